@@ -15,4 +15,4 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, **page: Any) -> str:
-    return markdown.replace(f"({OUTSIDE}", "(data.md")
+    return markdown.replace(f"({OUTSIDE}", "(data.md").replace("(../docs/", "(")

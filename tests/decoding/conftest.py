@@ -9,6 +9,7 @@ import torch
 from vlm.models.context import Context
 from vlm.models.decoder import Decoder
 from vlm.models.fusion import Prefix
+from vlm.models.heads import VocabularyHead
 from vlm.models.recurrent import RecurrentDecoder
 from vlm.models.soft_attention import BahdanauDecoder, ShowAttendTellDecoder
 
@@ -33,8 +34,11 @@ def make_decoder(scramble, kind) -> Callable:
 
     def make(vocab_size, max_len, *, sharpness=1.0, context=True, **options):
         if kind in FORERUNNERS:
-            model = scramble(FORERUNNERS[kind](vocab_size=vocab_size, max_len=max_len, dim=16))
-            model.token_embed.weight.data *= sharpness
+            # An own head, or a random model with tied embeddings repeats one token.
+            head = VocabularyHead(dim=16, vocab_size=vocab_size, tied=False)
+            sizes = {"vocab_size": vocab_size, "max_len": max_len, "dim": 16, "vocabulary_head": head}
+            model = scramble(FORERUNNERS[kind](**sizes))
+            head.own.weight.data *= sharpness
             return model
         sizes = {"dim": 16, "depth": 2, "num_heads": 2, **(TRANSFORMERS[kind]() if context else {})}
         model = scramble(Decoder(vocab_size=vocab_size, max_len=max_len, **sizes | options))

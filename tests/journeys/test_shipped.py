@@ -15,6 +15,7 @@ from pathlib import Path
 import hugging
 import pytest
 from chats import saved_chat
+from dual import saved_dual
 from flickr import draw_flickr8k, translate_flickr8k
 from gguf_files import decoder, save_gguf
 from image_text import saved_image_text
@@ -377,7 +378,7 @@ def trained_joined(tmp_path_factory: pytest.TempPathFactory) -> Path:
 FOLDERS = {
     "FOLDER": lambda folder: hugging.saved_captioner(folder, side=32),  # the least of a drawn scene
     "bert-base-uncased": lambda folder: hugging.saved_bert(folder, BertModel),
-    "clip-vit-base-patch32": lambda folder: hugging.saved(folder, hugging.ENCODERS["clip_vision"]()),
+    "clip-vit-base-patch32": lambda folder: saved_dual("clip", folder),
     "siglip-base-patch16-224": lambda folder: hugging.saved(folder, hugging.ENCODERS["siglip"]()),
     "dinov2-small": lambda folder: hugging.saved(folder, hugging.ENCODERS["dinov2"]()),
     "paligemma-3b": lambda folder: saved_image_text(folder, "paligemma"),

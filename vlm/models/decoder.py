@@ -69,6 +69,7 @@ class Decoder(TextDecoder):
         self.context_dim, self.embed_scale = context_dim, embed_scale
         self.token_embed = nn.Embedding(vocab_size, dim)
         self.positions = LearnedPositions(dim=dim, max_len=max_len) if positions is None else positions
+        self.positions.check(max_len)
         self.embed_norm = config.make_norm() if embed_norm else nn.Identity()
         self.dropout = Dropout(config.dropout)
         self.prefix, self.vocabulary_head = prefix, vocabulary_head

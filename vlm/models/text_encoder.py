@@ -54,6 +54,7 @@ class TextEncoder(nn.Module):
         self.token_embed = nn.Embedding(vocab_size, dim)
         self.type_embed = None if token_types is None else nn.Embedding(token_types, dim)
         self.positions = LearnedPositions(dim=dim, max_len=max_len) if positions is None else positions
+        self.positions.check(max_len)
         self.embed_norm = config.make_norm() if embed_norm else nn.Identity()
         self.token_dropout, self.dropout = token_dropout, Dropout(config.dropout)
         self.blocks = nn.ModuleList(Block(config) for _ in range(depth))

@@ -128,6 +128,11 @@ class Positions(nn.Module):
 
     room: int | None = None
 
+    def check(self, max_len: int) -> None:
+        """Raises a ValueError if there are fewer positions than a text may have tokens."""
+        if self.room is not None and self.room < max_len:
+            raise ValueError(f"there are {self.room} positions for texts of up to {max_len} tokens; give more")
+
     def embed(self, positions: Tensor) -> Tensor | None:
         """Vectors added to the input, broadcastable to (B, L, D)."""
         return None
