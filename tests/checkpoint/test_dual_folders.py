@@ -21,6 +21,7 @@ from vlm.tasks.contrastive.loss import sigmoid_loss
 from vlm.tasks.contrastive.predict import DualClassifier
 
 NAMES = ("clip", "siglip")
+EXACT = ["--precision", "fp32"]
 TEXTS = ["a Photo of a DOG.", "two  cats!! run over_the green", "don't, 12 men " * 9, "", "(a)", "é ü_x", "a cat"]
 
 
@@ -64,15 +65,15 @@ def test_the_commands_take_a_folder(folders, tmp_path, capsys, name):
     folder, model, tokenizer, processor = folders[name]
     paths = [str(path) for path in photos(tmp_path)]
     labels = ["a dog", "two cats", "green grass"]
-    assert run(["classify", *paths, "-c", str(folder), "--top", "3", *[f"--label={one}" for one in labels]]) == 0
+    assert run(["classify", *paths, "-c", str(folder), *EXACT, *[f"--label={one}" for one in labels]]) == 0
     rows = [line.split("\t")[1] for line in capsys.readouterr().out.splitlines()]
     with torch.no_grad():
         seen = processor([Image.open(path) for path in paths], return_tensors="pt").pixel_values
         truth = embedded_images(model, seen) @ embedded(model, tokenizer, labels).T
     assert all(row.startswith(labels[one]) for row, one in zip(rows, truth.argmax(1), strict=True))
-    assert run(["retrieve", *paths, "-c", str(folder), "--text", "a dog", "--top", "1"]) == 0
+    assert run(["retrieve", *paths, "-c", str(folder), "--text", "a dog", "--top", "1", *EXACT]) == 0
     assert capsys.readouterr().out.split("\t")[1] == paths[int(truth[:, 0].argmax())]
-    assert run(["embed", "--text", "a dog", "-c", str(folder), "--format", "jsonl", "--precision", "fp32"]) == 0
+    assert run(["embed", "--text", "a dog", "-c", str(folder), "--format", "jsonl", *EXACT]) == 0
     (line,) = capsys.readouterr().out.splitlines()
     expected = embedded(model, tokenizer, ["a dog"])[0].tolist()
     assert json.loads(line)["embedding"] == pytest.approx(expected, abs=1e-5)
@@ -95,7 +96,7 @@ def test_the_names_of_published_folders_are_read(folders, tmp_path):
     config = json.loads((tmp_path / "config.json").read_text())
     config["text_config"] |= {"bos_token_id": 0, "eos_token_id": 2, "pad_token_id": 1}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    ids = {f"{side}_model.embeddings.position_ids": torch.arange(20)[None] for side in ("text", "vision")}
+    ids = {f"{side}_model.embeddings.position_ids": torch.arange(LENGTHS["clip"])[None] for side in ("text", "vision")}
     save_file(load_file(tmp_path / "model.safetensors") | ids, tmp_path / "model.safetensors")
     with torch.no_grad():
         truth = embedded(model, tokenizer, TEXTS)

@@ -21,7 +21,7 @@ from transformers import (
 SIZES = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 40}
 IMAGES = SIZES | {"image_size": 24, "patch_size": 8}
 START, END = "<|startoftext|>", "<|endoftext|>"
-LENGTHS = {"clip": 20, "siglip": 16}
+LENGTHS = {"clip": 40, "siglip": 16}
 
 
 def saved_dual(name, folder):
