@@ -1,4 +1,4 @@
-"""Recurrent decoders that search the context softly before each token."""
+"""Recurrent decoders with soft attention over a context."""
 
 from abc import abstractmethod
 from collections.abc import Sequence

@@ -116,7 +116,7 @@ class Service:
 
     async def complete(self, request: Request) -> Any:
         """The answer to a conversation, whole or, with `"stream": true`, as events."""
-        reader = self._conversing()
+        reader = self._chat_reader()
         async with self.bodies.read(request.headers, request.receive) as body:
             if self.engine.waiting >= self.engine.most:
                 raise Full
@@ -135,11 +135,11 @@ class Service:
 
     async def models(self) -> dict[str, Any]:
         """The model that converses."""
-        self._conversing()
+        self._chat_reader()
         model = {"id": self.name, "object": "model", "created": self.since, "owned_by": "vlm"}
         return {"object": "list", "data": [model]}
 
-    def _conversing(self) -> ChatReader:
+    def _chat_reader(self) -> ChatReader:
         """The reader of conversations.
 
         Raises:

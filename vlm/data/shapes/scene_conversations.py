@@ -33,7 +33,7 @@ class SceneConversations(SceneQuestions):
         asked = [ask(scene, self, rng) for ask in KINDS.values() for _ in range(times)]
         asked += [describe(scene, rng) for _ in range(times)]
         for first in [asked[at] for at in range(times)]:  # of colors, which name one object
-            asked.append(None if first is None else ask_again(first, scene, rng))
+            asked.append(None if first is None else second_question(first, scene, rng))
         questions = [*dict.fromkeys(question for question in asked if question is not None)]
         return keys.record({"questions": questions}, scene)
 
@@ -44,7 +44,7 @@ def describe(scene: Scene, rng: np.random.Generator) -> Question:
     return Question(DESCRIBE, captions[rng.integers(len(captions))], "caption", tuple(captions))
 
 
-def ask_again(first: Question, scene: Scene, rng: np.random.Generator) -> Question | None:
+def second_question(first: Question, scene: Scene, rng: np.random.Generator) -> Question | None:
     """A second turn about the object whose color was asked for; the answer is "nothing" in a quarter of them."""
     (it,) = [one for one in scene.objects if first.text == f"what color is the {one.kind.size} {one.kind.shape}?"]
     places: dict[int, list[tuple[str, str]]] = {0: [], 1: []}

@@ -55,7 +55,7 @@ def _joined(values: Mapping[str, Any], choices: Mapping[str, str]) -> Iterator[s
 
 def _encoder(values: Mapping[str, Any], *, fresh: bool) -> Iterator[str]:
     if (place := values["encoder.path"]) is None:
-        yield from _timm(values["encoder.name"])
+        yield from _timm_backbone(values["encoder.name"])
         if values["encoder.weights"] is not None:
             yield f"{BACKBONE}.weights={values['encoder.weights']}"
         return
@@ -69,7 +69,7 @@ def _encoder(values: Mapping[str, Any], *, fresh: bool) -> Iterator[str]:
         raise UserError(f"model.encoder.path={place}: holds a {about['origin']}; give a folder of an encoder of images")
     args = encoder["args"]
     if encoder["name"] == "TimmEncoder":
-        yield from _timm(args["name"])
+        yield from _timm_backbone(args["name"])
     else:
         yield from of_encoder(encoder, BACKBONE)
         yield f"model.encoder.drop={sum(bool(args.get(name)) for name in ('class_token', 'distillation_token'))}"
@@ -78,7 +78,7 @@ def _encoder(values: Mapping[str, Any], *, fresh: bool) -> Iterator[str]:
         yield f"{BACKBONE}.init_from={place}"
 
 
-def _timm(name: str) -> Iterator[str]:
+def _timm_backbone(name: str) -> Iterator[str]:
     """A backbone of timm, whose features go to the projector as they are."""
     import torch
 
