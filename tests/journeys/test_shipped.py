@@ -34,7 +34,7 @@ from vlm.training.run.fit import main
 from vlm.training.run.run import check_fit
 
 ROOT = Path(__file__).parents[2]
-TASKS = sorted(path.stem for path in (ROOT / "conf" / "task").glob("*.yaml"))
+TASKS = sorted({path.stem for path in (ROOT / "conf" / "task").glob("*.yaml")} - {"text_to_text"})  # another name of translation
 EXPERIMENTS = sorted(path.stem for path in (ROOT / "conf" / "experiment").glob("*.yaml"))
 # Each group with the tasks that its options are tried with.
 GROUPS = {
@@ -61,7 +61,8 @@ OWN = {
     "language_modeling": "lm_.*|lstm|neural_lm|gpt2|text|shapes_text",
     "text_classification": "text_classifier_.*|shapes_pairs|texts|text_folder|sst2",
     "tagging": "tagger_.*|shapes_words|conll|conllu",
-    "translation": "translator_.*|seq2seq|bahdanau|shapes_translation|shapes_spelling|aligned|translations|multi30k",
+    "translation": "translator_.*|seq2seq|bahdanau|aligned|translations|multi30k"
+    "|shapes_translation|shapes_spelling|shapes_summaries",
     "photo_translation": "photo_translator_.*|shapes_photo_translation|multi30k_photos",
     "masked_language_modeling": "masked_lm_.*|shapes_masked|joined_texts",
     "span_answering": "span_answerer_.*|shapes_stories|squad",

@@ -15,6 +15,7 @@ COUNTS = {
     "shapes.scene_classes.ShapeClasses": ["train_scenes", "val_scenes", "test_scenes", "image_size"],
     "shapes.scene_questions.SceneQuestions": ["questions_per_kind", "train_scenes"],
     "shapes.scene_spelling.SceneSpelling": ["train_scenes", "max_objects"],
+    "shapes.scene_summaries.SceneSummaries": ["train_scenes", "max_objects"],
     "shapes.scene_translations.SceneTranslations": ["train_scenes", "max_objects"],
     "shapes.scene_pairs.ScenePairs": ["train_pairs", "val_pairs", "test_pairs"],
     "shapes.scene_stories.SceneStories": ["train_stories", "val_stories", "test_stories"],

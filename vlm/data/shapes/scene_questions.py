@@ -67,8 +67,13 @@ def ask_count(scene: Scene, source: SceneQuestions, rng: np.random.Generator) ->
     absent = sorted(set(names) - set(looks))
     among = looks if not absent or rng.random() < 2 / 3 else absent
     name = among[rng.integers(len(among))]
-    noun = f"{name} objects" if not shaped else f"{name}es" if name.endswith("s") else f"{name}s"
+    noun = plural(name) if shaped else f"{name} objects"
     return Question(f"how many {noun} are there?", NUMBERS[looks.count(name)], "count")
+
+
+def plural(shape: str) -> str:
+    """The plural of the name of a shape."""
+    return f"{shape}es" if shape.endswith("s") else f"{shape}s"
 
 
 def ask_position(scene: Scene, source: SceneQuestions, rng: np.random.Generator) -> Question | None:
