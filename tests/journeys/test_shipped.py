@@ -34,7 +34,8 @@ from vlm.training.run.fit import main
 from vlm.training.run.run import check_fit
 
 ROOT = Path(__file__).parents[2]
-TASKS = sorted({path.stem for path in (ROOT / "conf" / "task").glob("*.yaml")} - {"text_to_text"})  # another name of translation
+ANOTHER_NAME = "text_to_text"  # of translation
+TASKS = sorted({path.stem for path in (ROOT / "conf" / "task").glob("*.yaml")} - {ANOTHER_NAME})
 EXPERIMENTS = sorted(path.stem for path in (ROOT / "conf" / "experiment").glob("*.yaml"))
 # Each group with the tasks that its options are tried with.
 GROUPS = {
