@@ -3,9 +3,9 @@
     python benchmarks/image_text_equality.py smolvlm_256m paligemma_3b_layer llava_7b_layer
 
 SmolVLM-256M whole, the others with one layer of each stack. Each is saved by `transformers` and read by both, each in a
-process of its own; matrices are drawn with 1 over the root of their inputs. A line a model: the largest difference of
-logits, over the prompt's last token and three more, and of pixels; greedy and beam-4 texts of 8 images with a question
-each, of which those that differ have a margin of theirs beside them.
+process of its own; matrices and tables of words are drawn with 1 over the root of their inputs. A line a model: the
+largest difference of logits, over the prompt's last token and three more, of each from ours in float64, and of pixels;
+greedy and beam-4 texts of 8 images with a question each; those that differ have a margin of theirs beside them.
 """
 
 import argparse
@@ -23,6 +23,7 @@ import transformers as t
 from hugging import photos, wide
 from PIL import Image
 from pretrained_equality import even_out
+from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 
 QUESTIONS = ["what is it?", "how many dogs run", "red", "is the cat on it?", "a", "why", "where?", "the big one"]
@@ -72,7 +73,7 @@ def llava_7b_layer() -> list[Any]:
         text_config=t.LlamaConfig(**text, vocab_size=32064, max_position_embeddings=4096, **ids_of(tokenizer)),
         image_token_index=tokenizer.convert_tokens_to_ids("<image>"),
     )
-    image = t.CLIPImageProcessor(size={"shortest_edge": 336}, crop_size={"height": 336, "width": 336})
+    image = CLIPImageProcessorPil(size={"shortest_edge": 336}, crop_size={"height": 336, "width": 336})
     processor = t.LlavaProcessor(
         image,
         tokenizer,
@@ -98,6 +99,8 @@ def theirs(name: str, folder: Path) -> dict[str, Any]:
     model, processor = MODELS[name]()
     model = wide(model)
     even_out(model)
+    for table in (module.weight for module in model.modules() if isinstance(module, torch.nn.Embedding)):
+        table.normal_(std=table.size(1) ** -0.5)  # a tied one is the head too
     model.generation_config.update(**ids_of(processor.tokenizer))
     for part in (processor, model):
         part.save_pretrained(folder / "model")
@@ -118,7 +121,7 @@ def theirs(name: str, folder: Path) -> dict[str, Any]:
         longer = inputs | {"input_ids": more, "attention_mask": torch.ones_like(more)}
         if bidirectional:
             longer["token_type_ids"] = torch.tensor([[0] * len(tokens) + [1] * 3])
-        results["logits"].append(model(**longer).logits[0, -4:])
+        results["logits"].append(model(**longer).logits[0, -4:].clone())
         for beam in BEAMS:
             options = {"max_new_tokens": TOKENS, "num_beams": beam, "num_return_sequences": min(beam, 2)}
             scores = {"return_dict_in_generate": True, "output_scores": True}
@@ -139,7 +142,8 @@ def ours(folder: Path) -> dict[str, Any]:
     from vlm.tasks.image_questions.prompted import PromptedAnswerer
 
     answerer = PromptedAnswerer(str(folder / "model"))
-    results: dict[str, Any] = {"pixels": [], "tokens": [], "logits": [], "texts": []}
+    results: dict[str, Any] = {"pixels": [], "tokens": [], "logits": [], "texts": [], "exact": []}
+    rows = []
     for path, question in zip(sorted(map(str, (folder / "photos").iterdir())), QUESTIONS, strict=True):
         for beam in BEAMS:
             options = answerer.options(question=question, beam=beam, max_tokens=TOKENS)
@@ -148,8 +152,11 @@ def ours(folder: Path) -> dict[str, Any]:
             results["texts"].append(text.tokens)
         results["pixels"].append(answerer.preprocess.normalize(prompted.pixels))
         results["tokens"].append(prompted.tokens)
-        row = torch.tensor([[prompted.tokens[-1], 30, 31, 32]])
-        results["logits"].append(answerer.model.head(answerer.model.decoder(row, None, answerer.encode([prompted])))[0])
+        rows.append((torch.tensor([[prompted.tokens[-1], 30, 31, 32]]), prompted))
+    model = answerer.model
+    for key in ("logits", "exact"):
+        results[key] = [model.head(model.decoder(row, None, answerer.encode([prompted])))[0] for row, prompted in rows]
+        model.double()
     return results
 
 
@@ -163,16 +170,15 @@ def compare(name: str) -> bool:
         for side in SIDES:
             subprocess.run([sys.executable, __file__, name, "--side", side, "--folder", folder], check=True)
         a, b = (torch.load(Path(folder) / side, weights_only=True) for side in SIDES)
-    logits, pixels = (
-        max(float((x - y).abs().max()) for x, y in zip(a[k], b[k], strict=True)) for k in ("logits", "pixels")
-    )
+    logits, pixels = (largest(a[key], b[key]) for key in ("logits", "pixels"))
     differ = [margin for x, y, margin in zip(a["texts"], b["texts"], a["margins"], strict=True) if x != y]
     kinds = len({tuple(text) for text in a["texts"]})
     equal = logits <= 1e-4 and a["tokens"] == b["tokens"] and all(margin <= 1e-3 for margin in differ)
     texts = f"texts {len(a['texts']) - len(differ)} of {len(a['texts'])} ({kinds} kinds), margins of others {differ}"
     deviation = torch.cat(a["logits"]).std().item()
     print(
-        f"{name}: {'equal' if equal else 'NOT EQUAL'}; logits {logits:.1e} (deviation {deviation:.2f}); pixels "
+        f"{name}: {'equal' if equal else 'NOT EQUAL'}; logits {logits:.1e} (deviation {deviation:.2f}; from "
+        f"float64 ours {largest(b['logits'], b['exact']):.1e}, theirs {largest(a['logits'], b['exact']):.1e}); pixels "
         f"{pixels:.1e}; tokens {'equal' if a['tokens'] == b['tokens'] else 'differ'}; {texts}",
         flush=True,
     )

@@ -11,6 +11,44 @@ SYSTEM = "<|im_start|>system\nYou are kind<|im_end|>\n"
 ROW = "'<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>' + '\n'"
 ASKED = "{% if add_generation_prompt %}"
 LLAMA3 = "'<|start_header_id|>' + m['role'] + '<|end_header_id|>\n\n'+ m['content'] | trim + '<|eot_id|>'"
+# These two have branches for tools, which conversations here do not take.
+QWEN25 = r"""
+{%- if tools %}{{ '<|im_start|>system\n' }}{% for tool in tools %}{{ tool | tojson }}{% endfor %}{{ '<|im_end|>\n' }}
+{%- elif messages[0]['role'] == 'system' %}{{ '<|im_start|>system\n' + messages[0]['content'] + '<|im_end|>\n' }}
+{%- else %}{{ 'SYSTEM' }}{% endif %}
+{%- for m in messages %}
+    {%- if m.role == 'user' or m.role == 'system' and not loop.first or m.role == 'assistant' and not m.tool_calls %}
+        {{- ROW }}
+    {%- elif m.role == 'assistant' %}
+        {{- '<|im_start|>' + m.role }}
+        {%- for call in m.tool_calls %}{{ '<call>' + call.name }}{% endfor %}
+        {{- '<|im_end|>\n' }}
+    {%- elif m.role == 'tool' %}{{ '<result>' + m.content }}{% endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}""".replace("SYSTEM", SYSTEM).replace(
+    "ROW", ROW
+)
+LLAMA31 = r"""{{ bos_token }}
+{%- if custom_tools is defined %}{% set tools = custom_tools %}{% endif %}
+{%- if not date_string is defined %}{% set date_string = '26 Jul 2024' %}{% endif %}
+{%- if not tools is defined %}{% set tools = none %}{% endif %}
+{%- if messages[0]['role'] == 'system' %}
+    {%- set told = messages[0]['content'] | trim %}{% set messages = messages[1:] %}
+{%- else %}{% set told = '' %}{% endif %}
+{{- '<|start_header_id|>system<|end_header_id|>\n\n' }}
+{%- if tools is not none %}{{ 'They run in ipython\n' }}{% endif %}
+{{- 'Cutting Knowledge Date: December 2023\n' }}{{ 'Today Date: ' + date_string + '\n\n' }}{{ told }}{{ '<|eot_id|>' }}
+{%- for m in messages %}
+    {%- if not (m.role == 'ipython' or 'tool_calls' in m) %}{{ ROW }}
+    {%- elif m.role == 'ipython' %}{{ 'ipython says ' + m['content'] }}{% endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}""".replace(
+    "ROW", LLAMA3
+)
+FIXED = "{% set date_string = '26 Jul 2024' %}"
+TODAY = (
+    "{% if strftime_now is defined %}{% set date_string = strftime_now('%d %b %Y') %}{% else %}" + FIXED + "{% endif %}"
+)
 # Chat templates as published folders have them, in fewer words.
 TEMPLATES = {
     "chatml": f"{{% for m in messages %}}{{% if loop.first and m['role'] != 'system' %}}{{{{ '{SYSTEM}' }}}}"
@@ -19,15 +57,20 @@ TEMPLATES = {
     "llama3": f"{{% for m in messages %}}{{% set content = {LLAMA3} %}}{{% if loop.index0 == 0 %}}"
     "{% set content = bos_token + content %}{% endif %}{{ content }}{% endfor %}"
     f"{ASKED}{{{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}}}{{% endif %}}",
+    "qwen25": QWEN25,
+    "llama31": LLAMA31,
+    "llama32": LLAMA31.replace(FIXED, TODAY),
     "gemma": "{{ bos_token }}{% if messages[0]['role'] == 'system' %}{{ raise_exception('No system here') }}{% endif %}"
     "{% for m in messages %}{% if (m['role'] == 'assistant') %}{% set role = 'model' %}{% else %}"
     "{% set role = m['role'] %}{% endif %}{{ '<start_of_turn>' + role + '\n' + m['content'] | trim + "
     f"'<end_of_turn>\n' }}}}{{% endfor %}}{ASKED}{{{{'<start_of_turn>model\n'}}}}{{% endif %}}",
 }
+LLAMA3_MARKS = ("<|begin_of_text|>", "<|eot_id|>", "<|start_header_id|>", "<|end_header_id|>")
 # The begin and end tokens of each.
 MARKS = {
     "chatml": ["<|im_start|>", "<|im_end|>"],
-    "llama3": ["<|begin_of_text|>", "<|eot_id|>", "<|start_header_id|>", "<|end_header_id|>"],
+    "qwen25": ["<|im_start|>", "<|im_end|>"],
+    **{f"llama{version}": list(LLAMA3_MARKS) for version in ("3", "31", "32")},
     "gemma": ["<bos>", "<end_of_turn>", "<start_of_turn>"],
 }
 

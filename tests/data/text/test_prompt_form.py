@@ -101,6 +101,8 @@ def test_conversations_of_text_are_those_of_their_tokenizer(tmp_path: Path, name
         ("llava_interleave", " a dog.\nIt runs<|im_end|>3 cats<|im_end|>"),
         ("smolvlm", " a dog.\nIt runs<end_of_utterance> 3 cats<end_of_utterance>"),
         ("chatml", "a dog.\nIt runs<|im_end|>3 cats<|im_end|>"),
+        ("qwen25", "a dog.\nIt runs<|im_end|>3 cats<|im_end|>"),
+        ("llama31", "a dog.\nIt runs<|eot_id|>3 cats<|eot_id|>"),
         ("llama3", "a dog.\nIt runs<|eot_id|>3 cats<|eot_id|>"),
         ("gemma", "a dog.\nIt runs<end_of_turn>3 cats<end_of_turn>"),
     ],

@@ -1,9 +1,12 @@
 """The chat template of a folder: a program, which is never run. What it writes tells which known form it is."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from datetime import datetime
 from typing import Any
+
+from jinja2 import Environment, TemplateError, nodes
 
 from vlm.data.text.conversation import ROLES, ChatForm
 from vlm.models.pretrained.architecture import IMAGE
@@ -11,9 +14,12 @@ from vlm.models.pretrained.fields import Fields
 from vlm.models.pretrained.folder import Folder
 
 FILMS = "<video>"
-LONGEST = 2**14  # characters of a template that is looked at; the time that it takes grows with their square
+LONGEST = 2**14  # characters of a template that is looked at
 TEMPLATE = "chat_template"
 STATED = ("chat_template.json", "processor_config.json", "tokenizer_config.json")
+CHANGES = {"upper", "lower", "capitalize", "title", "replace", "trim", "bos_token", "eos_token"}
+TOOLS = re.compile("tool|ipython")  # names of what only conversations with tools have
+TODAY = "%d %b %Y"
 SYSTEM = re.compile(r"<\|im_start\|>system\n(.*)<\|im_end\|>\n", re.DOTALL)  # of ChatML, in one piece
 
 
@@ -36,6 +42,17 @@ SMOLVLM = ChatForm(
 )
 _SMOLVLM_PIECES = frozenset({":", ": ", IMAGE, "<end_of_utterance>", "Assistant:", "capitalize"})
 _LLAMA3_HEADER = ("<|start_header_id|>", "<|end_header_id|>\n\n")
+LLAMA3 = _alike(
+    "{}".join(_LLAMA3_HEADER),
+    "assistant".join(_LLAMA3_HEADER),
+    "<|eot_id|>",
+    begin="<|begin_of_text|>",
+    trimmed=True,
+)
+_LLAMA3_PIECES = frozenset({*_LLAMA3_HEADER, LLAMA3.answer, "<|eot_id|>", "trim", "bos_token"})
+_LLAMA31_DATES = ("Cutting Knowledge Date: December 2023\n", "Today Date: ", "26 Jul 2024", "\n\n")
+LLAMA31 = replace(LLAMA3, system="", opening="".join(_LLAMA31_DATES))
+_LLAMA31_PIECES = _LLAMA3_PIECES | {LLAMA3.heads["system"], *_LLAMA31_DATES}
 _GEMMA_ANSWER = "<start_of_turn>model\n"
 # The forms, by the pieces that their templates write.
 KNOWN: Mapping[frozenset[str], ChatForm] = {
@@ -45,13 +62,9 @@ KNOWN: Mapping[frozenset[str], ChatForm] = {
     _SMOLVLM_PIECES | {"<|im_start|>"}: SMOLVLM,
     _SMOLVLM_PIECES | {"<|begin_of_text|>"}: replace(SMOLVLM, begin="<|begin_of_text|>"),  # Idefics3
     _CHATML_PIECES | {"\n"}: CHATML,  # SmolLM2, Qwen2
-    frozenset({*_LLAMA3_HEADER, "assistant".join(_LLAMA3_HEADER), "<|eot_id|>", "trim", "bos_token"}): _alike(
-        "{}".join(_LLAMA3_HEADER),
-        "assistant".join(_LLAMA3_HEADER),
-        "<|eot_id|>",
-        begin="<|begin_of_text|>",
-        trimmed=True,
-    ),
+    _CHATML_PIECES | {"\n", "<|im_start|>system\n", "<|im_end|>\n"}: CHATML,  # Qwen2.5, Qwen3 that does not think
+    _LLAMA3_PIECES: LLAMA3,
+    _LLAMA31_PIECES: LLAMA31,
     frozenset({"<start_of_turn>", "\n", "<end_of_turn>\n", "model", _GEMMA_ANSWER, "trim", "bos_token"}): ChatForm(
         heads={"user": "<start_of_turn>user\n", "assistant": _GEMMA_ANSWER},
         answer=_GEMMA_ANSWER,
@@ -70,9 +83,12 @@ def read_chat(folder: Folder) -> tuple[ChatForm | None, bool]:
         return None, False
     found = pieces(template[:LONGEST])
     systems = [match[1] for piece in found if (match := SYSTEM.fullmatch(piece))]
-    form = KNOWN.get(found - {f"<|im_start|>system\n{text}<|im_end|>\n" for text in systems})
-    if form is None or len(template) > LONGEST or len(systems) > (form is CHATML):
+    dated = TODAY in found
+    form = KNOWN.get(found - {TODAY, *(f"<|im_start|>system\n{text}<|im_end|>\n" for text in systems)})
+    if form is None or len(template) > LONGEST or len(systems) > (form is CHATML) or dated > (form is LLAMA31):
         return None, True
+    if dated:
+        return replace(form, opening=form.opening.replace(_LLAMA31_DATES[2], datetime.now().strftime(TODAY))), True
     if form is LLAVA and re.search(r"['\"]system['\"]", template):
         return replace(form, heads={**form.heads, "system": ""}), True
     return replace(form, system=systems[0]) if systems else form, True
@@ -87,16 +103,58 @@ def _template(folder: Folder) -> str | None:
 
 
 def pieces(template: str) -> frozenset[str]:
-    """What a template writes: its text, strings that it prints, and changes to the name of a role or to a text.
+    """What a template writes of a conversation without tools: its text, strings that it prints, and changes to the name
+    of a role or to a text; nothing of one that cannot be parsed.
 
     Spaces at the ends of its text, and those that it prints alone, do not count.
     """
-    template = re.sub(r"\{#.*?#\}", "", template, flags=re.DOTALL)
-    template = re.sub(r"\{\{-?\s*raise_exception\((['\"])[^{}]*?\1\)\s*-?\}\}", "", template)
-    text = [part.strip() for part in re.split(r"\{[{%].*?[%}]\}", template, flags=re.DOTALL)]
-    printed = re.findall(r"\{\{(.*?)\}\}|\{%-?\s*set\s(.*?)%\}", template, flags=re.DOTALL)
-    code = re.sub(r"\[\s*(['\"])\w+\1\s*\]", "", " ".join(part for pair in printed for part in pair))
-    strings = [one.replace("\\n", "\n") for _, one in re.findall(r"(['\"])(.*?)\1", code, flags=re.DOTALL)]
-    changes = re.findall(r"\b(?:upper|lower|capitalize|title|replace|trim|bos_token|eos_token)\b", code)
-    found = {*text, *(one for one in strings if one != " "), *changes}
-    return frozenset(found - {"", FILMS})
+    try:
+        body = Environment(extensions=["jinja2.ext.loopcontrols"]).parse(template).body
+        return frozenset({*_written(body)} - {"", " ", FILMS})
+    except (TemplateError, RecursionError):
+        return frozenset()
+
+
+def _written(body: Iterable[nodes.Node]) -> Iterator[str]:
+    """What statements write, of branches that may be taken."""
+    for node in body:
+        if isinstance(node, nodes.If):
+            for branch in (node, *node.elif_):
+                if (holds := _holds(branch.test)) is not False:
+                    yield from _written(branch.body)
+                if holds:
+                    break
+            else:
+                yield from _written(node.else_)
+        elif isinstance(node, nodes.For):
+            yield from _written(node.else_ if _holds(node.iter) is False else node.body)
+        elif isinstance(node, nodes.TemplateData):
+            yield node.data.strip()
+        elif isinstance(node, nodes.Const):
+            yield from [node.value] if isinstance(node.value, str) else []
+        elif not (isinstance(node, nodes.Call) and isinstance(node.node, nodes.Name) and "raise" in node.node.name):
+            yield from CHANGES & {str(getattr(node, name, None)) for name in ("name", "attr")}
+            keys = [node.arg] if isinstance(node, nodes.Getitem) else []
+            yield from _written(child for child in node.iter_child_nodes() if child not in keys)
+
+
+def _holds(test: nodes.Node) -> bool | None:
+    """Whether a condition holds in a conversation without tools; None if that depends on other things."""
+    match test:
+        case nodes.Not():
+            return None if (inner := _holds(test.node)) is None else not inner
+        case nodes.And() | nodes.Or():
+            known, decides = {_holds(test.left), _holds(test.right)}, isinstance(test, nodes.Or)
+            return decides if decides in known else None if None in known else not decides
+        case nodes.Test(name="none" | "defined" as name):
+            return (name == "none") if _holds(test.node) is False else None
+        case nodes.Compare(ops=[nodes.Operand(op="ne")]):
+            return True if _of_tools(test) else None
+        case _:
+            return False if _of_tools(test) else None
+
+
+def _of_tools(node: nodes.Node) -> bool:
+    """Whether an expression names what only conversations with tools have."""
+    names = (getattr(one, key, None) for one in (node, *node.find_all(nodes.Node)) for key in ("name", "attr", "value"))
+    return any(isinstance(name, str) and TOOLS.search(name) for name in names)

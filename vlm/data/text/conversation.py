@@ -54,6 +54,7 @@ class ChatForm:
         before: What stands before a text.
         begin: What stands before all turns.
         system: Words of the system where a conversation does not begin with its own.
+        opening: What stands before the words of a system that begins a conversation.
         trimmed: Whether texts lose the spaces around them.
         plain: Whether head, answer and end are BEGIN, END or nothing, and texts are encoded each for itself: the form
             of a model whose tokenizer has no special tokens of its own for turns.
@@ -68,11 +69,13 @@ class ChatForm:
     before: str = ""
     begin: str = ""
     system: str | None = None
+    opening: str = ""
     trimmed: bool = False
     plain: bool = False
 
     def __post_init__(self) -> None:
-        texts = (self.answer, self.end, self.after, *self.image, self.bare, self.before, self.begin, self.system or "")
+        texts = [self.answer, self.end, self.after, *self.image, self.bare, self.before, self.begin, self.opening]
+        texts.append(self.system or "")
         heads = dict(self.heads) if isinstance(self.heads, Mapping) else {None: None}
         if not all(type(text) is str for text in (*texts, *heads, *heads.values())) or len(self.image) != 2:
             raise ValueError("the form of its conversations is not one of texts")
@@ -105,13 +108,13 @@ class ChatForm:
         else:
             yield Piece(self.begin, mark=True)
             if self.system is not None and not (turns and turns[0].role == "system"):
-                yield from self._turn(Turn("system", self.system))
-        for turn in turns:
-            yield from self._turn(turn)
+                turns = [Turn("system", self.system), *turns]
+        for place, turn in enumerate(turns):
+            yield from self._turn(turn, opening=self.opening if turn.role == "system" and not (begun or place) else "")
         if answering:
             yield Piece(self.answer, mark=True)
 
-    def _turn(self, turn: Turn) -> Iterator[Piece]:
+    def _turn(self, turn: Turn, opening: str = "") -> Iterator[Piece]:
         if turn.role not in self.heads:
             raise UserError(f"{turn.role}: has no turn in this model's prompts; they have {', '.join(self.heads)}")
         head, own = self.heads[turn.role], turn.role == "assistant"
@@ -124,7 +127,7 @@ class ChatForm:
             yield Piece(self.image[1], mark=True)
         if not turn.images:
             yield Piece(self.bare, own=own, mark=True)
-        yield Piece(self.before, own=own, mark=True)
+        yield Piece(opening + self.before, own=own, mark=True)
         yield Piece(turn.text.strip() if self.trimmed else turn.text, own=own)
         yield Piece(self.end, own=own, mark=True)
         yield Piece(self.after, mark=True)
