@@ -28,6 +28,28 @@ QWEN25 = r"""
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}""".replace("SYSTEM", SYSTEM).replace(
     "ROW", ROW
 )
+QWEN3 = r"""
+{%- if tools %}{{ '<|im_start|>system\n' + tools | tojson + '<|im_end|>\n' }}
+{%- elif messages[0].role == 'system' %}{{ '<|im_start|>system\n' + messages[0].content + '<|im_end|>\n' }}{% endif %}
+{%- set ns = namespace(last=0) %}{% set tool_start = '<tool_response>' %}
+{%- for m in messages %}{% if m.role == 'user' %}{% set ns.last = loop.index0 %}{% endif %}{% endfor %}
+{%- for m in messages %}
+    {%- if m.role == 'user' or m.role == 'system' and not loop.first %}{{ ROW }}
+    {%- elif m.role == 'assistant' %}
+        {%- set content = m.content %}{% set thought = '' %}
+        {%- if '</think>' in content %}
+            {%- set thought = content.split('</think>')[0].split('<think>')[-1].strip('\n') %}
+            {%- set content = content.split('</think>')[-1].lstrip('\n') %}
+        {%- endif %}
+        {%- if loop.index0 > ns.last and loop.last %}
+            {{- '<|im_start|>' + m.role + '\n<think>\n' + thought + '\n</think>\n\n' + content.lstrip('\n') }}
+        {%- else %}{{ '<|im_start|>' + m.role + '\n' + content }}{% endif %}
+        {{- '<|im_end|>\n' }}
+    {%- elif m.role == 'tool' %}{{ '<result>' + m.content }}{% endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}
+    {%- if enable_thinking is defined and enable_thinking is false %}{{ '<think>\n\n</think>\n\n' }}{% endif %}
+{%- endif %}""".replace("ROW", ROW)
 LLAMA31 = r"""{{ bos_token }}
 {%- if custom_tools is defined %}{% set tools = custom_tools %}{% endif %}
 {%- if not date_string is defined %}{% set date_string = '26 Jul 2024' %}{% endif %}
@@ -58,6 +80,7 @@ TEMPLATES = {
     "{% set content = bos_token + content %}{% endif %}{{ content }}{% endfor %}"
     f"{ASKED}{{{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}}}{{% endif %}}",
     "qwen25": QWEN25,
+    "qwen3": QWEN3,
     "llama31": LLAMA31,
     "llama32": LLAMA31.replace(FIXED, TODAY),
     "gemma": "{{ bos_token }}{% if messages[0]['role'] == 'system' %}{{ raise_exception('No system here') }}{% endif %}"
@@ -70,6 +93,7 @@ LLAMA3_MARKS = ("<|begin_of_text|>", "<|eot_id|>", "<|start_header_id|>", "<|end
 MARKS = {
     "chatml": ["<|im_start|>", "<|im_end|>"],
     "qwen25": ["<|im_start|>", "<|im_end|>"],
+    "qwen3": ["<|im_start|>", "<|im_end|>"],
     **{f"llama{version}": list(LLAMA3_MARKS) for version in ("3", "31", "32")},
     "gemma": ["<bos>", "<end_of_turn>", "<start_of_turn>"],
 }

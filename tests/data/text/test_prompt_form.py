@@ -81,7 +81,9 @@ def test_conversations_of_text_are_those_of_their_tokenizer(tmp_path: Path, name
     theirs = saved_chat(tmp_path / "theirs", name)
     form, tokenizer, _ = read_form(tmp_path / "theirs")
     talk = [Turn(turn.role, turn.text) for turn in TALK]
-    for turns in (talk, talk[1:], talk[1:2]):
+    thought = [talk[1], Turn("assistant", "<think>\nso\n\nor so\n</think>\n\na dog"), talk[3]]
+    others = [[*thought, thought[1]], [*thought, talk[2]], thought] if name == "qwen3" else []
+    for turns in (talk, talk[1:], talk[1:2], *others):
         if turns is talk and name in WITHOUT_SYSTEM:
             with pytest.raises(UserError, match="system: has no turn in this model's prompts; they have user, assis"):
                 form.turns(tokenizer, turns)
@@ -102,6 +104,7 @@ def test_conversations_of_text_are_those_of_their_tokenizer(tmp_path: Path, name
         ("smolvlm", " a dog.\nIt runs<end_of_utterance> 3 cats<end_of_utterance>"),
         ("chatml", "a dog.\nIt runs<|im_end|>3 cats<|im_end|>"),
         ("qwen25", "a dog.\nIt runs<|im_end|>3 cats<|im_end|>"),
+        ("qwen3", "a dog.\nIt runs<|im_end|>3 cats<|im_end|>"),
         ("llama31", "a dog.\nIt runs<|eot_id|>3 cats<|eot_id|>"),
         ("llama3", "a dog.\nIt runs<|eot_id|>3 cats<|eot_id|>"),
         ("gemma", "a dog.\nIt runs<end_of_turn>3 cats<end_of_turn>"),
@@ -145,6 +148,14 @@ def test_turns_after_an_answer_go_on_where_it_ended(tmp_path: Path, name: str) -
         assert whole[: len(first)] == first
         answer = tokenizer.decode(whole[len(first) : -len(later)])
         assert answer.strip() == "a dog runs"
+
+
+def test_later_turns_read_an_answer_without_its_thoughts(tmp_path: Path) -> None:
+    saved_chat(tmp_path / "theirs", "qwen3")
+    form, tokenizer, _ = read_form(tmp_path / "theirs")
+    answer = "<think>\nso\n</think>\n\nor so\n</think>\n\n\na dog\n"
+    for text, words in ((answer, "a dog\n"), ("<think>\nso", "<think>\nso"), ("a dog", "a dog"), (answer[:-7], "")):
+        assert tokenizer.decode(form.past(tokenizer, tokenizer.encode(text))) == words
 
 
 def test_the_plain_form_needs_no_words_of_its_own() -> None:

@@ -14,6 +14,7 @@ from vlm.models.pretrained.folder import Folder
 LONGEST = 2**14  # characters of a template that is looked at
 TEMPLATE = "chat_template"
 STATED = ("chat_template.json", "processor_config.json", "tokenizer_config.json")
+THINK = ("<think>", "</think>")
 TODAY = "%d %b %Y"
 SYSTEM = re.compile(r"<\|im_start\|>system\n(.*)<\|im_end\|>\n", re.DOTALL)  # of ChatML, in one piece
 
@@ -26,6 +27,7 @@ def _alike(head: str, answer: str, end: str, **form: Any) -> ChatForm:
 _CHATML_PIECES = frozenset({"<|im_start|>", "<|im_end|>", "<|im_start|>assistant\n"})
 _ANSWER, _END = "<|im_start|>assistant\n", "<|im_end|>"
 CHATML = _alike("<|im_start|>{}\n", _ANSWER, _END, after="\n")
+_QWEN3_THINKS = {*THINK, "\n<think>\n", "\n</think>\n\n", "<think>\n\n</think>\n\n"}
 LLAVA = ChatForm(heads={"user": "USER: ", "assistant": "ASSISTANT: "}, answer="ASSISTANT:", after=" ", image=("", "\n"))
 SMOLVLM = ChatForm(
     heads={role: f"{role.capitalize()}:" for role in ROLES},
@@ -57,7 +59,7 @@ KNOWN: Mapping[frozenset[str], ChatForm] = {
     _SMOLVLM_PIECES | {"<|im_start|>"}: SMOLVLM,
     _SMOLVLM_PIECES | {"<|begin_of_text|>"}: replace(SMOLVLM, begin="<|begin_of_text|>"),  # Idefics3
     _CHATML_PIECES | {"\n"}: CHATML,  # SmolLM2, Qwen2
-    _CHATML_PIECES | {"\n", "<|im_start|>system\n", "<|im_end|>\n"}: CHATML,  # Qwen2.5, Qwen3 that does not think
+    _CHATML_PIECES | {"\n", "<|im_start|>system\n", "<|im_end|>\n"}: CHATML,  # Qwen2.5, Qwen3
     _LLAMA3_PIECES: LLAMA3,
     _LLAMA31_PIECES: LLAMA31,
     frozenset({"<start_of_turn>", "\n", "<end_of_turn>\n", "model", _GEMMA_ANSWER, "trim", "bos_token"}): ChatForm(
@@ -80,10 +82,12 @@ def read_chat(folder: Folder) -> tuple[ChatForm | None, bool]:
 
     found = pieces(template[:LONGEST])
     systems = [match[1] for piece in found if (match := SYSTEM.fullmatch(piece))]
-    dated = TODAY in found
-    form = KNOWN.get(found - {TODAY, *(f"<|im_start|>system\n{text}<|im_end|>\n" for text in systems)})
+    dated, thinks = TODAY in found, {text for text in found if any(mark in text for mark in THINK)}
+    form = KNOWN.get(found - {TODAY, *thinks, *(f"<|im_start|>system\n{text}<|im_end|>\n" for text in systems)})
     if form is None or len(template) > LONGEST or len(systems) > (form is CHATML) or dated > (form is LLAMA31):
         return None, True
+    if thinks:
+        return (replace(form, thoughts=THINK) if form is CHATML and thinks == _QWEN3_THINKS else None), True
     if dated:
         return replace(form, opening=form.opening.replace(_LLAMA31_DATES[2], datetime.now().strftime(TODAY))), True
     if form is LLAVA and re.search(r"['\"]system['\"]", template):

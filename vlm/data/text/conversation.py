@@ -1,7 +1,7 @@
 """Conversations: turns of a user and of a model, and the forms in which models read them."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 from vlm.errors import UserError
@@ -55,6 +55,7 @@ class ChatForm:
         begin: What stands before all turns.
         system: Words of the system where a conversation does not begin with its own.
         opening: What stands before the words of a system that begins a conversation.
+        thoughts: What stands before and after what the model thinks before an answer: the last turn alone shows it.
         trimmed: Whether texts lose the spaces around them.
         plain: Whether head, answer and end are BEGIN, END or nothing, and texts are encoded each for itself: the form
             of a model whose tokenizer has no special tokens of its own for turns.
@@ -70,14 +71,17 @@ class ChatForm:
     begin: str = ""
     system: str | None = None
     opening: str = ""
+    thoughts: tuple[str, str] = ("", "")
     trimmed: bool = False
     plain: bool = False
 
     def __post_init__(self) -> None:
         texts = [self.answer, self.end, self.after, *self.image, self.bare, self.before, self.begin, self.opening]
-        texts.append(self.system or "")
+        texts += [self.system or "", *self.thoughts]
         heads = dict(self.heads) if isinstance(self.heads, Mapping) else {None: None}
-        if not all(type(text) is str for text in (*texts, *heads, *heads.values())) or len(self.image) != 2:
+        if not all(type(text) is str for text in (*texts, *heads, *heads.values())) or not (
+            len(self.image) == len(self.thoughts) == 2
+        ):
             raise ValueError("the form of its conversations is not one of texts")
         if not self.heads.keys() <= {*ROLES} or "user" not in self.heads:
             raise ValueError("the form of its conversations does not name their roles")
@@ -87,11 +91,11 @@ class ChatForm:
     @classmethod
     def of(cls, state: Mapping[str, Any]) -> "ChatForm":
         """The form of its `state`."""
-        return cls(**{**state, "image": tuple(state["image"])})
+        return cls(**{**state, **{name: tuple(state[name]) for name in ("image", "thoughts") if name in state}})
 
     def state(self) -> dict[str, Any]:
         """The arguments, as plain containers."""
-        return {**asdict(self), "heads": dict(self.heads), "image": list(self.image)}
+        return {**asdict(self), "heads": dict(self.heads), "image": [*self.image], "thoughts": [*self.thoughts]}
 
     def pieces(self, turns: Sequence[Turn], *, answering: bool, begun: bool = False) -> Iterator[Piece]:
         """The pieces of a conversation.
@@ -110,11 +114,21 @@ class ChatForm:
             if self.system is not None and not (turns and turns[0].role == "system"):
                 turns = [Turn("system", self.system), *turns]
         for place, turn in enumerate(turns):
-            yield from self._turn(turn, opening=self.opening if turn.role == "system" and not (begun or place) else "")
+            opens = turn.role == "system" and not (begun or place)
+            yield from self._turn(self._parted(turn, place == len(turns) - 1), self.opening if opens else "")
         if answering:
             yield Piece(self.answer, mark=True)
 
-    def _turn(self, turn: Turn, opening: str = "") -> Iterator[Piece]:
+    def _parted(self, turn: Turn, last: bool) -> Turn:
+        """A turn whose thoughts stand where the form has them: before the last answer, empty if there are none."""
+        first, close = self.thoughts
+        if turn.role != "assistant" or not close:
+            return turn
+        thought = turn.text.partition(close)[0].rpartition(first)[2].strip("\n") if close in turn.text else ""
+        words = turn.text.rpartition(close)[2].lstrip("\n") if close in turn.text or last else turn.text
+        return replace(turn, text=f"{first}\n{thought}\n{close}\n\n{words}" if last else words)
+
+    def _turn(self, turn: Turn, opening: str) -> Iterator[Piece]:
         if turn.role not in self.heads:
             raise UserError(f"{turn.role}: has no turn in this model's prompts; they have {', '.join(self.heads)}")
         head, own = self.heads[turn.role], turn.role == "assistant"

@@ -127,6 +127,15 @@ class PromptForm:
             raise UserError("images: this model reads none; leave them out")
         return self.ids(tokenizer, self.chat.pieces(turns, answering=answering, begun=begun), squares, begun=begun)
 
+    def past(self, tokenizer: Tokenizer, answer: Sequence[int]) -> Sequence[int]:
+        """The tokens of an answer that later turns read: those after its thoughts."""
+        close = "" if self.chat is None else self.chat.thoughts[1]
+        if not close or close not in (text := tokenizer.decode(answer)):
+            return answer
+        words = text.rpartition(close)[2].lstrip("\n")
+        ends = (at for at in range(len(answer), 0, -1) if len(tokenizer.decode(answer[at:])) >= len(words))
+        return answer[next(ends, 0) :]
+
     def ids(
         self, tokenizer: Tokenizer, pieces: Iterable[Piece], squares: Squares = (), *, begun: bool = False
     ) -> Rendered:

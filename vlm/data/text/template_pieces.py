@@ -40,6 +40,8 @@ def _written(body: Iterable[nodes.Node]) -> Iterator[str]:
             yield node.data.strip()
         elif isinstance(node, nodes.Const):
             yield from [node.value] if isinstance(node.value, str) else []
+        elif isinstance(node, nodes.Assign) and _of_tools(node.target):
+            continue
         elif not (isinstance(node, nodes.Call) and isinstance(node.node, nodes.Name) and "raise" in node.node.name):
             yield from CHANGES & {str(getattr(node, name, None)) for name in ("name", "attr")}
             keys = [node.arg] if isinstance(node, nodes.Getitem) else []

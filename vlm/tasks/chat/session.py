@@ -162,7 +162,7 @@ class Chat:
             numbers = (image.number for image in one.images for _ in range(len(image.states)))
             read = form.turns(tokenizer, turns, squares, begun=place > 0).tokens
             tokens += [next(numbers) if token == PLACE else token for token in read]
-            tokens += one.answer
+            tokens += form.past(tokenizer, one.answer)
         return tokens
 
     def _answered(self, exchange: Exchange, prompt: Sequence[int]) -> Iterator[str]:
