@@ -23,7 +23,6 @@ import transformers as t
 from hugging import photos, wide
 from PIL import Image
 from pretrained_equality import even_out
-from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 
 QUESTIONS = ["what is it?", "how many dogs run", "red", "is the cat on it?", "a", "why", "where?", "the big one"]
@@ -73,7 +72,7 @@ def llava_7b_layer() -> list[Any]:
         text_config=t.LlamaConfig(**text, vocab_size=32064, max_position_embeddings=4096, **ids_of(tokenizer)),
         image_token_index=tokenizer.convert_tokens_to_ids("<image>"),
     )
-    image = CLIPImageProcessorPil(size={"shortest_edge": 336}, crop_size={"height": 336, "width": 336})
+    image = t.CLIPImageProcessor(size={"shortest_edge": 336}, crop_size={"height": 336, "width": 336})
     processor = t.LlavaProcessor(
         image,
         tokenizer,

@@ -7,6 +7,7 @@ import torch
 from PIL import Image
 
 PAD_COLOR = (128, 128, 128)
+LONG = 8  # of an image whose longer side is so many times what is kept, only that is resized, by Pillow
 
 Box = tuple[float, float, float, float]
 
@@ -47,8 +48,7 @@ def square(image: Image.Image, image_size: int, resize: str, interpolation: str,
     if image.size == (image_size, image_size) and side == image_size:
         return to_tensor(image)
     size = _resized(image, side) if resize in ("crop", "crop_down") else (side, side)
-    # For a long image, most of the resized pixels would be cut away.
-    if resize == "pad" or interpolation not in ("bilinear", "bicubic") or max(size) > 2 * image_size:
+    if resize == "pad" or interpolation not in ("bilinear", "bicubic") or max(size) > LONG * image_size:
         box = whole_box(image) if resize == "pad" else center_box(image, size, image_size, down=resize == "crop_down")
         return to_tensor(resize_box(image, box, image_size, resize == "pad", interpolation))
     pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1)[None]  # (1, 3, H, W), its channels last in memory
