@@ -6,10 +6,12 @@ import time
 
 import pytest
 from captioned import picture
+from easy import draw_easy_vqa, easy_questions
 
 from vlm.data.records import collect_errors
 from vlm.data.sources.captions import Captions, Coco
 from vlm.data.sources.conversations import Conversations
+from vlm.data.sources.easy_vqa import EasyVQA
 from vlm.data.sources.questions import QuestionTable
 from vlm.data.sources.text_tables import TextTable, TranslationTable
 from vlm.errors import UserError
@@ -39,6 +41,7 @@ READERS = {
     "captions.csv": (CSV, lambda root, path: Captions(root=root, path=path)),
     "captions.jsonl": (LINES, lambda root, path: Captions(root=root, path=path)),
     "coco.json": (json.dumps(COCO), lambda root, path: Coco(root=root, path=path)),
+    "train/questions.json": (easy_questions(2), lambda root, path: EasyVQA(root=root)),
     "questions.csv": (QUESTIONS, lambda root, path: QuestionTable(root=root, path=path)),
     "chats.jsonl": (CHATS, lambda root, path: Conversations(root=root, path=path)),
     "texts.csv": (TEXTS, lambda root, path: TextTable(path=path)),
@@ -97,6 +100,7 @@ def test_damaged_tables(name: str, tmp_path, capsys) -> None:
     text, read = READERS[name]
     for image in ("a.png", "b.png", "c.png"):
         picture(tmp_path / image)
+    draw_easy_vqa(tmp_path, images=2)
     draw, file = random.Random(name), tmp_path / name
     refused = 0
     for number in range(200):

@@ -1,8 +1,10 @@
 """Questions about images of one's own, from tables."""
 
 import pytest
+from easy import draw_easy_vqa
 
 from vlm.data.records import Question
+from vlm.data.sources.easy_vqa import EasyVQA
 from vlm.data.sources.questions import QuestionTable
 from vlm.errors import UserError
 
@@ -64,3 +66,17 @@ def test_a_question_about_several_images_has_them_in_order(root):
     assert source.uncaptioned() == [str(root / "c.png")]
     with pytest.raises(UserError, match=r"images are missing, such as .*no\.png"):
         questions(root, "image,question,answer\na.png|no.png,what?,x\n", image_separator="|")
+
+
+def test_easy_vqa_has_kinds_and_names_what_is_wrong(tmp_path):
+    source = EasyVQA(root=str(draw_easy_vqa(tmp_path, images=2)))
+    _, record = source.split("test").records()
+    asked = [Question("is it red?", "no", "yes_no"), Question("what shape is it?", "circle", "shape")]
+    assert record["questions"] == [*asked, Question("what color is it?", "blue", "color")]
+    assert record.image().getpixel((0, 0)) == (0, 0, 255) and source.splits == ("train", "test")
+    (tmp_path / "test" / "questions.json").write_text('[["is it red?", "yes", "0"]]')
+    with pytest.raises(UserError, match=r"test/questions\.json, entry 1: is not \[question, answer, number"):
+        EasyVQA(root=str(tmp_path))
+    (tmp_path / "test" / "questions.json").unlink()
+    with pytest.raises(UserError, match=r"test/questions\.json: no such file; set data\.root"):
+        EasyVQA(root=str(tmp_path))
