@@ -1,4 +1,4 @@
-"""`vlm score` of lines of text: BLEU, chrF, ROUGE and exact match, with intervals; without checkpoint or torch."""
+"""`vlm score` of lines of text: BLEU, chrF, ROUGE, exact match and error rates, with intervals; without checkpoint or torch."""
 
 import json
 from pathlib import Path

@@ -225,6 +225,32 @@ class SinusoidalPositions(Positions):
         return torch.stack([sin, cos], dim=-1).flatten(-2) * self.dim**-0.5  # (..., L, D)
 
 
+class SplitSinusoids(Positions):
+    """Sinusoids of which all sines stand before all cosines, added to scaled embeddings (Marian; TrOCR).
+
+    Args:
+        dim: Width D, even.
+        base: Wavelengths run from 2π to almost 2π base.
+        first: Position of a text's first token.
+    Raises:
+        ValueError: dim is odd.
+    """
+
+    def __init__(self, *, dim: Count, base: Annotated[float, Range(above=0)] = 10_000.0, first: int = 0) -> None:
+        super().__init__()
+        if dim % 2:
+            raise ValueError(f"dim {dim} is odd; sinusoidal positions need pairs")
+        self.options = {"dim": dim, "base": base, "first": first}
+        self.dim, self.base, self.first = dim, base, first
+
+    def embed(self, positions: Tensor) -> Tensor | None:
+        # As exact as the tables that other libraries make once; an Apple GPU has no 64 bits.
+        exact = torch.float32 if positions.device.type == "mps" else torch.float64
+        halves = torch.arange(0, self.dim, 2, dtype=exact, device=positions.device)
+        angles = (positions + self.first)[..., None] * self.base ** -(halves / self.dim)
+        return torch.cat([angles.sin(), angles.cos()], dim=-1).float()  # (..., L, D)
+
+
 class RotaryPositions(Positions):
     """Rotates queries and keys by angles that grow with the position (Su et al. 2021): only distances matter.
 
@@ -302,9 +328,13 @@ class RelativeBias(Positions):
         # Segments are contiguous, so offsets within the row equal offsets within the segment.
         key = torch.arange(keys, device=positions.device)
         query = key[keys - positions.shape[-1] :]
+        return PositionInfo(bias=self.weight[:, self.columns(query[:, None] - key)])  # (N, L, S)
+
+    def columns(self, offsets: Tensor) -> Tensor:
+        """The column of the parameters for each offset, how far a key stands before its query."""
         furthest = self.max_len - 1
-        offset = (query[:, None] - key).clamp(0 if self.causal else -furthest, furthest)  # (L, S)
-        return PositionInfo(bias=self.weight[:, offset if self.causal else offset + furthest])  # (N, L, S)
+        offsets = offsets.clamp(0 if self.causal else -furthest, furthest)
+        return offsets if self.causal else offsets + furthest
 
 
 def _frequencies(dim: int, base: float, device: torch.device | None) -> Tensor:

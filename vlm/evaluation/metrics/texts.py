@@ -1,4 +1,4 @@
-"""Scores of texts with a reference each: sacreBLEU's BLEU and chrF, ROUGE and exact match."""
+"""Scores of texts with a reference each: sacreBLEU's BLEU and chrF, ROUGE, exact match and error rates."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -7,17 +7,18 @@ from functools import cached_property
 import numpy as np
 from sacrebleu.metrics import BLEU, CHRF
 
+from vlm.evaluation.metrics import edits
 from vlm.evaluation.metrics.bootstrap import intervals
 from vlm.evaluation.metrics.ngrams import Floats
 from vlm.evaluation.metrics.rouge import rouge
 
-NAMES = ("bleu", "chrf", "rouge1", "rouge2", "rougeL", "exact_match")
+NAMES = ("bleu", "chrf", "rouge1", "rouge2", "rougeL", "exact_match", *edits.NAMES)
 
 
 class TextScores:
     """Scores of texts: BLEU (Papineni et al. 2002) and chrF (Popović 2015) from 0 to 100 as sacreBLEU computes
-    them (Post 2018), cased and with its own tokenization; the mean of ROUGE, from 0 to 1; and the share that equal
-    their reference.
+    them (Post 2018), cased and with its own tokenization; the mean of ROUGE, from 0 to 1; the share that equal their
+    reference; and error rates of characters and words.
 
     Args:
         predictions, references: One of each a text, two texts or more.
@@ -32,7 +33,8 @@ class TextScores:
         """The score of all texts under each of ``NAMES``."""
         metrics = (self._bleu, self._chrf)
         scores = [metric.corpus_score(self.predictions, [self.references]).score for metric in metrics]
-        return dict(zip(NAMES, [*scores, *self._shares.mean(0).tolist()], strict=True))
+        errors = edits.error_rates(self._edits.sum(0)).tolist()
+        return dict(zip(NAMES, [*scores, *self._shares.mean(0).tolist(), *errors], strict=True))
 
     def signatures(self) -> dict[str, str]:
         """Everything that decides BLEU and chrF, as sacreBLEU writes it once `summary` is known."""
@@ -43,9 +45,14 @@ class TextScores:
         return intervals(NAMES, self.score, len(self.predictions), seed=seed)
 
     def score(self, draws: Floats) -> Floats:
-        """Scores of resampled texts, in the order of NAMES. Shapes: draws (R, N) -> (R, 6)"""
+        """Scores of resampled texts, in the order of NAMES. Shapes: draws (R, N) -> (R, 8)"""
         bleu = [_bleu(row) for row in (draws @ self._words).astype(int).tolist()]
-        return np.column_stack([bleu, _chrf(draws @ self._characters), draws @ self._shares / draws.sum(1)[:, None]])
+        shares, errors = draws @ self._shares / draws.sum(1)[:, None], edits.error_rates(draws @ self._edits)
+        return np.column_stack([bleu, _chrf(draws @ self._characters), shares, errors])
+
+    @cached_property
+    def _edits(self) -> Floats:
+        return edits.error_counts(self.predictions, self.references)
 
     @cached_property
     def _shares(self) -> Floats:

@@ -16,6 +16,7 @@ from vlm.io import page
 TITLES = {"bleu4": "BLEU-4", "bleu1": "BLEU-1", "bleu2": "BLEU-2", "bleu3": "BLEU-3", "rouge_l": "ROUGE-L"}
 TITLES |= {"cider": "CIDEr", "exact_match": "exact match", "top5": "top 5", "length_ratio": "length ratio"}
 TITLES |= {"bleu": "BLEU", "chrf": "chrF", "rouge1": "ROUGE-1", "rouge2": "ROUGE-2", "rougeL": "ROUGE-L"}
+TITLES |= {"cer": "character errors", "wer": "word errors"}
 CONTROLS = {"chance": "by chance", "constant": "best constant", "shuffled": "shuffled", "blank": "blank image"}
 CONTROLS |= {"bag": "bag of words", "frequent": "most frequent tag of each word", "dictionary": "word for word"}
 ESTIMATES = {"sampled": "sampled"}  # estimates of a score on a part of the split
