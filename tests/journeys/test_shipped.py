@@ -41,6 +41,7 @@ EXPERIMENTS = sorted(path.stem for path in (ROOT / "conf" / "experiment").glob("
 GROUPS = {
     "model": (),
     "model/encoder": ("captioning", "classification"),
+    "model/encoder/spelling": ("tagging", "span_answering"),
     "model/decoder": ("captioning", "translation"),
     "model/position": ("captioning", "language_modeling", "tagging"),
     "model/fusion": ("captioning",),
@@ -291,6 +292,9 @@ def test_every_experiment_takes_a_step(
     start: list[str] = []
     for name in filter(None, (AFTER.get(experiment), experiment)):
         own = next(given for known, given in data.items() if name.startswith(known))
+        if name.endswith("_bert"):
+            hugging.saved_bert(tmp_path / "bert", BertModel)
+            own = [*own, f"model.path={tmp_path / 'bert'}", "data.max_len=64"]
         assert main([f"experiment={name}", *fast, *own, *start]) == 0
         part = "model" if name.startswith("captioning") else "model.encoder"
         start = [f"{part}.init_from={next(tmp_path.glob(f'{name}/*'))}"]

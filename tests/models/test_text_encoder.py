@@ -15,6 +15,7 @@ from vlm.nn.position import (
     RotaryPositions,
     SinusoidalPositions,
 )
+from vlm.nn.spelling import Spelling
 
 V, MAX_LEN, D, DEPTH, N = 31, 12, 24, 2, 3
 SIZES = {"vocab_size": V, "max_len": MAX_LEN, "dim": D, "depth": DEPTH, "num_heads": N}
@@ -27,7 +28,16 @@ VARIANTS = {
     "relative": lambda: {"positions": RelativeBias(num_heads=N, max_len=4, causal=False)},
     "sinusoidal": lambda: {"positions": SinusoidalPositions(dim=D), "token_types": 3},
     "no_positions": lambda: {"positions": Positions()},
+    "spelling": lambda: {"spelling": spelling()},
 }
+
+
+def spelling():
+    layer = Spelling(vocab_size=V, dim=D, width=8, byte_dim=4)
+    layer.learn([b"" if id < 3 else f"{' ' * (id % 2)}{id}".encode() for id in range(V)])
+    return layer
+
+
 # Two rows: texts of 4, 2 and 3 tokens with 3 of padding, and one of 12.
 SEGMENTS = torch.tensor([[1, 1, 1, 1, 2, 2, 3, 3, 3, 0, 0, 0], [1] * 12])
 
