@@ -258,6 +258,7 @@ SHORT = ["task.sampled_batches=2", "task.prompt_tokens=4"]
 FIRST = ("shakespeare_cpu",)  # in any run of the tests; the others are slow
 # Experiments that start from a run of another one.
 AFTER = {"tagging_wnut17": "tagging_ewt", "text_classification_sst2_film": "masked_lm_film"}
+AFTER["tagging_wnut17_bert"] = "tagging_ewt_bert"
 AFTER["captioning_flickr8k_cider"] = "captioning_flickr8k"
 
 
