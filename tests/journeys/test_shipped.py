@@ -43,6 +43,7 @@ EXPERIMENTS = sorted(path.stem for path in (ROOT / "conf" / "experiment").glob("
 GROUPS = {
     "model": (),
     "model/encoder": ("captioning", "classification"),
+    "model/encoder/spelling": ("tagging", "span_answering"),
     "model/decoder": ("captioning", "translation"),
     "model/position": ("captioning", "language_modeling", "tagging"),
     "model/fusion": ("captioning",),
@@ -262,6 +263,7 @@ FIRST = ("shakespeare_cpu",)  # in any run of the tests; the others are slow
 # Experiments that start from a run of another one.
 AFTER = {"tagging_wnut17": "tagging_ewt", "text_classification_sst2_film": "masked_lm_film"}
 AFTER |= {f"captioning_flickr8k{kind}_cider": f"captioning_flickr8k{kind}" for kind in ("", "_pretrained")}
+AFTER["tagging_wnut17_bert"] = "tagging_ewt_bert"
 
 
 @pytest.mark.parametrize("experiment", [*FIRST, *(pytest.param(e, marks=SLOW) for e in EXPERIMENTS if e not in FIRST)])
@@ -296,6 +298,9 @@ def test_every_experiment_takes_a_step(
     start: list[str] = []
     for name in filter(None, (AFTER.get(experiment), experiment)):
         own = next(given for known, given in data.items() if name.startswith(known))
+        if name.endswith("_bert"):
+            hugging.saved_bert(tmp_path / "bert", BertModel)
+            own = [*own, f"model.path={tmp_path / 'bert'}", "data.max_len=64"]
         assert main([f"experiment={name}", *fast, *own, *start]) == 0
         part = "model" if name.startswith("captioning") else "model.encoder"
         start = [f"{part}.init_from={next(tmp_path.glob(f'{name}/*'))}"]

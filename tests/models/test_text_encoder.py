@@ -17,6 +17,7 @@ from vlm.nn.position import (
     SinusoidalPositions,
     SplitSinusoids,
 )
+from vlm.nn.spelling import Spelling
 
 V, MAX_LEN, D, DEPTH, N = 31, 12, 24, 2, 3
 SIZES = {"vocab_size": V, "max_len": MAX_LEN, "dim": D, "depth": DEPTH, "num_heads": N}
@@ -31,7 +32,16 @@ VARIANTS = {
     "marian": lambda: {"positions": SplitSinusoids(dim=D), "embed_scale": D**0.5, "pre_norm": False},
     "t5": lambda: {"positions": BucketedBias(num_heads=N, buckets=8, furthest=5, causal=False), "attn_scale": 1.0},
     "no_positions": lambda: {"positions": Positions()},
+    "spelling": lambda: {"spelling": spelling()},
 }
+
+
+def spelling():
+    layer = Spelling(vocab_size=V, dim=D, width=8, byte_dim=4)
+    layer.learn([b"" if id < 3 else f"{' ' * (id % 2)}{id}".encode() for id in range(V)])
+    return layer
+
+
 # Two rows: texts of 4, 2 and 3 tokens with 3 of padding, and one of 12.
 SEGMENTS = torch.tensor([[1, 1, 1, 1, 2, 2, 3, 3, 3, 0, 0, 0], [1] * 12])
 

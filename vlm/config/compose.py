@@ -4,6 +4,7 @@ Hydra joins the files; the values of a command line are set here, so that every 
 A config that was saved takes overrides in the same way.
 """
 
+import json
 import re
 from argparse import Namespace
 from collections.abc import Callable, Iterator
@@ -24,7 +25,7 @@ from omegaconf.errors import OmegaConfBaseException
 from vlm.config.leftover import drop_leftovers
 from vlm.config.override import parse, quote, read, resolve_others, update
 from vlm.config.target import check_package, find, trust
-from vlm.config.tree import FORMULAS, Config, MissingKey, resolve
+from vlm.config.tree import FORMULAS, Config, MissingKey, resolve, walk
 from vlm.config.untrusted import check_hydra, readable
 from vlm.errors import UserError, did_you_mean, is_interrupt, nearest
 
@@ -212,12 +213,23 @@ def _expanded(target: str, tree: DictConfig, chosen: list[str], given: list[Over
         raise UserError(f"{swept[0]}: cannot be swept over; give one at a time")
     values = {name: OmegaConf.select(tree.model, name) for name in kind.reads}
     values |= {override.key_or_group.removeprefix("model."): override.value() for override in replaced}
-    choices = dict(tree.hydra.runtime.choices)
-    if not choices.get("experiment"):  # which chooses for itself
+    choices, said = dict(tree.hydra.runtime.choices), []
+    if choices.get("experiment"):  # which chooses for itself, and whose values go after the folder's
+        said = [f"{key}={json.dumps(value)}" for key, value in _values(tree.model, choices) if key not in read]
+    else:
         typed = {text.lstrip("+").partition("=")[0] for text in chosen}
         choices = {group: option for group, option in choices.items() if group in typed}
     own = [str(override.input_line) for override in given if override not in replaced]
-    return [*kind.overrides(values, choices), *own]
+    return [*kind.overrides(values, choices), *said, *own]
+
+
+def _values(model: DictConfig, choices: dict[str, str]) -> Iterator[tuple[str, Any]]:
+    """The dotted keys of a model and their values, but for those of options that are chosen beside it."""
+    whole: Any = OmegaConf.to_container(model, resolve=False)
+    groups = tuple(f"{group.replace('/', '.')}." for group in choices if group.startswith("model/"))
+    for key, value in walk(whole, "model"):
+        if not isinstance(value, dict) and key != "model._target_" and not key.startswith(groups):
+            yield key, value
 
 
 def _readable(text: str, sweeping: bool, faults: list[str]) -> Override | None:

@@ -13,6 +13,7 @@ from vlm.nn.blocks import Block, BlockConfig, BlockOptions, init_weights
 from vlm.nn.dropout import Dropout
 from vlm.nn.mask import Mask, within
 from vlm.nn.position import LearnedPositions, Positions, positions_within
+from vlm.nn.spelling import Spelling
 
 
 class TextEncoder(nn.Module):
@@ -30,6 +31,7 @@ class TextEncoder(nn.Module):
         token_dropout: Probability of zeroing a token's embedding in training, leaving its position (word dropout: Iyyer
             et al. 2015; Gal and Ghahramani 2016).
         positions: Position encoding; default learned vectors.
+        spelling: Reads the spelling of words, which is added to the embeddings of their tokens.
         block: See BlockConfig.
     Shapes:
         tokens (B, L), segments (B, L) or None, types (B, L) or None -> Context, states (B, L, D), mask (B, L) or None
@@ -48,6 +50,7 @@ class TextEncoder(nn.Module):
         embed_scale: Annotated[float, Range(above=0)] = 1.0,
         token_dropout: Rate = 0.0,
         positions: Positions | None = None,
+        spelling: Spelling | None = None,
         **block: Unpack[BlockOptions],
     ) -> None:
         super().__init__()
@@ -62,6 +65,7 @@ class TextEncoder(nn.Module):
         self.blocks = nn.ModuleList(Block(config) for _ in range(depth))
         self.norm = config.make_final_norm()
         init_weights(self, dim=dim, branches=2 * depth)
+        self.spelling = spelling  # with its own initialisation
 
     def forward(self, tokens: Tensor, segments: Tensor | None = None, types: Tensor | None = None) -> Context:
         """States of whole rows. Without segments, each row is one text; without types, all tokens have type 0."""
@@ -84,6 +88,8 @@ class TextEncoder(nn.Module):
             x = x * self.embed_scale
         if self.training and self.token_dropout:
             x = x * (torch.rand(tokens.shape, device=x.device) >= self.token_dropout)[..., None]
+        if self.spelling is not None:
+            x = x + self.spelling(tokens, positions).to(x.dtype)
         x = x if added is None else x + added.to(x.dtype)
         if self.type_embed is not None:
             x = x + self.type_embed(torch.zeros_like(tokens) if types is None else types)

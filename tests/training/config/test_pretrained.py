@@ -212,13 +212,19 @@ def test_an_experiment_may_choose_a_folder(tmp_path):
     saved_bert(tmp_path / "theirs", BertModel)
     (tmp_path / "conf/experiment").mkdir(parents=True)
     text = "# @package _global_\ndefaults: [override /task: tagging, override /model: pretrained]\n"
-    text += f"model: {{path: {tmp_path / 'theirs'}}}\noptim: {{lr: 0.5}}\n"
+    own = f"path: {tmp_path / 'theirs'}, size: {{dropout: 0.4}}, encoder: {{embed_norm: false, token_dropout: 0.2}}"
+    text += f"model: {{{own}}}\noptim: {{lr: 0.5}}\n"
     (tmp_path / "conf/experiment/mine.yaml").write_text(text)
     folder = f"hydra.searchpath=[file://{tmp_path / 'conf'}]"
     config = compose([folder, "experiment=mine", "model.encoder.token_dropout=0.3"])
     assert (config["task_name"], config["optim"]["lr"]) == ("tagging", 0.5)
     assert config["model"]["init_from"] == config["tokenizer"]["path"] == str(tmp_path / "theirs")
-    assert config["model"]["encoder"]["token_dropout"] == 0.3
+    sizes, encoder = config["model"]["size"], config["model"]["encoder"]
+    plain = compose(["model=pretrained", f"model.path={tmp_path / 'theirs'}", "task=tagging"])
+    assert (
+        sizes["dropout"] == 0.4 != plain["model"]["size"]["dropout"] and sizes["dim"] == plain["model"]["size"]["dim"]
+    )
+    assert not encoder["embed_norm"] and encoder["token_dropout"] == 0.3  # the folder's, the experiment's, the user's
 
 
 @pytest.mark.parametrize(

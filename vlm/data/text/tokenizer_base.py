@@ -134,6 +134,10 @@ class Tokenizer(ABC):
         """
         return b"".join(self._row(id)[0] for id in ids).decode("utf-8", "replace")
 
+    def bytes(self, id: int) -> bytes:
+        """The bytes that an id stands for; none for a special id."""
+        return self._row(id)[0]
+
     def piece(self, id: int) -> str:
         """Printable form of one id: a space as U+2581, control characters escaped, a fallback byte as <0xE2>."""
         return self._row(id)[1]

@@ -10,6 +10,7 @@ from PIL import Image
 from vlm.data.images.image import ImageError
 from vlm.evaluation.report import charts
 from vlm.evaluation.report.confusion import confusion_picture
+from vlm.evaluation.report.controls import CONTROLS
 from vlm.evaluation.report.sections import Card, Cards, Confusion, Finding, Note, Part, Pictures, Section, Table, Texts
 from vlm.io import page
 
@@ -17,8 +18,6 @@ TITLES = {"bleu4": "BLEU-4", "bleu1": "BLEU-1", "bleu2": "BLEU-2", "bleu3": "BLE
 TITLES |= {"cider": "CIDEr", "exact_match": "exact match", "top5": "top 5", "length_ratio": "length ratio"}
 TITLES |= {"bleu": "BLEU", "chrf": "chrF", "rouge1": "ROUGE-1", "rouge2": "ROUGE-2", "rougeL": "ROUGE-L"}
 TITLES |= {"cer": "character errors", "wer": "word errors"}
-CONTROLS = {"chance": "by chance", "constant": "best constant", "shuffled": "shuffled", "blank": "blank image"}
-CONTROLS |= {"bag": "bag of words", "frequent": "most frequent tag of each word", "dictionary": "word for word"}
 ESTIMATES = {"sampled": "sampled"}  # estimates of a score on a part of the split
 
 METRICS = "metrics.csv"  # of a run

@@ -123,7 +123,8 @@ class Translation(Task):
         return results
 
     def notes(self) -> list[str]:
-        return [f"{name:<12}{signature}" for name, signature in self.metric.signatures().items()]
+        signatures = [f"{name:<12}{signature}" for name, signature in self.metric.signatures().items()]
+        return [*signatures, *super().notes()]
 
     def details(self) -> dict[str, Any]:
         return {"signatures": self.metric.signatures(), "texts": self.metric.samples}

@@ -151,7 +151,7 @@ def accumulation_faults(config: dict[str, Any]) -> list[str]:
 
 def reward_faults(config: dict[str, Any]) -> list[str]:
     """An error if training uses a reward but does not start from a trained captioner."""
-    from vlm.training.run.run import start_places
+    from vlm.training.run.start import start_places
 
     if config["task"].get("reward") is None or start_places(config):
         return []

@@ -15,11 +15,10 @@ from vlm.checkpoint.base import ADAPTERS
 from vlm.checkpoint.stored import contained, freeze
 from vlm.config.build import build, spec
 from vlm.config.target import arguments, find, trusted
-from vlm.config.tree import walk
 from vlm.data.features.source_hash import check_split
 from vlm.data.fields import Field
 from vlm.data.records import Source
-from vlm.errors import UserError, printable, printable_lines
+from vlm.errors import UserError, printable
 from vlm.nn.precision import has_bfloat16
 from vlm.nn.vocabulary_loss import compile_on_gpu
 from vlm.randomness import key
@@ -38,6 +37,7 @@ from vlm.training.run.launcher import Launcher
 from vlm.training.run.processes import broadcast_choice, check_devices, is_rank_zero, rank_zero_first
 from vlm.training.run.results import keep_results
 from vlm.training.run.run_folder import clean, create, new_folder
+from vlm.training.run.start import start_from, start_places
 from vlm.training.step import compiling
 from vlm.training.step.adapters import Adapted, adapt
 from vlm.training.step.blocks import arrange
@@ -90,22 +90,6 @@ def build_model(config: dict[str, Any], sizes: dict[str, int]) -> tuple[nn.Modul
         return build(node, "model"), spec(node)
     except ValueError as fault:
         raise UserError(f"model: {fault}") from fault
-
-
-def start_places(config: dict[str, Any]) -> dict[str, str]:
-    """The `init_from` of the model and of its parts, by part."""
-    keys = {key.rpartition(".")[::2]: value for key, value in walk(config["model"]) if value is not None}
-    return {part: value for (part, name), value in keys.items() if name == "init_from"}
-
-
-def start_from(model: nn.Module, config: dict[str, Any], tokenizer: Any = None) -> None:
-    """Copies the weights of the places to start from, and prints which."""
-    if places := start_places(config):
-        from vlm.checkpoint import start
-
-        lines = start.start_from(model, places, tokenizer)
-        if is_rank_zero():
-            print(printable_lines("\n".join(lines)), flush=True)
 
 
 def build_task(config: dict[str, Any], model: nn.Module, data: Data, **injected: Any) -> Task:

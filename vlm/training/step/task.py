@@ -14,6 +14,7 @@ from torchmetrics import Metric
 from vlm.config.names import FORMAT
 from vlm.data.fields import Field
 from vlm.errors import Share, UserError, did_you_mean, nearest
+from vlm.evaluation.report.controls import below_controls
 from vlm.evaluation.report.sections import Finding, Section
 from vlm.models.flop import Work
 from vlm.randomness import key, seed_torch
@@ -251,11 +252,11 @@ class Task(L.LightningModule):
 
     def notes(self) -> list[str]:
         """Lines that stand below the scores of the last evaluation, such as how a metric is defined."""
-        return []
+        return [line for finding in self.findings() for line in finding.lines()]
 
     def findings(self) -> list[Finding]:
-        """Problems of the model that the last evaluation shows, such as outputs that ignore their inputs."""
-        return []
+        """Problems of the model that the last evaluation shows, such as scores that a control reaches too."""
+        return below_controls(self.evaluation.results, self.headlines)
 
     def details(self) -> dict[str, Any]:
         """Figures of each class or image in the last evaluation, in plain containers."""
