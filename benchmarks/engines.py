@@ -163,7 +163,7 @@ SIDES: dict[str, Callable[..., Write]] = {
 
 def measure(name: str, places: dict[str, str], threads: int, prompts: list[list[int]], new: int) -> dict[str, Any]:
     """Seconds to the first token, tokens a second after it, megabytes, and the new tokens of one side."""
-    tune()  # of all sides alike
+    tune(alone=True)  # of all sides alike
     write = SIDES[name](places, threads, len(prompts))
     for count in (1, new + 1):  # what is compiled is compiled for these lengths
         write(prompts, count)
