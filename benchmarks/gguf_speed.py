@@ -91,7 +91,7 @@ SIDES: dict[str, Callable[..., Write]] = {
 def measure(side: str, path: str, folder: str, threads: int, prompt: list[int], new: int, cpu: bool) -> dict[str, Any]:
     """Tokens a second, megabytes, and the new tokens of one side."""
     clock = time.process_time if cpu else time.perf_counter
-    tune()  # of all sides alike
+    tune(alone=True)  # of all sides alike
     write = SIDES[side](path, folder, threads)
     for count in (1, new + 1):  # what is compiled is compiled for these lengths
         write(prompt, count)

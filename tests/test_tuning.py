@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from vlm import machine, tuning
 from vlm.cli.main import run
 from vlm.tuning import tune
 
@@ -37,6 +38,19 @@ def test_the_environment_is_set_before_torch_is_loaded(module: str, given: dict[
     program = SHOW.format(module=module)
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env={"PATH": "", **given})
     assert done.stdout.split() == expected.split(), done.stderr
+
+
+@pytest.mark.parametrize(("load", "alone", "spins"), [(0.1, True, "30000"), (0.1, False, "3000"), (1.9, True, "3000")])
+def test_threads_spin_long_on_an_idle_machine_alone(load: float, alone: bool, spins: str, monkeypatch) -> None:
+    for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):
+        monkeypatch.setenv(name, "")  # so that it is restored, whatever `tune` sets
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(os, "getloadavg", lambda: (load, 0.0, 0.0), raising=False)
+    monkeypatch.setattr(machine, "cores", lambda: 2)
+    monkeypatch.setattr(machine, "usable_cpus", lambda: 2)
+    monkeypatch.setattr(tuning, "keep_freed_memory", lambda: None)
+    tune(alone=alone)
+    assert os.environ["GOMP_SPINCOUNT"] == spins
 
 
 FAULTS = """

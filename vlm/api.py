@@ -181,7 +181,7 @@ def load(path: PathLike, *, device: str = "auto", precision: str = "auto", trust
     Args:
         path: A checkpoint, a run's folder, `last` (the newest run), a Hugging Face folder, a GGUF file, `hf:ORG/NAME`.
         device: auto, cpu, cuda or mps.
-        precision: auto, fp32 or bf16; auto is bf16 where the device is faster in it.
+        precision: auto, fp32, bf16, or int8: weights of 8 bits on a CPU; auto is bf16 where the device is faster in it.
         trust: Package of your own whose classes may be loaded.
     Raises:
         Error: The path holds no model, is damaged, or its model does not run on this machine.

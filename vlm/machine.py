@@ -26,6 +26,11 @@ def usable_cpus() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def is_idle() -> bool:
+    """Returns True if the load of the last minute left as many CPUs free as this process uses."""
+    return hasattr(os, "getloadavg") and os.getloadavg()[0] + cores() <= usable_cpus() + 0.5
+
+
 def cpu_quota(root: Path = Path("/")) -> float | None:
     """The container's quota of CPU time, in CPUs; None for no quota."""
     shares = []

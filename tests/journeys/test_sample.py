@@ -11,7 +11,9 @@ from vlm.cli.main import run as vlm
 SAMPLE = Path(__file__).parents[2] / "data" / "sample"
 
 
-@pytest.mark.parametrize("options", [[], ["--beam", "4"], ["--precision", "fp32"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "options", [[], ["--beam", "4"], ["--precision", "fp32"], ["--precision", "int8"]], ids=" ".join
+)
 def test_the_shipped_model_captions_the_shipped_scenes(options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     content = json.loads((SAMPLE / "captions.json").read_text())
     names = {image["id"]: image["file_name"] for image in content["images"]}

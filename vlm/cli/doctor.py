@@ -100,7 +100,7 @@ def chosen() -> Iterator[tuple[str, str]]:
 
     from vlm.data.workers import default_workers
     from vlm.inference.device import choose_device
-    from vlm.nn.precision import why_bfloat16
+    from vlm.nn.precision import why_bfloat16, why_int8
     from vlm.nn.step.packed import packs
 
     device = choose_device("auto")
@@ -111,6 +111,8 @@ def chosen() -> Iterator[tuple[str, str]]:
     ):
         low, why = why_bfloat16(place)
         yield name, f"{yes if low else no} on {place}: {why}"
+    there, why = why_int8(device)
+    yield "int8", f"{'with --precision int8' if there else 'no'}: {why}"
     kinds = [str(dtype).removeprefix("torch.") for dtype in (torch.float32, torch.bfloat16) if packs(dtype)]
     yield "packing", f"weights of {' and '.join(kinds)}" if kinds else "none; linear layers as they are"
     yield "workers", f"{default_workers()} read images"

@@ -18,6 +18,7 @@ from vlm.tuning import tune
 
 PREDICT = "Use a model of any task, also of your own package (--trust): what the command of its task does."
 TRAIN = "Train a model: vlm train [OVERRIDES], the same as python train.py."
+DECODING = {"generate", "translate", "chat"}  # commands that decode texts and read no photos meanwhile
 # Commands beside those of the tasks: the function of each, which is imported when it is called, and its help.
 COMMANDS = {
     "bench": (
@@ -109,7 +110,7 @@ def _typed() -> Sequence[str]:
 
 def main() -> None:
     """Runs a command; what a user can cause leaves as a line and an exit status, never as a traceback."""
-    tune()
+    tune(alone=not DECODING.isdisjoint(sys.argv[1:2]))
     read_any_name()
     sys.exit(run(sys.argv[1:] or _typed()))
 

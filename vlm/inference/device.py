@@ -3,7 +3,7 @@
 import torch
 
 from vlm.errors import UserError
-from vlm.nn.precision import has_bfloat16
+from vlm.nn.precision import has_bfloat16, why_int8
 
 
 def choose_device(name: str) -> str:
@@ -23,12 +23,15 @@ def choose_device(name: str) -> str:
 
 
 def choose_precision(name: str, device: str) -> torch.dtype:
-    """The dtype of --precision; auto chooses bfloat16 if that is faster on the device.
+    """The dtype of states for --precision; auto chooses bfloat16 if that is faster on the device.
 
     Raises:
-        UserError: It is unknown.
+        UserError: It is unknown, or int8 where the device has no fast products of 8 bits.
     """
-    if name not in ("auto", "fp32", "bf16"):
-        raise UserError(f"--precision: {name!r} is unknown; choose auto, fp32 or bf16")
+    if name not in ("auto", "fp32", "bf16", "int8"):
+        raise UserError(f"--precision: {name!r} is unknown; choose auto, fp32, bf16 or int8")
+    there, why = why_int8(device) if name == "int8" else (True, "")
+    if not there:
+        raise UserError(f"--precision int8 on {device}: {why}; choose auto")
     low = name == "bf16" or (name == "auto" and has_bfloat16(device))
     return torch.bfloat16 if low else torch.float32

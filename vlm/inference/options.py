@@ -59,7 +59,9 @@ Checkpoint = Annotated[
     ),
 ]
 Device = Annotated[str, Option("auto, cpu, cuda or mps.")]
-Precision = Annotated[str, Option("auto, fp32 or bf16; auto is bf16 where the device is faster in it.")]
+Precision = Annotated[
+    str, Option("auto, fp32, bf16, or int8: weights of 8 bits on a CPU; auto is bf16 where the device is faster in it.")
+]
 BatchSize = Annotated[int, Option("Number of inputs in a batch.", least=1, scope="machine")]
 Trust = Annotated[str | None, Option("Package of your own whose classes may be loaded.")]
 Out = Annotated[str | None, Option("Write to this file instead of stdout.", metavar="FILE")]
@@ -110,7 +112,8 @@ class ModelOptions:
 
         device = choose_device(self.device)
         dtype = choose_precision(self.precision, device)
-        return kind(self.checkpoint, device=device, dtype=dtype, trust=self.trust, **options)
+        options |= {"device": device, "dtype": dtype, "int8": self.precision == "int8"}
+        return kind(self.checkpoint, trust=self.trust, **options)
 
 
 @dataclass(kw_only=True)

@@ -51,6 +51,8 @@ from vlm.inference.options import Options
 from vlm.inference.tasks import TASKS, misused, resolve, task_name, uses
 from vlm.io.output import Output, Records
 from vlm.models.pretrained.opened import is_published
+from vlm.models.text_decoder import TextDecoder
+from vlm.nn.step.int8 import quantize
 from vlm.nn.step.packed import prepack
 
 Rows = Sequence[Mapping[str, Any]]  # records of a result
@@ -70,10 +72,11 @@ class Predictor(ABC):
         path: The checkpoint.
         device: The device that it runs on.
         dtype: Of weights and states.
+        int8: Whether linear layers are stored in 8 bits, on a CPU with dtype float32.
         trust: A package of the user's own whose classes may be built.
         loaded: What the checkpoint holds, where it has been read before.
     Raises:
-        UserError: The checkpoint is damaged, or of another task.
+        UserError: The checkpoint is damaged, or of another task; or int8, and no layer of it can be stored so.
     """
 
     task: ClassVar[str]
@@ -87,6 +90,7 @@ class Predictor(ABC):
         *,
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
+        int8: bool = False,
         trust: str | None = None,
         loaded: Mapping[str, Any] | None = None,
     ) -> None:
@@ -102,6 +106,8 @@ class Predictor(ABC):
             if not is_published(ckpt.locate(path)):  # whose config was compared with every shape as it was read
                 with torch.inference_mode():
                     self.check()
+        if int8 and not quantize(self.model, [one for one in self.model.modules() if isinstance(one, TextDecoder)]):
+            raise UserError(f"{path}: --precision int8: its model has no blocks, whose layers that is for; choose auto")
 
     def restore(self, about: Mapping[str, Any]) -> None:
         """Restores what a checkpoint holds besides the model, as written by the task's `description`."""

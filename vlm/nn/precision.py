@@ -30,6 +30,16 @@ def why_bfloat16(device: torch.device | str) -> tuple[bool, str]:
     return True, "the processor's AVX512-BF16 is twice as fast"
 
 
+def why_int8(device: torch.device | str) -> tuple[bool, str]:
+    """Returns whether the device multiplies weights of 8 bits faster than of float32, and why."""
+    if torch.device(device).type != "cpu":
+        return False, "weights of 8 bits are multiplied on a CPU alone"
+    if "fbgemm" not in torch.backends.quantized.supported_engines:
+        return False, "this build of torch has no FBGEMM, or the processor no AVX2"
+    vnni = torch.cpu.get_capabilities().get("avx512_vnni", False)
+    return True, f"FBGEMM, {'by VNNI' if vnni else 'inputs of 7 bits, because the processor has no AVX512-VNNI'}"
+
+
 def widest(device: torch.device | str) -> torch.dtype:
     """The widest floating-point type of a device: float64, or float32 on Apple's GPUs."""
     return torch.float32 if torch.device(device).type == "mps" else torch.float64

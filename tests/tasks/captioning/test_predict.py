@@ -87,7 +87,7 @@ def test_autocast_does_not_reach_decoding(checkpoint):
 
 def test_an_unknown_precision_is_refused(checkpoint, capsys):
     assert run(["caption", SCENES, "-c", checkpoint, "--precision", "int4"]) == 2
-    assert capsys.readouterr().err == "error: --precision: 'int4' is unknown; choose auto, fp32 or bf16\n"
+    assert capsys.readouterr().err == "error: --precision: 'int4' is unknown; choose auto, fp32, bf16 or int8\n"
 
 
 @pytest.mark.parametrize("options", [["--beam", "2"], ["--sample", "--results", "2"]])

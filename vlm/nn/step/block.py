@@ -13,9 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vlm.nn.blocks import MLP
+from vlm.nn.blocks import MLP, GatedMLP
 from vlm.nn.position import PositionInfo
 from vlm.nn.step.cache import KeyValueCache
+from vlm.nn.step.int8 import Int8Linear
 from vlm.nn.step.packed import PackedLinear, PackedMLP
 
 
@@ -95,11 +96,13 @@ class StepBlock:
         position, beams, length = inputs.position, inputs.beams, inputs.length
         rows = x.shape[0] // (beams * length)
         qkv = self.qkv(x).view(rows, beams * length, sum(self.heads), self.head_dim).transpose(1, 2)
-        q, k, v = position.add(qkv).split_with_sizes(self.heads, 1)  # each (B, N, G * L, K)
-        if self.qk_norm is not None:
-            q, k = self.qk_norm.queries(q), self.qk_norm.keys(k)
-        if position.rotation is not None:
-            q, k = position.rotate(q), position.rotate(k)
+        qkv = position.add(qkv)
+        if self.qk_norm is None:  # queries and keys are rotated in one
+            qk, v = qkv.split_with_sizes((self.heads[0] + self.heads[1], self.heads[2]), 1)  # (B, N, G * L, K)
+            q, k = position.rotate(qk).split_with_sizes(self.heads[:2], 1)
+        else:
+            q, k, v = qkv.split_with_sizes(self.heads, 1)
+            q, k = position.rotate(self.qk_norm.queries(q)), position.rotate(self.qk_norm.keys(k))
         if beams > 1 and length > 1:  # the cache is ordered by step, then by beam
             k, v = (part.unflatten(2, (beams, length)).transpose(2, 3).flatten(2, 3) for part in (k, v))
         k, v = cache.append(k, v)
@@ -123,15 +126,29 @@ def bare(module: nn.Module) -> Callable[[Tensor], Tensor]:
     """A module as a plain function if its type is known and it has no hooks; else the module itself."""
     if module._forward_hooks or module._forward_pre_hooks:
         return module
-    if isinstance(module, PackedLinear | PackedMLP):
+    if isinstance(module, PackedLinear | PackedMLP | Int8Linear):
         return module.function()
     if type(module) is nn.Linear:
         return partial(F.linear, weight=module.weight, bias=module.bias)
     if type(module) is nn.LayerNorm:
         weights: dict[str, Any] = {"weight": module.weight, "bias": module.bias, "eps": module.eps}
         return partial(torch.layer_norm, normalized_shape=module.normalized_shape, **weights)
+    if type(module) is nn.RMSNorm:
+        return partial(torch.rms_norm, normalized_shape=module.normalized_shape, weight=module.weight, eps=module.eps)
     children = dict(module.named_children())
-    if type(module) is MLP and set(children) == {"fc1", "fc2"}:
-        first, second, activation = bare(children["fc1"]), bare(children["fc2"]), module.activation
-        return lambda x: second(activation(first(x)))
+    if type(module) in (MLP, GatedMLP) and set(children) == {"fc1", "fc2"}:
+        return _bare_mlp(module, bare(children["fc1"]), bare(children["fc2"]))
     return module
+
+
+def _bare_mlp(module: Any, first: Callable[[Tensor], Tensor], second: Callable[[Tensor], Tensor]) -> Any:
+    if type(module) is MLP:
+        activation = module.activation
+        return lambda x: second(activation(first(x)))
+    gate = module.gate
+
+    def gated(x: Tensor) -> Tensor:
+        gates, values = first(x).chunk(2, dim=-1)
+        return second(gate(gates) * values)
+
+    return gated

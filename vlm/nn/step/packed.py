@@ -93,7 +93,7 @@ def prepack(model: nn.Module, wanted: Callable[[str, nn.Linear], bool] = lambda 
 def _prepack(module: nn.Module, wanted: Callable[[str, nn.Linear], bool]) -> None:
     for name in [name for name, _ in module.named_children()]:
         child: Any = module.get_submodule(name)  # the only reference to a layer, which is freed as soon as it is packed
-        if type(child) is MLP and wanted(name, child.fc1):
+        if type(child) is MLP and type(child.fc1) is nn.Linear and wanted(name, child.fc1):
             setattr(module, name, PackedMLP(child))
         elif type(child) is nn.Linear and wanted(name, child):
             setattr(module, name, PackedLinear(child.weight, child.bias))
@@ -107,30 +107,49 @@ def _prepack(module: nn.Module, wanted: Callable[[str, nn.Linear], bool]) -> Non
 def prepack_for_decoding(decoder: nn.Module, *, rows: int) -> None:
     """Packs the weights that decode steps use on a CPU: linear layers of all blocks, and the head. Results stay equal.
 
-    For several rows, packed layers halve the time. For one row in float32, the call costs more than it saves if layers
-    are small.
+    For several rows, packed layers halve the time. For one row in float32 they lose to plain layers where MKL has code
+    of its own for the processor, and elsewhere, if layers are small, to weights laid out input-major.
 
     Args:
         rows: Typical number of texts decoded at once, beams included.
     """
+    if "head" in vars(decoder):  # stored in 8 bits, or packed before
+        return
     head: Head = decoder.head_parts  # type: ignore[assignment]
     weight = head.weight
     if weight.device.type != "cpu":
         return
-    if _can_pack(weight) and (rows > 1 or weight.dtype != torch.float32 or weight.shape[1] >= WIDE):
+    alone = rows == 1 and weight.dtype == torch.float32
+    if _can_pack(weight) and not (alone and (_reads_rows_fast() or weight.shape[1] < WIDE)):
         prepack(decoder)
         if rows == 1 and weight.dtype != torch.float32:
             return  # the head's weight, often the embedding's too, is then not copied, and its product is no slower
         product = PackedLinear(weight, head.bias).function()
         decoder.head = lambda hidden: product(head.transformed(hidden))  # type: ignore[assignment]
-    else:
-        prepack(decoder, lambda name, layer: name == "kv")  # products of the context have many rows
+        return
+    prepack(decoder, lambda name, layer: name == "kv")  # products of the context have many rows
+    if not _reads_rows_fast():
         _lay_out_input_major(decoder)
 
 
 def _can_pack(weight: Tensor) -> bool:
     """Returns True if torch can pack this weight on this processor."""
     return weight.device.type == "cpu" and weight.dtype in (torch.float32, torch.bfloat16) and packs(weight.dtype)
+
+
+def _reads_rows_fast() -> bool:
+    """Returns True if plain products of one row in float32 are the fastest: MKL with AVX-512 on Intel's processors.
+
+    Milliseconds of a step's products on two cores of a Xeon, by benchmarks/products.py:
+
+        |         | plain | input-major | packed |
+        |---------|-------|-------------|--------|
+        | M       |   8.7 |        11.0 |   11.7 |
+        | SmolLM2 |  62.0 |        68.6 |   72.6 |
+        | GPT-2   |  40.2 |        47.6 |   57.5 |
+    """
+    known = torch.cpu.get_capabilities()
+    return bool(known.get("avx512_f")) and "Intel" in known.get("cpu_name", "")
 
 
 @cache

@@ -1,0 +1,325 @@
+"""Tokens a second of language models on a CPU: ours beside the engines that people use instead.
+
+    python benchmarks/engines.py [--gguf FILE.gguf] [--sides ...] [--batches 1 8] [--prompts 16 512] [--turns 2]
+
+Without `--gguf` the model is GPT-2 of 124 million random weights; with it, a file of Llama's family. Sides: ours in
+float32 and in int8; `transformers`, eager and compiled with a static cache; CTranslate2 (float32, int8), where it is
+installed; with `--gguf` llama.cpp by llama-cpp-python, from F16 and Q8_0 files of the same dequantised weights and from
+the file itself. Texts are greedy and have no end. Sides take turns, each in a process of its own that makes the same
+calls once before they are timed; the best of all turns counts. "First" is the time of the prompt and one token, and
+tokens a second are of all texts of the batch, after the first token. Texts are compared with those of `transformers`.
+
+The last column is the bytes of weights that a step reads, times steps a second, over the memory's bandwidth: the most
+that a reader in C, torch's sum and its product of a matrix and a vector reach, over 512 MB, before and after. Where a
+processor's cache holds a part of the weights, it may exceed 1.
+"""
+
+import argparse
+import ctypes
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from vlm.tuning import tune
+
+Write = Callable[[list[list[int]], int], list[list[int]]]  # of prompts of equal length, as many new tokens each
+VOCAB, POSITIONS = 50257, 1024
+READER = """
+#include <stddef.h>
+float sum(const float *x, size_t n) {
+    float total = 0;
+    #pragma omp parallel for simd reduction(+:total) schedule(static)
+    for (size_t i = 0; i < n; i++) total += x[i];
+    return total;
+}
+"""
+
+
+def random_gpt2(folder: str) -> None:
+    """Writes GPT-2's smallest size with random weights, and a tokenizer of as many words, which CTranslate2 needs."""
+    import torch
+    from tokenizers import Tokenizer, models
+    from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+
+    torch.manual_seed(0)
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=VOCAB, n_positions=POSITIONS)).eval()
+    model.transformer.wpe.weight.data *= 8  # or a random model repeats one token
+    model.save_pretrained(folder)
+    words = models.WordLevel({word(id): id for id in range(VOCAB)}, unk_token=word(0))
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(words), bos_token=word(0), eos_token=word(0), unk_token=word(0)
+    )
+    tokenizer.save_pretrained(folder)
+
+
+def word(id: int) -> str:
+    return f"w{id}"
+
+
+def drawn(row: int, length: int) -> list[int]:
+    """A prompt of words that lie far apart, another one for each row."""
+    return [(row * 7919 + place * 104729) % 40000 + 100 for place in range(length)]
+
+
+def ours(places: dict[str, str], threads: int, rows: int, *, int8: bool = False) -> Write:
+    import torch
+
+    from vlm.decoding.continuation import continue_texts
+    from vlm.decoding.sampling import Sampling
+    from vlm.tasks.language_modeling.predict import TextGenerator
+
+    torch.set_num_threads(threads)
+    generator = TextGenerator(places.get("gguf") or places["folder"], int8=int8)
+    generator.prepack(rows)
+    model = generator.model
+
+    def write(prompts: list[list[int]], count: int) -> list[list[int]]:
+        texts: list[list[int]] = [[] for _ in prompts]
+        plan = Sampling(temperature=0.0)
+        for step in continue_texts(model, prompts, sampling=plan, max_tokens=count, eos_id=-1, seed=0):
+            for drawn in step:
+                texts[drawn.prompt].append(drawn.token)
+        return texts
+
+    return write
+
+
+def transformers(places: dict[str, str], threads: int, rows: int, *, compiled: bool = False) -> Write:
+    import torch
+    from transformers import AutoModelForCausalLM, logging
+
+    logging.set_verbosity_error()
+    torch.set_num_threads(threads)
+    model: Any = AutoModelForCausalLM.from_pretrained(places["folder"], dtype=torch.float32).eval()
+    model.generation_config.eos_token_id = None
+    if compiled:
+        model.generation_config.cache_implementation = "static"
+        model.forward = torch.compile(model.forward)
+
+    @torch.inference_mode()
+    def write(prompts: list[list[int]], count: int) -> list[list[int]]:
+        seen = torch.ones(len(prompts), len(prompts[0]), dtype=torch.long)
+        options: dict[str, Any] = {"do_sample": False, "pad_token_id": 0, "attention_mask": seen}
+        return model.generate(torch.tensor(prompts), max_new_tokens=count, **options)[:, len(prompts[0]) :].tolist()
+
+    return write
+
+
+def ctranslate2(places: dict[str, str], threads: int, rows: int, *, kind: str) -> Write:
+    import ctranslate2
+
+    folder = places["ctranslate2"]
+    generator = ctranslate2.Generator(folder, compute_type=kind, intra_threads=threads, inter_threads=1)
+    words: list[str] = json.loads(Path(folder, "vocabulary.json").read_text())
+
+    def write(prompts: list[list[int]], count: int) -> list[list[int]]:
+        options: dict[str, Any] = {"max_length": count, "min_length": count, "include_prompt_in_result": False}
+        spoken = [[words[id] for id in prompt] for prompt in prompts]
+        found = generator.generate_batch(spoken, beam_size=1, sampling_topk=1, end_token=[], **options)
+        return [one.sequences_ids[0] for one in found]
+
+    return write
+
+
+def llama_cpp(places: dict[str, str], threads: int, rows: int, *, kind: str) -> Write:
+    from llama_cpp import Llama
+
+    if rows > 1:
+        raise ValueError("llama-cpp-python writes one text at a time")
+    sizes: dict[str, Any] = {"n_ctx": 2048, "n_batch": 512, "n_threads": threads, "n_threads_batch": threads}
+    model = Llama(places[kind], verbose=False, **sizes)
+
+    def write(prompts: list[list[int]], count: int) -> list[list[int]]:
+        model.reset()
+        new = model.generate(prompts[0], temp=0.0, repeat_penalty=1.0, reset=True)
+        return [[token for token, _ in zip(new, range(count), strict=False)]]
+
+    return write
+
+
+def side(work: Callable[..., Write], **options: Any) -> Callable[..., Write]:
+    return lambda *about: work(*about, **options)
+
+
+SIDES: dict[str, Callable[..., Write]] = {
+    "ours": ours,
+    "ours, int8": side(ours, int8=True),
+    "transformers": transformers,
+    "transformers, compiled": side(transformers, compiled=True),
+    "CTranslate2": side(ctranslate2, kind="float32"),
+    "CTranslate2, int8": side(ctranslate2, kind="int8"),
+    "llama.cpp, F16": side(llama_cpp, kind="f16"),
+    "llama.cpp, Q8_0": side(llama_cpp, kind="q8_0"),
+    "llama.cpp, as it is": side(llama_cpp, kind="gguf"),
+}
+
+
+def measure(name: str, places: dict[str, str], threads: int, prompts: list[list[int]], new: int) -> dict[str, Any]:
+    """Seconds to the first token, tokens a second after it, megabytes, and the new tokens of one side."""
+    tune(alone=True)  # of all sides alike
+    write = SIDES[name](places, threads, len(prompts))
+    for count in (1, new + 1):  # what is compiled is compiled for these lengths
+        write(prompts, count)
+    times: dict[int, float] = {}
+    for count in (1, new + 1, 1, new + 1):
+        start = time.perf_counter()
+        texts = write(prompts, count)
+        times[count] = min(times.get(count, float("inf")), time.perf_counter() - start)
+    status = Path("/proc/self/status").read_text().splitlines()  # rusage counts the process that started this one
+    peak = next(int(line.split()[1]) for line in status if line.startswith("VmHWM")) / 1e3
+    rate = len(prompts) * new / (times[new + 1] - times[1])
+    return {"first": times[1], "rate": rate, "megabytes": peak, "tokens": texts}
+
+
+def bandwidth(threads: int) -> float:
+    """Gigabytes a second that this machine reads, at most, by three readers of 512 MB."""
+    import torch
+
+    torch.set_num_threads(threads)
+    matrix, vector = torch.ones(1 << 14, 1 << 13), torch.ones(1 << 13)
+    readers: list[Callable[[], Any]] = [matrix.sum, lambda: matrix @ vector]
+    with tempfile.TemporaryDirectory() as folder:
+        if compiler := shutil.which("cc"):
+            source, library = Path(folder, "sum.c"), Path(folder, "sum.so")
+            source.write_text(READER)
+            flags = ["-O3", "-march=native", "-ffast-math", "-fopenmp", "-shared", "-fPIC"]
+            subprocess.run([compiler, *flags, str(source), "-o", str(library)], check=True)
+            in_c = ctypes.CDLL(str(library)).sum
+            in_c.argtypes, in_c.restype = [ctypes.c_void_p, ctypes.c_size_t], ctypes.c_float
+            readers.append(lambda: in_c(matrix.data_ptr(), matrix.numel()))
+        best = float("inf")
+        for read in readers * 5:
+            start = time.perf_counter()
+            read()
+            best = min(best, time.perf_counter() - start)
+    return matrix.numel() * 4 / best / 1e9
+
+
+def apart(*job: Any) -> Any:
+    """What `measure` or `bandwidth` returns in a process of its own; None where a side cannot run."""
+    done = subprocess.run([sys.executable, __file__, "--job", json.dumps(job)], capture_output=True, text=True)
+    if done.returncode:
+        reason = (done.stderr.strip().splitlines() or ["no reason"])[-1]
+        print(f"{job[0]}: left out ({reason:.150})", flush=True)
+        return None
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def prepared(path: str | None, folder: Path, sides: Sequence[str]) -> dict[str, str]:
+    """The model as each engine reads it: paths by name."""
+    places = {"folder": str(folder / "folder")}
+    if path is None:
+        random_gpt2(places["folder"])
+    else:
+        from vlm.checkpoint.export import export
+
+        export(path, places["folder"], form="huggingface")
+        places["gguf"] = path
+        for kind in ("F16", "Q8_0"):
+            if f"llama.cpp, {kind}" in sides:
+                places[kind.lower()] = str(folder / f"{kind}.gguf")
+                requantise(path, places[kind.lower()], kind)
+    if any(name.startswith("CTranslate2") for name in sides):
+        from ctranslate2.converters import TransformersConverter
+
+        places["ctranslate2"] = str(folder / "ctranslate2")
+        TransformersConverter(places["folder"]).convert(places["ctranslate2"])
+    return places
+
+
+def requantise(source: str, target: str, kind: str) -> None:
+    """Writes a GGUF file again, its matrices dequantised and stored in another type."""
+    import gguf
+    import numpy as np
+
+    reader, wanted = gguf.GGUFReader(source), gguf.GGMLQuantizationType[kind]
+    writer = gguf.GGUFWriter(target, reader.fields["general.architecture"].contents())
+    for name, field in reader.fields.items():
+        if not name.startswith("GGUF.") and name not in ("general.architecture", "general.file_type"):
+            inner = field.types[1] if field.types[0] == gguf.GGUFValueType.ARRAY else None
+            writer.add_key_value(name, field.contents(), field.types[0], sub_type=inner)
+    for tensor in reader.tensors:
+        values = gguf.dequantize(tensor.data, tensor.tensor_type).astype(np.float32)
+        stored = gguf.quantize(values, wanted) if values.ndim > 1 else values
+        writer.add_tensor(tensor.name, stored, raw_dtype=wanted if values.ndim > 1 else None)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def read_bytes(folder: str) -> int:
+    """Numbers that a step multiplies: all matrices but the embeddings, and the head."""
+    from safetensors import safe_open
+
+    with safe_open(Path(folder, "model.safetensors"), "pt") as file:
+        sizes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118 (no mapping)
+    matrices = [size for name, size in sizes.items() if len(size) == 2 and "wpe" not in name and "lm_head" not in name]
+    return sum(rows * columns for rows, columns in matrices)  # the tied head, in place of the embedding
+
+
+BYTES = {"int8": 1, "F16": 2, "Q8_0": 34 / 32, "as it is": 20 / 32}  # of a weight
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--gguf", metavar="FILE")
+    parser.add_argument("--sides", nargs="+", choices=SIDES)
+    parser.add_argument("--batches", nargs="+", type=int, default=[1, 8])
+    parser.add_argument("--prompts", nargs="+", type=int, default=[16, 512])
+    for name, default in (("turns", 2), ("threads", 2), ("new", 32)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--out")
+    options = parser.parse_args()
+    os.environ["OMP_NUM_THREADS"] = str(options.threads)
+    sides = options.sides or [name for name in SIDES if options.gguf or not name.startswith("llama.cpp")]
+    results: dict[str, dict[str, Any]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        places = prepared(options.gguf, Path(folder), sides)
+        numbers, speed = read_bytes(places["folder"]), apart("bandwidth", options.threads)
+        for turn in range(options.turns):
+            for rows, length in ((rows, length) for rows in options.batches for length in options.prompts):
+                prompts = [
+                    [(row * 7919 + place * 104729) % 40000 + 100 for place in range(length)] for row in range(rows)
+                ]
+                case = results.setdefault(f"batch {rows}, prompt {length}", {})
+                for name in [name for name in sides if turn == 0 or name in case][:: 1 if turn % 2 else -1]:
+                    if (found := apart(name, places, options.threads, prompts, options.new)) is None:
+                        continue
+                    print(f"turn {turn + 1}, {rows} x {length}, {name}: {found['rate']:.1f} tokens/s", flush=True)
+                    best = case.setdefault(name, found)
+                    best["rate"], best["first"] = max(best["rate"], found["rate"]), min(best["first"], found["first"])
+        speed = max(speed, apart("bandwidth", options.threads))
+    print_table(results, numbers, speed)
+    if options.out:
+        Path(options.out).write_text(json.dumps({"bandwidth": speed, "cases": results}, indent=1))
+
+
+def print_table(results: dict[str, dict[str, Any]], numbers: int, speed: float) -> None:
+    print(f"\nbandwidth {speed:.1f} GB/s\n")
+    print("| | | first, s | tokens/s | memory, MB | texts as transformers' | of the bandwidth |")
+    print("|---|---|---|---|---|---|---|")
+    for case, found in results.items():
+        rows = int(case.split()[1].strip(","))
+        truth = found.get("transformers", {"tokens": []})["tokens"]
+        for name, one in sorted(found.items(), key=lambda item: -item[1]["rate"]):
+            same = sum(a == b for a, b in zip(one["tokens"], truth, strict=False))
+            size = numbers * BYTES.get(name.split(", ")[-1], 4)
+            share = one["rate"] / rows * size / speed / 1e9
+            line = f"| {case} | {name} | {one['first']:.3f} | {one['rate']:.1f} | {one['megabytes']:.0f} "
+            print(f"{line}| {same} of {rows} | {share:.2f} |")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--job"]:
+        name, *job = json.loads(sys.argv[2])
+        print(json.dumps(bandwidth(*job) if name == "bandwidth" else measure(name, *job)))
+    else:
+        main()

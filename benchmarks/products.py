@@ -1,0 +1,106 @@
+"""Milliseconds that the linear layers of one decode step take, by the layout of their weights.
+
+    python benchmarks/products.py [--sizes S M SmolLM2 GPT-2] [--rows 1 8] [--layouts ...] [--threads 2]
+
+All layers of a decoder and its head run one after the other, as in a step, so that caches hold what they hold there.
+Layouts take turns; the best step of each counts, and of that step the time by shape of layer. `vlm/nn/step/packed.py`
+chooses by these figures: plain and input-major weights by torch's own product (MKL), packed ones by oneDNN, int8 ones
+with activations scaled by row.
+"""
+
+import argparse
+import time
+from collections.abc import Callable
+from typing import Any
+
+from vlm.tuning import tune
+
+tune()
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vlm.nn.step.int8 import Int8Linear
+from vlm.nn.step.packed import PackedLinear
+
+Product = Callable[[Tensor], Tensor]
+Shape = tuple[int, int]  # outputs, inputs
+
+
+def step(dim: int, depth: int, vocabulary: int, *others: Shape) -> list[Shape]:
+    """The layers of a step: GPT-2's four a block, unless others are given, and the head."""
+    block = others or ((3 * dim, dim), (dim, dim), (4 * dim, dim), (dim, 4 * dim))
+    return [*block] * depth + [(vocabulary, dim)]
+
+
+SIZES = {
+    "S": step(256, 6, 8000, (768, 256), (256, 256), (256, 256), (256, 256), (1024, 256), (256, 1024)),
+    "M": step(384, 6, 8000, (1152, 384), (384, 384), (384, 384), (384, 384), (1536, 384), (384, 1536)),
+    "SmolLM2": step(576, 30, 49152, (960, 576), (576, 576), (3072, 576), (576, 1536)),
+    "GPT-2": step(768, 12, 50257),
+}
+
+
+def plain(weight: Tensor, bias: Tensor) -> Product:
+    return lambda x: F.linear(x, weight, bias)
+
+
+def input_major(weight: Tensor, bias: Tensor) -> Product:
+    return plain(weight.t().contiguous().t(), bias)
+
+
+def in_bfloat16(weight: Tensor, bias: Tensor) -> Product:
+    product = PackedLinear(weight.bfloat16(), bias.bfloat16()).function()
+    return lambda x: product(x.bfloat16())
+
+
+LAYOUTS: dict[str, Callable[[Tensor, Tensor], Product]] = {
+    "plain": plain,
+    "input-major": input_major,
+    "packed": lambda weight, bias: PackedLinear(weight, bias).function(),
+    "bfloat16": in_bfloat16,
+    "int8": lambda weight, bias: Int8Linear(weight, bias).function(),
+}
+
+
+def spent(products: list[tuple[Shape, Product]], inputs: dict[int, Tensor]) -> dict[Shape, float]:
+    """Milliseconds of a step, by shape."""
+    found: dict[Shape, float] = {}
+    for shape, product in products:
+        start = time.perf_counter()
+        product(inputs[shape[1]])
+        found[shape] = found.get(shape, 0.0) + 1e3 * (time.perf_counter() - start)
+    return found
+
+
+@torch.inference_mode()
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sizes", nargs="+", choices=SIZES, default=[*SIZES])
+    parser.add_argument("--layouts", nargs="+", choices=LAYOUTS, default=[*LAYOUTS])
+    parser.add_argument("--rows", nargs="+", type=int, default=[1])
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--threads", type=int, default=2)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    for name in options.sizes:
+        shapes: list[Shape] = SIZES[name]
+        made: dict[str, Any] = {}
+        for layout in options.layouts:
+            make = LAYOUTS[layout]
+            made[layout] = [(shape, make(torch.randn(shape) / 32, torch.randn(shape[0]))) for shape in shapes]
+        for rows in options.rows:
+            inputs = {width: torch.randn(rows, width) for _, width in shapes}
+            best: dict[str, dict[Shape, float]] = {}
+            for _ in range(options.steps):
+                for layout, products in made.items():
+                    found = spent(products, inputs)
+                    best[layout] = min(found, best.get(layout, found), key=lambda one: sum(one.values()))
+            for layout, found in best.items():
+                parts = ", ".join(f"{a}x{b} {time:.2f}" for (a, b), time in found.items())
+                print(f"{name}, rows {rows}, {layout}: {sum(found.values()):.2f} ms ({parts})", flush=True)
+
+
+if __name__ == "__main__":
+    main()

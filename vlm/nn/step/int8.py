@@ -1,0 +1,100 @@
+"""Linear layers with weights of 8 bits, for inference on a CPU."""
+
+import warnings
+from collections.abc import Callable, Iterable
+from functools import cache
+from math import inf
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vlm.nn.blocks import Block
+from vlm.tuning import return_freed_memory
+
+Product = Callable[[Tensor], Tensor]
+WEIGHT = 127  # largest weight
+TINY = 1e-30  # instead of the largest input of a row of zeros
+
+
+class Int8Linear(nn.Module):
+    """A linear layer that multiplies integers of 8 bits: W8A8 with vector-wise scales (Dettmers et al. 2022, 2.1).
+
+    Each output has a scale of its weights. Inputs are rounded as they come, by a scale of each row, so that a row's
+    result does not depend on other rows. Sums of the integers are exact.
+
+    Args:
+        weight: (out, in), on the CPU.
+        bias: (out,) or None.
+    Shapes:
+        x (..., in), float32 -> (..., out)
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        super().__init__()
+        weight = weight.detach().float()
+        scale = weight.abs().amax(1).clamp_min(TINY) / WEIGHT  # (out,)
+        self.weight = _packed((weight / scale[:, None]).round().to(torch.int8), scale)
+        self.bias = None if bias is None else bias.detach().float()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function()(x)
+
+    def function(self) -> Product:
+        """The layer as a plain function, without the overhead of modules."""
+        product = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32.default
+        largest, weight, bias, level = torch.ops.aten.linalg_vector_norm.default, self.weight, self.bias, levels()
+
+        def multiply(x: Tensor) -> Tensor:
+            size = largest(x, inf, [-1], True).clamp_min_(TINY)  # (..., 1)
+            y = product(x / size, 1 / level, level + 1, weight)
+            return y.mul_(size) if bias is None else torch.addcmul(bias, y, size)
+
+        return multiply
+
+
+def _packed(weight: Tensor, scale: Tensor) -> Any:
+    """FBGEMM's layout of a weight: int8 (out, in), scale (out,)."""
+    zero = torch.zeros(len(weight), dtype=torch.long)
+    with warnings.catch_warnings():  # torch will drop its types of quantised tensors, but has no other way in yet
+        warnings.simplefilter("ignore", UserWarning)
+        quantized = torch._make_per_channel_quantized_tensor(weight, scale.double(), zero, 0)
+    return torch.ops.quantized.linear_prepack(quantized, None)
+
+
+@cache
+def levels() -> int:
+    """The largest integer that inputs are rounded to, of either sign.
+
+    FBGEMM adds pairs of products in 16 bits where the processor has no VNNI, and cuts sums above 32,767. Inputs of 7
+    bits stay below: 2 * 127 * 127 = 32,258, with the input stored as 1 to 127.
+    """
+    return 127 if torch.cpu.get_capabilities().get("avx512_vnni", False) else 63
+
+
+def quantize(model: nn.Module, decoders: Iterable[Any]) -> int:
+    """Stores the linear layers of a model's blocks and the heads of its decoders in 8 bits; returns how many.
+
+    A decoder's embedding stays as it is, also where the head shares it.
+    """
+    count = 0
+    for decoder in decoders:
+        head = decoder.head_parts
+        product = Int8Linear(head.weight, head.bias).function()
+        decoder.head = lambda hidden, head=head, product=product: product(head.transformed(hidden))
+        count += 1
+    return count + sum(_quantize(block) for block in [one for one in model.modules() if isinstance(one, Block)])
+
+
+def _quantize(module: nn.Module) -> int:
+    count = 0
+    for name in [name for name, _ in module.named_children()]:
+        child: Any = module.get_submodule(name)  # the only reference to a layer, which is freed as it is replaced
+        if type(child) is nn.Linear:
+            setattr(module, name, Int8Linear(child.weight, child.bias))
+            count += 1
+            del child
+            return_freed_memory()
+        else:
+            count += _quantize(child)
+    return count
