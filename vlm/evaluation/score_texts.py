@@ -1,4 +1,4 @@
-"""`vlm score` of lines of text: BLEU, chrF, ROUGE, exact match and error rates, with intervals; without checkpoint or torch."""
+"""`vlm score` of lines of text: BLEU, chrF, ROUGE, exact match, error rates, with intervals; without a checkpoint."""
 
 import json
 from pathlib import Path
