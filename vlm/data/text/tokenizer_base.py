@@ -123,7 +123,7 @@ class Tokenizer(ABC):
         """
         return b"".join(self._row(id)[0] for id in ids).decode("utf-8", "replace")
 
-    def bytes(self, id: int) -> bytes:
+    def bytes_of(self, id: int) -> bytes:
         """The bytes that an id stands for; none for a special id."""
         return self._row(id)[0]
 
