@@ -88,10 +88,10 @@ class Spelling(nn.Module):
         before = sizes.cumsum(0) - sizes  # bytes of all tokens before
         start = before - torch.where(begins, before, 0).cummax(0).values  # of a token in its word
         at = start[:, None] + torch.arange(self.longest, device=tokens.device)  # (B * L, longest)
-        bytes = self.pieces[tokens.flatten()]
+        pieces = self.pieces[tokens.flatten()].long()
         none = tokens.numel() * self.longest
-        place = torch.where((bytes > 0) & (at < self.longest), owner[:, None] * self.longest + at, none)
-        words = tokens.new_zeros(none + 1).scatter(0, place.flatten(), bytes.flatten().long())
+        place = torch.where((pieces > 0) & (at < self.longest), owner[:, None] * self.longest + at, none)
+        words = tokens.new_zeros(none + 1).scatter(0, place.flatten(), pieces.flatten())
         words = words[:none].view(-1, self.longest)
         if tokens.device.type == "cpu":  # elsewhere the host would wait for these sizes
             used, longest = int(owner[-1]) + 1, int((words > 0).sum(1).max())

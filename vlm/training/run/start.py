@@ -26,4 +26,4 @@ def start_from(model: nn.Module, config: dict[str, Any], tokenizer: Any = None) 
             print(printable_lines("\n".join(lines)), flush=True)
     for part in model.modules():
         if isinstance(part, Spelling):
-            part.learn([tokenizer.raw(id) for id in range(tokenizer.vocab_size)])
+            part.learn([tokenizer.bytes_of(id) for id in range(tokenizer.vocab_size)])
