@@ -13,7 +13,7 @@ from argparse import Namespace
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, redirect_stderr
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import hydra
 from hydra._internal.utils import get_args_parser
@@ -33,12 +33,18 @@ class Sweep(NamedTuple):
     """How the jobs of a sweep are run, and what is printed after them.
 
     Args:
-        run: Runs one, of what gives its config, the overrides in which the jobs differ, and the file for its record.
+        run: Runs one, of what gives its config, the overrides in which the jobs differ, the file for its record, and
+            whether a sweeper is told its score.
         closing: The last lines of the sweep, of the records of its jobs.
+        score: What a sweeper is told of a job that ended well, of its record.
+        study: Begins a study or goes on with it, of what its sweeper was told, the config, the keys on the command line
+            and the folder of the records; returns further overrides of the sweeper.
     """
 
-    run: Callable[[Callable[[], Config], list[str], Path], int | None]
+    run: Callable[[Callable[[], Config], list[str], Path, bool], int | None]
     closing: Callable[[list[Path]], str]
+    score: Callable[[Path], float | None]
+    study: Callable[[dict[str, Any], Config, list[str], Path], list[str]]
 
 
 _PLACES = ("config_path", "config_name", "config_dir")
@@ -94,8 +100,10 @@ def _run_hydra(main: Main, options: Namespace, check: Check | None, *, prefix: l
     statuses: list[int] = []
     process, typed = os.getpid(), sys.argv
 
-    def job(config: DictConfig) -> int:
+    def job(config: DictConfig) -> float | None:
         own = HydraConfig.get()
+        learns = own.runtime.choices["hydra/sweeper"] != "basic"
+        record = Path(scratch) / f"job-{own.job.num:06}.json"
         command, line = typed, [*_flags(options, *_PLACES), *own.overrides.task]
         if sweeps:
             # What Lightning starts again for each further device is this job, not the sweep.
@@ -111,8 +119,7 @@ def _run_hydra(main: Main, options: Namespace, check: Check | None, *, prefix: l
         with _argv(command):
             if sweeps and sweep:
                 differing = [text for text in own.overrides.task if text not in common]
-                record = Path(scratch) / f"job-{own.job.num:06}.json"
-                status = _status(lambda: sweep.run(whole, differing, record))
+                status = _status(lambda: sweep.run(whole, differing, record, learns))
             else:
                 status = _status(lambda: main(whole()))
         statuses.append(status)
@@ -120,7 +127,7 @@ def _run_hydra(main: Main, options: Namespace, check: Check | None, *, prefix: l
             raise SystemExit(status)
         if status and os.getpid() != process:  # a launcher's process, whose list of statuses is not ours
             raise UserError(f"job {own.job.num} ended with status {status}", status)
-        return status
+        return sweep.score(record) if sweep and learns and not status else None
 
     with ExitStack() as stack:
         stack.callback(setattr, HydraConfig.instance(), "cfg", None)
@@ -135,15 +142,20 @@ def _run_hydra(main: Main, options: Namespace, check: Check | None, *, prefix: l
         if "HYDRA_FULL_ERROR" not in os.environ:
             os.environ["HYDRA_FULL_ERROR"] = "1"  # raise, rather than print and exit
             stack.callback(os.environ.pop, "HYDRA_FULL_ERROR")
-        stack.enter_context(_argv([prefix[0], *_flags(options), *ours, *first.overrides]))
+        line = [*ours, *first.overrides]
+        if sweep and "n_trials" in first.sweeper and sweeps:
+            typed = [text.partition("=")[0] for text in first.overrides]
+            line += sweep.study(first.sweeper, first.config(None), typed, Path(scratch))
+        stack.enter_context(_argv([prefix[0], *_flags(options), *line]))
         printed = stack.enter_context(redirect_stderr(io.StringIO())) if options.cfg else io.StringIO()
         try:
             hydra.main(str(conf_dir()), ROOT, VERSION)(job)()
         except SystemExit as exit:
             if exit.code and not statuses:
                 raise UserError(printed.getvalue().strip() or "Hydra gave up on this command line") from None
-        if sweep and (records := sorted(Path(scratch).glob("job-*.json"))):
-            print(sweep.closing(records), flush=True)
+        finally:
+            if sweep and (records := sorted(Path(scratch).glob("*.json"))):
+                print(sweep.closing(records), flush=True)
     return max(statuses, default=0)
 
 

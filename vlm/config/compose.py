@@ -54,11 +54,13 @@ class Composed(NamedTuple):
         tree: The config with its interpolations.
         faults: A line for each override that cannot be applied; it is not in the tree.
         overrides: The applied overrides, quoted, including those that `model=pretrained` stands for.
+        sweeper: What Hydra's sweeper is told, which chooses the values of a sweep's jobs.
     """
 
     tree: DictConfig
     faults: list[str]
     overrides: list[str]
+    sweeper: Any = None
 
     def config(self, check: Check | None) -> Config:
         """Resolves the config and checks it; arguments and faults as in `compose`."""
@@ -183,9 +185,11 @@ def composed(options: Namespace, overrides: list[str], sweeping: bool = False) -
         check_package(str(package))
         trust(str(package))
     groups = [group for group in tree.hydra.runtime.choices if not group.startswith("hydra/")]
+    sweeper = OmegaConf.to_container(tree.hydra.sweeper, resolve=sweeping, enum_to_str=True)
     with open_dict(tree):
         del tree["hydra"]
-    return Composed(tree, faults + update(tree, values, groups), [str(override.input_line) for override in given])
+    lines = [str(override.input_line) for override in given]
+    return Composed(tree, faults + update(tree, values, groups), lines, sweeper)
 
 
 def _stand_in(tree: DictConfig) -> str:
@@ -332,6 +336,8 @@ def _describe(error: Exception) -> str:
         return f"{mark.name if mark else 'YAML'}, line {mark.line + 1 if mark else '?'}: {error.problem}"
     if isinstance(error, MissingConfigException) and error.options and error.missing_cfg_file:
         group, _, option = error.missing_cfg_file.rpartition("/")
+        if error.missing_cfg_file == "hydra/sweeper/optuna":
+            return 'hydra/sweeper=optuna: needs a plugin of Hydra; pip install "vlm-lightning[optuna]"'
         near = did_you_mean(nearest(option, error.options))
         return f"{group}={option}: unknown; choose from {', '.join(error.options)}{near}"
     if match := re.match(r"Could not override '([^']+)'(\. No match in the defaults list)?", lines[0]):

@@ -16,7 +16,8 @@ from vlm.training.run.output import readers_may_leave
 from vlm.training.run.processes import broadcast_choice
 from vlm.training.run.resume import find, resume_run
 from vlm.training.run.run_folder import new_folder
-from vlm.training.run.sweep import closing, run_job
+from vlm.training.run.study import begin_study
+from vlm.training.run.sweep import closing, run_job, told
 from vlm.training.run.train import train
 from vlm.tuning import tune
 
@@ -30,7 +31,7 @@ def main(argv: list[str] | None = None) -> int:
             where, overrides = split_option(argv, "resume")
             if where is not None:
                 return resume_run(where, overrides)
-            return run(start, overrides, check, sweep=Sweep(run_job, closing))
+            return run(start, overrides, check, sweep=Sweep(run_job, closing, told, begin_study))
         except UserError as fault:
             return report(fault)
         except KeyboardInterrupt:

@@ -17,6 +17,7 @@ from vlm.training.run.resume import resume_run
 from vlm.training.run.run_folder import new_folder
 from vlm.training.run.train import train
 
+TIME = "2026-11-24_19-06-03"  # as a folder's name begins
 LONGEST = 120  # characters of a label in a folder's name; a file system takes 255 bytes
 
 
@@ -25,13 +26,20 @@ def label(overrides: list[str]) -> str:
     return re.sub(r"[^\w.,=+-]+", "-", "_".join(overrides), flags=re.ASCII)[:LONGEST]
 
 
-def run_job(resolve: Callable[[], dict[str, Any]], overrides: list[str], record: Path) -> int:
+def folders_of(config: dict[str, Any], overrides: list[str]) -> list[Path]:
+    """The folders of the jobs with these overrides, the newest last."""
+    place = Path(config["runs"]) / config["name"]
+    return sorted(path for path in place.glob("*") if path.name[len(TIME) :].lstrip("_") == label(overrides))
+
+
+def run_job(resolve: Callable[[], dict[str, Any]], overrides: list[str], record: Path, learns: bool = False) -> int:
     """Trains a job of a sweep in a folder of its own and keeps a record of it; returns its exit status.
 
     Args:
         resolve: Gives its config.
         overrides: Those in which the jobs differ.
         record: The file that it is kept in: a launcher may run the job in another process.
+        learns: Whether a sweeper is told the score: that of validation then, so that the test split chooses nothing.
     """
     row: dict[str, Any] = {"overrides": " ".join(overrides)}
     try:
@@ -40,7 +48,7 @@ def run_job(resolve: Callable[[], dict[str, Any]], overrides: list[str], record:
         folder = begun or Path(broadcast_choice(lambda: str(new_folder(config, label(overrides)))))
         row["folder"] = str(folder)
         status = resume_run(str(folder), []) if begun else train(config, folder=folder)
-        row |= {"fault": f"ended with status {status}"} if status else main_score(config, folder)
+        row |= {"fault": f"ended with status {status}"} if status else main_score(config, folder, tested=not learns)
     except BaseException as fault:
         row["fault"] = (str(fault) or type(fault).__name__).split("\n")[0]
         raise
@@ -50,10 +58,10 @@ def run_job(resolve: Callable[[], dict[str, Any]], overrides: list[str], record:
     return status
 
 
-def main_score(config: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """The main score of a run: of its evaluation, or of its best validation if it was not tested."""
+def main_score(config: dict[str, Any], folder: Path, *, tested: bool = True) -> dict[str, Any]:
+    """The main score of a run: of its evaluation, or of its best validation if it was not tested or not `tested`."""
     task: Any = find(config["task"]["_target_"])
-    files = [folder / "evaluation" / split / "metrics.json" for split in ("test", "val")]
+    files = [folder / "evaluation" / split / "metrics.json" for split in ("test", "val") if tested]
     path = next((path for path in files if path.is_file()), None)
     if path is None:
         from vlm.checkpoint import load as ckpt
@@ -67,6 +75,12 @@ def main_score(config: dict[str, Any], folder: Path) -> dict[str, Any]:
         metric = next(name for name in (*task.headlines, "loss") if f"{split}/{name}" in scores)
         name, falls = f"{split}/{metric}", metric in task.smaller_is_better
     return {"metric": name, "score": scores[name], "falls": falls} if name in scores else {}
+
+
+def told(record: Path) -> float | None:
+    """The score of a job; None if it has none that is finite."""
+    score = json.loads(record.read_text(encoding="utf-8")).get("score", math.nan)
+    return score if math.isfinite(score) else None
 
 
 def closing(records: Iterable[Path]) -> str:
