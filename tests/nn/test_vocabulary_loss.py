@@ -16,7 +16,7 @@ def few(request, monkeypatch):
     monkeypatch.setattr(vocabulary, "MOST", {"cpu": request.param})
 
 
-def check(count, smoothing, biased):
+def check(count, smoothing, biased, z_loss=0.0):
     """Compares loss and gradients of so many tokens with those of one product in double precision."""
     torch.manual_seed(count)
     hidden, weight = (torch.randn(n, D, dtype=torch.float64) for n in (count, V))
@@ -25,30 +25,31 @@ def check(count, smoothing, biased):
     truth_of = [part.clone().requires_grad_() for part in parts]
     logits = F.linear(*truth_of)
     truth = F.cross_entropy(logits, labels, reduction="sum", label_smoothing=smoothing)
+    truth = truth + z_loss * (logits.exp().sum(1).log() ** 2).sum()
     (truth * 0.3).backward()
     mine_of = [part.float().requires_grad_() for part in parts]
-    mine = vocabulary_loss(mine_of[0], labels, *mine_of[1:], label_smoothing=smoothing)
+    mine = vocabulary_loss(mine_of[0], labels, *mine_of[1:], label_smoothing=smoothing, z_loss=z_loss)
     (mine * 0.3).backward()
     assert mine.item() == pytest.approx(truth.item(), rel=1e-6)
     for own, other in zip(mine_of, truth_of, strict=True):
         torch.testing.assert_close(own.grad, other.grad.float(), rtol=1e-5, atol=1e-6)
     with torch.no_grad():
-        again = vocabulary_loss(mine_of[0], labels, *mine_of[1:], label_smoothing=smoothing)
+        again = vocabulary_loss(mine_of[0], labels, *mine_of[1:], label_smoothing=smoothing, z_loss=z_loss)
     assert again.item() == mine.item()
     each = token_losses(mine_of[0], labels, *mine_of[1:])
     torch.testing.assert_close(each, F.cross_entropy(logits, labels, reduction="none").float(), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("biased", [False, True])
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize(("smoothing", "z_loss"), [(0.0, 0.0), (0.1, 0.0), (0.1, 0.01)])
 @pytest.mark.parametrize("count", [1, 7, 20])
-def test_loss_and_gradients_are_those_of_one_product(few, count, smoothing, biased):
-    check(count, smoothing, biased)
+def test_loss_and_gradients_are_those_of_one_product(few, count, smoothing, z_loss, biased):
+    check(count, smoothing, biased, z_loss)
 
 
 @pytest.mark.parametrize("biased", [False, True])
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_columns_that_fill_up_a_gpus_blocks_change_nothing(few, smoothing, biased, monkeypatch):
+@pytest.mark.parametrize(("smoothing", "z_loss"), [(0.0, 0.0), (0.1, 0.01)])
+def test_columns_that_fill_up_a_gpus_blocks_change_nothing(few, smoothing, z_loss, biased, monkeypatch):
     seen = []
     linear = F.linear
     monkeypatch.setattr(vocabulary, "MULTIPLE", {"cpu": 8})
@@ -56,14 +57,14 @@ def test_columns_that_fill_up_a_gpus_blocks_change_nothing(few, smoothing, biase
     vocabulary_loss(torch.randn(20, D, requires_grad=True), torch.zeros(20).long(), torch.randn(V, D))
     assert set(seen) == {16}  # 11 words and 5 more columns
     monkeypatch.setattr(F, "linear", linear)
-    check(20, smoothing, biased)
+    check(20, smoothing, biased, z_loss)
 
 
 def test_the_body_of_a_part_can_be_traced(few, monkeypatch):
     monkeypatch.setattr(vocabulary, "MULTIPLE", {"cpu": 8})
     traced = torch.compile(vocabulary._loss, backend="aot_eager", fullgraph=True)
     monkeypatch.setitem(vocabulary._body, "cpu", traced)
-    check(20, 0.1, biased=True)
+    check(20, 0.1, biased=True, z_loss=0.01)
 
 
 def test_no_token_at_all(few):

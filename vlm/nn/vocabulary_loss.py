@@ -42,13 +42,21 @@ class Head(NamedTuple):
 
 
 def vocabulary_loss(
-    hidden: Tensor, labels: Tensor, weight: Tensor, bias: Tensor | None = None, *, label_smoothing: float = 0.0
+    hidden: Tensor,
+    labels: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
 ) -> Tensor:
     """Cross-entropy in nats, summed over tokens.
 
     Args:
         weight, bias: Parameters of the head.
         label_smoothing: Share of the target spread evenly over the vocabulary.
+        z_loss: Factor of (log Z)^2, which is added; Z is the normaliser of the softmax (Chowdhery et al. 2022, PaLM,
+            section 5).
     Shapes:
         hidden (T, D), labels (T,), weight (V, D), bias (V,) or None -> ()
     """
@@ -57,8 +65,9 @@ def vocabulary_loss(
         hidden = hidden.to(torch.get_autocast_dtype(device))
     if len(labels) <= _rows(weight) and device == "cpu":
         logits = F.linear(hidden, weight, bias).float()  # (T, V)
-        return F.cross_entropy(logits, labels, reduction="sum", label_smoothing=label_smoothing)
-    return _InParts.apply(hidden, labels, weight, bias, label_smoothing)
+        loss = F.cross_entropy(logits, labels, reduction="sum", label_smoothing=label_smoothing)
+        return loss + z_loss * logits.logsumexp(-1).square().sum() if z_loss else loss
+    return _InParts.apply(hidden, labels, weight, bias, label_smoothing, z_loss)
 
 
 @torch.no_grad()
@@ -86,9 +95,11 @@ def _parts(hidden: Tensor, labels: Tensor, weight: Tensor) -> Iterator[tuple[Ten
 
 
 def _loss(
-    logits: Tensor, targets: Tensor, total: Tensor, smoothing: float, words: int, wanted: bool
+    logits: Tensor, targets: Tensor, total: Tensor, smoothing: float, z_loss: float, words: int, wanted: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """Adds the cross-entropy of logits to a total; returns it with the gradient, softmax(logits) - target, if wanted.
+    """Adds the loss of logits to a total; returns it with its gradient, softmax(logits) - target, if wanted.
+
+    The gradient of z_loss is 2 z_loss log Z softmax(logits).
 
     Columns from `words` on are padding; their logits are -inf.
 
@@ -101,9 +112,14 @@ def _loss(
     spread = smoothing / words
     if spread:
         total = total - spread * logprobs[:, :words].sum()
+    norms = logits.float().logsumexp(-1, keepdim=True) if z_loss else None  # log Z, (T, 1)
+    if norms is not None:
+        total = total + z_loss * norms.square().sum()
     if not wanted:
         return total, None
     error = logprobs.exp_()
+    if norms is not None:
+        error *= 1 + 2 * z_loss * norms
     if spread:
         error[:, :words].sub_(spread)
     error.scatter_add_(1, targets[:, None], torch.full_like(own, smoothing - 1))
@@ -123,7 +139,13 @@ class _InParts(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, labels: Tensor, weight: Tensor, bias: Tensor | None, label_smoothing: float
+        ctx: Any,
+        hidden: Tensor,
+        labels: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        label_smoothing: float,
+        z_loss: float,
     ) -> Tensor:
         kind, words = _kind(weight), len(weight)
         low, shift = _padded(weight.to(hidden.dtype), bias, MULTIPLE[kind])  # once for all chunks
@@ -133,7 +155,7 @@ class _InParts(torch.autograd.Function):
         grad_bias = torch.zeros_like(bias) if wanted and bias is not None else None
         for part, targets in _parts(hidden, labels, weight):
             logits = F.linear(part, low, shift)
-            total, error = _body[kind](logits, targets, total, label_smoothing, words, wanted)
+            total, error = _body[kind](logits, targets, total, label_smoothing, z_loss, words, wanted)
             if grad_weight is None or error is None:
                 continue
             grads.append(error @ low)
@@ -148,7 +170,7 @@ class _InParts(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         grad_hidden, grad_weight, grad_bias = ctx.saved_tensors
         grad_bias = None if grad_bias is None else grad_bias * grads[0]
-        return grad_hidden * grads[0], None, grad_weight * grads[0], grad_bias, None
+        return grad_hidden * grads[0], None, grad_weight * grads[0], grad_bias, None, None
 
 
 def _padded(weight: Tensor, bias: Tensor | None, multiple: int) -> tuple[Tensor, Tensor | None]:

@@ -11,7 +11,7 @@ from torch import Tensor
 from vlm.data.batch import Batch, TextRows
 from vlm.data.text.text_field import TextField
 from vlm.data.text.tokenizer import Tokenizer
-from vlm.errors import Count, printable
+from vlm.errors import Count, Share, printable
 from vlm.evaluation.report.sections import Section, Texts
 from vlm.models.flop import Work
 from vlm.models.text_decoder import TextDecoder
@@ -30,6 +30,7 @@ class LanguageModeling(Task):
         sampled_batches: Random batches of nanoGPT's estimate of the loss, beside that of the whole split.
         prompts: Texts that each validation continues, to look at; an empty one starts a document.
         prompt_tokens: How far it continues them.
+        z_loss: Factor of PaLM's auxiliary loss, which keeps logits from drifting; see `vocabulary_loss`.
     """
 
     name = "language_modeling"
@@ -46,11 +47,12 @@ class LanguageModeling(Task):
         sampled_batches: Count = 200,
         prompts: Sequence[str] = ("",),
         prompt_tokens: Count = 64,
+        z_loss: Share = 0.0,
         **options: Unpack[TaskOptions],
     ) -> None:
         super().__init__(model=model, **options)
         self.sampled_batches = sampled_batches
-        self.prompts, self.prompt_tokens = prompts, prompt_tokens
+        self.prompts, self.prompt_tokens, self.z_loss = prompts, prompt_tokens, z_loss
 
     @property
     def text(self) -> TextField:
@@ -68,14 +70,15 @@ class LanguageModeling(Task):
     def work(self, batch: Batch) -> Work:
         return Work(0, *batch["text"].tokens[:, 1:].shape)
 
-    def token_loss(self, rows: TextRows, *, label_smoothing: float = 0.0) -> tuple[Tensor, int]:
-        """Summed cross-entropy in nats, and the number of tokens predicted."""
+    def token_loss(self, rows: TextRows, **options: float) -> tuple[Tensor, int]:
+        """Summed cross-entropy in nats, and the number of tokens predicted; options as in `losses.token_loss`."""
         segments = None if rows.segments is None else rows.segments[:, :-1]
         hidden = self.model(rows.tokens[:, :-1], segments, bounds=rows.bounds)
-        return token_loss(hidden, rows.targets, self.model.head_parts, label_smoothing=label_smoothing)
+        return token_loss(hidden, rows.targets, self.model.head_parts, **options)
 
     def loss(self, batch: Batch) -> dict[str, Term]:
-        return {"tokens": Term(*self.token_loss(batch["text"], label_smoothing=self.label_smoothing))}
+        options = {"label_smoothing": self.label_smoothing, "z_loss": self.z_loss}
+        return {"tokens": Term(*self.token_loss(batch["text"], **options))}
 
     def evaluation_step(self, batch: Batch, *, final: bool) -> None:
         self.evaluation.add_loss({"tokens": Term(*self.token_loss(batch["text"]))})

@@ -25,17 +25,20 @@ class Term:
     weight: float = 1.0
 
 
-def token_loss(hidden: Tensor, targets: Targets, head: Head, *, label_smoothing: float = 0.0) -> tuple[Tensor, int]:
+def token_loss(
+    hidden: Tensor, targets: Targets, head: Head, *, label_smoothing: float = 0.0, z_loss: float = 0.0
+) -> tuple[Tensor, int]:
     """Cross-entropy in nats, summed over the labelled positions; only these go through the head.
 
     Args:
         label_smoothing: Share of the target spread evenly over the vocabulary (Szegedy et al. 2016, section 7).
+        z_loss: As in `vocabulary_loss`.
     Shapes:
         hidden (B, L, D) -> sum (), and the number of labelled positions
     """
     picked = head.transformed(targets.pick(hidden))
-    loss = vocabulary_loss(picked, targets.labels, head.weight, head.bias, label_smoothing=label_smoothing)
-    return loss, targets.count
+    options = {"label_smoothing": label_smoothing, "z_loss": z_loss}
+    return vocabulary_loss(picked, targets.labels, head.weight, head.bias, **options), targets.count
 
 
 def row_losses(hidden: Tensor, targets: Targets, head: Head) -> tuple[Tensor, Tensor]:
