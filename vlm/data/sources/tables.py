@@ -109,7 +109,7 @@ def read_cells(
             is read. The one of ``split_column`` is optional if it is ``split``.
         names: Columns of a file without a header and quotes; the last one takes the rest of the line.
         delimiter: Delimiter of such a file.
-        optional: Keys of columns that a row of JSON may lack.
+        optional: Keys of columns that a table, or a row of JSON, may lack.
     Raises:
         UserError: The file type is unknown, columns are missing (all are named), or a line is malformed.
     """
@@ -119,7 +119,7 @@ def read_cells(
     elif names is not None:
         yield from _line_rows(path, read_text(path), names, delimiter or "\t", columns)
     elif suffix in PARTED:
-        yield from _csv_rows(path, read_text(path), PARTED[suffix], columns)
+        yield from _csv_rows(path, read_text(path), PARTED[suffix], columns, optional)
     elif suffix in LINES:
         yield from _json_rows(path, _json_lines(path, read_text(path)), columns, optional)
     elif suffix in TABLES:
@@ -219,14 +219,16 @@ def _delimiter(text: str, delimiters: str, names: Collection[str]) -> str:
     return max(delimiters, key=count)
 
 
-def _csv_rows(path: Path, text: str, delimiters: str, columns: Mapping[str, str]) -> Iterator[Cells]:
+def _csv_rows(
+    path: Path, text: str, delimiters: str, columns: Mapping[str, str], optional: Collection[str]
+) -> Iterator[Cells]:
     csv.field_size_limit(2**31 - 1)  # captions may be longer than Python's default of 131,072 characters
     # Strict, because otherwise a stray quote silently swallows the following rows.
     delimiter = _delimiter(text.lstrip("\r\n"), delimiters, columns.values())
     reader = csv.reader(StringIO(text, newline=""), delimiter=delimiter, strict=True)
     try:
         header = [name.strip() for name in next(filter(None, reader), [])]
-        named = _find_columns(str(path), header, columns)
+        named = _find_columns(str(path), header, columns, optional)
         for column in (column for column in named.values() if header.count(column) > 1):
             raise UserError(f"{path}: has {header.count(column)} columns {column!r}; rename or remove all but one")
         known = {key: header.index(column) for key, column in named.items()}

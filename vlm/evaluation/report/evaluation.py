@@ -16,7 +16,7 @@ from vlm.io import page
 
 TITLES = {"bleu4": "BLEU-4", "bleu1": "BLEU-1", "bleu2": "BLEU-2", "bleu3": "BLEU-3", "rouge_l": "ROUGE-L"}
 TITLES |= {"cider": "CIDEr", "exact_match": "exact match", "top5": "top 5", "length_ratio": "length ratio"}
-TITLES |= {"bleu": "BLEU", "chrf": "chrF"}
+TITLES |= {"bleu": "BLEU", "chrf": "chrF", "rouge1": "ROUGE-1", "rouge2": "ROUGE-2", "rougeL": "ROUGE-L"}
 ESTIMATES = {"sampled": "sampled"}  # estimates of a score on a part of the split
 
 METRICS = "metrics.csv"  # of a run
@@ -93,7 +93,8 @@ def headlines(scores: Results, wanted: Sequence[str]) -> str:
     """Tiles with the most important scores and their intervals."""
     names = [name for name in wanted if name in scores]
     items = [(TITLES.get(name, name.replace("_", " ")), number(scores[name]), interval(scores, name)) for name in names]
-    return page.tiles([*items, ("loss", number(scores["loss"]), "nats a sample or token")])
+    items += [("loss", number(scores["loss"]), "nats a sample or token")] if "loss" in scores else []
+    return page.tiles(items)
 
 
 def scores_section(scores: Results, remark: str = "") -> str:

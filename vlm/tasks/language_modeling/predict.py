@@ -6,6 +6,7 @@ from itertools import takewhile
 from typing import Annotated, Any, NamedTuple
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from vlm.data.text.tokenizer import Tokenizer
 from vlm.decoding.continuation import continue_texts
@@ -22,6 +23,7 @@ from vlm.inference.text_predictor import TextPredictor
 from vlm.inference.writing import note_width, one_or_list, ranks
 from vlm.models.text_decoder import TextDecoder
 from vlm.nn.step.packed import prepack_for_decoding
+from vlm.nn.vocabulary_loss import token_losses
 
 MAX_TOKENS = 256  # of a text, by default
 
@@ -185,6 +187,33 @@ class TextGenerator(TextPredictor):
         yield from note_width(self.width(options))
         lengths = [len(self.tokenizer.encode(prompt)) for prompt in sources]
         yield from note_cut(lengths, self.model.max_len, names="prompts", part="beginning")
+
+    @torch.inference_mode()
+    def logprobs(self, texts: Sequence[str], *, batch_size: int) -> list[float]:
+        """Log-probabilities of whole texts in nats, each the sum over its tokens after a token that starts a text.
+
+        Raises:
+            UserError: A text is longer than the model's window.
+        """
+        starts = list(self.tokenizer.starts) or [self.tokenizer.bos_id]
+        rows = [torch.tensor([*starts, *self.tokenizer.encode(text)]) for text in texts]
+        if long := next((text for text, row in zip(texts, rows, strict=True) if len(row) > self.model.max_len), None):
+            raise UserError(f"{long[:40]!r}...: is longer than the {self.model.max_len} tokens that the model reads")
+        order = sorted(range(len(texts)), key=lambda place: len(rows[place]))
+        found = [0.0] * len(texts)
+        for at in range(0, len(order), batch_size):
+            places = order[at : at + batch_size]
+            tokens = pad_sequence([rows[place] for place in places], True, self.tokenizer.pad_id).to(self.device)
+            lengths = torch.tensor([len(rows[place]) for place in places], device=self.device)
+            steps = torch.arange(1, tokens.shape[1], device=self.device)
+            scored = (steps >= len(starts)) & (steps < lengths[:, None])  # (B, L - 1)
+            hidden, head = self.model(tokens[:, :-1]), self.model.head_parts
+            losses = torch.zeros(scored.shape, device=self.device)
+            picked = head.transformed(hidden[scored])
+            losses[scored] = token_losses(picked, tokens[:, 1:][scored], head.weight, head.bias).float()
+            for place, loss in zip(places, losses.double().sum(1).tolist(), strict=True):
+                found[place] = -loss
+        return found
 
     def terminal(self, sources: Sequence[str]) -> TerminalWriter:
         return TerminalWriter(sources, self.tokenizer.decode)

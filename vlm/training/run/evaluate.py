@@ -75,11 +75,15 @@ def evaluate_checkpoint(
     device: Device = "auto",
     batch_size: Annotated[int | None, Option("Number of inputs in a batch.", least=1)] = None,
     trust: Trust = None,
+    pairs: Annotated[
+        str | None,
+        Option("Table of sentences, good and bad: how often a language model prefers the good one.", metavar="FILE"),
+    ] = None,
 ) -> int:
     """Evaluates a checkpoint, prints its scores and controls, and writes them to `out`; returns the exit status.
 
     Raises:
-        UserError: As `evaluation_of`.
+        UserError: As `evaluation_of` or `evaluate_pairs`.
     """
     from vlm.checkpoint.load import locate
     from vlm.io.output import output_folder
@@ -89,6 +93,12 @@ def evaluate_checkpoint(
 
     with ExitStack() as stack:
         folder = None if out is None else output_folder(out)
+        if pairs is not None:
+            from vlm.training.run.minimal_pairs import evaluate_pairs
+
+            if overrides or split:
+                raise UserError("--pairs: takes the place of a data set; leave --split and overrides out")
+            return evaluate_pairs(checkpoint, pairs, folder, device=device, batch_size=batch_size, trust=trust)
         config, task, data, results = evaluation_of(
             checkpoint, overrides or [], stack, split=split, device=device, batch_size=batch_size, trust=trust
         )
