@@ -5,9 +5,12 @@ seed identifies it, such as (seed, epoch, index). A resumed run therefore draws 
 """
 
 from hashlib import blake2b
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
+
+if TYPE_CHECKING:
+    import torch
 
 
 def key(*parts: int | str) -> int:
@@ -21,11 +24,13 @@ def numpy_rng(*parts: int | str) -> np.random.Generator:
     return np.random.Generator(np.random.PCG64(key(*parts)))
 
 
-def seed_torch(seed: int, device: torch.device | str = "cpu") -> None:
+def seed_torch(seed: int, device: "torch.device | str" = "cpu") -> None:
     """Seeds torch's generators of the CPU and one device, like `torch.manual_seed`.
 
     `torch.manual_seed` also registers the seed for every absent device, which is slower than many layers.
     """
+    import torch  # `vlm score` draws its resamples without it
+
     torch.default_generator.manual_seed(seed)
     if torch.device(device).type == "cuda":
         torch.cuda.manual_seed(seed)

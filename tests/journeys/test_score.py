@@ -212,10 +212,41 @@ def test_absent_metrics_say_why(tmp_path, capsys, monkeypatch) -> None:
         assert f'{name:<10}{"absent":>10}  needs pip install "vlm-lightning[coco]" and Java' in said
 
 
+class TestTexts:
+    """Lines of text against a reference each, as translations and summaries are scored."""
+
+    def files(self, folder: Path, written: str, wanted: str) -> list[str]:
+        for name, text in (("written.txt", written), ("wanted.txt", wanted)):
+            (folder / name).write_text(text, encoding="utf-8")
+        return ["score", str(folder / "written.txt"), str(folder / "wanted.txt")]
+
+    def test_are_scored_by_line(self, tmp_path, capsys) -> None:
+        line = self.files(tmp_path, "a red dog runs\n\ntwo cats\n", "a red dog runs\r\nnothing\r\ntwo cats sleep\r\n")
+        assert vlm([*line, "--format", "json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert (found["rouge1"], found["rougeL"], found["exact_match"]) == pytest.approx((1.8 / 3, 1.8 / 3, 1 / 3))
+        assert found["texts"] == 3 and found["bleu@low"] <= found["bleu"] <= found["bleu@high"]
+        assert vlm(line) == 0
+        assert re.search(r"rouge1 +0\.6000 .*\nrouge2 ", capsys.readouterr().out)
+
+    @pytest.mark.parametrize(
+        ("wanted", "more", "said"),
+        [
+            ("a\nb\n", [], "has 1 lines, and .*wanted.txt 2; give a text a line"),
+            ("", [], "wanted.txt: is empty"),
+            ("a\n", ["--per-image"], "holds lines of text; --per-image"),
+        ],
+    )
+    def test_that_cannot_be_scored_are_refused(self, wanted, more, said, tmp_path, capsys) -> None:
+        assert vlm([*self.files(tmp_path, "a\n", wanted), *more]) == 2
+        assert re.search(said, capsys.readouterr().err)
+
+
 def test_scoring_loads_no_torch(tmp_path) -> None:
     code = "import sys; from vlm.cli.main import run; status = run(['score', *sys.argv[1:], '--no-java'])"
     code += "; assert status == 0 and 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code, *files(tmp_path)], check=True, cwd=ROOT)
+    for arguments in (files(tmp_path), TestTexts().files(tmp_path, "a\nb\n", "a\nb\n")[1:]):
+        subprocess.run([sys.executable, "-c", code, *arguments], check=True, cwd=ROOT)
 
 
 CHINESE = {7: "一只狗在草地上跑", 8: "两只猫在沙发上睡觉"}

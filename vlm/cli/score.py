@@ -1,4 +1,4 @@
-"""`vlm score`: captions in COCO's formats. torch is not imported."""
+"""`vlm score`: captions in COCO's formats, or lines of text. torch is not imported."""
 
 from pathlib import Path
 from typing import Annotated
@@ -6,13 +6,21 @@ from typing import Annotated
 from vlm.errors import UserError
 from vlm.evaluation.score import FORMS, image_files, read_captions
 from vlm.evaluation.score import score as score_captions
+from vlm.evaluation.score_texts import scored_texts
 from vlm.inference.options import Option, Out
 from vlm.io.output import Output
 
 
 def score(
-    results: Annotated[str, Option("Captions in COCO's result format.", metavar="RESULTS.json", positional=True)],
-    references: Annotated[str, Option("COCO's annotation format.", metavar="REFERENCES.json", positional=True)],
+    results: Annotated[
+        str, Option("COCO's result format, or a text a line: FILE.txt.", metavar="RESULTS.json", positional=True)
+    ],
+    references: Annotated[
+        str,
+        Option(
+            "COCO's annotation format, or a reference a line: FILE.txt.", metavar="REFERENCES.json", positional=True
+        ),
+    ],
     per_image: Annotated[bool, Option("The scores of each image too.", ("--per-image",))] = False,
     form: Annotated[str, Option("text, json or csv.", ("--format",))] = "text",
     out: Out = None,
@@ -23,7 +31,10 @@ def score(
         str | None, Option("References of a larger set, for the weights of CIDEr.", metavar="FILE")
     ] = None,
 ) -> int:
-    """Scores a file of captions, prints the scores and returns the exit status: 1 if an image could not be scored.
+    """Scores a file of captions, or of texts, and prints the scores.
+
+    Returns:
+        The exit status: 1 if an image could not be scored.
 
     Raises:
         UserError: A file is unreadable or in another format, or the files have no image in common.
@@ -33,6 +44,13 @@ def score(
     if form not in FORMS:
         raise UserError(f"--format: {form!r} is unknown; choose text, json or csv")
     output = Output(out, inputs=[results, references, *filter(None, [references_of])])
+    if results.endswith(".txt") and references.endswith(".txt"):
+        if clip or per_image or references_of:
+            raise UserError(f"{results}: holds lines of text; --per-image, --clip and --references-of are of captions")
+        text = scored_texts(results, references, form)
+        with output:
+            output.write(text)
+        return 0
     captioned, larger = read_captions(results, references, references_of)
     scores = score_captions(captioned, java=java, larger=larger)
     if clip is not None and images is not None:

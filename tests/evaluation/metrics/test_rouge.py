@@ -1,10 +1,13 @@
-"""ROUGE-L against the example of its paper and the textbook recursion."""
+"""ROUGE against the example of its paper, the textbook recursion, brute force and torchmetrics."""
+
+from itertools import combinations
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torchmetrics.functional.text import rouge_score
 
-from vlm.evaluation.metrics.rouge import RougeL
+from vlm.evaluation.metrics.rouge import RougeL, rouge
 
 
 def rouge_l(candidate: list[str], references: list[list[str]]) -> float:
@@ -57,3 +60,28 @@ def test_agrees_with_the_recursion(candidate: list[str], references: list[list[s
 def test_references_longer_than_a_machine_word() -> None:
     reference = [f"w{i}" for i in range(200)]
     assert rouge_l(reference[::3], [reference, reference[::-1]]) == pytest.approx(measure(1.0, 67 / 200))
+
+
+class TestOfTexts:
+    def test_is_a_count_by_hand(self) -> None:
+        # Six words and five; five, two pairs of words and four in order are common.
+        first, second, longest = rouge("The cat sat, on the_mat", "a cat on the mat sat!")
+        assert (first, second, longest) == pytest.approx((10 / 12, 4 / 10, 8 / 12))
+
+    def test_of_texts_without_words_is_zero(self) -> None:
+        assert rouge("", "") == rouge("a", "...") == rouge("", "a") == (0.0, 0.0, 0.0)
+
+    def test_counts_characters_of_a_script_without_spaces(self) -> None:
+        assert rouge("猫が寝る", "犬が寝る") == pytest.approx((3 / 4, 2 / 3, 3 / 4))
+
+    @settings(max_examples=40, deadline=None)
+    @given(st.text("ab1 _'.", max_size=16), st.text("ab1 _'.", max_size=16))
+    def test_equals_the_library_and_brute_force(self, text: str, reference: str) -> None:
+        keys = ("rouge1", "rouge2", "rougeL")
+        truth = rouge_score(text, reference, rouge_keys=keys)
+        assert rouge(text, reference) == pytest.approx([float(truth[f"{key}_fmeasure"]) for key in keys], abs=1e-6)
+        one, other = ("".join(c if c in "ab1" else " " for c in side).split() for side in (text, reference))
+        sizes = range(min(len(one), len(other)), -1, -1)
+        inside = [{*combinations(one, n)} & {*combinations(other, n)} for n in sizes]
+        longest = next(n for n, shared in zip(sizes, inside, strict=True) if shared)
+        assert rouge(text, reference)[2] == pytest.approx(2 * longest / max(1, len(one) + len(other)))

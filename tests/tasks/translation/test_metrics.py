@@ -7,9 +7,10 @@ import pytest
 import sacrebleu
 
 from vlm.data.records import Listed, Record
+from vlm.evaluation.metrics.texts import NAMES, TextScores
 from vlm.randomness import numpy_rng
 from vlm.tasks.translation.dictionary import ROUNDS, Dictionary
-from vlm.tasks.translation.metrics import NAMES, TranslationMetric, TranslationScores
+from vlm.tasks.translation.metrics import TranslationMetric
 
 SIDES = ("text", "translation")
 TEXTS = ["the cat sat on the mat.", "a dog", "", "Zwei Männer, die\u00a0reden."]
@@ -19,13 +20,13 @@ REFERENCES += ["some birds fly over an old house by the sea"]
 
 
 def test_bleu_is_the_count_by_hand():
-    scores = TranslationScores(["the cat sat on the mat"], ["the cat sat on a mat"])
+    scores = TextScores(["the cat sat on the mat"], ["the cat sat on a mat"])
     assert scores.summary["bleu"] == pytest.approx(100 * (5 / 6 * 3 / 5 * 2 / 4 * 1 / 3) ** 0.25)
     assert scores.summary["exact_match"] == 0
 
 
 def test_scores_are_the_librarys_with_their_signatures():
-    scores = TranslationScores(TEXTS, REFERENCES)
+    scores = TextScores(TEXTS, REFERENCES)
     assert scores.summary["bleu"] == sacrebleu.corpus_bleu(TEXTS, [REFERENCES]).score
     assert scores.summary["chrf"] == sacrebleu.corpus_chrf(TEXTS, [REFERENCES]).score
     assert scores.summary["exact_match"] == 0.2
@@ -35,24 +36,24 @@ def test_scores_are_the_librarys_with_their_signatures():
 
 
 def test_resampled_scores_are_those_of_the_texts_written_out():
-    scores, rng = TranslationScores(TEXTS, REFERENCES), numpy_rng("resampled")
+    scores, rng = TextScores(TEXTS, REFERENCES), numpy_rng("resampled")
     draws = np.vstack([np.ones(5), rng.multinomial(5, [0.2] * 5, size=6)])
     found = scores.score(draws.astype(float))
     for row, counts in zip(found, draws.astype(int), strict=True):
         texts, references = (np.repeat(np.array(side, object), counts).tolist() for side in (TEXTS, REFERENCES))
-        truth = TranslationScores(texts, references).summary
+        truth = TextScores(texts, references).summary
         np.testing.assert_allclose(row, [truth[name] for name in NAMES], rtol=1e-12)
 
 
 def test_references_that_are_too_short_for_n_grams_are_the_librarys():
     texts, references = ["yes, of course", "no thanks", "maybe tomorrow we go", "ok"], ["yes", "no", "maybe", "ok"]
-    (found,) = TranslationScores(texts, references).score(np.ones((1, 4)))
+    (found,) = TextScores(texts, references).score(np.ones((1, 4)))
     assert found[NAMES.index("chrf")] == pytest.approx(sacrebleu.corpus_chrf(texts, [references]).score)
 
 
 def test_intervals_hold_the_score():
-    found = TranslationScores(TEXTS * 8, REFERENCES * 8).intervals(seed=0)
-    truth = TranslationScores(TEXTS * 8, REFERENCES * 8).summary
+    found = TextScores(TEXTS * 8, REFERENCES * 8).intervals(seed=0)
+    truth = TextScores(TEXTS * 8, REFERENCES * 8).summary
     for name in NAMES:
         assert found[f"{name}@low"] < truth[name] < found[f"{name}@high"]
 
@@ -63,7 +64,7 @@ def test_a_metric_is_exact_over_batches():
     for order in ((3, 1), (4, 0, 2), (1,)):  # a sampler may repeat a sample
         added = metric.record([f"test-{at}" for at in order], [rows[at] for at in order])
     results = metric.compute()
-    assert {name: results[name] for name in NAMES} == TranslationScores(TEXTS, REFERENCES).summary
+    assert {name: results[name] for name in NAMES} == TextScores(TEXTS, REFERENCES).summary
     assert list(metric.samples["test-3"].values()) == list(rows[3])
     assert added == [{"id": "test-1", **metric.samples["test-1"]}]
     assert results["length_ratio"] == pytest.approx((6 + 2 + 0 + 3 + 9) / (6 + 2 + 1 + 4 + 10))

@@ -15,7 +15,7 @@ def compared(details: Mapping[str, Any], predictions: Any) -> Compared:
 
 
 def _scores(samples: Sequence[Sample]) -> tuple[Sequence[str], Scorer]:
-    from vlm.tasks.translation.metrics import NAMES, TranslationScores  # torchmetrics takes long to import
+    from vlm.evaluation.metrics.texts import NAMES, TextScores  # sacreBLEU takes long to import
 
     true, predicted = zip(*samples, strict=True)
-    return NAMES, TranslationScores(predicted, true).score
+    return NAMES, TextScores(predicted, true).score

@@ -1,0 +1,45 @@
+"""`vlm score` of lines of text: BLEU, chrF, ROUGE and exact match, with intervals; without checkpoint or torch."""
+
+import json
+from pathlib import Path
+
+from vlm.errors import UserError
+from vlm.evaluation.metrics.texts import NAMES, TextScores
+from vlm.io.output import aligned, csv_text
+
+
+def scored_texts(results: str, references: str, form: str) -> str:
+    """The scores of a file of texts, one a line, against one reference a line.
+
+    Args:
+        form: "text", "json" or "csv".
+    Raises:
+        UserError: A file cannot be read or is empty, or they differ in their number of lines.
+    """
+    written, wanted = _lines(results), _lines(references)
+    if len(written) != len(wanted):
+        raise UserError(f"{results}: has {len(written):,} lines, and {references} {len(wanted):,}; give a text a line")
+    scores = TextScores(written, wanted)
+    summary, bounds = scores.summary, scores.intervals(seed=0)
+    if form == "json":
+        return (
+            json.dumps({**summary, **bounds, "texts": len(written), "signatures": scores.signatures()}, indent=1) + "\n"
+        )
+    if form == "csv":
+        return csv_text([NAMES, [summary[name] for name in NAMES]])
+    columns = [[summary[name], bounds[f"{name}@low"], bounds[f"{name}@high"]] for name in NAMES]
+    rows = [[name, *(f"{value:.4f}" for value in row)] for name, row in zip(NAMES, columns, strict=True)]
+    signatures = "\n".join(f"{name:<6}{signature}" for name, signature in scores.signatures().items())
+    return f"{len(written):,} texts\n{aligned([['', 'score', 'low', 'high'], *rows])}\n\n{signatures}\n"
+
+
+def _lines(path: str) -> list[str]:
+    try:
+        lines = Path(path).read_text(encoding="utf-8-sig").removesuffix("\n").split("\n")
+    except OSError as fault:
+        raise UserError(f"{path}: {fault.strerror}; give a readable file") from fault
+    except UnicodeDecodeError as fault:
+        raise UserError(f"{path}: is not UTF-8; save it as UTF-8") from fault
+    if lines == [""]:
+        raise UserError(f"{path}: is empty; give a text a line")
+    return [line.removesuffix("\r") for line in lines]
