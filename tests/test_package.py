@@ -33,9 +33,10 @@ def run(*command: str, cwd: Path, path: Path | None = None) -> str:
     return done.stdout
 
 
-def test_the_version_stands_in_two_places_alike() -> None:
+def test_the_version_stands_everywhere_alike() -> None:
     assert tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"] == vlm.__version__
     assert f"\n## {vlm.__version__}\n" in (ROOT / "CHANGELOG.md").read_text()
+    assert f"\nversion: {vlm.__version__}\n" in (ROOT / "CITATION.cff").read_text()
 
 
 def test_the_oldest_versions_are_those_that_are_allowed() -> None:

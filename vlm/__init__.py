@@ -1,6 +1,6 @@
 """vlm: train, resume, evaluate and use small vision-language models."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = ["Error", "Model", "Run", "load", "score", "train"]
 
 import os
