@@ -28,7 +28,7 @@ BOUNDS = {
     **{
         f"{split}_{what}": (0, 10**7)  # their order is held in memory
         for split in ("train", "val", "test")
-        for what in ("scenes", "documents", "pairs", "captions", "stories")
+        for what in ("scenes", "documents", "pairs", "captions", "stories", "lines")
     },
     **dict.fromkeys(("scenes", "max_objects", "captions_per_image"), (1, 1000)),
     **dict.fromkeys(("beam", "results"), (1, 1024)),

@@ -1,0 +1,63 @@
+"""Drawn lines: words that no two splits share, whole on their paper, the same ones each time."""
+
+import numpy as np
+import pytest
+
+from vlm.data.shapes.lines import FONTS, HEIGHT, WIDTH, DrawnLines, Line, draw_line
+from vlm.errors import UserError
+
+LENGTHS = {"train_lines": 200, "val_lines": 100, "test_lines": 100}
+
+
+def lines(split, count=100, **options):
+    source = DrawnLines(seed=0, **{**LENGTHS, **options})
+    return [source.split(split).record(index) for index in range(count)]
+
+
+def texts(split, **options):
+    return [record["captions"][0] for record in lines(split, **options)]
+
+
+def test_no_word_or_number_is_in_two_splits():
+    train, val, test = ({text.lower() for text in texts(split)} for split in ("train", "val", "test"))
+    assert not train & test and not train & val and not val & test
+    assert min(map(len, (train, val, test))) > 80
+
+
+def test_texts_are_words_and_numbers_of_the_asked_length():
+    found = texts("train", longest=5, numbers=0.5)
+    assert max(map(len, found)) == 5 and all(text.isascii() and text.isalnum() for text in found)
+    assert 35 < sum(text.isdigit() for text in found) < 65
+    assert not any(text.isdigit() for text in texts("test", numbers=0.0))
+    with pytest.raises(UserError, match="longest: 3 leaves too few"):
+        DrawnLines(seed=0, longest=3, **LENGTHS)
+
+
+def test_a_record_is_the_same_each_time_and_fresh_in_each_epoch():
+    source = DrawnLines(seed=0, **LENGTHS)
+    one, again, later = (source.split("train").record(5, epoch) for epoch in (0, 0, 1))
+    assert one["captions"] == one["references"] == again["captions"]
+    assert np.array_equal(one.image(), again.image()) and one.read_stamp() == again.read_stamp()
+    assert one["captions"] != later["captions"]
+    val = source.split("val")
+    assert val.record(5, 1).read_stamp() == val.record(5).read_stamp()
+
+
+@pytest.mark.parametrize("font", FONTS)
+@pytest.mark.parametrize("turn", [-5.0, 0.0, 5.0])
+@pytest.mark.parametrize("place", [(0.0, 0.0), (0.97, 0.04), (1.0, 1.0)])
+def test_a_turned_text_stays_whole_on_its_paper(font, turn, place):
+    """As much ink as on the same paper in the middle, and none on the edge."""
+    line = Line("qufumjum", font, 22, turn, place, 0, 255, (0.0, 0))
+    pixels, middle = (
+        255 - np.asarray(draw_line(one).convert("L"), int) for one in (line, line._replace(place=(0.5, 0.5)))
+    )
+    assert pixels.shape == (HEIGHT, WIDTH)
+    assert pixels.sum() == pytest.approx(middle.sum(), rel=0.02)
+    assert max(pixels[0].max(), pixels[-1].max(), pixels[:, 0].max(), pixels[:, -1].max()) < 64
+
+
+def test_noise_is_as_strong_as_it_says():
+    line = Line("a", "DejaVuSans", 16, 0.0, (0.5, 0.5), 0, 128, (12.0, 3))
+    clean, noisy = (np.asarray(draw_line(one).convert("L"), float) for one in (line._replace(noise=(0.0, 3)), line))
+    assert (noisy - clean)[clean == 128].std() == pytest.approx(12, rel=0.05)

@@ -1,0 +1,141 @@
+"""Lines of text, drawn in several fonts, a little turned and noisy: the default data of text recognition."""
+
+import math
+from collections.abc import Iterator
+from functools import cache, partial
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+
+from vlm.data.records import Record
+from vlm.data.shapes.drawn import DrawnSource, Keys
+from vlm.errors import Count, Rate, UserError
+from vlm.randomness import key, numpy_rng
+
+FONTS = ("DejaVuSans", "DejaVuSans-Bold", "DejaVuSans-Oblique", "DejaVuSerif", "DejaVuSerif-Italic", "DejaVuSansMono")
+WIDTH, HEIGHT, MARGIN = 96, 32, 2  # pixels
+ONSETS = ("b", "c", "d", "f", "g", "h", "j", "k", "l", "m", "n", "p", "qu", "r", "s", "t", "v", "w", "x", "y", "z", "")
+VOWELS = ("a", "e", "i", "o", "u")
+CODAS = ("", "", "l", "m", "n", "r", "s", "t")
+HELD_OUT = {"test": {0}, "val": {1}, "train": set(range(2, 10))}  # tenths of all words and numbers, of a split each
+
+
+class Line(NamedTuple):
+    """A line of text as it is drawn.
+
+    Args:
+        text: A word, or a number.
+        font: Name in `FONTS`.
+        size: Pixels of the font, if the text fits.
+        turn: Degrees, counter-clockwise.
+        place: Where it stands in the room that is left, from 0 to 1, across and down.
+        ink, paper: Brightness from 0 to 255.
+        noise: Standard deviation of each pixel, and the key that it is drawn by.
+    """
+
+    text: str
+    font: str
+    size: int
+    turn: float
+    place: tuple[float, float]
+    ink: int
+    paper: int
+    noise: tuple[float, int]
+
+
+class DrawnLines(DrawnSource):
+    """Lines of one invented word or number, whose caption is the text; no two splits share a word or a number.
+
+    Args:
+        seed: Seed of all lines.
+        longest: Most characters of a line.
+        numbers: Share of lines that are numbers.
+        turn: Most degrees by which a line is turned, either way.
+        noise: Largest standard deviation of the noise, as a share of white.
+        train_lines, val_lines, test_lines: Number of lines per split (and epoch).
+    Raises:
+        UserError: No word is short enough.
+    """
+
+    holds = ("image", "captions")
+    name = "lines"
+
+    def __init__(
+        self,
+        *,
+        seed: int,
+        longest: Count = 8,
+        numbers: Rate = 0.25,
+        turn: float = 5.0,
+        noise: Rate = 0.1,
+        train_lines: Count,
+        val_lines: Count,
+        test_lines: Count,
+    ) -> None:
+        super().__init__(seed, {"train": train_lines, "val": val_lines, "test": test_lines})
+        if longest < 4:
+            raise UserError(f"data.source.longest: {longest} leaves too few words for three splits; give 4 or more")
+        self.longest, self.numbers, self.turn, self.noise = longest, numbers, turn, noise
+
+    def sample(self, keys: Keys) -> Record:
+        rng = numpy_rng("line", *keys)
+        text = self._text(rng)
+        while key("held out", text.lower()) % 10 not in HELD_OUT[keys.split]:
+            text = self._text(rng)
+        turn, across, down, noise = rng.random(4).tolist()
+        dark, light = int(rng.integers(0, 90)), int(rng.integers(165, 256))
+        ink, paper = (dark, light) if rng.random() < 0.8 else (light, dark)
+        line = Line(
+            text=text,
+            font=FONTS[int(rng.integers(len(FONTS)))],
+            size=int(rng.integers(16, 23)),
+            turn=self.turn * (2 * turn - 1),
+            place=(across, down),
+            ink=ink,
+            paper=paper,
+            noise=(255 * self.noise * noise, int(rng.integers(2**31))),
+        )
+        known = {"captions": [text], "references": [text]}
+        return Record(keys.id, known, partial(draw_line, line), read_stamp=lambda: str(line))
+
+    def _text(self, rng: np.random.Generator) -> str:
+        if rng.random() < self.numbers:
+            return "".join(map(str, rng.integers(10, size=int(rng.integers(2, min(self.longest, 6) + 1))).tolist()))
+        parts = (part for _ in range(int(rng.integers(1, 4))) for part in (ONSETS, VOWELS, CODAS))
+        word = "".join(part[int(rng.integers(len(part)))] for part in parts)[: self.longest]
+        return word.capitalize() if rng.random() < 0.3 else word
+
+
+def draw_line(line: Line) -> Image.Image:
+    """The image of a line, RGB, WIDTH x HEIGHT."""
+    image = Image.new("L", (WIDTH, HEIGHT), line.paper)
+    font, left, top, width, height, edge = next(_fitting(line))
+    x = round(MARGIN + line.place[0] * (WIDTH - 2 * MARGIN - width))
+    y = round(edge + line.place[1] * (HEIGHT - 2 * edge - height))  # Pillow cuts text at a negative fraction
+    ImageDraw.Draw(image).text((x - left, y - top), line.text, fill=line.ink, font=font)
+    center = x + width / 2, y + height / 2
+    turned = image.rotate(line.turn, Image.Resampling.BICUBIC, center=center, fillcolor=line.paper)
+    spread, seed = line.noise
+    pixels = np.asarray(turned, np.float32) + spread * numpy_rng("noise", seed).standard_normal((HEIGHT, WIDTH))
+    return Image.fromarray(np.clip(np.rint(pixels), 0, 255).astype(np.uint8)).convert("RGB")
+
+
+def _fitting(line: Line) -> Iterator[tuple[ImageFont.FreeTypeFont, float, float, float, float, float]]:
+    """Yields the font at each size at which the turned text fits, with its box and the room above and below it."""
+    slope = abs(math.sin(math.radians(line.turn)))
+    for size in range(line.size, 5, -1):
+        font = _font(line.font, size)
+        left, top, right, bottom = font.getbbox(line.text)
+        width, height = right - left, bottom - top
+        edge = MARGIN + slope * width / 2
+        if width <= WIDTH - 2 * MARGIN and height <= HEIGHT - 2 * edge:
+            yield font, left, top, width, height, edge
+
+
+@cache
+def _font(name: str, size: int) -> ImageFont.FreeTypeFont:
+    import matplotlib  # its fonts
+
+    return ImageFont.truetype(Path(matplotlib.get_data_path()) / "fonts" / "ttf" / f"{name}.ttf", size)
