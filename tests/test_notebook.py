@@ -18,7 +18,7 @@ def test_the_quickstart_runs() -> None:
     pytest.importorskip("ipykernel")
     client = pytest.importorskip("nbclient").NotebookClient
     stored, notebook = (pytest.importorskip("nbformat").read(NOTEBOOK, 4) for _ in range(2))
-    client(notebook, timeout=300, resources={"metadata": {"path": str(NOTEBOOK.parent)}}).execute()
+    client(notebook, timeout=1800, resources={"metadata": {"path": str(NOTEBOOK.parent)}}).execute()
     assert len(shown(notebook, "image/png")) == len(shown(stored, "image/png")) == 2
     first, *_, last = (shown(notebook, "text/plain")[at] for at in (1, 3, -1))
     assert "'a large red circle'" in first and "'cider'" in last
