@@ -56,12 +56,15 @@ DECODERS = {
 }
 
 
-@pytest.mark.parametrize("wide", [0, packed.WIDE])
+@pytest.mark.parametrize(("wide", "plain_rows"), [(0, False), (packed.WIDE, False), (0, True)])
 @pytest.mark.parametrize("rows", [1, 8])
 @pytest.mark.parametrize("options", DECODERS)
-def test_a_decoder_computes_the_same_in_any_layout(rows: int, options: str, wide: int, monkeypatch) -> None:
+def test_a_decoder_computes_the_same_in_any_layout(
+    rows: int, options: str, wide: int, plain_rows: bool, monkeypatch
+) -> None:
     torch.manual_seed(0)
     monkeypatch.setattr(packed, "WIDE", wide)
+    monkeypatch.setattr(packed, "_reads_rows_fast", lambda: plain_rows)
     plain = Decoder(vocab_size=50, max_len=8, dim=32, depth=2, num_heads=4, **DECODERS[options]()).eval()
     laid_out = copy.deepcopy(plain)
     prepack_for_decoding(laid_out, rows=rows)
