@@ -1,6 +1,7 @@
 """Fixtures that tests of several folders share."""
 
 import gc
+import signal
 from collections.abc import Callable
 
 import pytest
@@ -13,6 +14,8 @@ gc.set_threshold(50_000, 20, 100)
 # How long an example takes says how busy the machine is, and nothing of what is tested.
 settings.register_profile("no deadline", deadline=None)
 settings.load_profile("no deadline")
+# A script starts what it runs in the background with Ctrl-C ignored, and the commands of the tests would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -24,7 +24,7 @@ class Handler(BaseHTTPRequestHandler):
         for name, folder in self.models.items():
             if path == f"/api/models/{name}/revision/main":
                 return self._json({"id": name, "modelId": name, "sha": COMMIT, "siblings": [], "tags": []})
-            if path == f"/api/models/{name}/tree/{COMMIT}":
+            if path in (f"/api/models/{name}/tree/{COMMIT}", f"/api/models/{name}/tree/main"):
                 files = sorted(one for one in folder.iterdir() if one.is_file())
                 return self._json(
                     [{"type": "file", "path": f.name, "size": f.stat().st_size, "oid": self._oid(f)} for f in files]

@@ -3,6 +3,7 @@
 import io
 import os
 import pty
+import random
 import select
 import signal
 import subprocess
@@ -20,6 +21,11 @@ from image_text import saved_image_text
 
 import vlm
 from vlm.cli.main import run
+from vlm.decoding.kept import KeptText
+from vlm.inference.options import ModelOptions
+from vlm.tasks.chat.predictor import ChatOptions, ChatPredictor
+from vlm.tasks.chat.session import Chat
+from vlm.tasks.chat.terminal import _answer
 
 
 @pytest.fixture
@@ -76,6 +82,28 @@ def test_a_model_that_does_not_converse_is_refused_in_a_line(say: Any) -> None:
     assert (status, out) == (2, "") and "has no form of conversations" in err
     status, out, err = say("what?\n", "-c", str(FILES / "tagging.ckpt"))
     assert (status, out) == (2, "") and "holds a model for tagging" in err
+
+
+def test_an_interrupt_at_any_moment_ends_the_answer_and_leaves_the_conversation_whole(folder: str, capsys: Any) -> None:
+    saved_chat(folder, "llama3", room=100_000)
+    dice, options = random.Random(0), ChatOptions(sample=False, max_tokens=90_000)
+    predictor = ModelOptions(checkpoint=folder, device="cpu", precision="fp32").load(ChatPredictor)
+    talk = Chat(predictor, options)
+    capsys.readouterr()
+    before = signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
+    try:
+        for number in range(100):
+            signal.setitimer(signal.ITIMER_REAL, dice.uniform(0.002, 0.02))
+            _answer(talk, f"what is it? {number}")
+            assert capsys.readouterr().err == " [stopped]", number
+            if number % 10 == 9:  # what the model has read is what it would read anew
+                tokens = [*talk.tokens(), 3]
+                kept, anew = (one.logits(tokens) for one in (talk._kept, KeptText(predictor.decoder)))
+                assert torch.allclose(kept, anew, atol=1e-3), number
+                talk.reset()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def test_an_interrupt_ends_the_answer_and_at_the_prompt_the_command(folder: str) -> None:
