@@ -94,26 +94,28 @@ def test_the_memory_of_bodies_that_have_gone_is_returned(monkeypatch):
 
 
 def test_the_smallest_part_of_a_budget_is_served_first():
-    order = []
+    order, running = [], []
 
     async def use(budget, amount):
         async with budget.take(amount, deadline=asyncio.get_running_loop().time() + 60):
             order.append(amount)
-            assert budget.used <= 100
+            running.append(amount)
+            assert budget.used <= 100 and len(running) <= 3
             await asyncio.sleep(0.01)
+            running.remove(amount)
 
     async def run():
-        budget = Budget(100, least=10)
-        await asyncio.gather(*(use(budget, amount) for amount in (90, 90, 200, 1, 50, 2)))
+        budget = Budget(100, places=3)
+        await asyncio.gather(*(use(budget, amount) for amount in (90, 90, 200, 1, 50, 2, 3)))
         assert budget.used == 0
 
     asyncio.run(run())
-    assert order == [90, 1, 2, 50, 90, 200]
+    assert order == [90, 1, 2, 3, 50, 90, 200]
 
 
 def test_who_waits_too_long_for_the_budget_gets_503():
     async def run():
-        budget = Budget(100, least=10)
+        budget = Budget(100, places=2)
         now = asyncio.get_running_loop().time()
         async with budget.take(100, deadline=now + 60):
             with pytest.raises(HTTPException) as fault:

@@ -79,7 +79,7 @@ def test_no_more_pixels_are_decoded_at_a_time_than_the_budget_has(monkeypatch):
 
     monkeypatch.setattr(module, "load_image", load)
     monkeypatch.setattr(budget, "most", 1_000_000)
-    monkeypatch.setattr(budget, "least", 10_000)
+    monkeypatch.setattr(budget, "places", 99)
     file = BytesIO()
     Image.new("RGB", (1000, 900)).save(file, "PNG")
 

@@ -14,11 +14,11 @@ class Budget:
 
     Args:
         most: The amount.
-        least: The smallest part; it bounds how many have one at a time.
+        places: How many have a part at a time.
     """
 
-    def __init__(self, most: int, *, least: int) -> None:
-        self.most, self.least, self.used = most, least, 0
+    def __init__(self, most: int, *, places: int) -> None:
+        self.most, self.places, self.used = most, places, 0
         self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
         self._turns = count()
 
@@ -31,7 +31,7 @@ class Budget:
         Raises:
             HTTPException: The deadline has passed.
         """
-        amount = min(max(amount, self.least), self.most)
+        amount = min(amount, self.most)
         turn = asyncio.get_running_loop().create_future()
         heappush(self._waiting, (amount, next(self._turns), turn))
         self._grant()
@@ -43,15 +43,15 @@ class Budget:
             raise HTTPException(503, "too many inputs wait to be read; try again", {"Retry-After": "1"}) from fault
         finally:
             if not turn.cancelled():
-                self.used -= amount
+                self.used, self.places = self.used - amount, self.places + 1
                 self._grant()
 
     def _grant(self) -> None:
         while self._waiting:
             amount, _, turn = self._waiting[0]
             if not turn.done():
-                if self.used + amount > self.most:
+                if self.used + amount > self.most or not self.places:
                     return
-                self.used += amount
+                self.used, self.places = self.used + amount, self.places - 1
                 turn.set_result(None)
             heappop(self._waiting)

@@ -97,8 +97,10 @@ class Reader:
         width = 1 if "question" in unset else self.predictor.width(usual)
         self.rows, self.columns = self.rows * width, max(MOST_COLUMNS, width)
         # Decoding takes up to 14 bytes a pixel, and parsing some a byte: one budget bounds the memory of both. Beside
-        # the largest image there is room for as many small ones as there are workers.
-        self.budget = Budget(MAX_PIXELS + default_workers() * LARGE_PIXELS, least=LARGE_PIXELS)
+        # the largest image there is room for small ones. Reading a text holds Python's lock: were many read at a time,
+        # the event loop would wait for all of them at each of its steps, and /health with it.
+        places = max(2, default_workers())
+        self.budget = Budget(MAX_PIXELS + places * LARGE_PIXELS, places=places)
 
     async def read(self, kind: str, body: bytearray, *, most: int, deadline: float) -> Read:
         """What a body asks.
