@@ -73,6 +73,11 @@ def test_the_commands_take_a_folder(folders, tmp_path, capsys, name):
     assert all(row.startswith(labels[one]) for row, one in zip(rows, truth.argmax(1), strict=True))
     assert run(["retrieve", *paths, "-c", str(folder), "--text", "a dog", "--top", "1", *EXACT]) == 0
     assert capsys.readouterr().out.split("\t")[1] == paths[int(truth[:, 0].argmax())]
+    assert run(["classify", paths[0], "-c", str(folder), *EXACT, "--label", "a dog " * 50, "--label", "a"]) == 0
+    said = (
+        f"note: 1 of 2 texts: more than the {LENGTHS[name] - 2} tokens that the model reads; the end of each was left"
+    )
+    assert said in capsys.readouterr().err
     assert run(["embed", "--text", "a dog", "-c", str(folder), "--format", "jsonl", *EXACT]) == 0
     (line,) = capsys.readouterr().out.splitlines()
     expected = embedded(model, tokenizer, ["a dog"])[0].tolist()

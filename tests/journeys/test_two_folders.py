@@ -8,6 +8,7 @@ import signal
 import pytest
 import timm
 import torch
+from dual import saved_dual
 from gguf_files import decoder, save_gguf
 from hugging import ENCODERS, saved, saved_gpt2
 from journey import results
@@ -38,6 +39,7 @@ def parts(tmp_path_factory):
     for name in ("clip_vision", "siglip"):
         saved(place / name, ENCODERS[name]())
     save_for_hf(timm.create_model("resnet10t"), place / "timm", safe_serialization=True)
+    saved_dual("clip", place / "clip")  # with a tokenizer of its own
     saved_gpt2(place / "gpt2")
     save_gguf(place / "small.gguf", *decoder("tied"), kind="Q8_0")
     model, tokenizer = decoder("llama")
@@ -64,7 +66,7 @@ def read_weights(run):
 @pytest.mark.parametrize(
     ("encoder", "decoder", "options", "states"),
     [
-        ("clip_vision", "small.gguf", [], 9),
+        ("clip", "small.gguf", [], 9),
         pytest.param("siglip", "llama", ["model.projector.shuffle=3"], 1, marks=pytest.mark.slow),
         pytest.param("timm", "llama", ["model/projector=mlp", "data.image_size=64"], 4, marks=pytest.mark.slow),
     ],

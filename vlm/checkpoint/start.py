@@ -50,7 +50,8 @@ def start_from(model: nn.Module, places: Mapping[str, str], tokenizer: Any = Non
 
 def _from_folder(model: nn.Module, folder: Folder, key: str, tokenizer: Any) -> list[str]:
     try:
-        if tokenizer is not None:
+        # An encoder of images may come from a folder that has a tokenizer, as CLIP's.
+        if tokenizer is not None and any(name.endswith("token_embed") for name, _ in model.named_modules()):
             check_tokens(folder, tokenizer)
         return load_hugging_face(model, folder)
     except UserError as fault:

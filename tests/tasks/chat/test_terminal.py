@@ -68,6 +68,12 @@ def test_faults_are_a_line_each_and_the_others_are_answered(folder: str, say: An
     assert status == 1 and len(out.splitlines()) == 1
     lines = err.splitlines()
     assert len(lines) == 3 and "nothing was said yet" in lines[0] and "has a meaning of its own" in lines[2]
+    status, out, err = say("/exit\n/RESET\n", *words)
+    assert (status, out) == (1, "") and err.count("is no command; there are /image, /forget, /reset, /quit") == 2
+    status, out, err = say("what?\n", *words, "--system", "long " * 99)
+    assert (status, out) == (1, "") and err.endswith("say less, or give a shorter --system\n")
+    status, out, err = say("what?\n", *words, "--stop", "")
+    assert (status, out) == (2, "") and err.startswith("error: --stop: is empty")
     status, out, err = say("what is it?\n" * 6, *words)
     assert status == 1 and "the conversation is full" in err and "/forget drops the oldest question" in err
     assert len(err.splitlines()) + len(out.splitlines()) >= 6

@@ -10,6 +10,7 @@ from vlm.checkpoint.load import read
 from vlm.cli.main import run as command
 from vlm.tasks.captioning.predict import Captioner
 from vlm.tasks.shared.text_search import TextSearch
+from vlm.training.config.foreign import foreign_config
 
 SCENES = ["data.source.test_scenes=12", "data.source.train_scenes=20"]
 
@@ -43,6 +44,12 @@ def test_a_folder_is_evaluated_by_its_own_options(tmp_path: Path, monkeypatch: p
     (_, own), (_, other) = searches
     assert own == captioner.searching(captioner.options())
     assert other == captioner.searching(captioner.options(beam=2)) != own
+
+
+@pytest.mark.parametrize("task", ["captioning", "classification", "contrastive"])
+def test_a_model_may_see_images_of_any_size(task: str) -> None:
+    about = {"task": task, "model": {}, "preprocess": {"image_size": 378}}
+    assert foreign_config("folder", about, [])["data"]["image_size"] == 378
 
 
 @pytest.mark.parametrize("override", ["task=classification", "task=tagging"])

@@ -115,15 +115,16 @@ class CaptionSource(Source):
                 line = f"{file}, {row.where}: {f'no {self.text}' if name else 'names no image'}"
                 self.skipped.append(Skipped(line, "empty caption" if name else "no image"))
                 continue
+            shown = " and ".join(name.split(self.separator)) if self.separator else name
             image = named.get(name) or named.setdefault(name, self._image(os.path.join(folder, name), place))
             if image.split != place:
                 self._refuse(
-                    f"{file}, {row.where}: {name} is in two splits, {image.split or 'none'} and {place or 'none'}; "
+                    f"{file}, {row.where}: {shown} is in two splits, {image.split or 'none'} and {place or 'none'}; "
                     "all captions of an image must be in the same",
                     "two splits",
                 )
             if caption in image.captions:
-                self.repeated.append(f"{file}, {row.where}: repeats a caption of {name}: {caption}")
+                self.repeated.append(f"{file}, {row.where}: repeats a {self.text} of {shown}: {caption}")
             image.captions[caption] = None
 
     def _refuse(self, message: str, kind: str) -> None:

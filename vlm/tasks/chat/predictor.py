@@ -113,6 +113,8 @@ class ChatPredictor(TextPredictor):
 
     def check_options(self, options: ChatOptions) -> None:
         self.check_chat()
+        if "" in (options.stop or ()):
+            raise UserError("--stop: is empty, which would end every answer before it begins; give a text, or none")
         self.planned(options)
 
     def planned(self, options: ChatOptions) -> tuple[Sampling, int]:

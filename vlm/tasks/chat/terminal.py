@@ -1,5 +1,6 @@
 """The command `vlm chat`: a conversation in the terminal."""
 
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
@@ -49,9 +50,10 @@ def chat(arguments: ChatArguments, model: ModelOptions, options: ChatOptions) ->
         if name == "/quit":
             break
         try:
-            _obey(talk, name, rest.strip()) if name in COMMANDS else _answer(talk, line)
+            _obey(talk, name, rest.strip()) if re.fullmatch("/[A-Za-z]+", name) else _answer(talk, line)
         except UserError as fault:
-            print_error(f"{fault}; {ROOM}" if isinstance(fault, Full) else fault)
+            remedy = ROOM if talk.exchanges else "say less, or give a shorter --system"
+            print_error(f"{fault}; {remedy}" if isinstance(fault, Full) else fault)
             status = status if typed else 1
     return status
 
@@ -76,6 +78,8 @@ def _obey(talk: Chat, name: str, rest: str) -> None:
             talk.show(path)
     elif name == "/reset":
         talk.reset()
+    elif name != "/forget":
+        raise UserError(f"{name}: is no command; there are {', '.join(COMMANDS)}")
     elif not talk.forget():
         raise UserError("/forget: nothing was said yet")
 

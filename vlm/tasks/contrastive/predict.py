@@ -21,6 +21,7 @@ from vlm.inference.image_predictor import ImagePredictor
 from vlm.inference.options import ImageOptions, Option, Top, as_list, refuse_undecoded
 from vlm.inference.predictor import BatchPredictor, Rows, check_outputs, normalized
 from vlm.inference.ranking import Classes, ranked, ranked_record
+from vlm.inference.text.text_rows import note_cut
 from vlm.inference.text_predictor import TextPredictor
 from vlm.models.dual_encoder import DualEncoder
 
@@ -99,6 +100,14 @@ class DualPredictor(BatchPredictor, ImagePredictor, TextPredictor):
         for texts, group in groupby(batch, lambda one: one[1]):
             yield from self.compare(self.embed_images([pixels for pixels, _ in group]), texts, options)
 
+    def notes(self, sources: Sequence[tuple[Any, Any]], options: Any) -> Iterator[str | UserError]:
+        texts = dict.fromkeys(text for some in {texts for _, texts in sources} for text in self.compared(some))
+        yield from note_cut((len(self.tokenizer.encode(text)) for text in texts), self.model.max_len - 2)
+
+    def compared(self, texts: Any) -> Texts:
+        """The texts that images are compared with."""
+        return texts
+
     @abstractmethod
     def compare(self, images: Tensor, texts: Any, options: Any) -> Iterable[Any]:
         """The results of images, by their embeddings (B, E), beside the same texts."""
@@ -126,14 +135,16 @@ class DualClassifier(DualPredictor):
         return [(one, (classes, tuple(prompts))) for one in inputs]
 
     def compare(self, images: Tensor, texts: tuple[Texts, Texts], options: LabelOptions) -> Iterator[Classes]:
+        likelihoods = self.model.likelihoods(images, self.class_embeddings(*texts))
+        return ranked(texts[0], likelihoods.cpu(), top=options.top)
+
+    def compared(self, texts: tuple[Texts, Texts]) -> Texts:
         classes, prompts = texts
-        likelihoods = self.model.likelihoods(images, self.class_embeddings(classes, prompts))
-        return ranked(classes, likelihoods.cpu(), top=options.top)
+        return tuple(prompt.replace(PLACE, name) for name in classes for prompt in prompts)
 
     def class_embeddings(self, classes: Texts, prompts: Texts) -> Tensor:
         """Embeddings (C, E) of classes: the mean of those in each prompt (Radford et al. 2021, section 3.1.4)."""
-        texts = tuple(prompt.replace(PLACE, name) for name in classes for prompt in prompts)
-        means = self.embedded(texts).unflatten(0, (len(classes), len(prompts))).mean(1)
+        means = self.embedded(self.compared((classes, prompts))).unflatten(0, (len(classes), len(prompts))).mean(1)
         return F.normalize(means, dim=-1)
 
     def record(self, source: Any, result: Classes, options: Any, *, form: str = "jsonl") -> Rows:

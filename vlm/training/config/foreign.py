@@ -37,7 +37,8 @@ def foreign_config(path: str, about: Mapping[str, Any], overrides: Sequence[str]
 
 def _sizes(about: Mapping[str, Any]) -> Iterator[str]:
     if "preprocess" in about:
-        yield f"data.image_size={about['preprocess']['image_size']}"
+        size = about["preprocess"]["image_size"]
+        yield from (f"data.image_size={size}", f"model.encoder.patch_size={size}")  # of the task's own model, unused
     lengths = [*_found(about["model"], "max_len")]
     if lengths:
         yield f"data.max_len={min(about.get('max_len', LONGEST), LONGEST, *lengths)}"
