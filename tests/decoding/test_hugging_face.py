@@ -111,12 +111,20 @@ def test_early_stopping_is_theirs(pair, early_stopping, length_penalty):
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("forced", [False, True])
 @pytest.mark.parametrize("beam", [1, 4])
-def test_a_length_with_the_end_counted_is_theirs(pair, beam):
+def test_a_length_with_the_end_counted_is_theirs(pair, beam, forced):
+    """With the end token forced at the end, and common tokens banned, too."""
     ours, theirs = pair
     images = 4 * torch.randn(12, 3, 24, 24)
-    found = theirs.generate(images, max_length=7, num_beams=beam, early_stopping="never" if beam > 1 else False)
-    decoding = Decoding(beam=beam, max_tokens=6, end_counts=True)
+    options, more = {"early_stopping": "never" if beam > 1 else False}, {}
+    if forced:
+        never = theirs.generate(images, max_new_tokens=4)[:, 1:].unique()[-4:].tolist()
+        options |= {"bad_words_ids": [[one] for one in never], "renormalize_logits": True, "forced_eos_token_id": EOS}
+        more = {"never": tuple(never), "forced_end": True}
+    found = theirs.generate(images, max_length=7, num_beams=beam, **options)
+    assert not forced or ((found == EOS).any(1).all() and (found[:, -1] == EOS).any())
+    decoding = Decoding(beam=beam, max_tokens=6, end_counts=True, **more)
     texts = search(ours.decoder, ours.encode(images), decoding, bos_id=BOS, eos_id=EOS)
     assert [text.tokens for row in texts for text in row] == [ended(row) for row in found[:, 1:].tolist()]
 

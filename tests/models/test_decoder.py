@@ -12,6 +12,7 @@ from vlm.models.context import Context
 from vlm.models.decoder import Decoder
 from vlm.models.fusion import Prefix
 from vlm.models.heads import VocabularyHead
+from vlm.nn.bucketed_bias import BucketedBias
 from vlm.nn.position import (
     LearnedPositions,
     LearnedPositionsEachLayer,
@@ -19,6 +20,7 @@ from vlm.nn.position import (
     RelativeBias,
     RotaryPositions,
     SinusoidalPositions,
+    SplitSinusoids,
 )
 from vlm.training.step.losses import token_loss
 
@@ -39,6 +41,14 @@ VARIANTS = {
     "relative": lambda: {"positions": RelativeBias(num_heads=N, max_len=MAX_LEN)},
     "relative_near": lambda: {"positions": RelativeBias(num_heads=N, max_len=3)},
     "sinusoidal": lambda: {"positions": SinusoidalPositions(dim=D)},
+    "marian": lambda: (
+        {"positions": SplitSinusoids(dim=D), "pre_norm": False, "activation": "silu", "embed_scale": D**0.5}
+        | {"vocabulary_head": VocabularyHead(dim=D, vocab_size=V, bias=True)}
+    ),
+    "t5": lambda: (
+        {"positions": BucketedBias(num_heads=N, buckets=8, furthest=9), "norm": "rms", "bias": False, "attn_scale": 1.0}
+        | {"head_dim": 5, "vocabulary_head": VocabularyHead(dim=D, vocab_size=V, scale=D**-0.5)}
+    ),
     "no_positions": lambda: {"positions": Positions()},
     "post_norm": lambda: {"pre_norm": False, "activation": "relu"},
     "grouped": lambda: {"num_heads": 4, "num_kv_heads": 2, "head_dim": 5},

@@ -7,6 +7,7 @@ from torch import nn
 from transformers import BertConfig, BertModel
 
 from vlm.models.text_encoder import TextEncoder
+from vlm.nn.bucketed_bias import BucketedBias
 from vlm.nn.mask import within
 from vlm.nn.position import (
     LearnedPositionsEachLayer,
@@ -14,6 +15,7 @@ from vlm.nn.position import (
     RelativeBias,
     RotaryPositions,
     SinusoidalPositions,
+    SplitSinusoids,
 )
 from vlm.nn.spelling import Spelling
 
@@ -27,6 +29,8 @@ VARIANTS = {
     "rotary": lambda: {"positions": RotaryPositions(head_dim=D // N), "norm": "rms", "activation": "swiglu"},
     "relative": lambda: {"positions": RelativeBias(num_heads=N, max_len=4, causal=False)},
     "sinusoidal": lambda: {"positions": SinusoidalPositions(dim=D), "token_types": 3},
+    "marian": lambda: {"positions": SplitSinusoids(dim=D), "embed_scale": D**0.5, "pre_norm": False},
+    "t5": lambda: {"positions": BucketedBias(num_heads=N, buckets=8, furthest=5, causal=False), "attn_scale": 1.0},
     "no_positions": lambda: {"positions": Positions()},
     "spelling": lambda: {"spelling": spelling()},
 }

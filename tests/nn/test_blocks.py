@@ -92,7 +92,7 @@ def test_swiglu_has_as_many_parameters_as_an_mlp():
 
 @pytest.mark.parametrize(
     "ours, theirs",
-    [("relu", "relu"), ("gelu", "gelu"), ("gelu_tanh", "gelu_new"), ("quick_gelu", "quick_gelu")],
+    [("relu", "relu"), ("gelu", "gelu"), ("gelu_tanh", "gelu_new"), ("quick_gelu", "quick_gelu"), ("silu", "silu")],
 )
 def test_activations_are_hugging_faces(ours, theirs):
     x = torch.linspace(-6, 6, 200)

@@ -1,4 +1,4 @@
-"""Positions against loops over their formulas, and Hugging Face's Llama and T5."""
+"""Positions against loops over their formulas, and Hugging Face's Llama, T5, Marian and TrOCR."""
 
 import math
 
@@ -6,9 +6,12 @@ import pytest
 import torch
 from transformers import LlamaConfig, T5Config
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
+from transformers.models.marian.modeling_marian import MarianSinusoidalPositionalEmbedding
 from transformers.models.t5.modeling_t5 import T5Attention
+from transformers.models.trocr.modeling_trocr import TrOCRSinusoidalPositionalEmbedding
 
 from vlm.nn.attention import SelfAttention
+from vlm.nn.bucketed_bias import BucketedBias
 from vlm.nn.position import (
     GridPositions,
     LearnedPositions,
@@ -17,6 +20,7 @@ from vlm.nn.position import (
     RelativeBias,
     RotaryPositions,
     SinusoidalPositions,
+    SplitSinusoids,
     positions_within,
     sincos_2d,
 )
@@ -196,6 +200,28 @@ def test_relative_bias_equals_t5_where_each_offset_is_its_own(causal):
     truth = theirs.compute_bias(length, length)[0]
     seen = torch.ones(length, length, dtype=torch.bool).tril() if causal else ...
     assert torch.equal(bias[:, seen], truth[:, seen])
+
+
+@pytest.mark.parametrize(("buckets", "furthest", "causal"), [(32, 128, True), (32, 128, False), (8, 20, True)])
+def test_bucketed_bias_equals_t5(buckets, furthest, causal):
+    sizes = {"relative_attention_num_buckets": buckets, "relative_attention_max_distance": furthest}
+    theirs = T5Attention(
+        T5Config(num_heads=3, is_decoder=causal, **sizes), has_relative_attention_bias=True, layer_idx=0
+    )
+    ours = BucketedBias(num_heads=3, buckets=buckets, furthest=furthest, causal=causal)
+    ours.weight.data.copy_(theirs.relative_attention_bias.weight.T)
+    truth = theirs.compute_bias(300, 300)[0]
+    assert torch.equal(ours.place(torch.arange(300), keys=300).bias, truth)
+    assert torch.equal(ours.place(torch.arange(298, 300), keys=300).bias, truth[:, -2:])
+
+
+def test_split_sinusoids_equal_marian_and_trocr():
+    positions = torch.arange(512)
+    marian = MarianSinusoidalPositionalEmbedding(512, 24).create_weight()
+    torch.testing.assert_close(SplitSinusoids(dim=24).embed(positions), marian, rtol=0, atol=1e-4)
+    trocr = TrOCRSinusoidalPositionalEmbedding.get_embedding(514, 24, 1)[2:]
+    ours = SplitSinusoids(dim=24, base=10_000 ** (24 / 22), first=2).embed(positions)
+    torch.testing.assert_close(ours, trocr, rtol=0, atol=1e-4)
 
 
 def test_grid_positions_start_from_sines_of_row_and_column():

@@ -20,8 +20,8 @@ OPTIONS = {
 EARLY_STOPPING = choice("early_stopping", None, {False: False, True: True, "never": "never"})
 # Options that change a text and are not ours; the values that change nothing.
 REFUSED: dict[str, tuple] = {
-    **dict.fromkeys(("forced_bos_token_id", "forced_eos_token_id"), (None,)),
-    **dict.fromkeys(("suppress_tokens", "begin_suppress_tokens", "bad_words_ids", "sequence_bias"), (None, [])),
+    "forced_bos_token_id": (None,),
+    **dict.fromkeys(("suppress_tokens", "begin_suppress_tokens", "sequence_bias"), (None, [])),
     **dict.fromkeys(("force_words_ids", "constraints", "penalty_alpha"), (None, [])),
     **dict.fromkeys(("encoder_no_repeat_ngram_size", "exponential_decay_length_penalty"), (None, 0)),
     **dict.fromkeys(("encoder_repetition_penalty", "typical_p"), (None, 1, 1.0)),
@@ -46,9 +46,25 @@ def decoding_defaults(generation: Fields, *, prompted: bool) -> dict[str, Any]:
     stated = {ours: generation.read(option) for ours, option in OPTIONS.items()}
     defaults |= {ours: value for ours, value in stated.items() if value is not None}
     defaults = {ours: value for ours, value in defaults.items() if value != 0 or ours not in ("top_k", "min_tokens")}
+    defaults |= _ends_and_bans(generation)
     if generation.read(flag("do_sample")):
         defaults |= {"sample": True, "top_k": defaults.get("top_k", 50)}
     return defaults
+
+
+def _ends_and_bans(generation: Fields) -> dict[str, Any]:
+    """Whether the last token is the end token, and the tokens that no text has.
+
+    A ban counts before probabilities are computed, as with `renormalize_logits`, which Marian's folders state.
+    """
+    end, banned = generation.values.get("forced_eos_token_id"), generation.values.get("bad_words_ids") or []
+    if end not in (None, generation.values.get("eos_token_id")):
+        raise generation.fault("forced_eos_token_id", "not the end token")
+    listed = isinstance(banned, list) and all(isinstance(words, list) and len(words) == 1 for words in banned)
+    tokens = [token for (token,) in banned] if listed else [None]
+    if not all(type(token) is int and token >= 0 for token in tokens):
+        raise generation.fault("bad_words_ids", "not a list of single tokens")
+    return ({} if end is None else {"forced_end": True}) | ({"never": tokens} if tokens else {})
 
 
 def _lengths(generation: Fields) -> dict[str, int]:

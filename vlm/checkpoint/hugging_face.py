@@ -116,6 +116,8 @@ def _of_texts(folder: Folder, specified: Specified) -> dict[str, Any]:
     about["tokenizer"] = tokenizer.state()
     if place != "text_encoder":  # whose model knows
         about["max_len" if place == "encoder" else "max_tokens"] = texts["args"]["max_len"]
+    if specified.task == "translation":
+        about |= {"max_len": specified.parts["encoder"]["args"]["max_len"], "pairs": False}
     if isinstance(tokenizer, JsonTokenizer) and folder.architecture.image is not None and specified.model is not None:
         about["form"] = read_form(folder, tokenizer, _states(specified.model["args"]["encoder"])).state()
         about["max_tokens"] = min(LONGEST_TEXT, about["max_tokens"])
@@ -130,7 +132,10 @@ def _of_texts(folder: Folder, specified: Specified) -> dict[str, Any]:
             generation, prompted="form" in about or specified.task == "language_modeling"
         )
         if more := folder.ends[1:]:
-            about["decoding"]["ends"] = _known(more, tokenizer, folder)
+            about["decoding"]["ends"] = more
+        for name, stated in (("ends", "eos_token_id"), ("never", "bad_words_ids")):
+            if outside := [id for id in about["decoding"].get(name, ()) if id >= tokenizer.vocab_size]:
+                raise generation.fault(stated, f"of which {outside[0]} is outside the vocabulary")
     return about
 
 
@@ -147,12 +152,6 @@ def _states(encoder: Spec) -> int:
     side = encoder["args"]["backbone"]["args"]["image_size"]
     with torch.device("meta"):
         return rebuild(encoder)(torch.empty(1, 3, side, side)).states.shape[1]
-
-
-def _known(ends: list[int], tokenizer: Tokenizer, folder: Folder) -> list[int]:
-    if outside := [end for end in ends if end >= tokenizer.vocab_size]:
-        raise folder.generation.fault("eos_token_id", f"of which {outside[0]} is outside the vocabulary")
-    return ends
 
 
 def _fitting_tokenizer(folder: Folder, texts: Spec) -> Tokenizer:

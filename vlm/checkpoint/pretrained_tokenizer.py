@@ -61,6 +61,10 @@ class PretrainedTokenizer(Tokenizer):
         return self._read_own().mask_id
 
     @property
+    def read_begin(self) -> list[int]:
+        return self._read_own().read_begin
+
+    @property
     def languages(self) -> Sequence[str]:
         return super().languages if self._own is None else self._own.languages
 
@@ -70,6 +74,9 @@ class PretrainedTokenizer(Tokenizer):
 
     def encode(self, text: str) -> list[int]:
         return self._read_own().encode(text)
+
+    def encode_written(self, text: str) -> list[int]:
+        return self._read_own().encode_written(text)
 
     def decode(self, ids: Sequence[int]) -> str:
         return self._read_own().decode(ids)

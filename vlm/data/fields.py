@@ -261,7 +261,7 @@ class CaptionField(TokenField):
         ids = self._ids.get((caption, language))
         if ids is None:
             begin = [self.tokenizer.bos_id, *self.tokenizer.begin(language)]
-            body, room = self.tokenizer.encode(caption), self.max_len - 1 - len(begin)
+            body, room = self.tokenizer.encode_written(caption), self.max_len - 1 - len(begin)
             self.truncated += len(body) > room
             ids = self._ids[caption, language] = [*begin, *body[:room], self.tokenizer.eos_id]
         return ids
@@ -272,7 +272,7 @@ class CaptionField(TokenField):
     def lengths(self, record: Record) -> list[tuple[str, int]]:
         """The texts of a record, each with its number of tokens, not cut."""
         beside = 3 if self.languages else 2  # begin, language, end
-        return [(str(one), len(self.tokenizer.encode(str(one))) + beside) for one in self.references_of(record)]
+        return [(str(one), len(self.tokenizer.encode_written(str(one))) + beside) for one in self.references_of(record)]
 
     def view(self, name: str, split: Split, *, training: bool, limit: int | None = None) -> Split:
         return Paired(split) if self.paired and not training else split

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from vlm.decoding.beam_row import BeamLimits, BeamRow
-from vlm.decoding.constraints import within
+from vlm.decoding.constraints import force_end, within
 from vlm.decoding.options import Decoding, Hypothesis
 from vlm.decoding.required import RequiredWords
 from vlm.decoding.token_history import TokenHistory
@@ -80,6 +80,8 @@ class Beam:
     def choose(self, logits: Tensor, history: TokenHistory | None) -> tuple[Tensor, Tensor]:
         """Returns the next tokens of the beams and their parent beams: logits (R * G, V) -> two of (R, G)."""
         beams, vocab = self.decoding.beam, logits.shape[-1]
+        if self.decoding.forced_end:
+            logits = force_end(logits, self.ages - len(self.prefix) == self.limits.steps - 1, self.ends[0])
         logprobs = logits.log_softmax(-1)
         scores = logprobs if history is None else history.constrain(logprobs.clone(), self.ends)
         if self.required is not None:

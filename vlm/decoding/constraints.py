@@ -73,6 +73,19 @@ def allow_end(scores: Tensor, eos_id: int) -> None:
         scores[:, eos_id].masked_fill_(none, 0.0)
 
 
+def force_end(logits: Tensor, last: Tensor, eos_id: int) -> Tensor:
+    """Leaves the end token alone to texts that have room for one more token.
+
+    Args:
+        last: Whether the texts of a row do.
+    Shapes:
+        logits (R * G, V), last (R,) -> (R * G, V)
+    """
+    rows = last.repeat_interleave(len(logits) // max(1, len(last)))[:, None]
+    others = torch.arange(logits.shape[1], device=logits.device) != eos_id
+    return logits.masked_fill(rows & others, -torch.inf)
+
+
 def _runs(words: Words, length: int) -> list[Words]:
     """All runs of a given length in these words."""
     return [words[at : at + length] for at in range(len(words) - length + 1)]

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from vlm.decoding.beam import Beam
+from vlm.decoding.constraints import within
 from vlm.decoding.continuation import aligned
 from vlm.decoding.options import Decoding, Hypothesis
 from vlm.decoding.stepwise import Stepwise
@@ -124,6 +125,8 @@ class _Loop:
         self.chooser: Chooser = (
             Beam(decoding, **options, traced=trees is not None) if decoding.beam > 1 else Stepwise(decoding, **options)
         )
+        known = within(decoding.never, decoder.token_embed.num_embeddings)
+        self.never = torch.tensor(known, dtype=torch.long, device=device)
         self.chunks, self.waiting, self.places = iter(chunks), deque[_Waiting](), list[int]()
         self.came = 0  # number of inputs so far
         self.steps: replay.Stepper | None = None
@@ -142,6 +145,8 @@ class _Loop:
         for step in range(1, self.max_len + 1):
             assert self.steps is not None
             logits = self.steps.logits(self.tokens.flatten()[:, None])  # (R * G, V)
+            if len(self.never):
+                logits.index_fill_(1, self.never, -torch.inf)
             tokens, parents = self.chooser.choose(logits, self.history)
             if parents is not None:
                 self.steps.state.reorder_beams(parents)

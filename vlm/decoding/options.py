@@ -27,6 +27,8 @@ class Decoding:
         logprobs: Whether to compute log-probabilities where a search does not need them; it costs a pass over the
             logits.
         ends: Tokens that end a text besides the end token.
+        never: Tokens that no text contains, as if the vocabulary lacked them.
+        forced_end: Whether the last token that a text has room for is the end token, as in BART and Marian.
         end_counts: Whether the end token counts in max_tokens, as in Hugging Face's lengths.
         early_stopping: "never" searches until no hypothesis can enter the results. As in Hugging Face's search, False
             stops when all beams have finished texts and no continuing one would rank higher if it ended now; True stops
@@ -48,6 +50,8 @@ class Decoding:
     seed: int = 0
     logprobs: bool = True
     ends: tuple[int, ...] = ()
+    never: tuple[int, ...] = ()
+    forced_end: bool = False
     end_counts: bool = False
     early_stopping: bool | Literal["never"] = "never"
     prune: bool = True

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vlm.decoding.constraints import allow_end
+from vlm.decoding.constraints import allow_end, force_end
 from vlm.decoding.options import Decoding, Hypothesis
 from vlm.decoding.required import RequiredWords
 from vlm.decoding.token_history import TokenHistory
@@ -73,6 +73,8 @@ class Stepwise:
     def choose(self, logits: Tensor, history: TokenHistory | None) -> tuple[Tensor, None]:
         """The next token of each text: logits (R * G, V) -> (R, G)."""
         columns, sampling = self.decoding.columns, self.decoding.sampling
+        if self.decoding.forced_end:
+            logits = force_end(logits, self.ages - len(self.prefix) == self.steps - 1, self.ends[0])
         raw = logits
         if history is not None:
             logits = history.constrain(logits.clone(), self.ends)

@@ -152,7 +152,7 @@ PLAIN: dict[str, Any] = {
     "temperature": 1.0,
 }
 OF_DRAWS = ("temperature", "top_k", "top_p", "min_p")
-OF_SEARCH = ("early_stopping", "end_counts", "ends")  # what a checkpoint may say beside options
+OF_SEARCH = ("early_stopping", "end_counts", "forced_end")  # what a checkpoint may say beside options
 
 
 @dataclass(kw_only=True)
@@ -268,13 +268,13 @@ def stored_options(about: Mapping[str, Any]) -> dict[str, Any]:
     """
     stored = dict(about.get("decoding", {}))
     known = {*DecodingOptions.__dataclass_fields__, *OF_SEARCH}
-    ends = stored.pop("ends", ())
-    if not isinstance(ends, list | tuple) or any(type(end) is not int for end in ends):
-        raise ValueError(f"no tokens are ends={ends!r:.40}")
+    listed = {name: tuple(stored.pop(name)) for name in ("ends", "never") if name in stored}
+    if any(type(token) is not int or token < 0 for tokens in listed.values() for token in tokens):
+        raise ValueError(f"no tokens are {listed!r:.60}")
     wrong = [name for name, value in stored.items() if name not in known or type(value) not in (bool, int, float)]
     if wrong and (wrong != ["early_stopping"] or stored["early_stopping"] != "never"):
         raise ValueError(f"no option of decoding is {wrong[0]!s:.40}={stored[wrong[0]]!r:.40}")
-    return stored | ({"ends": tuple(ends)} if ends else {})
+    return stored | listed
 
 
 def declared(kind: type) -> dict[str, Option]:

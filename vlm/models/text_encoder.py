@@ -1,11 +1,11 @@
 """The text encoder."""
 
-from typing import Unpack
+from typing import Annotated, Unpack
 
 import torch
 from torch import Tensor, nn
 
-from vlm.errors import Count, Injected, Rate
+from vlm.errors import Count, Injected, Range, Rate
 from vlm.models.context import Context
 from vlm.models.flop import Flop, text_flop
 from vlm.nn.attention import changing_lengths
@@ -27,6 +27,7 @@ class TextEncoder(nn.Module):
         depth: Number of blocks.
         token_types: Number of token types, such as first and second text of a pair; None for no type embedding.
         embed_norm: Whether to normalise the sum of the embeddings.
+        embed_scale: Factor of the token embeddings.
         token_dropout: Probability of zeroing a token's embedding in training, leaving its position (word dropout: Iyyer
             et al. 2015; Gal and Ghahramani 2016).
         positions: Position encoding; default learned vectors.
@@ -46,6 +47,7 @@ class TextEncoder(nn.Module):
         num_heads: Count,
         token_types: Count | None = None,
         embed_norm: bool = False,
+        embed_scale: Annotated[float, Range(above=0)] = 1.0,
         token_dropout: Rate = 0.0,
         positions: Positions | None = None,
         spelling: Spelling | None = None,
@@ -53,7 +55,7 @@ class TextEncoder(nn.Module):
     ) -> None:
         super().__init__()
         config = BlockConfig(dim=dim, num_heads=num_heads, **block)
-        self.dim, self.max_len = dim, max_len
+        self.dim, self.max_len, self.embed_scale = dim, max_len, embed_scale
         self.token_embed = nn.Embedding(vocab_size, dim)
         self.type_embed = None if token_types is None else nn.Embedding(token_types, dim)
         self.positions = LearnedPositions(dim=dim, max_len=max_len) if positions is None else positions
@@ -82,6 +84,8 @@ class TextEncoder(nn.Module):
 
     def embed(self, tokens: Tensor, positions: Tensor, types: Tensor | None) -> Tensor:
         x, added = self.token_embed(tokens), self.positions.embed(positions)
+        if self.embed_scale != 1:
+            x = x * self.embed_scale
         if self.training and self.token_dropout:
             x = x * (torch.rand(tokens.shape, device=x.device) >= self.token_dropout)[..., None]
         if self.spelling is not None:

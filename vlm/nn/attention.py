@@ -208,20 +208,18 @@ class MultiHead(nn.Module):
         self.dropout = dropout
         self.attend = attention
 
-    def add_output(self, dim: int, *, bias: bool, qk_norm: bool | str, norm_eps: float) -> None:
+    def add_output(
+        self, dim: int, *, bias: bool, qk_norm: bool | str, attn_scale: float | None, norm_eps: float
+    ) -> None:
         """Adds the query-key normalisation and the output projection, after the subclass's own projections."""
         self.cosine = CosineScale(num_heads=self.num_heads) if qk_norm is True else None
         self.head_norm = HeadNorm(head_dim=self.head_dim, eps=norm_eps) if qk_norm == "rms" else None
         self.proj = nn.Linear(self.num_heads * self.head_dim, dim, bias=bias)
+        self.scale = attn_scale if self.cosine is None else 1.0  # None for 1 / √K
 
     @property
     def qk_norm(self) -> CosineScale | HeadNorm | None:
         return self.cosine if self.cosine is not None else self.head_norm
-
-    @property
-    def scale(self) -> float | None:
-        """Factor of the products; None for 1 / √K."""
-        return None if self.cosine is None else 1.0
 
     def output(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
         """Attends and projects: (B, N, L, K) -> (B, L, D); options as in `attention`."""
@@ -241,7 +239,7 @@ class SelfAttention(MultiHead):
         dropout: Probability of dropping an attention weight.
         bias: Whether the four projections have biases.
         qkv_bias: Whether the query, key and value projections have biases; default `bias`.
-        qk_norm: Kind of query-key normalisation, see BlockConfig.
+        qk_norm, attn_scale: See BlockConfig.
         norm_eps: Epsilon of qk_norm="rms".
     Shapes:
         x (B, L, D) -> (B, L, D)
@@ -258,12 +256,13 @@ class SelfAttention(MultiHead):
         bias: bool = True,
         qkv_bias: bool | None = None,
         qk_norm: bool | str = False,
+        attn_scale: float | None = None,
         norm_eps: float = 1e-5,
     ) -> None:
         super().__init__(dim=dim, num_heads=num_heads, head_dim=head_dim, num_kv_heads=num_kv_heads, dropout=dropout)
         width = (num_heads + 2 * self.num_kv_heads) * self.head_dim
         self.qkv = nn.Linear(dim, width, bias=bias if qkv_bias is None else qkv_bias)
-        self.add_output(dim, bias=bias, qk_norm=qk_norm, norm_eps=norm_eps)
+        self.add_output(dim, bias=bias, qk_norm=qk_norm, attn_scale=attn_scale, norm_eps=norm_eps)
 
     def forward(self, x: Tensor, mask: Mask = None, position: PositionInfo = NO_POSITIONS) -> Tensor:
         heads = (self.num_heads, self.num_kv_heads, self.num_kv_heads)
@@ -297,12 +296,13 @@ class CrossAttention(MultiHead):
         dropout: float = 0.0,
         bias: bool = True,
         qk_norm: bool | str = False,
+        attn_scale: float | None = None,
         norm_eps: float = 1e-5,
     ) -> None:
         super().__init__(dim=dim, num_heads=num_heads, head_dim=head_dim, num_kv_heads=num_kv_heads, dropout=dropout)
         self.q = nn.Linear(dim, num_heads * self.head_dim, bias=bias)
         self.kv = nn.Linear(context_dim, 2 * self.num_kv_heads * self.head_dim, bias=bias)
-        self.add_output(dim, bias=bias, qk_norm=qk_norm, norm_eps=norm_eps)
+        self.add_output(dim, bias=bias, qk_norm=qk_norm, attn_scale=attn_scale, norm_eps=norm_eps)
 
     def keys_values(self, states: Tensor) -> tuple[Tensor, Tensor]:
         k, v = self.kv(states).unflatten(-1, (2, self.num_kv_heads, self.head_dim)).permute(2, 0, 3, 1, 4)

@@ -15,7 +15,7 @@ from vlm.nn.mask import Mask
 from vlm.nn.position import NO_POSITIONS, PositionInfo
 
 Norm = Literal["layer", "rms", "rms_plus_one"]
-Activation = Literal["relu", "gelu", "gelu_tanh", "quick_gelu", "swiglu", "geglu", "geglu_tanh"]
+Activation = Literal["relu", "gelu", "gelu_tanh", "quick_gelu", "silu", "swiglu", "geglu", "geglu_tanh"]
 QueryKeyNorm = bool | Literal["rms"]
 
 
@@ -31,6 +31,7 @@ class BlockOptions(TypedDict, total=False):
     norm_eps: float
     pre_norm: bool
     qk_norm: QueryKeyNorm
+    attn_scale: float | None
     bias: bool
     qkv_bias: bool | None
     dropout: Rate
@@ -47,13 +48,14 @@ class BlockConfig:
         num_kv_heads: Number of heads of keys and values, each shared by a group of query heads; default N.
         mlp_ratio: Hidden width of the MLP divided by D; a gated MLP has two thirds of it. Unused with hidden_dim.
         hidden_dim: Hidden width of the MLP; default from mlp_ratio.
-        activation: Activation of the MLP; "gelu_tanh" is GPT-2's approximation, "quick_gelu" CLIP's. "swiglu", "geglu"
-            and "geglu_tanh" are gated units.
+        activation: Activation of the MLP; "gelu_tanh" is GPT-2's approximation, "quick_gelu" CLIP's; "silu" is swish.
+            "swiglu", "geglu" and "geglu_tanh" are gated units.
         norm: "layer" (Ba et al. 2016), "rms" (Zhang and Sennrich 2019), or "rms_plus_one", which scales by 1 + w.
         norm_eps: Added to the variance for numerical stability.
         pre_norm: Whether to normalise the input of a branch (Xiong et al. 2020), else the stream after each branch
             (Vaswani et al. 2017).
         qk_norm: Whether attention uses cosines with a learned scale; "rms" for RMSNorm of each head's queries and keys.
+        attn_scale: Factor of the products of queries and keys; default 1 / √K. T5 has 1.
         bias: Whether linear layers and norms have biases.
         qkv_bias: Whether the query, key and value projections have biases; default `bias`.
         dropout: Dropout rate of branch outputs and attention weights.
@@ -70,6 +72,7 @@ class BlockConfig:
     norm_eps: float = 1e-5
     pre_norm: bool = True
     qk_norm: QueryKeyNorm = False
+    attn_scale: float | None = None
     bias: bool = True
     qkv_bias: bool | None = None
     dropout: float = 0.0
@@ -96,7 +99,7 @@ class BlockConfig:
 
     def attention_options(self) -> dict[str, Any]:
         """Options that self-attention and cross-attention share."""
-        names = ("dim", "num_heads", "head_dim", "num_kv_heads", "dropout", "bias", "qk_norm", "norm_eps")
+        names = ("dim", "num_heads", "head_dim", "num_kv_heads", "dropout", "bias", "qk_norm", "attn_scale", "norm_eps")
         return {name: getattr(self, name) for name in names}
 
 
@@ -115,6 +118,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
     "gelu_tanh": gelu_tanh,
     "quick_gelu": quick_gelu,
+    "silu": F.silu,
 }
 GATES: dict[str, Callable[[Tensor], Tensor]] = {"swiglu": F.silu, "geglu": F.gelu, "geglu_tanh": gelu_tanh}
 
@@ -133,7 +137,8 @@ class MLP(nn.Module):
     """The position-wise feed-forward network (Vaswani et al. 2017, section 3.3).
 
     Args:
-        activation: "relu", "gelu" (Hendrycks and Gimpel 2016), "gelu_tanh" or "quick_gelu".
+        activation: "relu", "gelu" (Hendrycks and Gimpel 2016), "gelu_tanh", "quick_gelu" or "silu" (Ramachandran et
+            al. 2017).
     Shapes:
         x (B, L, D) -> (B, L, D)
     """

@@ -225,6 +225,29 @@ class SinusoidalPositions(Positions):
         return torch.stack([sin, cos], dim=-1).flatten(-2) * self.dim**-0.5  # (..., L, D)
 
 
+class SplitSinusoids(Positions):
+    """Sinusoids of which all sines stand before all cosines, added to scaled embeddings (Marian; TrOCR).
+
+    Args:
+        dim: Width D, even.
+        base: Wavelengths run from 2π to almost 2π base.
+        first: Position of a text's first token.
+    Raises:
+        ValueError: dim is odd.
+    """
+
+    def __init__(self, *, dim: Count, base: Annotated[float, Range(above=0)] = 10_000.0, first: int = 0) -> None:
+        super().__init__()
+        if dim % 2:
+            raise ValueError(f"dim {dim} is odd; sinusoidal positions need pairs")
+        self.options = {"dim": dim, "base": base, "first": first}
+        self.dim, self.base, self.first = dim, base, first
+
+    def embed(self, positions: Tensor) -> Tensor | None:
+        cos, sin = _waves(positions + self.first, _frequencies(self.dim, self.base, positions.device))
+        return torch.cat([sin, cos], dim=-1)  # (..., L, D)
+
+
 class RotaryPositions(Positions):
     """Rotates queries and keys by angles that grow with the position (Su et al. 2021): only distances matter.
 
@@ -302,9 +325,13 @@ class RelativeBias(Positions):
         # Segments are contiguous, so offsets within the row equal offsets within the segment.
         key = torch.arange(keys, device=positions.device)
         query = key[keys - positions.shape[-1] :]
+        return PositionInfo(bias=self.weight[:, self.columns(query[:, None] - key)])  # (N, L, S)
+
+    def columns(self, offsets: Tensor) -> Tensor:
+        """The column of the parameters for each offset, how far a key stands before its query."""
         furthest = self.max_len - 1
-        offset = (query[:, None] - key).clamp(0 if self.causal else -furthest, furthest)  # (L, S)
-        return PositionInfo(bias=self.weight[:, offset if self.causal else offset + furthest])  # (N, L, S)
+        offsets = offsets.clamp(0 if self.causal else -furthest, furthest)
+        return offsets if self.causal else offsets + furthest
 
 
 def _frequencies(dim: int, base: float, device: torch.device | None) -> Tensor:

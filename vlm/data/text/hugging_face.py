@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vlm.data.text.library import JsonTokenizer, PieceModelTokenizer
+from vlm.data.text.piece_table import XLM_SPECIAL, PieceTableTokenizer, filled, table_of_xlm_roberta
 from vlm.data.text.subwords import BytePairTokenizer, SubwordTokenizer, WordPieceTokenizer
 from vlm.data.text.tokenizer import tokenizer_from_state
 from vlm.data.text.tokenizer_base import Tokenizer
@@ -15,6 +16,7 @@ from vlm.models.pretrained.folder import Folder
 # Supported values of tokenizer.json, by name; the first one is the default.
 MODELS = ("tokenizer.model", "spiece.model")  # of SentencePiece
 PLAIN_FILES = ("vocab.json", "vocab.txt")
+MARIAN, XLM = ("source.spm", "target.spm"), "sentencepiece.bpe.model"
 # What GPT-2's BPE may say; anything else is read by the library itself.
 BPE: dict[str, tuple] = {
     "dropout": (None,),
@@ -25,6 +27,9 @@ BPE: dict[str, tuple] = {
     "byte_fallback": (False,),
     "ignore_merges": (False,),
 }
+
+
+BPE_SPECIAL = ("<|endoftext|>", *XLM_SPECIAL, "<mask>")  # of GPT-2, and of RoBERTa
 
 
 @dataclass
@@ -57,7 +62,7 @@ def read_tokenizer(folder: Folder, ids: Mapping[str, int | None] | None = None) 
     marked = ids is None and folder.architecture.image is not None  # special tokens stand in its prompts
     rows = None if ids is not None else _rows_of_weights(folder)
     ends = BERT_ENDS if ids is not None else folder.architecture.ends
-    canonical = ids is None and folder.architecture.canonical
+    canonical, bare = ids is None and folder.architecture.canonical, ids is None and folder.architecture.bare
     ids = folder.special_ids if ids is None else ids
     try:
         if "auto_map" in (settings := _values(folder, "tokenizer_config.json") or {}):
@@ -66,28 +71,58 @@ def read_tokenizer(folder: Folder, ids: Mapping[str, int | None] | None = None) 
         if whole is None and (marked or (ends is not BERT_ENDS and not canonical)):
             raise ValueError("there is no tokenizer.json")
         if whole is not None and (marked or not _is_plain(whole)):
-            return JsonTokenizer.of_file(whole, size=rows, **_special_ids(whole["model"]["vocab"], ids, ends))
+            special = _special_ids(whole["model"]["vocab"], ids, ends)
+            return JsonTokenizer.of_file(whole, size=rows, bare=bare, **special)
+        if whole is None and (table := _of_table(folder, ids, rows, bare=bare)) is not None:
+            return table
         if canonical and model is None:
             raise ValueError(f"there is no {MODELS[1]}, which SigLIP's first version has")
         if model is not None and (canonical or (whole is None and not any(map(folder.has, PLAIN_FILES)))):
             if canonical:
                 return PieceModelTokenizer.canonical(model, size=rows or 0, **ends)
             known = {name: id for name, id in ids.items() if id is not None}
-            starts = [known["bos"]] if settings.get("add_bos_token", True) and "bos" in known else []
-            return PieceModelTokenizer.of_file(model, size=rows or 0, starts=starts, **known)
+            starts = [known["bos"]] if settings.get("add_bos_token", not bare) and "bos" in known else []
+            return PieceModelTokenizer.of_file(model, size=rows or 0, starts=starts, bare=bare, **known)
         pieces = _read(folder, whole, settings)
         for piece in added:
             pieces.special.add(pieces.vocab.setdefault(piece, len(pieces.vocab)))
-        listed = [""] * len(pieces.vocab)
-        for piece, id in pieces.vocab.items():
-            if type(id) is not int or not 0 <= id < len(listed) or listed[id]:
-                raise ValueError(f"the id of {piece!r:.40} is not unique and below {len(listed)}")
-            listed[id] = piece
+        listed = _listed(pieces.vocab)
         options = pieces.options | _special_ids(pieces.vocab, ids, ends)
         return pieces.kind.of(listed, special=pieces.special | {options[name] for name in ids}, **options)
     except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as fault:
         reason = f"no {fault}" if isinstance(fault, KeyError) else fault
         raise UserError(f"the tokenizer in {folder} cannot be used: {reason}; choose another folder") from fault
+
+
+def _of_table(
+    folder: Folder, ids: Mapping[str, int | None], rows: int | None, *, bare: bool
+) -> PieceTableTokenizer | None:
+    """The tokenizer of Marian's files or of XLM-R's model; None if the folder has neither."""
+    known = {name: id for name, id in ids.items() if id is not None}
+    if (model := folder.bytes(XLM)) is not None:
+        table = table_of_xlm_roberta(model, rows or 0)
+        special = {table.index(piece) for piece in (*XLM_SPECIAL, "<mask>")}
+        return PieceTableTokenizer.of_models([model], table, special=special, bare=bare, unk=3, **known)
+    if not folder.has(MARIAN[0]):
+        return None
+    if folder.has("target_vocab.json"):
+        raise ValueError("it has a vocabulary for each language, where our models have one for both")
+    vocab, models = _values(folder, "vocab.json"), [folder.bytes(name) for name in MARIAN]
+    if vocab is None or models[1] is None:
+        raise ValueError(f"there is no {'vocab.json' if vocab is None else MARIAN[1]}")
+    known["unk"] = vocab["<unk>"]
+    table = filled(_listed(vocab), rows or 0)
+    return PieceTableTokenizer.of_models(list(filter(None, models)), table, special=known.values(), bare=bare, **known)
+
+
+def _listed(vocab: Mapping[str, Any]) -> list[str]:
+    """The piece of each id."""
+    listed = [""] * len(vocab)
+    for piece, id in vocab.items():
+        if type(id) is not int or not 0 <= id < len(listed) or listed[id]:
+            raise ValueError(f"the id of {piece!r:.40} is not unique and below {len(listed)}")
+        listed[id] = piece
+    return listed
 
 
 def _rows_of_weights(folder: Folder) -> int | None:
@@ -177,7 +212,7 @@ def _from_merges(vocab: dict[str, int], merges: str | None, settings: Mapping[st
         raise ValueError("merges.txt is missing")
     lines = [line for line in merges.split("\n") if line and not line.startswith("#version")]
     options = {"merges": [line.split(" ") for line in lines], "prefix_space": settings.get("add_prefix_space", False)}
-    special = {vocab["<|endoftext|>"]} if "<|endoftext|>" in vocab else set()
+    special = {vocab[piece] for piece in BPE_SPECIAL if piece in vocab}
     return _Pieces(BytePairTokenizer, dict(vocab), options, special)
 
 

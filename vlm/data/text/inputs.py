@@ -33,16 +33,16 @@ class Encoded(NamedTuple):
 
 
 def encode_text(tokenizer: Tokenizer, max_len: int, text: str, pair: str | None = None) -> Input:
-    """Encodes a text with begin and end, or a pair as begin, text, end, second text, end (Devlin et al. 2019).
+    """Encodes a text with its begin and end, or a pair as begin, text, end, second text, end (Devlin et al. 2019).
 
     Long texts are truncated, in a pair the longer one.
     """
     ids = tokenizer.encode(text)
-    begin, end = [tokenizer.bos_id], [tokenizer.eos_id]
+    begin, end = tokenizer.read_begin, [tokenizer.eos_id]
     if pair is None:
-        row = [*begin, *ids[: max_len - 2], *end]
+        row = [*begin, *ids[: max_len - len(begin) - 1], *end]
         return Input(row, [0] * len(row))
-    other, room = tokenizer.encode(pair), max(0, max_len - 3)
+    other, room = tokenizer.encode(pair), max(0, max_len - len(begin) - 2)
     kept = min(len(ids), max(room - len(other), (room + 1) // 2))
     first, second = [*begin, *ids[:kept], *end], [*other[: room - kept], *end]
     return Input(first + second, [0] * len(first) + [1] * len(second))

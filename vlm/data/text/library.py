@@ -38,11 +38,12 @@ class JsonTokenizer(SubwordTokenizer):
     _mask: int | None = None
 
     @classmethod
-    def of_file(cls, content: Mapping[str, Any], *, size: int | None, **ids: int) -> Self:
+    def of_file(cls, content: Mapping[str, Any], *, size: int | None, bare: bool = False, **ids: int) -> Self:
         """The tokenizer of a file's content.
 
         Args:
             size: Rows of the model's embedding, which may be more than there are pieces.
+            bare: See Tokenizer.
             ids: Ids of pad, bos and eos.
         Raises:
             ValueError: The library cannot read it, or it holds a pattern that is not known.
@@ -50,7 +51,7 @@ class JsonTokenizer(SubwordTokenizer):
         library = {name: part for name, part in content.items() if name not in ("truncation", "padding")}
         added = [token["id"] for token in library.get("added_tokens") or () if token["special"]]
         parts = {"library": library, "special": sorted({*added, *ids.values()}), "size": size or 0, **ids}
-        tokenizer = cls()
+        tokenizer = cls(bare=bare)
         tokenizer._rows = tokenizer._assembled(parts)
         tokenizer._learned = packed(parts | {"probe": tokenizer._probe()})
         return tokenizer
@@ -142,9 +143,9 @@ class PieceModelTokenizer(Tokenizer):
     """A SentencePiece model that came with weights (Kudo and Richardson 2018), with that model's normalisation."""
 
     @classmethod
-    def of_file(cls, model: bytes, *, size: int, starts: Sequence[int], **ids: int) -> Self:
+    def of_file(cls, model: bytes, *, size: int, starts: Sequence[int], bare: bool = False, **ids: int) -> Self:
         """The tokenizer of a model's bytes; arguments as in `JsonTokenizer.of_file`."""
-        tokenizer = cls()
+        tokenizer = cls(bare=bare)
         head = {"size": size, "starts": list(starts), **ids}
         tokenizer._load(json.dumps(head, sort_keys=True).encode() + b"\n" + model)
         return tokenizer
@@ -188,7 +189,7 @@ class PieceModelTokenizer(Tokenizer):
         if ids["eos"] < 0:
             raise UserError(f"{path}: has no end token; give a model with one")
         known = {name: ids["eos"] if id < 0 else id for name, id in ids.items()}
-        return cls.of_file(model, size=0, starts=[ids["bos"]] if ids["bos"] >= 0 else [], **known)
+        return cls.of_file(model, size=0, starts=[ids["bos"]] if ids["bos"] >= 0 else [], bare=False, **known)
 
     def fit(self, texts: Any, cache: Any = None) -> Self:
         """Does nothing: the vocabulary is there."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from vlm.data.text.library import JsonTokenizer, PieceModelTokenizer, sentencepiece_row
+from vlm.data.text.piece_table import PieceTableTokenizer
 from vlm.data.text.subwords import BytePairTokenizer, WordPieceTokenizer
 from vlm.data.text.tokenizer_base import SPACE, Row, Tokenizer, fingerprint_of, printable_piece
 from vlm.errors import Count, Share, UserError
@@ -179,7 +180,7 @@ def tokenizer_from_state(state: dict[str, Any]) -> Tokenizer:
         UserError: The state is damaged, or its class is unknown.
     """
     ours = (ByteTokenizer, CharTokenizer, SentencePieceTokenizer)
-    kinds = (*ours, BytePairTokenizer, WordPieceTokenizer, JsonTokenizer, PieceModelTokenizer)
+    kinds = (*ours, BytePairTokenizer, WordPieceTokenizer, JsonTokenizer, PieceModelTokenizer, PieceTableTokenizer)
     classes: dict[str, type[Tokenizer]] = {kind.__name__: kind for kind in kinds}
     try:
         name, options, learned = state["class"], state["options"], state["learned"].encode("latin1")

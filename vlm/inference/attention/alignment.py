@@ -34,7 +34,9 @@ class Alignment:
 def read_alignment(
     decoder: TextDecoder, tokenizer: Tokenizer, context: Context, read: Sequence[int], written: Sequence[int]
 ) -> Alignment | None:
-    """Reads a written text once more and records what was attended to; None for a decoder without attention.
+    """Reads a written text once more and records what was attended to.
+
+    None for a decoder without attention, or where a text has no word.
 
     Args:
         context: The text that was read, encoded, one row.
@@ -48,6 +50,8 @@ def read_alignment(
     inner = [place for place, token in enumerate(read) if token not in (tokenizer.bos_id, tokenizer.eos_id)]
     columns = [(word, [inner[at] for at in places]) for word, places in words_of([read[at] for at in inner], tokenizer)]
     rows = list(words_of(written, tokenizer))
+    if not rows or not columns:
+        return None
     means = [[by_token[at][:, places].sum(1).mean() for _, places in columns] for _, at in rows]
     return Alignment([word for word, _ in columns], [word for word, _ in rows], np.array(means))
 

@@ -52,7 +52,7 @@ def word_maps(
         language: As in `Tokenizer.begin`.
     """
     # A caption read again may take more tokens than it was written in.
-    tokens = [*tokenizer.begin(language), *tokenizer.encode(caption)][: model.decoder.max_len]
+    tokens = [*tokenizer.begin(language), *tokenizer.encode_written(caption)][: model.decoder.max_len]
     return read_attention(model, tokenizer, preprocess, pixels, tokens).words
 
 

@@ -34,8 +34,8 @@ def rules_of_words(
     if not all(word.strip() for word in (*ban, *require)):
         raise UserError("--ban, --require: a word is empty; give one, or leave the option out")
     forms = {first + word[1:] for word in ban for first in (word[:1].lower(), word[:1].upper())}
-    banned = {tuple(tokenizer.encode(space + form)) for form in forms for space in ("", " ")}
+    banned = {tuple(tokenizer.encode_written(space + form)) for form in forms for space in ("", " ")}
     inside = (word if spaceless().match(word) else f" {word}" for word in require)
-    required = tuple((tuple(tokenizer.encode(form)),) for form in inside)
-    first = (*begin, *(tokenizer.encode(prefix.rstrip()) if prefix else ()))
+    required = tuple((tuple(tokenizer.encode_written(form)),) for form in inside)
+    first = (*begin, *(tokenizer.encode_written(prefix.rstrip()) if prefix else ()))
     return Rules(prefix=first, banned=tuple(sorted(banned)), required=required, **options)

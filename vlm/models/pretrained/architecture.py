@@ -72,6 +72,7 @@ class Architecture:
         image: How prompts show an image, for a model that reads images inside its text.
         ends: Pieces that fill a row, begin a text and end it, where they are not BERT's and no decoder says them.
         canonical: Whether texts are read in lower case and without punctuation.
+        bare: Whether an encoder reads texts without a token before them.
         export: A model of ours as one of theirs; None for a model that is of another kind.
     """
 
@@ -85,6 +86,7 @@ class Architecture:
     image: ImageText | None = None
     ends: Mapping[str, str] = field(default_factory=lambda: BERT_ENDS)
     canonical: bool = False
+    bare: bool = False
     export: Callable[[nn.Module], Export | None] = lambda model: None
 
 
@@ -126,6 +128,12 @@ def captioner(config: Fields, parts: Mapping[str, Spec]) -> Spec:
     if "prefix" not in decoder["args"]:
         decoder["args"]["context_dim"] = encoder["args"]["dim"]
     return spec_of("VisionLanguageModel", encoder=encoder, decoder=decoder)
+
+
+def translator(config: Fields, parts: Mapping[str, Spec]) -> Spec:
+    """An encoder of texts with a decoder that attends to its states."""
+    parts["decoder"]["args"]["context_dim"] = parts["encoder"]["args"]["dim"]
+    return spec_of("TextToText", **parts)
 
 
 def classifier(pool: str) -> Callable[[Fields, Mapping[str, Spec]], Spec]:

@@ -21,7 +21,7 @@ from vlm.models.pretrained.sizes import grid_side, sizes_built
 from vlm.models.pretrained.stack import LAYER, Part, Weight, WeightMap, prefixed, weight_map
 from vlm.models.projector import ProjectedEncoder
 from vlm.models.vit import ViT
-from vlm.nn.position import regridded
+from vlm.nn.position import LearnedPositions, regridded
 
 SIZES = ("dim", "num_heads", "mlp_ratio")  # that a config says once, under model.size
 # Never compared: what tensors show, and a size of images, to whose grid positions are interpolated.
@@ -124,7 +124,7 @@ class _Placed:
                 yield f"{name}: images are of {own} pixels, in the folder of {theirs}; interpolated"
             return
         other = weights[name].names[0] if name in weights else ""
-        if other in stored and (rows := len(stored[other])) > sizes["max_len"]:
+        if sizes["positions"] == "learned" and other in stored and (rows := len(stored[other])) > sizes["max_len"]:
             yield f"{folder}: left over: rows {sizes['max_len']} to {rows - 1} of {other}"
 
     def weights(self, stored: Iterable[str]) -> WeightMap:
@@ -157,13 +157,13 @@ class _Placed:
 
 
 def _fitted(module: nn.Module, weight: Weight) -> Weight:
-    """Positions, interpolated to the grid of a ViT's images; of a text, as many as ours may have."""
+    """Positions, interpolated to the grid of a ViT's images; learned ones of a text, as many as ours may have."""
 
     def read(*tables: Tensor) -> Tensor:
         rows = weight.read(*tables)
         if isinstance(module, ViT):
             return regridded(rows, grid_side(module), before=module.leading)
-        return rows[: module.max_len]
+        return rows[: module.max_len] if isinstance(module.positions, LearnedPositions) else rows
 
     return weight._replace(read=read)
 

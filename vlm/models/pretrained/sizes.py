@@ -9,10 +9,10 @@ from vlm.models.text_encoder import TextEncoder
 from vlm.models.timm_encoder import TimmEncoder
 from vlm.models.vit import ViT
 from vlm.nn.blocks import GATES
-from vlm.nn.position import GridPositions, LearnedPositions, RotaryPositions
+from vlm.nn.position import GridPositions, LearnedPositions
 from vlm.nn.stems import PatchEmbed
 
-OF_BLOCKS = ("dim", "num_heads", "activation", "norm", "norm_eps", "pre_norm", "qk_norm", "bias")
+OF_BLOCKS = ("dim", "num_heads", "activation", "norm", "norm_eps", "pre_norm", "qk_norm", "attn_scale", "bias")
 
 
 def plain(sizes: dict[str, Any]) -> dict[str, Any]:
@@ -37,17 +37,18 @@ def sizes_built(stack: ViT | Decoder | TextEncoder | TimmEncoder) -> dict[str, A
     if isinstance(stack, ViT):
         return sizes | _image_sizes(stack)
     sizes |= {"vocab_size": stack.token_embed.num_embeddings, "max_len": stack.max_len}
+    sizes["embed_scale"] = stack.embed_scale
     if isinstance(stack, TextEncoder):
         return sizes | {"token_types": None if stack.type_embed is None else stack.type_embed.num_embeddings}
-    return sizes | {"embed_scale": stack.embed_scale}
+    return sizes
 
 
 def _positions(positions: nn.Module) -> Any:
-    """The kind of an encoding of positions, of a rotary one its specification."""
+    """The kind of an encoding of positions; of one that has options, its specification."""
     if type(positions) in (LearnedPositions, GridPositions):
         return "learned"
     name = type(positions).__name__
-    return {"name": name, "args": positions.options} if isinstance(positions, RotaryPositions) else name
+    return {"name": name, "args": positions.options} if hasattr(positions, "options") else name
 
 
 def _image_sizes(vit: ViT) -> dict[str, Any]:

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from vlm.errors import UserError
-from vlm.models.decoder import Decoder
 from vlm.models.pretrained.fields import Entry, Fields, choice, integer, number, square
 from vlm.models.pretrained.sizes import plain
+from vlm.models.vit import ViT
 
 ACTIVATIONS = {
     "relu": "relu",
@@ -19,6 +19,8 @@ ACTIVATIONS = {
     "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_new": "gelu_tanh",
     "quick_gelu": "quick_gelu",
+    "silu": "silu",
+    "swish": "silu",
 }
 # Arguments of ours that all of theirs have, unless a stack says otherwise.
 PLAIN: dict[str, Any] = {
@@ -27,6 +29,7 @@ PLAIN: dict[str, Any] = {
     "norm": "layer",
     "pre_norm": True,
     "qk_norm": False,
+    "attn_scale": None,
     "bias": True,
     "qkv_bias": None,
     "positions": "learned",
@@ -180,7 +183,7 @@ class Stack:
         """
         config.require(self.needed, f"our {self.kind.__name__}")
         read = {name: config.read(one) if isinstance(one, Entry) else one for name, one in self.sizes.items()}
-        sizes = PLAIN | ({"embed_scale": 1.0} if self.kind is Decoder else {}) | read
+        sizes = PLAIN | ({} if self.kind is ViT else {"embed_scale": 1.0}) | read
         if sizes["head_dim"] is None and sizes["dim"] % sizes["num_heads"]:
             raise config.fault(self.sizes["num_heads"].name, f"which does not divide the width of {sizes['dim']}")
         if sizes["num_kv_heads"] is not None and sizes["num_heads"] % sizes["num_kv_heads"]:

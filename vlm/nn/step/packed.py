@@ -19,6 +19,7 @@ FUSED = {
     ACTIVATIONS["relu"]: ("relu", ""),
     ACTIVATIONS["gelu"]: ("gelu", "none"),
     ACTIVATIONS["gelu_tanh"]: ("gelu", "tanh"),
+    ACTIVATIONS["silu"]: ("swish", ""),
 }
 
 

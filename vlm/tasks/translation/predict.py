@@ -63,7 +63,7 @@ class Translator(Writer):
 
     def notes(self, sources: Sequence[Any], options: WritingOptions) -> Iterator[str | UserError]:
         yield from super().notes(sources, options)
-        room = self.max_len - 2
+        room = self.max_len - 1 - len(self.tokenizer.read_begin)
         for number, text in enumerate(map(self.name_of, sources), start=1):
             if len(self.tokenizer.encode(text)) > room:
                 line = f"text {number}: has more than the {room} tokens that the model reads"

@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
+from vlm.config.names import full
 from vlm.errors import UserError
 
 # The model of each task that a folder's stacks go into, and the class of the encoder that it has.
@@ -17,6 +18,7 @@ MODELS = {
     "text_classification": ("text_classifier_small", "TextEncoder"),
     "tagging": ("tagger_small", "TextEncoder"),
     "span_answering": ("span_answerer_small", "TextEncoder"),
+    "translation": ("translator_small", None),
 }
 LONGEST = 64  # tokens of a caption
 CAPTIONER = "small"  # whose decoder starts fresh, where a folder holds an encoder alone
@@ -86,7 +88,7 @@ def _of_folder(place: str | None, choices: Mapping[str, str]) -> Iterator[str]:
     if "tokenizer" in about:
         yield from ("tokenizer=pretrained", f"tokenizer.path={folder}")
     if (encoder := parts.get("encoder")) is not None:
-        yield from of_encoder(encoder)
+        yield from of_encoder(encoder, alone="decoder" not in parts)
     if (texts := parts.get("text_encoder")) is not None:
         yield from _of_text_encoder(texts["name"], texts["args"], specified.model)
     if (decoder := parts.get("decoder")) is not None:
@@ -116,15 +118,15 @@ def _check(folder: str, task: str | None, parts: Mapping[str, Any], origin: str,
     )
 
 
-def of_encoder(spec: Mapping[str, Any], place: str = "model.encoder") -> Iterator[str]:
-    """An encoder's sizes; those of an encoder of text are the model's, to whose positions they apply too."""
+def of_encoder(spec: Mapping[str, Any], place: str = "model.encoder", *, alone: bool = True) -> Iterator[str]:
+    """An encoder's sizes; those of an encoder of text without a decoder are the model's, and its positions' too."""
     args, texts = spec["args"], spec["name"] == "TextEncoder"
     yield f"model/encoder{'' if place == 'model.encoder' else f'@{place}'}={'text' if texts else 'vit'}"
     yield f"model.size.encoder_depth={args['depth']}"
     if texts:
+        yield from _sizes(args) if alone else _positions(place, args)
         yield "model/position=learned"
-        yield from _sizes(args)
-    yield from _plain(place, args, (*INJECTED, *(SIZES if texts else ())))
+    yield from _plain(place, args, (*INJECTED, "positions", *(SIZES if texts and alone else ())))
 
 
 def _of_text_encoder(name: str, args: Mapping[str, Any], model: Any) -> Iterator[str]:
@@ -138,11 +140,14 @@ def _of_text_encoder(name: str, args: Mapping[str, Any], model: Any) -> Iterator
 
 def of_decoder(args: Mapping[str, Any], place: str) -> Iterator[str]:
     """A decoder's sizes, positions and fusion."""
-    positions = args.get("positions")
-    yield f"model/position={'learned' if positions is None else 'rotary'}"
-    if positions is not None:
+    positions = args.get("positions") or {"name": None}
+    rotary = positions["name"] == "RotaryPositions"
+    yield f"model/position={'rotary' if rotary else 'learned'}"
+    if rotary:
         yield from _plain("model.position", positions["args"], ("head_dim",))
         yield f"model.position.head_dim={positions['args']['head_dim']}"
+    else:
+        yield from _positions(place, args)
     yield from _sizes(args)
     yield f"model.size.{'depth' if place == 'model' else 'decoder_depth'}={args['depth']}"
     if "prefix" in args:
@@ -152,6 +157,14 @@ def of_decoder(args: Mapping[str, Any], place: str) -> Iterator[str]:
         yield f"++{place}.vocabulary_head._target_=vlm.models.heads.VocabularyHead"
         yield from _plain(f"{place}.vocabulary_head", args["vocabulary_head"]["args"], ("vocab_size",))
     yield from _plain(place, args, (*INJECTED, *SIZES, "prefix", "vocabulary_head", "positions"))
+
+
+def _positions(place: str, args: Mapping[str, Any]) -> Iterator[str]:
+    """Positions of a stack that are its own."""
+    if (positions := args.get("positions")) is not None:
+        args = {"_target_": full(positions["name"]), **positions["args"]}
+        yield f"{place}.positions=null"  # else they are those of model.position
+        yield f"++{place}.positions={{{','.join(f'{name}:{json.dumps(one)}' for name, one in args.items())}}}"
 
 
 def _sizes(args: Mapping[str, Any]) -> Iterator[str]:

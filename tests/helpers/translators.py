@@ -1,0 +1,93 @@
+"""Small random Marian and T5 models of Hugging Face with their tokenizers, in folders that it saves itself."""
+
+import io
+import json
+from pathlib import Path
+
+import sentencepiece
+import torch
+from hugging import TEXTS, wide
+from transformers import (
+    MarianConfig,
+    MarianMTModel,
+    MarianTokenizer,
+    T5Config,
+    T5ForConditionalGeneration,
+    T5Tokenizer,
+)
+
+GERMAN = [
+    "ein Mann in einem roten Hemd klettert auf einen Felsen .",
+    "zwei Hunde laufen über das grüne Gras ,",
+    "die Kinder spielen nicht im blauen Wasser!",
+    "eine große braune Katze sitzt mit einem kleinen Vogel auf dem Tisch",
+] * 3
+MARIAN_SIZES = {
+    "d_model": 32,
+    **{f"{side}_{name}": value for side in ("encoder", "decoder") for name, value in (("layers", 2), ("ffn_dim", 48))},
+    **{"encoder_attention_heads": 4, "decoder_attention_heads": 4, "max_position_embeddings": 64},
+}
+T5_SIZES = {"d_model": 24, "d_kv": 10, "d_ff": 40, "num_layers": 2, "num_heads": 3}
+
+
+def spread(model, end=4):
+    """Weights that keep activations as large as they are, make texts depend on what is read, and end some."""
+    wide(model)
+    with torch.no_grad():
+        model.get_input_embeddings().weight[model.config.eos_token_id] *= end
+        for name, layer in model.named_modules():
+            if isinstance(layer, torch.nn.Linear) and "lm_head" not in name:
+                cross = 3 if "encoder_attn" in name or "EncDecAttention" in name else 1
+                layer.weight.normal_(std=cross * layer.in_features**-0.5)
+            if type(layer).__name__ == "T5LayerNorm":
+                layer.weight.add_(1)
+            if type(layer).__name__ == "MarianSinusoidalPositionalEmbedding":
+                layer.weight.copy_(layer.create_weight())
+    return model
+
+
+def sentencepieces(texts, **options):
+    """The bytes of a SentencePiece model that is learned from a few texts."""
+    model = io.BytesIO()
+    options = {"vocab_size": 90, "hard_vocab_limit": False, "minloglevel": 2, **options}
+    sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(texts), model_writer=model, **options)
+    return model.getvalue()
+
+
+def saved_marian(folder, **options):
+    """As Helsinki-NLP/opus-mt-en-de is laid out: two models of pieces, one vocabulary, the fill as begin."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    models = {"source.spm": sentencepieces(TEXTS), "target.spm": sentencepieces(GERMAN)}
+    pieces = ["</s>", "<unk>", ">>deu<<"]
+    for name, model in models.items():
+        (folder / name).write_bytes(model)
+        stated = sentencepiece.SentencePieceProcessor(model_proto=model)
+        pieces += [stated.id_to_piece(id) for id in range(stated.get_piece_size()) if not stated.is_control(id)]
+    vocab = {piece: id for id, piece in enumerate([*dict.fromkeys(pieces), "<pad>"])}
+    (folder / "vocab.json").write_text(json.dumps(vocab))
+    tokenizer = MarianTokenizer(*(str(folder / name) for name in (*models, "vocab.json")))
+    pad = vocab["<pad>"]
+    ids = {"pad_token_id": pad, "decoder_start_token_id": pad, "eos_token_id": 0, "forced_eos_token_id": 0}
+    sizes = MARIAN_SIZES | {"activation_function": "swish", "scale_embedding": True} | options
+    model = spread(MarianMTModel(MarianConfig(vocab_size=len(vocab), **sizes, **ids)))
+    model.final_logits_bias.normal_(std=0.5)
+    model.generation_config.update(**ids, bad_words_ids=[[pad]], renormalize_logits=True, max_length=24, num_beams=4)
+    tokenizer.save_pretrained(folder)
+    model.save_pretrained(folder)
+    return model, tokenizer
+
+
+def saved_t5(folder, **options):
+    """As google-t5/t5-small is laid out or, with feed_forward_proj="gated-gelu", as google/flan-t5-small."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    special = {"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1}
+    (folder / "spiece.model").write_bytes(sentencepieces([*TEXTS, *GERMAN], vocab_size=120, **special))
+    tokenizer = T5Tokenizer.from_pretrained(folder)
+    config = T5Config(vocab_size=128 + len(tokenizer), decoder_start_token_id=0, **T5_SIZES, **options)
+    model = spread(T5ForConditionalGeneration(config), end=1 if options else 4)
+    model.generation_config.update(max_length=24)
+    tokenizer.save_pretrained(folder)
+    model.save_pretrained(folder)
+    return model, tokenizer

@@ -1,0 +1,110 @@
+"""Marian (Junczys-Dowmunt et al. 2018), by which OPUS-MT's translators were trained (Tiedemann and Thottingal 2020)."""
+
+from typing import Any
+
+from vlm.models.decoder import Decoder
+from vlm.models.pretrained.architecture import Architecture, Model, spec_of, translator
+from vlm.models.pretrained.fields import Fields, choice, flag, integer
+from vlm.models.pretrained.stack import ACTIVATIONS, Names, Part, Paths, Stack, Weight, layers, tied
+from vlm.models.text_encoder import TextEncoder
+
+LAYERS: Paths = {
+    "norm1": "self_attn_layer_norm",
+    "attn.qkv": tuple(f"self_attn.{part}_proj" for part in "qkv"),
+    "attn.proj": "self_attn.out_proj",
+    "norm2": "final_layer_norm",
+    "mlp.fc1": "fc1",
+    "mlp.fc2": "fc2",
+}
+EMBEDDING = "model.shared.weight|model.decoder.embed_tokens.weight"
+CROSS_LAYERS: Paths = {
+    "norm_cross": "encoder_attn_layer_norm",
+    "cross_attn.q": "encoder_attn.q_proj",
+    "cross_attn.kv": ("encoder_attn.k_proj", "encoder_attn.v_proj"),
+    "cross_attn.proj": "encoder_attn.out_proj",
+}
+
+
+def sizes(side: str, **defaults: int) -> dict[str, Any]:
+    """The sizes of a stack whose keys begin with "encoder" or "decoder".
+
+    Args:
+        defaults: Of `vocab_size` and `max_len`.
+    """
+    return {
+        "dim": integer("d_model", 1024),
+        "depth": integer(f"{side}_layers", 12, high=1000),
+        "num_heads": integer(f"{side}_attention_heads", 16),
+        "hidden": integer(f"{side}_ffn_dim", 4096),
+        "activation": choice("activation_function", "gelu", ACTIVATIONS),
+        "norm_eps": 1e-5,
+        "pre_norm": False,
+        "vocab_size": integer("vocab_size", defaults["vocab_size"]),
+        "max_len": integer("max_position_embeddings", defaults["max_len"]),
+    }
+
+
+def scaled(sizes: dict[str, Any], config: Fields) -> float:
+    """The factor of embeddings."""
+    return sizes["dim"] ** 0.5 if config.read(flag("scale_embedding", False)) else 1.0
+
+
+def sinusoids(sizes: dict[str, Any], config: Fields) -> dict[str, Any]:
+    return {
+        "positions": spec_of("SplitSinusoids", dim=sizes["dim"], base=10_000.0, first=0),
+        "embed_scale": scaled(sizes, config),
+    }
+
+
+def sinusoids_and_bias(sizes: dict[str, Any], config: Fields) -> dict[str, Any]:
+    head = spec_of("VocabularyHead", dim=sizes["dim"], vocab_size=sizes["vocab_size"], bias=True)
+    return sinusoids(sizes, config) | {"vocabulary_head": head}
+
+
+def names(side: str) -> Names:
+    return {"token_embed.weight": f"shared.weight|{side}.embed_tokens.weight", **layers(LAYERS, f"{side}.layers")}
+
+
+MARIAN = {
+    "encoder": Stack(
+        kind=TextEncoder,
+        model_type="marian",
+        prefix="model.",
+        sizes=sizes("encoder", vocab_size=58101, max_len=1024) | {"token_types": None},
+        more=sinusoids,
+        names=names("encoder"),
+    ),
+    "decoder": Stack(
+        kind=Decoder,
+        model_type="marian",
+        prefix="model.",
+        sizes=sizes("decoder", vocab_size=58101, max_len=1024),
+        more=sinusoids_and_bias,
+        names={**names("decoder"), **layers(CROSS_LAYERS, "decoder.layers")},
+        head={
+            "token_embed.weight": Weight(
+                ("model.shared.weight|model.decoder.embed_tokens.weight", "lm_head.weight"), tied
+            ),
+            "vocabulary_head.bias": Weight(("final_logits_bias",), lambda bias: bias[0], lambda bias: bias[None]),
+        },
+        needed={"tie_word_embeddings": True},
+    ),
+}
+
+
+def parts(config: Fields) -> dict[str, Part]:
+    """Both stacks.
+
+    Raises:
+        UserError: Each language has a vocabulary of its own.
+    """
+    if config.values.get("decoder_vocab_size") not in (None, config.values.get("vocab_size", 58101)):
+        raise config.fault("decoder_vocab_size", "another than vocab_size, where our models have one vocabulary")
+    return {place: Part(stack, config) for place, stack in MARIAN.items()}
+
+
+ARCHITECTURE = Architecture(
+    parts=parts,
+    models={"MarianMTModel": Model("translation", translator)},
+    bare=True,
+)

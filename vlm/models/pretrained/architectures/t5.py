@@ -1,0 +1,111 @@
+"""T5 (Raffel et al. 2020) and its version 1.1 with gated MLPs and a head of its own, as FLAN-T5 (Chung et al. 2022)."""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from vlm.models.decoder import Decoder
+from vlm.models.pretrained.architecture import Architecture, Model, spec_of, translator
+from vlm.models.pretrained.fields import Fields, choice, flag, integer, number
+from vlm.models.pretrained.stack import Names, Part, Paths, Stack, Weight, layers, tied
+from vlm.models.text_encoder import TextEncoder
+
+ACTIVATIONS = {"relu": "relu", "gated-gelu": "geglu_tanh", "gated-silu": "swiglu", "gelu": "gelu", "silu": "silu"}
+ATTENTION: Paths = {
+    "norm1": "layer.0.layer_norm",
+    "attn.qkv": tuple(f"layer.0.SelfAttention.{part}" for part in "qkv"),
+    "attn.proj": "layer.0.SelfAttention.o",
+}
+CROSS_ATTENTION: Paths = {
+    "norm_cross": "layer.1.layer_norm",
+    "cross_attn.q": "layer.1.EncDecAttention.q",
+    "cross_attn.kv": ("layer.1.EncDecAttention.k", "layer.1.EncDecAttention.v"),
+    "cross_attn.proj": "layer.1.EncDecAttention.o",
+}
+BUCKETS, FURTHEST = "relative_attention_num_buckets", "relative_attention_max_distance"
+SIZES: dict[str, Any] = {
+    "dim": integer("d_model", 512),
+    "depth": integer("num_layers", 6, high=1000),
+    "num_heads": integer("num_heads", 8),
+    "head_dim": integer("d_kv", 64),
+    "hidden": integer("d_ff", 2048),
+    "activation": choice("feed_forward_proj", "relu", ACTIVATIONS),
+    "norm": "rms",
+    "norm_eps": number("layer_norm_epsilon", 1e-6),
+    "attn_scale": 1.0,
+    "bias": False,
+    "vocab_size": integer("vocab_size", 32128),
+    "max_len": integer("n_positions", 512),
+}
+
+
+def mlp(layer: int, *, gated: bool) -> Paths:
+    """The names of a block's MLP, in its layer of this number."""
+    inner, outer = ("wi_0", "wi_1") if gated else ("wi",), f"layer.{layer}.DenseReluDense"
+    return {
+        "norm2": f"layer.{layer}.layer_norm",
+        "mlp.fc1": tuple(f"{outer}.{name}" for name in inner),
+        "mlp.fc2": f"{outer}.wo",
+    }
+
+
+def names(side: str, paths: Paths) -> Names:
+    bias = f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+    return {
+        "token_embed.weight": f"shared.weight|{side}.embed_tokens.weight",
+        "positions.weight": Weight((bias,), torch.t, torch.t),
+        "norm": f"{side}.final_layer_norm",
+        **layers(paths, f"{side}.block"),
+    }
+
+
+def positions(sizes: dict[str, Any], config: Fields, *, causal: bool = False) -> dict[str, Any]:
+    buckets, furthest = config.read(integer(BUCKETS, 32)), config.read(integer(FURTHEST, 128))
+    bias = {"num_heads": sizes["num_heads"], "buckets": buckets, "furthest": furthest, "causal": causal}
+    return {"positions": spec_of("BucketedBias", **bias)}
+
+
+def positions_and_head(sizes: dict[str, Any], config: Fields) -> dict[str, Any]:
+    """Positions, and a head with the embedding and a factor or, from version 1.1 on, with a matrix of its own."""
+    head = {"dim": sizes["dim"], "vocab_size": sizes["vocab_size"]}
+    head |= {"scale": sizes["dim"] ** -0.5} if scales(config) else {"tied": False}
+    return positions(sizes, config, causal=True) | {"vocabulary_head": spec_of("VocabularyHead", **head)}
+
+
+def scales(config: Fields) -> bool:
+    """Whether the head has a factor. Newer folders say so by a name; in others a tied head has one."""
+    stated = config.read(flag("scale_decoder_outputs"))
+    return config.read(flag("tie_word_embeddings", True)) if stated is None else stated
+
+
+T5_ENCODER = Stack(kind=TextEncoder, model_type="t5", sizes=SIZES | {"token_types": None}, more=positions, names={})
+T5_DECODER = Stack(
+    kind=Decoder,
+    model_type="t5",
+    sizes=SIZES,
+    more=positions_and_head,
+    names={},
+    head={
+        "token_embed.weight": Weight(("shared.weight|decoder.embed_tokens.weight", "lm_head.weight"), tied),
+        "vocabulary_head.own.weight": Weight(("lm_head.weight|shared.weight|decoder.embed_tokens.weight",)),
+    },
+)
+
+
+def parts(config: Fields) -> dict[str, Part]:
+    gated = str(config.values.get("feed_forward_proj")).startswith("gated")
+    encoder = names("encoder", {**ATTENTION, **mlp(1, gated=gated)})
+    decoder = names("decoder", {**ATTENTION, **CROSS_ATTENTION, **mlp(2, gated=gated)})
+    depth = config.values.get("num_decoder_layers") or config.values.get("num_layers", 6)
+    return {
+        "encoder": Part(replace(T5_ENCODER, names=encoder), config),
+        "decoder": Part(replace(T5_DECODER, names=decoder), config | {"num_layers": depth}),
+    }
+
+
+ARCHITECTURE = Architecture(
+    parts=parts,
+    models={name: Model("translation", translator) for name in ("T5ForConditionalGeneration", "T5WithLMHeadModel")},
+    bare=True,
+)
