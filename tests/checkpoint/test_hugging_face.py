@@ -1,18 +1,22 @@
 """Folders that `transformers` saves itself, used as they are: the same logits, pixels, ids and texts."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
-from hugging import CAPTIONERS, TEXTS, caption_logits, photos, saved_captioner, saved_gpt2, written
+from hugging import CAPTIONERS, TEXTS, caption_logits, photos, saved_captioner, saved_gpt2, saved_trocr, written
 from PIL import Image
 from transformers import ViTImageProcessor
+from varied import varied_lines
 
 from vlm.checkpoint.load import read
 from vlm.data.images.image import load_image
+from vlm.data.text.hugging_face import read_tokenizer
 from vlm.decoding.options import Decoding
 from vlm.decoding.sampling import Sampling
 from vlm.inference.info import describe
+from vlm.models.pretrained.folder import Folder
 from vlm.tasks.captioning.predict import Captioner
 from vlm.tasks.language_modeling.predict import TextGenerator, generate
 
@@ -132,3 +136,15 @@ def test_options_of_the_user_go_first(folder):
         beam=4, max_tokens=15, end_counts=True, early_stopping=False
     )
     assert json.loads(json.dumps(captioner.decoding)) == captioner.decoding
+
+
+@pytest.mark.parametrize("small", [False, True])
+def test_trocr_reads_the_tokenizers_of_before_tokenizer_json(folder, small):
+    """RoBERTa's vocab.json with merges.txt, and XLM-R's model of SentencePiece, whose ids are not the model's."""
+    _, theirs, _ = saved_trocr(folder, small=small)
+    (Path(folder) / "tokenizer.json").unlink()
+    ours = read_tokenizer(Folder(folder))
+    lines = [line for line in varied_lines(500) if "<" not in line]
+    assert not [line for line in lines if ours.encode(line) != theirs(line, add_special_tokens=False).input_ids][:3]
+    for text in TEXTS:
+        assert ours.decode([0, *ours.encode(text), 2]) == text

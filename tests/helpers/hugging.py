@@ -1,9 +1,11 @@
 """Small random models of Hugging Face with their tokenizers and processors, in folders that it saves itself."""
 
+import io
 import json
 import string
 from pathlib import Path
 
+import sentencepiece
 import torch
 from PIL import Image
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -38,16 +40,20 @@ from transformers import (
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    RobertaTokenizer,
     SiglipConfig,
     SiglipForImageClassification,
     SiglipImageProcessor,
     SiglipVisionConfig,
     SiglipVisionModel,
+    TrOCRConfig,
+    TrOCRForCausalLM,
     VisionEncoderDecoderModel,
     ViTConfig,
     ViTForImageClassification,
     ViTImageProcessor,
     ViTModel,
+    XLMRobertaTokenizer,
 )
 
 END = "<|endoftext|>"
@@ -163,6 +169,54 @@ def saved_git(folder, *, side=24, tied=False, **options):
     return model, *saved(folder, (tokenizer, processor))
 
 
+def saved_trocr(folder, *, side=24, small=False, **options):
+    """TrOCR as microsoft/trocr-base-handwritten is laid out or, small, as trocr-small-stage1: each in its own ways."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer = _xlm_tokenizer(folder) if small else _roberta_tokenizer(folder)
+    sizes = {"d_model": 32, "decoder_layers": 2, "decoder_attention_heads": 4, "decoder_ffn_dim": 48}
+    sizes |= {"vocab_size": len(tokenizer) + 3 * small, "max_position_embeddings": 32}
+    if small:
+        sinusoids = {"use_learned_position_embeddings": False, "layernorm_embedding": False, "scale_embedding": True}
+        sizes |= sinusoids | {"tie_word_embeddings": False, "activation_function": "relu"}
+    else:
+        sizes["cross_attention_hidden_size"] = SIZES["hidden_size"]
+    decoder = TrOCRForCausalLM(TrOCRConfig(**sizes))
+    vit = ViTModel(ViTConfig(image_size=side, patch_size=8, qkv_bias=False, **SIZES), add_pooling_layer=False)
+    model = VisionEncoderDecoderModel(encoder=deit(side) if small else vit, decoder=decoder).eval()
+    wide(model)
+    if not small:
+        decoder.model.decoder.embed_positions.weight.data *= 4
+    special = {"decoder_start_token_id": 2, "bos_token_id": 0, "eos_token_id": 2, "pad_token_id": 1}
+    model.generation_config.update(**special)
+    model.save_pretrained(folder, **options)
+    return model, *saved(folder, (tokenizer, ViTImageProcessor(size={"height": side, "width": side})))
+
+
+def _roberta_tokenizer(folder):
+    made = byte_pairs(texts=TEXTS).backend_tokenizer
+    merges = [tuple(pair) for pair in json.loads(made.to_str())["model"]["merges"]]
+    pieces = ["<s>", "<pad>", "</s>", "<unk>", *(piece for piece in sorted(made.get_vocab()) if piece != END), "<mask>"]
+    vocab = {piece: id for id, piece in enumerate(pieces)}
+    (folder / "vocab.json").write_text(json.dumps(vocab))
+    (folder / "merges.txt").write_text("\n".join(["#version: 0.2", *map(" ".join, merges)]))
+    return RobertaTokenizer(vocab=vocab, merges=merges)
+
+
+def _xlm_tokenizer(folder):
+    model = sentencepieces(TEXTS, vocab_size=80)
+    (folder / "sentencepiece.bpe.model").write_bytes(model)
+    return XLMRobertaTokenizer.from_pretrained(folder)
+
+
+def sentencepieces(texts, **options):
+    """The bytes of a SentencePiece model that is learned from a few texts."""
+    model = io.BytesIO()
+    options = {"vocab_size": 90, "hard_vocab_limit": False, "minloglevel": 2, **options}
+    sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(texts), model_writer=model, **options)
+    return model.getvalue()
+
+
 CAPTIONERS = {
     "vit_gpt2": saved_captioner,
     "deit_gpt2": lambda folder, *, side=24, **options: saved_captioner(
@@ -171,6 +225,8 @@ CAPTIONERS = {
     "blip": saved_blip,
     "git": saved_git,
     "git_tied": lambda folder, **options: saved_git(folder, tied=True, **options),
+    "trocr": saved_trocr,
+    "trocr_small": lambda folder, **options: saved_trocr(folder, small=True, **options),
 }
 
 

@@ -1,12 +1,11 @@
 """Small random Marian and T5 models of Hugging Face with their tokenizers, in folders that it saves itself."""
 
-import io
 import json
 from pathlib import Path
 
 import sentencepiece
 import torch
-from hugging import TEXTS, wide
+from hugging import TEXTS, sentencepieces, wide
 from transformers import (
     MarianConfig,
     MarianMTModel,
@@ -44,14 +43,6 @@ def spread(model, end=4):
             if type(layer).__name__ == "MarianSinusoidalPositionalEmbedding":
                 layer.weight.copy_(layer.create_weight())
     return model
-
-
-def sentencepieces(texts, **options):
-    """The bytes of a SentencePiece model that is learned from a few texts."""
-    model = io.BytesIO()
-    options = {"vocab_size": 90, "hard_vocab_limit": False, "minloglevel": 2, **options}
-    sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(texts), model_writer=model, **options)
-    return model.getvalue()
 
 
 def saved_marian(folder, **options):

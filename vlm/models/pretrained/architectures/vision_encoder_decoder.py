@@ -1,6 +1,7 @@
-"""A ViT, a DeiT or SigLIP's encoder joined to a GPT-2, each described by its own part of config.json."""
+"""A ViT, a DeiT or SigLIP's encoder joined to a GPT-2 or, as TrOCR, to its own decoder; each by its part of a file."""
 
 from collections.abc import Collection
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -12,13 +13,14 @@ from vlm.models.pretrained.architecture import Architecture, Export, Model, capt
 from vlm.models.pretrained.architectures.deit import DEIT
 from vlm.models.pretrained.architectures.gpt2 import GPT2
 from vlm.models.pretrained.architectures.siglip_vision_model import SIGLIP_VISION
+from vlm.models.pretrained.architectures.trocr import TROCR
 from vlm.models.pretrained.architectures.vit import VIT
 from vlm.models.pretrained.export import export_stack
 from vlm.models.pretrained.fields import Fields
 from vlm.models.pretrained.stack import Part, Weight, WeightMap
 from vlm.models.vit import ViT
 
-STACKS = {"encoder": (VIT, DEIT, SIGLIP_VISION), "decoder": (GPT2,)}
+STACKS = {"encoder": (VIT, DEIT, SIGLIP_VISION), "decoder": (GPT2, TROCR)}
 PROJECTION = "enc_to_dec_proj"
 
 
@@ -44,20 +46,24 @@ def fold_projection(weights: WeightMap, stored: Collection[str]) -> WeightMap:
     if p not in stored:
         return weights
     folded = dict(weights)
-    for name, (names, *_) in weights.items():
+    for name, one in weights.items():
         if name.endswith("cross_attn.kv.weight"):
-            folded[name] = Weight((*names, p), _projected_weight)
+            folded[name] = Weight((*one.names, p), partial(_projected_weight, one))
         elif name.endswith("cross_attn.kv.bias"):
-            folded[name] = Weight((*names, names[0].removesuffix("bias") + "weight", b), _projected_bias)
+            kv = weights[name.removesuffix("bias") + "weight"]
+            folded[name] = Weight((*one.names, *kv.names, b), partial(_projected_bias, one, kv))
     return folded
 
 
-def _projected_weight(kv: Tensor, p: Tensor) -> Tensor:
-    return (kv.double().T @ p.double()).float()
+def _projected_weight(kv: Weight, *tensors: Tensor) -> Tensor:
+    *own, p = tensors
+    return (kv.read(*own).double() @ p.double()).float()
 
 
-def _projected_bias(c: Tensor, kv: Tensor, b: Tensor) -> Tensor:
-    return (kv.double().T @ b.double() + c.double()).float()
+def _projected_bias(bias: Weight, kv: Weight, *tensors: Tensor) -> Tensor:
+    *own, b = tensors
+    added, weight = bias.read(*own[: len(bias.names)]), kv.read(*own[len(bias.names) :])
+    return (weight.double() @ b.double() + added.double()).float()
 
 
 def export(model: nn.Module) -> Export | None:

@@ -1,10 +1,13 @@
 """The Vision Transformer (Dosovitskiy et al. 2021), bare or with a head of classes."""
 
+from dataclasses import replace
+
 from torch import nn
 
 from vlm.models.classifier import Classifier
 from vlm.models.pretrained.architecture import Architecture, Export, Model, classifier
 from vlm.models.pretrained.export import export_classifier
+from vlm.models.pretrained.fields import flag
 from vlm.models.pretrained.stack import IMAGE_SIZES, SIZES, Names, Part, Paths, Stack, layers, table, token
 from vlm.models.vit import ViT
 
@@ -22,12 +25,13 @@ ENTRANCE: Names = {
     "patch_embed": "embeddings.patch_embeddings.projection",
     "norm": "layernorm",
 }
-NEEDED = {"qkv_bias": True, "num_channels": 3}
+NEEDED = {"num_channels": 3}
+QKV_BIAS = replace(flag("qkv_bias", True), write=lambda own: own is not False)  # ours is None for that of all layers
 VIT = Stack(
     kind=ViT,
     model_type="vit",
     prefix="vit.",
-    sizes=SIZES | IMAGE_SIZES,
+    sizes=SIZES | IMAGE_SIZES | {"qkv_bias": QKV_BIAS},
     names={**ENTRANCE, **layers(LAYERS, "encoder.layer")},
     needed=NEEDED,
 )

@@ -1,0 +1,55 @@
+"""The decoder of TrOCR (Li et al. 2021), which reads lines of text: RoBERTa's or MiniLM's, with cross-attention."""
+
+from typing import Any
+
+import torch.nn.functional as F
+
+from vlm.models.decoder import Decoder
+from vlm.models.pretrained.architecture import Architecture, Model, spec_of
+from vlm.models.pretrained.architectures import marian
+from vlm.models.pretrained.fields import Fields, flag, integer
+from vlm.models.pretrained.stack import Part, Stack, Weight, layers, tied
+
+BEFORE = 2  # rows of learned positions before the first token's
+
+
+def positions_and_head(sizes: dict[str, Any], config: Fields) -> dict[str, Any]:
+    """Sinusoids where positions are not learned, and a head of its own where it has one."""
+    dim = sizes["dim"]
+    found: dict[str, Any] = {"embed_scale": marian.scaled(sizes, config)}
+    if not config.read(flag("use_learned_position_embeddings", True)):
+        first = config.read(integer("pad_token_id", 1, low=0)) + 1
+        # Of tensor2tensor, whose last wave is the longest: 10,000 ** (-2 i / (D - 2)).
+        found["positions"] = spec_of("SplitSinusoids", dim=dim, base=10_000.0 ** (dim / (dim - 2)), first=first)
+    if not config.read(flag("tie_word_embeddings", True)):
+        found["vocabulary_head"] = spec_of("VocabularyHead", dim=dim, vocab_size=sizes["vocab_size"], tied=False)
+    return found
+
+
+TROCR = Stack(
+    kind=Decoder,
+    model_type="trocr",
+    prefix="model.decoder.",
+    sizes={
+        **marian.sizes("decoder", vocab_size=50265, max_len=512),
+        "embed_norm": flag("layernorm_embedding", True),
+    },
+    more=positions_and_head,
+    names={
+        "token_embed.weight": "embed_tokens.weight",
+        "positions.weight": Weight(
+            ("embed_positions.weight",), lambda rows: rows[BEFORE:], lambda rows: F.pad(rows, (0, 0, BEFORE, 0))
+        ),
+        "embed_norm": "layernorm_embedding",
+        **layers(marian.LAYERS, "layers"),
+    },
+    extra=layers(marian.CROSS_LAYERS, "layers"),
+    head={
+        "token_embed.weight": Weight(("model.decoder.embed_tokens.weight", "output_projection.weight"), tied),
+        "vocabulary_head.own.weight": Weight(("output_projection.weight",)),
+    },
+)
+ARCHITECTURE = Architecture(
+    parts=lambda config: {"decoder": Part(TROCR, config)},
+    models={"TrOCRForCausalLM": Model("language_modeling", lambda config, parts: parts["decoder"])},
+)
