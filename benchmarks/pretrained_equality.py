@@ -15,9 +15,9 @@ layout, and read by both, each in a process of its own. Weights are drawn twice:
 A line a model and drawing: the largest difference of logits (or of states, of an encoder) in the type compared; what
 the last bit of the pixels changes in theirs in float64, below which nothing can be told; the difference of float32 on
 either side from float64, as such and as a share of their standard deviation; the least margin of the first two; how
-many greedy and beam-4 texts of 8 images are equal; the largest difference of pixels. Attention of `transformers` may
-take its softmax in float32 whatever the type, and is kept from it where float64 is compared. Of decoders of Llama's
-family a row of benchmarks/hub.py is printed, of the drawing "even" in float32.
+many greedy and beam-4 texts of 8 images or of 50 sentences are equal; the largest difference of pixels. Attention of
+`transformers` may take its softmax in float32 whatever the type, and is kept from it where float64 is compared. Of
+decoders of Llama's family a row of benchmarks/hub.py is printed, of the drawing "even" in float32.
 """
 
 import argparse
@@ -27,6 +27,7 @@ import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from random import Random
 from string import ascii_lowercase
 from typing import Any
 
@@ -35,12 +36,15 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "helpers"))
 import torch
 import transformers as t
 from decoder_sizes import DECODERS, byte_pairs
-from hugging import caption_logits, photos, wide, written
+from hugging import TEXTS, caption_logits, photos, wide, written
 from PIL import Image
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
+from writer_sizes import LINE_READERS, TRANSLATORS, our_tokens, their_tokens, translator_logits
 
 BEAMS, TOKENS = (1, 4), 16
+SENTENCES = 50  # that translators read
+WORDS = " ".join(TEXTS).split()
 SIDES = ("made", "theirs", "ours")
 TYPES = {"even": torch.float32, "wide": torch.float64}  # that a drawing of weights is compared in
 FEW = 2  # images of an encoder alone, which writes no texts
@@ -109,13 +113,14 @@ def siglip_base() -> Parts:
     return [wide(model), t.SiglipImageProcessor()]
 
 
-CAPTIONERS = {"vit_gpt2": vit_gpt2, "blip_base": blip_base, "git_base": git_base}
+CAPTIONERS = {"vit_gpt2": vit_gpt2, "blip_base": blip_base, "git_base": git_base, **LINE_READERS}
+WRITERS = CAPTIONERS | TRANSLATORS
 READERS = {"bert_base": bert_base, "gpt2": gpt2}
 SEERS = {
     **{"vit_base": vit_base, "deit_base": deit_base, "clip_base": clip_base, "dinov2_base": dinov2_base},
     "siglip_base": siglip_base,
 }
-MODELS: dict[str, Callable[[], Parts]] = CAPTIONERS | READERS | SEERS | DECODERS
+MODELS: dict[str, Callable[[], Parts]] = WRITERS | READERS | SEERS | DECODERS
 
 
 @torch.no_grad()
@@ -128,16 +133,19 @@ def even_out(model: nn.Module) -> None:
             module.weight.normal_(std=inputs**-0.5)
 
 
-def make(name: str, draw: str, folder: Path) -> dict[str, Any]:
+def make(name: str, drawing: str, folder: Path) -> dict[str, Any]:
     """Saves a model; returns its inputs."""
     torch.manual_seed(0)
+    draw = Random(0)
     model, *others = MODELS[name]()
-    if draw == "even":
+    if drawing == "even":
         even_out(model)
     for part in (model, *others):
         part.save_pretrained(folder / "model")
     paths = photos(folder / "photos", 8 if name in CAPTIONERS else FEW)
     results: dict[str, Any] = {"tokens": torch.randint(5, 30000, (len(paths), 12)), "kind": type(model).__name__}
+    if name in TRANSLATORS:
+        results["texts"] = [" ".join(draw.choices(WORDS, k=draw.randint(3, 15))) for _ in range(SENTENCES)]
     if name in CAPTIONERS | SEERS:
         results["pixels"] = others[-1]([Image.open(path) for path in paths], return_tensors="pt").pixel_values
     return results
@@ -170,6 +178,12 @@ def theirs(name: str, draw: str, folder: Path, known: dict[str, Any]) -> dict[st
         model, pixels = model.to(TYPES[draw]), known["pixels"].to(TYPES[draw])
         results["texts"] = {beam: written(model, tokenizer, pixels, num_beams=beam, **options) for beam in BEAMS}
         model.float()
+    if name in TRANSLATORS:
+        tokenizer = t.AutoTokenizer.from_pretrained(folder / "model")
+        known = known | {"read": dict(tokenizer(known["texts"][:FEW], return_tensors="pt", padding=True))}
+        model = model.to(TYPES[draw])
+        results["texts"] = {beam: their_tokens(model, tokenizer, known["texts"], beam, TOKENS) for beam in BEAMS}
+        model.float()
     return results | in_both(partial(logits_of, name, model), model, known)
 
 
@@ -179,6 +193,8 @@ def logits_of(name: str, model: Any, known: dict[str, Any]) -> Tensor:
         return caption_logits(model, known["pixels"], known["tokens"])
     if name in READERS:
         return model(known["tokens"]).logits
+    if name in TRANSLATORS:
+        return model(**known["read"], decoder_input_ids=known["tokens"]).logits
     output = model(pixel_values=known["pixels"])
     if hasattr(output, "logits"):
         return output.logits
@@ -190,11 +206,18 @@ def logits_of(name: str, model: Any, known: dict[str, Any]) -> Tensor:
 def ours(name: str, draw: str, folder: Path, known: dict[str, Any]) -> dict[str, Any]:
     """Logits and texts of ours, of the same inputs."""
     from vlm.checkpoint.load import load_model, read
+    from vlm.tasks.translation.predict import Translator
 
     place = str(folder / "model")
     if name in SEERS:
         seer = open_seer(place)
         return in_both(lambda known: states_of(seer(known["pixels"])), seer, known)
+    if name in TRANSLATORS:
+        ours = Translator(place, dtype=TYPES[draw])
+        texts = {beam: our_tokens(ours, known["texts"], beam, TOKENS) for beam in BEAMS}
+        ours.model.float()
+        read = partial(translator_logits, ours, known["texts"][:FEW])
+        return in_both(read, ours.model, known) | {"texts": texts}
     model = load_model(read(place))
     results = in_both(partial(our_logits, name, model), model, known)
     del model  # there need not be two at a time
@@ -268,9 +291,9 @@ def compare(name: str, draw: str) -> bool:
     words.append(f"float32 from float64 theirs {shares[0]}, ours {shares[1]}")
     words += [f"deviation {deviation:.2f}, margin {(first - second).min().item():.1e}"]
     equal = difference <= 1e-4
-    for beam in BEAMS if name in CAPTIONERS else ():
+    for beam in BEAMS if name in WRITERS else ():
         pairs = list(zip(a["texts"][beam], b["texts"][beam], strict=True))
-        same, kinds = sum(one == other for one, other in pairs), len(set(a["texts"][beam]))
+        same, kinds = sum(one == other for one, other in pairs), len({str(one) for one in a["texts"][beam]})
         words.append(f"{'greedy' if beam == 1 else f'beam {beam}'} {same} of {len(pairs)} texts, {kinds} kinds")
         equal &= same == len(pairs)
     if "pixels" in b:

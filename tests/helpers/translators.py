@@ -5,7 +5,7 @@ from pathlib import Path
 
 import sentencepiece
 import torch
-from hugging import TEXTS, sentencepieces, wide
+from hugging import TEXTS, saved, sentencepieces, wide
 from transformers import (
     MarianConfig,
     MarianMTModel,
@@ -45,40 +45,48 @@ def spread(model, end=4):
     return model
 
 
-def saved_marian(folder, **options):
-    """As Helsinki-NLP/opus-mt-en-de is laid out: two models of pieces, one vocabulary, the fill as begin."""
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
+def marian_tokenizer(folder, fill=()):
+    """Its tokenizer, with two models of pieces, one vocabulary, and further pieces in it."""
     models = {"source.spm": sentencepieces(TEXTS), "target.spm": sentencepieces(GERMAN)}
     pieces = ["</s>", "<unk>", ">>deu<<"]
     for name, model in models.items():
-        (folder / name).write_bytes(model)
+        (Path(folder) / name).write_bytes(model)
         stated = sentencepiece.SentencePieceProcessor(model_proto=model)
         pieces += [stated.id_to_piece(id) for id in range(stated.get_piece_size()) if not stated.is_control(id)]
-    vocab = {piece: id for id, piece in enumerate([*dict.fromkeys(pieces), "<pad>"])}
-    (folder / "vocab.json").write_text(json.dumps(vocab))
-    tokenizer = MarianTokenizer(*(str(folder / name) for name in (*models, "vocab.json")))
-    pad = vocab["<pad>"]
+    vocab = {piece: id for id, piece in enumerate([*dict.fromkeys([*pieces, *fill]), "<pad>"])}
+    (Path(folder) / "vocab.json").write_text(json.dumps(vocab))
+    return MarianTokenizer(*(str(Path(folder) / name) for name in (*models, "vocab.json")))
+
+
+def marian(tokenizer, **sizes):
+    """A model that scales embeddings and begins with the fill, as published ones do."""
+    pad = tokenizer.pad_token_id
     ids = {"pad_token_id": pad, "decoder_start_token_id": pad, "eos_token_id": 0, "forced_eos_token_id": 0}
-    sizes = MARIAN_SIZES | {"activation_function": "swish", "scale_embedding": True} | options
-    model = spread(MarianMTModel(MarianConfig(vocab_size=len(vocab), **sizes, **ids)))
+    sizes = {"activation_function": "swish", "scale_embedding": True, "vocab_size": len(tokenizer), **sizes}
+    model = spread(MarianMTModel(MarianConfig(**sizes, **ids)))
     model.final_logits_bias.normal_(std=0.5)
     model.generation_config.update(**ids, bad_words_ids=[[pad]], renormalize_logits=True, max_length=24, num_beams=4)
-    tokenizer.save_pretrained(folder)
-    model.save_pretrained(folder)
-    return model, tokenizer
+    return model
+
+
+def saved_marian(folder, **options):
+    """As Helsinki-NLP/opus-mt-en-de is laid out."""
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    tokenizer = marian_tokenizer(folder)
+    return saved(folder, (marian(tokenizer, **MARIAN_SIZES, **options), tokenizer))
+
+
+def t5_tokenizer(folder):
+    special = {"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1}
+    (Path(folder) / "spiece.model").write_bytes(sentencepieces([*TEXTS, *GERMAN], vocab_size=120, **special))
+    return T5Tokenizer.from_pretrained(folder)
 
 
 def saved_t5(folder, **options):
     """As google-t5/t5-small is laid out or, with feed_forward_proj="gated-gelu", as google/flan-t5-small."""
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    special = {"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1}
-    (folder / "spiece.model").write_bytes(sentencepieces([*TEXTS, *GERMAN], vocab_size=120, **special))
-    tokenizer = T5Tokenizer.from_pretrained(folder)
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    tokenizer = t5_tokenizer(folder)
     config = T5Config(vocab_size=128 + len(tokenizer), decoder_start_token_id=0, **T5_SIZES, **options)
     model = spread(T5ForConditionalGeneration(config), end=1 if options else 4)
     model.generation_config.update(max_length=24)
-    tokenizer.save_pretrained(folder)
-    model.save_pretrained(folder)
-    return model, tokenizer
+    return saved(folder, (model, tokenizer))

@@ -25,6 +25,7 @@ from small import TASKS as SMALL
 from tiny_checkpoints import STORY
 from torch import nn
 from transformers import BertModel
+from translators import saved_marian, saved_t5
 
 import vlm as vlm_api
 from vlm.cli.main import run as vlm
@@ -389,6 +390,10 @@ FOLDERS = {
     "clip-vit-base-patch32": lambda folder: saved_dual("clip", folder),
     "siglip-base-patch16-224": lambda folder: hugging.saved(folder, hugging.ENCODERS["siglip"]()),
     "dinov2-small": lambda folder: hugging.saved(folder, hugging.ENCODERS["dinov2"]()),
+    "opus-mt-en-de": lambda folder: saved_marian(folder),
+    "t5-small": lambda folder: saved_t5(folder),
+    "trocr-base-handwritten": lambda folder: hugging.saved_trocr(folder),
+    "scans": lambda folder: hugging.photos(folder),
     "paligemma-3b": lambda folder: saved_image_text(folder, "paligemma"),
     "SmolVLM-256M-Instruct": lambda folder: saved_image_text(folder, "smolvlm"),
     "SmolLM2-135M-Instruct": lambda folder: saved_chat(folder, "chatml"),

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vlm.errors import UserError, print_error, printable
+from vlm.evaluation.metrics import edits
 from vlm.evaluation.metrics.cider import DocumentFrequencies
 from vlm.evaluation.metrics.coco import References
 from vlm.evaluation.metrics.java import java_scores
@@ -58,7 +59,7 @@ class Scores:
 
 
 def score(captioned: Captioned, *, java: bool, larger: Mapping[str, Sequence[str]] | None = None) -> Scores:
-    """BLEU, ROUGE-L and CIDEr, and METEOR and SPICE if possible.
+    """BLEU, ROUGE-L and CIDEr, error rates where each image has one reference, and METEOR and SPICE if possible.
 
     CIDEr weights an n-gram by how few images have it. With a single image it would be 0 for any caption; it is absent.
 
@@ -74,6 +75,10 @@ def score(captioned: Captioned, *, java: bool, larger: Mapping[str, Sequence[str
         for row in (scores.corpus, *scores.per_image.values()):
             del row["cider"]
         scores.absent["cider"] = ONE_IMAGE
+    if (counts := edits.caption_counts(captioned.predictions, captioned.references)) is not None:
+        scores.corpus |= edits.caption_rates(captioned.predictions, captioned.references)
+        for image, row in zip(captioned.predictions, edits.error_rates(counts).tolist(), strict=True):
+            scores.per_image[image] |= dict(zip(edits.NAMES, row, strict=True))
     if java:
         corpus, rows, absent = java_scores(captioned.predictions, captioned.references, scores.units)
         scores.absent |= absent

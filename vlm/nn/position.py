@@ -244,8 +244,11 @@ class SplitSinusoids(Positions):
         self.dim, self.base, self.first = dim, base, first
 
     def embed(self, positions: Tensor) -> Tensor | None:
-        cos, sin = _waves(positions + self.first, _frequencies(self.dim, self.base, positions.device))
-        return torch.cat([sin, cos], dim=-1)  # (..., L, D)
+        # As exact as the tables that other libraries make once; an Apple GPU has no 64 bits.
+        exact = torch.float32 if positions.device.type == "mps" else torch.float64
+        halves = torch.arange(0, self.dim, 2, dtype=exact, device=positions.device)
+        angles = (positions + self.first)[..., None] * self.base ** -(halves / self.dim)
+        return torch.cat([angles.sin(), angles.cos()], dim=-1).float()  # (..., L, D)
 
 
 class RotaryPositions(Positions):

@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vlm.errors import UserError
-from vlm.evaluation.metrics.bootstrap import caption_intervals
+from vlm.evaluation.metrics import edits
+from vlm.evaluation.metrics.bootstrap import caption_intervals, intervals
 from vlm.evaluation.metrics.coco import CaptionScores, References
 from vlm.evaluation.metrics.records import RecordMetric
 from vlm.evaluation.metrics.tokens import WORDS, Units
@@ -54,12 +55,13 @@ class CaptionMetric(RecordMetric):
         self.add((image, text, list(texts), loss, flag) for image, text, texts, loss, flag in rows)
 
     def compute(self) -> dict[str, float]:
-        """Returns the scores of ``CaptionScores.summary`` and five more.
+        """Returns the scores of ``CaptionScores.summary`` and some more.
 
         ``exact_match`` is the share of captions that equal a reference word for word, ``distinct`` the share of
         different captions, ``vocabulary`` the number of different words, ``mean_length`` the mean number of words per
         caption (both counted in `units`), and ``length_ratio`` the mean length divided by that of the references: if it
-        drifts from 1, captions stop too early or do not end.
+        drifts from 1, captions stop too early or do not end. Where each image has one reference, as a line of text has,
+        ``cer`` and ``wer`` are the error rates of characters and words.
 
         Raises:
             UserError: There are no captions.
@@ -75,7 +77,7 @@ class CaptionMetric(RecordMetric):
         self.scores = self._prepared.score(self.predictions)
         variety = _variety(self.predictions, references, self.units)
         variety["length_ratio"] = variety["mean_length"] / max(1e-9, self._prepared.mean_length)
-        return self.scores.summary() | variety
+        return self.scores.summary() | variety | edits.caption_rates(self.predictions, references)
 
     @property
     def units(self) -> Units:
@@ -91,7 +93,10 @@ class CaptionMetric(RecordMetric):
         """metric@low and metric@high: 95% confidence intervals of the last `compute`, by bootstrap over images."""
         assert self.scores is not None, "nothing was computed yet"
         exact = {"exact_match": exact_matches(self.predictions, self.references)}
-        return caption_intervals(self.scores, exact, seed=seed)
+        bounds = caption_intervals(self.scores, exact, seed=seed)
+        if (counts := edits.caption_counts(self.predictions, self.references)) is None:
+            return bounds
+        return bounds | intervals(edits.NAMES, lambda draws: edits.error_rates(draws @ counts), len(counts), seed=seed)
 
     def per_image(self) -> dict[str, dict[str, Any]]:
         """Results of the last `compute` by image: caption, references, scores, and the loss if known."""

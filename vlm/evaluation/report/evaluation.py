@@ -16,7 +16,7 @@ from vlm.io import page
 
 TITLES = {"bleu4": "BLEU-4", "bleu1": "BLEU-1", "bleu2": "BLEU-2", "bleu3": "BLEU-3", "rouge_l": "ROUGE-L"}
 TITLES |= {"cider": "CIDEr", "exact_match": "exact match", "top5": "top 5", "length_ratio": "length ratio"}
-TITLES |= {"bleu": "BLEU", "chrf": "chrF"}
+TITLES |= {"bleu": "BLEU", "chrf": "chrF", "cer": "character errors", "wer": "word errors"}
 ESTIMATES = {"sampled": "sampled"}  # estimates of a score on a part of the split
 
 METRICS = "metrics.csv"  # of a run

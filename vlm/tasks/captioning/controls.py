@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from vlm.data.records import Split
 from vlm.evaluation.metrics.captions import CaptionMetric, exact_matches, shuffle_captions
 from vlm.evaluation.metrics.coco import best_constant, score_captions
+from vlm.evaluation.metrics.edits import caption_rates
 from vlm.evaluation.metrics.tokens import Units
 from vlm.randomness import numpy_rng
 
@@ -33,7 +34,7 @@ def caption_controls(metric: CaptionMetric, train: Split, *, seed: int) -> dict[
     for control, captions in controls.items():
         summary = score_captions(captions, prepared).summary()
         exact = exact_matches(captions, references)
-        summary = {**summary, "exact_match": sum(exact) / max(1, len(captions))}
+        summary = {**summary, "exact_match": sum(exact) / max(1, len(captions)), **caption_rates(captions, references)}
         scores |= {f"{name}@{control}": value for name, value in summary.items()}
     return scores
 

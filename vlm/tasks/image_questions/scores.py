@@ -4,6 +4,7 @@ import re
 from collections.abc import Sequence
 
 from vlm.evaluation.metrics.captions import CaptionMetric
+from vlm.evaluation.metrics.edits import edit_distance
 
 ENOUGH = 3  # of them who agree make an answer wholly right
 NEAR = 0.5  # distance from which on an answer counts nothing
@@ -48,12 +49,7 @@ def anls(answer: str, answers: Sequence[str]) -> float:
 
 def _distance(one: str, other: str) -> float:
     """The edit distance of two texts over the length of the longer."""
-    row = list(range(len(other) + 1))
-    for place, left in enumerate(one, 1):
-        diagonal, row[0] = row[0], place
-        for at, right in enumerate(other, 1):
-            diagonal, row[at] = row[at], min(row[at] + 1, row[at - 1] + 1, diagonal + (left != right))
-    return row[-1] / max(len(one), len(other), 1)
+    return edit_distance(one, other) / max(len(one), len(other), 1)
 
 
 def caption_scores(ids: Sequence[str], answers: Sequence[str], references: Sequence[Sequence[str]]) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Metrics of translations: sacreBLEU's BLEU and chrF, and exact match; exact over any number of processes."""
+"""Metrics of translations: BLEU, chrF, exact match and error rates; exact over any number of processes."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -9,19 +9,21 @@ import numpy as np
 from sacrebleu.metrics import BLEU, CHRF
 
 from vlm.data.records import Split
+from vlm.evaluation.metrics import edits
 from vlm.evaluation.metrics.bootstrap import intervals
 from vlm.evaluation.metrics.ngrams import Floats
 from vlm.evaluation.metrics.records import RecordMetric
 from vlm.tasks.translation.dictionary import Dictionary, words
 
-NAMES = ("bleu", "chrf", "exact_match")
+NAMES = ("bleu", "chrf", "exact_match", *edits.NAMES)
 PAIRS = 20_000  # of train that the dictionary, a control, is learned from
 COLUMNS = ("text", "translation", "reference", "loss")  # of a sample
 
 
 class TranslationScores:
     """Scores of translations: BLEU (Papineni et al. 2002) and chrF (Popović 2015) from 0 to 100 as sacreBLEU computes
-    them (Post 2018), cased and with its own tokenization, and the share that equal their reference.
+    them (Post 2018), cased and with its own tokenization, the share that equal their reference, and error rates of
+    characters and words.
 
     Args:
         predictions, references: One of each a text, two texts or more.
@@ -37,7 +39,8 @@ class TranslationScores:
         """The score of all texts under each of ``NAMES``."""
         metrics = (self._bleu, self._chrf)
         scores = [metric.corpus_score(self.predictions, [self.references]).score for metric in metrics]
-        return dict(zip(NAMES, [*scores, float(np.mean(self.exact))], strict=True))
+        errors = edits.error_rates(self._edits.sum(0)).tolist()
+        return dict(zip(NAMES, [*scores, float(np.mean(self.exact)), *errors], strict=True))
 
     def signatures(self) -> dict[str, str]:
         """Everything that decides BLEU and chrF, as sacreBLEU writes it once `summary` is known."""
@@ -48,10 +51,14 @@ class TranslationScores:
         return intervals(NAMES, self.score, len(self.predictions), seed=seed)
 
     def score(self, draws: Floats) -> Floats:
-        """Scores of resampled texts, in the order of NAMES. Shapes: draws (R, N) -> (R, 3)"""
+        """Scores of resampled texts, in the order of NAMES. Shapes: draws (R, N) -> (R, 5)"""
         bleu = [_bleu(row) for row in (draws @ self._words).astype(int).tolist()]
         exact = draws @ np.array(self.exact, np.float64) / draws.sum(1)
-        return np.column_stack([bleu, _chrf(draws @ self._characters), exact])
+        return np.column_stack([bleu, _chrf(draws @ self._characters), exact, edits.error_rates(draws @ self._edits)])
+
+    @cached_property
+    def _edits(self) -> Floats:
+        return edits.error_counts(self.predictions, self.references)
 
     @cached_property
     def _words(self) -> Floats:

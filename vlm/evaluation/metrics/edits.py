@@ -1,0 +1,59 @@
+"""Edit distance, and the error rates of texts that have one right reading: of characters (CER) and of words (WER)."""
+
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+
+import numpy as np
+
+from vlm.evaluation.metrics.ngrams import Floats
+
+NAMES = ("cer", "wer")
+
+
+def edit_distance(one: Sequence[Hashable], other: Sequence[Hashable]) -> int:
+    """The least number of insertions, deletions and substitutions between two sequences (Levenshtein 1966).
+
+    A column of the table of distances is two numbers whose bits say where it rises and falls (Myers 1999; Hyyrö 2003).
+    """
+    if not one:
+        return len(other)
+    places: dict[Hashable, int] = {}
+    for place, item in enumerate(one):
+        places[item] = places.get(item, 0) | 1 << place
+    every, last = (1 << len(one)) - 1, 1 << len(one) - 1
+    rises, falls, distance = every, 0, len(one)
+    for item in other:
+        equal = places.get(item, 0)
+        diagonal = equal | falls
+        across = (((equal & rises) + rises) ^ rises) | equal
+        up, down = falls | (every & ~(across | rises)), rises & across
+        distance += bool(up & last) - bool(down & last)
+        up, down = (up << 1 | 1) & every, down << 1 & every
+        rises, falls = down | (every & ~(diagonal | up)), up & diagonal
+    return distance
+
+
+def error_counts(texts: Iterable[str], references: Iterable[str]) -> Floats:
+    """Edits and length of each reference, in characters and in words between white space. Shapes: (N, 4)"""
+    rows = []
+    for text, reference in zip(texts, references, strict=True):
+        sides = ((text, reference), (text.split(), reference.split()))
+        rows.append([count for one, other in sides for count in (edit_distance(one, other), len(other))])
+    return np.array(rows, np.float64).reshape(-1, 4)
+
+
+def error_rates(counts: Floats) -> Floats:
+    """``NAMES`` of summed counts: edits over the length of all references. Shapes: (..., 4) -> (..., 2)"""
+    return counts[..., ::2] / np.maximum(1, counts[..., 1::2])
+
+
+def caption_counts(captions: Mapping[str, str], references: Mapping[str, Sequence[str]]) -> Floats | None:
+    """The same of captions by image; None unless each image has one reference, as a line of text has. Shapes: (N, 4)"""
+    if not all(len(references[image]) == 1 for image in captions):
+        return None
+    return error_counts(captions.values(), (references[image][0] for image in captions))
+
+
+def caption_rates(captions: Mapping[str, str], references: Mapping[str, Sequence[str]]) -> dict[str, float]:
+    """The error rates of captions by name; none unless each image has one reference."""
+    counts = caption_counts(captions, references)
+    return {} if counts is None else dict(zip(NAMES, error_rates(counts.sum(0)).tolist(), strict=True))
