@@ -7,6 +7,7 @@ import shutil
 import pytest
 import torch
 from hugging import TEXTS
+from transformers import MarianMTModel, MarianTokenizer
 from translators import GERMAN, saved_marian, saved_t5
 from varied import varied_lines
 
@@ -35,6 +36,12 @@ def pair(request, folders):
     """Our translator, their model and their tokenizer."""
     folder, *theirs = folders[request.param]
     return Translator(str(folder)), *theirs
+
+
+def written(translator, **options):
+    """Translations of the sentences."""
+    texts = dict(translator.results([SENTENCES], translator.options(**options, batch_size=8)))
+    return [texts[place][0].text for place in range(len(SENTENCES))]
 
 
 def test_ids_of_varied_lines_are_equal(pair):
@@ -70,8 +77,7 @@ def test_texts_of_fifty_sentences_are_equal(pair, beam):
     ours, model, tokenizer = pair
     found = model.generate(**tokenizer(SENTENCES, return_tensors="pt", padding=True), num_beams=beam)
     truth = tokenizer.batch_decode(found, skip_special_tokens=True)
-    texts = dict(ours.results([SENTENCES], ours.options(beam=beam, batch_size=8)))
-    assert [texts[place][0].text for place in range(50)] == truth
+    assert written(ours, beam=beam) == truth
     assert len({*truth}) > 10
     assert beam > 1 or len({len(row[row != tokenizer.pad_token_id]) for row in found}) > 2
 
@@ -176,3 +182,27 @@ def test_a_sentencepiece_model_alone_is_read(folders, tmp_path):
     for text in [*TEXTS, *GERMAN, *SENTENCES]:
         assert other.encode(text) == one.encode(text)
         assert other.decode(other.encode(text)) == text
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_a_marian_folder_goes_out_again(folders, tmp_path, trained):
+    """Training changes the embeddings of both sides apart, which then go out apart."""
+    folder, model, tokenizer = folders["marian"]
+    assert run(["import", str(folder), "--out", str(tmp_path / "one.ckpt")]) == 0
+    if trained:
+        stored = torch.load(tmp_path / "one.ckpt", weights_only=True)
+        stored["state_dict"]["model.encoder.token_embed.weight"][5:] *= 1.5
+        torch.save(stored, tmp_path / "one.ckpt")
+    assert run(["export", str(tmp_path / "out"), "--to", "huggingface", "-c", str(tmp_path / "one.ckpt")]) == 0
+    back, words = (
+        MarianMTModel.from_pretrained(tmp_path / "out").eval(),
+        MarianTokenizer.from_pretrained(tmp_path / "out"),
+    )
+    read = words(SENTENCES, return_tensors="pt", padding=True)
+    assert read["input_ids"].equal(tokenizer(SENTENCES, return_tensors="pt", padding=True)["input_ids"])
+    texts = words.batch_decode(back.generate(**read), skip_special_tokens=True)  # as its generation_config.json says
+    assert texts == written(Translator(str(tmp_path / "one.ckpt")))
+    (tmp_path / "out" / "vlm_export.json").unlink()  # what we keep for ourselves
+    assert texts == written(Translator(str(tmp_path / "out")))
+    theirs = words.batch_decode(model.generate(**read), skip_special_tokens=True)
+    assert (texts == theirs) is not trained

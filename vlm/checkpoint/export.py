@@ -48,7 +48,7 @@ def export(path: str, folder: str, *, form: str, trust: str | None = None) -> li
         model = load_model(loaded, trust=trust)  # before anything is written: the weights fit
         if form == "safetensors":
             tensors = weights(loaded)
-            files = {SPECIFICATION: _json({"format": loaded["format"], "vlm": loaded["vlm"]})}
+            files: dict[str, str | bytes] = {SPECIFICATION: _json({"format": loaded["format"], "vlm": loaded["vlm"]})}
         else:
             config, tensors = described(model)
             files = _described_files(loaded["vlm"], config)
@@ -56,9 +56,9 @@ def export(path: str, folder: str, *, form: str, trust: str | None = None) -> li
     return _written(Path(folder), files, tensors)
 
 
-def _described_files(about: Mapping[str, Any], config: dict[str, Any]) -> dict[str, str]:
+def _described_files(about: Mapping[str, Any], config: dict[str, Any]) -> dict[str, str | bytes]:
     """The files beside the weights, by their names."""
-    files: dict[str, str] = {}
+    files: dict[str, str | bytes] = {}
     if "preprocess" in about:
         processor = _processor(Preprocess.from_state(about["preprocess"]))
         files["preprocessor_config.json"] = _json(processor)
@@ -71,13 +71,15 @@ def _described_files(about: Mapping[str, Any], config: dict[str, Any]) -> dict[s
         special: dict[str, Any] = {"bos_token_id": tokenizer.bos_id, "eos_token_id": tokenizer.eos_id}
         special["pad_token_id"] = tokenizer.pad_id
         config |= special
-        if "decoder" in config:
+        if config.get("is_encoder_decoder"):
             special["decoder_start_token_id"] = config["decoder_start_token_id"] = tokenizer.bos_id
+        if "decoder" in config:
             config["decoder"] |= {name: id for name, id in special.items() if name != "decoder_start_token_id"}
         # Without a language's token after the begin, which is never predicted, a text would begin by chance.
         first = {"forced_bos_token_id": tokenizer.begin()[0]} if tokenizer.languages else {}
         ends = about.get("decoding", {}).get("ends", ())
-        several = {"eos_token_id": [tokenizer.eos_id, *ends]} if ends else {}
+        several: dict[str, Any] = {"eos_token_id": [tokenizer.eos_id, *ends]} if ends else {}
+        several |= {"forced_eos_token_id": tokenizer.eos_id} if about.get("decoding", {}).get("forced_end") else {}
         files["generation_config.json"] = _json(special | several | first | _generation(about))
         files |= tokenizer_files(tokenizer)
     own = {name: about[name] for name in ("tokenizer", "preprocess") if name in about}
@@ -90,6 +92,8 @@ def _generation(about: Mapping[str, Any]) -> dict[str, Any]:
     options = {one.name: stored[ours] for ours, one in OPTIONS.items() if ours in stored and "tokens" not in ours}
     options |= {name: stored[name] for name in ("early_stopping",) if stored.get(name)}
     options |= {"do_sample": True} if stored.get("sample") else {}
+    if stored.get("never"):
+        options |= {"bad_words_ids": [[token] for token in stored["never"]], "renormalize_logits": True}
     if "max_tokens" in about:  # a model that reads an input
         longest = stored.get("max_tokens", about["max_tokens"])
         options |= {"max_length": int(longest) + 1}
@@ -124,7 +128,7 @@ def _json(content: Any) -> str:
     return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
 
 
-def _written(folder: Path, files: Mapping[str, str], tensors: Mapping[str, Tensor]) -> list[str]:
+def _written(folder: Path, files: Mapping[str, str | bytes], tensors: Mapping[str, Tensor]) -> list[str]:
     """Writes all files, the weights last; leaves none of them if one cannot be written.
 
     Raises:
@@ -139,7 +143,7 @@ def _written(folder: Path, files: Mapping[str, str], tensors: Mapping[str, Tenso
         if any(folder.iterdir()):
             raise UserError(f"{folder}: is not empty; choose another folder, or empty it")
         for name, text in files.items():
-            (folder / name).write_text(text, encoding="utf-8")
+            (folder / name).write_bytes(text.encode() if isinstance(text, str) else text)
         save_file({name: tensor.contiguous().clone() for name, tensor in tensors.items()}, part, {"format": "pt"})
         shutil.copymode(folder / next(iter(files)), part)  # the library makes files that their owner alone can read
         os.replace(part, folder / WEIGHTS)

@@ -16,6 +16,7 @@ PIPELINES = {
     "classification": "image-classification",
     "contrastive": "zero-shot-image-classification",
     "language_modeling": "text-generation",
+    "translation": "translation",
 }
 USE = {
     "captioning": """model = transformers.VisionEncoderDecoderModel.from_pretrained(folder)
@@ -34,6 +35,10 @@ model(**texts, **processor(photo, return_tensors="pt")).logits_per_image""",
     "language_modeling": """model = transformers.AutoModelForCausalLM.from_pretrained(folder)
 tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
 model.generate(**tokenizer("A", return_tensors="pt"))""",
+    "translation": """model = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder)
+tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+ids = model.generate(**tokenizer(["A text."], return_tensors="pt"))
+tokenizer.batch_decode(ids, skip_special_tokens=True)""",
 }
 
 

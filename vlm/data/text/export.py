@@ -4,16 +4,22 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from vlm.data.text.hugging_face import MARIAN
+from vlm.data.text.piece_table import PieceTableTokenizer
 from vlm.data.text.subwords import BYTE_OF, SubwordTokenizer, WordPieceTokenizer
 from vlm.data.text.tokenizer import ByteTokenizer, CharTokenizer, SentencePieceTokenizer
 from vlm.data.text.tokenizer_base import SPACE, Tokenizer
 
 
-def tokenizer_files(tokenizer: Tokenizer) -> dict[str, str]:
-    """Name and content of each file of a tokenizer.
+def tokenizer_files(tokenizer: Tokenizer) -> dict[str, str | bytes]:
+    """Name and content of each file of a tokenizer: Marian's as they were, of others tokenizer.json.
 
     Texts get the same ids, except if they contain a special token or U+2581, SentencePiece's mark for a space.
     """
+    if isinstance(tokenizer, PieceTableTokenizer) and len(tokenizer.models()) == len(MARIAN):
+        vocab = {tokenizer.table[id]: id for id in range(tokenizer.vocab_size)}
+        texts = {"vocab.json": json.dumps(vocab), "tokenizer_config.json": '{"tokenizer_class": "MarianTokenizer"}\n'}
+        return {**dict(zip(MARIAN, tokenizer.models(), strict=True)), **texts}
     from tokenizers import AddedToken
 
     library = _made(tokenizer)

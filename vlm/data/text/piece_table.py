@@ -19,6 +19,9 @@ class PieceTableTokenizer(Tokenizer):
 
     Marian has two models: one for the texts that are read, one for those that are written. If its vocabulary has
     languages, such as ">>fra<<", one at the begin of a text is a token.
+
+    Attributes:
+        table: The piece of each id.
     """
 
     @classmethod
@@ -78,7 +81,7 @@ class PieceTableTokenizer(Tokenizer):
         if not all(type(id) is int and 0 <= id < len(table) for id in ids):
             raise ValueError("an id is outside the vocabulary")
         self.pad_id, self.bos_id, self.eos_id, self._unknown = (parts[name] for name in ("pad", "bos", "eos", "unk"))
-        self.unk_id, self._id_of = self._unknown, {piece: id for id, piece in enumerate(table)}
+        self.table, self.unk_id, self._id_of = table, self._unknown, {piece: id for id, piece in enumerate(table)}
         ends = [sum(sizes[: count + 1]) for count in range(len(sizes))]
         protos = [rest[end - size : end] for size, end in zip(sizes, ends, strict=True)]
         self._models = [sentencepiece.SentencePieceProcessor(model_proto=proto) for proto in protos]

@@ -1,6 +1,6 @@
 """Models of ours as Hugging Face describes and stores them, by the same tables as `load` reads them with."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -16,7 +16,6 @@ from vlm.models.pretrained.sizes import sizes_built
 from vlm.models.pretrained.stack import Names, Stack, Weight, weight_map
 
 REMEDIES = {"stem": "model/encoder=vit", "positions": "model/position=learned"}
-UNKNOWN = ("prefix", "vocabulary_head")  # parts of a decoder of ours that no stack which is exported has
 
 
 def described(model: nn.Module) -> Export:
@@ -39,21 +38,23 @@ def export_stack(
     module: Any,
     key: str = "model.encoder",
     *,
-    own_head: bool = False,
+    head: Callable[[VocabularyHead], bool] = lambda head: False,
     more: Mapping[str, Any] | None = None,
 ) -> Export:
     """The config and tensors of a stack, without its prefix.
 
     Args:
         key: The stack's key in our config.
-        own_head: Whether theirs may have a plain linear layer as its head.
+        head: Whether theirs may have a head; by default none but the embedding.
         more: Further values for the config.
     Raises:
         UserError: Theirs computes something else; it names each key with its value.
     """
     sizes = sizes_built(module) | {"hidden": module.blocks[0].config.hidden}
     config: dict[str, Any] = {"model_type": stack.model_type}
-    faults = [f"{key}.{name} is set" for name in UNKNOWN if not _none(getattr(module, name, None), own_head)]
+    own, prefix = getattr(module, "vocabulary_head", None), getattr(module, "prefix", None)
+    unknown = {"prefix": prefix is not None, "vocabulary_head": own is not None and not head(own)}
+    faults = [f"{key}.{name} is set" for name, held in unknown.items() if held]
     for name, field in stack.sizes.items():
         if isinstance(field, Entry) and name in sizes:
             try:
@@ -70,11 +71,9 @@ def export_stack(
     return config, tensors
 
 
-def _none(part: Any, own_head: bool) -> bool:
-    """Whether a decoder has no such part, or its head is a plain linear layer where it may be."""
-    if part is None or not own_head:
-        return part is None
-    return isinstance(part, VocabularyHead) and part.activation is None and part.parts(torch.empty(0)).bias is None
+def plain(head: VocabularyHead) -> bool:
+    """Whether a head is a linear layer without bias."""
+    return head.parts(torch.empty(0))[1:] == (None, None)
 
 
 def _differences(theirs: dict[str, Any], built: dict[str, Any], key: str) -> Iterator[str]:

@@ -6,7 +6,7 @@ from torch import nn
 
 from vlm.models.decoder import Decoder
 from vlm.models.pretrained.architecture import Architecture, Export, Model, spec_of
-from vlm.models.pretrained.export import export_stack
+from vlm.models.pretrained.export import export_stack, plain
 from vlm.models.pretrained.fields import Fields, choice, flag, integer, number
 from vlm.models.pretrained.stack import Part, Paths, Stack, Weight, layers, tied
 from vlm.nn.position import RotaryPositions
@@ -99,7 +99,7 @@ def export_decoder(model: nn.Module, stack: Stack, saved_as: str, **options: Any
     own = head is not None and head.own is not None
     rope = {"rope_theta": model.positions.base, "rope_scaling": _rope_scaling(model.positions.options)}
     more = {"tie_word_embeddings": not own, **rope}
-    config, tensors = export_stack(stack, model, "model", own_head=True, more=more)
+    config, tensors = export_stack(stack, model, "model", head=plain, more=more)
     named = {f"{stack.prefix}{name}": tensor for name, tensor in tensors.items()}
     return config | {"architectures": [saved_as]}, named | ({"lm_head.weight": head.own.weight} if own else {})
 

@@ -2,11 +2,18 @@
 
 from typing import Any
 
+import torch
+from torch import Tensor, nn
+
 from vlm.models.decoder import Decoder
-from vlm.models.pretrained.architecture import Architecture, Model, spec_of, translator
+from vlm.models.encoder_decoder import TextToText
+from vlm.models.heads import VocabularyHead
+from vlm.models.pretrained.architecture import Architecture, Export, Model, spec_of, translator
+from vlm.models.pretrained.export import export_stack
 from vlm.models.pretrained.fields import Fields, choice, flag, integer
 from vlm.models.pretrained.stack import ACTIVATIONS, Names, Part, Paths, Stack, Weight, layers, tied
 from vlm.models.text_encoder import TextEncoder
+from vlm.nn.position import SplitSinusoids
 
 LAYERS: Paths = {
     "norm1": "self_attn_layer_norm",
@@ -103,8 +110,39 @@ def parts(config: Fields) -> dict[str, Part]:
     return {place: Part(stack, config) for place, stack in MARIAN.items()}
 
 
+def export(model: nn.Module) -> Export | None:
+    """As MarianMTModel has it, with an embedding on each side where training made them differ."""
+    if type(model) is not TextToText or not isinstance(getattr(model.decoder, "positions", None), SplitSinusoids):
+        return None
+    config: dict[str, Any] = {"architectures": ["MarianMTModel"], "is_encoder_decoder": True}
+    tensors: dict[str, Tensor] = {}
+    for place, stack in MARIAN.items():
+        module: Any = getattr(model, place)
+        more = {"scale_embedding": module.embed_scale != 1}
+        own, weights = export_stack(stack, module, f"model.{place}", head=biased, more=more)
+        config |= own
+        tensors |= {f"{stack.prefix}{name}": weight for name, weight in weights.items()}
+    sides: Any = (model.encoder, model.decoder)
+    read, written = (side.token_embed.weight for side in sides)
+    if not (shared := torch.equal(read, written)):
+        del tensors["model.shared.weight"]
+        tensors |= {"model.encoder.embed_tokens.weight": read, "model.decoder.embed_tokens.weight": written}
+        tensors["lm_head.weight"] = written
+    head: Any = model.decoder.vocabulary_head
+    bias = written.new_zeros(len(written)) if head is None else head.bias
+    config["share_encoder_decoder_embeddings"] = shared
+    return config, tensors | {"final_logits_bias": bias[None]}
+
+
+def biased(head: VocabularyHead) -> bool:
+    """Whether a head is the embedding with a bias."""
+    _, bias, transform = head.parts(torch.empty(0))
+    return head.own is None and bias is not None and transform is None
+
+
 ARCHITECTURE = Architecture(
     parts=parts,
+    export=export,
     models={"MarianMTModel": Model("translation", translator)},
     bare=True,
 )
