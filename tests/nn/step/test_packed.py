@@ -26,7 +26,7 @@ def test_a_packed_layer_is_the_layer(shape: tuple[int, ...], bias: bool) -> None
         torch.testing.assert_close(PackedLinear(layer.weight, layer.bias)(x), layer(x), rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("activation", ["relu", "gelu", "gelu_tanh", "quick_gelu", "swiglu"])
+@pytest.mark.parametrize("activation", ["relu", "gelu", "gelu_tanh", "quick_gelu", "silu", "swiglu"])
 def test_an_encoder_computes_the_same_packed(activation: str) -> None:
     torch.manual_seed(0)
     plain = ViT(
