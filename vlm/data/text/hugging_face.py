@@ -212,7 +212,8 @@ def _from_merges(vocab: dict[str, int], merges: str | None, settings: Mapping[st
         raise ValueError("merges.txt is missing")
     lines = [line for line in merges.split("\n") if line and not line.startswith("#version")]
     options = {"merges": [line.split(" ") for line in lines], "prefix_space": settings.get("add_prefix_space", False)}
-    special = {vocab[piece] for piece in BPE_SPECIAL if piece in vocab}
+    named = BPE_SPECIAL if BPE_SPECIAL[-1] in vocab else BPE_SPECIAL[:1]
+    special = {vocab[piece] for piece in named if piece in vocab}
     return _Pieces(BytePairTokenizer, dict(vocab), options, special)
 
 

@@ -89,9 +89,7 @@ MARIAN = {
         more=sinusoids_and_bias,
         names={**names("decoder"), **layers(CROSS_LAYERS, "decoder.layers")},
         head={
-            "token_embed.weight": Weight(
-                ("model.shared.weight|model.decoder.embed_tokens.weight", "lm_head.weight"), tied
-            ),
+            "token_embed.weight": Weight((EMBEDDING, "lm_head.weight"), tied),
             "vocabulary_head.bias": Weight(("final_logits_bias",), lambda bias: bias[0], lambda bias: bias[None]),
         },
         needed={"tie_word_embeddings": True},
