@@ -26,6 +26,7 @@ class Tokenizer(ABC):
     Args:
         lowercase: Whether to convert texts to lower case first; nothing else is normalised.
         mask: Whether to add a mask id, the last one, for masked language models.
+        bare: Whether an encoder reads texts without the begin id before them, as those of Marian and T5 do.
     """
 
     pad_id: int = 0
@@ -34,8 +35,9 @@ class Tokenizer(ABC):
     unk_id: int | None = None
     starts: Sequence[int] = ()
 
-    def __init__(self, *, lowercase: bool = False, mask: bool = False) -> None:
-        self._options: dict[str, Any] = {"lowercase": lowercase} | ({"mask": True} if mask else {})
+    def __init__(self, *, lowercase: bool = False, mask: bool = False, bare: bool = False) -> None:
+        chosen = {name: True for name, value in (("mask", mask), ("bare", bare)) if value}
+        self._options: dict[str, Any] = {"lowercase": lowercase} | chosen
         self._learned: bytes | None = None
         self._rows: Sequence[Row] = ()
 
@@ -49,6 +51,11 @@ class Tokenizer(ABC):
     def mask_id(self) -> int | None:
         """The mask id; None for a tokenizer without one."""
         return self.vocab_size - 1 if "mask" in self._options else None
+
+    @property
+    def read_begin(self) -> list[int]:
+        """The ids before a text that an encoder reads."""
+        return [] if "bare" in self._options else [self.bos_id]
 
     @property
     def languages(self) -> Sequence[str]:
@@ -114,6 +121,10 @@ class Tokenizer(ABC):
         Raises:
             UserError: The text contains a lone surrogate, which has no UTF-8 form.
         """
+
+    def encode_written(self, text: str) -> list[int]:
+        """Token ids of a text as a decoder writes it; others than `encode` gives where languages have models apart."""
+        return self.encode(text)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of token ids; special ids are skipped, invalid UTF-8 becomes U+FFFD.
@@ -203,7 +214,7 @@ class Tokenizer(ABC):
 
 
 def fingerprint_of(name: str, options: dict[str, Any], learned: bytes) -> str:
-    more = ["mask"] if options.get("mask") else []
+    more: list[Any] = [name for name in ("mask", "bare") if options.get(name)]
     more += [options["languages"]] if options.get("languages") else []
     return sha256(json.dumps([name, options["lowercase"], *more]).encode() + b"\0" + learned).hexdigest()
 
