@@ -1,12 +1,14 @@
 """Photos, and captions of each, that a captioner needs: its scores after training on parts of Flickr8k.
 
     python benchmarks/how_many_photos.py --root data/flickr8k --out FOLDER [--photos 500 1000] [--captions 1 5]
+    python benchmarks/how_many_photos.py --root data/flickr8k --out OTHER --experiment captioning_flickr8k_pretrained \
+        --beside FOLDER --overrides model.encoder.weights=FILE
 
-Each point is `python train.py experiment=captioning_flickr8k` on a table of the first so many photos of train, with the
-first so many captions of each. All take as many steps, make a vocabulary of their own captions, are validated on the
-same photos, and are scored on test by the checkpoint that validated best. A point whose run stands in FOLDER, all of
-one --steps and --overrides, is not made anew, and one that was cut off goes on; the plot and the table have all that
-stand there, so that several calls can share the work.
+Each point is `python train.py experiment=...` on a table of the first so many photos of train, with the first so many
+captions of each. All take as many steps, make a vocabulary of their own captions, are validated on the same photos, and
+are scored on test by the checkpoint that validated best. A point whose run stands in FOLDER, all of one --experiment,
+--steps and --overrides, is not made anew, and one that was cut off goes on; the plot and the table have all that stand
+there, so that several calls can share the work, and those of the folders --beside it.
 """
 
 import argparse
@@ -28,8 +30,10 @@ from vlm.io.atomic import write_text
 ROOT = Path(__file__).resolve().parents[1]
 METRICS = {"cider": "CIDEr", "bleu4": "BLEU-4"}
 VALIDATIONS = 5
+SETTINGS = "settings.json"
 
 Point = tuple[int, int]  # photos, captions of each
+Series = dict[str, dict[int, dict[str, float]]]  # by experiment and captions, then by photos: a test's scores
 
 
 def table(source: Flickr8k, photos: int, captions: int) -> Iterator[str]:
@@ -64,7 +68,7 @@ def options_of(name: str, point: Point, source: Flickr8k, args: argparse.Namespa
         return [f"resume={cut_off[-1].parents[1]}"]
     path, images = args.out / f"{name}.jsonl", (source.root / source.base).resolve()
     write_text(path, "".join(table(source, *point)))
-    options = ["experiment=captioning_flickr8k", "data=captions", f"data.path={path}", f"data.root={images}"]
+    options = [f"experiment={args.experiment}", "data=captions", f"data.path={path}", f"data.root={images}"]
     options += ["trainer.max_epochs=-1", f"trainer.max_steps={args.steps}", "trainer.check_val_every_n_epoch=null"]
     options += [f"trainer.val_check_interval={args.steps // VALIDATIONS}", f"runs={args.out}", f"name={name}"]
     return options + args.overrides
@@ -83,41 +87,53 @@ def points(out: Path) -> dict[Point, dict[str, float]]:
     return {point: scored for point in known if (scored := scores(out, point))}
 
 
-def plot(known: dict[Point, dict[str, float]], path: Path) -> None:
-    """A panel a metric: scores with their 95% intervals over photos, a line for each number of captions."""
+def series(folders: list[Path]) -> Series:
+    """The scores of all points of some folders, a series for each experiment and number of captions."""
+    found: Series = {}
+    for folder in folders:
+        experiment = json.loads((folder / SETTINGS).read_text())["experiment"]
+        for (photos, captions), scored in points(folder).items():
+            label = f"{experiment}, {captions} caption{'s' * (captions > 1)}"
+            found.setdefault(label, {})[photos] = scored
+    return found
+
+
+def plot(known: Series, path: Path) -> None:
+    """A panel a metric: scores with their 95% intervals over photos, a line for each series."""
     figure, axes = plt.subplots(1, len(METRICS), figsize=(4.2 * len(METRICS), 3.2), layout="constrained")
     for axis, (metric, title) in zip(axes, METRICS.items(), strict=True):
-        for captions in sorted({captions for _, captions in known}, reverse=True):
-            rows = [(photos, scored) for (photos, each), scored in known.items() if each == captions]
-            places, values = [photos for photos, _ in rows], [scored[f"test/{metric}"] for _, scored in rows]
+        for label, rows in known.items():
+            values = [scored[f"test/{metric}"] for scored in rows.values()]
             sides = [
-                [abs(scored[f"test/{metric}{side}"] - scored[f"test/{metric}"]) for _, scored in rows]
+                [abs(scored[f"test/{metric}{side}"] - scored[f"test/{metric}"]) for scored in rows.values()]
                 for side in ("@low", "@high")
             ]
-            label = f"{captions} caption{'s' * (captions > 1)} a photo"
-            axis.errorbar(places, values, sides, marker="o", capsize=3, label=label)
+            axis.errorbar(list(rows), values, sides, marker="o", capsize=3, label=label)
         axis.set_xscale("log", base=2)
-        axis.set_xticks(sorted({photos for photos, _ in known}), minor=False)
+        axis.set_xticks(sorted({photos for rows in known.values() for photos in rows}), minor=False)
         axis.get_xaxis().set_major_formatter("{x:.0f}")
         axis.set_xlabel("photos")
         axis.set_title(title, fontsize=10)
         axis.grid(alpha=0.3)
-        axis.legend(fontsize=8)
+    axes[0].legend(fontsize=7)
     figure.savefig(path, dpi=100)
 
 
-def report(known: dict[Point, dict[str, float]]) -> None:
-    print(f"{'photos':>7} {'captions':>9}" + "".join(f"{title:>26}" for title in METRICS.values()))
-    for (photos, captions), scored in known.items():
-        values = [[scored[f"test/{metric}{part}"] for part in ("", "@low", "@high")] for metric in METRICS]
-        cells = ("{:.3f} ({:.3f} to {:.3f})".format(*value) for value in values)
-        print(f"{photos:>7} {captions:>9}" + "".join(f"{cell:>26}" for cell in cells))
+def report(known: Series) -> None:
+    print(f"{'experiment, captions':<44}{'photos':>7}" + "".join(f"{title:>26}" for title in METRICS.values()))
+    for label, rows in known.items():
+        for photos, scored in rows.items():
+            values = [[scored[f"test/{metric}{part}"] for part in ("", "@low", "@high")] for metric in METRICS]
+            cells = ("{:.3f} ({:.3f} to {:.3f})".format(*value) for value in values)
+            print(f"{label:<44}{photos:>7}" + "".join(f"{cell:>26}" for cell in cells))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--root", required=True, help="Flickr8k's folder")
     parser.add_argument("--out", type=Path, required=True, help="folder of tables, runs and the plot")
+    parser.add_argument("--experiment", default="captioning_flickr8k")
+    parser.add_argument("--beside", type=Path, nargs="*", default=[], help="folders of other calls, plotted too")
     parser.add_argument("--photos", type=int, nargs="+", default=[500, 1000, 2000, 4000, 6000])
     parser.add_argument("--captions", type=int, nargs="+", default=[1, 5])
     parser.add_argument("--steps", type=int, default=1900, help="of each training: ten epochs of all photos")
@@ -125,8 +141,8 @@ def main() -> None:
     args = parser.parse_args()
     args.out = args.out.resolve()
     args.out.mkdir(parents=True, exist_ok=True)
-    settings = args.out / "settings.json"
-    own = json.dumps({"steps": args.steps, "overrides": args.overrides})
+    settings = args.out / SETTINGS
+    own = json.dumps({"experiment": args.experiment, "steps": args.steps, "overrides": args.overrides})
     if settings.is_file() and settings.read_text() != own:
         raise SystemExit(f"{args.out}: holds points of {settings.read_text()}; give another --out")
     write_text(settings, own)
@@ -134,7 +150,7 @@ def main() -> None:
     for captions in args.captions:
         for photos in args.photos:
             train((photos, captions), source, args)
-    known = points(args.out)  # none with test=false among the overrides
+    known = series([*args.beside, args.out])  # none with test=false among the overrides
     report(known)
     if known:
         plot(known, args.out / "how_many_photos.png")

@@ -31,6 +31,8 @@ def test_each_point_learns_from_its_part_and_is_scored_on_all_of_test(tmp_path, 
     printed = capsys.readouterr().out
     known = module.points(out)
     assert list(known) == [(3, 1), (3, 2)]
+    kinds = ("captioning_flickr8k, 1 caption", "captioning_flickr8k, 2 captions")
+    assert module.series([out]) == {kind: {3: known[3, each]} for each, kind in enumerate(kinds, 1)}
     source = Flickr8k(root=str(tmp_path))
     for (photos, captions), scores in known.items():
         rows = [json.loads(line) for line in (out / f"{photos}x{captions}.jsonl").read_text().splitlines()]

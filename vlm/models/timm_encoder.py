@@ -43,7 +43,8 @@ class TimmEncoder(nn.Module):
 
     def features(self, images: Tensor) -> Tensor:
         """Features of the backbone: images (B, 3, H, W) -> (B, S, C)."""
-        features = self.backbone.forward_features(images)
+        # On a CPU, EfficientNet-lite0 takes 15.8 ms an image so, and 23.3 ms without (bfloat16, one core with AMX).
+        features = self.backbone.forward_features(images.contiguous(memory_format=torch.channels_last))
         if features.ndim == 4:
             if features.shape[1] != self.backbone.num_features:  # channels-last backbone
                 features = features.permute(0, 3, 1, 2)

@@ -10,6 +10,7 @@ COUNTS = {
     "sources.captions.Flickr8k": ["captions_per_image"],
     "sources.captions.Coco": ["captions_per_image"],
     "sources.questions.QuestionTable": ["questions_per_image"],
+    "sources.easy_vqa.EasyVQA": ["questions_per_image"],
     "sources.shards.Shards": ["captions_per_image"],
     "shapes.scene_captions.Shapes": ["captions_per_image", "train_scenes", "val_scenes", "test_scenes", "image_size"],
     "shapes.scene_classes.ShapeClasses": ["train_scenes", "val_scenes", "test_scenes", "image_size"],

@@ -1,8 +1,10 @@
 """Damaged tables are read, or refused in one or two lines: never another exception, nor a long wait."""
 
+import itertools
 import json
 import random
 import time
+from pathlib import Path
 
 import pytest
 from captioned import picture
@@ -10,6 +12,7 @@ from captioned import picture
 from vlm.data.records import collect_errors
 from vlm.data.sources.captions import Captions, Coco
 from vlm.data.sources.conversations import Conversations
+from vlm.data.sources.easy_vqa import EasyVQA
 from vlm.data.sources.questions import QuestionTable
 from vlm.data.sources.text_tables import TextTable, TranslationTable
 from vlm.errors import UserError
@@ -35,10 +38,22 @@ CHATS = "".join(
 )
 TEXTS = CSV.replace("image,caption,split", "label,text,other")
 PAIRS = CSV.replace("image,caption,split", "text,translation,other")
+EASY = json.dumps([["what?", "red", 1], ["is it red?", "yes", 1], ["what shape is it?", "circle", 2]])
+
+
+def easy_test(root: str) -> str:
+    """A folder with a test split of easy-VQA, and images of both splits."""
+    for split, number in itertools.product(("train", "test"), (1, 2)):
+        picture(Path(root, split, "images", f"{number}.png"))
+    Path(root, "test", "questions.json").write_text(EASY)
+    return root
+
+
 READERS = {
     "captions.csv": (CSV, lambda root, path: Captions(root=root, path=path)),
     "captions.jsonl": (LINES, lambda root, path: Captions(root=root, path=path)),
     "coco.json": (json.dumps(COCO), lambda root, path: Coco(root=root, path=path)),
+    "train/questions.json": (EASY, lambda root, path: EasyVQA(root=easy_test(root))),
     "questions.csv": (QUESTIONS, lambda root, path: QuestionTable(root=root, path=path)),
     "chats.jsonl": (CHATS, lambda root, path: Conversations(root=root, path=path)),
     "texts.csv": (TEXTS, lambda root, path: TextTable(path=path)),
@@ -98,6 +113,7 @@ def test_damaged_tables(name: str, tmp_path, capsys) -> None:
     for image in ("a.png", "b.png", "c.png"):
         picture(tmp_path / image)
     draw, file = random.Random(name), tmp_path / name
+    file.parent.mkdir(exist_ok=True)
     refused = 0
     for number in range(200):
         file.write_bytes(mutated(text.encode(), draw))

@@ -1,8 +1,12 @@
 """Questions about images of one's own, from tables."""
 
+import json
+
 import pytest
+from captioned import picture
 
 from vlm.data.records import Question
+from vlm.data.sources.easy_vqa import EasyVQA
 from vlm.data.sources.questions import QuestionTable
 from vlm.errors import UserError
 
@@ -64,3 +68,21 @@ def test_a_question_about_several_images_has_them_in_order(root):
     assert source.uncaptioned() == [str(root / "c.png")]
     with pytest.raises(UserError, match=r"images are missing, such as .*no\.png"):
         questions(root, "image,question,answer\na.png|no.png,what?,x\n", image_separator="|")
+
+
+def test_easy_vqa_has_kinds_and_names_what_is_wrong(tmp_path):
+    for split, color in (("train", "red"), ("test", "blue")):
+        picture(tmp_path / split / "images" / "0.png", color)
+        rows = [["is it red?", "yes", 0], ["what shape is it?", "circle", 0], ["what color is it?", color, 0]]
+        (tmp_path / split / "questions.json").write_text(json.dumps(rows))
+    source = EasyVQA(root=str(tmp_path))
+    (record,) = source.split("test").records()
+    asked = [Question("is it red?", "yes", "yes_no"), Question("what shape is it?", "circle", "shape")]
+    assert record["questions"] == [*asked, Question("what color is it?", "blue", "color")]
+    assert record.image().getpixel((0, 0)) == (0, 0, 255) and source.splits == ("train", "test")
+    (tmp_path / "test" / "questions.json").write_text('[["is it red?", "yes", "0"]]')
+    with pytest.raises(UserError, match=r"test/questions\.json, entry 1: is not \[question, answer, number"):
+        EasyVQA(root=str(tmp_path))
+    (tmp_path / "test" / "questions.json").unlink()
+    with pytest.raises(UserError, match=r"test/questions\.json: no such file; set data\.root"):
+        EasyVQA(root=str(tmp_path))

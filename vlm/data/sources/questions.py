@@ -12,7 +12,19 @@ from vlm.data.sources.tables import read_cells
 from vlm.errors import Count, Share, UserError
 
 
-class QuestionTable(CaptionSource):
+class QuestionSource(CaptionSource):
+    """Base of sources of images with questions, which stand in the place of captions."""
+
+    holds = ("image", "questions")
+    text = "question and answer"
+
+    def _record(self, most: int | None, image: CaptionedImage, epoch: int) -> Record:
+        record = super()._record(most, image, epoch)
+        record.known = {"questions": record["captions"]}
+        return record
+
+
+class QuestionTable(QuestionSource):
     """Questions about images with answers: a CSV, TSV or JSON-lines table with one question per row.
 
     Splits are separate files if `val_path` or `test_path` is set, else the values of the split column, else drawn by
@@ -29,8 +41,6 @@ class QuestionTable(CaptionSource):
         UserError: A file, column or image is missing or malformed.
     """
 
-    holds = ("image", "questions")
-    text = "question and answer"
     name = "questions"
 
     def __init__(
@@ -76,8 +86,3 @@ class QuestionTable(CaptionSource):
             several = tuple(answers) if len(answers) > 1 else ()
             asked = Question(question, answer, kind, several) if question and answer else ""
             yield Row(values["image"], asked, cells.split(path), cells.where)
-
-    def _record(self, most: int | None, image: CaptionedImage, epoch: int) -> Record:
-        record = super()._record(most, image, epoch)
-        record.known = {"questions": record["captions"]}
-        return record
