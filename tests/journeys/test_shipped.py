@@ -16,6 +16,7 @@ import hugging
 import pytest
 from chats import saved_chat
 from dual import saved_dual
+from easy import draw_easy_vqa
 from flickr import draw_flickr8k, translate_flickr8k
 from gguf_files import decoder, save_gguf
 from image_text import saved_image_text
@@ -59,7 +60,7 @@ OWN = {
     "classification": "classifier_.*|image_folder|image_tar|image_table|.*_classes|cifar10|fashion_mnist|mnist",
     "contrastive": "dual_.*|shapes_retrieval",
     "conversations": "conversations|shapes_conversations",
-    "image_questions": "questions|shapes_questions|shapes_differences",
+    "image_questions": "questions|easy_vqa|shapes_questions|shapes_differences",
     "language_modeling": "lm_.*|lstm|neural_lm|gpt2|text|shapes_text",
     "text_classification": "text_classifier_.*|shapes_pairs|texts|text_folder|sst2",
     "tagging": "tagger_.*|shapes_words|conll|conllu",
@@ -93,6 +94,7 @@ NEEDS = {
     "aligned": ["data.root=.", "data.from=en", "data.to=de"],
     "translations": ["data.path=translations.csv"],
     "multi30k": ["data.root=."],
+    "easy_vqa": ["data.root=."],
     "multi30k_photos": ["data.root=.", "data.photos=."],
     "fashion_mnist": ["model.encoder.patch_size=4"],
     "mnist": ["model.encoder.patch_size=4"],
@@ -223,6 +225,7 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "xquad/xquad.en",
     ):
         write_squad(folder / f"{name}.json", STORY)
+    draw_easy_vqa(folder / "easy_vqa", images=60)
     for name in ("pos", "neg"):
         (folder / "movie_reviews" / name).mkdir(parents=True)
         for n in range(850, 1000):
@@ -259,7 +262,7 @@ FIRST = ("shakespeare_cpu",)  # in any run of the tests; the others are slow
 # Experiments that start from a run of another one.
 AFTER = {"tagging_wnut17": "tagging_ewt", "text_classification_sst2_film": "masked_lm_film"}
 AFTER["tagging_wnut17_bert"] = "tagging_ewt_bert"
-AFTER["captioning_flickr8k_cider"] = "captioning_flickr8k"
+AFTER |= {f"captioning_flickr8k{kind}_cider": f"captioning_flickr8k{kind}" for kind in ("", "_pretrained")}
 
 
 @pytest.mark.parametrize("experiment", [*FIRST, *(pytest.param(e, marks=SLOW) for e in EXPERIMENTS if e not in FIRST)])
@@ -278,6 +281,7 @@ def test_every_experiment_takes_a_step(
         "captioning_flickr8k_cider": [f"data.root={flickr8k}"],
         "captioning_flickr8k": [f"data.root={flickr8k}"],
         "contrastive_flickr8k": [f"data.root={flickr8k}"],
+        "easy_vqa": [f"data.root={texts / 'easy_vqa'}"],
         "flowers": [f"data.root={flowers}"],
         **{name: [f"data.root={texts}"] for name in ("tagging", "text_classification", "span")},
         "masked_lm_film": [f"data.root={texts}"],

@@ -1,13 +1,12 @@
 """Damaged tables are read, or refused in one or two lines: never another exception, nor a long wait."""
 
-import itertools
 import json
 import random
 import time
-from pathlib import Path
 
 import pytest
 from captioned import picture
+from easy import draw_easy_vqa, easy_questions
 
 from vlm.data.records import collect_errors
 from vlm.data.sources.captions import Captions, Coco
@@ -38,22 +37,11 @@ CHATS = "".join(
 )
 TEXTS = CSV.replace("image,caption,split", "label,text,other")
 PAIRS = CSV.replace("image,caption,split", "text,translation,other")
-EASY = json.dumps([["what?", "red", 1], ["is it red?", "yes", 1], ["what shape is it?", "circle", 2]])
-
-
-def easy_test(root: str) -> str:
-    """A folder with a test split of easy-VQA, and images of both splits."""
-    for split, number in itertools.product(("train", "test"), (1, 2)):
-        picture(Path(root, split, "images", f"{number}.png"))
-    Path(root, "test", "questions.json").write_text(EASY)
-    return root
-
-
 READERS = {
     "captions.csv": (CSV, lambda root, path: Captions(root=root, path=path)),
     "captions.jsonl": (LINES, lambda root, path: Captions(root=root, path=path)),
     "coco.json": (json.dumps(COCO), lambda root, path: Coco(root=root, path=path)),
-    "train/questions.json": (EASY, lambda root, path: EasyVQA(root=easy_test(root))),
+    "train/questions.json": (easy_questions(2), lambda root, path: EasyVQA(root=root)),
     "questions.csv": (QUESTIONS, lambda root, path: QuestionTable(root=root, path=path)),
     "chats.jsonl": (CHATS, lambda root, path: Conversations(root=root, path=path)),
     "texts.csv": (TEXTS, lambda root, path: TextTable(path=path)),
@@ -112,8 +100,8 @@ def test_damaged_tables(name: str, tmp_path, capsys) -> None:
     text, read = READERS[name]
     for image in ("a.png", "b.png", "c.png"):
         picture(tmp_path / image)
+    draw_easy_vqa(tmp_path, images=2)
     draw, file = random.Random(name), tmp_path / name
-    file.parent.mkdir(exist_ok=True)
     refused = 0
     for number in range(200):
         file.write_bytes(mutated(text.encode(), draw))

@@ -1,9 +1,7 @@
 """Questions about images of one's own, from tables."""
 
-import json
-
 import pytest
-from captioned import picture
+from easy import draw_easy_vqa
 
 from vlm.data.records import Question
 from vlm.data.sources.easy_vqa import EasyVQA
@@ -71,13 +69,9 @@ def test_a_question_about_several_images_has_them_in_order(root):
 
 
 def test_easy_vqa_has_kinds_and_names_what_is_wrong(tmp_path):
-    for split, color in (("train", "red"), ("test", "blue")):
-        picture(tmp_path / split / "images" / "0.png", color)
-        rows = [["is it red?", "yes", 0], ["what shape is it?", "circle", 0], ["what color is it?", color, 0]]
-        (tmp_path / split / "questions.json").write_text(json.dumps(rows))
-    source = EasyVQA(root=str(tmp_path))
-    (record,) = source.split("test").records()
-    asked = [Question("is it red?", "yes", "yes_no"), Question("what shape is it?", "circle", "shape")]
+    source = EasyVQA(root=str(draw_easy_vqa(tmp_path, images=2)))
+    _, record = source.split("test").records()
+    asked = [Question("is it red?", "no", "yes_no"), Question("what shape is it?", "circle", "shape")]
     assert record["questions"] == [*asked, Question("what color is it?", "blue", "color")]
     assert record.image().getpixel((0, 0)) == (0, 0, 255) and source.splits == ("train", "test")
     (tmp_path / "test" / "questions.json").write_text('[["is it red?", "yes", "0"]]')
