@@ -74,4 +74,5 @@ def encode(encoder: Any, images: Tensor | Features) -> Context:
     """Context of images, or of their cached features."""
     if not isinstance(images, Features):
         return encoder(images)
-    return encoder.project(images.values) if projects(encoder) else Context(images.values)
+    values = images.values.to(next(encoder.parameters()).dtype)  # kept in bfloat16, drawn captions read in float32
+    return encoder.project(values) if projects(encoder) else Context(values)
