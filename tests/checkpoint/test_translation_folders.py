@@ -17,7 +17,7 @@ from vlm.data.text.inputs import encode_text
 from vlm.errors import UserError
 from vlm.tasks.translation.predict import Translator
 
-GATED = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False, "num_decoder_layers": 1}
+GATED = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False, "num_decoder_layers": 1, "num_heads": 5}
 NAMES = {"marian": (saved_marian, {}), "t5": (saved_t5, {}), "t5_gated": (saved_t5, GATED)}
 DRAW = random.Random(0)
 WORDS = [word for text in TEXTS for word in text.split()]

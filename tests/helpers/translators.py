@@ -86,7 +86,7 @@ def saved_t5(folder, **options):
     """As google-t5/t5-small is laid out or, with feed_forward_proj="gated-gelu", as google/flan-t5-small."""
     Path(folder).mkdir(parents=True, exist_ok=True)
     tokenizer = t5_tokenizer(folder)
-    config = T5Config(vocab_size=128 + len(tokenizer), decoder_start_token_id=0, **T5_SIZES, **options)
+    config = T5Config(vocab_size=128 + len(tokenizer), decoder_start_token_id=0, **T5_SIZES | options)
     model = spread(T5ForConditionalGeneration(config), end=1 if options else 4)
     model.generation_config.update(max_length=24)
     return saved(folder, (model, tokenizer))

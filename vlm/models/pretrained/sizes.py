@@ -18,8 +18,8 @@ OF_BLOCKS = ("dim", "num_heads", "activation", "norm", "norm_eps", "pre_norm", "
 def plain(sizes: dict[str, Any]) -> dict[str, Any]:
     """Sizes with None for what is as it is by default, and the hidden width as a ratio where the MLP has no gate."""
     dim, heads, hidden = sizes["dim"], sizes["num_heads"], sizes.pop("hidden", None)
-    defaults = {"head_dim": dim // heads, "num_kv_heads": heads, "qkv_bias": sizes["bias"]}
-    sizes |= {name: None for name, value in defaults.items() if sizes.get(name) == value and dim % heads == 0}
+    defaults = {"num_kv_heads": heads, "qkv_bias": sizes["bias"]} | ({} if dim % heads else {"head_dim": dim // heads})
+    sizes |= {name: None for name, value in defaults.items() if sizes.get(name) == value}
     if sizes["activation"] in GATES:
         return sizes | {"hidden_dim": hidden}
     return {"mlp_ratio": 4.0 if hidden is None else hidden / dim} | sizes
