@@ -91,6 +91,7 @@ def test_no_draw_falls_on_a_token_without_probability(uniform):
     ("options", "named"),
     [
         ({"temperature": -1}, "--temperature"),
+        ({"temperature": 10**400}, "--temperature"),
         ({"temperature": float("nan")}, "--temperature"),
         ({"top_k": 0}, "--top-k"),
         ({"top_p": 0}, "--top-p"),

@@ -8,6 +8,8 @@ from torch import Tensor
 from vlm.errors import UserError
 from vlm.nn.precision import widest
 
+HOTTEST = 1e9  # a distribution is uniform long before; torch takes no integer of more than 64 bits
+
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
@@ -28,8 +30,8 @@ class Sampling:
     min_p: float | None = None
 
     def __post_init__(self) -> None:
-        if not 0 <= self.temperature < float("inf"):
-            raise UserError(f"--temperature {self.temperature:g} is invalid; it must be 0 (greedy) or more")
+        if not 0 <= self.temperature < HOTTEST:
+            raise UserError(f"--temperature {self.temperature} is invalid; it must be 0 (greedy) to {HOTTEST:g}")
         if self.top_k is not None and self.top_k < 1:
             raise UserError(f"--top-k {self.top_k} is invalid; it must be at least 1")
         for name, value in (("--top-p", self.top_p), ("--min-p", self.min_p)):

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -94,12 +95,19 @@ def test_an_interrupt_at_any_moment_ends_the_answer_and_leaves_the_conversation_
     saved_chat(folder, "llama3", room=100_000)
     dice, options = random.Random(0), ChatOptions(sample=False, max_tokens=90_000)
     predictor = ModelOptions(checkpoint=folder, device="cpu", precision="fp32").load(ChatPredictor)
-    talk = Chat(predictor, options)
+
+    class Interrupted(Chat):
+        """Its answers are interrupted after a while, never what comes before or after them."""
+
+        def stream(self, text: str, *images: Any) -> Iterator[str]:
+            signal.setitimer(signal.ITIMER_REAL, dice.uniform(0.0001, 0.02))
+            yield from super().stream(text, *images)
+
+    talk = Interrupted(predictor, options)
     capsys.readouterr()
     before = signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
     try:
         for number in range(100):
-            signal.setitimer(signal.ITIMER_REAL, dice.uniform(0.002, 0.02))
             _answer(talk, f"what is it? {number}")
             assert capsys.readouterr().err == " [stopped]", number
             if number % 10 == 9:  # what the model has read is what it would read anew
