@@ -160,7 +160,7 @@ def test_any_ids_are_decoded_alike(folder):
         ({"is_decoder": True}, "is_decoder is True"),
         ({"position_embedding_type": "relative_key"}, "position_embedding_type is 'relative_key'"),
         ({"problem_type": "multi_label_classification"}, "problem_type is 'multi_label_classification'"),
-        ({"hidden_act": "silu"}, "hidden_act is 'silu', not one of"),
+        ({"hidden_act": "mish"}, "hidden_act is 'mish', not one of"),
         ({"id2label": {"0": "a", "2": "b"}}, "does not name the classes"),
         ({"type_vocab_size": 3}, "type_embed.weight"),
     ],

@@ -52,7 +52,7 @@ class Fixed:
 
     def __init__(self, decoder):
         self.decoder, self.max_len = decoder, decoder.max_len
-        self.read, self.head, self.token_embed = decoder.read, decoder.head, decoder.token_embed
+        self.read, self.head = decoder.read, decoder.head
 
     def start(self, context, **sizes):
         return FixedDecodeState(self.decoder.start(context, **sizes))

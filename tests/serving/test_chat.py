@@ -125,7 +125,6 @@ def test_stop_texts_end_an_answer_and_are_no_part_of_it(official: Any, words: st
 
 
 def test_many_conversations_at_a_time_are_each_as_alone(images: str, paths: list[str]) -> None:
-    http = client(images)
     bodies = [
         {
             "messages": [{"role": "user", "content": shown(f"what {n}?", *paths[: n % 3])}],
@@ -134,16 +133,17 @@ def test_many_conversations_at_a_time_are_each_as_alone(images: str, paths: list
         }
         for n in range(8)
     ]
-    alone = [http.post(PATH, json=body).json()["choices"] for body in bodies]
     found: dict[int, Any] = {}
-    threads = [
-        threading.Thread(target=lambda n=n: found.update({n: http.post(PATH, json=bodies[n]).json()["choices"]}))
-        for n in range(8)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with client(images) as http:  # all in one event loop, as a server has it
+        alone = [http.post(PATH, json=body).json()["choices"] for body in bodies]
+        threads = [
+            threading.Thread(target=lambda n=n: found.update({n: http.post(PATH, json=bodies[n]).json()["choices"]}))
+            for n in range(8)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
     assert [found[n] for n in range(8)] == alone
 
 

@@ -125,7 +125,7 @@ class _Loop:
         self.chooser: Chooser = (
             Beam(decoding, **options, traced=trees is not None) if decoding.beam > 1 else Stepwise(decoding, **options)
         )
-        known = within(decoding.never, decoder.token_embed.num_embeddings)
+        known = within(decoding.never, decoder.token_embed.num_embeddings) if decoding.never else []
         self.never = torch.tensor(known, dtype=torch.long, device=device)
         self.chunks, self.waiting, self.places = iter(chunks), deque[_Waiting](), list[int]()
         self.came = 0  # number of inputs so far

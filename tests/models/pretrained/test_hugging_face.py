@@ -242,7 +242,7 @@ def test_another_stem_and_other_positions_are_refused(hf_vit, saved):
 
 @pytest.mark.parametrize(
     "name, value",
-    [("activation_function", "silu"), ("scale_attn_by_inverse_layer_idx", True), ("scale_attn_weights", False)],
+    [("activation_function", "mish"), ("scale_attn_by_inverse_layer_idx", True), ("scale_attn_weights", False)],
 )
 def test_what_our_layers_do_not_do_is_refused(gpt2, saved, folder, name, value):
     path = saved(gpt2())

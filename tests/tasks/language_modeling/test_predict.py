@@ -30,6 +30,8 @@ class Letters:
     def encode(self, text):
         return [2 + "abc d".index(char) for char in text.lower() if char != "^"]
 
+    encode_written = encode
+
     def decode(self, tokens):
         return "".join("^$abc d"[token] for token in tokens)
 

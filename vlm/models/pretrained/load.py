@@ -124,7 +124,7 @@ class _Placed:
                 yield f"{name}: images are of {own} pixels, in the folder of {theirs}; interpolated"
             return
         other = weights[name].names[0] if name in weights else ""
-        if sizes["positions"] == "learned" and other in stored and (rows := len(stored[other])) > sizes["max_len"]:
+        if sizes.get("positions") == "learned" and other in stored and (rows := len(stored[other])) > sizes["max_len"]:
             yield f"{folder}: left over: rows {sizes['max_len']} to {rows - 1} of {other}"
 
     def weights(self, stored: Iterable[str]) -> WeightMap:
