@@ -133,12 +133,11 @@ def test_an_interrupt_ends_the_answer_and_at_the_prompt_the_command(folder: str)
         os.write(ours, b"what is it?\n")
         assert process.stdout.read(40)  # it is answering
         assert process.stderr is not None
+        process.send_signal(signal.SIGINT)
         said = ""
         while "[stopped]" not in said:
-            process.send_signal(signal.SIGINT)
-            assert process.poll() is None
-            if select.select([process.stderr], [], [], 20)[0]:
-                said += os.read(process.stderr.fileno(), 1000).decode()
+            assert select.select([process.stderr], [], [], 60)[0] and process.poll() is None
+            said += os.read(process.stderr.fileno(), 1000).decode()
         os.write(ours, b"/forget\n")
         time.sleep(1)
         for _ in range(3):  # a loaded machine may not be at the prompt yet
