@@ -91,8 +91,11 @@ def test_a_model_that_does_not_converse_is_refused_in_a_line(say: Any) -> None:
     assert (status, out) == (2, "") and "holds a model for tagging" in err
 
 
-def test_an_interrupt_at_any_moment_ends_the_answer_and_leaves_the_conversation_whole(folder: str, capsys: Any) -> None:
+def test_an_interrupt_at_any_moment_ends_the_answer_and_leaves_the_conversation_whole(
+    folder: str, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     saved_chat(folder, "llama3", room=100_000)
+    monkeypatch.setattr(ChatPredictor, "ends", ())  # no answer ends before it is interrupted
     dice, options = random.Random(0), ChatOptions(sample=False, max_tokens=90_000)
     predictor = ModelOptions(checkpoint=folder, device="cpu", precision="fp32").load(ChatPredictor)
 
