@@ -127,10 +127,11 @@ MODELS: dict[str, Callable[[], Parts]] = WRITERS | READERS | SEERS | DECODERS
 def even_out(model: nn.Module) -> None:
     """Draws matrices anew so that what goes through them stays as large as it was."""
     tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
-    for module in model.modules():
+    for name, module in model.named_modules():
         if isinstance(module, nn.Linear | nn.Conv2d | Conv1D) and id(module.weight) not in tables:
             inputs = len(module.weight) if isinstance(module, Conv1D) else module.weight[0].numel()
-            module.weight.normal_(std=inputs**-0.5)
+            factor = model.config.d_kv**-0.5 if name.endswith("Attention.q") else 1  # which T5 has in its weights
+            module.weight.normal_(std=factor * inputs**-0.5)
 
 
 def make(name: str, drawing: str, folder: Path) -> dict[str, Any]:

@@ -45,9 +45,10 @@ def flan_t5_small() -> list[Any]:
 
 def trocr(encoder: Any, decoder: t.TrOCRConfig) -> list[Any]:
     model = wide(t.VisionEncoderDecoderModel(encoder=encoder, decoder=t.TrOCRForCausalLM(decoder)))
-    ids = {"decoder_start_token_id": 2, "bos_token_id": 0, "eos_token_id": 2, "pad_token_id": 1}
-    model.generation_config.update(**ids)
-    return [model, byte_pairs(decoder.vocab_size), t.ViTImageProcessor(size=SIDE)]
+    tokenizer = byte_pairs(decoder.vocab_size)
+    names = ("decoder_start_token_id", "bos_token_id", "eos_token_id", "pad_token_id")
+    model.generation_config.update(**dict.fromkeys(names, tokenizer.eos_token_id))
+    return [model, tokenizer, t.ViTImageProcessor(size=SIDE)]
 
 
 def trocr_small() -> list[Any]:
