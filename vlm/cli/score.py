@@ -31,7 +31,7 @@ def score(
         str | None, Option("References of a larger set, for the weights of CIDEr.", metavar="FILE")
     ] = None,
 ) -> int:
-    """Scores a file of captions, or of texts, and prints the scores.
+    """Prints the scores of captions, or of lines of text.
 
     Returns:
         The exit status: 1 if an image could not be scored.

@@ -215,21 +215,18 @@ def _expanded(target: str, tree: DictConfig, chosen: list[str], given: list[Over
     values |= {override.key_or_group.removeprefix("model."): override.value() for override in replaced}
     choices, said = dict(tree.hydra.runtime.choices), []
     if choices.get("experiment"):  # which chooses for itself, and whose values go after the folder's
-        said = [f"{key}={json.dumps(value)}" for key, value in _values(tree.model, choices) if key not in read]
+        model: Any = OmegaConf.to_container(tree.model, resolve=False)
+        groups = tuple(f"{group.replace('/', '.')}." for group in choices if group.startswith("model/"))
+        said = [
+            f"{key}={json.dumps(value)}"
+            for key, value in walk(model, "model")  # but for those of options that are chosen beside it
+            if not (isinstance(value, dict) or key in read or key == "model._target_" or key.startswith(groups))
+        ]
     else:
         typed = {text.lstrip("+").partition("=")[0] for text in chosen}
         choices = {group: option for group, option in choices.items() if group in typed}
     own = [str(override.input_line) for override in given if override not in replaced]
     return [*kind.overrides(values, choices), *said, *own]
-
-
-def _values(model: DictConfig, choices: dict[str, str]) -> Iterator[tuple[str, Any]]:
-    """The dotted keys of a model and their values, but for those of options that are chosen beside it."""
-    whole: Any = OmegaConf.to_container(model, resolve=False)
-    groups = tuple(f"{group.replace('/', '.')}." for group in choices if group.startswith("model/"))
-    for key, value in walk(whole, "model"):
-        if not isinstance(value, dict) and key != "model._target_" and not key.startswith(groups):
-            yield key, value
 
 
 def _readable(text: str, sweeping: bool, faults: list[str]) -> Override | None:

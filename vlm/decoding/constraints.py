@@ -61,9 +61,9 @@ class Rules:
         return bool(texts or self.banned)
 
 
-def within(ends: Sequence[int], vocab: int) -> list[int]:
-    """The tokens that end a text, but for those that a vocabulary lacks."""
-    return [end for end in ends if 0 <= end < vocab]
+def within(tokens: Sequence[int], vocab: int) -> list[int]:
+    """The tokens of a list that a vocabulary of this size has."""
+    return [token for token in tokens if 0 <= token < vocab]
 
 
 def allow_end(scores: Tensor, eos_id: int) -> None:

@@ -1,4 +1,4 @@
-"""Stories of scenes with a shorter text that counts what they tell of: generated pairs of texts."""
+"""Short stories about scenes with their summaries: generated pairs of texts."""
 
 from collections import Counter
 from typing import Unpack
@@ -18,7 +18,7 @@ class SceneSummaries(SceneSource):
         the small red circle is above the large blue cross. the large red circle is left of the small red circle.
         two circles and a cross
 
-    A story names an object as often as it is related to others, so counting takes to know which names are the same.
+    A story names an object once per relation, so a summary needs to recognise objects that were named before.
 
     Args:
         train_scenes, val_scenes, test_scenes: Number of stories per split (and epoch).

@@ -120,12 +120,13 @@ class ChatForm:
             yield Piece(self.answer, mark=True)
 
     def _parted(self, turn: Turn, last: bool) -> Turn:
-        """A turn whose thoughts stand where the form has them: before the last answer, empty if there are none."""
+        """Puts the thoughts of an answer where the form has them: before the last answer; earlier ones lose them."""
         first, close = self.thoughts
         if turn.role != "assistant" or not close:
             return turn
-        thought = turn.text.partition(close)[0].rpartition(first)[2].strip("\n") if close in turn.text else ""
-        words = turn.text.rpartition(close)[2].lstrip("\n") if close in turn.text or last else turn.text
+        _, thinks, words = turn.text.rpartition(close)
+        thought = turn.text.partition(close)[0].rpartition(first)[2].strip("\n") if thinks else ""
+        words = words.lstrip("\n") if thinks or last else words
         return replace(turn, text=f"{first}\n{thought}\n{close}\n\n{words}" if last else words)
 
     def _turn(self, turn: Turn, opening: str) -> Iterator[Piece]:

@@ -1,5 +1,6 @@
 """How a model's prompts are written: an instruction beside an image, or a conversation."""
 
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby
@@ -133,8 +134,9 @@ class PromptForm:
         if not close or close not in (text := tokenizer.decode(answer)):
             return answer
         words = text.rpartition(close)[2].lstrip("\n")
-        ends = (at for at in range(len(answer), 0, -1) if len(tokenizer.decode(answer[at:])) >= len(words))
-        return answer[next(ends, 0) :]
+        # The fewest last tokens that hold the words: the text of the rest gets shorter with every token left out.
+        places = range(len(answer) + 1)
+        return answer[bisect_right(places, -len(words), key=lambda at: -len(tokenizer.decode(answer[at:]))) - 1 :]
 
     def ids(
         self, tokenizer: Tokenizer, pieces: Iterable[Piece], squares: Squares = (), *, begun: bool = False

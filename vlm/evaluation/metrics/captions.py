@@ -55,7 +55,7 @@ class CaptionMetric(RecordMetric):
         self.add((image, text, list(texts), loss, flag) for image, text, texts, loss, flag in rows)
 
     def compute(self) -> dict[str, float]:
-        """Returns the scores of ``CaptionScores.summary`` and some more.
+        """Returns ``CaptionScores.summary`` and further scores.
 
         ``exact_match`` is the share of captions that equal a reference word for word, ``distinct`` the share of
         different captions, ``vocabulary`` the number of different words, ``mean_length`` the mean number of words per

@@ -138,9 +138,10 @@ def _can_pack(weight: Tensor) -> bool:
 
 
 def _reads_rows_fast() -> bool:
-    """Returns True if plain products of one row in float32 are the fastest: MKL with AVX-512 on Intel's processors.
+    """Returns True if plain products of one row in float32 are the fastest: MKL's code for AVX-512.
 
-    Milliseconds of a step's products on two cores of a Xeon, by benchmarks/products.py:
+    MKL runs that code on Intel's processors alone, so torch is asked whose it is. Milliseconds of a step's products on
+    two cores of a Xeon, by benchmarks/products.py:
 
         |         | plain | input-major | packed |
         |---------|-------|-------------|--------|
