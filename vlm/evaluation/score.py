@@ -76,7 +76,7 @@ def score(captioned: Captioned, *, java: bool, larger: Mapping[str, Sequence[str
             del row["cider"]
         scores.absent["cider"] = ONE_IMAGE
     if (counts := edits.caption_counts(captioned.predictions, captioned.references)) is not None:
-        scores.corpus |= edits.caption_rates(captioned.predictions, captioned.references)
+        scores.corpus |= dict(zip(edits.NAMES, edits.error_rates(counts.sum(0)).tolist(), strict=True))
         for image, row in zip(captioned.predictions, edits.error_rates(counts).tolist(), strict=True):
             scores.per_image[image] |= dict(zip(edits.NAMES, row, strict=True))
     if java:
