@@ -34,9 +34,9 @@ class AttentionPicture:
 
     def show(self) -> None:
         """Shows the picture: in a notebook below its cell, else in the system's viewer of images."""
-        notebook = sys.modules.get("IPython.display")
-        if notebook is not None:
-            notebook.display(self)
+        ipython = sys.modules.get("IPython")  # other libraries import it too; a notebook's shell has a kernel
+        if ipython is not None and hasattr(ipython.get_ipython(), "kernel"):
+            ipython.display.display(self)
         else:
             Image.open(BytesIO(self.png)).show()
 
