@@ -36,7 +36,7 @@ class Photos:
     def __init__(self, data: Any, split: str) -> None:
         images, captions = data.fields["images"].preprocess, data.fields["captions"]
         records = [data.split(split).record(index) for index in range(len(data.split(split)))]
-        size = {"height": images.image_size, "width": images.image_size}
+        size = dict(zip(("height", "width"), images.image_size, strict=True))
         resize = ViTImageProcessor(size=size, do_rescale=False, do_normalize=False)
         self.pixels = torch.cat([resize(record.image(), return_tensors="pt")["pixel_values"] for record in records])
         self.references = {record.id: record["references"] for record in records}

@@ -139,7 +139,7 @@ def test_conversations_train_the_joined_model_that_answers_and_chats(tmp_path, p
         ("siglip", "siglip", [], "model.decoder.path=.*: holds a SiglipVisionModel; give a decoder of Llama's family"),
         ("siglip", "gpt2", [], "model.decoder.path=.*: holds a GPT2LMHeadModel; give a decoder of Llama's family"),
         ("siglip", "llama", ["model.decoder.path=null"], "model.decoder.path: has no value; give model.decoder.path="),
-        ("siglip", "llama", ["model.projector.shuffle=2"], "projector.shuffle: 9 states of an image are no square"),
+        ("siglip", "llama", ["model.projector.shuffle=2"], "projector.shuffle: 9 states of an image are no grid"),
         (
             "siglip",
             "llama",

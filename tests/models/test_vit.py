@@ -59,10 +59,11 @@ def like_timm(theirs, **options):
 
 
 @pytest.mark.parametrize("class_token", [False, True])
-def test_equals_timm(scramble, class_token):
+@pytest.mark.parametrize("size", [24, (64, 512)])
+def test_equals_timm(scramble, class_token, size):
     theirs = timm.create_model(
         "vit_tiny_patch16_224",
-        img_size=24,
+        img_size=size,
         patch_size=8,
         embed_dim=12,
         depth=2,
@@ -72,10 +73,10 @@ def test_equals_timm(scramble, class_token):
         global_pool="token" if class_token else "avg",
         fc_norm=False,
     )
-    ours = like_timm(scramble(theirs), **SIZES)
-    images = torch.randn(2, 3, 24, 24)
+    ours = like_timm(scramble(theirs), **SIZES | {"image_size": size})
+    images = torch.randn(2, 3, *sides(size))
     context = ours(images)
-    assert context.states.shape == (2, 9 + class_token, 12)
+    assert context.states.shape == (2, (9 if size == 24 else 512) + class_token, 12)
     assert context.mask is None
     torch.testing.assert_close(context.states, theirs.forward_features(images), rtol=0, atol=1e-5)
 

@@ -115,7 +115,7 @@ def test_positions_that_need_pairs_refuse_odd_widths():
     with pytest.raises(ValueError, match="head_dim 7 is odd"):
         RotaryPositions(head_dim=7)
     with pytest.raises(ValueError, match="dim 6 is not a multiple of 4"):
-        sincos_2d(3, 6)
+        sincos_2d(3, 3, 6)
 
 
 @pytest.mark.parametrize("base", [10_000.0, 500_000.0])
@@ -225,15 +225,15 @@ def test_split_sinusoids_equal_marian_and_trocr():
 
 
 def test_grid_positions_start_from_sines_of_row_and_column():
-    side, dim = 3, 8
-    weight = GridPositions(dim=dim, side=side, before=1).weight
-    assert weight.shape == (10, 8)
+    rows, columns, dim = 3, 5, 8
+    weight = GridPositions(dim=dim, grid=(rows, columns), before=1).weight
+    assert weight.shape == (16, 8)
     assert not weight[0].any()
-    for row, column in torch.cartesian_prod(torch.arange(side), torch.arange(side)).tolist():
+    for row, column in torch.cartesian_prod(torch.arange(rows), torch.arange(columns)).tolist():
         frequencies = [math.pi * 100 ** (-i / 2) for i in range(2)]  # wavelengths of 2 cells to 20
         angles = [at * frequency for at in (column, row) for frequency in frequencies]
         waves = [f(angle) for half in (angles[:2], angles[2:]) for f in (math.sin, math.cos) for angle in half]
-        torch.testing.assert_close(weight[1 + side * row + column], 0.5 * torch.tensor(waves), rtol=0, atol=1e-5)
+        torch.testing.assert_close(weight[1 + columns * row + column], 0.5 * torch.tensor(waves), rtol=0, atol=1e-5)
 
 
 def test_places_of_a_lecture():

@@ -51,7 +51,7 @@ def test_images_wait_as_the_model_reads_them():
     body = bytearray(jpeg(3000, 2000))
     inputs = asyncio.run(read(ours, "image/jpeg", body)).inputs
     size = ours.predictor.preprocess.image_size
-    assert [tuple(one.shape) for one in inputs] == [(3, size, size)] and inputs[0].dtype == torch.uint8
+    assert [tuple(one.shape) for one in inputs] == [(3, *size)] and inputs[0].dtype == torch.uint8
     assert ours.reader.budget.used == 0 and body == b""
     answer = client(tiny("classification")).post("/predict", content=PHOTOS[0]).json()["results"]
     assert answer[0]["name"] == used(ours.predictor, [IMAGES[0]])[0].name

@@ -20,6 +20,7 @@ from vlm.data.images.image import Preprocess
 from vlm.data.text.export import tokenizer_files
 from vlm.data.text.tokenizer import tokenizer_from_state
 from vlm.errors import UserError
+from vlm.image_size import shown
 from vlm.models.pretrained.export import described
 from vlm.models.pretrained.folder import OWN
 
@@ -107,7 +108,8 @@ def _processor(preprocess: Preprocess) -> dict[str, Any]:
     Raises:
         UserError: No processor of theirs does the same.
     """
-    side, inner = preprocess.image_size, int(preprocess.image_size / preprocess.crop)
+    height, width = preprocess.image_size
+    inner = {"height": int(height / preprocess.crop), "width": int(width / preprocess.crop)}
     number = {name: number for number, name in RESAMPLINGS.items()}[preprocess.interpolation]
     if preprocess.resize == "pad":
         raise UserError(
@@ -115,12 +117,18 @@ def _processor(preprocess: Preprocess) -> dict[str, Any]:
             "export --to safetensors"
         )
     shorter = preprocess.resize.startswith("crop")
-    crops, size = shorter or inner != side, {"height": inner, "width": inner}
-    cut = {"do_center_crop": True, "crop_size": {"height": side, "width": side}} if crops else {}
+    if shorter and height != width:
+        raise UserError(
+            f"data.preprocess.resize: {preprocess.resize}, to images of {shown(preprocess.image_size)} pixels, has no "
+            "equivalent among Hugging Face's processors; train with squash, or export --to safetensors"
+        )
+    sides = {"height": height, "width": width}
+    crops = shorter or inner != sides
+    cut = {"do_center_crop": True, "crop_size": sides} if crops else {}
     scale = {"do_rescale": True, "rescale_factor": 1 / 255, "do_normalize": True, "do_convert_rgb": True}
     means = {"image_mean": list(preprocess.mean), "image_std": list(preprocess.std)}
     kind = "CLIPImageProcessor" if crops else "ViTImageProcessor"
-    size = {"shortest_edge": inner} if shorter else size
+    size = {"shortest_edge": inner["height"]} if shorter else inner
     return {"image_processor_type": kind, "do_resize": True, "size": size, "resample": number, **cut, **scale, **means}
 
 

@@ -17,6 +17,7 @@ from vlm.data.text.library import JsonTokenizer
 from vlm.data.text.prompt_form import read_form, read_text_form
 from vlm.data.text.tokenizer_base import Tokenizer
 from vlm.errors import UserError
+from vlm.image_size import ImageSize, plain, sides
 from vlm.models.pretrained.architecture import Spec, class_names
 from vlm.models.pretrained.folder import Folder
 from vlm.models.pretrained.load import hugging_face_state
@@ -98,10 +99,10 @@ def _in_a_line(folder: Folder) -> Iterator[None]:
         ) from fault
 
 
-def _check_images(folder: Folder, size: int, encoder: Spec) -> None:
-    if size != encoder["args"]["image_size"]:
+def _check_images(folder: Folder, size: ImageSize, encoder: Spec) -> None:
+    if plain(size) != (read := encoder["args"]["image_size"]):
         raise UserError(
-            f"{folder} makes images of {size} pixels, its model reads {encoder['args']['image_size']}; use the "
+            f"{folder} makes images of {plain(size)} pixels, its model reads {read}; use the "
             "preprocessor_config.json that it was trained with"
         )
 
@@ -149,9 +150,9 @@ def _of_vectors(folder: Folder, specified: Specified) -> dict[str, Any]:
 
 def _states(encoder: Spec) -> int:
     """Number of states of an image."""
-    side = encoder["args"]["backbone"]["args"]["image_size"]
+    size = encoder["args"]["backbone"]["args"]["image_size"]
     with torch.device("meta"):
-        return rebuild(encoder)(torch.empty(1, 3, side, side)).states.shape[1]
+        return rebuild(encoder)(torch.empty(1, 3, *sides(size))).states.shape[1]
 
 
 def _fitting_tokenizer(folder: Folder, texts: Spec) -> Tokenizer:

@@ -9,6 +9,7 @@ from typing import Any
 from vlm.checkpoint.load import weights
 from vlm.checkpoint.stored import interpolated
 from vlm.config.tree import resolve
+from vlm.image_size import shown
 from vlm.io.shell import shell_line
 
 PIPELINES = {
@@ -119,7 +120,7 @@ def _sizes(loaded: Mapping[str, Any]) -> Iterator[str]:
     about, tensors = loaded["vlm"], weights(loaded)
     yield f"- parameters: {sum(tensor.numel() for tensor in tensors.values()):,}"
     if "preprocess" in about:
-        yield f"- images: {about['preprocess']['image_size']} x {about['preprocess']['image_size']} pixels"
+        yield f"- images: {shown(about['preprocess']['image_size'])} pixels"
     if "max_tokens" in about:
         yield f"- texts: up to {about['max_tokens']} tokens"
     if "classes" in about:

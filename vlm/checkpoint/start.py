@@ -15,6 +15,7 @@ from vlm.checkpoint.base import best
 from vlm.checkpoint.load import locate, read, weights
 from vlm.data.text.token_check import check_tokens
 from vlm.errors import UserError
+from vlm.image_size import ImageSize
 from vlm.models.pretrained.folder import Folder
 from vlm.models.pretrained.load import load_hugging_face
 from vlm.models.pretrained.opened import is_published, opened
@@ -70,21 +71,27 @@ def _from_checkpoint(model: nn.Module, part: str, key: str, path: Path, tokenize
         )
     foreign = _of_other_tokens(model, loaded, tokenizer)
     tensors = {name: stored[head + name] for name in fitting - foreign}
-    tensors |= _interpolated(model, stored, head)
+    size = loaded["vlm"].get("preprocess", {}).get("image_size", 1)
+    tensors |= _interpolated(model, stored, head, size)
     with torch.no_grad():
         for name, tensor in tensors.items():
             whole[name].copy_(tensor)
     return list(_report(str(path), part, head, stored, whole, set(tensors), foreign))
 
 
-def _interpolated(model: nn.Module, stored: Mapping[str, Tensor], head: str) -> dict[str, Tensor]:
-    """Position embeddings interpolated from those of another image size, by name."""
+def _interpolated(model: nn.Module, stored: Mapping[str, Tensor], head: str, size: ImageSize) -> dict[str, Tensor]:
+    """Position embeddings interpolated from those of another image size, by name.
+
+    Args:
+        size: Of the images that the stored ones are for.
+    """
     tensors = {}
-    for name, grid in model.named_modules():
-        table = stored.get(f"{head}{name}.weight") if isinstance(grid, GridPositions) else None
-        if table is not None and table.shape != grid.weight.shape and table.shape[1:] == grid.weight.shape[1:]:
+    for name, positions in model.named_modules():
+        table = stored.get(f"{head}{name}.weight") if isinstance(positions, GridPositions) else None
+        if table is not None and table.shape[1:] == positions.weight.shape[1:]:
             with suppress(ValueError):  # only one of them has tokens before the grid
-                tensors[f"{name}.weight"] = regridded(table, grid.side, before=grid.before)
+                before = positions.before
+                tensors[f"{name}.weight"] = regridded(table, positions.grid, before=before, image_size=size)
     return tensors
 
 

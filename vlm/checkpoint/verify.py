@@ -132,9 +132,16 @@ def out_of_bounds(value: Any, path: str = "") -> Iterator[str]:
         bounds = BOUNDS.get(key) if isinstance(key, str) else None
         if isinstance(child, int) and child.bit_length() > 63:
             yield f"{where}: the number is too large"
-        elif bounds and isinstance(child, int | float) and not bounds[0] <= child <= bounds[1]:
+        elif bounds and not _inside(child, bounds):
             yield f"{where}: {child} is out of bounds, {bounds[0]} to {bounds[1]}"
         yield from out_of_bounds(child, where)
+
+
+def _inside(size: Any, bounds: tuple[int, int]) -> bool:
+    """Returns True if a number, or each of several such as height and width, lies within bounds."""
+    if isinstance(size, list | tuple):
+        return all(_inside(one, bounds) for one in size if isinstance(one, int | float))
+    return not isinstance(size, int | float) or bounds[0] <= size <= bounds[1]
 
 
 @contextmanager

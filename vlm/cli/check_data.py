@@ -73,7 +73,7 @@ def image_lines(data: Any, splits: dict[str, Any], faults: Faults, limit: int | 
     lines = sizes(splits, "images", limit)
     lines += [f"left out    {line}" for line in source_faults(data.source, sum(map(len, splits.values())), faults)]
     image_faults(
-        read_images(splits, faults, limit=limit), faults, drawn=drawn, image_size=data.images[1].preprocess.image_size
+        read_images(splits, faults, limit=limit), faults, drawn=drawn, shorter=min(data.images[1].preprocess.image_size)
     )
     fields = data.fields.values()
     data.learn_tokenizers()

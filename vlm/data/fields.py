@@ -119,7 +119,7 @@ class ImageField(Field):
         side_words: Words, in lower case, of a record's texts that a mirrored image would make false; single characters
             in Chinese and Japanese.
     Shapes:
-        uint8 (B, 3, image_size, image_size), with K images per record (B, K, 3, image_size, image_size)
+        uint8 (B, 3, H, W), with K images per record (B, K, 3, H, W)
     """
 
     needs = ("image",)
@@ -166,8 +166,8 @@ class ImageField(Field):
         if len(counts) > 1:
             numbers = " and ".join(map(str, counts))
             raise UserError(f"data: records hold {numbers} images; all records need the same number")
-        size = self.preprocess.image_size
-        return torch.stack(list(values)) if values else torch.empty(0, 3, size, size, dtype=torch.uint8)
+        none = torch.empty(0, 3, *self.preprocess.image_size, dtype=torch.uint8)
+        return torch.stack(list(values)) if values else none
 
 
 class TokenField(Field):

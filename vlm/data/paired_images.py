@@ -14,7 +14,7 @@ class PairedImageField(ImageField):
     Args:
         others: See ImageField.
     Shapes:
-        uint8 (B, 3, image_size, image_size) in training, (B, 2, 3, image_size, image_size) in evaluation
+        uint8 (B, 3, H, W) in training, (B, 2, 3, H, W) in evaluation
     """
 
     def view(self, name: str, split: Split, *, training: bool, limit: int | None = None) -> Split:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from vlm.errors import Count, Injected, Rate
+from vlm.image_size import ImageSize
 from vlm.models.context import Context
 from vlm.models.flop import Counted, Flop, encoder_flop, measured
 from vlm.models.frozen_features import Features, encode
@@ -123,7 +124,7 @@ class PoolingClassifier(nn.Module):
         """Logits of encoded inputs: states (B, S, D) -> (B, C)."""
         return self.head(self.dropout(self.pooled(context)))
 
-    def flop(self, image_size: int) -> Flop:
+    def flop(self, image_size: ImageSize) -> Flop:
         head = Flop(head=2 * self.head.weight.numel())
         if isinstance(self.encoder, Counted):  # a text encoder
             return self.encoder.flop(image_size) + head

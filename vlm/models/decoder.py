@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from vlm.errors import Count, Injected, Range
+from vlm.image_size import ImageSize
 from vlm.models.context import PLACE, Context
 from vlm.models.flop import Flop, decoder_flop
 from vlm.models.fusion import Prefix
@@ -163,7 +164,7 @@ class Decoder(TextDecoder):
         # (B, N, L, S), or of a prefix (B, N, S + L, S + L) -> (B, L, S)
         return records[-1].mean(1)[:, -tokens.shape[1] :, : context.states.shape[1]]
 
-    def flop(self, image_size: int = 0) -> Flop:
+    def flop(self, image_size: ImageSize = 0) -> Flop:
         width = self.context_dim if self.prefix is None else self.prefix.context_dim
         head = 0 if self.vocabulary_head is None else self.vocabulary_head.transform_flop
         return decoder_flop(self, width) + Flop(head=2 * self.head_parts.weight.numel() + head)

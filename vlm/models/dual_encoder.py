@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vlm.errors import Count
+from vlm.image_size import ImageSize
 from vlm.models.classifier import PAIRS, Pool, attention_pool, check_pool, pool_states
 from vlm.models.context import Context
 from vlm.models.decoder import Decoder
@@ -138,7 +139,7 @@ class DualEncoder(nn.Module):
         """Pooled vector of each image: states (B, S, D) -> (B, D)."""
         return pool_states(context, self.pool, self.attention_pool)
 
-    def flop(self, image_size: int) -> Flop:
+    def flop(self, image_size: ImageSize) -> Flop:
         encoder, context = encoder_flop(self.encoder, image_size)
         pool, _ = measured(self, context, method="pooled")
         head = 2 * sum(weight.numel() for part in self._projections() for weight in part.parameters())  # per pair

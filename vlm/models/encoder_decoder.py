@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from torch import Tensor, nn
 
+from vlm.image_size import ImageSize
 from vlm.models.context import Context, concat_batches, concat_states
 from vlm.models.flop import Flop, encoder_flop, learns
 from vlm.models.frozen_features import Features, encode
@@ -54,7 +55,7 @@ class VisionLanguageModel(EncoderDecoder):
     def encode(self, images: Tensor | Features) -> Context:
         return encode(self.encoder, images)
 
-    def flop(self, image_size: int) -> Flop:
+    def flop(self, image_size: ImageSize) -> Flop:
         encoder, _ = encoder_flop(self.encoder, image_size)
         return encoder + self.decoder.flop()
 
@@ -87,7 +88,7 @@ class TextToText(EncoderDecoder):
         """Encodes packed texts: rows (R, S) -> states (B, S, D)."""
         return self.encoder(texts, segments, types).one_text_per_row(layout)
 
-    def flop(self, image_size: int = 0) -> Flop:
+    def flop(self, image_size: ImageSize = 0) -> Flop:
         read = self.encoder.flop()  # type: ignore[operator]
         return replace(
             self.decoder.flop(), read_token=read.token, read_pair=read.pair, read_learns=learns(self.encoder)
@@ -134,7 +135,7 @@ class TextAndImageToText(TextToText):
     ) -> Context:
         return concat_states([super().encode(texts, segments, types, layout), self.image_encoder(images)])
 
-    def flop(self, image_size: int = 0) -> Flop:
+    def flop(self, image_size: ImageSize = 0) -> Flop:
         return encoder_flop(self.image_encoder, image_size)[0] + super().flop()
 
 

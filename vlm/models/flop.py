@@ -11,6 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from vlm.image_size import ImageSize, sides
 from vlm.models.context import Context
 from vlm.models.frozen_features import frozen_part, projects
 
@@ -103,11 +104,11 @@ class Flop:
 class Counted(Protocol):
     """A module that counts its operations."""
 
-    def flop(self, image_size: int) -> Flop:
-        """Operations for images with `image_size` pixels a side; 0 if the module reads none."""
+    def flop(self, image_size: ImageSize) -> Flop:
+        """Operations for images of a size; 0 if the module reads none."""
 
 
-def model_flop(model: nn.Module, *, image_size: int = 0) -> Flop:
+def model_flop(model: nn.Module, *, image_size: ImageSize = 0) -> Flop:
     """Operations of a model. Call it before the model is sharded.
 
     Raises:
@@ -118,9 +119,9 @@ def model_flop(model: nn.Module, *, image_size: int = 0) -> Flop:
     return model.flop(image_size)
 
 
-def encoder_flop(encoder: Any, image_size: int) -> tuple[Flop, Context]:
+def encoder_flop(encoder: Any, image_size: ImageSize) -> tuple[Flop, Context]:
     """Operations of encoding an image (or the images of one record), and the resulting context on "meta"."""
-    image = torch.empty(1, getattr(encoder, "count", 1), 3, image_size, image_size, device="meta").squeeze(1)
+    image = torch.empty(1, getattr(encoder, "count", 1), 3, *sides(image_size), device="meta").squeeze(1)
     count, context = measured(encoder, image)
     kept = measured(encoder, image, method="features")[0] if projects(encoder) else count
     learned = count if learns(frozen_part(encoder)) else count - kept if learns(encoder) else 0

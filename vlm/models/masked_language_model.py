@@ -5,6 +5,7 @@ from dataclasses import replace
 from torch import Tensor, nn
 
 from vlm.errors import Injected
+from vlm.image_size import ImageSize
 from vlm.models.flop import Flop
 from vlm.models.heads import VocabularyHead
 from vlm.models.recurrent import RecurrentEncoder
@@ -49,6 +50,6 @@ class MaskedLanguageModel(nn.Module):
     def forward(self, tokens: Tensor, segments: Tensor | None, types: Tensor | None, places: Tensor) -> Tensor:
         return self.encoder(tokens, segments, types).states.flatten(0, 1).index_select(0, places)
 
-    def flop(self, image_size: int = 0) -> Flop:
+    def flop(self, image_size: ImageSize = 0) -> Flop:
         own = sum(weight.numel() for weight in self.vocabulary_head.parameters() if weight.dim() > 1)
         return replace(self.encoder.flop(), head=2 * (self.encoder.token_embed.weight.numel() + own))

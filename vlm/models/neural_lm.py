@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from vlm.errors import Count, Injected, Rate
+from vlm.image_size import ImageSize
 from vlm.models.context import Context
 from vlm.models.flop import Flop
 from vlm.models.heads import VocabularyHead
@@ -82,7 +83,7 @@ class NeuralLanguageModel(HiddenStateDecoder):
         hidden = torch.tanh(self.hidden(x))
         return torch.cat([hidden, x], -1) if self.direct else hidden
 
-    def flop(self, image_size: int = 0) -> Flop:
+    def flop(self, image_size: ImageSize = 0) -> Flop:
         return Flop(token=2 * self.hidden.weight.numel(), head=2 * self.head_parts.weight.numel())
 
     def read(self, context: Context | None) -> ReadContext:

@@ -1,11 +1,11 @@
 """From an encoder's states to what a decoder reads inside its text."""
 
-from math import isqrt
 from typing import Literal
 
 from torch import Tensor, nn
 
 from vlm.errors import Count, UserError
+from vlm.image_size import ImageSize, grid_of
 from vlm.models.context import Context
 from vlm.nn.blocks import ACTIVATIONS
 
@@ -18,27 +18,31 @@ class LinearProjector(nn.Module):
         dim: Width D of the decoder.
         shuffle: Side of these squares; 1 for none.
         bias: Whether the layer has biases.
+        image_size: Height and width of the images, whose proportions are those of the grid of states.
     Shapes:
-        states (B, S, C), row by row of a square grid if shuffle > 1 -> (B, S / shuffle², D)
+        states (B, S, C), row by row of a grid if shuffle > 1 -> (B, S / shuffle², D)
     Raises:
-        UserError: The grid is not square, or its side no multiple of shuffle.
+        UserError: The states are no grid, or its sides no multiples of shuffle.
     """
 
-    def __init__(self, *, context_dim: Count, dim: Count, shuffle: Count = 1, bias: bool = True) -> None:
+    def __init__(
+        self, *, context_dim: Count, dim: Count, shuffle: Count = 1, bias: bool = True, image_size: ImageSize = 1
+    ) -> None:
         super().__init__()
-        self.shuffle = shuffle
+        self.shuffle, self.image_size = shuffle, image_size
         self.fc = nn.Linear(context_dim * shuffle**2, dim, bias=bias)
 
     def forward(self, states: Tensor) -> Tensor:
         if self.shuffle > 1:
             count = states.shape[1]
-            side = isqrt(count) // self.shuffle
-            if (side * self.shuffle) ** 2 != count:
+            grid = grid_of(count, self.image_size)
+            if grid is None or any(side % self.shuffle for side in grid):
                 raise UserError(
-                    f"model.projector.shuffle: {count} states of an image are no square grid whose side is a multiple "
-                    f"of {self.shuffle}; set it to 1, or change data.image_size"
+                    f"model.projector.shuffle: {count} states of an image are no grid whose sides are multiples of "
+                    f"{self.shuffle}; set it to 1, or change data.image_size"
                 )
-            cells = states.unflatten(1, (side, self.shuffle, side, self.shuffle))  # (B, rows, i, columns, j, C)
+            rows, columns = (side // self.shuffle for side in grid)
+            cells = states.unflatten(1, (rows, self.shuffle, columns, self.shuffle))  # (B, rows, i, columns, j, C)
             states = cells.transpose(2, 3).flatten(3).flatten(1, 2)
         return self.fc(states)
 

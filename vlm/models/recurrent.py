@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from vlm.errors import Count, Injected, Rate
+from vlm.image_size import ImageSize
 from vlm.models.context import Context
 from vlm.models.flop import Flop
 from vlm.models.heads import VocabularyHead
@@ -77,7 +78,7 @@ class RecurrentEncoder(nn.Module):
         states = texts.put(x, tokens.shape)
         return Context(states, None if segments is None else segments != 0)
 
-    def flop(self, image_size: int = 0) -> Flop:
+    def flop(self, image_size: ImageSize = 0) -> Flop:
         return Flop(token=2 * sum(weight.numel() for weight in self.layers.parameters() if weight.ndim == 2))
 
 
@@ -191,6 +192,6 @@ class RecurrentDecoder(HiddenStateDecoder):
             after += [one[0] for one in (end if self.parts == 2 else [end])]
         return x, after
 
-    def flop(self, image_size: int = 0) -> Flop:
+    def flop(self, image_size: ImageSize = 0) -> Flop:
         token = 2 * sum(weight.numel() for weight in self.layers.parameters() if weight.ndim == 2)
         return Flop(token=token, head=2 * self.head_parts.weight.numel())

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from vlm.errors import Count, Injected, Rate
+from vlm.image_size import ImageSize
 from vlm.models.context import Context
 from vlm.models.flop import Flop
 from vlm.models.heads import VocabularyHead
@@ -131,7 +132,7 @@ class SoftAttentionDecoder(HiddenStateDecoder):
         hidden, glimpse, _ = self._advance(embedded, state.hidden, _memory(state.context, state.mask))
         return self.readout(embedded, hidden[0], glimpse), hidden
 
-    def flop(self, image_size: int = 0) -> Flop:
+    def flop(self, image_size: ImageSize = 0) -> Flop:
         """Operations, less those of the bridge, once a text."""
         other = ("token_embed", "vocabulary_head", "bridge", "search.key", "search.score")
         weights = [one for name, one in self.named_parameters() if one.ndim == 2 and not name.startswith(other)]

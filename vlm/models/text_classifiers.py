@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from vlm.errors import Count, Injected, Rate
+from vlm.image_size import ImageSize
 from vlm.models.classifier import Pool, PoolingClassifier
 from vlm.models.context import Context
 from vlm.models.flop import Flop
@@ -78,5 +79,5 @@ class TokenClassifier(nn.Module):
         states = self.encoder(tokens, segments, types).states.flatten(0, 1)  # (B * L, D)
         return self.head(self.dropout(states if places is None else states.index_select(0, places)))
 
-    def flop(self, image_size: int = 0) -> Flop:
+    def flop(self, image_size: ImageSize = 0) -> Flop:
         return replace(self.encoder.flop(), head=2 * self.head.weight.numel())

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from vlm.image_size import ImageSize
 from vlm.models.context import Context
 from vlm.models.flop import Flop
 from vlm.models.heads import VocabularyHead
@@ -59,7 +60,7 @@ class TextDecoder(nn.Module):
         return Head(embedding) if self.vocabulary_head is None else self.vocabulary_head.parts(embedding)
 
     @abstractmethod
-    def flop(self, image_size: int = 0) -> Flop:
+    def flop(self, image_size: ImageSize = 0) -> Flop:
         """Operations, as in `vlm.models.flop`."""
 
     def attention(self, tokens: Tensor, context: Context) -> Tensor | None:

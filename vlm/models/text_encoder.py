@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from vlm.errors import Count, Injected, Range, Rate
+from vlm.image_size import ImageSize
 from vlm.models.context import Context
 from vlm.models.flop import Flop, text_flop
 from vlm.nn.attention import changing_lengths
@@ -95,6 +96,6 @@ class TextEncoder(nn.Module):
             x = x + self.type_embed(torch.zeros_like(tokens) if types is None else types)
         return self.dropout(self.embed_norm(x))  # (B, L, D)
 
-    def flop(self, image_size: int = 0) -> Flop:
+    def flop(self, image_size: ImageSize = 0) -> Flop:
         token, pair = text_flop(self)
         return Flop(token=token, pair=pair)

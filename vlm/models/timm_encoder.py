@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from vlm.errors import Count, UserError
+from vlm.image_size import ImageSize, plain, sides
 from vlm.models.context import Context
 
 RESIZES = {"center": "crop", "squash": "squash", "border": "pad"}  # our names for timm's crop modes
@@ -19,7 +20,7 @@ class TimmEncoder(nn.Module):
     Args:
         name: Name of the backbone in timm, such as "vit_small_patch16_224" or "resnet18".
         dim: Width D of the projected states; None for the features as they are.
-        image_size: Side of the square input, in pixels.
+        image_size: Height and width of the images, in pixels; one number for squares.
         pretrained: Whether to download timm's pretrained weights.
         weights: Path of a local file of weights to use instead.
     Shapes:
@@ -29,7 +30,13 @@ class TimmEncoder(nn.Module):
     """
 
     def __init__(
-        self, *, name: str, dim: Count | None, image_size: Count, pretrained: bool = False, weights: str | None = None
+        self,
+        *,
+        name: str,
+        dim: Count | None,
+        image_size: ImageSize,
+        pretrained: bool = False,
+        weights: str | None = None,
     ) -> None:
         super().__init__()
         self.backbone: Any = _create(name, image_size, pretrained, weights)
@@ -92,11 +99,11 @@ class TimmEncoder(nn.Module):
         return options | {"interpolation": known.interpolation, "crop": known.crop_pct}
 
 
-def _freeze_unused(backbone: nn.Module, image_size: int) -> None:
+def _freeze_unused(backbone: nn.Module, image_size: ImageSize) -> None:
     """Freezes parameters that features do not depend on, such as pooling layers. DDP needs a gradient for the rest."""
     training = backbone.training
     backbone.eval()  # keeps the statistics of normalisation layers
-    backbone.forward_features(torch.zeros(1, 3, image_size, image_size)).sum().backward()  # type: ignore[operator]
+    backbone.forward_features(torch.zeros(1, 3, *sides(image_size))).sum().backward()  # type: ignore[operator]
     for parameter in backbone.parameters():
         parameter.requires_grad_(parameter.grad is not None)
         parameter.grad = None
@@ -116,7 +123,7 @@ def _near(name: str, names: list[str], shown: int = 5) -> list[str]:
     return sorted(alike, key=lambda known: (-likeness[known], len(known), known))[:shown]
 
 
-def _create(name: str, image_size: int, pretrained: bool, weights: str | None) -> Any:
+def _create(name: str, image_size: ImageSize, pretrained: bool, weights: str | None) -> Any:
     import timm
 
     if ":" in name or "/" in name or name not in _names():
@@ -127,13 +134,14 @@ def _create(name: str, image_size: int, pretrained: bool, weights: str | None) -
         options |= {"pretrained": True, "pretrained_cfg_overlay": {"file": weights}}
     try:
         try:
-            return timm.create_model(name, img_size=image_size, **options)
+            return timm.create_model(name, img_size=plain(image_size), **options)
         except TypeError:  # convolutional backbones take any size and have no img_size
             return timm.create_model(name, **options)
     except Exception as fault:  # timm's constructors and readers raise many types of exceptions
         reason = next(iter(str(fault).splitlines()), type(fault).__name__)
         if not pretrained and weights is None:
-            raise UserError(f"model.encoder: timm cannot build {name!r} for {image_size} pixels ({reason})") from fault
+            size = plain(image_size)
+            raise UserError(f"model.encoder: timm cannot build {name!r} for {size} pixels ({reason})") from fault
         source = f"file {weights}" if weights else "pretrained weights"
         raise UserError(
             f"model.encoder: cannot load the {source} for {name!r} ({reason});\n"

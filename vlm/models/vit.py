@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from vlm.errors import Count, Rate
+from vlm.image_size import ImageSize, plain, sides
 from vlm.models.context import Context
 from vlm.nn.blocks import Block, BlockConfig, BlockOptions, init_weights
 from vlm.nn.position import GridPositions, Positions
@@ -16,8 +17,8 @@ class ViT(nn.Module):
     """Vision Transformer (Dosovitskiy et al. 2021): patches, positions, blocks, final norm.
 
     Args:
-        image_size: Side of the square input, in pixels.
-        patch_size: Side of a square patch, in pixels; divides image_size.
+        image_size: Height and width of the images, in pixels; one number for squares.
+        patch_size: Side of a square patch, in pixels; divides both.
         depth: Number of blocks.
         drop_path: Probability of dropping a branch in the last block, growing linearly from 0 in the first.
         stem: Images (B, 3, H, W) -> patches (B, D, H / patch_size, W / patch_size); default a PatchEmbed.
@@ -29,7 +30,7 @@ class ViT(nn.Module):
             cosines of row and column.
         block: See BlockConfig.
     Shapes:
-        images (B, 3, H, W), normalised -> Context, states (B, S, D); S = (H / patch_size)² + number of extra tokens
+        images (B, 3, H, W), normalised -> Context, states (B, S, D); S = H W / patch_size² + number of extra tokens
     Raises:
         ValueError: patch_size does not divide image_size, or distillation_token is set without class_token.
     """
@@ -37,7 +38,7 @@ class ViT(nn.Module):
     def __init__(
         self,
         *,
-        image_size: Count,
+        image_size: ImageSize,
         patch_size: Count,
         dim: Count,
         depth: Count,
@@ -52,8 +53,8 @@ class ViT(nn.Module):
         **block: Unpack[BlockOptions],
     ) -> None:
         super().__init__()
-        if image_size % patch_size:
-            raise ValueError(f"patch_size {patch_size} does not divide image_size {image_size}")
+        if any(side % patch_size for side in sides(image_size)):
+            raise ValueError(f"patch_size {patch_size} does not divide image_size {plain(image_size)}")
         if distillation_token and not class_token:
             raise ValueError("distillation_token needs a class token; set class_token=true")
         config = BlockConfig(dim=dim, num_heads=num_heads, **block)
@@ -61,8 +62,11 @@ class ViT(nn.Module):
         self.patch_embed = stem or PatchEmbed(patch_size=patch_size, dim=dim)
         self.class_token = nn.Parameter(torch.randn(dim) * dim**-0.5) if class_token else None
         self.distillation_token = nn.Parameter(torch.randn(dim) * dim**-0.5) if distillation_token else None
-        grid = {"side": image_size // patch_size, "before": self.leading}
-        self.positions = GridPositions(dim=dim, **grid) if positions is None else positions
+        height, width = sides(image_size)
+        self.grid = (height // patch_size, width // patch_size)
+        if positions is None:
+            positions = GridPositions(dim=dim, grid=self.grid, before=self.leading)
+        self.positions = positions
         self.embed_norm = config.make_norm() if embed_norm else nn.Identity()
         rates = torch.linspace(0, drop_path, depth, device="cpu").tolist()  # the model may be built on "meta"
         self.blocks = nn.ModuleList(Block(config, drop_path=rate) for rate in rates)

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vlm.errors import Count, Range
+from vlm.image_size import ImageSize, grid_of, shown
 
 
 def positions_within(segments: Tensor) -> Tensor:
@@ -25,42 +26,43 @@ def positions_within(segments: Tensor) -> Tensor:
     return (index - torch.where(starts, index, 0).cummax(dim=1).values) * (segments != 0)
 
 
-def sincos_2d(side: int, dim: int) -> Tensor:
-    """Sine and cosine encodings of the rows and columns of a square grid (He et al. 2022; Beyer et al. 2022).
+def sincos_2d(rows: int, columns: int, dim: int) -> Tensor:
+    """Sine and cosine encodings of the rows and columns of a grid (He et al. 2022; Beyer et al. 2022).
 
     Wavelengths run from 2 to 200 cells, so that both near and far cells are distinguishable.
 
     Shapes:
-        -> (side * side, D), values in [-1, 1]
+        -> (rows * columns, D), values in [-1, 1]
     Raises:
         ValueError: dim is not a multiple of 4.
     """
     if dim % 4:
         raise ValueError(f"dim {dim} is not a multiple of 4, as positions on a grid need")
     frequencies = torch.pi * 100.0 ** -(torch.arange(dim // 4) / (dim // 4))  # (D/4,)
-    row, column = torch.meshgrid(torch.arange(side), torch.arange(side), indexing="ij")
-    angles = [cells.reshape(-1, 1) * frequencies for cells in (column, row)]  # each (side * side, D/4)
+    row, column = torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij")
+    angles = [cells.reshape(-1, 1) * frequencies for cells in (column, row)]  # each (rows * columns, D/4)
     return torch.cat([f(angle) for angle in angles for f in (torch.sin, torch.cos)], dim=1)
 
 
-def regridded(table: Tensor, side: int, *, before: int) -> Tensor:
-    """Interpolates the vectors of a square grid to another size (Dosovitskiy et al. 2021, 3.2), as DINOv2 does.
+def regridded(table: Tensor, grid: tuple[int, int], *, before: int, image_size: ImageSize) -> Tensor:
+    """Interpolates the vectors of a grid to other rows and columns (Dosovitskiy et al. 2021, 3.2), as DINOv2 does.
 
     Args:
         before: Number of vectors before the grid, which are copied unchanged.
+        image_size: Of the images that the table is for.
     Shapes:
-        (before + old², D) -> (before + side², D)
+        (before + old rows * columns, D) -> (before + rows * columns, D)
     Raises:
-        ValueError: The table does not hold a square grid.
+        ValueError: The table does not hold a grid of such images.
     """
-    own = math.isqrt(max(0, len(table) - before))
-    if own == 0 or before + own**2 != len(table):
-        raise ValueError(f"{len(table)} vectors are not {before} and a square grid")
-    if own == side:
+    own = grid_of(len(table) - before, image_size)
+    if own is None:
+        raise ValueError(f"{len(table)} vectors are not {before} and a grid of images of {shown(image_size)} pixels")
+    if own == grid:
         return table
-    grid = table[before:].unflatten(0, (own, own)).permute(2, 0, 1)[None].float()  # (1, D, H, W)
-    grid = F.interpolate(grid, size=(side, side), mode="bicubic", align_corners=False)
-    return torch.cat([table[:before].float(), grid[0].flatten(1).T]).to(table.dtype)
+    cells = table[before:].unflatten(0, own).permute(2, 0, 1)[None].float()  # (1, D, H, W)
+    cells = F.interpolate(cells, size=grid, mode="bicubic", align_corners=False)
+    return torch.cat([table[:before].float(), cells[0].flatten(1).T]).to(table.dtype)
 
 
 @dataclass(frozen=True)
@@ -163,20 +165,20 @@ class LearnedPositions(Positions):
 
 
 class GridPositions(LearnedPositions):
-    """Learned positions of a square grid, row by row, initialised with sines and cosines of row and column.
+    """Learned positions of a grid, row by row, initialised with sines and cosines of row and column.
 
     Starting from small random values, a short training spends most of its time on learning positions.
 
     Args:
         dim: Width D, a multiple of 4.
-        side: Number of rows and of columns.
+        grid: Numbers of rows and of columns.
         before: Number of tokens before the grid, such as a class token; their vectors start at zero.
     """
 
-    def __init__(self, *, dim: Count, side: int, before: int = 0) -> None:
+    def __init__(self, *, dim: Count, grid: tuple[int, int], before: int = 0) -> None:
         Positions.__init__(self)
-        self.side, self.before = side, before
-        self.weight = nn.Parameter(torch.cat([torch.zeros(before, dim), 0.5 * sincos_2d(side, dim)]))
+        self.grid, self.before = grid, before
+        self.weight = nn.Parameter(torch.cat([torch.zeros(before, dim), 0.5 * sincos_2d(*grid, dim)]))
 
 
 class LearnedPositionsEachLayer(Positions):

@@ -7,7 +7,6 @@ from typing import Any, get_type_hints
 
 from PIL import Image
 
-from vlm.data.images.image import Preprocess
 from vlm.decoding.sampling import Sampling
 from vlm.decoding.trace import as_json
 from vlm.inference.attention.maps import read_attention
@@ -189,5 +188,5 @@ def _shown(writer: Writer, source: Any, context: Context, text: Text) -> html.Wr
 
 def _photo(captioner: Captioner, photo: Image.Image) -> str:
     """A photo as the model sees it, only finer."""
-    view = Preprocess(**{**captioner.preprocess.state(), "image_size": SHOWN})(photo)
+    view = captioner.preprocess.finer(SHOWN)(photo)
     return thumbnail(Image.fromarray(view.permute(1, 2, 0).numpy()), SHOWN)

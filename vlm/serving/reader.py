@@ -85,7 +85,7 @@ class Reader:
 
     def __post_init__(self) -> None:
         kind, preprocess = self.predictor.options, getattr(self.predictor, "preprocess", None)
-        self.least = None if preprocess is None else int(FINER * preprocess.image_size / preprocess.crop)
+        self.least = None if preprocess is None else int(FINER * max(preprocess.image_size) / preprocess.crop)
         self.beside = {name: one.beside for name, one in declared(kind).items() if one.beside}
         unset = dict.fromkeys(self.beside)
         if unknown := [name for name in self.defaults if name not in declared(kind)]:

@@ -77,7 +77,7 @@ class _Shown(ImageField):
 
     def __init__(self, images: ImageField) -> None:
         super().__init__(preprocess=images.preprocess)
-        self.size = (images.preprocess.image_size,) * 2
+        self.size = images.preprocess.image_size[::-1]
 
 
 class _Whole(_Shown):

@@ -125,8 +125,7 @@ class FeatureCacheBuilder:
 
     def layout(self) -> Layout:
         """The layout of a file of these features."""
-        size = self.images.preprocess.image_size
-        states = self._features(torch.zeros(1, 3, size, size, dtype=torch.uint8))
+        states = self._features(torch.zeros(1, 3, *self.images.preprocess.image_size, dtype=torch.uint8))
         return Layout(
             source=self.source(),
             images=len(self.split),

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from vlm.data.shapes.lines import FONTS, HEIGHT, WIDTH, DrawnLines, Line, draw_line
+from vlm.data.shapes.lines import FONTS, DrawnLines, Line, draw_line
 from vlm.errors import UserError
 
 LENGTHS = {"train_lines": 200, "val_lines": 100, "test_lines": 100}
@@ -31,6 +31,8 @@ def test_texts_are_words_and_numbers_of_the_asked_length():
     assert not any(text.isdigit() for text in texts("test", numbers=0.0))
     with pytest.raises(UserError, match="longest: 3 leaves too few"):
         DrawnLines(seed=0, longest=3, **LENGTHS)
+    with pytest.raises(UserError, match=r"image_size: \[8, 128\] is too small"):
+        DrawnLines(seed=0, image_size=(8, 128), **LENGTHS)
 
 
 def test_a_record_is_the_same_each_time_and_fresh_in_each_epoch():
@@ -46,18 +48,19 @@ def test_a_record_is_the_same_each_time_and_fresh_in_each_epoch():
 @pytest.mark.parametrize("font", FONTS)
 @pytest.mark.parametrize("turn", [-5.0, 0.0, 5.0])
 @pytest.mark.parametrize("place", [(0.0, 0.0), (0.97, 0.04), (1.0, 1.0)])
-def test_a_turned_text_stays_whole_on_its_paper(font, turn, place):
+@pytest.mark.parametrize("shape", [(32, 128), (64, 64)])
+def test_a_turned_text_stays_whole_on_its_paper(font, turn, place, shape):
     """As much ink as on the same paper in the middle, and none on the edge."""
-    line = Line("qufumjum", font, 22, turn, place, 0, 255, (0.0, 0))
+    line = Line("qufumjum", font, 22, turn, place, 0, 255, (0.0, 0), shape)
     pixels, middle = (
         255 - np.asarray(draw_line(one).convert("L"), int) for one in (line, line._replace(place=(0.5, 0.5)))
     )
-    assert pixels.shape == (HEIGHT, WIDTH)
+    assert pixels.shape == shape
     assert pixels.sum() == pytest.approx(middle.sum(), rel=0.02)
     assert max(pixels[0].max(), pixels[-1].max(), pixels[:, 0].max(), pixels[:, -1].max()) < 64
 
 
 def test_noise_is_as_strong_as_it_says():
-    line = Line("a", "DejaVuSans", 16, 0.0, (0.5, 0.5), 0, 128, (12.0, 3))
+    line = Line("a", "DejaVuSans", 16, 0.0, (0.5, 0.5), 0, 128, (12.0, 3), (32, 96))
     clean, noisy = (np.asarray(draw_line(one).convert("L"), float) for one in (line._replace(noise=(0.0, 3)), line))
     assert (noisy - clean)[clean == 128].std() == pytest.approx(12, rel=0.05)

@@ -108,7 +108,7 @@ def test_a_folder_of_timm_gives_timms_own_features(tmp_path, name):
     save_for_hf(model, tmp_path, safe_serialization=True)
     ours = load(tmp_path)
     preprocess, own = ours._predictor.preprocess, timm.data.resolve_data_config(model=model)
-    assert (preprocess.image_size, preprocess.interpolation) == (own["input_size"][1], own["interpolation"])
+    assert (preprocess.image_size, preprocess.interpolation) == (own["input_size"][1:], own["interpolation"])
     assert (preprocess.mean, preprocess.std, preprocess.crop) == ([*own["mean"]], [*own["std"]], own["crop_pct"])
     pixels = torch.stack([preprocess(Image.open(path)) for path in IMAGES])
     model.reset_classifier(0)
@@ -265,7 +265,7 @@ def test_a_damaged_list_of_modules_is_a_line(tmp_path, content):
         ({"architecture": "no_such_net"}, "timm has no backbone 'no_such_net'"),
         ({"architecture": "hf-hub:a/b"}, "timm has no backbone"),
         ({"model_args": {"depth": 9}}, "model_args.depth is 9, which is not passed on to timm"),
-        ({"pretrained_cfg": {"input_size": [1, 160, 160]}}, "input_size is .*, not of square images"),
+        ({"pretrained_cfg": {"input_size": [1, 160, 160]}}, "input_size is .*, not of images in three"),
         ({"pretrained_cfg": {"mean": "x"}}, "pretrained_cfg.mean is 'x', not a list of 3 numbers"),
         ({"architecture": "test_resnet"}, "of which backbone.* is made; fetch it again"),
     ],

@@ -9,8 +9,9 @@ import torch
 from PIL import Image
 
 from vlm.data.images.image import MIN_CROP, check_geometry, to_rgb
-from vlm.data.images.resize import Box, resize_box, square, to_tensor
-from vlm.errors import Count, Range, Rate
+from vlm.data.images.resize import Box, resize_box, to_tensor, view
+from vlm.errors import Range, Rate
+from vlm.image_size import ImageSize
 from vlm.randomness import numpy_rng
 
 
@@ -33,7 +34,7 @@ class Drawn:
 class AugmentOptions(TypedDict):
     """Arguments of Augment, which documents them and has their defaults."""
 
-    image_size: Count
+    image_size: ImageSize
     resize: NotRequired[str | None]
     interpolation: NotRequired[str | None]
     crop: NotRequired[Annotated[float, Range(MIN_CROP, 1)] | None]
@@ -47,10 +48,10 @@ class Augment:
     """Random resized crop, flip and colour jitter, determined by the sample's key; with all off, it is `Preprocess`.
 
     The crop follows Szegedy et al. 2015 (Inception, "Training Methodology"), except that its area is relative to the
-    evaluation view: the centre square for ``crop``, the whole image for ``squash`` and ``pad``.
+    evaluation view: the largest rectangle of its shape for ``crop``, the whole image for ``squash`` and ``pad``.
 
     Args:
-        image_size: Side of the square that the model sees.
+        image_size: Height and width that the model sees; one number for a square.
         resize: ``crop``, ``squash`` or ``pad``, as in evaluation.
         interpolation, crop: As in evaluation.
         min_scale: Minimum share of the area that a crop keeps, in (0, 1]. A small one may crop what captions mention.
@@ -58,7 +59,7 @@ class Augment:
         horizontal_flip: Whether to mirror half of the images.
         color_jitter: Maximum change of brightness and contrast, in [0, 1): 0.2 gives factors of 0.8 to 1.2.
     Shapes:
-        PIL image -> uint8 (3, image_size, image_size)
+        PIL image -> uint8 (3, H, W)
     Raises:
         UserError: Size, resize, interpolation or crop is invalid.
     """
@@ -66,7 +67,7 @@ class Augment:
     def __init__(
         self,
         *,
-        image_size: Count,
+        image_size: ImageSize,
         resize: str | None = None,
         interpolation: str | None = None,
         crop: Annotated[float, Range(MIN_CROP, 1)] | None = None,
@@ -75,11 +76,10 @@ class Augment:
         horizontal_flip: bool = False,
         color_jitter: Rate = 0.0,
     ) -> None:
-        self.image_size = image_size
         self.resize = "crop" if resize is None else resize
         self.interpolation = "bicubic" if interpolation is None else interpolation
         self.crop = 1.0 if crop is None else crop
-        check_geometry(image_size, self.resize, self.interpolation, self.crop)
+        self.image_size = check_geometry(image_size, self.resize, self.interpolation, self.crop)
         self.min_scale, self.min_ratio = min_scale, min_ratio
         self.horizontal_flip, self.color_jitter = horizontal_flip, color_jitter
 
@@ -100,7 +100,7 @@ class Augment:
     def __call__(self, image: Image.Image, key: tuple[int | str, ...]) -> torch.Tensor:
         """The augmented image. Equal keys, such as (seed, epoch, index), give equal results in any process."""
         if not self.drawn:
-            return square(to_rgb(image), self.image_size, self.resize, self.interpolation, self.crop)
+            return view(to_rgb(image), self.image_size, self.resize, self.interpolation, self.crop)
         return to_tensor(self.picture(image, key))
 
     def picture(self, image: Image.Image, key: tuple[int | str, ...]) -> Image.Image:
@@ -108,7 +108,7 @@ class Augment:
         image = to_rgb(image)
         drawn = self.draw(image.size, key)
         if drawn.box is None:
-            shown = square(image, self.image_size, self.resize, self.interpolation, self.crop)
+            shown = view(image, self.image_size, self.resize, self.interpolation, self.crop)
             image = Image.fromarray(np.ascontiguousarray(shown.permute(1, 2, 0).numpy()))
         else:
             image = resize_box(image, drawn.box, self.image_size, self.resize == "pad", self.interpolation)
@@ -132,7 +132,10 @@ class Augment:
 
     def _box(self, size: tuple[int, int], area: float, ratio: float, left: float, top: float) -> Box:
         """The region to crop; all four numbers are uniform in [0, 1)."""
-        base = (min(size),) * 2 if self.resize.startswith("crop") else size
+        base: tuple[float, float] = size
+        if self.resize.startswith("crop"):
+            height, width = self.image_size
+            base = min(size[0], size[1] * width / height), min(size[1], size[0] * height / width)
         scale = (self.min_scale + (1 - self.min_scale) * area) ** 0.5
         stretch = self.min_ratio ** (ratio - 0.5)  # log-uniform: wide and tall crops are equally likely
         width = min(base[0] * scale * stretch, size[0])

@@ -1,7 +1,7 @@
 """Augmentation of a batch of images on the device: the same as `ClassAugment` for each image.
 
 A worker draws the parameters of each sample by its key; the device applies them:
-    key -> row of numbers -> batch (B, NUMBERS) -> device: crop, flip, light, shift, erase -> uint8 (B, 3, S, S)
+    key -> row of numbers -> batch (B, NUMBERS) -> device: crop, flip, light, shift, erase -> uint8 (B, 3, H, W)
 """
 
 from collections.abc import Callable
@@ -41,7 +41,7 @@ def augmented(images: Tensor, numbers: Tensor, augment: Augment) -> Tensor:
     """Applies augmentation parameters to a batch.
 
     Shapes:
-        images uint8 (B, 3, H, W), numbers (B, NUMBERS) -> uint8 (B, 3, S, S), S the augmentation's image_size
+        images uint8 (B, 3, any, any), numbers (B, NUMBERS) -> uint8 (B, 3, H, W), the augmentation's image_size
     """
     if augment.min_scale < 1 or augment.min_ratio < 1:
         images = cropped(images, numbers[:, :4], augment.image_size, FILTERS[augment.interpolation])
@@ -76,14 +76,14 @@ def _cubic(x: Tensor, a: float = -0.5) -> Tensor:
 FILTERS: dict[str, Callable[[Tensor], Tensor]] = {"bilinear": _triangle, "bicubic": _cubic}
 
 
-def cropped(images: Tensor, boxes: Tensor, size: int, kernel: Callable[[Tensor], Tensor]) -> Tensor:
+def cropped(images: Tensor, boxes: Tensor, size: tuple[int, int], kernel: Callable[[Tensor], Tensor]) -> Tensor:
     """Crops and resizes with antialiasing, like Pillow: two passes, each a product with one matrix per image.
 
     Shapes:
-        images uint8 (B, 3, H, W), boxes (B, 4): left, top, right, bottom -> uint8 (B, 3, size, size)
+        images uint8 (B, 3, H, W), boxes (B, 4): left, top, right, bottom -> uint8 (B, 3, *size)
     """
-    across = _weights(boxes[:, 0], boxes[:, 2], images.shape[3], size, kernel)  # (B, size, W)
-    down = _weights(boxes[:, 1], boxes[:, 3], images.shape[2], size, kernel)  # (B, size, H)
+    across = _weights(boxes[:, 0], boxes[:, 2], images.shape[3], size[1], kernel)  # (B, size[1], W)
+    down = _weights(boxes[:, 1], boxes[:, 3], images.shape[2], size[0], kernel)  # (B, size[0], H)
     rows = _rounded(torch.einsum("bchw,bsw->bchs", images.float(), across))
     return _rounded(torch.einsum("bchs,bth->bcts", rows, down)).to(torch.uint8)
 

@@ -38,7 +38,7 @@ class ClassAugment(Augment):
         magnitude: Strength of RandAugment's operations, 0 to 30.
         erase: Share of images with a rectangle replaced by noise (Zhong et al. 2020).
     Shapes:
-        PIL image -> uint8 (3, image_size, image_size)
+        PIL image -> uint8 (3, H, W)
     Raises:
         UserError: As in Augment; or the policy is unknown, or the shift is as large as the image.
     """
@@ -56,8 +56,8 @@ class ClassAugment(Augment):
         super().__init__(**options)
         if policy is not None and policy not in POLICIES:
             raise UserError(f"policy={policy!r} is unknown; choose one of {', '.join(POLICIES)}, or null for none")
-        if pad_crop >= self.image_size:
-            raise UserError(f"pad_crop={pad_crop} is invalid; give 0 (off) to below image_size={self.image_size}")
+        if pad_crop >= min(self.image_size):
+            raise UserError(f"pad_crop={pad_crop} is invalid; give 0 (off) to below image_size={min(self.image_size)}")
         self.pad_crop, self.policy, self.erase = pad_crop, policy, erase
         self._operate = _policy(policy, num_ops, magnitude) if policy else None
 
@@ -88,13 +88,13 @@ class ClassAugment(Augment):
         """Top, left, height and width of a rectangle to erase; None if none is drawn, or none fits."""
         if rng.random() >= self.erase:
             return None
-        side = self.image_size
+        height, width = self.image_size
         for _ in range(ERASE_TRIES):
-            area = rng.uniform(*ERASED_AREA) * side * side
+            area = rng.uniform(*ERASED_AREA) * height * width
             ratio = ERASED_RATIO ** rng.uniform(-1, 1)  # log-uniform: tall and wide rectangles are equally likely
             h, w = round((area * ratio) ** 0.5), round((area / ratio) ** 0.5)
-            if 0 < h < side and 0 < w < side:
-                return int(rng.integers(side - h + 1)), int(rng.integers(side - w + 1)), h, w
+            if 0 < h < height and 0 < w < width:
+                return int(rng.integers(height - h + 1)), int(rng.integers(width - w + 1)), h, w
         return None
 
 

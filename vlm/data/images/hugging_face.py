@@ -6,6 +6,7 @@ from typing import Any
 
 from vlm.data.images.image import INTERPOLATIONS, MAX_IMAGE_SIZE, MIN_CROP, Preprocess
 from vlm.errors import UserError
+from vlm.image_size import plain, sides
 from vlm.models.pretrained.fields import REQUIRED, Fields, choice, flag, integer, number, numbers
 from vlm.models.pretrained.folder import CONFIG, Folder
 from vlm.models.timm_encoder import RESIZES
@@ -54,14 +55,14 @@ def read_preprocess(folder: Folder) -> Preprocess:
 
 def _of_timm(config: Fields) -> Preprocess:
     """As timm's own evaluation prepares images."""
-    size = int(config.read(numbers("input_size", [3, 224, 224], 3, 1, MAX_IMAGE_SIZE))[1])
+    _, height, width = map(int, config.read(numbers("input_size", [3, 224, 224], 3, 1, MAX_IMAGE_SIZE)))
     options: dict[str, Any] = {
         name: config.read(numbers(name, default, 3, 1e-6 if name == "std" else -100, 1e3))
         for name, default in (("mean", IMAGENET["image_mean"]), ("std", IMAGENET["image_std"]))
     }
     options["interpolation"] = config.read(choice("interpolation", "bicubic", {name: name for name in INTERPOLATIONS}))
     options["resize"] = config.read(choice("crop_mode", "center", RESIZES))
-    return Preprocess(image_size=size, crop=config.read(number("crop_pct", 0.875, MIN_CROP)), **options)
+    return Preprocess(image_size=(height, width), crop=config.read(number("crop_pct", 0.875, MIN_CROP)), **options)
 
 
 def _preprocess(config: Fields) -> Preprocess:
@@ -106,30 +107,40 @@ def _sides(values: Fields, kind: Mapping[str, Any]) -> dict[str, Any]:
     shown = size
     if values.read(flag("do_center_crop", False)):
         shown, _ = _size(values, "crop_size" if "crop_size" in values else "size", "squash")
-        if shown > size or (resize == "squash" and (size - shown) % 2):
-            raise ValueError(f"it crops {shown} pixels out of {size}")
+        pairs = [*zip(shown, size, strict=True)]
+        if any(kept > side or (resize == "squash" and (side - kept) % 2) for kept, side in pairs):
+            raise ValueError(f"it crops {plain(shown)} pixels out of {plain(size)}")
+        if resize == "crop_down" and shown[0] != shown[1]:
+            raise ValueError(f"it crops {plain(shown)} pixels, which are not square, without stretching the image")
     elif resize == "crop_down":
         raise ValueError("its images are not square")
     return {"image_size": shown, "resize": resize, "crop": _share(shown, size)}
 
 
-def _share(shown: int, size: int) -> float:
-    """The crop ratio, rounded so that the side is restored exactly."""
-    return next(share for share in (shown / size, nextafter(shown / size, 0)) if int(shown / share) == size)
+def _share(shown: tuple[int, int], size: tuple[int, int]) -> float:
+    """The crop ratio, rounded so that both sides are restored exactly.
+
+    Raises:
+        ValueError: The sides are not cropped by one ratio.
+    """
+    pairs = [*zip(shown, size, strict=True)]
+    for kept, side in pairs:
+        for share in (kept / side, nextafter(kept / side, 0)):
+            if all(int(one / share) == other for one, other in pairs):
+                return share
+    raise ValueError(f"it crops {plain(shown)} pixels out of {plain(size)}")
 
 
-def _size(values: Fields, name: str, plain: str) -> tuple[int, str]:
-    """The side of a square, and how images are resized to it.
+def _size(values: Fields, name: str, otherwise: str) -> tuple[tuple[int, int], str]:
+    """Height and width, and how images are resized to them.
 
     Args:
-        plain: The resizing for a plain number.
+        otherwise: The resizing for a plain number.
     """
     if not isinstance(values.values[name], Mapping):
-        return values.read(integer(name, high=MAX_IMAGE_SIZE)), plain
+        return sides(values.read(integer(name, high=MAX_IMAGE_SIZE))), otherwise
     size = values.part(name)
     if "shortest_edge" in size:
-        return size.read(integer("shortest_edge", high=MAX_IMAGE_SIZE)), "crop_down"
+        return sides(size.read(integer("shortest_edge", high=MAX_IMAGE_SIZE))), "crop_down"
     height, width = (size.read(integer(side, REQUIRED, high=MAX_IMAGE_SIZE)) for side in ("height", "width"))
-    if height != width:
-        raise ValueError(f"its images have {height} x {width} pixels and are not square")
-    return height, "squash"
+    return (height, width), "squash"

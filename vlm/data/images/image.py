@@ -25,8 +25,9 @@ from PIL import (
 )
 
 from vlm.data.images.guard import guard
-from vlm.data.images.resize import fitted, square, tiled, to_tensor
+from vlm.data.images.resize import fitted, tiled, to_tensor, view
 from vlm.errors import Count, Range, UserError, printable
+from vlm.image_size import ImageSize, plain, scaled, sides
 
 FORMATS = ("JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF", "PPM")
 # fmt: off
@@ -240,19 +241,22 @@ def _finite(band: Image.Image) -> np.ndarray:
     return values
 
 
-def check_geometry(image_size: int, resize: str, interpolation: str, crop: float) -> None:
-    """Checks preprocessing options.
+def check_geometry(image_size: ImageSize, resize: str, interpolation: str, crop: float) -> tuple[int, int]:
+    """Checks preprocessing options; returns height and width.
 
     Raises:
         UserError: An option is invalid.
     """
-    if type(image_size) is not int or not 1 <= image_size <= MAX_IMAGE_SIZE:
-        raise UserError(f"image_size={image_size!r} is invalid; it must be an integer from 1 to {MAX_IMAGE_SIZE}")
+    each = image_size if isinstance(image_size, list | tuple) and len(image_size) == 2 else [image_size]
+    if any(type(side) is not int or not 1 <= side <= MAX_IMAGE_SIZE for side in each):
+        wanted = f"an integer from 1 to {MAX_IMAGE_SIZE}, or two, height and width"
+        raise UserError(f"image_size={image_size!r} is invalid; it must be {wanted}")
     for name, value, known in (("resize", resize, RESIZES), ("interpolation", interpolation, INTERPOLATIONS)):
         if value not in known:
             raise UserError(f"{name}={value!r} is unknown; choose one of {', '.join(known)}")
     if not isinstance(crop, int | float) or not MIN_CROP <= crop <= 1:
         raise UserError(f"crop={crop!r} is invalid; it must be a number from {MIN_CROP} to 1")
+    return sides(image_size)
 
 
 def _three(name: str, values: Sequence[float]) -> list[float]:
@@ -279,20 +283,19 @@ class Preprocess:
     `vlm.training.config.preparation`), else the default.
 
     Args:
-        image_size: Side of the square that the model sees.
-        resize: ``crop`` resizes the shorter side and crops the centre (torchvision's Resize and CenterCrop);
-            ``crop_down`` is the same as in `transformers`, with half pixels rounded down; ``squash`` stretches the
-            image to the square; ``pad`` fits all of it with a grey border. Default crop.
+        image_size: Height and width that the model sees; one number for a square.
+        resize: ``crop`` resizes the image until it covers that rectangle, and crops the centre (torchvision's Resize
+            and CenterCrop); ``crop_down`` is the same as in `transformers`, with half pixels rounded down; ``squash``
+            stretches the image, as TrOCR does lines of text; ``pad`` fits all of it with a grey border. Default crop.
         mean: Mean of the three channels, for values in [0, 1].
         std: Standard deviation of the three channels.
         interpolation: A name in `INTERPOLATIONS`, always antialiased. Default bicubic.
-        crop: Share of the resized shorter side that ``crop`` and ``squash`` keep; default 1. 0.875 keeps 224 of 256
-            pixels.
+        crop: Share of each resized side that ``crop`` and ``squash`` keep; default 1. 0.875 keeps 224 of 256 pixels.
         longest_edge: Longer side that an image is resized to before, as Idefics3 does; None for no such step.
         tiles: Whether `views` cuts it into squares then.
         default_mean, default_std: Used if mean and std are None and the encoder has none.
     Shapes:
-        PIL image -> uint8 (3, image_size, image_size)
+        PIL image -> uint8 (3, H, W)
     Raises:
         UserError: An argument is invalid.
     """
@@ -300,7 +303,7 @@ class Preprocess:
     def __init__(
         self,
         *,
-        image_size: Count,
+        image_size: ImageSize,
         resize: str | None = None,
         mean: Sequence[float] | None = None,
         std: Sequence[float] | None = None,
@@ -311,12 +314,11 @@ class Preprocess:
         default_mean: Sequence[float] = (0.5, 0.5, 0.5),
         default_std: Sequence[float] = (0.5, 0.5, 0.5),
     ) -> None:
-        self.image_size = image_size
         self.resize = "crop" if resize is None else resize
         self.interpolation = "bicubic" if interpolation is None else interpolation
         self.crop = 1.0 if crop is None else crop
         self.longest_edge, self.tiles = longest_edge, tiles
-        check_geometry(image_size, self.resize, self.interpolation, self.crop)
+        self.image_size = check_geometry(image_size, self.resize, self.interpolation, self.crop)
         if longest_edge is not None and not (type(longest_edge) is int and 1 <= longest_edge <= MAX_IMAGE_SIZE):
             raise UserError(f"longest_edge={longest_edge!r} is invalid; it must be an integer up to {MAX_IMAGE_SIZE}")
         self.mean = _three("mean", default_mean if mean is None else mean)
@@ -328,7 +330,7 @@ class Preprocess:
         rgb = to_rgb(image)
         if self.longest_edge is not None:
             rgb = fitted(rgb, self.longest_edge, self.interpolation)
-        return square(rgb, self.image_size, self.resize, self.interpolation, self.crop)
+        return view(rgb, self.image_size, self.resize, self.interpolation, self.crop)
 
     def views(self, image: Image.Image) -> tuple[torch.Tensor, int, int]:
         """The squares that an image is cut into, row by row, and the whole of it last; their rows and columns.
@@ -336,13 +338,17 @@ class Preprocess:
         An image that is not cut is one square in 0 rows and columns.
 
         Shapes:
-            PIL image -> uint8 (T, 3, image_size, image_size)
+            PIL image -> uint8 (T, 3, H, W), H = W
         """
         if not self.tiles or self.longest_edge is None:
             return self(image)[None], 0, 0
         rgb = fitted(to_rgb(image), self.longest_edge, self.interpolation)
-        squares, rows, columns = tiled(rgb, self.image_size, self.interpolation)
+        squares, rows, columns = tiled(rgb, self.image_size[0], self.interpolation)
         return torch.stack([to_tensor(square) for square in squares]), rows, columns
+
+    def finer(self, longest: int) -> "Preprocess":
+        """The same of larger images, for people: of the same proportions, the longer side so long."""
+        return Preprocess(**{**self.state(), "image_size": scaled(self.image_size, longest)})
 
     def normalize(self, images: torch.Tensor) -> torch.Tensor:
         """Shapes: uint8 (B, 3, H, W) -> float32 (B, 3, H, W), on the device of the images."""
@@ -352,7 +358,7 @@ class Preprocess:
     def state(self) -> dict[str, Any]:
         """The arguments, as plain containers."""
         return {
-            "image_size": self.image_size,
+            "image_size": plain(self.image_size),
             "resize": self.resize,
             "mean": self.mean,
             "std": self.std,

@@ -1,4 +1,4 @@
-"""Resizes images to the square that a model reads."""
+"""Resizes images to the rectangle that a model reads; a shape is its height and width."""
 
 from math import ceil
 
@@ -10,31 +10,33 @@ PAD_COLOR = (128, 128, 128)
 LONG = 8  # of an image whose longer side is so many times what is kept, only that is resized, by Pillow
 
 Box = tuple[float, float, float, float]
+Shape = tuple[int, int]
 
 
-def resize_box(image: Image.Image, box: Box, image_size: int, pad: bool, interpolation: str) -> Image.Image:
-    """Crops a region of an image and resizes it to a square, with antialiasing.
+def resize_box(image: Image.Image, box: Box, shape: Shape, pad: bool, interpolation: str) -> Image.Image:
+    """Crops a region of an image and resizes it to a shape, with antialiasing.
 
     Args:
         image: An RGB image.
         box: The region (left, top, right, bottom) in pixels; may be fractional.
-        image_size: Side of the result.
+        shape: Of the result.
         pad: Whether to keep the region's proportions and add a grey border; else it is stretched.
         interpolation: A name in `INTERPOLATIONS`.
     """
     resample = Image.Resampling[interpolation.upper()]
+    high, wide = shape
     if not pad:
-        return image.resize((image_size, image_size), resample, box)
+        return image.resize((wide, high), resample, box)
     width, height = box[2] - box[0], box[3] - box[1]
-    scale = image_size / max(width, height)
+    scale = min(wide / width, high / height)
     size = max(1, round(width * scale)), max(1, round(height * scale))
-    square = Image.new("RGB", (image_size, image_size), PAD_COLOR)
-    square.paste(image.resize(size, resample, box), ((image_size - size[0]) // 2, (image_size - size[1]) // 2))
-    return square
+    canvas = Image.new("RGB", (wide, high), PAD_COLOR)
+    canvas.paste(image.resize(size, resample, box), ((wide - size[0]) // 2, (high - size[1]) // 2))
+    return canvas
 
 
-def square(image: Image.Image, image_size: int, resize: str, interpolation: str, crop: float = 1.0) -> torch.Tensor:
-    """The evaluation view of an RGB image, uint8 (3, image_size, image_size).
+def view(image: Image.Image, shape: Shape, resize: str, interpolation: str, crop: float = 1.0) -> torch.Tensor:
+    """The evaluation view of an RGB image, uint8 (3, *shape).
 
     torch resizes if it has the interpolation, four times as fast as Pillow. The result equals torchvision's Resize (and
     CenterCrop for ``crop``) of a tensor, and differs from that of a PIL image by a few grey levels.
@@ -42,19 +44,21 @@ def square(image: Image.Image, image_size: int, resize: str, interpolation: str,
     Args:
         resize: ``crop``, ``crop_down``, ``squash`` or ``pad``.
         interpolation: Pillow's name of a filter, in lower case.
-        crop: Share of the resized shorter side to keep, from the centre; ignored for ``pad``.
+        crop: Share of each resized side to keep, from the centre; ignored for ``pad``.
     """
-    side = image_size if resize == "pad" else int(image_size / crop)
-    if image.size == (image_size, image_size) and side == image_size:
+    high, wide = shape
+    whole = shape if resize == "pad" else (int(high / crop), int(wide / crop))
+    if image.size == (wide, high) and whole == shape:
         return to_tensor(image)
-    size = _resized(image, side) if resize in ("crop", "crop_down") else (side, side)
-    if resize == "pad" or interpolation not in ("bilinear", "bicubic") or max(size) > LONG * image_size:
-        box = whole_box(image) if resize == "pad" else center_box(image, size, image_size, down=resize == "crop_down")
-        return to_tensor(resize_box(image, box, image_size, resize == "pad", interpolation))
+    size = _covering(image, whole) if resize in ("crop", "crop_down") else whole[::-1]
+    long = size[0] > LONG * wide or size[1] > LONG * high
+    if resize == "pad" or interpolation not in ("bilinear", "bicubic") or long:
+        box = whole_box(image) if resize == "pad" else center_box(image, size, shape, down=resize == "crop_down")
+        return to_tensor(resize_box(image, box, shape, resize == "pad", interpolation))
     pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1)[None]  # (1, 3, H, W), its channels last in memory
     pixels = torch.nn.functional.interpolate(pixels, size[::-1], mode=interpolation, antialias=True)
-    left, top = (_start(side, image_size, down=resize == "crop_down") for side in size)
-    return pixels[0, :, top : top + image_size, left : left + image_size].contiguous()
+    left, top = (_start(*sides, down=resize == "crop_down") for sides in zip(size, (wide, high), strict=True))
+    return pixels[0, :, top : top + high, left : left + wide].contiguous()
 
 
 def fitted(image: Image.Image, longest: int, interpolation: str) -> Image.Image:
@@ -93,10 +97,12 @@ def tiled(image: Image.Image, side: int, interpolation: str) -> tuple[list[Image
     return [*cut, image.resize((side, side), resample)], rows, columns
 
 
-def _resized(image: Image.Image, side: int) -> tuple[int, int]:
-    """Width and height when the shorter side has this length, rounded like torchvision."""
-    shorter = min(image.size)
-    return int(side * image.width / shorter), int(side * image.height / shorter)
+def _covering(image: Image.Image, shape: Shape) -> tuple[int, int]:
+    """The smallest width and height of the image's proportions that cover a shape, rounded like torchvision."""
+    high, wide = shape
+    if high * image.width >= wide * image.height:
+        return int(high * image.width / image.height), high
+    return wide, int(wide * image.height / image.width)
 
 
 def whole_box(image: Image.Image) -> Box:
@@ -113,17 +119,19 @@ def _start(side: int, shown: int, *, down: bool) -> int:
     return (side - shown) // 2 if down else round((side - shown) / 2)
 
 
-def center_box(image: Image.Image, resized: tuple[int, int], image_size: int, *, down: bool = False) -> Box:
-    """The region of an image that torchvision's ``CenterCrop(image_size)`` keeps after resizing.
+def center_box(image: Image.Image, resized: tuple[int, int], shape: Shape, *, down: bool = False) -> Box:
+    """The region of an image that torchvision's ``CenterCrop(shape)`` keeps after resizing to a width and height.
 
     Like torchvision, it rounds to whole pixels of the resized image, to match models trained with it.
 
     Args:
         down: Whether to round half a pixel down, as `transformers` does.
     """
-    start = [_start(side, image_size, down=down) for side in resized]
-    left, top = (at * side / to for at, side, to in zip(start, image.size, resized, strict=True))
-    right, bottom = ((at + image_size) * side / to for at, side, to in zip(start, image.size, resized, strict=True))
+    (left, right), (top, bottom) = (
+        (start * side / to, (start + kept) * side / to)
+        for side, to, kept in zip(image.size, resized, shape[::-1], strict=True)
+        for start in [_start(to, kept, down=down)]
+    )
     return left, top, right, bottom
 
 

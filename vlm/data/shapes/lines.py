@@ -12,10 +12,12 @@ from PIL import Image, ImageDraw, ImageFont
 from vlm.data.records import Record
 from vlm.data.shapes.drawn import DrawnSource, Keys
 from vlm.errors import Count, Rate, UserError
+from vlm.image_size import ImageSize, plain, sides
 from vlm.randomness import key, numpy_rng
 
 FONTS = ("DejaVuSans", "DejaVuSans-Bold", "DejaVuSans-Oblique", "DejaVuSerif", "DejaVuSerif-Italic", "DejaVuSansMono")
-WIDTH, HEIGHT, MARGIN = 96, 32, 2  # pixels
+MARGIN = 2  # pixels
+LETTERS = (0.5, 0.7)  # sizes of the font, as shares of the image's height
 ONSETS = ("b", "c", "d", "f", "g", "h", "j", "k", "l", "m", "n", "p", "qu", "r", "s", "t", "v", "w", "x", "y", "z", "")
 VOWELS = ("a", "e", "i", "o", "u")
 CODAS = ("", "", "l", "m", "n", "r", "s", "t")
@@ -33,6 +35,7 @@ class Line(NamedTuple):
         place: Where it stands in the room that is left, from 0 to 1, across and down.
         ink, paper: Brightness from 0 to 255.
         noise: Standard deviation of each pixel, and the key that it is drawn by.
+        shape: Height and width of the image.
     """
 
     text: str
@@ -43,6 +46,7 @@ class Line(NamedTuple):
     ink: int
     paper: int
     noise: tuple[float, int]
+    shape: tuple[int, int]
 
 
 class DrawnLines(DrawnSource):
@@ -50,13 +54,14 @@ class DrawnLines(DrawnSource):
 
     Args:
         seed: Seed of all lines.
+        image_size: Height and width of the images; one number for squares.
         longest: Most characters of a line.
         numbers: Share of lines that are numbers.
         turn: Most degrees by which a line is turned, either way.
         noise: Largest standard deviation of the noise, as a share of white.
         train_lines, val_lines, test_lines: Number of lines per split (and epoch).
     Raises:
-        UserError: No word is short enough.
+        UserError: No word is short enough, or letters do not fit.
     """
 
     holds = ("image", "captions")
@@ -66,7 +71,8 @@ class DrawnLines(DrawnSource):
         self,
         *,
         seed: int,
-        longest: Count = 8,
+        image_size: ImageSize = (32, 128),
+        longest: Count = 10,
         numbers: Rate = 0.25,
         turn: float = 5.0,
         noise: Rate = 0.1,
@@ -77,6 +83,9 @@ class DrawnLines(DrawnSource):
         super().__init__(seed, {"train": train_lines, "val": val_lines, "test": test_lines})
         if longest < 4:
             raise UserError(f"data.source.longest: {longest} leaves too few words for three splits; give 4 or more")
+        self.shape = sides(image_size)
+        if min(self.shape) < 16:
+            raise UserError(f"data.source.image_size: {plain(image_size)} is too small for letters; give at least 16")
         self.longest, self.numbers, self.turn, self.noise = longest, numbers, turn, noise
 
     def sample(self, keys: Keys) -> Record:
@@ -90,12 +99,13 @@ class DrawnLines(DrawnSource):
         line = Line(
             text=text,
             font=FONTS[int(rng.integers(len(FONTS)))],
-            size=int(rng.integers(16, 23)),
+            size=int(self.shape[0] * rng.uniform(*LETTERS)),
             turn=self.turn * (2 * turn - 1),
             place=(across, down),
             ink=ink,
             paper=paper,
             noise=(255 * self.noise * noise, int(rng.integers(2**31))),
+            shape=self.shape,
         )
         known = {"captions": [text], "references": [text]}
         return Record(keys.id, known, partial(draw_line, line), read_stamp=lambda: str(line))
@@ -109,28 +119,30 @@ class DrawnLines(DrawnSource):
 
 
 def draw_line(line: Line) -> Image.Image:
-    """The image of a line, RGB, WIDTH x HEIGHT."""
-    image = Image.new("L", (WIDTH, HEIGHT), line.paper)
+    """The image of a line, RGB."""
+    high, wide = line.shape
+    image = Image.new("L", (wide, high), line.paper)
     font, left, top, width, height, edge = next(_fitting(line))
-    x = round(MARGIN + line.place[0] * (WIDTH - 2 * MARGIN - width))
-    y = round(edge + line.place[1] * (HEIGHT - 2 * edge - height))  # Pillow cuts text at a negative fraction
+    x = round(MARGIN + line.place[0] * (wide - 2 * MARGIN - width))
+    y = round(edge + line.place[1] * (high - 2 * edge - height))  # Pillow cuts text at a negative fraction
     ImageDraw.Draw(image).text((x - left, y - top), line.text, fill=line.ink, font=font)
     center = x + width / 2, y + height / 2
     turned = image.rotate(line.turn, Image.Resampling.BICUBIC, center=center, fillcolor=line.paper)
     spread, seed = line.noise
-    pixels = np.asarray(turned, np.float32) + spread * numpy_rng("noise", seed).standard_normal((HEIGHT, WIDTH))
+    pixels = np.asarray(turned, np.float32) + spread * numpy_rng("noise", seed).standard_normal(line.shape)
     return Image.fromarray(np.clip(np.rint(pixels), 0, 255).astype(np.uint8)).convert("RGB")
 
 
 def _fitting(line: Line) -> Iterator[tuple[ImageFont.FreeTypeFont, float, float, float, float, float]]:
     """Yields the font at each size at which the turned text fits, with its box and the room above and below it."""
+    high, wide = line.shape
     slope = abs(math.sin(math.radians(line.turn)))
-    for size in range(line.size, 5, -1):
+    for size in range(line.size, 3, -1):
         font = _font(line.font, size)
         left, top, right, bottom = font.getbbox(line.text)
         width, height = right - left, bottom - top
         edge = MARGIN + slope * width / 2
-        if width <= WIDTH - 2 * MARGIN and height <= HEIGHT - 2 * edge:
+        if width <= wide - 2 * MARGIN and height <= high - 2 * edge:
             yield font, left, top, width, height, edge
 
 

@@ -163,16 +163,16 @@ def _look(at: tuple[str, Split, int]) -> "Seen | str":
     return Seen(name, record.id, record.known.get("label"), image.size, image_hash(image))
 
 
-def image_faults(images: Sequence[Seen], faults: Faults, *, drawn: bool = False, image_size: int = 2 * TINY) -> None:
+def image_faults(images: Sequence[Seen], faults: Faults, *, drawn: bool = False, shorter: int = 2 * TINY) -> None:
     """Finds tiny images, and duplicates within a split, between splits or between classes.
 
     Args:
         images: All images.
         faults: Extended by the problems.
         drawn: Whether images are generated, so that near duplicates are expected.
-        image_size: Size at which the model sees them; those of small sets may be small.
+        shorter: Shorter side at which the model sees them; those of small sets may be small.
     """
-    tiny = min(TINY, image_size // 2)
+    tiny = min(TINY, shorter // 2)
     named = [f"{one.split}: {one.name}" for one in images]
     sizes = zip(named, (one.size for one in images), strict=True)
     faults.add(

@@ -8,7 +8,6 @@ from typing import Any
 from PIL import Image
 from torch import Tensor
 
-from vlm.data.images.image import Preprocess
 from vlm.errors import UserError
 from vlm.inference.attention.maps import has_class_token, read_attention, what_is_missing
 from vlm.inference.attention.picture import TILE, Band, bands_picture
@@ -67,7 +66,7 @@ class AttentionDrawing:
             raise UserError(f"{named}: {'; '.join(self.missing)}; leave it out for this model")
         self.title = BY_CLASS if has_class_token(captioner.model.encoder) else BY_PATCHES
         # What the model sees, only finer.
-        self.view = Preprocess(**{**captioner.preprocess.state(), "image_size": TILE})
+        self.view = captioner.preprocess.finer(TILE)
 
     def png(self, pixels: Tensor, caption: Any, shown: Tensor) -> bytes:
         """The picture of a caption.

@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from math import isqrt
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,7 @@ from torch import Tensor
 
 from vlm.data.images.image import Preprocess
 from vlm.data.text.tokenizer import Tokenizer
+from vlm.image_size import grid_of
 from vlm.inference.predictor import normalized
 from vlm.inference.text.text_words import words_of
 from vlm.models.encoder_decoder import VisionLanguageModel
@@ -24,7 +24,7 @@ Map = tuple[str, np.ndarray]
 
 @dataclass
 class Attention:
-    """Maps (side, side) that sum to 1, none of a kind where the model's layers do not offer it.
+    """Maps (rows, columns) that sum to 1, none of a kind where the model's layers do not offer it.
 
     Args:
         words: For each word the attention of the decoder's last layer while it was written, the mean of its heads (Xu
@@ -75,12 +75,13 @@ def read_attention(
     model.train(training)
     before = tokens_before(model.encoder)
     words: list[Map] = []
+    size = pixels.shape[-2:]
     if looked is not None and tokens:
-        grids = _grids(looked[0, -len(tokens) :], before)
+        grids = _grids(looked[0, -len(tokens) :], before, size)
         words = (
             [] if grids is None else [(word, _normal(grids[at].mean(0))) for word, at in words_of(tokens, tokenizer)]
         )
-    return Attention(words, _heads(seen[-1][0], model.encoder, before) if seen else [])
+    return Attention(words, _heads(seen[-1][0], model.encoder, before, size) if seen else [])
 
 
 def tokens_before(encoder: Any) -> int | None:
@@ -128,21 +129,24 @@ def _timm_recorded(layer: Any) -> Iterator[list[Tensor]]:
         layer.fused_attn = fused
 
 
-def _heads(weights: Tensor, encoder: Any, before: int | None) -> list[Map]:
+def _heads(weights: Tensor, encoder: Any, before: int | None, size: Sequence[int]) -> list[Map]:
     """weights (N, S, S)"""
     by_class = has_class_token(encoder)
-    grids = _grids(weights[:, 0] if by_class else weights[:, before or 0 :].mean(1), before)
+    grids = _grids(weights[:, 0] if by_class else weights[:, before or 0 :].mean(1), before, size)
     return [] if grids is None else [(f"head {n}", _normal(grid)) for n, grid in enumerate(grids, start=1)]
 
 
-def _grids(weights: Tensor, before: int | None) -> np.ndarray | None:
-    """Weights (L, S) over the encoder's states as maps (L, side, side); None if these are no square grid."""
-    cells = weights.shape[-1] - (before or 0)
-    side = isqrt(cells)
-    spare = cells - side * side
-    if side == 0 or spare > (before is None):
-        return None
-    return weights[:, -side * side :].float().cpu().numpy().reshape(-1, side, side)
+def _grids(weights: Tensor, before: int | None, size: Sequence[int]) -> np.ndarray | None:
+    """Weights (L, S) over the encoder's states as maps (L, rows, columns); None if these are no grid of the image.
+
+    Args:
+        size: Height and width of the image.
+    """
+    height, width = size
+    for first in (0, 1) if before is None else (before,):
+        if grid := grid_of(weights.shape[-1] - first, (height, width)):
+            return weights[:, first:].float().cpu().numpy().reshape(-1, *grid)
+    return None
 
 
 def _normal(weights: np.ndarray) -> np.ndarray:
@@ -162,8 +166,8 @@ def what_is_missing(model: VisionLanguageModel, images: Tensor) -> list[str]:
     looked = model.decoder.attention(torch.zeros(1, 1, dtype=torch.long, device=images.device), context)
     if looked is None:
         missing.append("the decoder attends to no image, so there are no maps of words")
-    elif _grids(looked[0], before) is None:
-        missing.append("the encoder's states are no square grid, so there are no maps of words")
-    if not seen or not _heads(seen[-1][0], model.encoder, before):
+    elif _grids(looked[0], before, images.shape[-2:]) is None:
+        missing.append("the encoder's states are no grid, so there are no maps of words")
+    if not seen or not _heads(seen[-1][0], model.encoder, before, images.shape[-2:]):
         missing.append("the encoder's attention cannot be read, so there are no maps of its heads")
     return missing

@@ -10,9 +10,10 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from vlm.errors import printable
+from vlm.image_size import scaled
 from vlm.inference.attention.maps import Map
 
-TILE, GAP = 128, 20  # pixels of a picture, and of the space above it for its word
+TILE, GAP = 128, 20  # pixels of a picture's longer side, and of the space above it for its word
 GLOW = np.array([110.0, 75.0, 10.0])  # added in full where the weight is the largest
 Band = tuple[str, Sequence[Map]]
 
@@ -34,9 +35,10 @@ def bands_picture(pixels: Tensor, bands: Sequence[Band], *, columns: int = 6) ->
         pixels: uint8 (3, H, W).
     """
     image = pixels.permute(1, 2, 0).cpu().numpy()  # (H, W, 3)
+    high, wide = scaled(image.shape[:2], TILE)
     letters, lines = font(14), list(_lines(bands, columns))
-    width = columns * (TILE + GAP) + GAP
-    height = sum(GAP + 4 if isinstance(line, str) else TILE + 2 * GAP for line in lines)
+    width = columns * (wide + GAP) + GAP
+    height = sum(GAP + 4 if isinstance(line, str) else high + 2 * GAP for line in lines)
     sheet = Image.new("RGB", (width, height), "white")
     draw, top = ImageDraw.Draw(sheet), 0
     for line in lines:
@@ -45,11 +47,11 @@ def bands_picture(pixels: Tensor, bands: Sequence[Band], *, columns: int = 6) ->
             top += GAP + 4
             continue
         for place, (word, weights) in enumerate(line):
-            left = GAP + place * (TILE + GAP)
+            left = GAP + place * (wide + GAP)
             shown = Image.fromarray(image if weights is None else _lit(image, weights))
-            sheet.paste(shown.resize((TILE, TILE), Image.Resampling.LANCZOS), (left, top + GAP))
-            draw.text((left + TILE // 2, top + GAP // 2), printable(word), fill="black", font=letters, anchor="mm")
-        top += TILE + 2 * GAP
+            sheet.paste(shown.resize((wide, high), Image.Resampling.LANCZOS), (left, top + GAP))
+            draw.text((left + wide // 2, top + GAP // 2), printable(word), fill="black", font=letters, anchor="mm")
+        top += high + 2 * GAP
     out = io.BytesIO()
     sheet.save(out, "PNG")
     return out.getvalue()

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vlm.errors import UserError
+from vlm.image_size import plain
 
 REQUIRED: Any = object()  # default of a field that a file has to state
 
@@ -82,6 +83,17 @@ def square(name: str, default: Any) -> Entry:
         return sides[0]
 
     return Entry(name, default, "the side of a square, from 1 to 4096", read)
+
+
+def image_size(name: str, default: Any) -> Entry:
+    """The side of square images, or their height and width."""
+
+    def read(value: Any) -> int | list[int]:
+        each = value if type(value) is list and len(value) == 2 else [value]
+        height, width = (each * 2)[:2]
+        return plain((_within(height, (int,), 1, 4096), _within(width, (int,), 1, 4096)))
+
+    return Entry(name, default, "a side, or height and width, from 1 to 4096", read)
 
 
 def _within(value: Any, kinds: tuple[type, ...], low: Any, high: Any) -> Any:

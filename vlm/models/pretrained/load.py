@@ -17,7 +17,7 @@ from vlm.errors import UserError
 from vlm.models.decoder import Decoder
 from vlm.models.pretrained.folder import Folder
 from vlm.models.pretrained.report import grouped
-from vlm.models.pretrained.sizes import grid_side, sizes_built
+from vlm.models.pretrained.sizes import sizes_built
 from vlm.models.pretrained.stack import LAYER, Part, Weight, WeightMap, prefixed, weight_map
 from vlm.models.projector import ProjectedEncoder
 from vlm.models.vit import ViT
@@ -128,11 +128,11 @@ class _Placed:
             yield f"{folder}: left over: rows {sizes['max_len']} to {rows - 1} of {other}"
 
     def weights(self, stored: Iterable[str]) -> WeightMap:
-        stack, _, prefix = self.part
+        stack, config, prefix = self.part
         own, theirs = self._inside(stored)
         weights = stack.weights(self.module, {name.removeprefix(theirs) for name in own if name.startswith(theirs)})
         if POSITIONS in weights:
-            weights[POSITIONS] = _fitted(self.module, weights[POSITIONS])
+            weights[POSITIONS] = _fitted(self.module, weights[POSITIONS], stack.arguments(config).get("image_size"))
         head = _complete(weight_map(stack.head, self.module.state_dict(), own), own)
         if "vocabulary_head.own.weight" in head:  # then it is not that of the embedding
             head.pop("token_embed.weight", None)
@@ -156,13 +156,17 @@ class _Placed:
         return own, stack.prefix if any(name.startswith(stack.prefix) for name in own) else ""
 
 
-def _fitted(module: nn.Module, weight: Weight) -> Weight:
-    """Positions, interpolated to the grid of a ViT's images; learned ones of a text, as many as ours may have."""
+def _fitted(module: nn.Module, weight: Weight, image_size: Any) -> Weight:
+    """Positions, interpolated to the grid of a ViT's images; learned ones of a text, as many as ours may have.
+
+    Args:
+        image_size: Of the images that a ViT's are for.
+    """
 
     def read(*tables: Tensor) -> Tensor:
         rows = weight.read(*tables)
         if isinstance(module, ViT):
-            return regridded(rows, grid_side(module), before=module.leading)
+            return regridded(rows, module.grid, before=module.leading, image_size=image_size)
         return rows[: module.max_len] if isinstance(module.positions, LearnedPositions) else rows
 
     return weight._replace(read=read)

@@ -4,6 +4,7 @@ from typing import Any
 
 from torch import nn
 
+from vlm.image_size import plain as plain_size
 from vlm.models.decoder import Decoder
 from vlm.models.text_encoder import TextEncoder
 from vlm.models.timm_encoder import TimmEncoder
@@ -61,11 +62,6 @@ def _image_sizes(vit: ViT) -> dict[str, Any]:
     if isinstance(vit.patch_embed, PatchEmbed):
         sizes["patch_size"] = vit.patch_embed.kernel_size[0]
         if _positions(vit.positions) == "learned":  # else a ViT takes images of any size
-            sizes["image_size"] = sizes["patch_size"] * grid_side(vit)
+            rows, columns = vit.grid
+            sizes["image_size"] = plain_size((sizes["patch_size"] * rows, sizes["patch_size"] * columns))
     return sizes
-
-
-def grid_side(vit: ViT) -> int:
-    """Patches along a side of the images that a ViT with learned positions takes."""
-    cells = len(vit.positions.weight) - vit.leading  # type: ignore[arg-type]
-    return round(cells**0.5)

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from vlm.image_size import ImageSize, plain
 from vlm.models.pretrained.architecture import Spec, spec_of
 from vlm.models.pretrained.fields import Fields
 from vlm.models.pretrained.folder import Folder
@@ -23,7 +24,7 @@ class Specified(NamedTuple):
     parts: Mapping[str, Spec]
 
 
-def specify(folder: Folder, *, image_size: int | None = None) -> Specified:
+def specify(folder: Folder, *, image_size: ImageSize | None = None) -> Specified:
     """The model of a folder.
 
     Args:
@@ -38,13 +39,13 @@ def specify(folder: Folder, *, image_size: int | None = None) -> Specified:
     return Specified(task, build(folder.config, parts), parts)
 
 
-def _spec(part: Part, image_size: int | None) -> Spec:
+def _spec(part: Part, image_size: ImageSize | None) -> Spec:
     stack, config, _ = part
     sizes = arguments_of(stack, config)
     if "mlp_ratio" in sizes:
         sizes["mlp_ratio"] = _ratio(round(sizes["mlp_ratio"] * sizes["dim"]), sizes["dim"])
     if stack.regrids and image_size is not None:
-        sizes["image_size"] = image_size
+        sizes["image_size"] = plain(image_size)
     return spec_of(stack.kind.__name__, **sizes)
 
 

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from vlm.errors import UserError
-from vlm.models.pretrained.fields import Entry, Fields, choice, integer, number, square
+from vlm.image_size import sides
+from vlm.models.pretrained.fields import Entry, Fields, choice, image_size, integer, number, square
 from vlm.models.pretrained.sizes import plain
 from vlm.models.vit import ViT
 
@@ -45,7 +46,7 @@ SIZES: dict[str, Any] = {
     "norm_eps": number("layer_norm_eps", 1e-12),
 }
 IMAGE_SIZES: dict[str, Any] = {
-    "image_size": square("image_size", 224),
+    "image_size": image_size("image_size", 224),
     "patch_size": square("patch_size", 16),
     "class_token": True,
     "distillation_token": False,
@@ -188,7 +189,7 @@ class Stack:
             raise config.fault(self.sizes["num_heads"].name, f"which does not divide the width of {sizes['dim']}")
         if sizes["num_kv_heads"] is not None and sizes["num_heads"] % sizes["num_kv_heads"]:
             raise config.fault(self.sizes["num_kv_heads"].name, f"which does not divide {sizes['num_heads']} heads")
-        if sizes.get("image_size", 0) % sizes.get("patch_size", 1):
+        if any(side % sizes.get("patch_size", 1) for side in sides(sizes.get("image_size", 0))):
             raise config.fault("patch_size", f"which does not divide image_size={sizes['image_size']}")
         return plain(sizes | self.more(sizes, config))
 

@@ -32,8 +32,7 @@ def encode_with_photos(
         texts of B samples, pixels uint8 (B, 3, H, W) -> states (B, S + cells, D)
     """
     if pixels is None:
-        size, weight = preprocess.image_size, next(model.parameters())
-        images = weight.new_zeros(len(texts.counts), 3, size, size)
+        images = next(model.parameters()).new_zeros(len(texts.counts), 3, *preprocess.image_size)
     else:
         images = normalized(model, preprocess, pixels)
     return encode_texts(model, texts, images=images)

@@ -6,6 +6,7 @@ from typing import Any, cast
 
 import lightning as L
 
+from vlm.image_size import ImageSize, plain, sides
 from vlm.io.terminal import folded
 from vlm.training.step.optim import total_steps
 from vlm.training.step.step import accumulates
@@ -72,14 +73,17 @@ def _advice(trainer: L.Trainer, task: Task, *, step: float, epoch: float, waits:
     size = getattr(getattr(task, "preprocess", None), "image_size", 0)
     patches = _patches(task, size)
     if patches > FEW_PATCHES:
-        half = -(-size // 32) * 16
-        yield f"data.image_size={half} ({patches * half**2 // size**2} patches of an image instead of {patches})"
+        height, width = sides(size)
+        half = -(-height // 32) * 16, -(-width // 32) * 16
+        fewer = patches * half[0] * half[1] // (height * width)
+        text = str(plain(half)).replace(" ", "")
+        yield f"data.image_size={text} ({fewer} patches of an image instead of {patches})"
     by_epochs = (trainer.max_epochs or -1) > 0 and epoch <= LONG
     most = f"max_epochs={int(LONG / epoch)}" if by_epochs else f"max_steps={int(LONG / step)}"
     yield f"trainer.{most} ({duration(LONG)})"
 
 
-def _patches(task: Task, image_size: int) -> int:
+def _patches(task: Task, image_size: ImageSize) -> int:
     """Number of states that the model makes of an image; 0 if it is not known."""
     from vlm.models.flop import model_flop
 

@@ -162,11 +162,17 @@ def patch_faults(config: dict[str, Any]) -> list[str]:
     """An error if images are smaller than a patch of the model."""
     size = select(config, "data.preprocess.image_size")
     patches = {key: value for key, value in walk(config["model"], "model") if key.endswith(".patch_size")}
+    least = min(whole_numbers(size), default=None)
     return [
         f"data.preprocess.image_size: {size} is smaller than {key}, {patch}; change one of them"
         for key, patch in patches.items()
-        if isinstance(size, int) and isinstance(patch, int) and size < patch
+        if least is not None and isinstance(patch, int) and least < patch
     ]
+
+
+def whole_numbers(size: Any) -> list[int]:
+    """A number, or those of a list such as height and width; none of what is neither."""
+    return [one for one in (size if isinstance(size, list | tuple) else [size]) if isinstance(one, int)]
 
 
 def size_faults(value: Any, path: str) -> Iterator[str]:
@@ -175,9 +181,9 @@ def size_faults(value: Any, path: str) -> Iterator[str]:
         return
     for whole, part in (("dim", "num_heads"), ("image_size", "patch_size")):
         size, divisor = value.get(whole), value.get(part)
-        if not isinstance(size, int) or not isinstance(divisor, int) or value.get("head_dim"):
+        if not isinstance(divisor, int) or value.get("head_dim"):
             continue
-        if size % divisor:
+        if any(side % divisor for side in whole_numbers(size)):
             yield f"{path}{part}: {divisor} does not divide {whole}, {size}; change one of them"
     for name, child in value.items():
         yield from size_faults(child, f"{path}{name}.")

@@ -1,10 +1,12 @@
 """The config to evaluate a model without a run: a Hugging Face folder, or an imported one."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from math import gcd
 from typing import Any
 
 from vlm.config.compose import compose
 from vlm.errors import UserError
+from vlm.image_size import sides
 from vlm.training.config.check import check
 
 LONGEST = 1024  # tokens of a text that is scored, where a model reads more
@@ -38,7 +40,8 @@ def foreign_config(path: str, about: Mapping[str, Any], overrides: Sequence[str]
 def _sizes(about: Mapping[str, Any]) -> Iterator[str]:
     if "preprocess" in about:
         size = about["preprocess"]["image_size"]
-        yield from (f"data.image_size={size}", f"model.encoder.patch_size={size}")  # of the task's own model, unused
+        yield f"data.image_size={str(size).replace(' ', '')}"
+        yield f"model.encoder.patch_size={gcd(*sides(size))}"  # of the task's own model, unused
     lengths = [*_found(about["model"], "max_len")]
     if lengths:
         yield f"data.max_len={min(about.get('max_len', LONGEST), LONGEST, *lengths)}"

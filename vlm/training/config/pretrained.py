@@ -179,6 +179,6 @@ def _plain(place: str, args: Mapping[str, Any], without: Sequence[str]) -> Itera
 
 def of_preprocess(state: Mapping[str, Any]) -> Iterator[str]:
     """The preprocessing of images."""
-    yield f"data.image_size={state['image_size']}"
+    yield f"data.image_size={str(state['image_size']).replace(' ', '')}"
     yield from (f"++data.preprocess.{name}=[{','.join(map(str, state[name]))}]" for name in ("mean", "std"))
     yield from (f"++data.preprocess.{name}={state[name]}" for name in ("resize", "interpolation", "crop"))

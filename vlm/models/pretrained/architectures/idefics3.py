@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vlm.image_size import sides
 from vlm.models.pretrained.architecture import Architecture, ImageText, Model, Spec, spec_of
 from vlm.models.pretrained.architectures.llama import LLAMA
 from vlm.models.pretrained.architectures.llava import TEXT, VISION, head, inside, stack_of
@@ -53,8 +54,11 @@ def vision(config: Fields) -> Part:
     """
     inner = config.part("vision_config")
     sizes = IDEFICS3_VISION.arguments(inner)
-    if sizes["image_size"] // sizes["patch_size"] % (joined := config.read(SHUFFLE)):
-        cells = f"{sizes['image_size'] // sizes['patch_size']} patches a side"
+    height, width = sides(sizes["image_size"])
+    if height != width:
+        raise inner.fault("image_size", "not of the squares that images are cut into")
+    if height // sizes["patch_size"] % (joined := config.read(SHUFFLE)):
+        cells = f"{height // sizes['patch_size']} patches a side"
         raise config.fault(SHUFFLE.name, f"{joined} does not divide {cells}")
     return Part(IDEFICS3_VISION, inner, VISION)
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import nn
 
+from vlm.image_size import plain
 from vlm.models.pretrained.architecture import Architecture
 from vlm.models.pretrained.fields import REQUIRED, Fields, numbers, text
 from vlm.models.pretrained.stack import Part, Stack, Weight, WeightMap
@@ -31,9 +32,9 @@ class TimmStack(Stack):
         name = config.read(text("architecture", REQUIRED)).partition(".")[0]  # after the dot stands what weights it has
         stated = config.part("pretrained_cfg")
         channels, height, width = stated.read(numbers("input_size", [3, 224, 224], 3, 1, 4096))
-        if (channels, height) != (3, width):
-            raise stated.fault("input_size", "not of square images in three channels")
-        return {"name": name, "dim": None, "image_size": height}
+        if channels != 3:
+            raise stated.fault("input_size", "not of images in three channels")
+        return {"name": name, "dim": None, "image_size": plain((height, width))}
 
     def weights(self, module: nn.Module, stored: Collection[str] = ()) -> WeightMap:
         return {

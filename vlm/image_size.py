@@ -1,0 +1,35 @@
+"""Sizes of images: a whole number is the side of a square, two are height and width."""
+
+from vlm.errors import Count
+
+ImageSize = Count | tuple[Count, Count]
+
+
+def sides(size: ImageSize) -> tuple[int, int]:
+    """Height and width."""
+    height, width = (size, size) if isinstance(size, int) else size
+    return height, width
+
+
+def plain(size: ImageSize) -> int | list[int]:
+    """The size as configs and checkpoints hold it."""
+    height, width = sides(size)
+    return height if height == width else [height, width]
+
+
+def shown(size: ImageSize) -> str:
+    """The size in words: 64 x 512."""
+    return "{} x {}".format(*sides(size))
+
+
+def scaled(size: ImageSize, longest: int) -> tuple[int, int]:
+    """The size with the same proportions whose longer side is so long."""
+    height, width = sides(size)
+    return max(1, round(longest * height / max(height, width))), max(1, round(longest * width / max(height, width)))
+
+
+def grid_of(cells: int, size: ImageSize) -> tuple[int, int] | None:
+    """Rows and columns of so many square cells that cover an image of a size; None if there is no such grid."""
+    height, width = sides(size)
+    rows, columns = round((cells * height / width) ** 0.5), round((cells * width / height) ** 0.5)
+    return (rows, columns) if cells > 0 and rows * columns == cells else None
