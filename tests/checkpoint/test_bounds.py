@@ -16,6 +16,7 @@ from vlm.training.run.fit import main as train
 STATED = {
     "encoder.image_size=96000": ("model.args.encoder.args.image_size", 96000),
     "preprocess.image_size=96000": ("preprocess.image_size", 96000),
+    "preprocess.image_size=[64, 96000]": ("preprocess.image_size", [64, 96000]),
     "max_tokens=-1": ("max_tokens", -1),
     "decoder.depth=10^7": ("model.args.decoder.args.depth", 10**7),
     "decoder.max_len=-1": ("model.args.decoder.args.max_len", -1),

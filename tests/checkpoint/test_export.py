@@ -68,7 +68,7 @@ def captioner(folder: Path, *, kind: str = "bpe", token: bool = False, resize: s
         "task": "captioning",
         "model": {"name": "VisionLanguageModel", "args": spec},
         "tokenizer": own.state(),
-        "preprocess": Preprocess(image_size=24, resize=resize, crop=changes.get("crop")).state(),
+        "preprocess": Preprocess(image_size=encoder["image_size"], resize=resize, crop=changes.get("crop")).state(),
         "max_tokens": 14,
         "scores": {"val/cider": 1.25, "val/cider@low": 1.0, "val/cider@high": 1.5, "val/cider@shuffled": 0.25},
         "origin": "test",
@@ -105,6 +105,7 @@ def even(path: str) -> bool:
         {"kind": "bytes", "resize": "squash", "crop": 0.8},
         {"kind": "unigram", "decoder": {"activation": "gelu_tanh"}, "encoder": {"activation": "relu"}},
         {"token": True, "encoder": {"dim": 12}, "kind": "unigram-bare"},
+        {"token": True, "resize": "squash", "encoder": {"image_size": [16, 40]}},
     ],
     ids=str,
 )
@@ -113,7 +114,8 @@ def test_transformers_writes_what_we_write(tmp_path: Path, options: dict) -> Non
     assert command(["export", str(folder), "-c", str(path), "--to", "huggingface"]) == 0
     ours = load_model(read(path))
     other = transformers.VisionEncoderDecoderModel.from_pretrained(folder).eval()
-    images, tokens = torch.randn(3, 3, 24, 24), torch.randint(3, ours.decoder.token_embed.num_embeddings, (3, 9))
+    size = options.get("encoder", {}).get("image_size", [24, 24])
+    images, tokens = torch.randn(3, 3, *size), torch.randint(3, ours.decoder.token_embed.num_embeddings, (3, 9))
     with torch.no_grad():
         expected = ours.head(ours(images, tokens))
         found = other(pixel_values=images, decoder_input_ids=tokens).logits

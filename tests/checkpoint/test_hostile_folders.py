@@ -173,7 +173,10 @@ def of_images(kind: Kind) -> Iterator[tuple[str, Case]]:
     yield "no preprocessing", (lambda f: (f / IMAGES).unlink(), "has no preprocessor_config.json")
     oblong = {"size": {"height": 24, "width": 30}}
     yield "other images", (lambda f: edit(f, IMAGES, **undivided), "images of 30 pixels, its model reads 24|not divide")
-    yield "oblong images", (lambda f: edit(f, IMAGES, **oblong), r"24 pixels out of \[24, 30\]|images of \[24, 30\]|not divide")
+    yield (
+        "oblong images",
+        (lambda f: edit(f, IMAGES, **oblong), r"24 pixels out of \[24, 30\]|images of \[24, 30\]|not divide"),
+    )
     yield (
         "giant resize",
         (

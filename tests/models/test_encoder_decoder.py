@@ -192,6 +192,18 @@ def test_every_model_is_tried_here():
     assert set(models()) == set(BUILDERS)
 
 
+def test_joined_states_are_the_squares_of_a_rectangle():
+    """Of 4 x 8 cells, 2 x 2 neighbours become one: those at the same places of a picture of the cells' numbers."""
+    projector = LinearProjector(context_dim=1, dim=4, shuffle=2, image_size=(64, 128))
+    projector.fc.weight.data, projector.fc.bias.data = torch.eye(4), torch.zeros(4)
+    numbers = torch.arange(32.0).view(4, 8)
+    found = projector(numbers.view(1, 32, 1))[0]  # (8, 4)
+    squares = [numbers[y : y + 2, x : x + 2].flatten() for y in (0, 2) for x in (0, 2, 4, 6)]
+    assert torch.equal(found, torch.stack(squares))
+    with pytest.raises(UserError, match="32 states of an image are no grid"):
+        LinearProjector(context_dim=1, dim=4, shuffle=2)(numbers.view(1, 32, 1))
+
+
 @pytest.mark.parametrize("build", CASES)
 def test_every_parameter_gets_a_gradient(build, scramble):
     model = scramble(build())  # some backbones start with branches that are switched off

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from vlm.models.vit import ViT
+from vlm.nn.image_size import sides
 from vlm.nn.position import (
     LearnedPositions,
     LearnedPositionsEachLayer,
@@ -154,7 +155,21 @@ def test_drop_path_grows_with_depth():
     assert [block.drop_path.rate for block in vit.blocks] == pytest.approx([0, 0.1, 0.2])
 
 
+def test_patches_of_a_rectangle_are_its_rows_from_left_to_right():
+    model = ViT(image_size=(16, 40), patch_size=8, dim=12, depth=1, num_heads=3)
+    image = torch.randn(1, 3, 16, 40)
+    cut = [image[0, :, y : y + 8, x : x + 8] for y in range(0, 16, 8) for x in range(0, 40, 8)]
+    layer = model.patch_embed
+    truth = torch.stack([layer.weight.flatten(1) @ patch.flatten() + layer.bias for patch in cut])
+    torch.testing.assert_close(layer(image).flatten(2)[0].T, truth, rtol=0, atol=1e-5)
+    table = model.positions.weight.unflatten(0, (2, 5))
+    assert torch.equal(table[:, :, :6], table[:1, :, :6].expand(2, -1, -1))  # sines and cosines of the column
+    assert torch.equal(table[:, :, 6:], table[:, :1, 6:].expand(-1, 5, -1))  # of the row
+
+
 def test_patches_must_fill_the_image():
+    with pytest.raises(ValueError, match=r"8 does not divide image_size \[24, 30\]"):
+        ViT(**SIZES | {"image_size": (24, 30)})
     with pytest.raises(ValueError, match="7 does not divide image_size 24"):
         ViT(**SIZES | {"patch_size": 7})
 

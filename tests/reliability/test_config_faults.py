@@ -29,6 +29,8 @@ CAPTIONING = [
     (["callbacks.bad_samples.limti=1"], ["callbacks.bad_samples.limti", "did you mean limit?"]),
     (["model.encoder.num_heads=5"], ["model.encoder.num_heads", "does not divide dim"]),
     (["model.encoder.patch_size=15"], ["patch_size", "does not divide image_size"]),
+    (["data=drawn_lines", "data.image_size=[32,100]"], ["patch_size: 8 does not divide image_size, [32, 100]"]),
+    (["data.image_size=[32,64,3]"], ["data.image_size: [32, 64, 3]", "expected int | tuple[int, int]"]),
     (["data.batch_size=0"], ["data.batch_size", "at least 1"]),
     (["data.max_len=0"], ["data.max_len", "at least 3"]),
     (["tokenizer.vocab_size=7"], ["tokenizer.vocab_size", "raise it"]),

@@ -20,9 +20,9 @@ from vlm.data.images.image import Preprocess
 from vlm.data.text.export import tokenizer_files
 from vlm.data.text.tokenizer import tokenizer_from_state
 from vlm.errors import UserError
-from vlm.image_size import shown
 from vlm.models.pretrained.export import described
 from vlm.models.pretrained.folder import OWN
+from vlm.nn.image_size import shown
 
 FORMS = ("huggingface", "safetensors")
 WEIGHTS = "model.safetensors"

@@ -17,11 +17,11 @@ from vlm.data.text.library import JsonTokenizer
 from vlm.data.text.prompt_form import read_form, read_text_form
 from vlm.data.text.tokenizer_base import Tokenizer
 from vlm.errors import UserError
-from vlm.image_size import ImageSize, plain, sides
 from vlm.models.pretrained.architecture import Spec, class_names
 from vlm.models.pretrained.folder import Folder
 from vlm.models.pretrained.load import hugging_face_state
 from vlm.models.pretrained.specification import Specified, specify
+from vlm.nn.image_size import ImageSize, plain, sides
 
 NAMED = ("classification", "text_classification", "tagging")  # tasks with classes
 LONGEST_TEXT = 256  # tokens that a model writes after a prompt, by default

@@ -9,8 +9,8 @@ from typing import Any
 from vlm.checkpoint.load import weights
 from vlm.checkpoint.stored import interpolated
 from vlm.config.tree import resolve
-from vlm.image_size import shown
 from vlm.io.shell import shell_line
+from vlm.nn.image_size import shown
 
 PIPELINES = {
     "captioning": "image-to-text",

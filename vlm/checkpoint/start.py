@@ -15,11 +15,11 @@ from vlm.checkpoint.base import best
 from vlm.checkpoint.load import locate, read, weights
 from vlm.data.text.token_check import check_tokens
 from vlm.errors import UserError
-from vlm.image_size import ImageSize
 from vlm.models.pretrained.folder import Folder
 from vlm.models.pretrained.load import load_hugging_face
 from vlm.models.pretrained.opened import is_published, opened
 from vlm.models.pretrained.report import grouped
+from vlm.nn.image_size import ImageSize
 from vlm.nn.position import GridPositions, regridded
 
 

@@ -6,13 +6,13 @@ import torch
 from torch import Tensor, nn
 
 from vlm.errors import Count, Injected, Rate
-from vlm.image_size import ImageSize
 from vlm.models.context import Context
 from vlm.models.flop import Counted, Flop, encoder_flop, measured
 from vlm.models.frozen_features import Features, encode
 from vlm.nn.attention import CrossAttention
 from vlm.nn.blocks import Block, BlockConfig
 from vlm.nn.dropout import Dropout
+from vlm.nn.image_size import ImageSize
 
 Pool = Literal["mean", "class", "attention", "attention_mlp", "class_mean", "distilled"]
 PAIRS = ("class_mean", "distilled")  # poolings that concatenate two vectors

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from vlm.errors import Count, Injected, Range
-from vlm.image_size import ImageSize
 from vlm.models.context import PLACE, Context
 from vlm.models.flop import Flop, decoder_flop
 from vlm.models.fusion import Prefix
@@ -17,6 +16,7 @@ from vlm.models.text_decoder import TextDecoder
 from vlm.nn.attention import changing_lengths, recorded
 from vlm.nn.blocks import BlockConfig, BlockOptions, DecoderBlock, init_weights
 from vlm.nn.dropout import Dropout
+from vlm.nn.image_size import ImageSize
 from vlm.nn.mask import Mask, as_bias, causal_tail, with_prefix, within_segments
 from vlm.nn.position import NO_POSITIONS, LearnedPositions, PositionInfo, Positions, positions_within
 from vlm.nn.step.block import StepBlock, StepInputs

@@ -9,13 +9,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vlm.errors import Count
-from vlm.image_size import ImageSize
 from vlm.models.classifier import PAIRS, Pool, attention_pool, check_pool, pool_states
 from vlm.models.context import Context
 from vlm.models.decoder import Decoder
 from vlm.models.flop import Flop, encoder_flop, measured
 from vlm.models.frozen_features import Features, encode
 from vlm.models.text_encoder import TextEncoder
+from vlm.nn.image_size import ImageSize
 from vlm.nn.position import positions_within
 
 TEMPERATURE = 0.07  # initial value

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 from torch import Tensor, nn
 
-from vlm.image_size import ImageSize
 from vlm.models.context import Context, concat_batches, concat_states
 from vlm.models.flop import Flop, encoder_flop, learns
 from vlm.models.frozen_features import Features, encode
 from vlm.models.text_decoder import TextDecoder
+from vlm.nn.image_size import ImageSize
 from vlm.nn.vocabulary_loss import Head
 
 AT_ONCE = 8  # batch size of the encoder on a CPU

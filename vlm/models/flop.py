@@ -11,9 +11,9 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from vlm.image_size import ImageSize, sides
 from vlm.models.context import Context
 from vlm.models.frozen_features import frozen_part, projects
+from vlm.nn.image_size import ImageSize, sides
 
 
 @dataclass(frozen=True)

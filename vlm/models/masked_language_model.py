@@ -5,12 +5,12 @@ from dataclasses import replace
 from torch import Tensor, nn
 
 from vlm.errors import Injected
-from vlm.image_size import ImageSize
 from vlm.models.flop import Flop
 from vlm.models.heads import VocabularyHead
 from vlm.models.recurrent import RecurrentEncoder
 from vlm.models.text_encoder import TextEncoder
 from vlm.nn.blocks import Activation
+from vlm.nn.image_size import ImageSize
 from vlm.nn.vocabulary_loss import Head
 
 

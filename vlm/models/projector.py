@@ -5,9 +5,9 @@ from typing import Literal
 from torch import Tensor, nn
 
 from vlm.errors import Count, UserError
-from vlm.image_size import ImageSize, grid_of
 from vlm.models.context import Context
 from vlm.nn.blocks import ACTIVATIONS
+from vlm.nn.image_size import ImageSize, grid_of
 
 
 class LinearProjector(nn.Module):

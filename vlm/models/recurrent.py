@@ -7,12 +7,12 @@ import torch
 from torch import Tensor, nn
 
 from vlm.errors import Count, Injected, Rate
-from vlm.image_size import ImageSize
 from vlm.models.context import Context
 from vlm.models.flop import Flop
 from vlm.models.heads import VocabularyHead
 from vlm.models.text_decoder import HiddenStateDecoder
 from vlm.nn.dropout import Dropout
+from vlm.nn.image_size import ImageSize
 from vlm.nn.recurrent import LAYERS, Cell, ScaledEmbedding, open_forget_gates, reversed_texts, run_texts
 from vlm.nn.step.hidden_state import HiddenState
 from vlm.nn.step.state import ReadContext

@@ -6,13 +6,13 @@ import torch
 from torch import Tensor, nn
 
 from vlm.errors import Count, Injected, Rate
-from vlm.image_size import ImageSize
 from vlm.models.classifier import Pool, PoolingClassifier
 from vlm.models.context import Context
 from vlm.models.flop import Flop
 from vlm.models.recurrent import RecurrentEncoder
 from vlm.models.text_encoder import TextEncoder
 from vlm.nn.dropout import Dropout
+from vlm.nn.image_size import ImageSize
 
 
 class SequenceClassifier(PoolingClassifier):

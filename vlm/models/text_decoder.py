@@ -6,10 +6,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from vlm.image_size import ImageSize
 from vlm.models.context import Context
 from vlm.models.flop import Flop
 from vlm.models.heads import VocabularyHead
+from vlm.nn.image_size import ImageSize
 from vlm.nn.step.hidden_state import HiddenState
 from vlm.nn.step.state import ReadContext, State
 from vlm.nn.vocabulary_loss import Head

@@ -6,12 +6,12 @@ import torch
 from torch import Tensor, nn
 
 from vlm.errors import Count, Injected, Range, Rate
-from vlm.image_size import ImageSize
 from vlm.models.context import Context
 from vlm.models.flop import Flop, text_flop
 from vlm.nn.attention import changing_lengths
 from vlm.nn.blocks import Block, BlockConfig, BlockOptions, init_weights
 from vlm.nn.dropout import Dropout
+from vlm.nn.image_size import ImageSize
 from vlm.nn.mask import Mask, within
 from vlm.nn.position import LearnedPositions, Positions, positions_within
 from vlm.nn.spelling import Spelling

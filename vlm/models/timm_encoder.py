@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from vlm.errors import Count, UserError
-from vlm.image_size import ImageSize, plain, sides
 from vlm.models.context import Context
+from vlm.nn.image_size import ImageSize, plain, sides
 
 RESIZES = {"center": "crop", "squash": "squash", "border": "pad"}  # our names for timm's crop modes
 

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from vlm.errors import Count, Rate
-from vlm.image_size import ImageSize, plain, sides
 from vlm.models.context import Context
 from vlm.nn.blocks import Block, BlockConfig, BlockOptions, init_weights
+from vlm.nn.image_size import ImageSize, plain, sides
 from vlm.nn.position import GridPositions, Positions
 from vlm.nn.stems import PatchEmbed
 

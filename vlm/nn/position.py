@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vlm.errors import Count, Range
-from vlm.image_size import ImageSize, grid_of, shown
+from vlm.nn.image_size import ImageSize, grid_of, shown
 
 
 def positions_within(segments: Tensor) -> Tensor:

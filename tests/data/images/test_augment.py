@@ -23,8 +23,10 @@ def coordinates(width=200, height=100):
     return Image.fromarray(np.stack([x, y, np.full_like(x, 77)], -1).astype(np.uint8))
 
 
-def everything(**options):
-    return Augment(image_size=32, min_scale=0.3, min_ratio=0.6, horizontal_flip=True, color_jitter=0.4, **options)
+def everything(image_size=32, **options):
+    return Augment(
+        image_size=image_size, min_scale=0.3, min_ratio=0.6, horizontal_flip=True, color_jitter=0.4, **options
+    )
 
 
 @pytest.mark.parametrize("resize", ["crop", "squash", "pad"])
@@ -51,25 +53,30 @@ def test_the_key_alone_decides_in_whatever_process_and_order():
 
 @pytest.mark.parametrize("resize", ["crop", "squash", "pad"])
 @pytest.mark.parametrize("size", [(90, 60), (1, 1), (3, 700)])
-def test_the_result_is_a_uint8_square(resize, size):
-    for index in range(20):
-        tensor = everything(resize=resize)(noise(*size), (0, 0, index))
-        assert tensor.shape == (3, 32, 32)
+@pytest.mark.parametrize("shape", [(32, 32), (16, 40)])
+def test_the_result_is_uint8_and_of_its_size(resize, size, shape):
+    for index in range(10):
+        tensor = everything(shape, resize=resize)(noise(*size), (0, 0, index))
+        assert tensor.shape == (3, *shape)
         assert tensor.dtype == torch.uint8
         assert tensor.is_contiguous()
 
 
-@pytest.mark.parametrize("resize", ["crop", "squash"])
-def test_crops_keep_to_their_bounds_and_use_them(resize):
-    augment = Augment(image_size=50, resize=resize, min_scale=0.25, min_ratio=0.5, interpolation="bilinear")
+@pytest.mark.parametrize(
+    ("resize", "shape", "base"),
+    [("crop", (50, 50), (100, 100)), ("squash", (50, 50), (200, 100)), ("crop", (60, 40), (100 * 2 / 3, 100))],
+)
+def test_crops_keep_to_their_bounds_and_use_them(resize, shape, base):
+    """In the area of the largest rectangle of the shape for a crop, else of the whole image."""
+    augment = Augment(image_size=shape, resize=resize, min_scale=0.25, min_ratio=0.5, interpolation="bilinear")
     image = coordinates()
-    base = (100, 100) if resize == "crop" else (200, 100)
     areas, ratios, centers = [], [], []
     for index in range(300):
         x, y, blue = augment(image, (0, 0, index)).float()
         assert (blue == 77).all()
-        # Differences between the outermost columns and rows, which lie 49/50 of the region apart.
-        width, height = (x[:, -1] - x[:, 0]).mean() / 0.98, (y[-1] - y[0]).mean() / 0.98
+        # Differences between the outermost columns and rows, which lie a pixel less than the region apart.
+        width = (x[:, -1] - x[:, 0]).mean() / (1 - 1 / shape[1])
+        height = (y[-1] - y[0]).mean() / (1 - 1 / shape[0])
         areas.append(float(width * height / (base[0] * base[1])))
         ratios.append(float(width / base[0] / (height / base[1])))
         centers.append(float(x.mean()))

@@ -49,10 +49,12 @@ def test_light_is_the_same_to_a_level():
 
 @pytest.mark.parametrize("resize", ["crop", "squash"])
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
-@pytest.mark.parametrize("size", [(24, 24), (50, 37), (15, 20)])
-def test_crops_are_pillows_to_a_level(size, interpolation, resize):
+@pytest.mark.parametrize(
+    ("size", "shape"), [((24, 24), SIDE), ((50, 37), SIDE), ((15, 20), SIDE), ((50, 37), (16, 40))]
+)
+def test_crops_are_pillows_to_a_level(size, shape, interpolation, resize):
     options = {"min_scale": 0.2, "min_ratio": 0.5, "interpolation": interpolation, "resize": resize}
-    alone, together, numbers = both(Augment(image_size=SIDE, horizontal_flip=True, **options), pictures(*size))
+    alone, together, numbers = both(Augment(image_size=shape, horizontal_flip=True, **options), pictures(*size))
     assert (alone.int() - together).abs().max() <= 1 and alone.ne(together).float().mean() < 0.05
     assert len({tuple(row) for row in numbers[:, :4].tolist()}) == len(KEYS)
 

@@ -1,11 +1,13 @@
 """The preprocessing against torchvision's, on tensors and on PIL images."""
 
+from fractions import Fraction
 from io import BytesIO
+from math import floor
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.functional import pil_to_tensor
 from torchvision.transforms.v2 import CenterCrop, Compose, Normalize, Resize
@@ -67,6 +69,30 @@ def test_squash_is_torchvisions_resize_to_both_sides(size):
     assert torch.equal(ours, resized(pil_to_tensor(image)))
 
 
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+@pytest.mark.parametrize("size", [(500, 375), (375, 500), (101, 30), (30, 400), (97, 33), (96, 32), (900, 31)])
+@pytest.mark.parametrize("shape", [(32, 96), (50, 20)])
+def test_rectangles_are_those_of_torchvision_and_pillow(size, shape, interpolation):
+    """Crops cover the rectangle and cut its centre out, stretched ones are resized to it, and padded ones fit in."""
+    image, (height, width) = Image.fromarray(noise(*size)), shape
+    ratio = max(Fraction(height, size[1]), Fraction(width, size[0]))
+    covering = [floor(ratio * size[1]), floor(ratio * size[0])]
+    pixels, options = pil_to_tensor(image), {"image_size": [*shape], "interpolation": interpolation}
+    resized = Resize(covering, InterpolationMode(interpolation), antialias=True)
+    if max(covering[0] / height, covering[1] / width) <= 8:
+        assert torch.equal(Preprocess(**options)(image), CenterCrop(shape)(resized(pixels)))
+    else:  # only what is kept is resized, by Pillow
+        assert Preprocess(**options)(image).shape == (3, *shape)
+    stretched = Resize(shape, InterpolationMode(interpolation), antialias=True)(pixels)
+    assert torch.equal(Preprocess(**options, resize="squash")(image), stretched)
+    fitted = ImageOps.contain(image, (width, height), Image.Resampling[interpolation.upper()])
+    padded = Preprocess(**options, resize="pad")(image)
+    top, left = (height - fitted.height) // 2, (width - fitted.width) // 2
+    inside = padded[:, top : top + fitted.height, left : left + fitted.width]
+    assert torch.equal(inside, pil_to_tensor(fitted))
+    assert (padded == 128).sum() >= 3 * (height * width - fitted.height * fitted.width)
+
+
 def gap(ours, truth):
     """The greatest difference in grey levels."""
     return np.abs(ours.permute(1, 2, 0).numpy().astype(int) - np.asarray(truth)).max()
@@ -122,6 +148,8 @@ def test_the_state_is_plain_and_gives_the_same_preprocessing():
         ({"image_size": 0}, "image_size"),
         ({"image_size": 10**9}, "image_size"),
         ({"image_size": "64"}, "image_size"),
+        ({"image_size": [64, 0]}, "image_size"),
+        ({"image_size": [64, 64, 3]}, "image_size"),
         ({"resize": "stretch"}, "crop, crop_down, squash, pad"),
         ({"interpolation": "cubic"}, "bicubic"),
         ({"mean": (0.5, 0.5)}, "mean"),

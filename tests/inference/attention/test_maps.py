@@ -18,6 +18,8 @@ from vlm.models.fusion import Prefix
 from vlm.models.timm_encoder import TimmEncoder
 from vlm.models.vit import ViT
 
+SIZE = (16, 40)  # 2 x 5 patches
+
 
 @pytest.fixture
 def tokenizer():
@@ -26,13 +28,13 @@ def tokenizer():
 
 @pytest.fixture(params=[False, True], ids=["patches", "class token"])
 def model(request, scramble, tokenizer):
-    encoder = ViT(image_size=24, patch_size=8, dim=12, depth=1, num_heads=3, class_token=request.param)
+    encoder = ViT(image_size=SIZE, patch_size=8, dim=12, depth=1, num_heads=3, class_token=request.param)
     sizes = {"vocab_size": tokenizer.vocab_size, "max_len": 32, "dim": 12, "depth": 2, "num_heads": 3}
     return scramble(VisionLanguageModel(encoder=encoder, decoder=Decoder(**sizes, context_dim=12)))
 
 
 def test_maps_are_the_last_layers_attention_of_the_query_before_each_token(model, tokenizer):
-    preprocess, pixels = Preprocess(image_size=24), torch.randint(256, (3, 24, 24), dtype=torch.uint8)
+    preprocess, pixels = Preprocess(image_size=SIZE), torch.randint(256, (3, *SIZE), dtype=torch.uint8)
     maps = dict(word_maps(model, tokenizer, preprocess, pixels, "a red circle"))
     assert list(maps) == ["a", "red", "circle"]
 
@@ -43,10 +45,10 @@ def test_maps_are_the_last_layers_attention_of_the_query_before_each_token(model
     model.decoder(tokens, None, context)
     q = attn.q(seen["x"]).unflatten(-1, (3, 4)).transpose(1, 2)
     k = attn.keys_values(context.states)[0]
-    weights = (q @ k.transpose(-1, -2) / 2).softmax(-1).mean(1)[0, :, -9:]
+    weights = (q @ k.transpose(-1, -2) / 2).softmax(-1).mean(1)[0, :, -10:]
     # "a", then " red", then " circle": each token is written by the query before it.
     for word, queries in (("a", [0]), ("red", range(1, 5)), ("circle", range(5, 12))):
-        expected = weights[list(queries)].mean(0).reshape(3, 3)
+        expected = weights[list(queries)].mean(0).reshape(2, 5)
         np.testing.assert_allclose(maps[word], (expected / expected.sum()).detach().numpy(), atol=1e-6)
 
 
@@ -77,23 +79,26 @@ def test_the_picture_shows_the_image_and_a_copy_a_word(model, tokenizer):
     left, right = shown[20:148, 20:148], shown[20:148, 168:296]
     assert np.ptp(left) == 0 and left.mean() == 200  # the image as it is
     assert right[:40, :40].mean() > 150 and right[80:, 80:].mean() < 60  # bright where the model looked alone
+    wide = attention_picture(torch.full((3, 8, 32), 200, dtype=torch.uint8), [("a", np.eye(2, 8))], columns=2)
+    with Image.open(io.BytesIO(wide)) as picture:
+        assert picture.size == (2 * 128 + 3 * 20, 32 + 2 * 20)
 
 
 def test_reading_attention_changes_neither_the_model_nor_its_mode(model, tokenizer):
     model.train()
-    word_maps(model, tokenizer, Preprocess(image_size=24), torch.zeros(3, 24, 24, dtype=torch.uint8), "a red")
+    word_maps(model, tokenizer, Preprocess(image_size=SIZE), torch.zeros(3, *SIZE, dtype=torch.uint8), "a red")
     assert model.training and model.decoder.blocks[-1].cross_attn.attend.__name__ == "attention"
 
 
 def test_a_caption_longer_than_the_decoder_is_looked_at_as_far_as_it_goes(model, tokenizer):
     maps = word_maps(
-        model, tokenizer, Preprocess(image_size=24), torch.zeros(3, 24, 24, dtype=torch.uint8), "red " * 20
+        model, tokenizer, Preprocess(image_size=SIZE), torch.zeros(3, *SIZE, dtype=torch.uint8), "red " * 20
     )
     assert [word for word, _ in maps] == ["red"] * 8
 
 
 def test_a_caption_is_read_in_the_tokens_that_it_was_written_in(model, tokenizer):
-    preprocess, pixels = Preprocess(image_size=24), torch.randint(256, (3, 24, 24), dtype=torch.uint8)
+    preprocess, pixels = Preprocess(image_size=SIZE), torch.randint(256, (3, *SIZE), dtype=torch.uint8)
     tokens = tokenizer.encode("a red circle")
     read = read_attention(model, tokenizer, preprocess, pixels, tokens).words
     for (word, weights), (other, others) in zip(
@@ -106,16 +111,16 @@ def test_a_caption_is_read_in_the_tokens_that_it_was_written_in(model, tokenizer
 
 
 def test_maps_of_heads_are_the_encoders_last_layers(model, tokenizer):
-    preprocess, pixels = Preprocess(image_size=24), torch.randint(256, (3, 24, 24), dtype=torch.uint8)
+    preprocess, pixels = Preprocess(image_size=SIZE), torch.randint(256, (3, *SIZE), dtype=torch.uint8)
     attn, seen = model.encoder.blocks[-1].attn, {}
     attn.register_forward_pre_hook(lambda _, args: seen.update(x=args[0]))
     maps = read_attention(model, tokenizer, preprocess, pixels, tokenizer.encode("a")).heads
     q, k, _ = attn.qkv(seen["x"]).unflatten(-1, (3, 3, 4)).permute(2, 0, 3, 1, 4)
     weights = (q @ k.transpose(-1, -2) / 2).softmax(-1)[0]  # (N, S, S)
-    rows = weights[:, 0, 1:] if weights.shape[-1] == 10 else weights.mean(1)
+    rows = weights[:, 0, 1:] if weights.shape[-1] == 11 else weights.mean(1)
     assert [name for name, _ in maps] == ["head 1", "head 2", "head 3"]
     for (_, found), row in zip(maps, rows, strict=True):
-        np.testing.assert_allclose(found, (row / row.sum()).detach().reshape(3, 3).numpy(), atol=1e-6)
+        np.testing.assert_allclose(found, (row / row.sum()).detach().reshape(2, 5).numpy(), atol=1e-6)
     assert attn.attend.__name__ == "attention"
 
 
@@ -140,7 +145,7 @@ def test_backbones_of_timm_show_what_they_have(tokenizer, name, words, heads):
 def test_a_decoder_without_context_has_no_maps_of_words(model, tokenizer):
     model.decoder.blocks[-1].cross_attn = None
     assert "attends to no image" in what_is_missing(model, torch.zeros(1, 3, 24, 24))[0]
-    found = read_attention(model, tokenizer, Preprocess(image_size=24), torch.zeros(3, 24, 24), [5])
+    found = read_attention(model, tokenizer, Preprocess(image_size=SIZE), torch.zeros(3, *SIZE), [5])
     assert not found.words and found.heads
 
 

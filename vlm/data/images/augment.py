@@ -11,7 +11,7 @@ from PIL import Image
 from vlm.data.images.image import MIN_CROP, check_geometry, to_rgb
 from vlm.data.images.resize import Box, resize_box, to_tensor, view
 from vlm.errors import Range, Rate
-from vlm.image_size import ImageSize
+from vlm.nn.image_size import ImageSize
 from vlm.randomness import numpy_rng
 
 

@@ -6,10 +6,10 @@ from typing import Any
 
 from vlm.data.images.image import INTERPOLATIONS, MAX_IMAGE_SIZE, MIN_CROP, Preprocess
 from vlm.errors import UserError
-from vlm.image_size import plain, sides
 from vlm.models.pretrained.fields import REQUIRED, Fields, choice, flag, integer, number, numbers
 from vlm.models.pretrained.folder import CONFIG, Folder
 from vlm.models.timm_encoder import RESIZES
+from vlm.nn.image_size import plain, sides
 
 FILE, BESIDE_TEXT = "preprocessor_config.json", "processor_config.json"  # newer folders have it beside that of texts
 RESAMPLINGS = {1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box"}  # Pillow's numbers

@@ -27,7 +27,7 @@ from PIL import (
 from vlm.data.images.guard import guard
 from vlm.data.images.resize import fitted, tiled, to_tensor, view
 from vlm.errors import Count, Range, UserError, printable
-from vlm.image_size import ImageSize, plain, scaled, sides
+from vlm.nn.image_size import ImageSize, plain, scaled, sides
 
 FORMATS = ("JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF", "PPM")
 # fmt: off

@@ -12,7 +12,7 @@ from PIL import Image, ImageDraw, ImageFont
 from vlm.data.records import Record
 from vlm.data.shapes.drawn import DrawnSource, Keys
 from vlm.errors import Count, Rate, UserError
-from vlm.image_size import ImageSize, plain, sides
+from vlm.nn.image_size import ImageSize, plain, sides
 from vlm.randomness import key, numpy_rng
 
 FONTS = ("DejaVuSans", "DejaVuSans-Bold", "DejaVuSans-Oblique", "DejaVuSerif", "DejaVuSerif-Italic", "DejaVuSansMono")

@@ -11,13 +11,13 @@ from torch import Tensor
 
 from vlm.data.images.image import Preprocess
 from vlm.data.text.tokenizer import Tokenizer
-from vlm.image_size import grid_of
 from vlm.inference.predictor import normalized
 from vlm.inference.text.text_words import words_of
 from vlm.models.encoder_decoder import VisionLanguageModel
 from vlm.models.timm_encoder import TimmEncoder
 from vlm.models.vit import ViT
 from vlm.nn.attention import SelfAttention, recorded
+from vlm.nn.image_size import grid_of
 
 Map = tuple[str, np.ndarray]
 

@@ -10,8 +10,8 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from vlm.errors import printable
-from vlm.image_size import scaled
 from vlm.inference.attention.maps import Map
+from vlm.nn.image_size import scaled
 
 TILE, GAP = 128, 20  # pixels of a picture's longer side, and of the space above it for its word
 GLOW = np.array([110.0, 75.0, 10.0])  # added in full where the weight is the largest

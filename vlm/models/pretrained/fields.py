@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vlm.errors import UserError
-from vlm.image_size import plain
+from vlm.nn.image_size import plain
 
 REQUIRED: Any = object()  # default of a field that a file has to state
 

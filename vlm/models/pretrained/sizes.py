@@ -4,12 +4,12 @@ from typing import Any
 
 from torch import nn
 
-from vlm.image_size import plain as plain_size
 from vlm.models.decoder import Decoder
 from vlm.models.text_encoder import TextEncoder
 from vlm.models.timm_encoder import TimmEncoder
 from vlm.models.vit import ViT
 from vlm.nn.blocks import GATES
+from vlm.nn.image_size import plain as plain_size
 from vlm.nn.position import GridPositions, LearnedPositions
 from vlm.nn.stems import PatchEmbed
 

@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from vlm.image_size import ImageSize, plain
 from vlm.models.pretrained.architecture import Spec, spec_of
 from vlm.models.pretrained.fields import Fields
 from vlm.models.pretrained.folder import Folder
 from vlm.models.pretrained.stack import Part, Stack
+from vlm.nn.image_size import ImageSize, plain
 
 
 class Specified(NamedTuple):

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from vlm.errors import UserError
-from vlm.image_size import sides
 from vlm.models.pretrained.fields import Entry, Fields, choice, image_size, integer, number, square
 from vlm.models.pretrained.sizes import plain
 from vlm.models.vit import ViT
+from vlm.nn.image_size import sides
 
 ACTIVATIONS = {
     "relu": "relu",

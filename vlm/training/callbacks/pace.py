@@ -6,8 +6,8 @@ from typing import Any, cast
 
 import lightning as L
 
-from vlm.image_size import ImageSize, plain, sides
 from vlm.io.terminal import folded
+from vlm.nn.image_size import ImageSize, plain, sides
 from vlm.training.step.optim import total_steps
 from vlm.training.step.step import accumulates
 from vlm.training.step.task import Task

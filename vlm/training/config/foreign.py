@@ -6,7 +6,7 @@ from typing import Any
 
 from vlm.config.compose import compose
 from vlm.errors import UserError
-from vlm.image_size import sides
+from vlm.nn.image_size import sides
 from vlm.training.config.check import check
 
 LONGEST = 1024  # tokens of a text that is scored, where a model reads more

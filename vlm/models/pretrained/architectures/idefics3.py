@@ -7,13 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vlm.image_size import sides
 from vlm.models.pretrained.architecture import Architecture, ImageText, Model, Spec, spec_of
 from vlm.models.pretrained.architectures.llama import LLAMA
 from vlm.models.pretrained.architectures.llava import TEXT, VISION, head, inside, stack_of
 from vlm.models.pretrained.architectures.siglip_vision_model import SIGLIP_VISION
 from vlm.models.pretrained.fields import Fields, flag, integer, square
 from vlm.models.pretrained.stack import Part, Weight
+from vlm.nn.image_size import sides
 
 SHUFFLE = integer("scale_factor", 2, high=64)
 AROUND = "<fake_token_around_image>"

@@ -6,11 +6,11 @@ from typing import Any
 
 from torch import nn
 
-from vlm.image_size import plain
 from vlm.models.pretrained.architecture import Architecture
 from vlm.models.pretrained.fields import REQUIRED, Fields, numbers, text
 from vlm.models.pretrained.stack import Part, Stack, Weight, WeightMap
 from vlm.models.timm_encoder import TimmEncoder
+from vlm.nn.image_size import plain
 
 BACKBONE = "backbone."
 BUILT = (
