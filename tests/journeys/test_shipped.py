@@ -282,6 +282,7 @@ def test_every_experiment_takes_a_step(
         "captioning_flickr8k_cider": [f"data.root={flickr8k}"],
         "captioning_flickr8k": [f"data.root={flickr8k}"],
         "contrastive_flickr8k": [f"data.root={flickr8k}"],
+        "drawn_lines": [],
         "easy_vqa": [f"data.root={texts / 'easy_vqa'}"],
         "flowers": [f"data.root={flowers}"],
         **{name: [f"data.root={texts}"] for name in ("tagging", "text_classification", "span")},
