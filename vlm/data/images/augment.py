@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from PIL import Image
 
-from vlm.data.images.image import MIN_CROP, check_geometry, to_rgb
-from vlm.data.images.resize import Box, resize_box, to_tensor, view
+from vlm.data.images.image import to_rgb
+from vlm.data.images.resize import MIN_CROP, Box, check_geometry, resize_box, to_tensor, view
 from vlm.errors import Range, Rate
 from vlm.nn.image_size import ImageSize
 from vlm.randomness import numpy_rng

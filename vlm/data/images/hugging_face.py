@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from math import nextafter
 from typing import Any
 
-from vlm.data.images.image import INTERPOLATIONS, MAX_IMAGE_SIZE, MIN_CROP, Preprocess
+from vlm.data.images.image import Preprocess
+from vlm.data.images.resize import INTERPOLATIONS, MAX_IMAGE_SIZE, MIN_CROP
 from vlm.errors import UserError
 from vlm.models.pretrained.fields import REQUIRED, Fields, choice, flag, integer, number, numbers
 from vlm.models.pretrained.folder import CONFIG, Folder

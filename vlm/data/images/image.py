@@ -25,9 +25,9 @@ from PIL import (
 )
 
 from vlm.data.images.guard import guard
-from vlm.data.images.resize import fitted, tiled, to_tensor, view
+from vlm.data.images.resize import MAX_IMAGE_SIZE, MIN_CROP, check_geometry, fitted, tiled, to_tensor, view
 from vlm.errors import Count, Range, UserError, printable
-from vlm.nn.image_size import ImageSize, plain, scaled, sides
+from vlm.nn.image_size import ImageSize, plain, scaled
 
 FORMATS = ("JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF", "PPM")
 # fmt: off
@@ -44,13 +44,9 @@ SLOW_CODECS = ("ppm", "ppm_plain", "bmp_rle")
 MAX_SLOW_PIXELS = 2**22
 MAX_WEBP_PIXELS = 2**25  # the decoder holds three copies
 MAX_SLOW_BYTES = 2**25
-MAX_IMAGE_SIZE = 4096
-MIN_CROP = 0.25
 LARGE_PIXELS = 2**22  # larger images are decoded by one thread at a time, to bound memory
 
-RESIZES = ("crop", "crop_down", "squash", "pad")
 Source = str | os.PathLike[str] | bytes
-INTERPOLATIONS = ("box", "bilinear", "bicubic", "lanczos")
 
 _large = Lock()
 _BAND = 2**20  # pixels converted at once by conversions that need copies
@@ -239,24 +235,6 @@ def _finite(band: Image.Image) -> np.ndarray:
     values = np.array(band, dtype=np.float64)
     values[~np.isfinite(values)] = 0
     return values
-
-
-def check_geometry(image_size: ImageSize, resize: str, interpolation: str, crop: float) -> tuple[int, int]:
-    """Checks preprocessing options; returns height and width.
-
-    Raises:
-        UserError: An option is invalid.
-    """
-    each = image_size if isinstance(image_size, list | tuple) and len(image_size) == 2 else [image_size]
-    if any(type(side) is not int or not 1 <= side <= MAX_IMAGE_SIZE for side in each):
-        wanted = f"an integer from 1 to {MAX_IMAGE_SIZE}, or two, height and width"
-        raise UserError(f"image_size={image_size!r} is invalid; it must be {wanted}")
-    for name, value, known in (("resize", resize, RESIZES), ("interpolation", interpolation, INTERPOLATIONS)):
-        if value not in known:
-            raise UserError(f"{name}={value!r} is unknown; choose one of {', '.join(known)}")
-    if not isinstance(crop, int | float) or not MIN_CROP <= crop <= 1:
-        raise UserError(f"crop={crop!r} is invalid; it must be a number from {MIN_CROP} to 1")
-    return sides(image_size)
 
 
 def _three(name: str, values: Sequence[float]) -> list[float]:

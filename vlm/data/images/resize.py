@@ -6,11 +6,36 @@ import numpy as np
 import torch
 from PIL import Image
 
+from vlm.errors import UserError
+from vlm.nn.image_size import ImageSize, sides
+
+MAX_IMAGE_SIZE = 4096
+MIN_CROP = 0.25
+RESIZES = ("crop", "crop_down", "squash", "pad")
+INTERPOLATIONS = ("box", "bilinear", "bicubic", "lanczos")
 PAD_COLOR = (128, 128, 128)
 LONG = 8  # of an image whose longer side is so many times what is kept, only that is resized, by Pillow
 
 Box = tuple[float, float, float, float]
 Shape = tuple[int, int]
+
+
+def check_geometry(image_size: ImageSize, resize: str, interpolation: str, crop: float) -> tuple[int, int]:
+    """Checks preprocessing options; returns height and width.
+
+    Raises:
+        UserError: An option is invalid.
+    """
+    each = image_size if isinstance(image_size, list | tuple) and len(image_size) == 2 else [image_size]
+    if any(type(side) is not int or not 1 <= side <= MAX_IMAGE_SIZE for side in each):
+        wanted = f"an integer from 1 to {MAX_IMAGE_SIZE}, or two, height and width"
+        raise UserError(f"image_size={image_size!r} is invalid; it must be {wanted}")
+    for name, value, known in (("resize", resize, RESIZES), ("interpolation", interpolation, INTERPOLATIONS)):
+        if value not in known:
+            raise UserError(f"{name}={value!r} is unknown; choose one of {', '.join(known)}")
+    if not isinstance(crop, int | float) or not MIN_CROP <= crop <= 1:
+        raise UserError(f"crop={crop!r} is invalid; it must be a number from {MIN_CROP} to 1")
+    return sides(image_size)
 
 
 def resize_box(image: Image.Image, box: Box, shape: Shape, pad: bool, interpolation: str) -> Image.Image:

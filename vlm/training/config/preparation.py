@@ -5,7 +5,7 @@ from typing import Any
 
 from vlm.config.target import arguments, find
 from vlm.config.tree import Config, escape, origin, put, resolve, select
-from vlm.data.images.image import INTERPOLATIONS
+from vlm.data.images.resize import INTERPOLATIONS
 
 SHOWN = ("resize", "interpolation", "crop")  # training shows of an image what evaluation does
 
