@@ -433,6 +433,8 @@ def test_the_commands_of_the_pages_run_as_written(
     for name, save in FOLDERS.items():
         if name in command:
             save(place / name)
+    if "--to onnx" in command:
+        pytest.importorskip("onnxscript")
     wrong = "dpeth" in command
     if program == "vlm" and arguments[0] in ("serve", "demo"):
         server = pytest.importorskip("uvicorn").Server

@@ -1,16 +1,18 @@
-"""Checkpoints as folders for others: as Hugging Face lays models out, or as safetensors with our own specification."""
+"""Checkpoints as folders for others: as Hugging Face lays models out, as safetensors, or as graphs."""
 
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from vlm.checkpoint.decoding_defaults import OPTIONS
+from vlm.checkpoint.graph_files import GRAPHS, graph_files
 from vlm.checkpoint.load import load_model, locate, read, weights
 from vlm.checkpoint.model_card import model_card
 from vlm.checkpoint.specification import FILE as SPECIFICATION
@@ -24,8 +26,9 @@ from vlm.models.pretrained.export import described
 from vlm.models.pretrained.folder import OWN
 from vlm.nn.image_size import shown
 
-FORMS = ("huggingface", "safetensors")
+FORMS = ("huggingface", "safetensors", *GRAPHS)
 WEIGHTS = "model.safetensors"
+Content = str | bytes | Callable[[Path], object]  # of a file, or what writes it
 
 
 def export(path: str, folder: str, *, form: str, trust: str | None = None) -> list[str]:
@@ -34,27 +37,31 @@ def export(path: str, folder: str, *, form: str, trust: str | None = None) -> li
     Args:
         path: The checkpoint.
         folder: It is made, or is empty.
-        form: "huggingface", which transformers loads with its own classes, or "safetensors", which vlm loads again.
+        form: "huggingface", which transformers loads with its own classes, "safetensors", which vlm loads again, or
+            "onnx" or "pt2", graphs that ONNX Runtime or torch runs without vlm.
         trust: A package of the user's own whose classes may be built.
     Returns:
         The names of the files.
     Raises:
-        UserError: The checkpoint is damaged, no class of Hugging Face computes its model, or the folder cannot be
-            written.
+        UserError: The checkpoint is damaged, there is no class of Hugging Face or no graph for its model, a package is
+            missing, or the folder cannot be written.
     """
     if form not in FORMS:
-        raise UserError(f"--to: {form!r} is unknown; choose {' or '.join(FORMS)}")
+        raise UserError(f"--to: {form!r} is unknown; choose one of {', '.join(FORMS)}")
     loaded = read(path)
     with refusing(path):
         model = load_model(loaded, trust=trust)  # before anything is written: the weights fit
-        if form == "safetensors":
-            tensors = weights(loaded)
-            files: dict[str, str | bytes] = {SPECIFICATION: _json({"format": loaded["format"], "vlm": loaded["vlm"]})}
+        files: dict[str, Content] = {"README.md": model_card(loaded, locate(path), form=form)}
+        if form in GRAPHS:
+            files |= graph_files(loaded["vlm"], model, form=form)
+        elif form == "safetensors":
+            files[SPECIFICATION] = _json({"format": loaded["format"], "vlm": loaded["vlm"]})
+            files[WEIGHTS] = partial(_save, weights(loaded))
         else:
             config, tensors = described(model)
-            files = _described_files(loaded["vlm"], config)
-        files["README.md"] = model_card(loaded, locate(path), form=form)
-    return _written(Path(folder), files, tensors)
+            files |= _described_files(loaded["vlm"], config)
+            files[WEIGHTS] = partial(_save, tensors)
+    return _written(Path(folder), files)
 
 
 def _described_files(about: Mapping[str, Any], config: dict[str, Any]) -> dict[str, str | bytes]:
@@ -136,29 +143,43 @@ def _json(content: Any) -> str:
     return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
 
 
-def _written(folder: Path, files: Mapping[str, str | bytes], tensors: Mapping[str, Tensor]) -> list[str]:
-    """Writes all files, the weights last; leaves none of them if one cannot be written.
+def _save(tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Writes weights whole or not at all."""
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    part = path.with_name(f"{path.name}.part")
+    try:
+        save_file({name: tensor.contiguous().clone() for name, tensor in tensors.items()}, part, {"format": "pt"})
+        shutil.copymode(path.with_name("README.md"), part)  # the library lets their owner alone read files
+        os.replace(part, path)
+    except SafetensorError as fault:
+        raise OSError(str(fault)) from fault
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _written(folder: Path, files: Mapping[str, Content]) -> list[str]:
+    """Writes all files in their order; leaves none of them if one cannot be written.
 
     Raises:
         UserError: The folder is not empty, or cannot be written.
     """
-    from safetensors import SafetensorError
-    from safetensors.torch import save_file
-
-    part = folder / f"{WEIGHTS}.part"
+    begun = False
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if any(folder.iterdir()):
             raise UserError(f"{folder}: is not empty; choose another folder, or empty it")
-        for name, text in files.items():
-            (folder / name).write_bytes(text.encode() if isinstance(text, str) else text)
-        save_file({name: tensor.contiguous().clone() for name, tensor in tensors.items()}, part, {"format": "pt"})
-        shutil.copymode(folder / next(iter(files)), part)  # the library makes files that their owner alone can read
-        os.replace(part, folder / WEIGHTS)
-    except (OSError, SafetensorError) as fault:
-        with suppress(OSError):
-            for path in (part, *(folder / name for name in files)):
-                path.unlink(missing_ok=True)
-        reason = getattr(fault, "strerror", None) or fault
+        begun = True
+        for name, content in files.items():
+            if callable(content):
+                content(folder / name)
+            else:
+                (folder / name).write_bytes(content.encode() if isinstance(content, str) else content)
+        return sorted(path.name for path in folder.iterdir())
+    except (OSError, RuntimeError) as fault:  # torch raises the latter
+        for path in folder.iterdir() if begun else ():
+            with suppress(OSError):
+                path.unlink()
+        reason = getattr(fault, "strerror", None) or str(fault).partition("\n")[0]
         raise UserError(f"{folder}: cannot be written ({reason}); choose another folder", 1) from fault
-    return [*files, WEIGHTS]

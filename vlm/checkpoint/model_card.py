@@ -41,6 +41,22 @@ tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
 ids = model.generate(**tokenizer(["A text."], return_tensors="pt"))
 tokenizer.batch_decode(ids, skip_special_tokens=True)""",
 }
+# Of the other forms.
+OTHER_USE = {
+    "safetensors": ["import vlm", "", "model = vlm.load(folder)"],
+    "onnx": [
+        *("import json", "import onnxruntime", ""),
+        'about = json.load(open(f"{folder}/graphs.json"))  # inputs, outputs, images, special tokens, classes',
+        'files = {name: graph["file"] for name, graph in about["graphs"].items()}',
+        'graphs = {name: onnxruntime.InferenceSession(f"{folder}/{file}") for name, file in files.items()}',
+    ],
+    "pt2": [
+        *("import json", "import torch", ""),
+        'about = json.load(open(f"{folder}/graphs.json"))  # inputs, outputs, images, special tokens, classes',
+        'files = {name: graph["file"] for name, graph in about["graphs"].items()}',
+        'graphs = {name: torch.export.load(f"{folder}/{file}").module() for name, file in files.items()}',
+    ],
+}
 
 
 def model_card(loaded: Mapping[str, Any], path: Path, *, form: str) -> str:
@@ -55,16 +71,12 @@ def model_card(loaded: Mapping[str, Any], path: Path, *, form: str) -> str:
 
 def _lines(loaded: Mapping[str, Any], path: Path, form: str) -> Iterator[str]:
     about = loaded["vlm"]
-    task, plain = str(about["task"]), form == "huggingface"
-    library, pipeline = "transformers" if plain else "vlm-lightning", PIPELINES.get(task)
+    task, pipeline = str(about["task"]), PIPELINES.get(about["task"])
+    library = {"huggingface": "transformers", "safetensors": "vlm-lightning", "pt2": "pytorch"}.get(form, form)
     yield from ("---", f"library_name: {library}", *([f"pipeline_tag: {pipeline}"] if pipeline else []), "---", "")
     yield from (f"# A model for {task.replace('_', ' ')}", "", "Trained and exported by vlm.", "", "## Use", "")
-    yield from (
-        "```python",
-        *(["import transformers", "", USE[task]] if plain else ["import vlm", "", "model = vlm.load(folder)"]),
-        "```",
-        "",
-    )
+    use = ["import transformers", "", USE[task]] if form == "huggingface" else OTHER_USE[form]
+    yield from ("```python", *use, "```", "")
     yield from ("## Data and training", "", *_training(loaded), "")
     yield from ("## Scores", "", *_scores(about, path), "")
     yield from ("## Sizes", "", *_sizes(loaded), "")

@@ -61,7 +61,7 @@ COMMANDS = {
     ),
     "export": (
         "vlm.cli.pretrained:export",
-        "Write a checkpoint as a folder for others: weights as safetensors, tokenizer, processor, model card.",
+        "Write a checkpoint as a folder for others: weights or graphs, tokenizer, preprocessing, model card.",
     ),
 }
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)

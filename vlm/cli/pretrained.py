@@ -35,10 +35,12 @@ def import_folder(
 def export(
     folder: Annotated[str, Option("The folder to write; it is made, or is empty.", metavar="DIR", positional=True)],
     checkpoint: Checkpoint,
-    to: Annotated[str, Option("huggingface, for transformers; or safetensors, for vlm.")] = "huggingface",
+    to: Annotated[
+        str, Option("huggingface, for transformers; safetensors, for vlm; onnx or pt2: graphs that need neither.")
+    ] = "huggingface",
     trust: Trust = None,
 ) -> int:
-    """Write a checkpoint as a folder for others: weights as safetensors, tokenizer, processor, model card."""
+    """Write a checkpoint as a folder for others: weights or graphs, tokenizer, preprocessing, model card."""
     from vlm.checkpoint.export import export as write
 
     for name in write(checkpoint, folder, form=to, trust=trust):

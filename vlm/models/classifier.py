@@ -59,6 +59,11 @@ def attention_pool(encoder: nn.Module, pool: Pool, num_heads: int) -> AttentionP
     return AttentionPool(dim=dim, num_heads=num_heads, block=first.config)
 
 
+def default_pool(encoder: nn.Module) -> Pool:
+    """The pooling of an encoder that no head says how to pool: its class token, or the mean of its states."""
+    return "mean" if getattr(encoder, "class_token", None) is None else "class"
+
+
 def pool_states(context: Context, pool: Pool, attention: AttentionPool | None) -> Tensor:
     """Pools states to one vector per input: (B, S, D) -> (B, D), or (B, 2D) for the poolings in PAIRS.
 

@@ -70,18 +70,26 @@ class TextEncoder(nn.Module):
 
     def forward(self, tokens: Tensor, segments: Tensor | None = None, types: Tensor | None = None) -> Context:
         """States of whole rows. Without segments, each row is one text; without types, all tokens have type 0."""
-        length = tokens.shape[1]
         mask: Mask = None
         if segments is None:
-            positions = torch.arange(length, device=tokens.device)
+            positions = torch.arange(tokens.shape[1], device=tokens.device)
         else:
             positions, mask = positions_within(segments), within(segments)
+        states = self._through(tokens, positions, mask, types)
+        return Context(states, None if segments is None else segments != 0)
+
+    def read(self, tokens: Tensor, mask: Tensor, types: Tensor | None = None) -> Context:
+        """States of rows of one text each, whose mask (B, L) is False after its end; for traced graphs."""
+        positions = torch.arange(tokens.shape[1], device=tokens.device)
+        return Context(self._through(tokens, positions, mask[:, None, None], types), mask)
+
+    def _through(self, tokens: Tensor, positions: Tensor, mask: Mask, types: Tensor | None) -> Tensor:
         x = self.embed(tokens, positions, types)
-        position = self.positions.place(positions, keys=length)
+        position = self.positions.place(positions, keys=tokens.shape[1])
         with changing_lengths(x.device):
             for block in self.blocks:
                 x = block(x, mask, position)
-        return Context(self.norm(x), None if segments is None else segments != 0)
+        return self.norm(x)
 
     def embed(self, tokens: Tensor, positions: Tensor, types: Tensor | None) -> Tensor:
         x, added = self.token_embed(tokens), self.positions.embed(positions)

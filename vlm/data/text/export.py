@@ -4,7 +4,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from vlm.data.text.hugging_face import MARIAN
+from vlm.data.text.hugging_face import MARIAN, MODELS
+from vlm.data.text.library import PieceModelTokenizer
 from vlm.data.text.piece_table import PieceTableTokenizer
 from vlm.data.text.subwords import BYTE_OF, SubwordTokenizer, WordPieceTokenizer
 from vlm.data.text.tokenizer import ByteTokenizer, CharTokenizer, SentencePieceTokenizer
@@ -12,14 +13,18 @@ from vlm.data.text.tokenizer_base import SPACE, Tokenizer
 
 
 def tokenizer_files(tokenizer: Tokenizer) -> dict[str, str | bytes]:
-    """Name and content of each file of a tokenizer: Marian's as they were, of others tokenizer.json.
+    """Name and content of each file of a tokenizer: SentencePiece's own as they were, of others tokenizer.json.
 
     Texts get the same ids, except if they contain a special token or U+2581, SentencePiece's mark for a space.
     """
-    if isinstance(tokenizer, PieceTableTokenizer) and len(tokenizer.models()) == len(MARIAN):
-        vocab = {tokenizer.table[id]: id for id in range(tokenizer.vocab_size)}
-        texts = {"vocab.json": json.dumps(vocab), "tokenizer_config.json": '{"tokenizer_class": "MarianTokenizer"}\n'}
-        return {**dict(zip(MARIAN, tokenizer.models(), strict=True)), **texts}
+    if isinstance(tokenizer, PieceModelTokenizer):
+        return {MODELS[0]: tokenizer.model()}
+    if isinstance(tokenizer, PieceTableTokenizer):
+        vocab = {"vocab.json": json.dumps({piece: id for id, piece in enumerate(tokenizer.table)})}
+        if len(tokenizer.models()) < len(MARIAN):
+            return {MODELS[0]: tokenizer.models()[0], **vocab}
+        vocab["tokenizer_config.json"] = '{"tokenizer_class": "MarianTokenizer"}\n'
+        return {**dict(zip(MARIAN, tokenizer.models(), strict=True)), **vocab}
     from tokenizers import AddedToken
 
     library = _made(tokenizer)
@@ -33,6 +38,16 @@ def tokenizer_files(tokenizer: Tokenizer) -> dict[str, str | bytes]:
         "tokenizer.json": library.to_str(pretty=False),
         "tokenizer_config.json": json.dumps(settings, indent=2, ensure_ascii=False),
     }
+
+
+def pieces(tokenizer: Tokenizer) -> list[str] | None:
+    """The bytes of each id as Latin-1: joined and read as UTF-8, those of a text are the text.
+
+    None for a tokenizer that writes more than its pieces; its own files say what.
+    """
+    if type(tokenizer).decode not in (Tokenizer.decode, PieceTableTokenizer.decode):
+        return None
+    return [tokenizer.bytes_of(id).decode("latin1") for id in range(tokenizer.vocab_size)]
 
 
 def _special(tokenizer: Tokenizer) -> Mapping[str, int | None]:

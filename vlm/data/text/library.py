@@ -208,6 +208,10 @@ class PieceModelTokenizer(Tokenizer):
     def decode(self, ids: Sequence[int]) -> str:
         return self._model.decode([id for id in ids if self._row(id)[0]])
 
+    def model(self) -> bytes:
+        """The SentencePiece model, as its file holds it."""
+        return self._model.serialized_model_proto()
+
     def _build(self, learned: bytes) -> Sequence[Row]:
         import sentencepiece
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from vlm.nn.blocks import MLP, GatedMLP
 from vlm.nn.position import PositionInfo
-from vlm.nn.step.cache import KeyValueCache
+from vlm.nn.step.cache import Cache
 from vlm.nn.step.int8 import Int8Linear
 from vlm.nn.step.packed import PackedLinear, PackedMLP
 
@@ -70,7 +70,7 @@ class StepBlock:
         self,
         x: Tensor,
         inputs: StepInputs,
-        cache: KeyValueCache,
+        cache: Cache,
         context: tuple[Tensor, Tensor] | None,
         context_bias: Tensor | None,
     ) -> Tensor:
@@ -84,14 +84,13 @@ class StepBlock:
         x = x + self.attend_cache(self.norm1(x) if pre else x, inputs, cache, prefix)
         x = x if pre else self.norm1(x)
         if self.cross is not None and context is not None:
-            x = x + self.attend_context(self.norm_cross(x) if pre else x, context, context_bias)
+            queries = inputs.beams * inputs.length
+            x = x + self.attend_context(self.norm_cross(x) if pre else x, queries, context, context_bias)
             x = x if pre else self.norm_cross(x)
         x = x + self.mlp(self.norm2(x) if pre else x)
         return x if pre else self.norm2(x)
 
-    def attend_cache(
-        self, x: Tensor, inputs: StepInputs, cache: KeyValueCache, prefix: tuple[Tensor, Tensor] | None
-    ) -> Tensor:
+    def attend_cache(self, x: Tensor, inputs: StepInputs, cache: Cache, prefix: tuple[Tensor, Tensor] | None) -> Tensor:
         """Appends the new tokens' keys and values to the cache; self-attention to the prefix and the cache."""
         position, beams, length = inputs.position, inputs.beams, inputs.length
         rows = x.shape[0] // (beams * length)
@@ -111,11 +110,11 @@ class StepBlock:
         out = self.attn.attend(q, k, v, bias=inputs.bias, scale=self.scale)
         return self.proj(out.transpose(1, 2).reshape(x.shape[0], self.heads[0] * self.head_dim))
 
-    def attend_context(self, x: Tensor, context: tuple[Tensor, Tensor], bias: Tensor | None) -> Tensor:
+    def attend_context(self, x: Tensor, queries: int, context: tuple[Tensor, Tensor], bias: Tensor | None) -> Tensor:
         """Cross-attention; the beams of a row are further queries."""
         k, v = context
-        queries = x.shape[0] // max(1, k.shape[0])  # explicit, because -1 fails for a batch without rows
-        q = self.cross_q(x).view(k.shape[0], queries, self.heads[0], self.head_dim).transpose(1, 2)  # (B, N, G * L, K)
+        rows = x.shape[0] // queries
+        q = self.cross_q(x).view(rows, queries, self.heads[0], self.head_dim).transpose(1, 2)  # (B, N, G * L, K)
         if self.cross.qk_norm is not None:
             q = self.cross.qk_norm.queries(q)
         out = self.cross.attend(q, k, v, bias=bias, scale=self.scale)

@@ -1,8 +1,16 @@
-"""Cache of the keys and values of decoded tokens."""
+"""Caches of the keys and values of decoded tokens."""
+
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+
+class Cache(Protocol):
+    """What a step uses of a cache: it appends new keys and values, and gets all of them."""
+
+    def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]: ...
 
 
 class KeyValueCache:
@@ -39,6 +47,21 @@ class KeyValueCache:
     def select(self, rows: Tensor) -> None:
         """Keeps only these rows (B',), in this order."""
         self.keys, self.values = self.keys[rows], self.values[rows]
+
+
+class GrowingCache:
+    """Keys and values that grow by concatenation: tensors in and tensors out, as a traced graph needs them.
+
+    Shapes:
+        keys, values (B, N, P, K); append: k, v (B, N, L, K) -> (B, N, P + L, K)
+    """
+
+    def __init__(self, keys: Tensor, values: Tensor) -> None:
+        self.keys, self.values = keys, values
+
+    def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        self.keys, self.values = torch.cat([self.keys, k], dim=2), torch.cat([self.values, v], dim=2)
+        return self.keys, self.values
 
 
 def as_cached(keys: Tensor) -> Tensor:

@@ -26,7 +26,7 @@ from vlm.inference.text.text_rows import note_cut
 from vlm.inference.text_predictor import TextPredictor
 from vlm.io.output import Output, Records
 from vlm.io.vectors import FORMS, VectorRecords, vector_form
-from vlm.models.classifier import Pool, pool_states
+from vlm.models.classifier import Pool, default_pool, pool_states
 from vlm.models.context import Context
 from vlm.models.decoder import Decoder
 from vlm.models.dual_encoder import DualEncoder
@@ -183,7 +183,7 @@ class Embedder(BatchPredictor, ImagePredictor, TextPredictor):
         types = () if isinstance(encoder, Decoder) else (rows.types,)
         output = encoder(rows.tokens, rows.segments, *types)
         context = output if isinstance(output, Context) else Context(output, rows.segments != 0)
-        return self._pooled(context.one_text_per_row(rows.layout), pooling, "mean")
+        return self._pooled(context.one_text_per_row(rows.layout), pooling, encoder)
 
     def _images(self, pixels: Sequence[Tensor], pooling: str | None) -> Tensor:
         images = normalized(self.model, self.preprocess, torch.stack(list(pixels)).to(self.device))
@@ -192,15 +192,14 @@ class Embedder(BatchPredictor, ImagePredictor, TextPredictor):
         if pooling is None and isinstance(self.model, TimmEncoder):
             return self.model.pooled(images)
         encoder: Any = self.image_encoder
-        has_class = getattr(encoder, "class_token", None) is not None
-        return self._pooled(encoder(images), pooling, "first" if has_class else "mean")
+        return self._pooled(encoder(images), pooling, encoder)
 
-    def _pooled(self, context: Context, pooling: str | None, default: str) -> Tensor:
+    def _pooled(self, context: Context, pooling: str | None, encoder: nn.Module) -> Tensor:
         """States (B, S, D) as one vector each, as asked for or as the model's own head reads them: (B, E)."""
         own = getattr(self.model, "pooled", None)
         if pooling is None and own is not None:
             return own(context)
-        return pool_states(context, POOLINGS[pooling or default], None)
+        return pool_states(context, POOLINGS[pooling] if pooling else default_pool(encoder), None)
 
     def record(self, source: Any, result: np.ndarray, options: Any, *, form: str = "jsonl") -> Rows:
         return [{"input": self.name_of(source), "embedding": vector_form(result, form)}]

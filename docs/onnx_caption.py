@@ -1,0 +1,40 @@
+"""Captions photos without torch or vlm: python docs/onnx_caption.py FOLDER PHOTO..., a folder of `--to onnx`."""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+from PIL import Image
+
+folder, *photos = sys.argv[1:]
+about, pieces = (json.loads(Path(folder, f"{name}.json").read_text("utf-8")) for name in ("graphs", "pieces"))
+graphs = {name: onnxruntime.InferenceSession(f"{folder}/{one['file']}") for name, one in about["graphs"].items()}
+shapes = {name: port["shape"] for name, port in about["graphs"]["step"]["inputs"].items() if name.startswith("past")}
+image, writes = about["image"], about["writes"]
+
+
+def pixels(path: str) -> np.ndarray:
+    """The square in the middle of a photo, as the model reads it: (3, H, W)."""
+    photo, side = Image.open(path).convert("RGB"), image["image_size"]
+    width, height = (int(side / image["crop"]) * length // min(photo.size) for length in photo.size)
+    photo = photo.resize((width, height), Image.Resampling[image["interpolation"].upper()])
+    left, top = round((width - side) / 2), round((height - side) / 2)
+    values = np.asarray(photo.crop((left, top, left + side, top + side)), np.float32) / 255
+    return ((values - np.float32(image["mean"])) / np.float32(image["std"])).transpose(2, 0, 1)
+
+
+state = {name: np.zeros((len(photos), shape[1], 0, shape[3]), np.float32) for name, shape in shapes.items()}
+read = graphs["encoder"].run(None, {"images": np.stack([pixels(path) for path in photos])})
+state |= dict(zip(about["graphs"]["encoder"]["outputs"], read, strict=True))
+state["starts"], tokens = np.zeros(len(photos), np.int64), np.int64([writes["begin"]] * len(photos))
+written = np.zeros((len(photos), 0), np.int64)
+while written.shape[1] < writes["max_tokens"] and not np.isin(written, writes["ends"]).any(1).all():
+    logits, *caches = graphs["step"].run(None, state | {"tokens": tokens})
+    state |= dict(zip(shapes, caches, strict=True))
+    tokens = logits.argmax(1)[:, None]
+    written = np.concatenate([written, tokens], axis=1)
+for path, row in zip(photos, written.tolist(), strict=True):
+    end = next((place for place, token in enumerate(row) if token in writes["ends"]), len(row))
+    print(path, "".join(pieces[token] for token in row[:end]).encode("latin1").decode("utf-8", "replace"), sep="\t")

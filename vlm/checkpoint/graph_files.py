@@ -1,0 +1,142 @@
+"""Models as files of graphs, ONNX's or torch.export's, with a description for programs that have neither torch nor vlm.
+
+`graphs.json` describes them: the names, types and shapes of inputs and outputs, images, special tokens, classes. It is
+written last, so that a folder that has it is whole.
+"""
+
+import json
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from vlm.data.images.image import Preprocess
+from vlm.data.text.export import pieces, tokenizer_files
+from vlm.data.text.prompt_form import PromptForm
+from vlm.data.text.tokenizer import tokenizer_from_state
+from vlm.data.text.tokenizer_base import Tokenizer
+from vlm.errors import UserError
+from vlm.models.decoder import Decoder
+from vlm.models.dual_encoder import DualEncoder
+from vlm.models.graphs import LENGTHS, Graph, Port, graphs_of
+
+GRAPHS = ("onnx", "pt2")
+DESCRIPTION, PIECES = "graphs.json", "pieces.json"
+# What tasks state about the texts that they read, by the names of their options.
+STATED = ("max_len", "pairs", "stride", "longest", "abstains", "marks_shared")
+
+
+def graph_files(about: Mapping[str, Any], model: nn.Module, *, form: str) -> dict[str, Any]:
+    """The files of a model: each graph's, the tokenizer's, and graphs.json.
+
+    Args:
+        about: What the checkpoint says of the model.
+        form: "onnx" or "pt2".
+    Returns:
+        By the file's name, its content or a function that writes it to a path.
+    Raises:
+        UserError: A package is missing, or a part of the model has no graph.
+    """
+    if form == "onnx":
+        require_onnx()
+    if "form" in about and "preprocess" in about:
+        raise UserError("model: it reads images inside a text, for which there is no graph; export --to safetensors")
+    image = Preprocess.from_state(about["preprocess"]).state() if "preprocess" in about else {}
+    graphs = graphs_of(model, image_size=image.get("image_size"), embedding=about.get("embedding"))
+    files: dict[str, Any] = {f"{graph.name}.{form}": traced(graph, form=form) for graph in graphs}
+    described = {"format": 1, "task": about["task"], "graphs": {graph.name: _ports(graph, form) for graph in graphs}}
+    if image:
+        described["image"] = image | {"channels": "RGB", "normalized": "(value / 255 - mean) / std"}
+    if "tokenizer" in about:
+        tokenizer = tokenizer_from_state(about["tokenizer"])
+        own = tokenizer_files(tokenizer)
+        if (texts := pieces(tokenizer)) is not None:
+            own[PIECES] = json.dumps(texts)
+        files |= own
+        described |= _texts(about, model, graphs, tokenizer) | {"tokenizer_files": [*own]}
+    if "classes" in about:
+        described["classes"] = ["".join(name) for name in about["classes"]]
+    if isinstance(model, DualEncoder):
+        bias = None if model.bias is None else model.bias.item()
+        described["similarity"] = {"scale": model.scale.item(), "bias": bias}
+    return files | {DESCRIPTION: json.dumps(described, indent=1, ensure_ascii=False) + "\n"}
+
+
+def require_onnx() -> None:
+    """Checks that the packages that write ONNX are installed.
+
+    Raises:
+        UserError: One is not; the message says how to install them.
+    """
+    try:
+        import onnx  # noqa: F401
+        import onnxscript  # noqa: F401
+    except ImportError as fault:
+        missing = str(fault.name).partition(".")[0]
+        raise UserError(f'--to onnx: needs the package {missing}; pip install "vlm-lightning[onnx]"') from fault
+
+
+def traced(graph: Graph, *, form: str) -> Callable[[Path], object]:
+    """Traces a graph; returns the function that writes it to a path.
+
+    Raises:
+        UserError: It cannot be traced.
+    """
+    dims = {name: torch.export.Dim(name, min=0 if name == "past" else 1) for name in LENGTHS}
+    example = tuple(port.example() for port in graph.inputs.values())
+    shapes = (tuple(_named(port, dims) for port in graph.inputs.values()),)
+    try:
+        with warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("ignore")  # of the exporter's own internals
+            exported = torch.export.export(graph.eval(), example, dynamic_shapes=shapes)
+            if form == "pt2":
+                return partial(torch.export.save, exported)
+            names: dict[str, Any] = {"input_names": [*graph.inputs], "output_names": [*graph.outputs]}
+            program = torch.onnx.export(exported, dynamic_shapes=shapes, dynamo=True, verbose=False, **names)
+    except Exception as fault:  # a class of the user's own may do anything
+        reason = (str(fault).strip().splitlines() or [type(fault).__name__])[0]
+        raise UserError(f"model: its {graph.name} cannot be traced ({reason:.200}); export --to safetensors") from fault
+    assert program is not None
+    return program.save
+
+
+def _named(port: Port, dims: Mapping[str, Any]) -> dict[int, Any]:
+    return {axis: dims[size] for axis, size in enumerate(port.shape) if isinstance(size, str)}
+
+
+def _ports(graph: Graph, form: str) -> dict[str, Any]:
+    """A graph as graphs.json describes it."""
+
+    def shown(ports: Mapping[str, Port]) -> dict[str, Any]:
+        return {
+            name: {"type": str(port.dtype).removeprefix("torch."), "shape": [*port.shape]}
+            for name, port in ports.items()
+        }
+
+    return {"file": f"{graph.name}.{form}", "inputs": shown(graph.inputs), "outputs": shown(graph.outputs)}
+
+
+def _texts(about: Mapping[str, Any], model: Any, graphs: Sequence[Graph], tokenizer: Tokenizer) -> dict[str, Any]:
+    """Special tokens, what stands around the texts that the model reads and writes, and their lengths."""
+    ids = {name: getattr(tokenizer, f"{name}_id") for name in ("pad", "bos", "eos", "unk", "mask")}
+    described: dict[str, Any] = {"tokens": ids | {"vocab_size": tokenizer.vocab_size}}
+    if any("mask" in graph.inputs for graph in graphs):
+        around = {"begin": tokenizer.read_begin, "end": [tokenizer.eos_id]}
+        described["reads"] = around | {name: about[name] for name in STATED if name in about}
+    if any(graph.name == "step" for graph in graphs):
+        options, alone = about.get("decoding", {}), isinstance(model, Decoder)
+        described["writes"] = {
+            "begin": [*tokenizer.starts] if alone else [tokenizer.bos_id, *tokenizer.begin()],
+            "languages": {language: tokenizer.begin(language) for language in tokenizer.languages},
+            "ends": [tokenizer.eos_id, *options.get("ends", ())],
+            "max_len": (model if alone else model.decoder).max_len,
+            "max_tokens": options.get("max_tokens") or about.get("max_tokens"),
+            "options": {name: value for name, value in options.items() if name not in ("ends", "max_tokens")},
+        }
+        if "form" in about:
+            described["writes"]["prompt"] = PromptForm.of(about["form"]).shown()
+    return described

@@ -1,0 +1,306 @@
+"""Models as functions from tensors to tensors, which torch.export can trace: an encoder, a decode step, a head.
+
+Two graphs write a text. "encoder" computes what all steps need of the input: each of its outputs is an input of "step"
+of the same name. "step" reads the next tokens of each row; it returns the logits after the last of them, and the keys
+and values of all tokens so far, which the next step takes:
+
+    past.0.keys (B, N, P, K)  +  tokens (B, L)  ->  present.0.keys (B, N, P + L, K)
+
+Beams are rows: a search repeats the encoder's outputs for each, and reorders the rows of what is past.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vlm.errors import UserError
+from vlm.models.classifier import Classifier, Pool, default_pool, pool_states
+from vlm.models.context import Context, concat_states
+from vlm.models.decoder import Decoder
+from vlm.models.dual_encoder import DualEncoder
+from vlm.models.encoder_decoder import EncoderDecoder
+from vlm.models.masked_language_model import MaskedLanguageModel
+from vlm.models.recurrent import RecurrentEncoder
+from vlm.models.text_classifiers import SequenceClassifier, TokenClassifier
+from vlm.models.text_decoder import HiddenStateDecoder
+from vlm.models.text_encoder import TextEncoder
+from vlm.models.timm_encoder import TimmEncoder
+from vlm.nn.mask import as_bias
+from vlm.nn.position import Positions
+from vlm.nn.spelling import Spelling
+from vlm.nn.step.block import StepBlock, StepInputs
+from vlm.nn.step.cache import GrowingCache
+
+# Parts that no graph computes, and why.
+UNTRACED: dict[type[nn.Module], str] = {
+    HiddenStateDecoder: "it keeps a hidden state in place of keys and values",
+    RecurrentEncoder: "it reads token by token",
+    Spelling: "its rows of bytes depend on the words",
+}
+POOLINGS: dict[str, Pool] = {"mean": "mean", "first": "class"}
+# Lengths in the example that a graph is traced with; they differ, so that none is taken for another.
+LENGTHS = {"batch": 2, "tokens": 3, "past": 4, "states": 5, "length": 6, "gaps": 7}
+
+
+class Port(NamedTuple):
+    """Type and shape of an input or output; an axis named in LENGTHS has any length."""
+
+    dtype: torch.dtype
+    shape: tuple[int | str, ...]
+
+    def example(self) -> Tensor:
+        sizes = [size if isinstance(size, int) else LENGTHS[size] for size in self.shape]
+        return torch.full(sizes, self.dtype is torch.bool, dtype=self.dtype)
+
+
+Ports = dict[str, Port]
+
+
+class Graph(nn.Module):
+    """A function of a model from named tensors to named tensors.
+
+    Args:
+        name: Its name among the model's graphs.
+        model: Holds the weights.
+        function: Takes the inputs by name and returns the outputs in order.
+    """
+
+    def __init__(
+        self, name: str, model: nn.Module, function: Callable[..., tuple[Tensor, ...]], inputs: Ports, outputs: Ports
+    ) -> None:
+        super().__init__()
+        self.name, self.model, self.function = name, model, function
+        self.inputs, self.outputs = inputs, outputs
+
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        return self.function(**dict(zip(self.inputs, tensors, strict=True)))
+
+
+def graphs_of(model: Any, *, image_size: int | None = None, embedding: Mapping[str, Any] | None = None) -> list[Graph]:
+    """The graphs of a model in evaluation mode.
+
+    Args:
+        image_size: Side of the images that it reads; None for a model of texts.
+        embedding: For an encoder alone, its "pooling" (a name in POOLINGS) and whether to "normalize" vectors.
+    Raises:
+        UserError: There is no graph for a part of the model; the message names it.
+    """
+    for name, part in model.named_modules():
+        if why := next((why for kind, why in UNTRACED.items() if isinstance(part, kind)), None):
+            where = f"model.{name}" if name else "model"
+            raise UserError(f"{where}: {type(part).__name__} has no graph: {why}; export --to safetensors")
+    images = {} if image_size is None else _images(model, image_size)
+    match model:
+        case Decoder():
+            return [step_graph(model)]
+        case EncoderDecoder():
+            return _writing(model, images)
+        case DualEncoder():
+            return _towers(model, images)
+        case Classifier():
+            return [_classifying(model, images)]
+        case SequenceClassifier():
+            return [_classifying(model, _texts(model.encoder))]
+        case TokenClassifier():
+            return [_tagging(model)]
+        case MaskedLanguageModel():
+            return [_filling(model)]
+    inputs = _texts(model) if isinstance(model, TextEncoder) else images
+    if not inputs or not hasattr(model, "dim"):
+        raise UserError(f"model: {type(model).__name__} has no graph; export --to safetensors")
+    return [_embedding(model, inputs, embedding or {})]
+
+
+def step_graph(decoder: Decoder, *, states: int | str = 0, masked: bool = False) -> Graph:
+    """The decode step of a decoder, "step".
+
+    Args:
+        states: Number S of states of its context; a prefix is part of what is past.
+        masked: Whether texts attend to a part of the context only.
+    Shapes:
+        tokens (B, L), right-aligned; starts (B,): columns before a row's first token; past.N.keys and past.N.values
+        (B, N, P, K), P = 0 at first; context_mask (B, S); context.N.keys and context.N.values (B, N, S, K)
+        -> logits (B, V), present.N.keys and present.N.values (B, N, P + L, K)
+    """
+    crossed, blocks = decoder.context_dim is not None, list(decoder._blocks())
+    prefix = 0 if decoder.prefix is None else int(states)
+    first = prefix if decoder.prefix is not None and decoder.prefix.counted else 0
+
+    def step(tokens: Tensor, starts: Tensor, context_mask: Tensor | None = None, **held: Tensor) -> tuple[Tensor, ...]:
+        caches = [GrowingCache(*_pair(held, "past", place)) for place in range(len(blocks))]
+        sizes = {"past": caches[0].keys.shape[2], "length": tokens.shape[1], "prefix": prefix, "first": first}
+        positions, inputs = looked(decoder.positions, starts, **sizes)
+        x = decoder.embed(tokens, positions).flatten(0, 1)  # (B * L, D)
+        bias = None if context_mask is None else as_bias(context_mask, x)[:, None, None]
+        for place, (block, cache) in enumerate(zip(blocks, caches, strict=True)):
+            context = _pair(held, "context", place) if crossed else None
+            x = StepBlock(block).step(x, inputs, cache, context, bias)
+        hidden = decoder.norm(x).unflatten(0, tokens.shape)  # (B, L, D)
+        return decoder.head(hidden[:, -1]), *(part for cache in caches for part in (cache.keys, cache.values))
+
+    rows = Port(torch.int64, ("batch", "tokens")), Port(torch.int64, ("batch",))
+    inputs: Ports = dict(zip(("tokens", "starts"), rows, strict=True)) | _cached(decoder, "past", "past")
+    if crossed:
+        inputs |= {"context_mask": Port(torch.bool, ("batch", states))} if masked else {}
+        inputs |= _cached(decoder, "context", states)
+    logits = Port(torch.float32, ("batch", decoder.head_parts.weight.shape[0]))
+    return Graph("step", decoder, step, inputs, {"logits": logits} | _cached(decoder, "present", "past + tokens"))
+
+
+def looked(
+    positions: Positions, starts: Tensor, *, past: int, length: int, prefix: int, first: int
+) -> tuple[Tensor, StepInputs]:
+    """Positions (B, L) of the next tokens, and the inputs of their step.
+
+    Args:
+        starts: Columns after the prefix that stand before each row's first token, (B,).
+        past: Number of columns before these tokens, the prefix's included.
+        first: Position of a text's first token.
+    """
+    columns = torch.arange(past + length, device=starts.device)
+    own, begins = columns[past:], prefix + starts[:, None]  # (L,), (B, 1)
+    # Padding before a text sees itself: no row of weights is empty.
+    seen = (columns < prefix) | (columns >= torch.minimum(begins, own)[..., None])  # (B, L, P + L)
+    bias = as_bias(seen & (columns <= own[:, None]), torch.empty(0, device=starts.device))[:, None]
+    at = (own - begins).clamp(min=0) + first  # (B, L)
+    position = positions.place(at, keys=past + length - prefix)
+    if position.bias is not None:
+        bias = bias + F.pad(position.bias, (prefix, 0))
+    return at, StepInputs(1, length, position, bias)
+
+
+def _pair(held: Mapping[str, Tensor], name: str, place: int) -> tuple[Tensor, Tensor]:
+    return held[f"{name}.{place}.keys"], held[f"{name}.{place}.values"]
+
+
+def _cached(decoder: Decoder, name: str, length: int | str) -> Ports:
+    """Keys and values of each block: NAME.0.keys, NAME.0.values, NAME.1.keys, ..."""
+    layers = [block.cross_attn if name == "context" else block.attn for block in decoder._blocks()]
+    shapes = [("batch", layer.num_kv_heads, length, layer.head_dim) for layer in layers if layer is not None]
+    ports = ((place, Port(torch.float32, shape)) for place, shape in enumerate(shapes))
+    return {f"{name}.{place}.{part}": port for place, port in ports for part in ("keys", "values")}
+
+
+def _writing(model: EncoderDecoder, images: Ports) -> list[Graph]:
+    """The encoder and the step of a model that writes texts."""
+    decoder: Any = model.decoder
+    readers = [part for part in (model.encoder, getattr(model, "image_encoder", None)) if part is not None]
+    text = next((part for part in readers if isinstance(part, TextEncoder)), None)
+    image: Any = next((part for part in readers if part is not text), None)
+    inputs = ({} if text is None else _texts(text)) | ({} if image is None else images)
+    if decoder.prefix is not None and text is not None:
+        raise UserError(
+            "model.decoder.prefix: has no graph: a prefix of texts has a length of its own in each row; "
+            "export --to safetensors"
+        )
+
+    def context(images: Tensor | None = None, **texts: Tensor) -> Context:
+        parts = ([] if text is None else [text.read(**texts)]) + ([] if images is None else [image(images)])
+        return concat_states(parts)
+
+    def encoder(**tensors: Tensor) -> tuple[Tensor, ...]:
+        read = decoder.read(context(**tensors))
+        mask = [] if read.mask is None else [read.mask]
+        return *mask, *(part for pair in read.keys_values for part in pair)
+
+    with torch.no_grad():
+        example = context(**{name: port.example() for name, port in inputs.items()})
+    masked, states = example.mask is not None, "states" if text is not None else example.states.shape[1]
+    step = step_graph(decoder, states=states, masked=masked)
+    outputs = {name: port for name, port in step.inputs.items() if name.startswith("context")}
+    return [Graph("encoder", model, encoder, inputs, outputs or _cached(decoder, "past", states)), step]
+
+
+def _images(model: nn.Module, size: int) -> Ports:
+    """Normalised images, one or several a record."""
+    several = getattr(getattr(model, "encoder", model), "count", None)
+    return {"images": Port(torch.float32, ("batch", *([several] if several else []), 3, size, size))}
+
+
+def _texts(encoder: Any) -> Ports:
+    """Texts as an encoder reads them, filled up to one length; the mask is False after the end of each."""
+    whole = ("batch", "length")
+    types = {} if encoder.type_embed is None else {"types": Port(torch.int64, whole)}
+    return {"tokens": Port(torch.int64, whole), "mask": Port(torch.bool, whole)} | types
+
+
+def _context(encoder: Any, tensors: Mapping[str, Tensor]) -> Context:
+    return encoder(tensors["images"]) if "images" in tensors else encoder.read(**tensors)
+
+
+def _classifying(model: Classifier | SequenceClassifier, inputs: Ports) -> Graph:
+    """Logits of classes, and the vector that they are computed of, which is the input's embedding."""
+
+    def function(**tensors: Tensor) -> tuple[Tensor, ...]:
+        pooled = model.pooled(_context(model.encoder, tensors))
+        return model.head(pooled), pooled
+
+    count, width = model.head.weight.shape
+    outputs = {name: Port(torch.float32, ("batch", size)) for name, size in (("logits", count), ("vector", width))}
+    return Graph("model", model, function, inputs, outputs)
+
+
+def _tagging(model: TokenClassifier) -> Graph:
+    def function(**texts: Tensor) -> tuple[Tensor, ...]:
+        return (model.head(_context(model.encoder, texts).states),)
+
+    outputs = {"logits": Port(torch.float32, ("batch", "length", model.head.out_features))}
+    return Graph("model", model, function, _texts(model.encoder), outputs)
+
+
+def _filling(model: MaskedLanguageModel) -> Graph:
+    """Logits of the tokens at some places: indices in the flattened rows."""
+
+    def function(places: Tensor, **texts: Tensor) -> tuple[Tensor, ...]:
+        states = _context(model.encoder, texts).states.flatten(0, 1)  # (B * L, D)
+        return (model.head.logits(states.index_select(0, places)),)
+
+    inputs = _texts(model.encoder) | {"places": Port(torch.int64, ("gaps",))}
+    return Graph("model", model, function, inputs, {"logits": Port(torch.float32, ("gaps", len(model.head.weight)))})
+
+
+def _towers(model: DualEncoder, images: Ports) -> list[Graph]:
+    """Embeddings of images, and those of texts, of norm 1."""
+    of_texts: Any = model.text_encoder
+    last, fill = model.text_pool == "last", model.text_fill
+
+    def embed_images(images: Tensor) -> tuple[Tensor, ...]:
+        return (model.embed_images(images),)
+
+    def embed_texts(tokens: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
+        if fill is not None:  # all tokens see what fills a text, from which its begin is taken
+            tokens = F.pad(
+                torch.where(mask, tokens, fill)[:, 1:], (0, of_texts.max_len + 1 - tokens.shape[1]), value=fill
+            )
+            mask = torch.ones_like(tokens, dtype=torch.bool)
+        causal = isinstance(of_texts, Decoder)
+        states = of_texts(tokens) if causal else of_texts.read(tokens, mask).states  # (B, L, D)
+        place = mask.sum(1) - 1 if last else torch.zeros_like(tokens[:, 0])
+        chosen = states.gather(1, place[:, None, None].expand(-1, 1, states.shape[2]))[:, 0]  # (B, D)
+        return (F.normalize(model.text_projection(chosen).float(), dim=-1),)
+
+    width = model.text_projection.out_features
+    outputs = {"vector": Port(torch.float32, ("batch", width))}
+    whole = ("batch", "length")
+    texts = {"tokens": Port(torch.int64, whole), "mask": Port(torch.bool, whole)}
+    return [Graph("images", model, embed_images, images, outputs), Graph("texts", model, embed_texts, texts, outputs)]
+
+
+def _embedding(model: Any, inputs: Ports, stated: Mapping[str, Any]) -> Graph:
+    """An encoder's states and their pooled vector, as `vlm embed` gives it."""
+    pool = POOLINGS[stated["pooling"]] if stated.get("pooling") else default_pool(model)
+    whole = isinstance(model, TimmEncoder) and not stated.get("pooling")  # timm pools by itself
+
+    def function(**tensors: Tensor) -> tuple[Tensor, ...]:
+        context = _context(model, tensors)
+        pooled = model.pooled(**tensors) if whole else pool_states(context, pool, None)
+        return context.states, F.normalize(pooled, dim=-1) if stated.get("normalize") else pooled
+
+    with torch.no_grad():
+        states, pooled = function(**{name: port.example() for name, port in inputs.items()})
+    counted = "length" if isinstance(model, TextEncoder) else states.shape[1]
+    shapes = {"states": ("batch", counted, states.shape[2]), "vector": ("batch", pooled.shape[1])}
+    return Graph("model", model, function, inputs, {name: Port(torch.float32, shape) for name, shape in shapes.items()})
