@@ -14,6 +14,7 @@ from vlm.checkpoint.export import export
 from vlm.checkpoint.load import load_model, read
 from vlm.cli.main import run as command
 from vlm.data.shapes.scene_captions import main as draw
+from vlm.data.text.tokenizer import tokenizer_from_state
 from vlm.errors import UserError
 from vlm.models.context import Context
 from vlm.models.decoder import Decoder
@@ -210,7 +211,7 @@ def test_heads_and_encoders(tmp_path: Path, task: str, form: str) -> None:
     elif task == "embedding":
         text = "a small red circle"
         expected = vlm.load(path, device="cpu", precision="fp32").embed(text)
-        ids = vlm.load(path, device="cpu", precision="fp32").tokenizer.encode(text)
+        ids = tokenizer_from_state(read(path)["vlm"]["tokenizer"]).encode(text)
         row = torch.tensor([[*about["reads"]["begin"], *ids, *about["reads"]["end"]]])
         given = {"tokens": row, "mask": torch.ones_like(row, dtype=torch.bool), "types": torch.zeros_like(row)}
         torch.testing.assert_close(run("model", **given)[1][0], torch.as_tensor(expected), atol=1e-5, rtol=0)
