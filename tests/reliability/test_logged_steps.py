@@ -52,13 +52,14 @@ def test_a_run_that_ended_with_an_epoch_goes_on(size: int, whole, tmp_path: Path
 
 
 @pytest.mark.parametrize("size", [1, 2])
-@pytest.mark.parametrize("batch", [3, 7, 8, 19], ids=["middle", "last of an epoch", "first of an epoch", "last"])
-def test_a_stopped_run_goes_on(size: int, batch: int, whole, tmp_path: Path, monkeypatch) -> None:
-    with monkeypatch.context() as patch:
-        interrupt_at(batch // size, signal.SIGTERM, patch)
-        stopped = main([*SMALL, f"trainer.max_steps={20 // size}", f"runs={tmp_path}", *batches(size)])
-    assert stopped == 143
-    assert main([f"resume={only_run(tmp_path)}"]) == 0
+def test_a_run_that_is_stopped_again_and_again_goes_on(size: int, whole, tmp_path: Path, monkeypatch) -> None:
+    given = [*SMALL, f"trainer.max_steps={20 // size}", f"runs={tmp_path}", *batches(size)]
+    for batch in (3, 7, 8, 19):  # amid an epoch, in its last and first batch, and in the last of all
+        with monkeypatch.context() as patch:
+            interrupt_at(batch // size, signal.SIGTERM, patch)
+            assert main(given) == 143, batch
+        given = [f"resume={only_run(tmp_path)}"]
+    assert main(given) == 0
     assert logged(only_run(tmp_path)) == whole[size]
 
 

@@ -41,7 +41,7 @@ def test_a_killed_worker_ends_the_run_soon(tmp_path: Path, monkeypatch, capsys) 
     assert main([f"resume={folder}"]) == 0
 
 
-STUCK = {"idle": "", "asleep": "time.sleep(1e6)", "stopped": "os.kill(os.getpid(), signal.SIGSTOP)"}
+STUCK = {"idle": "pass", "asleep": "time.sleep(1e6)", "stopped": "os.kill(os.getpid(), signal.SIGSTOP)"}
 # A checkpoint has no room (batches in shared memory have), and the training loader's first worker gets stuck at its
 # fourth batch, which it reads ahead while the run validates.
 NO_ROOM = """
@@ -64,22 +64,25 @@ fetcher.fetch = counted
 """
 
 
-@pytest.mark.parametrize("worker", [*STUCK])
-def test_a_save_that_fails_after_a_validation_ends_the_run_and_its_workers(
-    nursery: Nursery, tmp_path: Path, worker: str
-) -> None:
+@pytest.mark.slow
+def test_a_save_that_fails_after_a_validation_ends_the_run_and_its_workers(nursery: Nursery, tmp_path: Path) -> None:
     once = ["trainer.val_check_interval=4", "callbacks.checkpoints.every_n_steps=100"]
-    pid = nursery.start([*SMALL, *once], cwd=tmp_path, patch=NO_ROOM % (STUCK[worker] or "pass"))
-    ended = nursery.ended(pid, timeout=200)  # most of it for a busy machine to train
+    pids = {}
+    for worker, stuck in STUCK.items():
+        (tmp_path / worker).mkdir()
+        pids[worker] = nursery.start([*SMALL, *once], cwd=tmp_path / worker, patch=NO_ROOM % stuck)
     try:
-        assert ended is not None, "it hangs"
-        assert ended.status == 1 and "best.ckpt: cannot write the checkpoint (File too large)" in ended.said
-        assert "Traceback" not in ended.said
-        with pytest.raises(ProcessLookupError):  # nobody is left of its group
-            os.killpg(pid, 0)
+        for worker, pid in pids.items():
+            ended = nursery.ended(pid, timeout=200)  # most of it for a busy machine to train
+            assert ended is not None, f"{worker}: it hangs"
+            assert ended.status == 1 and "best.ckpt: cannot write the checkpoint (File too large)" in ended.said
+            assert "Traceback" not in ended.said, worker
+            with pytest.raises(ProcessLookupError):  # nobody is left of its group
+                os.killpg(pid, 0)
     finally:
-        with suppress(ProcessLookupError):
-            os.killpg(pid, signal.SIGKILL)
+        for pid in pids.values():
+            with suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGKILL)
 
 
 @pytest.mark.parametrize(

@@ -123,6 +123,7 @@ def test_an_interrupt_at_any_moment_ends_the_answer_and_leaves_the_conversation_
         signal.signal(signal.SIGALRM, before)
 
 
+@pytest.mark.slow
 def test_an_interrupt_ends_the_answer_and_at_the_prompt_the_command(folder: str) -> None:
     saved_chat(folder, "llama3", room=100_000)
     words = ["-m", "vlm", "chat", "-c", folder, "--greedy", "--max-tokens", "90000", "--device", "cpu"]

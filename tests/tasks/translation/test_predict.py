@@ -4,13 +4,11 @@ import io
 import json
 
 import pytest
-from journey import only_run
-from small import command
+from tiny_checkpoints import FILES
 
 from vlm.checkpoint.load import read
 from vlm.checkpoint.save import write
 from vlm.cli.main import run
-from vlm.training.run.fit import main
 
 TEXTS = [
     "a small red circle",
@@ -24,13 +22,8 @@ BEAM = ["--beam", "3", "--results", "2", "--length-penalty", "0.5"]
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("runs")
-    options = ["trainer.max_epochs=1", "optim.lr=5e-3", "callbacks.ema=null", "task.max_tokens=12"]
-    options += ["data.source.train_scenes=3200", "data.batch_size=32", "model.size.dim=64", "model.size.dropout=0"]
-    options += ["trainer.precision=32-true", "callbacks.checkpoints.every_n_steps=500"]
-    assert main([*command("translation", *options), f"runs={folder}"]) == 0
-    return str(only_run(folder) / "checkpoints" / "best.ckpt")
+def checkpoint():
+    return str(FILES / "translation.ckpt")
 
 
 @pytest.fixture

@@ -96,6 +96,7 @@ def test_checkpoints_keep_it_and_use_it(tmp_path):
     torch.save(timm.create_model("resnet10t").state_dict(), file)
     small = ["trainer=cpu", "trainer.max_steps=1", "data.num_workers=0", "callbacks.progress=null", "data.batch_size=4"]
     small += [f"data.source.{split}_scenes=4" for split in ("train", "val", "test")] + ["model.size.decoder_depth=1"]
+    small += ["model.size.dim=32", "model.size.num_heads=2"]
     encoder = ["model/encoder=timm", "model.encoder.name=resnet10t", f"model.encoder.weights={file}"]
     assert main([*small, *encoder, f"runs={tmp_path / 'runs'}"]) == 0
     (path,) = tmp_path.glob("runs/*/*/checkpoints/best.ckpt")
