@@ -409,22 +409,21 @@ FOLDERS = {
 }
 
 
+# Fixtures whose runs stand for those that the pages name; tiny checkpoints stand for the others.
+RUNS = {"conversations": "trained_joined", "shakespeare_cpu": "trained_text"}
+RUNS |= dict.fromkeys(("classification", "flowers"), "trained_classifier")
 README = PAGES[0].read_text()  # its commands run in any run of the tests; those of other pages alone are slow
 
 
 @pytest.mark.parametrize("command", [pytest.param(c, marks=() if c in README else SLOW) for c in COMMANDS])
-def test_the_commands_of_the_pages_run_as_written(
-    command, place, trained_classifier, trained_text, trained_joined, monkeypatch
-) -> None:
+def test_the_commands_of_the_pages_run_as_written(command, place, request, monkeypatch) -> None:
     program, *arguments = shlex.split(command, comments=True)
     if program == "python" or arguments[0] == "train":  # vlm train is python train.py
         program, arguments = "python", arguments[1:]
     for name in set(re.findall(r"runs/(\w+)/DATE_TIME", command)) - CAPTIONERS:
         run = place / "runs" / name / "DATE_TIME"
-        if name == "conversations":
-            shutil.copytree(trained_joined, run)
-        elif name in ("classification", "flowers", "shakespeare_cpu"):
-            shutil.copytree(trained_text if name == "shakespeare_cpu" else trained_classifier, run)
+        if name in RUNS:
+            shutil.copytree(request.getfixturevalue(RUNS[name]), run)
         else:
             (run / "checkpoints").mkdir(parents=True)
             shutil.copy(TINY / f"{name}.ckpt", run / "checkpoints" / "best.ckpt")

@@ -300,17 +300,3 @@ def test_names_that_are_no_utf8_or_hold_a_newline(checkpoint, tmp_path):
     error, gone = [line for line in done.stderr.decode().splitlines() if line.startswith("error:")]
     assert error.startswith(f"error: {tmp_path}/\\udcffbad.png: damaged")
     assert gone == "error: /\\udcff"  # its second line is no error
-
-
-CAPTION = pytest.param(["caption", SCENES, "--device", "cpu"], marks=pytest.mark.slow)
-
-
-@pytest.mark.parametrize("arguments", [["info"], CAPTION])
-def test_a_full_stdout_is_a_line_and_status_1(checkpoint, arguments):
-    program = "from vlm.cli.main import main; main()"
-    with open("/dev/full", "w") as full:
-        command = [sys.executable, "-c", program, *arguments, "-c", checkpoint]
-        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
-    assert done.returncode == 1
-    assert done.stderr.startswith("error: stdout: cannot be written (No space left on device)")
-    assert len(done.stderr.splitlines()) == 1
