@@ -70,11 +70,9 @@ print(statistics.median(faults_of_a_tensor() for _ in range(9)))
 """
 
 
-OTHERWISE = pytest.param({"MALLOC_TRIM_THRESHOLD_": "131072"}, False, marks=pytest.mark.slow)
-
-
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc is told")
-@pytest.mark.parametrize(("given", "kept"), [({}, True), OTHERWISE])
+@pytest.mark.slow
+@pytest.mark.parametrize(("given", "kept"), [({}, True), ({"MALLOC_TRIM_THRESHOLD_": "131072"}, False)])
 def test_pages_of_freed_tensors_are_used_again(given: dict[str, str], kept: bool) -> None:
     program = [sys.executable, "-c", FAULTS]
     done = subprocess.run(program, capture_output=True, text=True, env={"PATH": "", **given}, check=True)

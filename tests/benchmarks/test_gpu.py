@@ -1,10 +1,10 @@
 """The scripts for a GPU, as far as a machine without one goes: their plan, their table, and how they end."""
 
 import importlib.util
-import subprocess
 import sys
 from pathlib import Path
 
+import forks
 import pytest
 import torch
 
@@ -60,11 +60,13 @@ def test_a_part_that_fails_is_a_line(module, tmp_path, monkeypatch, code, said):
     assert said in found if said else found == {"a": 1}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n == "all.py" else pytest.mark.slow) for n in SCRIPTS])
-def test_without_a_gpu_a_script_ends_in_a_line(name):
-    options = ["--text", "none"] if name in ("all.py", "same_losses.py", "waits.py") else []
-    options += ["vits"] if name == "training_speed.py" else []
-    done = subprocess.run([sys.executable, str(FOLDER / name), *options], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 2 and "needs a CUDA device" in done.stderr
-    assert len(done.stderr.splitlines()) == 1 and not done.stdout
+def test_without_a_gpu_each_script_ends_in_a_line(tmp_path):
+    options = {name: ["--text", "none"] for name in ("all.py", "same_losses.py", "waits.py")}
+    options["training_speed.py"] = ["vits"]
+    with (tmp_path / "out").open("w") as out:
+        found = forks.run([[str(FOLDER / name), *options.get(name, [])] for name in SCRIPTS], stdout=out)
+    for name, (status, said) in zip(SCRIPTS, found, strict=True):
+        assert status == 2 and "needs a CUDA device" in said and len(said.splitlines()) == 1, (name, said)
+    assert not (tmp_path / "out").read_text()

@@ -149,6 +149,7 @@ def file(tmp_path):
     return tmp_path / "small.gguf"
 
 
+@pytest.mark.slow
 def test_every_command_takes_a_file(file, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     lines = "\n".join(TEXTS)

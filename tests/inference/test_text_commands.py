@@ -3,10 +3,10 @@
 import io
 import json
 import shutil
-import subprocess
 import sys
 from types import SimpleNamespace
 
+import forks
 import pytest
 from tiny_checkpoints import COMMANDS, FILES, STORY
 
@@ -147,30 +147,18 @@ def test_a_full_disk_under_out_is_a_line_and_status_1(task, vlm, story):
     assert err[0].startswith("error: --out /dev/full: cannot be written (No space left on device)")
 
 
-# Each command in a process of its own, which ends as any process of Python; they are forks, to import torch once.
-EACH = """
-import json, os, sys
-import vlm.tasks.captioning.predict
-from vlm.cli.main import main
-for command in json.loads(sys.argv[1]):
-    if os.fork() == 0:
-        sys.argv[1:] = command
-        main()
-    print("status", os.waitstatus_to_exitcode(os.wait()[1]), file=sys.stderr, flush=True)
-"""
-
-
 @pytest.mark.slow
 def test_a_full_stdout_is_a_line_and_status_1(story):
-    commands = [[*words, "-c", str(FILES / f"{task}.ckpt"), "--device", "cpu"] for task, words in COMMANDS.items()]
-    commands.append(["info", "-c", str(FILES / "captioning.ckpt")])
+    commands = [
+        ["-m", "vlm", *words, "-c", str(FILES / f"{task}.ckpt")]
+        for task, words in [*COMMANDS.items(), ("captioning", ["info"])]
+    ]
     with open("/dev/full", "w") as full:
-        program = [sys.executable, "-c", EACH, json.dumps(commands)]
-        done = subprocess.run(program, stdout=full, stderr=subprocess.PIPE, text=True)
-    said = "error: stdout: cannot be written (No space left on device); free space, or use another"
-    lines = done.stderr.splitlines()
-    assert len(lines) == 2 * len(commands) and lines[1::2] == ["status 1"] * len(commands), done.stderr
-    assert all(line.startswith(said) for line in lines[::2]), done.stderr
+        found = forks.run(commands, stdout=full)
+    assert len(found) == len(commands)
+    for status, said in found:
+        assert status == 1 and said.startswith("error: stdout: cannot be written (No space left on device)"), said
+        assert len(said.splitlines()) == 1
 
 
 def test_a_text_of_any_length_is_tagged_some_rows_at_a_time(vlm, monkeypatch):

@@ -5,6 +5,7 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
 import torch
 import transformers
 from gguf_files import decoder, save_gguf
@@ -40,6 +41,7 @@ def trained(folder: Path, monkeypatch, *, stopped: bool = False) -> Path:
     return run
 
 
+@pytest.mark.slow
 def test_adapters_of_a_file_learn_resume_and_go_out(tmp_path, monkeypatch, capsys) -> None:
     torch.manual_seed(0)
     model, tokenizer = decoder("tied")

@@ -22,6 +22,7 @@ from vlm.serving.demo_uses import Values, form_of
 from vlm.tasks.captioning.predict import Captioner
 from vlm.training.run.fit import main
 
+pytestmark = pytest.mark.slow
 LANGUAGES = ("en", "de", "zh")
 ABSENT = ("test3.jpg", "val1.jpg")  # without a German caption
 MAX_LEN = 48  # in tokens: the longest captions are cut

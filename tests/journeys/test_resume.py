@@ -107,6 +107,7 @@ def test_nothing_to_resume_is_an_error(tmp_path: Path, monkeypatch, capsys) -> N
     assert "resume=last" in said and "resume=nowhere" in said and "Traceback" not in said
 
 
+@pytest.mark.slow
 def test_a_timm_run_goes_on_without_the_file_of_its_weights(small_classes, tmp_path) -> None:
     """And so without a network, where they were fetched: the checkpoint holds all weights."""
     import timm

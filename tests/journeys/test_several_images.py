@@ -11,6 +11,7 @@ from vlm.cli.main import run as vlm
 from vlm.errors import UserError
 from vlm.training.run.fit import main
 
+pytestmark = pytest.mark.slow
 TWO = ["data=shapes_differences", "model/encoder=vit_several", "model/fusion=cross", "task.max_tokens=20"]
 
 

@@ -83,6 +83,7 @@ def test_a_projector_learns_between_two_folders(tmp_path, parts, encoder, decode
     assert load_model(loaded).encode(torch.zeros(1, 3, side, side)).states.shape == (1, states, 64)
 
 
+@pytest.mark.slow
 def test_stages_resume_to_the_bit_and_their_captions_go_out(tmp_path, parts, monkeypatch, capsys):
     first = trained(tmp_path / "first", joined(parts, "clip_vision", "small.gguf", FROZEN, "test=false"))
     adapted = joined(parts, "clip_vision", "small.gguf", "model/adapt=lora", f"model.init_from={first}")

@@ -53,6 +53,7 @@ def within(groups: list[Path], *command: str, cwd: Path) -> subprocess.Completed
     return subprocess.run(program, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300)
 
 
+@pytest.mark.slow
 def test_threads_and_workers_follow_the_quota(container, tmp_path) -> None:
     done = within(container, "-c", SHOW, cwd=tmp_path)
     assert done.stdout.split() == ["1", "1", str(MEMORY)], done.stderr

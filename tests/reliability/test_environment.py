@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from forks import ends
 
 ROOT = Path(__file__).parents[2]
 HELPERS = ROOT / "tests" / "helpers"
@@ -58,7 +59,11 @@ def run(request, tmp_path: Path) -> Iterator[Callable[..., subprocess.CompletedP
         assert "Traceback" not in done.stderr and "atplotlib" not in done.stderr, done.stderr
         return done
 
-    run.code, run.here, run.root = code, here, tmp_path  # type: ignore[attr-defined]
+    def each(commands: list[list[str]]) -> list[tuple[int, str]]:
+        """The status of each command, and what it wrote to stderr."""
+        return ends(run(str(HELPERS / "forks.py"), json.dumps(commands)).stderr)
+
+    run.code, run.here, run.root, run.each = code, here, tmp_path, each  # type: ignore[attr-defined]
     yield run
     subprocess.run(["umount", str(small)], check=True)
 
@@ -75,20 +80,21 @@ def test_every_command_works(run) -> None:
     shutil.copytree(run.code / "data" / "sample", run.here / "meine Fotos ü")
     (run.here / "é.json").write_text('[{"image_id": 1, "caption": "ein Hund"}, {"image_id": 2, "caption": "b"}]')
     (run.here / "w.json").write_text('[{"image_id": 1, "caption": "ein Hund"}, {"image_id": 2, "caption": "c"}]')
-    for command in (
-        [str(run.code / "train.py"), "trainer.max_steps=2", *FEW],
-        [str(run.code / "train.py"), "resume=last", "trainer.max_steps=4"],
+    train = str(run.code / "train.py")
+    commands = [
+        [train, "trainer.max_steps=2", *FEW],
+        [train, "resume=last", "trainer.max_steps=4"],
         ["-m", "vlm", "evaluate", "-c", "last", "--out", "auswertung é"],
         ["-m", "vlm", "caption", "meine Fotos ü", "-c", captioner, "--out", "texte ü.txt", "--attention", "schau 狗"],
-        [str(run.code / "train.py"), "task=classification", "trainer.max_steps=2", *FEW, "runs=läufe"],
+        [train, "task=classification", "trainer.max_steps=2", *FEW, "runs=läufe"],
         ["-m", "vlm", "check-data", "--limit", "8", "--out", "seite ü"],
         ["-m", "vlm", "score", "é.json", "w.json", "--out", "werte.txt"],
         ["-m", "vlm", "export", "ausfuhr é", "-c", captioner],
         ["-m", "vlm", "info", "-c", captioner],
         ["-m", "vlm", "doctor"],
-    ):
-        done = run(*command)
-        assert done.returncode == 0, (command, done.stderr)
+    ]
+    for command, (status, said) in zip(commands, run.each(commands), strict=True):
+        assert status == 0, (command, said)
     assert not list(run.here.rglob("*.part"))
     (checkpoint,) = run.here.glob("läufe/*/*/checkpoints/best.ckpt")
     done = run("-m", "vlm", "classify", "meine Fotos ü", "-c", str(checkpoint))
@@ -97,7 +103,7 @@ def test_every_command_works(run) -> None:
     )
 
 
-@pytest.mark.parametrize("full", [False, True])
+@pytest.mark.parametrize(("run", "full"), [("read-only home", False), ("no home", True)], indirect=["run"])
 def test_the_service_answers(run, full: bool) -> None:
     pytest.importorskip("fastapi")
     if full:
@@ -110,18 +116,20 @@ def test_the_service_answers(run, full: bool) -> None:
     assert health == {"status": "ok", "task": "captioning"} and line.endswith(f"\t{answer['results'][0]['text']}\n")
 
 
+@pytest.mark.parametrize("run", ["no home"], indirect=True)
 def test_a_full_disk_is_told_in_a_line(run) -> None:
     captioner, full = str(run.code / "data" / "sample" / "captioner.ckpt"), run.root / "small" / "full"
     full.mkdir()
     fill(full / "filler")
     sample = str(run.code / "data" / "sample")
-    for command in (
+    commands = [
         ["caption", sample, "-c", captioner, "--out", f"{full}/texts.txt"],
         ["caption", sample, "-c", captioner, "--attention", f"{full}/looked"],
         ["check-data", "--limit", "8", "--out", f"{full}/page"],
         ["export", f"{full}/out", "-c", captioner],
         ["train", "trainer.max_steps=2", *FEW, f"runs={full}/runs"],
-    ):
-        done = run("-m", "vlm", *command)
-        errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-        assert done.returncode == 1 and len(errors) == 1 and "No space left" in errors[0], (command, done.stderr)
+    ]
+    found = run.each([["-m", "vlm", *command] for command in commands])
+    for command, (status, said) in zip(commands, found, strict=True):
+        errors = [line for line in said.splitlines() if line.startswith("error: ")]
+        assert status == 1 and len(errors) == 1 and "No space left" in errors[0], (command, said)

@@ -20,7 +20,9 @@ runpy.run_path("train.py", run_name="__main__")
 """
 
 
-@pytest.mark.parametrize("module", ["vlm.training.run.fit", "omegaconf", "lightning"])
+@pytest.mark.parametrize(
+    "module", ["vlm.training.run.fit", "omegaconf", pytest.param("lightning", marks=pytest.mark.slow)]
+)
 def test_it_leaves_no_traceback(module):
     run = [sys.executable, "-c", PROGRAM, module]
     done = subprocess.run(run, cwd=ROOT, capture_output=True, text=True, timeout=120)

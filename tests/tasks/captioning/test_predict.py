@@ -286,6 +286,7 @@ for inputs, status in ((names, 1), (["-"], 0), ([gone], 2)):
 """
 
 
+@pytest.mark.slow
 def test_names_that_are_no_utf8_or_hold_a_newline(checkpoint, tmp_path):
     """In a process of its own: what stdin and stdout do with names is theirs."""
     odd = [os.fsencode(tmp_path) + name for name in (b"/\xff\xfe.png", b"/new\nerror: x.png", b"/\xffbad.png")]

@@ -59,7 +59,7 @@ def test_a_captioner_is_fine_tuned_with_nothing_typed(tmp_path, capfd, name):
     assert Captioner(str(path)).tokenizer.eos_id == Captioner(str(folder)).tokenizer.eos_id
 
 
-@pytest.mark.parametrize("name", ["clip", "siglip"])
+@pytest.mark.parametrize("name", ["clip", pytest.param("siglip", marks=pytest.mark.slow)])
 def test_a_dual_encoder_is_fine_tuned_with_nothing_typed(tmp_path, capfd, name):
     folder = tmp_path / "theirs"
     saved_dual(name, folder)
@@ -162,7 +162,9 @@ def test_a_folder_is_refused_for_a_task_that_it_is_not_for(tmp_path, save, task,
 DECODER = ["trainer.max_steps=2", "test=false", "data.max_len=32"]
 
 
-@pytest.mark.parametrize("name", ["llama3", pytest.param("qwen3", marks=pytest.mark.slow), "gemma"])
+@pytest.mark.parametrize(
+    "name", ["llama3", *(pytest.param(name, marks=pytest.mark.slow) for name in ("qwen3", "gemma"))]
+)
 def test_a_decoder_of_llamas_family_learns_by_adapters_and_goes_out_merged(tmp_path, name):
     folder = tmp_path / "theirs"
     theirs, _ = saved_decoder(folder, name)
