@@ -4,8 +4,9 @@
 
 Without `--gguf` the model is GPT-2 of 124 million random weights; with it, a file of Llama's family. Sides: ours in
 float32 and in int8; `transformers`, eager and compiled with a static cache; CTranslate2 (float32, int8), where it is
-installed; with `--gguf` llama.cpp by llama-cpp-python, from F16 and Q8_0 files of the same dequantised weights and from
-the file itself. Texts are greedy and have no end. Sides take turns, each in a process of its own that makes the same
+installed; ONNX Runtime with what `vlm export --to onnx` writes, whose own profile of each case `--profile DIR` keeps;
+with `--gguf` llama.cpp by llama-cpp-python, from F16 and Q8_0 files of the same dequantised weights and from the file
+itself. Texts are greedy and have no end. Sides take turns, each in a process of its own that makes the same
 calls once before they are timed; the best of all turns counts. "First" is the time of the prompt and one token, and
 tokens a second are of all texts of the batch, after the first token. Texts are compared with those of `transformers`.
 
@@ -27,9 +28,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from engine_sides import SIDES
+
 from vlm.tuning import tune
 
-Write = Callable[[list[list[int]], int], list[list[int]]]  # of prompts of equal length, as many new tokens each
 VOCAB, POSITIONS = 50257, 1024
 READER = """
 #include <stddef.h>
@@ -66,99 +68,6 @@ def word(id: int) -> str:
 def drawn(row: int, length: int) -> list[int]:
     """A prompt of words that lie far apart, another one for each row."""
     return [(row * 7919 + place * 104729) % 40000 + 100 for place in range(length)]
-
-
-def ours(places: dict[str, str], threads: int, rows: int, *, int8: bool = False) -> Write:
-    import torch
-
-    from vlm.decoding.continuation import continue_texts
-    from vlm.decoding.sampling import Sampling
-    from vlm.tasks.language_modeling.predict import TextGenerator
-
-    torch.set_num_threads(threads)
-    generator = TextGenerator(places.get("gguf") or places["folder"], int8=int8)
-    generator.prepack(rows)
-    model = generator.model
-
-    def write(prompts: list[list[int]], count: int) -> list[list[int]]:
-        texts: list[list[int]] = [[] for _ in prompts]
-        plan = Sampling(temperature=0.0)
-        for step in continue_texts(model, prompts, sampling=plan, max_tokens=count, eos_id=-1, seed=0):
-            for drawn in step:
-                texts[drawn.prompt].append(drawn.token)
-        return texts
-
-    return write
-
-
-def transformers(places: dict[str, str], threads: int, rows: int, *, compiled: bool = False) -> Write:
-    import torch
-    from transformers import AutoModelForCausalLM, logging
-
-    logging.set_verbosity_error()
-    torch.set_num_threads(threads)
-    model: Any = AutoModelForCausalLM.from_pretrained(places["folder"], dtype=torch.float32).eval()
-    model.generation_config.eos_token_id = None
-    if compiled:
-        model.generation_config.cache_implementation = "static"
-        model.forward = torch.compile(model.forward)
-
-    @torch.inference_mode()
-    def write(prompts: list[list[int]], count: int) -> list[list[int]]:
-        seen = torch.ones(len(prompts), len(prompts[0]), dtype=torch.long)
-        options: dict[str, Any] = {"do_sample": False, "pad_token_id": 0, "attention_mask": seen}
-        return model.generate(torch.tensor(prompts), max_new_tokens=count, **options)[:, len(prompts[0]) :].tolist()
-
-    return write
-
-
-def ctranslate2(places: dict[str, str], threads: int, rows: int, *, kind: str) -> Write:
-    import ctranslate2
-
-    folder = places["ctranslate2"]
-    generator = ctranslate2.Generator(folder, compute_type=kind, intra_threads=threads, inter_threads=1)
-    words: list[str] = json.loads(Path(folder, "vocabulary.json").read_text())
-
-    def write(prompts: list[list[int]], count: int) -> list[list[int]]:
-        options: dict[str, Any] = {"max_length": count, "min_length": count, "include_prompt_in_result": False}
-        spoken = [[words[id] for id in prompt] for prompt in prompts]
-        found = generator.generate_batch(spoken, beam_size=1, sampling_topk=1, end_token=[], **options)
-        return [one.sequences_ids[0] for one in found]
-
-    return write
-
-
-def llama_cpp(places: dict[str, str], threads: int, rows: int, *, kind: str) -> Write:
-    from llama_cpp import Llama
-
-    if rows > 1:
-        raise ValueError("llama-cpp-python writes one text at a time")
-    sizes: dict[str, Any] = {"n_ctx": 2048, "n_batch": 512, "n_threads": threads, "n_threads_batch": threads}
-    model = Llama(places[kind], verbose=False, **sizes)
-
-    def write(prompts: list[list[int]], count: int) -> list[list[int]]:
-        model.reset()
-        new = model.generate(prompts[0], temp=0.0, repeat_penalty=1.0, reset=True)
-        return [[token for token, _ in zip(new, range(count), strict=False)]]
-
-    return write
-
-
-def side(work: Callable[..., Write], **options: Any) -> Callable[..., Write]:
-    return lambda *about: work(*about, **options)
-
-
-SIDES: dict[str, Callable[..., Write]] = {
-    "ours": ours,
-    "ours, int8": side(ours, int8=True),
-    "transformers": transformers,
-    "transformers, compiled": side(transformers, compiled=True),
-    "CTranslate2": side(ctranslate2, kind="float32"),
-    "CTranslate2, int8": side(ctranslate2, kind="int8"),
-    "llama.cpp, F16": side(llama_cpp, kind="f16"),
-    "llama.cpp, Q8_0": side(llama_cpp, kind="q8_0"),
-    "llama.cpp, as it is": side(llama_cpp, kind="gguf"),
-}
 
 
 def measure(name: str, places: dict[str, str], threads: int, prompts: list[list[int]], new: int) -> dict[str, Any]:
@@ -214,18 +123,21 @@ def apart(*job: Any) -> Any:
 
 def prepared(path: str | None, folder: Path, sides: Sequence[str]) -> dict[str, str]:
     """The model as each engine reads it: paths by name."""
+    from vlm.checkpoint.export import export
+
     places = {"folder": str(folder / "folder")}
     if path is None:
         random_gpt2(places["folder"])
     else:
-        from vlm.checkpoint.export import export
-
         export(path, places["folder"], form="huggingface")
         places["gguf"] = path
         for kind in ("F16", "Q8_0"):
             if f"llama.cpp, {kind}" in sides:
                 places[kind.lower()] = str(folder / f"{kind}.gguf")
                 requantise(path, places[kind.lower()], kind)
+    if "ONNX Runtime" in sides:
+        places["onnx"] = str(folder / "onnx")
+        export(path or places["folder"], places["onnx"], form="onnx")
     if any(name.startswith("CTranslate2") for name in sides):
         from ctranslate2.converters import TransformersConverter
 
@@ -277,12 +189,13 @@ def main() -> None:
     for name, default in (("turns", 2), ("threads", 2), ("new", 32)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--out")
+    parser.add_argument("--profile", metavar="DIR", help="for ONNX Runtime's own profiles, a file of JSON a case")
     options = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = str(options.threads)
     sides = options.sides or [name for name in SIDES if options.gguf or not name.startswith("llama.cpp")]
     results: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory() as folder:
-        places = prepared(options.gguf, Path(folder), sides)
+        places = prepared(options.gguf, Path(folder), sides) | ({"profile": options.profile} if options.profile else {})
         numbers, speed = read_bytes(places["folder"]), apart("bandwidth", options.threads)
         for turn in range(options.turns):
             for rows, length in ((rows, length) for rows in options.batches for length in options.prompts):

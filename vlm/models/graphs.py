@@ -211,7 +211,9 @@ def _writing(model: EncoderDecoder, images: Ports) -> list[Graph]:
     masked, states = example.mask is not None, "states" if text is not None else example.states.shape[1]
     step = step_graph(decoder, states=states, masked=masked)
     outputs = {name: port for name, port in step.inputs.items() if name.startswith("context")}
-    return [Graph("encoder", model, encoder, inputs, outputs or _cached(decoder, "past", states)), step]
+    used = [decoder] if decoder.prefix is not None else [block.cross_attn for block in decoder.blocks]
+    reading = nn.ModuleList([*readers, *used])  # the file holds no more weights than these
+    return [Graph("encoder", reading, encoder, inputs, outputs or _cached(decoder, "past", states)), step]
 
 
 def _images(model: nn.Module, size: int) -> Ports:
