@@ -81,8 +81,9 @@ def _described_files(about: Mapping[str, Any], config: dict[str, Any]) -> dict[s
         config |= special
         if config.get("is_encoder_decoder"):
             special["decoder_start_token_id"] = config["decoder_start_token_id"] = tokenizer.bos_id
-        if "decoder" in config:
-            config["decoder"] |= {name: id for name, id in special.items() if name != "decoder_start_token_id"}
+        for part in ("decoder", "text_config"):  # CLIP pools a text by the end token that its own config names
+            if part in config:
+                config[part] |= {name: id for name, id in special.items() if name != "decoder_start_token_id"}
         # Without a language's token after the begin, which is never predicted, a text would begin by chance.
         first = {"forced_bos_token_id": tokenizer.begin()[0]} if tokenizer.languages else {}
         ends = about.get("decoding", {}).get("ends", ())

@@ -18,7 +18,10 @@ def tokenizer_files(tokenizer: Tokenizer) -> dict[str, str | bytes]:
     Texts get the same ids, except if they contain a special token or U+2581, SentencePiece's mark for a space.
     """
     if isinstance(tokenizer, PieceModelTokenizer):
-        return {MODELS[0]: tokenizer.model()}
+        if not tokenizer.canonicalises:
+            return {MODELS[0]: tokenizer.model()}
+        about = {"tokenizer_class": "SiglipTokenizer", **_pieces(tokenizer)}
+        return {MODELS[1]: tokenizer.model(), "tokenizer_config.json": json.dumps(about)}
     if isinstance(tokenizer, PieceTableTokenizer):
         vocab = {"vocab.json": json.dumps({piece: id for id, piece in enumerate(tokenizer.table)})}
         if len(tokenizer.models()) < len(MARIAN):
@@ -28,7 +31,7 @@ def tokenizer_files(tokenizer: Tokenizer) -> dict[str, str | bytes]:
     from tokenizers import AddedToken
 
     library = _made(tokenizer)
-    special = {name: tokenizer.piece(id) for name, id in _special(tokenizer).items() if id is not None}
+    special = _pieces(tokenizer)
     # Pretrained subword tokenizers have their own special tokens.
     taken = [id for id in range(tokenizer.vocab_size) if not tokenizer.decode([id])]
     pieces = dict.fromkeys([*special.values(), *(tokenizer.piece(id) for id in taken)])
@@ -48,6 +51,10 @@ def pieces(tokenizer: Tokenizer) -> list[str] | None:
     if type(tokenizer).decode not in (Tokenizer.decode, PieceTableTokenizer.decode):
         return None
     return [tokenizer.bytes_of(id).decode("latin1") for id in range(tokenizer.vocab_size)]
+
+
+def _pieces(tokenizer: Tokenizer) -> dict[str, str]:
+    return {name: tokenizer.piece(id) for name, id in _special(tokenizer).items() if id is not None}
 
 
 def _special(tokenizer: Tokenizer) -> Mapping[str, int | None]:

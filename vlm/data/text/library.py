@@ -198,7 +198,7 @@ class PieceModelTokenizer(Tokenizer):
 
     def encode(self, text: str) -> list[int]:
         self._require_fit()
-        if not self._canonical:
+        if not self.canonicalises:
             return self._model.encode(self._prepare(text))
         # At the begin of a text this model's own normalisation drops the space; the unknown piece stands before it.
         unknown = self._model.id_to_piece(self._model.unk_id())
@@ -225,7 +225,7 @@ class PieceModelTokenizer(Tokenizer):
             raise ValueError("an id is outside the vocabulary")
         self.pad_id, self.bos_id, self.eos_id = (parts[name] for name in ("pad", "bos", "eos"))
         self.starts, self.unk_id = parts["starts"], self._model.unk_id()
-        self._canonical = parts.get("canonical") is True
+        self.canonicalises = parts.get("canonical") is True
         return rows
 
 

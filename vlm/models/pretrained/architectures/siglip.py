@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor, nn
 
 from vlm.models.classifier import Classifier
@@ -9,7 +10,7 @@ from vlm.models.dual_encoder import DualEncoder
 from vlm.models.pretrained.architecture import Architecture, Export, Model, Spec, classifier, spec_of
 from vlm.models.pretrained.architectures.clip_vision_model import LAYERS
 from vlm.models.pretrained.architectures.siglip_vision_model import OWN_SIZES, SIGLIP_VISION
-from vlm.models.pretrained.export import export_classifier
+from vlm.models.pretrained.export import export_classifier, export_towers
 from vlm.models.pretrained.fields import Fields, integer
 from vlm.models.pretrained.stack import SIZES, Names, Stack, Weight, layers, token, towers
 from vlm.models.text_encoder import TextEncoder
@@ -33,6 +34,7 @@ SIGLIP_TEXT = Stack(
         **layers(LAYERS, "encoder.layers"),
     },
 )
+TOWERS = {"encoder": SIGLIP_VISION, "text_encoder": SIGLIP_TEXT}
 PAD = integer("pad_token_id", 1, low=0)
 POOL = "vision_model.head"
 
@@ -78,7 +80,26 @@ def class_head(model: Classifier) -> Names:
     return {"head": "classifier"} if model.pool == "mean" else {}
 
 
+def export_dual(model: DualEncoder) -> Export | None:
+    """Both encoders, where ours pools and projects as theirs does."""
+    pool, images = model.attention_pool, model.encoder
+    if not heads(model) or pool is None or type(images) is not ViT or not isinstance(model.text_encoder, TextEncoder):
+        return None
+    unlike = pool.attn.num_heads != images.blocks[0].attn.num_heads  # type: ignore[union-attr]
+    if unlike or not isinstance(model.image_projection, nn.Identity) or model.text_projection.bias is None:
+        return None
+    config, tensors = export_towers(model, TOWERS, heads(model))
+    for kind in ("weight", "bias"):
+        parts = (pool.get_parameter(f"attn.{name}.{kind}") for name in ("q", "kv"))
+        tensors[f"{POOL}.attention.in_proj_{kind}"] = torch.cat([*parts])
+    config["vision_config"] |= {"vision_use_head": True}
+    config["text_config"] |= {PAD.name: model.text_fill, "projection_size": len(model.text_projection.weight)}
+    return {"model_type": "siglip", "architectures": ["SiglipModel"]} | config, tensors
+
+
 def export(model: nn.Module) -> Export | None:
+    if isinstance(model, DualEncoder):
+        return export_dual(model)
     if not isinstance(model, Classifier) or type(model.encoder) is not ViT or model.encoder.class_token is not None:
         return None
     config, tensors = export_classifier(model, SIGLIP_VISION, pool="mean", head=class_head(model))
@@ -87,7 +108,7 @@ def export(model: nn.Module) -> Export | None:
 
 
 ARCHITECTURE = Architecture(
-    parts=lambda config: towers(config, {"encoder": SIGLIP_VISION, "text_encoder": SIGLIP_TEXT}),
+    parts=lambda config: towers(config, TOWERS),
     models={
         "SiglipForImageClassification": Model("classification", classifier("mean")),
         "SiglipModel": Model("contrastive", dual_encoder),
