@@ -13,15 +13,17 @@ about, pieces = (json.loads(Path(folder, f"{name}.json").read_text("utf-8")) for
 graphs = {name: onnxruntime.InferenceSession(f"{folder}/{one['file']}") for name, one in about["graphs"].items()}
 shapes = {name: port["shape"] for name, port in about["graphs"]["step"]["inputs"].items() if name.startswith("past")}
 image, writes = about["image"], about["writes"]
+height, width = np.broadcast_to(image["image_size"], 2).tolist()
 
 
 def pixels(path: str) -> np.ndarray:
-    """The square in the middle of a photo, as the model reads it: (3, H, W)."""
-    photo, side = Image.open(path).convert("RGB"), image["image_size"]
-    width, height = (int(side / image["crop"]) * length // min(photo.size) for length in photo.size)
-    photo = photo.resize((width, height), Image.Resampling[image["interpolation"].upper()])
-    left, top = round((width - side) / 2), round((height - side) / 2)
-    values = np.asarray(photo.crop((left, top, left + side, top + side)), np.float32) / 255
+    """The middle of a photo, as the model reads it: (3, H, W)."""
+    photo = Image.open(path).convert("RGB")
+    wide, high = int(width / image["crop"]), int(height / image["crop"])
+    wide, high = max(wide, high * photo.width // photo.height), max(high, wide * photo.height // photo.width)
+    photo = photo.resize((wide, high), Image.Resampling[image["interpolation"].upper()])
+    left, top = round((wide - width) / 2), round((high - height) / 2)
+    values = np.asarray(photo.crop((left, top, left + width, top + height)), np.float32) / 255
     return ((values - np.float32(image["mean"])) / np.float32(image["std"])).transpose(2, 0, 1)
 
 

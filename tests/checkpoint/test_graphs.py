@@ -96,12 +96,13 @@ def test_a_step_is_the_model_on_whole_rows(kind: str) -> None:
 @pytest.mark.parametrize("options", [{}, {"counted": True}, {"counted": True, "causal": True}, None], ids=str)
 def test_an_encoder_gives_what_the_step_takes(options: dict[str, bool] | None) -> None:
     torch.manual_seed(1)
-    vit = ViT(image_size=16, patch_size=8, dim=16, depth=1, num_heads=2)
+    size = (16, 24)
+    vit = ViT(image_size=size, patch_size=8, dim=16, depth=1, num_heads=2)
     fusion: Any = {"context_dim": 16} if options is None else {"prefix": Prefix(dim=16, context_dim=16, **options)}
     for positions in (LearnedPositions(dim=16, max_len=24), RelativeBias(num_heads=4, max_len=9)):
         model = VisionLanguageModel(encoder=vit, decoder=Decoder(**SIZES, **fusion, positions=positions)).eval()
-        encoder, step = graphs_of(model, image_size=16)
-        images, tokens = torch.randn(3, 3, 16, 16), torch.randint(3, 23, (3, 6))
+        encoder, step = graphs_of(model, image_size=size)
+        images, tokens = torch.randn(3, 3, *size), torch.randint(3, 23, (3, 6))
         fixed = dict(zip(encoder.outputs, encoder.function(images=images), strict=True))
         assert set(fixed) <= set(step.inputs)
         expected = model.head(model(images, tokens))

@@ -28,6 +28,7 @@ from vlm.models.text_classifiers import SequenceClassifier, TokenClassifier
 from vlm.models.text_decoder import HiddenStateDecoder
 from vlm.models.text_encoder import TextEncoder
 from vlm.models.timm_encoder import TimmEncoder
+from vlm.nn.image_size import ImageSize, sides
 from vlm.nn.mask import as_bias
 from vlm.nn.position import Positions
 from vlm.nn.spelling import Spelling
@@ -79,11 +80,13 @@ class Graph(nn.Module):
         return self.function(**dict(zip(self.inputs, tensors, strict=True)))
 
 
-def graphs_of(model: Any, *, image_size: int | None = None, embedding: Mapping[str, Any] | None = None) -> list[Graph]:
+def graphs_of(
+    model: Any, *, image_size: ImageSize | None = None, embedding: Mapping[str, Any] | None = None
+) -> list[Graph]:
     """The graphs of a model in evaluation mode.
 
     Args:
-        image_size: Side of the images that it reads; None for a model of texts.
+        image_size: Height and width of the images that it reads, or one number; None for a model of texts.
         embedding: For an encoder alone, its "pooling" (a name in POOLINGS) and whether to "normalize" vectors.
     Raises:
         UserError: There is no graph for a part of the model; the message names it.
@@ -216,10 +219,10 @@ def _writing(model: EncoderDecoder, images: Ports) -> list[Graph]:
     return [Graph("encoder", reading, encoder, inputs, outputs or _cached(decoder, "past", states)), step]
 
 
-def _images(model: nn.Module, size: int) -> Ports:
+def _images(model: nn.Module, size: ImageSize) -> Ports:
     """Normalised images, one or several a record."""
     several = getattr(getattr(model, "encoder", model), "count", None)
-    return {"images": Port(torch.float32, ("batch", *([several] if several else []), 3, size, size))}
+    return {"images": Port(torch.float32, ("batch", *([several] if several else []), 3, *sides(size)))}
 
 
 def _texts(encoder: Any) -> Ports:
