@@ -28,7 +28,7 @@ def saved_dual(name, folder):
     """Saves a model with its tokenizer and processor; returns all three."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    tokenizer = {"clip": _clip_tokenizer, "siglip": _siglip_tokenizer}[name](folder)
+    tokenizer = TOKENIZERS[name](folder)
     texts = SIZES | {"vocab_size": len(tokenizer), "max_position_embeddings": LENGTHS[name]}
     texts |= {"bos_token_id": tokenizer.bos_token_id or 1, "eos_token_id": tokenizer.eos_token_id}
     texts |= {"pad_token_id": tokenizer.pad_token_id}
@@ -77,3 +77,6 @@ def _siglip_tokenizer(folder):
     )
     (folder / "spiece.model").write_bytes(model.getvalue())
     return SiglipTokenizer(str(folder / "spiece.model"))
+
+
+TOKENIZERS = {"clip": _clip_tokenizer, "siglip": _siglip_tokenizer}
