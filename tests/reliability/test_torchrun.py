@@ -104,7 +104,7 @@ def test_slurm_requeues_and_the_same_command_goes_on(signum, nursery: Nursery, t
         assert nursery.ended(pid) is None
         time.sleep(0.01)
     os.kill(pid, signum)
-    ended = nursery.ended(pid, 30)
+    ended = nursery.ended(pid, 120)
     assert ended and ended.status == 128 + signum and "everything is saved" in ended.said, ended
     asked = (tmp_path / "asked").read_text() if (tmp_path / "asked").is_file() else ""
     # SLURM itself requeues what it has preempted, which it tells by SIGTERM.
