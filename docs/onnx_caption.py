@@ -1,4 +1,7 @@
-"""Captions photos without torch or vlm: python docs/onnx_caption.py FOLDER PHOTO..., a folder of `--to onnx`."""
+"""Captions photos without torch or vlm: python docs/onnx_caption.py FOLDER PHOTO..., a folder of `--to onnx`.
+
+Pillow resizes here, torch in vlm: pixels differ by a few grey levels. Grey borders (`resize=pad`) are not drawn.
+"""
 
 import json
 import sys
@@ -6,9 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import onnxruntime
-from PIL import Image
+from PIL import Image, ImageOps
 
 folder, *photos = sys.argv[1:]
+if not Path(folder, "pieces.json").exists():
+    sys.exit(f"{folder} has no pieces.json: its tokenizer writes more than its pieces")
 about, pieces = (json.loads(Path(folder, f"{name}.json").read_text("utf-8")) for name in ("graphs", "pieces"))
 graphs = {name: onnxruntime.InferenceSession(f"{folder}/{one['file']}") for name, one in about["graphs"].items()}
 shapes = {name: port["shape"] for name, port in about["graphs"]["step"]["inputs"].items() if name.startswith("past")}
@@ -18,9 +23,10 @@ height, width = np.broadcast_to(image["image_size"], 2).tolist()
 
 def pixels(path: str) -> np.ndarray:
     """The middle of a photo, as the model reads it: (3, H, W)."""
-    photo = Image.open(path).convert("RGB")
+    photo = ImageOps.exif_transpose(Image.open(path)).convert("RGB")
     wide, high = int(width / image["crop"]), int(height / image["crop"])
-    wide, high = max(wide, high * photo.width // photo.height), max(high, wide * photo.height // photo.width)
+    if image["resize"] != "squash":
+        wide, high = max(wide, high * photo.width // photo.height), max(high, wide * photo.height // photo.width)
     photo = photo.resize((wide, high), Image.Resampling[image["interpolation"].upper()])
     left, top = round((wide - width) / 2), round((high - height) / 2)
     values = np.asarray(photo.crop((left, top, left + width, top + height)), np.float32) / 255
@@ -39,4 +45,5 @@ while written.shape[1] < writes["max_tokens"] and not np.isin(written, writes["e
     written = np.concatenate([written, tokens], axis=1)
 for path, row in zip(photos, written.tolist(), strict=True):
     end = next((place for place, token in enumerate(row) if token in writes["ends"]), len(row))
-    print(path, "".join(pieces[token] for token in row[:end]).encode("latin1").decode("utf-8", "replace"), sep="\t")
+    text = "".join(pieces[token] for token in row[:end]).encode("latin1").decode("utf-8", "replace")
+    print(path, text.strip(" "), sep="\t")

@@ -51,17 +51,17 @@ def export(path: str, folder: str, *, form: str, trust: str | None = None) -> li
     loaded = read(path)
     with refusing(path):
         model = load_model(loaded, trust=trust)  # before anything is written: the weights fit
-        files: dict[str, Content] = {"README.md": model_card(loaded, locate(path), form=form)}
+        files: dict[str, Content]
         if form in GRAPHS:
-            files |= graph_files(loaded["vlm"], model, form=form)
+            files = graph_files(loaded["vlm"], model, form=form)
         elif form == "safetensors":
-            files[SPECIFICATION] = _json({"format": loaded["format"], "vlm": loaded["vlm"]})
+            files = {SPECIFICATION: _json({"format": loaded["format"], "vlm": loaded["vlm"]})}
             files[WEIGHTS] = partial(_save, weights(loaded))
         else:
             config, tensors = described(model)
-            files |= _described_files(loaded["vlm"], config)
-            files[WEIGHTS] = partial(_save, tensors)
-    return _written(Path(folder), files)
+            files = {**_described_files(loaded["vlm"], config), WEIGHTS: partial(_save, tensors)}
+        card = model_card(loaded, locate(path), form=form)
+    return _written(Path(folder), {"README.md": card, **files})
 
 
 def _described_files(about: Mapping[str, Any], config: dict[str, Any]) -> dict[str, str | bytes]:

@@ -33,7 +33,7 @@ class Written:
         logprob: Log-probability in nats.
         confidence: The geometric mean of its tokens' probabilities.
         words: Its words with their probabilities.
-        lights: For each word, the map (side, side) of where the model looked; none if it offers no maps.
+        lights: For each word, the map (rows, columns) of where the model looked; none if it offers no maps.
     """
 
     logprob: float

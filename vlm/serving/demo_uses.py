@@ -21,7 +21,7 @@ from vlm.serving import demo_html as html
 from vlm.tasks.captioning.predict import Captioner
 from vlm.tasks.language_modeling.predict import TextGenerator, stream
 
-SHOWN = 448  # pixels of the side of a photo that is lit
+SHOWN = 448  # pixels of the longer side of a photo that is lit
 KINDS = (bool, int, str)
 WAYS = ("greedy", "beams", "samples")
 LABELS = {

@@ -33,6 +33,16 @@ def test_texts_are_words_and_numbers_of_the_asked_length():
         DrawnLines(seed=0, longest=3, **LENGTHS)
     with pytest.raises(UserError, match=r"image_size: \[8, 128\] is too small"):
         DrawnLines(seed=0, image_size=(8, 128), **LENGTHS)
+    with pytest.raises(UserError, match="16 is too small for 10 letters turned by 5 degrees; give more pixels"):
+        DrawnLines(seed=0, image_size=16, **LENGTHS)
+
+
+def test_all_lines_of_the_smallest_images_fit():
+    options = {"longest": 6, "turn": 20.0, "train_lines": 300}
+    with pytest.raises(UserError, match="too small"):
+        DrawnLines(seed=0, image_size=(24, 28), **{**LENGTHS, **options})
+    for one in lines("train", 300, image_size=(24, 29), **options):
+        one.image()
 
 
 def test_a_record_is_the_same_each_time_and_fresh_in_each_epoch():

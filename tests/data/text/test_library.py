@@ -11,6 +11,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from transformers import PreTrainedTokenizerFast
 from varied import varied_lines
 
+from vlm.data.text.export import tokenizer_files
 from vlm.data.text.hugging_face import read_tokenizer
 from vlm.data.text.library import PATTERNS, JsonTokenizer
 from vlm.data.text.tokenizer import tokenizer_from_state
@@ -110,12 +111,17 @@ def test_ids_and_texts_are_those_of_transformers(kind: str, tmp_path: Path) -> N
     assert isinstance(ours, JsonTokenizer)
     again = tokenizer_from_state(ours.state())
     assert again.fingerprint == ours.fingerprint and ours.vocab_size == len(theirs)
+    (tmp_path / "out").mkdir()
+    for name, content in tokenizer_files(ours).items():
+        (tmp_path / "out" / name).write_text(str(content), encoding="utf-8")
+    exported = PreTrainedTokenizerFast.from_pretrained(tmp_path / "out")
     special = {"<pad>", "<s>", "</s>"}  # text to ours
     lines = [line for line in varied_lines(400) if not any(one in line for one in special)]
     for line in [*LINES, *lines, "a <tool> in a zebra<tool>"]:
         ids = theirs(line, add_special_tokens=False).input_ids
         assert ours.encode(line) == again.encode(line) == ids
         assert ours.decode([1, *ids, 2]) == theirs.decode([1, *ids, 2], skip_special_tokens=True)
+        assert exported.decode(ids) == theirs.decode(ids)
         assert [*ours.starts, *ids] == theirs(line).input_ids
     assert kind == "unigram" or b"".join(ours._row(id)[0] for id in ours.encode(LINES[-2])) == LINES[-2].encode()
 

@@ -80,13 +80,13 @@ def _preprocess(config: Fields) -> Preprocess:
         raise ValueError("it does not scale pixels to [0, 1]")
     if kind == "Llava" and values.read(flag("do_pad", False)):
         raise ValueError("it pads images to squares")
-    sides = _fitted(values) if KINDS[kind] is FITTED else _sides(values, KINDS[kind])
+    fitting = _fitted(values) if KINDS[kind] is FITTED else _sides(values, KINDS[kind])
     normalized = values.read(flag("do_normalize", True))
     mean = values.read(numbers("image_mean", None, 3, -100, 100)) if normalized else (0.0, 0.0, 0.0)
     std = values.read(numbers("image_std", None, 3, 1e-6, 1e3)) if normalized else (1.0, 1.0, 1.0)
     interpolation = values.read(choice("resample", None, RESAMPLINGS))
     try:
-        return Preprocess(**sides, mean=mean, std=std, interpolation=interpolation)
+        return Preprocess(**fitting, mean=mean, std=std, interpolation=interpolation)
     except UserError as fault:
         raise ValueError(str(fault)) from fault
 

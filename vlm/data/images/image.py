@@ -299,6 +299,8 @@ class Preprocess:
         self.image_size = check_geometry(image_size, self.resize, self.interpolation, self.crop)
         if longest_edge is not None and not (type(longest_edge) is int and 1 <= longest_edge <= MAX_IMAGE_SIZE):
             raise UserError(f"longest_edge={longest_edge!r} is invalid; it must be an integer up to {MAX_IMAGE_SIZE}")
+        if tiles and len({*self.image_size}) > 1:
+            raise UserError(f"tiles are squares, and image_size={plain(self.image_size)} is none; give one number")
         self.mean = _three("mean", default_mean if mean is None else mean)
         self.std = _three("std", default_std if std is None else std)
         if min(self.std) <= 0:

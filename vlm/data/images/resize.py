@@ -82,7 +82,7 @@ def view(image: Image.Image, shape: Shape, resize: str, interpolation: str, crop
         return to_tensor(resize_box(image, box, shape, resize == "pad", interpolation))
     pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1)[None]  # (1, 3, H, W), its channels last in memory
     pixels = torch.nn.functional.interpolate(pixels, size[::-1], mode=interpolation, antialias=True)
-    left, top = (_start(*sides, down=resize == "crop_down") for sides in zip(size, (wide, high), strict=True))
+    left, top = (_start(*pair, down=resize == "crop_down") for pair in zip(size, (wide, high), strict=True))
     return pixels[0, :, top : top + high, left : left + wide].contiguous()
 
 

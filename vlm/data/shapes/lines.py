@@ -18,6 +18,7 @@ from vlm.randomness import key, numpy_rng
 FONTS = ("DejaVuSans", "DejaVuSans-Bold", "DejaVuSans-Oblique", "DejaVuSerif", "DejaVuSerif-Italic", "DejaVuSansMono")
 MARGIN = 2  # pixels
 LETTERS = (0.5, 0.7)  # sizes of the font, as shares of the image's height
+SMALLEST = 4  # pixels of a font
 ONSETS = ("b", "c", "d", "f", "g", "h", "j", "k", "l", "m", "n", "p", "qu", "r", "s", "t", "v", "w", "x", "y", "z", "")
 VOWELS = ("a", "e", "i", "o", "u")
 CODAS = ("", "", "l", "m", "n", "r", "s", "t")
@@ -84,8 +85,12 @@ class DrawnLines(DrawnSource):
         if longest < 4:
             raise UserError(f"data.source.longest: {longest} leaves too few words for three splits; give 4 or more")
         self.shape = sides(image_size)
-        if min(self.shape) < 16:
-            raise UserError(f"data.source.image_size: {plain(image_size)} is too small for letters; give at least 16")
+        widest = "W" + "m" * (longest - 1)
+        if any(next(_fitting(widest, font, SMALLEST, turn, self.shape), None) is None for font in FONTS):
+            raise UserError(
+                f"data.source.image_size: {plain(image_size)} is too small for {longest} letters turned by {turn:g} "
+                "degrees; give more pixels, or a smaller data.source.longest or data.source.turn"
+            )
         self.longest, self.numbers, self.turn, self.noise = longest, numbers, turn, noise
 
     def sample(self, keys: Keys) -> Record:
@@ -122,7 +127,7 @@ def draw_line(line: Line) -> Image.Image:
     """The image of a line, RGB."""
     high, wide = line.shape
     image = Image.new("L", (wide, high), line.paper)
-    font, left, top, width, height, edge = next(_fitting(line))
+    font, left, top, width, height, edge = next(_fitting(line.text, line.font, line.size, line.turn, line.shape))
     x = round(MARGIN + line.place[0] * (wide - 2 * MARGIN - width))
     y = round(edge + line.place[1] * (high - 2 * edge - height))  # Pillow cuts text at a negative fraction
     ImageDraw.Draw(image).text((x - left, y - top), line.text, fill=line.ink, font=font)
@@ -133,13 +138,15 @@ def draw_line(line: Line) -> Image.Image:
     return Image.fromarray(np.clip(np.rint(pixels), 0, 255).astype(np.uint8)).convert("RGB")
 
 
-def _fitting(line: Line) -> Iterator[tuple[ImageFont.FreeTypeFont, float, float, float, float, float]]:
+def _fitting(
+    text: str, name: str, size: int, turn: float, shape: tuple[int, int]
+) -> Iterator[tuple[ImageFont.FreeTypeFont, float, float, float, float, float]]:
     """Yields the font at each size at which the turned text fits, with its box and the room above and below it."""
-    high, wide = line.shape
-    slope = abs(math.sin(math.radians(line.turn)))
-    for size in range(line.size, 3, -1):
-        font = _font(line.font, size)
-        left, top, right, bottom = font.getbbox(line.text)
+    high, wide = shape
+    slope = abs(math.sin(math.radians(turn)))
+    for at in range(size, SMALLEST - 1, -1):
+        font = _font(name, at)
+        left, top, right, bottom = font.getbbox(text)
         width, height = right - left, bottom - top
         edge = MARGIN + slope * width / 2
         if width <= wide - 2 * MARGIN and height <= high - 2 * edge:

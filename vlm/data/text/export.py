@@ -1,11 +1,11 @@
-"""Exports our tokenizers as tokenizer.json, the format of the library `tokenizers`."""
+"""Files of our tokenizers: tokenizer.json, the format of the library `tokenizers`, or SentencePiece's own."""
 
 import json
 from collections.abc import Mapping
 from typing import Any
 
 from vlm.data.text.hugging_face import MARIAN, MODELS
-from vlm.data.text.library import PieceModelTokenizer
+from vlm.data.text.library import JsonTokenizer, PieceModelTokenizer
 from vlm.data.text.piece_table import PieceTableTokenizer
 from vlm.data.text.subwords import BYTE_OF, SubwordTokenizer, WordPieceTokenizer
 from vlm.data.text.tokenizer import ByteTokenizer, CharTokenizer, SentencePieceTokenizer
@@ -74,7 +74,10 @@ def _made(tokenizer: Tokenizer) -> Any:
 
     if isinstance(tokenizer, SubwordTokenizer):
         library = Library.from_str(tokenizer._library.to_str())
-        library.decoder = decoders.WordPiece() if isinstance(tokenizer, WordPieceTokenizer) else decoders.ByteLevel()
+        if isinstance(tokenizer, WordPieceTokenizer):
+            library.decoder = decoders.WordPiece()
+        elif not isinstance(tokenizer, JsonTokenizer):  # which has its own
+            library.decoder = decoders.ByteLevel()
         return library
     vocab = {tokenizer.piece(id): id for id in range(tokenizer.vocab_size)}
     lower: list[Any] = [normalizers.Lowercase()] if tokenizer._options["lowercase"] else []

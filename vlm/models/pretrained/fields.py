@@ -82,7 +82,12 @@ def square(name: str, default: Any) -> Entry:
             raise ValueError
         return sides[0]
 
-    return Entry(name, default, "the side of a square, from 1 to 4096", read)
+    def write(value: Any) -> Any:
+        if not isinstance(value, int):
+            raise ValueError("not a square")
+        return value
+
+    return Entry(name, default, "the side of a square, from 1 to 4096", read, write)
 
 
 def image_size(name: str, default: Any) -> Entry:

@@ -5,7 +5,7 @@ from typing import Any
 from vlm.models.decoder import Decoder
 from vlm.models.pretrained.architecture import Architecture, Model, captioner, spec_of
 from vlm.models.pretrained.architectures import bert, vit
-from vlm.models.pretrained.fields import Fields, image_size, integer, number
+from vlm.models.pretrained.fields import Fields, integer, number, square
 from vlm.models.pretrained.stack import Part, Paths, Stack, layers, table, token
 from vlm.models.vit import ViT
 
@@ -28,7 +28,7 @@ IDS = {"bos_token_id": 30522, "sep_token_id": 102, "pad_token_id": 0}  # [DEC], 
 BLIP_VISION = Stack(
     kind=ViT,
     model_type="blip_vision_model",
-    sizes={**vit.VIT.sizes, "image_size": image_size("image_size", 384), "norm_eps": number("layer_norm_eps", 1e-5)},
+    sizes={**vit.VIT.sizes, "image_size": square("image_size", 384), "norm_eps": number("layer_norm_eps", 1e-5)},
     names={
         "class_token": token("embeddings.class_embedding"),
         "positions.weight": table("embeddings.position_embedding"),

@@ -29,11 +29,12 @@ def _no_bias(weight: Tensor) -> Tensor:
     return weight.new_zeros(len(weight))
 
 
+IMAGES = {"image_size": square("image_size", 224), "patch_size": square("patch_size", 32)}
 CLIP_VISION = Stack(
     kind=ViT,
     model_type="clip_vision_model",
     prefix="vision_model.",
-    sizes=SIZES | IMAGE_SIZES | OWN_DEFAULTS | {"patch_size": square("patch_size", 32), "embed_norm": True},
+    sizes=SIZES | IMAGE_SIZES | IMAGES | OWN_DEFAULTS | {"embed_norm": True},
     names={
         "class_token": Weight(("embeddings.class_embedding",)),
         "positions.weight": POSITIONS,

@@ -2,7 +2,7 @@
 
 from vlm.models.pretrained.architecture import Architecture
 from vlm.models.pretrained.architectures.clip_vision_model import LAYERS
-from vlm.models.pretrained.fields import choice, number
+from vlm.models.pretrained.fields import choice, number, square
 from vlm.models.pretrained.stack import ACTIVATIONS, IMAGE_SIZES, SIZES, Part, Stack, layers
 from vlm.models.vit import ViT
 
@@ -10,6 +10,7 @@ OWN_SIZES = {
     "activation": choice("hidden_act", "gelu_pytorch_tanh", ACTIVATIONS),
     "norm_eps": number("layer_norm_eps", 1e-6),
     "class_token": False,
+    "image_size": square("image_size", 224),
 }
 SIGLIP_VISION = Stack(
     kind=ViT,
