@@ -122,10 +122,13 @@ class TestHydrasCommandLine:
 
         sys.argv = ["train.py", "seed=4"]
         assert command.run(main, ["seed=4"]) == 0
+        sys.argv = ["train.py", "hydra.verbose=false", "seed=5"]
+        assert command.run(main, sys.argv[1:]) == 0
         sys.argv = ["vlm", "train", "-m", "seed=1,2"]
         assert command.run(main, ["-m", "seed=1,2"]) == 0
         assert seen == [
             (False, ["train.py", "seed=4"]),
+            (False, ["train.py", "hydra.verbose=false", "seed=5"]),
             (False, ["vlm", "train", "seed=1"]),
             (False, ["vlm", "train", "seed=2"]),
         ]

@@ -103,7 +103,7 @@ def _run_hydra(main: Main, options: Namespace, check: Check | None, *, prefix: l
     def job(config: DictConfig) -> float | None:
         own = HydraConfig.get()
         learns = own.runtime.choices["hydra/sweeper"] != "basic"
-        record = Path(scratch) / f"job-{own.job.num:06}.json"
+        record = Path(scratch) / (f"job-{own.job.num:06}.json" if sweeps else "job.json")  # a run has no number
         command, line = typed, [*_flags(options, *_PLACES), *own.overrides.task]
         if sweeps:
             # What Lightning starts again for each further device is this job, not the sweep.
@@ -127,7 +127,7 @@ def _run_hydra(main: Main, options: Namespace, check: Check | None, *, prefix: l
             raise SystemExit(status)
         if status and os.getpid() != process:  # a launcher's process, whose list of statuses is not ours
             raise UserError(f"job {own.job.num} ended with status {status}", status)
-        return sweep.score(record) if sweep and learns and not status else None
+        return sweep.score(record) if sweeps and sweep and learns and not status else None
 
     with ExitStack() as stack:
         stack.callback(setattr, HydraConfig.instance(), "cfg", None)
