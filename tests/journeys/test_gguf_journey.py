@@ -5,10 +5,11 @@ import os
 import signal
 from pathlib import Path
 
+import chats
 import pytest
 import torch
 import transformers
-from gguf_files import decoder, save_gguf
+from gguf_files import save_gguf
 from hugging import TEXTS
 from journey import results
 
@@ -44,8 +45,10 @@ def trained(folder: Path, monkeypatch, *, stopped: bool = False) -> Path:
 @pytest.mark.slow
 def test_adapters_of_a_file_learn_resume_and_go_out(tmp_path, monkeypatch, capsys) -> None:
     torch.manual_seed(0)
-    model, tokenizer = decoder("tied")
-    save_gguf(tmp_path / "small.gguf", model, tokenizer, kind="Q8_0")
+    tokenizer = chats.saved_chat(tmp_path / "chat", "chatml")  # an instruct model's file
+    model = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "chat")
+    values = {"tokenizer.chat_template": tokenizer.chat_template}
+    save_gguf(tmp_path / "small.gguf", model, tokenizer, kind="F16", pre="smollm", values=values)
     (tmp_path / "text.txt").write_text("\n".join(TEXTS * 8))
     whole, resumed = (trained(tmp_path, monkeypatch, stopped=stopped) for stopped in (False, True))
     one, other = (read_file(run / "checkpoints" / "last.ckpt") for run in (whole, resumed))

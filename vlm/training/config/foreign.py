@@ -25,7 +25,7 @@ def foreign_config(path: str, about: Mapping[str, Any], overrides: Sequence[str]
     task = str(about["task"])
     if task == "embedding":
         raise UserError(f"{path}: holds an encoder alone, which no split scores; give a model with a head")
-    if "form" in about:
+    if "form" in about and "preprocess" in about:
         raise UserError(
             f"{path}: reads its images inside prompts, which an evaluation does not write; caption the images with "
             "`vlm caption --format jsonl --out FILE`, and compare with `vlm score`"

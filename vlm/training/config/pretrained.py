@@ -72,7 +72,7 @@ def described(place: str | None, key: str) -> tuple[str, Any, dict[str, Any]]:
 
 def _of_folder(place: str | None, choices: Mapping[str, str]) -> Iterator[str]:
     folder, specified, about = described(place, "model.path")
-    if "form" in about:
+    if "form" in about and "preprocess" in about:  # it reads images inside its text
         raise UserError(
             f"model.path={place}: holds a {about['origin']}, which is used, not trained from; choose another"
         )
