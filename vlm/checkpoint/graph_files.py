@@ -16,7 +16,7 @@ from torch import nn
 
 from vlm.data.images.image import Preprocess
 from vlm.data.text.export import pieces, tokenizer_files
-from vlm.data.text.prompt_form import PromptForm
+from vlm.data.text.prompt_form import PromptForm, reads_images_inside_texts
 from vlm.data.text.tokenizer import tokenizer_from_state
 from vlm.data.text.tokenizer_base import Tokenizer
 from vlm.errors import UserError
@@ -31,7 +31,7 @@ STATED = ("max_len", "pairs", "stride", "longest", "abstains", "marks_shared")
 
 
 def graph_files(about: Mapping[str, Any], model: nn.Module, *, form: str) -> dict[str, Any]:
-    """The files of a model: each graph's, the tokenizer's, and graphs.json.
+    """Files of an exported model: its graphs, its tokenizer, and graphs.json.
 
     Args:
         about: What the checkpoint says of the model.
@@ -43,7 +43,7 @@ def graph_files(about: Mapping[str, Any], model: nn.Module, *, form: str) -> dic
     """
     if form == "onnx":
         require_onnx()
-    if "form" in about and "preprocess" in about:
+    if reads_images_inside_texts(about):
         raise UserError("model: it reads images inside a text, for which there is no graph; export --to safetensors")
     image = Preprocess.from_state(about["preprocess"]).state() if "preprocess" in about else {}
     graphs = graphs_of(model, image_size=image.get("image_size"), embedding=about.get("embedding"))
@@ -111,13 +111,13 @@ def _named(port: Port, dims: Mapping[str, Any]) -> dict[int, Any]:
 def _ports(graph: Graph, form: str) -> dict[str, Any]:
     """A graph as graphs.json describes it."""
 
-    def shown(ports: Mapping[str, Port]) -> dict[str, Any]:
+    def as_json(ports: Mapping[str, Port]) -> dict[str, Any]:
         return {
             name: {"type": str(port.dtype).removeprefix("torch."), "shape": [*port.shape]}
             for name, port in ports.items()
         }
 
-    return {"file": f"{graph.name}.{form}", "inputs": shown(graph.inputs), "outputs": shown(graph.outputs)}
+    return {"file": f"{graph.name}.{form}", "inputs": as_json(graph.inputs), "outputs": as_json(graph.outputs)}
 
 
 def _texts(about: Mapping[str, Any], model: Any, graphs: Sequence[Graph], tokenizer: Tokenizer) -> dict[str, Any]:

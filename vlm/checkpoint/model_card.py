@@ -41,21 +41,22 @@ tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
 ids = model.generate(**tokenizer(["A text."], return_tensors="pt"))
 tokenizer.batch_decode(ids, skip_special_tokens=True)""",
 }
+
+
+def _graph_use(package: str, opened: str) -> list[str]:
+    return [
+        *("import json", f"import {package}", ""),
+        'about = json.load(open(f"{folder}/graphs.json"))  # inputs, outputs, images, special tokens, classes',
+        'files = {name: graph["file"] for name, graph in about["graphs"].items()}',
+        "graphs = {name: " + opened.format('f"{folder}/{file}"') + " for name, file in files.items()}",
+    ]
+
+
 # Of the other forms.
 OTHER_USE = {
     "safetensors": ["import vlm", "", "model = vlm.load(folder)"],
-    "onnx": [
-        *("import json", "import onnxruntime", ""),
-        'about = json.load(open(f"{folder}/graphs.json"))  # inputs, outputs, images, special tokens, classes',
-        'files = {name: graph["file"] for name, graph in about["graphs"].items()}',
-        'graphs = {name: onnxruntime.InferenceSession(f"{folder}/{file}") for name, file in files.items()}',
-    ],
-    "pt2": [
-        *("import json", "import torch", ""),
-        'about = json.load(open(f"{folder}/graphs.json"))  # inputs, outputs, images, special tokens, classes',
-        'files = {name: graph["file"] for name, graph in about["graphs"].items()}',
-        'graphs = {name: torch.export.load(f"{folder}/{file}").module() for name, file in files.items()}',
-    ],
+    "onnx": _graph_use("onnxruntime", "onnxruntime.InferenceSession({})"),
+    "pt2": _graph_use("torch", "torch.export.load({}).module()"),
 }
 
 

@@ -100,21 +100,21 @@ def graphs_of(
         case Decoder():
             return [step_graph(model)]
         case EncoderDecoder():
-            return _writing(model, images)
+            return _writer_graphs(model, images)
         case DualEncoder():
-            return _towers(model, images)
+            return _dual_graphs(model, images)
         case Classifier():
-            return [_classifying(model, images)]
+            return [_classifier_graph(model, images)]
         case SequenceClassifier():
-            return [_classifying(model, _texts(model.encoder))]
+            return [_classifier_graph(model, _texts(model.encoder))]
         case TokenClassifier():
-            return [_tagging(model)]
+            return [_tagger_graph(model)]
         case MaskedLanguageModel():
-            return [_filling(model)]
+            return [_filler_graph(model)]
     inputs = _texts(model) if isinstance(model, TextEncoder) else images
     if not inputs or not hasattr(model, "dim"):
         raise UserError(f"model: {type(model).__name__} has no graph; export --to safetensors")
-    return [_embedding(model, inputs, embedding or {})]
+    return [_encoder_graph(model, inputs, embedding or {})]
 
 
 def step_graph(decoder: Decoder, *, states: int | str = 0, masked: bool = False) -> Graph:
@@ -135,7 +135,7 @@ def step_graph(decoder: Decoder, *, states: int | str = 0, masked: bool = False)
     def step(tokens: Tensor, starts: Tensor, context_mask: Tensor | None = None, **held: Tensor) -> tuple[Tensor, ...]:
         caches = [GrowingCache(*_pair(held, "past", place)) for place in range(len(blocks))]
         sizes = {"past": caches[0].keys.shape[2], "length": tokens.shape[1], "prefix": prefix, "first": first}
-        positions, inputs = looked(decoder.positions, starts, **sizes)
+        positions, inputs = step_inputs(decoder.positions, starts, **sizes)
         x = decoder.embed(tokens, positions).flatten(0, 1)  # (B * L, D)
         bias = None if context_mask is None else as_bias(context_mask, x)[:, None, None]
         for place, (block, cache) in enumerate(zip(blocks, caches, strict=True)):
@@ -153,7 +153,7 @@ def step_graph(decoder: Decoder, *, states: int | str = 0, masked: bool = False)
     return Graph("step", decoder, step, inputs, {"logits": logits} | _cached(decoder, "present", "past + tokens"))
 
 
-def looked(
+def step_inputs(
     positions: Positions, starts: Tensor, *, past: int, length: int, prefix: int, first: int
 ) -> tuple[Tensor, StepInputs]:
     """Positions (B, L) of the next tokens, and the inputs of their step.
@@ -187,7 +187,7 @@ def _cached(decoder: Decoder, name: str, length: int | str) -> Ports:
     return {f"{name}.{place}.{part}": port for place, port in ports for part in ("keys", "values")}
 
 
-def _writing(model: EncoderDecoder, images: Ports) -> list[Graph]:
+def _writer_graphs(model: EncoderDecoder, images: Ports) -> list[Graph]:
     """The encoder and the step of a model that writes texts."""
     decoder: Any = model.decoder
     readers = [part for part in (model.encoder, getattr(model, "image_encoder", None)) if part is not None]
@@ -236,7 +236,7 @@ def _context(encoder: Any, tensors: Mapping[str, Tensor]) -> Context:
     return encoder(tensors["images"]) if "images" in tensors else encoder.read(**tensors)
 
 
-def _classifying(model: Classifier | SequenceClassifier, inputs: Ports) -> Graph:
+def _classifier_graph(model: Classifier | SequenceClassifier, inputs: Ports) -> Graph:
     """Logits of classes, and the vector that they are computed of, which is the input's embedding."""
 
     def function(**tensors: Tensor) -> tuple[Tensor, ...]:
@@ -248,7 +248,7 @@ def _classifying(model: Classifier | SequenceClassifier, inputs: Ports) -> Graph
     return Graph("model", model, function, inputs, outputs)
 
 
-def _tagging(model: TokenClassifier) -> Graph:
+def _tagger_graph(model: TokenClassifier) -> Graph:
     def function(**texts: Tensor) -> tuple[Tensor, ...]:
         return (model.head(_context(model.encoder, texts).states),)
 
@@ -256,7 +256,7 @@ def _tagging(model: TokenClassifier) -> Graph:
     return Graph("model", model, function, _texts(model.encoder), outputs)
 
 
-def _filling(model: MaskedLanguageModel) -> Graph:
+def _filler_graph(model: MaskedLanguageModel) -> Graph:
     """Logits of the tokens at some places: indices in the flattened rows."""
 
     def function(places: Tensor, **texts: Tensor) -> tuple[Tensor, ...]:
@@ -267,7 +267,7 @@ def _filling(model: MaskedLanguageModel) -> Graph:
     return Graph("model", model, function, inputs, {"logits": Port(torch.float32, ("gaps", len(model.head.weight)))})
 
 
-def _towers(model: DualEncoder, images: Ports) -> list[Graph]:
+def _dual_graphs(model: DualEncoder, images: Ports) -> list[Graph]:
     """Embeddings of images, and those of texts, of norm 1."""
     of_texts: Any = model.text_encoder
     last, fill = model.text_pool == "last", model.text_fill
@@ -294,7 +294,7 @@ def _towers(model: DualEncoder, images: Ports) -> list[Graph]:
     return [Graph("images", model, embed_images, images, outputs), Graph("texts", model, embed_texts, texts, outputs)]
 
 
-def _embedding(model: Any, inputs: Ports, stated: Mapping[str, Any]) -> Graph:
+def _encoder_graph(model: Any, inputs: Ports, stated: Mapping[str, Any]) -> Graph:
     """An encoder's states and their pooled vector, as `vlm embed` gives it."""
     pool = POOLINGS[stated["pooling"]] if stated.get("pooling") else default_pool(model)
     whole = isinstance(model, TimmEncoder) and not stated.get("pooling")  # timm pools by itself

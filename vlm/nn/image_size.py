@@ -17,13 +17,18 @@ def plain(size: ImageSize) -> int | list[int]:
     return height if height == width else [height, width]
 
 
+def as_override(size: ImageSize) -> str:
+    """The size as the value of an override: 224, or [64,512]."""
+    return str(plain(size)).replace(" ", "")
+
+
 def shown(size: ImageSize) -> str:
     """The size in words: 64 x 512."""
     return "{} x {}".format(*sides(size))
 
 
 def scaled(size: ImageSize, longest: int) -> tuple[int, int]:
-    """The size with the same proportions whose longer side is so long."""
+    """The size with the same proportions and a longer side of `longest` pixels."""
     height, width = sides(size)
     return max(1, round(longest * height / max(height, width))), max(1, round(longest * width / max(height, width)))
 

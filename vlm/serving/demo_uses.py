@@ -188,5 +188,5 @@ def _shown(writer: Writer, source: Any, context: Context, text: Text) -> html.Wr
 
 def _photo(captioner: Captioner, photo: Image.Image) -> str:
     """A photo as the model sees it, only finer."""
-    view = captioner.preprocess.finer(SHOWN)(photo)
+    view = captioner.preprocess.scaled_to(SHOWN)(photo)
     return thumbnail(Image.fromarray(view.permute(1, 2, 0).numpy()), SHOWN)

@@ -326,8 +326,8 @@ class Preprocess:
         squares, rows, columns = tiled(rgb, self.image_size[0], self.interpolation)
         return torch.stack([to_tensor(square) for square in squares]), rows, columns
 
-    def finer(self, longest: int) -> "Preprocess":
-        """The same of larger images, for people: of the same proportions, the longer side so long."""
+    def scaled_to(self, longest: int) -> "Preprocess":
+        """The same preprocessing with the same proportions and a longer side of `longest` pixels."""
         return Preprocess(**{**self.state(), "image_size": scaled(self.image_size, longest)})
 
     def normalize(self, images: torch.Tensor) -> torch.Tensor:

@@ -191,6 +191,11 @@ class PromptForm:
         return tokenizer.encode_marked(self.chat.end)[-1:]  # type: ignore[attr-defined]
 
 
+def reads_images_inside_texts(about: Mapping[str, Any]) -> bool:
+    """Whether a checkpoint's model reads images inside its texts; others with a form converse about text alone."""
+    return "form" in about and "preprocess" in about
+
+
 def refuse_marks(tokenizer: Tokenizer, text: str) -> None:
     """Checks that a text names no special token, which would be read as that.
 

@@ -66,7 +66,7 @@ class AttentionDrawing:
             raise UserError(f"{named}: {'; '.join(self.missing)}; leave it out for this model")
         self.title = BY_CLASS if has_class_token(captioner.model.encoder) else BY_PATCHES
         # What the model sees, only finer.
-        self.view = captioner.preprocess.finer(TILE)
+        self.view = captioner.preprocess.scaled_to(TILE)
 
     def png(self, pixels: Tensor, caption: Any, shown: Tensor) -> bytes:
         """The picture of a caption.

@@ -7,7 +7,7 @@ from typing import Any, cast
 import lightning as L
 
 from vlm.io.terminal import folded
-from vlm.nn.image_size import ImageSize, plain, sides
+from vlm.nn.image_size import ImageSize, as_override, sides
 from vlm.training.step.optim import total_steps
 from vlm.training.step.step import accumulates
 from vlm.training.step.task import Task
@@ -76,8 +76,7 @@ def _advice(trainer: L.Trainer, task: Task, *, step: float, epoch: float, waits:
         height, width = sides(size)
         half = -(-height // 32) * 16, -(-width // 32) * 16
         fewer = patches * half[0] * half[1] // (height * width)
-        text = str(plain(half)).replace(" ", "")
-        yield f"data.image_size={text} ({fewer} patches of an image instead of {patches})"
+        yield f"data.image_size={as_override(half)} ({fewer} patches of an image instead of {patches})"
     by_epochs = (trainer.max_epochs or -1) > 0 and epoch <= LONG
     most = f"max_epochs={int(LONG / epoch)}" if by_epochs else f"max_steps={int(LONG / step)}"
     yield f"trainer.{most} ({duration(LONG)})"

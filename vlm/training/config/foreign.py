@@ -5,8 +5,9 @@ from math import gcd
 from typing import Any
 
 from vlm.config.compose import compose
+from vlm.data.text.prompt_form import reads_images_inside_texts
 from vlm.errors import UserError
-from vlm.nn.image_size import sides
+from vlm.nn.image_size import as_override, sides
 from vlm.training.config.check import check
 
 LONGEST = 1024  # tokens of a text that is scored, where a model reads more
@@ -25,7 +26,7 @@ def foreign_config(path: str, about: Mapping[str, Any], overrides: Sequence[str]
     task = str(about["task"])
     if task == "embedding":
         raise UserError(f"{path}: holds an encoder alone, which no split scores; give a model with a head")
-    if "form" in about and "preprocess" in about:
+    if reads_images_inside_texts(about):
         raise UserError(
             f"{path}: reads its images inside prompts, which an evaluation does not write; caption the images with "
             "`vlm caption --format jsonl --out FILE`, and compare with `vlm score`"
@@ -40,7 +41,7 @@ def foreign_config(path: str, about: Mapping[str, Any], overrides: Sequence[str]
 def _sizes(about: Mapping[str, Any]) -> Iterator[str]:
     if "preprocess" in about:
         size = about["preprocess"]["image_size"]
-        yield f"data.image_size={str(size).replace(' ', '')}"
+        yield f"data.image_size={as_override(size)}"
         yield f"model.encoder.patch_size={gcd(*sides(size))}"  # of the task's own model, unused
     lengths = [*_found(about["model"], "max_len")]
     if lengths:

@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 from vlm.config.names import full
 from vlm.errors import UserError
+from vlm.nn.image_size import as_override
 
 # The model of each task that a folder's stacks go into, and the class of the encoder that it has.
 MODELS = {
@@ -72,7 +73,9 @@ def described(place: str | None, key: str) -> tuple[str, Any, dict[str, Any]]:
 
 def _of_folder(place: str | None, choices: Mapping[str, str]) -> Iterator[str]:
     folder, specified, about = described(place, "model.path")
-    if "form" in about and "preprocess" in about:  # it reads images inside its text
+    from vlm.data.text.prompt_form import reads_images_inside_texts
+
+    if reads_images_inside_texts(about):
         raise UserError(
             f"model.path={place}: holds a {about['origin']}, which is used, not trained from; choose another"
         )
@@ -179,6 +182,6 @@ def _plain(place: str, args: Mapping[str, Any], without: Sequence[str]) -> Itera
 
 def of_preprocess(state: Mapping[str, Any]) -> Iterator[str]:
     """The preprocessing of images."""
-    yield f"data.image_size={str(state['image_size']).replace(' ', '')}"
+    yield f"data.image_size={as_override(state['image_size'])}"
     yield from (f"++data.preprocess.{name}=[{','.join(map(str, state[name]))}]" for name in ("mean", "std"))
     yield from (f"++data.preprocess.{name}={state[name]}" for name in ("resize", "interpolation", "crop"))
