@@ -1,8 +1,11 @@
 """Fixtures that tests of several folders share."""
 
 import gc
+import os
 import signal
 from collections.abc import Callable
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # the tensors of tests are small: a second thread only waits
 
 import pytest
 import torch

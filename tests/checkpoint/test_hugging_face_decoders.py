@@ -1,6 +1,8 @@
 """Decoders of Llama's family, in and out: the same logits and texts as `transformers` has of the same folders."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -49,6 +51,14 @@ def test_logits_are_theirs(folder: str, name: str, old: bool) -> None:
     truth = theirs(tokens).logits
     assert truth.std() > 0.3
     torch.testing.assert_close(ours.head(ours(tokens)), truth, rtol=0, atol=1e-4)
+
+
+def test_a_folder_loads_without_the_compiler(folder: str) -> None:
+    saved_decoder(folder, "llama")
+    program = f"import sys, vlm; vlm.load({folder!r}).generate('a', max_tokens=1)"
+    program += "; print('torch' in sys.modules, 'torch._dynamo' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "True False"
 
 
 @torch.no_grad()

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from vlm.checkpoint.base import ADAPTERS, base_weights, find_base
 from vlm.checkpoint.file import locate, weights
 from vlm.checkpoint.hub import PREFIX
-from vlm.checkpoint.rebuild import rebuild
+from vlm.checkpoint.rebuild import rebuild_shapes
 from vlm.checkpoint.verify import refusing
 from vlm.errors import UserError
 from vlm.nn.lora import is_adapter, merge
@@ -34,8 +34,7 @@ def completed(path: Path, loaded: dict[str, Any], *, merge: bool) -> dict[str, A
 
 
 def _completed(path: Path, loaded: dict[str, Any], merged: bool) -> dict[str, Any]:
-    with torch.device("meta"):  # only names are needed
-        model = rebuild(loaded["vlm"]["model"])
+    model = rebuild_shapes(loaded["vlm"]["model"])
     state: dict[str, Tensor] = {}
     for part, base in sorted(loaded[ADAPTERS]["base"].items()):
         place = find_base(str(base["place"]), path)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from vlm.checkpoint.decoding_defaults import decoding_defaults
-from vlm.checkpoint.rebuild import rebuild
+from vlm.checkpoint.rebuild import rebuild_shapes
 from vlm.checkpoint.sentence_transformers import stated_embedding
 from vlm.checkpoint.verify import check_sizes
 from vlm.config.names import FORMAT
@@ -45,8 +45,7 @@ def from_folder(folder: Folder, dtype: torch.dtype = torch.float32) -> dict[str,
                 f"{folder} holds a {folder.origin}, which has no head that writes text; give a folder of {known}"
             )
         stored = folder.weights(mapped=True)
-        with torch.device("meta"):  # for names and shapes, which are compared before anything is allocated
-            model = rebuild(about["model"])
+        model = rebuild_shapes(about["model"])  # compared with what is stored before anything is allocated
         state, _ = hugging_face_state(model, folder, stored, dtype=dtype)
         if lacking := sorted(model.state_dict().keys() - state.keys()):
             raise UserError(f"{folder} has no weights for {', '.join(lacking[:3])}; fetch it again")
@@ -151,8 +150,7 @@ def _of_vectors(folder: Folder, specified: Specified) -> dict[str, Any]:
 def _states(encoder: Spec) -> int:
     """Number of states of an image."""
     size = encoder["args"]["backbone"]["args"]["image_size"]
-    with torch.device("meta"):
-        return rebuild(encoder)(torch.empty(1, 3, *sides(size))).states.shape[1]
+    return rebuild_shapes(encoder)(torch.empty(1, 3, *sides(size), device="meta")).states.shape[1]
 
 
 def _fitting_tokenizer(folder: Folder, texts: Spec) -> Tokenizer:
