@@ -199,9 +199,7 @@ def main() -> None:
         numbers, speed = read_bytes(places["folder"]), apart("bandwidth", options.threads)
         for turn in range(options.turns):
             for rows, length in ((rows, length) for rows in options.batches for length in options.prompts):
-                prompts = [
-                    [(row * 7919 + place * 104729) % 40000 + 100 for place in range(length)] for row in range(rows)
-                ]
+                prompts = [drawn(row, length) for row in range(rows)]
                 case = results.setdefault(f"batch {rows}, prompt {length}", {})
                 for name in [name for name in sides if turn == 0 or name in case][:: 1 if turn % 2 else -1]:
                     if (found := apart(name, places, options.threads, prompts, options.new)) is None:
