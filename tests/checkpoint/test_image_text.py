@@ -131,7 +131,8 @@ def margin(out: Any, beam: int) -> float:
 def test_commands_and_python_use_a_folder(folder: str, tmp_path: Path, name: str, capsys: Any) -> None:
     saved_image_text(folder, name)
     paths = photos(tmp_path / "photos", 2)
-    words = [*paths, "-c", folder, "--max-tokens", "4", "--format", "jsonl"]
+    # In bfloat16, rounding depends on the batch, and texts of random weights on rounding.
+    words = [*paths, "-c", folder, "--max-tokens", "4", "--format", "jsonl", "--precision", "fp32"]
     assert command(["caption", *words]) == 0
     captions = [json.loads(line)["caption"] for line in capsys.readouterr().out.splitlines()]
     assert command(["answer", *words, "--question", "what?", "--question", "why?", "--beam", "2"]) == 0
@@ -141,7 +142,7 @@ def test_commands_and_python_use_a_folder(folder: str, tmp_path: Path, name: str
     said = capsys.readouterr()
     ranked = [json.loads(line) for line in said.out.splitlines()]
     assert [one["rank"] for one in ranked] == [1, 2, 1, 2] and "fewer texts" not in said.err
-    model = vlm.load(folder, device="cpu")
+    model = vlm.load(folder, device="cpu", precision="fp32")
     assert model.caption(paths, max_tokens=4)[0].text == captions[0]
     both = model.answer(paths[0], question=["what?", "why?"], beam=2, max_tokens=4)
     assert [one.text for one in both] == [one["answer"] for one in answers[:2]]

@@ -79,7 +79,7 @@ def test_texts_of_fifty_sentences_are_equal(pair, beam):
     truth = tokenizer.batch_decode(found, skip_special_tokens=True)
     assert written(ours, beam=beam) == truth
     assert len({*truth}) > 10
-    assert beam > 1 or len({len(row[row != tokenizer.pad_token_id]) for row in found}) > 2
+    assert beam > 1 or len({len(row[row != tokenizer.pad_token_id]) for row in found}) > 1
 
 
 def test_the_commands_take_a_folder(folders, tmp_path, capsys):

@@ -188,7 +188,8 @@ def saved_trocr(folder, *, side=24, small=False, **options):
     if not small:
         decoder.model.decoder.embed_positions.weight.data *= 4
     special = {"decoder_start_token_id": 2, "bos_token_id": 0, "eos_token_id": 2, "pad_token_id": 1}
-    model.generation_config.update(**special)
+    # Trained models never write padding, whose positions differ between versions of transformers.
+    model.generation_config.update(**special, bad_words_ids=[[1]], renormalize_logits=True)
     model.save_pretrained(folder, **options)
     return model, *saved(folder, (tokenizer, ViTImageProcessor(size={"height": side, "width": side})))
 
