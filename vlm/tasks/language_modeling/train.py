@@ -4,14 +4,14 @@ import math
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Annotated, Any, Unpack
 
 from torch import Tensor
 
 from vlm.data.batch import Batch, TextRows
 from vlm.data.text.text_field import TextField
 from vlm.data.text.tokenizer import Tokenizer
-from vlm.errors import Count, Share, printable
+from vlm.errors import Count, Range, Share, printable
 from vlm.evaluation.report.sections import Section, Texts
 from vlm.models.flop import Work
 from vlm.models.text_decoder import TextDecoder
@@ -27,7 +27,7 @@ class LanguageModeling(Task):
     Args:
         model, options: As in Task; the model is a TextDecoder without context.
         fields: text.
-        sampled_batches: Random batches of nanoGPT's estimate of the loss, beside that of the whole split.
+        sampled_batches: Random batches of nanoGPT's estimate of the loss, beside that of the whole split; 0 for none.
         prompts: Texts that each validation continues, to look at; an empty one starts a document.
         prompt_tokens: How far it continues them.
         z_loss: Factor of PaLM's auxiliary loss, which keeps logits from drifting; see `vocabulary_loss`.
@@ -44,7 +44,7 @@ class LanguageModeling(Task):
         self,
         *,
         model: TextDecoder,
-        sampled_batches: Count = 200,
+        sampled_batches: Annotated[int, Range(0)] = 0,
         prompts: Sequence[str] = ("",),
         prompt_tokens: Count = 64,
         z_loss: Share = 0.0,
