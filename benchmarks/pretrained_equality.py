@@ -87,6 +87,18 @@ def bert_base() -> Parts:
     return [wide(t.BertForMaskedLM(t.BertConfig())), words()]
 
 
+def distilbert_base() -> Parts:
+    return [wide(t.DistilBertForMaskedLM(t.DistilBertConfig())), words()]
+
+
+def roberta_base() -> Parts:
+    config = t.RobertaConfig(vocab_size=50265, max_position_embeddings=514, type_vocab_size=1)
+    tokenizer = byte_pairs(config.vocab_size - 4)
+    named = {"bos_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>", "mask_token": "<mask>"}
+    tokenizer.add_special_tokens(named)
+    return [wide(t.RobertaForMaskedLM(config)), tokenizer]
+
+
 def gpt2() -> Parts:
     return [wide(t.GPT2LMHeadModel(t.GPT2Config())), byte_pairs()]
 
@@ -115,7 +127,8 @@ def siglip_base() -> Parts:
 
 CAPTIONERS = {"vit_gpt2": vit_gpt2, "blip_base": blip_base, "git_base": git_base, **LINE_READERS}
 WRITERS = CAPTIONERS | TRANSLATORS
-READERS = {"bert_base": bert_base, "gpt2": gpt2}
+MASKED = {"bert_base": bert_base, "distilbert_base": distilbert_base, "roberta_base": roberta_base}
+READERS = MASKED | {"gpt2": gpt2}
 SEERS = {
     **{"vit_base": vit_base, "deit_base": deit_base, "clip_base": clip_base, "dinov2_base": dinov2_base},
     "siglip_base": siglip_base,
@@ -230,7 +243,7 @@ def our_logits(name: str, model: Any, known: dict[str, Any]) -> Tensor:
     tokens = known["tokens"]
     if name in CAPTIONERS:
         return model.head(model(known["pixels"], tokens))
-    if name == "bert_base":
+    if name in MASKED:
         hidden = model(tokens, None, None, torch.arange(tokens.numel()))
         return model.head.logits(hidden).unflatten(0, tokens.shape)
     return model.head(model(tokens))

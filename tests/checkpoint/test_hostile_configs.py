@@ -8,9 +8,13 @@ import time
 
 import pytest
 import torch
-from hugging import CAPTIONERS, CLASSIFIERS, saved, saved_bert, saved_decoder, saved_gpt2
+from hugging import CAPTIONERS, CLASSIFIERS, saved, saved_bert, saved_decoder, saved_gpt2, saved_reader
 from mutations import change
-from transformers import BertForSequenceClassification
+from transformers import (
+    BertForSequenceClassification,
+    DistilBertForTokenClassification,
+    RobertaForSequenceClassification,
+)
 
 from vlm.checkpoint.load import load_model, read
 from vlm.errors import UserError
@@ -25,6 +29,8 @@ FOLDERS = {
     "llama": (lambda folder: saved_decoder(folder, "llama"), (TOKENS,)),
     "qwen2": (lambda folder: saved_decoder(folder, "qwen2"), (TOKENS,)),
     "bert": (lambda folder: saved_bert(folder, BertForSequenceClassification), (TOKENS,)),
+    "distilbert": (lambda folder: saved_reader(folder, DistilBertForTokenClassification), (TOKENS,)),
+    "roberta": (lambda folder: saved_reader(folder, RobertaForSequenceClassification), (TOKENS,)),
     "dinov2": (lambda folder: saved(folder, CLASSIFIERS["dinov2"]()), (IMAGES,)),
     "siglip": (lambda folder: saved(folder, CLASSIFIERS["siglip"]()), (IMAGES,)),
 }

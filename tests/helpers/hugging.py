@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
+    AddedToken,
     BertConfig,
     BertTokenizer,
     BitImageProcessor,
@@ -144,6 +145,28 @@ def saved_bert(folder, kind, tokenizer=None, **options):
     return model, tokenizer
 
 
+def saved_reader(folder, kind, **options):
+    """BERT, DistilBERT, RoBERTa or XLM-RoBERTa with one of its heads, and its tokenizer."""
+    if kind.__name__.startswith("Bert"):
+        return saved_bert(folder, kind, **options)
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    if kind.__name__.startswith("Distil"):
+        tokenizer, heads = word_pieces(), SIZES["num_attention_heads"]
+        sizes = {"dim": SIZES["hidden_size"], "hidden_dim": SIZES["intermediate_size"]}
+        sizes |= {"n_layers": SIZES["num_hidden_layers"], "n_heads": heads, "max_position_embeddings": 64}
+    else:
+        spaced = kind.__name__.endswith("TokenClassification")  # words come one by one
+        roberta = not kind.__name__.startswith("XLM")
+        tokenizer = _roberta_tokenizer(folder, add_prefix_space=spaced) if roberta else _xlm_tokenizer(folder)
+        sizes = {**SIZES, "max_position_embeddings": 66, "type_vocab_size": 1}
+        sizes |= {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}
+    model = wide(kind(kind.config_class(vocab_size=len(tokenizer), **sizes, **options)))
+    tokenizer.save_pretrained(folder)
+    model.save_pretrained(folder)
+    return model, tokenizer
+
+
 def saved_blip(folder, *, side=24, **options):
     """BLIP's captioner: its tokenizer lacks the two pieces that its own code adds."""
     tokenizer, processor = word_pieces(), BlipImageProcessor(size={"height": side, "width": side})
@@ -194,14 +217,17 @@ def saved_trocr(folder, *, side=24, small=False, **options):
     return model, *saved(folder, (tokenizer, ViTImageProcessor(size={"height": side, "width": side})))
 
 
-def _roberta_tokenizer(folder):
+def _roberta_tokenizer(folder, **options):
     made = byte_pairs(texts=TEXTS).backend_tokenizer
     merges = [tuple(pair) for pair in json.loads(made.to_str())["model"]["merges"]]
     pieces = ["<s>", "<pad>", "</s>", "<unk>", *(piece for piece in sorted(made.get_vocab()) if piece != END), "<mask>"]
     vocab = {piece: id for id, piece in enumerate(pieces)}
     (folder / "vocab.json").write_text(json.dumps(vocab))
     (folder / "merges.txt").write_text("\n".join(["#version: 0.2", *map(" ".join, merges)]))
-    return RobertaTokenizer(vocab=vocab, merges=merges)
+    # The published ones say that a gap takes the space before it.
+    return RobertaTokenizer(
+        vocab=vocab, merges=merges, mask_token=AddedToken("<mask>", lstrip=True, special=True), **options
+    )
 
 
 def _xlm_tokenizer(folder):

@@ -72,7 +72,7 @@ def describe_folder(folder: Folder) -> tuple[Specified, dict[str, Any]]:
         if about["task"] in NAMED:
             about["classes"] = class_names(folder.config)
         if about["task"] == "text_classification":
-            about["pairs"] = None  # no file says
+            about["pairs"] = None if folder.architecture.pairs else False  # no file says
         if about["task"] == "span_answering":
             window = min(WINDOW, about["max_len"])
             about |= {"max_len": window, "stride": min(STRIDE, window // 2), "longest": LONGEST, "abstains": False}

@@ -1,6 +1,7 @@
 """Classifiers of texts and of their tokens."""
 
 from dataclasses import replace
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +22,8 @@ class SequenceClassifier(PoolingClassifier):
     Args:
         encoder: The text encoder.
         pool: See PoolingClassifier; "class" takes the state of the text's first token.
-        transform: Whether to apply a linear layer and a tanh to the pooled state first (BERT's pooler).
+        transform: Whether to apply a linear layer and a tanh to the pooled state first (BERT's pooler); "relu" for that
+            in the tanh's place.
         others: See PoolingClassifier.
     Shapes:
         tokens (B, L), segments (B, L) or None, types (B, L) or None, layout (N, S) as in InputRows, or None
@@ -35,11 +37,12 @@ class SequenceClassifier(PoolingClassifier):
         num_classes: Injected[int],
         pool: Pool = "class",
         pool_heads: Count = 4,
-        transform: bool = False,
+        transform: bool | Literal["relu"] = False,
         dropout: Rate = 0.0,
     ) -> None:
         super().__init__(encoder=encoder, num_classes=num_classes, pool=pool, pool_heads=pool_heads, dropout=dropout)
         self.transform = nn.Linear(encoder.dim, encoder.dim) if transform else None
+        self.activation = torch.relu if transform == "relu" else torch.tanh
 
     def forward(
         self, tokens: Tensor, segments: Tensor | None = None, types: Tensor | None = None, layout: Tensor | None = None
@@ -48,7 +51,7 @@ class SequenceClassifier(PoolingClassifier):
 
     def pooled(self, context: Context) -> Tensor:
         pooled = super().pooled(context)
-        return pooled if self.transform is None else torch.tanh(self.transform(pooled))
+        return pooled if self.transform is None else self.activation(self.transform(pooled))
 
 
 class TokenClassifier(nn.Module):

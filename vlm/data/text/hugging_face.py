@@ -70,8 +70,8 @@ def read_tokenizer(folder: Folder, ids: Mapping[str, int | None] | None = None) 
         whole, model = _values(folder, "tokenizer.json"), next(filter(None, map(folder.bytes, MODELS)), None)
         if whole is None and (marked or (ends is not BERT_ENDS and not canonical)):
             raise ValueError("there is no tokenizer.json")
-        if whole is not None and (marked or not _is_plain(whole)):
-            special = _special_ids(whole["model"]["vocab"], ids, ends)
+        if whole is not None and (marked or ends is not BERT_ENDS or not _is_plain(whole)):
+            special = _special_ids(_ids_of(whole), ids, ends)
             return JsonTokenizer.of_file(whole, size=rows, bare=bare, **special)
         if whole is None and (table := _of_table(folder, ids, rows, bare=bare)) is not None:
             return table
@@ -130,9 +130,15 @@ def _rows_of_weights(folder: Folder) -> int | None:
     return part.stack.arguments(part.config).get("vocab_size")
 
 
-def _special_ids(vocab: Any, ids: Mapping[str, int | None], named: Mapping[str, str]) -> dict[str, int]:
-    known = vocab if isinstance(vocab, Mapping) else {}
-    bare = {name: known.get(named[name]) if id is None else id for name, id in ids.items()}
+def _ids_of(whole: Mapping[str, Any]) -> dict[str, int]:
+    """The ids of a tokenizer.json's pieces."""
+    vocab = whole["model"]["vocab"]
+    own = vocab if isinstance(vocab, Mapping) else {piece: id for id, (piece, _) in enumerate(vocab)}  # of Unigram
+    return {**own, **{token["content"]: token["id"] for token in whole.get("added_tokens") or ()}}
+
+
+def _special_ids(vocab: Mapping[str, int], ids: Mapping[str, int | None], named: Mapping[str, str]) -> dict[str, int]:
+    bare = {name: vocab.get(named[name]) if id is None else id for name, id in ids.items()}
     if lacking := [name for name, id in bare.items() if id is None]:
         raise ValueError(f"neither the tokenizer nor the config has an id for {', '.join(lacking)}")
     return {name: id for name, id in bare.items() if id is not None}

@@ -73,6 +73,7 @@ class Architecture:
         ends: Pieces that fill a row, begin a text and end it, where they are not BERT's and no decoder says them.
         canonical: Whether texts are read in lower case and without punctuation.
         bare: Whether an encoder reads texts without a token before them.
+        pairs: Whether a text and a second one are put into a row as BERT does it; False if they cannot be read.
         export: A model of ours as one of theirs; None for a model that is of another kind.
     """
 
@@ -87,6 +88,7 @@ class Architecture:
     ends: Mapping[str, str] = field(default_factory=lambda: BERT_ENDS)
     canonical: bool = False
     bare: bool = False
+    pairs: bool = True
     export: Callable[[nn.Module], Export | None] = lambda model: None
 
 

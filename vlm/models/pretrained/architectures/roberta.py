@@ -1,0 +1,67 @@
+"""RoBERTa (Liu et al. 2019): BERT with byte-level BPE, whose positions are counted from that of padding."""
+
+from typing import Any
+
+from torch import Tensor
+
+from vlm.models.masked_language_model import MaskedLanguageModel
+from vlm.models.pretrained.architecture import Architecture, Model
+from vlm.models.pretrained.architectures import bert
+from vlm.models.pretrained.fields import Fields, integer
+from vlm.models.pretrained.stack import Names, Part, Stack, Weight, layers, tied
+from vlm.models.text_classifiers import SequenceClassifier, TokenClassifier
+from vlm.models.text_encoder import TextEncoder
+
+PADDING = 1  # whose position is that of the row before the first token's
+BEFORE = PADDING + 1
+
+
+def usable_positions(sizes: dict[str, Any], config: Fields) -> dict[str, Any]:
+    """The length without the rows that no token has."""
+    if sizes["max_len"] <= BEFORE:
+        raise config.fault("max_position_embeddings", f"which leaves no position after the first {BEFORE}")
+    return {"max_len": sizes["max_len"] - BEFORE}
+
+
+def with_type(positions: Tensor, types: Tensor) -> Tensor:
+    """The positions of tokens, and the one type that all of them have."""
+    return positions[BEFORE:] + types[0]
+
+
+ROBERTA = Stack(
+    kind=TextEncoder,
+    model_type="roberta",
+    prefix="roberta.",
+    sizes={**bert.TEXT_SIZES, "vocab_size": integer("vocab_size", 50265)},
+    more=usable_positions,
+    names={
+        **bert.ENTRANCE,
+        "positions.weight": Weight(
+            ("embeddings.position_embeddings.weight", "embeddings.token_type_embeddings.weight"), with_type
+        ),
+        **layers(bert.LAYERS, "encoder.layer"),
+    },
+    needed=bert.NEEDED
+    | {"is_decoder": False, "add_cross_attention": False, "pad_token_id": PADDING, "type_vocab_size": 1},
+)
+PREDICTIONS: Names = {
+    "vocabulary_head.bias": "lm_head.bias|lm_head.decoder.bias",
+    "vocabulary_head.dense": "lm_head.dense",
+    "vocabulary_head.norm": "lm_head.layer_norm",
+    "encoder.token_embed.weight": Weight((f"roberta.{bert.WORDS}", "lm_head.decoder.weight"), tied),
+}
+ARCHITECTURE = Architecture(
+    parts=lambda config: {"encoder": Part(ROBERTA, config)},
+    models={
+        "RobertaForMaskedLM": Model("masked_language_modeling", bert.fills),
+        "RobertaForSequenceClassification": Model("text_classification", bert.classifies),
+        "RobertaForTokenClassification": Model("tagging", bert.tags),
+    },
+    heads={
+        MaskedLanguageModel: lambda model: PREDICTIONS,
+        SequenceClassifier: lambda model: {"transform": "classifier.dense", "head": "classifier.out_proj"},
+        TokenClassifier: bert.token_head,
+    },
+    ends={"pad": "<pad>", "bos": "<s>", "eos": "</s>"},
+    pairs=False,
+)

@@ -1,0 +1,13 @@
+"""XLM-RoBERTa (Conneau et al. 2020): RoBERTa of a hundred languages, with pieces of SentencePiece."""
+
+from dataclasses import replace
+
+from vlm.models.pretrained.architectures import roberta
+from vlm.models.pretrained.stack import Part
+
+XLM_ROBERTA = replace(roberta.ROBERTA, model_type="xlm-roberta")
+ARCHITECTURE = replace(
+    roberta.ARCHITECTURE,
+    parts=lambda config: {"encoder": Part(XLM_ROBERTA, config)},
+    models={f"XLM{name}": model for name, model in roberta.ARCHITECTURE.models.items()},
+)
