@@ -2,12 +2,11 @@
 
     python benchmarks/history.py text --data FILE --steps 1000 --out DIR         # loss of text, parameters, speed
     python benchmarks/history.py scenes --steps 400 --out DIR                    # exact translations by source length
-    python benchmarks/history.py translation --data DIR --epochs 1 --out DIR     # BLEU by source length on Multi30k
-    python benchmarks/history.py captions --data DIR --epochs 1 --out DIR        # CIDEr on Flickr8k
+    python benchmarks/history.py runs --runs RUN RUN RUN --out DIR               # BLEU by source length of trained runs
 
-Each part trains its models one after another on one thread and writes PART.json and PART.png to --out. Times are CPU
-seconds, so that a busy machine changes them little: of the whole command in `cpu_s`, and of training steps alone in
-`tokens_per_cpu_s`, with batches of one length.
+The first two train their models one after another on one thread; `runs` reads what the tests of translators left. Each
+writes PART.json and PART.png to --out. Times are CPU seconds, so that a busy machine changes them little: of the whole
+command in `cpu_s`, and of training steps alone in `tokens_per_cpu_s`, with batches of one length.
 """
 
 import argparse
@@ -28,10 +27,8 @@ ROOT = Path(__file__).resolve().parents[1]
 MODELS = {
     "text": ("neural_lm", "lstm", "lm_tiny"),
     "scenes": ("seq2seq", "bahdanau", "translator_tiny"),
-    "translation": ("seq2seq", "bahdanau", "translator_small"),
-    "captions": ("show_attend_tell", "small"),
 }
-BOUNDS = {"scenes": (8, 13, 18, 100), "translation": (8, 11, 14, 17, 100)}  # most words of a source in each group
+BOUNDS = {"scenes": (8, 13, 18, 100), "runs": (8, 11, 14, 17, 100)}  # most words of a source in each group
 SECONDS = 2  # of CPU time, in which steps are counted
 
 
@@ -40,19 +37,8 @@ def overrides(part: str, given: argparse.Namespace) -> list[str]:
     if part == "text":
         steps = [f"trainer.max_steps={given.steps}", f"trainer.val_check_interval={given.steps}"]
         return ["task=language_modeling", "experiment=shakespeare_cpu", f"data.path={given.data}", *steps]
-    if part == "scenes":
-        longer = ["data.source.max_objects=3", f"trainer.max_steps={given.steps}", "data.max_len=64"]
-        return ["task=translation", *longer, "task.val_texts=64"]
-    if part == "translation":
-        short = [f"trainer.max_epochs={given.epochs}", "task.val_texts=64", "tokenizer.vocab_size=10000"]
-        return ["task=translation", "data=multi30k", f"data.root={given.data}", "data.batch_tokens=4096", *short]
-    short = [
-        f"trainer.max_epochs={given.epochs}",
-        "task.val_captions=64",
-        "data.image_size=96",
-        "model/encoder=vit_conv",
-    ]
-    return ["task=captioning", "data=flickr8k", f"data.root={given.data}", *short]
+    longer = ["data.source.max_objects=3", f"trainer.max_steps={given.steps}", "data.max_len=64"]
+    return ["task=translation", *longer, "task.val_texts=64"]
 
 
 def train(part: str, model: str, given: argparse.Namespace) -> dict[str, Any]:
@@ -68,14 +54,20 @@ def train(part: str, model: str, given: argparse.Namespace) -> dict[str, Any]:
     folder = max(runs.glob("*/*/evaluation/*"), key=os.path.getmtime)
     parameters = re.search(r"parameters  ([\d,]+)", done.stdout)
     assert parameters is not None
-    details = json.loads((folder / "details.json").read_text()) if (folder / "details.json").exists() else {}
     return {
         "model": model,
         "parameters": int(parameters[1].replace(",", "")),
         "cpu_s": round(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, 1),
-        "metrics": json.loads((folder / "metrics.json").read_text()),
-        "texts": details.get("texts", {}),
+        **tested(folder, part),
     }
+
+
+def tested(folder: Path, part: str) -> dict[str, Any]:
+    """The metrics of an evaluation, and of translators those by the length of the source."""
+    found = {"metrics": json.loads((folder / "metrics.json").read_text())}
+    if part not in BOUNDS:
+        return found
+    return found | {"by_length": by_length(json.loads((folder / "details.json").read_text())["texts"], part)}
 
 
 def speed(model: str, lengths: Iterable[int] = (64, 256)) -> dict[str, int]:
@@ -124,7 +116,7 @@ def by_length(texts: Mapping[str, Mapping[str, Any]], part: str) -> list[dict[st
 
 
 def plot(part: str, rows: list[dict[str, Any]], path: Path) -> None:
-    """Loss over CPU time for text and captions, BLEU or exact texts over source length for translation."""
+    """Loss over CPU time for text, BLEU or exact texts over source length for translation."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -147,20 +139,20 @@ def plot(part: str, rows: list[dict[str, Any]], path: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=MODELS)
+    parser.add_argument("part", choices=[*MODELS, "runs"])
     parser.add_argument("--data")
     parser.add_argument("--steps", type=int, default=1000)
-    parser.add_argument("--epochs", type=int, default=1)
-    parser.add_argument("--models", nargs="*")
+    parser.add_argument("--models", nargs="*", help="some of the part's")
+    parser.add_argument("--runs", nargs="*", type=Path, default=[])
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
     rows = []
-    for model in given.models or MODELS[given.part]:
-        row = train(given.part, model, given)
-        texts = row.pop("texts")
-        if given.part in BOUNDS:
-            row["by_length"] = by_length(texts, given.part)
+    for model in given.runs or given.models or MODELS[given.part]:
+        if given.runs:
+            row = {"model": model.parent.name, **tested(model / "evaluation" / "test", given.part)}
+        else:
+            row = train(given.part, model, given)
         if given.part == "text":
             row["tokens_per_cpu_s"] = speed(model)
         rows.append(row)

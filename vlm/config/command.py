@@ -153,6 +153,10 @@ def _run_hydra(main: Main, options: Namespace, check: Check | None, *, prefix: l
         except SystemExit as exit:
             if exit.code and not statuses:
                 raise UserError(printed.getvalue().strip() or "Hydra gave up on this command line") from None
+        except ValueError:
+            if not statuses or not all(statuses):
+                raise
+            # Optuna's plugin asks for the best of the trials, all of which failed.
         finally:
             if sweep and (records := sorted(Path(scratch).glob("*.json"))):
                 print(sweep.closing(records), flush=True)
