@@ -19,7 +19,7 @@ from transformers import (
 from vlm.checkpoint.load import load_model, read
 from vlm.errors import UserError
 
-IMAGES, TOKENS = torch.zeros(1, 3, 24, 24), torch.ones(1, 4, dtype=torch.long)
+IMAGES, TOKENS = torch.zeros(1, 3, 24, 24), torch.ones(1, 3, dtype=torch.long)
 # How a folder of each kind is saved, and how its model is used.
 FOLDERS = {
     "vit_gpt2": (CAPTIONERS["vit_gpt2"], (IMAGES, TOKENS)),

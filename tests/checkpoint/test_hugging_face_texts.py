@@ -134,7 +134,7 @@ def test_encoders_give_the_same_vectors(folder, kind):
 
 @pytest.mark.parametrize(
     ("changes", "words"),
-    [({"pad_token_id": 0}, "pad_token_id is 0"), ({"max_position_embeddings": 2}, "leaves no position")],
+    [({"pad_token_id": 0}, "pad_token_id is 0"), ({"max_position_embeddings": 4}, "leaves no text")],
 )
 def test_positions_of_roberta_are_counted_from_its_padding(folder, changes, words):
     saved_reader(folder, transformers.RobertaModel)

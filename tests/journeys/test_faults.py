@@ -45,3 +45,11 @@ def test_a_size_that_nothing_gives_is_named(tmp_path, capsys) -> None:
     assert main(["model.size.dim=${data.width}", f"runs={tmp_path / 'runs'}"]) == 2
     said = capsys.readouterr().err
     assert "data.width" in said and "does not fit" not in said and len(said.splitlines()) <= 2
+
+
+@pytest.mark.parametrize("group", ["model", "data", "optim", "schedule", "trainer", "logger", "task"])
+def test_a_group_that_is_taken_away_is_named(group, tmp_path, capsys) -> None:
+    """As Hydra reads an empty list; the task still sets keys of the trainer."""
+    assert main([f"{group}=[]", f"runs={tmp_path / 'runs'}"]) == 2
+    assert f"{group}: every run has one; leave out {group}=[]" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()

@@ -17,11 +17,12 @@ LAYERS: Paths = {
     "mlp.fc1": "intermediate.dense",
     "mlp.fc2": "output.dense",
 }
+SHORTEST = 3  # a token between those that begin and end a text
 TEXT_SIZES = SIZES | {
     "pre_norm": False,
     "embed_norm": True,
     "vocab_size": integer("vocab_size", 30522),
-    "max_len": integer("max_position_embeddings", 512),
+    "max_len": integer("max_position_embeddings", 512, low=SHORTEST),
 }
 WORDS = "embeddings.word_embeddings.weight"
 ENTRANCE: Names = {

@@ -18,8 +18,8 @@ BEFORE = PADDING + 1
 
 def usable_positions(sizes: dict[str, Any], config: Fields) -> dict[str, Any]:
     """The length without the rows that no token has."""
-    if sizes["max_len"] <= BEFORE:
-        raise config.fault("max_position_embeddings", f"which leaves no position after the first {BEFORE}")
+    if sizes["max_len"] < BEFORE + bert.SHORTEST:
+        raise config.fault("max_position_embeddings", f"which leaves no text after the first {BEFORE}")
     return {"max_len": sizes["max_len"] - BEFORE}
 
 
