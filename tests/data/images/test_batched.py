@@ -34,6 +34,13 @@ def both(augment, images):
     return alone, together, numbers
 
 
+def width_first(image, size, resample=None, box=None, plain=Image.Image.resize):
+    """Pillow's resize with the order of passes that ours has; from version 13 on, the sizes decide on Pillow's."""
+    left, top, right, bottom = box or (0, 0, *image.size)
+    across = plain(image, (size[0], image.height), resample, (left, 0, right, image.height))
+    return plain(across, size, resample, (0, top, size[0], bottom))
+
+
 @pytest.mark.parametrize(
     "options", [{}, {"horizontal_flip": True}, {"pad_crop": 5}, {"pad_crop": 2, "color_jitter": 0}]
 )
@@ -52,9 +59,14 @@ def test_light_is_the_same_to_a_level():
 @pytest.mark.parametrize(
     ("size", "shape"), [((24, 24), SIDE), ((50, 37), SIDE), ((15, 20), SIDE), ((50, 37), (16, 40))]
 )
-def test_crops_are_pillows_to_a_level(size, shape, interpolation, resize):
+def test_crops_are_pillows_to_a_level(size, shape, interpolation, resize, monkeypatch):
     options = {"min_scale": 0.2, "min_ratio": 0.5, "interpolation": interpolation, "resize": resize}
-    alone, together, numbers = both(Augment(image_size=shape, horizontal_flip=True, **options), pictures(*size))
+    augment, images = Augment(image_size=shape, horizontal_flip=True, **options), pictures(*size)
+    alone, together, numbers = both(augment, images)
+    # Each result is rounded after both passes, and a cubic filter passes on 1.3 of the first error: by 1.2 at most.
+    assert (alone.int() - together).abs().max() <= 2
+    monkeypatch.setattr(Image.Image, "resize", width_first)
+    alone, together, _ = both(augment, images)
     assert (alone.int() - together).abs().max() <= 1 and alone.ne(together).float().mean() < 0.05
     assert len({tuple(row) for row in numbers[:, :4].tolist()}) == len(KEYS)
 
