@@ -63,6 +63,16 @@ def _packed(weight: Tensor, scale: Tensor) -> Any:
 
 
 @cache
+def multiplies() -> bool:
+    """Returns whether this build of torch multiplies so on this processor; on ARM it names the engine and does not."""
+    try:
+        Int8Linear(torch.eye(2), None)(torch.eye(2))
+    except RuntimeError:
+        return False
+    return True
+
+
+@cache
 def levels() -> int:
     """The largest integer that inputs are rounded to, of either sign.
 
