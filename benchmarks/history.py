@@ -146,6 +146,8 @@ def main() -> None:
     parser.add_argument("--runs", nargs="*", type=Path, default=[])
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
+    if (given.part == "runs") != bool(given.runs):
+        parser.error("runs and --runs go together")
     given.out.mkdir(parents=True, exist_ok=True)
     rows = []
     for model in given.runs or given.models or MODELS[given.part]:

@@ -104,7 +104,7 @@ class SizeLimit(TorchFunctionMode):
 
 
 def rebuild_shapes(spec: Mapping[str, Any]) -> nn.Module:
-    """The module of `rebuild` with weights on "meta": names and shapes only.
+    """Builds a module as `rebuild` does, on the device "meta": parameters have names and shapes, but no values.
 
     Raises:
         UserError: As `rebuild`.

@@ -34,9 +34,9 @@ def why_int8(device: torch.device | str) -> tuple[bool, str]:
     """Returns whether the device multiplies weights of 8 bits faster than of float32, and why."""
     if torch.device(device).type != "cpu":
         return False, "weights of 8 bits are multiplied on a CPU alone"
-    from vlm.nn.step.int8 import multiplies
+    from vlm.nn.step.int8 import is_supported
 
-    if not multiplies():
+    if not is_supported():
         return False, "this build of torch has no FBGEMM for this processor"
     vnni = torch.cpu.get_capabilities().get("avx512_vnni", False)
     return True, f"FBGEMM, {'by VNNI' if vnni else 'inputs of 7 bits, because the processor has no AVX512-VNNI'}"

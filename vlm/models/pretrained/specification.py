@@ -7,7 +7,7 @@ from vlm.models.pretrained.architecture import Spec, spec_of
 from vlm.models.pretrained.fields import Fields
 from vlm.models.pretrained.folder import Folder
 from vlm.models.pretrained.stack import Part, Stack
-from vlm.nn.image_size import ImageSize, plain, sides
+from vlm.nn.image_size import ImageSize, plain
 
 
 class Specified(NamedTuple):
@@ -41,13 +41,11 @@ def specify(folder: Folder, *, image_size: ImageSize | None = None) -> Specified
 
 def _spec(part: Part, image_size: ImageSize | None) -> Spec:
     stack, config, _ = part
+    if stack.regrids and image_size is not None:
+        config |= {"image_size": plain(image_size)}
     sizes = arguments_of(stack, config)
     if "mlp_ratio" in sizes:
         sizes["mlp_ratio"] = _ratio(round(sizes["mlp_ratio"] * sizes["dim"]), sizes["dim"])
-    if stack.regrids and image_size is not None:
-        if any(side % sizes["patch_size"] for side in sides(image_size)):
-            raise config.fault("patch_size", f"which does not divide images of {plain(image_size)} pixels")
-        sizes["image_size"] = plain(image_size)
     return spec_of(stack.kind.__name__, **sizes)
 
 

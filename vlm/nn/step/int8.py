@@ -63,8 +63,8 @@ def _packed(weight: Tensor, scale: Tensor) -> Any:
 
 
 @cache
-def multiplies() -> bool:
-    """Returns whether this build of torch multiplies so on this processor; on ARM it names the engine and does not."""
+def is_supported() -> bool:
+    """Returns True if torch runs the int8 product on this processor; its list of engines does not tell on ARM."""
     try:
         Int8Linear(torch.eye(2), None)(torch.eye(2))
     except RuntimeError:

@@ -47,8 +47,8 @@ LIMITS: dict[str, dict[str, Any]] = {
 }
 limit(LIMITS)
 
-# Arguments that the program supplies, which classes of other packages need not mark as such.
 BUILT = ("model", "optim", "schedule", "trainer", "task")  # groups of which each builds one object of a run
+# Arguments that the program supplies, which classes of other packages need not mark as such.
 COMPLETED = {"model": ("vocab_size", "num_classes"), "task": ("model", "fields", "seed", "optimization")}
 
 
@@ -87,7 +87,7 @@ def check(config: Config, *, resolved: bool = True) -> None:
     from vlm.training.feature_cache import feature_faults
     from vlm.training.run.run import check_fit
 
-    _refuse(absent_groups(config))
+    _refuse(missing_groups(config))
     _refuse(named_faults(config))
     if not resolved:
         _refuse(model_faults(config))
@@ -111,14 +111,14 @@ def _refuse(faults: list[str]) -> None:
         raise UserError("\n".join(faults))
 
 
-def absent_groups(config: dict[str, Any]) -> list[str]:
+def missing_groups(config: dict[str, Any]) -> list[str]:
     """An error for each group that a run needs and an override such as trainer=[] took away."""
-    absent = [name for name in ("data", "logger", "callbacks") if name not in config]
+    missing = [name for name in ("data", "logger", "callbacks") if name not in config]
     for name in BUILT:  # another group may set a key of it
         node = config.get(name)
         if node is None or (isinstance(node, dict) and "_target_" not in node):
-            absent.append(name)
-    return [f"{name}: every run has one; leave out {name}=[]" for name in absent]
+            missing.append(name)
+    return [f"{name}: every run has one; leave out {name}=[]" for name in missing]
 
 
 def named_faults(config: dict[str, Any]) -> list[str]:

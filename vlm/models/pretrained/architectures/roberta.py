@@ -1,4 +1,4 @@
-"""RoBERTa (Liu et al. 2019): BERT with byte-level BPE, whose positions are counted from that of padding."""
+"""RoBERTa (Liu et al. 2019): BERT with byte-level BPE; its positions start after the padding index."""
 
 from typing import Any
 
@@ -17,14 +17,14 @@ BEFORE = PADDING + 1
 
 
 def usable_positions(sizes: dict[str, Any], config: Fields) -> dict[str, Any]:
-    """The length without the rows that no token has."""
+    """max_len without the position embeddings before the first token's."""
     if sizes["max_len"] < BEFORE + bert.SHORTEST:
         raise config.fault("max_position_embeddings", f"which leaves no text after the first {BEFORE}")
     return {"max_len": sizes["max_len"] - BEFORE}
 
 
-def with_type(positions: Tensor, types: Tensor) -> Tensor:
-    """The positions of tokens, and the one type that all of them have."""
+def add_type(positions: Tensor, types: Tensor) -> Tensor:
+    """Position embeddings with the embedding of the only token type added."""
     return positions[BEFORE:] + types[0]
 
 
@@ -37,7 +37,7 @@ ROBERTA = Stack(
     names={
         **bert.ENTRANCE,
         "positions.weight": Weight(
-            ("embeddings.position_embeddings.weight", "embeddings.token_type_embeddings.weight"), with_type
+            ("embeddings.position_embeddings.weight", "embeddings.token_type_embeddings.weight"), add_type
         ),
         **layers(bert.LAYERS, "encoder.layer"),
     },

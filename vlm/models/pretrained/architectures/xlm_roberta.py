@@ -1,4 +1,4 @@
-"""XLM-RoBERTa (Conneau et al. 2020): RoBERTa of a hundred languages, with pieces of SentencePiece."""
+"""XLM-RoBERTa (Conneau et al. 2020): RoBERTa for 100 languages, with a SentencePiece vocabulary."""
 
 from dataclasses import replace
 
