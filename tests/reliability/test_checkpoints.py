@@ -17,6 +17,7 @@ MOMENTS = [
     ("torch.save", 1, "after"),
     ("os.fsync", 1, "before"),
     ("os.chmod", 1, "after"),
+    ("os.link", 1, "after"),
     ("os.replace", 1, "after"),
     ("os.replace", 2, "before"),
     ("os.replace", 2, "after"),

@@ -29,7 +29,7 @@ def atomic_write(path: str | os.PathLike, *, sync: bool = True, keep: Path | Non
 
     Args:
         sync: Whether the data reach the disk before the rename, so that a power cut leaves the old one whole too.
-        keep: New name of the old file; by default it is gone.
+        keep: New name of the old file; by default it is gone. The path names a whole file throughout.
     Raises:
         OSError: The file cannot be written; the old one is untouched, and nothing is left beside it.
     """
@@ -44,7 +44,7 @@ def atomic_write(path: str | os.PathLike, *, sync: bool = True, keep: Path | Non
                 os.fsync(file.fileno())
         os.chmod(beside, PERMISSIONS)
         if keep is not None:
-            os.replace(path, keep)
+            _keep(path, keep, f"{beside}.old.tmp")
         os.replace(beside, path)
     except BaseException:
         _remove(Path(beside))
@@ -71,6 +71,17 @@ def remove_unfinished(folder: Path, name: str = "*") -> None:
     """Removes the temporary files of killed processes from a folder: those for a file of this name, or all."""
     for left in folder.glob(f".{name if name == '*' else glob.escape(name)}.*.tmp"):
         left.unlink(missing_ok=True)
+
+
+def _keep(path: Path, keep: Path, temporary: str) -> None:
+    """Gives the file a second name in place of what had it; a reader finds the file under its first name throughout."""
+    try:
+        os.link(path, temporary)
+    except OSError:  # a file system without hard links: only until the next rename is there no file of the first name
+        os.replace(path, keep)
+        return
+    os.replace(temporary, keep)
+    _remove(Path(temporary))  # a rename onto another name of the same file does nothing
 
 
 def _sync_folder(folder: Path) -> None:

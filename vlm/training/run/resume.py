@@ -101,7 +101,7 @@ def last_of(folder: Path) -> Path:
 
     faults = []
     for path in (folder / "checkpoints" / name for name in NAMES):
-        if not path.is_file():  # killed between the two renames of a save
+        if not path.is_file():  # killed between two renames, on a file system without hard links
             continue
         try:
             ckpt.read(path)
