@@ -14,7 +14,7 @@ from vlm.training.step.losses import Term, token_loss
 
 
 class DoublyStochastic:
-    """Next-token prediction with the term beside it (Xu et al. 2015, equation 14).
+    """Next-token prediction with the term beside it: the sum over captions of Xu et al. (2015, equation 14), per token.
 
     Args:
         task: The captioning task.
@@ -37,12 +37,11 @@ class DoublyStochastic:
         context = task.model.encode(as_read(batch["images"], task.preprocess))
         hidden, weights = task.model.decoder.attend(rows.tokens, rows.segments, context)
         smoothing = task.label_smoothing
-        tokens = token_loss(hidden, rows.targets, task.model.head_parts, label_smoothing=smoothing)
-        return {"tokens": Term(*tokens), "attention": Term(*unevenness(weights, rows), self.weight)}
+        total, count = token_loss(hidden, rows.targets, task.model.head_parts, label_smoothing=smoothing)
+        return {"tokens": Term(total, count), "attention": Term(unevenness(weights, rows), count, self.weight)}
 
     def counts(self, batch: Batch) -> dict[str, int]:
-        rows = batch["captions"]
-        return {"tokens": rows.targets.count, "attention": int(begins(rows.segments).sum())}
+        return dict.fromkeys(("tokens", "attention"), batch["captions"].targets.count)
 
 
 def begins(segments: Tensor) -> Tensor:
@@ -50,11 +49,11 @@ def begins(segments: Tensor) -> Tensor:
     return (segments != F.pad(segments, (1, 0))[:, :-1]) & (segments != 0)
 
 
-def unevenness(weights: Tensor, rows: TextRows) -> tuple[Tensor, Tensor]:
-    """The sum over captions of sum_i (1 - sum_t a_ti)^2, over image parts i and predicted tokens t; number of captions.
+def unevenness(weights: Tensor, rows: TextRows) -> Tensor:
+    """The sum over captions of sum_i (1 - sum_t a_ti)^2, over image parts i and predicted tokens t.
 
     Shapes:
-        weights (B, L, S) -> (), ()
+        weights (B, L, S) -> ()
     """
     assert rows.segments is not None
     begin = begins(rows.segments).flatten()
@@ -64,4 +63,4 @@ def unevenness(weights: Tensor, rows: TextRows) -> tuple[Tensor, Tensor]:
     looked = looked.index_add(0, number[places], weights.flatten(0, 1)[places])  # (captions + 1 or more, S)
     one = torch.arange(len(looked), device=looked.device)
     real = (one > 0) & (one <= begin.sum())
-    return ((1 - looked).square().sum(1) * real).sum(), begin.sum()
+    return ((1 - looked).square().sum(1) * real).sum()
