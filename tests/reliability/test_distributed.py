@@ -127,5 +127,4 @@ def test_a_step_sends_one_message_beside_its_gradients(task: str, nursery: Nurse
         steps = [line for line in end.said.splitlines() if "MESSAGES" in line]
         # Embeddings are sent to all ranks, after their number, and the gradients of them back.
         beside = "all_gather all_gather all_reduce " if task in COMPARING else ""
-        beside = "all_reduce " if task == "show_attend_tell" else beside  # the counts of its two terms
         assert len(steps) == 4 and all(line.endswith(f"MESSAGES {beside}all_reduce.") for line in steps), steps

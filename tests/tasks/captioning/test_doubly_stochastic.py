@@ -4,9 +4,12 @@ import pytest
 import torch
 from small import SCENES
 
+from vlm.config.compose import compose
 from vlm.data.batch import Targets, TextRows, next_token_labels
 from vlm.tasks.captioning.doubly_stochastic import unevenness
+from vlm.training.feature_cache import as_read
 from vlm.training.run.fit import main
+from vlm.training.run.run import build_data, build_model, build_task
 
 SEGMENTS = torch.tensor([[1, 1, 1, 2, 2, 2, 2], [1, 1, 1, 1, 0, 0, 0]])
 
@@ -18,6 +21,25 @@ def test_the_term_is_the_papers_sum():
     captions = [weights[0, 0:2], weights[0, 3:6], weights[1, 0:3]]  # the last token of each predicts nothing
     truth = sum((1 - caption.sum(0)).square().sum() for caption in captions)
     torch.testing.assert_close(total, truth)
+
+
+def test_the_loss_is_the_papers_sum_per_token(tmp_path):
+    """Equation 14 of Xu et al. is a sum over captions; the loss of a step is that of all of them, over their tokens."""
+    options = ["model=show_attend_tell", "model.size.dim=32", "trainer=cpu", f"runs={tmp_path}"]
+    losses = []
+    for weight in (0.0, 0.7):
+        config = compose(["task=captioning", *SCENES, *options, f"task.doubly_stochastic={weight}"])
+        data = build_data(config)
+        data.prepare()
+        task = build_task(config, build_model(config, data.sizes)[0], data)
+        batch = next(iter(data.train_dataloader()))
+        (term,) = task.loss(batch).values()
+        losses.append(term.total.item())
+        assert term.count == batch["captions"].targets.count
+    rows = batch["captions"]
+    context = task.model.encode(as_read(batch["images"], task.preprocess))
+    weights = task.model.decoder.attend(rows.tokens, rows.segments, context)[1]
+    assert losses[1] - losses[0] == pytest.approx(0.7 * unevenness(weights, rows).item(), rel=1e-4)
 
 
 def test_no_captions_have_no_term():

@@ -38,10 +38,7 @@ class DoublyStochastic:
         hidden, weights = task.model.decoder.attend(rows.tokens, rows.segments, context)
         smoothing = task.label_smoothing
         total, count = token_loss(hidden, rows.targets, task.model.head_parts, label_smoothing=smoothing)
-        return {"tokens": Term(total, count), "attention": Term(unevenness(weights, rows), count, self.weight)}
-
-    def counts(self, batch: Batch) -> dict[str, int]:
-        return dict.fromkeys(("tokens", "attention"), batch["captions"].targets.count)
+        return {"tokens": Term(total + self.weight * unevenness(weights, rows), count)}
 
 
 def begins(segments: Tensor) -> Tensor:

@@ -73,9 +73,6 @@ class Captioning(ImageTextTask):
         other = self.critic or self.spread
         return super().loss(batch) if other is None else other.loss(batch)
 
-    def counts(self, batch: Batch) -> dict[str, int] | None:
-        return None if self.spread is None else self.spread.counts(batch)
-
     def on_evaluation_start(self) -> None:
         super().on_evaluation_start()
         self.search.begin()
