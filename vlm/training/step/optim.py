@@ -71,14 +71,16 @@ def total_steps(trainer: L.Trainer) -> int | None:
 def parameter_groups(model: nn.Module, weight_decay: float, layer_decay: float = 1.0) -> list[dict[str, Any]]:
     """Parameter groups: only matrices of linear and convolution layers decay, and lower layers learn more slowly.
 
-    Biases, norms, embeddings and positions do not decay (as in GPT-2 and timm): shrinking them fits nothing better.
+    Biases, norms, embeddings and positions do not decay (as in GPT-2 and timm): shrinking them fits nothing better. A
+    layer of one output has a vector, not a matrix: Muon's steps of one are too short for scores of soft attention.
 
     Args:
         layer_decay: Learning rate of a layer over that of the one above it (Clark et al. 2020, appendix A); 1 is off.
     Returns:
         Groups with "matrices", whether they hold those, and "scale", by which their learning rate is multiplied.
     """
-    matrices = {id(layer.weight) for layer in model.modules() if isinstance(layer, nn.Linear | nn.Conv2d)}
+    layers = [layer for layer in model.modules() if isinstance(layer, nn.Linear | nn.Conv2d)]
+    matrices = {id(layer.weight) for layer in layers if len(layer.weight) > 1}
     depths = layer_depths(model)
     groups: dict[tuple[bool, float], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
