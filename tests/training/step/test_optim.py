@@ -12,6 +12,7 @@ from vlm.models.decoder import Decoder
 from vlm.models.encoder_decoder import VisionLanguageModel
 from vlm.models.timm_encoder import TimmEncoder
 from vlm.models.vit import ViT
+from vlm.nn.recurrent import AdditiveAttention
 from vlm.training.step.optim import Constant, Cosine, Optimization, layer_depths, parameter_groups
 
 
@@ -46,6 +47,13 @@ def test_frozen_parameters_are_in_no_group(model):
     model.encoder.requires_grad_(False)
     placed = [name for group in parameter_groups(model, 0.1) for name in names(model, group["params"])]
     assert sorted(placed) == sorted(f"decoder.{name}" for name, _ in model.decoder.named_parameters())
+
+
+def test_the_layer_of_one_output_that_scores_for_soft_attention_is_no_matrix():
+    search = AdditiveAttention(query_dim=6, context_dim=5, dim=4)
+    matrices, others = parameter_groups(search, 0.1)
+    assert set(names(search, matrices["params"])) == {"query.weight", "key.weight"}
+    assert set(names(search, others["params"])) == {"query.bias", "score.weight"} and not others["matrices"]
 
 
 def test_an_empty_group_is_left_out():
