@@ -18,6 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Mapping
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -123,11 +124,12 @@ def plot(part: str, rows: list[dict[str, Any]], path: Path) -> None:
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(5, 3.2), layout="constrained")
+    styles = cycle(("o-", "s--", "^:"))  # curves may lie on one another
     for row in rows:
         if part in BOUNDS:
             what = "exact" if part == "scenes" else "bleu"
-            lengths = row["by_length"]
-            axes.plot([one["words"] for one in lengths], [one[what] for one in lengths], marker="o", label=row["model"])
+            words, scores = zip(*((one["words"], one[what]) for one in row["by_length"]), strict=True)
+            axes.plot(words, scores, next(styles), label=row["model"])
             axes.set(xlabel="words of the source", ylabel=f"{what}, test")
         else:
             loss = next(value for name, value in row["metrics"].items() if name.endswith("/loss"))
