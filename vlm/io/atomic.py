@@ -29,7 +29,7 @@ def atomic_write(path: str | os.PathLike, *, sync: bool = True, keep: Path | Non
 
     Args:
         sync: Whether the data reach the disk before the rename, so that a power cut leaves the old one whole too.
-        keep: New name of the old file; by default it is gone. The path names a whole file throughout.
+        keep: New name of the old file; by default it is gone. Readers always find a whole file at the path.
     Raises:
         OSError: The file cannot be written; the old one is untouched, and nothing is left beside it.
     """
@@ -74,10 +74,10 @@ def remove_unfinished(folder: Path, name: str = "*") -> None:
 
 
 def _keep(path: Path, keep: Path, temporary: str) -> None:
-    """Gives the file a second name in place of what had it; a reader finds the file under its first name throughout."""
+    """Renames path to keep, except that path still names the file until something replaces it."""
     try:
         os.link(path, temporary)
-    except OSError:  # a file system without hard links: only until the next rename is there no file of the first name
+    except OSError:  # a file system without hard links; readers find no file until the next rename
         os.replace(path, keep)
         return
     os.replace(temporary, keep)

@@ -6,7 +6,7 @@ from small import SCENES
 
 from vlm.config.compose import compose
 from vlm.data.batch import Targets, TextRows, next_token_labels
-from vlm.tasks.captioning.doubly_stochastic import unevenness
+from vlm.tasks.captioning.doubly_stochastic import doubly_stochastic_term
 from vlm.training.feature_cache import as_read
 from vlm.training.run.fit import main
 from vlm.training.run.run import build_data, build_model, build_task
@@ -17,7 +17,7 @@ SEGMENTS = torch.tensor([[1, 1, 1, 2, 2, 2, 2], [1, 1, 1, 1, 0, 0, 0]])
 def test_the_term_is_the_papers_sum():
     tokens, weights = torch.arange(14).view(2, 7), torch.rand(2, 7, 5).softmax(-1)
     rows = TextRows(tokens, SEGMENTS, Targets.of(next_token_labels(tokens, SEGMENTS)))
-    total = unevenness(weights, rows)
+    total = doubly_stochastic_term(weights, rows)
     captions = [weights[0, 0:2], weights[0, 3:6], weights[1, 0:3]]  # the last token of each predicts nothing
     truth = sum((1 - caption.sum(0)).square().sum() for caption in captions)
     torch.testing.assert_close(total, truth)
@@ -39,13 +39,13 @@ def test_the_loss_is_the_papers_sum_per_token(tmp_path):
     rows = batch["captions"]
     context = task.model.encode(as_read(batch["images"], task.preprocess))
     weights = task.model.decoder.attend(rows.tokens, rows.segments, context)[1]
-    assert losses[1] - losses[0] == pytest.approx(0.7 * unevenness(weights, rows).item(), rel=1e-4)
+    assert losses[1] - losses[0] == pytest.approx(0.7 * doubly_stochastic_term(weights, rows).item(), rel=1e-4)
 
 
 def test_no_captions_have_no_term():
     empty = torch.empty(0, 0, dtype=torch.long)
     rows = TextRows(empty, empty, Targets.of(empty))
-    assert float(unevenness(torch.empty(0, 0, 5), rows)) == 0
+    assert float(doubly_stochastic_term(torch.empty(0, 0, 5), rows)) == 0
 
 
 @pytest.mark.parametrize(

@@ -3,18 +3,18 @@
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from vlm.data.batch import Batch, TextRows
 from vlm.errors import UserError
 from vlm.models.soft_attention import SoftAttentionDecoder
+from vlm.nn.position import positions_within
 from vlm.training.feature_cache import as_read
 from vlm.training.step.losses import Term, token_loss
 
 
 class DoublyStochastic:
-    """Next-token prediction with the term beside it: the sum over captions of Xu et al. (2015, equation 14), per token.
+    """The loss of Xu et al. (2015, equation 14), averaged over tokens: cross-entropy plus the doubly stochastic term.
 
     Args:
         task: The captioning task.
@@ -38,22 +38,17 @@ class DoublyStochastic:
         hidden, weights = task.model.decoder.attend(rows.tokens, rows.segments, context)
         smoothing = task.label_smoothing
         total, count = token_loss(hidden, rows.targets, task.model.head_parts, label_smoothing=smoothing)
-        return {"tokens": Term(total + self.weight * unevenness(weights, rows), count)}
+        return {"tokens": Term(total + self.weight * doubly_stochastic_term(weights, rows), count)}
 
 
-def begins(segments: Tensor) -> Tensor:
-    """Where the texts of rows begin: (B, L) -> bool (B, L)."""
-    return (segments != F.pad(segments, (1, 0))[:, :-1]) & (segments != 0)
-
-
-def unevenness(weights: Tensor, rows: TextRows) -> Tensor:
-    """The sum over captions of sum_i (1 - sum_t a_ti)^2, over image parts i and predicted tokens t.
+def doubly_stochastic_term(weights: Tensor, rows: TextRows) -> Tensor:
+    """The doubly stochastic term: sum_i (1 - sum_t a_ti)^2 over image parts i and predicted tokens t, of all captions.
 
     Shapes:
         weights (B, L, S) -> ()
     """
     assert rows.segments is not None
-    begin = begins(rows.segments).flatten()
+    begin = ((positions_within(rows.segments) == 0) & (rows.segments != 0)).flatten()
     number = begin.cumsum(0)  # of each token's caption, from 1
     places = slice(None) if rows.targets.places is None else rows.targets.places
     looked = weights.new_zeros(len(number) + 1, weights.shape[2])  # there are fewer captions than tokens
