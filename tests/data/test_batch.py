@@ -1,5 +1,6 @@
 """Batches: texts end to end in rows, and values that move together."""
 
+import pytest
 import torch
 
 from vlm.data.batch import IGNORE, PADDING, BadSample, Batch, Targets, TextRows, pack
@@ -19,11 +20,25 @@ def test_pack_of_nothing():
     assert tokens.dtype == torch.long
 
 
-def test_all_tensors_of_a_batch_move_and_nothing_else_changes():
+@pytest.fixture
+def batch() -> Batch:
     targets = Targets.of(torch.tensor([[1, IGNORE]]))
     text = TextRows(torch.ones(1, 2), None, targets, torch.ones(1, 2, dtype=torch.bool), references=[["a"]])
     values = {"images": torch.ones(1, 3), "features": Features(torch.ones(1, 2, 3)), "text": text, "names": ["x"]}
-    batch = Batch(["x"], values, [BadSample("y", "cut short")])
+    return Batch(["x"], values, [BadSample("y", "cut short")])
+
+
+def test_all_tensors_of_a_batch_are_pinned(batch, monkeypatch):
+    """On a machine without a GPU, whose tensors cannot be: `pinned` says which were asked to."""
+    pinned: list[torch.Tensor] = []
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: pinned.append(tensor) or tensor)
+    text = batch.pin_memory()["text"]
+    whole = [batch["images"], batch["features"].values, text.tokens, text.targets.labels, text.targets.places]
+    assert {id(tensor) for tensor in pinned} == {id(tensor) for tensor in [*whole, text.scored]}
+    assert text.references == [["a"]]
+
+
+def test_all_tensors_of_a_batch_move_and_nothing_else_changes(batch):
     moved = batch.to("meta")
     assert moved["images"].device == moved["features"].values.device == torch.device("meta")
     parts = moved["text"].tokens, moved["text"].scored, moved["text"].targets.labels, moved["text"].targets.places

@@ -27,7 +27,7 @@ class Tensors:
         return self._each(lambda tensor: tensor.to(*args, **kwargs))
 
     def pin_memory(self) -> Self:
-        return self._each(Tensor.pin_memory)
+        return self._each(lambda tensor: tensor.pin_memory())
 
     def _each(self, change: Any) -> Self:
         values = {one.name: getattr(self, one.name) for one in fields(self)}  # type: ignore[arg-type]
