@@ -119,7 +119,9 @@ def main() -> None:
     quiet()
     vary(args)
     key = "root" if args.case == "jpeg" else "path"
-    overrides = [*CASES[args.case], *([f"data.{key}={place}"] if place else []), *args.overrides]
+    overrides = [*CASES[args.case], *([f"data.{key}={place}"] if place else [])]
+    overrides += ["data.num_workers=0"] if args.memory else []  # workers would go on beside the steps
+    overrides += args.overrides
     figures = bench.measure(compose(overrides), steps=args.steps)
     kept = {name: figures[name] for name in (*KEPT, "peak_memory_gib") if name in figures}
     print(args.case, json.dumps(kept))

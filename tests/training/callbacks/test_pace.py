@@ -20,15 +20,20 @@ class Model(torch.nn.Module):
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    now = [100.0]
-    monkeypatch.setattr(pace, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    return now
+    """The time, and the seconds of it that torch.compile took."""
+    clock = [100.0, 0.0]
+    monkeypatch.setattr(pace, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(pace, "compiling", SimpleNamespace(seconds=lambda: clock[1]))
+    return clock
 
 
 def said(
     clock: list[float], *, seconds: float, batches: int, epochs: int = 1, size: int = 224, **changes: Any
 ) -> list[str]:
-    """What a run prints whose steps take so many seconds, with a slow validation after the fourth."""
+    """What a run prints whose steps take so many seconds, with a slow validation after the fourth.
+
+    The first and the sixth step compile.
+    """
     printed: list[str] = []
     waits = changes.pop("waits", 0.0)
     loader = SimpleNamespace(waited=0.0)
@@ -46,6 +51,8 @@ def said(
     callback.on_train_start(trainer, task)
     for step in range(1, 31):
         clock[0] += 40.0 if step == 1 else seconds  # the first one warms up
+        if step in (1, 6):
+            clock[0], clock[1] = clock[0] + 90.0, clock[1] + 90.0
         loader.waited += waits * seconds
         trainer.global_step += 1
         progress.current.ready += 1
@@ -60,7 +67,7 @@ def said(
     return []
 
 
-def test_an_epoch_and_the_run_are_reckoned_without_the_first_step_and_validations(clock) -> None:
+def test_an_epoch_and_the_run_are_reckoned_without_first_step_validations_and_compilation(clock) -> None:
     (line,) = said(clock, seconds=2.0, batches=30, epochs=4)
     assert line == "pace        2 s a step: about 60 s an epoch of 30 steps, 4 min to the end, without validation"
 

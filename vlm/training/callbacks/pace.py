@@ -8,6 +8,7 @@ import lightning as L
 
 from vlm.io.terminal import folded
 from vlm.nn.image_size import ImageSize, as_override, sides
+from vlm.training.step import compiling
 from vlm.training.step.optim import total_steps
 from vlm.training.step.step import accumulates
 from vlm.training.step.task import Task
@@ -18,10 +19,13 @@ FEW_PATCHES = 100  # with no more, smaller images save little
 
 
 class Pace(L.Callback):
-    """Prints, after ten steps, how long an epoch and the rest of the run take; and what would shorten a long run."""
+    """Prints, after ten steps, how long an epoch and the rest of the run take; and what would shorten a long run.
+
+    Validation and torch.compile are not counted.
+    """
 
     def __init__(self) -> None:
-        self._timed = self._begin = self._waited = self._paused = 0.0
+        self._timed = self._begin = self._waited = self._paused = self._compiled = 0.0
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._timed = -1
@@ -40,9 +44,9 @@ class Pace(L.Callback):
         self._timed += 1
         loader: Any = trainer.train_dataloader
         if self._timed == 0:
-            self._begin, self._waited = time.monotonic(), loader.waited
+            self._begin, self._waited, self._compiled = time.monotonic(), loader.waited, compiling.seconds()
         elif self._timed == STEPS and trainer.is_global_zero:
-            spent = time.monotonic() - self._begin
+            spent = time.monotonic() - self._begin - (compiling.seconds() - self._compiled)
             waits = (loader.waited - self._waited) / spent
             task = cast(Task, pl_module)
             if text := "\n".join(lines(trainer, task, step=spent / STEPS, waits=waits)):
