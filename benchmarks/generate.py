@@ -1,6 +1,7 @@
 """Captions a second: ours against Hugging Face's `VisionEncoderDecoderModel.generate`, in one process.
 
-    python benchmarks/generate.py [--shapes S M] [--precision fp32] [--rounds 7] [--queue 512] [--out FILE.json]
+    python benchmarks/generate.py [--shapes S M] [--precision fp32] [--onnx] [--rounds 7] [--queue 512]
+                                  [--out FILE.json]
 
 Random weights of theirs are copied into ours. Theirs computes in float32, its default; ours too, or with --precision
 bf16 in what `vlm caption` takes by default where a CPU is faster in it. Each makes the captions of the same
@@ -8,6 +9,9 @@ images from pixels, in turns, and ratios are medians over rounds. Theirs runs as
 so does ours. 32 tokens are forced on both by having no end token. In the queue, images end after a number of tokens
 drawn once (mean 12, at most 30), which both learn from a change of the logits; theirs takes batches of the same size,
 in order. Memory is the weights and the most that is needed beyond them, each in a process of its own.
+
+With --onnx a third side is ONNX Runtime with the graphs that `vlm export --to onnx` writes, by IO binding and on as
+many threads, in the same turns; it has no beam search and no queue.
 """
 
 import argparse
@@ -32,11 +36,13 @@ import torch
 from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel, LogitsProcessor, VisionEncoderDecoderModel, ViTConfig, ViTModel
 
+from vlm.checkpoint.graph_files import traced
 from vlm.decoding.loop import decode
 from vlm.decoding.options import Decoding
 from vlm.models.context import Context
 from vlm.models.decoder import Decoder
 from vlm.models.encoder_decoder import VisionLanguageModel, encode_in_parts
+from vlm.models.graphs import graphs_of
 from vlm.models.pretrained.folder import Folder
 from vlm.models.pretrained.load import load_hugging_face
 from vlm.models.vit import ViT
@@ -54,6 +60,15 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def models(shape: str, rows: int, dtype: torch.dtype) -> tuple[VisionLanguageModel, VisionEncoderDecoderModel]:
+    """Ours, its weights packed for so many texts at once, and theirs, with the same weights."""
+    ours, theirs = plain_models(shape)
+    ours = ours.to(dtype)
+    prepack(ours.encoder)
+    prepack_for_decoding(ours.decoder, rows=rows)
+    return ours, theirs
+
+
+def plain_models(shape: str) -> tuple[VisionLanguageModel, VisionEncoderDecoderModel]:
     size = SHAPES[shape]
     torch.manual_seed(0)
     sizes = {"hidden_size": size["dim"], "num_attention_heads": size["heads"], "intermediate_size": 4 * size["dim"]}
@@ -89,10 +104,51 @@ def models(shape: str, rows: int, dtype: torch.dtype) -> tuple[VisionLanguageMod
     with tempfile.TemporaryDirectory() as folder:
         theirs.save_pretrained(folder)
         load_hugging_face(ours, Folder(folder))
-    ours = ours.to(dtype)
-    prepack(ours.encoder)
-    prepack_for_decoding(ours.decoder, rows=rows)
     return ours, theirs.eval()
+
+
+class OnnxRuntime:
+    """The same model as graphs of ONNX, which write greedily."""
+
+    def __init__(self, shape: str) -> None:
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = torch.get_num_threads()
+        self.sessions = {}
+        with tempfile.TemporaryDirectory() as folder:
+            for graph in graphs_of(plain_models(shape)[0], image_size=SHAPES[shape]["image"]):
+                path = Path(folder, f"{graph.name}.onnx")
+                traced(graph, form="onnx")(path)
+                self.sessions[graph.name] = onnxruntime.InferenceSession(str(path), options)
+
+    def __call__(self, images: Tensor) -> list[list[int]]:
+        step, rows = self.sessions["step"], len(images)
+        read = self.sessions["encoder"].io_binding()
+        read.bind_cpu_input("images", images.numpy())
+        encoded = [port.name for port in self.sessions["encoder"].get_outputs()]
+        outputs = [port.name for port in step.get_outputs()]
+        for name in encoded:
+            read.bind_output(name, "cpu")
+        self.sessions["encoder"].run_with_iobinding(read)
+        binding, past = step.io_binding(), [port for port in step.get_inputs() if port.name.startswith("past")]
+        for name, value in zip(encoded, read.get_outputs(), strict=True):
+            binding.bind_ortvalue_input(name, value)
+        for port in past:
+            binding.bind_cpu_input(port.name, np.zeros((rows, port.shape[1], 0, port.shape[3]), np.float32))
+        binding.bind_cpu_input("starts", np.zeros(rows, np.int64))
+        tokens, written = np.full((rows, 1), BOS), []
+        for _ in range(TOKENS - 1):
+            binding.bind_cpu_input("tokens", tokens)
+            for name in outputs:
+                binding.bind_output(name, "cpu")
+            step.run_with_iobinding(binding)
+            logits, *caches = binding.get_outputs()
+            for port, cache in zip(past, caches, strict=True):
+                binding.bind_ortvalue_input(port.name, cache)
+            tokens = logits.numpy().argmax(1)[:, None]
+            written.append(tokens)
+        return np.concatenate(written, axis=1).tolist()
 
 
 @torch.inference_mode()
@@ -112,41 +168,48 @@ def run_ours(
 
 
 def side_by_side(
-    ours: Callable[[], list[list[int]]], theirs: Callable[[], list[list[int]]], *, rounds: int
-) -> dict[str, float]:
-    """Seconds of both, in turns, and how many times as fast ours is."""
-    texts = ours(), theirs()
-    same = sum(a == b for a, b in zip(*texts, strict=True))
-    times: list[tuple[float, float]] = []
+    ours: Callable[[], list[list[int]]], *, rounds: int, **peers: Callable[[], list[list[int]]]
+) -> dict[str, dict[str, float]]:
+    """By peer: seconds of ours and of the peer, in turns, and how many times as fast ours is."""
+    sides = {"ours": ours, **peers}
+    texts = {name: work() for name, work in sides.items()}
+    times: dict[str, list[float]] = {name: [] for name in sides}
     for number in range(rounds):
-        pair = {}
-        for name, work in (("ours", ours), ("peer", theirs))[:: 1 if number % 2 else -1]:
+        for name, work in [*sides.items()][:: 1 if number % 2 else -1]:
             start = time.perf_counter()
             work()
-            pair[name] = time.perf_counter() - start
-        times.append((pair["ours"], pair["peer"]))
-    ratios = sorted(peer / own for own, peer in times)
-    return {
-        "ours_s": statistics.median(own for own, _ in times),
-        "peer_s": statistics.median(peer for _, peer in times),
-        "ratio": statistics.median(ratios),
-        "ratio_min": ratios[0],
-        "ratio_max": ratios[-1],
-        "same_captions": same,
-        "images": len(texts[0]),
-    }
+            times[name].append(time.perf_counter() - start)
+    rows = {}
+    for name in peers:
+        ratios = sorted(other / own for own, other in zip(times["ours"], times[name], strict=True))
+        rows[name] = {
+            "ours_s": statistics.median(times["ours"]),
+            "peer_s": statistics.median(times[name]),
+            "ratio": statistics.median(ratios),
+            "ratio_min": ratios[0],
+            "ratio_max": ratios[-1],
+            "same_captions": sum(a == b for a, b in zip(texts["ours"], texts[name], strict=True)),
+            "images": len(texts["ours"]),
+        }
+    return rows
 
 
-def fixed(shape: str, batch: int, beam: int, dtype: torch.dtype, *, rounds: int) -> dict[str, float]:
+def fixed(
+    shape: str, batch: int, beam: int, dtype: torch.dtype, *, rounds: int, onnx: bool
+) -> dict[str, dict[str, float]]:
     """A batch of captions of 32 tokens each."""
     ours, theirs = models(shape, batch * beam, dtype)
     images = torch.randn(batch, 3, SHAPES[shape]["image"], SHAPES[shape]["image"])
     decoding = Decoding(beam=beam, max_tokens=TOKENS - 1, logprobs=False)  # a last step is there for the end token
     options = {"max_new_tokens": TOKENS, "num_beams": beam, "do_sample": False}
+    peers: dict[str, Callable[[], list[list[int]]]] = {
+        "transformers": lambda: theirs.generate(images, **options)[:, 1:TOKENS].tolist(),  # as ours is cut
+    }
+    if onnx and beam == 1:
+        runtime = OnnxRuntime(shape)
+        peers["ONNX Runtime"] = lambda: runtime(images)
     return side_by_side(
-        lambda: run_ours(ours.decoder, ours, images, decoding, eos=-1, rows=batch),
-        lambda: theirs.generate(images, **options)[:, 1:TOKENS].tolist(),  # as ours is cut
-        rounds=rounds,
+        lambda: run_ours(ours.decoder, ours, images, decoding, eos=-1, rows=batch), rounds=rounds, **peers
     )
 
 
@@ -167,7 +230,7 @@ class EndAt(LogitsProcessor):
         return scores
 
 
-def queue(shape: str, count: int, dtype: torch.dtype, *, rounds: int) -> dict[str, float]:
+def queue(shape: str, count: int, dtype: torch.dtype, *, rounds: int) -> dict[str, dict[str, float]]:
     """Captions of many lengths, more than a batch of them."""
     ours, theirs = models(shape, QUEUE_ROWS, dtype)
     images = torch.randn(count, 3, SHAPES[shape]["image"], SHAPES[shape]["image"])
@@ -186,7 +249,7 @@ def queue(shape: str, count: int, dtype: torch.dtype, *, rounds: int) -> dict[st
             texts += [row[:length] for row, length in zip(rows, wanted[part], strict=True)]
         return texts
 
-    return side_by_side(engine, peer, rounds=rounds)
+    return side_by_side(engine, rounds=rounds, transformers=peer)
 
 
 class Ends:
@@ -197,8 +260,8 @@ class Ends:
         self.waiting = iter(wanted)
         self.wanted = self.age = torch.empty(0)
 
-    def keys_values(self, context: Context) -> Any:
-        return self.decoder.keys_values(context)
+    def read(self, context: Context) -> Any:
+        return self.decoder.read(context)
 
     def start(self, context: Context, **options: Any) -> DecodeState:
         state = self.decoder.start(context, **options)
@@ -263,6 +326,7 @@ def main() -> None:
     parser.add_argument("--shapes", nargs="+", choices=list(SHAPES), default=list(SHAPES))
     parser.add_argument("--cases", nargs="+", choices=[*CASES, "queue"], default=[*CASES, "queue"])
     parser.add_argument("--precision", choices=list(DTYPES), default="fp32", help="Of ours.")
+    parser.add_argument("--onnx", action="store_true", help="ONNX Runtime too, in float32")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--queue", type=int, default=512, help="Images of the queue.")
     parser.add_argument("--out")
@@ -271,26 +335,27 @@ def main() -> None:
     if args.memory:
         memory(*args.memory, DTYPES[args.precision])
         return
-    rows = {}
+    results = {}
     print(
-        f"{'':<24}{'ours ms':>10}{'peer ms':>10}{'ratio':>8}{'min':>8}{'max':>8}"
+        f"{'':<34}{'ours ms':>10}{'peer ms':>10}{'ratio':>8}{'min':>8}{'max':>8}"
         f"{'same':>10}{'ours MB':>9}{'peer MB':>9}"
     )
     for shape in args.shapes:
         for case in args.cases:
             if case == "queue":
-                row = queue(shape, args.queue, DTYPES[args.precision], rounds=min(args.rounds, 3))
+                rows = queue(shape, args.queue, DTYPES[args.precision], rounds=min(args.rounds, 3))
             else:
-                row = fixed(shape, *CASES[case], DTYPES[args.precision], rounds=args.rounds)
-                row |= measured_memory(shape, case, args.precision)
-            rows[f"{shape}, {case}"] = row
-            cells = [f"{row['ours_s'] * 1e3:>10.1f}{row['peer_s'] * 1e3:>10.1f}"]
-            cells += [f"{row[key]:>8.2f}" for key in ("ratio", "ratio_min", "ratio_max")]
-            cells += [f"{row['same_captions']:>5.0f}/{row['images']:<4.0f}"]
-            cells += [f"{row[key]:>9.0f}" for key in ("ours_mb", "peer_mb") if key in row]
-            print(f"{f'{shape}, {case}':<24}" + "".join(cells), flush=True)
+                rows = fixed(shape, *CASES[case], DTYPES[args.precision], rounds=args.rounds, onnx=args.onnx)
+                rows["transformers"] |= measured_memory(shape, case, args.precision)
+            results[f"{shape}, {case}"] = rows
+            for peer, row in rows.items():
+                cells = [f"{row['ours_s'] * 1e3:>10.1f}{row['peer_s'] * 1e3:>10.1f}"]
+                cells += [f"{row[key]:>8.2f}" for key in ("ratio", "ratio_min", "ratio_max")]
+                cells += [f"{row['same_captions']:>5.0f}/{row['images']:<4.0f}"]
+                cells += [f"{row[key]:>9.0f}" for key in ("ours_mb", "peer_mb") if key in row]
+                print(f"{f'{shape}, {case}, {peer}':<34}" + "".join(cells), flush=True)
     if args.out is not None:
-        Path(args.out).write_text(json.dumps(rows, indent=1) + "\n")
+        Path(args.out).write_text(json.dumps(results, indent=1) + "\n")
 
 
 if __name__ == "__main__":

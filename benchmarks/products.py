@@ -4,8 +4,8 @@
 
 All layers of a decoder and its head run one after the other, as in a step, so that caches hold what they hold there.
 Layouts take turns; the best step of each counts, and of that step the time by shape of layer. `vlm/nn/step/packed.py`
-chooses by these figures: plain and input-major weights by torch's own product (MKL), packed ones by oneDNN, int8 ones
-with activations scaled by row.
+chooses by these figures: plain weights by torch's own product (MKL), packed ones by oneDNN, split ones by MKL's product
+of a batch, int8 ones with activations scaled by row.
 """
 
 import argparse
@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vlm.nn.step.int8 import Int8Linear
-from vlm.nn.step.packed import PackedLinear
+from vlm.nn.step.packed import PackedLinear, split_product
 
 Product = Callable[[Tensor], Tensor]
 Shape = tuple[int, int]  # outputs, inputs
@@ -46,10 +46,6 @@ def plain(weight: Tensor, bias: Tensor) -> Product:
     return lambda x: F.linear(x, weight, bias)
 
 
-def input_major(weight: Tensor, bias: Tensor) -> Product:
-    return plain(weight.t().contiguous().t(), bias)
-
-
 def in_bfloat16(weight: Tensor, bias: Tensor) -> Product:
     product = PackedLinear(weight.bfloat16(), bias.bfloat16()).function()
     return lambda x: product(x.bfloat16())
@@ -57,8 +53,8 @@ def in_bfloat16(weight: Tensor, bias: Tensor) -> Product:
 
 LAYOUTS: dict[str, Callable[[Tensor, Tensor], Product]] = {
     "plain": plain,
-    "input-major": input_major,
     "packed": lambda weight, bias: PackedLinear(weight, bias).function(),
+    "split": split_product,
     "bfloat16": in_bfloat16,
     "int8": lambda weight, bias: Int8Linear(weight, bias).function(),
 }

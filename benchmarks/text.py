@@ -290,7 +290,10 @@ def decode(beam: int, texts: int, *, rounds: int, device: str) -> dict[str, floa
         written = search(ours.decoder, ours.encode(tokens, seen), decoding, bos_id=BOS, eos_id=-1)
         return [text[0].tokens for text in written]
 
-    return side_by_side(translations, lambda: theirs.generate(tokens, **options)[:, 1:TOKENS].tolist(), rounds=rounds)
+    def peer() -> list[list[int]]:
+        return theirs.generate(tokens, **options)[:, 1:TOKENS].tolist()
+
+    return side_by_side(translations, rounds=rounds, peer=peer)["peer"]
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ from vlm.models.fusion import Prefix
 from vlm.models.heads import VocabularyHead
 from vlm.models.vit import ViT
 from vlm.nn.step import packed
-from vlm.nn.step.packed import PackedLinear, PackedMLP, prepack, prepack_for_decoding
+from vlm.nn.step.packed import PackedLinear, PackedMLP, SplitLinear, prepack, prepack_for_decoding
 
 packs = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this build of torch has no oneDNN")
 
@@ -24,6 +24,16 @@ def test_a_packed_layer_is_the_layer(shape: tuple[int, ...], bias: bool) -> None
     layer, x = nn.Linear(24, 40, bias=bias), torch.randn(shape)
     with torch.inference_mode():
         torch.testing.assert_close(PackedLinear(layer.weight, layer.bias)(x), layer(x), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(1, 24), (24,), (1, 1, 24), (8, 24), (3, 5, 24), (0, 24)])
+@pytest.mark.parametrize("outputs", [40, 41, 1])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_split_layer_is_the_layer(shape: tuple[int, ...], outputs: int, threads: int, monkeypatch) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    layer, x = nn.Linear(24, outputs, bias=outputs != 40), torch.randn(shape)
+    with torch.inference_mode():
+        torch.testing.assert_close(SplitLinear(layer)(x), layer(x), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("activation", ["relu", "gelu", "gelu_tanh", "quick_gelu", "silu", "swiglu"])
@@ -56,14 +66,11 @@ DECODERS = {
 }
 
 
-@pytest.mark.parametrize(("wide", "plain_rows"), [(0, False), (packed.WIDE, False), (0, True)])
+@pytest.mark.parametrize("plain_rows", [False, True])
 @pytest.mark.parametrize("rows", [1, 8])
 @pytest.mark.parametrize("options", DECODERS)
-def test_a_decoder_computes_the_same_in_any_layout(
-    rows: int, options: str, wide: int, plain_rows: bool, monkeypatch
-) -> None:
+def test_a_decoder_computes_the_same_in_any_layout(rows: int, options: str, plain_rows: bool, monkeypatch) -> None:
     torch.manual_seed(0)
-    monkeypatch.setattr(packed, "WIDE", wide)
     monkeypatch.setattr(packed, "_reads_rows_fast", lambda: plain_rows)
     plain = Decoder(vocab_size=50, max_len=8, dim=32, depth=2, num_heads=4, **DECODERS[options]()).eval()
     laid_out = copy.deepcopy(plain)

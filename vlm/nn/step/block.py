@@ -17,7 +17,7 @@ from vlm.nn.blocks import MLP, GatedMLP
 from vlm.nn.position import PositionInfo
 from vlm.nn.step.cache import Cache
 from vlm.nn.step.int8 import Int8Linear
-from vlm.nn.step.packed import PackedLinear, PackedMLP
+from vlm.nn.step.packed import PackedLinear, PackedMLP, SplitLinear
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ def bare(module: nn.Module) -> Callable[[Tensor], Tensor]:
     """A module as a plain function if its type is known and it has no hooks; else the module itself."""
     if module._forward_hooks or module._forward_pre_hooks:
         return module
-    if isinstance(module, PackedLinear | PackedMLP | Int8Linear):
+    if isinstance(module, PackedLinear | PackedMLP | SplitLinear | Int8Linear):
         return module.function()
     if type(module) is nn.Linear:
         return partial(F.linear, weight=module.weight, bias=module.bias)

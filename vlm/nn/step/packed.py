@@ -1,10 +1,11 @@
-"""Linear layers with weights packed for inference on a CPU."""
+"""Linear layers whose weights are arranged for inference on a CPU."""
 
 from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vlm.nn.blocks import ACTIVATIONS, MLP, Block
@@ -12,7 +13,6 @@ from vlm.nn.vocabulary_loss import Head
 from vlm.tuning import return_freed_memory
 
 FEW_ROWS = 8  # batch size that the layout is optimised for; others work too
-WIDE = 384  # width D from which packed products of one row in float32 are not slower
 
 # Activations that oneDNN fuses into a product: name and algorithm.
 FUSED = {
@@ -57,6 +57,66 @@ class PackedLinear(nn.Module):
         return lambda x: product(x, weight, bias, name, [], algorithm)
 
 
+class SplitLinear(nn.Module):
+    """A linear layer in float32 for inputs of one row, which it multiplies in parts, by a batched product.
+
+    MKL computes a batch of matrices times a vector at nearly the speed of memory, and one matrix times a vector at half
+    of it, except on Intel's processors with AVX-512. Inputs of several rows go through oneDNN. The weight stays as it
+    is, unless a folder stores it transposed. Milliseconds of the products of a decode step of one text, on two cores of an AMD EPYC
+    (`benchmarks/products.py --rows 1`):
+
+        |         | plain | packed | split |
+        |---------|-------|--------|-------|
+        | S       |   3.3 |    1.5 |   0.9 |
+        | M       |   5.8 |    3.3 |   1.9 |
+        | SmolLM2 |  45.8 |   25.3 |  14.4 |
+        | GPT-2   |  36.2 |   21.0 |  16.0 |
+
+    Args:
+        layer: The layer, whose parameters are shared.
+    Shapes:
+        x (..., in) -> (..., out)
+    """
+
+    def __init__(self, layer: nn.Linear) -> None:
+        super().__init__()
+        self.weight, self.bias = layer.weight, layer.bias
+        self.weight.data = self.weight.data.contiguous()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function()(x)
+
+    def function(self) -> Callable[[Tensor], Tensor]:
+        """The layer as a plain function, without the overhead of modules."""
+        return split_product(self.weight, self.bias)
+
+
+def split_product(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
+    """A product as `SplitLinear` computes it.
+
+    Shapes:
+        weight (out, in), contiguous; bias (out,) or None
+    """
+    weight, bias = weight.detach(), None if bias is None else bias.detach()
+    outputs, inputs = weight.shape
+    count = max(2, torch.get_num_threads())
+    even = outputs - outputs % count
+    parts, rest = weight[:even].view(count, -1, inputs), weight[even:]
+    packed = packs(weight.dtype)
+
+    def product(x: Tensor) -> Tensor:
+        if x.numel() != inputs:
+            if packed:
+                return torch.ops.mkldnn._linear_pointwise.default(x, weight, bias, "none", [], "")
+            return F.linear(x, weight, bias)
+        column = x.reshape(1, inputs).t()  # its strides choose the fast product: a column of (inputs, 1) has others
+        y = torch.bmm(parts, column.expand(count, -1, -1)).view(*x.shape[:-1], even)
+        y = y if even == outputs else torch.cat([y, F.linear(x, rest)], dim=-1)
+        return y if bias is None else y.add_(bias)  # baddbmm would take three times as long
+
+    return product
+
+
 class PackedMLP(nn.Module):
     """An MLP with packed layers.
 
@@ -86,8 +146,12 @@ def prepack(model: nn.Module, wanted: Callable[[str, nn.Linear], bool] = lambda 
     Args:
         wanted: Selects layers by name and layer; called with the first layer of an MLP.
     """
-    for block in [module for module in model.modules() if isinstance(module, Block)]:
+    for block in _blocks(model):
         _prepack(block, lambda name, layer: _can_pack(layer.weight) and wanted(name, layer))
+
+
+def _blocks(model: nn.Module) -> list[nn.Module]:
+    return [module for module in model.modules() if isinstance(module, Block)]
 
 
 def _prepack(module: nn.Module, wanted: Callable[[str, nn.Linear], bool]) -> None:
@@ -105,10 +169,10 @@ def _prepack(module: nn.Module, wanted: Callable[[str, nn.Linear], bool]) -> Non
 
 
 def prepack_for_decoding(decoder: nn.Module, *, rows: int) -> None:
-    """Packs the weights that decode steps use on a CPU: linear layers of all blocks, and the head. Results stay equal.
+    """Arranges the weights that decode steps use on a CPU: linear layers of all blocks, and the head.
 
-    For several rows, packed layers halve the time. For one row in float32 they lose to plain layers where MKL has code
-    of its own for the processor, and elsewhere, if layers are small, to weights laid out input-major.
+    Results stay equal. For several rows, packed layers halve the time. For one row in float32 they lose to plain layers
+    where MKL has code of its own for the processor, and elsewhere to `SplitLinear`.
 
     Args:
         rows: Typical number of texts decoded at once, beams included.
@@ -119,17 +183,29 @@ def prepack_for_decoding(decoder: nn.Module, *, rows: int) -> None:
     weight = head.weight
     if weight.device.type != "cpu":
         return
-    alone = rows == 1 and weight.dtype == torch.float32
-    if _can_pack(weight) and not (alone and (_reads_rows_fast() or weight.shape[1] < WIDE)):
+    if rows == 1 and weight.dtype == torch.float32:
+        prepack(decoder, lambda name, layer: name == "kv")  # products of the context have many rows
+        if _reads_rows_fast():
+            return
+        for block in _blocks(decoder):
+            _split(block)
+        product = split_product(weight, head.bias)
+    elif _can_pack(weight):
         prepack(decoder)
-        if rows == 1 and weight.dtype != torch.float32:
+        if rows == 1:
             return  # the head's weight, often the embedding's too, is then not copied, and its product is no slower
         product = PackedLinear(weight, head.bias).function()
-        decoder.head = lambda hidden: product(head.transformed(hidden))  # type: ignore[assignment]
+    else:
         return
-    prepack(decoder, lambda name, layer: name == "kv")  # products of the context have many rows
-    if not _reads_rows_fast():
-        _lay_out_input_major(decoder)
+    decoder.head = lambda hidden: product(head.transformed(hidden))  # type: ignore[assignment]
+
+
+def _split(module: nn.Module) -> None:
+    for name, child in [*module.named_children()]:
+        if type(child) is nn.Linear:
+            setattr(module, name, SplitLinear(child))
+        else:
+            _split(child)
 
 
 def _can_pack(weight: Tensor) -> bool:
@@ -143,11 +219,11 @@ def _reads_rows_fast() -> bool:
     MKL runs that code on Intel's processors alone, so torch is asked whose it is. Milliseconds of a step's products on
     two cores of a Xeon, by benchmarks/products.py:
 
-        |         | plain | input-major | packed |
-        |---------|-------|-------------|--------|
-        | M       |   8.7 |        11.0 |   11.7 |
-        | SmolLM2 |  62.0 |        68.6 |   72.6 |
-        | GPT-2   |  40.2 |        47.6 |   57.5 |
+        |         | plain | packed |
+        |---------|-------|--------|
+        | M       |   8.7 |   11.7 |
+        | SmolLM2 |  62.0 |   72.6 |
+        | GPT-2   |  40.2 |   57.5 |
     """
     known = torch.cpu.get_capabilities()
     return bool(known.get("avx512_f")) and "Intel" in known.get("cpu_name", "")
@@ -163,13 +239,3 @@ def packs(dtype: torch.dtype) -> bool:
     except (AttributeError, RuntimeError):  # built without the operator, or refused by oneDNN
         return False
     return True
-
-
-def _lay_out_input_major(decoder: nn.Module) -> None:
-    """Stores layers with more outputs than inputs, and embeddings, so that a product of one row reads them in order.
-
-    It takes 0.3 to 0.9 of the time (MKL). Other layers are faster as they are.
-    """
-    for layer in decoder.modules():
-        if isinstance(layer, nn.Linear | nn.Embedding) and layer.weight.shape[0] >= layer.weight.shape[1]:
-            layer.weight.data = layer.weight.data.t().contiguous().t()
