@@ -4,7 +4,7 @@ import re
 
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from vlm.config.compose import override
@@ -106,6 +106,7 @@ plain = st.recursive(
 
 
 @given(plain)
+@example("$${{")
 def test_a_saved_value_comes_back_as_it_was(value):
     assert override({"saved": escape(value), "seed": 1}, ["seed=2"]) == {"saved": value, "seed": 2}
 

@@ -65,7 +65,7 @@ def resolve(tree: dict[str, Any]) -> Config:
 
 def is_plain(text: str) -> bool:
     """Returns True for a string without interpolations other than of keys and our formulas."""
-    return "${" not in _PART.sub("", text)
+    return "${" not in _PART.sub(lambda part: " " if part["literal"] else "", text)
 
 
 def escape(value: Any) -> Any:

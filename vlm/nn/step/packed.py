@@ -62,8 +62,8 @@ class SplitLinear(nn.Module):
 
     MKL computes a batch of matrices times a vector at nearly the speed of memory, and one matrix times a vector at half
     of it, except on Intel's processors with AVX-512. Inputs of several rows go through oneDNN. The weight stays as it
-    is, unless a folder stores it transposed. Milliseconds of the products of a decode step of one text, on two cores of an AMD EPYC
-    (`benchmarks/products.py --rows 1`):
+    is, unless a folder stores it transposed. Milliseconds of the products of a decode step of one text, on two cores of
+    an AMD EPYC (`benchmarks/products.py --rows 1`):
 
         |         | plain | packed | split |
         |---------|-------|--------|-------|
