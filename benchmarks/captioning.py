@@ -1,6 +1,7 @@
 """Training on Flickr8k from files: captions learned a second, against a straightforward Hugging Face loop.
 
-    python benchmarks/captioning.py --root FOLDER [--shape S] [--precision 32-true] [--device cuda] [--out FILE.json]
+    python benchmarks/captioning.py --root FOLDER [--shape S] [--precision 32-true] [--compiled] [--device cuda]
+        [--out FILE.json]
     python benchmarks/captioning.py --root FOLDER --pairs 80 --rounds 19       # as many captions a step: loss curves
 
 Ours is the whole of `python train.py data=flickr8k`: files, augmentation, Lightning, logging, progress bar. The peer is
@@ -104,10 +105,14 @@ def peer_loss(
 class Peer:
     """A training step of the peer, and what its captions' losses were."""
 
-    def __init__(self, data: Any, shape: dict[str, int], batch: int, device: str = "cpu") -> None:
+    def __init__(
+        self, data: Any, shape: dict[str, int], batch: int, device: str = "cpu", *, compiled: bool = False
+    ) -> None:
         self.batch, self.device = batch, device
         self.losses: list[Tensor] = []
         self.model = peer_model(shape).to(device)
+        if compiled:
+            self.model.forward = torch.compile(self.model.forward, dynamic=True)  # captions have many lengths
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=LR)
         self.batches = self._read(
             DataLoader(
@@ -143,11 +148,20 @@ def config_of(root: str, name: str, images: int, precision: str, runs: str, devi
 
 
 def compare(
-    root: str, name: str, *, images: int, pairs: int, precision: str, block: int, rounds: int, device: str
+    root: str,
+    name: str,
+    *,
+    images: int,
+    pairs: int,
+    precision: str,
+    block: int,
+    rounds: int,
+    device: str,
+    compiled: bool,
 ) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as runs:
         run = Run(config_of(root, name, images, precision, runs, device))
-        peer = Peer(run.data, SHAPES[name], pairs, device)
+        peer = Peer(run.data, SHAPES[name], pairs, device, compiled=compiled)
         captions = len(run.data.split("train").record(0)["captions"]) * images
         timed = Interleaved(peer.step, block=block, rounds=rounds, units=(captions, pairs), device=device)
         run.trainer.callbacks.append(timed)
@@ -156,7 +170,7 @@ def compare(
             losses = [float(row["train/loss"]) for row in csv.DictReader(file) if row.get("train/loss")]
     if captions == pairs:
         curves(losses, [float(loss) for loss in peer.losses], captions)
-    if device == "cuda":
+    if device == "cuda" or compiled:
         return timed.result()
     return timed.result() | {
         f"{side}_mb": memory(root, name, side, images, pairs, precision) for side in ("ours", "peer")
@@ -209,6 +223,7 @@ def main() -> None:
     parser.add_argument("--block", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--compiled", action="store_true", help="the peer's forward pass by torch.compile")
     parser.add_argument("--out")
     parser.add_argument("--memory", choices=("ours", "peer"), help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -223,6 +238,7 @@ def main() -> None:
         "block": args.block,
         "rounds": args.rounds,
         "device": args.device,
+        "compiled": args.compiled,
     }
     row = compare(args.root, args.shape, **options)
     report({f"shape {args.shape}, a caption": row}, args.out)

@@ -101,9 +101,16 @@ def main() -> None:
         order = json.loads(line)
         answer: dict[str, Any] = {"ready": True}
         if order["do"] == "start":
+            ready, begun = os.pipe()
             pid = os.fork()
             if pid == 0:
+                os.setsid()
+                os.close(ready)
+                os.close(begun)
                 train(order)
+            os.close(begun)
+            os.read(ready, 1)  # nothing comes: it is closed once there is a group that can be killed
+            os.close(ready)
             answer = {"pid": pid}
         elif order["do"] == "look":
             answer = {"status": look(order["pid"], ended)}
@@ -112,7 +119,6 @@ def main() -> None:
 
 def train(order: dict[str, Any]) -> None:
     """What a fork does; ends the process as Python would."""
-    os.setsid()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     for handle, opened in ((0, os.open(os.devnull, os.O_RDONLY)), (1, log), (2, log)):
