@@ -77,28 +77,38 @@ def onnx_runtime(places: dict[str, str], threads: int, rows: int) -> Write:
     if "profile" in places:
         options.enable_profiling, options.profile_file_prefix = True, str(Path(places["profile"], f"{rows}-rows"))
     session = onnxruntime.InferenceSession(str(Path(places["onnx"], "step.onnx")), options)
-    inputs, outputs = ([port.name for port in ports] for ports in (session.get_inputs(), session.get_outputs()))
-    past = {port.name: (rows, port.shape[1], 0, port.shape[3]) for port in session.get_inputs()[2:]}
-    assert inputs[:2] == ["tokens", "starts"] and len(outputs) == 1 + len(past)
+    return lambda prompts, count: onnx_texts(session, session.io_binding(), np.array(prompts), count)
 
-    def write(prompts: list[list[int]], count: int) -> list[list[int]]:
-        binding, tokens, new = session.io_binding(), np.array(prompts), []
-        binding.bind_cpu_input("starts", np.zeros(rows, np.int64))
-        for name, shape in past.items():
-            binding.bind_cpu_input(name, np.zeros(shape, np.float32))
-        for _ in range(count):
-            binding.bind_cpu_input("tokens", tokens)
-            for name in outputs:
-                binding.bind_output(name, "cpu")
-            session.run_with_iobinding(binding)
-            logits, *caches = binding.get_outputs()
-            for name, cache in zip(past, caches, strict=True):
-                binding.bind_ortvalue_input(name, cache)
-            tokens = logits.numpy().argmax(1)[:, None]
-            new.append(tokens)
-        return np.concatenate(new, axis=1).tolist()
 
-    return write
+def onnx_texts(session: Any, binding: Any, tokens: Any, count: int) -> list[list[int]]:
+    """Greedy texts by a decode step that `vlm export --to onnx` wrote; caches stay in the runtime.
+
+    Args:
+        binding: Of the session, with the context bound if the step reads one.
+        tokens: Begins of the texts, an array of integers.
+        count: New tokens of each text.
+    Shapes:
+        tokens (rows, length)
+    """
+    import numpy as np
+
+    rows, new = len(tokens), []
+    past = [port for port in session.get_inputs() if port.name.startswith("past")]
+    outputs = [port.name for port in session.get_outputs()]
+    binding.bind_cpu_input("starts", np.zeros(rows, np.int64))
+    for port in past:
+        binding.bind_cpu_input(port.name, np.zeros((rows, port.shape[1], 0, port.shape[3]), np.float32))
+    for _ in range(count):
+        binding.bind_cpu_input("tokens", tokens)
+        for name in outputs:
+            binding.bind_output(name, "cpu")
+        session.run_with_iobinding(binding)
+        logits, *caches = binding.get_outputs()
+        for port, cache in zip(past, caches, strict=True):
+            binding.bind_ortvalue_input(port.name, cache)
+        tokens = logits.numpy().argmax(1)[:, None]
+        new.append(tokens)
+    return np.concatenate(new, axis=1).tolist()
 
 
 def llama_cpp(places: dict[str, str], threads: int, rows: int, *, kind: str) -> Write:

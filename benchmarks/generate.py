@@ -33,6 +33,7 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 import numpy as np
 import torch
+from engine_sides import onnx_texts
 from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel, LogitsProcessor, VisionEncoderDecoderModel, ViTConfig, ViTModel
 
@@ -123,32 +124,16 @@ class OnnxRuntime:
                 self.sessions[graph.name] = onnxruntime.InferenceSession(str(path), options)
 
     def __call__(self, images: Tensor) -> list[list[int]]:
-        step, rows = self.sessions["step"], len(images)
-        read = self.sessions["encoder"].io_binding()
+        encoder, step = self.sessions["encoder"], self.sessions["step"]
+        read, binding = encoder.io_binding(), step.io_binding()
         read.bind_cpu_input("images", images.numpy())
-        encoded = [port.name for port in self.sessions["encoder"].get_outputs()]
-        outputs = [port.name for port in step.get_outputs()]
+        encoded = [port.name for port in encoder.get_outputs()]
         for name in encoded:
             read.bind_output(name, "cpu")
-        self.sessions["encoder"].run_with_iobinding(read)
-        binding, past = step.io_binding(), [port for port in step.get_inputs() if port.name.startswith("past")]
+        encoder.run_with_iobinding(read)
         for name, value in zip(encoded, read.get_outputs(), strict=True):
             binding.bind_ortvalue_input(name, value)
-        for port in past:
-            binding.bind_cpu_input(port.name, np.zeros((rows, port.shape[1], 0, port.shape[3]), np.float32))
-        binding.bind_cpu_input("starts", np.zeros(rows, np.int64))
-        tokens, written = np.full((rows, 1), BOS), []
-        for _ in range(TOKENS - 1):
-            binding.bind_cpu_input("tokens", tokens)
-            for name in outputs:
-                binding.bind_output(name, "cpu")
-            step.run_with_iobinding(binding)
-            logits, *caches = binding.get_outputs()
-            for port, cache in zip(past, caches, strict=True):
-                binding.bind_ortvalue_input(port.name, cache)
-            tokens = logits.numpy().argmax(1)[:, None]
-            written.append(tokens)
-        return np.concatenate(written, axis=1).tolist()
+        return onnx_texts(step, binding, np.full((len(images), 1), BOS), TOKENS - 1)
 
 
 @torch.inference_mode()
