@@ -224,6 +224,11 @@ def text_file(path):
     path.write_text("weights\n" * 100)
 
 
+def graphs_folder(path):
+    path.mkdir()
+    (path / "graphs.json").write_text("{}")
+
+
 def zip_file(path):
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("readme.txt", "weights")
@@ -241,6 +246,7 @@ FOREIGN = {
         "has format 1, but this vlm reads format 2; .*train again",
     ),
     "folder": (lambda path: path.mkdir(), "no such checkpoint"),
+    "graphs": (graphs_folder, "holds graphs for other programs; give the checkpoint"),
     "nothing": (lambda path: None, "no such checkpoint"),
 }
 

@@ -22,6 +22,8 @@ from vlm.config.names import FORMAT
 from vlm.errors import UserError
 from vlm.models.pretrained.opened import is_published, opened
 
+GRAPHS_DESCRIPTION = "graphs.json"  # of a folder that `vlm export` wrote for other programs
+
 
 def locate(place: str | os.PathLike) -> Path:
     """Path of a checkpoint: the file itself, the best one of a run's folder, or that of the newest run for `last`.
@@ -63,6 +65,8 @@ def _read(path: Path, dtype: torch.dtype) -> dict[str, Any]:
         return from_folder(opened(path), dtype)
     if is_specified(path):
         return _checked(path, from_specification(path))
+    if (path / GRAPHS_DESCRIPTION).is_file():
+        raise UserError(f"{path}: holds graphs for other programs; give the checkpoint that they were exported from")
     if not path.is_file():
         raise UserError(
             f"{path}: no such checkpoint; give a run's folder, or a .ckpt file as under runs/NAME/TIME/checkpoints/"

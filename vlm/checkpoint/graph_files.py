@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from vlm.checkpoint.file import GRAPHS_DESCRIPTION
 from vlm.data.images.image import Preprocess
 from vlm.data.text.export import pieces, tokenizer_files
 from vlm.data.text.prompt_form import PromptForm, reads_images_inside_texts
@@ -25,7 +26,7 @@ from vlm.models.dual_encoder import DualEncoder
 from vlm.models.graphs import LENGTHS, Graph, Port, graphs_of
 
 GRAPHS = ("onnx", "pt2")
-DESCRIPTION, PIECES = "graphs.json", "pieces.json"
+PIECES = "pieces.json"
 # What tasks state about the texts that they read, by the names of their options.
 STATED = ("max_len", "pairs", "stride", "longest", "abstains", "marks_shared")
 
@@ -63,7 +64,7 @@ def graph_files(about: Mapping[str, Any], model: nn.Module, *, form: str) -> dic
     if isinstance(model, DualEncoder):
         bias = None if model.bias is None else model.bias.item()
         described["similarity"] = {"scale": model.scale.item(), "bias": bias}
-    return files | {DESCRIPTION: json.dumps(described, indent=1, ensure_ascii=False) + "\n"}
+    return files | {GRAPHS_DESCRIPTION: json.dumps(described, indent=1, ensure_ascii=False) + "\n"}
 
 
 def require_onnx() -> None:
