@@ -285,6 +285,7 @@ def test_every_experiment_takes_a_step(
         "drawn_lines": [],
         "easy_vqa": [f"data.root={texts / 'easy_vqa'}"],
         "flowers": [f"data.root={flowers}"],
+        "tagging_small": [f"data.path={texts / 'en_ewt-ud-train.conllu'}"],
         **{name: [f"data.root={texts}"] for name in ("tagging", "text_classification", "span")},
         "masked_lm_film": [f"data.root={texts}"],
         "books": [f"data.root={texts / 'books'}", *SHORT],
