@@ -1,16 +1,16 @@
-"""Training on Flickr8k from files: captions learned a second, against a straightforward Hugging Face loop.
+"""Compares training on Flickr8k from files with a straightforward Hugging Face loop, in captions a second.
 
     python benchmarks/captioning.py --root FOLDER [--shape S] [--precision 32-true] [--compiled] [--device cuda]
         [--out FILE.json]
     python benchmarks/captioning.py --root FOLDER --pairs 80 --rounds 19       # as many captions a step: loss curves
 
-Ours is the whole of `python train.py data=flickr8k`: files, augmentation, Lightning, logging, progress bar. The peer is
-VisionEncoderDecoderModel (ViT + GPT-2, no pretrained weights) on (image, caption) pairs padded to the longest of the
-batch, in float32, with AdamW as torch chooses to run it and a DataLoader with as many workers. Sizes, photos, captions,
-vocabulary and AdamW's settings are equal, and precision with --precision 32-true; by default ours is what trainer=cpu
-takes. Blocks of steps of both alternate in one process; ratios are medians over blocks. Losses are means over the
-captions that each has learned so far; memory is the most that each needs in a process of its own, beyond what it held
-once data and model were built (Linux). On a GPU the peer computes in bfloat16, and events are timed.
+"Ours" is the whole of `python train.py data=flickr8k`: files, augmentation, Lightning, logging, progress bar. The peer
+is VisionEncoderDecoderModel (ViT + GPT-2, no pretrained weights) on (image, caption) pairs padded to the longest of the
+batch, in float32, with torch's default AdamW and a DataLoader with as many workers. Both sides have the same sizes,
+photos, captions, vocabulary and AdamW settings, and with --precision 32-true the same precision; by default ours has
+that of trainer=cpu. Blocks of steps of both sides alternate in one process; ratios are medians over blocks. Losses are
+means over the captions that a side has learned so far. Memory is the peak of each side in its own process, above what
+it held once data and model were built (Linux). On a GPU the peer computes in bfloat16, and CUDA events are timed.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from typing import Any
 
 from vlm.tuning import tune
 
-tune()  # of both sides alike
+tune()  # before torch is used, for both sides
 sys.path.insert(0, str(Path(__file__).parent))
 
 import torch
@@ -46,7 +46,7 @@ VOCAB, MAX_LEN, LR = 8000, 40, 3e-4
 
 
 class Pairs(Dataset):
-    """Every caption with its image, read anew each time."""
+    """Pairs of an image and one of its captions; the image file is read again for every pair."""
 
     def __init__(self, data: Any) -> None:
         self.split = data.split("train")
@@ -95,7 +95,7 @@ def peer_model(shape: dict[str, int], vocab_size: int = VOCAB) -> VisionEncoderD
 def peer_loss(
     model: nn.Module, pixels: Tensor, ids: Tensor, device: str = "cpu", *, bfloat16: bool, reduction: str = "mean"
 ) -> Tensor:
-    """The cross-entropy of captions between begin and end, padded with 0."""
+    """Returns the cross-entropy of captions, which have a begin and an end token and are padded with 0."""
     labels = ids[:, 1:].masked_fill(ids[:, 1:] == 0, -100)
     with torch.autocast(device, torch.bfloat16, enabled=bfloat16):
         logits = model(pixel_values=pixels, decoder_input_ids=ids[:, :-1]).logits
@@ -103,7 +103,7 @@ def peer_loss(
 
 
 class Peer:
-    """A training step of the peer, and what its captions' losses were."""
+    """Takes training steps of the peer and keeps their losses."""
 
     def __init__(
         self, data: Any, shape: dict[str, int], batch: int, device: str = "cpu", *, compiled: bool = False
@@ -178,7 +178,7 @@ def compare(
 
 
 def curves(ours: list[float], theirs: list[float], captions: int, parts: int = 10) -> None:
-    """Prints the mean loss of both over each tenth of what they learned."""
+    """Prints the mean loss of both sides over each tenth of the captions that they learned."""
     length = min(len(ours), len(theirs)) // parts
     print(f"{'captions':>10}{'ours':>10}{'peer':>10}")
     for at in range(0, parts * length, length):
@@ -187,7 +187,7 @@ def curves(ours: list[float], theirs: list[float], captions: int, parts: int = 1
 
 
 def memory(root: str, name: str, side: str, images: int, pairs: int, precision: str) -> float:
-    """Megabytes that some steps of one side need, measured in a process of its own."""
+    """Returns the megabytes that some steps of one side need, measured in a separate process."""
     arguments = ["--root", root, "--shape", name, "--images", str(images), "--pairs", str(pairs), "--memory", side]
     arguments += ["--precision", precision]
     done = subprocess.run([sys.executable, __file__, *arguments], capture_output=True, text=True, check=True)
@@ -198,7 +198,7 @@ def print_memory(root: str, name: str, side: str, images: int, pairs: int, preci
     with tempfile.TemporaryDirectory() as runs:
         run = Run(override(config_of(root, name, images, precision, runs).tree, [f"trainer.max_steps={steps}"]))
         peer = Peer(run.data, SHAPES[name], pairs) if side == "peer" else None
-        Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
+        Path("/proc/self/clear_refs").write_text("5")  # resets the peak
         before = _status("VmRSS")
         if peer is None:
             run.fit()

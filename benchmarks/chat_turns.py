@@ -1,11 +1,11 @@
-"""Twenty turns of a conversation: their texts beside those of a fresh reading, and how soon the first token comes.
+"""Compares twenty turns of a conversation with fresh readings of it: their texts, and the time to the first token.
 
     python benchmarks/chat_turns.py FILE.gguf smolvlm_256m [--tokens 24] [--threads 1] [--wall]
 
-A model is a checkpoint, a folder or a GGUF file, or a random one of `image_text_equality.py`, which is shown an image.
-Greedy, in float32. Of each turn, another conversation with the same history reads it anew; the states of the image are
-kept there too. The seconds are those of turn 20 from the question to its first token, the least of three; they are the
-processor's unless `--wall` is given.
+A model is a checkpoint, a folder, a GGUF file, or a random model of `image_text_equality.py`, which is shown an image.
+Decoding is greedy, in float32. At each turn a second conversation with the same history reads it anew, except the
+image, whose states are kept there too. The printed seconds are those of turn 20 from the question to its first token,
+the least of three; they are processor time unless `--wall` is given.
 """
 
 import argparse
@@ -31,7 +31,7 @@ def question(number: int) -> str:
 
 
 def random_model(name: str, folder: Path) -> tuple[str, list[str]]:
-    """The folder of a random model, and an image."""
+    """Saves a random model and an image; returns the model's folder and the image's path in a list."""
     import image_text_equality as equality
     from hugging import photos, wide
 
@@ -46,7 +46,7 @@ def random_model(name: str, folder: Path) -> tuple[str, list[str]]:
 
 
 def first_token(chat: Any, text: str, clock: Any) -> float:
-    """Seconds to the first token of an answer, which leaves the conversation as it was."""
+    """Returns the seconds to the first token of an answer, and restores the conversation."""
     read, options, start = list(chat._kept._read), chat.options, clock()
     chat.options = replace(options, max_tokens=1)
     chat.say(text)

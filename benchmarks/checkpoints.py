@@ -1,9 +1,9 @@
-"""Cost of saving and verifying checkpoints in a training at its default settings.
+"""Measures the cost of saving and verifying checkpoints in a training with default settings.
 
     python benchmarks/checkpoints.py [--out FILE.json] [OVERRIDES]
 
-Trains as `python train.py OVERRIDES` does and times every write and every verified read of a checkpoint; prints their
-share of the whole time. Of a GPU the copy from the device is part of a write.
+Trains as `python train.py OVERRIDES` does, times every write of a checkpoint and one verified read, and prints their
+share of the whole time. On a GPU, a write includes the copy from the device.
 """
 
 import argparse
@@ -25,10 +25,10 @@ from vlm.training.run.train import quiet
 
 
 class Clock:
-    """Adds up the time of calls.
+    """Wraps a function and adds up the time of its calls.
 
     Args:
-        function: What is called.
+        function: The function to call.
     """
 
     def __init__(self, function: Callable) -> None:
@@ -51,7 +51,7 @@ def main() -> None:
     quiet()
     with tempfile.TemporaryDirectory() as runs:
         run = Run(compose([*args.overrides, f"runs={runs}"]))
-        # Everything of a save counts: what the trainer gathers before it writes, too.
+        # The whole save is timed, including what the trainer gathers before it writes.
         save = Clock(run.trainer.save_checkpoint)
         run.trainer.save_checkpoint = save  # type: ignore[method-assign]
         read = Clock(ckpt.read)

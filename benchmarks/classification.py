@@ -1,11 +1,11 @@
-"""Training a ViT classifier: ours against a bare step with timm's model of the same sizes.
+"""Compares training a ViT classifier with bare steps of timm's model of the same size.
 
     python benchmarks/classification.py --root FOLDER [--model vit_tiny vit_small] [--device cuda] [--out FILE.json]
 
-Ours is the whole of `python train.py task=classification data=image_folder`: files decoded and augmented by a worker,
-Lightning, logging, progress bar. The peer is timm's vit_tiny_patch16_224 or vit_small_patch16_224 on random pixels that
-are in memory already: cross-entropy, clipping, AdamW as torch chooses to run it. Blocks of steps of both alternate in
-one process; ratios are medians over blocks. On a GPU both compute in bfloat16, and events are timed.
+"Ours" is the whole of `python train.py task=classification data=image_folder`: files decoded and augmented by a worker,
+Lightning, logging, progress bar. The peer is timm's vit_tiny_patch16_224 or vit_small_patch16_224 on random pixels in
+memory: cross-entropy, clipping, torch's default AdamW. Blocks of steps of both sides alternate in one process; ratios
+are medians over blocks. On a GPU both compute in bfloat16, and CUDA events are timed.
 """
 
 import argparse
@@ -33,7 +33,7 @@ MODELS = {"vit_tiny": (192, 3), "vit_small": (384, 6)}
 
 
 def peer_step(name: str, classes: int, batch: int, device: str) -> Callable[[], None]:
-    """A training step of the peer."""
+    """Returns a function that takes one training step of the peer."""
     model = timm.create_model(f"{name}_patch16_224", num_classes=classes).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
     images = torch.randn(batch, 3, 224, 224, device=device)

@@ -1,11 +1,11 @@
-"""Growth of a training step's cost with images, captions an image, tokens, width and depth.
+"""Measures how a training step's cost grows with images, captions per image, tokens, width and depth.
 
     python benchmarks/cost.py [--only images width] [--out FILE.json] [--plot FILE.png]
 
-A captioner (a language model for tokens) takes whole training steps, forward, backward, clipping and AdamW, on batches
-made up beforehand. Time is the median of some steps; memory is what the process held at most while it took them, over
-what it held before the model was made. The slope on log-log axes between the three largest sizes is compared with that
-of the count of operations (vlm.models.flop) over the same sizes. What JSON holds already, of other runs, stays in it.
+A captioner (for tokens: a language model) takes whole training steps, forward, backward, clipping and AdamW, on batches
+made beforehand. Time is the median of some steps; memory is the peak of the process during them, above what it held
+before the model was made. The slope on log-log axes between the three largest sizes is compared with that of the count
+of operations (vlm.models.flop) over the same sizes. Results of earlier runs in the JSON file are kept.
 """
 
 import argparse
@@ -38,7 +38,7 @@ from vlm.training.step.losses import token_loss
 
 BASE = {"images": 16, "captions": 5, "length": 12, "dim": 128, "depth": 4}
 VOCAB, IMAGE, PATCH = 2000, 96, 16
-# What grows, its sizes, and the orders that the architecture gives it, from small sizes to large ones: time, memory.
+# For each sweep: what grows, its sizes, and the expected order of time and memory from small to large sizes.
 SWEEPS: dict[str, tuple[str, list[int], str]] = {
     "images": ("images", [4, 8, 16, 32, 64], "time 1; memory 0 (weights) to 1"),
     "captions": ("captions an image", [1, 2, 4, 8, 16], "time 0 (the image) to 1, to 2 (attention); memory 0 to 1"),
@@ -49,7 +49,7 @@ SWEEPS: dict[str, tuple[str, list[int], str]] = {
 
 
 def build(name: str, size: int) -> tuple[nn.Module, dict[str, Any], Work]:
-    """A model and a batch for it, with what the batch is to the model."""
+    """Returns a model, a batch for it, and the batch as `Work`, from which operations are counted."""
     shape = dict(BASE)
     shape[{"tokens": "length", "width": "dim"}.get(name, name)] = size
     layers = {"dim": shape["dim"], "num_heads": 4, "depth": shape["depth"]}
@@ -68,7 +68,7 @@ def build(name: str, size: int) -> tuple[nn.Module, dict[str, Any], Work]:
 
 
 def step(model: nn.Module, batch: dict[str, Any], optimizer: torch.optim.Optimizer) -> int:
-    """One training step; returns how many tokens its loss counted."""
+    """Takes one training step; returns the number of tokens in its loss."""
     targets = Targets.of(next_token_labels(batch["tokens"], batch["segments"]))
     loss, count = token_loss(model(**batch), targets, model.head_parts)
     (loss / count).backward()
@@ -79,11 +79,16 @@ def step(model: nn.Module, batch: dict[str, Any], optimizer: torch.optim.Optimiz
 
 
 def measure(name: str, size: int, *, steps: int, seconds: float) -> dict[str, float]:
-    """Time, memory and operations of a step: the median of so many, or of as many as fit into so many seconds."""
+    """Returns time, memory and operations of a step.
+
+    Args:
+        steps: Time is the median of at most this many steps.
+        seconds: Measuring stops once the steps took this long, after three steps at least.
+    """
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     before = memory("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")  # forgets the peak so far
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     torch.manual_seed(0)
     model, batch, work = build(name, size)
     flop = model_flop(model, image_size=IMAGE)
@@ -109,7 +114,7 @@ def memory(name: str) -> int:
 
 
 def slope(rows: list[dict[str, float]], key: str) -> float:
-    """Growth on log-log axes over the three largest sizes."""
+    """Returns the slope on log-log axes over the three largest sizes."""
     x, y = (np.log([row[name] for row in rows[-3:]]) for name in ("size", key))
     return float(np.polyfit(x, y, 1)[0])
 
@@ -123,7 +128,7 @@ def report(results: dict[str, list[dict[str, float]]]) -> None:
 
 
 def plot(results: dict[str, list[dict[str, float]]], path: str) -> None:
-    """Two rows of panels, time above memory; dashed, what would grow as the count of operations does."""
+    """Draws panels of time above panels of memory; a dashed line shows growth in proportion to operations."""
     figure, axes = plt.subplots(2, len(results), figsize=(3.1 * len(results), 5.6), squeeze=False, layout="constrained")
     for column, (name, rows) in enumerate(results.items()):
         sizes = [row["size"] for row in rows]
@@ -155,7 +160,7 @@ def main() -> None:
     parser.add_argument("--plot")
     args = parser.parse_args()
     kept = json.loads(Path(args.out).read_text()) if args.out and Path(args.out).is_file() else {}
-    measure("images", 2, steps=3, seconds=1.0)  # what the first step loads is no model's
+    measure("images", 2, steps=3, seconds=1.0)  # the first step loads libraries, which belong to no model
     for name in args.only:
         kept[name] = [measure(name, size, steps=args.steps, seconds=args.seconds) for size in SWEEPS[name][1]]
     results = {name: kept[name] for name in SWEEPS if name in kept}

@@ -17,10 +17,10 @@ QWEN = next(one for one in PATTERNS if r"\p{L}+|\p{N}| ?" in one)
 
 
 def byte_pairs(size: int = 50257, pattern: str | None = None) -> t.PreTrainedTokenizerFast:
-    """A vocabulary of pairs of bytes, and of threes where there are more; by default as many as GPT-2's, and its words.
+    """Returns a tokenizer whose vocabulary is pairs of bytes, and triples if it is larger; by default of GPT-2's size.
 
     Args:
-        pattern: Splits texts into words, after NFC.
+        pattern: Splits texts into words, after NFC; GPT-2's pattern by default.
     """
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     merges = [(a, b) for a in alphabet for b in alphabet]
@@ -37,20 +37,20 @@ def byte_pairs(size: int = 50257, pattern: str | None = None) -> t.PreTrainedTok
 
 
 def decoder(kind: type, config: Any, pattern: str | None = None) -> list[Any]:
-    """A decoder of Llama's family with random weights, and its tokenizer."""
+    """Returns a decoder of Llama's family with random weights, and its tokenizer."""
     tokenizer = byte_pairs(config.vocab_size, pattern)
     config.bos_token_id = config.eos_token_id = config.pad_token_id = tokenizer.eos_token_id
     model = kind(config)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.normal_(std=0.2)
-            if "norm" in name and config.model_type != "gemma":  # which multiplies by one more than its weight
+            if "norm" in name and config.model_type != "gemma":  # Gemma multiplies by 1 + weight
                 parameter.add_(1)
     return [model.eval(), tokenizer]
 
 
 def llama_1b() -> list[Any]:
-    """Llama 3.2's, with its scaling of positions."""
+    """Llama 3.2 1B, with its scaled rotary positions."""
     rope = {"rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
     rope |= {"original_max_position_embeddings": 8192, "rope_theta": 5e5}
     sizes = {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 32}
@@ -66,7 +66,7 @@ def qwen2_half_b() -> list[Any]:
 
 
 def qwen3_half_b() -> list[Any]:
-    """That of 0.6 billion."""
+    """Qwen3 0.6B."""
     sizes = {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16}
     sizes |= {"num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936, "max_position_embeddings": 40960}
     rope = {"rope_type": "default", "rope_theta": 1e6}
@@ -74,7 +74,7 @@ def qwen3_half_b() -> list[Any]:
 
 
 def gemma_2b() -> list[Any]:
-    """A third of the layers of Gemma's model of 2 billion."""
+    """Gemma 2B with a third of its layers."""
     sizes = {"hidden_size": 2048, "intermediate_size": 16384, "num_hidden_layers": 6, "num_attention_heads": 8}
     sizes |= {"num_key_value_heads": 1, "head_dim": 256, "vocab_size": 256000}
     return decoder(t.GemmaForCausalLM, t.GemmaConfig(**sizes))

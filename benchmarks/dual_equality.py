@@ -1,11 +1,12 @@
-"""CLIP and SigLIP at their published sizes with random weights: the same embeddings as by `transformers`?
+"""Compares embeddings of CLIP and SigLIP at their published sizes, with random weights, with those of `transformers`.
 
     python benchmarks/dual_equality.py clip siglip
 
-CLIP's ViT-B/32 and SigLIP's base, patches of 16 pixels; tables of words as large as theirs, of which the tokenizer has
-a few. Each is saved by `transformers`, matrices drawn with 1 over the root of their inputs, and read by both. A line a
-model: the largest difference of the embeddings of 50 sentences and of 8 images, from equal pixels and from the files;
-how many sentences have the same nearest image, and the least margin of a nearest one over the next in theirs.
+The models are CLIP's ViT-B/32 and SigLIP's base with patches of 16 pixels. Their word tables have the published sizes,
+of which the tokenizer uses a few rows. `transformers` saves each model, with matrices drawn with a standard deviation
+of 1 / sqrt(inputs), and both sides read it. One line per model: the largest difference of the embeddings of 50
+sentences and of 8 images, from equal pixels and from the files; the number of sentences with the same nearest image;
+and the least margin of a nearest image over the next one in `transformers`.
 """
 
 import argparse
@@ -48,7 +49,7 @@ def saved(name: str, folder: Path) -> tuple:
 
 @torch.inference_mode()
 def compare(name: str) -> bool:
-    """Prints a line; False where the sides differ."""
+    """Prints the line of a model; returns False if the sides differ."""
     with tempfile.TemporaryDirectory() as place:
         folder, draw = Path(place), Random(0)
         model, tokenizer, processor = saved(name, folder / "model")

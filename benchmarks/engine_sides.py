@@ -1,11 +1,11 @@
-"""The engines that `engines.py` times: each a function that loads a model and returns what writes texts with it."""
+"""The engines that `engines.py` times: each function loads a model and returns a function that writes texts."""
 
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-Write = Callable[[list[list[int]], int], list[list[int]]]  # of prompts of equal length, as many new tokens each
+Write = Callable[[list[list[int]], int], list[list[int]]]  # (prompts of equal length, new tokens) -> new tokens of each
 
 
 def ours(places: dict[str, str], threads: int, rows: int, *, int8: bool = False) -> Write:
@@ -81,11 +81,11 @@ def onnx_runtime(places: dict[str, str], threads: int, rows: int) -> Write:
 
 
 def onnx_texts(session: Any, binding: Any, tokens: Any, count: int) -> list[list[int]]:
-    """Greedy texts by a decode step that `vlm export --to onnx` wrote; caches stay in the runtime.
+    """Returns greedy texts from a decode step that `vlm export --to onnx` wrote; caches stay in the runtime.
 
     Args:
-        binding: Of the session, with the context bound if the step reads one.
-        tokens: Begins of the texts, an array of integers.
+        binding: IO binding of the session, with the context bound if the step reads one.
+        tokens: Prompts, an array of integers.
         count: New tokens of each text.
     Shapes:
         tokens (rows, length)

@@ -1,18 +1,18 @@
-"""Tokens a second of language models on a CPU: ours beside the engines that people use instead.
+"""Compares tokens a second of language models on a CPU with other inference engines.
 
     python benchmarks/engines.py [--gguf FILE.gguf] [--sides ...] [--batches 1 8] [--prompts 16 512] [--turns 2]
 
-Without `--gguf` the model is GPT-2 of 124 million random weights; with it, a file of Llama's family. Sides: ours in
-float32 and in int8; `transformers`, eager and compiled with a static cache; CTranslate2 (float32, int8), where it is
-installed; ONNX Runtime with what `vlm export --to onnx` writes, whose own profile of each case `--profile DIR` keeps;
-with `--gguf` llama.cpp by llama-cpp-python, from F16 and Q8_0 files of the same dequantised weights and from the file
-itself. Texts are greedy and have no end. Sides take turns, each in a process of its own that makes the same
-calls once before they are timed; the best of all turns counts. "First" is the time of the prompt and one token, and
-tokens a second are of all texts of the batch, after the first token. Texts are compared with those of `transformers`.
+Without `--gguf` the model is GPT-2 124M with random weights; with it, a file of Llama's family. Sides: ours in float32
+and in int8; `transformers`, eager and compiled with a static cache; CTranslate2 (float32, int8), if it is installed;
+ONNX Runtime with the files of `vlm export --to onnx` (`--profile DIR` keeps its own profile of each case); and with
+`--gguf` llama.cpp through llama-cpp-python, from F16 and Q8_0 files of the same dequantised weights and from the file
+itself. Decoding is greedy and has no end token. Sides take turns, each in its own process, which makes the same calls
+once before they are timed; the best of all turns counts. "First" is the time of the prompt and one token. Tokens a
+second count all texts of the batch, after the first token. Texts are compared with those of `transformers`.
 
-The last column is the bytes of weights that a step reads, times steps a second, over the memory's bandwidth: the most
-that a reader in C, torch's sum and its product of a matrix and a vector reach, over 512 MB, before and after. Where a
-processor's cache holds a part of the weights, it may exceed 1.
+The last column is (bytes of weights that a step reads) x (steps a second) / (memory bandwidth). The bandwidth is the
+most that a reader in C, torch's sum, or its matrix-vector product reaches over 512 MB, before and after. If the
+processor's cache holds a part of the weights, the column may exceed 1.
 """
 
 import argparse
@@ -45,14 +45,14 @@ float sum(const float *x, size_t n) {
 
 
 def random_gpt2(folder: str) -> None:
-    """Writes GPT-2's smallest size with random weights, and a tokenizer of as many words, which CTranslate2 needs."""
+    """Writes the smallest GPT-2 with random weights, and a tokenizer of the same size, which CTranslate2 needs."""
     import torch
     from tokenizers import Tokenizer, models
     from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
     torch.manual_seed(0)
     model = GPT2LMHeadModel(GPT2Config(vocab_size=VOCAB, n_positions=POSITIONS)).eval()
-    model.transformer.wpe.weight.data *= 8  # or a random model repeats one token
+    model.transformer.wpe.weight.data *= 8  # otherwise a random model repeats one token
     model.save_pretrained(folder)
     words = models.WordLevel({word(id): id for id in range(VOCAB)}, unk_token=word(0))
     tokenizer = PreTrainedTokenizerFast(
@@ -66,29 +66,29 @@ def word(id: int) -> str:
 
 
 def drawn(row: int, length: int) -> list[int]:
-    """A prompt of words that lie far apart, another one for each row."""
+    """Returns a prompt of words that lie far apart, different for each row."""
     return [(row * 7919 + place * 104729) % 40000 + 100 for place in range(length)]
 
 
 def measure(name: str, places: dict[str, str], threads: int, prompts: list[list[int]], new: int) -> dict[str, Any]:
-    """Seconds to the first token, tokens a second after it, megabytes, and the new tokens of one side."""
+    """Returns seconds to the first token, tokens a second after it, megabytes, and the new tokens of one side."""
     tune(alone=True)  # of all sides alike
     write = SIDES[name](places, threads, len(prompts))
-    for count in (1, new + 1):  # what is compiled is compiled for these lengths
+    for count in (1, new + 1):  # warms up and compiles for the lengths that are timed
         write(prompts, count)
     times: dict[int, float] = {}
     for count in (1, new + 1, 1, new + 1):
         start = time.perf_counter()
         texts = write(prompts, count)
         times[count] = min(times.get(count, float("inf")), time.perf_counter() - start)
-    status = Path("/proc/self/status").read_text().splitlines()  # rusage counts the process that started this one
+    status = Path("/proc/self/status").read_text().splitlines()  # rusage would include the parent's peak
     peak = next(int(line.split()[1]) for line in status if line.startswith("VmHWM")) / 1e3
     rate = len(prompts) * new / (times[new + 1] - times[1])
     return {"first": times[1], "rate": rate, "megabytes": peak, "tokens": texts}
 
 
 def bandwidth(threads: int) -> float:
-    """Gigabytes a second that this machine reads, at most, by three readers of 512 MB."""
+    """Returns the highest read bandwidth of this machine in GB/s, from three readers of 512 MB."""
     import torch
 
     torch.set_num_threads(threads)
@@ -112,7 +112,7 @@ def bandwidth(threads: int) -> float:
 
 
 def apart(*job: Any) -> Any:
-    """What `measure` or `bandwidth` returns in a process of its own; None where a side cannot run."""
+    """Runs `measure` or `bandwidth` in a separate process; returns None if a side cannot run."""
     done = subprocess.run([sys.executable, __file__, "--job", json.dumps(job)], capture_output=True, text=True)
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or ["no reason"])[-1]
@@ -122,7 +122,7 @@ def apart(*job: Any) -> Any:
 
 
 def prepared(path: str | None, folder: Path, sides: Sequence[str]) -> dict[str, str]:
-    """The model as each engine reads it: paths by name."""
+    """Writes the model in the format of each engine; returns paths by format."""
     from vlm.checkpoint.export import export
 
     places = {"folder": str(folder / "folder")}
@@ -147,7 +147,7 @@ def prepared(path: str | None, folder: Path, sides: Sequence[str]) -> dict[str, 
 
 
 def requantise(source: str, target: str, kind: str) -> None:
-    """Writes a GGUF file again, its matrices dequantised and stored in another type."""
+    """Rewrites a GGUF file with its matrices dequantised and stored in another type."""
     import gguf
     import numpy as np
 
@@ -168,16 +168,16 @@ def requantise(source: str, target: str, kind: str) -> None:
 
 
 def read_bytes(folder: str) -> int:
-    """Numbers that a step multiplies: all matrices but the embeddings, and the head."""
+    """Returns the number of weights that a step multiplies: all matrices except embeddings, and the head."""
     from safetensors import safe_open
 
     with safe_open(Path(folder, "model.safetensors"), "pt") as file:
         sizes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118 (no mapping)
     matrices = [size for name, size in sizes.items() if len(size) == 2 and "wpe" not in name and "lm_head" not in name]
-    return sum(rows * columns for rows, columns in matrices)  # the tied head, in place of the embedding
+    return sum(rows * columns for rows, columns in matrices)  # the head is tied and counted as the token embedding
 
 
-BYTES = {"int8": 1, "F16": 2, "Q8_0": 34 / 32, "as it is": 20 / 32}  # of a weight
+BYTES = {"int8": 1, "F16": 2, "Q8_0": 34 / 32, "as it is": 20 / 32}  # bytes per weight
 
 
 def main() -> None:

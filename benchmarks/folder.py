@@ -1,12 +1,12 @@
-"""Captioning a folder of photos end to end, against the engine alone on tensors in memory.
+"""Compares captioning a folder of photos end to end with the engine alone on tensors in memory.
 
     python benchmarks/folder.py --images FOLDER --checkpoint FILE.ckpt [--count 2000] [--out FILE.json]
 
-One process, so that neither side counts start-up and both meet the same machine: the checkpoint is loaded once, then
-whole runs over the same photos alternate. `engine` is `Captioner.results` on pixels that were read and resized before
-the clock starts; `folder` is `write_results`, all that `vlm caption FOLDER --format jsonl --out FILE` does after
-loading: reading, decoding, resizing, captioning, writing. It is run with the default workers and without any. The
-captions of all three must be equal. Times are medians over rounds; ratios are to the engine's of the same round.
+Everything runs in one process, so that no side pays for start-up: the checkpoint is loaded once, then whole runs over
+the same photos alternate. `engine` is `Captioner.results` on pixels that are read and resized before the clock starts.
+`folder` is `write_results`, all that `vlm caption FOLDER --format jsonl --out FILE` does after loading: reading,
+decoding, resizing, captioning, writing; it runs with the default number of workers and without workers. The captions of
+all three must be equal. Times are medians over rounds; ratios are to the engine's time in the same round.
 """
 
 import argparse
@@ -44,7 +44,7 @@ def folder(captioner: Captioner, paths: Sequence[str], options: CaptionOptions) 
 
 
 def timed(runs: dict[str, Run], rounds: int) -> dict[str, list[float]]:
-    """Seconds of each round of each; a first round does not count."""
+    """Returns the seconds of each round of each side; an extra first round is a warm-up."""
     times: dict[str, list[float]] = {name: [] for name in runs}
     outputs: list[list[str]] = []
     for turn in range(rounds + 1):

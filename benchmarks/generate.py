@@ -1,17 +1,17 @@
-"""Captions a second: ours against Hugging Face's `VisionEncoderDecoderModel.generate`, in one process.
+"""Compares captions a second with Hugging Face's `VisionEncoderDecoderModel.generate`, in one process.
 
     python benchmarks/generate.py [--shapes S M] [--precision fp32] [--onnx] [--rounds 7] [--queue 512]
                                   [--out FILE.json]
 
-Random weights of theirs are copied into ours. Theirs computes in float32, its default; ours too, or with --precision
-bf16 in what `vlm caption` takes by default where a CPU is faster in it. Each makes the captions of the same
-images from pixels, in turns, and ratios are medians over rounds. Theirs runs as its documentation says, token ids only,
-so does ours. 32 tokens are forced on both by having no end token. In the queue, images end after a number of tokens
-drawn once (mean 12, at most 30), which both learn from a change of the logits; theirs takes batches of the same size,
-in order. Memory is the weights and the most that is needed beyond them, each in a process of its own.
+Both models have the same random weights. The peer computes in float32, its default; so does ours, or with --precision
+bf16 in what `vlm caption` takes by default on a CPU that is faster in it. Both caption the same images from pixels, in
+turns; ratios are medians over rounds. Both return token ids only, as the peer's documentation does. Without an end
+token, each writes 32 tokens. In the queue, the number of tokens of each image is drawn once (mean 12, at most 30), and
+both sides are made to end there by a change of the logits; the peer takes batches of the same size, in order. Memory is
+the weights and the peak above them, each in its own process.
 
-With --onnx a third side is ONNX Runtime with the graphs that `vlm export --to onnx` writes, by IO binding and on as
-many threads, in the same turns; it has no beam search and no queue.
+With --onnx a third side is ONNX Runtime with the graphs that `vlm export --to onnx` writes, with IO binding and the
+same number of threads, in the same turns; it has no beam search and no queue.
 """
 
 import argparse
@@ -61,7 +61,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def models(shape: str, rows: int, dtype: torch.dtype) -> tuple[VisionLanguageModel, VisionEncoderDecoderModel]:
-    """Ours, its weights packed for so many texts at once, and theirs, with the same weights."""
+    """Returns ours, its weights packed for this many texts at once, and theirs, with the same weights."""
     ours, theirs = plain_models(shape)
     ours = ours.to(dtype)
     prepack(ours.encoder)
@@ -87,7 +87,7 @@ def plain_models(shape: str) -> tuple[VisionLanguageModel, VisionEncoderDecoderM
         is_decoder=True,
     )
     theirs = VisionEncoderDecoderModel(encoder=ViTModel(vit, add_pooling_layer=False), decoder=GPT2LMHeadModel(gpt2))
-    theirs.decoder.base_model.wpe.weight.data *= 8  # or a random model repeats one token
+    theirs.decoder.base_model.wpe.weight.data *= 8  # otherwise a random model repeats one token
     theirs.generation_config.update(decoder_start_token_id=BOS, pad_token_id=0)
     common = {"dim": size["dim"], "num_heads": size["heads"]}
     encoder = ViT(
@@ -109,7 +109,7 @@ def plain_models(shape: str) -> tuple[VisionLanguageModel, VisionEncoderDecoderM
 
 
 class OnnxRuntime:
-    """The same model as graphs of ONNX, which write greedily."""
+    """The same model as ONNX graphs, decoded greedily."""
 
     def __init__(self, shape: str) -> None:
         import onnxruntime
@@ -155,7 +155,7 @@ def run_ours(
 def side_by_side(
     ours: Callable[[], list[list[int]]], *, rounds: int, **peers: Callable[[], list[list[int]]]
 ) -> dict[str, dict[str, float]]:
-    """By peer: seconds of ours and of the peer, in turns, and how many times as fast ours is."""
+    """Returns, by peer, the seconds of both sides, taken in turns, and how many times as fast ours is."""
     sides = {"ours": ours, **peers}
     texts = {name: work() for name, work in sides.items()}
     times: dict[str, list[float]] = {name: [] for name in sides}
@@ -182,13 +182,13 @@ def side_by_side(
 def fixed(
     shape: str, batch: int, beam: int, dtype: torch.dtype, *, rounds: int, onnx: bool
 ) -> dict[str, dict[str, float]]:
-    """A batch of captions of 32 tokens each."""
+    """Compares a batch of captions of 32 tokens each."""
     ours, theirs = models(shape, batch * beam, dtype)
     images = torch.randn(batch, 3, SHAPES[shape]["image"], SHAPES[shape]["image"])
-    decoding = Decoding(beam=beam, max_tokens=TOKENS - 1, logprobs=False)  # a last step is there for the end token
+    decoding = Decoding(beam=beam, max_tokens=TOKENS - 1, logprobs=False)  # one more step is taken for the end token
     options = {"max_new_tokens": TOKENS, "num_beams": beam, "do_sample": False}
     peers: dict[str, Callable[[], list[list[int]]]] = {
-        "transformers": lambda: theirs.generate(images, **options)[:, 1:TOKENS].tolist(),  # as ours is cut
+        "transformers": lambda: theirs.generate(images, **options)[:, 1:TOKENS].tolist(),  # cut to the same length
     }
     if onnx and beam == 1:
         runtime = OnnxRuntime(shape)
@@ -199,13 +199,13 @@ def fixed(
 
 
 def lengths(count: int) -> list[int]:
-    """Tokens of each caption, the end token counted: mean 12, at most 30."""
+    """Returns the number of tokens of each caption, end token included: mean 12, at most 30."""
     drawn = np.random.default_rng(0).gamma(4.0, 3.0, count).round()
     return [int(length) for length in drawn.clip(4, 30)]
 
 
 class EndAt(LogitsProcessor):
-    """Makes the end token certain once a caption has its length, and impossible before."""
+    """Forces the end token once a caption has its length, and forbids it before."""
 
     def __init__(self, wanted: list[int]) -> None:
         self.wanted = torch.tensor(wanted)
@@ -216,7 +216,7 @@ class EndAt(LogitsProcessor):
 
 
 def queue(shape: str, count: int, dtype: torch.dtype, *, rounds: int) -> dict[str, dict[str, float]]:
-    """Captions of many lengths, more than a batch of them."""
+    """Compares captions of different lengths, more of them than fit into a batch."""
     ours, theirs = models(shape, QUEUE_ROWS, dtype)
     images = torch.randn(count, 3, SHAPES[shape]["image"], SHAPES[shape]["image"])
     wanted = lengths(count)
@@ -238,7 +238,7 @@ def queue(shape: str, count: int, dtype: torch.dtype, *, rounds: int) -> dict[st
 
 
 class Ends:
-    """Our decoder with texts of given lengths: it is told which image each row is, and changes the logits as EndAt."""
+    """Wraps our decoder so that texts get given lengths; tracks the image of each row, changes logits like EndAt."""
 
     def __init__(self, decoder: Decoder, wanted: list[int]) -> None:
         self.decoder, self.max_len = decoder, decoder.max_len
@@ -277,11 +277,11 @@ class Ends:
 
 
 def memory(side: str, shape: str, case: str, dtype: torch.dtype) -> None:
-    """Prints how many megabytes one side needs at most (Linux)."""
+    """Prints the peak memory of one side in megabytes (Linux)."""
     batch, beam = CASES[case]
     ours, theirs = models(shape, batch * beam, dtype)
     images = torch.randn(batch, 3, SHAPES[shape]["image"], SHAPES[shape]["image"])
-    Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     before = _status("VmRSS")
     if side == "ours":
         run_ours(ours.decoder, ours, images, Decoding(beam=beam, max_tokens=TOKENS - 1), eos=-1, rows=batch)
@@ -297,7 +297,7 @@ def _status(name: str) -> int:
 
 
 def measured_memory(shape: str, case: str, precision: str) -> dict[str, float]:
-    """Megabytes of both, each in a process of its own."""
+    """Returns the megabytes of both sides, each measured in its own process."""
     megabytes = {}
     for side in ("ours", "peer"):
         command = [sys.executable, __file__, "--precision", precision, "--memory", side, shape, case]

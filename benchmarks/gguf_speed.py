@@ -1,13 +1,13 @@
-"""Tokens a second and memory of a GGUF file: ours, `transformers`, and llama.cpp where llama-cpp-python is installed.
+"""Compares tokens a second and memory for a GGUF file: ours, `transformers`, and llama.cpp if it is installed.
 
     python benchmarks/gguf_speed.py FILE.gguf [--turns 3] [--threads 2] [--prompt 512] [--new 128] [--out FILE.json]
 
-One text, greedy, without an end. Ours and `transformers` compute in float32 with the same weights: `transformers` reads
-what `vlm export` writes, as it comes, and compiled with a static cache, as its documentation advises. llama.cpp
-computes with the file's own blocks. Sides take turns, each in a process of its own that makes the same calls once
-before they are timed; the best of all turns is shown. Writing one token is the prompt's time, and what more takes
-longer the new text's. Memory is the most that a process had. `--threads 1 --cpu` counts the processor's time, for a
-busy machine.
+One text is written greedily, without an end token. Ours and `transformers` compute in float32 with the same weights.
+`transformers` reads the folder that `vlm export` writes, and runs eagerly and compiled with a static cache, as its
+documentation advises. llama.cpp (llama-cpp-python) computes with the file's own blocks. Sides take turns, each in its
+own process, which makes the same calls once before they are timed; the best of all turns is shown. The time to write
+one token counts as the prompt's, and the additional time for more tokens as that of the new text. Memory is the peak of
+the process. `--threads 1 --cpu` measures processor time, for a busy machine.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from typing import Any
 from vlm.tuning import tune
 
 TEXT = "A man walked along the river in the morning and told his dog about the day that lay before them. "
-Write = Callable[[list[int], int], list[int]]  # of a prompt's tokens and a number, as many new ones
+Write = Callable[[list[int], int], list[int]]  # (tokens of a prompt, count) -> count new tokens
 
 
 def ours(path: str, folder: str, threads: int) -> Write:
@@ -89,24 +89,24 @@ SIDES: dict[str, Callable[..., Write]] = {
 
 
 def measure(side: str, path: str, folder: str, threads: int, prompt: list[int], new: int, cpu: bool) -> dict[str, Any]:
-    """Tokens a second, megabytes, and the new tokens of one side."""
+    """Returns tokens a second, megabytes, and the new tokens of one side."""
     clock = time.process_time if cpu else time.perf_counter
     tune(alone=True)  # of all sides alike
     write = SIDES[side](path, folder, threads)
-    for count in (1, new + 1):  # what is compiled is compiled for these lengths
+    for count in (1, new + 1):  # warms up and compiles for the lengths that are timed
         write(prompt, count)
     start = clock()
     write(prompt, 1)
     first = clock() - start
     tokens = write(prompt, new + 1)
     rest = clock() - start - 2 * first
-    status = Path("/proc/self/status").read_text().splitlines()  # rusage counts the process that started this one
+    status = Path("/proc/self/status").read_text().splitlines()  # rusage would include the parent's peak
     peak = next(int(line.split()[1]) for line in status if line.startswith("VmHWM")) / 1e3
     return {"prompt": len(prompt) / first, "new": new / rest, "megabytes": peak, "tokens": tokens}
 
 
 def apart(*job: Any) -> dict[str, Any] | None:
-    """What `measure` returns in a process of its own; None where a side cannot run."""
+    """Runs `measure` in a separate process; returns None if a side cannot run."""
     text = json.dumps(job)
     done = subprocess.run([sys.executable, __file__, "--job", text], capture_output=True, text=True)
     if done.returncode:

@@ -1,12 +1,12 @@
-"""What each step from Bengio to Vaswani bought: models of one stack on one task, with the same data, tokens and steps.
+"""Compares models from Bengio to Vaswani on one task, with the same data, tokens and steps.
 
     python benchmarks/history.py text --data FILE --steps 1000 --out DIR         # loss of text, parameters, speed
     python benchmarks/history.py scenes --steps 400 --out DIR                    # exact translations by source length
     python benchmarks/history.py runs --runs RUN RUN RUN --out DIR               # BLEU by source length of trained runs
 
-The first two train their models one after another on one thread; `runs` reads what the tests of translators left. Each
-writes PART.json and PART.png to --out. Times are CPU seconds, so that a busy machine changes them little: of the whole
-command in `cpu_s`, and of training steps alone in `tokens_per_cpu_s`, with batches of one length.
+The first two train their models one after another on one thread; `runs` reads the test results of trained translators.
+Each writes PART.json and PART.png to --out. Times are CPU seconds, which a busy machine changes little: `cpu_s` is that
+of the whole command, `tokens_per_cpu_s` counts training steps alone, with batches of one length.
 """
 
 import argparse
@@ -29,12 +29,12 @@ MODELS = {
     "text": ("neural_lm", "lstm", "lm_tiny"),
     "scenes": ("seq2seq", "bahdanau", "translator_tiny"),
 }
-BOUNDS = {"scenes": (8, 13, 18, 100), "runs": (8, 11, 14, 17, 100)}  # most words of a source in each group
-SECONDS = 2  # of CPU time, in which steps are counted
+BOUNDS = {"scenes": (8, 13, 18, 100), "runs": (8, 11, 14, 17, 100)}  # maximum source words of each group
+SECONDS = 2  # CPU time in which steps are counted
 
 
 def overrides(part: str, given: argparse.Namespace) -> list[str]:
-    """The config that all models of a part share."""
+    """Returns the overrides that all models of a part share."""
     if part == "text":
         steps = [f"trainer.max_steps={given.steps}", f"trainer.val_check_interval={given.steps}"]
         return ["task=language_modeling", "experiment=shakespeare_cpu", f"data.path={given.data}", *steps]
@@ -43,7 +43,7 @@ def overrides(part: str, given: argparse.Namespace) -> list[str]:
 
 
 def train(part: str, model: str, given: argparse.Namespace) -> dict[str, Any]:
-    """Trains and tests a model: parameters, CPU seconds, and what its evaluation left."""
+    """Trains and tests a model; returns its parameters, CPU seconds and evaluation results."""
     runs = given.out / "runs" / part / model
     command = [sys.executable, "train.py", *overrides(part, given), f"model={model}", "trainer=cpu"]
     command += ["callbacks.progress=null", f"runs={runs.resolve()}"]
@@ -64,7 +64,7 @@ def train(part: str, model: str, given: argparse.Namespace) -> dict[str, Any]:
 
 
 def tested(folder: Path, part: str) -> dict[str, Any]:
-    """The metrics of an evaluation, and of translators those by the length of the source."""
+    """Returns the metrics of an evaluation, for translators also by the length of the source."""
     found = {"metrics": json.loads((folder / "metrics.json").read_text())}
     if part not in BOUNDS:
         return found
@@ -72,7 +72,7 @@ def tested(folder: Path, part: str) -> dict[str, Any]:
 
 
 def speed(model: str, lengths: Iterable[int] = (64, 256)) -> dict[str, int]:
-    """Tokens of a training step a CPU second, by the length of the rows, 12 rows a step and 65 characters."""
+    """Returns training tokens per CPU second by row length, for 12 rows per step and 65 characters."""
     import torch
 
     from vlm.config.compose import compose
@@ -99,7 +99,7 @@ def speed(model: str, lengths: Iterable[int] = (64, 256)) -> dict[str, int]:
 
 
 def by_length(texts: Mapping[str, Mapping[str, Any]], part: str) -> list[dict[str, Any]]:
-    """BLEU and the share of exact texts by the number of words of the source."""
+    """Returns BLEU and the share of exact texts by the number of source words."""
     from sacrebleu import corpus_bleu
 
     groups: list[dict[str, Any]] = []
@@ -117,7 +117,7 @@ def by_length(texts: Mapping[str, Mapping[str, Any]], part: str) -> list[dict[st
 
 
 def plot(part: str, rows: list[dict[str, Any]], path: Path) -> None:
-    """Loss over CPU time for text, BLEU or exact texts over source length for translation."""
+    """Plots loss over CPU time for text, and BLEU or exact texts over source length for translation."""
     import matplotlib
 
     matplotlib.use("Agg")

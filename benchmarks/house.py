@@ -1,9 +1,9 @@
-"""Size and shape of the code: lines, floors of packages, uses of Lightning's private names, the longest files.
+"""Measures size and structure of the code: lines, layers of packages, uses of Lightning's private names, longest files.
 
     python benchmarks/house.py [CHECKOUT]
 
 Code lines are those of vlm/ and train.py as `ruff format` lays them out at a width of 120, imports included; blank
-lines, comments and docstrings do not count. Nothing is imported: everything is read from the source, Lightning's too.
+lines, comments and docstrings do not count. Nothing is imported: all is read from source files, Lightning's too.
 """
 
 import ast
@@ -22,7 +22,7 @@ Trees = dict[Path, ast.Module]
 
 
 def code_lines(source: str, tree: ast.Module) -> int:
-    """Lines with code: not blank, no comment, no docstring."""
+    """Returns the number of code lines: not blank, no comment, no docstring."""
     lines: set[int] = set()
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type not in LAYOUT:
@@ -37,7 +37,7 @@ def code_lines(source: str, tree: ast.Module) -> int:
 
 
 def imported(tree: ast.Module) -> Iterator[tuple[str, str]]:
-    """Each import as (module, name), the name empty for a plain `import module`."""
+    """Yields each import as (module, name); the name of a plain `import module` is empty."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from ((alias.name, "") for alias in node.names)
@@ -50,7 +50,7 @@ def private(name: str) -> bool:
 
 
 def own_names(node: ast.AST) -> set[str]:
-    """Private names that a class or file defines: functions, classes, variables of a class, attributes of `self`."""
+    """Returns private names that a class or file defines: functions, classes, class variables, attributes of `self`."""
     names = set()
     for part in ast.walk(node):
         if isinstance(part, (ast.ClassDef, *FUNCTIONS)):
@@ -75,11 +75,11 @@ def base_names(node: ast.ClassDef) -> set[str]:
 
 
 def lightning_uses(ours: Trees, theirs: Trees, root: Path) -> list[tuple[Path, int, str]]:
-    """Uses of Lightning's private names: (file, line, name).
+    """Returns uses of Lightning's private names as (file, line, name).
 
-    They are imports of private modules or names of Lightning; in a class that derives from one of Lightning's, private
-    names that the base has; and, in the packages that import Lightning at all, attributes of any object but `self`
-    whose private name Lightning's source defines and the file does not.
+    These are imports of Lightning's private modules or names; private names that a class inherits from a class of
+    Lightning; and, in packages that import Lightning, attributes of any object but `self` whose private name is defined
+    in Lightning's source but not in the file.
     """
 
     def home(path: Path) -> tuple[str, ...]:
@@ -89,7 +89,7 @@ def lightning_uses(ours: Trees, theirs: Trees, root: Path) -> list[tuple[Path, i
     own_classes, their_classes = classes(ours), classes(theirs)
 
     def inherited(name: str, seen: frozenset[str] = frozenset()) -> set[str]:
-        """Private names of Lightning that a class has from its bases."""
+        """Returns the private names that a class inherits from Lightning."""
         if name in seen or name not in own_classes | their_classes:
             return set()
         node = own_classes.get(name) or their_classes[name]
@@ -122,7 +122,7 @@ def package(module: str) -> str:
 
 
 def arrows(trees: Trees, root: Path) -> set[tuple[str, str, str]]:
-    """Imports between packages of vlm/, lazy ones included: (file, its package, the package that it imports)."""
+    """Returns imports between packages of vlm/, lazy ones included: (file, its package, the imported package)."""
     found = set()
     for path, tree in trees.items():
         name = path.relative_to(root).with_suffix("").as_posix()
@@ -136,7 +136,7 @@ def arrows(trees: Trees, root: Path) -> set[tuple[str, str, str]]:
 
 
 def order(root: Path) -> dict[str, int]:
-    """The floor of each package, as tests/test_imports.py states it."""
+    """Returns the floor of each package, as stated in tests/test_imports.py."""
     for node in ast.parse((root / "tests/test_imports.py").read_text(encoding="utf-8")).body:
         if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "FLOORS":
             return {name: level for level, names in enumerate(ast.literal_eval(node.value)) for name in names}
@@ -144,7 +144,7 @@ def order(root: Path) -> dict[str, int]:
 
 
 def floors(edges: set[tuple[str, str]]) -> int:
-    """Packages in the longest chain of imports that follows no arrow back up."""
+    """Returns the number of packages in the longest chain of imports; `edges` must be free of cycles."""
     below: dict[str, set[str]] = defaultdict(set)
     for upper, lower in edges:
         below[upper].add(lower)

@@ -1,14 +1,14 @@
-"""Photos, and captions of each, that a captioner needs: its scores after training on parts of Flickr8k.
+"""Measures how many photos, and captions of each, a captioner needs: its scores after training on parts of Flickr8k.
 
     python benchmarks/how_many_photos.py --root data/flickr8k --out FOLDER [--photos 500 1000] [--captions 1 5]
     python benchmarks/how_many_photos.py --root data/flickr8k --out OTHER --experiment captioning_flickr8k_pretrained \
         --beside FOLDER --overrides model.encoder.weights=FILE
 
-Each point is `python train.py experiment=...` on a table of the first so many photos of train, with the first so many
-captions of each. All take as many steps, make a vocabulary of their own captions, are validated on the same photos, and
-are scored on test by the checkpoint that validated best. A point whose run stands in FOLDER, all of one --experiment,
---steps and --overrides, is not made anew, and one that was cut off goes on; the plot and the table have all that stand
-there, so that several calls can share the work, and those of the folders --beside it.
+Each point is a run of `python train.py experiment=...` on a table of the first N photos of train, with the first K
+captions of each. All runs take the same number of steps, learn a vocabulary from their own captions, are validated on
+the same photos, and are scored on test with the best checkpoint. Points whose runs are already in FOLDER, with the same
+--experiment, --steps and --overrides, are not repeated, and interrupted ones are resumed. The plot and the table show
+all points in FOLDER and in the folders --beside it, so several calls can share the work.
 """
 
 import argparse
@@ -33,25 +33,25 @@ VALIDATIONS = 5
 SETTINGS = "settings.json"
 
 Point = tuple[int, int]  # photos, captions of each
-Series = dict[str, dict[int, dict[str, float]]]  # by experiment and captions, then by photos: a test's scores
+Series = dict[str, dict[int, dict[str, float]]]  # label of a series -> photos -> test scores
 
 
 def table(source: Flickr8k, photos: int, captions: int) -> Iterator[str]:
-    """Lines of JSON, as data=captions reads them."""
+    """Yields lines of JSON for data=captions."""
     for split, images, most in (("train", photos, captions), ("val", None, None), ("test", None, None)):
         for record in source.split(split).records(images):
             yield json.dumps({"image": record.id, "caption": record["references"][:most], "split": split}) + "\n"
 
 
 def train(point: Point, source: Flickr8k, args: argparse.Namespace) -> None:
-    """Makes the run of a point, or goes on with one that was cut off, unless its scores stand there.
+    """Trains a point, or resumes its interrupted run, unless it already has scores.
 
-    A point that another call is at is left to it.
+    A point that another call is training is skipped.
     """
     name = "{}x{}".format(*point)
     with (args.out / f"{name}.log").open("a") as log:
         try:
-            flock(log, LOCK_EX | LOCK_NB)  # which the training inherits
+            flock(log, LOCK_EX | LOCK_NB)  # the training process inherits the lock
         except BlockingIOError:
             print(f"{name}: another call is at it", flush=True)
             return
@@ -63,7 +63,7 @@ def train(point: Point, source: Flickr8k, args: argparse.Namespace) -> None:
 
 
 def options_of(name: str, point: Point, source: Flickr8k, args: argparse.Namespace) -> list[str]:
-    """The options of a point's run; its table is written where it begins."""
+    """Returns the options of a point's run; writes its table if the run is new."""
     if cut_off := sorted(args.out.glob(f"{name}/*/checkpoints/last.ckpt")):
         return [f"resume={cut_off[-1].parents[1]}"]
     path, images = args.out / f"{name}.jsonl", (source.root / source.base).resolve()
@@ -75,20 +75,20 @@ def options_of(name: str, point: Point, source: Flickr8k, args: argparse.Namespa
 
 
 def scores(out: Path, point: Point) -> dict[str, float]:
-    """The test's scores of a point; none where its run does not stand there."""
+    """Returns the test scores of a point; empty if it has no finished run."""
     files = sorted(out.glob("{}x{}/*/evaluation/test/metrics.json".format(*point)))
     return json.loads(files[-1].read_text()) if files else {}
 
 
 def points(out: Path) -> dict[Point, dict[str, float]]:
-    """The scores of all points whose runs stand there."""
+    """Returns the scores of all points with finished runs."""
     names = (path.stem.split("x") for path in out.glob("*x*.jsonl"))
     known = sorted((int(photos), int(captions)) for photos, captions in names)
     return {point: scored for point in known if (scored := scores(out, point))}
 
 
 def series(folders: list[Path]) -> Series:
-    """The scores of all points of some folders, a series for each experiment and number of captions."""
+    """Returns the scores of all points in some folders, one series per experiment and number of captions."""
     found: Series = {}
     for folder in folders:
         experiment = json.loads((folder / SETTINGS).read_text())["experiment"]
@@ -99,7 +99,7 @@ def series(folders: list[Path]) -> Series:
 
 
 def plot(known: Series, path: Path) -> None:
-    """A panel a metric: scores with their 95% intervals over photos, a line for each series."""
+    """Plots one panel per metric: scores with 95% intervals over photos, one line per series."""
     figure, axes = plt.subplots(1, len(METRICS), figsize=(4.2 * len(METRICS), 3.2), layout="constrained")
     for axis, (metric, title) in zip(axes, METRICS.items(), strict=True):
         for label, rows in known.items():
@@ -150,7 +150,7 @@ def main() -> None:
     for captions in args.captions:
         for photos in args.photos:
             train((photos, captions), source, args)
-    known = series([*args.beside, args.out])  # none with test=false among the overrides
+    known = series([*args.beside, args.out])  # empty if the overrides contain test=false
     report(known)
     if known:
         plot(known, args.out / "how_many_photos.png")

@@ -1,13 +1,13 @@
-"""Published folders of the Hugging Face hub, read by `transformers` and by vlm: is everything the same?
+"""Compares published folders of the Hugging Face hub as read by `transformers` and by vlm.
 
     python benchmarks/hub.py                          # the ten of FOLDERS, which are downloaded
     python benchmarks/hub.py FOLDER hf:ORG/NAME ...   # local folders, or others of the hub
 
-Each folder is read by both sides in float32 on a CPU, each in a process of its own. A line a folder has the largest
-difference of logits (of an encoder: of states) and their standard deviation; how many greedy and beam-4 texts are
-equal, and how many differ though the two likeliest tokens of `transformers` were more than 1e-3 apart where a greedy
-text first differs; how many of 1,000 lines have equal ids; the largest difference of pixels; seconds from the start of
-loading to the end, and peak memory.
+Both sides read each folder in float32 on a CPU, each in its own process. One line per folder: the largest difference of
+logits (for an encoder: of states) and their standard deviation; the number of equal greedy and beam-4 texts, and of
+"wrong" greedy texts, which first differ where the two likeliest tokens of `transformers` are more than 1e-3 apart; how
+many of 1,000 lines have equal ids; the largest difference of pixels; seconds from the start of loading to the end; and
+peak memory.
 """
 
 import argparse
@@ -50,7 +50,7 @@ Results = dict[str, Any]
 
 @torch.inference_mode()
 def theirs(folder: str, task: str, work: Path, tokens: int) -> Results:
-    """What `transformers` makes of a folder."""
+    """Returns the results of `transformers` for a folder."""
     config = t.AutoConfig.from_pretrained(folder)
     model = getattr(t, config.architectures[0]).from_pretrained(folder, dtype=torch.float32).eval()
     results: Results = {}
@@ -86,7 +86,7 @@ def theirs(folder: str, task: str, work: Path, tokens: int) -> Results:
 def _written(
     model: Any, tokenizer: Any, inputs: dict[str, Any], beam: int, tokens: int
 ) -> tuple[str, list[str], list[float]]:
-    """A text, its beginnings token by token, and how far apart the two likeliest tokens of each step were."""
+    """Returns a text, its prefixes token by token, and the gap of the two likeliest tokens at each step."""
     more: Any = {"output_scores": True, "return_dict_in_generate": True, "do_sample": False, "num_beams": beam}
     found = model.generate(**inputs, max_new_tokens=tokens, **more)
     before = inputs["input_ids"].shape[1] if "input_ids" in inputs else 0
@@ -100,7 +100,7 @@ def _written(
 
 @torch.inference_mode()
 def ours(folder: str, task: str, known: Results, tokens: int) -> Results:
-    """What vlm makes of it, of the same prompts and pixels."""
+    """Returns the results of vlm for a folder, from the same prompts and pixels."""
     import vlm
 
     predictor: Any = vlm.load(folder, device="cpu", precision="fp32")._predictor
@@ -131,7 +131,7 @@ def ours(folder: str, task: str, known: Results, tokens: int) -> Results:
 
 
 def compared(folder: str, name: str, tokens: int) -> tuple[bool, list[str]]:
-    """Runs both sides; whether all is equal, and the cells of a row."""
+    """Runs both sides; returns whether all results are equal, and the cells of a row."""
     from vlm.checkpoint.hugging_face import describe_folder
     from vlm.models.pretrained.opened import opened
 
@@ -160,7 +160,7 @@ def compared(folder: str, name: str, tokens: int) -> tuple[bool, list[str]]:
 
 
 def _apart(one: tuple[str, list[str], list[float]], other: str) -> bool:
-    """Whether a greedy text leaves theirs where their two likeliest tokens were further apart than rounding is."""
+    """Returns True if a greedy text differs from theirs where their two likeliest tokens are more than TIE apart."""
     _, beginnings, gaps = one
     at = next((at for at, text in enumerate(beginnings) if not other.startswith(text.rstrip("\ufffd"))), len(gaps) - 1)
     return bool(gaps) and gaps[at] > TIE

@@ -1,11 +1,12 @@
-"""Models that read images inside their text, at published sizes with random weights: the same as by `transformers`?
+"""Compares models that read images inside their text, at published sizes with random weights, with `transformers`.
 
     python benchmarks/image_text_equality.py smolvlm_256m paligemma_3b_layer llava_7b_layer
 
-SmolVLM-256M whole, the others with one layer of each stack. Each is saved by `transformers` and read by both, each in a
-process of its own; matrices and tables of words are drawn with 1 over the root of their inputs. A line a model: the
-largest difference of logits, over the prompt's last token and three more, of each from ours in float64, and of pixels;
-greedy and beam-4 texts of 8 images with a question each; those that differ have a margin of theirs beside them.
+SmolVLM-256M is whole; the others have one layer of each stack. `transformers` saves each model, and each side reads it
+in its own process. Matrices and word tables are drawn with a standard deviation of 1 / sqrt(inputs). One line per
+model: the largest difference of logits over the prompt's last token and three more, between the sides and of each from
+ours in float64; the largest difference of pixels; and the number of equal greedy and beam-4 texts of 8 images with one
+question each. Texts that differ are listed with the margin of `transformers`.
 """
 
 import argparse
@@ -93,13 +94,13 @@ def ids_of(tokenizer: Any) -> dict[str, int]:
 
 @torch.inference_mode()
 def theirs(name: str, folder: Path) -> dict[str, Any]:
-    """Pixels, tokens, logits and texts of `transformers`, and how far its two best are apart."""
+    """Returns pixels, tokens, logits and texts of `transformers`, and the margins of its best texts."""
     torch.manual_seed(0)
     model, processor = MODELS[name]()
     model = wide(model)
     even_out(model)
     for table in (module.weight for module in model.modules() if isinstance(module, torch.nn.Embedding)):
-        table.normal_(std=table.size(1) ** -0.5)  # a tied one is the head too
+        table.normal_(std=table.size(1) ** -0.5)  # a tied table is also the head
     model.generation_config.update(**ids_of(processor.tokenizer))
     for part in (processor, model):
         part.save_pretrained(folder / "model")
@@ -137,7 +138,7 @@ def theirs(name: str, folder: Path) -> dict[str, Any]:
 
 @torch.inference_mode()
 def ours(folder: Path) -> dict[str, Any]:
-    """The same of ours, of the image files on."""
+    """Returns the same of vlm, from the image files, and logits in float64."""
     from vlm.tasks.image_questions.prompted import PromptedAnswerer
 
     answerer = PromptedAnswerer(str(folder / "model"))
@@ -160,7 +161,7 @@ def ours(folder: Path) -> dict[str, Any]:
 
 
 def largest(some: list[torch.Tensor], others: list[torch.Tensor]) -> float:
-    """The largest difference."""
+    """Returns the largest absolute difference."""
     return max(float((one - other).abs().max()) for one, other in zip(some, others, strict=True))
 
 

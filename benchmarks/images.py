@@ -1,11 +1,11 @@
-"""Reading photos for evaluation: files of about 500 x 375 to 224 pixels, ours against torchvision's v2 on PIL images.
+"""Compares reading photos for evaluation with torchvision's v2 on PIL images: files of 500 x 375 to 224 pixels.
 
     python benchmarks/images.py [--images FOLDER] [--count 200] [--rounds 9] [--out FILE.json]
 
-One thread. Ours ends with uint8 pixels, which are normalised on the device, a batch at a time; so does the first peer;
-the second is torchvision's usual pipeline, whose pixels are float32 and normalised. Without a folder, photos are drawn:
-smooth colours with noise, at JPEG quality 90. The greatest and the mean difference of pixels to the first peer are
-printed, in grey levels.
+One thread. Ours and the first peer end with uint8 pixels, which are later normalised on the device, a batch at a time;
+the second peer is torchvision's usual pipeline, whose pixels are normalised float32. Without a folder, photos are
+drawn: smooth colours with noise, at JPEG quality 90. The largest and the mean difference of pixels from the first peer
+are printed, in grey levels.
 """
 
 import argparse

@@ -1,12 +1,12 @@
-"""What int8 costs in quality: captions of a captioner, or the text that a language model expects, beside float32.
+"""Measures what int8 costs in quality, compared with float32: captions of a captioner, or a language model's loss.
 
     python benchmarks/int8.py data/sample/captioner.ckpt [--count 1000] [KEY=VALUE ...]
     python benchmarks/int8.py FILE.gguf --text data/tinyshakespeare/input.txt [--count 40]
 
-A captioner captions images of its data's test split, greedily: captions that are equal in both precisions, and COCO's
-metrics of both, with the 95% interval of the difference of CIDEr over images (paired bootstrap, 1,000 draws). A
-language model reads windows of 512 tokens: bits per byte in both, largest and mean difference of its logits, and how
-often both expect the same token.
+A captioner captions images of its data's test split greedily. Printed are the number of captions that are equal in both
+precisions, COCO's metrics of both, and the 95% interval of the difference of CIDEr over images (paired bootstrap, 1,000
+draws). A language model reads windows of 512 tokens. Printed are bits per byte in both precisions, the largest and mean
+difference of logits, and how often both predict the same token.
 """
 
 import argparse

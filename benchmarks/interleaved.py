@@ -1,4 +1,4 @@
-"""Timing a peer's training steps in the middle of our own training, so that both meet the same machine."""
+"""Times a peer's training steps in the middle of our own training, so that both run under the same conditions."""
 
 import json
 import statistics
@@ -13,14 +13,14 @@ from vlm.training.callbacks.step_times import between, finish, mark
 
 
 class Interleaved(L.Callback):
-    """Times blocks of our steps, everything around them included, and a block of the peer's after each.
+    """Times blocks of our steps, everything around them included, and a block of the peer's steps after each.
 
     Args:
         peer: Takes one training step of the peer.
-        block: Steps of a block.
-        rounds: Blocks of each that count, after one that does not.
-        units: What a step of ours and one of the peer's do, such as captions; times are a unit's.
-        device: "cpu" or "cuda", where events are timed.
+        block: Number of steps per block.
+        rounds: Number of blocks per side, after a first one that does not count.
+        units: Units, such as captions, in a step of ours and of the peer; times are per unit.
+        device: "cpu" or "cuda"; on "cuda", CUDA events are timed.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Interleaved(L.Callback):
         self._start = mark(self.device)
 
     def result(self) -> dict[str, float]:
-        """Seconds a unit of both, and how many times as fast ours is: median, least and most of the ratios."""
+        """Returns seconds per unit of both sides, and how many times as fast ours is: median, minimum and maximum."""
         finish(self.device)
         pairs = zip((self.ours, self.theirs), self.units, strict=True)
         ours, theirs = ([between(*ends) / 1e3 / self.block / unit for ends in blocks[1:]] for blocks, unit in pairs)
@@ -69,7 +69,7 @@ class Interleaved(L.Callback):
 
 
 def report(rows: dict[str, dict[str, float]], out: str | None) -> None:
-    """Prints a table, a line a comparison, and writes it as JSON."""
+    """Prints a table with one line per comparison, and writes it as JSON."""
     print(f"{'':<34}{'ours ms':>10}{'peer ms':>10}{'ratio':>8}{'min':>8}{'max':>8}")
     for name, row in rows.items():
         cells = [row["ours_s"] * 1e3, row["peer_s"] * 1e3]

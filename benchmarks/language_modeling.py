@@ -1,13 +1,13 @@
-"""Language modelling at the shapes of nanoGPT's run on a CPU: our training against plain steps and Hugging Face's.
+"""Compares training a language model at the shapes of nanoGPT's CPU run with plain steps and with Hugging Face.
 
     python benchmarks/language_modeling.py --text FILE [--device cuda] [--out FILE.json]
 
-Ours is the whole of `python train.py experiment=shakespeare_cpu`: data, Lightning, logging, progress bar, checkpoints.
-The peers are bare steps in float32: batches cut from an array in memory, cross-entropy, clipping, AdamW as torch
-chooses to run it; the model is a GPT-2 block by block with F.scaled_dot_product_attention, or GPT2LMHeadModel of
-transformers as it comes but for its sizes and dropout. Ours computes in float32 too, or in what trainer=cpu takes, also
-with compile=true. On a GPU the peers compute in bfloat16, and events are timed.
-Blocks of steps of both alternate in one process; ratios are medians over blocks.
+"Ours" is the whole of `python train.py experiment=shakespeare_cpu`: data, Lightning, logging, progress bar,
+checkpoints. The peers are bare steps in float32: batches cut from an array in memory, cross-entropy, clipping, torch's
+default AdamW. Their model is a plain GPT-2 with F.scaled_dot_product_attention, or transformers' GPT2LMHeadModel with
+only sizes and dropout changed. Ours computes in float32, or in the precision of trainer=cpu, also with compile=true. On
+a GPU the peers compute in bfloat16, and CUDA events are timed. Blocks of steps of both sides alternate in one process;
+ratios are medians over blocks.
 """
 
 import argparse
@@ -78,7 +78,7 @@ PEERS = {"plain": PlainGPT, "GPT2LMHeadModel": HuggingFace}
 
 
 def bare_step(name: str, ids: np.ndarray, vocab_size: int, device: str) -> Callable[[], None]:
-    """A training step of a peer."""
+    """Returns a function that takes one training step of a peer."""
     model = PEERS[name](vocab_size).to(device)
     matrices = [p for p in model.parameters() if p.ndim > 1]
     rest = [p for p in model.parameters() if p.ndim == 1]
@@ -100,7 +100,7 @@ def bare_step(name: str, ids: np.ndarray, vocab_size: int, device: str) -> Calla
     return step
 
 
-# Of ours: its precision and whether its blocks are compiled.
+# Variants of ours: precision, and whether its blocks are compiled.
 WAYS = {"fp32": ("32-true", "null"), "default": ("null", "null"), "default, compiled": ("null", "true")}
 
 

@@ -1,11 +1,11 @@
-"""Time of BLEU, ROUGE-L and CIDEr, tokenizers included, beside pycocoevalcap's.
+"""Compares the time of BLEU, ROUGE-L and CIDEr, tokenizers included, with pycocoevalcap's.
 
 It needs Java and `pip install "vlm-lightning[coco]"`.
 
     python benchmarks/metrics.py [RESULTS.json REFERENCES.json]
 
-Without files, 5,000 images with 5 references each are made of words drawn as often as Zipf's law says. Every figure is
-the best of three rounds, in which the two take turns.
+Without files, 5,000 images with 5 references each are generated, with word frequencies that follow Zipf's law. Each
+figure is the best of three rounds, in which both sides take turns.
 """
 
 import json
@@ -23,13 +23,13 @@ IMAGES, CAPTIONS, ROUNDS = 5000, 5, 3
 
 
 def random_captions() -> tuple[dict[str, str], dict[str, list[str]]]:
-    """Captions of ten words or so out of a vocabulary of 5,000, the frequent ones far more often."""
+    """Returns captions of about ten words from a vocabulary of 5,000, with frequencies that follow Zipf's law."""
     draw = random.Random(0)
     words = ["a", "the", "on", "in", *("".join(draw.choices("abcdefghiklmnoprstuw", k=6)) for _ in range(5000))]
     weights = [1 / place for place in range(1, len(words) + 1)]
 
     def caption() -> str:
-        # The last word is a long one: after "a." the reference looks into the next caption (see ptb.py).
+        # The last word is long, because after "a." the reference tokenizer looks into the next caption (see ptb.py).
         body = draw.choices(words, weights, k=draw.randint(6, 13))
         return " ".join([*body, *draw.choices(words[4:], weights[4:])]).capitalize() + "."
 

@@ -1,8 +1,8 @@
-"""A plan on paper: what training on many images would take, from formulas and stated assumptions alone.
+"""Calculates what training on many images would take, from formulas and stated assumptions alone.
 
     python benchmarks/plan.py [--images 1e9] [--gpus 64] [--mfu 0.4] [--peak 989e12] ...
 
-Nothing is measured here. Operations are those that vlm.models.flop counts for the model.
+Nothing is measured. Operations are counted by vlm.models.flop.
 """
 
 import argparse
@@ -26,10 +26,10 @@ def build(name: str, args: argparse.Namespace) -> VisionLanguageModel:
 
 
 def plan(name: str, args: argparse.Namespace) -> dict[str, str]:
-    """The figures of a model, each a line of the table; the formulas stand in docs/scaling.md."""
+    """Returns the figures of a model by their label in the table; docs/scaling.md has the formulas."""
     model = build(name, args)
     parameters = sum(p.numel() for p in model.parameters())
-    # What each state of an image goes through: the encoder, and the keys and values of cross-attention.
+    # Parameters applied to each state of an image: the encoder, and the keys and values of cross-attention.
     named = model.named_parameters()
     of_image = sum(p.numel() for key, p in named if key.startswith("encoder") or ".cross_attn.kv." in key)
     states = (args.image_size // 16) ** 2
@@ -42,7 +42,7 @@ def plan(name: str, args: argparse.Namespace) -> dict[str, str]:
     step = args.batch * per_image / speed  # seconds
     share = (args.gpus - 1) / args.gpus
     all_reduce = 2 * share * 4 * parameters  # bytes: gradients in 32 bits, by a ring
-    fsdp = share * (2 * 4 + 4) * parameters  # bytes: weights gathered twice, gradients scattered once
+    fsdp = share * (2 * 4 + 4) * parameters  # bytes: weights are gathered twice, gradients scattered once
     reading = args.batch / step * args.kilobytes * 1e3  # bytes a second, all machines
     return {
         "parameters": f"{parameters / 1e6:,.0f} million",
@@ -79,7 +79,7 @@ def main() -> None:
     parser.add_argument("--decoded", type=float, default=500, help="images a second that a core decodes: an assumption")
     args = parser.parse_args()
     plans = {name: plan(name, args) for name in MODELS}
-    member = args.kilobytes * 1e3 + 1792  # an image and a text: two headers of 512 bytes, and each filled up to 512
+    member = args.kilobytes * 1e3 + 1792  # image and text: two headers of 512 bytes, and padding to multiples of 512
     size = args.images * member
     print(f"{args.images:.3g} images: {size / 1e12:,.1f} TB in {args.images / args.shard:,.0f} shards of ", end="")
     print(f"{args.shard * member / 1e6:,.0f} MB; {args.gpus} GPUs, {args.batch} images a step\n")

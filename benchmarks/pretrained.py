@@ -1,15 +1,15 @@
-"""Captions a second from image files with pretrained models: ours against `generate` of `transformers`.
+"""Compares captions a second from image files with pretrained models with `generate` of `transformers`.
 
     python benchmarks/pretrained.py [vit_gpt2 blip_base] [--photos 64] [--batch 8] [--tokens 20] [--rounds 3]
 
-Models of the published sizes with random weights, in a folder that `transformers` saved and both read, and photos of
-mixed sizes that this script draws and stores as JPEG. Every measurement is a process of its own, which loads the
-folder, captions one photo, and then all of them, by greedy search and with four beams; the sides take turns, and ratios
-are medians over rounds. All texts have as many tokens. A line a model and search: captions a second of each side, from
-the files to the texts; then the seconds from the start of a process to its first caption, and the most memory of it.
+Models have the published sizes and random weights, in a folder that `transformers` saved and both sides read. Photos of
+mixed sizes are drawn and stored as JPEG. Each measurement runs in its own process, which loads the folder, captions one
+photo, and then all of them, by greedy search and with four beams. Sides take turns, and ratios are medians over rounds.
+All texts have the same number of tokens. One line per model and search: captions a second of each side, from files to
+texts. Then: seconds from the start of the process to its first caption, and its peak memory.
 
     theirs fp32, theirs bf16    as its documentation says: AutoImageProcessor, generate in batches, batch_decode
-    ours fp32, ours             vlm.load and caption, in float32 and in what it takes by default
+    ours fp32, ours             vlm.load and caption, in float32 and in its default precision
 """
 
 import argparse
@@ -28,11 +28,11 @@ SIDES = {"theirs fp32": "float32", "theirs bf16": "bfloat16", "ours fp32": "fp32
 REFERENCE = "theirs fp32"
 BEAMS = (1, 4)
 NAMES = ("vit_gpt2", "blip_base")
-Captions = Callable[[list[str], int], list[str]]  # of paths, with so many beams
+Captions = Callable[[list[str], int], list[str]]  # (paths, beams) -> captions
 
 
 def make(name: str, folder: Path, count: int) -> None:
-    """Saves a model, and draws photos: gradients with noise, upright and oblong, of 0.1 to 2 million pixels."""
+    """Saves a model, and draws photos: gradients with noise, portrait and landscape, of 0.1 to 2 million pixels."""
     import numpy as np
     import torch
     from PIL import Image
@@ -55,7 +55,7 @@ def make(name: str, folder: Path, count: int) -> None:
 
 
 def theirs(folder: Path, dtype: str, batch: int, tokens: int) -> Captions:
-    """A captioner of `transformers`."""
+    """Returns a captioner of `transformers`."""
     import torch
     import transformers as t
     from PIL import Image
@@ -81,7 +81,7 @@ def theirs(folder: Path, dtype: str, batch: int, tokens: int) -> Captions:
 
 
 def ours(folder: Path, precision: str, batch: int, tokens: int) -> Captions:
-    """A captioner of vlm."""
+    """Returns a captioner of vlm."""
     import vlm
 
     model = vlm.load(folder / "model", device="cpu", precision=precision)
@@ -90,7 +90,7 @@ def ours(folder: Path, precision: str, batch: int, tokens: int) -> Captions:
 
 
 def measure(side: str, folder: Path, batch: int, tokens: int, started: float) -> dict[str, Any]:
-    """Figures of one process, which started at a time of the system's clock."""
+    """Returns the figures of one process; `started` is its start by the system's clock."""
     captions = (ours if side.startswith("ours") else theirs)(folder, SIDES[side], batch, tokens)
     paths = sorted(str(path) for path in (folder / "photos").iterdir())
     captions(paths[:1], 1)
@@ -103,7 +103,7 @@ def measure(side: str, folder: Path, batch: int, tokens: int, started: float) ->
 
 
 def compare(name: str, options: argparse.Namespace) -> dict[str, Any]:
-    """Runs all sides of a model in turns, and prints its lines."""
+    """Runs all sides of a model in turns, and prints and returns its results."""
     with tempfile.TemporaryDirectory() as folder:
         make(name, Path(folder), options.photos)
         rounds: list[dict[str, Any]] = []
@@ -129,7 +129,7 @@ def in_process(side: str, folder: str, options: argparse.Namespace) -> dict[str,
 
 
 def show(title: str, figures: dict[str, list[float]]) -> dict[str, dict[str, float]]:
-    """Prints the median of each side and, in brackets, of its ratio to the reference; returns both."""
+    """Prints the median of each side, with its ratio to the reference in brackets; returns both."""
     results = {}
     for side, values in figures.items():
         ratios = [value / reference for value, reference in zip(values, figures[REFERENCE], strict=True)]

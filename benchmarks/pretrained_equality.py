@@ -1,23 +1,23 @@
-"""The published sizes of pretrained models with random weights: the same logits and texts as by `transformers`?
+"""Compares logits and texts of pretrained models at published sizes, with random weights, with `transformers`.
 
     python benchmarks/pretrained_equality.py vit_gpt2 blip_base git_base bert_base ...    # without a name, all of them
 
-Each model is made as its published config.json describes it, with random weights, saved by `transformers` in its own
-layout, and read by both, each in a process of its own. Weights are drawn twice:
+Each model is made from its published config.json with random weights, `transformers` saves it in its own layout, and
+each side reads it in its own process. Weights are drawn twice:
 
     even    embeddings, biases and the spread of norms with a standard deviation of 0.2, which keeps logits from tying;
-            matrices with 1 over the root of their inputs, which keeps activations as large as they were.
-            Logits and texts are compared in float32, texts from the image files on.
-    wide    all with 0.2. Scores of attention then have a deviation of some 30, so that each query takes one key or
-            another, and every layer multiplies the error of rounding by about 3. After 24 of them float32 is far from
-            float64 on either side, whoever computes it; so logits and texts are compared in float64, of equal pixels.
+            matrices with 1 / sqrt(inputs), which keeps the size of activations. Logits and texts are compared in
+            float32, texts from the image files on.
+    wide    all with 0.2. Attention scores then have a deviation of about 30, so that each query attends to one key,
+            and every layer multiplies rounding errors by about 3. After 24 layers float32 is far from float64 on
+            either side; so logits and texts are compared in float64, from equal pixels.
 
-A line a model and drawing: the largest difference of logits (or of states, of an encoder) in the type compared; what
-the last bit of the pixels changes in theirs in float64, below which nothing can be told; the difference of float32 on
-either side from float64, as such and as a share of their standard deviation; the least margin of the first two; how
-many greedy and beam-4 texts of 8 images or of 50 sentences are equal; the largest difference of pixels. Attention of
-`transformers` may take its softmax in float32 whatever the type, and is kept from it where float64 is compared. Of
-decoders of Llama's family a row of benchmarks/hub.py is printed, of the drawing "even" in float32.
+One line per model and drawing: the largest difference of logits (for an encoder: of states) in the compared type; the
+change of theirs in float64 if the last bit of the pixels changes, below which differences mean nothing; the difference
+of float32 from float64 on either side, absolute and relative to the standard deviation; the least margin between the
+two largest logits; how many greedy and beam-4 texts of 8 images or of 50 sentences are equal; and the largest
+difference of pixels. `transformers` may compute the softmax of attention in float32 in any type; this is disabled where
+float64 is compared. For decoders of Llama's family a row of benchmarks/hub.py is printed, for "even" in float32.
 """
 
 import argparse
@@ -43,16 +43,16 @@ from transformers.pytorch_utils import Conv1D
 from writer_sizes import LINE_READERS, TRANSLATORS, our_tokens, their_tokens, translator_logits
 
 BEAMS, TOKENS = (1, 4), 16
-SENTENCES = 50  # that translators read
+SENTENCES = 50  # for translators
 WORDS = " ".join(TEXTS).split()
 SIDES = ("made", "theirs", "ours")
-TYPES = {"even": torch.float32, "wide": torch.float64}  # that a drawing of weights is compared in
-FEW = 2  # images of an encoder alone, which writes no texts
-Parts = list[Any]  # all that is saved of a model, the model first
+TYPES = {"even": torch.float32, "wide": torch.float64}  # the type in which each drawing is compared
+FEW = 2  # images of a model that writes no texts
+Parts = list[Any]  # the parts of a saved model, the model itself first
 
 
 def words() -> t.BertTokenizer:
-    """A vocabulary of BERT's size."""
+    """Returns a tokenizer with BERT's vocabulary size."""
     syllables = [a + b + c for a in ascii_lowercase for b in ascii_lowercase for c in ascii_lowercase]
     pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *ascii_lowercase, *syllables]
     pieces += [f"##{piece}" for piece in (*ascii_lowercase, *syllables)]
@@ -138,17 +138,17 @@ MODELS: dict[str, Callable[[], Parts]] = WRITERS | READERS | SEERS | DECODERS
 
 @torch.no_grad()
 def even_out(model: nn.Module) -> None:
-    """Draws matrices anew so that what goes through them stays as large as it was."""
+    """Redraws matrices so that activations keep their size."""
     tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear | nn.Conv2d | Conv1D) and id(module.weight) not in tables:
             inputs = len(module.weight) if isinstance(module, Conv1D) else module.weight[0].numel()
-            factor = model.config.d_kv**-0.5 if name.endswith("Attention.q") else 1  # which T5 has in its weights
+            factor = model.config.d_kv**-0.5 if name.endswith("Attention.q") else 1  # T5 has the scale in its weights
             module.weight.normal_(std=factor * inputs**-0.5)
 
 
 def make(name: str, drawing: str, folder: Path) -> dict[str, Any]:
-    """Saves a model; returns its inputs."""
+    """Saves a model and returns its inputs."""
     torch.manual_seed(0)
     draw = Random(0)
     model, *others = MODELS[name]()
@@ -166,7 +166,7 @@ def make(name: str, drawing: str, folder: Path) -> dict[str, Any]:
 
 
 def in_both(logits: Callable[[dict[str, Any]], Tensor], model: nn.Module, known: dict[str, Any]) -> dict[str, Tensor]:
-    """Logits in float32 and in float64, in which the model stays."""
+    """Returns logits in float32 and in float64; the model stays in float64."""
     results = {"logits": logits(known)}
     model.double()
     exact = {key: value.double() if key == "pixels" else value for key, value in known.items()}
@@ -177,13 +177,13 @@ def in_both(logits: Callable[[dict[str, Any]], Tensor], model: nn.Module, known:
 
 
 def exact_softmax(scores: Tensor, *args: Any, plain: Any = nn.functional.softmax, **options: Any) -> Tensor:
-    """In float64 of what is in float64."""
+    """Softmax that stays in float64 for float64 inputs."""
     return plain(scores, *args, **options | ({"dtype": None} if scores.dtype == torch.float64 else {}))
 
 
 @torch.inference_mode()
 def theirs(name: str, draw: str, folder: Path, known: dict[str, Any]) -> dict[str, Any]:
-    """Logits and texts of `transformers`, of the folder that it saved."""
+    """Returns logits and texts of `transformers` from the folder that it saved."""
     nn.functional.softmax = exact_softmax  # type: ignore[assignment]
     model = getattr(t, known["kind"]).from_pretrained(folder / "model").eval()
     results: dict[str, Any] = {}
@@ -202,7 +202,7 @@ def theirs(name: str, draw: str, folder: Path, known: dict[str, Any]) -> dict[st
 
 
 def logits_of(name: str, model: Any, known: dict[str, Any]) -> Tensor:
-    """Logits of theirs, or states of an encoder alone."""
+    """Returns logits of theirs, or states of an encoder alone."""
     if name in CAPTIONERS:
         return caption_logits(model, known["pixels"], known["tokens"])
     if name in READERS:
@@ -218,7 +218,7 @@ def logits_of(name: str, model: Any, known: dict[str, Any]) -> Tensor:
 
 @torch.inference_mode()
 def ours(name: str, draw: str, folder: Path, known: dict[str, Any]) -> dict[str, Any]:
-    """Logits and texts of ours, of the same inputs."""
+    """Returns logits and texts of ours from the same inputs."""
     from vlm.checkpoint.load import load_model, read
     from vlm.tasks.translation.predict import Translator
 
@@ -234,12 +234,12 @@ def ours(name: str, draw: str, folder: Path, known: dict[str, Any]) -> dict[str,
         return in_both(read, ours.model, known) | {"texts": texts}
     model = load_model(read(place))
     results = in_both(partial(our_logits, name, model), model, known)
-    del model  # there need not be two at a time
+    del model  # so that only one model is in memory
     return results | (our_texts(draw, folder, known) if name in CAPTIONERS else {})
 
 
 def our_logits(name: str, model: Any, known: dict[str, Any]) -> Tensor:
-    """Logits of a model of ours that reads tokens."""
+    """Returns logits of our model for tokens."""
     tokens = known["tokens"]
     if name in CAPTIONERS:
         return model.head(model(known["pixels"], tokens))
@@ -250,7 +250,7 @@ def our_logits(name: str, model: Any, known: dict[str, Any]) -> Tensor:
 
 
 def our_texts(draw: str, folder: Path, known: dict[str, Any]) -> dict[str, Any]:
-    """Texts of ours, of the image files where float32 is compared and of the same pixels where float64 is."""
+    """Returns our texts: from the image files if float32 is compared, from the same pixels if float64 is."""
     from vlm.data.images.image import load_image
     from vlm.tasks.captioning.predict import Captioner
 
@@ -267,7 +267,7 @@ def our_texts(draw: str, folder: Path, known: dict[str, Any]) -> dict[str, Any]:
 
 
 def open_seer(place: str) -> nn.Module:
-    """A classifier, or an encoder alone."""
+    """Loads a classifier, or an encoder alone."""
     from vlm.checkpoint.hugging_face import describe_folder
     from vlm.checkpoint.load import load_model, read
     from vlm.checkpoint.rebuild import rebuild
@@ -283,12 +283,12 @@ def open_seer(place: str) -> nn.Module:
 
 
 def states_of(output: Any) -> Tensor:
-    """Logits as they are, or the states of a context."""
+    """Returns logits unchanged, or the states of a context."""
     return output if isinstance(output, Tensor) else output.states
 
 
 def compare(name: str, draw: str) -> bool:
-    """Runs both sides in processes of their own and prints a line; False where they differ."""
+    """Runs both sides in separate processes and prints a line; returns False if they differ."""
     with tempfile.TemporaryDirectory() as folder:
         for side in SIDES:
             inner = ["--side", side, "--draw", draw, "--folder", folder]
@@ -318,7 +318,7 @@ def compare(name: str, draw: str) -> bool:
 
 
 def compare_decoder(name: str) -> bool:
-    """Prints a row of `benchmarks/hub.py` for a decoder of drawing "even", in float32."""
+    """Prints a row of `benchmarks/hub.py` for a decoder with weights drawn "even", in float32."""
     from hub import HEAD, compared, row
 
     with tempfile.TemporaryDirectory() as folder:

@@ -1,11 +1,11 @@
-"""Milliseconds that the linear layers of one decode step take, by the layout of their weights.
+"""Measures the milliseconds that the linear layers of one decode step take, by the layout of their weights.
 
     python benchmarks/products.py [--sizes S M SmolLM2 GPT-2] [--rows 1 8] [--layouts ...] [--threads 2]
 
-All layers of a decoder and its head run one after the other, as in a step, so that caches hold what they hold there.
-Layouts take turns; the best step of each counts, and of that step the time by shape of layer. `vlm/nn/step/packed.py`
-chooses by these figures: plain weights by torch's own product (MKL), packed ones by oneDNN, split ones by MKL's product
-of a batch, int8 ones with activations scaled by row.
+All layers of a decoder and its head run one after another, as in a step, so that caches are in the same state. Layouts
+take turns; the best step of each counts, with its time by layer shape. `vlm/nn/step/packed.py` chooses by these
+figures. Layouts: plain weights with torch's own product (MKL), packed ones with oneDNN, split ones with MKL's batched
+product, int8 ones with activations scaled per row.
 """
 
 import argparse
@@ -29,7 +29,7 @@ Shape = tuple[int, int]  # outputs, inputs
 
 
 def step(dim: int, depth: int, vocabulary: int, *others: Shape) -> list[Shape]:
-    """The layers of a step: GPT-2's four a block, unless others are given, and the head."""
+    """Returns the layer shapes of a step: the head, and per block GPT-2's four unless others are given."""
     block = others or ((3 * dim, dim), (dim, dim), (4 * dim, dim), (dim, 4 * dim))
     return [*block] * depth + [(vocabulary, dim)]
 
@@ -61,7 +61,7 @@ LAYOUTS: dict[str, Callable[[Tensor, Tensor], Product]] = {
 
 
 def spent(products: list[tuple[Shape, Product]], inputs: dict[int, Tensor]) -> dict[Shape, float]:
-    """Milliseconds of a step, by shape."""
+    """Returns the milliseconds of a step by shape."""
     found: dict[Shape, float] = {}
     for shape, product in products:
         start = time.perf_counter()

@@ -1,18 +1,18 @@
-"""`vlm serve` under load: lost or mixed up answers, its rate beside the engine's own, its slowest answers; and a peer.
+"""Puts `vlm serve` under load: counts lost or mixed-up answers, and compares its rate with the engine's and a peer's.
 
     python benchmarks/serving.py [--requests 2000] [--clients 64] [--shape M] [--batch-size 32] [--out FILE.json]
         [--peer [--peer-requests 200] [--peer-batch 1]]
 
-A model of shape S or M of generate.py with random weights, in a folder that `transformers` saved; the weights of its
-end token are drawn such that captions have many lengths. Photos of mixed sizes are drawn and stored as JPEG. `vlm
-serve` runs as a process of its own; each client has a connection and sends photo after photo, 5% of them cut short.
-Every answer is compared with the caption of that photo made without the service, and is `mixed up` where it is that of
-another. The engine's own rate is that of the same list of files captioned by `vlm.load(...).caption`, once before and
-once after. Seconds are those that a client waits, of good photos.
+The model has shape S or M of generate.py and random weights, in a folder that `transformers` saved; the weights of its
+end token are drawn so that captions have many lengths. Photos of mixed sizes are drawn and stored as JPEG. `vlm serve`
+runs in its own process; each client has one connection and sends photo after photo, 5% of them truncated. Every answer
+is compared with the caption of that photo made without the service; it is "mixed up" if it is the caption of another
+photo. The engine's rate is that of `vlm.load(...).caption` for the same list of files, measured once before and once
+after. Seconds are the waiting times of clients for intact photos.
 
-The peer is `generate` of the same folder behind FastAPI: requests one at a time, or with --peer-batch those that wait
-together. It answers fewer requests; rates are compared. All in float32, and on the cores that there are, which clients
-share.
+The peer is `generate` from the same folder behind FastAPI: one request at a time, or with --peer-batch the waiting
+requests together. It answers fewer requests; rates are compared. All sides compute in float32 on all cores, which they
+share with the clients.
 """
 
 import argparse
@@ -33,7 +33,7 @@ from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "helpers"))  # of how random weights are drawn
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "helpers"))  # for hugging.wide
 
 from vlm.tuning import tune
 
@@ -46,8 +46,8 @@ SHAPES = {
 }
 TOKENS, VOCAB = 32, 8000
 SIZES = [(160, 120), (320, 240), (480, 640), (640, 480), (1024, 768)]
-BAD = 20  # each so manieth request is bad
-ENDS, POSITIONS = 2.0, 16.0  # factors of weights, by which captions differ in words and length
+BAD = 20  # every 20th request is bad
+ENDS, POSITIONS = 2.0, 16.0  # factors of weights that make captions differ in words and length
 Answer = tuple[int, int, str, float]  # photo, status, text, seconds
 
 
@@ -85,7 +85,7 @@ def make_model(shape: str, folder: Path) -> None:
         encoder=t.ViTModel(vit, add_pooling_layer=False), decoder=t.GPT2LMHeadModel(gpt2)
     )
     even_out(wide(model))  # so that logits do not tie
-    model.decoder.transformer.wpe.weight.data *= POSITIONS  # or a random model with tied embeddings repeats one token
+    model.decoder.transformer.wpe.weight.data *= POSITIONS  # otherwise a model with tied embeddings repeats a token
     model.decoder.transformer.wte.weight.data[id] *= ENDS
     special = {"decoder_start_token_id": id, "bos_token_id": id, "eos_token_id": id, "pad_token_id": id}
     model.generation_config.update(**special, max_new_tokens=TOKENS)
@@ -95,7 +95,7 @@ def make_model(shape: str, folder: Path) -> None:
 
 
 def draw_photos(folder: Path, count: int) -> list[Path]:
-    """Photos of mixed sizes: gradients with noise."""
+    """Draws photos of mixed sizes: gradients with noise."""
     import numpy as np
     from PIL import Image
 
@@ -113,7 +113,7 @@ def draw_photos(folder: Path, count: int) -> list[Path]:
 
 @contextmanager
 def process(*arguments: str) -> Any:
-    """A server in a process of its own, as its port."""
+    """Runs a server in a separate process; yields its port."""
     with subprocess.Popen([sys.executable, *arguments], stdout=subprocess.PIPE, text=True) as server:
         try:
             assert server.stdout is not None
@@ -126,10 +126,10 @@ def process(*arguments: str) -> Any:
 
 
 def load(port: int, photos: list[bytes], plan: list[int], clients: int) -> tuple[list[Answer], float]:
-    """Answers to requests that clients send one after the other, and the seconds that all took.
+    """Sends requests from many clients; returns the answers and the total seconds.
 
     Args:
-        plan: The photo of each request; each so manieth is cut short.
+        plan: Index of the photo of each request; every BAD-th request is truncated.
     """
     waiting: queue.SimpleQueue = queue.SimpleQueue()
     for number, photo in enumerate(plan):
@@ -167,7 +167,7 @@ def is_bad(number: int) -> bool:
 
 
 def judged(answers: list[Answer], truth: list[str]) -> dict[str, int]:
-    """Counts of answers: those lost, of another photo, of none, and the bad ones that were not refused."""
+    """Counts answers: lost ones, captions of another photo, other wrong texts, and bad requests not refused."""
     good = [answer for answer in answers if answer[0] >= 0]
     wrong = [text for photo, status, text, _ in good if status == 200 and text != truth[photo]]
     return {
@@ -181,7 +181,7 @@ def judged(answers: list[Answer], truth: list[str]) -> dict[str, int]:
 
 
 def serve_peer(folder: str, batch: int) -> None:
-    """A captioner of `transformers` behind FastAPI."""
+    """Serves a captioner of `transformers` with FastAPI."""
     import io
 
     import torch
@@ -230,7 +230,7 @@ def serve_peer(folder: str, batch: int) -> None:
 
 
 def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """The figures of the service and of the engine alone."""
+    """Returns the figures of the service and of the engine alone."""
     import vlm
 
     paths = draw_photos(folder / "photos", args.photos)
@@ -248,7 +248,7 @@ def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     before = engine()
     options = ["-c", str(folder / "model"), "--port", "0", "--device", "cpu", "--precision", "fp32"]
     with process("-m", "vlm", "serve", *options, "--batch-size", str(args.batch_size)) as port:
-        load(port, photos, plan[: args.clients], args.clients)  # what is made once is made
+        load(port, photos, plan[: args.clients], args.clients)  # warms up
         answers, seconds = load(port, photos, plan, args.clients)
     rates = before, engine()
     row: dict[str, Any] = judged(answers, truth) | {"texts": len({*truth}), "tokens": sorted_lengths(model, paths)}
@@ -268,7 +268,7 @@ def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 
 def sorted_lengths(model: Any, paths: list[Path]) -> list[int]:
-    """Tokens of the shortest, the median and the longest caption."""
+    """Returns the numbers of tokens of the shortest, the median and the longest caption."""
     lengths = sorted(len(text.tokens) for text in model.caption([str(path) for path in paths]))
     return [lengths[0], lengths[len(lengths) // 2], lengths[-1]]
 

@@ -1,16 +1,18 @@
-"""`vlm serve` under hostile load: idle and slow connections, half bodies, large images, long texts, and mixed requests.
+"""Puts `vlm serve` under hostile load: idle and slow connections, half bodies, large images, long texts, bad requests.
 
     python benchmarks/serving_load.py [--requests 10000] [--clients 32] [--attack 20]
 
-`vlm serve` runs as a process of its own, on 127.0.0.1. Three parts, each of which prints its figures as JSON:
+`vlm serve` runs in its own process, on 127.0.0.1. Three parts each print their figures as JSON:
 
-- idle: 600 connections that send nothing, or a header byte by byte. Seconds until /health and a caption answer.
-- attack: for some seconds, at once: large images of few bytes, half bodies of 30 MB, JSON of empty lists, bodies in
-  chunks of a byte, and good requests. The highest memory of the service, the longest good request, the longest of all.
-- mixed: good requests, and bad ones of several kinds, by many clients with a connection each. A good one has to be
-  answered by its own caption with 200, or by 503 with Retry-After, and by 200 when it is tried again.
+- idle: 600 connections that send nothing or a partial request line and header. Seconds until /health and a caption
+  answer.
+- attack: for some seconds, at once: large images of few bytes, half bodies of 30 MB, JSON of empty lists, chunked
+  bodies of one byte per chunk, and good requests. The peak memory of the service, the longest good request, the longest
+  of all.
+- mixed: good requests and bad ones of several kinds, from many clients at once. A good one must be answered with its
+  own caption and 200, or with 503 and Retry-After and then 200 on a retry.
 
-With --text a model of texts is served, and long texts take the place of images.
+With --text a text model is served, and long texts replace images.
 """
 
 import argparse
@@ -38,13 +40,13 @@ from zlib import crc32
 ROOT = Path(__file__).parents[1]
 FILES = ROOT / "tests" / "checkpoint" / "files"
 IDLE = 600
-HALF = 30_000_000  # bytes that a half body claims and sends but for the last
+HALF = 30_000_000  # Content-Length of a half body, of which half is sent
 PATIENCE = 150
 
 
 @contextmanager
 def served(checkpoint: Path | str, *options: str) -> Iterator[tuple[int, int]]:
-    """The port and the process id of a service."""
+    """Runs a service; yields its port and process id."""
     command = [sys.executable, "-m", "vlm", "serve", "-c", str(checkpoint), "--port", "0", "--device", "cpu", *options]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
@@ -59,7 +61,7 @@ def served(checkpoint: Path | str, *options: str) -> Iterator[tuple[int, int]]:
 
 
 def ask(port: int, body: bytes, headers: dict[str, str] | None = None) -> tuple[int, dict, Any]:
-    """Status, answer and headers of a request; status 0 where the connection was closed."""
+    """Returns status, answer and headers of a request; status 0 if the connection was closed."""
     http = HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
     try:
         http.request("POST", "/predict", body, headers or {})
@@ -89,7 +91,7 @@ def healthy(port: int) -> bool:
 
 
 def idle(port: int, body: bytes) -> dict[str, Any]:
-    """Seconds of a service most of whose connections do nothing."""
+    """Measures response times of a service while most connections are idle."""
     lines = [socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) for _ in range(IDLE)]
     try:
         for line in lines[::2]:
@@ -103,13 +105,13 @@ def idle(port: int, body: bytes) -> dict[str, Any]:
 
 
 def peak_memory(pid: int) -> float:
-    """The highest resident memory of a process so far, in GB."""
+    """Returns the peak resident memory of a process so far, in GB."""
     found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
     return int(found[1]) * 1024 / 1e9 if found else float("nan")
 
 
 def large_images() -> list[bytes]:
-    """Images of up to 64 million pixels in few bytes."""
+    """Returns small files of images with up to 64 million pixels."""
     from PIL import Image
 
     files = []
@@ -147,7 +149,7 @@ def tiny_chunks(port: int, stop: threading.Event) -> None:
 
 
 def attack(port: int, pid: int, body: bytes, kind: str, bombs: list[bytes], *, seconds: float) -> dict[str, Any]:
-    """Figures of a service under attack."""
+    """Returns figures of a service under attack."""
     stop, waits, good = threading.Event(), Counter[str](), []
     JSON = {"Content-Type": "application/json"}
 
@@ -188,7 +190,7 @@ def attack(port: int, pid: int, body: bytes, kind: str, bombs: list[bytes], *, s
 
 
 def mixed(port: int, inputs: list[bytes], truth: list[Any], *, requests: int, clients: int) -> dict[str, Any]:
-    """Counts of answers to good and bad requests."""
+    """Counts answers to good and bad requests by outcome."""
     counts, lock, numbers = Counter[str](), threading.Lock(), iter(range(requests))
     JSON, big = {"Content-Type": "application/json"}, b"IHDR" + b"\x00\x00\x40\x00" * 2 + b"\x08\x02\x00\x00\x00"
     big = b"\x89PNG\r\n\x1a\n\x00\x00\x00\r" + big + crc32(big).to_bytes(4, "big") + bytes(4) + b"IDAT\x35\xaf\x06\x1e"

@@ -1,11 +1,11 @@
-"""Reading photos from shards against reading the same photos from files: images a second of one process.
+"""Compares reading photos from shards with reading the same photos from files: images a second of one process.
 
     python benchmarks/shards.py --root FOLDER [--out FILE.json]
 
 FOLDER is Flickr8k's; its training split is first written as `vlm shard` does. Both sides then read the same photos in
-the same order of training, keyed by seed and epoch, block by block in turns: the bytes alone, and what a training step
-gets of them (decoded, resized to 224). Ratios are medians over the blocks. The files lie in the machine's cache of
-files after the first round, which does not count: what is compared is the work of reading, not the disk.
+the same training order, determined by seed and epoch, in alternating blocks: the bytes alone, and the image as a
+training step gets it (decoded, resized to 224). Ratios are medians over blocks. After a warm-up the files are in the
+page cache, so the work of reading is compared, not the disk.
 """
 
 import argparse
@@ -33,14 +33,14 @@ Read = Callable[[int], object]
 
 
 def order(size: int) -> Iterator[int]:
-    """Indices as training asks for them, epoch after epoch."""
+    """Yields indices in training order, epoch after epoch."""
     for epoch in range(10**6):
         batches = TrainBatches(size=size, batch_size=64, seed=0, position=lambda epoch=epoch: (epoch, 0))
         yield from (key.index for batch in batches for key in batch)
 
 
 def content(split: Split, index: int) -> bytes | None:
-    """The bytes of a sample's file."""
+    """Returns the bytes of a sample's file."""
     read = split.record(index).read_file
     return read() if read else None
 
@@ -53,12 +53,12 @@ def timed(read: Read, indices: list[int]) -> float:
 
 
 def compare(ours: Read, peer: Read, indices: Iterator[int], *, block: int, rounds: int) -> dict[str, float]:
-    """Seconds an image of both, and how many times as fast ours is; which goes first changes from block to block."""
+    """Returns seconds per image of both sides, and how many times as fast ours is; sides take turns in going first."""
     times: list[tuple[float, float]] = []
     for turn in range(rounds + 2):
         chosen = list(islice(indices, block))
         for read in (ours, peer):
-            timed(read, chosen[: block // 4])  # so that neither reads a photo for the first time
+            timed(read, chosen[: block // 4])  # warm-up
         if turn % 2:
             own, other = timed(ours, chosen), timed(peer, chosen)
         else:
@@ -89,7 +89,7 @@ def main() -> None:
         )
         write_manifest(Path(folder), {"train": entries}, None)
         shards = Shards(root=folder, needs=("captions",)).split("train")
-        for index in range(len(files)):  # which brings both into the cache, and shows that they are equal
+        for index in range(len(files)):  # brings both sides into the page cache, and checks that they are equal
             assert content(shards, index) == content(files, index)
         preprocess, indices = Preprocess(image_size=224), order(len(files))
         options = {"block": args.block, "rounds": args.rounds}

@@ -1,16 +1,16 @@
-"""Text tasks: ours against Hugging Face's BERT of the same sizes, a training step each, and translation's decoding.
+"""Compares text tasks with Hugging Face's BERT of the same sizes: a training step each, and decoding of translations.
 
     python benchmarks/text.py [--only tagging] [--bucket 1] [--block 5] [--rounds 8] [--device cuda]
 
-Ours is a step of `python train.py task=T`, with Lightning, logging and progress bar. The peer is a bare step of
-BertForSequenceClassification, BertForTokenClassification, BertForQuestionAnswering, BertForMaskedLM or an
-EncoderDecoderModel of two BERTs, as transformers has them: autocast, clipping, fused AdamW. Both take the same texts,
-as ids in memory, and both compute in bfloat16 where the machine is faster in it. Ours lie in rows that they
-share; the peer has a row a text, padded to the longest, made before the time counts. Texts of a batch are of about one
-length, as both would sort them; with --bucket 1 they are as drawn, which is what transformers' Trainer does by default.
-Blocks of steps of both alternate in one process; ratios are medians over blocks. Decoding is against `generate`, from
-the same texts and with weights in the same type, 32 tokens forced on both by having no end token. Words are drawn by
-Zipf's law, texts have lengths of about those of reviews, sentences, passages and captions.
+"Ours" is a step of `python train.py task=T`, with Lightning, logging and progress bar. The peer is a bare step of
+transformers' BertForSequenceClassification, BertForTokenClassification, BertForQuestionAnswering, BertForMaskedLM or
+EncoderDecoderModel of two BERTs: autocast, clipping, fused AdamW. Both read the same texts as ids in memory, in
+bfloat16 if the device is faster in it. Ours packs several texts into a row; the peer has one row per text, padded to
+the longest and made before timing. Texts of a batch have similar lengths, as both would sort them; with --bucket 1 they
+are unsorted, which is the default of transformers' Trainer. Blocks of steps of both sides alternate in one process;
+ratios are medians over blocks. Decoding is compared with `generate`, with the same texts, weights of the same type, and
+32 tokens each, because there is no end token. Words follow Zipf's law; lengths are about those of reviews, sentences,
+passages and captions.
 """
 
 import argparse
@@ -47,13 +47,13 @@ from vlm.training.run.run import Run, build_model
 from vlm.training.run.train import quiet
 
 DIM, HEADS, DEPTH, DROPOUT, VOCAB, MAX_LEN = 256, 4, 4, 0.1, 8000, 256
-READ = 16  # batches that are taken in turn
+READ = 16  # batches that are used in turn
 BEAMS = {"greedy, 32 texts": (1, 32), "5 beams, 8 texts": (5, 8)}
 BERT = ["model/encoder=text_bert", f"model.size.mlp_ratio={4.0}"]
 
 
 class Words:
-    """Texts of drawn words."""
+    """Generates texts of random words."""
 
     def __init__(self) -> None:
         self.rng = np.random.default_rng(0)
@@ -65,7 +65,7 @@ class Words:
         self.shares /= self.shares.sum()
 
     def __call__(self, mean: int, least: int = 3) -> list[str]:
-        """A text of about so many words."""
+        """Returns the words of a text with this mean length."""
         length = max(least, round(self.rng.gamma(4.0, mean / 4)))
         return self.rng.choice(self.words, length, p=self.shares).tolist()
 
@@ -124,7 +124,7 @@ def two_berts(vocab_size: int) -> hf.EncoderDecoderModel:
 
 
 def apart(rows: InputRows, values: Tensor, fill: int) -> Tensor:
-    """Values of tokens, each text in a row of its own that is padded to the longest."""
+    """Unpacks values of tokens into one row per text, padded to the longest."""
     own = values.masked_fill(rows.segments == 0, fill)
     if rows.layout is not None:
         own = own.flatten()[rows.layout.clamp(min=0)].masked_fill(rows.layout < 0, fill)
@@ -138,7 +138,7 @@ def read(rows: InputRows) -> dict[str, Tensor]:
 
 
 def labelled(rows: InputRows, labels: Tensor) -> dict[str, Tensor]:
-    """Labels of some tokens; -100 of all others."""
+    """Returns the peer's inputs with labels for some tokens, and -100 for all others."""
     every = torch.full_like(rows.tokens, -100)
     every.view(-1)[rows.places] = labels
     return {**read(rows), "labels": apart(rows, every, -100)}
@@ -155,7 +155,7 @@ def spans(batch: Batch) -> dict[str, Tensor]:
     return {**read(batch["questions"]), "start_positions": starts, "end_positions": ends}
 
 
-# Of each task: its data with their mean length in words, our model, the peer, and what the peer takes of a batch.
+# Of each task: writer of its data, mean length in words, our model, the peer, and the peer's inputs from a batch.
 Task = tuple[Callable[..., list[str]], int, list[str], Callable[[int], nn.Module], Callable[[Batch], dict[str, Tensor]]]
 TASKS: dict[str, Task] = {
     "text_classification": (
@@ -191,7 +191,7 @@ TASKS: dict[str, Task] = {
 
 
 class InTurn:
-    """A loader of batches in memory, again and again; nothing waits for it."""
+    """A loader that repeats batches in memory; nothing waits for data."""
 
     asked = waited = 0.0
 
@@ -206,7 +206,7 @@ class InTurn:
 
 
 def peer_step(model: nn.Module, batches: Iterator[dict[str, Tensor]], device: str) -> Callable[[], None]:
-    """A training step of the peer."""
+    """Returns a function that takes one training step of the peer."""
     optimizer = torch.optim.AdamW(model.to(device).train().parameters(), lr=1e-4, fused=True)
 
     def step() -> None:
@@ -222,7 +222,7 @@ def peer_step(model: nn.Module, batches: Iterator[dict[str, Tensor]], device: st
 
 
 def shapes(batches: list[Batch], padded: list[dict[str, Tensor]]) -> str:
-    """Rows and padding of the texts that are read, of both."""
+    """Returns the number of rows and the share of padding of both sides, for display."""
     fields = [next(value for value in one.values.values() if isinstance(value, InputRows)) for one in batches]
     own = [one.segments > 0 for one in fields], [one["attention_mask"] > 0 for one in padded]
     counts = [(sum(map(len, one)), 1 - sum(s.sum() for s in one) / sum(s.numel() for s in one)) for one in own]
@@ -237,7 +237,7 @@ def sizes_of(task: str) -> list[str]:
 
 
 def train(task: str, *, batch: int, bucket: int, block: int, rounds: int, device: str) -> dict[str, float]:
-    """A training step of both."""
+    """Compares a training step of both sides."""
     write, mean, model, peer, inputs = TASKS[task]
     with tempfile.TemporaryDirectory() as place:
         data = write(Path(place), Words(), mean)
@@ -274,7 +274,7 @@ def train(task: str, *, batch: int, bucket: int, block: int, rounds: int, device
 
 @torch.inference_mode()
 def decode(beam: int, texts: int, *, rounds: int, device: str) -> dict[str, float]:
-    """Translations of 32 tokens by both."""
+    """Compares translations of 32 tokens by both sides."""
     config = compose(["task=translation", "model=translator_bert", *sizes_of("translation"), f"data.max_len={MAX_LEN}"])
     dtype = torch.bfloat16 if has_bfloat16(device) else torch.float32
     ours = build_model(config, {"vocab_size": VOCAB})[0].eval().to(device, dtype)
@@ -285,7 +285,7 @@ def decode(beam: int, texts: int, *, rounds: int, device: str) -> dict[str, floa
     lengths = torch.randint(10, 30, (texts, 1), generator=torch.Generator().manual_seed(0))
     seen = (torch.arange(30) < lengths).long().to(device)
     tokens = torch.randint(3, VOCAB, (texts, 30), device=device) * seen
-    decoding = Decoding(beam=beam, max_tokens=TOKENS - 1, logprobs=False)  # a last step is there for the end token
+    decoding = Decoding(beam=beam, max_tokens=TOKENS - 1, logprobs=False)  # one more step is taken for the end token
     options = {"attention_mask": seen, "max_new_tokens": TOKENS, "num_beams": beam, "do_sample": False}
 
     def translations() -> list[list[int]]:

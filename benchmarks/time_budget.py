@@ -1,6 +1,6 @@
-"""A budget of training time: the learning rate, the validations and the end of a training follow the clock.
+"""A budget of training time: the learning rate, the validations and the end of a training depend on the clock.
 
-A peer's loop asks `Clock` and `Timed`; a run of ours takes both as a callback of its config:
+A peer's loop uses `Clock` and `Timed`; a run of ours uses both through a callback in its config:
 
     PYTHONPATH=benchmarks python train.py trust=time_budget trainer.check_val_every_n_epoch=null \\
         trainer.val_check_interval=1 '+callbacks.budget={_target_: time_budget.TimeBudget, seconds: 1200, points: 8}'
@@ -14,15 +14,15 @@ import lightning as L
 from vlm.training.step.optim import Schedule
 from vlm.training.step.task import Task
 
-NEVER = 2**62  # batches, more than any training has
+NEVER = 2**62  # more batches than any training has
 
 
 class Clock:
-    """Training time. It begins with the first `go`; from a `pause` to the next `go` it stands still.
+    """Measures training time: it starts with the first `go`, and stops from each `pause` to the next `go`.
 
     Args:
         seconds: The budget.
-        points: Validations, at equal parts of it.
+        points: Number of validations, evenly spaced in the budget.
     """
 
     def __init__(self, seconds: float, points: int) -> None:
@@ -44,7 +44,7 @@ class Clock:
 
     @property
     def due(self) -> bool:
-        """True from each point on until the pause for its validation."""
+        """True if a validation is due: from each point until the next `pause`."""
         return self._reached > self._validated
 
     @property
@@ -57,7 +57,7 @@ class Clock:
 
 
 class Timed:
-    """A schedule that ends with the budget: at each step, its length is what the speed so far makes of the budget."""
+    """A schedule that ends with the budget: each step estimates the total number of steps from the speed so far."""
 
     def __init__(self, schedule: Schedule, clock: Clock) -> None:
         self.schedule, self.clock = schedule, clock
@@ -68,7 +68,7 @@ class Timed:
 
 
 class TimeBudget(L.Callback):
-    """A run of ours within a budget. It logs `val/train_seconds`, the training time before each validation.
+    """Limits a run of ours to a budget; logs the training time before each validation as `val/train_seconds`.
 
     Args:
         seconds, points: As in Clock.
@@ -83,7 +83,7 @@ class TimeBudget(L.Callback):
         optimization.schedule = Timed(optimization.schedule, self.clock)
 
     def on_train_batch_start(self, *args: Any) -> None:
-        self.clock.go()  # with the first batch there: workers have started
+        self.clock.go()  # starts only when the first batch has been read, so starting workers does not count
 
     def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
         trainer.val_check_batch = 1 if self.clock.due else NEVER

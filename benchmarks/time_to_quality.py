@@ -1,23 +1,22 @@
-"""Time to quality: the validation's loss and CIDEr over minutes of training, ours beside a Hugging Face loop.
+"""Compares time to quality with a Hugging Face loop: validation loss and CIDEr over minutes of training.
 
     python benchmarks/time_to_quality.py --root FOLDER --out FOLDER [--minutes 20] [--rates 0.5 1 2] [--seeds 0 1 2]
     python benchmarks/time_to_quality.py --root FOLDER --out FOLDER --side peer
     python benchmarks/time_to_quality.py --text FILE --out FOLDER [--experiment shakespeare_cpu]
 
-Ours is `python train.py experiment=...` in a process of its own: files, augmentation, logging and saves between
-validations with it. The peer of a captioner is VisionEncoderDecoderModel (ViT + GPT-2, no pretrained weights) on pairs
-of photo and caption, put together by length with Hugging Face's own sampler; its own processor has resized all photos
-beforehand, which is not counted, and half of them are mirrored. The peer of a language model is GPT2LMHeadModel in
-nanoGPT's shape on windows of an array in memory. Peers compute in bfloat16 where the CPU is faster in it, with fused
-AdamW, clipping and half a cosine. Sizes, data, tokenizer and threads are equal; batches, optimisers and learning rates
-are each side's own.
+"Ours" is `python train.py experiment=...` in its own process, with files, augmentation, logging and saves between
+validations. The peer of a captioner is VisionEncoderDecoderModel (ViT + GPT-2, no pretrained weights) on pairs of photo
+and caption, grouped by length with Hugging Face's own sampler; its own processor resizes all photos beforehand, which
+is not timed, and half of them are mirrored. The peer of a language model is GPT2LMHeadModel in nanoGPT's shape on
+windows of an array in memory. Peers compute in bfloat16 if the CPU is faster in it, with fused AdamW, clipping and half
+a cosine. Sizes, data, tokenizer and threads are equal; each side has its own batches, optimiser and learning rate.
 
-Both learn for the same time, which counts from the first batch on and stands still in validations. Steps do not say how
-long it is: the learning rate follows the share of the time that is gone, for both (time_budget.py). Ours is that of the
-experiment; the peer tries several with the first seed, and its other seeds take the best by loss at the end. Losses are
-nats a caption, or a character, of the whole validation split; CIDEr is of greedy captions of all its photos, by our
-CaptionMetric. Each training goes into a file of --out as it ends, and is not made anew while the settings are the same,
-so that several calls can share the work.
+Both train for the same time, which starts with the first batch and stops during validations. As the number of steps is
+unknown, the learning rate of both follows the elapsed share of the time (time_budget.py). Ours has the experiment's
+rate; the peer tries several with the first seed and uses the one with the best final loss for its other seeds. Losses
+are nats per caption, or per character, of the whole validation split; CIDEr is of greedy captions of all its photos,
+computed by our CaptionMetric. Each training is written to a file in --out when it ends, and is not repeated while the
+settings stay the same, so several calls can share the work.
 """
 
 import argparse
@@ -50,16 +49,16 @@ from vlm.io.atomic import write_text
 from vlm.training.run.train import quiet
 
 ROOT = Path(__file__).resolve().parents[1]
-PAIRS, RATE = 64, 1e-3  # of the peers: a step's captions, and nanoGPT's learning rate of small models
-AS_PEER = ("model/encoder=vit", "model.encoder.mlp_ratio=4.0")  # plain patches, and one ratio for both stacks
+PAIRS, RATE = 64, 1e-3  # of the peers: captions per step, and nanoGPT's learning rate for small models
+AS_PEER = ("model/encoder=vit", "model.encoder.mlp_ratio=4.0")  # plain patches, and the same ratio in both stacks
 SHARES = (0.25, 0.5, 1.0)
 COLORS = {"ours": "#1f5fa8", "peer": "#b5651d"}
 
 
 def train_ours(overrides: list[str], runs: Path, name: str, clock: Clock, tokens: float) -> Curve:
-    """Our curve, from the metrics.csv of a run of this name, whose losses are a token's."""
+    """Trains ours; returns its curve from the run's metrics.csv, with losses per token multiplied by `tokens`."""
     budget = f"{{_target_: time_budget.TimeBudget, seconds: {clock.seconds}, points: {clock.points}}}"
-    options = [f"name={name}", "trust=time_budget", f"+callbacks.budget={budget}"]  # which says when it validates
+    options = [f"name={name}", "trust=time_budget", f"+callbacks.budget={budget}"]  # it decides when to validate
     options += ["trainer.check_val_every_n_epoch=null", "trainer.val_check_interval=1"]
     options += ["trainer.max_epochs=-1", "trainer.max_steps=-1"]
     runs.mkdir(parents=True, exist_ok=True)
@@ -69,7 +68,7 @@ def train_ours(overrides: list[str], runs: Path, name: str, clock: Clock, tokens
         done = subprocess.run(command, stdout=log, stderr=log, env=os.environ | {"PYTHONPATH": paths})
     if done.returncode:
         raise SystemExit(f"train.py ended with status {done.returncode}; see {log.name}")
-    with sorted(runs.glob(f"{name}/*/metrics.csv"))[-1].open(newline="") as file:  # others of the name were cut off
+    with sorted(runs.glob(f"{name}/*/metrics.csv"))[-1].open(newline="") as file:  # earlier ones were interrupted
         rows = [row for row in csv.DictReader(file) if row["val/loss"]]
     names = {"val/train_seconds": "seconds", "val/loss": "loss", "val/cider": "cider"}
     curve = [{key: float(row[name]) for name, key in names.items() if name in row} for row in rows]
@@ -77,12 +76,12 @@ def train_ours(overrides: list[str], runs: Path, name: str, clock: Clock, tokens
 
 
 class Curves:
-    """The curves of trainings, each in a file: one that stands there is not made anew.
+    """Curves of trainings, one file each; a curve that is already there is not trained again.
 
     Args:
-        folder: Of the files.
-        settings: Of each side's trainings; one with others is another training.
-        train: Makes the curve of a side, a seed and a factor of the learning rate.
+        folder: Folder of the files.
+        settings: Settings of each side; a file with other settings is replaced.
+        train: Returns the curve of a side, a seed and a factor of the learning rate.
     """
 
     def __init__(self, folder: Path, settings: Mapping[str, dict[str, Any]], train: Callable[..., Curve]) -> None:
@@ -97,18 +96,18 @@ class Curves:
         return entry["curve"]
 
     def best(self, side: str, seeds: list[int], factors: list[float]) -> list[Curve]:
-        """The curves of all seeds with the factor whose loss is least at the end of the first one."""
+        """Returns the curves of all seeds with the learning rate that has the lowest final loss for the first seed."""
         ends = {factor: self.curve(side, seeds[0], factor)[-1]["loss"] for factor in factors}
         return [self.curve(side, seed, min(ends, key=ends.__getitem__)) for seed in seeds]
 
 
 def at(curve: Curve, metric: str, seconds: float) -> float:
-    """The metric of the first validation from then on."""
+    """Returns the metric of the first validation at or after a time."""
     return next((row[metric] for row in curve if row["seconds"] >= seconds), curve[-1][metric])
 
 
 def report(curves: dict[str, list[Curve]], budget: float) -> None:
-    """Prints means with least and most of the seeds, how much better ours are, and when they are as good as theirs."""
+    """Prints mean, minimum and maximum over seeds, the margin of ours, and when ours reaches the peer's final value."""
     print(f"{'':<14}" + "".join(f"{f'{share * budget / 60:g} min':>28}" for share in SHARES))
     for metric in list(curves["ours"][0][0])[1:]:
         means: dict[str, list[float]] = {}
@@ -130,7 +129,7 @@ def mean(rows: Iterable[dict[str, float]], metric: str) -> float:
 
 
 def plot(curves: dict[str, list[Curve]], path: Path, unit: str) -> None:
-    """A panel a metric: each side's mean over minutes, and the band of its seeds."""
+    """Plots one panel per metric: each side's mean over minutes, with the range of its seeds."""
     metrics = list(curves["ours"][0][0])[1:]
     figure, axes = plt.subplots(1, len(metrics), figsize=(4.2 * len(metrics), 3.2), squeeze=False, layout="constrained")
     for axis, metric in zip(axes[0], metrics, strict=True):

@@ -1,8 +1,8 @@
-"""Hugging Face models trained by loops at their best, within a budget of time: a captioner, and a language model.
+"""Trains Hugging Face models with tuned loops within a time budget: a captioner and a language model.
 
-In bfloat16 where the CPU is faster in it, with fused AdamW, clipping and half a cosine. Pairs of photo and
-caption are put together by length with Hugging Face's own sampler. Its own processor resizes all photos beforehand,
-which is not counted; half of them are mirrored.
+They compute in bfloat16 if the CPU is faster in it, with fused AdamW, clipping and half a cosine. Pairs of photo and
+caption are grouped by length with Hugging Face's own sampler. Its own processor resizes all photos beforehand, which is
+not timed; half of them are mirrored.
 """
 
 import statistics
@@ -26,7 +26,7 @@ from vlm.training.run.run import build_data
 from vlm.training.step.optim import Cosine
 
 BFLOAT16 = has_bfloat16("cpu")
-EVALUATED = 100  # photos, or pairs, of an evaluation at once
+EVALUATED = 100  # photos, or pairs, per evaluation batch
 Curve = list[dict[str, float]]
 
 
@@ -64,7 +64,7 @@ class Captions:
 
     @cached_property
     def tokens(self) -> float:
-        """Tokens of a caption of the validation split, its end among them."""
+        """Mean number of tokens per caption of the validation split, end token included."""
         records, ids = self.data.split("val").records(), self.data.fields["captions"].ids
         return statistics.mean(len(ids(text)) - 1 for record in records for text in record["captions"])
 
@@ -80,14 +80,14 @@ class Captions:
     def model(self) -> nn.Module:
         size = self.config["model"]["size"] | {"image_size": self.config["data"]["image_size"]}
         model = peer_model(size, self.data.tokenizer.vocab_size)
-        model.decoder.config.use_cache = False  # training would lay a cache out in every step
+        model.decoder.config.use_cache = False  # otherwise every training step would allocate a cache
         return model
 
     def batches(self) -> Iterator[tuple[Tensor, Tensor]]:
         photos = self.photos["train"]
         while True:
             order = torch.tensor(list(LengthGroupedSampler(self.batch, lengths=photos.lengths))).split(self.batch)
-            for number in torch.randperm(len(order)).tolist():  # it would go from long to short ones again and again
+            for number in torch.randperm(len(order)).tolist():  # the sampler orders batches from long to short
                 pixels, ids = photos.pairs(order[number])
                 mirrored = torch.rand(len(pixels), 1, 1, 1) < 0.5
                 yield torch.where(mirrored, pixels.flip(-1), pixels), ids
@@ -112,7 +112,7 @@ class Captions:
 
 
 class Texts:
-    """The same of a language model of characters."""
+    """The peer of a character language model: its model, its batches, and its validation."""
 
     unit, tokens = "character", 1
 

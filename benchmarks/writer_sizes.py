@@ -1,4 +1,4 @@
-"""Translators and readers of lines in their published sizes, with random weights, for `pretrained_equality.py`."""
+"""Translators and text recognisers at published sizes with random weights, for `pretrained_equality.py`."""
 
 import sys
 import tempfile
@@ -67,7 +67,7 @@ def trocr_base() -> list[Any]:
 
 
 def their_tokens(model: Any, tokenizer: Any, texts: list[str], beams: int, tokens: int) -> list[list[int]]:
-    """The tokens that a translator of theirs writes, without those that begin, end and fill."""
+    """Returns the tokens that a translator of theirs writes, without begin, end and padding."""
     read = tokenizer(texts, return_tensors="pt", padding=True)
     rows = model.generate(**read, num_beams=beams, max_length=tokens)
     ends = torch.tensor([tokenizer.pad_token_id, tokenizer.eos_token_id])
@@ -75,14 +75,14 @@ def their_tokens(model: Any, tokenizer: Any, texts: list[str], beams: int, token
 
 
 def our_tokens(translator: Any, texts: list[str], beams: int, tokens: int) -> list[list[int]]:
-    """The same of ours."""
+    """Returns the tokens that a translator of ours writes."""
     options = translator.options(beam=beams, max_tokens=tokens - 1, batch_size=len(texts))
     found = dict(translator.results([texts], options))
     return [found[place][0].tokens for place in range(len(texts))]
 
 
 def translator_logits(translator: Any, texts: list[str], known: dict[str, Any]) -> torch.Tensor:
-    """Logits of a translator of ours after tokens that are known."""
+    """Returns logits of a translator of ours for given tokens."""
     return translator.model.head(translator.model.decoder(known["tokens"], None, translator.encode(texts)))
 
 

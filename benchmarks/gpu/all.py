@@ -1,9 +1,9 @@
-"""All figures of a new GPU by one command, in under ten minutes: a table with each beside its bar, and JSON.
+"""Measures all figures of a GPU in under ten minutes; prints each beside its bar, and writes JSON.
 
     python benchmarks/gpu/all.py --text FILE [--out all.json] [--seconds 570] [--only NAME ...]
 
-FILE is a text of a million characters or more. Each part is a process of its own, which is ended when the time is over;
-parts for which no time is left are named. Ends with status 1 where a part failed or a figure is below its bar.
+FILE is a text of at least a million characters. Each part runs in its own process, which is killed when its time is
+over; parts for which no time is left are named. Exits with status 1 if a part failed or a figure is below its bar.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from device import keep, require_gpu
 from PIL import Image
 
 HERE = Path(__file__).parent
-PHOTOS, SIDE = 2048, 320  # JPEGs that are drawn for the part that reads some
+PHOTOS, SIDE = 2048, 320  # number and width of the JPEGs that are drawn
 
 
 @dataclass(frozen=True)
@@ -30,10 +30,10 @@ class Figure:
     """A figure of a part.
 
     Args:
-        name: Its line in the table.
-        read: Finds it in what the part wrote.
-        bar: The least that it should be; None for none.
-        form: How it is printed.
+        name: Its label in the table.
+        read: Finds it in the part's results.
+        bar: Its lower bound, if any.
+        form: Its format string.
     """
 
     name: str
@@ -44,7 +44,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Part:
-    """A script with its options, the seconds that it may take, and its figures."""
+    """A script with its options, its time limit in seconds, and its figures."""
 
     name: str
     command: list[str]
@@ -81,7 +81,7 @@ def kernels() -> list[Figure]:
 
 
 def plan(text: str, photos: str) -> list[Part]:
-    """The parts, the most telling ones first."""
+    """Returns the parts, the most informative first."""
     mfu = value("mfu", 100)
     return [
         Part("attention", ["attention_kernels.py", "--runs", "5"], 60, kernels()),
@@ -117,7 +117,7 @@ def plan(text: str, photos: str) -> list[Part]:
 
 
 def run(part: Part, seconds: float) -> dict[str, Any] | str:
-    """Figures of a part, or in a line why there are none."""
+    """Returns the figures of a part, or one line that says why there are none."""
     with tempfile.TemporaryDirectory() as place:
         out = Path(place) / "figures.json"
         command = [sys.executable, str(HERE / part.command[0]), *part.command[1:], "--out", str(out)]
@@ -131,7 +131,7 @@ def run(part: Part, seconds: float) -> dict[str, Any] | str:
 
 
 def table(parts: list[Part], results: dict[str, dict[str, Any] | str]) -> Iterator[tuple[str, bool]]:
-    """Yields a line a figure, and whether all is well with it."""
+    """Yields a line for each figure, and whether it passes."""
     for part in parts:
         figures = results.get(part.name, "not run: no time was left")
         if isinstance(figures, str):
@@ -149,7 +149,7 @@ def table(parts: list[Part], results: dict[str, dict[str, Any] | str]) -> Iterat
 
 
 def draw_photos(folder: Path) -> None:
-    """Draws JPEGs of the size of photos into two class folders."""
+    """Draws photo-sized JPEGs into two class folders."""
     for number in range(PHOTOS):
         rng = np.random.default_rng(number)
         image = Image.fromarray(rng.integers(0, 256, (12, 12, 3), dtype=np.uint8)).resize((SIDE, SIDE * 3 // 4))

@@ -1,9 +1,9 @@
-"""Kernels that scaled_dot_product_attention chooses on this GPU for each of our uses, and the time of each kernel.
+"""Shows which kernel scaled_dot_product_attention chooses on this GPU for each use in vlm, and times each kernel.
 
     python benchmarks/gpu/attention_kernels.py [--runs 10] [--out FILE.json]
 
-bfloat16, forward and, where a training does it, backward. The first call of a kernel is timed by itself: cuDNN makes a
-plan in it. The peak is that of a product of two 8192 x 8192 matrices.
+Computes in bfloat16, forward, and also backward for uses of training. The first call of a kernel is timed separately,
+because cuDNN makes a plan in it. The peak is that of a product of two 8192 x 8192 matrices.
 """
 
 import argparse
@@ -58,7 +58,7 @@ def tensor(use: Use, length: int) -> Tensor:
 
 
 def time_of(use: Use, kernel: SDPBackend | None, runs: int) -> tuple[float, float] | None:
-    """Milliseconds of a use by one kernel, and of its first call; None where the kernel cannot."""
+    """Returns the milliseconds of a call and of the first call with one kernel; None if it does not support the use."""
     q, k, v = tensor(use, use.queries), tensor(use, use.keys), tensor(use, use.keys)
     mask = None
     if use.masked:
@@ -83,7 +83,7 @@ def time_of(use: Use, kernel: SDPBackend | None, runs: int) -> tuple[float, floa
 
 
 def chosen(times: dict[str, tuple[float, float] | None]) -> str:
-    """The kernel that takes as long as torch's own choice, to a fifth; there may be two, and the nearer one counts."""
+    """Returns the kernel whose time is nearest to that of torch's own choice."""
     others = {name: pair[0] for name, pair in times.items() if pair is not None and name != "default"}
     default = times["default"]
     if default is None or not others:

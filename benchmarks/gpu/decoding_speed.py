@@ -1,10 +1,11 @@
-"""Captions a second on a GPU: ours against generate of transformers, both in bfloat16, 32 tokens forced; then a queue.
+"""Compares captions a second on a GPU with `generate` of transformers, in bfloat16 with 32 tokens each; then a queue.
 
     python benchmarks/gpu/decoding_speed.py [--shapes S M] [--cases 64x1 64x4] [--no-cudnn] [--rounds 3] [--queue 1024]
                                             [--out FILE.json]
 
-The models are those of benchmarks/generate.py. The first call of each is timed by itself: ours records its step in it.
-A case is IMAGESxBEAMS. In the queue the most frequent token ends a caption, so that captions end at different steps.
+The models are those of benchmarks/generate.py. The first call of each side is timed separately, because ours records
+its step in it. A case is IMAGESxBEAMS. In the queue the most frequent token ends a caption, so that captions end at
+different steps.
 """
 
 import argparse
@@ -41,7 +42,7 @@ def captions(model: VisionLanguageModel, images: Tensor, decoding: Decoding, *, 
 
 
 def timed(work: Callable[[], list[list[int]]], rounds: int) -> tuple[list[list[int]], float, float]:
-    """Captions, seconds of the first call, and the median of the others."""
+    """Returns the captions, the seconds of the first call, and the median seconds of the others."""
     times, outputs = [], []
     for _ in range(rounds + 1):
         start = time.perf_counter()
@@ -57,7 +58,7 @@ def pixels(shape: str, count: int) -> Tensor:
 
 
 def on_gpu(shape: str, rows: int) -> tuple[Any, Any]:
-    """Our model and theirs."""
+    """Returns our model and theirs."""
     ours, theirs = cpu.models(shape, rows, torch.float32)
     return ours.to("cuda", DTYPE), theirs.to("cuda", DTYPE)
 
@@ -99,7 +100,7 @@ def main() -> None:
     require_gpu()
     if args.no_cudnn:
         torch.backends.cuda.enable_cudnn_sdp(False)
-    cpu.prepack = cpu.prepack_for_decoding = lambda *_, **__: None  # they lay weights out for a CPU
+    cpu.prepack = cpu.prepack_for_decoding = lambda *_, **__: None  # both pack weights for a CPU
     figures = {}
     for shape in args.shapes:
         for case in args.cases:

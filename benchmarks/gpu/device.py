@@ -1,4 +1,4 @@
-"""The GPU that these scripts need."""
+"""What the GPU scripts share: the check for a device, timing, and writing results."""
 
 import json
 import sys
@@ -10,14 +10,14 @@ import torch
 
 
 def require_gpu() -> None:
-    """Ends the process with a line where there is no GPU."""
+    """Exits with a message if there is no GPU."""
     if not torch.cuda.is_available():
         print(f"{sys.argv[0]}: needs a CUDA device, and torch {torch.__version__} sees none", file=sys.stderr)
         sys.exit(2)
 
 
 def milliseconds(work: Callable[[], object], *, runs: int = 10, warm_up: int = 3) -> float:
-    """Mean time of a call on the GPU.
+    """Returns the mean time of a call on the GPU.
 
     Args:
         work: A function without arguments.
@@ -35,6 +35,6 @@ def milliseconds(work: Callable[[], object], *, runs: int = 10, warm_up: int = 3
 
 
 def keep(figures: dict[str, Any], out: str | None) -> None:
-    """Writes figures as JSON."""
+    """Writes figures as JSON, if a path is given."""
     if out is not None:
         Path(out).write_text(json.dumps(figures, indent=1) + "\n")

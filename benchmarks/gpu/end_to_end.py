@@ -1,9 +1,9 @@
-"""A captioner from end to end on a GPU: trained, resumed, evaluated and used; CPU and GPU agree in float32.
+"""Trains, resumes, evaluates and uses a captioner on a GPU, and compares CPU and GPU in float32.
 
     python benchmarks/gpu/end_to_end.py [--steps 400] [OVERRIDES]
 
-Trains with workers, pinned memory and validations that decode, goes on for a quarter of the steps more, evaluates the
-best checkpoint on both devices, and captions a folder of images with each device and precision.
+Trains with workers, pinned memory and validations that decode, resumes for a quarter more steps, evaluates the best
+checkpoint on both devices, and captions a folder of images with each device and precision.
 """
 
 import argparse
@@ -24,7 +24,7 @@ WORDS = ("replayed", "error", "warning", "compiled")
 
 
 def run(*command: str) -> None:
-    """Runs a command, prints its status and the lines that matter, and ends if it failed."""
+    """Runs a command, prints its status and the relevant lines, and exits if it failed."""
     done = subprocess.run(command, capture_output=True, text=True)
     lines = [line for line in (done.stdout + done.stderr).splitlines() if any(word in line.lower() for word in WORDS)]
     print(f"status {done.returncode}: {' '.join(command[1:])[:150]}", *lines[-4:], sep="\n   ", flush=True)
@@ -33,7 +33,7 @@ def run(*command: str) -> None:
 
 
 def evaluated(checkpoint: Path, device: str, place: Path) -> tuple[list[Any], float]:
-    """Captions and loss of the validation split."""
+    """Returns the captions and the loss of the validation split."""
     options = ["--split", "val", "--device", device, "--out", str(place), "trainer.precision=32-true"]
     run(*VLM, "evaluate", "-c", str(checkpoint), *options)
     metrics = json.loads((place / "metrics.json").read_text())
@@ -41,7 +41,7 @@ def evaluated(checkpoint: Path, device: str, place: Path) -> tuple[list[Any], fl
 
 
 def captions(images: Path, checkpoint: Path, out: Path, *options: str) -> list[str]:
-    """Captions of a folder."""
+    """Returns the captions of a folder."""
     run(*VLM, "caption", str(images), "-c", str(checkpoint), *options, "--format", "jsonl", "--out", str(out))
     return [json.loads(line)["caption"] for line in out.read_text().splitlines()]
 
@@ -54,7 +54,7 @@ def draw(folder: Path, count: int = 100) -> None:
 
 
 def agreement(place: Path, best: Path) -> None:
-    """Prints how many captions are alike on both devices."""
+    """Prints how many captions are the same on both devices."""
     (one, loss), (other, others) = (evaluated(best, device, place / device) for device in ("cpu", "cuda"))
     print(f"evaluate: {sum(a == b for a, b in zip(one, other, strict=True))} of {len(one)} captions alike; ", end="")
     print(f"loss {loss:.6f} on the CPU, {others:.6f} on the GPU")

@@ -1,10 +1,10 @@
-"""Recording a decode step while another thread pins memory, as a validation in the middle of training does.
+"""Records a decode step while another thread pins memory, as a validation in the middle of training does.
 
     python benchmarks/gpu/recording.py [--mode global] [--models 20]
 
-`global`, torch's default, lets the recording fail whenever any thread waits for the device; the package records with
-`thread_local`, and so does this without --mode. Prints how many steps were not recorded, a fault of the other thread,
-and the state of the device's generator of random numbers afterwards.
+In mode `global`, torch's default, recording fails whenever any thread waits for the device. The package, and this
+script without --mode, records in mode `thread_local`. Prints how many steps were not recorded, an error of the other
+thread, and whether the device's random number generator still works.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from vlm.nn.step.replay import Stepper
 
 
 class Pinning(threading.Thread):
-    """Pins ever larger pieces of memory until it is stopped."""
+    """Pins pieces of memory of growing size until it is stopped."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
@@ -37,14 +37,14 @@ class Pinning(threading.Thread):
 
 
 def force_mode(mode: str) -> None:
-    """Lets every recording be made in this mode."""
+    """Makes torch.cuda.graph record in this mode."""
     graph = torch.cuda.graph
     torch.cuda.graph = lambda recorded, **_: graph(recorded, capture_error_mode=mode)  # type: ignore[assignment, misc]
 
 
 @torch.inference_mode()
 def unrecorded(models: int) -> int:
-    """Number of decoders, of so many, that were not recorded."""
+    """Returns how many of this many decoders could not be recorded."""
     decoder = Decoder(vocab_size=8000, max_len=40, dim=256, depth=6, num_heads=4, context_dim=256).cuda().eval()
     failed = 0
     for _ in range(models):

@@ -1,8 +1,8 @@
-"""Losses of the same steps on CPU and GPU in float32 without dropout, plain and with compiled blocks.
+"""Compares losses of the same steps on CPU and GPU in float32 without dropout, plain and with compiled blocks.
 
     python benchmarks/gpu/same_losses.py --text FILE [--steps 30]
 
-Each training is a process of its own. Ends with status 1 where a loss differs by more than 0.5% of its value.
+Each training runs in its own process. Exits with status 1 if a loss differs by more than 0.5% of its value.
 """
 
 import argparse
@@ -24,7 +24,7 @@ TASKS = {
 
 
 def losses(task: str, steps: int, text: str, *more: str) -> list[float]:
-    """The training losses of a run."""
+    """Returns the training losses of a run."""
     overrides = [f"task={task}", *TASKS[task], *([f"data.path={text}"] if task == "language_modeling" else [])]
     overrides += [f"trainer.max_steps={steps}", "trainer.limit_val_batches=1", "trainer.log_every_n_steps=1"]
     overrides += ["trainer.precision=32-true", "callbacks.progress=null", "callbacks.samples=null"]

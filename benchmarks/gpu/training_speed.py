@@ -1,13 +1,13 @@
-"""Figures of `vlm bench` for one case as JSON, with variants that show the worth of a change.
+"""Writes figures of `vlm bench` for one case as JSON, with options that show the effect of a change.
 
     python benchmarks/gpu/training_speed.py CASE [--text FILE] [--cifar FILE.tar] [--images FOLDER] [--vocab 50304]
                                             [--memory] [--signals] [--no-cudnn] [--tf32] [--profile] [--steps 20]
                                             [--out FILE.json] [OVERRIDES]
 
 CASE: gpt2 (124 million parameters, rows of 1,024 characters, GPT-2's vocabulary), lm10m (experiment=shakespeare_gpu),
-vits (ViT-S on drawn images), jpeg (the same on photos, a folder a class), cifar (experiment=cifar10), captioner (shape
-M). With --memory all batches are the first one, so that the GPU is always fed. --signals takes the callback that
-`vlm bench` leaves out. --profile prints the kernels that take most of four steps.
+vits (ViT-S on drawn images), jpeg (the same on photos in class folders), cifar (experiment=cifar10), captioner (shape
+M). With --memory the first batch is reused for every step, so that the GPU never waits for data. --signals adds the
+callback that `vlm bench` leaves out. --profile prints the kernels that take most time in four steps.
 """
 
 import argparse
@@ -40,11 +40,11 @@ CASES = {
     "captioner": [*CAPTIONER, "data.batch_size=128", "trainer=gpu"],
 }
 KEPT = ("parameters", "batch_size", "step_ms", "step_ms_p90", "images_per_s", "tokens_per_s", "data_wait", "mfu")
-PROFILED = range(14, 18)  # the steps
+PROFILED = range(14, 18)  # steps
 
 
 class Again:
-    """The first batch of a loader, as often as there are batches; nothing waits for it."""
+    """Repeats the first batch of a loader as often as the loader has batches; nothing waits for data."""
 
     asked = waited = 0.0
 
@@ -59,13 +59,13 @@ class Again:
 
 
 def feed_from_memory() -> None:
-    """Lets training read one batch again and again."""
+    """Makes training reuse one batch from memory."""
     read = Data.train_dataloader
     Data.train_dataloader = lambda data: Again(read(data))  # type: ignore[method-assign]
 
 
 def profile_steps() -> None:
-    """Prints the kernels of some steps, by their time."""
+    """Prints the kernels of some steps, sorted by time."""
     end, kernels = StepTimes.on_train_batch_end, profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA])
 
     def on_train_batch_end(times: StepTimes, trainer: Any, module: Any, outputs: Any, batch: Any, number: int) -> None:
@@ -82,8 +82,8 @@ def profile_steps() -> None:
 
 
 def vary(args: argparse.Namespace) -> None:
-    """Sets up the variants."""
-    if args.vocab or args.case == "gpt2":  # the tokens are characters, of which there are far fewer
+    """Applies the variants that the arguments ask for."""
+    if args.vocab or args.case == "gpt2":  # the tokenizer is one of characters, of which there are far fewer
         sizes = {"vocab_size": args.vocab or 50257}
         TextField.sizes = property(lambda field: sizes)  # type: ignore[assignment, method-assign]
     if args.memory:
@@ -120,7 +120,7 @@ def main() -> None:
     vary(args)
     key = "root" if args.case == "jpeg" else "path"
     overrides = [*CASES[args.case], *([f"data.{key}={place}"] if place else [])]
-    overrides += ["data.num_workers=0"] if args.memory else []  # workers would go on beside the steps
+    overrides += ["data.num_workers=0"] if args.memory else []  # workers would keep running during the steps
     overrides += args.overrides
     figures = bench.measure(compose(overrides), steps=args.steps)
     kept = {name: figures[name] for name in (*KEPT, "peak_memory_gib") if name in figures}

@@ -1,8 +1,8 @@
-"""Lines at which a training step waits for the device, by torch's own report.
+"""Lists the lines at which a training step waits for the device, as torch reports them.
 
     python benchmarks/gpu/waits.py --text FILE
 
-Four steps of each task are watched, the first four left out. A line is printed with its waits a step.
+Four steps of each task are watched, after four that are not. Each line is printed with its number of waits per step.
 """
 
 import argparse
@@ -30,7 +30,7 @@ TASKS = {
 
 
 class Watch(L.Callback):
-    """Counts the waits of some steps by the lines that they come from."""
+    """Counts the waits of some steps by source line."""
 
     def __init__(self) -> None:
         self.waits: Counter[str] = Counter()
@@ -42,7 +42,7 @@ class Watch(L.Callback):
         torch.cuda.set_sync_debug_mode("warn" if watched else "default")
 
     def note(self, message: Any, category: Any, filename: str, lineno: int, *rest: Any) -> None:
-        """Takes the place of warnings.showwarning."""
+        """Counts a warning of torch about a wait; replaces warnings.showwarning."""
         if "synchroniz" in str(message):
             frames = [f for f in traceback.extract_stack() if "/vlm/" in f.filename or "lightning" in f.filename]
             self.waits[" <- ".join(f"{Path(f.filename).name}:{f.lineno}" for f in reversed(frames[-3:]))] += 1

@@ -31,7 +31,7 @@ class Field:
     needs: ClassVar[tuple[str, ...]] = ()
     stratum: ClassVar[str | None] = None  # the value of a record by which held-out samples are stratified
     tokenizer: Tokenizer | None = None  # for fields of text
-    reads_whole: ClassVar[bool] = False  # whether samples are made from a whole split, so that a limit counts them
+    reads_whole: ClassVar[bool] = False  # whether samples are made from the whole split, so that a limit counts samples
 
     def open(self, source: Source, splits: Mapping[str, Split], *, seed: int, cache: Path | None) -> None:
         """Prepares the field for an opened data set.
@@ -222,7 +222,7 @@ class CaptionField(TokenField):
         others: See TokenField; longer captions are truncated before the end token.
     Attributes:
         languages: Languages of the data; empty if unknown.
-        truncated: Number of different captions that were longer than max_len, of those that this process has read.
+        truncated: Number of different captions longer than max_len among those that this process has read.
     Shapes:
         TextRows of tokens (B, L), segments (B, L)
     """
@@ -253,7 +253,7 @@ class CaptionField(TokenField):
         return record["captions"]
 
     def references_of(self, record: Record) -> Sequence[Any]:
-        """What metrics compare with."""
+        """The values that metrics compare generated texts with."""
         return record["references"]
 
     def ids(self, caption: str, language: str | None = None) -> list[int]:
@@ -270,7 +270,7 @@ class CaptionField(TokenField):
         return sum(map(len, self._row(record)))
 
     def lengths(self, record: Record) -> list[tuple[str, int]]:
-        """The texts of a record, each with its number of tokens, not cut."""
+        """The texts of a record, each with its number of tokens before truncation."""
         beside = 3 if self.languages else 2  # begin, language, end
         return [(str(one), len(self.tokenizer.encode_written(str(one))) + beside) for one in self.references_of(record)]
 

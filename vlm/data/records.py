@@ -66,8 +66,8 @@ class Question(NamedTuple):
     """A question about an image, its answer, and the kind of question.
 
     Args:
-        answers: All right answers, where there are several.
-        before: Earlier turns of its conversation, a role (system, user or assistant) and its words each.
+        answers: All correct answers, if there are several.
+        before: Earlier turns of its conversation, as pairs of role (system, user or assistant) and text.
     """
 
     text: str
@@ -86,12 +86,12 @@ class Question(NamedTuple):
         return (*self.before, ("user", self.text), ("assistant", self.answer))
 
     def accepts(self, answer: str) -> bool:
-        """Whether an answer is word for word a right one."""
+        """Returns True if an answer equals a correct one."""
         return answer == self.answer or answer in self.answers
 
 
 def conversations(questions: Sequence[Question]) -> list[Question]:
-    """The last question of each conversation, whose turns are all of it."""
+    """The last question of each conversation; its `turns` are the whole conversation."""
     continued = {question.before for question in questions}
     return [question for question in questions if question.turns not in continued]
 
@@ -220,7 +220,7 @@ class InLanguage(Split):
 
 
 class Source:
-    """A data set: its splits of records, and what is not used of it.
+    """A data set: its splits of records, and messages about parts that are not used.
 
     A subclass sets `splits` and defines `open`.
 
@@ -234,7 +234,7 @@ class Source:
         skipped: A message for each thing that is not used because of a problem.
         repeated: A message for each repeated caption of an image, which is used once.
         drawn: Whether images are drawn by a program, so that simple ones are naturally near duplicates.
-        turns: Whether its questions may be turns of conversations, which tell what earlier ones asked.
+        turns: Whether its questions may be turns of conversations, which refer to earlier turns.
     """
 
     holds: ClassVar[tuple[str, ...]] = ()

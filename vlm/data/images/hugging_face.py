@@ -12,7 +12,7 @@ from vlm.models.pretrained.folder import CONFIG, Folder
 from vlm.models.timm_encoder import RESIZES
 from vlm.nn.image_size import plain, sides
 
-FILE, BESIDE_TEXT = "preprocessor_config.json", "processor_config.json"  # newer folders have it beside that of texts
+FILE, BESIDE_TEXT = "preprocessor_config.json", "processor_config.json"  # the second, newer file also describes texts
 RESAMPLINGS = {1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box"}  # Pillow's numbers
 IMAGENET = {"image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225]}
 HALF = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
@@ -55,7 +55,7 @@ def read_preprocess(folder: Folder) -> Preprocess:
 
 
 def _of_timm(config: Fields) -> Preprocess:
-    """As timm's own evaluation prepares images."""
+    """Reads the preprocessing of timm's own evaluation."""
     _, height, width = map(int, config.read(numbers("input_size", [3, 224, 224], 3, 1, MAX_IMAGE_SIZE)))
     options: dict[str, Any] = {
         name: config.read(numbers(name, default, 3, 1e-6 if name == "std" else -100, 1e3))
@@ -92,7 +92,7 @@ def _preprocess(config: Fields) -> Preprocess:
 
 
 def _fitted(values: Fields) -> dict[str, Any]:
-    """Sides of an image that is resized to a longer side, then to squares that the model reads."""
+    """Options for images that are resized to a longest edge, then to the squares that the model reads."""
     longest, shown = (
         values.part(name).read(integer("longest_edge", REQUIRED, high=MAX_IMAGE_SIZE))
         for name in ("size", "max_image_size")

@@ -85,7 +85,7 @@ def load_image(source: Source, name: str = "<bytes>", *, least: int | None = Non
 
     Args:
         source: Path of a regular file, or its content.
-        name: Name of a content in messages.
+        name: Name of the content, for messages.
         least: Allows 1/2, 1/4 or 1/8 of the size, a JPEG's while it is decoded, if both sides keep this many pixels.
     Raises:
         ImageError: The image cannot be read completely.
@@ -146,13 +146,13 @@ def _read_regular(path: str) -> bytes:
 
 @contextmanager
 def _opened(data: bytes, least: int | None) -> Iterator[tuple[ImageFile.ImageFile, int]]:
-    """An image of which no pixel has been decoded, and the orientation that is still to be undone."""
+    """Context that opens an image without decoding pixels; yields it and the orientation that is still to be undone."""
     if not data:
         raise ValueError("the file is empty")
     data, orientation = guard(data)
     with Image.open(BytesIO(data), formats=FORMATS) as image:
         _check_size(image, len(data))
-        if least is not None and not image.info.get("progressive"):  # its decoder holds all of the image at once
+        if least is not None and not image.info.get("progressive"):  # its decoder holds the whole image anyway
             image.draft(None, (least, least))
         yield image, orientation
 
@@ -269,8 +269,8 @@ class Preprocess:
         std: Standard deviation of the three channels.
         interpolation: A name in `INTERPOLATIONS`, always antialiased. Default bicubic.
         crop: Share of each resized side that ``crop`` and ``squash`` keep; default 1. 0.875 keeps 224 of 256 pixels.
-        longest_edge: Longer side that an image is resized to before, as Idefics3 does; None for no such step.
-        tiles: Whether `views` cuts it into squares then.
+        longest_edge: Length to which the longer side is resized first, as in Idefics3; None to skip this step.
+        tiles: Whether `views` then cuts the image into squares.
         default_mean, default_std: Used if mean and std are None and the encoder has none.
     Shapes:
         PIL image -> uint8 (3, H, W)
@@ -313,9 +313,9 @@ class Preprocess:
         return view(rgb, self.image_size, self.resize, self.interpolation, self.crop)
 
     def views(self, image: Image.Image) -> tuple[torch.Tensor, int, int]:
-        """The squares that an image is cut into, row by row, and the whole of it last; their rows and columns.
+        """Returns the squares that an image is cut into, row by row, then the whole image; and the rows and columns.
 
-        An image that is not cut is one square in 0 rows and columns.
+        An image that is not cut gives one square, with 0 rows and columns.
 
         Shapes:
             PIL image -> uint8 (T, 3, H, W), H = W

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-SIDE = 16  # of the thumbnails that are compared
+SIDE = 16  # side of the thumbnails that are compared
 MAX_BITS = 3  # differing bits, of 64, between hashes of near duplicates
 MAX_SHIFT, MAX_MEAN, MAX_LOCAL = 16.0, 4.0, 16.0  # of 255: in brightness, on average, at any one pixel
 _WORDS = 4  # two hashes that differ in three bits have at least one of four words in common

@@ -14,7 +14,7 @@ MIN_CROP = 0.25
 RESIZES = ("crop", "crop_down", "squash", "pad")
 INTERPOLATIONS = ("box", "bilinear", "bicubic", "lanczos")
 PAD_COLOR = (128, 128, 128)
-LONG = 8  # of an image whose longer side is so many times what is kept, only that is resized, by Pillow
+LONG = 8  # if a resized side exceeds this many times the crop, Pillow resizes only the cropped region
 
 Box = tuple[float, float, float, float]
 Shape = tuple[int, int]
@@ -44,7 +44,7 @@ def resize_box(image: Image.Image, box: Box, shape: Shape, pad: bool, interpolat
     Args:
         image: An RGB image.
         box: The region (left, top, right, bottom) in pixels; may be fractional.
-        shape: Of the result.
+        shape: Height and width of the result.
         pad: Whether to keep the region's proportions and add a grey border; else it is stretched.
         interpolation: A name in `INTERPOLATIONS`.
     """
@@ -80,14 +80,14 @@ def view(image: Image.Image, shape: Shape, resize: str, interpolation: str, crop
     if resize == "pad" or interpolation not in ("bilinear", "bicubic") or long:
         box = whole_box(image) if resize == "pad" else center_box(image, size, shape, down=resize == "crop_down")
         return to_tensor(resize_box(image, box, shape, resize == "pad", interpolation))
-    pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1)[None]  # (1, 3, H, W), its channels last in memory
+    pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1)[None]  # (1, 3, H, W), channels last in memory
     pixels = torch.nn.functional.interpolate(pixels, size[::-1], mode=interpolation, antialias=True)
     left, top = (_start(*pair, down=resize == "crop_down") for pair in zip(size, (wide, high), strict=True))
     return pixels[0, :, top : top + high, left : left + wide].contiguous()
 
 
 def fitted(image: Image.Image, longest: int, interpolation: str) -> Image.Image:
-    """An RGB image whose longer side has a length; its shorter one is rounded up to an even number, as Idefics3's is.
+    """Resizes an RGB image to a longer side; the shorter side is rounded up to an even number, as in Idefics3.
 
     Args:
         interpolation: Pillow's name of a filter, in lower case.
@@ -99,16 +99,16 @@ def fitted(image: Image.Image, longest: int, interpolation: str) -> Image.Image:
 
 
 def _shorter(image: Image.Image, longer: int) -> int:
-    """The shorter side beside a longer one, rounded down as Idefics3's is."""
+    """The length of the shorter side if the longer side has a given length, rounded down as in Idefics3."""
     ratio = image.width / image.height
     return int(longer / ratio if ratio >= 1 else longer * ratio)
 
 
 def tiled(image: Image.Image, side: int, interpolation: str) -> tuple[list[Image.Image], int, int]:
-    """An image as squares of a side, row by row, and the whole of it last; their rows and columns (Idefics3).
+    """Cuts an image into squares, row by row, then the whole image; also returns the rows and columns (Idefics3).
 
-    It is stretched to whole squares first: the longer side is rounded up to them, and so is what the shorter one is
-    then. An image of one square is not cut.
+    The image is first stretched to whole squares: its longer side is rounded up to a multiple of `side`, and so is the
+    shorter side scaled in proportion. An image of one square is not cut, and has 0 rows and columns.
     """
     resample = Image.Resampling[interpolation.upper()]
     longer = ceil(max(image.size) / side)

@@ -85,7 +85,7 @@ def caption(statement: Statement) -> Pair:
 
 
 def there_is(statement: Statement) -> Pair:
-    """With an accusative where English has a subject."""
+    """A sentence with an accusative in German where English has a subject."""
     english, german = places(statement)
     return Pair(
         f"there is a {statement.subject}{english}", f"es gibt {phrase(statement.subject, 'accusative')}{german}"
@@ -93,27 +93,27 @@ def there_is(statement: Statement) -> Pair:
 
 
 def you_can_see(statement: Statement) -> Pair:
-    """With an infinitive, which ends the German sentence."""
+    """A sentence with an infinitive, which comes last in German."""
     english, german = places(statement)
     seen = phrase(statement.subject, "accusative")
     return Pair(f"you can see a {statement.subject}{english}", f"man kann {seen}{german} sehen")
 
 
 def now_drawn(statement: Statement) -> Pair:
-    """With an adverb first, which puts the verb before its subject, and a participle, which ends the sentence."""
+    """A sentence with an initial adverb, which puts the verb before its subject, and a participle, which comes last."""
     english, german = places(statement)
     drawn = phrase(statement.subject, "accusative")
     return Pair(f"now I have drawn a {statement.subject}{english}", f"jetzt habe ich {drawn}{german} gezeichnet")
 
 
 def the_one_is(statement: Statement) -> Pair:
-    """With the definite article and the weak endings."""
+    """A sentence with the definite article and the weak endings."""
     english, german = places(statement, "the") if statement.places else Pair(" in the picture", " im Bild")
     return Pair(f"the {statement.subject} is{english}", f"{phrase(statement.subject, 'nominative', 'the')} ist{german}")
 
 
 def one_that_is(statement: Statement) -> Pair:
-    """With a relative clause, whose pronoun has the noun's gender and whose verb comes last."""
+    """A sentence with a relative clause, whose pronoun has the noun's gender and whose verb comes last."""
     english, german = places(statement) if statement.places else Pair(" in the picture", " im Bild")
     noun, pronoun = phrase(statement.subject, "nominative"), RELATIVE[NOUNS[statement.subject.shape][1]]
     return Pair(f"a {statement.subject} that is{english}", f"{noun}, {pronoun}{german} ist")

@@ -1,4 +1,4 @@
-"""Lines of text, drawn in several fonts, a little turned and noisy: the default data of text recognition."""
+"""Lines of text, drawn in several fonts, slightly rotated and noisy: the default data of text recognition."""
 
 import math
 from collections.abc import Iterator
@@ -17,25 +17,25 @@ from vlm.randomness import key, numpy_rng
 
 FONTS = ("DejaVuSans", "DejaVuSans-Bold", "DejaVuSans-Oblique", "DejaVuSerif", "DejaVuSerif-Italic", "DejaVuSansMono")
 MARGIN = 2  # pixels
-LETTERS = (0.5, 0.7)  # sizes of the font, as shares of the image's height
-SMALLEST = 4  # pixels of a font
+LETTERS = (0.5, 0.7)  # range of the font size, as a share of the image's height
+SMALLEST = 4  # minimum font size in pixels
 ONSETS = ("b", "c", "d", "f", "g", "h", "j", "k", "l", "m", "n", "p", "qu", "r", "s", "t", "v", "w", "x", "y", "z", "")
 VOWELS = ("a", "e", "i", "o", "u")
 CODAS = ("", "", "l", "m", "n", "r", "s", "t")
-HELD_OUT = {"test": {0}, "val": {1}, "train": set(range(2, 10))}  # tenths of all words and numbers, of a split each
+HELD_OUT = {"test": {0}, "val": {1}, "train": set(range(2, 10))}  # hash of a text modulo 10, by split
 
 
 class Line(NamedTuple):
-    """A line of text as it is drawn.
+    """The text and appearance of a line.
 
     Args:
         text: A word, or a number.
         font: Name in `FONTS`.
-        size: Pixels of the font, if the text fits.
-        turn: Degrees, counter-clockwise.
-        place: Where it stands in the room that is left, from 0 to 1, across and down.
+        size: Font size in pixels; a smaller one is used if the text does not fit.
+        turn: Rotation in degrees, counter-clockwise.
+        place: Position across and down, from 0 to 1, within the free room.
         ink, paper: Brightness from 0 to 255.
-        noise: Standard deviation of each pixel, and the key that it is drawn by.
+        noise: Standard deviation of the noise of each pixel, and its seed.
         shape: Height and width of the image.
     """
 
@@ -56,10 +56,10 @@ class DrawnLines(DrawnSource):
     Args:
         seed: Seed of all lines.
         image_size: Height and width of the images; one number for squares.
-        longest: Most characters of a line.
+        longest: Maximum number of characters per line.
         numbers: Share of lines that are numbers.
-        turn: Most degrees by which a line is turned, either way.
-        noise: Largest standard deviation of the noise, as a share of white.
+        turn: Maximum rotation in degrees, in either direction.
+        noise: Maximum standard deviation of the noise, as a share of white.
         train_lines, val_lines, test_lines: Number of lines per split (and epoch).
     Raises:
         UserError: No word is short enough, or letters do not fit.
@@ -124,12 +124,12 @@ class DrawnLines(DrawnSource):
 
 
 def draw_line(line: Line) -> Image.Image:
-    """The image of a line, RGB."""
+    """Draws a line as an RGB image."""
     high, wide = line.shape
     image = Image.new("L", (wide, high), line.paper)
     font, left, top, width, height, edge = next(_fitting(line.text, line.font, line.size, line.turn, line.shape))
     x = round(MARGIN + line.place[0] * (wide - 2 * MARGIN - width))
-    y = round(edge + line.place[1] * (high - 2 * edge - height))  # Pillow cuts text at a negative fraction
+    y = round(edge + line.place[1] * (high - 2 * edge - height))  # at a fractional position, Pillow clips text
     ImageDraw.Draw(image).text((x - left, y - top), line.text, fill=line.ink, font=font)
     center = x + width / 2, y + height / 2
     turned = image.rotate(line.turn, Image.Resampling.BICUBIC, center=center, fillcolor=line.paper)
@@ -141,7 +141,7 @@ def draw_line(line: Line) -> Image.Image:
 def _fitting(
     text: str, name: str, size: int, turn: float, shape: tuple[int, int]
 ) -> Iterator[tuple[ImageFont.FreeTypeFont, float, float, float, float, float]]:
-    """Yields the font at each size at which the turned text fits, with its box and the room above and below it."""
+    """Yields each font size that fits, largest first, with the text's box and the margin above and below it."""
     high, wide = shape
     slope = abs(math.sin(math.radians(turn)))
     for at in range(size, SMALLEST - 1, -1):
@@ -155,6 +155,6 @@ def _fitting(
 
 @cache
 def _font(name: str, size: int) -> ImageFont.FreeTypeFont:
-    import matplotlib  # its fonts
+    import matplotlib  # provides the fonts
 
     return ImageFont.truetype(Path(matplotlib.get_data_path()) / "fonts" / "ttf" / f"{name}.ttf", size)

@@ -12,7 +12,7 @@ DESCRIBE = "describe the image."
 
 
 class SceneConversations(SceneQuestions):
-    """Scenes with a conversation of each kind.
+    """Scenes with one conversation of each kind.
 
         caption      describe the image.                                a small red cross left of a large blue circle
         color, count, position, yes_no, where                           as in SceneQuestions
@@ -32,20 +32,20 @@ class SceneConversations(SceneQuestions):
         times = self.questions_per_kind if keys.split == "train" else 1
         asked = [ask(scene, self, rng) for ask in KINDS.values() for _ in range(times)]
         asked += [describe(scene, rng) for _ in range(times)]
-        for first in [asked[at] for at in range(times)]:  # of colors, which name one object
+        for first in [asked[at] for at in range(times)]:  # the color questions, which name one object each
             asked.append(None if first is None else second_question(first, scene, rng))
         questions = [*dict.fromkeys(question for question in asked if question is not None)]
         return keys.record({"questions": questions}, scene)
 
 
 def describe(scene: Scene, rng: np.random.Generator) -> Question:
-    """A caption, of all that are true."""
+    """A question whose answer is one of the valid captions, drawn at random."""
     captions = valid_captions(scene)
     return Question(DESCRIBE, captions[rng.integers(len(captions))], "caption", tuple(captions))
 
 
 def second_question(first: Question, scene: Scene, rng: np.random.Generator) -> Question | None:
-    """A second turn about the object whose color was asked for; the answer is "nothing" in a quarter of them."""
+    """A second turn about the object of a color question; a quarter of the answers are "nothing", where possible."""
     (it,) = [one for one in scene.objects if first.text == f"what color is the {one.kind.size} {one.kind.shape}?"]
     places: dict[int, list[tuple[str, str]]] = {0: [], 1: []}
     for relation in RELATIONS:

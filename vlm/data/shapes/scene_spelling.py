@@ -1,4 +1,4 @@
-"""Sentences about scenes with spelling mistakes, beside the right ones: generated pairs of texts."""
+"""Sentences about scenes with spelling mistakes and their corrections: generated pairs of texts."""
 
 from typing import Unpack
 
@@ -12,12 +12,12 @@ from vlm.data.shapes.scenes import statements
 from vlm.errors import Share
 from vlm.randomness import numpy_rng
 
-SHORTEST = 3  # letters of a word that is misspelled
+SHORTEST = 3  # minimum length of a word that may be misspelled
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 class SceneSpelling(SceneSource):
-    """One true statement per scene, misspelled and right; the pairs have the names of those of a translation.
+    """One true statement per scene, misspelled ("text") and correct ("translation").
 
     Args:
         mistakes: Share of the words of three letters or more with a mistake.
@@ -44,7 +44,7 @@ class SceneSpelling(SceneSource):
 
 
 def misspelled(word: str, rng: np.random.Generator) -> str:
-    """A word with one mistake: two letters change places, or one is left out, doubled or another one."""
+    """Makes one mistake in a word: two letters are swapped, or one is left out, doubled or replaced."""
     kind, at = int(rng.integers(4)), int(rng.integers(len(word) - 1))
     if kind == 0 and word[at] != word[at + 1]:
         return word[:at] + word[at + 1] + word[at] + word[at + 2 :]

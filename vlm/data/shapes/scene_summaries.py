@@ -13,7 +13,7 @@ from vlm.randomness import numpy_rng
 
 
 class SceneSummaries(SceneSource):
-    """One story per scene and its summary; the pairs have the names of those of a translation.
+    """One story per scene ("text") and its summary ("translation").
 
         the small red circle is above the large blue cross. the large red circle is left of the small red circle.
         two circles and a cross
@@ -45,7 +45,7 @@ class SceneSummaries(SceneSource):
 
 
 def summary(facts: list[Fact]) -> str:
-    """How many objects of each shape a story tells of, in the order in which it names them."""
+    """The number of objects of each shape in a story, in order of their first mention."""
     kinds = dict.fromkeys(kind for fact in facts for kind in (fact.subject, fact.other))
     counts = Counter(kind.shape for kind in kinds)
     parts = [f"a {shape}" if count == 1 else f"{NUMBERS[count]} {plural(shape)}" for shape, count in counts.items()]

@@ -39,8 +39,7 @@ class ClassFolders(Source):
         seed: Seed of the held-out images.
     Raises:
         UserError: The folder or tar does not exist, there is no image, there are fewer than two classes, a class of
-        train
-            is empty, or val or test has a class that train lacks.
+            train is empty, or val or test has a class that train lacks.
     Attributes:
         suffixes: File suffixes to read.
         unit: Word for a sample in messages.

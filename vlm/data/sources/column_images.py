@@ -15,7 +15,7 @@ from vlm.errors import UserError
 
 
 def table_of(name: str) -> tuple[str, int, int] | None:
-    """The table, row and place within the row of a name FILE/ROW or FILE/ROW:PLACE; None for the name of a file."""
+    """Parses an image name FILE/ROW or FILE/ROW:PLACE into table, row and place in the row; None for a file's name."""
     table, _, cell = name.replace(os.sep, "/").rpartition("/")
     row, _, place = cell.partition(":")
     known = table.lower().endswith(SUFFIXES) and row.isdecimal() and (place or "0").isdecimal()

@@ -13,7 +13,7 @@ from vlm.errors import Count, Share, UserError
 
 IMAGE = "<image>"  # marks an image in the words of a turn
 ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
-SAID_BY = (("from", "value"), ("role", "content"))  # keys of a turn's role and words
+SAID_BY = (("from", "value"), ("role", "content"))  # keys of a turn's role and text
 SEPARATOR = "\0"  # between the names of several images
 
 
@@ -28,12 +28,12 @@ class Conversations(CaptionSource):
     """Conversations about images: JSON lines, a JSON array, or Parquet, with one conversation a row.
 
     Turns are {"from": "human" or "gpt", "value": ...} (LLaVA), {"role": "user", "assistant" or "system",
-    "content": ...}, or pairs {"user": ..., "assistant": ...} (the Cauldron). Images stand before the first turn,
-    wherever their marks <image> are. All conversations of the same images are one record.
+    "content": ...}, or pairs {"user": ..., "assistant": ...} (the Cauldron). Images come before the first turn,
+    regardless of where their marks <image> are. All conversations about the same images form one record.
 
     Args:
-        image_column: Name of the column of images, or several with ``|`` between them; a cell has one or a list.
-        conversation_column: The same of the column of turns.
+        image_column: Name of the column of images, or several separated by ``|``; a cell has one image or a list.
+        conversation_column: The same for the column of turns.
         kind_column: Name of the column of kinds of conversation, which are also scored separately; null for none.
         conversations_per_image: Maximum number of conversations per image in an epoch of ``train``; None for all.
         others: See Captions.
@@ -93,10 +93,10 @@ class Conversations(CaptionSource):
 
 
 def turns(content: Any) -> list[tuple[str, str]]:
-    """The turns of a conversation, in any of the three forms: a role and its words each.
+    """Reads the turns of a conversation, in any of the three forms, as pairs of role and text.
 
     Raises:
-        ValueError: It is in none of them.
+        ValueError: It has another form.
     """
     if not isinstance(content, list) or not all(isinstance(turn, Mapping) for turn in content):
         raise ValueError("the conversation is not a list of turns")
@@ -115,7 +115,7 @@ def _said(turn: Mapping[str, Any]) -> list[tuple[str, Any]]:
 
 
 def _plain(words: Any) -> str:
-    """The words of a turn without marks of images; they may come in parts, as {"type": "text", "text": ...}."""
+    """The text of a turn without image marks; it may consist of parts, such as {"type": "text", "text": ...}."""
     if isinstance(words, list):
         words = " ".join(str(part["text"]) for part in words if isinstance(part, Mapping) and part.get("text"))
     if not isinstance(words, str):
@@ -124,7 +124,7 @@ def _plain(words: Any) -> str:
 
 
 def questions(said: Sequence[tuple[str, str]], kind: str = "") -> Conversation:
-    """The questions of a conversation, each with the turns before it; empty without an answer.
+    """The questions of a conversation, each with the turns before it; empty if nothing is answered.
 
     Raises:
         ValueError: An answer has no question before it.

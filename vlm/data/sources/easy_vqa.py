@@ -13,9 +13,9 @@ KINDS = {"yes": "yes_no", "no": "yes_no", "circle": "shape", "rectangle": "shape
 
 
 class EasyVQA(QuestionSource):
-    """easy-VQA (Zhou 2019): 4,000 images of a shape to train on and 1,000 to test, with ten questions each on average.
+    """easy-VQA (Zhou 2019): 4,000 training and 1,000 test images of one shape, with ten questions each on average.
 
-    It has no validation split. The kind of a question is that of its answer: yes_no, shape or color.
+    It has no validation split. The kind of a question is derived from its answer: yes_no, shape or color.
 
     Args:
         root: Folder with ``train`` and ``test``, each with ``questions.json`` and ``images``.

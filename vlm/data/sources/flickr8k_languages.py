@@ -72,7 +72,7 @@ class Flickr8kLanguages(Flickr8k):
         return path
 
     def _leave_out(self, lacking: Sequence[str], file: Path, tokens: Path) -> None:
-        """Records them in one line, because missing captions of a language are expected."""
+        """Records the missing captions in one line, because captions missing in a language are expected."""
         self._named.update(os.path.join(self.base, name) for name in lacking)
         if lacking:
             names = f"{lacking[0]} and {len(lacking) - 1:,} others" if len(lacking) > 1 else lacking[0]

@@ -13,7 +13,7 @@ from vlm.errors import Count, Share, UserError
 
 
 class QuestionSource(CaptionSource):
-    """Base of sources of images with questions, which stand in the place of captions."""
+    """Base of sources of images with questions, which take the place of captions."""
 
     holds = ("image", "questions")
     text = "question and answer"
@@ -82,7 +82,7 @@ class QuestionTable(QuestionSource):
             if not all(isinstance(value, str) for value in (values["image"], *texts)):
                 raise UserError(f"{path}, {cells.where}: image, question and answer must be text")
             question, kind, *answers = (" ".join(text.split()) for text in texts)
-            answer = Counter(answers).most_common(1)[0][0] if answers else ""  # which training writes
+            answer = Counter(answers).most_common(1)[0][0] if answers else ""  # the training target
             several = tuple(answers) if len(answers) > 1 else ()
             asked = Question(question, answer, kind, several) if question and answer else ""
             yield Row(values["image"], asked, cells.split(path), cells.where)

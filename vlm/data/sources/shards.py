@@ -37,8 +37,7 @@ class Shards(Source):
         captions_per_image: Maximum number of captions per image in an epoch of ``train``; None for all.
     Raises:
         UserError: There are no shards, one is damaged, a sample is repeated, there are fewer than two classes, or val
-        or
-            test has a class that train lacks.
+            or test has a class that train lacks.
     """
 
     holds = ("image", "captions", "label")

@@ -79,7 +79,7 @@ class Squad(TextSource):
 
 
 def _of_own_ids(samples: Iterable[tuple[str, Mapping[str, Any]]]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """The samples of several files; the second sample with the same id becomes ID#2."""
+    """Makes ids unique across files: the second sample with the same id becomes ID#2."""
     counts: Counter[str] = Counter()
     for id, known in samples:
         counts[id] += 1

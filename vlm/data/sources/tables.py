@@ -16,7 +16,7 @@ PARTED = {".csv": ",;\t|", ".tsv": "\t", ".txt": "\t,;|"}  # possible delimiters
 LINES = (".jsonl", ".ndjson")
 TABLES = (*PARTED, *LINES, ".json", *stored.SUFFIXES)
 SYNONYMS = {"image": "file_name", "caption": "text"}  # in Hugging Face's metadata.jsonl
-_VALUE = re.compile(r"\.[A-Za-z]{2,5}$|\S+(?:\s+\S+){3}")  # the name of a file or a sentence, and no name of a column
+_VALUE = re.compile(r"\.[A-Za-z]{2,5}$|\S+(?:\s+\S+){3}")  # a file name or a sentence, so not a column name
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
@@ -98,15 +98,15 @@ def read_cells(
     delimiter: str | None = None,
     optional: Collection[str] = (),
 ) -> Iterator[Cells]:
-    """Rows of a CSV, TSV or TXT file with a header (RFC 4180), of JSON lines or an array, or of lines without a header.
+    """Yields the rows of a CSV, TSV or TXT file with a header (RFC 4180), of JSON, or of lines without a header.
 
     Parquet or Arrow files, and folders of them, are tables too; images in them are named FILE/ROW. Column names are
     case-insensitive; ``image`` and ``caption`` may also be ``file_name`` and ``text``. The delimiter is the one that
     finds most of the columns in the header.
 
     Args:
-        columns: Column name by key of the config, or several with ``|`` between them, of which the first that is there
-            is read. The one of ``split_column`` is optional if it is ``split``.
+        columns: Column name by key of the config, or several separated by ``|``, of which the first existing one is
+            read. The column of ``split_column`` is optional if it is called ``split``.
         names: Columns of a file without a header and quotes; the last one takes the rest of the line.
         delimiter: Delimiter of such a file.
         optional: Keys of columns that a table, or a row of JSON, may lack.

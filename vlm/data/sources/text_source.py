@@ -73,8 +73,7 @@ class TextSource(Source):
             seed: Seed of the held-out samples.
         Raises:
             UserError: A file is missing or has no usable sample, only some samples have a split, or a training row is
-            marked
-                as another split.
+                marked as another split.
         """
         check_fractions(val_fraction, test_fraction)
         self.skipped: list[str] = []

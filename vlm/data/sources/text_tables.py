@@ -33,7 +33,7 @@ class TableSource(TextSource):
         UserError: A file or column is missing, or a row is malformed.
     """
 
-    clean = staticmethod(str.strip)  # makes text of a cell
+    clean = staticmethod(str.strip)  # converts a cell to text
 
     def __init__(
         self,

@@ -21,7 +21,6 @@ def file_lock(path: Path) -> Iterator[None]:
     Args:
         path: The file to lock; the lock file, with suffix ``.lock``, is not deleted.
     Raises:
-        UserError: The folder is not writable.
         UserError: The folder cannot be written to.
     """
     # No soft lock as a fallback: it would stay forever if its process is killed.

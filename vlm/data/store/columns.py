@@ -134,10 +134,10 @@ class Columns(ABC):
 
     @abstractmethod
     def _lists(self, name: str) -> Any:
-        """A column of lists, or of a part of what they hold."""
+        """Reads a column of lists, or one field of the structs in them, to count the items."""
 
     def counts(self, name: str) -> list[int] | None:
-        """Number of images of each row of a column of lists of them; None for one image each."""
+        """Number of images in each row of a column of image lists; None if each row has one image."""
         from pyarrow import compute, types
 
         kind = self.schema.field(name).type
@@ -147,7 +147,7 @@ class Columns(ABC):
             return [count or 0 for count in compute.list_value_length(self._lists(name)).to_pylist()]
 
     def is_image(self, name: str) -> bool:
-        """Returns True for a column with the bytes of files, or lists of them, with or without their names."""
+        """Returns True for a column of file contents, or lists of them, with or without file names."""
         from pyarrow import types
 
         kind = self.schema.field(name).type
@@ -251,7 +251,7 @@ class _Parquet(Columns):
     def _lists(self, name: str) -> Any:
         paths = [self.file.schema.column(at).path for at in range(len(self.file.schema.names))]
         own = [path for path in paths if path.startswith(f"{name}.")]
-        light = [path for path in own if path.endswith(".path")] or own  # names of files, where there are, not bytes
+        light = [path for path in own if path.endswith(".path")] or own  # file names are smaller than bytes
         return self.file.read(columns=light[:1], use_threads=False).column(name)
 
     def _value(self, name: str, row: int) -> Any:

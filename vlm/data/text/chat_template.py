@@ -1,4 +1,4 @@
-"""The chat template of a folder: a program, which is never run. What it writes tells which known form it is."""
+"""Recognises the chat template of a folder by the text that it writes; the template, a program, is never run."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -11,16 +11,16 @@ from vlm.models.pretrained.architecture import IMAGE
 from vlm.models.pretrained.fields import Fields
 from vlm.models.pretrained.folder import Folder
 
-LONGEST = 2**14  # characters of a template that is looked at
+LONGEST = 2**14  # maximum number of characters of a supported template
 TEMPLATE = "chat_template"
 STATED = ("chat_template.json", "processor_config.json", "tokenizer_config.json")
 THINK = ("<think>", "</think>")
 TODAY = "%d %b %Y"
-SYSTEM = re.compile(r"<\|im_start\|>system\n(.*)<\|im_end\|>\n", re.DOTALL)  # of ChatML, in one piece
+SYSTEM = re.compile(r"<\|im_start\|>system\n(.*)<\|im_end\|>\n", re.DOTALL)  # a whole system turn of ChatML
 
 
 def _alike(head: str, answer: str, end: str, **form: Any) -> ChatForm:
-    """A form whose turns begin alike, with the name of the role in the place of "{}"."""
+    """A form whose turns all begin with the same text, in which "{}" is replaced by the role."""
     return ChatForm(heads={role: head.format(role) for role in ROLES}, answer=answer, end=end, **form)
 
 
@@ -51,7 +51,7 @@ _LLAMA31_DATES = ("Cutting Knowledge Date: December 2023\n", "Today Date: ", "26
 LLAMA31 = replace(LLAMA3, system="", opening="".join(_LLAMA31_DATES))
 _LLAMA31_PIECES = _LLAMA3_PIECES | {LLAMA3.heads["system"], *_LLAMA31_DATES}
 _GEMMA_ANSWER = "<start_of_turn>model\n"
-# The forms, by the pieces that their templates write.
+# The known forms, by the pieces that their templates write.
 KNOWN: Mapping[frozenset[str], ChatForm] = {
     frozenset({": ", f"{IMAGE}\n", "ASSISTANT:", "upper"}): LLAVA,  # 1.5
     _CHATML_PIECES | {f"{IMAGE}\n"}: _alike("<|im_start|>{} ", _ANSWER, _END, image=("", "\n")),  # LLaVA with a Qwen2
@@ -74,7 +74,7 @@ KNOWN: Mapping[frozenset[str], ChatForm] = {
 
 
 def read_chat(folder: Folder) -> tuple[ChatForm | None, bool]:
-    """The form of a folder's conversations, None for one that is not known; and whether it has a template."""
+    """The form of a folder's conversations, or None if it is unknown; and whether the folder has a template."""
     template = _template(folder)
     if template is None:
         return None, False
@@ -96,7 +96,7 @@ def read_chat(folder: Folder) -> tuple[ChatForm | None, bool]:
 
 
 def _template(folder: Folder) -> str | None:
-    """The chat template of a folder, wherever it stands."""
+    """The chat template of a folder, from any of the files that may contain it."""
     if (text := folder.text(f"{TEMPLATE}.jinja")) is not None:
         return text
     files: Sequence[Fields | None] = [folder.json(name) for name in STATED]

@@ -13,12 +13,12 @@ BEGIN, END = "bos", "eos"  # in a plain form, the tokenizer's own tokens
 
 @dataclass(frozen=True)
 class Turn:
-    """What one side says.
+    """One turn of a conversation.
 
     Args:
-        role: system, user or assistant; the last is the model.
-        text: Its words.
-        images: Number of images that stand before them.
+        role: system, user or assistant; the assistant is the model.
+        text: Its text.
+        images: Number of images before the text.
     """
 
     role: Role
@@ -30,9 +30,9 @@ class Piece(NamedTuple):
     """A piece of a prompt.
 
     Args:
-        text: Its words; None for an image.
-        own: Whether the model writes it, as an answer.
-        mark: Whether the form writes it, which may name special tokens, and not a person.
+        text: The text; None for an image.
+        own: Whether the model writes it, as part of an answer.
+        mark: Whether it belongs to the form, not to a user, so that it may contain special tokens.
     """
 
     text: str | None
@@ -42,23 +42,23 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class ChatForm:
-    """How a model's conversations are written: each turn is its head, its images, its text, and an end.
+    """The form of a model's conversations: each turn consists of its head, its images, its text, and an end.
 
     Args:
-        heads: What stands before a turn, by its role; a role that is not here has no turns.
-        answer: What stands before a text that the model goes on with.
-        end: What ends a turn, which the model writes too.
-        after: What stands after an end.
-        image: What stands around an image, before and after it.
-        bare: What stands in the place of the images of a turn without any.
-        before: What stands before a text.
-        begin: What stands before all turns.
-        system: Words of the system where a conversation does not begin with its own.
-        opening: What stands before the words of a system that begins a conversation.
-        thoughts: What stands before and after what the model thinks before an answer: the last turn alone shows it.
-        trimmed: Whether texts lose the spaces around them.
-        plain: Whether head, answer and end are BEGIN, END or nothing, and texts are encoded each for itself: the form
-            of a model whose tokenizer has no special tokens of its own for turns.
+        heads: Text before a turn, by role; roles that are missing cannot have turns.
+        answer: Text before an answer that the model is to write.
+        end: Text that ends a turn; the model writes it too.
+        after: Text after an end.
+        image: Text before and after an image.
+        bare: Text that replaces the images in a turn without images.
+        before: Text before the text of a turn.
+        begin: Text before all turns.
+        system: Default system text, if a conversation does not begin with a system turn.
+        opening: Text before the text of a system turn that begins a conversation.
+        thoughts: Text before and after the model's thoughts that precede an answer; only the last turn keeps them.
+        trimmed: Whether white space around texts is removed.
+        plain: Whether heads, answer and end are BEGIN, END or empty, and each text is encoded separately; for models
+            whose tokenizer has no special tokens for turns.
     """
 
     heads: Mapping[str, str] = field(default_factory=dict)
@@ -90,7 +90,7 @@ class ChatForm:
 
     @classmethod
     def of(cls, state: Mapping[str, Any]) -> "ChatForm":
-        """The form of its `state`."""
+        """Restores a form from its `state`."""
         return cls(**{**state, **{name: tuple(state[name]) for name in ("image", "thoughts") if name in state}})
 
     def state(self) -> dict[str, Any]:
@@ -120,7 +120,7 @@ class ChatForm:
             yield Piece(self.answer, mark=True)
 
     def _parted(self, turn: Turn, last: bool) -> Turn:
-        """Puts the thoughts of an answer where the form has them: before the last answer; earlier ones lose them."""
+        """Puts the thoughts of the last answer where the form has them; earlier answers lose their thoughts."""
         first, close = self.thoughts
         if turn.role != "assistant" or not close:
             return turn
@@ -135,7 +135,7 @@ class ChatForm:
         head, own = self.heads[turn.role], turn.role == "assistant"
         begins = self.answer if own and head.startswith(self.answer) else head
         yield Piece(begins, mark=True)
-        yield Piece(head[len(begins) :], own=own, mark=True)  # the model writes what its prompt lacks, as a space
+        yield Piece(head[len(begins) :], own=own, mark=True)  # the model writes what its prompt lacks, such as a space
         for _ in range(turn.images):
             yield Piece(self.image[0], mark=True)
             yield Piece(None)
@@ -148,6 +148,6 @@ class ChatForm:
         yield Piece(self.after, mark=True)
 
 
-# The form of models that learn conversations here: each turn ends with the end token, an answer begins with the begin
+# The form of models trained on conversations by vlm: each turn ends with the end token, an answer begins with the begin
 # token.
 PLAIN = ChatForm(heads={"system": "", "user": "", "assistant": BEGIN}, answer=BEGIN, end=END, plain=True)

@@ -15,18 +15,18 @@ from vlm.randomness import numpy_rng
 
 
 class ConversationField(QuestionField):
-    """The conversations about a record's images, packed into a row; only what the assistant says is predicted.
+    """The conversations about a record's images, packed into a row; only the assistant's text is predicted.
 
         what color is the cross?  end  begin  red  end  and the circle?  end  begin  blue  end
                                               <------>                               <------->
 
-    The images' states stand before the row, and count where the decoder reads them as a part of it. A training row
-    holds as many conversations as fit into max_len, others in other epochs; a longer one ends there.
+    The states of the images precede the row; they count towards its length if the decoder reads them as a part of it. A
+    training row holds as many conversations as fit into max_len, others in each epoch; a longer one is truncated.
 
     Args:
         others: See QuestionField.
     Attributes:
-        states: Number of states of an image that the decoder reads as a part of the row.
+        states: Number of states per image that the decoder reads as a part of the row.
     """
 
     turns = True
@@ -34,11 +34,11 @@ class ConversationField(QuestionField):
 
     def __init__(self, *, tokenizer: Tokenizer, max_len: Annotated[int, Range(3)]) -> None:
         super().__init__(tokenizer=tokenizer, max_len=max_len)
-        self._long: set[Question] = set()  # those that are cut
+        self._long: set[Question] = set()  # truncated conversations
 
     @property
     def form(self) -> PromptForm:
-        """How conversations are written, images before them."""
+        """The form of conversations, with images first."""
         return PromptForm(chat=PLAIN, states=self.states, starts=False)
 
     def state(self) -> dict[str, Any]:
@@ -48,7 +48,7 @@ class ConversationField(QuestionField):
         return [words for question in conversations(record["questions"]) for _, words in question.turns]
 
     def rendered(self, question: Question) -> Rendered:
-        """A whole conversation, not cut."""
+        """A whole conversation, not truncated."""
         return self.form.turns(self.tokenizer, turns_of(question.turns), answering=False)
 
     def prompt(self, question: Question, room: int) -> list[int]:
@@ -56,7 +56,7 @@ class ConversationField(QuestionField):
         return self.form.turns(self.tokenizer, turns).tokens[-max(1, room) :]
 
     def room(self, record: Record) -> int:
-        """Number of tokens that a training row has room for."""
+        """Maximum number of tokens of a training row."""
         return max(3, self.max_len - self.states * (1 + len(record.open_more)))
 
     def length(self, record: Record) -> int:
@@ -75,7 +75,7 @@ class ConversationField(QuestionField):
         return CaptionRow([*self._fitting([every[at] for at in order], self.room(record))])
 
     def _fitting(self, rows: Sequence[Rendered], room: int) -> Iterator[Rendered]:
-        """The first conversations, as many as fit, at least one."""
+        """Yields the first conversations that fit together; at least one, truncated if needed."""
         left = room
         for place, (ids, own) in enumerate(rows):
             if place and len(ids) > left:
@@ -92,5 +92,5 @@ class ConversationField(QuestionField):
 
 
 def turns_of(turns: Sequence[tuple[str, str]]) -> list[Turn]:
-    """Turns of their roles and words."""
+    """Converts pairs of role and text to turns."""
     return [Turn(role, words) for role, words in turns]  # type: ignore[arg-type]  # a source checks roles

@@ -1,4 +1,4 @@
-"""Files of our tokenizers: tokenizer.json, the format of the library `tokenizers`, or SentencePiece's own."""
+"""Exports tokenizers of vlm as tokenizer.json, the format of the library `tokenizers`, or as SentencePiece models."""
 
 import json
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from vlm.data.text.tokenizer_base import SPACE, Tokenizer
 
 
 def tokenizer_files(tokenizer: Tokenizer) -> dict[str, str | bytes]:
-    """Name and content of each file of a tokenizer: SentencePiece's own as they were, of others tokenizer.json.
+    """Name and content of each file of a tokenizer: original SentencePiece models unchanged, others as tokenizer.json.
 
     Texts get the same ids, except if they contain a special token or U+2581, SentencePiece's mark for a space.
     """
@@ -44,9 +44,9 @@ def tokenizer_files(tokenizer: Tokenizer) -> dict[str, str | bytes]:
 
 
 def pieces(tokenizer: Tokenizer) -> list[str] | None:
-    """The bytes of each id as Latin-1: joined and read as UTF-8, those of a text are the text.
+    """The bytes of each id, decoded as Latin-1; joining those of a text and decoding them as UTF-8 restores it.
 
-    None for a tokenizer that writes more than its pieces; its own files say what.
+    None for a tokenizer whose `decode` does more than join pieces.
     """
     if type(tokenizer).decode not in (Tokenizer.decode, PieceTableTokenizer.decode):
         return None
@@ -76,7 +76,7 @@ def _made(tokenizer: Tokenizer) -> Any:
         library = Library.from_str(tokenizer._library.to_str())
         if isinstance(tokenizer, WordPieceTokenizer):
             library.decoder = decoders.WordPiece()
-        elif not isinstance(tokenizer, JsonTokenizer):  # which has its own
+        elif not isinstance(tokenizer, JsonTokenizer):  # a JsonTokenizer has its own decoder
             library.decoder = decoders.ByteLevel()
         return library
     vocab = {tokenizer.piece(id): id for id in range(tokenizer.vocab_size)}

@@ -13,11 +13,11 @@ from vlm.errors import UserError
 from vlm.models.pretrained.architecture import BERT_ENDS
 from vlm.models.pretrained.folder import Folder
 
-# Supported values of tokenizer.json, by name; the first one is the default.
-MODELS = ("tokenizer.model", "spiece.model")  # of SentencePiece
+# File names.
+MODELS = ("tokenizer.model", "spiece.model")  # SentencePiece models
 PLAIN_FILES = ("vocab.json", "vocab.txt")
 MARIAN, XLM = ("source.spm", "target.spm"), "sentencepiece.bpe.model"
-# What GPT-2's BPE may say; anything else is read by the library itself.
+# Values of tokenizer.json for which BPE is GPT-2's; with any other value, the library reads the file (JsonTokenizer).
 BPE: dict[str, tuple] = {
     "dropout": (None,),
     "unk_token": (None, "<|endoftext|>"),  # not needed by byte-level BPE
@@ -29,7 +29,7 @@ BPE: dict[str, tuple] = {
 }
 
 
-BPE_SPECIAL = ("<|endoftext|>", *XLM_SPECIAL, "<mask>")  # of GPT-2, and of RoBERTa
+BPE_SPECIAL = ("<|endoftext|>", *XLM_SPECIAL, "<mask>")  # special tokens of GPT-2, then of RoBERTa
 
 
 @dataclass
@@ -59,7 +59,7 @@ def read_tokenizer(folder: Folder, ids: Mapping[str, int | None] | None = None) 
     if own := folder.own("tokenizer"):
         return tokenizer_from_state(own)
     added = () if ids is not None else folder.architecture.added
-    marked = ids is None and folder.architecture.image is not None  # special tokens stand in its prompts
+    marked = ids is None and folder.architecture.image is not None  # its prompts contain special tokens
     rows = None if ids is not None else _rows_of_weights(folder)
     ends = BERT_ENDS if ids is not None else folder.architecture.ends
     canonical, bare = ids is None and folder.architecture.canonical, ids is None and folder.architecture.bare
@@ -131,7 +131,7 @@ def _rows_of_weights(folder: Folder) -> int | None:
 
 
 def _ids_of(whole: Mapping[str, Any]) -> dict[str, int]:
-    """The ids of a tokenizer.json's pieces."""
+    """The id of each piece of a tokenizer.json."""
     vocab = whole["model"]["vocab"]
     own = vocab if isinstance(vocab, Mapping) else {piece: id for id, (piece, _) in enumerate(vocab)}  # of Unigram
     return {**own, **{token["content"]: token["id"] for token in whole.get("added_tokens") or ()}}
@@ -175,7 +175,7 @@ def _agree(folder: Folder, pieces: _Pieces) -> None:
 
 
 def _is_plain(whole: Mapping[str, Any]) -> bool:
-    """Whether a tokenizer.json is GPT-2's byte-level BPE or BERT's WordPiece, without anything more."""
+    """Returns True if a tokenizer.json is plain GPT-2 byte-level BPE or plain BERT WordPiece."""
     model, pre, normal = (whole.get(name) or {} for name in ("model", "pre_tokenizer", "normalizer"))
     if not all(token.get("special") for token in whole.get("added_tokens") or ()):
         return False

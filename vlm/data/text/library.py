@@ -1,4 +1,4 @@
-"""Tokenizers of other projects: tokenizer.json as the library `tokenizers` reads it, and SentencePiece's own models."""
+"""Tokenizers of other projects: tokenizer.json, read by the library `tokenizers`, and original SentencePiece models."""
 
 import json
 import string
@@ -11,7 +11,7 @@ from vlm.data.text.subwords import BYTE_OF, MAX_PIECES, SubwordTokenizer, packed
 from vlm.data.text.tokenizer_base import SPACE, Row, Tokenizer, printable_piece
 from vlm.errors import UserError
 
-# Regular expressions that a file may hold: another could take any time on some text.
+# Regular expressions that a file may contain. Others are refused, because they might take unbounded time.
 _WORDS = r"'s|'t|'re|'ve|'m|'ll|'d"
 _REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _CLIP = rf"{_WORDS}|[\p{{L}}]+|[\p{{N}}]|[^\s\p{{L}}\p{{N}}]+"
@@ -25,13 +25,13 @@ PATTERNS = {
     *(r"\p{N}{1,3}", r"\p{N}", r"\d", r" {2,}", r"\s+", r"\n"),
 }
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
-UNUSED = "<unused {}>"  # rows of the weights that no piece has
+UNUSED = "<unused {}>"  # name of a row of the weights that has no piece
 
 
 class JsonTokenizer(SubwordTokenizer):
     """A tokenizer.json of any kind: byte-level BPE with its own pattern, BPE with byte fallback, Unigram, WordPiece.
 
-    Special tokens in a text are text; other added tokens are found in it.
+    Special tokens in a text are not recognised; other added tokens are.
     """
 
     OPTIONS: ClassVar = {"library": (dict,)}
@@ -39,13 +39,14 @@ class JsonTokenizer(SubwordTokenizer):
 
     @classmethod
     def of_file(cls, content: Mapping[str, Any], *, size: int | None, bare: bool = False, **ids: int) -> Self:
-        """The tokenizer of a file's content.
+        """Creates the tokenizer from a file's content.
 
         Args:
-            size: Rows of the model's embedding, which may be more than there are pieces.
+            size: Number of rows of the model's embedding, which may exceed the number of pieces.
             bare: See Tokenizer.
             ids: Ids of pad, bos and eos.
         Raises:
+            ValueError: The library cannot read it, or it contains an unknown pattern.
             ValueError: The library cannot read it, or it holds a pattern that is not known.
         """
         library = {name: part for name, part in content.items() if name not in ("truncation", "padding")}
@@ -61,27 +62,27 @@ class JsonTokenizer(SubwordTokenizer):
         return self._mask
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text as the file's decoder joins pieces; special and unused ids are skipped."""
+        """Text as joined by the file's own decoder; special and unused ids are skipped."""
         return self._library.decode([id for id in ids if self._row(id)[0]], skip_special_tokens=False)
 
     def encode_marked(self, text: str) -> list[int]:
-        """Token ids of a text in which special tokens stand by their names, without begin and end."""
+        """Token ids of a text in which special tokens are recognised, without begin and end."""
         return self._marking.encode(text, add_special_tokens=False).ids
 
     def encode_spans(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """The same, with the characters of each token."""
+        """Like `encode_marked`, with the span of characters of each token."""
         encoded = self._marking.encode(text, add_special_tokens=False)
         return encoded.ids, encoded.offsets
 
     def marks(self, text: str) -> list[str]:
-        """The special tokens whose names stand in a text."""
+        """The special tokens whose names occur in a text."""
         return [name for name in self._special_names if name in text]
 
     @cached_property
     def _marking(self) -> Any:
         from tokenizers import Tokenizer as Library
 
-        return Library.from_str(self._made.to_str())  # the other one is used from several threads as it is
+        return Library.from_str(self._made.to_str())  # a copy, because other threads use the original unchanged
 
     @cached_property
     def _special_names(self) -> list[str]:
@@ -114,7 +115,7 @@ class JsonTokenizer(SubwordTokenizer):
 
     @staticmethod
     def _library_of(content: Mapping[str, Any]) -> Any:
-        """The library's tokenizer of a checked file."""
+        """The library's tokenizer of a file, after a check of its patterns."""
         from tokenizers import Tokenizer as Library
 
         if unknown := next((one for one in _patterns(content) if one not in PATTERNS), None):
@@ -123,7 +124,7 @@ class JsonTokenizer(SubwordTokenizer):
             library = Library.from_str(json.dumps(content))
         except (KeyboardInterrupt, SystemExit):
             raise
-        except BaseException as fault:  # the library's own, of no class; a panic of Rust is no Exception
+        except BaseException as fault:  # a panic in Rust is not an Exception
             raise ValueError(str(fault).split("\n")[0]) from fault
         library.encode_special_tokens = True
         return library
@@ -140,11 +141,15 @@ class JsonTokenizer(SubwordTokenizer):
 
 
 class PieceModelTokenizer(Tokenizer):
-    """A SentencePiece model that came with weights (Kudo and Richardson 2018), with that model's normalisation."""
+    """An original SentencePiece model (Kudo and Richardson 2018) of pretrained weights, with its own normalisation."""
 
     @classmethod
     def of_file(cls, model: bytes, *, size: int, starts: Sequence[int], bare: bool = False, **ids: int) -> Self:
-        """The tokenizer of a model's bytes; arguments as in `JsonTokenizer.of_file`."""
+        """Creates the tokenizer from a model's bytes; arguments as in `JsonTokenizer.of_file`.
+
+        Args:
+            starts: Ids that a prompt begins with.
+        """
         tokenizer = cls(bare=bare)
         head = {"size": size, "starts": list(starts), **ids}
         tokenizer._load(json.dumps(head, sort_keys=True).encode() + b"\n" + model)
@@ -152,10 +157,10 @@ class PieceModelTokenizer(Tokenizer):
 
     @classmethod
     def canonical(cls, model: bytes, *, size: int, **pieces: str) -> Self:
-        """A tokenizer that reads texts in lower case and without punctuation (SigLIP).
+        """Creates a tokenizer that converts texts to lower case and removes punctuation (SigLIP).
 
         Args:
-            pieces: Those of pad, bos and eos.
+            pieces: The pieces of pad, bos and eos.
         """
         import sentencepiece
 
@@ -168,14 +173,14 @@ class PieceModelTokenizer(Tokenizer):
 
     @classmethod
     def of_path(cls, path: Path) -> Self:
-        """The tokenizer of a model's file, with the special ids that the model itself has.
+        """Creates the tokenizer from a model file, with the model's own special ids.
 
         Raises:
-            UserError: It cannot be read, or has no end token.
+            UserError: The file cannot be read, or the model has no end token.
         """
         import sentencepiece
 
-        from vlm.models.pretrained.folder import MAX_TEXT  # here, since it imports torch
+        from vlm.models.pretrained.folder import MAX_TEXT  # imported here because it imports torch
 
         try:
             if path.stat().st_size > MAX_TEXT:
@@ -185,14 +190,14 @@ class PieceModelTokenizer(Tokenizer):
         except (OSError, RuntimeError, ValueError) as fault:
             reason = "it is not a SentencePiece model" if isinstance(fault, RuntimeError) else fault
             raise UserError(f"{path} cannot be read ({reason}); give the file that SentencePiece wrote") from fault
-        ids = {"pad": stated.pad_id(), "bos": stated.bos_id(), "eos": stated.eos_id()}  # -1 for one that it lacks
+        ids = {"pad": stated.pad_id(), "bos": stated.bos_id(), "eos": stated.eos_id()}  # -1 if missing
         if ids["eos"] < 0:
             raise UserError(f"{path}: has no end token; give a model with one")
         known = {name: ids["eos"] if id < 0 else id for name, id in ids.items()}
         return cls.of_file(model, size=0, starts=[ids["bos"]] if ids["bos"] >= 0 else [], bare=False, **known)
 
     def fit(self, texts: Any, cache: Any = None) -> Self:
-        """Does nothing: the vocabulary is there."""
+        """Does nothing, because the vocabulary is given."""
         self._require_fit()
         return self
 
@@ -200,7 +205,7 @@ class PieceModelTokenizer(Tokenizer):
         self._require_fit()
         if not self.canonicalises:
             return self._model.encode(self._prepare(text))
-        # At the begin of a text this model's own normalisation drops the space; the unknown piece stands before it.
+        # The model's normalisation drops a leading space, so the unknown piece is added before it and removed later.
         unknown = self._model.id_to_piece(self._model.unk_id())
         text = " ".join((SPACE + text.replace(SPACE, " ")).lower().translate(_NO_PUNCTUATION).split())
         return self._model.encode(unknown + text)[len(self._model.encode(unknown)) :]
@@ -209,7 +214,7 @@ class PieceModelTokenizer(Tokenizer):
         return self._model.decode([id for id in ids if self._row(id)[0]])
 
     def model(self) -> bytes:
-        """The SentencePiece model, as its file holds it."""
+        """The content of the SentencePiece model's file."""
         return self._model.serialized_model_proto()
 
     def _build(self, learned: bytes) -> Sequence[Row]:
@@ -243,14 +248,14 @@ def sentencepiece_row(model: Any, id: int) -> Row:
 
 
 def _starts(library: Any) -> list[int]:
-    """The ids that the file's template puts before a text."""
+    """The ids that the file's template adds before a text."""
     bare, whole = (library.encode("a", add_special_tokens=special).ids for special in (False, True))
     places = range(len(whole) - len(bare) + 1)
     return whole[: next((at for at in places if whole[at : at + len(bare)] == bare), 0)]
 
 
 def _patterns(part: Any) -> Iterator[str]:
-    """Yields the regular expressions of a tokenizer.json, but for those in its vocabulary."""
+    """Yields the regular expressions of a tokenizer.json, except those in its vocabulary."""
     if isinstance(part, Mapping):
         for name, value in part.items():
             if name == "Regex" and isinstance(value, str):
@@ -263,6 +268,6 @@ def _patterns(part: Any) -> Iterator[str]:
 
 
 def _decodes_bytes(decoder: Any) -> bool:
-    """Whether pieces are written in GPT-2's characters for bytes."""
+    """Returns True if pieces are written in GPT-2's characters for bytes."""
     parts = decoder.get("decoders", [decoder]) if isinstance(decoder, Mapping) else []
     return any(isinstance(part, Mapping) and part.get("type") == "ByteLevel" for part in parts)

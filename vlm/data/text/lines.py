@@ -7,12 +7,12 @@ _BREAK_BUT_NO_BREAK_SPACE = re.compile(r" *[^\S \u00a0\u202f][^\S\u00a0\u202f]*"
 
 
 def one_line(text: str, *, keep_no_break: bool = False) -> str:
-    """A text without white space at its ends, and with one space for each line break, tab or other white space.
+    """Converts a text to one line: strips it, and replaces line breaks, tabs and other white space by single spaces.
 
-    Runs of plain spaces stay: a tokenizer knows them, and metrics do not see them.
+    Runs of plain spaces are kept: a tokenizer has pieces for them, and metrics ignore them.
 
     Args:
-        keep_no_break: Whether no-break spaces stay, as where French is translated.
+        keep_no_break: Whether to keep no-break spaces, for example for translations of French.
     """
     pattern, ends = (_BREAK_BUT_NO_BREAK_SPACE, " \t\r\n") if keep_no_break else (_BREAK, None)
     return (text if text.isascii() and text.isprintable() else pattern.sub(" ", text)).strip(ends)

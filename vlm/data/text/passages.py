@@ -11,7 +11,7 @@ from vlm.data.text.characters import whole
 from vlm.data.text.inputs import Input, Pieces
 from vlm.data.text.tokenizer import Tokenizer
 
-# Runs of letters and digits; other signs, and characters of scripts without spaces, are words of their own.
+# Runs of letters and digits; other signs, and characters of scripts without spaces, are separate words.
 _ALONE = r"\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
 _WORDS = regex.compile(rf"[{_ALONE}]|(?:(?![{_ALONE}])[\w\p{{No}}])+|\S")
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
@@ -66,7 +66,7 @@ def encode_passage(
     truncated.
 
     Args:
-        stride: Number of tokens between windows; at least one word, at most a whole window.
+        stride: Maximum number of tokens between windows; at least one word, at most a whole window.
         words: Words of the passage, if known.
         pieces: A cached function from words to ids.
         marks_shared: Whether words that also occur in the question (ignoring case) have type 2 instead of 1 (exact

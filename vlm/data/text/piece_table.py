@@ -1,4 +1,4 @@
-"""SentencePiece models whose pieces have ids of their own: Marian's, by vocab.json, and those of XLM-R."""
+"""SentencePiece models with a separate table of ids: Marian's (vocab.json) and XLM-R's."""
 
 import json
 import re
@@ -9,16 +9,16 @@ from vlm.data.text.library import UNUSED
 from vlm.data.text.subwords import MAX_PIECE, MAX_PIECES
 from vlm.data.text.tokenizer_base import SPACE, Row, Tokenizer, printable_piece
 
-_LANGUAGE = re.compile(r">>[^<>\s]+<<")  # in a vocabulary: the language that a text is to be translated into
+_LANGUAGE = re.compile(r">>[^<>\s]+<<")  # token for the target language of a translation
 XLM_SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
 
 class PieceTableTokenizer(Tokenizer):
-    """A tokenizer that cuts texts by a SentencePiece model and looks the ids of their pieces up in a table.
+    """A tokenizer that splits texts with a SentencePiece model and looks up the ids of their pieces in a table.
 
-    Marian has two models: one for the texts that are read, one for those that are written. If its vocabulary has
-    languages, such as ">>fra<<", one at the begin of a text is a token.
+    Marian has two models: one for input texts, one for output texts. If its vocabulary has languages, such as
+    ">>fra<<", a language at the begin of a text is one token.
 
     Attributes:
         table: The piece of each id.
@@ -28,7 +28,7 @@ class PieceTableTokenizer(Tokenizer):
     def of_models(
         cls, models: Sequence[bytes], table: Sequence[str], *, special: Iterable[int], bare: bool = False, **ids: int
     ) -> Self:
-        """The tokenizer of one SentencePiece model or two.
+        """Creates the tokenizer from one or two SentencePiece models.
 
         Args:
             table: The piece of each id.
@@ -44,7 +44,7 @@ class PieceTableTokenizer(Tokenizer):
         return tokenizer
 
     def fit(self, texts: Any, cache: Any = None) -> Self:
-        """Does nothing: the vocabulary is there."""
+        """Does nothing, because the vocabulary is given."""
         self._require_fit()
         return self
 
@@ -58,7 +58,7 @@ class PieceTableTokenizer(Tokenizer):
         return super().decode(ids).strip(" ")
 
     def models(self) -> list[bytes]:
-        """The SentencePiece models, as their files hold them."""
+        """The content of the SentencePiece models' files."""
         return [model.serialized_model_proto() for model in self._models]
 
     def _ids(self, model: Any, text: str) -> list[int]:
@@ -100,7 +100,7 @@ def table_of_xlm_roberta(model: bytes, size: int) -> list[str]:
     """The piece of each id of XLM-R's tokenizer: its four special tokens, the model's other pieces, and a mask.
 
     Args:
-        size: Rows of the weights.
+        size: Number of rows of the weights.
     """
     import sentencepiece
 
@@ -110,5 +110,5 @@ def table_of_xlm_roberta(model: bytes, size: int) -> list[str]:
 
 
 def filled(table: Sequence[str], size: int) -> list[str]:
-    """A table with names for the rows that no piece has."""
+    """Extends a table with names for the rows of the weights that have no piece."""
     return [*table, *(UNUSED.format(id) for id in range(len(table), min(size, MAX_PIECES)))]

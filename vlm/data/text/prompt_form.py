@@ -1,4 +1,4 @@
-"""How a model's prompts are written: an instruction beside an image, or a conversation."""
+"""The form of a model's prompts: an instruction with an image, or a conversation."""
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -16,17 +16,17 @@ from vlm.models.pretrained.architecture import IMAGE
 from vlm.models.pretrained.fields import integer
 from vlm.models.pretrained.folder import Folder
 
-MOST_STATES = 2**16  # of an image
-ANCHOR = "."  # after which a text goes on as within one
-Squares = Sequence[tuple[int, int]]  # rows and columns that each image is cut into
+MOST_STATES = 2**16  # maximum number of states per image
+ANCHOR = "."  # put before a text so that it is not encoded as the begin of one
+Squares = Sequence[tuple[int, int]]  # rows and columns into which each image is cut
 
 
 class Rendered(NamedTuple):
     """A prompt as its model reads it.
 
     Args:
-        tokens: Their ids, with PLACE for each state of an image.
-        own: Of each, whether the model writes it: an answer and what ends it.
+        tokens: Token ids, with PLACE for each state of an image.
+        own: Whether the model writes each token: those of an answer and of its end.
     """
 
     tokens: list[int]
@@ -35,15 +35,15 @@ class Rendered(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class PromptForm:
-    """How a model's prompts are written.
+    """The form of a model's prompts.
 
     Args:
-        chat: How turns are written; None for a model whose own form is not known.
-        states: Number of states of an image; 0 for a model that reads none.
-        image_id: Id of the token that stands for a state of an image; None if no token does.
-        before, after: What stands around them.
-        tile: What stands before the states of a square that is cut out of it, with its row and column.
-        starts: Whether what the tokenizer puts before a text stands before a prompt.
+        chat: Form of turns; None if the model's own form is unknown.
+        states: Number of states per image; 0 for a model without images.
+        image_id: Id of the token that represents a state of an image; None if there is no such token.
+        before, after: Text before and after the states of an image.
+        tile: Text before the states of a square that is cut out of an image, formatted with its row and column.
+        starts: Whether prompts begin with the tokenizer's `starts`.
         caption, question: Instructions for a caption and for an answer, the latter with "{}" for the question.
     """
 
@@ -66,7 +66,7 @@ class PromptForm:
 
     @classmethod
     def of(cls, state: Mapping[str, Any]) -> Self:
-        """The form of its `state`."""
+        """Restores a form from its `state`."""
         chat = state["chat"]
         return cls(**{**state, "chat": None if chat is None else ChatForm.of(chat)})
 
@@ -75,20 +75,20 @@ class PromptForm:
         return {**asdict(self), "chat": self.chat and self.chat.state()}
 
     def shown(self) -> str | None:
-        """The prompt of an instruction, with "{}" in its place, and of an image; None if the form is not known."""
+        """The text of a prompt, with "{}" for the instruction and IMAGE for an image; None if the form is unknown."""
         if self.chat is None:
             return None
         pieces = self.chat.pieces([Turn("user", "{}", int(self.states > 0))], answering=True)
         return "".join(IMAGE if piece.text is None else piece.text for piece in pieces)
 
     def prompt(self, given: str | None, question: str | None = None) -> list[Piece]:
-        """The whole prompt of an image and an instruction.
+        """The whole prompt for an image and an instruction.
 
         Args:
-            given: An instruction, or the whole prompt, in which IMAGE stands; None for the model's own instruction.
-            question: Takes the place of "{}" in it.
+            given: An instruction, or the whole prompt if it contains IMAGE; None for the model's own instruction.
+            question: Replaces "{}" in it.
         Raises:
-            UserError: The form is not known and no whole prompt is given, or that has no image, or several.
+            UserError: The form is unknown and no whole prompt is given, or a whole prompt has several images.
         """
         text = (self.caption if question is None else self.question) if given is None else given
         words = text if question is None else text.replace("{}", question)
@@ -116,11 +116,11 @@ class PromptForm:
         """A conversation as the model reads it.
 
         Args:
-            squares: Of each image, where images are cut into some.
+            squares: Rows and columns of each image, if images are cut into squares.
             answering: Whether the model answers next.
             begun: Whether these turns follow an answer that the model has just written, without its end.
         Raises:
-            UserError: The form is not known or has no such turns, images are not read, or a text names a special token.
+            UserError: The form is unknown or lacks a role, images are not supported, or a text has a special token.
         """
         if self.chat is None:
             raise UserError("the form of this model's conversations is not among those that are known")
@@ -129,19 +129,19 @@ class PromptForm:
         return self.ids(tokenizer, self.chat.pieces(turns, answering=answering, begun=begun), squares, begun=begun)
 
     def past(self, tokenizer: Tokenizer, answer: Sequence[int]) -> Sequence[int]:
-        """The tokens of an answer that later turns read: those after its thoughts."""
+        """The tokens of an answer that later turns read: all after its thoughts."""
         close = "" if self.chat is None else self.chat.thoughts[1]
         if not close or close not in (text := tokenizer.decode(answer)):
             return answer
         words = text.rpartition(close)[2].lstrip("\n")
-        # The fewest last tokens that hold the words: the text of the rest gets shorter with every token left out.
+        # Finds the shortest suffix of tokens that contains the words by bisection: the text shrinks with each token.
         places = range(len(answer) + 1)
         return answer[bisect_right(places, -len(words), key=lambda at: -len(tokenizer.decode(answer[at:]))) - 1 :]
 
     def ids(
         self, tokenizer: Tokenizer, pieces: Iterable[Piece], squares: Squares = (), *, begun: bool = False
     ) -> Rendered:
-        """Pieces as the model reads them; arguments as in `turns`."""
+        """Encodes pieces as the model reads them; arguments as in `turns`."""
         tokens: list[int] = [] if begun or not self.starts else [*tokenizer.starts]
         own = [False] * len(tokens)
         for is_text, group in groupby(self._parts(tokenizer, pieces, squares), lambda part: isinstance(part[0], str)):
@@ -162,7 +162,7 @@ class PromptForm:
     def _parts(
         self, tokenizer: Tokenizer, pieces: Iterable[Piece], squares: Squares
     ) -> Iterator[tuple[str | list[int], bool]]:
-        """Texts that are encoded together, ids between them, and whether the model writes them."""
+        """Yields texts, of which adjacent ones are encoded together, or ids; and whether the model writes them."""
         cut = iter(squares)
         for piece in pieces:
             if piece.text is None:
@@ -177,7 +177,7 @@ class PromptForm:
                 yield piece.text, piece.own
 
     def _image(self, rows: int, columns: int) -> str:
-        """An image in the text of a prompt."""
+        """The text that represents an image in a prompt."""
         states = IMAGE * self.states
         tiles = [[self.tile.format(1 + row, 1 + column) for column in range(columns)] for row in range(rows)]
         cut = "".join("".join(f"{tile}{states}" for tile in row) + "\n" for row in tiles)
@@ -185,32 +185,32 @@ class PromptForm:
         return f"{cut}\n{whole}" if cut else whole
 
     def ends(self, tokenizer: Tokenizer) -> list[int]:
-        """The tokens that end a turn, beside the tokenizer's own."""
+        """The tokens that end a turn, in addition to the tokenizer's end token."""
         if self.chat is None or self.plain or not self.chat.end:
             return []
         return tokenizer.encode_marked(self.chat.end)[-1:]  # type: ignore[attr-defined]
 
 
 def reads_images_inside_texts(about: Mapping[str, Any]) -> bool:
-    """Whether a checkpoint's model reads images inside its texts; others with a form converse about text alone."""
+    """Returns True if a checkpoint's model reads images inside texts; other models with a form read text only."""
     return "form" in about and "preprocess" in about
 
 
 def refuse_marks(tokenizer: Tokenizer, text: str) -> None:
-    """Checks that a text names no special token, which would be read as that.
+    """Checks that a text contains no special token, which the model would interpret.
 
     Raises:
-        UserError: It does.
+        UserError: It contains one.
     """
     if isinstance(tokenizer, JsonTokenizer) and (named := tokenizer.marks(text)):
         raise UserError(f"{excerpt(text)}: holds {named[0]}, which has a meaning of its own; leave it out")
 
 
 def _encoded(tokenizer: Any, parts: Sequence[tuple[str, bool]], *, within: bool) -> Iterator[tuple[list[int], bool]]:
-    """The ids of texts that are encoded as one, each with whether the model writes it.
+    """Encodes texts as one; yields each id (in a list) and whether the model writes it.
 
     Args:
-        within: Whether they go on within another text.
+        within: Whether the texts continue another text.
     """
     text = "".join(part for part, _ in parts)
     mine = bytes(own for part, own in parts for _ in part)
@@ -221,10 +221,10 @@ def _encoded(tokenizer: Any, parts: Sequence[tuple[str, bool]], *, within: bool)
 
 
 def read_form(folder: Folder, tokenizer: JsonTokenizer, states: int) -> PromptForm:
-    """The form of the prompts of a folder whose model reads images.
+    """Reads the form of the prompts of a folder whose model reads images.
 
     Raises:
-        UserError: Its tokenizer and config.json have different tokens for an image.
+        UserError: The image token of config.json is not that of the tokenizer.
     """
     image = folder.architecture.image
     assert image is not None
@@ -241,18 +241,18 @@ def read_form(folder: Folder, tokenizer: JsonTokenizer, states: int) -> PromptFo
 
 
 def _one_turn(prompt: str) -> ChatForm:
-    """The form of a model that reads one instruction alone, of its prompt with IMAGE and "{}"."""
+    """The form of a model that reads a single instruction, from its prompt with IMAGE and "{}"."""
     head, rest = prompt.split(IMAGE)
     before, after = rest.split("{}")
     return ChatForm(heads={"user": head}, before=before, after=after)
 
 
 def read_text_form(folder: Folder, tokenizer: Tokenizer) -> PromptForm | None:
-    """The form of the prompts of a folder whose model reads texts alone; None if it has none that is known."""
+    """Reads the form of the prompts of a folder whose model reads text only; None if it is missing or unknown."""
     chat, _ = read_chat(folder)
     if chat is None or not isinstance(tokenizer, JsonTokenizer):
         return None
     marks = [text for text in (chat.begin, chat.end) if text]
     if any(len(tokenizer.encode_marked(text)) != 1 for text in marks):
-        return None  # whose tokens are not in its vocabulary
+        return None  # the vocabulary lacks the form's tokens
     return PromptForm(chat=chat, starts=False)

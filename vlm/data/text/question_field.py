@@ -14,7 +14,7 @@ class QuestionField(CaptionField):
     """All questions of a record packed into a row, each followed by its answer; only answers are predicted.
 
         begin  what color is the small cross?  red  end
-               <------- is only read -------->  <----> is predicted
+               <-------- only read ------------->  <----> predicted
 
     Questions are truncated at the beginning if the row would exceed max_len.
 
@@ -25,13 +25,13 @@ class QuestionField(CaptionField):
     """
 
     needs = ("questions",)
-    turns = False  # whether questions may tell what earlier turns asked
+    turns = False  # whether questions may refer to earlier turns
 
     def open(self, source: Source, splits: Mapping[str, Split], *, seed: int, cache: Path | None) -> None:
         """Opens the data.
 
         Raises:
-            UserError: Its questions are turns, which are not read.
+            UserError: Its questions are turns of conversations, which this field does not support.
         """
         if source.turns and not self.turns:
             raise UserError(
@@ -53,7 +53,7 @@ class QuestionField(CaptionField):
         return self._ids[caption]
 
     def tokens(self, question: Question) -> tuple[list[int], list[bool]]:
-        """Token ids of a question and answer with begin and end, and of each whether it is predicted."""
+        """Token ids of a question and answer with begin and end, and whether each token is predicted."""
         begin, *asked, _ = self.ids(question.text)
         *answer, end = self.ids(question.answer)[1:]
         answer = [*answer[: self.max_len - 2], end]
@@ -61,7 +61,7 @@ class QuestionField(CaptionField):
         return [*asked, *answer], [False] * len(asked) + [True] * len(answer)
 
     def prompt(self, question: Question, room: int) -> list[int]:
-        """Token ids of a question that is to be answered, of whose beginning what exceeds the room is cut."""
+        """Token ids of a question to be answered; if they exceed the room, the beginning is truncated."""
         return question_prompt(self.tokenizer, question.text, room)
 
     def length(self, record: Record) -> int:
@@ -78,5 +78,5 @@ class QuestionField(CaptionField):
 
 
 def question_prompt(tokenizer: Tokenizer, question: str, room: int) -> list[int]:
-    """Token ids of a question that is to be answered, of whose beginning what exceeds the room is cut."""
+    """Token ids of a question to be answered; if they exceed the room, the beginning is truncated."""
     return [tokenizer.bos_id, *tokenizer.encode(question)[-max(1, room) :]]

@@ -211,7 +211,7 @@ def _raw(piece: str) -> bytes:
 
 
 def packed(parts: Mapping[str, Any]) -> bytes:
-    """What a tokenizer has learned, as a checkpoint holds it."""
+    """The bytes of a tokenizer's learned state, as stored in a checkpoint."""
     return json.dumps(parts, ensure_ascii=True, separators=(",", ":"), sort_keys=True).encode()
 
 

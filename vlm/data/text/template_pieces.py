@@ -1,4 +1,4 @@
-"""What a chat template writes, by parsing it."""
+"""Finds the text that a chat template writes by parsing it."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -7,14 +7,14 @@ from jinja2 import Environment, TemplateError, nodes
 
 FILMS = "<video>"
 CHANGES = {"upper", "lower", "capitalize", "title", "replace", "trim", "bos_token", "eos_token"}
-TOOLS = re.compile("tool|ipython")  # names of what only conversations with tools have
+TOOLS = re.compile("tool|ipython")  # names that occur only in conversations with tools
 
 
 def pieces(template: str) -> frozenset[str]:
-    """What a template writes of a conversation without tools: its text, strings that it prints, and changes to the name
-    of a role or to a text; nothing of one that cannot be parsed.
+    """What a template writes for a conversation without tools; empty if it cannot be parsed.
 
-    Spaces at the ends of its text, and those that it prints alone, do not count.
+    It consists of literal text (stripped), strings that are printed, and the names in CHANGES that the template uses.
+    Single spaces are left out.
     """
     try:
         body = Environment(extensions=["jinja2.ext.loopcontrols"]).parse(template).body
@@ -24,7 +24,7 @@ def pieces(template: str) -> frozenset[str]:
 
 
 def _written(body: Iterable[nodes.Node]) -> Iterator[str]:
-    """What statements write, of branches that may be taken."""
+    """Yields what statements write, in all branches that may be taken."""
     for node in body:
         if isinstance(node, nodes.If):
             for branch in (node, *node.elif_):
@@ -49,7 +49,7 @@ def _written(body: Iterable[nodes.Node]) -> Iterator[str]:
 
 
 def _holds(test: nodes.Node) -> bool | None:
-    """Whether a condition holds in a conversation without tools; None if that depends on other things."""
+    """The value of a condition in a conversation without tools; None if it depends on other things."""
     match test:
         case nodes.Not():
             return None if (inner := _holds(test.node)) is None else not inner
@@ -65,6 +65,6 @@ def _holds(test: nodes.Node) -> bool | None:
 
 
 def _of_tools(node: nodes.Node) -> bool:
-    """Whether an expression names what only conversations with tools have."""
+    """Returns True if an expression contains a name that occurs only in conversations with tools."""
     names = (getattr(one, key, None) for one in (node, *node.find_all(nodes.Node)) for key in ("name", "attr", "value"))
     return any(isinstance(name, str) and TOOLS.search(name) for name in names)

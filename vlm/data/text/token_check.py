@@ -1,4 +1,4 @@
-"""Comparing the tokenizer of a Hugging Face folder with a run's own, id by id."""
+"""Compares the tokenizer of a Hugging Face folder with a run's own, id by id."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -8,11 +8,11 @@ from vlm.data.text.subwords import BYTE_OF
 from vlm.errors import UserError
 from vlm.models.pretrained.folder import Folder
 
-FILES = ("tokenizer.json", "vocab.json", "vocab.txt", "tokenizer.model", "spiece.model")  # the first that is there
+FILES = ("tokenizer.json", "vocab.json", "vocab.txt", "tokenizer.model", "spiece.model")  # the first existing one
 
 
 class Decodes(Protocol):
-    """A tokenizer, as far as it takes part in the comparison."""
+    """The part of a tokenizer that the comparison needs."""
 
     unk_id: int | None
 
@@ -22,7 +22,7 @@ class Decodes(Protocol):
 
 
 def check_tokens(folder: Folder, tokenizer: Decodes) -> None:
-    """Refuses a folder whose tokenizer gives an id to another piece of text; one without a tokenizer passes.
+    """Checks that each id of a run's tokenizer stands for the same text in a folder's tokenizer, if it has one.
 
     Raises:
         UserError: An id stands for different texts, or the folder's file cannot be read.
@@ -35,8 +35,8 @@ def check_tokens(folder: Folder, tokenizer: Decodes) -> None:
     except (OSError, RuntimeError, ValueError, KeyError, TypeError, AttributeError) as fault:
         raise UserError(f"{folder.place(name)} cannot be read ({fault!r:.80}); restore the file") from fault
     ours = {id: tokenizer.decode([id]) for id in range(tokenizer.vocab_size)}
-    # Special tokens decode to nothing, or to a replacement; what they are called is each tokenizer's own affair.
-    # SentencePiece drops the space that a text begins with.
+    # Special tokens are not compared: they decode to nothing or to a replacement, and their names may differ.
+    # SentencePiece drops the space at the beginning of a text.
     same = {id: (text, f" {text}") for id, text in ours.items() if text and id != tokenizer.unk_id}
     wrong = [id for id, texts in same.items() if theirs.get(id) not in texts]
     if wrong:
@@ -62,15 +62,15 @@ def _pieces(folder: Folder, name: str) -> dict[int, str]:
     added: list[Any] = []
     if name == "tokenizer.json":
         added, vocabulary = vocabulary.get("added_tokens", []), vocabulary["model"]["vocab"]
-    if isinstance(vocabulary, list):  # of a unigram model, with scores
+    if isinstance(vocabulary, list):  # a unigram model's, with scores
         vocabulary = {piece: id for id, (piece, _) in enumerate(vocabulary)}
     pieces = {int(id): str(piece) for piece, id in vocabulary.items()}
     return pieces | {int(token["id"]): str(token["content"]) for token in added}
 
 
 def _decoded(pieces: Mapping[int, str]) -> dict[int, str]:
-    """Pieces as text: of GPT-2's characters for bytes, or with the marks of SentencePiece."""
-    if any("\u0120" in piece for piece in pieces.values()):  # its space
+    """Converts pieces to text: GPT-2's characters for bytes, or SentencePiece's mark for spaces."""
+    if any("\u0120" in piece for piece in pieces.values()):  # GPT-2's space
         return {
             id: bytes(BYTE_OF[char] for char in piece).decode("utf-8", "replace")
             if all(char in BYTE_OF for char in piece)

@@ -22,11 +22,11 @@ class Tokenizer(ABC):
     Attributes:
         pad_id, bos_id, eos_id: Ids of padding, begin and end; they decode to nothing.
         unk_id: Id of unknown text; None if everything can be encoded.
-        starts: Ids that a prompt begins with; of tokenizers that came with weights.
+        starts: Ids that a prompt begins with, for tokenizers of pretrained models.
     Args:
         lowercase: Whether to convert texts to lower case first; nothing else is normalised.
         mask: Whether to add a mask id, the last one, for masked language models.
-        bare: Whether an encoder reads texts without the begin id before them, as those of Marian and T5 do.
+        bare: Whether encoders read texts without a begin id, as in Marian and T5.
     """
 
     pad_id: int = 0
@@ -123,7 +123,7 @@ class Tokenizer(ABC):
         """
 
     def encode_written(self, text: str) -> list[int]:
-        """Token ids of a text as a decoder writes it; others than `encode` gives where languages have models apart."""
+        """Token ids of a text that a decoder writes; other than `encode`'s if input and output have separate models."""
         return self.encode(text)
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -191,7 +191,7 @@ class Tokenizer(ABC):
         digest = sha256(json.dumps([type(self).__name__, self._recipe()], sort_keys=True).encode())
         for caption in captions:
             data = caption.encode()
-            digest.update(len(data).to_bytes(8, "little") + data)  # the length keeps ("ab", "c") from ("a", "bc")
+            digest.update(len(data).to_bytes(8, "little") + data)  # the length tells ("ab", "c") from ("a", "bc")
         return digest.hexdigest()
 
     def _read(self, file: Path) -> bool:

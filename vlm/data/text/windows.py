@@ -106,7 +106,7 @@ class RandomWindows(Windows):
         return int(self.places(epoch)[index])
 
     def places(self, epoch: int) -> np.ndarray:
-        """Starts of all windows of an epoch; drawing them together is a thousand times as fast as one by one."""
+        """Starts of all windows of an epoch; drawing them together is a thousand times faster than one by one."""
         epoch = epoch if self.limit is None else 0
         if self._places is None or self._places[0] != epoch:
             rng = numpy_rng(self.seed, "window", epoch)

@@ -12,7 +12,7 @@ _PATTERN = r"""(?:https?://|www\.)\S*[^\s.,;:!?'"’”)\]>] | [\w.+-]+@[\w-]+(?
     | \w+?(?=n['’]t\b) | n['’]t\b | ['’](?:s|re|ve|ll|d|m)\b
     | \d+(?:[.,:/-]\d+)* | (?:[^\W\d_]\.){2,} | \w+ | \.{2,} | -{2,} | \S"""
 _ASCII = re.compile(_PATTERN, re.VERBOSE | re.IGNORECASE)
-# The library knows which marks belong to a letter, as in Hindi, but takes no fraction for a part of a word.
+# The library keeps combining marks with their letter, as in Hindi, but does not count a fraction as part of a word.
 _ANY = regex.compile(
     _PATTERN.replace(r"[^\W\d_]", r"[\w\p{No}--[\d_]]").replace(r"\w+", r"[\w\p{No}]+"),
     regex.VERBOSE | regex.IGNORECASE | regex.VERSION1,
