@@ -74,10 +74,10 @@ def allow_end(scores: Tensor, eos_id: int) -> None:
 
 
 def force_end(logits: Tensor, last: Tensor, eos_id: int) -> Tensor:
-    """Leaves the end token alone to texts that have room for one more token.
+    """Allows only the end token in texts that have room for one more token.
 
     Args:
-        last: Whether the texts of a row do.
+        last: Whether the texts of each row have room for one more token.
     Shapes:
         logits (R * G, V), last (R,) -> (R * G, V)
     """

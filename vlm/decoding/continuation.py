@@ -49,8 +49,8 @@ def continue_texts(
         prompts: Token ids, at least one each.
         ends: Tokens that end a text besides the end token.
         context: One row per prompt; None for a decoder without context.
-        keys: What the draws of each prompt depend on beside the seed; by default the prompt.
-        ended: Takes the places of texts that have ended; texts that the caller adds end too.
+        keys: Keys of each prompt's random draws, in addition to the seed; default the prompt.
+        ended: Indices of texts that have ended. They are added here; the caller may add others to end them.
     Yields:
         The tokens of each step, for every unfinished text.
     """

@@ -1,4 +1,4 @@
-"""A text whose keys and values are kept between readings, as a conversation is."""
+"""Keeps a text's keys and values between readings, for conversations."""
 
 from collections.abc import Sequence
 
@@ -14,10 +14,10 @@ ROOM = 256  # the cache grows by multiples of this
 
 
 class KeptText:
-    """A text that a decoder has read. Of another one it reads what comes after their common beginning.
+    """Keeps the keys and values of the last text; of a new text, only the part after the common beginning is read.
 
     Args:
-        decoder: Without context, or with a causal prefix of counted positions.
+        decoder: A decoder without context, or with a causal prefix whose states have positions.
     """
 
     def __init__(self, decoder: Decoder) -> None:
@@ -30,18 +30,18 @@ class KeptText:
         """Logits of the token after a text: float32 (1, V).
 
         Args:
-            text: Ids of its tokens, at least one; where a state stands, a negative number: another one for each image,
-                which the next texts have too.
-            states: The states that stand in it, one after another; they may be left out where no new one stands there.
+            text: Token ids, at least one, with a negative number in place of each state. Each image has its own number,
+                which must be the same in later texts.
+            states: All states of the text, in order; may be None if the part that is not kept has none.
         Shapes:
-            states (number of places, context_dim)
+            states (number of states, context_dim)
         """
         known = self._common(text)
         state = self._state
         if state is None:
             state = self._state = self.decoder.start(None, rows=1, max_len=min(self.decoder.max_len, ROOM))
         state.rewind(known, min(self.decoder.max_len, len(text) + -len(text) % ROOM))
-        self._read = self._read[:known]  # should the step fail
+        self._read = self._read[:known]  # valid even if the step fails
         device = self.decoder.token_embed.weight.device
         new = torch.tensor([text[known:]], device=device)
         laid = None
@@ -56,8 +56,8 @@ class KeptText:
             return self.decoder.head(hidden[:, -1]).float()
 
     def _common(self, text: Sequence[int]) -> int:
-        """The number of tokens that need not be read again: all but the last, at most."""
+        """Number of tokens that need not be read again; at most all but the last."""
         most = min(len(self._read), len(text) - 1)
-        if [*text[:most]] == self._read[:most]:  # nearly always
+        if [*text[:most]] == self._read[:most]:  # the usual case
             return most
         return next(place for place in range(most) if text[place] != self._read[place])

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, with errors that say which file."""
+"""Atomic writes of files, and errors that name the file."""
 
 import glob
 import os
@@ -8,12 +8,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-PERMISSIONS = 0o644  # as other files have them; a temporary file is its owner's alone
+PERMISSIONS = 0o644  # the usual ones; a temporary file is readable by its owner only
 
 
 @contextmanager
 def file_named_in_errors(path: Path) -> Iterator[Path]:
-    """Names the file in an error of writing it, which says only that the disk is full."""
+    """Context that adds the file's name to write errors, some of which only say that the disk is full."""
     try:
         yield path
     except OSError as fault:
@@ -23,15 +23,15 @@ def file_named_in_errors(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def atomic_write(path: str | os.PathLike, *, sync: bool = True, keep: Path | None = None) -> Iterator[BinaryIO]:
-    """A file to write beside a path, renamed to it at the end: a kill at any moment leaves the old one whole.
+    """Context that writes a temporary file and renames it to the path at the end; if killed, the old file is intact.
 
-    Several processes may write the same path at once; the last rename wins, and each file is whole.
+    Several processes may write the same path at once; the last rename wins, and each file is complete.
 
     Args:
-        sync: Whether the data reach the disk before the rename, so that a power cut leaves the old one whole too.
-        keep: New name of the old file; by default it is gone. Readers always find a whole file at the path.
+        sync: Whether the data reach the disk before the rename, so that the old file also survives a power cut.
+        keep: New name of the old file; None to replace it. Readers always find a complete file at the path.
     Raises:
-        OSError: The file cannot be written; the old one is untouched, and nothing is left beside it.
+        OSError: The file cannot be written; the old one is untouched, and no temporary file is left.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -54,27 +54,27 @@ def atomic_write(path: str | os.PathLike, *, sync: bool = True, keep: Path | Non
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes a text file whole or not at all.
+    """Writes a text file atomically.
 
-    Logs and reports are written often, and a power cut costs no more than their last version: they are not synced.
+    It is not synced: logs and reports are written often, and a power cut costs only their last version.
 
-    What is no UTF-8, as a file's name may be, is escaped.
+    Characters without UTF-8 form, such as in some file names, are escaped.
 
     Raises:
-        OSError: It cannot be written; it names the file.
+        OSError: It cannot be written; the error names the file.
     """
     with file_named_in_errors(path), atomic_write(path, sync=False) as file:
         file.write(text.encode("utf-8", "backslashreplace"))
 
 
 def remove_unfinished(folder: Path, name: str = "*") -> None:
-    """Removes the temporary files of killed processes from a folder: those for a file of this name, or all."""
+    """Removes temporary files of killed processes from a folder: those of one file name, or all."""
     for left in folder.glob(f".{name if name == '*' else glob.escape(name)}.*.tmp"):
         left.unlink(missing_ok=True)
 
 
 def _keep(path: Path, keep: Path, temporary: str) -> None:
-    """Renames path to keep, except that path still names the file until something replaces it."""
+    """Renames path to keep; path still refers to the file until it is replaced."""
     try:
         os.link(path, temporary)
     except OSError:  # a file system without hard links; readers find no file until the next rename

@@ -1,4 +1,4 @@
-"""Arguments of the commands that stand for files, and the progress of what reads them."""
+"""Command arguments that are files, and a progress display."""
 
 import sys
 import time
@@ -7,13 +7,13 @@ from typing import Any
 
 
 def listed(inputs: Sequence[str]) -> list[str]:
-    """The arguments, those that stdin names, one a line, in the place of "-"."""
+    """The arguments, with "-" replaced by the lines of stdin."""
     lines = [line.rstrip("\r\n") for line in sys.stdin] if "-" in inputs else []
     return [name for item in inputs for name in (filter(None, lines) if item == "-" else [item])]
 
 
 def progress(items: Iterable[Any], total: int, unit: str) -> Iterator[Any]:
-    """Passes items on; in a terminal, stderr shows after a second how many are done, how fast, and the time left."""
+    """Yields the items; on a terminal, stderr shows after a second how many are done, the rate, and the time left."""
     start = shown = time.monotonic()
     visible = sys.stderr.isatty()
     for done, item in enumerate(items):

@@ -1,4 +1,4 @@
-"""Output of the commands: the file of --out, which destroys nothing, and records as text, JSON lines or CSV."""
+"""Output of the commands: the file of --out, which is replaced only when complete, and records in several formats."""
 
 import json
 import os
@@ -17,17 +17,16 @@ FORMS = ("text", "jsonl", "csv")
 class Output:
     """The file of an option such as --out, or stdout.
 
-    It is opened when the first text is ready, written beside its place (`FILE.part`) and renamed into it at the end.
-    What stood there stays until then, and for good if the command fails first.
+    It is opened on the first write, written as `FILE.part`, and renamed to FILE at the end. An existing FILE is kept
+    until then, and for good if the command fails.
 
     Args:
         path: The file; None for stdout.
         option: The option that names it.
         inputs: Files that the command reads; none of them may be the output.
-        append: Whether it goes on after what an earlier command wrote: in `FILE.part` where one was stopped, else in
-            the file itself.
+        append: Whether to continue the output of an earlier command: `FILE.part` if it was interrupted, else FILE.
     Raises:
-        UserError: It is an input, or cannot be written where it is.
+        UserError: The file is an input, or cannot be written.
     """
 
     def __init__(
@@ -41,23 +40,23 @@ class Output:
         self._place = self._beside = path
         if is_special(path):
             return
-        self._place = os.path.realpath(path)  # a link stays one
+        self._place = os.path.realpath(path)  # a link is kept
         self._beside = self._place if append and not os.path.exists(part(path)) else part(path)
         refuse_inputs(path, inputs, option=option)
         refuse_unwritable(self._place, f"{option} {path}")
 
     @property
     def empty(self) -> bool:
-        """True until something is written, by this command or by the one that it goes on after."""
+        """True if nothing was written yet, neither by this command nor by one that it continues."""
         if self._file is None and self.append and os.path.exists(self._beside):
             return not os.path.getsize(self._beside)
         return not self._begun
 
     def write(self, text: str | bytes) -> None:
-        """Writes text at once; what is no UTF-8 in a name is escaped, in JSON as JSON escapes it. Bytes go to a file.
+        """Writes text at once; characters without UTF-8 form are escaped, in JSON as JSON does. Bytes need a file.
 
         Raises:
-            UserError: The file cannot be written. Of stdout the OSError itself, as of any print.
+            UserError: The file cannot be written. For stdout, the OSError itself is raised, as by print.
         """
         self._begun = True
         if self.path is None and isinstance(text, str):
@@ -66,7 +65,7 @@ class Output:
             return
         try:
             rest = memoryview(text.encode("utf-8", "backslashreplace") if isinstance(text, str) else text)
-            while rest:  # a disk that fills up takes a part first
+            while rest:  # a disk that is nearly full may accept a part
                 rest = rest[self._opened().write(rest) :]
         except OSError as fault:
             raise self._unwritable(fault) from fault
@@ -83,7 +82,7 @@ class Output:
 
     @property
     def plain(self) -> bool:
-        """Returns True if letters of all scripts can be written as they are."""
+        """True if letters of all scripts can be written unescaped."""
         return self.path is not None or (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
 
     def __enter__(self) -> "Output":
@@ -95,7 +94,7 @@ class Output:
         if self.path is None:
             return
         if kind is None and self.append and self._beside != self._place:
-            self._opened()  # nothing may have been left to do: what was begun is whole now
+            self._opened()  # creates the file even if nothing was left to do
         if self._file is None:
             return
         self._file.close()
@@ -111,7 +110,7 @@ class Output:
 
 
 def part(path: str) -> str:
-    """The file that is written beside a path's own until it is whole."""
+    """Path of the unfinished file for an output."""
     return f"{os.path.realpath(path)}.part"
 
 
@@ -125,10 +124,10 @@ def is_special(path: str) -> bool:
 
 
 def refuse_inputs(path: str, inputs: Iterable[str], *, option: str = "--out") -> None:
-    """Refuses an output that is one of the files a command reads, under whatever name.
+    """Checks that an output is not one of the files that a command reads, under any name.
 
     Raises:
-        UserError: It is.
+        UserError: It is one of them.
     """
     own = {identity(name) for name in (path, part(path))} - {None}
     for name in inputs if own and not is_special(path) else ():
@@ -137,7 +136,7 @@ def refuse_inputs(path: str, inputs: Iterable[str], *, option: str = "--out") ->
 
 
 def identity(path: str) -> tuple[int, int] | None:
-    """The number of a file on its disk, whatever its name; None if there is none."""
+    """Device and inode number of a file, the same for all its names; None if it does not exist."""
     try:
         stored = os.stat(path)
     except (OSError, ValueError):
@@ -146,10 +145,10 @@ def identity(path: str) -> tuple[int, int] | None:
 
 
 def refuse_unwritable(path: str, named: str) -> None:
-    """Refuses a file that cannot be written where it is.
+    """Checks that a file can be written.
 
     Raises:
-        UserError: It is a folder or may not be written, or its own folder is none or may not.
+        UserError: It is a folder or not writable, or its folder is missing or not writable.
     """
     folder = os.path.dirname(path)
     faults = {
@@ -163,10 +162,10 @@ def refuse_unwritable(path: str, named: str) -> None:
 
 
 def output_folder(path: str, *, option: str = "--out", status: Literal[1, 2] = 2) -> Path:
-    """A folder that a command will write into, made if there is none, and tried before anything is computed.
+    """Creates an output folder if it does not exist, and tests it before anything is computed.
 
     Raises:
-        UserError: It cannot be made or written.
+        UserError: It cannot be created or written to.
     """
     folder = Path(path)
     try:
@@ -182,12 +181,12 @@ def output_folder(path: str, *, option: str = "--out", status: Literal[1, 2] = 2
 
 
 class Records:
-    """Writes records as they come, to a file or to stdout.
+    """Writes records one by one to a file or stdout.
 
     Args:
-        form: "text" (some fields between tabs), "jsonl" or "csv".
+        form: "text" (some fields, separated by tabs), "jsonl" or "csv".
         fields: The fields of a line of text.
-        output: Their place.
+        output: The output to write to.
     Raises:
         UserError: The form is unknown.
     """
@@ -205,16 +204,16 @@ class Records:
 
     @property
     def live(self) -> bool:
-        """Returns True if text goes to stdout, where a person may watch it grow."""
+        """True if text goes to stdout, where a user may watch it grow."""
         return self.form == "text" and self.output.path is None
 
     @property
     def watched(self) -> bool:
-        """Returns True if records go to a terminal."""
+        """True if records go to a terminal."""
         return self.output.path is None and sys.stdout.isatty()
 
     def miss(self) -> None:
-        """Takes note of an input that has no record."""
+        """Records that an input has no record."""
         return None
 
     def write(self, record: Mapping[str, Any]) -> None:
@@ -229,17 +228,17 @@ class Records:
 
 
 def _escaped(text: str) -> str:
-    """JSON whose control characters above U+007E are escaped, too: terminals take some for commands."""
+    """Also escapes control characters above U+007E in JSON, because terminals execute some of them."""
     return "".join(char if char.isprintable() else json.dumps(char)[1:-1] for char in text)
 
 
 def text_line(cells: Iterable[Any]) -> str:
-    """Cells between tabs, none of which can break the line."""
+    """Joins cells by tabs; cells are escaped so that none breaks the line."""
     return "\t".join(printable(str(cell)) for cell in cells) + "\n"
 
 
 def csv_text(rows: Iterable[Iterable[Any]], end: str = "\n") -> str:
-    """Rows as RFC 4180 has them, but for the ends of lines."""
+    """Formats rows as CSV (RFC 4180, but with other line ends)."""
     return "".join(",".join(map(_cell, row)) + end for row in rows)
 
 
@@ -254,7 +253,7 @@ def _cell(value: Any) -> str:
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> str:
-    """Rows as columns, the first flush left and the others flush right."""
+    """Formats rows as columns: the first left-aligned, the others right-aligned."""
     rows = [[printable(cell) for cell in row] for row in rows]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = []

@@ -1,4 +1,4 @@
-"""Self-contained HTML pages: no script, no network, one column on a phone, light or dark as the reader has it."""
+"""Self-contained HTML pages without scripts or network access; one column on a phone, light or dark by preference."""
 
 import base64
 import html
@@ -8,7 +8,7 @@ from io import BytesIO
 
 from PIL import Image
 
-CONTROLS = re.compile("[\\0-\\x08\\x0b-\\x1f\\x7f-\\x9f]")  # which HTML forbids, and terminals obey
+CONTROLS = re.compile("[\\0-\\x08\\x0b-\\x1f\\x7f-\\x9f]")  # forbidden in HTML, and executed by terminals
 STYLE = """
 :root { color-scheme: light dark; --text: #1d2329; --soft: #5c6773; --line: #dfe4ea; --back: #ffffff; --card: #f6f8fa;
   --one: #1f6feb; --two: #d9730d; --three: #2b8a3e; --four: #8b5cf6; --five: #c2255c; --good: #2b8a3e; --bad: #c92a2a; }
@@ -52,7 +52,7 @@ pre { background: var(--card); border: 1px solid var(--line); border-radius: 10p
 
 
 def page(title: str, subtitle: str, body: Iterable[str]) -> str:
-    """A whole page; its body is HTML already, the titles are text."""
+    """A whole page. The body is HTML; the titles are text and are escaped."""
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -64,7 +64,7 @@ def page(title: str, subtitle: str, body: Iterable[str]) -> str:
 
 
 def escape(text: str, quote: bool = False) -> str:
-    """Text as HTML; control characters are shown by their numbers."""
+    """Escapes text for HTML; control characters are shown by their codes."""
     return html.escape(CONTROLS.sub(lambda match: f"\\x{ord(match[0]):02x}", text), quote)
 
 
@@ -77,7 +77,7 @@ def paragraph(text: str, kind: str = "") -> str:
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table of texts, which scrolls by itself where it is wider than the screen."""
+    """A table of texts; it scrolls separately if it is wider than the screen."""
     head = "".join(f"<th>{escape(cell)}</th>" for cell in header)
     lines = ["<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows]
     return (
@@ -102,10 +102,10 @@ def card(
     references: Sequence[str] = (),
     links: Sequence[tuple[str, str]] = (),
 ) -> str:
-    """An image with what was said of it, further lines, and the references, those after the first to be unfolded.
+    """A figure with an image, its caption, further lines, and the references, of which all but the first are folded.
 
     Args:
-        links: A text and where it leads, each.
+        links: Text and target of each link.
     """
     picture = f'<img src="{image}" alt="{escape(caption, quote=True)}" loading="lazy">' if image else ""
     parts = [f'<div class="said">{escape(caption) or "<i>(empty)</i>"}</div>']
@@ -133,10 +133,10 @@ def picture(data: str, alt: str) -> str:
 
 
 def thumbnail(image: Image.Image, side: int = 320) -> str:
-    """An image as part of a page: a data URI, at most so large, small ones without loss."""
+    """An image as a data URI of at most this size; small images are stored losslessly."""
     image = image.convert("RGB")
     small = max(image.size) <= 128
-    if small and max(image.size) < side // 2:  # or a screen blurs them
+    if small and max(image.size) < side // 2:  # otherwise a screen would blur it
         image = image.resize((image.width * 2, image.height * 2), Image.Resampling.LANCZOS)
     image.thumbnail((side, side), Image.Resampling.LANCZOS)
     file = BytesIO()

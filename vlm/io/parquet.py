@@ -7,7 +7,7 @@ def require_pyarrow(what: str) -> None:
     """Checks that pyarrow is installed.
 
     Args:
-        what: What needs it: a file or an option, for the message.
+        what: The file or option that needs it, for the message.
     Raises:
         UserError: It is not installed; the message says how to install it.
     """

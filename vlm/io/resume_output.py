@@ -1,4 +1,4 @@
-"""Continuation of a file of captions that an earlier command began."""
+"""Continues a file of captions that an earlier command began."""
 
 import csv
 import json
@@ -15,16 +15,16 @@ from vlm.io.output import csv_text, part
 def begun(
     out: str, *, form: str, columns: Sequence[str], paths: Collection[str], results: int = 1
 ) -> Callable[[str], bool]:
-    """A test of whether an image's captions are in the file already.
+    """Returns a function that tells whether the file already has an image's captions.
 
-    A kill may leave a line or the captions of an image half written at the file's end: they are cut off.
+    If the earlier command was killed, the last line or image may be incomplete; it is cut off.
 
     Args:
-        out: The file; what an earlier command has left unfinished beside it is taken first.
+        out: The file; an unfinished `FILE.part` of an earlier command is preferred.
         form: "text", "jsonl" or "csv".
         columns: The fields of a record.
-        paths: The images that are to be captioned.
-        results: Captions an image.
+        paths: The images to caption.
+        results: Number of captions per image.
     Raises:
         UserError: The file cannot be read, or was not written by this command in this form.
     """
@@ -41,7 +41,7 @@ def begun(
         if images and not any(image in written or os.path.exists(image) for image in images):
             raise ValueError("its images are unknown")
         count = Counter(images)
-        others = [count[image] for image in count if image != images[-1]]  # which are whole
+        others = [count[image] for image in count if image != images[-1]]  # these are complete
         if max(count.values(), default=0) > results or (form == "text" and max(others, default=results) == 1 < results):
             raise ValueError("another number of results")
         rest = content[ends[-1] :].decode(errors="ignore")
@@ -52,7 +52,7 @@ def begun(
             f"--out {file}: was not written by this command in the form {form} with these options, so that --continue "
             "cannot go on with it; choose another file"
         ) from fault
-    if images and count[images[-1]] < results:  # of one that was under way; others may have fewer texts, too
+    if images and count[images[-1]] < results:  # the last image may be incomplete; others may have fewer texts, too
         del ends[-count[images[-1]] :]
         del images[-count[images[-1]] :]
     os.truncate(file, ends[-1])
@@ -61,7 +61,7 @@ def begun(
 
 
 def _written(path: str, form: str) -> str:
-    """A path as the file has it."""
+    """A path as written in the file."""
     if form == "text":
         return printable(path)
     return path if form == "jsonl" else path.encode(errors="backslashreplace").decode()
@@ -72,7 +72,7 @@ def _begins(one: str, other: str) -> bool:
 
 
 def _beginnings(form: str, columns: Sequence[str], images: Collection[str]) -> list[str]:
-    """Beginnings of what a kill may have cut."""
+    """Beginnings of records, one of which a truncated record must have."""
     if form == "jsonl":
         return [json.dumps({columns[0]: ""})[:-2]]
     if form == "text":
@@ -81,13 +81,13 @@ def _beginnings(form: str, columns: Sequence[str], images: Collection[str]) -> l
 
 
 def _lines(content: bytes) -> list[bytes]:
-    """The whole lines, each with its end."""
+    """The complete lines, with their line ends."""
     lines = content.split(b"\n")
     return [line + b"\n" for line in lines[:-1]]
 
 
 def _text(content: bytes, columns: Sequence[str]) -> tuple[list[str], list[int]]:
-    """The image of each record, and where each record ends, that of none first."""
+    """The image of each record, and the end offset of each record, after a leading 0."""
     images, ends = [], [0]
     for line in _lines(content):
         text = line[:-1].decode()
@@ -111,14 +111,14 @@ def _json_lines(content: bytes, columns: Sequence[str]) -> tuple[list[str], list
 
 
 def _csv(content: bytes, columns: Sequence[str]) -> tuple[list[str], list[int]]:
-    """A record may take several lines: a name may hold a newline."""
+    """Like `_text`; a record may take several lines, because file names may contain newlines."""
     lines, rows = _lines(content), list[tuple[list[str], int]]()
     ends = list(accumulate(map(len, lines), initial=0))
     reader = csv.reader((line.decode() for line in lines), strict=True)
     try:
         rows += ((row, ends[reader.line_num]) for row in reader)
     except csv.Error as fault:
-        if reader.line_num < len(lines):  # else a quote is open at the end: the record was cut
+        if reader.line_num < len(lines):  # otherwise a quote is open at the end: the last record is incomplete
             raise ValueError(str(fault)) from fault
     if any(len(row) != len(columns) for row, _ in rows) or (rows and rows[0][0] != list(columns)):
         raise ValueError("other columns")

@@ -1,4 +1,4 @@
-"""Command lines that a user may copy from a terminal."""
+"""Command lines that users can copy from a terminal."""
 
 import shlex
 import sys
@@ -7,10 +7,9 @@ from pathlib import Path
 
 
 def shell_line(arguments: Iterable[str]) -> str:
-    """Arguments as a line that a shell (bash, zsh) reads back as the very same, whatever characters they hold.
+    """Quotes arguments for a shell (bash, zsh), which restores them exactly, whatever characters they contain.
 
-    What is not printable is written as $'...' with its bytes, so that the line is one and sends no commands to a
-    terminal.
+    Unprintable characters are written as the bytes of $'...', so that the result is one line without terminal commands.
     """
     return " ".join(map(_quoted, arguments))
 

@@ -1,4 +1,4 @@
-"""Text for people, folded to the width of a terminal."""
+"""Folds text to the width of a terminal."""
 
 import re
 import shutil
@@ -6,18 +6,18 @@ import sys
 import textwrap
 from typing import TextIO
 
-_GAP = re.compile(r"(?<=\S) {2,}(?=\S)")  # between columns, or between a score and the next
-_OPTION = re.compile(r"(--[\w-]+) (?=[A-Z0-9])")  # and its value
+_GAP = re.compile(r"(?<=\S) {2,}(?=\S)")  # between columns or scores
+_OPTION = re.compile(r"(--[\w-]+) (?=[A-Z0-9])")  # an option, followed by its value
 NAME = 12  # width of the first column of lines such as "device      cpu"
 
 
 def folded(text: str, stream: TextIO | None = None) -> str:
-    """Folds each line that is too long for the terminal; what goes to a file or a pipe stays as it is.
+    """Folds lines that are too long for the terminal; text for a file or pipe is unchanged.
 
-    A line breaks between columns first, then between words, never inside an option or before its value.
+    Lines break between columns first, then between words, never inside an option or before its value.
 
     Args:
-        stream: Where the text goes; by default stdout.
+        stream: Target of the text; default stdout.
     """
     if not (stream or sys.stdout).isatty():
         return text

@@ -1,4 +1,4 @@
-"""Vectors of inputs in files: a matrix of numpy, or a column of Parquet."""
+"""Writes vectors of inputs to files: a NumPy matrix, or a column of Parquet."""
 
 import io
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ FORMS = ("npy", "parquet")
 
 
 def vector_form(vector: np.ndarray, form: str) -> Any:
-    """A vector as a form of records has it: numbers as short as float32 tells them apart."""
+    """Converts a vector for a form of records; numbers have as few digits as distinguish them in float32."""
     if form in FORMS:
         return vector
     numbers = vector.astype(str)
@@ -22,11 +22,11 @@ def vector_form(vector: np.ndarray, form: str) -> Any:
 
 
 class VectorRecords(Records):
-    """Records that end as one file of numpy, a row an input in their order, or as a table of Parquet.
+    """Collects records and writes them at the end: a NumPy matrix with one row per input, or a Parquet table.
 
     Args:
         form: One of FORMS.
-        output: A file.
+        output: The output, which must be a file.
     Raises:
         UserError: There is no file, or the package of its form is not installed.
     """
@@ -50,7 +50,7 @@ class VectorRecords(Records):
             self.output.write(self._matrix() if self.form == "npy" else self._table())
 
     def _matrix(self) -> bytes:
-        """A row an input, NaN for one that has no vector: a name beside it could not tell which that is."""
+        """One row per input, NaN if it has no vector, so that rows correspond to inputs without names."""
         width = next(len(row["embedding"]) for row in self._rows if row)
         missing, file = np.full(width, np.nan, np.float32), io.BytesIO()
         np.save(file, np.stack([row["embedding"] if row else missing for row in self._rows]))

@@ -24,7 +24,7 @@ class AttentionPool(nn.Module):
     Args:
         dim: Width D.
         num_heads: Number N of heads.
-        block: Its norm and MLP follow the attention, as a branch; None for attention alone.
+        block: Options of a norm and an MLP that follow the attention as a residual branch; None for attention only.
     Shapes:
         states (B, S, D), mask (B, S) or None -> (B, D)
     """
@@ -43,10 +43,10 @@ class AttentionPool(nn.Module):
 
 
 def attention_pool(encoder: nn.Module, pool: Pool, num_heads: int) -> AttentionPool | None:
-    """The attention of a pooling; None for the others.
+    """Creates the attention layer of a pooling; None for poolings without attention.
 
     Raises:
-        ValueError: The encoder has no blocks of ours, whose MLP "attention_mlp" repeats.
+        ValueError: "attention_mlp" is given, but the encoder has no `Block` that defines the MLP.
     """
     dim: int = encoder.dim  # type: ignore[assignment]
     if pool == "attention":
@@ -60,7 +60,7 @@ def attention_pool(encoder: nn.Module, pool: Pool, num_heads: int) -> AttentionP
 
 
 def default_pool(encoder: nn.Module) -> Pool:
-    """The pooling of an encoder that no head says how to pool: its class token, or the mean of its states."""
+    """Default pooling of an encoder without a head: the class token if it has one, else the mean of its states."""
     return "mean" if getattr(encoder, "class_token", None) is None else "class"
 
 

@@ -7,18 +7,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-PLACE = -1  # stands among token ids where a state stands in the sequence
+PLACE = -1  # takes the place of a token id where the sequence has a state
 
 
 @dataclass
 class Context:
-    """Encoder states and their mask; for a decoder that takes them as a prefix, tokens may stand between them.
+    """Encoder states and their mask; for a decoder with a prefix, there may be tokens between the states.
 
-    The last token of such a prompt is the one that a text begins with.
+    Texts then begin with the last token of such a prompt.
 
     Shapes:
         states (B, S, D), mask bool (B, S), True for states that may be attended to, or None for all; tokens (B, S),
-        PLACE where a state stands, or None for states alone
+        PLACE for a state, or None for states only
     """
 
     states: Tensor
@@ -68,19 +68,19 @@ class Context:
 
     @property
     def seen(self) -> Tensor | None:
-        """States that texts attend to, (B, S), which is all but the token that they begin with; None for all."""
+        """Mask of the states that texts attend to, (B, S): all but the token that texts begin with; None for all."""
         if self.tokens is None:
             return self.mask
         return self.full_mask & (torch.arange(self.states.shape[1], device=self.states.device) != self.last[:, None])
 
 
 def interleaved(rows: Sequence[Sequence[int]], states: Tensor) -> Context:
-    """A context of tokens with states between them, which take the places of all rows one after another.
+    """Creates a context of tokens with states between them; the states fill the PLACEs of all rows in order.
 
     Args:
-        rows: Token ids of each row, with PLACE where a state stands.
+        rows: Token ids of each row, with PLACE for each state.
     Shapes:
-        states (number of places, D) -> states (B, S, D), mask (B, S) or None, tokens (B, S)
+        states (number of PLACEs, D) -> states (B, S, D), mask (B, S) or None, tokens (B, S)
     """
     longest = max(map(len, rows))
     tokens = torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows], device=states.device)

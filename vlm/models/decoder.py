@@ -38,7 +38,7 @@ class Decoder(TextDecoder):
         positions: Position encoding; default learned vectors.
         vocabulary_head: Output head; default the transposed token embedding (Press and Wolf 2017).
         embed_norm: Whether to normalise embeddings before the first block, as BERT and GIT do.
-        embed_scale: Factor of the token embeddings, not applied where the head reuses them (Gemma).
+        embed_scale: Factor of the token embeddings; a head that shares them is not scaled (Gemma).
         block: See BlockConfig.
     Shapes:
         tokens (B, L), segments (B, L), context states (B, S, context_dim) or None -> hidden (B, L, D)
@@ -90,8 +90,8 @@ class Decoder(TextDecoder):
 
         Args:
             bounds: Boundaries of the segments, as in `TextRows`; if given, a GPU needs no mask.
-            states: For a decoder with a prefix, states (B, L, context_dim) that stand in the row where tokens are
-                PLACE; `context` is what all segments of a row share.
+            states: For a decoder with a prefix, states (B, L, context_dim) that are read where tokens are PLACE;
+                `context` is shared by all segments of a row.
         """
         length = tokens.shape[1]
         if segments is None:
@@ -113,7 +113,7 @@ class Decoder(TextDecoder):
             return self.norm(x[:, count:])  # (B, L, D)
 
     def _row(self, places: Tensor | None, tokens: Tensor | None, states: Tensor | None) -> tuple[Tensor, PositionInfo]:
-        """The input to the blocks of a row of tokens, of states, or of states where tokens are PLACE.
+        """Input to the blocks and position information, for tokens, states, or tokens with states where they are PLACE.
 
         Args:
             places: Positions, (L,) or (B, L); None for states that have none.
@@ -125,7 +125,7 @@ class Decoder(TextDecoder):
         return x, NO_POSITIONS if places is None else self.positions.place(places, keys=x.shape[1])
 
     def _joined(self, places: Tensor | None, tokens: Tensor | None, states: Tensor) -> Tensor:
-        """States, or tokens with states where they are PLACE, as the blocks take them: (B, L, D)."""
+        """Input to the blocks for states, or for tokens with states where they are PLACE: (B, L, D)."""
         if self.prefix is None:
             raise ValueError("states in a row of text need a decoder with a prefix")
         x = self.prefix(states)
@@ -136,7 +136,7 @@ class Decoder(TextDecoder):
         return torch.where((tokens == PLACE)[..., None], x, self.embed(tokens.clamp(min=0), places))
 
     def _through(self, x: Tensor, position: PositionInfo, mask: Mask, context: Context | None = None) -> Tensor:
-        """The blocks, with context for cross-attention."""
+        """Runs the blocks, with context for cross-attention."""
         states, context_mask = (None, None) if context is None else (context.states, context.mask)
         for block in self._blocks():
             x = block(x, mask, position, context=block.keys_values(states), context_mask=context_mask)
@@ -161,7 +161,7 @@ class Decoder(TextDecoder):
             return None
         with recorded(layer) as [records]:
             self(tokens, None, context)
-        # (B, N, L, S), or of a prefix (B, N, S + L, S + L) -> (B, L, S)
+        # (B, N, L, S), or with a prefix (B, N, S + L, S + L) -> (B, L, S)
         return records[-1].mean(1)[:, -tokens.shape[1] :, : context.states.shape[1]]
 
     def flop(self, image_size: ImageSize = 0) -> Flop:
@@ -184,7 +184,7 @@ class Decoder(TextDecoder):
         starts: Tensor | None = None,
         beams: int | None = None,
     ) -> DecodeState:
-        """As `TextDecoder.start`.
+        """Like `TextDecoder.start`.
 
         Raises:
             ValueError: max_len exceeds the decoder's number of positions.
@@ -217,7 +217,7 @@ class Decoder(TextDecoder):
         return ReadContext([(keys[:, :, :-1], values[:, :, :-1]) for keys, values in pairs], None, first)
 
     def _read(self, x: Tensor, position: PositionInfo, mask: Tensor | None) -> list[KeysValues]:
-        """Keys and values of a prefix (B, S, D) in each block: a step of S tokens that attend to one another."""
+        """Keys and values of a prefix (B, S, D) in each block, computed as a step of S tokens."""
         assert self.prefix is not None
         rows, count = x.shape[:2]
         caches = self._caches(rows, count, x)
@@ -234,10 +234,10 @@ class Decoder(TextDecoder):
         return [(cache.keys, cache.values) for cache in caches]
 
     def step(self, tokens: Tensor, state: State, states: Tensor | None = None) -> Tensor:
-        """As `TextDecoder.step`.
+        """Like `TextDecoder.step`.
 
         Args:
-            states: For a decoder with a prefix, states (R, L, context_dim) that stand where tokens are PLACE.
+            states: For a decoder with a prefix, states (R, L, context_dim) that are read where tokens are PLACE.
         """
         assert isinstance(state, DecodeState)
         positions, inputs = state.look(self.positions, tokens.shape[1])

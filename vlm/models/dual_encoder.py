@@ -19,7 +19,7 @@ from vlm.nn.image_size import ImageSize
 from vlm.nn.position import positions_within
 
 TEMPERATURE = 0.07  # initial value
-SIGMOID_TEMPERATURE, SIGMOID_BIAS = 0.1, -10.0  # of pairs that are judged alone: most of them do not match
+SIGMOID_TEMPERATURE, SIGMOID_BIAS = 0.1, -10.0  # initial values for independent pairs, most of which do not match
 LEAST, MOST = 0.0, math.log(100)  # range of the log scale
 
 
@@ -31,22 +31,23 @@ class DualEncoder(nn.Module):
 
     Args:
         encoder: Images (B, 3, H, W) -> Context; its attribute `dim` is its width.
-        text_encoder: The text encoder, bidirectional or causal as CLIP's.
+        text_encoder: The text encoder, bidirectional or causal (CLIP).
         embed_dim: Width E of the embeddings.
         pool: Pooling of the image's states, see PoolingClassifier.
         pool_heads: Number of heads of the attention pooling.
-        text_pool: Which token's state is the text's: "first", or "last" as in CLIP.
-        text_fill: Token that fills each text, without its begin token, to the text encoder's max_len, and that all
-            tokens see, as in SigLIP; None to leave texts as they are.
+        text_pool: Token whose state represents the text: "first", or "last" as in CLIP.
+        text_fill: Token that pads each text, without its begin token, to the text encoder's max_len; it is not masked,
+            as in SigLIP. None for no padding.
         text_bias: Whether the projection of texts has biases.
-        image_projection: Whether pooled images are projected; else E is their width.
-        sigmoid: Whether each pair is judged alone, with a learned bias, as in SigLIP; else among the pairs of a batch.
+        image_projection: Whether pooled images are projected; if not, E must be their width.
+        sigmoid: Whether each pair is classified independently, with a learned bias, as in SigLIP; else relative to the
+            other pairs of a batch, as in CLIP.
     Shapes:
         images (B, 3, H, W) normalised, or their cached features, tokens (R, L), segments (R, L),
         places (T,): indices of the texts' first tokens in the flattened rows
         -> images (B, E), texts (T, E), of norm 1, and the scale (1,) of their products
     Raises:
-        ValueError: The encoder has no class token, but the pooling needs one; or E is not an unprojected image's width.
+        ValueError: The encoder lacks the token that the pooling needs, or E is not the width of unprojected images.
     """
 
     def __init__(
@@ -121,7 +122,7 @@ class DualEncoder(nn.Module):
         return F.normalize(self.text_projection(states).float(), dim=-1)
 
     def _filled(self, tokens: Tensor, segments: Tensor, places: Tensor, fill: int) -> Tensor:
-        """The texts of packed rows, a row each, without begin tokens: (R, L) -> (T, max_len)."""
+        """Unpacks texts into one row each, without begin tokens, padded with `fill`: (R, L) -> (T, max_len)."""
         begins = torch.zeros_like(tokens).flatten()
         begins[places] = 1
         position = positions_within(segments).flatten() - 1
@@ -131,7 +132,7 @@ class DualEncoder(nn.Module):
         return rows[_ranks(places)]
 
     def likelihoods(self, images: Tensor, texts: Tensor) -> Tensor:
-        """Probabilities of texts (T, E) for images (B, E): among all of them, or of each alone if `sigmoid`: (B, T)."""
+        """Probabilities of texts (T, E) for images (B, E): among all texts, or of each alone if `sigmoid`: (B, T)."""
         logits = (self.scale.detach() * images @ texts.T).double()
         return logits.softmax(-1) if self.bias is None else (logits + self.bias.detach().double()).sigmoid()
 
@@ -150,5 +151,5 @@ class DualEncoder(nn.Module):
 
 
 def _ranks(numbers: Tensor) -> Tensor:
-    """Place of each number among them in ascending order: (T,) -> (T,)."""
+    """Rank of each number in ascending order: (T,) -> (T,)."""
     return numbers.argsort().argsort()

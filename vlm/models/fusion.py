@@ -1,4 +1,4 @@
-"""Fusion inside the sequence: the context stands before the text. (Cross-attention is part of the blocks.)"""
+"""Fusion inside the sequence: the context precedes the text. (Cross-attention is part of the blocks.)"""
 
 import torch
 from torch import Tensor, nn
@@ -9,7 +9,7 @@ from vlm.nn.position import Positions
 
 
 class Prefix(nn.Module):
-    """Context states, or tokens with states between them, as the beginning of a decoder's sequence.
+    """Context states, possibly with tokens between them, as the beginning of a decoder's sequence.
 
     They pass through all blocks and are visible to every text of their row (GIT: Wang et al. 2022; LLaVA: Liu et al.
     2023; PaliGemma: Beyer et al. 2024).
@@ -17,12 +17,12 @@ class Prefix(nn.Module):
     Args:
         dim: Width D of the decoder.
         context_dim: Width of the context's states; they are projected to D if it differs.
-        project: Whether to project them even if the widths are equal, as GIT does.
+        project: Whether to project them even if the widths are equal, as in GIT.
         norm: Whether to normalise states before the blocks, as GIT does.
         norm_eps: Epsilon of that norm.
         counted: Whether states occupy the first positions and the text continues after them, as in PaliGemma; else they
             have no positions and the text starts at 0, as in GIT.
-        causal: Whether what stands before the text attends to what is before it, as in LLaVA, else to all of itself.
+        causal: Whether the prefix attends causally, as in LLaVA; else each of its states attends to all of them.
     Shapes:
         states (B, S, context_dim) -> (B, S, D)
     """

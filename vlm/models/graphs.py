@@ -6,7 +6,7 @@ and values of all tokens so far, which the next step takes:
 
     past.0.keys (B, N, P, K)  +  tokens (B, L)  ->  present.0.keys (B, N, P + L, K)
 
-Beams are rows: a search repeats the encoder's outputs for each, and reorders the rows of what is past.
+Beams are rows: a search repeats the encoder's outputs for each beam, and reorders the rows of past keys and values.
 """
 
 from collections.abc import Callable, Mapping
@@ -35,19 +35,19 @@ from vlm.nn.spelling import Spelling
 from vlm.nn.step.block import StepBlock, StepInputs
 from vlm.nn.step.cache import GrowingCache
 
-# Parts that no graph computes, and why.
+# Modules without a graph, and why.
 UNTRACED: dict[type[nn.Module], str] = {
     HiddenStateDecoder: "it keeps a hidden state in place of keys and values",
     RecurrentEncoder: "it reads token by token",
     Spelling: "its rows of bytes depend on the words",
 }
 POOLINGS: dict[str, Pool] = {"mean": "mean", "first": "class"}
-# Lengths in the example that a graph is traced with; they differ, so that none is taken for another.
+# Lengths of the example that a graph is traced with; they are distinct, so that none is confused with another.
 LENGTHS = {"batch": 2, "tokens": 3, "past": 4, "states": 5, "length": 6, "gaps": 7}
 
 
 class Port(NamedTuple):
-    """Type and shape of an input or output; an axis named in LENGTHS has any length."""
+    """Type and shape of an input or output; an axis named in LENGTHS is dynamic."""
 
     dtype: torch.dtype
     shape: tuple[int | str, ...]
@@ -64,8 +64,8 @@ class Graph(nn.Module):
     """A function of a model from named tensors to named tensors.
 
     Args:
-        name: Its name among the model's graphs.
-        model: Holds the weights.
+        name: Name of the graph.
+        model: Module that holds the weights.
         function: Takes the inputs by name and returns the outputs in order.
     """
 
@@ -86,7 +86,7 @@ def graphs_of(
     """The graphs of a model in evaluation mode.
 
     Args:
-        image_size: Height and width of the images that it reads, or one number; None for a model of texts.
+        image_size: Height and width of its images, or one number; None for a model without images.
         embedding: For an encoder alone, its "pooling" (a name in POOLINGS) and whether to "normalize" vectors.
     Raises:
         UserError: There is no graph for a part of the model; the message names it.
@@ -121,8 +121,8 @@ def step_graph(decoder: Decoder, *, states: int | str = 0, masked: bool = False)
     """The decode step of a decoder, "step".
 
     Args:
-        states: Number S of states of its context; a prefix is part of what is past.
-        masked: Whether texts attend to a part of the context only.
+        states: Number S of context states; a prefix is part of the past keys and values.
+        masked: Whether texts attend to only a part of the context.
     Shapes:
         tokens (B, L), right-aligned; starts (B,): columns before a row's first token; past.N.keys and past.N.values
         (B, N, P, K), P = 0 at first; context_mask (B, S); context.N.keys and context.N.values (B, N, S, K)
@@ -159,13 +159,13 @@ def step_inputs(
     """Positions (B, L) of the next tokens, and the inputs of their step.
 
     Args:
-        starts: Columns after the prefix that stand before each row's first token, (B,).
+        starts: Number of columns after the prefix that precede each row's first token, (B,).
         past: Number of columns before these tokens, the prefix's included.
         first: Position of a text's first token.
     """
     columns = torch.arange(past + length, device=starts.device)
     own, begins = columns[past:], prefix + starts[:, None]  # (L,), (B, 1)
-    # Padding before a text sees itself: no row of weights is empty.
+    # Padding before a text attends to itself, so that no row of weights is empty.
     seen = (columns < prefix) | (columns >= torch.minimum(begins, own)[..., None])  # (B, L, P + L)
     bias = as_bias(seen & (columns <= own[:, None]), torch.empty(0, device=starts.device))[:, None]
     at = (own - begins).clamp(min=0) + first  # (B, L)
@@ -188,7 +188,7 @@ def _cached(decoder: Decoder, name: str, length: int | str) -> Ports:
 
 
 def _writer_graphs(model: EncoderDecoder, images: Ports) -> list[Graph]:
-    """The encoder and the step of a model that writes texts."""
+    """Encoder and step graphs of a model that generates text."""
     decoder: Any = model.decoder
     readers = [part for part in (model.encoder, getattr(model, "image_encoder", None)) if part is not None]
     text = next((part for part in readers if isinstance(part, TextEncoder)), None)
@@ -215,18 +215,18 @@ def _writer_graphs(model: EncoderDecoder, images: Ports) -> list[Graph]:
     step = step_graph(decoder, states=states, masked=masked)
     outputs = {name: port for name, port in step.inputs.items() if name.startswith("context")}
     used = [decoder] if decoder.prefix is not None else [block.cross_attn for block in decoder.blocks]
-    reading = nn.ModuleList([*readers, *used])  # the file holds no more weights than these
+    reading = nn.ModuleList([*readers, *used])  # so that the file holds only these weights
     return [Graph("encoder", reading, encoder, inputs, outputs or _cached(decoder, "past", states)), step]
 
 
 def _images(model: nn.Module, size: ImageSize) -> Ports:
-    """Normalised images, one or several a record."""
+    """Port of normalised images, one or several per record."""
     several = getattr(getattr(model, "encoder", model), "count", None)
     return {"images": Port(torch.float32, ("batch", *([several] if several else []), 3, *sides(size)))}
 
 
 def _texts(encoder: Any) -> Ports:
-    """Texts as an encoder reads them, filled up to one length; the mask is False after the end of each."""
+    """Ports of texts for an encoder, padded to one length; the mask is False after each text's end."""
     whole = ("batch", "length")
     types = {} if encoder.type_embed is None else {"types": Port(torch.int64, whole)}
     return {"tokens": Port(torch.int64, whole), "mask": Port(torch.bool, whole)} | types
@@ -237,7 +237,7 @@ def _context(encoder: Any, tensors: Mapping[str, Tensor]) -> Context:
 
 
 def _classifier_graph(model: Classifier | SequenceClassifier, inputs: Ports) -> Graph:
-    """Logits of classes, and the vector that they are computed of, which is the input's embedding."""
+    """Graph of class logits and of the pooled vector, which is the input's embedding."""
 
     def function(**tensors: Tensor) -> tuple[Tensor, ...]:
         pooled = model.pooled(_context(model.encoder, tensors))
@@ -257,7 +257,7 @@ def _tagger_graph(model: TokenClassifier) -> Graph:
 
 
 def _filler_graph(model: MaskedLanguageModel) -> Graph:
-    """Logits of the tokens at some places: indices in the flattened rows."""
+    """Graph of the logits of tokens at some places, which are indices in the flattened rows."""
 
     def function(places: Tensor, **texts: Tensor) -> tuple[Tensor, ...]:
         states = _context(model.encoder, texts).states.flatten(0, 1)  # (B * L, D)
@@ -268,7 +268,7 @@ def _filler_graph(model: MaskedLanguageModel) -> Graph:
 
 
 def _dual_graphs(model: DualEncoder, images: Ports) -> list[Graph]:
-    """Embeddings of images, and those of texts, of norm 1."""
+    """Graphs of the embeddings of images and of texts, of norm 1."""
     of_texts: Any = model.text_encoder
     last, fill = model.text_pool == "last", model.text_fill
 
@@ -276,7 +276,7 @@ def _dual_graphs(model: DualEncoder, images: Ports) -> list[Graph]:
         return (model.embed_images(images),)
 
     def embed_texts(tokens: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
-        if fill is not None:  # all tokens see what fills a text, from which its begin is taken
+        if fill is not None:  # padding is not masked; the begin token is removed
             tokens = F.pad(
                 torch.where(mask, tokens, fill)[:, 1:], (0, of_texts.max_len + 1 - tokens.shape[1]), value=fill
             )
@@ -295,9 +295,9 @@ def _dual_graphs(model: DualEncoder, images: Ports) -> list[Graph]:
 
 
 def _encoder_graph(model: Any, inputs: Ports, stated: Mapping[str, Any]) -> Graph:
-    """An encoder's states and their pooled vector, as `vlm embed` gives it."""
+    """Graph of an encoder's states and their pooled vector, as `vlm embed` computes it."""
     pool = POOLINGS[stated["pooling"]] if stated.get("pooling") else default_pool(model)
-    whole = isinstance(model, TimmEncoder) and not stated.get("pooling")  # timm pools by itself
+    whole = isinstance(model, TimmEncoder) and not stated.get("pooling")  # timm has its own pooling
 
     def function(**tensors: Tensor) -> tuple[Tensor, ...]:
         context = _context(model, tensors)

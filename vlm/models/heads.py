@@ -1,4 +1,4 @@
-"""Output heads of language models, apart from the plain token embedding."""
+"""Output heads of language models other than the plain token embedding."""
 
 from typing import Annotated
 

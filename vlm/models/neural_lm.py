@@ -18,17 +18,17 @@ from vlm.nn.step.state import ReadContext
 class NeuralLanguageModel(HiddenStateDecoder):
     """Feed-forward language model (Bengio et al. 2003, section 2): y = b + W x + U tanh(d + H x).
 
-    x joins the vectors C(w) of the last n - 1 words; words before the text's first are zeros. W is the paper's optional
-    direct connection.
+    x concatenates the vectors C(w) of the last n - 1 words, with zeros before the beginning of a text. W is the paper's
+    optional direct connection.
 
     Args:
         vocab_size: Size V of the tokenizer's vocabulary.
-        max_len: The longest segment, in tokens.
-        order: The n of its n-grams: each word is predicted from n - 1 words.
+        max_len: Maximum number of tokens of a segment.
+        order: Order n of the n-grams: each word is predicted from n - 1 words.
         embed_dim: Width m of the word vectors C.
         dim: Width h of the hidden layer.
-        direct: Whether words are connected to the output directly too.
-        dropout: Rate of dropout on the hidden layer's input; the paper has none.
+        direct: Whether to also connect words directly to the output.
+        dropout: Dropout rate of the hidden layer's input; the paper has none.
     Shapes:
         tokens (B, L), segments (B, L) -> hidden (B, L, h), or with direct (B, L, h + (n - 1) m)
     """
@@ -77,7 +77,7 @@ class NeuralLanguageModel(HiddenStateDecoder):
         return self._read(window.masked_fill(places[..., None] < back, -1))
 
     def _read(self, window: Tensor) -> Tensor:
-        """Hidden states after windows of words, the newest first, -1 for none: (..., n - 1) -> (..., width)."""
+        """Hidden states after windows of words, newest first, -1 for no word: (..., n - 1) -> (..., width)."""
         vectors = self.token_embed(window.clamp(min=0)) * (window >= 0)[..., None]
         x = self.dropout(vectors.flatten(-2))  # (..., (n - 1) m)
         hidden = torch.tanh(self.hidden(x))

@@ -1,4 +1,4 @@
-"""From an encoder's states to what a decoder reads inside its text."""
+"""Projectors from an encoder's states to the inputs of a decoder."""
 
 from typing import Literal
 
@@ -11,18 +11,18 @@ from vlm.nn.image_size import ImageSize, grid_of
 
 
 class LinearProjector(nn.Module):
-    """A linear layer, after squares of neighbouring states are joined to one (PaliGemma; pixel shuffle: Idefics3).
+    """A linear layer; squares of neighbouring states may be concatenated first (PaliGemma; pixel shuffle: Idefics3).
 
     Args:
         context_dim: Width C of the encoder's states.
         dim: Width D of the decoder.
         shuffle: Side of these squares; 1 for none.
         bias: Whether the layer has biases.
-        image_size: Height and width of the images, whose proportions are those of the grid of states.
+        image_size: Height and width of the images; the grid of states has the same proportions.
     Shapes:
         states (B, S, C), row by row of a grid if shuffle > 1 -> (B, S / shuffle², D)
     Raises:
-        UserError: The states are no grid, or its sides no multiples of shuffle.
+        UserError: The states do not form a grid, or its sides are not multiples of shuffle.
     """
 
     def __init__(
@@ -74,13 +74,13 @@ class MLPProjector(nn.Module):
 
 
 class ProjectedEncoder(nn.Module):
-    """An encoder of images whose states a projector brings to the decoder's width.
+    """An image encoder followed by a projector to the decoder's width.
 
     Args:
-        backbone: Images (B, 3, H, W) -> Context, none of its states masked.
-        projector: Its states -> (B, S, D).
+        backbone: Images (B, 3, H, W) -> Context without masked states.
+        projector: States of the backbone -> (B, S, D).
         dim: Width D.
-        drop: Number of first states that are left out, such as a class token.
+        drop: Number of leading states to drop, such as a class token.
     Shapes:
         images (B, 3, H, W), normalised -> Context, states (B, S, D); (B, K, 3, H, W) of several -> (B, K * S, D)
     """

@@ -1,4 +1,4 @@
-"""Recurrent encoders and decoders: what was used before transformers."""
+"""Recurrent encoders and decoders, the predecessors of transformers."""
 
 from collections.abc import Sequence
 from typing import Literal, cast
@@ -27,14 +27,14 @@ class RecurrentEncoder(nn.Module):
 
     Args:
         vocab_size: Size V of the tokenizer's vocabulary.
-        max_len: The longest text, in tokens.
-        dim: Width D of the states; with both directions each has D / 2.
+        max_len: Maximum number of tokens of a text.
+        dim: Width D of the states; each of two directions has D / 2.
         depth: Number of layers.
         cell: lstm (Hochreiter and Schmidhuber 1997) or gru (Cho et al. 2014).
-        directions: both (Schuster and Paliwal 1997), forward, or backward: from the end, as
+        directions: "both" (Schuster and Paliwal 1997), "forward", or "backward": from the end, as
             Sutskever et al. (2014) read sources.
-        token_types: Number of types of tokens, such as those of the two texts of a pair; None for one.
-        dropout: Rate of dropout on embeddings and between layers.
+        token_types: Number of token types, such as first and second text of a pair; None for no type embedding.
+        dropout: Dropout rate of embeddings and between layers.
     Shapes:
         tokens (B, L), segments (B, L) or None, types (B, L) or None -> Context, states (B, L, D), mask (B, L) or None
     """
@@ -83,14 +83,14 @@ class RecurrentEncoder(nn.Module):
 
 
 class Bridge(nn.Module):
-    """The first hidden states of a decoder, from what its encoder ended with.
+    """Computes the first hidden states of a decoder from the final states of its encoder.
 
     Args:
         context_dim: Width of the encoder's states.
-        dim: Width D of the decoder's.
-        count: Number of tensors to make.
-        source: Directions of the encoder: the state after all of the text is the last one, read backward the first, of
-            both directions half of each. mean: the mean of all states, as for images (Xu et al. 2015, section 3.1.2).
+        dim: Width D of the decoder's states.
+        count: Number of tensors to compute.
+        source: Direction of the encoder: "forward" takes the last state, "backward" the first, "both" half of each.
+            "mean" takes the mean of all states, as for images (Xu et al. 2015, section 3.1.2).
     Shapes:
         states (B, S, context_dim) -> count of (B, D)
     """
@@ -105,7 +105,7 @@ class Bridge(nn.Module):
         return [torch.tanh(projection(summary)) for projection in self.projections]
 
     def summary(self, context: Context) -> Tensor:
-        """One vector of all states: (B, context_dim)."""
+        """Summarises all states in one vector: (B, context_dim)."""
         states, seen = context.states, context.full_mask
         if self.source == "mean":
             return (states * seen[..., None]).sum(1) / seen.sum(1, keepdim=True).clamp(min=1)
@@ -117,20 +117,20 @@ class Bridge(nn.Module):
 
 
 class RecurrentDecoder(HiddenStateDecoder):
-    """Decoder of LSTM or GRU layers (Sutskever et al. 2014): all of its context is in its first hidden states.
+    """Decoder of LSTM or GRU layers (Sutskever et al. 2014), which sees its context only in its first hidden states.
 
     Without context_dim it is a language model.
 
     Args:
         vocab_size: Size V of the tokenizer's vocabulary.
-        max_len: The longest segment, in tokens.
+        max_len: Maximum number of tokens of a segment.
         dim: Width D of embeddings and hidden states.
         depth: Number of layers.
         cell: lstm or gru.
         context_dim: Width of the encoder's states; None for a language model.
-        source: As in Bridge.
-        vocabulary_head: Head; by default the embedding of tokens.
-        dropout: Rate of dropout on embeddings, between layers and before the head.
+        source: See Bridge.
+        vocabulary_head: Output head; default the transposed token embedding.
+        dropout: Dropout rate of embeddings, between layers and before the head.
     Shapes:
         tokens (B, L), segments (B, L), context states (B, S, context_dim) or None -> hidden (B, L, D)
     """
@@ -152,7 +152,7 @@ class RecurrentDecoder(HiddenStateDecoder):
         self.max_len, self.dim, self.context_dim = max_len, dim, context_dim
         self.token_embed = ScaledEmbedding(vocab_size, dim)
         self.layers = nn.ModuleList(LAYERS[cell](dim, dim, batch_first=True) for _ in range(depth))
-        self.parts = 2 if cell == "lstm" else 1  # tensors of a layer's hidden state
+        self.parts = 2 if cell == "lstm" else 1  # number of tensors in a layer's hidden state
         count = depth * self.parts
         self.bridge = (
             None if context_dim is None else Bridge(context_dim=context_dim, dim=dim, count=count, source=source)
@@ -169,7 +169,7 @@ class RecurrentDecoder(HiddenStateDecoder):
     ) -> Tensor:
         texts, begin = unpacked(tokens, segments), self.read(context).hidden
         hidden = [one.expand(len(tokens), -1)[texts.rows] for one in begin]
-        x, _ = self._run(texts.take(self.token_embed(tokens)), hidden)  # padding after a text changes nothing in it
+        x, _ = self._run(texts.take(self.token_embed(tokens)), hidden)  # padding after a text does not affect it
         return texts.put(self.dropout(x), tokens.shape)
 
     def read(self, context: Context | None) -> ReadContext:
@@ -184,7 +184,7 @@ class RecurrentDecoder(HiddenStateDecoder):
         return x.view(*tokens.shape, -1), [one.unflatten(0, tokens.shape) for one in after]
 
     def _run(self, x: Tensor, hidden: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
-        """All layers over texts (T, M, D), from their hidden tensors (T, D) to those after the last token."""
+        """Runs all layers over texts (T, M, D) from hidden tensors (T, D); returns outputs and final hidden ones."""
         after: list[Tensor] = []
         for at, layer in enumerate(self.layers):
             begin = [one[None].contiguous() for one in hidden[at * self.parts : (at + 1) * self.parts]]

@@ -24,7 +24,7 @@ Memory = tuple[Tensor, Tensor, Tensor | None]  # keys, values and mask of a cont
 
 
 class SoftAttentionOptions(TypedDict):
-    """Arguments that all decoders with soft attention share; `SoftAttentionDecoder` describes them."""
+    """Arguments that all decoders with soft attention share; `SoftAttentionDecoder` documents them."""
 
     vocab_size: Injected[int]
     max_len: Count
@@ -36,18 +36,18 @@ class SoftAttentionOptions(TypedDict):
 
 
 class SoftAttentionDecoder(HiddenStateDecoder):
-    """A recurrent decoder that attends to all states of its context before each token; subclasses are the papers'.
+    """Base of recurrent decoders that attend to all context states before each token; a subclass follows each paper.
 
     Args:
         vocab_size: Size V of the tokenizer's vocabulary.
-        max_len: The longest segment, in tokens.
+        max_len: Maximum number of tokens of a segment.
         dim: Width D of embeddings and hidden states.
         attention_dim: Width A of the attention's hidden layer.
         context_dim: Width C of the encoder's states.
-        source: As in Bridge.
+        source: See Bridge.
         cell: gru or lstm.
-        vocabulary_head: Head; by default the embedding of tokens.
-        dropout: Rate of dropout on embeddings and before the head.
+        vocabulary_head: Output head; default the transposed token embedding.
+        dropout: Dropout rate of embeddings and before the head.
     Shapes:
         tokens (B, L), segments (B, L), context states (B, S, C) -> hidden (B, L, D)
     """
@@ -78,16 +78,16 @@ class SoftAttentionDecoder(HiddenStateDecoder):
 
     @abstractmethod
     def readout(self, embedded: Tensor, state: Tensor, glimpse: Tensor) -> Tensor:
-        """What the head reads after a token: (..., D), (..., D), (..., C) -> (..., D)."""
+        """The head's input after a token: (..., D), (..., D), (..., C) -> (..., D)."""
 
     def gated(self, state: Tensor, glimpse: Tensor) -> Tensor:
-        """What of the context enters the cell: (..., D), (..., C) -> (..., C)."""
+        """The part of the attended context that enters the cell: (..., D), (..., C) -> (..., C)."""
         return glimpse
 
     def _advance(
         self, embedded: Tensor, hidden: Sequence[Tensor], memory: Memory
     ) -> tuple[list[Tensor], Tensor, Tensor]:
-        """One token: embedded (B, G, D), hidden (B, G, D) each -> hidden, glimpse (B, G, C), weights (B, G, S)."""
+        """Reads a token: embedded (B, G, D), hidden (B, G, D) each -> hidden, glimpse (B, G, C), weights (B, G, S)."""
         glimpse, weights = self.search(hidden[0], *memory)
         glimpse = self.gated(hidden[0], glimpse)
         inputs, before = torch.cat([embedded, glimpse], -1).flatten(0, 1), [one.flatten(0, 1) for one in hidden]
@@ -107,7 +107,7 @@ class SoftAttentionDecoder(HiddenStateDecoder):
         return self.attend(tokens, None, context)[1]
 
     def attend(self, tokens: Tensor, segments: Tensor | None, context: Context | None) -> tuple[Tensor, Tensor]:
-        """Hidden states as `forward`, and the weights by which tokens attended to the context: (B, L, D), (B, L, S)."""
+        """Hidden states as from `forward`, and attention weights over the context: (B, L, D), (B, L, S)."""
         texts, read = unpacked(tokens, segments), self.read(context)
         embedded = self.dropout(self.token_embed(tokens))
         hidden = [one[texts.rows][:, None] for one in read.hidden]  # (T, 1, D)
@@ -133,7 +133,7 @@ class SoftAttentionDecoder(HiddenStateDecoder):
         return self.readout(embedded, hidden[0], glimpse), hidden
 
     def flop(self, image_size: ImageSize = 0) -> Flop:
-        """Operations, less those of the bridge, once a text."""
+        """Operations; those of the bridge, once per text, are not counted."""
         other = ("token_embed", "vocabulary_head", "bridge", "search.key", "search.score")
         weights = [one for name, one in self.named_parameters() if one.ndim == 2 and not name.startswith(other)]
         key = self.search.key.weight  # (A, C)
@@ -153,7 +153,7 @@ def _memory(context: Sequence[KeysValues | None], mask: Tensor | None) -> Memory
 
 
 class BahdanauDecoder(SoftAttentionDecoder):
-    """The decoder of Bahdanau et al. (2015, appendix A.2.2): a GRU that reads the last word and the searched context.
+    """The decoder of Bahdanau et al. (2015, appendix A.2.2): a GRU reads the last word and the attended context.
 
     Its readout is a layer of maxout units over the state, the word and the context. The GRU is PyTorch's, which applies
     the reset gate after the recurrent product.
@@ -171,7 +171,7 @@ class BahdanauDecoder(SoftAttentionDecoder):
 class ShowAttendTellDecoder(SoftAttentionDecoder):
     """The decoder of Show, Attend and Tell (Xu et al. 2015, section 3.1.2) with deterministic soft attention.
 
-    An LSTM reads the last word and the attended states, scaled by a gate of its state before (section 4.2.1).
+    An LSTM reads the last word and the attended states, scaled by a gate of the previous state (section 4.2.1).
     """
 
     def __init__(

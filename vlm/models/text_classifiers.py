@@ -22,8 +22,8 @@ class SequenceClassifier(PoolingClassifier):
     Args:
         encoder: The text encoder.
         pool: See PoolingClassifier; "class" takes the state of the text's first token.
-        transform: Whether to apply a linear layer and a tanh to the pooled state first (BERT's pooler); "relu" for that
-            in the tanh's place.
+        transform: Whether to apply a linear layer and a tanh to the pooled state first (BERT's pooler); "relu" for ReLU
+            instead of tanh.
         others: See PoolingClassifier.
     Shapes:
         tokens (B, L), segments (B, L) or None, types (B, L) or None, layout (N, S) as in InputRows, or None

@@ -1,4 +1,4 @@
-"""What tasks and decoding use of a causal text decoder, whether it is a transformer or one of its forerunners."""
+"""The interface of causal text decoders that tasks and decoding use, for transformers and recurrent models."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -47,7 +47,7 @@ class TextDecoder(nn.Module):
     @property
     @abstractmethod
     def takes_context(self) -> bool:
-        """Whether the decoder takes the states of an encoder."""
+        """True if the decoder takes the states of an encoder."""
 
     def head(self, hidden: Tensor) -> Tensor:
         """Logits over the vocabulary: (..., D) -> (..., V). Called only for positions that need them."""
@@ -64,7 +64,7 @@ class TextDecoder(nn.Module):
         """Operations, as in `vlm.models.flop`."""
 
     def attention(self, tokens: Tensor, context: Context) -> Tensor | None:
-        """The weights by which each token attends to its context in the last layer, the mean of its heads.
+        """Attention weights of each token over its context in the last layer, averaged over heads.
 
         None for a decoder without attention.
 
@@ -92,7 +92,7 @@ class TextDecoder(nn.Module):
 
     @abstractmethod
     def read(self, context: Context | None) -> ReadContext:
-        """What the steps of all texts of a context need of it, computed once."""
+        """The part of the context that all steps need, computed once."""
 
     @abstractmethod
     def step(self, tokens: Tensor, state: State) -> Tensor:
@@ -100,7 +100,7 @@ class TextDecoder(nn.Module):
 
 
 class HiddenStateDecoder(TextDecoder):
-    """Base of decoders that remember a text by a fixed number of tensors, its hidden state, instead of a cache.
+    """Base of decoders that represent a text by a fixed number of tensors, the hidden state, instead of a cache.
 
     Attributes:
         context_dim: Width of the context's states; None for a language model.
@@ -114,7 +114,7 @@ class HiddenStateDecoder(TextDecoder):
 
     @abstractmethod
     def read_token(self, tokens: Tensor, state: HiddenState) -> tuple[Tensor, Sequence[Tensor]]:
-        """Reads a token of each beam: tokens (B, G) -> outputs (B, G, D), the hidden tensors after it."""
+        """Reads a token of each beam: tokens (B, G) -> outputs (B, G, D) and the new hidden tensors."""
 
     def start(
         self,

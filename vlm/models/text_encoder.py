@@ -32,7 +32,7 @@ class TextEncoder(nn.Module):
         token_dropout: Probability of zeroing a token's embedding in training, leaving its position (word dropout: Iyyer
             et al. 2015; Gal and Ghahramani 2016).
         positions: Position encoding; default learned vectors.
-        spelling: Reads the spelling of words, which is added to the embeddings of their tokens.
+        spelling: Encodes the spelling of words; added to the embeddings of their tokens.
         block: See BlockConfig.
     Shapes:
         tokens (B, L), segments (B, L) or None, types (B, L) or None -> Context, states (B, L, D), mask (B, L) or None

@@ -1,4 +1,4 @@
-"""Relative position biases that distant offsets share."""
+"""Relative position biases shared by distant offsets."""
 
 import math
 
@@ -19,8 +19,8 @@ class BucketedBias(RelativeBias):
 
     Args:
         num_heads: Number N of heads.
-        buckets: Number of biases per head. Half of them are for one offset each.
-        furthest: Offsets from here on share the last one.
+        buckets: Number of biases per head; half of those of a direction belong to a single offset each.
+        furthest: Offsets from this one on share the last bias.
         causal: Whether queries attend only to earlier tokens; else half of the buckets are for later ones.
     """
 

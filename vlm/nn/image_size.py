@@ -1,4 +1,4 @@
-"""Sizes of images: a whole number is the side of a square, two are height and width."""
+"""Sizes of images: a single number is the side of a square, two numbers are height and width."""
 
 from vlm.errors import Count
 
@@ -12,7 +12,7 @@ def sides(size: ImageSize) -> tuple[int, int]:
 
 
 def plain(size: ImageSize) -> int | list[int]:
-    """The size as configs and checkpoints hold it."""
+    """The size as stored in configs and checkpoints."""
     height, width = sides(size)
     return height if height == width else [height, width]
 
@@ -34,7 +34,7 @@ def scaled(size: ImageSize, longest: int) -> tuple[int, int]:
 
 
 def grid_of(cells: int, size: ImageSize) -> tuple[int, int] | None:
-    """Rows and columns of so many square cells that cover an image of a size; None if there is no such grid."""
+    """Rows and columns of this many square cells that cover an image of this size; None if there is no such grid."""
     height, width = sides(size)
     rows, columns = round((cells * height / width) ** 0.5), round((cells * width / height) ** 0.5)
     return (rows, columns) if cells > 0 and rows * columns == cells else None

@@ -92,7 +92,7 @@ def with_prefix(
         prefix: States of the prefix that may be attended to, (B, S); None for all.
         count: Number S of states.
         length: Number L of tokens.
-        causal: Whether a state attends to itself and earlier ones only, else to all.
+        causal: Whether a prefix state attends only to itself and earlier ones; else to all prefix states.
         seen: States that the text may attend to, (B, S), if these are not those of `prefix`.
     Shapes:
         -> bool mask (B or 1, 1, S + L, S + L)

@@ -49,11 +49,11 @@ def regridded(table: Tensor, grid: tuple[int, int], *, before: int, image_size: 
 
     Args:
         before: Number of vectors before the grid, which are copied unchanged.
-        image_size: Of the images that the table is for.
+        image_size: Size of the images that the table was trained for.
     Shapes:
         (before + old rows * columns, D) -> (before + rows * columns, D)
     Raises:
-        ValueError: The table does not hold a grid of such images.
+        ValueError: The table does not contain a grid for such images.
     """
     own = grid_of(len(table) - before, image_size)
     if own is None:
@@ -118,7 +118,7 @@ NO_POSITIONS = PositionInfo()
 
 
 class Positions(nn.Module):
-    """Base class of position encodings; itself, it encodes none, so that attention sees a set of tokens.
+    """Base class of position encodings. The base class itself encodes none, so that attention sees a set of tokens.
 
     A subclass adds vectors to the input of the stack, gives position information to its layers, or both.
 
@@ -228,7 +228,7 @@ class SinusoidalPositions(Positions):
 
 
 class SplitSinusoids(Positions):
-    """Sinusoids of which all sines stand before all cosines, added to scaled embeddings (Marian; TrOCR).
+    """Sinusoids with all sines before all cosines, added to scaled embeddings (Marian; TrOCR).
 
     Args:
         dim: Width D, even.
@@ -246,7 +246,7 @@ class SplitSinusoids(Positions):
         self.dim, self.base, self.first = dim, base, first
 
     def embed(self, positions: Tensor) -> Tensor | None:
-        # As exact as the tables that other libraries make once; an Apple GPU has no 64 bits.
+        # As precise as the precomputed tables of other libraries; Apple's GPUs have no float64.
         exact = torch.float32 if positions.device.type == "mps" else torch.float64
         halves = torch.arange(0, self.dim, 2, dtype=exact, device=positions.device)
         angles = (positions + self.first)[..., None] * self.base ** -(halves / self.dim)
@@ -259,12 +259,12 @@ class RotaryPositions(Positions):
     Args:
         head_dim: Width K of a head, even.
         base: Wavelengths run from 2π to 2π base.
-        scaling: How a model reads longer texts than it was first trained with: "linear" makes all angles smaller (Chen
-            et al. 2023), "llama3" those of long waves (Llama 3.1, 2024).
-        factor: By which angles are divided.
-        low_freq_factor, high_freq_factor: For "llama3", how often a wave fits into trained_len, below which it is
-            divided wholly, and above which not at all.
-        trained_len: Length of the texts that it was first trained with.
+        scaling: Extension to longer texts than in pretraining: "linear" reduces all angles (Chen et al. 2023), "llama3"
+            those of long waves (Llama 3.1, 2024).
+        factor: Divisor of the angles.
+        low_freq_factor, high_freq_factor: For "llama3", numbers of periods in trained_len: waves with at most the first
+            number are divided by `factor`, with at least the second unchanged, others interpolated.
+        trained_len: Length of the texts in pretraining.
     Raises:
         ValueError: head_dim is odd.
     """
@@ -292,7 +292,7 @@ class RotaryPositions(Positions):
         return PositionInfo(rotation=(cos, sin))
 
     def frequencies(self, device: torch.device | None = None) -> Tensor:
-        """Angles of the first position, (K / 2,)."""
+        """Angle per position of each pair, (K / 2,)."""
         frequencies = _frequencies(self.head_dim, self.base, device)
         if self.scaling is None:
             return frequencies
@@ -304,7 +304,7 @@ class RotaryPositions(Positions):
 
     @property
     def options(self) -> dict[str, Any]:
-        """The arguments that it was built with."""
+        """The constructor's arguments."""
         long = ("low_freq_factor", "high_freq_factor", "trained_len") if self.scaling == "llama3" else ()
         names = ("head_dim", "base", *(("scaling", "factor", *long) if self.scaling else ()))
         return {name: getattr(self, name) for name in names}
@@ -333,7 +333,7 @@ class RelativeBias(Positions):
         return PositionInfo(bias=self.weight[:, self.columns(query[:, None] - key)])  # (N, L, S)
 
     def columns(self, offsets: Tensor) -> Tensor:
-        """The column of the parameters for each offset, how far a key stands before its query."""
+        """The column of the parameters for each offset, which is the query's position minus the key's."""
         furthest = self.max_len - 1
         offsets = offsets.clamp(0 if self.causal else -furthest, furthest)
         return offsets if self.causal else offsets + furthest

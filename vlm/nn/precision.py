@@ -31,7 +31,7 @@ def why_bfloat16(device: torch.device | str) -> tuple[bool, str]:
 
 
 def why_int8(device: torch.device | str) -> tuple[bool, str]:
-    """Returns whether the device multiplies weights of 8 bits faster than of float32, and why."""
+    """Returns whether the device multiplies by 8-bit weights faster than by float32, and why."""
     if torch.device(device).type != "cpu":
         return False, "weights of 8 bits are multiplied on a CPU alone"
     from vlm.nn.step.int8 import is_supported

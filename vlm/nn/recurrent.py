@@ -1,4 +1,4 @@
-"""Recurrent layers over texts of different lengths, and the additive attention that came with them."""
+"""Recurrent layers for texts of different lengths, and additive attention."""
 
 from typing import Literal
 
@@ -12,19 +12,19 @@ CELLS: dict[str, type[nn.LSTMCell] | type[nn.GRUCell]] = {"lstm": nn.LSTMCell, "
 
 
 def run_texts(layer: nn.LSTM | nn.GRU, x: Tensor, lengths: Tensor) -> Tensor:
-    """Outputs of a recurrent layer over texts, each as if it were alone.
+    """Outputs of a recurrent layer for each text, independent of padding and of other texts.
 
     Shapes:
         x (T, M, D), lengths (T,) -> (T, M, H), zeros after each text's end
     """
-    if not len(x):  # which cannot be packed
+    if not len(x):  # an empty batch cannot be packed
         return layer(x)[0]
     packed = pack_padded_sequence(x, lengths.cpu(), batch_first=True, enforce_sorted=False)
     return pad_packed_sequence(layer(packed)[0], batch_first=True, total_length=x.shape[1])[0]
 
 
 def reversed_texts(x: Tensor, lengths: Tensor) -> Tensor:
-    """Each text from its end to its beginning; padding stays behind it.
+    """Reverses each text; padding stays at the end.
 
     Shapes:
         x (T, M, ...), lengths (T,) -> the same as x
@@ -35,9 +35,9 @@ def reversed_texts(x: Tensor, lengths: Tensor) -> Tensor:
 
 
 class ScaledEmbedding(nn.Embedding):
-    """Embedding of tokens whose matrix may be the head too: inputs of variance 1, a matrix of variance 1 / D.
+    """Token embedding whose matrix can also be the head (Vaswani et al. 2017, section 3.4).
 
-    (Vaswani et al. 2017, section 3.4.)
+    Inputs have variance 1, the matrix has variance 1 / D.
 
     Shapes:
         tokens (...) -> (..., D)
@@ -52,7 +52,7 @@ class ScaledEmbedding(nn.Embedding):
 
 
 def open_forget_gates(module: nn.Module) -> None:
-    """Starts the forget gates of all LSTMs with a bias of 1 (Jozefowicz et al. 2015)."""
+    """Initialises the forget gates of all LSTMs with a bias of 1 (Jozefowicz et al. 2015)."""
     for part in module.modules():
         if isinstance(part, nn.LSTM | nn.LSTMCell):
             for name, bias in part.named_parameters(recurse=False):

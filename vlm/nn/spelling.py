@@ -1,4 +1,4 @@
-"""Spelling of words, read by a convolution over their bytes."""
+"""Encodes the spelling of words by a convolution over their bytes."""
 
 from collections.abc import Sequence
 
@@ -10,26 +10,26 @@ from vlm.errors import Count, Injected, Rate
 from vlm.nn.dropout import Dropout
 
 SPACE = b" "
-NEVER = 254  # UTF-8 has no byte above 244, though a vocabulary may
-BYTES = NEVER + 2  # 0 where there is none, else the byte and 1
-EVEN = 32  # words and bytes of a word are rounded up to multiples of this and of 8, so that few shapes occur
+NEVER = 254  # stands for bytes from 254 on, which do not occur in UTF-8 but may in a vocabulary
+BYTES = NEVER + 2  # number of codes: 0 for no byte, else the byte plus 1
+EVEN = 32  # numbers of words and of bytes are rounded up to multiples of 32 and 8, so that few shapes occur
 
 
 class Spelling(nn.Module):
-    """A vector of each token's word, from the UTF-8 bytes of the whole word (CharWNN: dos Santos and Zadrozny 2014).
+    """A vector for each token's word, from the UTF-8 bytes of the whole word (CharWNN: dos Santos and Zadrozny 2014).
 
-    A word begins at a token whose bytes begin with a space, at each special token, and where a text begins. A
-    convolution over the word's bytes, its largest values and a linear layer give the vector, which all tokens of the
-    word have. A word that training lacks still shows its ending and its capitals.
+    A word begins at a token whose bytes begin with a space, at each special token, and at the begin of a text. A
+    convolution over the word's bytes, max pooling and a linear layer give the vector, which all tokens of the word
+    share. Even a word that does not occur in training has a known ending and capitals.
 
     Args:
         vocab_size: Size V of the tokenizer's vocabulary.
         dim: Width D of the vectors.
-        width: Channels of the convolution.
-        byte_dim: Width of the embedding of bytes.
-        kernel: Bytes that the convolution sees at once.
-        longest: Bytes of a word that are read; the end of a longer one is not.
-        dropout: Rate of dropout on the largest values.
+        width: Number of channels of the convolution.
+        byte_dim: Width of the byte embedding.
+        kernel: Number of bytes that the convolution sees at once.
+        longest: Maximum number of bytes of a word; longer words are truncated.
+        dropout: Dropout rate of the pooled values.
     Shapes:
         tokens (B, L), positions (L,) or (B, L), 0 where a text begins -> (B, L, D)
     """
@@ -55,14 +55,14 @@ class Spelling(nn.Module):
         self.register_buffer("sizes", torch.zeros(vocab_size, dtype=torch.long))
         self.register_buffer("begins", torch.ones(vocab_size, dtype=torch.bool))
         self.byte_embed = nn.Embedding(BYTES, byte_dim)
-        self.convolution = nn.Linear(kernel * byte_dim, width)  # a matrix, as optimisers of matrices expect
+        self.convolution = nn.Linear(kernel * byte_dim, width)  # a matrix, as optimisers such as Muon expect
         self.dropout = Dropout(dropout)
         self.project = nn.Linear(width, dim)
         nn.init.normal_(self.project.weight, std=0.5 * (dim * width) ** -0.5)  # about as large as embeddings of tokens
 
     @torch.no_grad()
     def learn(self, pieces: Sequence[bytes]) -> None:
-        """Takes the bytes of all tokens of the vocabulary; those of special tokens are empty."""
+        """Stores the bytes of all tokens of the vocabulary; those of special tokens are empty."""
         for id, piece in enumerate(pieces):
             known = piece[: self.longest]
             self.pieces[id, : len(known)] = torch.tensor([min(byte, NEVER) + 1 for byte in known], dtype=torch.uint8)
@@ -80,13 +80,13 @@ class Spelling(nn.Module):
         """The bytes of the words, 0 after their end, and the index of each token's word.
 
         Shapes:
-            as in forward -> words (W, M), index (B, L); W is B * L and M `longest`, or on a CPU what is needed
+            as in forward -> words (W, M), index (B, L); W is B * L and M is `longest`, on a CPU only as large as needed
         """
         begins = (self.begins[tokens] | (positions == 0)).flatten()
         sizes = self.sizes[tokens].flatten()
         owner = begins.cumsum(0) - 1  # (B * L,)
         before = sizes.cumsum(0) - sizes  # bytes of all tokens before
-        start = before - torch.where(begins, before, 0).cummax(0).values  # of a token in its word
+        start = before - torch.where(begins, before, 0).cummax(0).values  # offset of a token in its word
         at = start[:, None] + torch.arange(self.longest, device=tokens.device)  # (B * L, longest)
         pieces = self.pieces[tokens.flatten()].long()
         none = tokens.numel() * self.longest

@@ -1,4 +1,4 @@
-"""A model_type of Hugging Face: its stacks, the models of ours that it gives, their heads. Each is a module."""
+"""Defines a model_type of Hugging Face: its stacks, its models in terms of ours, their heads. Each has a module."""
 
 import importlib
 from collections.abc import Callable, Collection, Mapping
@@ -13,17 +13,17 @@ from vlm.models.pretrained.fields import Fields
 from vlm.models.pretrained.stack import Names, Part, WeightMap
 
 FOLDER = Path(__file__).parent / "architectures"
-CLASSES = 2**20  # at most
+CLASSES = 2**20  # maximum number of classes
 Spec = dict[str, Any]
-Export = tuple[dict[str, Any], dict[str, Tensor]]  # the content of config.json, and tensors
+Export = tuple[dict[str, Any], dict[str, Tensor]]  # content of config.json, and tensors
 
 
 class Model(NamedTuple):
-    """A complete model of theirs as one of ours.
+    """A complete Hugging Face model in terms of ours.
 
     Args:
-        task: The task that it is for.
-        build: Its specification, of config.json and those of its parts.
+        task: Task of the model.
+        build: Returns our model's specification, from config.json and the specifications of its parts.
     """
 
     task: str
@@ -32,14 +32,14 @@ class Model(NamedTuple):
 
 @dataclass(frozen=True)
 class ImageText:
-    """How prompts of a model show an image.
+    """The form of an image in a model's prompts.
 
     Args:
-        id_name: Field of config.json with the id of the token that stands for a state.
-        before, after: What stands around the states of an image.
-        tile: What stands before the states of a square that is cut out of it, with its row and column.
-        starts: Whether what the tokenizer puts before a text stands before a prompt.
-        form: A prompt, with IMAGE and "{}" for the instruction; None if a chat template says it.
+        id_name: Field of config.json with the id of the token that represents a state of an image.
+        before, after: Text before and after the states of an image.
+        tile: Text before the states of a square that is cut out of an image, formatted with its row and column.
+        starts: Whether prompts begin with the tokenizer's `starts`.
+        form: A prompt, with IMAGE and "{}" for the instruction; None if a chat template defines it.
         caption, question: Instructions for a caption and for an answer, the latter with "{}" for the question.
     """
 
@@ -54,7 +54,7 @@ class ImageText:
 
 
 BERT_ENDS = {"pad": "[PAD]", "bos": "[CLS]", "eos": "[SEP]"}
-IMAGE = "<image>"  # stands in a prompt for the image, in a vocabulary for each of its states
+IMAGE = "<image>"  # in a prompt it represents the image, in a vocabulary each of its states
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,19 +62,19 @@ class Architecture:
     """A model_type.
 
     Args:
-        parts: Of config.json, the stacks by their place in ours, "encoder" and "decoder".
-        models: Complete models, by the names of their classes.
-        heads: Names of the tensors around the stacks of a model of ours, by its class; of the model.
-        adjust: Change to all weights; of them and the names that a folder has.
-        generation: Options of decoding, of config.json; by default generation_config.json has them.
-        added: Pieces that its own code adds at the end of a vocabulary which lacks them.
-        renamed: Patterns of tensors' names in folders of other versions, with their names here.
-        image: How prompts show an image, for a model that reads images inside its text.
-        ends: Pieces that fill a row, begin a text and end it, where they are not BERT's and no decoder says them.
-        canonical: Whether texts are read in lower case and without punctuation.
-        bare: Whether an encoder reads texts without a token before them.
-        pairs: Whether a text and a second one are put into a row as BERT does it; False if they cannot be read.
-        export: A model of ours as one of theirs; None for a model that is of another kind.
+        parts: Returns the stacks that a config.json describes, by their place in our models, such as "encoder".
+        models: Complete models by the name of their Hugging Face class.
+        heads: By class of our model: a function that returns the names of the tensors outside the stacks.
+        adjust: Changes the weights of all stacks, given the names of a folder's tensors.
+        generation: Reads decoding options from config.json; by default they are read from generation_config.json.
+        added: Pieces that its own code appends to a vocabulary that lacks them.
+        renamed: Patterns of tensor names in folders of other versions, with the names used here.
+        image: Form of an image in prompts, for a model that reads images inside its text.
+        ends: Pieces for padding, begin and end, if they are not BERT's and the config defines none.
+        canonical: Whether texts are converted to lower case and stripped of punctuation.
+        bare: Whether an encoder reads texts without a begin token.
+        pairs: Whether a pair of texts is put into a row as in BERT; False if pairs are not supported.
+        export: Converts our model to one of theirs; returns None for a model of another kind.
     """
 
     parts: Callable[[Fields], Mapping[str, Part]]
@@ -97,7 +97,7 @@ def known_architectures() -> list[str]:
 
 
 def load_architecture(name: str) -> Architecture:
-    """The architecture of a module's name."""
+    """Loads the architecture with a module's name."""
     return importlib.import_module(f"vlm.models.pretrained.architectures.{name}").ARCHITECTURE
 
 
@@ -109,7 +109,7 @@ def architecture_of(config: Fields) -> Architecture:
     """
     model_type, known = config.values.get("model_type"), known_architectures()
     if model_type is None and "pretrained_cfg" in config:
-        model_type = "timm"  # which has no name for it
+        model_type = "timm"  # timm's configs have no model_type
     name = str(model_type).replace("-", "_")
     if name not in known:
         raise UserError(
@@ -120,12 +120,12 @@ def architecture_of(config: Fields) -> Architecture:
 
 
 def spec_of(name: str, /, **args: Any) -> Spec:
-    """The specification of a class with its arguments, as checkpoints have it."""
+    """The specification of a class with its arguments, as in checkpoints."""
     return {"name": name, "args": args}
 
 
 def captioner(config: Fields, parts: Mapping[str, Spec]) -> Spec:
-    """An encoder of images with a decoder that attends to its states, unless it takes them as a prefix."""
+    """Specifies an image encoder with a decoder that cross-attends to its states or takes them as a prefix."""
     encoder, decoder = parts["encoder"], parts["decoder"]
     if "prefix" not in decoder["args"]:
         decoder["args"]["context_dim"] = encoder["args"]["dim"]
@@ -133,13 +133,13 @@ def captioner(config: Fields, parts: Mapping[str, Spec]) -> Spec:
 
 
 def translator(config: Fields, parts: Mapping[str, Spec]) -> Spec:
-    """An encoder of texts with a decoder that attends to its states."""
+    """Specifies a text encoder with a decoder that cross-attends to its states."""
     parts["decoder"]["args"]["context_dim"] = parts["encoder"]["args"]["dim"]
     return spec_of("TextToText", **parts)
 
 
 def classifier(pool: str) -> Callable[[Fields, Mapping[str, Spec]], Spec]:
-    """A classifier of images by the states that its head reads."""
+    """Returns a function that specifies an image classifier with this pooling."""
 
     def build(config: Fields, parts: Mapping[str, Spec]) -> Spec:
         return spec_of("Classifier", encoder=parts["encoder"], num_classes=len(class_names(config)), pool=pool)
@@ -151,7 +151,7 @@ def class_names(config: Fields) -> list[str]:
     """The names of a classifier's classes, in the order of its outputs.
 
     Raises:
-        UserError: They are not texts, numbered from 0 on.
+        UserError: They are not numbered from 0, or not texts.
     """
     count = config.values.get("num_labels", 2)
     if "id2label" not in config:

@@ -1,4 +1,4 @@
-"""Models of ours as Hugging Face describes and stores them, by the same tables as `load` reads them with."""
+"""Exports our models in Hugging Face's format, with the same tables of names as `load`."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -22,7 +22,7 @@ def described(model: nn.Module) -> Export:
     """The content of config.json for a model, and its tensors.
 
     Raises:
-        UserError: No class of theirs computes the same; the message names the key of the config.
+        UserError: No Hugging Face class computes the same; the message names the key of the config.
     """
     for name in known_architectures():
         if (exported := load_architecture(name).export(model)) is not None:
@@ -45,10 +45,10 @@ def export_stack(
 
     Args:
         key: The stack's key in our config.
-        head: Whether theirs may have a head; by default none but the embedding.
+        head: Returns True for a head that theirs supports; by default only the tied embedding is supported.
         more: Further values for the config.
     Raises:
-        UserError: Theirs computes something else; it names each key with its value.
+        UserError: Theirs computes something else; the message names each key with its value.
     """
     sizes = sizes_built(module) | {"hidden": module.blocks[0].config.hidden}
     config: dict[str, Any] = {"model_type": stack.model_type}
@@ -72,7 +72,7 @@ def export_stack(
 
 
 def plain(head: VocabularyHead) -> bool:
-    """Whether a head is a linear layer without bias."""
+    """Returns True if a head is a linear layer without bias."""
     return head.parts(torch.empty(0))[1:] == (None, None)
 
 
@@ -99,8 +99,8 @@ def export_classifier(model: Classifier, stack: Stack, *, pool: str, head: Names
     """The config of a classifier's encoder, and all tensors.
 
     Args:
-        pool: How the class of theirs pools states.
-        head: Names of its head, where it pools so.
+        pool: Pooling of their class.
+        head: Names of its head, if our model has that pooling.
     """
     config, tensors = export_stack(stack, model.encoder)
     if model.pool != pool:
@@ -118,7 +118,7 @@ def export_towers(model: DualEncoder, stacks: Mapping[str, Stack], heads: Names)
     """The configs of both encoders, and all tensors.
 
     Args:
-        heads: Names of the tensors around them.
+        heads: Names of the tensors outside the encoders.
     """
     config: dict[str, Any] = {}
     tensors: dict[str, Tensor] = {}

@@ -1,4 +1,4 @@
-"""Values of a stranger's JSON file, read by name: each has a type and a range, and a fault is one line."""
+"""Reads values of an untrusted JSON file by name; each has a type and a range, and an error takes one line."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -7,19 +7,19 @@ from typing import Any
 from vlm.errors import UserError
 from vlm.nn.image_size import plain
 
-REQUIRED: Any = object()  # default of a field that a file has to state
+REQUIRED: Any = object()  # default of a required field
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A value of a file.
+    """A field of a file.
 
     Args:
-        name: Its name there.
-        default: Value of a file that leaves it out, in the file's terms; null counts as left out where this is None.
-        wanted: What it has to be, in words.
-        read: Our value of theirs; ValueError, KeyError or TypeError for one that does not fit.
-        write: Their value of ours; ValueError says what it is not.
+        name: Its name in the file.
+        default: Value if the file omits it, in the file's terms. If it is None, null also counts as omitted.
+        wanted: Description of valid values.
+        read: Converts the file's value to ours; raises ValueError, KeyError or TypeError if it is invalid.
+        write: Converts our value to the file's; raises ValueError with the reason if there is none.
     """
 
     name: str
@@ -62,7 +62,7 @@ def text(name: str, default: Any = None) -> Entry:
 
 
 def choice(name: str, default: Any, options: Mapping[Any, Any]) -> Entry:
-    """One of several values, each with its name of ours; of two that mean the same, the first is written."""
+    """One of several values, mapped to our names; if two have the same name, the first is written."""
     back = {ours: theirs for theirs, ours in reversed([*options.items()])}
 
     def write(value: Any) -> Any:
@@ -74,7 +74,7 @@ def choice(name: str, default: Any, options: Mapping[Any, Any]) -> Entry:
 
 
 def square(name: str, default: Any) -> Entry:
-    """The side of a square, stated as one number or as two."""
+    """The side of a square, given as one number or two equal ones."""
 
     def read(value: Any) -> int:
         sides = value if type(value) is list and len(value) == 2 else [value]
@@ -113,7 +113,7 @@ class Fields:
     Args:
         values: Its content.
         file: The file's path.
-        within: Where the object stands in the file, such as "text_config.".
+        within: Path of the object in the file, such as "text_config.".
     """
 
     def __init__(self, values: Mapping[str, Any], file: str, within: str = "") -> None:
@@ -123,14 +123,14 @@ class Fields:
         return self.values.get(name) is not None
 
     def __or__(self, values: Mapping[str, Any]) -> "Fields":
-        """The object with other values."""
+        """A copy with some values replaced."""
         return Fields({**self.values, **values}, self.file, self.within)
 
     def read(self, field: Entry) -> Any:
         """The value of a field, in our terms.
 
         Raises:
-            UserError: It is missing, or is not what it has to be.
+            UserError: It is missing or invalid.
         """
         value = self.values.get(field.name, field.default)
         if value is REQUIRED:
@@ -143,10 +143,10 @@ class Fields:
             raise self.fault(field.name, f"not {field.wanted}") from None
 
     def part(self, name: str, default: Mapping[str, Any] | None = None) -> "Fields":
-        """An object within this one.
+        """An object inside this one.
 
         Raises:
-            UserError: It is missing and has no default, or is no object.
+            UserError: It is missing and has no default, or is not an object.
         """
         value = self.values.get(name, default)
         if not isinstance(value, Mapping):
@@ -156,18 +156,18 @@ class Fields:
         return Fields(value, self.file, f"{self.within}{name}.")
 
     def require(self, needed: Mapping[str, Any], who: str) -> None:
-        """Refuses other values than those needed; one that is left out is as needed.
+        """Checks that fields have the needed values, or are omitted.
 
         Args:
-            who: What else would compute something else.
+            who: Name of our class that does not support other values.
         Raises:
-            UserError: One is another.
+            UserError: One has another value.
         """
         for name, value in needed.items():
             if self.values.get(name, value) != value:
                 raise self.fault(name, f"which {who} does not do")
 
     def fault(self, name: str, words: str) -> UserError:
-        """A fault of a value, as one line."""
+        """Returns a one-line error about a value."""
         value = " ".join(f"{self.values.get(name)!r:.60}".split())
         return UserError(f"{self.file}: {self.within}{name} is {value}, {words}; choose another folder")

@@ -1,4 +1,4 @@
-"""A local folder of Hugging Face, opened once: what all that read it are given."""
+"""A local Hugging Face folder, opened once and shared by all of its readers."""
 
 import json
 import re
@@ -14,26 +14,26 @@ from vlm.models.pretrained.architecture import Architecture, architecture_of
 from vlm.models.pretrained.fields import Fields, integer
 from vlm.models.pretrained.stack import Part
 
-MAPPED = 2**20  # bytes up to which a tensor is read at once
-MAX_TEXT = 2**27  # bytes of a file of text; vocabularies of a quarter million pieces take 20 million
-OWN = "vlm_export.json"  # in a folder that we exported: tokenizer and preprocessing as our checkpoints have them
+MAPPED = 2**20  # maximum size in bytes of a tensor that is read at once
+MAX_TEXT = 2**27  # maximum size of a text file; vocabularies of 250,000 pieces take 20 million bytes
+OWN = "vlm_export.json"  # in folders that vlm exported: tokenizer and preprocessing, as in our checkpoints
 CONFIG, GENERATION, INDEX = "config.json", "generation_config.json", "model.safetensors.index.json"
-OLD_NORMS = re.compile(r"(?<=LayerNorm)(\.gamma|\.beta)$")  # names in folders converted long ago
+OLD_NORMS = re.compile(r"(?<=LayerNorm)(\.gamma|\.beta)$")  # old names of parameters of norms
 NEW_NAMES = {".gamma": ".weight", ".beta": ".bias"}
 MOST_ENDS = 64
-TEXT_PARTS = ("decoder", "text_config")  # of config.json, what describes the decoder
+TEXT_PARTS = ("decoder", "text_config")  # parts of config.json that describe the decoder
 IDS = ("decoder_start_token_id", "bos_token_id", "eos_token_id", "pad_token_id")
 
 
 class Folder:
-    """A folder as `save_pretrained` writes it. Each file is read when it is first asked for, and once.
+    """A folder as `save_pretrained` writes it. Each file is read once, on demand.
 
-    Nothing of it is executed, no pickle is read, and no link out of it is followed.
+    No code in it is executed, no pickle is read, and no link out of it is followed.
 
     Args:
         path: The folder.
     Raises:
-        UserError: Whatever is read is missing, damaged, too large, or lies elsewhere.
+        UserError: A file that is needed is missing, damaged, too large, or outside of the folder.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -45,7 +45,7 @@ class Folder:
 
     @cached_property
     def config(self) -> Fields:
-        """The description of the model."""
+        """The content of config.json."""
         config = self.json(CONFIG)
         if config is None:
             raise UserError(f"{self} has no {CONFIG}; give a folder that save_pretrained wrote")
@@ -59,20 +59,20 @@ class Folder:
 
     @cached_property
     def parts(self) -> Mapping[str, Part]:
-        """The stacks by their place in a model of ours, "encoder" and "decoder"."""
+        """The stacks by their place in our models, such as "encoder" and "decoder"."""
         return self.architecture.parts(self.config)
 
     @property
     def origin(self) -> str:
-        """The name of the class that saved the folder; its type where that is not said."""
+        """Name of the class that saved the folder, or else its model_type."""
         named = self.config.values.get("architectures")
-        kind = self.config.values.get("model_type") or self.config.values.get("architecture")  # of timm
+        kind = self.config.values.get("model_type") or self.config.values.get("architecture")  # the latter for timm
         first = named[0] if isinstance(named, list) and named else kind
         return str(first)[:100]
 
     @cached_property
     def generation(self) -> Fields:
-        """Options of decoding: of generation_config.json or, in older folders, of config.json."""
+        """Decoding options, from generation_config.json or, in older folders, config.json."""
         if self.architecture.generation is not None:
             return self.architecture.generation(self.config)
         stated = self.json(GENERATION)
@@ -85,7 +85,7 @@ class Folder:
 
     @cached_property
     def special_ids(self) -> dict[str, int | None]:
-        """Ids of the tokens that fill a row, begin a text and end it; None for those of an encoder's tokenizer."""
+        """Ids of padding, begin and end; None for an encoder, whose tokenizer has them."""
         if "decoder" not in self.parts:
             return dict.fromkeys(("pad", "bos", "eos"))
         end, *_ = self.ends
@@ -95,7 +95,7 @@ class Folder:
 
     @property
     def ends(self) -> list[int]:
-        """The tokens each of which ends a text.
+        """The tokens that end a text.
 
         Raises:
             UserError: There is none.
@@ -107,12 +107,12 @@ class Folder:
         return ends
 
     def own(self, name: str) -> Any:
-        """A part of our own that the folder holds, if we exported it."""
+        """A part of OWN's content, if vlm exported the folder; else None."""
         own = self.json(OWN)
         return None if own is None else own.values.get(name)
 
     def json(self, name: str) -> Fields | None:
-        """The object in a file of JSON; None if there is no such file."""
+        """The object in a JSON file; None if there is no such file."""
         if name not in self._files:
             self._files[name] = self._read_json(name)
         return self._files[name]
@@ -130,7 +130,7 @@ class Folder:
         return Fields(values, path)
 
     def text(self, name: str) -> str | None:
-        """A file of text, its line ends as they are; None if there is no such file."""
+        """The content of a text file, with its line ends; None if there is no such file."""
         content = self.bytes(name)
         try:
             return None if content is None else content.decode("utf-8")
@@ -138,15 +138,15 @@ class Folder:
             raise UserError(f"{self.place(name)} cannot be read ({fault}); restore the file") from fault
 
     def place(self, name: str) -> str:
-        """What messages call a file."""
+        """Path of a file, for messages."""
         return str(self.path / name)
 
     def has(self, name: str) -> bool:
-        """Whether there is a file of this name."""
+        """Returns True if there is a file with this name."""
         return self.file(name).is_file()
 
     def bytes(self, name: str) -> "bytes | None":
-        """The content of a file beside the weights; None if there is no such file."""
+        """The content of a file other than the weights; None if there is no such file."""
         path = self.file(name)
         if not path.is_file():
             return None
@@ -158,7 +158,7 @@ class Folder:
             raise UserError(f"{path} cannot be read ({fault}); restore the file") from fault
 
     def file(self, name: str) -> Path:
-        """The path of a file, which may lie among the blobs of a download of huggingface_hub."""
+        """The path of a file, which may be among the blobs of huggingface_hub's cache."""
         path, root = self.path / name, self.path.resolve()
         blobs = root.parents[1] / "blobs" if root.parent.name == "snapshots" else root
         target = path.resolve()
@@ -167,11 +167,11 @@ class Folder:
         return path
 
     def weights(self, *, mapped: bool = False) -> dict[str, Tensor]:
-        """Every tensor of the folder's safetensors by its name, norms named as they are now.
+        """All tensors of the folder's safetensors by name, with current names of norms.
 
         Args:
-            mapped: Whether they stay in the files, for one who copies them at once: a file that is cut short while its
-                tensors are in use ends the process.
+            mapped: Whether tensors may stay memory-mapped, for callers that copy them at once: if a file is truncated
+                while it is mapped, the process crashes.
         """
         from safetensors import SafetensorError
 
@@ -191,7 +191,7 @@ class Folder:
             names = listed.part("weight_map").values.values()
             if not all(isinstance(name, str) for name in names):
                 raise UserError(f"{listed.file} cannot be read (it names no files); fetch it again")
-            return [self.file(Path(name).name) for name in sorted(set(names))]  # a shard lies beside its index
+            return [self.file(Path(name).name) for name in sorted(set(names))]  # shards are in the folder of the index
         if any(self.path.glob("pytorch_model*.bin*")):
             kind = self.origin if self.origin.isidentifier() else "AutoModel"
             raise UserError(
@@ -203,7 +203,7 @@ class Folder:
 
 
 def _tensors(path: Path) -> Iterator[tuple[str, Tensor]]:
-    """Yields names and tensors of a file. A large one is mapped by itself, and its memory is freed with it."""
+    """Yields names and tensors of a file. Large tensors are mapped one by one, so that each can be freed."""
     from safetensors import safe_open
 
     large: list[str] = []

@@ -1,6 +1,6 @@
-"""Weights of a Hugging Face folder in a model of ours that was built to its sizes.
+"""Loads the weights of a Hugging Face folder into a model of ours with the same sizes.
 
-Every shape is checked before anything is copied, and what is left over on either side is named.
+All shapes are checked before anything is copied, and all tensors that are left over on either side are reported.
 """
 
 import json
@@ -23,13 +23,13 @@ from vlm.models.projector import ProjectedEncoder
 from vlm.models.vit import ViT
 from vlm.nn.position import LearnedPositions, regridded
 
-SIZES = ("dim", "num_heads", "mlp_ratio")  # that a config says once, under model.size
-# Never compared: what tensors show, and a size of images, to whose grid positions are interpolated.
+SIZES = ("dim", "num_heads", "mlp_ratio")  # set once in the config, under model.size
+# Never compared: values that show in the tensors, and the image size, to which positions are interpolated.
 NEVER = ("prefix", "vocabulary_head", "context_dim", "image_size")
 POSITIONS = "positions.weight"
-SHOWN = 20  # faults, at most
-LARGE = 2**26  # bytes of a tensor that is copied before others
-# The remedy for a value that other parts of the config depend on.
+SHOWN = 20  # maximum number of errors in a message
+LARGE = 2**26  # minimum size in bytes of tensors that are copied first
+# Remedies for values that other parts of the config depend on.
 REMEDIES = {
     "vocab_size": "choose the tokenizer it was trained with, of {} tokens",
     "max_len": "set data.max_len={} or less",
@@ -38,14 +38,14 @@ REMEDIES = {
 
 
 def load_hugging_face(model: nn.Module, folder: Folder) -> list[str]:
-    """Copies the weights of a folder into a model that was built to its sizes.
+    """Copies the weights of a folder into a model with the same sizes.
 
     Args:
-        model: A stack that the folder has, or a model with it; what the folder has nothing for stays as it is.
+        model: A stack that the folder has, or a model that contains it. Parameters that the folder lacks are unchanged.
     Returns:
-        Lines that say what was taken, and all that was left over on either side.
+        Lines that report how many tensors were copied, and those left over on either side.
     Raises:
-        UserError: The folder cannot be read, or is not of the model that was built; with a line for each fault.
+        UserError: The folder cannot be read, or does not match the model; the message has a line for each mismatch.
     """
     tensors, lines = hugging_face_state(model, folder)
     state = model.state_dict()
@@ -58,20 +58,20 @@ def load_hugging_face(model: nn.Module, folder: Folder) -> list[str]:
 def hugging_face_state(
     model: nn.Module, folder: Folder, stored: dict[str, Tensor] | None = None, *, dtype: torch.dtype | None = None
 ) -> tuple[dict[str, Tensor], list[str]]:
-    """The weights that `load_hugging_face` copies, by our names, and its lines; the model may hold none, on "meta".
+    """The weights that `load_hugging_face` copies, by our names, and its lines; the model may be on "meta".
 
     Args:
-        stored: The folder's weights, where they have been read before.
-        dtype: Type that weights are copied to, each of which then leaves `stored`, so that what lies in files is never
-            there twice. By default they are as they are stored, and may lie in the files.
+        stored: The folder's weights, if they are already read.
+        dtype: Type to which weights are copied. Each weight is then removed from `stored` once copied, so that memory
+            does not hold all weights twice. None keeps their types and may keep them memory-mapped.
     Raises:
-        UserError: As `load_hugging_face`.
+        UserError: As in `load_hugging_face`.
     """
     placed = _placed(model, folder)
     _refuse([fault for one in placed for fault in one.faults(folder, placed)])
     stored = folder.weights() if stored is None else stored
     for pattern, new in folder.architecture.renamed:
-        for name in [*stored]:  # in place, since tensors leave `stored`
+        for name in [*stored]:  # in place, because tensors are removed from `stored`
             stored[re.sub(pattern, new, name)] = stored.pop(name)
     state, weights, faults = model.state_dict(), WeightMap(), list[str]()
     for one in placed:
@@ -94,10 +94,10 @@ def _refuse(faults: list[str]) -> None:
 
 @dataclass(frozen=True)
 class _Placed:
-    """A stack of the model, and the part of the folder that describes it.
+    """A stack of the model with the part of the folder that describes it.
 
     Args:
-        ours: Prefix of its names in the model: "", "encoder." or "decoder.".
+        ours: Prefix of its names in the model, such as "", "encoder." or "decoder.".
     """
 
     module: Any
@@ -105,18 +105,18 @@ class _Placed:
     part: Part
 
     def faults(self, folder: Folder, placed: list["_Placed"]) -> Iterator[str]:
-        """Yields a line with its remedy wherever the model was built to other sizes."""
+        """Yields a line with a remedy for each size in which model and folder differ."""
         first = placed[0].part.stack.arguments(placed[0].part.config)
         built = sizes_built(self.module)
         for name, value in self.part.stack.arguments(self.part.config).items():
-            # The first positions of more are all that a shorter text needs.
+            # A model for shorter texts needs only the first positions.
             fits = built[name] <= value if name == "max_len" else name in NEVER or built.get(name, value) == value
             if not fits:
                 remedy = _remedy(self, name, value, encoder=first.get(name), alone=len(placed) == 1)
                 yield f"{self.ours}{name} is {_as_text(built[name])}, {folder} has {_as_text(value)}; {remedy}"
 
     def notes(self, weights: WeightMap, stored: Mapping[str, Tensor], folder: Folder) -> Iterator[str]:
-        """Yields a line where positions are not those of the folder as they are."""
+        """Yields a line if positions were interpolated or truncated."""
         name, sizes = f"{self.ours}{POSITIONS}", sizes_built(self.module)
         if isinstance(self.module, ViT):
             theirs = self.part.stack.arguments(self.part.config)["image_size"]
@@ -134,12 +134,12 @@ class _Placed:
         if POSITIONS in weights:
             weights[POSITIONS] = _fitted(self.module, weights[POSITIONS], stack.arguments(config).get("image_size"))
         head = _complete(weight_map(stack.head, self.module.state_dict(), own), own)
-        if "vocabulary_head.own.weight" in head:  # then it is not that of the embedding
+        if "vocabulary_head.own.weight" in head:  # then the head is not tied to the embedding
             head.pop("token_embed.weight", None)
         return prefixed(weights, self.ours, prefix + theirs) | prefixed(head, self.ours, prefix)
 
     def foreign(self, stored: Iterable[str], folder: Folder) -> Iterator[str]:
-        """Yields a line for each module of theirs that ours lacks."""
+        """Yields a line for each of their modules that our model lacks."""
         own, theirs = self._inside(stored)
         state = {LAYER.sub(".*.", name, count=1) for name in self.module.state_dict()}
         modules = {name.rpartition(".")[0] for name in state}
@@ -150,17 +150,17 @@ class _Placed:
                 yield f"the model has no {self.ours}{name}, {folder} has {min(held)}; choose model=pretrained"
 
     def _inside(self, stored: Iterable[str]) -> tuple[set[str], str]:
-        """Their names after the part's prefix, and the prefix of a model that has a head."""
+        """Their names without the part's prefix, and the stack's own prefix if the folder was saved with a head."""
         stack, _, prefix = self.part
         own = {name.removeprefix(prefix) for name in stored if name.startswith(prefix)}
         return own, stack.prefix if any(name.startswith(stack.prefix) for name in own) else ""
 
 
 def _fitted(module: nn.Module, weight: Weight, image_size: Any) -> Weight:
-    """Positions, interpolated to the grid of a ViT's images; learned ones of a text, as many as ours may have.
+    """Adapts positions: a ViT's are interpolated to its grid, learned positions of texts are truncated to max_len.
 
     Args:
-        image_size: Of the images that a ViT's are for.
+        image_size: Size of the images that the folder's ViT is for.
     """
 
     def read(*tables: Tensor) -> Tensor:
@@ -178,7 +178,7 @@ def _placed(model: nn.Module, folder: Folder) -> list[_Placed]:
     Raises:
         UserError: The model has no such stack.
     """
-    # An encoder of images is taken of a folder that has one of texts beside it.
+    # An image encoder may be taken from a folder that also has a text encoder.
     parts = {place: part for place, part in folder.parts.items() if place != "text_encoder" or hasattr(model, place)}
     if len(parts) > 1 and not all(hasattr(model, place) for place in parts):
         raise UserError(
@@ -203,11 +203,11 @@ def _place(model: nn.Module, place: str, part: Part, folder: Folder) -> _Placed:
 
 
 def _remedy(placed: _Placed, name: str, value: Any, *, encoder: Any, alone: bool) -> str:
-    """The change to the config that mends a fault.
+    """The change to the config that fixes a mismatch.
 
     Args:
-        encoder: The encoder's value where the folder has an encoder: sizes are the decoder's where the two differ.
-        alone: Whether the folder has one stack.
+        encoder: The encoder's value if the folder has an encoder; model.size has the decoder's if the two differ.
+        alone: Whether the folder has only one stack.
     """
     if name in REMEDIES:
         return REMEDIES[name].format(_as_text(value))
@@ -231,7 +231,7 @@ def _as_text(value: Any) -> str:
 
 
 def _head(model: nn.Module, folder: Folder, stored: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> WeightMap:
-    """The tensors around the stacks, as far as both sides have them, of as many classes."""
+    """The tensors outside the stacks that both sides have; without the head if the number of classes differs."""
     names = folder.architecture.heads.get(type(model))
     head = _complete(weight_map({} if names is None else names(model), state, stored), stored)
     if "head.weight" in head and any(len(stored[name]) != len(state["head.weight"]) for name in head["head.weight"][0]):
@@ -250,10 +250,10 @@ def _make(
     folder: Folder,
     dtype: torch.dtype | None,
 ) -> tuple[dict[str, Tensor], list[str]]:
-    """Our tensors made of theirs, and all that is wrong with them; arguments as in `hugging_face_state`."""
+    """Converts their tensors to ours; also returns all errors. Arguments as in `hugging_face_state`."""
     tensors, faults = {}, []
     uses = Counter(name for names, *_ in weights.values() for name in names)
-    # The largest first: a copy beside its original is then no more than what is still to come.
+    # The largest are copied first: a copy beside its original then takes no more memory than what is still to come.
     large = {name for name, tensor in state.items() if tensor.nbytes > LARGE}
     for name, (names, make, _) in sorted(weights.items(), key=lambda one: one[0] not in large):
         unfit = list(_unfit(name, names, stored, folder, whole=not state[name].is_floating_point()))
@@ -265,7 +265,7 @@ def _make(
         except UserError as fault:
             faults.append(f"{folder}: {fault}")
             continue
-        except (RuntimeError, IndexError, ValueError):  # of shapes that cannot even be joined
+        except (RuntimeError, IndexError, ValueError):  # shapes that cannot even be concatenated
             tensors[name] = torch.empty(0)
         if tensors[name].shape != state[name].shape:
             theirs = " with ".join(f"{other} {tuple(stored[other].shape)}" for other in names)
@@ -280,7 +280,7 @@ def _make(
 
 
 def _apart(tensor: Tensor, parts: Iterable[Tensor], dtype: torch.dtype) -> Tensor:
-    """A tensor of a type that shares no memory with those that it was made of; whole numbers stay as they are."""
+    """Converts a tensor to a type, without sharing memory with its parts; integers keep their type."""
     shares = tensor.untyped_storage().data_ptr() in {part.untyped_storage().data_ptr() for part in parts}
     return tensor.to(dtype if tensor.is_floating_point() else tensor.dtype, copy=shares)
 
@@ -288,10 +288,10 @@ def _apart(tensor: Tensor, parts: Iterable[Tensor], dtype: torch.dtype) -> Tenso
 def _unfit(
     name: str, names: Iterable[str], stored: Mapping[str, Tensor], folder: Folder, *, whole: bool
 ) -> Iterator[str]:
-    """Yields faults of the tensors that one of ours is made of.
+    """Yields errors in the tensors from which one of ours is made.
 
     Args:
-        whole: Whether ours counts, as the steps of a batch norm.
+        whole: Whether ours may be an integer, such as the number of batches of a batch norm.
     """
     for other in names:
         if other not in stored:

@@ -1,4 +1,4 @@
-"""A place of weights that others published: a folder of Hugging Face or a GGUF file."""
+"""Opens published weights: a Hugging Face folder or a GGUF file."""
 
 from pathlib import Path
 
@@ -7,12 +7,12 @@ from vlm.models.pretrained.gguf.file import GGUF, SUFFIX
 
 
 def is_published(path: Path) -> bool:
-    """Returns True for a folder of Hugging Face and for a GGUF file."""
+    """Returns True for a Hugging Face folder or a GGUF file."""
     return (path.suffix.lower() == SUFFIX and path.is_file()) or (path.is_dir() and (path / CONFIG).exists())
 
 
 def opened(path: str | Path) -> Folder:
-    """The folder, or the file in its place.
+    """Opens a Hugging Face folder, or a GGUF file with the same interface.
 
     Raises:
         UserError: The file cannot be read.

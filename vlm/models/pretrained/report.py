@@ -1,4 +1,4 @@
-"""Lists of weights, short enough to be read."""
+"""Short lists of weights for messages."""
 
 import re
 from collections import Counter
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 
 def grouped(names: Iterable[str], others: Iterable[str]) -> list[str]:
-    """Names by the largest module of which none is among the others, the modules of all layers together."""
+    """Groups names by the largest module that contains none of the other names; layer numbers become *."""
     parents = {prefix for name in others for prefix in _prefixes(name)}
     groups = Counter(
         re.sub(r"\.\d+(?=\.|$)", ".*", next(prefix for prefix in _prefixes(name) if prefix not in parents))

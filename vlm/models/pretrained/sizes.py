@@ -1,4 +1,4 @@
-"""Sizes of stacks of ours, as they were built."""
+"""Sizes of our stacks, as they were built."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ OF_BLOCKS = ("dim", "num_heads", "activation", "norm", "norm_eps", "pre_norm", "
 
 
 def plain(sizes: dict[str, Any]) -> dict[str, Any]:
-    """Sizes with None for what is as it is by default, and the hidden width as a ratio where the MLP has no gate."""
+    """Sizes with None for default values, and the hidden width as a ratio unless the MLP is gated."""
     dim, heads, hidden = sizes["dim"], sizes["num_heads"], sizes.pop("hidden", None)
     defaults = {"num_kv_heads": heads, "qkv_bias": sizes["bias"]} | ({} if dim % heads else {"head_dim": dim // heads})
     sizes |= {name: None for name, value in defaults.items() if sizes.get(name) == value}
@@ -27,8 +27,8 @@ def plain(sizes: dict[str, Any]) -> dict[str, Any]:
 
 
 def sizes_built(stack: ViT | Decoder | TextEncoder | TimmEncoder) -> dict[str, Any]:
-    """The arguments that a stack was built with, as far as those of Hugging Face have a say in them."""
-    if isinstance(stack, TimmEncoder):  # whose name says them all
+    """The arguments that a stack was built with, as far as Hugging Face's configs determine them."""
+    if isinstance(stack, TimmEncoder):  # its name determines all sizes
         return {}
     block: Any = stack.blocks[0]
     sizes = {name: getattr(block.config, name) for name in (*OF_BLOCKS, "qkv_bias")}
@@ -45,7 +45,7 @@ def sizes_built(stack: ViT | Decoder | TextEncoder | TimmEncoder) -> dict[str, A
 
 
 def _positions(positions: nn.Module) -> Any:
-    """The kind of an encoding of positions; of one that has options, its specification."""
+    """The kind of a position encoding, or its specification if it has options."""
     if type(positions) in (LearnedPositions, GridPositions):
         return "learned"
     name = type(positions).__name__
@@ -61,7 +61,7 @@ def _image_sizes(vit: ViT) -> dict[str, Any]:
     }
     if isinstance(vit.patch_embed, PatchEmbed):
         sizes["patch_size"] = vit.patch_embed.kernel_size[0]
-        if _positions(vit.positions) == "learned":  # else a ViT takes images of any size
+        if _positions(vit.positions) == "learned":  # with other positions, a ViT accepts any image size
             rows, columns = vit.grid
             sizes["image_size"] = plain_size((sizes["patch_size"] * rows, sizes["patch_size"] * columns))
     return sizes

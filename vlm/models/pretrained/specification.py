@@ -1,4 +1,4 @@
-"""The model that a folder describes, as checkpoints specify it, and the task that it is for."""
+"""The specification of the model that a folder describes, and its task."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -14,9 +14,9 @@ class Specified(NamedTuple):
     """A folder's model.
 
     Args:
-        task: The task that it is for; None for one without a head.
-        model: Its specification; None for one without a head.
-        parts: The specifications of its stacks by their place, "encoder" and "decoder".
+        task: Its task; None for a model without a head.
+        model: Its specification; None for a model without a head.
+        parts: The specifications of its stacks by place, such as "encoder" and "decoder".
     """
 
     task: str | None
@@ -25,12 +25,12 @@ class Specified(NamedTuple):
 
 
 def specify(folder: Folder, *, image_size: ImageSize | None = None) -> Specified:
-    """The model of a folder.
+    """Specifies the model of a folder.
 
     Args:
-        image_size: Size of the images that are made for it, where its positions may be interpolated.
+        image_size: Size of the images to use, for models whose positions may be interpolated.
     Raises:
-        UserError: Our layers do not compute it.
+        UserError: Our layers do not support it.
     """
     parts = {place: _spec(part, image_size) for place, part in folder.parts.items()}
     if folder.origin not in folder.architecture.models:
@@ -50,13 +50,13 @@ def _spec(part: Part, image_size: ImageSize | None) -> Spec:
 
 
 def arguments_of(stack: Stack, config: Fields) -> dict[str, Any]:
-    """The arguments that a stack of ours is built with."""
+    """The arguments from which our stack is built."""
     sizes = stack.arguments(config)
-    sizes.pop("stem", None)  # of plain patches by default, as positions are learned
+    sizes.pop("stem", None)  # plain patches are the default, as are learned positions
     plain = {"positions": "learned", "final_norm": True}
     return {name: value for name, value in sizes.items() if name not in plain or plain[name] != value}
 
 
 def _ratio(hidden: int, dim: int) -> float:
-    """The ratio that a block makes the hidden width of, rounding down."""
+    """The ratio that gives a block this hidden width, given that it rounds down."""
     return hidden / dim if int(dim * (hidden / dim)) == hidden else (hidden + 0.5) / dim

@@ -1,4 +1,4 @@
-"""A stack of layers as Hugging Face describes and stores it, in our terms: what an architecture is made of."""
+"""A stack of layers as Hugging Face describes and stores it, in terms of our classes; the basis of architectures."""
 
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -23,7 +23,7 @@ ACTIVATIONS = {
     "silu": "silu",
     "swish": "silu",
 }
-# Arguments of ours that all of theirs have, unless a stack says otherwise.
+# Values of our arguments that all their models have, unless a stack overrides them.
 PLAIN: dict[str, Any] = {
     "num_kv_heads": None,
     "head_dim": None,
@@ -36,7 +36,7 @@ PLAIN: dict[str, Any] = {
     "positions": "learned",
     "embed_norm": False,
 }
-# Sizes by the names that BERT and ViT share, with the defaults of both; "hidden" is the width of an MLP.
+# Sizes by the names and defaults that BERT and ViT share; "hidden" is the width of an MLP.
 SIZES: dict[str, Any] = {
     "dim": integer("hidden_size", 768),
     "depth": integer("num_hidden_layers", 12, high=1000),
@@ -61,20 +61,21 @@ def joined(*tensors: Tensor) -> Tensor:
 
 
 def tied(embedding: Tensor, head: Tensor) -> Tensor:
-    """The one embedding of input and output, where a folder holds both."""
+    """The shared embedding of input and output, if a folder stores both; raises UserError if they differ."""
     if not torch.equal(embedding, head):
         raise UserError("the head's weights are not the embedding's; our model has one for input and output")
     return embedding
 
 
 class Weight(NamedTuple):
-    """What a tensor of ours is stored as.
+    """The stored form of one of our tensors.
 
     Args:
-        names: Tensors of theirs, "a|b" for the first that there is; "*" is the number of a layer, "{kind}" the last
-            part of our name, "weight" or "bias".
-        read: Makes ours of theirs.
-        write: Makes theirs of ours; by default several lie end to end in it, as queries, keys and values.
+        names: Names of their tensors; "a|b" is the first one that exists, "*" the layer number, "{kind}" the last part
+            of our name, "weight" or "bias".
+        read: Converts their tensors to ours.
+        write: Converts ours to theirs; by default several tensors are concatenated in ours, such as queries, keys and
+            values.
     """
 
     names: tuple[str, ...]
@@ -82,29 +83,29 @@ class Weight(NamedTuple):
     write: Callable[[Tensor], Tensor] | None = None
 
 
-# Module of ours -> module of theirs, or several that lie end to end in ours.
+# Our module -> their module, or several that are concatenated in ours.
 Paths = Mapping[str, str | tuple[str, ...]]
 Names = Mapping[str, str | tuple[str, ...] | Weight]  # the same of modules and tensors
 WeightMap = dict[str, Weight]
 
 
 def token(name: str) -> Weight:
-    """A learned vector, which theirs has as a sequence of one."""
+    """A learned vector that theirs stores as a sequence of length one."""
     return Weight((name,), torch.flatten, lambda vector: vector[None, None])
 
 
 def scalar(name: str) -> Weight:
-    """A number, which ours has as a vector of one."""
+    """A number that ours stores as a vector of length one."""
     return Weight((name,), lambda value: value.reshape(1), lambda vector: vector.reshape(()))
 
 
 def table(name: str) -> Weight:
-    """A table of vectors, which theirs has with an axis for the batch."""
+    """A table of vectors that theirs stores with a batch axis."""
     return Weight((name,), lambda rows: rows[0], lambda rows: rows[None])
 
 
 def layers(names: Paths, theirs: str) -> dict[str, Any]:
-    """The names of a layer's modules for all blocks.
+    """Extends the names of a layer's modules to all blocks.
 
     Args:
         theirs: Name of their list of layers.
@@ -114,7 +115,7 @@ def layers(names: Paths, theirs: str) -> dict[str, Any]:
 
 
 def weight_map(names: Names, ours: Iterable[str], stored: Collection[str] = ()) -> WeightMap:
-    """The weights of those tensors of ours that a table of names has."""
+    """The weights of those of our tensors that are in a table of names."""
     found: WeightMap = {}
     for name in ours:
         number = "".join(LAYER.findall(name)[:1])
@@ -137,7 +138,7 @@ def _first(name: str, stored: Collection[str]) -> str:
 
 
 def prefixed(weights: WeightMap, ours: str, theirs: str) -> WeightMap:
-    """Weights with prefixes before both sides' names."""
+    """Adds prefixes to the names on both sides."""
     return {
         f"{ours}{name}": one._replace(names=tuple(f"{theirs}{other}" for other in one.names))
         for name, one in weights.items()
@@ -149,18 +150,18 @@ class Stack:
     """An encoder or a decoder of Hugging Face.
 
     Args:
-        kind: Class of ours that computes the same.
-        model_type: Theirs, as config.json has it.
-        prefix: Stands before the names of its tensors in a model that has a head.
-        sizes: Arguments of ours: fields of config.json, or values that all of them have.
-        more: Further arguments, of those and the config.
+        kind: Our class that computes the same.
+        model_type: Its model_type in config.json.
+        prefix: Prefix of its tensors in a model with a head.
+        sizes: Our arguments: fields of config.json, or constant values.
+        more: Returns further arguments, from these and the config.
         names: Its tensors, without prefixes.
         extra: Tensors that only some folders have.
-        head: Tensors of its own head on tokens, with the prefix where theirs has it.
-        needed: Values in config.json without which ours computes something else.
+        head: Tensors of its vocabulary head, with the prefix if theirs has it.
+        needed: Values of config.json that ours requires to compute the same.
         written: Further values for the config.json of an export.
         transposed: Whether linear layers of blocks are stored as (inputs, outputs).
-        regrids: Whether positions of images are interpolated to another grid, as its own model does.
+        regrids: Whether image positions are interpolated to other grids, as in its own model.
     """
 
     kind: type[nn.Module]
@@ -177,10 +178,10 @@ class Stack:
     regrids: bool = False
 
     def arguments(self, config: Fields) -> dict[str, Any]:
-        """The arguments of ours, and positions and stem of images.
+        """Our arguments, including positions and the image stem.
 
         Raises:
-            UserError: A value is not what it should be, or asks for what our layers do not do.
+            UserError: A value is invalid, or our layers do not support it.
         """
         config.require(self.needed, f"our {self.kind.__name__}")
         read = {name: config.read(one) if isinstance(one, Entry) else one for name, one in self.sizes.items()}
@@ -194,10 +195,10 @@ class Stack:
         return plain(sizes | self.more(sizes, config))
 
     def weights(self, module: nn.Module, stored: Collection[str] = ()) -> WeightMap:
-        """The weights of a stack of ours.
+        """The weights of one of our stacks.
 
         Args:
-            stored: Names of theirs that there are, without prefixes; of none, all of the table.
+            stored: Names of their existing tensors, without prefixes; if empty, the whole table is used.
         """
         own = module.state_dict().keys()
         found = weight_map(self.names, own, stored)
@@ -223,7 +224,7 @@ class Part(NamedTuple):
 
 
 def towers(config: Fields, stacks: Mapping[str, Stack]) -> dict[str, Part]:
-    """The encoders of images and of texts; a model with another head may have the former alone."""
+    """The image and text encoders; for an image classifier, only the former."""
     names = {"encoder": "vision_config", "text_encoder": "text_config"}
     found = {place: Part(stack, config.part(names[place])) for place, stack in stacks.items() if names[place] in config}
     heads = config.values.get("architectures") or [""]

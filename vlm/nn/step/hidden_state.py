@@ -1,4 +1,4 @@
-"""The state of decoding with a decoder that remembers by a fixed number of tensors: recurrent, or over a window."""
+"""The decoding state of a decoder with a fixed number of tensors instead of a cache."""
 
 from collections.abc import Sequence
 
@@ -17,7 +17,7 @@ class HiddenState:
         mask: States that may be attended to; None for all.
         length: Number of steps taken so far.
     Args:
-        read: What texts begin with: of each row, or of one for all.
+        read: Initial hidden tensors and context, of each row, or of one row for all.
         rows: Number B of rows.
         beams: Number G of beams per row.
         starts: Step of each row's first token, (B,); None if all begin at 0. Earlier tokens are padding.
@@ -31,7 +31,7 @@ class HiddenState:
         self.hidden = [one[:, None].expand(rows, beams, *one.shape[1:]).clone() for one in read.hidden]
 
     def advance(self, hidden: Sequence[Tensor]) -> None:
-        """Takes the hidden tensors after a token, except in rows whose text has not begun."""
+        """Stores the hidden tensors after a token, except in rows whose text has not begun."""
         if self.starts is not None:
             begun = self.starts <= self.length
             pairs = zip(hidden, self.hidden, strict=True)
@@ -60,5 +60,5 @@ class HiddenState:
 
 
 def _over(x: Tensor, like: Tensor) -> Tensor:
-    """A tensor of leading axes as a view that is broadcast over the others."""
+    """Adds trailing axes to a tensor so that it broadcasts over `like`."""
     return x.view(*x.shape, *[1] * (like.ndim - x.ndim))

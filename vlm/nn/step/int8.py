@@ -1,4 +1,4 @@
-"""Linear layers with weights of 8 bits, for inference on a CPU."""
+"""Linear layers with 8-bit weights, for inference on a CPU."""
 
 import warnings
 from collections.abc import Callable, Iterable
@@ -12,14 +12,14 @@ from vlm.nn.blocks import Block
 from vlm.tuning import return_freed_memory
 
 Product = Callable[[Tensor], Tensor]
-WEIGHT = 127  # largest weight
-TINY = 1e-30  # instead of the largest input of a row of zeros
+WEIGHT = 127  # largest quantised weight
+TINY = 1e-30  # minimum scale, for rows of zeros
 
 
 class Int8Linear(nn.Module):
-    """A linear layer that multiplies integers of 8 bits: W8A8 with vector-wise scales (Dettmers et al. 2022, 2.1).
+    """A linear layer that multiplies 8-bit integers: W8A8 with vector-wise scales (Dettmers et al. 2022, 2.1).
 
-    Each output has a scale of its weights. Inputs are rounded as they come, by a scale of each row, so that a row's
+    Each output has a scale for its weights. Inputs are quantised on the fly, with a scale per row, so that a row's
     result does not depend on other rows. Sums of the integers are exact.
 
     Args:
@@ -55,7 +55,7 @@ class Int8Linear(nn.Module):
 def _packed(weight: Tensor, scale: Tensor) -> Any:
     """FBGEMM's layout of a weight: int8 (out, in), scale (out,)."""
     zero = torch.zeros(len(weight), dtype=torch.long)
-    with warnings.catch_warnings():  # torch will drop its types of quantised tensors, but has no other way in yet
+    with warnings.catch_warnings():  # torch deprecates its quantised tensors, but offers no other way yet
         warnings.simplefilter("ignore", UserWarning)
         quantized = torch._make_per_channel_quantized_tensor(weight, scale.double(), zero, 0)
     return torch.ops.quantized.linear_prepack(quantized, None)
@@ -63,7 +63,7 @@ def _packed(weight: Tensor, scale: Tensor) -> Any:
 
 @cache
 def is_supported() -> bool:
-    """Returns True if torch runs the int8 product on this processor; its list of engines does not tell on ARM."""
+    """Returns True if torch runs the int8 product on this processor; on ARM, its list of engines is not reliable."""
     try:
         Int8Linear(torch.eye(2), None)(torch.eye(2))
     except RuntimeError:
@@ -73,18 +73,18 @@ def is_supported() -> bool:
 
 @cache
 def levels() -> int:
-    """The largest integer that inputs are rounded to, of either sign.
+    """The largest absolute value that inputs are quantised to.
 
-    FBGEMM adds pairs of products in 16 bits where the processor has no VNNI, and cuts sums above 32,767. Inputs of 7
+    On processors without VNNI, FBGEMM adds pairs of products in 16 bits, and saturates sums above 32,767. Inputs of 7
     bits stay below: 2 * 127 * 127 = 32,258, with the input stored as 1 to 127.
     """
     return 127 if torch.cpu.get_capabilities().get("avx512_vnni", False) else 63
 
 
 def quantize(model: nn.Module, decoders: Iterable[Any]) -> int:
-    """Stores the linear layers of a model's blocks and the heads of its decoders in 8 bits; returns how many.
+    """Quantises the linear layers of a model's blocks and the heads of its decoders to 8 bits; returns their number.
 
-    A decoder's embedding stays as it is, also where the head shares it.
+    A decoder's embedding is unchanged, even if the head shares it.
     """
     count = 0
     for decoder in decoders:

@@ -58,12 +58,12 @@ class PackedLinear(nn.Module):
 
 
 class SplitLinear(nn.Module):
-    """A linear layer in float32 for inputs of one row, which it multiplies in parts, by a batched product.
+    """A linear layer in float32 that multiplies a single row in parts, by a batched product.
 
     MKL computes a batch of matrices times a vector at nearly the speed of memory, and one matrix times a vector at half
-    of it, except on Intel's processors with AVX-512. Inputs of several rows go through oneDNN. The weight stays as it
-    is, unless a folder stores it transposed. Milliseconds of the products of a decode step of one text, on two cores of
-    an AMD EPYC (`benchmarks/products.py --rows 1`):
+    of it, except on Intel's processors with AVX-512. Inputs of several rows use oneDNN. The weight is not copied,
+    unless it is stored transposed. Milliseconds of the products of a decode step of one text, on two cores of an AMD
+    EPYC (`benchmarks/products.py --rows 1`):
 
         |         | plain | packed | split |
         |---------|-------|--------|-------|
@@ -109,7 +109,7 @@ def split_product(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Ten
             if has_onednn:
                 return torch.ops.mkldnn._linear_pointwise.default(x, weight, bias, "none", [], "")
             return F.linear(x, weight, bias)
-        column = x.reshape(1, inputs).t()  # its strides choose the fast product: a column of (inputs, 1) has others
+        column = x.reshape(1, inputs).t()  # strides select the fast product: those of a (inputs, 1) tensor do not
         y = torch.bmm(parts, column.expand(count, -1, -1)).view(*x.shape[:-1], even)
         y = y if even == outputs else torch.cat([y, F.linear(x, rest)], dim=-1)
         return y if bias is None else y.add_(bias)  # baddbmm would take three times as long
@@ -171,8 +171,8 @@ def _prepack(module: nn.Module, wanted: Callable[[str, nn.Linear], bool]) -> Non
 def prepack_for_decoding(decoder: nn.Module, *, rows: int) -> None:
     """Arranges the weights that decode steps use on a CPU: linear layers of all blocks, and the head.
 
-    Results stay equal. For several rows, packed layers halve the time. For one row in float32 they lose to plain layers
-    where MKL has code of its own for the processor, and elsewhere to `SplitLinear`.
+    Results stay equal. For several rows, packed layers halve the time. For one row in float32, plain layers are faster
+    where MKL has special code for the processor, and `SplitLinear` elsewhere.
 
     Args:
         rows: Typical number of texts decoded at once, beams included.
@@ -193,7 +193,7 @@ def prepack_for_decoding(decoder: nn.Module, *, rows: int) -> None:
     elif _can_pack(weight):
         prepack(decoder)
         if rows == 1:
-            return  # the head's weight, often the embedding's too, is then not copied, and its product is no slower
+            return  # avoids a copy of the head's weight, often shared with the embedding; its product is as fast
         product = PackedLinear(weight, head.bias).function()
     else:
         return
@@ -216,8 +216,8 @@ def _can_pack(weight: Tensor) -> bool:
 def _reads_rows_fast() -> bool:
     """Returns True if plain products of one row in float32 are the fastest: MKL's code for AVX-512.
 
-    MKL runs that code on Intel's processors alone, so torch is asked whose it is. Milliseconds of a step's products on
-    two cores of a Xeon, by benchmarks/products.py:
+    MKL runs that code only on Intel's processors, so the processor's name is checked. Milliseconds of a step's products
+    on two cores of a Xeon, by benchmarks/products.py:
 
         |         | plain | packed |
         |---------|-------|--------|

@@ -41,7 +41,7 @@ class Stepper:
 
     def logits(self, tokens: Tensor) -> Tensor:
         """Runs a step: tokens (R, L) -> float32 logits (R, V) after the last token, valid until the next step."""
-        # A hidden state is not recorded: each of its steps makes new tensors.
+        # Hidden states are not recorded, because each of their steps creates new tensors.
         if not replayed(tokens.device) or tokens.shape[1] != 1 or not isinstance(self.state, DecodeState):
             return self._launch(tokens)
         if not isinstance(self.state, FixedDecodeState):

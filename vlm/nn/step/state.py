@@ -23,7 +23,7 @@ class ReadContext(NamedTuple):
         keys_values: Keys and values of the context in each block, two of (B, N, S, K), or None.
         mask: States that texts attend to, (B, S); None for all.
         first: Position of the first token of a text, (B,) if it differs between rows.
-        hidden: Tensors (B, ...) of the hidden state before a text, of a decoder that has one instead of a cache.
+        hidden: Initial hidden tensors (B, ...), for a decoder with a hidden state instead of a cache.
     """
 
     keys_values: Sequence[KeysValues | None]
@@ -33,7 +33,7 @@ class ReadContext(NamedTuple):
 
 
 class State(Protocol):
-    """What decoding uses of a decoder's state between steps, be it a cache (`DecodeState`) or a `HiddenState`.
+    """The interface of a decoder's state between steps, either a cache (`DecodeState`) or a `HiddenState`.
 
     `select` keeps some of its rows, `replace` starts new texts in some, `reorder_beams` continues beam parents[b, g] as
     beam g of row b.
@@ -132,7 +132,7 @@ class DecodeState:
         self._context_bias = None
 
     def rewind(self, length: int, room: int) -> None:
-        """Forgets all but the first steps, and makes room for so many, of texts that all began at step 0.
+        """Keeps only the first `length` steps, and makes room for `room` steps; all texts must have begun at step 0.
 
         No step may have been overwritten.
         """

@@ -17,7 +17,7 @@ LAYERS: Paths = {
     "mlp.fc1": "intermediate.dense",
     "mlp.fc2": "output.dense",
 }
-SHORTEST = 3  # a token between those that begin and end a text
+SHORTEST = 3  # begin, one token, end
 TEXT_SIZES = SIZES | {
     "pre_norm": False,
     "embed_norm": True,
@@ -52,7 +52,7 @@ BERT = Stack(
 
 
 def class_head(model: SequenceClassifier) -> Names:
-    """Its pooler and head, where ours reads the first token through the same layer."""
+    """Names of pooler and head, if our model reads the first token through the same layer."""
     if model.pool != "class" or model.transform is None:
         return {}
     pooler = {f"transform.{kind}": f"bert.pooler.dense.{kind}|pooler.dense.{kind}" for kind in ("weight", "bias")}

@@ -1,4 +1,4 @@
-"""BLIP (Li et al. 2022), the captioner: a ViT, and a decoder laid out as BERT's that cross-attends to it."""
+"""BLIP's captioner (Li et al. 2022): a ViT, and a decoder with BERT's layout that cross-attends to it."""
 
 from typing import Any
 
@@ -62,7 +62,7 @@ BLIP_TEXT = Stack(
 
 
 def generation(config: Fields) -> Fields:
-    """Options of decoding: the decoder's own part of config.json has them, and texts end with [SEP]."""
+    """Decoding options: those of the decoder's part of config.json, with texts that end with [SEP]."""
     text = config.part("text_config")
     ids = {name: default if name not in text else text.values[name] for name, default in IDS.items()}
     return text | ids | {"decoder_start_token_id": ids["bos_token_id"], "eos_token_id": ids["sep_token_id"]}

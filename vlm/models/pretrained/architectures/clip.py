@@ -1,4 +1,4 @@
-"""CLIP (Radford et al. 2021): encoders of images and of texts, the latter causal and pooled by its end token."""
+"""CLIP (Radford et al. 2021): an image encoder, and a causal text encoder that is pooled by its end token."""
 
 from collections.abc import Mapping
 
@@ -38,7 +38,7 @@ TOWERS = {"encoder": CLIP_VISION, "text_encoder": CLIP_TEXT}
 
 
 def heads(model: DualEncoder) -> Names:
-    """Projections and scale, where ours pools as theirs does."""
+    """Names of projections and scale, if our model pools like theirs."""
     if (model.pool, model.text_pool, model.text_fill) != ("class", "last", None):
         return {}
     names = {"image_projection": "visual_projection", "text_projection": "text_projection"}
@@ -53,7 +53,7 @@ def export(model: nn.Module) -> Export | None:
     if not isinstance(model, DualEncoder) or not isinstance(model.text_encoder, Decoder) or not heads(model):
         return None
     config, tensors = export_towers(model, TOWERS, heads(model))
-    # Theirs has no bias of patches: it is part of the patches' positions.
+    # Their model has no patch bias, so it is added to the positions of the patches.
     patches, positions = (f"{CLIP_VISION.prefix}{name}" for name in (PATCHES, POSITIONS))
     weight, bias = (model.encoder.get_parameter(f"patch_embed.{name}") for name in ("weight", "bias"))
     tensors |= {patches: weight, positions: torch.cat([tensors[positions][:1], tensors[positions][1:] + bias])}

@@ -1,6 +1,6 @@
-"""CLIP's encoder of images (Radford et al. 2021): a ViT normalised before its first block too.
+"""CLIP's image encoder (Radford et al. 2021): a ViT with a norm before its first block.
 
-All states leave through the final norm, as GIT has it; CLIP's own output has it on the class token's alone.
+The final norm is applied to all states, as in GIT; CLIP itself applies it only to the class token.
 """
 
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""DeiT (Touvron et al. 2021): a ViT with a distillation token beside the class token."""
+"""DeiT (Touvron et al. 2021): a ViT with a distillation token after the class token."""
 
 from dataclasses import replace
 
@@ -21,7 +21,7 @@ DEIT = replace(
 
 
 def class_head(model: Classifier) -> Names:
-    """Its head; of its two heads, whose logits it averages, one that reads both tokens side by side."""
+    """Names of the head; two heads with averaged logits become one head that reads both tokens, concatenated."""
     if model.pool != "distilled":
         return vit.class_head(model)
     weights, biases = (tuple(f"{name}.{kind}" for name in HEADS) for kind in ("weight", "bias"))

@@ -1,4 +1,4 @@
-"""DINOv2 (Oquab et al. 2023): a ViT with layer scale, whose positions are interpolated to the images' own grid."""
+"""DINOv2 (Oquab et al. 2023): a ViT with layer scale, whose positions are interpolated to the grid of the images."""
 
 from dataclasses import replace
 
@@ -12,7 +12,7 @@ from vlm.models.pretrained.stack import Names, Part, Paths, Weight, layers
 
 
 def scaled(module: str, scale: str) -> Weight:
-    """The last linear layer of a residual branch with that branch's scale in it."""
+    """The last linear layer of a residual branch, multiplied by the branch's layer scale."""
     parts = (f"{module}.{{kind}}", f"{scale}.lambda1")
     return Weight(tuple(f"encoder.layer.*.{part}" for part in parts), _scaled)
 
@@ -44,7 +44,7 @@ DINOV2 = replace(
 
 
 def class_head(model: Classifier) -> Names:
-    """The head, where ours reads the class token beside the mean of the patches as theirs does."""
+    """Name of the head, if our model reads class token and mean of the patches like theirs."""
     return {"head": "classifier"} if model.pool == "class_mean" else {}
 
 

@@ -1,4 +1,4 @@
-"""DistilBERT (Sanh et al. 2019): BERT of six layers without types of tokens."""
+"""DistilBERT (Sanh et al. 2019): BERT with six layers and without token types."""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,4 @@
-"""Gemma (2024): Llama with a gate of GELU, norms by 1 + w and scaled embeddings. Gemma 2 and 3 have other layers."""
+"""Gemma (2024): Llama with GEGLU, norms by 1 + w and scaled embeddings. Gemma 2 and 3 have other layers."""
 
 from dataclasses import replace
 from typing import Any
@@ -11,7 +11,7 @@ from vlm.models.pretrained.stack import Part
 
 def more(sizes: dict[str, Any], config: Fields) -> dict[str, Any]:
     sizes = {**sizes, "embed_scale": sizes["dim"] ** 0.5}
-    own = config.read(choice("hidden_activation", None, ACTIVATIONS))  # older folders mean this, whatever hidden_act is
+    own = config.read(choice("hidden_activation", None, ACTIVATIONS))  # takes precedence over hidden_act in old folders
     return {**sizes, **rotary_and_head(sizes, config, tied=True), **({"activation": own} if own else {})}
 
 

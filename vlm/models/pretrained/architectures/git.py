@@ -1,4 +1,4 @@
-"""GIT (Wang et al. 2022): CLIP's encoder of images, whose states are the prefix of a decoder laid out as BERT's."""
+"""GIT (Wang et al. 2022): CLIP's image encoder, whose states are the prefix of a decoder with BERT's layout."""
 
 from dataclasses import replace
 from typing import Any
@@ -46,7 +46,7 @@ GIT_TEXT = Stack(
         "prefix.norm": f"{PROJECTION}.1",
     },
     head={"vocabulary_head.own": "output", "vocabulary_head.bias": "output.bias"},
-    needed=bert.NEEDED | {"num_image_with_embedding": None},  # which is for films
+    needed=bert.NEEDED | {"num_image_with_embedding": None},  # used for video
 )
 ARCHITECTURE = Architecture(
     parts=lambda config: {

@@ -52,7 +52,7 @@ GPT2 = Stack(
 
 
 def export(model: nn.Module) -> Export | None:
-    if type(model) is not Decoder or isinstance(model.positions, RotaryPositions):  # which are Llama's
+    if type(model) is not Decoder or isinstance(model.positions, RotaryPositions):  # rotary positions are Llama's
         return None
     config, tensors = export_stack(GPT2, model, "model")
     named = {f"{GPT2.prefix}{name}": tensor for name, tensor in tensors.items()}

@@ -1,4 +1,4 @@
-"""Idefics3 (Laurençon et al. 2024), as the first SmolVLM is too: SigLIP's encoder, pixel shuffle, a Llama."""
+"""Idefics3 (Laurençon et al. 2024) and the first SmolVLM: SigLIP's encoder, pixel shuffle, a Llama."""
 
 from dataclasses import replace
 from math import isqrt
@@ -20,10 +20,10 @@ AROUND = "<fake_token_around_image>"
 
 
 def bucketed(table: Tensor) -> Tensor:
-    """The rows of a table of positions that its own code takes for the cells of a whole image.
+    """The rows of a table of positions that Idefics3's own code selects for the cells of a whole image.
 
-    It divides a row or column by their number, in float32, and seeks the quotient among the cells' bounds; rounding
-    moves some cells to their neighbours' positions.
+    It computes the quotient of each row or column and their number in float32, and looks it up among the bounds of the
+    cells; rounding moves some cells to the positions of their neighbours.
     """
     side = isqrt(len(table))
     bounds = torch.arange(1 / side, 1.0, 1 / side)
@@ -47,10 +47,10 @@ IDEFICS3_VISION = replace(
 
 
 def vision(config: Fields) -> Part:
-    """The encoder.
+    """The encoder's part.
 
     Raises:
-        UserError: Squares of its states cannot be joined to one.
+        UserError: Its images are not square, or pixel shuffle does not divide its grid.
     """
     inner = config.part("vision_config")
     sizes = IDEFICS3_VISION.arguments(inner)
@@ -64,7 +64,7 @@ def vision(config: Fields) -> Part:
 
 
 def text(config: Fields) -> Part:
-    """The decoder; the model's own config says whether its embedding is the head too."""
+    """The decoder's part; the top-level config defines whether the head is tied to the embedding."""
     inner = config.part("text_config")
     tied = flag("tie_word_embeddings", False)
     return Part(stack_of(inner, LLAMA), inner | {tied.name: config.read(tied)}, TEXT)

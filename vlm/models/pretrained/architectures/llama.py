@@ -1,4 +1,4 @@
-"""Llama (Touvron et al. 2023; Llama 3, 2024), as SmolLM, SmolLM2 and TinyLlama are too; the base of its family."""
+"""Llama (Touvron et al. 2023; Llama 3, 2024), SmolLM, SmolLM2 and TinyLlama; the base of the Llama family."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ LAYERS: Paths = {
 
 
 def rotary_and_head(sizes: dict[str, Any], config: Fields, *, tied: bool = False) -> dict[str, Any]:
-    """Positions, and a head of its own where it has one."""
+    """Arguments for rotary positions, and for an untied head if there is one."""
     head_dim = sizes["head_dim"] or sizes["dim"] // sizes["num_heads"]
     found: dict[str, Any] = {"positions": spec_of("RotaryPositions", head_dim=head_dim, **_rotary(config))}
     if config.read(flag("tie_word_embeddings", tied)):
@@ -36,7 +36,7 @@ def rotary_and_head(sizes: dict[str, Any], config: Fields, *, tied: bool = False
 
 
 def _rotary(config: Fields) -> dict[str, Any]:
-    """Options of positions, of rope_parameters or, as most published folders have it, rope_theta and rope_scaling."""
+    """Options of rotary positions, from rope_parameters or, in most published folders, rope_theta and rope_scaling."""
     if "rope_parameters" in config:
         rope = config.part("rope_parameters")
     else:
@@ -85,10 +85,10 @@ LLAMA = Stack(
 
 
 def export_decoder(model: nn.Module, stack: Stack, saved_as: str, **options: Any) -> Export | None:
-    """A decoder with rotary positions whose blocks have some options.
+    """Exports a decoder with rotary positions; returns None if the options of its blocks differ from those given.
 
     Args:
-        saved_as: Its class.
+        saved_as: Name of the Hugging Face class.
     """
     if type(model) is not Decoder or type(model.positions) is not RotaryPositions:
         return None

@@ -1,6 +1,6 @@
-"""LLaVA (Liu et al. 2023): CLIP's or SigLIP's encoder of images inside the text of a Llama or Qwen2, by an MLP.
+"""LLaVA (Liu et al. 2023): CLIP's or SigLIP's image encoder, an MLP, and a Llama or Qwen2 that reads images in text.
 
-The base of all models that read images inside their text.
+Base of all models that read images inside their text.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,21 +18,21 @@ from vlm.models.pretrained.fields import Fields, choice, flag, integer
 from vlm.models.pretrained.stack import ACTIVATIONS, Names, Part, Stack
 
 VISION, TEXT = "vision_tower.", "language_model."
-# The same names in folders of the versions around 4.55, of which the head stands beside the model.
+# Names in folders of versions around 4.55, whose head is outside of the model, and the names used here.
 RENAMED = (
     (r"^model\.(vision_tower|multi_modal_projector)\.", r"\1."),
     (r"^model\.language_model\.", f"{TEXT}model."),
     (r"^lm_head\.", f"{TEXT}lm_head."),
 )
-DROPPED = {"default": 1, "full": 0}  # the first state, whatever it is
+DROPPED = {"default": 1, "full": 0}  # "default" drops the first state, whether or not it is a class token
 LAYER = integer("vision_feature_layer", -2, -1000, 1000)
 
 
 def stack_of(config: Fields, *stacks: Stack) -> Stack:
-    """The stack that a part of config.json describes.
+    """Selects the stack that a part of config.json describes.
 
     Raises:
-        UserError: It is none of these.
+        UserError: It is none of the given stacks.
     """
     known = {stack.model_type: stack for stack in stacks}
     held = str(config.values.get("model_type"))
@@ -42,7 +42,7 @@ def stack_of(config: Fields, *stacks: Stack) -> Stack:
 
 
 def without_norm(stack: Stack) -> Stack:
-    """A stack whose states leave the last block as they are."""
+    """A copy of a stack without its final norm."""
     names = {name: other for name, other in stack.names.items() if name != "norm"}
     return replace(stack, sizes={**stack.sizes, "final_norm": False}, names=names)
 
@@ -63,7 +63,7 @@ def vision(config: Fields) -> Part:
 
 
 def text(config: Fields) -> Part:
-    """The decoder, which shares its embedding with the head if either part of config.json says so."""
+    """The decoder's part; its head is tied to the embedding if config.json or its part for the text says so."""
     inner = config.part("text_config")
     stack = stack_of(inner, LLAMA, QWEN2)
     tied = flag("tie_word_embeddings", False)
@@ -74,12 +74,12 @@ def text(config: Fields) -> Part:
 def inside(
     projector: Callable[[Fields, dict[str, Any]], Spec], *, causal: bool = True, drop: Callable[[Fields], int]
 ) -> Callable[[Fields, Mapping[str, Spec]], Spec]:
-    """A model whose decoder reads the encoder's states inside its text.
+    """Returns a function that specifies a model whose decoder reads the encoder's states inside its text.
 
     Args:
-        projector: Its specification, of config.json and both widths.
-        causal: Whether what stands before an answer is.
-        drop: Number of first states that are left out.
+        projector: Returns the projector's specification, from config.json and both widths.
+        causal: Whether attention in the prompt is causal.
+        drop: Returns the number of leading states to drop.
     """
 
     def build(config: Fields, parts: Mapping[str, Spec]) -> Spec:
@@ -105,7 +105,7 @@ def dropped(config: Fields) -> int:
 
 
 def head(names: Names) -> Mapping[type, Callable[[Any], Names]]:
-    """The names of a projector's layers."""
+    """Names of a projector's layers."""
     named = {f"encoder.projector.{ours}": theirs for ours, theirs in names.items()}
     return {VisionLanguageModel: lambda model: named}
 

@@ -1,4 +1,4 @@
-"""Marian (Junczys-Dowmunt et al. 2018), by which OPUS-MT's translators were trained (Tiedemann and Thottingal 2020)."""
+"""Marian (Junczys-Dowmunt et al. 2018), the architecture of OPUS-MT's translators (Tiedemann and Thottingal 2020)."""
 
 from typing import Any
 
@@ -33,10 +33,10 @@ CROSS_LAYERS: Paths = {
 
 
 def sizes(side: str, **defaults: int) -> dict[str, Any]:
-    """The sizes of a stack whose keys begin with "encoder" or "decoder".
+    """The sizes of a stack, whose keys begin with "encoder" or "decoder".
 
     Args:
-        defaults: Of `vocab_size` and `max_len`.
+        defaults: Defaults of `vocab_size` and `max_len`.
     """
     return {
         "dim": integer("d_model", 1024),
@@ -52,7 +52,7 @@ def sizes(side: str, **defaults: int) -> dict[str, Any]:
 
 
 def scaled(sizes: dict[str, Any], config: Fields) -> float:
-    """The factor of embeddings."""
+    """The factor of the token embeddings."""
     return sizes["dim"] ** 0.5 if config.read(flag("scale_embedding", False)) else 1.0
 
 
@@ -98,10 +98,10 @@ MARIAN = {
 
 
 def parts(config: Fields) -> dict[str, Part]:
-    """Both stacks.
+    """The parts of both stacks.
 
     Raises:
-        UserError: Each language has a vocabulary of its own.
+        UserError: The languages have separate vocabularies.
     """
     if config.values.get("decoder_vocab_size") not in (None, config.values.get("vocab_size", 58101)):
         raise config.fault("decoder_vocab_size", "another than vocab_size, where our models have one vocabulary")
@@ -109,7 +109,7 @@ def parts(config: Fields) -> dict[str, Part]:
 
 
 def export(model: nn.Module) -> Export | None:
-    """As MarianMTModel has it, with an embedding on each side where training made them differ."""
+    """Exports a MarianMTModel, with separate embeddings of encoder and decoder if they differ."""
     if type(model) is not TextToText or not isinstance(getattr(model.decoder, "positions", None), SplitSinusoids):
         return None
     config: dict[str, Any] = {"architectures": ["MarianMTModel"], "is_encoder_decoder": True}
@@ -133,7 +133,7 @@ def export(model: nn.Module) -> Export | None:
 
 
 def biased(head: VocabularyHead) -> bool:
-    """Whether a head is the embedding with a bias."""
+    """Returns True if a head is the token embedding with a bias."""
     _, bias, transform = head.parts(torch.empty(0))
     return head.own is None and bias is not None and transform is None
 

@@ -1,5 +1,4 @@
-"""PaliGemma (Beyer et al. 2024): SigLIP's encoder before the text of a Gemma; all that stands before an answer sees
-itself in both directions."""
+"""PaliGemma (Beyer et al. 2024): SigLIP's encoder, and a Gemma whose attention in the prompt is bidirectional."""
 
 from dataclasses import replace
 from typing import Any
@@ -16,10 +15,10 @@ GEMMA_TEXT = replace(GEMMA, needed={"attention_bias": False, BOTH: True})
 
 
 def text(config: Fields) -> Part:
-    """The decoder.
+    """The decoder's part.
 
     Raises:
-        UserError: It is another than Gemma, as in PaliGemma 2.
+        UserError: It is not a Gemma, for example in PaliGemma 2.
     """
     inner = config.part("text_config")
     stated = inner if BOTH in inner else inner | {BOTH: True}

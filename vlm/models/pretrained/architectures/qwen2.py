@@ -1,4 +1,4 @@
-"""Qwen2 and Qwen2.5 (Yang et al. 2024): Llama with biases of queries, keys and values."""
+"""Qwen2 and Qwen2.5 (Yang et al. 2024): Llama with biases in the query, key and value projections."""
 
 from dataclasses import replace
 
@@ -23,7 +23,7 @@ QWEN2 = replace(
 
 
 def part(stack: Stack, config: Fields) -> Part:
-    """The stack of a config, all of whose layers see all that stands before."""
+    """The stack's part; raises UserError if a layer has no full attention."""
     kinds = config.values.get("layer_types")
     if kinds is not None and (not isinstance(kinds, list) or any(kind != "full_attention" for kind in kinds)):
         raise config.fault("layer_types", "of which our Decoder has full_attention alone")

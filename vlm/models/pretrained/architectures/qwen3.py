@@ -1,4 +1,4 @@
-"""Qwen3 (Yang et al. 2025): Llama whose queries and keys RMSNorm normalises in each head."""
+"""Qwen3 (Yang et al. 2025): Llama with an RMSNorm of the queries and keys of each head."""
 
 from dataclasses import replace
 

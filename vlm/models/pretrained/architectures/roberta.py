@@ -12,12 +12,12 @@ from vlm.models.pretrained.stack import Names, Part, Stack, Weight, layers, tied
 from vlm.models.text_classifiers import SequenceClassifier, TokenClassifier
 from vlm.models.text_encoder import TextEncoder
 
-PADDING = 1  # whose position is that of the row before the first token's
+PADDING = 1  # positions start at PADDING + 1
 BEFORE = PADDING + 1
 
 
 def usable_positions(sizes: dict[str, Any], config: Fields) -> dict[str, Any]:
-    """max_len without the position embeddings before the first token's."""
+    """max_len without the position embeddings that precede the first token's."""
     if sizes["max_len"] < BEFORE + bert.SHORTEST:
         raise config.fault("max_position_embeddings", f"which leaves no text after the first {BEFORE}")
     return {"max_len": sizes["max_len"] - BEFORE}

@@ -1,4 +1,4 @@
-"""SigLIP (Zhai et al. 2023): both encoders, the one of images alone, or that one with a head of classes."""
+"""SigLIP (Zhai et al. 2023): both encoders, or the image encoder alone or with a classification head."""
 
 from collections.abc import Mapping
 
@@ -40,7 +40,7 @@ POOL = "vision_model.head"
 
 
 def _third(first: int, last: int, name: str) -> Weight:
-    """Rows of the joined projections of queries, keys and values."""
+    """Rows of the fused projection of queries, keys and values, from one third to another."""
 
     def read(joined: Tensor) -> Tensor:
         size = len(joined) // 3
@@ -50,7 +50,7 @@ def _third(first: int, last: int, name: str) -> Weight:
 
 
 def heads(model: DualEncoder) -> Names:
-    """Pooling, projection and scale, where ours pools as theirs does."""
+    """Names of pooling, projection and scale, if our model pools like theirs."""
     if (model.pool, model.text_pool) != ("attention_mlp", "last") or model.text_fill is None or model.bias is None:
         return {}
     names: Names = {
@@ -76,12 +76,12 @@ def dual_encoder(config: Fields, parts: Mapping[str, Spec]) -> Spec:
 
 
 def class_head(model: Classifier) -> Names:
-    """The head, where ours reads the mean of all states as theirs does."""
+    """Name of the head, if our model reads the mean of all states like theirs."""
     return {"head": "classifier"} if model.pool == "mean" else {}
 
 
 def export_dual(model: DualEncoder) -> Export | None:
-    """Both encoders, where ours pools and projects as theirs does."""
+    """Exports both encoders, if our model pools and projects like theirs."""
     pool, images = model.attention_pool, model.encoder
     if not heads(model) or pool is None or type(images) is not ViT or not isinstance(model.text_encoder, TextEncoder):
         return None

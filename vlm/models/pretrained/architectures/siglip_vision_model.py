@@ -1,4 +1,4 @@
-"""SigLIP's encoder of images (Zhai et al. 2023): a ViT without a class token."""
+"""SigLIP's image encoder (Zhai et al. 2023): a ViT without a class token."""
 
 from vlm.models.pretrained.architecture import Architecture
 from vlm.models.pretrained.architectures.clip_vision_model import LAYERS

@@ -1,4 +1,4 @@
-"""SmolVLM2 (Marafioti et al. 2025), which is Idefics3 under another name; of films it reads none."""
+"""SmolVLM2 (Marafioti et al. 2025): Idefics3 under another name. Video is not supported."""
 
 from dataclasses import replace
 

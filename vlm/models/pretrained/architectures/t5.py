@@ -1,4 +1,4 @@
-"""T5 (Raffel et al. 2020) and its version 1.1 with gated MLPs and a head of its own, as FLAN-T5 (Chung et al. 2022)."""
+"""T5 (Raffel et al. 2020) and version 1.1, with gated MLPs and an untied head, such as FLAN-T5 (Chung et al. 2022)."""
 
 from dataclasses import replace
 from typing import Any
@@ -41,7 +41,7 @@ SIZES: dict[str, Any] = {
 
 
 def mlp(layer: int, *, gated: bool) -> Paths:
-    """The names of a block's MLP, in its layer of this number."""
+    """The names of a block's MLP, given its index among the block's layers."""
     inner, outer = ("wi_0", "wi_1") if gated else ("wi",), f"layer.{layer}.DenseReluDense"
     return {
         "norm2": f"layer.{layer}.layer_norm",
@@ -67,14 +67,14 @@ def positions(sizes: dict[str, Any], config: Fields, *, causal: bool = False) ->
 
 
 def positions_and_head(sizes: dict[str, Any], config: Fields) -> dict[str, Any]:
-    """Positions, and a head with the embedding and a factor or, from version 1.1 on, with a matrix of its own."""
+    """Positions, and a head that is tied and scaled or, from version 1.1 on, untied."""
     head = {"dim": sizes["dim"], "vocab_size": sizes["vocab_size"]}
     head |= {"scale": sizes["dim"] ** -0.5} if scales(config) else {"tied": False}
     return positions(sizes, config, causal=True) | {"vocabulary_head": spec_of("VocabularyHead", **head)}
 
 
 def scales(config: Fields) -> bool:
-    """Whether the head has a factor. Newer folders say so by a name; in others a tied head has one."""
+    """Returns True if the head is scaled. Newer folders state it; in older ones it follows from a tied head."""
     stated = config.read(flag("scale_decoder_outputs"))
     return config.read(flag("tie_word_embeddings", True)) if stated is None else stated
 

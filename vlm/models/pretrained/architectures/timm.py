@@ -1,4 +1,4 @@
-"""Any encoder of images of timm (Wightman 2019), in a folder as timm and the hub have it; its head is left out."""
+"""Any image encoder of timm (Wightman 2019), in a folder as on the hub; its head is dropped."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -18,18 +18,18 @@ BUILT = (
     "in_chans",
     "num_classes",
     "global_pool",
-)  # arguments of its constructor that the name and the images say too
+)  # arguments of timm's constructor that are also given by the name and the images
 
 
 @dataclass(frozen=True, kw_only=True)
 class TimmStack(Stack):
-    """A backbone that timm builds by its name, and whose tensors have timm's names."""
+    """A backbone that timm builds by name, with timm's own tensor names."""
 
     def arguments(self, config: Fields) -> dict[str, Any]:
         more = config.part("model_args", {})
         if others := more.values.keys() - {*BUILT}:
             raise more.fault(min(others), "which is not passed on to timm")
-        name = config.read(text("architecture", REQUIRED)).partition(".")[0]  # after the dot stands what weights it has
+        name = config.read(text("architecture", REQUIRED)).partition(".")[0]  # the part after the dot names the weights
         stated = config.part("pretrained_cfg")
         channels, height, width = stated.read(numbers("input_size", [3, 224, 224], 3, 1, 4096))
         if channels != 3:

@@ -1,4 +1,4 @@
-"""The decoder of TrOCR (Li et al. 2021), which reads lines of text: RoBERTa's or MiniLM's, with cross-attention."""
+"""The decoder of TrOCR (Li et al. 2021) for lines of text: RoBERTa's or MiniLM's, with cross-attention."""
 
 from typing import Any
 
@@ -10,16 +10,16 @@ from vlm.models.pretrained.architectures import marian
 from vlm.models.pretrained.fields import Fields, flag, integer
 from vlm.models.pretrained.stack import Part, Stack, Weight, layers, tied
 
-BEFORE = 2  # rows of learned positions before the first token's
+BEFORE = 2  # number of learned positions that precede the first token's
 
 
 def positions_and_head(sizes: dict[str, Any], config: Fields) -> dict[str, Any]:
-    """Sinusoids where positions are not learned, and a head of its own where it has one."""
+    """Arguments for sinusoids if positions are not learned, and for an untied head if there is one."""
     dim = sizes["dim"]
     found: dict[str, Any] = {"embed_scale": marian.scaled(sizes, config)}
     if not config.read(flag("use_learned_position_embeddings", True)):
         first = config.read(integer("pad_token_id", 1, low=0)) + 1
-        # Of tensor2tensor, whose last wave is the longest: 10,000 ** (-2 i / (D - 2)).
+        # As in tensor2tensor, the last wave is the longest: 10,000 ** (-2 i / (D - 2)).
         found["positions"] = spec_of("SplitSinusoids", dim=dim, base=10_000.0 ** (dim / (dim - 2)), first=first)
     if not config.read(flag("tie_word_embeddings", True)):
         found["vocabulary_head"] = spec_of("VocabularyHead", dim=dim, vocab_size=sizes["vocab_size"], tied=False)

@@ -1,4 +1,4 @@
-"""A ViT, a DeiT or SigLIP's encoder joined to a GPT-2 or, as TrOCR, to its own decoder; each by its part of a file."""
+"""VisionEncoderDecoderModel: a ViT, a DeiT or SigLIP's encoder, with GPT-2 or TrOCR's decoder."""
 
 from collections.abc import Collection
 from functools import partial
@@ -25,7 +25,7 @@ PROJECTION = "enc_to_dec_proj"
 
 
 def parts(config: Fields) -> dict[str, Part]:
-    """The parts.
+    """The parts of encoder and decoder.
 
     Raises:
         UserError: One is of another kind.
@@ -41,7 +41,7 @@ def parts(config: Fields) -> dict[str, Part]:
 
 
 def fold_projection(weights: WeightMap, stored: Collection[str]) -> WeightMap:
-    """Puts a projection of the encoder's states into the keys and values made of them, which are linear in them too."""
+    """Merges a projection of the encoder's states into the key and value projections, which are linear too."""
     p, b = f"{PROJECTION}.weight", f"{PROJECTION}.bias"
     if p not in stored:
         return weights
@@ -85,7 +85,7 @@ def export(model: nn.Module) -> Export | None:
     tensors |= {f"decoder.{GPT2.prefix}{name}": tensor for name, tensor in texts.items()}
     if encoder.dim < width:
         tensors |= _widened(encoder.dim, width, tensors)
-    if encoder.class_token is not None:  # a ViTModel has a layer that nothing here reads; without it there is a warning
+    if encoder.class_token is not None:  # transformers warns if the unused pooler of a ViTModel is missing
         dim = encoder.dim
         tensors |= {"encoder.pooler.dense.weight": torch.zeros(dim, dim), "encoder.pooler.dense.bias": torch.zeros(dim)}
     config = {"model_type": "vision-encoder-decoder", "architectures": ["VisionEncoderDecoderModel"]}
@@ -95,7 +95,7 @@ def export(model: nn.Module) -> Export | None:
 
 
 def _widened(dim: int, width: int, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """States of the encoder filled up with zeros to the decoder's width, and the layers that read them."""
+    """The tensors that read the encoder's states after padding these with zeros to the decoder's width."""
     layers = {name: tensor for name, tensor in tensors.items() if name.endswith("crossattention.c_attn.weight")}
     filled = {name: torch.cat([one, one.new_zeros(width - dim, 2 * width)]) for name, one in layers.items()}
     projection = {f"{PROJECTION}.weight": torch.eye(width, dim), f"{PROJECTION}.bias": torch.zeros(width)}

@@ -1,4 +1,4 @@
-"""The Vision Transformer (Dosovitskiy et al. 2021), bare or with a head of classes."""
+"""The Vision Transformer (Dosovitskiy et al. 2021), alone or with a classification head."""
 
 from dataclasses import replace
 
@@ -26,7 +26,7 @@ ENTRANCE: Names = {
     "norm": "layernorm",
 }
 NEEDED = {"num_channels": 3}
-QKV_BIAS = replace(flag("qkv_bias", True), write=lambda own: own is not False)  # ours is None for that of all layers
+QKV_BIAS = replace(flag("qkv_bias", True), write=lambda own: own is not False)  # None in our config means `bias`
 VIT = Stack(
     kind=ViT,
     model_type="vit",
@@ -38,7 +38,7 @@ VIT = Stack(
 
 
 def class_head(model: Classifier) -> Names:
-    """The head, where ours reads the class token as theirs does."""
+    """Name of the head, if our model reads the class token like theirs."""
     return {"head": "classifier"} if model.pool == "class" else {}
 
 

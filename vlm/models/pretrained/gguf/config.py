@@ -1,4 +1,4 @@
-"""What the header of a GGUF file says of its model, in the terms of config.json and generation_config.json."""
+"""Converts the header of a GGUF file to the content of config.json and generation_config.json."""
 
 import math
 import re
@@ -11,7 +11,7 @@ from vlm.models.pretrained.gguf.header import Header
 from vlm.nn.position import RotaryPositions
 
 CLASSES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM"}  # by general.architecture
-# Keys after the architecture's name, and what config.json calls them.
+# Keys after the architecture's name, and their names in config.json.
 NEEDED = {
     "embedding_length": "hidden_size",
     "block_count": "num_hidden_layers",
@@ -25,7 +25,7 @@ OPTIONAL = {
     "attention.key_length": "head_dim",
     "rope.freq_base": "rope_theta",
 }
-WITHOUT_EFFECT: dict[str, Any] = {  # as long as they have these values
+WITHOUT_EFFECT: dict[str, Any] = {  # keys that may be ignored if they have these values
     "attention.causal": True,
     "attention.sliding_window": 0,
     "expert_count": 0,
@@ -47,7 +47,7 @@ MODULES = {
     "ffn_down": "mlp.down_proj",
 }
 EMBEDDING, HEAD, DIVISORS = "token_embd.weight", "output.weight", "rope_freqs.weight"
-# The scaling of all sizes of Llama 3, which a file has as numbers that divide the angles of positions.
+# The scaling of all sizes of Llama 3; a GGUF file has it as divisors of the angles of positions.
 TRAINED = 8192
 LLAMA3: dict[str, Any] = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
 ENDS = ("eos_token_id", "eot_token_id", "eom_token_id")
@@ -58,10 +58,10 @@ def config_of(header: Header, divisors: Tensor | None) -> dict[str, Any]:
     """The content of config.json.
 
     Args:
-        divisors: The tensor that divides the angles of positions, where there is one.
+        divisors: Tensor of divisors of the angles of positions, if there is one.
     Raises:
-        KeyError: Something is missing.
-        ValueError: The model is of another kind.
+        KeyError: A value is missing.
+        ValueError: The model is not supported.
     """
     kind = header.values["general.architecture"]
     if kind not in CLASSES:
@@ -77,7 +77,7 @@ def config_of(header: Header, divisors: Tensor | None) -> dict[str, Any]:
     usual = WITHOUT_EFFECT | {"rope.dimension_count": head_dim, "attention.value_length": head_dim}
     for key, value in stated.items():
         name = key.removeprefix(f"{kind}.")
-        if name != "vocab_size" and (name not in usual or value != usual[name]):  # the embedding says how many
+        if name != "vocab_size" and (name not in usual or value != usual[name]):  # the embedding has the vocab size
             raise ValueError(f"{key} is {value!r:.40}, which our Decoder does not do")
     return sizes | {
         "model_type": kind,
@@ -97,7 +97,7 @@ def _scaling(kind: Any, factor: Any) -> dict[str, Any] | None:
 
 
 def _llama3(divisors: Tensor, head_dim: int, base: float) -> dict[str, Any]:
-    """Llama 3's scaling, if that is what divides the angles of positions."""
+    """Llama 3's scaling; raises ValueError if the divisors are not those."""
     factor = float(divisors.max())
     if divisors.shape == (head_dim // 2,) and 1 <= factor < math.inf:
         plain = RotaryPositions(head_dim=head_dim, base=base).frequencies()
@@ -115,10 +115,10 @@ def generation_of(header: Header) -> dict[str, Any]:
 
 
 def folder_name(name: str) -> str:
-    """The name of a tensor in a folder of Hugging Face.
+    """The name of a tensor in a Hugging Face folder.
 
     Raises:
-        ValueError: It is none of these architectures'.
+        ValueError: The tensor is unknown.
     """
     match = NAME.fullmatch(name)
     if name == HEAD:

@@ -1,4 +1,4 @@
-"""A GGUF file (llama.cpp) in the place of a folder of Hugging Face."""
+"""Reads a GGUF file (llama.cpp) like a Hugging Face folder."""
 
 import re
 from pathlib import Path
@@ -15,17 +15,17 @@ from vlm.models.pretrained.gguf.tensors import check_tensors, read_tensor
 from vlm.models.pretrained.gguf.tokenizer import tokenizer_files
 
 SUFFIX = ".gguf"
-PERMUTED = ("llama",)  # architectures whose queries and keys have the two halves of each head alternating
+PERMUTED = ("llama",)  # architectures in which the two halves of each head of queries and keys alternate
 ROTATED = re.compile(r"\.[qk]_proj\.")
 
 
 class GGUF(Folder):
-    """A GGUF file: the files that a folder of the same model would hold, made of its header.
+    """A GGUF file; the files of an equivalent folder are created from its header.
 
     Args:
         path: The file.
     Raises:
-        UserError: Whatever is read is missing, damaged, too large, or not known here.
+        UserError: The file is missing, damaged, too large, or not supported.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -41,7 +41,7 @@ class GGUF(Folder):
             raise UserError(f"{self} cannot be read: {fault}; choose another file") from fault
 
     def _made(self) -> dict[str, Any]:
-        """The contents of files by their names, objects in the place of JSON."""
+        """The contents of files by name, with objects for JSON."""
         place = self._header.tensors.get(DIVISORS)
         config = config_of(self._header, None if place is None else read_tensor(self.path, place))
         made: dict[str, Any] = {CONFIG: config, GENERATION: generation_of(self._header)}
@@ -72,10 +72,10 @@ class GGUF(Folder):
         return tensors
 
     def _in_halves(self, name: str, weight: Tensor) -> Tensor:
-        """Rows of queries or keys, the halves of each head one after the other, where they alternated."""
+        """Reorders rows of queries or keys, so that the alternating halves of each head follow one another."""
         stack, config, _ = self.parts["decoder"]
         sizes = stack.arguments(config)
         heads = sizes["num_heads"] if ".q_proj." in name else sizes["num_kv_heads"] or sizes["num_heads"]
         if len(weight) % (2 * heads):
-            return weight  # which is refused for its shape
+            return weight  # its shape is rejected later
         return weight.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)

@@ -1,7 +1,7 @@
-"""What a GGUF file says before its weights: values by key, and where each tensor lies.
+"""Reads the header of a GGUF file: values by key, and the position of each tensor.
 
-The reader of the library `gguf` trusts the counts in a file, by which one may run it out of memory, and takes seconds
-for a vocabulary; here every count is compared with the file first.
+The library `gguf` trusts the counts in a file, so that a file may exhaust memory, and takes seconds to read a
+vocabulary. Here every count is checked against the size of the file first.
 """
 
 import math
@@ -10,19 +10,19 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 MAGIC, VERSIONS = b"GGUF", (2, 3)
-MOST_BYTES, MOST_VALUES = 2**24, 2**20  # of a header; Llama 3, of 128,000 tokens, has 2**23 and 2**19
+MOST_BYTES, MOST_VALUES = 2**24, 2**20  # limits of a header; Llama 3, with 128,000 tokens, has 2**23 and 2**19
 MOST_AXES, MOST_TENSORS = 4, 2**16
 STRING, ARRAY = 8, 9
-NUMBERS = dict(enumerate("BbHhIif?")) | {10: "Q", 11: "q", 12: "d"}  # codes of types, as `struct` has them
+NUMBERS = dict(enumerate("BbHhIif?")) | {10: "Q", 11: "q", 12: "d"}  # type codes, as in `struct`
 
 
 class Place(NamedTuple):
-    """Where a tensor lies in its file.
+    """The position of a tensor in its file.
 
     Args:
         kind: Number of its type.
         shape: Its sizes, rows first.
-        start: The file's byte at which it begins.
+        start: Offset of its first byte.
     """
 
     kind: int
@@ -31,17 +31,17 @@ class Place(NamedTuple):
 
 
 class Header(NamedTuple):
-    """All that stands before the weights."""
+    """The part of a file before the weights."""
 
     values: dict[str, Any]
     tensors: dict[str, Place]
 
 
 def read_header(path: Path) -> Header:
-    """The header of a file.
+    """Reads the header of a file.
 
     Raises:
-        ValueError: It is damaged, or larger than any real one.
+        ValueError: It is damaged, or exceeds the limits.
         OSError: It cannot be read.
     """
     with path.open("rb") as file:
@@ -73,7 +73,7 @@ def read_header(path: Path) -> Header:
 
 
 class _Cursor:
-    """Reads values one after the other, none past the end."""
+    """Reads values one after another; raises ValueError at the end."""
 
     def __init__(self, content: bytes) -> None:
         self.content, self.place, self.left = content, 0, MOST_VALUES
@@ -88,7 +88,7 @@ class _Cursor:
         return struct.unpack(f"<{code}", self.bytes(struct.calcsize(f"<{code}")))[0]
 
     def count(self, stated: int, least: int) -> int:
-        """A number of things that take at least so many bytes each."""
+        """Checks and returns a number of items that take at least `least` bytes each."""
         self.left -= stated
         if stated * least > len(self.content) - self.place or self.left < 0:
             raise ValueError(f"it states {stated:,} values, more than it holds or any real one has")

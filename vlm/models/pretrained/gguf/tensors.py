@@ -1,4 +1,4 @@
-"""Tensors of a GGUF file; those that are quantised become float32 by the library `gguf`."""
+"""Reads tensors of a GGUF file; the library `gguf` dequantises them to float32."""
 
 import math
 from collections.abc import Mapping
@@ -16,12 +16,12 @@ TYPES = (*PLAIN, "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K")
 
 
 def check_tensors(places: Mapping[str, Place], size: int) -> None:
-    """Checks that all tensors are of known types and lie in the file.
+    """Checks that all tensors have known types and are inside the file.
 
     Args:
-        size: Of the file, in bytes.
+        size: Size of the file in bytes.
     Raises:
-        ValueError: One does not.
+        ValueError: A tensor has an unknown type or an invalid shape, or is not inside the file.
     """
     kinds = {one.value: one.name for one in _library().GGMLQuantizationType}
     for name, place in places.items():
@@ -35,7 +35,7 @@ def check_tensors(places: Mapping[str, Place], size: int) -> None:
 
 
 def read_tensor(path: Path, place: Place) -> Tensor:
-    """A checked tensor; one that is not quantised stays in the file until it is used."""
+    """Reads a checked tensor; one that is not quantised is memory-mapped."""
     import numpy as np
 
     content = np.memmap(path, np.uint8, "c", place.start, (_bytes(place),)).view(np.ndarray)
@@ -47,7 +47,7 @@ def read_tensor(path: Path, place: Place) -> Tensor:
 
 
 def _block(place: Place) -> tuple[int, int]:
-    """Numbers of a block, and its bytes."""
+    """Number of values in a block, and its size in bytes."""
     library = _library()
     block, size = library.GGML_QUANT_SIZES[library.GGMLQuantizationType(place.kind)]
     return block, size

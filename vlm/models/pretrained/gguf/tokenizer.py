@@ -1,11 +1,11 @@
-"""The tokenizer of a GGUF file as files of a folder: tokenizer.json of byte pairs, or a model of SentencePiece."""
+"""Converts the tokenizer of a GGUF file to files of a folder: tokenizer.json for BPE, or a SentencePiece model."""
 
 import struct
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 KEY, LONGEST = "tokenizer.ggml.", 1024
-# Kinds of tokens, numbered as SentencePiece does.
+# Kinds of tokens, with SentencePiece's numbers.
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED = 1, 2, 3, 4, 5
 BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
 GPT2 = [BYTES | {"use_regex": True}]
@@ -20,7 +20,7 @@ def _split(numbers: str) -> list[dict[str, Any]]:
 
 
 LLAMA3, QWEN2 = _split(r"\p{N}{1,3}"), _split(r"\p{N}")
-# How a text is cut before byte pairs are merged, by the name in tokenizer.ggml.pre.
+# Pre-tokenizers of BPE, by the name in tokenizer.ggml.pre.
 CUTS: dict[str, list[dict[str, Any]]] = {
     "gpt-2": GPT2,
     "smollm": [{"type": "Digits", "individual_digits": True}, *GPT2],
@@ -30,14 +30,14 @@ CUTS: dict[str, list[dict[str, Any]]] = {
 
 
 def tokenizer_files(values: Mapping[str, Any], rows: int) -> dict[str, Any]:
-    """The contents of a tokenizer's files by their names, objects in the place of JSON.
+    """The contents of a tokenizer's files by name, with objects for JSON.
 
     Args:
-        values: Those of the header.
-        rows: Of the embedding.
+        values: Values of the header.
+        rows: Number of rows of the embedding.
     Raises:
-        ValueError: It is damaged, or of a kind that is not known.
-        KeyError: Something is missing.
+        ValueError: The tokenizer is damaged or of an unknown kind.
+        KeyError: A value is missing.
     """
     tokens = values[f"{KEY}tokens"]
     kinds = values.get(f"{KEY}token_type") or [NORMAL] * len(tokens)
@@ -85,7 +85,7 @@ def _byte_pairs(values: Mapping[str, Any], tokens: Sequence[str], kinds: Sequenc
 
 
 def _begins(tokens: Sequence[str], id: int) -> dict[str, Any]:
-    """The template of a text that begins with a token."""
+    """A post-processor that adds a begin token to a text."""
     if type(id) is not int or not 0 <= id < len(tokens):
         raise ValueError(f"{KEY}bos_token_id is {id!r:.40}, which is outside the vocabulary")
     token = tokens[id]
@@ -99,12 +99,12 @@ def _begins(tokens: Sequence[str], id: int) -> dict[str, Any]:
 
 
 def _piece_model(values: Mapping[str, Any], tokens: Sequence[str], kinds: Sequence[int]) -> bytes:
-    """SentencePiece's own file (sentencepiece_model.proto): pieces, and what is done to a text before."""
+    """The content of a SentencePiece file (sentencepiece_model.proto): pieces, and normalisation."""
     pieces = b"".join(
         _bytes(1, _bytes(1, token.encode()) + b"\x15" + struct.pack("<f", score) + _number(3, kind))
         for token, score, kind in zip(tokens, values[f"{KEY}scores"], kinds, strict=True)
     )
-    trainer = _number(3, 2) + _number(35, 1)  # BPE, with bytes for characters that are no pieces
+    trainer = _number(3, 2) + _number(35, 1)  # BPE with byte fallback
     spaces = (values.get(f"{KEY}add_space_prefix", True), values.get(f"{KEY}remove_extra_whitespaces", False), True)
     flags = b"".join(_number(field, int(flag)) for field, flag in enumerate(spaces, 3))
     normalizer = _bytes(1, b"identity") + flags
@@ -120,7 +120,7 @@ def _bytes(field: int, content: bytes) -> bytes:
 
 
 def _varint(value: int) -> bytes:
-    """A whole number as protocol buffers write it, seven bits a byte."""
+    """Encodes an integer as a protocol buffer does, with seven bits per byte."""
     if not 0 <= value < 2**31:
         raise ValueError(f"{value} is out of bounds")
     low = bytearray()
