@@ -25,7 +25,7 @@ from typing import Any
 
 from vlm.tuning import tune
 
-tune()  # before torch is used, for both sides
+tune()  # applies to both sides
 sys.path.insert(0, str(Path(__file__).parent))
 
 import torch

@@ -16,7 +16,7 @@ from typing import Any
 
 from vlm.tuning import tune
 
-tune()  # of both sides alike
+tune()  # applies to both sides
 
 from vlm.checkpoint import load as ckpt
 from vlm.config.compose import compose

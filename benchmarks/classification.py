@@ -16,7 +16,7 @@ from pathlib import Path
 
 from vlm.tuning import tune
 
-tune()  # of both sides alike
+tune()  # applies to both sides
 sys.path.insert(0, str(Path(__file__).parent))
 
 import timm

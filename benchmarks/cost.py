@@ -19,7 +19,7 @@ from typing import Any
 
 from vlm.tuning import tune
 
-tune()  # of both sides alike
+tune()  # applies to both sides
 
 import matplotlib
 
@@ -160,7 +160,7 @@ def main() -> None:
     parser.add_argument("--plot")
     args = parser.parse_args()
     kept = json.loads(Path(args.out).read_text()) if args.out and Path(args.out).is_file() else {}
-    measure("images", 2, steps=3, seconds=1.0)  # the first step loads libraries, which belong to no model
+    measure("images", 2, steps=3, seconds=1.0)  # the first step also loads libraries, which must not count
     for name in args.only:
         kept[name] = [measure(name, size, steps=args.steps, seconds=args.seconds) for size in SWEEPS[name][1]]
     results = {name: kept[name] for name in SWEEPS if name in kept}

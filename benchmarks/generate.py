@@ -28,7 +28,7 @@ from typing import Any
 
 from vlm.tuning import tune
 
-tune()  # of both sides alike
+tune()  # applies to both sides
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 import numpy as np

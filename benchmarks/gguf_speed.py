@@ -91,7 +91,7 @@ SIDES: dict[str, Callable[..., Write]] = {
 def measure(side: str, path: str, folder: str, threads: int, prompt: list[int], new: int, cpu: bool) -> dict[str, Any]:
     """Returns tokens a second, megabytes, and the new tokens of one side."""
     clock = time.process_time if cpu else time.perf_counter
-    tune(alone=True)  # of all sides alike
+    tune(alone=True)  # applies to all sides
     write = SIDES[side](path, folder, threads)
     for count in (1, new + 1):  # warms up and compiles for the lengths that are timed
         write(prompt, count)

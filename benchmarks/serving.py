@@ -37,7 +37,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "helpers"))  # for 
 
 from vlm.tuning import tune
 
-tune()  # of all sides alike
+tune()  # applies to all sides
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 SHAPES = {

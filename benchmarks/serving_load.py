@@ -40,7 +40,7 @@ from zlib import crc32
 ROOT = Path(__file__).parents[1]
 FILES = ROOT / "tests" / "checkpoint" / "files"
 IDLE = 600
-HALF = 30_000_000  # Content-Length of a half body, of which half is sent
+HALF = 30_000_000  # Content-Length of a half body; only half of it is sent
 PATIENCE = 150
 
 

@@ -26,7 +26,7 @@ from typing import Any
 
 from vlm.tuning import tune
 
-tune()  # of both sides alike
+tune()  # applies to both sides
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 sys.path.insert(0, str(Path(__file__).parent))
 

@@ -1,4 +1,4 @@
-"""What the GPU scripts share: the check for a device, timing, and writing results."""
+"""Helpers for the GPU scripts: the check for a device, timing, and writing results."""
 
 import json
 import sys

@@ -83,7 +83,7 @@ def profile_steps() -> None:
 
 def vary(args: argparse.Namespace) -> None:
     """Applies the variants that the arguments ask for."""
-    if args.vocab or args.case == "gpt2":  # the tokenizer is one of characters, of which there are far fewer
+    if args.vocab or args.case == "gpt2":  # the character tokenizer has far fewer tokens
         sizes = {"vocab_size": args.vocab or 50257}
         TextField.sizes = property(lambda field: sizes)  # type: ignore[assignment, method-assign]
     if args.memory:

@@ -20,7 +20,7 @@ from vlm.nn.step import replay
 
 TEXTS = 4096  # maximum number of texts decoded in one batch; their keys, values and logits are all in memory
 
-# Ids of inputs, which together with the seed determine random draws, and their encoded states (None without any).
+# Ids of inputs, and their encoded states or None. Ids and the seed determine random draws.
 Chunk = tuple[Sequence[int | str], Context | None]
 
 # Called with the index of an input and the tokens of its texts so far; returns False to stop decoding it.

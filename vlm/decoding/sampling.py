@@ -63,7 +63,7 @@ class Sampling:
         if self.temperature == 0:
             return logits.argmax(-1)
         cumulative = self.probabilities(logits.to(widest(logits.device))).cumsum(-1)
-        # Scaled by the total, which rounding keeps from being 1, so that no draw exceeds the last token.
+        # Scaled by the total, which rounding may make less than 1, so that no draw exceeds the last token.
         return torch.searchsorted(cumulative, uniform[:, None] * cumulative[:, -1:], right=True)[:, 0]
 
 

@@ -94,7 +94,7 @@ class Output:
         if self.path is None:
             return
         if kind is None and self.append and self._beside != self._place:
-            self._opened()  # creates the file even if nothing was left to do
+            self._opened()  # so that it is renamed even if nothing was left to do
         if self._file is None:
             return
         self._file.close()

@@ -15,7 +15,7 @@ AT_ONCE = 8  # batch size of the encoder on a CPU
 
 
 class EncoderDecoder(nn.Module):
-    """Base class: a decoder that takes the states of an encoder. A subclass defines what the encoder reads.
+    """Base class of a decoder with an encoder's states as context. A subclass defines the encoder's inputs.
 
     Args:
         encoder: Returns a Context.

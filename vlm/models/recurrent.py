@@ -65,7 +65,7 @@ class RecurrentEncoder(nn.Module):
         open_forget_gates(self)
 
     def forward(self, tokens: Tensor, segments: Tensor | None = None, types: Tensor | None = None) -> Context:
-        """States of whole rows; without segments each row is one text, without types all tokens are of type 0."""
+        """States of whole rows. Without segments, each row is one text; without types, all tokens have type 0."""
         x = self.token_embed(tokens)
         if self.type_embed is not None:
             x = x + self.type_embed(torch.zeros_like(tokens) if types is None else types)

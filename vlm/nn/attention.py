@@ -174,7 +174,7 @@ class HeadNorm(nn.Module):
 
     Args:
         head_dim: Width K of a head.
-        eps: Added to the mean square before its root is taken.
+        eps: Added to the mean square for numerical stability.
     Shapes:
         q (B, N, L, K), k (B, N, S, K) -> the same
     """

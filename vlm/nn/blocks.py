@@ -124,7 +124,7 @@ GATES: dict[str, Callable[[Tensor], Tensor]] = {"swiglu": F.silu, "geglu": F.gel
 
 
 class RMSNormPlusOne(nn.RMSNorm):
-    """RMSNorm by 1 + w, w starting from zero: weight decay pulls the scale to one (Gemma, 2024)."""
+    """RMSNorm that scales by 1 + w, with w initialised to 0; weight decay pulls the scale to 1 (Gemma, 2024)."""
 
     def reset_parameters(self) -> None:
         nn.init.zeros_(self.weight)

@@ -10,7 +10,7 @@ from vlm.errors import Count, Injected, Rate
 from vlm.nn.dropout import Dropout
 
 SPACE = b" "
-NEVER = 254  # stands for bytes from 254 on, which do not occur in UTF-8 but may in a vocabulary
+NEVER = 254  # represents bytes from 254 on, which UTF-8 does not have but a vocabulary may
 BYTES = NEVER + 2  # number of codes: 0 for no byte, else the byte plus 1
 EVEN = 32  # numbers of words and of bytes are rounded up to multiples of 32 and 8, so that few shapes occur
 

@@ -79,7 +79,7 @@ FILTERS: dict[str, Callable[[Tensor], Tensor]] = {"bilinear": _triangle, "bicubi
 def cropped(images: Tensor, boxes: Tensor, size: tuple[int, int], kernel: Callable[[Tensor], Tensor]) -> Tensor:
     """Crops and resizes with antialiasing, like Pillow: two passes, each a product with one matrix per image.
 
-    Width comes first, as in Pillow to version 12; later ones begin with height where that is less work.
+    Width comes first, as in Pillow up to version 12; later versions begin with height if that is less work.
 
     Shapes:
         images uint8 (B, 3, H, W), boxes (B, 4): left, top, right, bottom -> uint8 (B, 3, *size)

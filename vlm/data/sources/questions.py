@@ -32,7 +32,7 @@ class QuestionTable(QuestionSource):
 
     Args:
         question_column: Name of the column of questions.
-        answer_column: Name of the column of answers; in JSON a list of all that people gave, the most frequent first.
+        answer_column: Name of the column of answers; in JSON, may be a list of all answers that were given.
         image_separator: Separator of the names of several images per question, such as ``|``; null for one image.
         kind_column: Name of the column of kinds of question, which are also scored separately; null for none.
         questions_per_image: Maximum number of questions per image in an epoch of ``train``; None for all.

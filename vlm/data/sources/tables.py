@@ -98,7 +98,7 @@ def read_cells(
     delimiter: str | None = None,
     optional: Collection[str] = (),
 ) -> Iterator[Cells]:
-    """Yields the rows of a CSV, TSV or TXT file with a header (RFC 4180), of JSON, or of lines without a header.
+    """Rows of a CSV, TSV or TXT file with a header (RFC 4180), of JSON lines or an array, or of lines without a header.
 
     Parquet or Arrow files, and folders of them, are tables too; images in them are named FILE/ROW. Column names are
     case-insensitive; ``image`` and ``caption`` may also be ``file_name`` and ``text``. The delimiter is the one that

@@ -10,8 +10,8 @@ from vlm.data.batch import InputRows, pack
 from vlm.data.text.tokenizer import Tokenizer
 
 Pieces = Callable[[str], list[int]]
-# Rows that hold several texts, and their lengths, are rounded up to multiples of these, because a CPU generates code
-# for each new shape of a product, which takes milliseconds: for short texts as long as the products themselves.
+# The number of rows that hold several texts, and their length, are rounded up to multiples of these. A CPU generates
+# code for each new shape of a product in milliseconds, which is as long as the products of short texts take.
 ROWS, LENGTH = 2, 8
 ROOM = 64  # maximum length of a row that is longer than its longest text
 KEYS = 512  # attention to this many tokens costs about as much as everything else per token

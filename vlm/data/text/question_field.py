@@ -14,7 +14,7 @@ class QuestionField(CaptionField):
     """All questions of a record packed into a row, each followed by its answer; only answers are predicted.
 
         begin  what color is the small cross?  red  end
-               <-------- only read ------------->  <----> predicted
+               <--------- only read --------->  <----> predicted
 
     Questions are truncated at the beginning if the row would exceed max_len.
 

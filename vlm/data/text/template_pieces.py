@@ -11,10 +11,10 @@ TOOLS = re.compile("tool|ipython")  # names that occur only in conversations wit
 
 
 def pieces(template: str) -> frozenset[str]:
-    """What a template writes for a conversation without tools; empty if it cannot be parsed.
+    """Returns the pieces that a template writes for a conversation without tools; empty if it cannot be parsed.
 
-    It consists of literal text (stripped), strings that are printed, and the names in CHANGES that the template uses.
-    Single spaces are left out.
+    They are literal text (stripped), strings that it prints, and the names in CHANGES that it uses. Single spaces are
+    left out.
     """
     try:
         body = Environment(extensions=["jinja2.ext.loopcontrols"]).parse(template).body

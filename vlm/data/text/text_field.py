@@ -38,7 +38,7 @@ class TextField(TokenField):
     Args:
         tokenizer: Learned from the training split, unless it is already learned.
         max_len: Number of tokens that the model reads at once.
-        stride: Number of tokens between windows in evaluation: a small one gives more context and takes longer; default
+        stride: Number of tokens between windows in evaluation; smaller ones give more context and take longer. Default
             max_len / 2.
     Shapes:
         TextRows of tokens (B, L+1), segments (B, L+1), or None if each row is a single document

@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 class Cache(Protocol):
-    """What a step uses of a cache: it appends new keys and values, and gets all of them."""
+    """The interface of a cache for steps: `append` adds new keys and values and returns all of them."""
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]: ...
 

@@ -17,7 +17,7 @@ KeysValues = tuple[Tensor, Tensor]
 
 
 class ReadContext(NamedTuple):
-    """What all texts of a row share, computed once.
+    """The values that all texts of a row share, computed once.
 
     Args:
         keys_values: Keys and values of the context in each block, two of (B, N, S, K), or None.

@@ -40,7 +40,7 @@ POOL = "vision_model.head"
 
 
 def _third(first: int, last: int, name: str) -> Weight:
-    """Rows of the fused projection of queries, keys and values, from one third to another."""
+    """Thirds `first` to `last` (excluded) of the rows of the fused projection of queries, keys and values."""
 
     def read(joined: Tensor) -> Tensor:
         size = len(joined) // 3

@@ -95,7 +95,7 @@ def export(model: nn.Module) -> Export | None:
 
 
 def _widened(dim: int, width: int, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors that read the encoder's states after padding these with zeros to the decoder's width."""
+    """A projection that pads the encoder's states with zeros to the decoder's width, and the layers that read them."""
     layers = {name: tensor for name, tensor in tensors.items() if name.endswith("crossattention.c_attn.weight")}
     filled = {name: torch.cat([one, one.new_zeros(width - dim, 2 * width)]) for name, one in layers.items()}
     projection = {f"{PROJECTION}.weight": torch.eye(width, dim), f"{PROJECTION}.bias": torch.zeros(width)}
