@@ -258,7 +258,7 @@ class RotaryPositions(Positions):
 
     Args:
         head_dim: Width K of a head, even.
-        base: Wavelengths run from 2π to 2π base.
+        base: Wavelengths run from 2π to almost 2π base.
         scaling: Extension to longer texts than in pretraining: "linear" reduces all angles (Chen et al. 2023), "llama3"
             those of long waves (Llama 3.1, 2024).
         factor: Divisor of the angles.

@@ -151,7 +151,7 @@ def class_names(config: Fields) -> list[str]:
     """The names of a classifier's classes, in the order of its outputs.
 
     Raises:
-        UserError: They are not numbered from 0, or not texts.
+        UserError: They are not numbered from 0, or their number is out of range.
     """
     count = config.values.get("num_labels", 2)
     if "id2label" not in config:
