@@ -235,9 +235,7 @@ def read_form(folder: Folder, tokenizer: JsonTokenizer, states: int) -> PromptFo
     if not stated and image.form is not None:
         chat = _one_turn(image.form)
     same = {name: getattr(image, name) for name in ("before", "after", "tile", "starts", "caption", "question")}
-    return PromptForm(
-        image_id=id, states=states, chat=chat if stated or image.form is None else _one_turn(image.form), **same
-    )
+    return PromptForm(image_id=id, states=states, chat=chat, **same)
 
 
 def _one_turn(prompt: str) -> ChatForm:
