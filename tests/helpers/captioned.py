@@ -23,13 +23,8 @@ def captions(root, text=None, file="captions.csv", **options):
 
 def content(source):
     """Everything that a source holds: {split: {id: captions, or else class}}."""
-    return {
-        name: {
-            record.id: record["references"] if "references" in record else record["class"]
-            for record in source.split(name).records()
-        }
-        for name in source.splits
-    }
+    kept = lambda record: record["references"] if "references" in record else record["class"]  # noqa: E731
+    return {name: {record.id: kept(record) for record in source.split(name).records()} for name in source.splits}
 
 
 def refusal(function, *args, **options):

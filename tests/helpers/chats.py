@@ -2,9 +2,8 @@
 
 from typing import Any
 
-import torch
 import transformers as t
-from hugging import TEXTS, wide
+from hugging import TEXTS, saved, wide
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 SYSTEM = "<|im_start|>system\nYou are kind<|im_end|>\n"
@@ -68,9 +67,7 @@ LLAMA31 = r"""{{ bos_token }}
     "ROW", LLAMA3
 )
 FIXED = "{% set date_string = '26 Jul 2024' %}"
-TODAY = (
-    "{% if strftime_now is defined %}{% set date_string = strftime_now('%d %b %Y') %}{% else %}" + FIXED + "{% endif %}"
-)
+TODAY = "{% if strftime_now is defined %}{% set date_string = strftime_now('%d %b %Y') %}{% else %}FIXED{% endif %}"
 # Chat templates as published folders have them, in fewer words.
 TEMPLATES = {
     "chatml": f"{{% for m in messages %}}{{% if loop.first and m['role'] != 'system' %}}{{{{ '{SYSTEM}' }}}}"
@@ -82,7 +79,7 @@ TEMPLATES = {
     "qwen25": QWEN25,
     "qwen3": QWEN3,
     "llama31": LLAMA31,
-    "llama32": LLAMA31.replace(FIXED, TODAY),
+    "llama32": LLAMA31.replace(FIXED, TODAY.replace("FIXED", FIXED)),
     "gemma": "{{ bos_token }}{% if messages[0]['role'] == 'system' %}{{ raise_exception('No system here') }}{% endif %}"
     "{% for m in messages %}{% if (m['role'] == 'assistant') %}{% set role = 'model' %}{% else %}"
     "{% set role = m['role'] %}{% endif %}{{ '<start_of_turn>' + role + '\n' + m['content'] | trim + "
@@ -99,23 +96,20 @@ MARKS = {
 }
 
 
-def tokenizer_of(name: str) -> Any:
+def digit_pairs(special: list[str]) -> Tokenizer:
+    """Byte-level pairs, digits apart, as Llama 3, Qwen2 and SmolLM2 have them."""
     made = Tokenizer(models.BPE())
-    made.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-    )
-    made.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=340,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        special_tokens=MARKS[name],
-        show_progress=False,
-    )
-    made.train_from_iterator(TEXTS, trainer)
+    bytes_of, digits = pre_tokenizers.ByteLevel(add_prefix_space=False), pre_tokenizers.Digits(individual_digits=True)
+    made.pre_tokenizer, made.decoder = pre_tokenizers.Sequence([digits, bytes_of]), decoders.ByteLevel()
+    options = {"initial_alphabet": bytes_of.alphabet(), "special_tokens": special, "show_progress": False}
+    made.train_from_iterator(TEXTS, trainers.BpeTrainer(vocab_size=340, **options))
+    return made
+
+
+def tokenizer_of(name: str) -> Any:
     begin, end, *_ = MARKS[name]
-    return t.PreTrainedTokenizerFast(
-        tokenizer_object=made, bos_token=begin, eos_token=end, chat_template=TEMPLATES[name]
-    )
+    special = {"bos_token": begin, "eos_token": end, "chat_template": TEMPLATES[name]}
+    return t.PreTrainedTokenizerFast(tokenizer_object=digit_pairs(MARKS[name]), **special)
 
 
 def saved_chat(folder: Any, name: str, *, room: int = 2048) -> Any:
@@ -124,11 +118,6 @@ def saved_chat(folder: Any, name: str, *, room: int = 2048) -> Any:
     ids = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}
     sizes = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
     sizes |= {"intermediate_size": 40, "max_position_embeddings": room, "vocab_size": len(tokenizer)}
-    model = wide(t.LlamaForCausalLM(t.LlamaConfig(**sizes, **ids, pad_token_id=ids["eos_token_id"])), std=0.3)
-    with torch.no_grad():
-        for layer in model.modules():
-            if type(layer).__name__.endswith("RMSNorm"):
-                layer.weight.add_(1)
-    tokenizer.save_pretrained(folder)
-    model.save_pretrained(folder)
+    config = t.LlamaConfig(**sizes, **ids, pad_token_id=ids["eos_token_id"])
+    saved(folder, (tokenizer, wide(t.LlamaForCausalLM(config), std=0.3, norms="RMSNorm")))
     return tokenizer

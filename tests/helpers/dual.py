@@ -1,22 +1,11 @@
 """Small random CLIP and SigLIP models of Hugging Face with their tokenizers and processors."""
 
-import io
 from pathlib import Path
 
-import sentencepiece
 import torch
-from hugging import TEXTS, wide
+import transformers as t
+from hugging import TEXTS, saved, sentencepieces, wide
 from tokenizers.pre_tokenizers import ByteLevel
-from transformers import (
-    CLIPConfig,
-    CLIPImageProcessor,
-    CLIPModel,
-    CLIPTokenizer,
-    SiglipConfig,
-    SiglipImageProcessor,
-    SiglipModel,
-    SiglipTokenizer,
-)
 
 SIZES = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 40}
 IMAGES = SIZES | {"image_size": 24, "patch_size": 8}
@@ -33,24 +22,22 @@ def saved_dual(name, folder):
     texts |= {"bos_token_id": tokenizer.bos_token_id or 1, "eos_token_id": tokenizer.eos_token_id}
     texts |= {"pad_token_id": tokenizer.pad_token_id}
     if name == "clip":
-        model = CLIPModel(CLIPConfig(text_config=texts, vision_config=IMAGES, projection_dim=16))
-        processor = CLIPImageProcessor(size={"shortest_edge": 24}, crop_size={"height": 24, "width": 24})
+        model = t.CLIPModel(t.CLIPConfig(text_config=texts, vision_config=IMAGES, projection_dim=16))
+        processor = t.CLIPImageProcessor(size={"shortest_edge": 24}, crop_size={"height": 24, "width": 24})
     else:
-        model = SiglipModel(SiglipConfig(text_config=texts, vision_config=IMAGES))
-        processor = SiglipImageProcessor(size={"height": 24, "width": 24})
+        model = t.SiglipModel(t.SiglipConfig(text_config=texts, vision_config=IMAGES))
+        processor = t.SiglipImageProcessor(size={"height": 24, "width": 24})
     with torch.no_grad():
         wide(model).logit_scale.fill_(2.0)
-    for part in (model, tokenizer, processor):
-        part.save_pretrained(folder)
-    return model, tokenizer, processor
+    return saved(folder, (model, tokenizer, processor))
 
 
 def embedded(model, tokenizer, texts):
     """Embeddings of texts as the model's own documentation makes them."""
     length = model.config.text_config.max_position_embeddings
-    padding = "max_length" if isinstance(model, SiglipModel) else True
+    padding = "max_length" if isinstance(model, t.SiglipModel) else True
     ids = tokenizer(texts, padding=padding, truncation=True, max_length=length, return_tensors="pt")
-    mask = {"attention_mask": ids["attention_mask"]} if isinstance(model, CLIPModel) else {}
+    mask = {"attention_mask": ids["attention_mask"]} if isinstance(model, t.CLIPModel) else {}
     output = model.get_text_features(input_ids=ids["input_ids"], **mask)
     return torch.nn.functional.normalize(getattr(output, "pooler_output", output), dim=-1)
 
@@ -64,19 +51,14 @@ def _clip_tokenizer(folder):
     letters = sorted(ByteLevel.alphabet())
     merges = [("d", "o"), ("do", "g</w>"), ("c", "a"), ("ca", "t</w>")]
     pieces = [*letters, *(f"{one}</w>" for one in letters), *map("".join, merges), START, END]
-    return CLIPTokenizer(vocab={piece: id for id, piece in enumerate(pieces)}, merges=merges)
+    return t.CLIPTokenizer(vocab={piece: id for id, piece in enumerate(pieces)}, merges=merges)
 
 
 def _siglip_tokenizer(folder):
-    model = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter([text.lower() for text in TEXTS]),
-        model_writer=model,
-        vocab_size=60,
-        **{"unk_id": 2, "eos_id": 1, "pad_id": -1, "bos_id": -1, "hard_vocab_limit": False, "minloglevel": 2},
-    )
-    (folder / "spiece.model").write_bytes(model.getvalue())
-    return SiglipTokenizer(str(folder / "spiece.model"))
+    special = {"unk_id": 2, "eos_id": 1, "pad_id": -1, "bos_id": -1}
+    learned = sentencepieces([text.lower() for text in TEXTS], vocab_size=60, **special)
+    (folder / "spiece.model").write_bytes(learned)
+    return t.SiglipTokenizer(str(folder / "spiece.model"))
 
 
 TOKENIZERS = {"clip": _clip_tokenizer, "siglip": _siglip_tokenizer}

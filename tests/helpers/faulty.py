@@ -6,7 +6,6 @@ Run as a program it is `train.py` with the fault that the environment names: Lig
 import os
 import resource
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -15,23 +14,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kills import Ended, Nursery
+from trainings import ddp, places_of
 
 if TYPE_CHECKING:
     import pytest
 
-DDP = ["trainer=ddp", "trainer.accelerator=cpu", "trainer.precision=32-true", "trainer.devices=2"]
+DDP = ddp(2)
 EXACT = ["model.size.dropout=0", "trainer.max_epochs=2"]  # what one process and two can do alike
 
 
 def run_two(nursery: Nursery, args: Sequence[str], *, cwd: Path, patch: str = "", timeout: float = 60) -> list[Ended]:
     """Runs a training in two processes as torchrun would start them; how each ended within the time."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    place = {"TORCHELASTIC_RUN_ID": "test", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GROUP_RANK": "0"}
-    place |= {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-    ranks = [{**place, "RANK": rank, "LOCAL_RANK": rank} for rank in ("0", "1")]
-    pids = [nursery.start(args, cwd=cwd, env=env, patch=patch) for env in ranks]
+    pids = [nursery.start(args, cwd=cwd, env=env, patch=patch) for env in places_of(2)]
     ended = [nursery.ended(pid, timeout=timeout) for pid in pids]
     for pid, end in zip(pids, ended, strict=True):
         if end is None:
@@ -44,30 +38,27 @@ def on_step(step: int, act: Callable[[], None], patch: "pytest.MonkeyPatch") -> 
     """Lets something happen before a step, counted from 0, once."""
     from vlm.training.step.task import Task
 
-    train = Task.training_step
+    patch.setattr(Task, "training_step", Task.training_step)  # to be put back
     done: list[int] = []
-
-    def training_step(task: Task, batch: Any, batch_idx: int) -> Any:
-        if task.global_step == step and not done:
-            done.append(step)
-            act()
-        return train(task, batch, batch_idx)
-
-    patch.setattr(Task, "training_step", training_step)
+    _before_step(lambda task: task.global_step == step and not done, lambda task: (done.append(step), act()))
 
 
-def strike(kind: str, step: int, rank: int = 0) -> None:
-    """Lets a fault happen before the training batch of a step, counted from 0, on one rank."""
+def _before_step(when: Callable[[Any], bool], act: Callable[[Any], Any]) -> None:
     from vlm.training.step.task import Task
 
     train = Task.training_step
 
     def training_step(task: Task, batch: Any, batch_idx: int) -> Any:
-        if task.global_step == step and task.global_rank == rank:
-            FAULTS[kind](task)
+        if when(task):
+            act(task)
         return train(task, batch, batch_idx)
 
     Task.training_step = training_step  # type: ignore[method-assign]
+
+
+def strike(kind: str, step: int, rank: int = 0) -> None:
+    """Lets a fault happen before the training batch of a step, counted from 0, on one rank."""
+    _before_step(lambda task: task.global_step == step and task.global_rank == rank, FAULTS[kind])
 
 
 def _kill(task: Any) -> None:

@@ -12,17 +12,9 @@ CHINESE |= {"right": "右", "red": "红", "green": "绿", "blue": "蓝", "yellow
 def draw_flickr8k(folder: Path) -> Path:
     """Draws the photos, and writes their English captions and the lists of the splits."""
     (folder / "images").mkdir()
-    source = Shapes(
-        seed=0,
-        image_size=128,
-        shapes=["circle", "cross"],
-        colors=["red", "green", "blue", "yellow"],
-        sizes=["small", "large"],
-        train_scenes=12,
-        val_scenes=8,
-        test_scenes=8,
-        captions_per_image=5,
-    )
+    kinds = {"shapes": ["circle", "cross"], "colors": ["red", "green", "blue", "yellow"], "sizes": ["small", "large"]}
+    counts = {"train_scenes": 12, "val_scenes": 8, "test_scenes": 8, "captions_per_image": 5}
+    source = Shapes(seed=0, image_size=128, **kinds, **counts)
     lines = []
     for split, name in (("train", "train"), ("val", "dev"), ("test", "test")):
         scenes = source.split(split)

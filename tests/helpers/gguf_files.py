@@ -10,20 +10,10 @@ import transformers
 from hugging import byte_pairs, wide
 
 # Of `transformers` -> of llama.cpp.
-NAMES = {
-    "model.embed_tokens": "token_embd",
-    "model.norm": "output_norm",
-    "lm_head": "output",
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
+NAMES = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+NAMES |= {"input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm", "self_attn.o_proj": "attn_output"}
+NAMES |= {f"self_attn.{part}_proj": f"attn_{part}" for part in "qkv"}
+NAMES |= {f"mlp.{part}_proj": f"ffn_{part}" for part in ("gate", "up", "down")}
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 LLAMA3 |= {"original_max_position_embeddings": 8192, "rope_theta": 5e5}
 PLAIN = {"rope_type": "default", "rope_theta": 1e5}
@@ -43,20 +33,9 @@ def decoder(name="llama", *, tokenizer=None, width=64, **options):
     tokenizer = tokenizer or byte_pairs(320)
     end = tokenizer.eos_token_id
     sizes = {"hidden_size": width, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
-    sizes |= {
-        "intermediate_size": 2 * width,
-        "max_position_embeddings": 128,
-        "vocab_size": len(tokenizer),
-        "bos_token_id": end,
-        "eos_token_id": end,
-    }
-    config = getattr(transformers, f"{kind}Config")(**sizes | own | options)
-    model = wide(getattr(transformers, f"{kind}ForCausalLM")(config), std=0.15)
-    with torch.no_grad():
-        for place, weight in model.named_parameters():
-            if "norm" in place:
-                weight.add_(1)
-    return model, tokenizer
+    sizes |= {"intermediate_size": 2 * width, "max_position_embeddings": 128, "vocab_size": len(tokenizer)}
+    config = getattr(transformers, f"{kind}Config")(**sizes | own | options, bos_token_id=end, eos_token_id=end)
+    return wide(getattr(transformers, f"{kind}ForCausalLM")(config), std=0.15, norms="RMSNorm"), tokenizer
 
 
 def name_of(theirs):
@@ -109,27 +88,20 @@ def save_gguf(path, model, tokenizer, *, kind="F32", pre="gpt-2", values=()):
     heads = config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
     rope = config.rope_parameters
-    header = {
-        "general.architecture": arch,
-        f"{arch}.block_count": config.num_hidden_layers,
-        f"{arch}.context_length": config.max_position_embeddings,
-        f"{arch}.embedding_length": config.hidden_size,
-        f"{arch}.feed_forward_length": config.intermediate_size,
-        f"{arch}.attention.head_count": heads,
-        f"{arch}.attention.head_count_kv": config.num_key_value_heads,
-        f"{arch}.attention.layer_norm_rms_epsilon": float(config.rms_norm_eps),
-        f"{arch}.rope.freq_base": float(rope["rope_theta"]),
-        f"{arch}.rope.dimension_count": head_dim,
-        f"{arch}.vocab_size": config.vocab_size,
-    }
+    own = {"block_count": config.num_hidden_layers, "context_length": config.max_position_embeddings}
+    own |= {"embedding_length": config.hidden_size, "feed_forward_length": config.intermediate_size}
+    own |= {"attention.head_count": heads, "attention.head_count_kv": config.num_key_value_heads}
+    own |= {"attention.layer_norm_rms_epsilon": float(config.rms_norm_eps), "vocab_size": config.vocab_size}
+    own |= {"rope.freq_base": float(rope["rope_theta"]), "rope.dimension_count": head_dim}
     if head_dim * heads != config.hidden_size:
-        header |= {f"{arch}.attention.key_length": head_dim, f"{arch}.attention.value_length": head_dim}
+        own |= {"attention.key_length": head_dim, "attention.value_length": head_dim}
     if rope["rope_type"] == "linear":
-        header |= {f"{arch}.rope.scaling.type": "linear", f"{arch}.rope.scaling.factor": float(rope["factor"])}
+        own |= {"rope.scaling.type": "linear", "rope.scaling.factor": float(rope["factor"])}
+    header = {f"{arch}.{name}": value for name, value in own.items()}
     header |= {f"tokenizer.ggml.{name}": value for name, value in pieces(tokenizer, pre).items()}
     writer = gguf.GGUFWriter(path, arch)
     for key, value in (header | dict(values)).items():
-        if key != "general.architecture" and value is not None:
+        if value is not None:
             _add(writer, key, value)
     for theirs, tensor in state.items():
         if theirs == "lm_head.weight" and config.tie_word_embeddings:
@@ -153,17 +125,14 @@ def save_gguf(path, model, tokenizer, *, kind="F32", pre="gpt-2", values=()):
 def pieces(tokenizer, pre):
     """What a file says of a tokenizer of byte pairs, or of a model of SentencePiece."""
     if hasattr(tokenizer, "get_score"):
+        kinds = ((2, tokenizer.is_unknown), (3, tokenizer.is_control), (6, tokenizer.is_byte), (1, lambda id: True))
         pieces = range(tokenizer.get_piece_size())
         return {
             "model": "llama",
             "tokens": [tokenizer.id_to_piece(id) for id in pieces],
             "scores": [tokenizer.get_score(id) for id in pieces],
-            "token_type": [
-                2 if tokenizer.is_unknown(id) else 3 if tokenizer.is_control(id) else 6 if tokenizer.is_byte(id) else 1
-                for id in pieces
-            ],
-            "bos_token_id": tokenizer.bos_id(),
-            "eos_token_id": tokenizer.eos_id(),
+            "token_type": [next(kind for kind, holds in kinds if holds(id)) for id in pieces],
+            **{"bos_token_id": tokenizer.bos_id(), "eos_token_id": tokenizer.eos_id()},
         }
     content = json.loads(tokenizer.backend_tokenizer.to_str())
     vocab = tokenizer.get_vocab()
@@ -181,16 +150,8 @@ def pieces(tokenizer, pre):
 
 
 def _add(writer, key, value):
-    if isinstance(value, bool):
-        writer.add_bool(key, value)
-    elif isinstance(value, int):
-        writer.add_uint32(key, value)
-    elif isinstance(value, float):
-        writer.add_float32(key, value)
-    elif isinstance(value, str):
-        writer.add_string(key, value)
-    else:
-        writer.add_array(key, value)
+    kinds = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
+    kinds.get(type(value), writer.add_array)(key, value)
 
 
 def dequantised(path, model):

@@ -38,10 +38,8 @@ def hostile_tar(path):
         ("a/device.png", DEVICE, b"", ""),
         ("a/pipe.png", PIPE, b"", ""),
     ]
-    kept = [
-        (f"{name}/{n}.png", FILE, pixels(color), "") for name, color in (("a", "red"), ("b", "blue")) for n in range(8)
-    ]
-    tar(*bad, *kept)(path)
+    kept = ((name, color, n) for name, color in (("a", "red"), ("b", "blue")) for n in range(8))
+    tar(*bad, *((f"{name}/{n}.png", FILE, pixels(color), "") for name, color, n in kept))(path)
 
 
 def huge_member(path):
@@ -70,9 +68,7 @@ def text(content):
 COCO = {
     "nested deeply": text("[" * 200_000),
     "nested deeply in images": text('{"images": ' + "[" * 100_000 + "]" * 100_000 + ', "annotations": []}'),
-    "number of many digits": text(
-        '{"images": [{"id": ' + "9" * 100_000 + ', "file_name": "a.png"}], "annotations": []}'
-    ),
+    "number of many digits": text(f'{{"images": [{{"id": {"9" * 100_000}, "file_name": "a"}}], "annotations": []}}'),
     "no list": text('{"images": 7, "annotations": {}}'),
     "names of wrong type": coco([{"id": 0, "file_name": ["a"]}], []),
     "ids of wrong type": coco([{"id": [], "file_name": "a"}], []),
@@ -97,18 +93,12 @@ def folder(config="{}", **files):
 
 VIT_CONFIG = json.dumps({"model_type": "vit", "auto_map": {"AutoModel": "evil.Model"}})
 INDEX = "model__safetensors__index__json"
+GIANT = b'{"x":{"dtype":"F32","shape":[1000000000,1000000000],"data_offsets":[0,4]}}'
 FOLDERS = {
-    "of code": folder(
-        '{"model_type": "evil", "auto_map": {"AutoModel": "evil.Model"}}', evil__py=b"open('canary', 'w')"
-    ),
+    "of code": folder(VIT_CONFIG.replace("vit", "evil"), evil__py=b"open('canary', 'w')"),
     "of a pickle": folder(VIT_CONFIG, pytorch_model__bin=b"cos\nsystem\n(S'touch canary'\ntR."),
     "of a giant header": folder(VIT_CONFIG, model__safetensors=(2**62).to_bytes(8, "little") + b"{}"),
-    "of giant tensors": folder(
-        VIT_CONFIG,
-        model__safetensors=(lambda h: len(h).to_bytes(8, "little") + h)(
-            b'{"x":{"dtype":"F32","shape":[1000000000,1000000000],"data_offsets":[0,4]}}'
-        ),
-    ),
+    "of giant tensors": folder(VIT_CONFIG, model__safetensors=len(GIANT).to_bytes(8, "little") + GIANT),
     "of shards above": folder(VIT_CONFIG, **{INDEX: b'{"weight_map": {"x": "../../../etc/passwd"}}'}),
     "of wrong types": folder(VIT_CONFIG, **{INDEX: b'{"weight_map": ["x"]}'}),
     "nested deeply": folder("[" * 200_000),

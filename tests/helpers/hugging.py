@@ -3,59 +3,14 @@
 import io
 import json
 import string
+from functools import partial
 from pathlib import Path
 
 import sentencepiece
 import torch
+import transformers as t
 from PIL import Image
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import (
-    AddedToken,
-    BertConfig,
-    BertTokenizer,
-    BitImageProcessor,
-    BlipConfig,
-    BlipForConditionalGeneration,
-    BlipImageProcessor,
-    CLIPImageProcessor,
-    CLIPVisionConfig,
-    CLIPVisionModel,
-    DeiTConfig,
-    DeiTForImageClassification,
-    DeiTForImageClassificationWithTeacher,
-    DeiTImageProcessor,
-    DeiTModel,
-    Dinov2Config,
-    Dinov2ForImageClassification,
-    Dinov2Model,
-    GemmaConfig,
-    GemmaForCausalLM,
-    GitConfig,
-    GitForCausalLM,
-    GPT2Config,
-    GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
-    PreTrainedTokenizerFast,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-    RobertaTokenizer,
-    SiglipConfig,
-    SiglipForImageClassification,
-    SiglipImageProcessor,
-    SiglipVisionConfig,
-    SiglipVisionModel,
-    TrOCRConfig,
-    TrOCRForCausalLM,
-    VisionEncoderDecoderModel,
-    ViTConfig,
-    ViTForImageClassification,
-    ViTImageProcessor,
-    ViTModel,
-    XLMRobertaTokenizer,
-)
 
 END = "<|endoftext|>"
 TEXTS = [
@@ -67,13 +22,17 @@ TEXTS = [
 SIZES = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 96}
 
 
-def wide(model, std=0.2):
-    """Weights drawn wide enough that logits do not tie; those of norms around 1, so that inputs make a difference."""
+def wide(model, std=0.2, norms=None):
+    """Weights drawn wide enough that logits do not tie; those of norms around 1, so that inputs make a difference.
+
+    Args:
+        norms: How the names of norms end that are none of torch's.
+    """
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(std=std)
         for layer in model.modules():
-            if isinstance(layer, torch.nn.LayerNorm):
+            if isinstance(layer, torch.nn.LayerNorm) or (norms and type(layer).__name__.endswith(norms)):
                 layer.weight.add_(1)
     return model.eval()
 
@@ -83,39 +42,34 @@ def byte_pairs(vocab_size=300, texts=TEXTS):
     made = Tokenizer(models.BPE())
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size, initial_alphabet=alphabet, special_tokens=[END], show_progress=False
-    )
-    made.train_from_iterator(texts, trainer)
-    return PreTrainedTokenizerFast(tokenizer_object=made, bos_token=END, eos_token=END, unk_token=END)
+    options = {"initial_alphabet": pre_tokenizers.ByteLevel.alphabet(), "special_tokens": [END], "show_progress": False}
+    made.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=vocab_size, **options))
+    return t.PreTrainedTokenizerFast(tokenizer_object=made, bos_token=END, eos_token=END, unk_token=END)
 
 
 def gpt2(vocab_size, end, **changes):
     sizes = {"vocab_size": vocab_size, "n_positions": 32, "n_embd": 24, "n_layer": 2, "n_head": 3}
-    model = wide(GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=end, eos_token_id=end, **changes)))
+    model = wide(t.GPT2LMHeadModel(t.GPT2Config(**sizes, bos_token_id=end, eos_token_id=end, **changes)))
     model.transformer.wpe.weight.data *= 4  # or a random model with tied embeddings repeats one token
     return model
 
 
 def deit(side=24):
-    return wide(DeiTModel(DeiTConfig(image_size=side, patch_size=8, **SIZES), add_pooling_layer=False))
+    return wide(t.DeiTModel(t.DeiTConfig(image_size=side, patch_size=8, **SIZES), add_pooling_layer=False))
 
 
 def saved_captioner(folder, *, side=24, generation=None, processor=None, encoder=None, **options):
     """A ViT with a GPT-2, as nlpconnect/vit-gpt2-image-captioning is laid out."""
     tokenizer = byte_pairs()
     end = tokenizer.eos_token_id
-    vit = ViTModel(ViTConfig(image_size=side, patch_size=8, **SIZES), add_pooling_layer=False)
+    vit = t.ViTModel(t.ViTConfig(image_size=side, patch_size=8, **SIZES), add_pooling_layer=False)
     decoder = gpt2(len(tokenizer), end, add_cross_attention=True, is_decoder=True)
-    model = VisionEncoderDecoderModel(encoder=encoder or wide(vit), decoder=decoder).eval()
+    model = t.VisionEncoderDecoderModel(encoder=encoder or wide(vit), decoder=decoder).eval()
     special = {"decoder_start_token_id": end, "bos_token_id": end, "eos_token_id": end, "pad_token_id": end}
     model.generation_config.update(**special, **(generation or {}))
-    processor = processor or ViTImageProcessor(size={"height": side, "width": side})
-    for part in (tokenizer, processor):
-        part.save_pretrained(folder)
+    processor = processor or t.ViTImageProcessor(size=square(side))
     model.save_pretrained(folder, **options)
-    return model, tokenizer, processor
+    return model, *saved(folder, (tokenizer, processor))
 
 
 def saved_gpt2(folder, **options):
@@ -132,17 +86,14 @@ def word_pieces(**options):
     pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *".,!?'-", *string.ascii_letters, *"0123456789"]
     pieces += [*(word for word in words if len(word) > 1), *"\u4e1c\u4eac\u00e9\u00fc"]
     pieces += [f"##{piece}" for piece in [*string.ascii_letters, "ing", "ed", "\u00e9", "\u4eac", "."]]
-    return BertTokenizer(vocab={piece: id for id, piece in enumerate(pieces)}, **options)
+    return t.BertTokenizer(vocab={piece: id for id, piece in enumerate(pieces)}, **options)
 
 
 def saved_bert(folder, kind, tokenizer=None, **options):
     """BERT with one of its heads."""
     tokenizer = tokenizer or word_pieces()
-    config = BertConfig(vocab_size=len(tokenizer), max_position_embeddings=64, **SIZES, **options)
-    model = wide(kind(config))
-    tokenizer.save_pretrained(folder)
-    model.save_pretrained(folder)
-    return model, tokenizer
+    config = t.BertConfig(vocab_size=len(tokenizer), max_position_embeddings=64, **SIZES, **options)
+    return saved(folder, (wide(kind(config)), tokenizer))
 
 
 def saved_reader(folder, kind, **options):
@@ -162,18 +113,20 @@ def saved_reader(folder, kind, **options):
         sizes = {**SIZES, "max_position_embeddings": 66, "type_vocab_size": 1}
         sizes |= {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}
     model = wide(kind(kind.config_class(vocab_size=len(tokenizer), **sizes, **options)))
-    tokenizer.save_pretrained(folder)
-    model.save_pretrained(folder)
-    return model, tokenizer
+    return saved(folder, (model, tokenizer))
+
+
+def square(side):
+    return {"height": side, "width": side}
 
 
 def saved_blip(folder, *, side=24, **options):
     """BLIP's captioner: its tokenizer lacks the two pieces that its own code adds."""
-    tokenizer, processor = word_pieces(), BlipImageProcessor(size={"height": side, "width": side})
+    tokenizer, processor = word_pieces(), t.BlipImageProcessor(size=square(side))
     ids = {"bos_token_id": len(tokenizer), "sep_token_id": tokenizer.sep_token_id, "pad_token_id": 0}
     text = {"vocab_size": len(tokenizer) + 2, "max_position_embeddings": 32, "encoder_hidden_size": 24, **ids}
-    config = BlipConfig(text_config={**SIZES, **text}, vision_config={**SIZES, "image_size": side, "patch_size": 8})
-    model = wide(BlipForConditionalGeneration(config))
+    config = t.BlipConfig(text_config={**SIZES, **text}, vision_config={**SIZES, "image_size": side, "patch_size": 8})
+    model = wide(t.BlipForConditionalGeneration(config))
     model.text_decoder.bert.embeddings.position_embeddings.weight.data *= 4
     model.save_pretrained(folder, **options)
     return model, *saved(folder, (tokenizer, processor))
@@ -182,11 +135,11 @@ def saved_blip(folder, *, side=24, **options):
 def saved_git(folder, *, side=24, tied=False, **options):
     """GIT."""
     tokenizer = word_pieces()
-    processor = CLIPImageProcessor(size={"shortest_edge": side + 3}, crop_size={"height": side, "width": side})
+    processor = t.CLIPImageProcessor(size={"shortest_edge": side + 3}, crop_size=square(side))
     ids = {"bos_token_id": tokenizer.cls_token_id, "eos_token_id": tokenizer.sep_token_id, "pad_token_id": 0}
     vision = {**SIZES, "image_size": side, "patch_size": 8}
     sizes = {**SIZES, "vocab_size": len(tokenizer), "max_position_embeddings": 32, "tie_word_embeddings": tied}
-    model = wide(GitForCausalLM(GitConfig(vision_config=vision, **sizes, **ids)))
+    model = wide(t.GitForCausalLM(t.GitConfig(vision_config=vision, **sizes, **ids)))
     model.git.embeddings.position_embeddings.weight.data *= 4
     model.save_pretrained(folder, **options)
     return model, *saved(folder, (tokenizer, processor))
@@ -204,9 +157,9 @@ def saved_trocr(folder, *, side=24, small=False, **options):
         sizes |= sinusoids | {"tie_word_embeddings": False, "activation_function": "relu"}
     else:
         sizes["cross_attention_hidden_size"] = SIZES["hidden_size"]
-    decoder = TrOCRForCausalLM(TrOCRConfig(**sizes))
-    vit = ViTModel(ViTConfig(image_size=side, patch_size=8, qkv_bias=False, **SIZES), add_pooling_layer=False)
-    model = VisionEncoderDecoderModel(encoder=deit(side) if small else vit, decoder=decoder).eval()
+    decoder = t.TrOCRForCausalLM(t.TrOCRConfig(**sizes))
+    vit = t.ViTModel(t.ViTConfig(image_size=side, patch_size=8, qkv_bias=False, **SIZES), add_pooling_layer=False)
+    model = t.VisionEncoderDecoderModel(encoder=deit(side) if small else vit, decoder=decoder).eval()
     wide(model)
     if not small:
         decoder.model.decoder.embed_positions.weight.data *= 4
@@ -214,7 +167,7 @@ def saved_trocr(folder, *, side=24, small=False, **options):
     # Trained models never write padding, whose positions differ between versions of transformers.
     model.generation_config.update(**special, bad_words_ids=[[1]], renormalize_logits=True)
     model.save_pretrained(folder, **options)
-    return model, *saved(folder, (tokenizer, ViTImageProcessor(size={"height": side, "width": side})))
+    return model, *saved(folder, (tokenizer, t.ViTImageProcessor(size=square(side))))
 
 
 def _roberta_tokenizer(folder, **options):
@@ -225,15 +178,14 @@ def _roberta_tokenizer(folder, **options):
     (folder / "vocab.json").write_text(json.dumps(vocab))
     (folder / "merges.txt").write_text("\n".join(["#version: 0.2", *map(" ".join, merges)]))
     # The published ones say that a gap takes the space before it.
-    return RobertaTokenizer(
-        vocab=vocab, merges=merges, mask_token=AddedToken("<mask>", lstrip=True, special=True), **options
-    )
+    mask = t.AddedToken("<mask>", lstrip=True, special=True)
+    return t.RobertaTokenizer(vocab=vocab, merges=merges, mask_token=mask, **options)
 
 
 def _xlm_tokenizer(folder):
     model = sentencepieces(TEXTS, vocab_size=80)
     (folder / "sentencepiece.bpe.model").write_bytes(model)
-    return XLMRobertaTokenizer.from_pretrained(folder)
+    return t.XLMRobertaTokenizer.from_pretrained(folder)
 
 
 def sentencepieces(texts, **options):
@@ -246,20 +198,15 @@ def sentencepieces(texts, **options):
 
 CAPTIONERS = {
     "vit_gpt2": saved_captioner,
-    "deit_gpt2": lambda folder, *, side=24, **options: saved_captioner(
-        folder, side=side, encoder=deit(side), **options
-    ),
-    "blip": saved_blip,
-    "git": saved_git,
-    "git_tied": lambda folder, **options: saved_git(folder, tied=True, **options),
-    "trocr": saved_trocr,
-    "trocr_small": lambda folder, **options: saved_trocr(folder, small=True, **options),
+    "deit_gpt2": lambda folder, side=24, **more: saved_captioner(folder, side=side, encoder=deit(side), **more),
+    **{"blip": saved_blip, "git": saved_git, "git_tied": partial(saved_git, tied=True)},
+    **{"trocr": saved_trocr, "trocr_small": partial(saved_trocr, small=True)},
 }
 
 
 def caption_logits(model, pixels, tokens):
     """Logits of a captioner of theirs, whichever it is."""
-    if isinstance(model, VisionEncoderDecoderModel):
+    if isinstance(model, t.VisionEncoderDecoderModel):
         return model(pixel_values=pixels, decoder_input_ids=tokens).logits
     return model(input_ids=tokens, pixel_values=pixels).logits[:, -tokens.shape[1] :]
 
@@ -267,7 +214,7 @@ def caption_logits(model, pixels, tokens):
 def written(model, tokenizer, pixels, **options):
     """Texts of a captioner of theirs."""
     # With a cache, transformers before 5.18 miscounts GIT's positions.
-    cached = not isinstance(model, GitForCausalLM)
+    cached = not isinstance(model, t.GitForCausalLM)
     rows = model.generate(pixel_values=pixels, use_cache=cached, **options).tolist()
     return [tokenizer.decode([id for id in row if id < len(tokenizer)], skip_special_tokens=True) for row in rows]
 
@@ -279,39 +226,34 @@ def _vision(kind, config, **sizes):
 def _dinov2(kind, **options):
     """Trained on images of 40 pixels, used with 24."""
     sizes = {name: value for name, value in SIZES.items() if name != "intermediate_size"}
-    return wide(kind(Dinov2Config(**sizes, mlp_ratio=3, image_size=40, patch_size=8, **options)))
+    return wide(kind(t.Dinov2Config(**sizes, mlp_ratio=3, image_size=40, patch_size=8, **options)))
 
 
 def _siglip(**options):
     vision = {**SIZES, "image_size": 24, "patch_size": 8}
-    return wide(SiglipForImageClassification(SiglipConfig(vision_config=vision, **options)))
+    return wide(t.SiglipForImageClassification(t.SiglipConfig(vision_config=vision, **options)))
 
 
-SQUARE = {"height": 24, "width": 24}
+SQUARE, LARGER = square(24), square(28)
 # Encoders of images with their processors; each cuts its images in a way of its own.
 ENCODERS = {
-    "vit": lambda: (_vision(ViTModel, ViTConfig), ViTImageProcessor(size=SQUARE)),
-    "deit": lambda: (
-        _vision(DeiTModel, DeiTConfig),
-        DeiTImageProcessor(size={"height": 28, "width": 28}, crop_size=SQUARE),
-    ),
+    "vit": lambda: (_vision(t.ViTModel, t.ViTConfig), t.ViTImageProcessor(size=SQUARE)),
+    "deit": lambda: (_vision(t.DeiTModel, t.DeiTConfig), t.DeiTImageProcessor(size=LARGER, crop_size=SQUARE)),
     "clip_vision": lambda: (
-        _vision(CLIPVisionModel, CLIPVisionConfig),
-        CLIPImageProcessor(size={"shortest_edge": 24}, crop_size=SQUARE),
+        _vision(t.CLIPVisionModel, t.CLIPVisionConfig),
+        t.CLIPImageProcessor(size={"shortest_edge": 24}, crop_size=SQUARE),
     ),
-    "siglip": lambda: (_vision(SiglipVisionModel, SiglipVisionConfig), SiglipImageProcessor(size=SQUARE)),
-    "dinov2": lambda: (_dinov2(Dinov2Model), BitImageProcessor(size={"shortest_edge": 27}, crop_size=SQUARE)),
+    "siglip": lambda: (_vision(t.SiglipVisionModel, t.SiglipVisionConfig), t.SiglipImageProcessor(size=SQUARE)),
+    "dinov2": lambda: (_dinov2(t.Dinov2Model), t.BitImageProcessor(size={"shortest_edge": 27}, crop_size=SQUARE)),
 }
 LABELS = {"id2label": {0: "cat", 1: "dog", 2: "a, b"}, "label2id": {"cat": 0, "dog": 1, "a, b": 2}}
+TEACHER = t.DeiTForImageClassificationWithTeacher
 CLASSIFIERS = {
-    "vit": lambda: (_vision(ViTForImageClassification, ViTConfig, **LABELS), ENCODERS["vit"]()[1]),
-    "deit": lambda: (_vision(DeiTForImageClassification, DeiTConfig, **LABELS), ENCODERS["deit"]()[1]),
-    "deit_teacher": lambda: (
-        _vision(DeiTForImageClassificationWithTeacher, DeiTConfig, **LABELS),
-        ENCODERS["deit"]()[1],
-    ),
+    "vit": lambda: (_vision(t.ViTForImageClassification, t.ViTConfig, **LABELS), ENCODERS["vit"]()[1]),
+    "deit": lambda: (_vision(t.DeiTForImageClassification, t.DeiTConfig, **LABELS), ENCODERS["deit"]()[1]),
+    "deit_teacher": lambda: (_vision(TEACHER, t.DeiTConfig, **LABELS), ENCODERS["deit"]()[1]),
     "siglip": lambda: (_siglip(**LABELS), ENCODERS["siglip"]()[1]),
-    "dinov2": lambda: (_dinov2(Dinov2ForImageClassification, **LABELS), ENCODERS["dinov2"]()[1]),
+    "dinov2": lambda: (_dinov2(t.Dinov2ForImageClassification, **LABELS), ENCODERS["dinov2"]()[1]),
 }
 
 
@@ -335,23 +277,17 @@ def photos(folder, count=8):
 
 
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-LLAMA3 |= {"original_max_position_embeddings": 16}
+LLAMA3 |= {"original_max_position_embeddings": 16, "rope_theta": 500.0}
+TIED = {"tie_word_embeddings": True}
+LINEAR = {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}
 # Decoders of Llama's family: class, config, options of the config.
 DECODERS = {
-    "llama": (LlamaForCausalLM, LlamaConfig, {"rope_parameters": {"rope_type": "default", "rope_theta": 5e4}}),
-    "llama3": (
-        LlamaForCausalLM,
-        LlamaConfig,
-        {"rope_parameters": LLAMA3 | {"rope_theta": 500.0}, "tie_word_embeddings": True, "head_dim": 10},
-    ),
-    "linear": (
-        LlamaForCausalLM,
-        LlamaConfig,
-        {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}},
-    ),
-    "qwen2": (Qwen2ForCausalLM, Qwen2Config, {"tie_word_embeddings": True}),
-    "qwen3": (Qwen3ForCausalLM, Qwen3Config, {"head_dim": 16}),
-    "gemma": (GemmaForCausalLM, GemmaConfig, {"head_dim": 16}),
+    "llama": (t.LlamaForCausalLM, t.LlamaConfig, {"rope_parameters": {"rope_type": "default", "rope_theta": 5e4}}),
+    "llama3": (t.LlamaForCausalLM, t.LlamaConfig, {"rope_parameters": LLAMA3, **TIED, "head_dim": 10}),
+    "linear": (t.LlamaForCausalLM, t.LlamaConfig, {"rope_parameters": LINEAR}),
+    "qwen2": (t.Qwen2ForCausalLM, t.Qwen2Config, TIED),
+    "qwen3": (t.Qwen3ForCausalLM, t.Qwen3Config, {"head_dim": 16}),
+    "gemma": (t.GemmaForCausalLM, t.GemmaConfig, {"head_dim": 16}),
 }
 
 
@@ -367,12 +303,8 @@ def saved_decoder(folder, name, *, tokenizer=None, ends=None, old=False, dtype=N
     end = tokenizer.eos_token_id
     sizes = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
     sizes |= {"intermediate_size": 40, "max_position_embeddings": 64, "vocab_size": len(tokenizer)}
-    model = wide(kind(config(**sizes, **own, bos_token_id=end, eos_token_id=ends or end, pad_token_id=end)), std=0.3)
-    with torch.no_grad():
-        for layer in model.modules():
-            if type(layer).__name__.endswith("RMSNorm") and name != "gemma":
-                layer.weight.add_(1)
-    model = model.to(dtype or torch.float32)
+    stated = config(**sizes, **own, bos_token_id=end, eos_token_id=ends or end, pad_token_id=end)
+    model = wide(kind(stated), std=0.3, norms=None if name == "gemma" else "RMSNorm").to(dtype or torch.float32)
     tokenizer.save_pretrained(folder)
     model.save_pretrained(folder, **options)
     if old:

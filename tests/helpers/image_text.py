@@ -4,11 +4,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-import torch
 import transformers as t
+from chats import digit_pairs
 from hugging import SIZES, TEXTS, wide
 from safetensors.torch import load_file, save_file
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import Tokenizer, decoders, models, normalizers, processors, trainers
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 
@@ -42,18 +42,7 @@ TEMPLATES = {
 
 
 def byte_pairs() -> t.PreTrainedTokenizerFast:
-    """Byte-level pairs, as Llama 3, Qwen2 and SmolLM2 have them."""
-    made = Tokenizer(models.BPE())
-    made.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-    )
-    made.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=340, initial_alphabet=alphabet, special_tokens=SPECIAL, show_progress=False
-    )
-    made.train_from_iterator(TEXTS, trainer)
-    return _tokenizer(made)
+    return _tokenizer(digit_pairs(SPECIAL))
 
 
 def pieces() -> t.PreTrainedTokenizerFast:
@@ -84,27 +73,14 @@ def _ids(tokenizer: Any) -> dict[str, int]:
 
 
 def _llava(vision: Any, text: Any, tokenizer: Any, template: str, **options: Any) -> list[Any]:
-    clip = isinstance(vision, t.CLIPVisionConfig)
-    image = (
-        t.CLIPImageProcessor(size={"shortest_edge": 35}, crop_size=SQUARE)
-        if clip
-        else t.SiglipImageProcessor(size=SQUARE)
-    )
+    image, clip = t.SiglipImageProcessor(size=SQUARE), isinstance(vision, t.CLIPVisionConfig)
+    image = t.CLIPImageProcessor(size={"shortest_edge": 35}, crop_size=SQUARE) if clip else image
     config = t.LlavaConfig(
-        vision_config=vision,
-        text_config=text,
-        image_token_index=tokenizer.convert_tokens_to_ids("<image>"),
-        **options,
+        vision_config=vision, text_config=text, image_token_index=tokenizer.convert_tokens_to_ids("<image>"), **options
     )
-    processor = t.LlavaProcessor(
-        image,
-        tokenizer,
-        patch_size=8,
-        vision_feature_select_strategy=config.vision_feature_select_strategy,
-        chat_template=TEMPLATES[template],
-        num_additional_image_tokens=int(clip),
-    )
-    return [t.LlavaForConditionalGeneration(config), processor]
+    own = {"patch_size": 8, "chat_template": TEMPLATES[template], "num_additional_image_tokens": int(clip)}
+    own["vision_feature_select_strategy"] = config.vision_feature_select_strategy
+    return [t.LlavaForConditionalGeneration(config), t.LlavaProcessor(image, tokenizer, **own)]
 
 
 def llava_clip(**options: Any) -> list[Any]:
@@ -130,15 +106,9 @@ def idefics3(*, smol: bool = False, tiles: bool = False) -> list[Any]:
     made = image(**sizes, do_image_splitting=tiles)
     text = t.LlamaConfig(**TEXT, vocab_size=len(tokenizer), **_ids(tokenizer))
     vision = VISION | {"image_size": 56, "patch_size": 4}  # 14 patches a side, of which rounding moves some
-    model = kind(
-        config(
-            vision_config=vision,
-            text_config=text,
-            image_token_id=tokenizer.convert_tokens_to_ids("<image>"),
-            scale_factor=7 if smol else 2,
-            tie_word_embeddings=smol,
-        )
-    )
+    own = {"scale_factor": 7 if smol else 2, "tie_word_embeddings": smol}
+    own["image_token_id"] = tokenizer.convert_tokens_to_ids("<image>")
+    model = kind(config(vision_config=vision, text_config=text, **own))
     model.generation_config.update(**_ids(tokenizer))
     number = (14 // (7 if smol else 2)) ** 2
     return [model, t.Idefics3Processor(made, tokenizer, image_seq_len=number, chat_template=TEMPLATES["smolvlm"])]
@@ -151,13 +121,9 @@ def paligemma() -> list[Any]:
     processor = t.PaliGemmaProcessor(image, tokenizer)
     ids = _ids(tokenizer)
     text = t.GemmaConfig(**TEXT, head_dim=16, vocab_size=len(tokenizer), **ids)
-    config = t.PaliGemmaConfig(
-        vision_config=t.SiglipVisionConfig(**VISION, vision_use_head=False),
-        text_config=text,
-        image_token_index=tokenizer.convert_tokens_to_ids("<image>"),
-        projection_dim=24,
-        hidden_size=24,
-    )
+    vision, image_id = t.SiglipVisionConfig(**VISION, vision_use_head=False), tokenizer.convert_tokens_to_ids("<image>")
+    own = {"image_token_index": image_id, "projection_dim": 24, "hidden_size": 24}
+    config = t.PaliGemmaConfig(vision_config=vision, text_config=text, **own)
     model = t.PaliGemmaForConditionalGeneration(config)
     model.generation_config.update(**ids)
     return [model, processor]
@@ -182,11 +148,7 @@ def saved_image_text(folder: Any, name: str, *, old: bool = False) -> tuple[Any,
         old: Whether it is laid out as most published folders are.
     """
     model, processor = MODELS[name]()
-    model = wide(model, std=0.3)
-    with torch.no_grad():
-        for layer in model.modules():
-            if type(layer).__name__.endswith("RMSNorm") and name != "paligemma":
-                layer.weight.add_(1)
+    model = wide(model, std=0.3, norms=None if name == "paligemma" else "RMSNorm")
     processor.save_pretrained(folder)
     model.save_pretrained(folder)
     if old:
@@ -197,10 +159,8 @@ def saved_image_text(folder: Any, name: str, *, old: bool = False) -> tuple[Any,
 def _as_published(folder: Path, name: str) -> None:
     weights, config = folder / "model.safetensors", folder / "config.json"
     if name.startswith(("llava", "pali")):
-        tensors = load_file(weights)
-        tensors = {
-            one.replace("vision_tower.", "vision_tower.vision_model."): tensor for one, tensor in tensors.items()
-        }
+        longer = lambda one: one.replace("vision_tower.", "vision_tower.vision_model.")  # noqa: E731
+        tensors = {longer(one): tensor for one, tensor in load_file(weights).items()}
         save_file(tensors, weights, metadata={"format": "pt"})
     stated = json.loads(config.read_text())
     rope = stated["text_config"].pop("rope_parameters")

@@ -42,9 +42,8 @@ def png(width, height, bit_depth, color_type, rows, *chunks):
 def packed(width, height, channels, *chunks, depth=8, kind=2):
     """A PNG of zeros, which packs a thousandfold."""
     packer, row = zlib.compressobj(1), bytes(1 + width * channels * depth // 8)
-    return png(
-        width, height, depth, kind, b"".join(packer.compress(row) for _ in range(height)) + packer.flush(), *chunks
-    )
+    rows = b"".join(packer.compress(row) for _ in range(height)) + packer.flush()
+    return png(width, height, depth, kind, rows, *chunks)
 
 
 def exif(orientation):
@@ -80,9 +79,8 @@ def rle_bmp():
     plain = bytearray(encode(image, "BMP"))
     start = struct.unpack_from("<I", plain, 10)[0]
     rows = np.asarray(image)[::-1]
-    data = (
-        b"".join(b"".join(bytes([BLOCK, row[x]]) for x in range(0, WIDTH, BLOCK)) + b"\0\0" for row in rows) + b"\0\1"
-    )
+    lines = (b"".join(bytes([BLOCK, row[x]]) for x in range(0, WIDTH, BLOCK)) + b"\0\0" for row in rows)
+    data = b"".join(lines) + b"\0\1"
     struct.pack_into("<I", plain, 30, 1)  # RLE8
     struct.pack_into("<I", plain, 34, len(data))
     struct.pack_into("<I", plain, 2, start + len(data))
@@ -103,6 +101,7 @@ def plain_ppm():
     return f"P3\n# a comment\n{WIDTH} {HEIGHT}\n255\n{' '.join(map(str, ARRAY.ravel()))}\n".encode()
 
 
+TEXT = chunk(b"tEXt", b"Title\0" + b"x" * 10**6)
 # The same picture in each of these files.
 SAME = {
     "png": lambda: encode(RGB, "PNG"),
@@ -111,9 +110,7 @@ SAME = {
     "png 16 bits": sixteen_bits,
     "png turned": lambda: encode(TURNED, "PNG", exif=exif(6)),
     "png animated": lambda: animated("PNG"),
-    "png with text": lambda: (
-        encode(RGB, "PNG")[:33] + chunk(b"tEXt", b"Title\0" + b"x" * 10**6) + encode(RGB, "PNG")[33:]
-    ),
+    "png with text": lambda: encode(RGB, "PNG")[:33] + TEXT + encode(RGB, "PNG")[33:],
     "png of many parts": lambda: parted(encode(RGB, "PNG")),
     "png and more": lambda: encode(RGB, "PNG") + b"appended" * 1000,
     "bmp": lambda: encode(RGB, "BMP"),
@@ -157,6 +154,7 @@ def rows_of(*values):
     return np.repeat(np.array([values], np.uint8)[..., None], 3, 2)
 
 
+BLUE = np.uint8([[[0, 0, 255]] * 2**16])
 # What each of these shows.
 SHOWN = {
     "alpha over white": (lambda: encode(hidden(), "PNG"), white_corner()),
@@ -172,10 +170,7 @@ SHOWN = {
     "black and white, pbm": (lambda: b"P1\n2 1\n0 1\n", rows_of(255, 0)),
     "grey of 16 bits, png": (lambda: encode(Image.fromarray(np.uint16([[0, 257, 65535]])), "PNG"), rows_of(0, 1, 255)),
     "grey of 16 bits, pgm": (lambda: encode(Image.fromarray(np.uint16([[0, 257, 65535]])), "PPM"), rows_of(0, 1, 255)),
-    "as wide as may be": (
-        lambda: encode(Image.new("RGB", (2**16, 1), "blue"), "PNG"),
-        np.uint8([[[0, 0, 255]] * 2**16]),
-    ),
+    "as wide as may be": (lambda: encode(Image.new("RGB", (2**16, 1), "blue"), "PNG"), BLUE),
 }
 
 
@@ -186,43 +181,40 @@ def scans(count, side):
     return data[:-2] + last * count + data[-2:]
 
 
-def overlapping_tiff(entries=400, size=2**22):
-    """Each of many entries claims the same bytes as its own."""
-    table = b"".join(struct.pack("<HHII", 40000 + n, 7, size, 8) for n in range(entries))
-    base = {256: 8, 257: 8, 258: 8, 259: 1, 262: 1, 273: 8, 277: 1, 278: 8, 279: 64}
-    first = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in base.items())
-    content = bytes(size)
+def tags(values, kind=4, count=1):
+    """Entries of a TIFF, by their numbers."""
+    return b"".join(struct.pack("<HHII", tag, kind, count, value) for tag, value in values.items())
+
+
+def tiff(content, *tables):
+    """A TIFF of bytes after its header, and of entries after them."""
+    table = b"".join(tables)
     return (
         b"II*\0"
-        + struct.pack("<I", 8 + size)
+        + struct.pack("<I", 8 + len(content))
         + content
-        + struct.pack("<H", len(base) + entries)
-        + first
+        + struct.pack("<H", len(table) // 12)
         + table
         + bytes(4)
     )
+
+
+def overlapping_tiff(entries=400, size=2**22):
+    """Each of many entries claims the same bytes as its own."""
+    base = {256: 8, 257: 8, 258: 8, 259: 1, 262: 1, 273: 8, 277: 1, 278: 8, 279: 64}
+    return tiff(bytes(size), tags(base), tags({40000 + n: 8 for n in range(entries)}, 7, size))
 
 
 def tiled_tiff():
-    tags = {256: 8, 257: 8, 258: 8, 259: 8, 262: 1, 277: 1, 322: 2**15, 323: 2**15, 324: 8, 325: 16}
-    table = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items())
-    return (
-        b"II*\0"
-        + struct.pack("<I", 24)
-        + zlib.compress(bytes(64))[:16].ljust(16)
-        + struct.pack("<H", len(tags))
-        + table
-        + bytes(4)
-    )
+    base = {256: 8, 257: 8, 258: 8, 259: 8, 262: 1, 277: 1, 322: 2**15, 323: 2**15, 324: 8, 325: 16}
+    return tiff(zlib.compress(bytes(64))[:16].ljust(16), tags(base))
 
 
 def sparse_tiff(strips=300_000):
-    tags = {256: 8, 257: 8, 258: 8, 259: 1, 262: 1, 277: 1, 278: 1}
-    table = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items())
     start = 8 + 2 + 12 * 9 + 4
-    table = table[: 12 * 5] + struct.pack("<HHII", 273, 4, strips, start) + table[12 * 5 :]
-    table += struct.pack("<HHII", 279, 4, strips, start + 4 * strips)
-    return b"II*\0" + struct.pack("<IH", 8, 9) + table + bytes(4) + bytes(8 * strips)
+    first, last = {256: 8, 257: 8, 258: 8, 259: 1, 262: 1}, {277: 1, 278: 1}
+    ends = tags({273: start}, 4, strips), tags({279: start + 4 * strips}, 4, strips)
+    return tiff(b"", tags(first), ends[0], tags(last), ends[1]) + bytes(8 * strips)
 
 
 def half(data, part=0.6):
@@ -291,9 +283,7 @@ REFUSED = {
 
 def exif_bomb():
     """Metadata whose entries all claim the same bytes: a reader of all of them would take gigabytes."""
-    size = 2**22
-    table = b"".join(struct.pack("<HHII", 1000 + n, 7, size, 8) for n in range(60_000))
-    return b"II*\0" + struct.pack("<I", 8 + size) + bytes(size) + struct.pack("<H", 60_000) + table + bytes(4)
+    return tiff(bytes(2**22), tags({1000 + n: 8 for n in range(60_000)}, 7, 2**22))
 
 
 # Files of few bytes that take the most memory or time of all that may be read.

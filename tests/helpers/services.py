@@ -1,6 +1,10 @@
 """Services of `vlm serve` in this process, each model of which is loaded once, and a request of each task."""
 
 import base64
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -90,3 +94,20 @@ def form_of(task: str) -> list[tuple[str, Any]]:
             file = name == "image"
             fields.append((name, ("photo.png", Path(one).read_bytes()) if file else (None, str(one))))
     return fields
+
+
+@contextmanager
+def running(app: Any, **options: Any) -> Iterator[int]:
+    """The port of a server of an application in this process; options are uvicorn's."""
+    import uvicorn
+
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(app, **options))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    try:
+        yield listener.getsockname()[1]
+    finally:
+        server.should_exit = True
+        thread.join(10)
+        listener.close()

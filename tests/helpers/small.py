@@ -6,84 +6,46 @@ COMMON += ["data.batch_size=8", "data.num_workers=0"]
 ADAMW = "optim=adamw"  # of tasks whose default is Muon, which learns eight samples by heart more slowly
 SCENES = ["data.source.train_scenes=60", "data.source.val_scenes=20", "data.source.test_scenes=12"]
 
+CAPTIONS = ["data.source.train_captions=60", "data.source.val_captions=20", "data.source.test_captions=12"]
+PAIRS, STORIES = ([text.replace("captions", kind) for text in CAPTIONS] for kind in ("pairs", "stories"))
+DOCUMENTS = ["data.source.train_documents=40", "data.source.val_documents=6", "data.source.test_documents=6"]
+WIDTH = ["model.size.dim=32", "model.size.num_heads=2", "model.size.dropout=0.2"]
+ENCODER = [*WIDTH, "model.size.encoder_depth=1"]
+BOTH = [*ENCODER, "model.size.decoder_depth=1"]
+
 TASKS = {
-    "captioning": [
-        *SCENES,
-        *["model.size.dim=32", "model.size.num_heads=2", "model.size.encoder_depth=1", "model.size.decoder_depth=1"],
-        *["model.size.dropout=0.2", "task.val_captions=4", "task.max_tokens=6", ADAMW],
-    ],
+    "captioning": [*SCENES, *BOTH, "task.val_captions=4", "task.max_tokens=6", ADAMW],
     "classification": [
-        *SCENES,
-        *["model.size.dim=32", "model.size.num_heads=2", "model.size.encoder_depth=1", "model.size.dropout=0.2"],
-        *["task.mixup=0.4", "task.cutmix=0.5", "data.augment.min_scale=0.6", "data.augment.horizontal_flip=true"],
+        *[*SCENES, *ENCODER, "task.mixup=0.4", "task.cutmix=0.5"],
+        *["data.augment.min_scale=0.6", "data.augment.horizontal_flip=true"],
     ],
-    "contrastive": [
-        *SCENES,
-        *["model.size.dim=32", "model.size.num_heads=2", "model.size.encoder_depth=1", "model.size.dropout=0.2"],
-        "task.label_smoothing=0.1",
-    ],
-    "image_questions": [
-        *SCENES,
-        *["model.size.dim=32", "model.size.num_heads=2", "model.size.encoder_depth=1", "model.size.decoder_depth=1"],
-        *["model.size.dropout=0.2", "task.max_tokens=4", "model/fusion=prefix", ADAMW],
-    ],
+    "contrastive": [*SCENES, *ENCODER, "task.label_smoothing=0.1"],
+    "image_questions": [*SCENES, *BOTH, "task.max_tokens=4", "model/fusion=prefix", ADAMW],
     "language_modeling": [
-        *[
-            "data.source.train_documents=40",
-            "data.train_samples=60",
-            "data.source.val_documents=6",
-            "data.source.test_documents=6",
-        ],
-        *["model.size.dim=32", "model.size.num_heads=2", "model.size.depth=1", "model.size.dropout=0.2"],
+        *[*DOCUMENTS, "data.train_samples=60", *WIDTH, "model.size.depth=1"],
         *["task.sampled_batches=2", "task.prompt_tokens=4"],
     ],
-    "photo_translation": [
-        *SCENES,
-        *["model.size.dim=32", "model.size.num_heads=2", "model.size.encoder_depth=1", "model.size.decoder_depth=1"],
-        *["model.size.dropout=0.2", "task.val_texts=4", "task.max_tokens=6"],
-    ],
-    "text_classification": [
-        *["data.source.train_pairs=60", "data.source.val_pairs=20", "data.source.test_pairs=12"],
-        *["model.size.dim=32", "model.size.num_heads=2", "model.size.encoder_depth=1", "model.size.dropout=0.2", ADAMW],
-    ],
-    "masked_language_modeling": [
-        *["data.source.train_captions=60", "data.source.val_captions=20", "data.source.test_captions=12"],
-        *["model.size.dim=32", "model.size.num_heads=2", "model.size.encoder_depth=1", "model.size.dropout=0.2"],
-    ],
-    "span_answering": [
-        *["data.source.train_stories=60", "data.source.val_stories=20", "data.source.test_stories=12"],
-        *["model.size.dim=32", "model.size.num_heads=2", "model.size.encoder_depth=1", "model.size.dropout=0.2", ADAMW],
-    ],
-    "tagging": [
-        *["data.source.train_captions=60", "data.source.val_captions=20", "data.source.test_captions=12"],
-        *["model.size.dim=32", "model.size.num_heads=2", "model.size.encoder_depth=1", "model.size.dropout=0.2"],
-    ],
-    "translation": [
-        *SCENES,
-        *["model.size.dim=32", "model.size.num_heads=2", "model.size.encoder_depth=1", "model.size.decoder_depth=1"],
-        *["model.size.dropout=0.2", "task.val_texts=4", "task.max_tokens=6"],
-    ],
+    "photo_translation": [*SCENES, *BOTH, "task.val_texts=4", "task.max_tokens=6"],
+    "text_classification": [*PAIRS, *ENCODER, ADAMW],
+    "masked_language_modeling": [*CAPTIONS, *ENCODER],
+    "span_answering": [*STORIES, *ENCODER, ADAMW],
+    "tagging": [*CAPTIONS, *ENCODER],
+    "translation": [*SCENES, *BOTH, "task.val_texts=4", "task.max_tokens=6"],
 }
 
 # Models beside those that tasks choose by default: the task of each, and its smallest training.
 _TRANSLATOR = [*SCENES, "model.size.dim=32", "model.size.dropout=0.2", "task.val_texts=4", "task.max_tokens=6"]
 _TEXT = [text for text in TASKS["language_modeling"] if not text.endswith(("num_heads=2", "size.depth=1"))]
-_ENCODER = ["model/encoder=recurrent", "model.encoder.cell=gru"]
+_TELLER = [text for text in TASKS["captioning"] if not text.endswith("decoder_depth=1")]
+_RECURRENT = ["model/encoder=recurrent", "model.encoder.cell=gru"]
 MODELS = {
     "bahdanau": ("translation", ["model=bahdanau", *_TRANSLATOR]),
     "lstm": ("language_modeling", ["model=lstm", *_TEXT]),
     "neural_lm": ("language_modeling", ["model=neural_lm", *_TEXT]),
     "seq2seq": ("translation", ["model=seq2seq", *_TRANSLATOR]),
-    "show_attend_tell": (
-        "captioning",
-        [
-            *["model=show_attend_tell", *SCENES, "model.size.dim=32", "model.size.num_heads=2", ADAMW],
-            *["model.size.encoder_depth=1", "model.size.dropout=0.2", "task.val_captions=4", "task.max_tokens=6"],
-            "task.doubly_stochastic=0.5",
-        ],
-    ),
-    "recurrent tagger": ("tagging", [*TASKS["tagging"], *_ENCODER]),
-    "recurrent classifier": ("text_classification", [*TASKS["text_classification"], *_ENCODER, "model.pool=mean"]),
+    "show_attend_tell": ("captioning", ["model=show_attend_tell", *_TELLER, "task.doubly_stochastic=0.5"]),
+    "recurrent tagger": ("tagging", [*TASKS["tagging"], *_RECURRENT]),
+    "recurrent classifier": ("text_classification", [*TASKS["text_classification"], *_RECURRENT, "model.pool=mean"]),
 }
 
 

@@ -65,18 +65,12 @@ TASKS = {
     "translation": [*SCENES[:3], "model.size.encoder_depth=1", "model.size.decoder_depth=1", "optim.lr=2e-2"],
 }
 STORY = "the small red circle is left of the large blue cross. the large blue cross is above the small green circle."
+QUESTIONS = ["--question", "how many circles are there?", "--question", "is there a red cross?"]
 COMMANDS = {
     "captioning": ["caption", *IMAGES, "--max-tokens", "12"],
     "classification": ["classify", *IMAGES],
     "contrastive": ["classify", *IMAGES, "--label", "red circle", "--label", "blue cross", "--prompt", "a large {}"],
-    "image_questions": [
-        "answer",
-        *IMAGES,
-        "--question",
-        "how many circles are there?",
-        "--question",
-        "is there a red cross?",
-    ],
+    "image_questions": ["answer", *IMAGES, *QUESTIONS],
     "language_modeling": ["generate", "--prompt", "A large", "--prompt", "", "--max-tokens", "24", "--top-k", "1"],
     "masked_language_modeling": ["fill", "a [MASK] red circle", "a small [MASK] [MASK]", "--top", "3"],
     "photo_translation": [

@@ -6,14 +6,7 @@ from pathlib import Path
 import sentencepiece
 import torch
 from hugging import TEXTS, saved, sentencepieces, wide
-from transformers import (
-    MarianConfig,
-    MarianMTModel,
-    MarianTokenizer,
-    T5Config,
-    T5ForConditionalGeneration,
-    T5Tokenizer,
-)
+from transformers import MarianConfig, MarianMTModel, MarianTokenizer, T5Config, T5ForConditionalGeneration, T5Tokenizer
 
 GERMAN = [
     "ein Mann in einem roten Hemd klettert auf einen Felsen .",

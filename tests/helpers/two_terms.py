@@ -144,18 +144,10 @@ def run(kind: str, batch_size: int, out: Path, *, accumulate: int = 1, ranks: in
     task = globals()[kind](model=model, fields={}, optimization=optimization, seed=0)
     watch, resume = Watch(options.pop("save", None)), options.pop("resume", None)
     trainer = L.Trainer(
-        accelerator="cpu",
-        devices=ranks,
-        strategy="ddp" if ranks > 1 else "auto",
-        precision="64-true",
-        max_epochs=2,
-        accumulate_grad_batches=accumulate,
-        log_every_n_steps=1,
-        callbacks=[watch],
-        use_distributed_sampler=False,
-        num_sanity_val_steps=0,
-        **{"logger": False, "enable_checkpointing": False, "enable_progress_bar": False},
-        **{"enable_model_summary": False, **options},
+        **{"accelerator": "cpu", "devices": ranks, "strategy": "ddp" if ranks > 1 else "auto", "callbacks": [watch]},
+        **{"precision": "64-true", "max_epochs": 2, "accumulate_grad_batches": accumulate, "log_every_n_steps": 1},
+        **{"use_distributed_sampler": False, "num_sanity_val_steps": 0, "logger": False, "enable_checkpointing": False},
+        **{"enable_progress_bar": False, "enable_model_summary": False, **options},
     )
     trainer.fit(task, datamodule=Data(batch_size), ckpt_path=resume, weights_only=True)
     weights = {name: tensor.tolist() for name, tensor in task.model.state_dict().items()}

@@ -19,9 +19,9 @@ def wait_of(func, args):
     """The name of an operation that would wait for a GPU; None for any other."""
     overload = str(func).removeprefix("aten.")
     name = overload.split(".")[0]
-    if name in OPERATIONS or overload in OVERLOADS or name.startswith("unique"):
+    if name in OPERATIONS or overload in OVERLOADS or name.lstrip("_").startswith("unique"):
         return name
-    indices = tree_leaves(args[1]) if name in ("index", "index_put", "index_put_") else ()
+    indices = tree_leaves(args[1]) if name in ("index", "index_put", "index_put_", "_index_put_impl_") else ()
     by_mask = any(isinstance(index, torch.Tensor) and index.dtype == torch.bool for index in indices)
     return "index by a bool mask" if by_mask else None
 

@@ -17,14 +17,12 @@ from pathlib import Path
 FOLDER = Path(sys.argv[1] if __name__ == "__main__" else ".").resolve()
 ROOT = Path(__file__).parent.parent.parent
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-CHANGES = {
-    f"os.{name}" for name in ("remove", "rename", "mkdir", "rmdir", "chmod", "chown", "link", "symlink", "truncate")
-}
+MOVES = ("remove", "rename", "mkdir", "rmdir", "chmod", "chown", "link", "symlink", "truncate")
+CHANGES = {f"os.{name}" for name in MOVES}
 FOREIGN = {f"os.{name}" for name in ("system", "exec", "posix_spawn", "spawn", "fork", "forkpty", "startfile")}
 FOREIGN |= {"subprocess.Popen", "pty.spawn", "webbrowser.open", "shutil.unpack_archive", "pickle.find_class"}
-NETWORK = {f"socket.{name}" for name in ("connect", "bind", "getaddrinfo", "gethostbyname", "sendto")} | {
-    "urllib.Request"
-}
+NETWORK = {f"socket.{name}" for name in ("connect", "bind", "getaddrinfo", "gethostbyname", "sendto")}
+NETWORK |= {"urllib.Request"}
 
 seen: list[str] = []
 read: set[str] = set()
