@@ -3,14 +3,8 @@
 import numpy as np
 import pytest
 
-from vlm.evaluation.metrics.bootstrap import (
-    caption_intervals,
-    caption_scorer,
-    intervals,
-    mean_scorer,
-    paired,
-    resamples,
-)
+from vlm.evaluation.metrics import bootstrap
+from vlm.evaluation.metrics.bootstrap import caption_intervals, caption_scorer, mean_scorer
 from vlm.evaluation.metrics.coco import KEYS, References
 
 WORDS = ["a", "the", "dog", "cat", "runs", "sleeps", "on", "in", "grass", "sofa"]
@@ -28,7 +22,7 @@ def test_a_resample_scores_as_its_captions_do() -> None:
     scores = References(references).score(predictions)
     score = caption_scorer(scores)
     assert score(np.ones((1, 25)))[0] == pytest.approx(list(scores.summary().values()), abs=1e-12)
-    draws = next(resamples(25, seed=1))[:5]
+    draws = next(bootstrap.resamples(25, seed=1))[:5]
     for row, found in zip(draws, score(draws), strict=True):
         taken = [image for image, times in zip(references, row.astype(int), strict=True) for _ in range(times)]
         names = {f"{n:03d}": image for n, image in enumerate(taken)}
@@ -41,7 +35,7 @@ def test_a_resample_scores_as_its_captions_do() -> None:
 
 def test_the_interval_of_a_mean_is_the_known_one() -> None:
     values = np.random.default_rng(0).normal(3, 2, 400)
-    found = intervals(["x"], mean_scorer(values[:, None]), 400, seed=0)
+    found = bootstrap.intervals(["x"], mean_scorer(values[:, None]), 400, seed=0)
     half = 1.96 * values.std() / 20
     assert found == pytest.approx({"x@low": values.mean() - half, "x@high": values.mean() + half}, abs=0.03)
 
@@ -60,9 +54,9 @@ def test_paired_differences() -> None:
     draw = np.random.default_rng(0)
     one = draw.normal(0, 1, (300, 1))
     better, same = one + 0.2 + draw.normal(0, 0.5, (300, 1)), one[::-1]
-    (found,) = paired(mean_scorer(one), mean_scorer(better), 300, seed=0)
+    (found,) = bootstrap.paired(mean_scorer(one), mean_scorer(better), 300, seed=0)
     assert found.value == pytest.approx(float((better - one).mean())) and found.low > 0 and found.p < 0.01
-    (found,) = paired(mean_scorer(one), mean_scorer(same), 300, seed=0)
+    (found,) = bootstrap.paired(mean_scorer(one), mean_scorer(same), 300, seed=0)
     assert found.low < 0 < found.high and found.p > 0.3
-    (found,) = paired(mean_scorer(one), mean_scorer(one), 300, seed=0)
+    (found,) = bootstrap.paired(mean_scorer(one), mean_scorer(one), 300, seed=0)
     assert found == (0, 0, 0, 1)

@@ -38,12 +38,6 @@ def test_prepared_references_serve_many_candidates() -> None:
     assert score_captions(predictions, prepared).summary().keys() == KEYS
 
 
-def test_order_changes_no_digit() -> None:
-    predictions, references = made(200)
-    turned = dict(reversed(predictions.items())), dict(reversed(references.items()))
-    assert score_captions(*turned).summary() == score_captions(predictions, references).summary()
-
-
 def test_captions_without_words() -> None:
     references = {"a": ["", "?!"], "b": ["\U0001f600"]}
     scores = score_captions({"a": "", "b": "..."}, references).summary()
@@ -105,8 +99,9 @@ def test_a_caption_of_training_is_not_new_in_other_letters_or_with_other_stops()
 def test_order_batches_and_repeated_images_change_no_digit() -> None:
     images = list(made(60)[0])
     scores = update(CaptionMetric(), images).compute()
-    again = images[::-1] + images[:13]
-    assert update(CaptionMetric(), again, size=3).compute() == scores
+    assert update(CaptionMetric(), images[::-1] + images[:13], size=3).compute() == scores
+    turned = [dict(reversed(captions.items())) for captions in made(200)]
+    assert score_captions(*turned).summary() == score_captions(*made(200)).summary()
 
 
 def test_odd_texts_survive_the_state() -> None:
@@ -118,13 +113,15 @@ def test_odd_texts_survive_the_state() -> None:
 
 
 def test_reset_forgets_and_nothing_cannot_be_scored() -> None:
-    metric = update(CaptionMetric(), list(made(60)[0]))
-    scores = metric.compute()
-    metric.reset()
-    assert metric.predictions == {}
+    """References may change from epoch to epoch."""
+    metric = CaptionMetric()
+    for reference, exact in (("a dog", 1.0), ("a cat", 0.5)):
+        metric.update(["1", "2"], ["a dog", "a fox"], [[reference], ["a fox"]])
+        assert metric.compute()["exact_match"] == exact
+        metric.reset()
+        assert metric.predictions == {}
     with pytest.warns(UserWarning), pytest.raises(UserError, match="no image to score"):
         metric.compute()
-    assert update(metric, list(made(60)[0])).compute() == scores
 
 
 def test_controls_are_exact_word_for_word_as_captions_are() -> None:
@@ -134,14 +131,6 @@ def test_controls_are_exact_word_for_word_as_captions_are() -> None:
     assert metric.compute()["exact_match"] == 1
     controls = caption_controls(metric, train, seed=0)
     assert controls["exact_match@constant"] == controls["exact_match@shuffled"] == 1
-
-
-def test_references_may_change_between_epochs() -> None:
-    metric = CaptionMetric()
-    for reference, exact in (("a dog", 1.0), ("a cat", 0.0)):
-        metric.reset()
-        metric.update(["1", "2"], ["a dog", "a fox"], [[reference], ["a fox"]])
-        assert metric.compute()["exact_match"] == (exact + 1) / 2
 
 
 def gather(metrics: list[CaptionMetric]) -> Callable[[Tensor, object], list[Tensor]]:
@@ -188,10 +177,6 @@ def test_shuffling_gives_every_caption_to_another_image(count: int) -> None:
     assert sorted(mixed.values()) == sorted(predictions.values())
     assert all(mixed[image] != text for image, text in predictions.items())
     assert shuffle_captions(dict(reversed(predictions.items())), seed=3) == mixed
-
-
-def test_the_seed_chooses_the_shuffling() -> None:
-    predictions = {f"image {i}": f"caption {i}" for i in range(50)}
-    assert shuffle_captions(predictions, seed=0) != shuffle_captions(predictions, seed=1)
+    assert count < 50 or shuffle_captions(predictions, seed=1) != mixed
     with pytest.raises(UserError, match="fewer than two"):
         shuffle_captions({"a": "b"}, seed=0)

@@ -31,11 +31,9 @@ PAIRS = [
     ("'Tis 'twas ’tis", "'t is 't was tis"),
     ("y'all ma'am o'clock C'mon", "y' all ma'am o'clock c'mon"),
     ("rock'n'roll rock 'n' roll more'n", "rock 'n' roll rock 'n' roll more 'n"),
-    ("O'Neil d'Artagnan l'eau T'Pol N'Sync", "o'neil d'artagnan l'eau t'pol n'sync"),
     ("jack-o'-lantern jack-o'lantern fo'c'sle", "jack-o lantern jack-o'lantern fo c sle"),
     ("in the '80s and the 1980's, '95 or '80's", "in the '80s and the 1980 's '95 or 80 's"),
     ("goin' nothin' somethin' ol' Dunkin' Donuts", "goin nothin somethin' ol' dunkin' donuts"),
-    ("'em 'til 'cause 'Till", "'em 'til 'cause 'till"),
     ("Qur'an Hawai'i ha'penny ba'er", "qur an hawai'i ha penny ba'er"),
     ("it'sa it's5 x’rex don'tx", "it sa it 's 5 x 're x do n'tx"),
     ("d'ye d'a d`U O'O o'1", "d'ye d' a d u o'o o 1"),
@@ -46,11 +44,7 @@ PAIRS = [
     ("$5.50 £3 €4 5¢ US$ 10 A$5 us$5 ¥5", "$ 5.50 # 3 $ 4 5 cents us$ 10 a$ 5 us $ 5 ¥ 5"),
     ("50% off, -5 +5 --5 −5", "50 % off -5 +5 5 − 5"),
     ("#1 # 5 #tag #tag1 ##", "# 1 # 5 #tag #tag 1 ##"),
-    ("12/25/2012 12-5-2012 2012-05-06 1990-91", "12/25/2012 12-5-2012 2012-05-06 1990-91"),
-    (
-        "(555) 123-4567 or 555-123-4567 or 555 123 4567",
-        "-lrb-555-rrb-\xa0123-4567 or 555-123-4567 or 555\xa0123\xa04567",
-    ),
+    ("(555) 123-4567 or 555-123-4567", "-lrb-555-rrb-\xa0123-4567 or 555-123-4567"),
     ("1-800-555-1234, +1 555 123 4567, 555.123.4567", "1-800-555-1234 +1 555\xa0123\xa04567 555.123.4567"),
     ('a 5-year-old with a 3.5-inch 5" 6\'2" toy', "a 5-year-old with a 3.5-inch 5 6 2 toy"),
     ("x² m³ H₂O ⁵ x2 H2O", "x ² m ³ h ₂ o ⁵ x2 h2o"),
@@ -59,14 +53,9 @@ PAIRS = [
     ("5°C 5° 20×30 ±2", "5 ° c 5 ° 20 × 30 ± 2"),
     ("a.1 a,1 a:5 1.a 1,a", "a. 1 a ,1 a :5 1 a 1 a"),
     ("No. 5, no. five, nos. 5 6, Fig. 5a, pp. 5-6, vol. 5", "no. 5 no five nos. 5 6 fig. 5a pp. 5-6 vol 5"),
-    ("Mr. Smith and Dr. Jones vs. Mrs. Brown", "mr. smith and dr. jones vs. mrs. brown"),
-    ("in the U.S. Army", "in the u.s. army"),
-    ("a U.S.-led team at 10 p.m. today", "a u.s.-led team at 10 p.m. today"),
     ("Smith Inc. etc., Co.", "smith inc. etc. co."),
     ("St. Louis, Mo. and Main St.", "st. louis mo. and main st."),
-    ("J. K. Rowling and J.K. Rowling", "j. k. rowling and j.k. rowling"),
     ("plan B. It worked", "plan b it worked"),
-    ("vitamin C. is", "vitamin c. is"),
     ("approx. 5 lbs. of oz. in.", "approx 5 lbs of oz in"),
     ("Ph.D. Ed.D. M.Sc. B.A. LL.D.", "ph.d. ed.d. m.sc b.a. ll.d"),
     ("Mass. mass. Wash. wash. Miss. La. la.", "mass. mass wash. wash miss. la. la"),
@@ -79,13 +68,10 @@ PAIRS = [
     ("U. S. A flag", "u. s a flag"),
     ("dog .A dog", "dog a dog"),
     ("dog.A dog..a", "dog.a dog a"),
-    ("etc. etc", "etc. etc"),
     ("A. a. A", "a. a a"),
-    ("well-known twin-hulled t-shirt x-ray", "well-known twin-hulled t-shirt x-ray"),
     ("a--b a---b a-----b -- - --- -----", "a b a b a ----- b -----"),
     ("a – b a–b a—b ― ‒", "a b a b a b"),
     ("a- -a a-b- -a-b pro- anti-", "a a a-b a-b pro- anti-"),
-    ("café-bar bar-café a‐b a‑b", "café-bar bar-café a‐b a‑b"),
     ("a_b a_b_c _a a_ a__b foo_bar.jpg", "a_b a_b_c _ a a _ a __ b foo_bar jpg"),
     ("and/or a/b/c a/b/c/d w/ w/o 1/b a/ /a", "and/or a/b/c a/b/c / d w / w/o 1/b a / / a"),
     ("a\\/b a\\b \\ \\*", "a\\/b a \\ b \\ \\*"),
@@ -94,9 +80,7 @@ PAIRS = [
     ("black & white, R&D, AT&T, M&M's, a&b, A&B.,", "black & white r&d at&t m&m 's a & b a&b."),
     ("C++ C# F# A+ a+b A+B", "c++ c# f# a + a + b a+b"),
     ("* ** *a* a*b ***", "* ** * a * a * b ***"),
-    ("@ @@ @user @_u1 a@b", "@ @@ @user @_u1 a@b"),
     ("(a) [b] {c} <d> ( ) []", "-lrb- a -rrb- -lsb- b -rsb- -lcb- c -rcb- <d> -lrb- -rrb- -lsb- -rsb-"),
-    ("-LRB- -rrb- -LSB-", "-lrb- -rrb- -lsb-"),
     ("a? b! c?! d?? e!! what?no wow!no", "a b c ?! d ?? e !! what?no wow!no"),
     ("... .. . . . . a... .... ......", "a."),
     ("… wait…", "wait"),
@@ -111,7 +95,6 @@ PAIRS = [
     ("http://www.foo.com/bar?x=1.", "http://www.foo.com/bar?x=1"),
     ("https://a.b/c, http://a http://", "https://a.b/c http / / a http / /"),
     ("www.foo.com, foo.com. Foo.com a.org/x", "www.foo.com foo.com foo.com a.org / x"),
-    ("foo@bar.com, <foo@bar.com> foo@bar!", "foo@bar.com, <foo@bar.com> foo@bar!"),
     ("ftp://a.b/c", "ftp / / a.b / c"),
     ("image.jpg 1a.jpg 1a.jpgs 5.x é5.gif 1a.tiff", "image.jpg 1a.jpg 1a jpgs 5.x é5.gif 1a tiff"),
     ("www.a.com/b www.a.com/bc", "www.a.com / b www.a.com/bc"),
@@ -120,45 +103,41 @@ PAIRS = [
     ('<a href="x y">link</a> <a b=c> </a b>', '<a\xa0href="x\xa0y"> link </a> < a b = c > < / a b >'),
     ("<!-- x --> <?x y> < a> <3 dogs>", "<!--\xa0x\xa0--> <?x\xa0y> < a > < 3 dogs >"),
     ("a &amp; b &lt;c&gt; &quot;d&quot; &nbsp; &#39; &mdash;", "a & b < c > d &#39;"),
-    ("caf&eacute; &eacute;", "caf&eacute; &eacute;"),
-    ("", ""),
     ("   ", ""),
     ("\t\n", ""),
     ("a\nb", "a b"),
     ("a\xa0b\u2009c\u3000d", "a b c d"),
     ("so\xadft hy\xadphen-ed", "soft hyphen-ed"),
     ("zero\u200bwidth\ufeff", "zero width"),
-    ("naïve café Ünïted ÉCOLE", "naïve café ünïted école"),
-    ("un chien à la plage", "un chien à la plage"),
     ("狗在草地上。", "狗在草地上 。"),
-    ("собака на траве", "собака на траве"),
-    ("कुत्ता दौड़ता है", "कुत्ता दौड़ता है"),
-    ("كلب ١٢٣", "كلب ١٢٣"),
     ("a 😀 dog😀s 👨\u200d👩\u200d👧", "a dog s"),
     ("𝐀 bold", "bold"),
     ("áb 5́", "áb 5 ́"),
     ("ﬁne Ⅷ ① ♥ → ★", "ﬁne ① ♥ → ★"),
     ("、。！？「」", "、 。 ！ ？"),
-    ("İstanbul STRASSE ß", "i̇stanbul strasse ß"),
     ("\x82\x84\x91a\x92 \x80", "a $"),
     ("a⁄b 1⁄2", "a ⁄ b 1⁄2"),
     ("\x00a\x07b", "a b"),
-    ("ſ K", "ſ k"),
 ]
+# Of these the reference makes lower case alone.
+WHOLE = ["O'Neil d'Artagnan l'eau T'Pol N'Sync", "'em 'til 'cause 'Till", "12/25/2012 12-5-2012 2012-05-06 1990-91"]
+WHOLE += ["Mr. Smith and Dr. Jones vs. Mrs. Brown", "in the U.S. Army", "a U.S.-led team at 10 p.m. today"]
+WHOLE += ["J. K. Rowling and J.K. Rowling", "vitamin C. is", "etc. etc", "well-known twin-hulled t-shirt x-ray"]
+WHOLE += ["café-bar bar-café a‐b a‑b", "@ @@ @user @_u1 a@b", "-LRB- -rrb- -LSB-"]
+WHOLE += ["foo@bar.com, <foo@bar.com> foo@bar!", "caf&eacute; &eacute;", "", "naïve café Ünïted ÉCOLE"]
+WHOLE += ["un chien à la plage", "собака на траве", "कुत्ता दौड़ता है", "كلب ١٢٣", "İstanbul STRASSE ß", "ſ K"]
 # Reported differences from the reference; its rules, by which these follow, could not be run here.
 REPORTED = [
     ("in c# or f#, c++ or C++", "in c# or f# c++ or c++"),
     ("plan b. <br>", "plan b <br>"),
     ("plan b. <br/> it", "plan b <br/> it"),
-    ("plan b. < br", "plan b. < br"),
-    ("the my\xadfile.txt is", "the my\xadfile.txt is"),
     ("so\xadft is", "soft is"),
-    ("©.NET and ~.Com", "©.net and ~.com"),
     ("a .NET book", "a net book"),
 ]
+WHOLE += ["plan b. < br", "the my\xadfile.txt is", "©.NET and ~.Com"]
 
 
-@pytest.mark.parametrize(("caption", "expected"), PAIRS + REPORTED)
+@pytest.mark.parametrize(("caption", "expected"), [*PAIRS, *REPORTED, *((text, text.lower()) for text in WHOLE)])
 def test_oddities(caption: str, expected: str) -> None:
     assert " ".join(tokenize(caption)) == expected
 
@@ -242,9 +221,8 @@ def _reference(jar: str, lines: list[str], folder: Path) -> list[list[str]]:
     text = "".join(f"{line}\nx\n" for line in lines)
     (folder / "captions.txt").write_text(text, encoding="utf-8", newline="")
     command = ["java", "-Dfile.encoding=UTF-8", "-cp", jar, "edu.stanford.nlp.process.PTBTokenizer"]
-    done = subprocess.run(
-        [*command, "-preserveLines", "-lowerCase", str(folder / "captions.txt")], capture_output=True, check=True
-    )
+    command += ["-preserveLines", "-lowerCase", str(folder / "captions.txt")]
+    done = subprocess.run(command, capture_output=True, check=True)
     rows = done.stdout.decode("utf-8").split("\n")[: 2 * len(lines) : 2]
     return [[token for token in row.rstrip().split(" ") if token and token not in PUNCTUATION] for row in rows]
 
@@ -252,14 +230,9 @@ def _reference(jar: str, lines: list[str], folder: Path) -> list[list[str]]:
 def test_equals_the_jar_where_there_is_one(tmp_path: Path) -> None:
     jar = _jar()
     if not jar or shutil.which("java") is None:
-        pytest.skip(
-            'needs java and stanford-corenlp-3.4.1.jar: pip install "vlm-lightning[coco]", or name it by VLM_PTB_JAR'
-        )
+        pytest.skip('needs java and its jar: pip install "vlm-lightning[coco]", or name it by VLM_PTB_JAR')
     draw = random.Random(0)
     made = ["".join(draw.choices(ATOMS, k=draw.randint(1, 10))) for _ in range(5000)]
     lines = sorted({line.strip() for line in made} - {""})
-    expected = _reference(jar, lines, tmp_path)
-    different = [
-        (line, want, tokenize(line)) for line, want in zip(lines, expected, strict=True) if tokenize(line) != want
-    ]
-    assert different == []
+    expected = zip(lines, _reference(jar, lines, tmp_path), strict=True)
+    assert [(line, want, tokenize(line)) for line, want in expected if tokenize(line) != want] == []
