@@ -1,14 +1,12 @@
 """The scripts for a GPU, as far as a machine without one goes: their plan, their table, and how they end."""
 
-import importlib.util
-import sys
-from pathlib import Path
-
 import forks
 import pytest
+import scripts
 import torch
+from scripts import load
 
-FOLDER = Path(__file__).parents[2] / "benchmarks" / "gpu"
+FOLDER = scripts.FOLDER / "gpu"
 SCRIPTS = sorted(path.name for path in FOLDER.glob("*.py") if path.name != "device.py")
 FIGURES = {
     "attention": {use: {"chosen": "flash", "times": {}} for use in ("GPT-2 row", "GPT-2 row with documents", "ViT-S")},
@@ -21,13 +19,7 @@ FIGURES = {
 
 @pytest.fixture
 def module(monkeypatch):
-    """benchmarks/gpu/all.py, imported as the script that it is."""
-    monkeypatch.syspath_prepend(str(FOLDER))
-    spec = importlib.util.spec_from_file_location("all_figures", FOLDER / "all.py")
-    found = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "all_figures", found)
-    spec.loader.exec_module(found)
-    return found
+    return load("gpu/all", monkeypatch)
 
 
 def test_each_figure_stands_beside_its_bar(module):

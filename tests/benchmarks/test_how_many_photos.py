@@ -1,31 +1,26 @@
 """The benchmark of how many photos a captioner needs, on drawn scenes in Flickr8k's layout."""
 
-import importlib.util
 import json
 import shutil
 import sys
 from fcntl import LOCK_EX, flock
-from pathlib import Path
 
 import pytest
 from flickr import draw_flickr8k
+from scripts import TINY, load
 
 from vlm.data.sources.captions import Flickr8k
 
-FILE = Path(__file__).parents[2] / "benchmarks" / "how_many_photos.py"
-TINY = ["model.size.dim=32", "model.size.num_heads=2", "model.size.encoder_depth=1", "model.size.decoder_depth=1"]
-TINY += ["data.image_size=32", "data.batch_size=2", "data.num_workers=0", "task.beam=1", "tokenizer.vocab_size=300"]
+SMALL = [*TINY, "data.batch_size=2", "task.beam=1", "tokenizer.vocab_size=300"]
 
 
 @pytest.mark.slow
 def test_each_point_learns_from_its_part_and_is_scored_on_all_of_test(tmp_path, monkeypatch, capsys):
-    spec = importlib.util.spec_from_file_location("how_many_photos", FILE)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = load("how_many_photos", monkeypatch)
     draw_flickr8k(tmp_path)
     out = tmp_path / "out"
     options = ["--root", str(tmp_path), "--out", str(out), "--steps", "5", "--photos", "3"]
-    options += ["--captions", "1", "2", "--overrides", *TINY]
+    options += ["--captions", "1", "2", "--overrides", *SMALL]
     monkeypatch.setattr(sys, "argv", ["how_many_photos.py", *options])
     module.main()
     printed = capsys.readouterr().out

@@ -1,35 +1,21 @@
 """Time to quality: the clock that both sides follow, and the benchmark on drawn scenes and on a line of text."""
 
-import importlib.util
 import json
 import math
 import sys
 from itertools import islice
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 from flickr import draw_flickr8k
+from scripts import TINY, load
 
 from vlm.config.compose import compose
 from vlm.training.step.optim import Cosine
 
-FOLDER = Path(__file__).parents[2] / "benchmarks"
-TINY = ["model.size.dim=32", "model.size.num_heads=2", "model.size.encoder_depth=1", "model.size.decoder_depth=1"]
-TINY += ["data.image_size=32", "data.batch_size=4", "data.num_workers=0"]
-
+SMALL = [*TINY, "data.batch_size=4"]
 SHORT = ["task.sampled_batches=1", "task.prompt_tokens=2"]
-
-
-def load(name, monkeypatch):
-    """A file of benchmarks/, imported as the script that it is."""
-    monkeypatch.setenv("TRANSFORMERS_VERBOSITY", "error")
-    monkeypatch.syspath_prepend(str(FOLDER))
-    spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture
@@ -92,7 +78,7 @@ def test_other_seeds_take_the_best_rate_and_finished_trainings_stay(tmp_path, mo
 def test_losses_of_both_sides_are_a_captions(tmp_path, monkeypatch):
     module = load("tuned_peers", monkeypatch)
     draw_flickr8k(tmp_path)
-    overrides = ["experiment=captioning_flickr8k", f"data.root={tmp_path}", f"runs={tmp_path / 'runs'}", *TINY]
+    overrides = ["experiment=captioning_flickr8k", f"data.root={tmp_path}", f"runs={tmp_path / 'runs'}", *SMALL]
     peer = module.Captions(compose(overrides), 4)
     photos, model = peer.photos["val"], peer.model()
     count = sum(batch["captions"].targets.count for batch in peer.data.eval_dataloader("val"))
@@ -111,7 +97,7 @@ def test_losses_of_both_sides_are_a_captions(tmp_path, monkeypatch):
 def options(request, tmp_path):
     if request.param == "captions":
         draw_flickr8k(tmp_path)
-        return ["--root", str(tmp_path), "--overrides", *TINY]
+        return ["--root", str(tmp_path), "--overrides", *SMALL]
     (tmp_path / "input.txt").write_text("ROMEO:\nBut, soft! what light through yonder window breaks?\n\n" * 60)
     return ["--text", str(tmp_path / "input.txt"), "--experiment", "shakespeare_cpu", "--overrides", *SHORT]
 
