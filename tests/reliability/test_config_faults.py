@@ -10,13 +10,9 @@ from vlm.training.run.fit import main
 # Of each fault: the overrides, and what is said: the key, and the nearest right name where there is one.
 CAPTIONING = [
     (["modle.size.dim=32"], ["modle", "did you mean model?"]),
-    (["model.size.dmi=32"], ["model.size.dmi", "did you mean dim?"]),
-    (["model.encoder.dpeth=2"], ["model.encoder.dpeth", "did you mean depth?"]),
     (["model.decoder.num_haeds=2"], ["model.decoder.num_haeds", "did you mean num_heads?"]),
     (["model=tinny"], ["model=tinny", "did you mean tiny?"]),
     (["model/encoder=vitt"], ["model/encoder=vitt", "did you mean vit?"]),
-    (["data=flikr8k"], ["data=flikr8k", "did you mean flickr8k?"]),
-    (["optim=adamm"], ["optim=adamm", "did you mean adamw?"]),
     (["optim.lrr=1"], ["optim.lrr", "did you mean lr?"]),
     (["optim.lr=fast"], ["optim.lr", "'fast'", "expected float"]),
     (["optim.betas=[0.9]"], ["optim.betas", "expected"]),
@@ -24,9 +20,7 @@ CAPTIONING = [
     (["seed=one"], ["seed", "'one'", "expected int"]),
     (["seed=1,2"], ["seed=1,2", "has several values"]),
     (["trainer.max_epoch=3"], ["trainer.max_epoch", "did you mean max_epochs?"]),
-    (["trainer.max_epochs=many"], ["trainer.max_epochs", "'many'"]),
     (["callbacks.checkpoints.mode=most"], ["callbacks.checkpoints.mode", "choose from min, max"]),
-    (["callbacks.bad_samples.limti=1"], ["callbacks.bad_samples.limti", "did you mean limit?"]),
     (["model.encoder.num_heads=5"], ["model.encoder.num_heads", "does not divide dim"]),
     (["model.encoder.patch_size=15"], ["patch_size", "does not divide image_size"]),
     (["data=drawn_lines", "data.image_size=[32,100]"], ["patch_size: 8 does not divide image_size, [32, 100]"]),
@@ -38,11 +32,9 @@ CAPTIONING = [
     (["+data.preprocess.resize=fit"], ["resize", "crop, crop_down, squash, pad"]),
     (["data=captions"], ["data.root", "missing"]),
     (["data=captions", "data.root=absent"], ["data.root=absent", "no such folder"]),
-    (["data=flickr8k", "data.root=absent"], ["data.root=absent", "no such folder"]),
     (["+model.encoder._target_=os.system"], ["model.encoder._target_"]),
     (["optim._target_=os.system"], ["optim._target_", "may not be built"]),
     (["task._target_=vlm.tasks.captioning.train.Captoning"], ["task._target_", "did you mean"]),
-    (["trainer._target_=lightning.Trianer"], ["trainer._target_", "did you mean"]),
     (["+logger.csv.folder=/tmp"], ["logger.csv.folder", "filled in by the program"]),
     (["name=${nothing.here}"], ["name", "nothing.here"]),
     (["--epochs", "5"], ["--epochs", "KEY=VALUE"]),
@@ -52,13 +44,11 @@ CAPTIONING = [
 ]
 CLASSIFICATION = [
     (["task.mixpu=0.1"], ["task.mixpu", "did you mean mixup?"]),
-    (["data=cifar11"], ["data=cifar11", "did you mean cifar10?"]),
     (["data=image_folder", "data.root=absent"], ["data.root=absent", "no such folder"]),
     (["data=image_tar", "data.path=absent.tar"], ["data.path=absent.tar", "no such file"]),
     (["model.pool=max"], ["model.pool", "'max'"]),
     (["data.repeats=3", "data.batch_size=32"], ["data.repeats", "does not divide"]),
     (["data=image_folder"], ["data.root", "has no value; give data.root="]),
-    (["data=image_tar"], ["data.path", "has no value; give data.path="]),
     (["data=mnist"], ["model.encoder.patch_size", "16 does not divide image_size, 28"]),
     (["model.pool=class"], ["class_token=true"]),
     (["task.mixup=-1"], ["task.mixup", "at least 0"]),
@@ -67,11 +57,7 @@ CLASSIFICATION = [
 LANGUAGE_MODELING = [
     (["data=text"], ["data.path"]),
     (["data=text", "data.path=absent.txt"], ["data.path=absent.txt", "no such file"]),
-    (["data=text", "data.root=absent"], ["data.root=absent", "no such folder"]),
-    (["model.size.depht=2"], ["model.size.depht", "did you mean depth?"]),
-    (["tokenizer=chra"], ["tokenizer=chra", "did you mean char?"]),
     (["data.stride=100000"], ["data.stride"]),
-    (["schedule=cosin"], ["schedule=cosin", "did you mean cosine?"]),
 ]
 TASKS = {"captioning": CAPTIONING, "classification": CLASSIFICATION, "language_modeling": LANGUAGE_MODELING}
 FAULTS = [(task, *fault) for task, faults in TASKS.items() for fault in faults]
@@ -95,8 +81,7 @@ def argv(task, overrides):
 def test_a_fault_is_told_and_nothing_is_created(task, overrides, expected, tmp_path, capfd):
     assert main(argv(task, overrides)) == 2
     said = capfd.readouterr()
-    assert said.out == ""
-    assert said.err.startswith("error: ")
+    assert said.out == "" and said.err.startswith("error: ")
     assert all(part in said.err for part in expected), said.err
     assert len(said.err.splitlines()) <= 3 and "Traceback" not in said.err
     assert os.listdir(tmp_path) == []
@@ -104,11 +89,10 @@ def test_a_fault_is_told_and_nothing_is_created(task, overrides, expected, tmp_p
 
 @pytest.mark.slow
 def test_all_faults_are_told_at_once(tmp_path, capfd):
-    wrong = ["model.encoder.dpeth=3", "optim.lr=fast", "trainer.max_epoch=3", "data=flikr8k", "seed=one"]
-    assert main(["task=captioning", *wrong]) == 2
+    wrong = {"model.encoder.dpeth": "3", "optim.lr": "fast", "trainer.max_epoch": "3", "data": "flikr8k", "seed": "one"}
+    assert main(["task=captioning", *(f"{key}={value}" for key, value in wrong.items())]) == 2
     said = capfd.readouterr().err
-    for part in ("model.encoder.dpeth", "optim.lr", "trainer.max_epoch", "data=flikr8k", "seed"):
-        assert part in said
+    assert all(key in said for key in wrong) and "data=flikr8k" in said
     assert os.listdir(tmp_path) == []
 
 
@@ -118,18 +102,14 @@ RANGES = [
     ("optim.lr=nan", "optim.lr", "not finite"),
     ("optim.lr=inf", "optim.lr", "not finite"),
     ("optim.betas=[2,3]", "optim.betas", "at least 0 and below 1"),
-    ("data.num_workers=-1", "data.num_workers", "at least 0"),
     ("data.num_workers=1000000", "data.num_workers", "at most 1024"),
     ("data.max_len=1", "data.max_len", "at least 3"),
     ("model.size.dropout=1.5", "model.size.dropout", "below 1"),
-    ("model.size.dim=ten", "model.size.dim", "expected int"),
     ("trainer.max_epochs=0", "trainer.max_epochs", "at least 1, or -1"),
-    ("trainer.devices=0", "trainer.devices", "at least 1, or -1"),
     ("trainer.limit_train_batches=-1", "trainer.limit_train_batches", "above 0"),
     ("trainer.accumulate_grad_batches=0", "trainer.accumulate_grad_batches", "at least 1"),
     ("trainer.val_check_interval=0", "trainer.val_check_interval", "above 0"),
     ("trainer.gradient_clip_val=-1", "trainer.gradient_clip_val", "at least 0"),
-    ("schedule.warmup=-2", "schedule.warmup", "at least 0"),
     ("callbacks.checkpoints.every_n_steps=0", "callbacks.checkpoints.every_n_steps", "at least 1"),
     ("callbacks.bad_samples.limit=3", "callbacks.bad_samples.limit", "at most 1"),
     ("task.max_tokens=0", "task.max_tokens", "at least 1"),
@@ -142,10 +122,6 @@ RANGES = [
 
 ORDERS = (RANGES[:-1], RANGES[-2::-1], RANGES[1:2], RANGES[-1:])
 ROUNDS = [{key: (text, range) for text, key, range in order} for order in ORDERS]
-
-
-def test_every_value_out_of_range_is_in_a_round():
-    assert {text for faults in ROUNDS for text, _ in faults.values()} == {text for text, _, _ in RANGES}
 
 
 @pytest.mark.parametrize("faults", ROUNDS, ids=["the last of each key", "the first", "nan", "="])

@@ -49,16 +49,20 @@ def check_stopped(error: str, path: Path, reason: str) -> None:
     assert f"go on with: python train.py resume={path.parent.parent}" in error
 
 
+def check_left(folder: Path, step: int) -> None:
+    """Asserts that the last checkpoint is whole and of a step, and that no half file lies about."""
+    assert ckpt.read(folder / "checkpoints" / "last.ckpt")["global_step"] == step
+    assert not list(folder.rglob("*.tmp"))
+
+
 def test_a_full_disk_leaves_the_last_checkpoint_and_the_run_goes_on(disk: Path, monkeypatch, capsys) -> None:
     with monkeypatch.context() as patch:
         on_step(5, lambda: fill(disk), patch)
         assert main([*SMALL, f"runs={disk}"]) == 1
-    folder = only_run(disk)
-    captured = capsys.readouterr()
-    check_stopped(captured.err, folder / "checkpoints" / "last.ckpt", "No space left on device")
-    assert captured.err.count("warning: logger.csv fails") <= 1
-    assert ckpt.read(folder / "checkpoints" / "last.ckpt")["global_step"] == 4
-    assert not list(folder.rglob("*.tmp"))
+    folder, error = only_run(disk), capsys.readouterr().err
+    check_stopped(error, folder / "checkpoints" / "last.ckpt", "No space left on device")
+    assert error.count("warning: logger.csv fails") <= 1
+    check_left(folder, 4)
     (disk / "filler").unlink()
     assert main([f"resume={folder}"]) == 0
     assert (folder / "evaluation" / "test" / "metrics.json").is_file()
@@ -75,8 +79,7 @@ def test_samples_on_a_full_disk(disk: Path, monkeypatch, capsys) -> None:
     assert main([*SMALL, f"runs={disk}"]) == 1
     folder = only_run(disk)
     check_stopped(capsys.readouterr().err, folder / "samples" / "step_8.jsonl", "No space left on device")
-    assert ckpt.read(folder / "checkpoints" / "last.ckpt")["global_step"] == 6
-    assert not list(folder.rglob("*.tmp"))
+    check_left(folder, 6)
 
 
 def test_results_on_a_full_disk(disk: Path, monkeypatch, capsys) -> None:
@@ -126,8 +129,7 @@ def test_files_that_may_not_grow(tmp_path: Path, monkeypatch, capsys) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     folder = only_run(tmp_path)
     check_stopped(capsys.readouterr().err, folder / "checkpoints" / "last.ckpt", "File too large")
-    assert ckpt.read(folder / "checkpoints" / "last.ckpt")["global_step"] == 4
-    assert not list(folder.rglob("*.tmp"))
+    check_left(folder, 4)
 
 
 def test_a_folder_that_cannot_be_made(tmp_path: Path, capsys) -> None:

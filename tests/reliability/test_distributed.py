@@ -53,23 +53,15 @@ def test_two_processes_take_the_steps_of_one(task: str, kind: str, folders) -> N
 
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
 def test_every_sample_is_evaluated_once(kind: str, folders) -> None:
-    ids = {
-        run: [record["image_id"] for record in json.loads((folder / "evaluation/test/predictions.json").read_text())]
-        for run, folder in ((run, folders["captioning", run]) for run in ("one", kind))
-    }
-    assert sorted(ids[kind]) == sorted(ids["one"])
-    assert len(set(ids["one"])) == len(ids["one"]) == 12
+    files = (folders["captioning", run] / "evaluation/test/predictions.json" for run in ("one", kind))
+    one, ids = ([record["image_id"] for record in json.loads(file.read_text())] for file in files)
+    assert sorted(ids) == sorted(one) and len(set(one)) == len(one) == 12
 
 
 def test_only_the_first_rank_writes(folders) -> None:
-    for kind in ("ddp", "fsdp"):
-        named = {
-            run: sorted(
-                str(path.relative_to(folders["captioning", run])) for path in folders["captioning", run].rglob("*")
-            )
-            for run in ("one", kind)
-        }
-        assert named[kind] == named["one"]
+    runs = [folders["captioning", kind] for kind in ("one", "ddp", "fsdp")]
+    one, *others = ({str(path.relative_to(run)) for path in run.rglob("*")} for run in runs)
+    assert others == [one, one]
 
 
 def test_a_sharded_checkpoint_is_that_of_one_process(folders) -> None:

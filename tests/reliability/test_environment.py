@@ -98,9 +98,8 @@ def test_every_command_works(run) -> None:
     assert not list(run.here.rglob("*.part"))
     (checkpoint,) = run.here.glob("läufe/*/*/checkpoints/best.ckpt")
     done = run("-m", "vlm", "classify", "meine Fotos ü", "-c", str(checkpoint))
-    assert done.returncode == 0 and len(done.stdout.splitlines()) == len(
-        list((run.here / "meine Fotos ü").glob("*.png"))
-    )
+    count = len(list((run.here / "meine Fotos ü").glob("*.png")))
+    assert done.returncode == 0 and len(done.stdout.splitlines()) == count
 
 
 @pytest.mark.parametrize(("run", "full"), [("read-only home", False), ("no home", True)], indirect=["run"])

@@ -126,35 +126,33 @@ def test_what_an_update_made_infinite_is_not_saved(tmp_path, monkeypatch, capsys
     check_finite(only_run(tmp_path))
 
 
-def test_a_loss_scaler_keeps_its_own_counsel(at_step, tmp_path, monkeypatch) -> None:
-    seen = at_step("nan gradient", 3)
+def scale_by(plugin: MixedPrecision, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has trainings scale their losses."""
     build = run_module.build_trainer
-    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)  # little enough for the loss of a step, a sum
 
     def build_scaled(*args: Any, **kwargs: Any) -> Any:
         trainer = build(*args, **kwargs)
-        trainer.strategy.precision_plugin = MixedPrecision("16-mixed", "cpu", scaler)
+        trainer.strategy.precision_plugin = plugin
         return trainer
 
     monkeypatch.setattr(run_module, "build_trainer", build_scaled)
+
+
+def test_a_loss_scaler_keeps_its_own_counsel(at_step, tmp_path, monkeypatch) -> None:
+    seen = at_step("nan gradient", 3)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)  # little enough for the loss of a step, a sum
+    scale_by(MixedPrecision("16-mixed", "cpu", scaler), monkeypatch)
     assert main([*SMALL, f"runs={tmp_path}", "callbacks.ema=null"]) == 0
     assert seen and scaler.get_scale() == 4
     check_finite(only_run(tmp_path))
 
 
 def test_a_scaled_step_clips_as_an_unscaled_one(tmp_path, monkeypatch) -> None:
-    build = run_module.build_trainer
-
-    def build_scaled(*args: Any, **kwargs: Any) -> Any:
-        trainer = build(*args, **kwargs)
-        plugin = MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", init_scale=1024.0))
-        plugin.autocast_context_manager = lambda: torch.autocast("cpu", enabled=False)  # type: ignore[method-assign]
-        trainer.strategy.precision_plugin = plugin
-        return trainer
-
+    plugin = MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", init_scale=1024.0))
+    plugin.autocast_context_manager = lambda: torch.autocast("cpu", enabled=False)  # type: ignore[method-assign]
     clipped = [*SMALL, "trainer.precision=32-true", "trainer.gradient_clip_val=0.01", "trainer.max_steps=2"]
     assert main([*clipped, f"runs={tmp_path / 'plain'}"]) == 0
-    monkeypatch.setattr(run_module, "build_trainer", build_scaled)
+    scale_by(plugin, monkeypatch)
     assert main([*clipped, f"runs={tmp_path / 'scaled'}"]) == 0
     one, other = (ckpt.read(only_run(tmp_path / name) / "checkpoints" / "last.ckpt") for name in ("plain", "scaled"))
     for name, tensor in one["state_dict"].items():

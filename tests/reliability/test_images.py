@@ -183,7 +183,10 @@ def test_bad_samples_are_skipped_named_and_counted_and_the_count_survives_resume
     assert f"3 of {len(SAME) + 3} training samples could not be read" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("limit", "count"), [("0", "1"), pytest.param("0.05", "2", marks=pytest.mark.slow)])
+LIMITS = [("0", "1"), pytest.param("0.05", "2", marks=pytest.mark.slow)]
+
+
+@pytest.mark.parametrize(("limit", "count"), LIMITS)
 def test_too_many_bad_samples_stop_the_run_and_a_strict_setting_stops_at_the_first(
     limit, count, command, tmp_path, capsys
 ):

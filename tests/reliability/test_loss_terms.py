@@ -41,9 +41,8 @@ def test_two_ranks_take_the_steps_of_one(kind: str, nursery: Nursery, tmp_path: 
 def test_batches_that_are_compared_are_not_accumulated(monkeypatch: pytest.MonkeyPatch) -> None:
     config = compose(["trainer.accumulate_grad_batches=2"])
     check(config)
-    monkeypatch.setattr(
-        "vlm.tasks.captioning.train.Captioning.compares_samples", classmethod(lambda cls, options: True)
-    )
+    compares = classmethod(lambda cls, options: True)
+    monkeypatch.setattr("vlm.tasks.captioning.train.Captioning.compares_samples", compares)
     with pytest.raises(UserError, match=r"trainer\.accumulate_grad_batches: 2 .* set it to 1"):
         check(config)
     assert not accumulation_faults(compose([]))

@@ -25,10 +25,9 @@ def processor(request, monkeypatch):
 
 def test_the_precision_of_training_and_of_decoding(processor: str, tmp_path: Path) -> None:
     low = processor in FAST_BFLOAT16
-    trainer = build_trainer(
-        {"trainer": {"_target_": "lightning.Trainer", "accelerator": "cpu"}}, tmp_path, logger=False
-    )
-    assert trainer.precision == ("bf16-mixed" if low else "32-true")
+    trainer = {"_target_": "lightning.Trainer", "accelerator": "cpu"}
+    precision = build_trainer({"trainer": trainer}, tmp_path, logger=False).precision
+    assert precision == ("bf16-mixed" if low else "32-true")
     assert choose_precision("auto", "cpu") == (torch.bfloat16 if low else torch.float32)
 
 

@@ -21,11 +21,9 @@ def run_as_a_user(nursery: Nursery, kind: str, rank: int, cwd: Path, *more: str)
     """Runs a training that starts its second process itself, with a fault on one of them."""
     patch = f"import sys, faulty; sys.argv[0] = faulty.__file__; faulty.strike({kind!r}, 5, {rank})"
     pid = nursery.start([*SMALL, *more], cwd=cwd, env={"FAULT": f"{kind}:5:{rank}"}, patch=patch)
-    marks = list(cwd.glob("runs/*/*/checkpoints/last.ckpt"))
     until = time.monotonic() + 90  # the second process starts from nothing, on a busy machine
-    while not marks and time.monotonic() < until and not (ended := nursery.ended(pid)):
+    while not list(cwd.glob("runs/*/*/checkpoints/last.ckpt")) and time.monotonic() < until and not nursery.ended(pid):
         time.sleep(0.1)
-        marks = list(cwd.glob("runs/*/*/checkpoints/last.ckpt"))
     ended = nursery.ended(pid, timeout=60)  # from the first save on, which is just before the fault
     assert ended is not None, "it hangs"
     return ended
@@ -54,34 +52,26 @@ def check_left_whole(folder: Path) -> None:
     assert not left(folder)
 
 
-def test_a_rank_is_killed(nursery: Nursery, tmp_path: Path) -> None:
-    ended = run_as_a_user(nursery, "kill", 1, tmp_path, "data.num_workers=1")
-    assert ended.status == 1, ended.said
-    assert "error: rank 1 was killed by SIGKILL" in ended.said and "Traceback" not in ended.said, ended.said
-    assert f"resume=runs/language_modeling/{only_run(tmp_path / 'runs').name}" in ended.said
-    check_left_whole(tmp_path)
+RAISED = ["RuntimeError: the original fault"]
 
 
-def test_a_rank_raises(nursery: Nursery, tmp_path: Path) -> None:
-    ended = run_as_a_user(nursery, "raise", 1, tmp_path)
-    assert ended.status == 1, ended.said
-    assert "RuntimeError: the original fault" in ended.said and "raised on rank 1 of 2" in ended.said, ended.said
-    assert ended.said.count("Traceback") == 1 and "gloo" not in ended.said, ended.said
-    assert "error: rank 1 ended with an error, which stands above" in ended.said
-    check_left_whole(tmp_path)
-
-
-def test_the_first_rank_is_killed(nursery: Nursery, tmp_path: Path) -> None:
-    ended = run_as_a_user(nursery, "kill", 0, tmp_path)
-    assert ended.status == -9
-    check_left_whole(tmp_path)
-
-
-def test_the_first_rank_raises(nursery: Nursery, tmp_path: Path) -> None:
-    ended = run_as_a_user(nursery, "raise", 0, tmp_path)
-    assert ended.status == 1
-    assert "RuntimeError: the original fault" in ended.said and "raised on rank 0 of 2" in ended.said, ended.said
-    assert ended.said.count("Traceback") == 1 and "gloo" not in ended.said, ended.said
+@pytest.mark.parametrize(
+    ("kind", "rank", "status", "said"),
+    [
+        ("kill", 0, -9, []),
+        ("kill", 1, 1, ["error: rank 1 was killed by SIGKILL"]),
+        ("raise", 0, 1, [*RAISED, "raised on rank 0 of 2"]),
+        ("raise", 1, 1, [*RAISED, "raised on rank 1 of 2", "error: rank 1 ended with an error, which stands above"]),
+    ],
+)
+def test_a_rank_dies(kind, rank, status, said, nursery: Nursery, tmp_path: Path) -> None:
+    ended = run_as_a_user(nursery, kind, rank, tmp_path, f"data.num_workers={int(kind == 'kill' and rank == 1)}")
+    assert ended.status == status and all(part in ended.said for part in said), ended.said
+    if kind == "raise":
+        assert ended.said.count("Traceback") == 1 and "gloo" not in ended.said, ended.said
+    elif rank == 1:
+        go_on = f"resume=runs/language_modeling/{only_run(tmp_path / 'runs').name}"
+        assert go_on in ended.said and "Traceback" not in ended.said, ended.said
     check_left_whole(tmp_path)
 
 

@@ -58,9 +58,8 @@ def test_no_name_that_runs_or_unpacks_what_a_file_holds():
 
 def loads_no_code(path):
     code = code_of(path)
-    assert not re.search(
-        r"weights_only = (?!True\b)(?!\w+ [,)])", code.replace("weights_only : bool | None = None", "")
-    )
+    calls = code.replace("weights_only : bool | None = None", "")
+    assert not re.search(r"weights_only = (?!True\b)(?!\w+ [,)])", calls)
     assert not re.search(r"\byaml \. (?!safe_load|safe_dump|YAMLError|MarkedYAMLError)", code)
     assert not re.search(r"allow_pickle = (?!False\b)", code)
     assert not re.search(r"shell = (?!False\b)", code)
@@ -92,14 +91,8 @@ def test_no_shell_is_started():
 def test_names_become_modules_in_five_places():
     """Names are checked first: of a config, a checkpoint, a task, a kind of folder, a package that its user trusts."""
     found = [path.relative_to(ROOT).as_posix() for path in FILES if "import_module" in code_of(path)]
-    known = {
-        "vlm/checkpoint/rebuild.py",
-        "vlm/config/target.py",
-        "vlm/inference/predictor.py",
-        "vlm/inference/tasks.py",
-    }
-    known |= {"vlm/models/pretrained/architecture.py"}
-    assert set(found) <= known
+    known = ("checkpoint/rebuild", "config/target", "inference/predictor", "inference/tasks")
+    assert set(found) <= {f"vlm/{name}.py" for name in (*known, "models/pretrained/architecture")}
 
 
 def test_the_constraints_pin_against_known_advisories():

@@ -21,9 +21,6 @@ CONTROLS = "a red\x1b[2J\x1b]0;owned\x07 circle\x08\x9b31m \u202e"
 COMMANDS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
-# Data sets
-
-
 @pytest.fixture
 def photos(tmp_path) -> Path:
     """Eight images, two captions each."""
@@ -33,19 +30,6 @@ def photos(tmp_path) -> Path:
     kinds = {"shapes": ["circle", "square"], "colors": list(COLORS)[:4], "sizes": ["small", "large"]}
     write_coco(Shapes(seed=0, image_size=48, captions_per_image=2, **scenes, **kinds), folder, "train", 8)
     return folder
-
-
-def images_of(folder):
-    return sorted(path.name for path in folder.glob("*.png"))
-
-
-def table(folder, captions, name="captions.jsonl"):
-    rows = [{"image": image, "caption": texts} for image, texts in zip(images_of(folder), captions, strict=True)]
-    (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return folder / name
-
-
-# On a terminal
 
 
 def test_what_is_told_of_a_fault_sends_no_commands():
@@ -65,17 +49,11 @@ def test_a_record_sends_no_commands(capsys):
 
 @pytest.mark.slow
 def test_a_training_on_strange_captions(photos, tmp_path, capsys):
-    strange = [
-        [CONTROLS, "a </s> b"],
-        ["<pad> <pad>", ""],
-        ["a long one " * 500],
-        ["赤い丸", "\u200d"],
-        [CONTROLS],
-        ["</s>"],
-        ["nul \0 in it"],
-        ["x"],
-    ]
-    table(photos, strange)
+    strange = [[CONTROLS, "a </s> b"], ["<pad> <pad>", ""], ["a long one " * 500], ["赤い丸", "\u200d"]]
+    strange += [[CONTROLS], ["</s>"], ["nul \0 in it"], ["x"]]
+    names = sorted(path.name for path in photos.glob("*.png"))
+    rows = [{"image": name, "caption": texts} for name, texts in zip(names, strange, strict=True)]
+    (photos / "captions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     fractions = ["data.source.val_fraction=0.4", "data.source.test_fraction=0"]
     data = ["data=captions", f"data.root={photos}", "data.path=captions.jsonl", "data.image_size=32", *fractions]
     sizes = [f"model.size.{name}" for name in ("dim=32", "num_heads=2", "encoder_depth=1", "decoder_depth=1")]
@@ -87,7 +65,7 @@ def test_a_training_on_strange_captions(photos, tmp_path, capsys):
     assert "captions.jsonl, line 2: no caption" in said
     (checkpoint,) = runs.glob("*/*/checkpoints/last.ckpt")
     odd = photos / "a\x1b[31m.png"
-    (photos / images_of(photos)[0]).rename(odd)
+    (photos / names[0]).rename(odd)
     (photos / "b\x1b[31m.png").write_bytes(b"no image")
     images = [str(odd), str(photos / "b\x1b[31m.png")]
     assert cli.run(["caption", *images, "-c", str(checkpoint), "--device", "cpu"]) == 1

@@ -95,9 +95,7 @@ def test_slurm_requeues_and_the_same_command_goes_on(signum, nursery: Nursery, t
     scontrol = tmp_path / "bin" / "scontrol"
     scontrol.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/asked\n')
     scontrol.chmod(0o755)
-    job = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "SLURM_JOB_ID": "4711", "SLURM_JOB_NAME": "train"}
-    job |= {"SLURM_NTASKS": "1", "SLURM_NTASKS_PER_NODE": "1", "SLURM_PROCID": "0", "SLURM_LOCALID": "0"}
-    job |= {"SLURM_NODEID": "0", "SLURM_STEP_ID": "0", "SLURM_NODELIST": "localhost"}
+    job = slurm(1, 0) | {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
     pid = nursery.start(args, cwd=tmp_path / "job", env=job)
     runs = tmp_path / "job" / "runs"
     while not list(runs.glob("*/*/metrics.csv")) or len(rows(only_run(runs))) < 9:
@@ -123,7 +121,10 @@ def places(starter: str) -> list[dict[str, str]]:
     if starter == "torchrun":
         return places_of(2)
     port = places_of(2)[0]["MASTER_PORT"]
-    job = {"SLURM_JOB_ID": "4711", "SLURM_JOB_NAME": "train", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "2"}
-    job |= {"SLURM_NTASKS_PER_NODE": "2", "SLURM_NODEID": "0", "SLURM_NODELIST": "localhost", "SLURM_NNODES": "1"}
-    job |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    return [{**job, "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)} for rank in range(2)]
+    return [slurm(2, rank) | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port} for rank in range(2)]
+
+
+def slurm(tasks: int, rank: int) -> dict[str, str]:
+    job = {"SLURM_JOB_ID": "4711", "SLURM_JOB_NAME": "train", "SLURM_STEP_ID": "0", "SLURM_NTASKS": str(tasks)}
+    job |= {"SLURM_NTASKS_PER_NODE": str(tasks), "SLURM_NODEID": "0", "SLURM_NODELIST": "localhost"}
+    return job | {"SLURM_NNODES": "1", "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)}
