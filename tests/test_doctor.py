@@ -18,7 +18,10 @@ def told(capsys, *options: str) -> list[tuple[str, str]]:
 
 
 def test_facts(capsys) -> None:
-    facts = dict(told(capsys))
+    rows = told(capsys)
+    assert vlm(["doctor"]) == 0  # as text
+    assert [line.split(maxsplit=1)[0] for line in capsys.readouterr().out.splitlines()] == [name for name, _ in rows]
+    facts = dict(rows)
     for name in ("torch", "lightning", "numpy"):
         assert f"{name} {metadata.version(name)}" in facts["libraries"]
     assert torch.backends.cpu.get_cpu_capability() in facts["processor"]
@@ -26,13 +29,6 @@ def test_facts(capsys) -> None:
     assert facts["training"].startswith(("bf16-mixed on", "32-true on")) and ": " in facts["training"]
     assert facts["decoding"].startswith(("bf16 on", "fp32 on"))
     assert str(os.getcwd()) in facts["here"] and "can be written" in facts["here"]
-
-
-def test_the_text_has_the_same_facts(capsys) -> None:
-    facts = told(capsys)
-    assert vlm(["doctor"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split(maxsplit=1)[0] for line in lines] == [name for name, _ in facts]
 
 
 def test_a_container(monkeypatch, capsys) -> None:

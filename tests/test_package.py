@@ -45,9 +45,8 @@ def test_the_oldest_versions_are_those_that_are_allowed() -> None:
     least = {one.name: next(part.version for part in one.specifier if part.operator == ">=") for one in needed}
     lines = [line for line in (ROOT / "constraints-oldest.txt").read_text().splitlines() if not line.startswith("#")]
     pinned = dict(line.split("==") for line in lines)
-    assert {name: Version(version) for name, version in pinned.items()} == {
-        name: Version(version) for name, version in least.items()
-    }
+    pinned, least = ({name: Version(text) for name, text in one.items()} for one in (pinned, least))
+    assert pinned == least
 
 
 def _serve_and_show(place: Path, empty: Path) -> None:

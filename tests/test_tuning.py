@@ -79,17 +79,10 @@ def test_pages_of_freed_tensors_are_used_again(given: dict[str, str], kept: bool
     assert (int(done.stdout) < 1000) == kept, done.stdout
 
 
-def test_it_may_be_told_twice() -> None:
-    tune()
-    tune()
-
-
 @pytest.mark.parametrize(("stream", "number"), [("<&-", 0), (">&-", 1), ("2>&-", 2)])
 def test_a_stream_that_is_closed_is_open_on_nothing(stream: str, number: int) -> None:
-    program = (
-        f"import os; from vlm.tuning import tune; tune(); assert os.readlink('/proc/self/fd/{number}') == os.devnull"
-    )
-    program += "; import sys; sys.stdin.read(); print(); print(file=sys.stderr)"
+    program = "import os, sys; from vlm.tuning import tune; tune(); sys.stdin.read(); print(); print(file=sys.stderr)"
+    program += f"; assert os.readlink('/proc/self/fd/{number}') == os.devnull"
     done = subprocess.run(["bash", "-c", f'"$0" -c "$1" {stream}', sys.executable, program], stdin=subprocess.DEVNULL)
     assert done.returncode == 0
 

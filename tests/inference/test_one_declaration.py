@@ -7,13 +7,14 @@ from typing import Any, get_type_hints
 
 import numpy as np
 import pytest
-from tiny_checkpoints import FILES, IMAGES, STORY
+from services import predictor_of, tiny
+from tiny_checkpoints import IMAGES, STORY
 
 import vlm
 from vlm.cli.main import run
 from vlm.errors import UserError
-from vlm.inference.options import ModelOptions, checked, declared, settings
-from vlm.inference.predictor import Predictor, load_predictor
+from vlm.inference.options import checked, declared, settings
+from vlm.inference.predictor import Predictor
 from vlm.inference.tasks import TASKS, resolve
 
 EXACT = ["--device", "cpu", "--precision", "fp32", "--format", "jsonl"]
@@ -60,23 +61,20 @@ def printed(capsys: pytest.CaptureFixture[str], *words: str) -> list[dict[str, A
     return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
 
-def plain(value: Any) -> Any:
-    """A result as plain containers."""
+def plain(value: Any, number: Any = lambda one: one) -> Any:
+    """A result as plain containers, and of its numbers what a function makes of them."""
     value = asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
     value = value.tolist() if isinstance(value, np.ndarray) else value
     if isinstance(value, dict):
-        return {name: plain(one) for name, one in value.items()}
-    return [plain(one) for one in value] if isinstance(value, list | tuple) else value
+        return {name: plain(one, number) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(one, number) for one in value]
+    return number(value) if isinstance(value, float) else value
 
 
 def rounded(value: Any) -> Any:
     """A result without the digits that depend on the layout of weights."""
-    value = plain(value)
-    if isinstance(value, dict):
-        return {name: rounded(one) for name, one in value.items()}
-    if isinstance(value, list):
-        return [rounded(one) for one in value]
-    return pytest.approx(value, rel=1e-3, abs=1e-4) if isinstance(value, float) else value
+    return plain(value, lambda one: pytest.approx(one, rel=1e-3, abs=1e-4))
 
 
 @pytest.fixture(autouse=True)
@@ -117,21 +115,19 @@ def test_predict_and_the_command_offer_every_option(
 @pytest.mark.parametrize("task", TASKS)
 def test_command_predict_python_and_record_agree(task: str, capsys: pytest.CaptureFixture[str]) -> None:
     inputs, values = CASES[task]
-    kind, path = kind_of(task), str(FILES / f"{task}.ckpt")
+    kind, path = kind_of(task), tiny(task)
     options = typed(kind.options, values)
     field = next(one.name for one in fields(kind.arguments) if one.name == kind.arguments.words)
     own = printed(capsys, TASKS[task].main.name, *typed(kind.arguments, {field: inputs}), *options, "-c", path)
     assert len(own) >= len(inputs)
     assert printed(capsys, "predict", *map(str, inputs), *options, "-c", path) == own
 
-    predictor = ModelOptions(checkpoint=path, device="cpu", precision="fp32").load(load_predictor)
+    predictor = predictor_of(path)
     chosen = checked(kind.options, values, use="this")
     sources = predictor.sources(inputs, chosen)
     prepared = [predictor.prepare(source, chosen) for source in sources]
     results = dict(predictor.results([prepared], settings(chosen)))
-    found = [
-        record for place, source in enumerate(sources) for record in predictor.record(source, results[place], chosen)
-    ]
+    found = [one for at, source in enumerate(sources) for one in predictor.record(source, results[at], chosen)]
     assert own == [rounded(json.loads(json.dumps(record))) for record in found]
 
     model = vlm.load(path, device="cpu", precision="fp32")
@@ -144,9 +140,7 @@ def test_command_predict_python_and_record_agree(task: str, capsys: pytest.Captu
 def test_inputs_come_while_results_leave_and_who_closes_stops_the_model(task: str) -> None:
     """Batches of one, the next asked for only when the model has room; None is the end where nothing is left to do."""
     inputs, values = CASES[task]
-    predictor = ModelOptions(checkpoint=str(FILES / f"{task}.ckpt"), device="cpu", precision="fp32").load(
-        load_predictor
-    )
+    predictor = predictor_of(tiny(task))
     options = checked(predictor.options, {**values, "batch_size": 1}, use="this")
     sources = predictor.sources(inputs, options)
     asked = 0

@@ -56,11 +56,11 @@ def test_each_task_has_a_folder_a_command_and_a_predictor():
 
 
 def test_help_names_all_commands_without_torch():
-    program = "import sys; from vlm.cli.main import run; run(['--help']); print('torch' in sys.modules)"
+    program = "import sys; from vlm.cli.main import run; run(['--help']); print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "False"
-    for command in COMMANDS:
-        assert f" {command} " in done.stdout
+    loaded = {name.partition(".")[0] for name in done.stdout.splitlines()[-1].split()}
+    assert "typer" in loaded and not loaded & {"torch", "lightning", "hydra", "torchvision", "timm", "numpy"}
+    assert all(f" {command} " in done.stdout for command in COMMANDS)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -97,10 +97,8 @@ def test_predict_offers_the_options_of_a_task_of_ones_own(counting, capsys):
     assert run(["predict", "one", "--times", "3", *own]) == 0
     assert capsys.readouterr().out == "one\t9\n"
     assert run(["predict", "--help", *own]) == 0 and "--times" in capsys.readouterr().out
-    for wrong, said in (
-        (["--times", "0"], "--times"),
-        (["--top", "2"], "--top: a model for outside.Counting takes none"),
-    ):
+    unknown = "--top: a model for outside.Counting takes none"
+    for wrong, said in ((["--times", "0"], "--times"), (["--top", "2"], unknown)):
         assert run(["predict", "one", *wrong, *own]) == 2
         assert said in capsys.readouterr().err
 

@@ -2,16 +2,14 @@
 
 import io
 import json
-import shutil
 import sys
 from types import SimpleNamespace
 
 import forks
 import pytest
-from tiny_checkpoints import COMMANDS, FILES, STORY
+from tiny_checkpoints import COMMANDS, FILES, IMAGES, STORY
 
 from vlm.cli import main
-from vlm.inference.text.text_rows import note_cut
 from vlm.tasks.masked_language_modeling.predict import GapFiller
 from vlm.tasks.tagging import predict as tagging
 
@@ -29,6 +27,12 @@ def vlm(capsys):
     return run
 
 
+@pytest.fixture
+def story(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "story.txt").write_text(STORY)
+
+
 def test_a_text_without_a_gap_is_named_and_the_others_are_filled_in(vlm):
     status, out, err = vlm("masked_language_modeling", "fill", "a [MASK] circle", "a red circle", "[MASK] " * 400)
     assert status == 1 and len(out) == 1 and out[0].startswith("a [MASK] circle\t")
@@ -37,11 +41,8 @@ def test_a_text_without_a_gap_is_named_and_the_others_are_filled_in(vlm):
 
 
 def test_texts_of_which_none_has_a_gap_are_wrong_usage(vlm):
-    assert vlm("masked_language_modeling", "fill", "a red circle" * 99) == (
-        2,
-        [],
-        [f"error: {('a red circle' * 99)[:50]} ...: has no [MASK]; put it where a word is to be filled in"],
-    )
+    line = f"error: {('a red circle' * 99)[:50]} ...: has no [MASK]; put it where a word is to be filled in"
+    assert vlm("masked_language_modeling", "fill", "a red circle" * 99) == (2, [], [line])
 
 
 def test_several_words_of_a_gap_stand_behind_a_tab(vlm):
@@ -66,11 +67,6 @@ def test_a_line_that_is_no_pair_is_named_and_the_others_are_classified(vlm, monk
     ]
 
 
-def test_lines_of_which_none_is_a_pair_are_wrong_usage(vlm):
-    status, out, lines = vlm("text_classification", "classify", "--text", "a", "--text", "b")
-    assert status == 2 and not out and [line[:9] for line in lines] == ["error: a:", "error: b:"]
-
-
 @pytest.mark.parametrize("count", [59, 60])
 def test_a_pair_that_is_not_read_whole_is_noted(count, vlm):
     """Of bytes, 120 places hold the begin, two ends and 117 of the texts."""
@@ -79,34 +75,21 @@ def test_a_pair_that_is_not_read_whole_is_noted(count, vlm):
     assert err == [] if count == 59 else err[0].startswith("note: 1 of 1 texts: more than the 117 tokens")
 
 
-@pytest.mark.parametrize("task", ["span_answering", "image_questions"])
-def test_a_question_that_is_not_read_whole_is_noted(task, vlm, tmp_path):
-    file = tmp_path / ("story.txt" if task == "span_answering" else "image.png")
-    if task == "span_answering":
-        file.write_text(STORY)
-    else:
-        shutil.copy(FILES.parents[2] / "data" / "sample" / "test-0-000000.png", file)
+@pytest.mark.parametrize(
+    ("task", "source", "part"), [("span_answering", "story.txt", "end"), ("image_questions", IMAGES[0], "beginning")]
+)
+def test_a_question_that_is_not_read_whole_is_noted(task, source, part, vlm, story):
     question = "is there a red circle? " * 99
-    status, out, err = vlm(task, "answer", str(file), "--question", question, "--question", "is it red?")
+    status, out, err = vlm(task, "answer", source, "--question", question, "--question", "is it red?")
     assert status == 0 and len(out) == 2
-    part = "end" if task == "span_answering" else "beginning"
-    assert (
-        err[-1].startswith("note: 1 of 2 questions: more than the ") and f"the {part} of each was left out" in err[-1]
-    )
-
-
-def test_nothing_is_noted_of_texts_that_are_read_whole():
-    assert not list(note_cut([3, 4], 4)) and list(note_cut([3, 5], 4))
+    assert err[-1].startswith("note: 1 of 2 questions: more than the ") and f"the {part} of each was left" in err[-1]
 
 
 @pytest.mark.parametrize(
     "fault",
     [
-        MemoryError(),
-        OSError(12, "Cannot allocate memory"),
-        RuntimeError(
-            "[enforce fail at alloc_cpu.cpp:117] . DefaultCPUAllocator: can't allocate memory: you tried to ..."
-        ),
+        *(MemoryError(), OSError(12, "Cannot allocate memory")),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:117] . DefaultCPUAllocator: can't allocate memory: you tried ..."),
         type("OutOfMemoryError", (RuntimeError,), {})("CUDA out of memory. Tried to allocate 9.00 GiB"),
     ],
 )
@@ -134,12 +117,6 @@ def test_a_trace_does_not_take_the_place_of_the_results(vlm, tmp_path, monkeypat
     assert not list(tmp_path.iterdir())
 
 
-@pytest.fixture
-def story(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "story.txt").write_text(STORY)
-
-
 @pytest.mark.parametrize("task", COMMANDS)
 def test_a_full_disk_under_out_is_a_line_and_status_1(task, vlm, story):
     status, _, err = vlm(task, *COMMANDS[task], "--out", "/dev/full")
@@ -149,10 +126,8 @@ def test_a_full_disk_under_out_is_a_line_and_status_1(task, vlm, story):
 
 @pytest.mark.slow
 def test_a_full_stdout_is_a_line_and_status_1(story):
-    commands = [
-        ["-m", "vlm", *words, "-c", str(FILES / f"{task}.ckpt")]
-        for task, words in [*COMMANDS.items(), ("captioning", ["info"])]
-    ]
+    words = [*COMMANDS.items(), ("captioning", ["info"])]
+    commands = [["-m", "vlm", *some, "-c", str(FILES / f"{task}.ckpt")] for task, some in words]
     with open("/dev/full", "w") as full:
         found = forks.run(commands, stdout=full)
     assert len(found) == len(commands)
@@ -182,16 +157,17 @@ def test_a_byte_order_mark_on_stdin_is_no_part_of_the_text(vlm, monkeypatch):
     assert [line.split("/")[0] for line in vlm("tagging", "tag")[1]] == ["a", "\\ufeff"]  # within a text it is one
 
 
-def test_what_is_missing_or_too_much_is_named_as_it_is_typed(vlm):
-    assert vlm("image_questions", "answer", "story.txt")[2] == [
-        "error: --question: missing; a model for image_questions needs it"
-    ]
-    assert vlm("classification", "classify", "--text", "a")[2] == [
-        "error: IMAGES: missing; a model for classification needs it"
-    ]
-    assert vlm("text_classification", "classify", "story.txt")[2] == [
-        "error: IMAGES: a model for text_classification takes none; leave it out"
-    ]
+@pytest.mark.parametrize(
+    ("task", "words", "line"),
+    [
+        ("image_questions", ["answer", "story.txt"], "--question: missing; a model for image_questions needs it"),
+        ("classification", ["classify", "--text", "a"], "IMAGES: missing; a model for classification needs it"),
+        ("text_classification", ["classify", "story.txt"], "IMAGES: a model for text_classification takes none; leave"),
+    ],
+)
+def test_what_is_missing_or_too_much_is_named_as_it_is_typed(task, words, line, vlm):
+    (said,) = vlm(task, *words)[2]
+    assert said.startswith(f"error: {line}")
 
 
 @pytest.mark.parametrize("task", ["image_questions", "span_answering"])

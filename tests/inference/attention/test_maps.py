@@ -19,6 +19,11 @@ from vlm.models.timm_encoder import TimmEncoder
 from vlm.models.vit import ViT
 
 SIZE = (16, 40)  # 2 x 5 patches
+SEE = Preprocess(image_size=SIZE)
+
+
+def drawn(*size):
+    return torch.randint(256, (3, *size), dtype=torch.uint8)
 
 
 @pytest.fixture
@@ -34,12 +39,12 @@ def model(request, scramble, tokenizer):
 
 
 def test_maps_are_the_last_layers_attention_of_the_query_before_each_token(model, tokenizer):
-    preprocess, pixels = Preprocess(image_size=SIZE), torch.randint(256, (3, *SIZE), dtype=torch.uint8)
-    maps = dict(word_maps(model, tokenizer, preprocess, pixels, "a red circle"))
+    pixels = drawn(*SIZE)
+    maps = dict(word_maps(model, tokenizer, SEE, pixels, "a red circle"))
     assert list(maps) == ["a", "red", "circle"]
 
     tokens = torch.tensor([[tokenizer.bos_id, *tokenizer.encode("a red circle")]])
-    context, seen = model.encode(preprocess.normalize(pixels[None])), {}
+    context, seen = model.encode(SEE.normalize(pixels[None])), {}
     attn = model.decoder.blocks[-1].cross_attn
     attn.register_forward_pre_hook(lambda _, args: seen.update(x=args[0]))
     model.decoder(tokens, None, context)
@@ -86,35 +91,32 @@ def test_the_picture_shows_the_image_and_a_copy_a_word(model, tokenizer):
 
 def test_reading_attention_changes_neither_the_model_nor_its_mode(model, tokenizer):
     model.train()
-    word_maps(model, tokenizer, Preprocess(image_size=SIZE), torch.zeros(3, *SIZE, dtype=torch.uint8), "a red")
+    word_maps(model, tokenizer, SEE, torch.zeros(3, *SIZE, dtype=torch.uint8), "a red")
     assert model.training and model.decoder.blocks[-1].cross_attn.attend.__name__ == "attention"
 
 
 def test_a_caption_longer_than_the_decoder_is_looked_at_as_far_as_it_goes(model, tokenizer):
-    maps = word_maps(
-        model, tokenizer, Preprocess(image_size=SIZE), torch.zeros(3, *SIZE, dtype=torch.uint8), "red " * 20
-    )
-    assert [word for word, _ in maps] == ["red"] * 8
+    pixels = torch.zeros(3, *SIZE, dtype=torch.uint8)
+    assert [word for word, _ in word_maps(model, tokenizer, SEE, pixels, "red " * 20)] == ["red"] * 8
 
 
 def test_a_caption_is_read_in_the_tokens_that_it_was_written_in(model, tokenizer):
-    preprocess, pixels = Preprocess(image_size=SIZE), torch.randint(256, (3, *SIZE), dtype=torch.uint8)
+    pixels = drawn(*SIZE)
     tokens = tokenizer.encode("a red circle")
-    read = read_attention(model, tokenizer, preprocess, pixels, tokens).words
-    for (word, weights), (other, others) in zip(
-        read, word_maps(model, tokenizer, preprocess, pixels, "a red circle"), strict=True
-    ):
+    read = read_attention(model, tokenizer, SEE, pixels, tokens).words
+    maps = word_maps(model, tokenizer, SEE, pixels, "a red circle")
+    for (word, weights), (other, others) in zip(read, maps, strict=True):
         assert word == other
         np.testing.assert_array_equal(weights, others)
     full = tokenizer.encode("red " * 8)  # as many tokens as the decoder has places
-    assert len(read_attention(model, tokenizer, preprocess, pixels, full).words) == 8
+    assert len(read_attention(model, tokenizer, SEE, pixels, full).words) == 8
 
 
 def test_maps_of_heads_are_the_encoders_last_layers(model, tokenizer):
-    preprocess, pixels = Preprocess(image_size=SIZE), torch.randint(256, (3, *SIZE), dtype=torch.uint8)
+    pixels = drawn(*SIZE)
     attn, seen = model.encoder.blocks[-1].attn, {}
     attn.register_forward_pre_hook(lambda _, args: seen.update(x=args[0]))
-    maps = read_attention(model, tokenizer, preprocess, pixels, tokenizer.encode("a")).heads
+    maps = read_attention(model, tokenizer, SEE, pixels, tokenizer.encode("a")).heads
     q, k, _ = attn.qkv(seen["x"]).unflatten(-1, (3, 3, 4)).permute(2, 0, 3, 1, 4)
     weights = (q @ k.transpose(-1, -2) / 2).softmax(-1)[0]  # (N, S, S)
     rows = weights[:, 0, 1:] if weights.shape[-1] == 11 else weights.mean(1)
@@ -125,8 +127,7 @@ def test_maps_of_heads_are_the_encoders_last_layers(model, tokenizer):
 
 
 @pytest.mark.parametrize(
-    "name, words, heads",
-    [("vit_tiny_patch16_224", 2, 3), ("vit_small_patch14_reg4_dinov2", 2, 6), ("resnet10t", 2, 0)],
+    "name, words, heads", [("vit_tiny_patch16_224", 2, 3), ("vit_small_patch14_reg4_dinov2", 2, 6), ("resnet10t", 2, 0)]
 )
 def test_backbones_of_timm_show_what_they_have(tokenizer, name, words, heads):
     side = 56 if "14" in name else 32
@@ -145,21 +146,13 @@ def test_backbones_of_timm_show_what_they_have(tokenizer, name, words, heads):
 def test_a_decoder_without_context_has_no_maps_of_words(model, tokenizer):
     model.decoder.blocks[-1].cross_attn = None
     assert "attends to no image" in what_is_missing(model, torch.zeros(1, 3, 24, 24))[0]
-    found = read_attention(model, tokenizer, Preprocess(image_size=SIZE), torch.zeros(3, *SIZE), [5])
+    found = read_attention(model, tokenizer, SEE, torch.zeros(3, *SIZE), [5])
     assert not found.words and found.heads
 
 
 def test_pictures_have_names_of_their_own_that_are_safe():
-    given = [
-        "a/photo.jpg",
-        "b/photo.jpg",
-        "a/photo.png",
-        "x/..",
-        "../.hidden",
-        "n/\udcff\n*.png",
-        "é" * 300,
-        "photo.jpg",
-    ]
+    given = ["a/photo.jpg", "b/photo.jpg", "a/photo.png", "x/..", "../.hidden"]
+    given += ["n/\udcff\n*.png", "é" * 300, "photo.jpg"]
     names = [picture_name(path, rank) for path in given for rank in (1, 2)]
     assert len(set(names)) == len(names)
     for name in names:
