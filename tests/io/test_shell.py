@@ -10,11 +10,7 @@ from vlm.io.shell import shell_line
 from vlm.training.run.train import closing
 
 TEXTS = ["plain", "two words", 'it\'s "so" `here` $HOME \\n !!', "", "a\nb\ttab\r", "\U0001f468\u200d\U0001f469 'x' \\"]
-TEXTS += [
-    "ελληνικά 狗 #=*?",
-    "\u200d1f",
-    "\x1b[31m",
-]
+TEXTS += ["ελληνικά 狗 #=*?", "\u200d1f", "\x1b[31m"]
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh"])

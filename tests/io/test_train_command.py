@@ -19,17 +19,12 @@ def test_hints_name_the_command_of_this_process(started, command, monkeypatch):
     assert train_command("resume=runs/a b") == f"{command} 'resume=runs/a b'"
 
 
-@pytest.mark.parametrize("there", [True, False])
-def test_hints_name_a_script_only_where_it_is(there, monkeypatch, tmp_path):
+def test_hints_name_a_script_only_where_it_is(monkeypatch, tmp_path):
     """Who has the installed package alone, and trains from Python, has no train.py."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.argv", ["notebook"])
-    if there:
-        (tmp_path / "train.py").touch()
-    assert train_command("resume=last") == ("python train.py resume=last" if there else "vlm train resume=last")
-
-
-def test_hints_name_the_script_that_was_called(monkeypatch, tmp_path):
+    assert train_command("resume=last") == "vlm train resume=last"
     (tmp_path / "train.py").touch()
-    monkeypatch.setattr("sys.argv", [str(tmp_path / "train.py")])
+    assert train_command("resume=last") == "python train.py resume=last"
+    monkeypatch.setattr("sys.argv", [str(tmp_path / "train.py")])  # the one that was called
     assert train_command("resume=last") == f"python {tmp_path}/train.py resume=last"
