@@ -70,25 +70,18 @@ def root(tmp_path):
 
 def data(root, size=8, mean=(0.5, 0.5, 0.5)):
     given = {"image_size": size}
-    found = Data(
-        source=captions(root, path=str(root / "captions.csv")),
-        fields={
-            "images": ImageField(preprocess=Preprocess(mean=mean, **given), augment=Augment(**given)),
-            "captions": CaptionField(tokenizer=ByteTokenizer(), max_len=16),
-        },
-        **{"batch_size": 4, "eval_batch_size": 4, "num_workers": 0, "order_seed": 0},
-    )
+    images = ImageField(preprocess=Preprocess(mean=mean, **given), augment=Augment(**given))
+    fields = {"images": images, "captions": CaptionField(tokenizer=ByteTokenizer(), max_len=16)}
+    sizes = {"batch_size": 4, "eval_batch_size": 4, "num_workers": 0, "order_seed": 0}
+    found = Data(source=captions(root, path=str(root / "captions.csv")), fields=fields, **sizes)
     found.prepare()
     return found
 
 
 def builder(given, encoder=None, *, args=None, precision="32-true"):
     encoder = encoder or Cells()
-    spec = {"name": type(encoder).__name__, "args": args or {}}
-    device = torch.device("cpu")
-    return FeatureCacheBuilder(
-        encoder=encoder, spec=spec, data=given, device=device, precision=precision, context=nullcontext
-    )
+    about = {"spec": {"name": type(encoder).__name__, "args": args or {}}, "device": torch.device("cpu")}
+    return FeatureCacheBuilder(encoder=encoder, data=given, precision=precision, context=nullcontext, **about)
 
 
 def test_features_are_what_the_encoder_makes_of_each_image(root, tmp_path):

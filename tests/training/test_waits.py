@@ -7,45 +7,32 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from lightning.pytorch.loops.fetchers import _DataFetcher
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from small import TASKS, command
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from waits import wait_of
 
 from vlm.training.run.fit import main
 from vlm.training.step import finite
 from vlm.training.step.step import StepState
 
-READS = {"_local_scalar_dense", "nonzero", "masked_select", "is_nonzero", "equal", "unique", "_unique2"}
 FIRST, LAST = 4, 7  # steps that are watched: moments and metrics exist by then
 
 
 class Waits(TorchDispatchMode):
-    """Counts, by line of the package, operations that would wait for a GPU.
-
-    These are reads of a value, indexing by a mask of bools (whose size is a value) and tensors made from Python numbers
-    (on a GPU, copies that are waited for).
-    """
+    """Counts, by line of the package, operations that would wait for a GPU."""
 
     def __init__(self) -> None:
         super().__init__()
         self.lines: Counter[str] = Counter()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = func.overloadpacket.__name__
-        masks = name in ("index", "index_put", "index_put_", "_index_put_impl_") and any(
-            index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1]
-        )
-        if name in READS or masks or name == "lift_fresh":
-            self.lines[_line(name)] += 1
+        if (name := wait_of(func, args)) is not None:
+            frames = [f for f in traceback.extract_stack() if "/vlm/" in f.filename or "/lightning/" in f.filename]
+            own = " < ".join(f"{Path(frame.filename).name}:{frame.lineno}" for frame in reversed(frames[-2:]))
+            self.lines[f"{name} {own}"] += 1
         return func(*args, **(kwargs or {}))
-
-
-def _line(name: str) -> str:
-    frames = [f for f in traceback.extract_stack() if "/vlm/" in f.filename or "/lightning/" in f.filename]
-    own = " < ".join(f"{Path(frame.filename).name}:{frame.lineno}" for frame in reversed(frames[-2:]))
-    return f"{name} {own}"
 
 
 @pytest.fixture

@@ -52,10 +52,3 @@ def test_what_depends_on_the_clock_stands_in_a_file_of_its_own(tmp_path):
     log(tmp_path, (9, {"loss": 3.0, "throughput/mfu": 0.5}), (19, {"throughput/mfu": 0.25}), (19, {"loss": 2.0}))
     assert rows(tmp_path) == [{"step": "9", "loss": "3.0"}, {"step": "19", "loss": "2.0"}]
     assert (tmp_path / "throughput.csv").read_text().split() == ["step,mfu", "9,0.5", "19,0.25"]
-
-
-def test_rows_that_were_written_stay_as_they_are_when_columns_come(tmp_path):
-    entries = [(step, {"loss": step / 4, **({"val": 1.0} if step % 7 == 6 else {})}) for step in range(20)]
-    log(tmp_path, *entries)
-    expected = [{"step": str(s), "loss": str(m["loss"]), "val": str(m.get("val", ""))} for s, m in entries]
-    assert rows(tmp_path) == expected

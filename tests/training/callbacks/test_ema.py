@@ -29,6 +29,10 @@ def module():
     return Module()
 
 
+def copied(state):
+    return {name: tensor.clone() for name, tensor in state.items()}
+
+
 def floats(module):
     return {name: t.double().clone() for name, t in module.state_dict().items() if t.is_floating_point()}
 
@@ -63,27 +67,20 @@ def test_average_follows_the_recurrence(module, accumulate):
 
 
 def test_validation_sees_the_average_and_training_goes_on_from_the_raw_weights(module):
+    """A checkpoint that is saved meanwhile holds both."""
     ema = EMA(decay=0.9)
     train(ema, module, 5)
-    raw = {name: t.clone() for name, t in module.state_dict().items()}
+    raw = copied(module.state_dict())
     ema.on_validation_start(None, module)
-    for name, tensor in ema.average.items():
-        assert torch.equal(module.state_dict()[name], tensor)
-    ema.on_validation_end(None, module)
-    assert all(torch.equal(tensor, raw[name]) for name, tensor in module.state_dict().items())
-    assert any(not torch.equal(tensor, raw[name]) for name, tensor in ema.average.items())
-
-
-def test_a_checkpoint_saved_while_validating_holds_both(module):
-    ema = EMA(decay=0.9)
-    train(ema, module, 5)
-    raw = {name: t.clone() for name, t in module.state_dict().items()}
-    ema.on_validation_start(None, module)
+    assert all(torch.equal(module.state_dict()[name], tensor) for name, tensor in ema.average.items())
     checkpoint = {"state_dict": module.state_dict()}
     ema.on_save_checkpoint(None, module, checkpoint)
     assert checkpoint["state_dict"].keys() == raw.keys()
     assert all(torch.equal(tensor, raw[name]) for name, tensor in checkpoint["state_dict"].items())
     close(checkpoint["ema"], {name: tensor.double() for name, tensor in ema.average.items()})
+    ema.on_validation_end(None, module)
+    assert all(torch.equal(tensor, raw[name]) for name, tensor in module.state_dict().items())
+    assert any(not torch.equal(tensor, raw[name]) for name, tensor in ema.average.items())
 
 
 def test_the_average_goes_on_after_a_resume(module):
@@ -91,7 +88,7 @@ def test_the_average_goes_on_after_a_resume(module):
     train(ema, module, 4)
     checkpoint = {"state_dict": module.state_dict()}
     ema.on_save_checkpoint(None, module, checkpoint)
-    stored = {name: tensor.clone() for name, tensor in checkpoint["ema"].items()}
+    stored = copied(checkpoint["ema"])
     resumed = EMA(decay=0.6)
     resumed.on_load_checkpoint(None, module, {"ema": stored})
     truth = train(resumed, module, 20, start=4)
@@ -101,7 +98,7 @@ def test_the_average_goes_on_after_a_resume(module):
 
 def test_no_average_before_training(module):
     ema, checkpoint = EMA(decay=0.9), {"state_dict": {}}
-    before = {name: t.clone() for name, t in module.state_dict().items()}
+    before = copied(module.state_dict())
     ema.on_validation_start(None, module)
     ema.on_save_checkpoint(None, module, checkpoint)
     assert checkpoint == {"state_dict": {}}

@@ -41,6 +41,13 @@ def run(*, step: int, epochs: int = 4) -> Any:
 TASK: Any = SimpleNamespace(size=lambda batch: 8, step=SimpleNamespace(loss=0.5), unit="images")
 
 
+def started(**given: Any) -> tuple[Progress, Any]:
+    """The bar of a trainer, at the beginning of its training."""
+    bar, trainer = Progress(), run(**given)
+    bar.on_train_start(trainer, TASK)
+    return bar, trainer
+
+
 def step(bar: Progress, trainer: Any) -> None:
     trainer.global_step += 1
     bar.on_train_batch_end(trainer, TASK, None, None, trainer.global_step - 1)
@@ -51,8 +58,7 @@ def drawn(screen: Screen) -> list[str]:
 
 
 def test_a_step_is_drawn_as_time_goes_and_counts_in_the_whole_run(screen, monkeypatch) -> None:
-    bar, trainer = Progress(), run(step=0)
-    bar.on_train_start(trainer, TASK)
+    bar, trainer = started(step=0)
     for _ in range(3):
         step(bar, trainer)
     assert len(drawn(screen)) == 1 and "1/40" in drawn(screen)[0]  # half a second has not gone by
@@ -64,8 +70,9 @@ def test_a_step_is_drawn_as_time_goes_and_counts_in_the_whole_run(screen, monkey
 
 def test_a_resumed_run_goes_on_where_it_was_and_reckons_with_its_own_steps(screen, monkeypatch) -> None:
     monkeypatch.setattr(progress, "PERIOD", 0.0)
-    bar, trainer = Progress(), run(step=24)
-    bar.on_train_start(trainer, TASK)
+    bar, trainer = started(step=24)
+    bar.on_validation_batch_end(trainer, TASK, None, None, 0)
+    assert "24/40, validation 1/3" in drawn(screen)[-1]  # there is no estimate before a step
     time.sleep(0.2)
     step(bar, trainer)
     last = drawn(screen)[-1]
@@ -75,8 +82,7 @@ def test_a_resumed_run_goes_on_where_it_was_and_reckons_with_its_own_steps(scree
 
 def test_a_validation_and_what_others_print_take_turns_with_it(screen, monkeypatch) -> None:
     monkeypatch.setattr(progress, "PERIOD", 0.0)
-    bar, trainer = Progress(), run(step=0)
-    bar.on_train_start(trainer, TASK)
+    bar, trainer = started(step=0)
     step(bar, trainer)
     bar.on_validation_batch_end(trainer, TASK, None, None, 1)
     assert "1/40" in drawn(screen)[-1] and "validation 2/3" in drawn(screen)[-1]
@@ -86,8 +92,7 @@ def test_a_validation_and_what_others_print_take_turns_with_it(screen, monkeypat
 
 @pytest.mark.parametrize("end", ["on_exception", "on_train_end"])
 def test_an_ended_bar_is_not_drawn_again(end, screen, monkeypatch) -> None:
-    bar, trainer = Progress(), run(step=0)
-    bar.on_train_start(trainer, TASK)
+    bar, trainer = started(step=0)
     step(bar, trainer)
     length = len(screen.getvalue())
     getattr(bar, end)(trainer, TASK, *([KeyboardInterrupt()] if end == "on_exception" else []))
@@ -96,8 +101,7 @@ def test_an_ended_bar_is_not_drawn_again(end, screen, monkeypatch) -> None:
 
 def test_a_file_gets_lines(monkeypatch, capsys) -> None:
     monkeypatch.setattr(progress, "PERIOD_OF_FILES", 0.0)
-    bar, trainer = Progress(), run(step=0)
-    bar.on_train_start(trainer, TASK)
+    bar, trainer = started(step=0)
     step(bar, trainer)
     step(bar, trainer)
     bar.on_train_end(trainer, TASK)
@@ -105,16 +109,7 @@ def test_a_file_gets_lines(monkeypatch, capsys) -> None:
     assert len(lines) == 2 and "2/40" in lines[1] and "\r" not in "".join(lines)
 
 
-def test_before_a_step_there_is_no_estimate(screen, monkeypatch) -> None:
-    monkeypatch.setattr(progress, "PERIOD", 0.0)
-    bar, trainer = Progress(), run(step=24)
-    bar.on_train_start(trainer, TASK)
-    bar.on_validation_batch_end(trainer, TASK, None, None, 0)
-    assert "24/40, validation 1/3" in drawn(screen)[-1]
-
-
 def test_a_run_without_an_end_counts_its_steps(screen) -> None:
-    bar, trainer = Progress(), run(step=0, epochs=-1)
-    bar.on_train_start(trainer, TASK)
+    bar, trainer = started(step=0, epochs=-1)
     step(bar, trainer)
     assert drawn(screen)[-1].startswith("1 steps, 00:00, loss 0.500")

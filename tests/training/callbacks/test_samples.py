@@ -47,25 +47,24 @@ def test_a_runs_samples_are_cocos(tmp_path: Path, capsys) -> None:
     assert {"val/loss@blank", "val/length_ratio", "val/distinct"} <= set(events.Tags()["scalars"])
 
 
+def shown(lines, folder, show, results, remark=""):
+    """Has the samples of an evaluation shown."""
+    evaluation = SimpleNamespace(samples=[{"line": line} for line in lines], results=results)
+    trainer = SimpleNamespace(sanity_checking=False, is_global_zero=True, global_step=3, default_root_dir=str(folder))
+    trainer.loggers = []
+    Samples(show=show, keep=0).on_validation_end(trainer, SimpleNamespace(evaluation=evaluation, remark=remark))
+
+
 @pytest.mark.parametrize(
-    ("count", "show", "shown"), [(8, 4, [0, 2, 4, 6]), (9, 4, [0, 2, 4, 6]), (3, 4, [0, 1, 2]), (5, 0, [])]
+    ("count", "show", "places"), [(8, 4, [0, 2, 4, 6]), (9, 4, [0, 2, 4, 6]), (3, 4, [0, 1, 2]), (5, 0, [])]
 )
-def test_samples_are_shown_from_all_over_an_evaluation(count, show, shown, tmp_path, capsys):
+def test_samples_are_shown_from_all_over_an_evaluation(count, show, places, tmp_path, capsys):
     """Those of class folders stand class by class."""
-    evaluation = SimpleNamespace(samples=[{"line": f"sample {n}"} for n in range(count)], results={"val/loss": 1.0})
-    task = SimpleNamespace(evaluation=evaluation, remark="by x")
-    trainer = SimpleNamespace(
-        sanity_checking=False, is_global_zero=True, global_step=3, default_root_dir=str(tmp_path), loggers=[]
-    )
-    Samples(show=show, keep=0).on_validation_end(trainer, task)
+    shown([f"sample {n}" for n in range(count)], tmp_path, show, {"val/loss": 1.0}, "by x")
     lines = capsys.readouterr().out.split("\n")
-    assert lines == ["", "step 3: loss 1.0000", "  (by x)", *(f"  sample {n}" for n in shown), ""]
+    assert lines == ["", "step 3: loss 1.0000", "  (by x)", *(f"  sample {n}" for n in places), ""]
 
 
 def test_samples_send_no_commands_to_a_terminal(tmp_path, capsys):
-    task = SimpleNamespace(evaluation=SimpleNamespace(samples=[{"line": "a\x1b[2J\0 b"}], results={}), remark="")
-    trainer = SimpleNamespace(
-        sanity_checking=False, is_global_zero=True, global_step=3, default_root_dir=str(tmp_path), loggers=[]
-    )
-    Samples(show=1, keep=0).on_validation_end(trainer, task)
+    shown(["a\x1b[2J\0 b"], tmp_path, 1, {})
     assert capsys.readouterr().out.endswith("  a\\x1b[2J\\x00 b\n")

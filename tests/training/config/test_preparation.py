@@ -11,12 +11,16 @@ from vlm.checkpoint import load as ckpt
 from vlm.config.build import build
 from vlm.config.compose import compose
 from vlm.data.images.image import Preprocess
+from vlm.errors import UserError
 from vlm.tasks.captioning.predict import Captioner
 from vlm.training.config.check import check
 from vlm.training.config.preparation import prepared
 from vlm.training.run.fit import main
 
 TIMM = ["model/encoder=timm", "data.image_size=96"]
+
+
+OTHERS = ["resnet18", "vit_small_patch16_224", "convnext_atto", "eva02_tiny_patch14_224", "beit_base_patch16_224"]
 
 
 def config(*overrides, name="resnet10t", weights="model.encoder.pretrained=true"):
@@ -31,17 +35,7 @@ def preprocess(found):
 
 @pytest.mark.parametrize("data", ["data=shapes", "data=flickr8k"])
 @pytest.mark.parametrize("weights", ["model.encoder.pretrained=true", "model.encoder.weights=weights.pth"])
-@pytest.mark.parametrize(
-    "name",
-    [
-        "resnet10t",
-        pytest.param("resnet18", marks=pytest.mark.slow),
-        pytest.param("vit_small_patch16_224", marks=pytest.mark.slow),
-        pytest.param("convnext_atto", marks=pytest.mark.slow),
-        pytest.param("eva02_tiny_patch14_224", marks=pytest.mark.slow),
-        pytest.param("beit_base_patch16_224", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize("name", ["resnet10t", *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)])
 def test_pixels_are_those_of_timms_own_transform(name, weights, data):
     ours = preprocess(config(data, name=name, weights=weights))
     about = resolve_data_config({}, pretrained_cfg=timm.get_pretrained_cfg(name).to_dict())
@@ -85,8 +79,6 @@ def test_stated_geometry_wins_and_training_shows_the_same(stated, name, value):
 
 @pytest.mark.parametrize("crop", [0, 0.1, 1.5, float("nan"), "a"])
 def test_a_stored_crop_out_of_range_is_refused(crop):
-    from vlm.errors import UserError
-
     with pytest.raises(UserError, match=r"crop=.*is invalid"):
         Preprocess.from_state({"image_size": 8, "crop": crop})
 

@@ -1,19 +1,9 @@
 """Training from a Hugging Face folder: nothing of its sizes, tokenizer and preprocessing is typed."""
 
+import hugging as hf
 import pytest
 import torch
 from dual import saved_dual
-from hugging import (
-    CAPTIONERS,
-    CLASSIFIERS,
-    ENCODERS,
-    LABELS,
-    saved,
-    saved_bert,
-    saved_captioner,
-    saved_decoder,
-    saved_gpt2,
-)
 from small import COMMON, TASKS
 from transformers import BertForMaskedLM, BertForSequenceClassification, BertModel
 
@@ -34,41 +24,44 @@ STEPS = [*SHORT, "data.source.train_scenes=16", "data.source.val_scenes=4"]
 
 
 def trained(tmp_path, *overrides):
-    """The checkpoint of a short run."""
-    assert main([*COMMON, *overrides, f"runs={tmp_path / 'runs'}"]) == 0
+    """The checkpoint of a short run from the folder `theirs`."""
+    folder = f"model.path={tmp_path / 'theirs'}"
+    assert main([*COMMON, "model=pretrained", folder, *overrides, f"runs={tmp_path / 'runs'}"]) == 0
     return next((tmp_path / "runs").rglob("last.ckpt"))
+
+
+def check_untouched(ours, before):
+    """Asserts that a run without learning kept the weights of the folder."""
+    for name, tensor in ours["state_dict"].items():
+        assert tensor.equal(before["state_dict"][name][: len(tensor)]), name
 
 
 FROZEN = ["optim.lr=0", "callbacks.ema=null"]
 LARGER = "data.source.image_size=32"  # scenes have no less
-FIRST, *REST = CAPTIONERS
+FIRST, *REST = hf.CAPTIONERS
 
 
 @pytest.mark.parametrize("name", [FIRST, *(pytest.param(name, marks=pytest.mark.slow) for name in REST)])
 def test_a_captioner_is_fine_tuned_with_nothing_typed(tmp_path, capfd, name):
-    folder = tmp_path / "a folder, (theirs)"
-    CAPTIONERS[name](folder, side=32)
-    frozen = [*FROZEN, "task.val_captions=2", "task.max_tokens=4", "data.max_len=16"]
-    path = trained(tmp_path, "model=pretrained", f"model.path={folder}", *STEPS, *frozen)
+    place = tmp_path / "a folder, (of others)"
+    hf.CAPTIONERS[name](place / "theirs", side=32)
+    path = trained(place, *STEPS, *FROZEN, "task.val_captions=2", "task.max_tokens=4", "data.max_len=16")
     assert "tensors taken" in capfd.readouterr().out
-    ours, before = read(path), read(folder)
-    for name, tensor in ours["state_dict"].items():
-        assert tensor.equal(before["state_dict"][name][: len(tensor)]), name
+    ours, before = read(path), read(place / "theirs")
+    check_untouched(ours, before)
     assert ours["vlm"]["tokenizer"] == before["vlm"]["tokenizer"]
     assert ours["vlm"]["preprocess"] == before["vlm"]["preprocess"]
-    assert Captioner(str(path)).tokenizer.eos_id == Captioner(str(folder)).tokenizer.eos_id
+    assert Captioner(str(path)).tokenizer.eos_id == Captioner(str(place / "theirs")).tokenizer.eos_id
 
 
 @pytest.mark.parametrize("name", ["clip", pytest.param("siglip", marks=pytest.mark.slow)])
-def test_a_dual_encoder_is_fine_tuned_with_nothing_typed(tmp_path, capfd, name):
+def test_a_dual_encoder_is_fine_tuned_with_nothing_typed(tmp_path, name):
     folder = tmp_path / "theirs"
     saved_dual(name, folder)
-    path = trained(tmp_path, "model=pretrained", f"model.path={folder}", *STEPS, *FROZEN, LARGER)
-    assert "tensors taken" in capfd.readouterr().out
+    path = trained(tmp_path, *STEPS, *FROZEN, LARGER)
     ours, before = read(path), read(folder)
     assert ours["vlm"]["task"] == "contrastive" and ours["state_dict"].keys() == before["state_dict"].keys()
-    for name, tensor in ours["state_dict"].items():
-        assert tensor.equal(before["state_dict"][name][: len(tensor)]), name
+    check_untouched(ours, before)
     images, texts = torch.rand(2, 3, 24, 24), ["a red circle", "two dogs run"]
     trained_one, theirs = DualClassifier(str(path)), DualClassifier(str(folder))
     assert torch.equal(trained_one.embed_texts(texts), theirs.embed_texts(texts))
@@ -85,71 +78,74 @@ def start_of(path, folder):
     return {name for name, tensor in model.state_dict().items() if tensor.equal(before[name])}
 
 
+def encoder_of(path):
+    """Names of the weights of a checkpoint's encoder."""
+    names = {name.removeprefix("model.") for name in read(path)["state_dict"]}
+    return {name for name in names if name.startswith("encoder.")}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "task"),
-    [*zip(ENCODERS, ["classification", "captioning"] * 3, strict=False), ("siglip", "classification")],
+    [*zip(hf.ENCODERS, ["classification", "captioning"] * 3, strict=False), ("siglip", "classification")],
 )
 def test_an_encoder_of_images_is_trained_from(tmp_path, name, task):
     folder = tmp_path / "theirs"
-    saved(folder, ENCODERS[name]())
+    hf.saved(folder, hf.ENCODERS[name]())
     sizes = ["task.val_captions=2", "task.max_tokens=4"] if task == "captioning" else []
-    path = trained(
-        tmp_path, "model=pretrained", f"model.path={folder}", f"task={task}", *STEPS, *FROZEN, *sizes, LARGER
-    )
-    same = start_of(path, folder)
-    state = read(path)["state_dict"]
-    assert {name for name in state if name.startswith("model.encoder.")} <= {f"model.{name}" for name in same}
+    path = trained(tmp_path, f"task={task}", *STEPS, *FROZEN, *sizes, LARGER)
+    assert encoder_of(path) <= start_of(path, folder)
     assert read(path)["vlm"]["preprocess"] == describe_folder(Folder(folder))[1]["preprocess"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", CLASSIFIERS)
+@pytest.mark.parametrize("name", hf.CLASSIFIERS)
 def test_a_classifier_is_fine_tuned(tmp_path, name):
     folder = tmp_path / "theirs"
-    saved(folder, CLASSIFIERS[name]())
-    path = trained(tmp_path, "model=pretrained", f"model.path={folder}", *STEPS, *FROZEN, LARGER)
+    hf.saved(folder, hf.CLASSIFIERS[name]())
+    path = trained(tmp_path, *STEPS, *FROZEN, LARGER)
     assert read(path)["vlm"]["model"]["args"]["pool"] == read(folder)["vlm"]["model"]["args"]["pool"]
-    encoder = {name.removeprefix("model.") for name in read(path)["state_dict"] if name.startswith("model.encoder.")}
-    assert encoder <= start_of(path, folder)
+    assert encoder_of(path) <= start_of(path, folder)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "task"),
     [
-        (BertModel, "tagging"),
-        (BertModel, "span_answering"),
-        (BertForMaskedLM, "text_classification"),
-        (BertForMaskedLM, "masked_language_modeling"),
+        *((BertModel, task) for task in ("tagging", "span_answering")),
+        *((BertForMaskedLM, task) for task in ("text_classification", "masked_language_modeling")),
     ],
 )
 def test_bert_is_trained_from(tmp_path, task, kind):
     folder = tmp_path / "theirs"
-    saved_bert(folder, kind)
+    hf.saved_bert(folder, kind)
     own = [text for text in TASKS[task] if "model." not in text]
-    path = trained(tmp_path, "model=pretrained", f"model.path={folder}", f"task={task}", *own, *SHORT, *FROZEN)
-    state, same = read(path)["state_dict"], start_of(path, folder)
-    assert {name for name in state if name.startswith("model.encoder.")} <= {f"model.{name}" for name in same}
+    path = trained(tmp_path, f"task={task}", *own, *SHORT, *FROZEN)
+    same = start_of(path, folder)
+    assert encoder_of(path) <= same
     assert ("vocabulary_head.dense.weight" in same) == (task == "masked_language_modeling" and kind is BertForMaskedLM)
 
 
 def test_the_head_of_a_folder_is_taken_for_its_own_task(tmp_path):
     folder = tmp_path / "theirs"
-    saved_bert(folder, BertForSequenceClassification, **LABELS)
+    hf.saved_bert(folder, BertForSequenceClassification, **hf.LABELS)
     own = [text for text in TASKS["text_classification"] if "model." not in text]
-    path = trained(tmp_path, "model=pretrained", f"model.path={folder}", *own, *SHORT, *FROZEN)
+    path = trained(tmp_path, *own, *SHORT, *FROZEN)
     assert {"transform.weight", "encoder.norm1"} & start_of(path, folder) == {"transform.weight"}
+
+
+def saved_vit(folder):
+    hf.saved(folder, hf.ENCODERS["vit"]())
 
 
 @pytest.mark.parametrize(
     ("save", "task", "words"),
     [
-        (lambda folder: saved(folder, ENCODERS["vit"]()), {}, "for no task alone; .*task=captioning or task=class"),
-        (lambda folder: saved(folder, ENCODERS["vit"]()), {"task": "tagging"}, "a ViTModel is not for tagging"),
-        (lambda folder: saved_bert(folder, BertModel), {}, "task=masked_language_modeling or task=text_class"),
-        (saved_captioner, {"task": "classification"}, "is not for classification"),
-        (saved_gpt2, {"task": "captioning"}, "is not for captioning; leave task out"),
+        (saved_vit, {}, "for no task alone; .*task=captioning or task=class"),
+        (saved_vit, {"task": "tagging"}, "a ViTModel is not for tagging"),
+        (lambda folder: hf.saved_bert(folder, BertModel), {}, "task=masked_language_modeling or task=text_class"),
+        (hf.saved_captioner, {"task": "classification"}, "is not for classification"),
+        (hf.saved_gpt2, {"task": "captioning"}, "is not for captioning; leave task out"),
     ],
     ids=["no task", "other inputs", "no task of texts", "half a captioner", "no encoder"],
 )
@@ -159,17 +155,15 @@ def test_a_folder_is_refused_for_a_task_that_it_is_not_for(tmp_path, save, task,
         Pretrained.overrides({"path": str(tmp_path / "theirs")}, task)
 
 
-DECODER = ["trainer.max_steps=2", "test=false", "data.max_len=32"]
+TEXTS = ["data.source.train_documents=10", "data.source.val_documents=3", "data.train_samples=16", "data.max_len=32"]
 
 
 @pytest.mark.parametrize(
     "name", ["llama3", *(pytest.param(name, marks=pytest.mark.slow) for name in ("qwen3", "gemma"))]
 )
 def test_a_decoder_of_llamas_family_learns_by_adapters_and_goes_out_merged(tmp_path, name):
-    folder = tmp_path / "theirs"
-    theirs, _ = saved_decoder(folder, name)
-    sizes = ["data.source.train_documents=10", "data.source.val_documents=3", "data.train_samples=16"]
-    path = trained(tmp_path, "model=pretrained", f"model.path={folder}", "model/adapt=lora", *DECODER, *sizes)
+    theirs, _ = hf.saved_decoder(tmp_path / "theirs", name)
+    path = trained(tmp_path, "model/adapt=lora", *SHORT, *TEXTS)
     assert vlm(["export", str(tmp_path / "out"), "-c", str(path)]) == 0
     again = type(theirs).from_pretrained(tmp_path / "out").eval()
     tokens = torch.randint(len(theirs.get_input_embeddings().weight), (2, 20))
@@ -180,25 +174,9 @@ def test_a_decoder_of_llamas_family_learns_by_adapters_and_goes_out_merged(tmp_p
         assert (theirs(tokens).logits - logits).abs().max() > 1e-3  # they learnt
 
 
-def test_a_language_model_is_fine_tuned_too(tmp_path):
-    folder = tmp_path / "theirs"
-    saved_gpt2(folder)
-    sizes = [
-        "data.source.train_documents=10",
-        "data.source.val_documents=3",
-        "data.train_samples=16",
-        "data.max_len=32",
-    ]
-    path = trained(
-        tmp_path,
-        "model=pretrained",
-        f"model.path={folder}",
-        "trainer.max_steps=2",
-        "test=false",
-        "data.max_len=32",
-        *sizes,
-    )
-    assert read(path)["vlm"]["tokenizer"]["class"] == "BytePairTokenizer"
+def test_gpt2_is_fine_tuned_too(tmp_path):
+    hf.saved_gpt2(tmp_path / "theirs")
+    assert read(trained(tmp_path, *SHORT, *TEXTS))["vlm"]["tokenizer"]["class"] == "BytePairTokenizer"
 
 
 def test_a_path_is_needed_and_is_of_that_model_alone(tmp_path):
@@ -211,7 +189,7 @@ def test_a_path_is_needed_and_is_of_that_model_alone(tmp_path):
 
 
 def test_an_experiment_may_choose_a_folder(tmp_path):
-    saved_bert(tmp_path / "theirs", BertModel)
+    hf.saved_bert(tmp_path / "theirs", BertModel)
     (tmp_path / "conf/experiment").mkdir(parents=True)
     text = "# @package _global_\ndefaults: [override /task: tagging, override /model: pretrained]\n"
     own = f"path: {tmp_path / 'theirs'}, size: {{dropout: 0.4}}, encoder: {{embed_norm: false, token_dropout: 0.2}}"
@@ -223,30 +201,23 @@ def test_an_experiment_may_choose_a_folder(tmp_path):
     assert config["model"]["init_from"] == config["tokenizer"]["path"] == str(tmp_path / "theirs")
     sizes, encoder = config["model"]["size"], config["model"]["encoder"]
     plain = compose(["model=pretrained", f"model.path={tmp_path / 'theirs'}", "task=tagging"])
-    assert (
-        sizes["dropout"] == 0.4 != plain["model"]["size"]["dropout"] and sizes["dim"] == plain["model"]["size"]["dim"]
-    )
+    usual = plain["model"]["size"]
+    assert sizes["dropout"] == 0.4 != usual["dropout"] and sizes["dim"] == usual["dim"]
     assert not encoder["embed_norm"] and encoder["token_dropout"] == 0.3  # the folder's, the experiment's, the user's
 
 
 @pytest.mark.parametrize(
-    ("own", "rate"),
-    [
-        ([], "5e-5"),
-        (["model/adapt=lora"], "2e-4"),
-        (["optim.lr=1e-3"], "1e-3"),
-        (["optim=muon"], None),
-    ],
+    ("own", "rate"), [([], "5e-5"), (["model/adapt=lora"], "2e-4"), (["optim.lr=1e-3"], "1e-3"), (["optim=muon"], None)]
 )
 def test_weights_that_were_trained_move_slowly_unless_a_rate_is_typed(tmp_path, own, rate):
-    CAPTIONERS[FIRST](tmp_path / "theirs")
+    hf.CAPTIONERS[FIRST](tmp_path / "theirs")
     config = compose(["model=pretrained", f"model.path={tmp_path / 'theirs'}", *own])
     assert ("AdamW" in config["optim"]["_target_"]) == (rate is not None)
     assert rate is None or config["optim"]["lr"] == float(rate)
 
 
 def test_a_decoder_that_starts_fresh_learns_faster_than_what_was_trained(tmp_path):
-    saved(tmp_path / "theirs", next(iter(ENCODERS.values()))())
+    hf.saved(tmp_path / "theirs", next(iter(hf.ENCODERS.values()))())
     folder = str(tmp_path / "theirs")
     assert "optim.lr=3e-4" in Pretrained.overrides({"path": folder}, {"task": "captioning"})
     assert "optim.lr=5e-5" in Pretrained.overrides({"path": folder}, {"task": "classification"})

@@ -31,15 +31,8 @@ def test_an_evaluation_writes_into_a_cache_that_is_there_and_makes_none(cached, 
 
 
 def test_a_test_searches_with_the_beams_of_the_config_and_so_do_the_commands(tmp_path: Path) -> None:
-    assert (
-        train(
-            [
-                *command("translation", "task.beam=4", "task.length_penalty=0.5", "trainer.max_epochs=2"),
-                f"runs={tmp_path / 'runs'}",
-            ]
-        )
-        == 0
-    )
+    searched = command("translation", "task.beam=4", "task.length_penalty=0.5", "trainer.max_epochs=2")
+    assert train([*searched, f"runs={tmp_path / 'runs'}"]) == 0
     (checkpoint,) = only_run(tmp_path / "runs").glob("checkpoints/best.ckpt")
     out = tmp_path / "out"
     assert vlm(["evaluate", "-c", str(checkpoint), "--device", "cpu", "--out", str(out)]) == 0

@@ -21,11 +21,8 @@ def figures(place: Path, out: Path, *overrides: str) -> dict[str, float]:
 
 
 def test_an_exported_captioner_scores_as_its_checkpoint(tmp_path: Path, pytestconfig: pytest.Config) -> None:
-    path, folder, imported = (
-        pytestconfig.rootpath / "data/sample/captioner.ckpt",
-        tmp_path / "ex",
-        tmp_path / "i.ckpt",
-    )
+    path = pytestconfig.rootpath / "data/sample/captioner.ckpt"
+    folder, imported = tmp_path / "ex", tmp_path / "i.ckpt"
     assert command(["export", str(folder), "-c", str(path)]) == 0
     assert command(["import", str(folder), "--out", str(imported)]) == 0
     truth = figures(path, tmp_path / "a")

@@ -74,9 +74,8 @@ class TestStudy:
 
         storage = f"sqlite:///{tmp_path}/study.db"
         line = [*STUDY, f"hydra.sweeper.storage={storage}", f"runs={tmp_path}/runs"]
-        process = subprocess.Popen(
-            [sys.executable, "train.py", *line], cwd=ROOT, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
-        )
+        pipes: dict = {"stderr": subprocess.PIPE, "stdout": subprocess.DEVNULL, "text": True}
+        process = subprocess.Popen([sys.executable, "train.py", *line], cwd=ROOT, **pipes)
         while "job 1:" not in process.stderr.readline():
             assert process.poll() is None
         os.kill(process.pid, signal.SIGKILL)

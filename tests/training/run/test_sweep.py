@@ -78,12 +78,8 @@ class TestSweep:
         assert all("failed" in line and "depth" in line for line in table[2:])
 
     def test_that_tests_nothing_ranks_by_validation(self, tmp_path, capsys):
-        swept = [
-            "test=false",
-            "callbacks.checkpoints.monitor=val/loss",
-            "callbacks.checkpoints.mode=min",
-            "optim.lr=1e-3,1e-30",
-        ]
+        swept = [f"callbacks.checkpoints.{one}" for one in ("monitor=val/loss", "mode=min")]
+        swept += ["test=false", "optim.lr=1e-3,1e-30"]
         assert main(["-m", *QUICK, *swept, f"runs={tmp_path}"]) == 0
         table = capsys.readouterr().out.partition("2 jobs of a sweep")[2].splitlines()[2:]
         assert [line.split()[:2] for line in table] == [["optim.lr=0.001", "val/loss"], ["optim.lr=1e-30", "val/loss"]]

@@ -15,16 +15,17 @@ from vlm.training.step.finite import NotFiniteError
 
 
 @pytest.mark.parametrize(
-    ("monitor", "split", "marked"),
-    [("val/loss", "val", True), ("val/loss", "test", False), (None, "val", False)],
+    ("chosen", "split", "marked"),
+    [
+        ({"monitor": "val/loss"}, "val", True),
+        ({"monitor": "val/loss"}, "test", False),
+        ({"monitor": None}, "val", False),
+    ],
 )
-def test_scores_on_the_split_that_chose_the_checkpoint_are_marked(monitor, split, marked):
-    said = split_note({"callbacks": {"checkpoints": {"monitor": monitor}}}, {f"{split}/loss": 1.0})
+def test_scores_on_the_split_that_chose_the_checkpoint_are_marked(chosen, split, marked):
+    said = split_note({"callbacks": {"checkpoints": chosen}}, {f"{split}/loss": 1.0})
     assert ("too good" in said) == marked
-
-
-def test_without_checkpoints_nothing_was_chosen():
-    assert split_note({"callbacks": {"checkpoints": None}}, {"val/loss": 1.0}) == ""
+    assert split_note({"callbacks": {"checkpoints": None}}, {f"{split}/loss": 1.0}) == ""
 
 
 def test_a_run_may_be_stopped_before_its_callbacks_are_set_up(tmp_path, capsys):
@@ -39,20 +40,19 @@ def test_a_run_without_checkpoints_is_refused_before_anything_is_made(tmp_path, 
     assert not (tmp_path / "runs").exists()
 
 
+SMALL = [f"data.source.{split}_scenes=8" for split in ("train", "val", "test")] + ["callbacks.progress=null"]
+SMALL += ["trainer=cpu", "data.num_workers=0", "data.batch_size=4", "tokenizer=char"]
+
+
 @pytest.mark.parametrize("split", ["train", "val"])
 def test_a_limit_that_leaves_no_batch_ends_in_a_line(split, tmp_path, capsys):
-    small = [f"data.source.{name}_scenes=8" for name in ("train", "val", "test")]
-    small += ["trainer=cpu", "data.num_workers=0", "data.batch_size=4", "tokenizer=char", f"runs={tmp_path}"]
-    assert main([*small, "callbacks.progress=null", f"trainer.limit_{split}_batches=1e-9"]) == 2
+    assert main([*SMALL, f"trainer.limit_{split}_batches=1e-9", f"runs={tmp_path}"]) == 2
     said = capsys.readouterr().err
     assert said.startswith("error: trainer: ") and f"limit_{split}_batches" in said and "Traceback" not in said
 
 
 def test_a_test_without_batches_has_no_scores(tmp_path, capsys):
-    small = [f"data.source.{split}_scenes=8" for split in ("train", "val", "test")]
-    small += ["trainer=cpu", "trainer.max_steps=1", "callbacks.progress=null"]
-    small += ["data.num_workers=0", "data.batch_size=4"]
-    assert main([*small, "tokenizer=char", "trainer.limit_test_batches=0", f"runs={tmp_path}"]) == 0
+    assert main([*SMALL, "trainer.max_steps=1", "trainer.limit_test_batches=0", f"runs={tmp_path}"]) == 0
     assert "the best checkpoint" not in capsys.readouterr().out
     (checkpoint,) = tmp_path.glob("*/*/checkpoints/best.ckpt")
     assert not list(tmp_path.glob("*/*/evaluation"))

@@ -4,7 +4,7 @@ import os
 import re
 import shutil
 import signal
-from contextlib import redirect_stdout
+from contextlib import contextmanager, redirect_stdout
 from io import StringIO
 
 import pytest
@@ -68,17 +68,14 @@ def test_a_checkpoint_holds_adapters_alone_and_is_used_with_its_base(folder, tra
 def test_merged_weights_write_as_adapters_beside_them_do(trained):
     path = trained / "best.ckpt"
     merged, apart = load_model(read(path)), read(path, merge=False)
-    beside = load_model({**apart, "state_dict": read_base(apart)})
+    base = {name: tensor for name, tensor in apart["state_dict"].items() if ".lora_" not in name}
+    beside = load_model({**apart, "state_dict": base})
     assert LoRA(rank=2, alpha=3, projections=["qkv", "q", "kv", "proj"]).adapt(beside) == apart["adapters"]["layers"]
     beside.load_state_dict({name.removeprefix("model."): one for name, one in apart["state_dict"].items()})
     images, tokens = torch.randn(2, 3, 32, 32), torch.randint(5, 200, (2, 7))
     logits = [model.head(model(images, tokens)) for model in (merged, beside.eval())]
     torch.testing.assert_close(*logits, rtol=1e-6, atol=1e-5)
     assert type(merged.decoder.blocks[0].attn.qkv) is torch.nn.Linear
-
-
-def read_base(apart):
-    return {name: tensor for name, tensor in apart["state_dict"].items() if ".lora_" not in name}
 
 
 def test_the_share_that_learns_is_printed(folder, finished):
@@ -90,42 +87,48 @@ def test_the_share_that_learns_is_printed(folder, finished):
     assert line.endswith(f"checkpoints leave the others to {folder}")
 
 
-def caption(path, tmp_path, capfd):
-    """Status of `vlm caption`, and the lines on either side."""
-    if not (tmp_path / "photos").exists():
-        photos(tmp_path / "photos", 2)
-    paths = [str(path) for path in sorted((tmp_path / "photos").iterdir())]
-    capfd.readouterr()
-    status = vlm(["caption", *paths, "-c", str(path)])
-    return status, *(text.splitlines() for text in capfd.readouterr())
+@pytest.fixture
+def caption(tmp_path, capfd):
+    """Runs `vlm caption` with a checkpoint: its status, and the lines on either side."""
+    paths = photos(tmp_path / "photos", 2)
+
+    def caption(path):
+        capfd.readouterr()
+        status = vlm(["caption", *paths, "-c", str(path)])
+        return status, *(text.splitlines() for text in capfd.readouterr())
+
+    return caption
 
 
-def test_the_command_finds_the_base_where_it_was_or_beside(folder, trained, tmp_path, capfd):
-    before = caption(trained / "best.ckpt", tmp_path, capfd)
-    assert before[0] == 0 and len(before[1]) == 2
+@contextmanager
+def moved(folder):
+    """Has a folder away for a while."""
     away = folder.with_name("away")
     folder.rename(away)
     try:
-        status, _, errors = caption(trained / "best.ckpt", tmp_path, capfd)
+        yield away
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        away.rename(folder)
+
+
+def test_the_command_finds_the_base_where_it_was_or_beside(folder, trained, caption):
+    before = caption(trained / "best.ckpt")
+    assert before[0] == 0 and len(before[1]) == 2
+    with moved(folder) as away:
+        status, _, errors = caption(trained / "best.ckpt")
         assert status == 2 and len(errors) == 1
         assert f"holds adapters of {folder}, which is missing; put it there, or at {trained / 'base'}" in errors[0]
         shutil.copytree(away, trained / "base")
-        assert caption(trained / "best.ckpt", tmp_path, capfd) == before
-    finally:
-        away.rename(folder)
+        assert caption(trained / "best.ckpt") == before
+        shutil.rmtree(trained / "base")
 
 
-def test_another_base_is_refused(trained, folder, tmp_path, capfd):
-    away = folder.with_name("away")
-    folder.rename(away)
-    shutil.rmtree(trained / "base", ignore_errors=True)
-    torch.manual_seed(1)  # each test begins with the seed that the folder was drawn with
-    try:
+def test_another_base_is_refused(trained, folder, caption):
+    with moved(folder):
+        torch.manual_seed(1)  # each test begins with the seed that the folder was drawn with
         saved_captioner(folder, side=32)
-        status, _, errors = caption(trained / "best.ckpt", tmp_path, capfd)
-    finally:
-        shutil.rmtree(folder)
-        away.rename(folder)
+        status, _, errors = caption(trained / "best.ckpt")
     assert status == 2 and len(errors) == 1
     assert "holds adapters of other weights than" in errors[0]
 

@@ -15,16 +15,7 @@ from lightning.pytorch.strategies import ModelParallelStrategy, ParallelStrategy
 from torch.utils.data import DataLoader
 
 from vlm.training.step import lightning_private
-from vlm.training.step.lightning_private import (
-    ScriptLauncher,
-    as_between_batches,
-    leave_signals_to_us,
-    log_step_now,
-    set_logged_step,
-    shard_over_all_ranks,
-    use_launcher,
-    validates,
-)
+from vlm.training.step.lightning_private import ScriptLauncher
 
 ROOT = Path(__file__).parents[3]
 BATCHES = 4
@@ -87,7 +78,7 @@ def test_a_step_is_logged_within_the_hook() -> None:
     log, lengths = Log(), []
 
     def now(trainer: L.Trainer, batch_idx: int) -> None:
-        log_step_now(trainer)
+        lightning_private.log_step_now(trainer)
         lengths.append(len(log.rows))
 
     trainer_of(Each(now), logger=log, limit_train_batches=1, limit_val_batches=0).fit(Module())
@@ -96,9 +87,9 @@ def test_a_step_is_logged_within_the_hook() -> None:
 
 def test_the_logged_step_is_set() -> None:
     log = Log()
-    trainer_of(Each(lambda trainer, at: set_logged_step(trainer, 10 * at)), logger=log, limit_val_batches=0).fit(
-        Module()
-    )
+    trainer_of(
+        Each(lambda trainer, at: lightning_private.set_logged_step(trainer, 10 * at)), logger=log, limit_val_batches=0
+    ).fit(Module())
     assert [step for step, _ in log.rows] == [0, 10, 20, 30]
 
 
@@ -109,7 +100,7 @@ def test_validations_are_foreseen() -> None:
         def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
             done.append(trainer.fit_loop.batch_idx)
 
-    each = Each(lambda trainer, at: foreseen.extend([at] if validates(trainer) else []))
+    each = Each(lambda trainer, at: foreseen.extend([at] if lightning_private.validates(trainer) else []))
     trainer_of(each, Watch(), val_check_interval=2).fit(Module())
     assert foreseen == done == [1, 3]
 
@@ -124,7 +115,7 @@ def test_signals_are_left_to_us() -> None:
     trainer = trainer_of(Each(look), limit_val_batches=0)
     replaced = trainer.fit_loop.epoch_loop
     assert callable(type(replaced)._broadcast_sigterm_tensor)
-    leave_signals_to_us(trainer)
+    lightning_private.leave_signals_to_us(trainer)
     trainer.fit(Module())
     assert seen == [ours] * BATCHES
     plain: list[Any] = []
@@ -132,21 +123,25 @@ def test_signals_are_left_to_us() -> None:
     assert plain[0] != ours[0]  # else there is nothing to leave to us any more
 
 
+class Save(Each):
+    """Saves after a batch, as one between two."""
+
+    def __init__(self, path: Path, at: int, **options: Any) -> None:
+        super().__init__(lambda trainer, index: trainer.save_checkpoint(path) if index == at else None)
+        self.options = options
+
+    def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        loops = checkpoint["loops"]["fit_loop"]
+        lightning_private.as_between_batches(loops, epoch_batches=BATCHES, step=trainer.global_step, **self.options)
+
+
 @pytest.mark.parametrize("at", [1, BATCHES - 1], ids=["middle", "last"])
 def test_a_state_saved_in_a_hook_is_one_between_two_batches(at: int, tmp_path: Path) -> None:
     """Saved as `Checkpoints` saves; the resumed run goes on with the very next batch."""
-
-    class Save(Each):
-        def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-            loops = checkpoint["loops"]["fit_loop"]
-            as_between_batches(loops, epoch_batches=BATCHES, step=trainer.global_step)
-
-    path = tmp_path / "state.ckpt"
-    save = Save(lambda trainer, index: trainer.save_checkpoint(path) if index == at else None)
-    trainer_of(save, limit_val_batches=0).fit(Module())
+    trainer_of(Save(tmp_path / "state.ckpt", at), limit_val_batches=0).fit(Module())
     resumed = Module()
     trainer = trainer_of(max_epochs=2, limit_val_batches=0)
-    trainer.fit(resumed, ckpt_path=path, weights_only=True)
+    trainer.fit(resumed, ckpt_path=tmp_path / "state.ckpt", weights_only=True)
     assert trainer.global_step == 2 * BATCHES and trainer.current_epoch == 2
     # A plain loader starts anew within an epoch: the number of batches counts.
     assert len(resumed.seen) == 2 * BATCHES - at - 1
@@ -155,11 +150,6 @@ def test_a_state_saved_in_a_hook_is_one_between_two_batches(at: int, tmp_path: P
 def test_a_validation_that_is_due_comes_first(tmp_path: Path) -> None:
     order: list[str] = []
 
-    class Save(Each):
-        def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-            loops = checkpoint["loops"]["fit_loop"]
-            as_between_batches(loops, epoch_batches=BATCHES, step=trainer.global_step, validation_due=True)
-
     class Watch(L.Callback):
         def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
             order.append("validation")
@@ -167,10 +157,8 @@ def test_a_validation_that_is_due_comes_first(tmp_path: Path) -> None:
         def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
             order.append("batch")
 
-    path = tmp_path / "state.ckpt"
-    save = Save(lambda trainer, index: trainer.save_checkpoint(path) if index == BATCHES - 1 else None)
-    trainer_of(save).fit(Module())
-    trainer_of(Watch(), max_epochs=2).fit(Module(), ckpt_path=path, weights_only=True)
+    trainer_of(Save(tmp_path / "state.ckpt", BATCHES - 1, validation_due=True)).fit(Module())
+    trainer_of(Watch(), max_epochs=2).fit(Module(), ckpt_path=tmp_path / "state.ckpt", weights_only=True)
     assert order == ["validation", *["batch"] * BATCHES, "validation"]
 
 
@@ -180,7 +168,7 @@ def test_the_launcher_starts_a_process_for_each_further_device(monkeypatch: pyte
     for name in ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "LOCAL_RANK", "WORLD_SIZE"):
         monkeypatch.setenv(name, "0")  # which the launcher sets, and the test takes back
     trainer = trainer_of(strategy="ddp", devices=3)
-    use_launcher(trainer, ScriptLauncher)
+    lightning_private.use_launcher(trainer, ScriptLauncher)
     launcher: Any = trainer.strategy.launcher
     assert type(launcher) is ScriptLauncher
     launcher.start_others()
@@ -205,7 +193,7 @@ def test_a_mesh_of_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ModelParallelStrategy, "root_device", torch.device("cpu"))
     monkeypatch.setattr(ModelParallelStrategy, "lightning_module", SimpleNamespace())
     strategy = ModelParallelStrategy()
-    shard_over_all_ranks(strategy, 4)
+    lightning_private.shard_over_all_ranks(strategy, 4)
     strategy.setup_environment()
     assert made[0][:2] == (4, 1)
 

@@ -18,12 +18,8 @@ from vlm.training.step.optim import Constant, Cosine, Optimization, layer_depths
 
 @pytest.fixture(params=["vit", "timm"])
 def model(request):
-    own = request.param == "vit"
-    encoder = (
-        ViT(image_size=8, patch_size=4, dim=8, depth=1, num_heads=2)
-        if own
-        else TimmEncoder(name="resnet10t", dim=8, image_size=32)
-    )
+    encoder = TimmEncoder(name="resnet10t", dim=8, image_size=32) if request.param == "timm" else None
+    encoder = encoder or ViT(image_size=8, patch_size=4, dim=8, depth=1, num_heads=2)
     text = Decoder(vocab_size=9, max_len=5, dim=8, depth=1, num_heads=2, context_dim=8)
     return VisionLanguageModel(encoder=encoder, decoder=text)
 
@@ -74,17 +70,9 @@ def test_optimizer_decays_what_it_should():
 
 @pytest.mark.parametrize("warmup, total", [(10, 110), (10 / 110, 110)])
 def test_cosine_at_known_points(warmup, total):
-    schedule = Cosine(warmup=warmup, floor=0.1)
-    known = {
-        0: 1 / 11,
-        9: 10 / 11,
-        10: 1.0,
-        35: 0.1 + 0.9 * (1 + math.sqrt(0.5)) / 2,  # a quarter of the way down
-        60: 0.55,
-        85: 0.1 + 0.9 * (1 - math.sqrt(0.5)) / 2,
-        110: 0.1,
-        500: 0.1,
-    }
+    schedule, half = Cosine(warmup=warmup, floor=0.1), math.sqrt(0.5)
+    known = {0: 1 / 11, 9: 10 / 11, 10: 1.0, 60: 0.55, 110: 0.1, 500: 0.1}
+    known |= {35: 0.1 + 0.9 * (1 + half) / 2, 85: 0.1 + 0.9 * (1 - half) / 2}  # one and three quarters down
     assert [schedule.factor(step, total) for step in known] == pytest.approx(list(known.values()))
 
 
@@ -117,36 +105,18 @@ def test_layers_are_counted_from_the_top_of_their_stack():
                 assert depth == blocks + 1, name  # embeddings, positions and patches stand below the first block
 
 
-@pytest.mark.parametrize(
-    ("name", "bottom"), [("test_vit", "patch_embed"), ("resnet10t", "conv1"), ("test_convnext", "stem")]
-)
-def test_layers_of_timm_are_counted_too(name, bottom):
-    encoder = TimmEncoder(name=name, dim=8, image_size=32)
-    depths = layer_depths(Classifier(encoder=encoder, num_classes=3))
-    assert depths["head.weight"] == depths["encoder.proj.weight"] == 0
-    assert len(set(depths.values())) >= 4
-    lowest = [depth for name, depth in depths.items() if name.startswith(f"encoder.backbone.{bottom}")]
-    assert lowest and set(lowest) == {max(depths.values())}
+QUICK = ["test_vit", "vit_wee_patch16_reg1_gap_256", "resnet18"]
+LARGE = [
+    "vit_tiny_patch16_224",
+    "deit_tiny_distilled_patch16_224",
+    "eva02_tiny_patch14_224",
+    "resnet50d",
+    "regnetx_002",
+]
+LARGE += ["regnety_002", "convnext_atto", "swin_tiny_patch4_window7_224", "efficientnet_b0", "mobilenetv3_small_050"]
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "test_vit",
-        pytest.param("vit_tiny_patch16_224", marks=pytest.mark.slow),
-        "vit_wee_patch16_reg1_gap_256",
-        pytest.param("deit_tiny_distilled_patch16_224", marks=pytest.mark.slow),
-        pytest.param("eva02_tiny_patch14_224", marks=pytest.mark.slow),
-        "resnet18",
-        pytest.param("resnet50d", marks=pytest.mark.slow),
-        pytest.param("regnetx_002", marks=pytest.mark.slow),
-        pytest.param("regnety_002", marks=pytest.mark.slow),
-        pytest.param("convnext_atto", marks=pytest.mark.slow),
-        pytest.param("swin_tiny_patch4_window7_224", marks=pytest.mark.slow),
-        pytest.param("efficientnet_b0", marks=pytest.mark.slow),
-        pytest.param("mobilenetv3_small_050", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize("name", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in LARGE)])
 def test_layers_of_a_backbone_are_those_of_timms_own_layer_decay(name):
     theirs = timm.create_model(name, num_classes=3)
     scales = {}
@@ -166,6 +136,7 @@ def test_layers_of_a_backbone_are_those_of_timms_own_layer_decay(name):
 def test_tokens_and_positions_of_a_backbone_stand_beside_its_stem(name):
     encoder = TimmEncoder(name=name, dim=8, image_size=224)
     depths = layer_depths(Classifier(encoder=encoder, num_classes=3))
+    assert depths["head.weight"] == depths["encoder.proj.weight"] == 0
     tokens = {"cls_token", "reg_token", "dist_token", "pos_embed"} & dict(encoder.backbone.named_parameters()).keys()
     assert len(tokens) > 1
     for token in tokens:
