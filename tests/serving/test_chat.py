@@ -3,9 +3,10 @@
 import base64
 import json
 import re
-import threading
+import socket
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 from chats import saved_chat
 from hugging import photos
 from image_text import saved_image_text
-from services import client, service
+from services import CAPTIONER, client, client_of, running, service, tiny
 
 import vlm
 from vlm.tasks.chat.predictor import ChatPredictor
@@ -67,9 +68,7 @@ def official() -> Iterator[Any]:
 
     def of(path: str, **options: Any) -> Any:
         opened.append(client(path, **options))
-        return openai.OpenAI(
-            base_url="http://127.0.0.1/v1", api_key=options.get("key") or "none", http_client=opened[-1], max_retries=0
-        )
+        return openai.OpenAI(base_url="http://127.0.0.1/v1", api_key="none", http_client=opened[-1], max_retries=0)
 
     yield of
     for one in opened:
@@ -125,66 +124,32 @@ def test_stop_texts_end_an_answer_and_are_no_part_of_it(official: Any, words: st
 
 
 def test_many_conversations_at_a_time_are_each_as_alone(images: str, paths: list[str]) -> None:
-    bodies = [
-        {
-            "messages": [{"role": "user", "content": shown(f"what {n}?", *paths[: n % 3])}],
-            "max_tokens": 8,
-            "seed": n // 4,
-        }
-        for n in range(8)
-    ]
-    found: dict[int, Any] = {}
-    with client(images) as http:  # all in one event loop, as a server has it
+    contents = [[{"role": "user", "content": shown(f"what {n}?", *paths[: n % 3])}] for n in range(8)]
+    bodies = [{"messages": content, "max_tokens": 8, "seed": n // 4} for n, content in enumerate(contents)]
+    with client(images) as http, ThreadPoolExecutor(8) as pool:  # all in one event loop, as a server has it
         alone = [http.post(PATH, json=body).json()["choices"] for body in bodies]
-        threads = [
-            threading.Thread(target=lambda n=n: found.update({n: http.post(PATH, json=bodies[n]).json()["choices"]}))
-            for n in range(8)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert [found[n] for n in range(8)] == alone
+        assert list(pool.map(lambda body: http.post(PATH, json=body).json()["choices"], bodies)) == alone
 
 
 def test_a_client_that_goes_ends_its_answer(words: str) -> None:
-    ours = service(words)
-    import asyncio
-
+    pytest.importorskip("uvicorn")
     from vlm.serving.app import make_app
 
-    app = make_app(ours)
-    body = json.dumps({"messages": [{"role": "user", "content": "a"}], "max_tokens": 400, "temperature": 0}).encode()
-
-    async def leave(body: bytes, after: int) -> None:
-        sent, gone = [{"type": "http.request", "body": body, "more_body": False}], asyncio.Event()
-        seen = 0
-
-        async def receive() -> Any:
-            if sent:
-                return sent.pop()
-            await gone.wait()
-            return {"type": "http.disconnect"}
-
-        async def send(message: Any) -> None:
-            nonlocal seen
-            seen += 1
-            if seen == after:
-                gone.set()
-
-        headers = [(b"host", b"127.0.0.1"), (b"content-type", b"application/json")]
-        scope: Any = {"type": "http", "method": "POST", "path": PATH, "headers": headers, "query_string": b""}
-        scope |= {"http_version": "1.1", "scheme": "http", "server": ("127.0.0.1", 80), "root_path": ""}
-        if not after:
-            asyncio.get_running_loop().call_later(0.3, gone.set)
-        await asyncio.wait_for(app(scope, receive, send), 60)
-
-    asyncio.run(leave(body, 0))
-    asyncio.run(leave(body[:-1] + b', "stream": true}', 5))
-    until = time.monotonic() + 20
-    while ours.engine.running and time.monotonic() < until:
-        time.sleep(0.05)
-    assert ours.engine.running == ours.engine.waiting == 0
+    ours = service(words)
+    body = json.dumps({"messages": [{"role": "user", "content": "a"}], "max_tokens": 400, "temperature": 0})
+    with running(make_app(ours), log_level="error") as port:
+        for content in (body, body[:-1] + ', "stream": true}'):
+            head = f"POST {PATH} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+            with socket.create_connection(("127.0.0.1", port)) as line:
+                line.sendall(f"{head}Content-Length: {len(content)}\r\n\r\n{content}".encode())
+                while not ours.engine.running:
+                    time.sleep(0.005)
+                while "stream" in content and b"data: " not in line.recv(4096):
+                    pass
+            until = time.monotonic() + 20
+            while ours.engine.running and time.monotonic() < until:
+                time.sleep(0.005)
+            assert ours.engine.running == ours.engine.waiting == 0
     assert ours.codes[499] == 1
 
 
@@ -209,20 +174,20 @@ def image(url: Any) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": url}]}]}
 
 
+SHOWN = image({"url": PNG})["messages"][0]["content"]
 HOSTILE: dict[str, tuple[Any, int, str]] = {
+    "megabytes of an image": (image({"url": PNG + "A" * 2**23}), 413, "bytes"),
     "no object": ([1], 400, "no JSON object"),
     "no JSON": (b"{", 400, "is not JSON"),
     "nested": (DEEP.encode(), 400, "is not JSON"),
     "nested inside": (f'{{"messages": {DEEP}}}'.encode(), 400, "is not JSON"),
     "no UTF-8": (b'{"messages": "\xff"}', 400, "is not JSON"),
     "many values": (b'{"messages": [' + b"1," * 10**6 + b"1]}", 413, "more than 65,536 values"),
-    "no messages": ({}, 400, "messages: is no list"),
     "empty": ({"messages": []}, 400, "messages: is no list"),
     "messages of text": ({"messages": "hello"}, 400, "messages: is no list"),
     "10,000 turns": ({"messages": [USER] * 10_000}, 400, "messages: has 10,000"),
     "a message that is none": ({"messages": [3]}, 400, "message 1: its role"),
     "role unknown": ({"messages": [{"role": "judge", "content": "a"}]}, 400, "its role is not one of system"),
-    "role of a tool": ({"messages": [{"role": "tool", "content": "a"}]}, 400, "its role is not one of"),
     "role of another type": ({"messages": [{"role": ["user"], "content": "a"}]}, 400, "its role"),
     "no content": ({"messages": [{"role": "user"}]}, 400, "neither a text nor a list"),
     "content of a number": ({"messages": [{"role": "user", "content": 7}]}, 400, "neither a text nor a list"),
@@ -235,9 +200,7 @@ HOSTILE: dict[str, tuple[Any, int, str]] = {
     "special": ({"messages": [{"role": "user", "content": "a<end_of_utterance>"}]}, 400, "meaning of its own"),
     "surrogate": (b'{"messages": [{"role": "user", "content": "\\ud800"}]}', 400, "is not UTF-8"),
     "http": (image({"url": "http://127.0.0.1/a.png"}), 400, "is no data URL"),
-    "https": (image({"url": "https://example.org/a.png"}), 400, "is no data URL"),
     "file": (image({"url": "file:///etc/passwd"}), 400, "is no data URL"),
-    "path": (image({"url": "/etc/passwd"}), 400, "is no data URL"),
     "no base64": (image({"url": PNG + "###"}), 400, "is not in base64"),
     "no marker": (image({"url": "data:image/png,abc"}), 400, "is not in base64"),
     "no image": (image({"url": PNG + base64.b64encode(b"no image at all").decode()}), 400, "message 1"),
@@ -246,9 +209,9 @@ HOSTILE: dict[str, tuple[Any, int, str]] = {
     "url of another type": (image({"url": [PNG]}), 400, "has no url"),
     "image of text": (image(PNG), 400, "has no url"),
     "an image of the model": (
-        {"messages": [{"role": "assistant", "content": image({"url": PNG})["messages"][0]["content"]}, USER]},
+        {"messages": [{"role": "assistant", "content": SHOWN}, USER]},
         400,
-        "only the user shows images",
+        "only the user shows",
     ),
     "other model": ({"messages": [USER], "model": "gpt-9"}, 404, "there is no 'gpt-9'"),
     "model of another type": ({"messages": [USER], "model": 3}, 400, "model: is not of its type"),
@@ -274,8 +237,6 @@ HOSTILE: dict[str, tuple[Any, int, str]] = {
 @pytest.fixture(scope="module")
 def asked(images: str) -> Any:
     ours = service(images, max_bytes=2**23)
-    from services import client_of
-
     return ours, client_of(ours)
 
 
@@ -294,23 +255,15 @@ def test_a_hostile_request_has_one_answer(asked: Any, name: str) -> None:
     assert ours.engine.waiting == 0 and ours.bodies.size == 0 and ours.reader.budget.used == 0
 
 
-def test_a_body_of_many_megabytes_is_refused(asked: Any) -> None:
-    _, http = asked
-    big = image({"url": PNG + "A" * 2**23})
-    assert http.post(PATH, json=big).status_code == 413
-
-
 def test_images_beyond_the_window_are_refused_before_they_are_decoded(asked: Any, monkeypatch: Any) -> None:
     _, http = asked
     monkeypatch.setattr(ChatPredictor, "prepare", None)
-    many = {"messages": [{"role": "user", "content": image({"url": PNG})["messages"][0]["content"] * 1000}]}
+    many = {"messages": [{"role": "user", "content": SHOWN * 1000}]}
     answer = http.post(PATH, json=many)
     assert answer.status_code == 400 and "the conversation is full" in answer.json()["error"]["message"]
 
 
 def test_models_that_do_not_converse_say_so() -> None:
-    from services import CAPTIONER, tiny
-
     for path, words in ((CAPTIONER, "no form of conversations"), (tiny("tagging"), "reads no conversations")):
         http = client(path)
         for answer in (http.get("/v1/models"), http.post(PATH, json={"messages": [USER]})):

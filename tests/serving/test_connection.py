@@ -1,11 +1,11 @@
 """Connections of a service: idle and slow ones close, and the oldest makes room for a new one."""
 
 import socket
-import threading
 import time
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 
 import pytest
+from services import running
 
 pytest.importorskip("uvicorn")
 HEAD = b"POST /predict HTTP/1.1\r\nHost: localhost\r\n"
@@ -24,24 +24,12 @@ async def app(scope, receive, send):
     await send({"type": "http.response.body", "body": b""})
 
 
-@contextmanager
 def service(most: int):
     """The port of a service in this process."""
-    import uvicorn
-
     from vlm.serving.connection import Connection
 
-    listener = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(app, http=Connection, ws="none", log_level="error", limit_concurrency=most, lifespan="off")
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-    thread.start()
-    try:
-        yield listener.getsockname()[1]
-    finally:
-        server.should_exit = True
-        thread.join(10)
-        listener.close()
+    limits = {"limit_concurrency": most, "lifespan": "off"}
+    return running(app, http=Connection, ws="none", log_level="error", **limits)
 
 
 def connected(port: int, *sent: bytes) -> socket.socket:
@@ -64,9 +52,7 @@ def status(line: socket.socket) -> bytes:
 
 @pytest.fixture
 def short(monkeypatch):
-    from vlm.serving import connection
-
-    monkeypatch.setattr(connection, "HEADER_TIME", 0.3)
+    monkeypatch.setattr("vlm.serving.connection.HEADER_TIME", 0.3)
 
 
 def test_a_header_that_does_not_end_closes(short):
@@ -100,9 +86,7 @@ def test_a_slow_body_and_a_second_request_are_left_alone(short):
 
 def test_over_the_limit_the_oldest_idle_connection_closes(monkeypatch):
     """Those whose header is complete stay, and `/health` is answered whatever the others do."""
-    from vlm.serving import connection
-
-    monkeypatch.setattr(connection, "NEW", 0.1)
+    monkeypatch.setattr("vlm.serving.connection.NEW", 0.1)
     with service(4) as port:
         body = connected(port, HEAD + b"Content-Length: 4\r\n\r\nab")
         lines = []
@@ -144,9 +128,7 @@ def test_what_follows_an_answer_is_not_an_error(caplog):
 
 
 def test_a_body_that_hangs_does_not_hold_the_end_up(monkeypatch):
-    from vlm.serving import connection
-
-    monkeypatch.setattr(connection, "LAST_BODY", 0.2)
+    monkeypatch.setattr("vlm.serving.connection.LAST_BODY", 0.2)
     with service(4) as port:
         line = connected(port, HEAD + b"Content-Length: 4\r\n\r\nab")
         time.sleep(0.2)

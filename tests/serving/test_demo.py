@@ -76,49 +76,41 @@ def test_beams_are_listed_and_drawn_as_a_tree(captioner):
     assert tree.count("<ul>") == tree.count("</ul>") > 1 and tree.count("<li") == tree.count("</li>")
     for text in texts:  # each ends in the tree with its log-probability
         assert f"{html.END} <small>{text.logprob:.2f}</small>" in tree
-    first = last(form, photos=[PHOTO], way="samples", seed=1)
-    assert (
-        first == last(form, photos=[PHOTO], way="samples", seed=1) != last(form, photos=[PHOTO], way="samples", seed=2)
-    )
+    first, again, other = (last(form, photos=[PHOTO], way="samples", seed=seed) for seed in (1, 1, 2))
+    assert first == again != other
     assert first.count("v-text") == 4 and "<details" not in first
 
 
 QUESTION = "how many circles are there?"
 TEXTS = ["a red circle", "a blue cross"]
-CASES = {
-    "classification": (1, {}, {"photos": [PHOTO]}, lambda it: used(it, [PHOTO], top=10)[0].top),
+PHOTOS = {"photos": [PHOTO]}
+GAP, ASKED = "a [MASK] red circle", "what is left of the cross?"
+CASES = {  # how many photos, texts, other values, and what is shown
+    "classification": (1, {}, PHOTOS, lambda it: used(it, [PHOTO], top=10)[0].top),
     "contrastive": (
-        *(1, {"label": "\n".join(TEXTS), "prompt": ""}, {"photos": [PHOTO]}),
+        *(1, {"label": "\n".join(TEXTS), "prompt": ""}, PHOTOS),
         lambda it: used(it, [PHOTO], label=TEXTS, top=10)[0].top,
     ),
     "embedding": (0, {"text": TEXTS[0]}, {}, lambda it: [" ".join(used(it, TEXTS[:1])[0].astype(str))]),
     "image_questions": (
-        *(1, {"question": QUESTION}, {"photos": [PHOTO]}),
+        *(1, {"question": QUESTION}, PHOTOS),
         lambda it: [(answer := used(it, [PHOTO], question=QUESTION)[0]).text or "(empty)", exp(answer.logprob)],
     ),
     "masked_language_modeling": (
-        *(0, {"text": "a [MASK] red circle"}, {}),
-        lambda it: [(one := used(it, ["a [MASK] red circle"], top=10)[0]).text, *one.gaps[0].items()],
+        *(0, {"text": GAP}, {}),
+        lambda it: [(one := used(it, [GAP], top=10)[0]).text, *one.gaps[0].items()],
     ),
-    "photo_translation": (
-        *(1, {"text": TEXTS[0]}, {"photos": [PHOTO]}),
-        lambda it: used(it, [TEXTS[0]], image=PHOTO)[0].text.split(),
-    ),
+    "photo_translation": (1, {"text": TEXTS[0]}, PHOTOS, lambda it: used(it, TEXTS[:1], image=PHOTO)[0].text.split()),
     "span_answering": (
-        *(0, {"text": STORY, "question": "what is left of the cross?"}, {}),
-        lambda it: [used(it, [STORY], question="what is left of the cross?")[0].text or "no answer"],
+        *(0, {"text": STORY, "question": ASKED}, {}),
+        lambda it: [used(it, [STORY], question=ASKED)[0].text or "no answer"],
     ),
-    "tagging": (
-        0,
-        {"text": "a small red circle"},
-        {},
-        lambda it: [one.tag for one in used(it, ["a small red circle"])[0]],
-    ),
+    "tagging": (0, {"text": TEXTS[0]}, {}, lambda it: [one.tag for one in used(it, TEXTS[:1])[0]]),
     "text_classification": (
         *(0, {"text": TEXTS[0], "pair": TEXTS[1]}, {}),
-        lambda it: used(it, [TEXTS[0]], pair=[TEXTS[1]], top=10)[0].top,
+        lambda it: used(it, TEXTS[:1], pair=TEXTS[1:], top=10)[0].top,
     ),
-    "translation": (0, {"text": TEXTS[0]}, {}, lambda it: used(it, [TEXTS[0]])[0].text.split()),
+    "translation": (0, {"text": TEXTS[0]}, {}, lambda it: used(it, TEXTS[:1])[0].text.split()),
 }
 SLOW = [pytest.param(task, marks=pytest.mark.slow) for task in CASES if task != "tagging"]
 
@@ -239,15 +231,8 @@ def asked(guard, path: str = "/", body: bytes = b"", **scope) -> tuple[int, str,
 
     headers = [(b"host", scope.pop("host", b"127.0.0.1:7860"))]
     method = "POST" if body else "GET"
-    about = {
-        "type": "http",
-        "path": path,
-        "method": method,
-        "headers": headers,
-        "query_string": b"deep_link=x",
-        **scope,
-    }
-    asyncio.run(guard(about, receive, send))
+    about = {"type": "http", "path": path, "method": method, "headers": headers, "query_string": b"deep_link=x"}
+    asyncio.run(guard({**about, **scope}, receive, send))
     text = b"".join(message.get("body", b"") for message in sent).decode()
     return sent[0]["status"], text, sent[0]["headers"]
 
@@ -268,27 +253,16 @@ def guarded():
 
 def test_the_guard_lets_the_page_through_and_seals_it(guarded):
     status, text, headers = asked(guarded)
-    assert (status, text) == (200, " 0") and dict(headers)[b"content-security-policy"].startswith(
-        b"default-src 'self' "
-    )
+    assert (status, text) == (200, " 0")
+    assert dict(headers)[b"content-security-policy"].startswith(b"default-src 'self' ")
     assert asked(guarded, "/assets/index-a.b_c.js")[0] == asked(guarded, "/gradio_api/queue/data")[0] == 200
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        *("/gradio_api/file=/etc/passwd", "/gradio_api/upload", "/gradio_api/proxy=http://a.b/", "/assets/../../x"),
-        *(
-            "/gradio_api/info",
-            "/gradio_api/run/x",
-            "/gradio_api/component_server",
-            "/monitoring",
-            "/login",
-            "/docs",
-            "//",
-        ),
-    ],
-)
+HIDDEN = "file=/etc/passwd upload proxy=http://a.b/ info run/x component_server"
+PATHS = [*(f"/gradio_api/{path}" for path in HIDDEN.split()), "/assets/../../x", "/monitoring", "/login", "/docs", "//"]
+
+
+@pytest.mark.parametrize("path", PATHS)
 def test_the_guard_hides_what_the_page_does_not_need(guarded, path):
     assert asked(guarded, path)[:2] == (404, '{"detail":"there is nothing here"}')
 
@@ -298,10 +272,8 @@ def test_the_guard_takes_plain_values_up_to_a_size_and_a_rate(guarded):
     body = json.dumps({"data": ["x" * 3000, 1, None]}).encode()
     assert asked(guarded, join, body)[:2] == (200, f"deep_link=x {len(body)}")
     hostile = {"data": [{"path": "http://a.b/", "meta": {"_type": "gradio.FileData"}}]}
-    assert asked(guarded, join, json.dumps(hostile).encode())[:2] == (
-        422,
-        '{"detail":"this page sends no such request"}',
-    )
+    refused = (422, '{"detail":"this page sends no such request"}')
+    assert asked(guarded, join, json.dumps(hostile).encode())[:2] == refused
     assert asked(guarded, join, b"x" * 5001)[:2] == (413, '{"detail":"the body has more than 5,000 bytes"}')
     assert asked(guarded, join, body)[0] == 429
     assert asked(guarded, join, body, client=("10.0.0.2", 1))[0] == 200

@@ -13,6 +13,7 @@ from hugging import photos
 from image_text import saved_image_text
 from pages import answers as asked
 from pages import page_of
+from tiny_checkpoints import FILES
 
 import vlm
 from vlm.io.page import escape
@@ -59,18 +60,13 @@ def test_what_is_wrong_is_a_line_and_the_conversation_goes_on(folder: str) -> No
     saved_chat(folder, "chatml")
     with page_of(folder) as http:
         first = answers(said(http, "what is it?", 0.0)[-1])
-        for words, line in (
-            (" ", "have 0 characters"),
-            ("a<|im_end|>", "meaning of its own"),
-            ("x" * 20_001, "20,001"),
-        ):
+        wrong = {" ": "have 0 characters", "a<|im_end|>": "meaning of its own", "x" * 20_001: "20,001"}
+        for words, line in wrong.items():
             shown = said(http, words, 0.0)[-1]
             assert line in shown and answers(shown) == first
         assert answers(said(http, "why?", 0.0)[-1])[:1] == first
 
 
 def test_a_model_that_does_not_converse_has_no_conversation() -> None:
-    from tiny_checkpoints import FILES
-
     with page_of(str(FILES / "captioning.ckpt")) as http:
         assert "A conversation" not in http.get("/config").text

@@ -42,19 +42,19 @@ def test_a_photo_is_captioned(http):
 
 
 @pytest.mark.parametrize(
-    ("data", "line"),
+    ("photo", "line"),
     [
-        (["data:;base64,AAAA", *OPTIONS], "photo: damaged, or not an image of a known format"),
-        (["data:;base64,A", *OPTIONS], "photo: is incomplete"),
-        (["data:;base64,", *OPTIONS], "photo: the file is empty"),
-        (["large:999999", *OPTIONS], "photo: is too large; 100,000 bytes are the most"),
-        (["example:0", *OPTIONS], "photo: the file is empty"),
-        (["/etc/passwd", *OPTIONS], "photo: the file is empty"),
-        (["data:;base64," + base64.b64encode(b"GIF89a" + b"\xff" * 30).decode(), *OPTIONS], "photo: "),
+        ("data:;base64,AAAA", "photo: damaged, or not an image of a known format"),
+        ("data:;base64,A", "photo: is incomplete"),
+        ("data:;base64,", "photo: the file is empty"),
+        ("large:999999", "photo: is too large; 100,000 bytes are the most"),
+        ("example:0", "photo: the file is empty"),
+        ("/etc/passwd", "photo: the file is empty"),
+        ("data:;base64," + base64.b64encode(b"GIF89a" + b"\xff" * 30).decode(), "photo: "),
     ],
 )
-def test_a_hostile_photo_is_a_line(http, data, line):
-    shown = answers(http, *data)[-1]
+def test_a_hostile_photo_is_a_line(http, photo, line):
+    shown = answers(http, photo, *OPTIONS)[-1]
     assert shown.startswith('<p class="v-refusal" role="alert">' + line) and "Traceback" not in shown
 
 
@@ -68,14 +68,8 @@ def test_a_model_of_several_languages_has_a_choice_of_them(tmp_path):
     from vlm.serving.demo_page import Page
 
     asked = []
-    form = Form(
-        1,
-        {},
-        WAYS,
-        (),
-        lambda values: iter([asked.append(values) or values.options.get("language") or "none"]),
-        ("en", "de"),
-    )
+    answer = lambda values: iter([asked.append(values) or values.options.get("language") or "none"])  # noqa: E731
+    form = Form(1, {}, WAYS, (), answer, ("en", "de"))
     page = Page(task="captioning", name="a.ckpt", form=form, samples=tmp_path, max_bytes=100_000)
     assert list(page.answer(PHOTO, "de", "beams", 3, 1.0, 0, 128)) == ["de"]
     assert (asked[0].way, asked[0].count) == ("beams", 3)
@@ -94,8 +88,7 @@ def test_options_stay_in_their_bounds(http, options, capfd):
 
 
 def test_nothing_of_the_disk_or_the_network_is_to_be_had(http):
-    for path in ("file=/etc/passwd", f"file={CAPTIONER}", "proxy=http://127.0.0.1/", "info", "monitoring", "upload"):
-        assert http.get(f"/gradio_api/{path}").status_code == 404
+    assert http.get(f"/gradio_api/file={CAPTIONER}").status_code == 404  # the guard's test has the other paths
     assert http.post("/gradio_api/upload", files={"files": b"x"}).status_code == 404
     page = http.get("/").text
     loaded = re.findall(r'<(?:script|link|img|iframe)[^>]*(?:src|href)="([^"]*)"', page)

@@ -3,12 +3,11 @@
 import json
 import re
 import socket
-import threading
 import time
 from pathlib import Path
 
 import pytest
-from services import client_of, service, tiny
+from services import client_of, running, service, tiny
 from tiny_checkpoints import IMAGES
 
 from vlm.nn.step.replay import Stepper
@@ -60,18 +59,14 @@ def test_times_are_seconds_from_acceptance(captions, monkeypatch):
     assert all(0.05 <= b - a < 1 for a, b in zip(result["times"], result["times"][1:], strict=False))
 
 
-def test_beams_have_nothing_to_show_before_the_end():
-    http = client_of(service(beam=3, results=2))
-    ((name, last),) = events(http.post("/predict", content=PHOTOS[0], headers=STREAM))
-    assert name == "result" and len(last["results"][0]) == 2
-    for text in last["results"][0]:
-        assert len(text["times"]) == len(text["tokens"]) and len({*text["times"]}) == 1
-
-
-def test_models_that_write_nothing_answer_by_the_result_alone():
-    http = client_of(service(tiny("classification")))
-    ((name, last),) = events(http.post("/predict", content=PHOTOS[0], headers=STREAM))
-    assert name == "result" and {"name", "probability", "top"} == set(last["results"][0])
+def test_beams_and_models_that_write_nothing_answer_by_the_result_alone():
+    for ours in (service(beam=3, results=2), service(tiny("classification"))):
+        answer = client_of(ours).post("/predict", content=PHOTOS[0], headers=STREAM)
+        ((name, last),) = events(answer)
+        (result,) = last["results"]
+        assert name == "result" and (isinstance(result, dict) or len(result) == 2)
+        for text in result if isinstance(result, list) else ():
+            assert len(text["times"]) == len(text["tokens"]) and len({*text["times"]}) == 1
 
 
 def test_a_fault_is_an_event_and_bad_input_a_status(captions, monkeypatch, caplog):
@@ -88,18 +83,13 @@ def test_a_fault_is_an_event_and_bad_input_a_status(captions, monkeypatch, caplo
 @pytest.fixture
 def listening(captions, monkeypatch):
     """A service on a port, whose steps take a while, and the steps that it took."""
-    uvicorn = pytest.importorskip("uvicorn")
+    pytest.importorskip("uvicorn")
     from vlm.serving.app import make_app
 
     steps, real = [], Stepper.logits
     monkeypatch.setattr(Stepper, "logits", lambda *args: (steps.append(1), time.sleep(0.1), real(*args))[2])
-    listener = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(make_app(captions), log_level="warning"))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-    thread.start()
-    yield listener.getsockname()[1], steps
-    server.should_exit = True
-    thread.join(10)
+    with running(make_app(captions), log_level="warning") as port:
+        yield port, steps
 
 
 @pytest.mark.parametrize("accept", ["text/event-stream", "*/*"])
