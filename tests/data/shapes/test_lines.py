@@ -1,4 +1,4 @@
-"""Drawn lines: words that no two splits share, whole on their paper, the same ones each time."""
+"""Drawn lines: whole on their paper, of the asked length and noise."""
 
 import numpy as np
 import pytest
@@ -16,12 +16,6 @@ def lines(split, count=100, **options):
 
 def texts(split, **options):
     return [record["captions"][0] for record in lines(split, **options)]
-
-
-def test_no_word_or_number_is_in_two_splits():
-    train, val, test = ({text.lower() for text in texts(split)} for split in ("train", "val", "test"))
-    assert not train & test and not train & val and not val & test
-    assert min(map(len, (train, val, test))) > 80
 
 
 def test_texts_are_words_and_numbers_of_the_asked_length():
@@ -43,16 +37,6 @@ def test_all_lines_of_the_smallest_images_fit():
         DrawnLines(seed=0, image_size=(24, 28), **{**LENGTHS, **options})
     for one in lines("train", 300, image_size=(24, 29), **options):
         one.image()
-
-
-def test_a_record_is_the_same_each_time_and_fresh_in_each_epoch():
-    source = DrawnLines(seed=0, **LENGTHS)
-    one, again, later = (source.split("train").record(5, epoch) for epoch in (0, 0, 1))
-    assert one["captions"] == one["references"] == again["captions"]
-    assert np.array_equal(one.image(), again.image()) and one.read_stamp() == again.read_stamp()
-    assert one["captions"] != later["captions"]
-    val = source.split("val")
-    assert val.record(5, 1).read_stamp() == val.record(5).read_stamp()
 
 
 @pytest.mark.parametrize("font", FONTS)

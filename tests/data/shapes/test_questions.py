@@ -69,20 +69,6 @@ def test_a_question_alone_tells_little(source):
     assert all(share < 0.65 for share in shares.values()) and sum(shares.values()) / 5 < 0.5
 
 
-def test_splits_share_no_combination_and_epochs_differ(source):
-    seen = {}
-    for name in ("train", "val", "test"):
-        split = source.split(name)
-        scenes = [split.source.scene(split.keys(index)) for index in range(len(split))]
-        seen[name] = {tuple(sorted(one.kind for one in scene.objects)) for scene in scenes}
-    assert not seen["test"] & (seen["train"] | seen["val"])
-    train, test = source.split("train"), source.split("test")
-    assert train.fresh and not test.fresh
-    assert train.record(0, 1)["questions"] != train.record(0, 0)["questions"]
-    assert test.record(0, 1)["questions"] == test.record(0, 0)["questions"]
-    assert train.record(0, 1).id != train.record(0, 0).id
-
-
 def test_training_scenes_may_have_several_questions_of_a_kind():
     source = SceneQuestions(**OPTIONS, train_scenes=50, val_scenes=1, test_scenes=50, questions_per_kind=2)
     train, test = ([record["questions"] for record in source.split(name).records()] for name in ("train", "test"))
@@ -117,13 +103,11 @@ def test_every_turn_is_true_of_its_scene(chats):
 
 
 def test_a_second_turn_goes_on_with_the_first_and_tells_little_alone(chats):
-    answers = defaultdict(Counter)
+    answers = Counter()
     for record in chats.split("train").records():
         asked = record["questions"]
         later = [question for question in asked if question.before]
         assert {question.turns for question in later} <= {question.turns for question in conversations(asked)}
-        for question in later:
-            assert question.before in {other.turns for other in asked}
-            answers["second_turn"][question.answer] += 1
-    counts = answers["second_turn"]
-    assert counts.most_common(1)[0][1] / counts.total() < 0.5
+        assert {question.before for question in later} <= {other.turns for other in asked}
+        answers.update(question.answer for question in later)
+    assert answers.most_common(1)[0][1] / answers.total() < 0.5

@@ -42,11 +42,8 @@ def test_the_answers_are_true_of_the_scenes(source, name):
     assert 0.3 < places.count("the first") / len(places) < 0.7
 
 
-def test_a_record_holds_both_images_and_is_the_same_each_time(source):
+def test_a_record_holds_both_images(source):
     split = source.split("val")
     first, second = split.record(3).images()
     assert first.size == second.size == (64, 64) and first.tobytes() != second.tobytes()
-    assert [image.tobytes() for image in split.record(3, epoch=5).images()] == [first.tobytes(), second.tobytes()]
     assert first.tobytes() == draw(source.scene(split.keys(3))).tobytes()
-    train = source.split("train")
-    assert train.record(3, 0).read_stamp() != train.record(3, 1).read_stamp()

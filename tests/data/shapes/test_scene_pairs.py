@@ -33,12 +33,14 @@ def meaning(caption, things):
     return {n for n, at in enumerate(places) if TRUTH[relation](at[one], at[other])}
 
 
-def test_a_label_says_whether_both_mean_the_same():
+def test_a_label_says_whether_both_mean_the_same_and_both_are_as_frequent():
     for split in ("train", "val", "test"):
-        for record in source().split(split).records(120):
+        records = list(source().split(split).records(100))
+        for record in records:
             things = sorted({thing for text in (record["text"], record["pair"]) for thing in parse(text)[:2]})
             same = meaning(record["text"], things) == meaning(record["pair"], things)
             assert record["class"] == ("same" if same else "different"), dict(record.known)
+        assert Counter(record["label"] for record in records) == {0: 50, 1: 50}
 
 
 def test_words_alone_tell_little():
@@ -55,36 +57,11 @@ def test_words_alone_tell_little():
     assert 0.5 < best < 0.59
 
 
-def test_no_pair_of_kinds_is_in_two_splits():
-    kinds = {
-        split: {frozenset(parse(record["text"])[:2]) for record in source().split(split).records()}
-        for split in ("train", "val", "test")
-    }
-    assert all(kinds.values())
-    assert not kinds["train"] & kinds["test"] and not kinds["train"] & kinds["val"] and not kinds["val"] & kinds["test"]
-
-
-def test_a_pair_is_a_function_of_its_keys_and_train_is_fresh():
-    train, test = source().split("train"), source().split("test")
-    assert dict(train.record(3, 1).known) == dict(source().split("train").record(3, 1).known)
-    assert train.fresh and not test.fresh
-    assert [train.record(n, 0)["text"] for n in range(9)] != [train.record(n, 1)["text"] for n in range(9)]
-    assert dict(test.record(5, 0).known) == dict(test.record(5, 9).known)
-    assert len({record.id for record in test.records()}) == 200
-    assert Counter(record["label"] for record in test.records()) == {0: 100, 1: 100}
-
-
 def test_each_word_of_a_caption_has_its_kind():
     lengths = {f"{split}_captions": 60 for split in ("train", "val", "test")}
     words = SceneWords(seed=0, max_objects=3, **LOOKS, **lengths)
     grammar = {"size": LOOKS["sizes"], "colour": LOOKS["colors"], "shape": LOOKS["shapes"], "other": ["a", "and"]}
     grammar["relation"] = ["left", "right", "of", "above", "below"]
-    seen = set()
-    for split in words.splits:
-        for record in words.split(split).records():
-            assert len(record["words"]) == len(record["tags"])
-            for word, tag in zip(record["words"], record["tags"], strict=True):
-                assert word in grammar[tag]
-                seen.add(word)
-    assert seen == {word for known in grammar.values() for word in known}
-    assert words.split("train").fresh and words.split("train").record(0, 1).id == "train-1-000000"
+    records = [record for split in words.splits for record in words.split(split).records()]
+    found = {pair for record in records for pair in zip(record["words"], record["tags"], strict=True)}
+    assert found == {(word, tag) for tag, known in grammar.items() for word in known}

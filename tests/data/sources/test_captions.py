@@ -156,10 +156,7 @@ def test_a_folder_of_pairs(tmp_path):
     (tmp_path / ".hidden" / "x.txt").touch()
     source = captions(tmp_path)
     assert content(source) == {"train": {"b.jpg": ["un chien", "un autre chien"], "deep/er/a.PNG": ["eine Katze"]}}
-    assert source.skipped == [
-        f"{tmp_path / 'alone.jpg'}: has no alone.txt",
-        f"{tmp_path / 'notes.txt'}: has no image",
-    ]
+    assert source.skipped == [f"{tmp_path / 'alone.jpg'}: has no alone.txt", f"{tmp_path / 'notes.txt'}: has no image"]
 
 
 def test_blank_lines_and_empty_text_files_are_named(tmp_path):
