@@ -34,6 +34,7 @@ def test_a_conversation_of_two_turns_is_one_segment():
     assert rows.segments[0].tolist() == [1] * 23 + [2] * 11
     assert "".join(".x"[flag] for flag in rows.scored[0].int()) == ".......xxxx........xxxx......xxxxx"
     assert shown(own, rows.targets.labels.tolist()) == "red]two]blue]" * 2
+    assert torch.equal(rows.tokens.flatten()[rows.targets.places + 1], rows.targets.labels)
     assert rows.references[0] == [FIRST, SECOND, OTHER]  # each is answered
 
 
@@ -61,11 +62,3 @@ def test_training_takes_as_many_as_fit_beside_the_images_and_counts_longer_ones(
     own.states = 20
     cut = [own.encode(RECORD, (0, 0, place)).texts[0] for place in range(20)]
     assert {len(ids) for ids, _ in cut} == {20, 11} and own.truncated > 0
-
-
-def test_every_label_stands_after_what_it_follows():
-    own = field()
-    row = own.encode(RECORD, (0, 0, 0))
-    rows = own.collate([row])
-    tokens = rows.tokens.flatten()
-    assert torch.equal(tokens[rows.targets.places + 1], rows.targets.labels)

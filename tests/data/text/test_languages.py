@@ -5,7 +5,6 @@ import torch
 from captioned import refusal
 
 from vlm.checkpoint.pretrained_tokenizer import PretrainedTokenizer
-from vlm.data.batch import IGNORE, next_token_labels
 from vlm.data.fields import CaptionField, learn_tokenizers
 from vlm.data.records import InLanguage, Listed, Record, Source
 from vlm.data.text.one_caption_field import OneCaptionField
@@ -42,23 +41,27 @@ def opened(field, source=None):
     return field
 
 
-@pytest.mark.parametrize("mask", [False, True])
+@pytest.mark.parametrize("mask, languages", [(False, ["en", "zh"]), (True, ["en", "zh"]), (True, [])])
 @pytest.mark.parametrize("kind", [ByteTokenizer, CharTokenizer, SentencePieceTokenizer])
-def test_languages_are_further_ids_that_no_text_has_and_that_decode_to_nothing(kind, mask, tmp_path):
-    plain, own = kind(mask=mask).fit(TEXTS * 9), kind(mask=mask)
-    own.add_languages(["en", "zh"])
+def test_masks_and_languages_are_further_ids_that_no_text_has_and_that_decode_to_nothing(
+    kind, mask, languages, tmp_path
+):
+    plain, own = kind().fit(TEXTS * 9), kind(mask=mask)
+    own.add_languages(languages)
     own.fit(TEXTS * 9, cache=tmp_path)
-    first = plain.vocab_size - mask
-    assert plain.languages == () and list(plain.language_ids) == plain.begin() == []
-    assert list(own.language_ids) == [first, first + 1] and own.vocab_size == plain.vocab_size + 2
-    assert own.begin() == own.begin("en") == [first] and own.begin("zh") == [first + 1]
+    first = plain.vocab_size
+    assert plain.mask_id is None and plain.languages == () and list(plain.language_ids) == plain.begin() == []
+    further = [first + place for place in range(len(languages))]
+    assert list(own.language_ids) == further and own.vocab_size == first + len(languages) + mask
+    assert own.begin() == further[:1] and [own.begin(name) for name in languages] == [[id] for id in further]
     assert own.mask_id == (own.vocab_size - 1 if mask else None)
-    for text in (*TEXTS, "<en> <zh> <pad>"):
+    for text in (*TEXTS, "<en> <zh> <pad> <mask> [MASK]"):
         assert own.encode(text) == plain.encode(text)
-        assert own.decode([*own.begin("zh"), *own.encode(text)]) == plain.decode(plain.encode(text))
-    assert own.piece(first) == "<en>"
+        assert own.decode([*range(first, own.vocab_size), *own.encode(text)]) == plain.decode(plain.encode(text))
+    names = [f"<{name}>" for name in (*languages, *["mask"] * mask)]
+    assert [own.piece(id) for id in range(first, own.vocab_size)] == names
     again = tokenizer_from_state(own.state())
-    assert again.begin("zh") == own.begin("zh") and again.state() == own.state()
+    assert again.state() == own.state() and again.mask_id == own.mask_id and again.begin() == own.begin()
     assert again.fingerprint == own.fingerprint != plain.fingerprint
 
 
@@ -103,12 +106,8 @@ def test_a_caption_begins_with_its_language_which_is_read_and_not_predicted():
     rows = field.collate([field.encode(record, (0, 0, 0))])
     row = [bos, en, *ids("a d"), eos, bos, de, *ids("ein"), eos]
     assert rows.tokens.tolist() == [row] and field.length(record) == len(row) == 12
-    labels = next_token_labels(rows.tokens, rows.segments)[0].tolist()
-    assert labels[0] == en and labels[6] == de
-    expected = [IGNORE if label in (en, de) else label for label in labels]
-    places = [place for place, label in enumerate(expected) if label != IGNORE]
-    assert rows.targets.places.tolist() == places and len(places) == 8
-    assert rows.targets.labels.tolist() == [expected[place] for place in places]
+    assert rows.targets.places.tolist() == [1, 2, 3, 4, 7, 8, 9, 10]
+    assert rows.targets.labels.tolist() == [*ids("a d"), eos, *ids("ein"), eos]
 
 
 def test_evaluation_knows_the_references_of_each_language():

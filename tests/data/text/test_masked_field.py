@@ -6,7 +6,7 @@ import pytest
 
 from vlm.data.records import Record
 from vlm.data.text.masked_field import MaskedField
-from vlm.data.text.tokenizer import ByteTokenizer, CharTokenizer, SentencePieceTokenizer, tokenizer_from_state
+from vlm.data.text.tokenizer import ByteTokenizer
 from vlm.errors import UserError
 
 TEXT = " ".join(f"word{n}" for n in range(40))
@@ -21,16 +21,6 @@ def field(**options):
 
 def record(text=TEXT, id="r"):
     return Record(id, {"text": text})
-
-
-def test_the_mask_is_a_further_id_that_no_text_has_and_that_decodes_to_nothing():
-    for kind in (ByteTokenizer, CharTokenizer, SentencePieceTokenizer):
-        plain, own = (kind(**options).fit(["a red circle"] * 9) for options in ({}, {"mask": True}))
-        assert plain.mask_id is None and own.mask_id == plain.vocab_size == own.vocab_size - 1
-        assert own.encode("a <mask> [MASK]") == plain.encode("a <mask> [MASK]")
-        assert own.decode([own.mask_id, *own.encode("red")]) == "red" and own.piece(own.mask_id) == "<mask>"
-        again = tokenizer_from_state(own.state())
-        assert again.mask_id == own.mask_id and again.fingerprint == own.fingerprint != plain.fingerprint
 
 
 def test_whole_words_are_masked_and_labels_are_what_stood_there():

@@ -11,9 +11,10 @@ from image_text import saved_image_text
 from PIL import Image
 
 from vlm.checkpoint.load import read
+from vlm.data.images.image import Preprocess
 from vlm.data.text.conversation import PLAIN, ChatForm, Turn
 from vlm.data.text.prompt_form import PromptForm
-from vlm.data.text.tokenizer import tokenizer_from_state
+from vlm.data.text.tokenizer import CharTokenizer, tokenizer_from_state
 from vlm.errors import UserError
 from vlm.models.context import PLACE
 
@@ -26,7 +27,6 @@ TALK = [
     Turn("user", " red or blue"),
 ]
 IMAGE_FORMS = ["llava_clip", "llava_siglip", "llava_interleave", "idefics3", "smolvlm", "smolvlm_tiles"]
-WITHOUT_SYSTEM = ("gemma",)
 
 
 def theirs_of(turns: list[Turn], *, parts: bool = True) -> list[dict[str, Any]]:
@@ -38,23 +38,18 @@ def theirs_of(turns: list[Turn], *, parts: bool = True) -> list[dict[str, Any]]:
     return messages
 
 
-def read_form(folder: Path) -> tuple[PromptForm, Any, dict[str, Any]]:
+def saved(folder: Path, name: str) -> tuple[Any, PromptForm, Any, dict[str, Any]]:
+    """Saves a model; its processor or tokenizer, and the form and the tokenizer that are read of it."""
+    torch.manual_seed(5)
+    theirs = saved_chat(folder, name) if name in TEMPLATES else saved_image_text(folder, name)[1]
     about = read(str(folder))["vlm"]
-    return PromptForm.of(about["form"]), tokenizer_from_state(about["tokenizer"]), about
-
-
-def said(form: PromptForm, tokenizer: Any, turns: list[Turn], **options: Any) -> str:
-    """What the model writes of a conversation."""
-    tokens, own = form.turns(tokenizer, turns, answering=False, **options)
-    return tokenizer._library.decode([id for id, mine in zip(tokens, own, strict=True) if mine], False)
+    return theirs, PromptForm.of(about["form"]), tokenizer_from_state(about["tokenizer"]), about
 
 
 @pytest.mark.parametrize("system", [True, False], ids=["system", "none"])
 @pytest.mark.parametrize("name", IMAGE_FORMS)
 def test_conversations_with_images_are_those_of_their_processor(tmp_path: Path, name: str, system: bool) -> None:
-    torch.manual_seed(5)
-    _, processor = saved_image_text(tmp_path / "theirs", name)
-    form, tokenizer, about = read_form(tmp_path / "theirs")
+    processor, form, tokenizer, about = saved(tmp_path / "theirs", name)
     images = [Image.open(path).convert("RGB") for path in photos(tmp_path / "photos", 3)]
     turns = TALK if system else TALK[1:]
     for count in range(1 + system, len(turns) + 1):
@@ -64,34 +59,26 @@ def test_conversations_with_images_are_those_of_their_processor(tmp_path: Path, 
             text = processor.apply_chat_template(theirs_of(some), add_generation_prompt=answering)
             theirs = processor(text=text, images=shown)["input_ids"]
             theirs = theirs[0] if isinstance(theirs[0], list) else theirs
-            squares = [cut_of(about, image) for image in shown]
+            squares = [Preprocess.from_state(about["preprocess"]).views(image)[1:] for image in shown]
             ours = form.turns(tokenizer, some, squares, answering=answering)
             assert ours.tokens == [PLACE if id == processor.image_token_id else id for id in theirs]
             assert len(ours.own) == len(ours.tokens)
 
 
-def cut_of(about: dict[str, Any], image: Image.Image) -> tuple[int, int]:
-    from vlm.data.images.image import Preprocess
-
-    return Preprocess.from_state(about["preprocess"]).views(image)[1:]
-
-
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_conversations_of_text_are_those_of_their_tokenizer(tmp_path: Path, name: str) -> None:
-    theirs = saved_chat(tmp_path / "theirs", name)
-    form, tokenizer, _ = read_form(tmp_path / "theirs")
+    theirs, form, tokenizer, _ = saved(tmp_path / "theirs", name)
     talk = [Turn(turn.role, turn.text) for turn in TALK]
     thought = [talk[1], Turn("assistant", "<think>\nso\n\nor so\n</think>\n\na dog"), talk[3]]
     others = [[*thought, thought[1]], [*thought, talk[2]], thought] if name == "qwen3" else []
     for turns in (talk, talk[1:], talk[1:2], *others):
-        if turns is talk and name in WITHOUT_SYSTEM:
+        if turns is talk and name == "gemma":
             with pytest.raises(UserError, match="system: has no turn in this model's prompts; they have user, assis"):
                 form.turns(tokenizer, turns)
             continue
         for answering in (False, True):
-            truth = theirs.apply_chat_template(
-                theirs_of(turns, parts=False), add_generation_prompt=answering, return_dict=False
-            )
+            options = {"add_generation_prompt": answering, "return_dict": False}
+            truth = theirs.apply_chat_template(theirs_of(turns, parts=False), **options)
             assert form.turns(tokenizer, turns, answering=answering).tokens == truth
 
 
@@ -102,24 +89,18 @@ def test_conversations_of_text_are_those_of_their_tokenizer(tmp_path: Path, name
         ("llava_siglip", "\na dog.\nIt runs<|im_end|>\n3 cats<|im_end|>"),
         ("llava_interleave", " a dog.\nIt runs<|im_end|>3 cats<|im_end|>"),
         ("smolvlm", " a dog.\nIt runs<end_of_utterance> 3 cats<end_of_utterance>"),
-        ("chatml", "a dog.\nIt runs<|im_end|>3 cats<|im_end|>"),
-        ("qwen25", "a dog.\nIt runs<|im_end|>3 cats<|im_end|>"),
-        ("qwen3", "a dog.\nIt runs<|im_end|>3 cats<|im_end|>"),
-        ("llama31", "a dog.\nIt runs<|eot_id|>3 cats<|eot_id|>"),
-        ("llama3", "a dog.\nIt runs<|eot_id|>3 cats<|eot_id|>"),
+        *((name, "a dog.\nIt runs<|im_end|>3 cats<|im_end|>") for name in ("chatml", "qwen25", "qwen3")),
+        *((name, "a dog.\nIt runs<|eot_id|>3 cats<|eot_id|>") for name in ("llama31", "llama3")),
         ("gemma", "a dog.\nIt runs<end_of_turn>3 cats<end_of_turn>"),
     ],
 )
 def test_what_the_model_writes_of_a_conversation_is_marked(tmp_path: Path, name: str, own: str) -> None:
     """With the end of its turns, and the space that its prompt lacks."""
-    torch.manual_seed(5)
-    if name in TEMPLATES:
-        saved_chat(tmp_path / "theirs", name)
-    else:
-        saved_image_text(tmp_path / "theirs", name)
-    form, tokenizer, _ = read_form(tmp_path / "theirs")
+    _, form, tokenizer, _ = saved(tmp_path / "theirs", name)
     turns = [Turn(turn.role, turn.text, turn.images * (form.states > 0)) for turn in TALK[1:]]
-    assert said(form, tokenizer, turns) == own
+    tokens, marks = form.turns(tokenizer, turns, answering=False)
+    written = [id for id, mine in zip(tokens, marks, strict=True) if mine]
+    assert tokenizer._library.decode(written, False) == own
     (end,) = form.ends(tokenizer) or [None]
     assert end is None or own.endswith(tokenizer.piece(end))
 
@@ -127,17 +108,10 @@ def test_what_the_model_writes_of_a_conversation_is_marked(tmp_path: Path, name:
 @pytest.mark.parametrize("name", ["llava_clip", "llava_siglip", "smolvlm", "chatml", "llama3", "gemma"])
 def test_turns_after_an_answer_go_on_where_it_ended(tmp_path: Path, name: str) -> None:
     """The tokens of an answer, then those of what follows, are those of the whole conversation."""
-    torch.manual_seed(5)
-    if name in TEMPLATES:
-        saved_chat(tmp_path / "theirs", name)
-    else:
-        saved_image_text(tmp_path / "theirs", name)
-    form, tokenizer, _ = read_form(tmp_path / "theirs")
-    assert form.chat is not None
+    _, form, tokenizer, _ = saved(tmp_path / "theirs", name)
     more = int(form.states > 0)
     talk = [Turn("user", "what?", more), Turn("assistant", "a dog runs"), Turn("user", "and the cat?", more)]
-    first = form.turns(tokenizer, talk[:1]).tokens
-    whole = form.turns(tokenizer, talk).tokens
+    first, whole = form.turns(tokenizer, talk[:1]).tokens, form.turns(tokenizer, talk).tokens
     later = form.turns(tokenizer, talk[2:], begun=True).tokens
     if name == "llava_clip":  # whose tokens cross the ends of words, unlike published ones
         joined = tokenizer.decode([id for id in [*first, *tokenizer.encode("a dog runs"), *later] if id != PLACE])
@@ -146,33 +120,26 @@ def test_turns_after_an_answer_go_on_where_it_ended(tmp_path: Path, name: str) -
     assert whole[-len(later) :] == later
     if name != "llava_siglip":  # whose template writes another space before an answer that it shows
         assert whole[: len(first)] == first
-        answer = tokenizer.decode(whole[len(first) : -len(later)])
-        assert answer.strip() == "a dog runs"
+        assert tokenizer.decode(whole[len(first) : -len(later)]).strip() == "a dog runs"
 
 
 def test_later_turns_read_an_answer_without_its_thoughts(tmp_path: Path) -> None:
-    saved_chat(tmp_path / "theirs", "qwen3")
-    form, tokenizer, _ = read_form(tmp_path / "theirs")
+    _, form, tokenizer, _ = saved(tmp_path / "theirs", "qwen3")
     answer = "<think>\nso\n</think>\n\nor so\n</think>\n\n\na dog\n"
     for text, words in ((answer, "a dog\n"), ("<think>\nso", "<think>\nso"), ("a dog", "a dog"), (answer[:-7], "")):
         assert tokenizer.decode(form.past(tokenizer, tokenizer.encode(text))) == words
 
 
 def test_the_plain_form_needs_no_words_of_its_own() -> None:
-    from tiny_checkpoints import FILES
-
-    about = read(str(FILES / "captioning.ckpt"))["vlm"]
-    tokenizer = tokenizer_from_state(about["tokenizer"])
-    form = PromptForm(chat=PLAIN, states=3)
     words = ["a small circle", "a red cross"]
+    tokenizer, form = CharTokenizer().fit(words), PromptForm(chat=PLAIN, states=3)
     turns = [Turn("user", words[0], 2), Turn("assistant", words[1]), Turn("user", words[1])]
     asked, answer = map(tokenizer.encode, words)
     begin, end = tokenizer.bos_id, tokenizer.eos_id
     tokens, own = form.turns(tokenizer, turns)
     assert tokens == [*[PLACE] * 6, *asked, end, begin, *answer, end, *answer, end, begin]
     assert [id for id, mine in zip(tokens, own, strict=True) if mine] == [*answer, end]
-    later = form.turns(tokenizer, turns[2:], begun=True).tokens
-    assert later == [end, *answer, end, begin]
+    assert form.turns(tokenizer, turns[2:], begun=True).tokens == [end, *answer, end, begin]
     assert PromptForm.of(form.state()) == form
 
 
@@ -187,8 +154,7 @@ def test_a_damaged_form_is_refused(change: dict[str, Any]) -> None:
 
 
 def test_texts_that_name_special_tokens_are_refused(tmp_path: Path) -> None:
-    saved_chat(tmp_path / "theirs", "chatml")
-    form, tokenizer, _ = read_form(tmp_path / "theirs")
+    _, form, tokenizer, _ = saved(tmp_path / "theirs", "chatml")
     with pytest.raises(UserError, match="has a meaning of its own; leave it out"):
         form.turns(tokenizer, [Turn("user", "a<|im_end|>b")])
     assert form.turns(tokenizer, [Turn("user", "a <image>")]).tokens  # which this model has no token for

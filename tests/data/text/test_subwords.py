@@ -2,16 +2,17 @@
 
 import json
 import os
-import random
 import shutil
 from pathlib import Path
 
 import pytest
 from transformers import BertTokenizer, GPT2Tokenizer
+from varied import varied_lines
 
 from vlm.data.text.hugging_face import read_tokenizer
 from vlm.data.text.subwords import BytePairTokenizer, WordPieceTokenizer
 from vlm.data.text.tokenizer import tokenizer_from_state
+from vlm.data.text.tokenizer_base import fingerprint_of
 from vlm.errors import UserError
 from vlm.models.pretrained.folder import Folder
 
@@ -34,13 +35,14 @@ def small(**changes):
 def folders(tmp_path_factory):
     """Each vocabulary as plain files and as `transformers` saves it."""
     root = tmp_path_factory.mktemp("tokenizers")
-    for name, files in {
-        "gpt2": {"encoder.json": "vocab.json", "vocab.bpe": "merges.txt"},
-        "bert": {"vocab.txt": "vocab.txt"},
-    }.items():
-        (root / name).mkdir()
-        for source, target in files.items():
-            shutil.copyfile(VOCABULARIES / name / source, root / name / target)
+    files = {
+        "gpt2/encoder.json": "gpt2/vocab.json",
+        "gpt2/vocab.bpe": "gpt2/merges.txt",
+        "bert/vocab.txt": "bert/vocab.txt",
+    }
+    for source, target in files.items():
+        (root / target).parent.mkdir(exist_ok=True)
+        shutil.copyfile(VOCABULARIES / source, root / target)
     GPT2Tokenizer.from_pretrained(root / "gpt2").save_pretrained(root / "gpt2_saved")
     BertTokenizer.from_pretrained(root / "bert").save_pretrained(root / "bert_saved")
     return root
@@ -64,15 +66,7 @@ def test_ids_are_the_published_ones(folders, layout, name, key, ids):
 @pytest.mark.slow
 @pytest.mark.parametrize("name, theirs, ids", [("gpt2", GPT2Tokenizer, GPT2), ("bert", BertTokenizer, BERT)])
 def test_ids_of_ten_thousand_lines_are_theirs(folders, name, theirs, ids):
-    rng = random.Random(0)
-    words = ["the", "quick", "It's", "don't", "3.14", "Zürich", "naïve", "e\u0301", "東京", "हिन्दी", "العربية", "🙂"]
-    words += ["\t", "\u00a0", "##s", "x-y", "@you", "#tag", "http://a.b/c", "...", "!", "\r\n"]
-    lines = []
-    for _ in range(8000):
-        lines.append("".join(rng.choice(["", " ", "  "]) + rng.choice(words) for _ in range(rng.randint(0, 20))))
-    for _ in range(2000):
-        ranges = [(0x20, 0x7E), (0xA1, 0x2FFF)]
-        lines.append("".join(chr(rng.randint(*rng.choice(ranges))) for _ in range(30)))
+    lines = varied_lines(10_000)
     ours, truth = read_tokenizer(Folder(folders / name), ids), theirs.from_pretrained(folders / name)
     assert [ours.encode(line) for line in lines] == truth(lines, add_special_tokens=False).input_ids
 
@@ -83,25 +77,13 @@ def test_text_that_looks_like_a_special_token_is_text():
     assert 9 not in tokenizer.encode("<low>") and tokenizer.decode([6, 9]) == "low"
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"vocab": [*PIECES[:-1], "l"]},
-        {"vocab": [*PIECES[:-1], "x" * 2000]},
-        {"vocab": [*PIECES[:-1], "\u4e00"]},
-        {"vocab": [*PIECES[:-1], 3]},
-        {"vocab": []},
-        {"merges": [["l", "zz"]]},
-        {"merges": [["l"]]},
-        {"merges": [["l", 3]]},
-        {"eos": 12},
-        {"eos": True},
-        {"special": [-1]},
-        {"prefix_space": 1},
-        {"normalizer": "strip"},
-    ],
-    ids=str,
-)
+BAD_VOCAB = [[*PIECES[:-1], "l"], [*PIECES[:-1], "x" * 2000], [*PIECES[:-1], "\u4e00"], [*PIECES[:-1], 3], []]
+MISFITS = [{"vocab": vocab} for vocab in BAD_VOCAB]
+MISFITS += [{"merges": [["l", "zz"]]}, {"merges": [["l"]]}, {"merges": [["l", 3]]}, {"eos": 12}, {"eos": True}]
+MISFITS += [{"special": [-1]}, {"prefix_space": 1}, {"normalizer": "strip"}]
+
+
+@pytest.mark.parametrize("changes", MISFITS, ids=str)
 def test_parts_that_do_not_fit_are_refused(changes):
     with pytest.raises((ValueError, TypeError)):
         small(**changes)
@@ -109,22 +91,14 @@ def test_parts_that_do_not_fit_are_refused(changes):
 
 def test_a_state_with_other_ids_is_refused():
     """As another version of the library would give: the ids of fixed strings are hashed."""
-    state = small().state()
-    parts = json.loads(state["learned"])
-    assert len(parts["probe"]) == 64
-    other = small(merges=MERGES[:-1])
-    forged = {**state, "learned": json.dumps({**json.loads(other.state()["learned"]), "probe": "0" * 64})}
+    state, other = small().state(), small(merges=MERGES[:-1]).state()
+    assert len(json.loads(state["learned"])["probe"]) == 64
+    forged = {**state, "learned": json.dumps({**json.loads(other["learned"]), "probe": "0" * 64})}
     with pytest.raises(UserError, match="damaged"):
         tokenizer_from_state(forged)
-    forged["fingerprint"] = fingerprint(forged)
+    forged["fingerprint"] = fingerprint_of(forged["class"], forged["options"], forged["learned"].encode("latin1"))
     with pytest.raises(UserError, match="gives other ids"):
         tokenizer_from_state(forged)
-
-
-def fingerprint(state):
-    from vlm.data.text.tokenizer_base import fingerprint_of
-
-    return fingerprint_of(state["class"], state["options"], state["learned"].encode("latin1"))
 
 
 def test_words_are_decoded_as_they_are_written():

@@ -1,6 +1,6 @@
 """Windows onto text: what training and evaluation read, by brute force over the ids."""
 
-import warnings
+from collections import Counter
 from itertools import chain
 from types import SimpleNamespace
 
@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from vlm.data.order import EvalBatches, Key
+from vlm.data.order import Key
 from vlm.data.records import Listed, Record, Source
 from vlm.data.text.text_field import LEARNED_FROM, TextField
 from vlm.data.text.token_file import TokenFile
 from vlm.data.text.tokenizer import ByteTokenizer, CharTokenizer, SentencePieceTokenizer
-from vlm.data.text.windows import SlidingWindows
 from vlm.errors import UserError
 from vlm.training.data_module import Data
 
@@ -87,28 +86,25 @@ def rows(batch):
         yield start(batch, row), *values
 
 
-@pytest.mark.parametrize("max_len", [1, 2, 8, 31])
+@pytest.mark.parametrize("max_len", [1, 2, 8, 31, len(stream(TRAIN)) - 1])
 def test_training_reads_windows_of_the_text_with_its_documents_told_apart(max_len):
     ids = stream(TRAIN)
     module = data(max_len=max_len)
     batches = list(module.train_dataloader())
-    texts = [batch["text"] for batch in batches]
-    assert sum(len(text.tokens) for text in texts) == -(-len(ids) // max_len)
+    assert sum(len(batch["text"].tokens) for batch in batches) == -(-len(ids) // max_len)
     assert len(module.samples("train", training=True)) == -(-len(ids) // max_len)
-    for batch, text in zip(batches, texts, strict=True):
-        assert text.tokens.dtype == torch.int64
-        assert text.tokens.shape[1] == max_len + 1
+    for batch in batches:
+        text = batch["text"]
+        assert text.tokens.dtype == torch.int64 and text.tokens.shape[1] == max_len + 1
         assert text.scored is None and batch.bad == []
         for begin, tokens, segments, _ in rows(batch):
             assert tokens == ids[begin : begin + max_len + 1]
             assert segments == numbered(tokens)
 
 
-def test_rows_within_one_document_need_no_segments():
-    batches = list(data(Texts(train=["one document " * 50])).train_dataloader())
-    assert all(batch["text"].segments is None for batch in batches)
-    batches = list(data(Texts(train=["ab"] * 50)).train_dataloader())
-    assert all(batch["text"].segments is not None for batch in batches)
+@pytest.mark.parametrize("train, alone", [(["one document " * 50], True), (["ab"] * 50, False)])
+def test_rows_within_one_document_need_no_segments(train, alone):
+    assert all((batch["text"].segments is None) == alone for batch in data(Texts(train=train)).train_dataloader())
 
 
 def test_windows_begin_anywhere_equally_often():
@@ -121,18 +117,15 @@ def test_windows_begin_anywhere_equally_often():
 
 def test_windows_are_a_function_of_seed_epoch_and_index():
     source = Texts(train=TRAIN * 20)
-    samples = windows(source)
+    samples, other = windows(source), windows(source)
     keys = [Key(2, 5), Key(2, 0), Key(2, 77)]
     whole = samples.__getitems__(keys)
     samples.__getitems__([Key(1, 5)])
-    other = windows(source)
     alone = [other.__getitems__([key]) for key in reversed(keys)][::-1]
     assert [batch.ids[0] for batch in alone] == whole.ids
     assert torch.equal(torch.cat([batch["text"].tokens for batch in alone]), whole["text"].tokens)
-    mixed = other.__getitems__([Key(0, 5), Key(2, 5), Key(1, 5)])
-    assert mixed.ids[1] == whole.ids[0]
-    same = np.mean(other.split.places(0) == other.split.places(1))
-    assert same < 0.1
+    assert other.__getitems__([Key(0, 5), Key(2, 5), Key(1, 5)]).ids[1] == whole.ids[0]
+    assert np.mean(other.split.places(0) == other.split.places(1)) < 0.1
     assert np.mean(windows(source, order_seed=4).split.places(0) == other.split.places(0)) < 0.1
 
 
@@ -153,10 +146,8 @@ def test_evaluation_scores_every_token_once_with_context(texts, max_len, stride)
     ids = stream(texts)
     module = data(Texts(train=["t" * 600], val=texts), max_len=max_len, stride=stride)
     stride = module.fields["text"].stride
-    seen = dict.fromkeys(range(len(ids)), 0)
-    starts = []
+    seen, starts = Counter(), []
     for batch in module.val_dataloader():
-        assert batch["text"].tokens.shape[1] == max_len + 1
         for begin, tokens, segments, scored in rows(batch):
             starts.append(begin)
             real = ids[begin : begin + max_len + 1]
@@ -168,25 +159,13 @@ def test_evaluation_scores_every_token_once_with_context(texts, max_len, stride)
                 assert segments[at - 1] == segments[at] > 0  # so the one function that shifts labels has it
                 assert begin == 0 or at > max_len - stride
     assert starts == [stride * number for number in range(len(starts))]
-    assert seen == {at: int(id != BOS) for at, id in enumerate(ids)}
-    assert module.fields["text"].counts("val").tokens == sum(seen.values())
-
-
-@pytest.mark.parametrize("world", [1, 2, 3])
-def test_ranks_share_an_evaluation(world):
-    samples = data().samples("val")
-    batches = [EvalBatches(size=len(samples), batch_size=6, rank=rank, world=world) for rank in range(world)]
-    found = [samples.__getitems__(keys) for keys in chain(*batches)]
-    assert sorted(chain(*(batch.ids for batch in found))) == sorted(chain(*(b.ids for b in data().val_dataloader())))
-    assert sum(int(batch["text"].scored.sum()) for batch in found) == field().counts("val").tokens
+    assert seen == {at: 1 for at, id in enumerate(ids) if id != BOS}
+    assert module.fields["text"].counts("val").tokens == seen.total()
 
 
 def test_counts_are_those_of_the_text():
-    tokens, size, words = field().counts("val")
-    text = "".join(VAL)
-    assert size == len(text.encode())
-    assert tokens == size + len(VAL)
-    assert words == sum(len(text.split()) for text in VAL)
+    size, words = len("".join(VAL).encode()), sum(len(text.split()) for text in VAL)
+    assert field().counts("val") == (size + len(VAL), size, words)
 
 
 def test_sampled_windows_are_drawn_anew_for_each_batch_and_again_the_same():
@@ -201,22 +180,9 @@ def test_sampled_windows_are_drawn_anew_for_each_batch_and_again_the_same():
     assert all(torch.equal(a.tokens, b.tokens) for a, b in zip(again, (first, second), strict=True))
     (other,) = field().sampled("val", batches=1, batch_size=4, seed=1)
     assert not torch.equal(first.tokens, second.tokens) and not torch.equal(first.tokens, other.tokens)
-
-
-def test_a_split_shorter_than_a_window_is_sampled_whole():
-    text = field(Texts(train=["t" * 99], val=["ab"]))
-    (batch,) = text.sampled("val", batches=1, batch_size=3, seed=0)
-    assert batch.tokens.tolist() == [[*stream(["ab"]), 0, 0, 0, 0, 0]] * 3
-    assert batch.segments.tolist() == [[1, 1, 1, 1, 0, 0, 0, 0, 0]] * 3
-
-
-def test_workers_read_what_the_process_itself_does():
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of copying a process that has threads
-        ways = [list(data(num_workers=workers).train_dataloader()) for workers in (0, 2)]
-    for here, there in zip(*ways, strict=True):
-        assert here.ids == there.ids
-        assert torch.equal(here["text"].tokens, there["text"].tokens)
+    (short,) = field(Texts(train=["t" * 99], val=["ab"])).sampled("val", batches=1, batch_size=3, seed=0)
+    assert short.tokens.tolist() == [[*stream(["ab"]), 0, 0, 0, 0, 0]] * 3  # a split shorter than a window
+    assert short.segments.tolist() == [[1, 1, 1, 1, 0, 0, 0, 0, 0]] * 3
 
 
 @pytest.mark.parametrize("make", [ByteTokenizer, CharTokenizer, SentencePieceTokenizer])
@@ -248,14 +214,6 @@ def test_a_second_run_reads_no_text_but_for_the_tokenizer(tmp_path):
     assert len(list(tmp_path.glob("*.tokens"))) == 5
 
 
-def test_tokens_that_were_damaged_are_written_anew(tmp_path):
-    before = field(cache=str(tmp_path)).tokens("val")
-    whole = before.path.read_bytes()
-    before.path.write_bytes(whole[:-1])
-    data(cache=str(tmp_path))
-    assert before.path.read_bytes() == whole
-
-
 def test_the_fingerprint_is_of_the_training_text():
     assert data().fingerprint() == data(Texts(val=["other"])).fingerprint()
     others = [Texts(train=TRAIN[:2]), Texts(train=[*TRAIN[:2], TRAIN[2].lower()]), Texts(train=["".join(TRAIN)])]
@@ -264,22 +222,19 @@ def test_the_fingerprint_is_of_the_training_text():
 
 
 def test_restoring_takes_the_tokenizer_of_the_checkpoint():
-    tokenizer = CharTokenizer().fit(VAL)
-    module = data()
+    tokenizer, module = CharTokenizer().fit(VAL), data()
     text = module.fields["text"]
-    before = text.tokens("val").tokens.tolist()
     list(module.val_dataloader())
     module.restore({"tokenizer": tokenizer.state()})
     assert text.tokenizer.fingerprint == tokenizer.fingerprint
-    assert text.tokens("val").tokens.tolist() != before
-    (first, *_) = module.val_dataloader()
-    assert first["text"].tokens[0].tolist() == text.tokens("val").tokens[:9].tolist()
+    ids = text.tokens("val").tokens.tolist()
+    assert len(ids) < len(stream(VAL))  # characters, no longer bytes
+    assert next(iter(module.val_dataloader()))["text"].tokens[0].tolist() == ids[:9]
 
 
-def test_splits_are_evaluated_by_sliding_windows_and_the_last_is_final():
+def test_the_last_split_is_final_and_others_are_refused():
     module = data(Texts(test=["tests"]))
     assert module.final_split == "test"
-    assert isinstance(module.samples("train").split, SlidingWindows)
     with pytest.raises(UserError, match="no split 'dev'"):
         module.samples("dev")
 
@@ -296,9 +251,3 @@ def test_splits_are_evaluated_by_sliding_windows_and_the_last_is_final():
 def test_what_cannot_work_is_said_at_once(options, message):
     with pytest.raises(UserError, match=message):
         data(**options)
-
-
-def test_the_longest_window_is_the_whole_text():
-    module = data(max_len=len(stream(TRAIN)) - 1)
-    (batch,) = module.train_dataloader()
-    assert batch["text"].tokens.tolist() == [stream(TRAIN)] * 2

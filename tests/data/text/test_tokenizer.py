@@ -14,7 +14,7 @@ import pytest
 import sentencepiece
 import torch
 import yaml
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from vlm.data.text import tokenizer as module
@@ -53,6 +53,7 @@ def content_ids(tokenizer: Tokenizer) -> set[int]:
 @each
 @modest
 @given(text=any_text)
+@example(text="a".join(piece * 2 for piece in AWKWARD))
 def test_any_text_comes_back(name, text):
     ids = FITTED[name].encode(text)
     assert FITTED[name].decode(ids) == text
@@ -68,13 +69,6 @@ def test_any_captions_can_be_learnt(name, captions, text):
     tokenizer = MAKERS[name]().fit([*captions, "x"])  # SentencePiece needs one character that it does not reserve
     for sample in (*captions, text):
         assert tokenizer.decode(tokenizer.encode(sample)) == sample
-
-
-@each
-def test_awkward_text_comes_back_whole_and_doubled(name):
-    for text in AWKWARD:
-        for sample in (text, text * 2, f" {text} ", f"\n{text}a"):
-            assert FITTED[name].decode(FITTED[name].encode(sample)) == sample
 
 
 @pytest.mark.parametrize("model_type", ["unigram", "bpe"])
@@ -144,11 +138,10 @@ def test_bytes_that_are_no_utf8_do_not_raise(name):
 def test_pieces_are_printable():
     for tokenizer in FITTED.values():
         pieces = [tokenizer.piece(id) for id in range(tokenizer.vocab_size)]
-        assert all(piece.isprintable() and piece for piece in pieces)
-        assert pieces[tokenizer.pad_id] == "<pad>"
-    shown = ["é", MARK, "<0xF0>", "<0x9F>", "<0xA6>", "<0x8A>"]
-    assert [FITTED["char"].piece(id) for id in FITTED["char"].encode("é 🦊")] == shown
-    assert [FITTED["bytes"].piece(id) for id in FITTED["bytes"].encode("a\né")] == ["a", "\\n", "<0xC3>", "<0xA9>"]
+        assert all(piece.isprintable() and piece for piece in pieces) and pieces[tokenizer.pad_id] == "<pad>"
+    shown = {"char": ["é", MARK, "<0xF0>", "<0x9F>", "<0xA6>", "<0x8A>"], "bytes": ["a", "\\n", "<0xC3>", "<0xA9>"]}
+    for (name, pieces), text in zip(shown.items(), ("é 🦊", "a\né"), strict=True):
+        assert [FITTED[name].piece(id) for id in FITTED[name].encode(text)] == pieces
 
 
 @each
@@ -165,8 +158,9 @@ def test_no_captions_is_the_users_to_mend(cls):
         cls().fit([])
     with pytest.raises(RuntimeError, match="call fit first"):
         cls().encode("a")
-    with pytest.raises(UserError, match="texts are empty"):
-        SentencePieceTokenizer().fit(["", "\n"])
+    if cls is SentencePieceTokenizer:
+        with pytest.raises(UserError, match="texts are empty"):
+            cls().fit(["", "\n"])
 
 
 @pytest.mark.parametrize(
@@ -231,13 +225,13 @@ def test_byte_fallback_off_saves_its_ids_and_has_an_unknown():
         assert tokenizer.unk_id not in FITTED["unigram"].encode(unknown)
 
 
-def test_vocabulary_is_bounded_and_pieces_are_longer_than_letters():
+@pytest.mark.parametrize("name", ["unigram", "bpe"])
+def test_vocabulary_is_bounded_and_pieces_are_longer_than_letters(name):
     words = ["".join(pair) for pair in itertools.product(("ba", "ko", "ri", "mu"), ("lint", "dras", "fep"))]
     captions = [" ".join(pair) for pair in itertools.permutations(words, 2)]
-    for model_type in ("unigram", "bpe"):
-        tokenizer = SentencePieceTokenizer(vocab_size=300, model_type=model_type).fit(captions)
-        assert tokenizer.vocab_size <= 300
-        assert sum(len(tokenizer.encode(caption)) for caption in captions) <= 5 * len(captions)
+    tokenizer = MAKERS[name](vocab_size=300).fit(captions)
+    assert tokenizer.vocab_size <= 300
+    assert sum(len(tokenizer.encode(caption)) for caption in captions) <= 5 * len(captions)
 
 
 @each
@@ -252,24 +246,28 @@ def test_state_survives_a_checkpoint(name):
         assert pickle.loads(pickle.dumps(tokenizer)).encode("A dog") == tokenizer.encode("A dog")
 
 
+DAMAGES = [
+    lambda state: state | {"learned": state["learned"][:-1] + "!"},
+    lambda state: state | {"learned": state["learned"].encode("latin1")},
+    lambda state: state | {"fingerprint": "0" * 64},
+    lambda state: state | {"options": state["options"] | {"lowercase": True}},
+    lambda state: state | {"options": state["options"] | {"depth": 3}},
+    lambda state: state | {"options": None},
+    lambda state: {key: value for key, value in state.items() if key != "fingerprint"},
+    lambda state: {},
+    lambda state: None,
+]
+FOREIGN = ["Tokenizer", "Path", "os:system", "vlm.data.text.tokenizer.CharTokenizer", ["x"], None]
+
+
 @each
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda state: state | {"learned": state["learned"][:-1] + "!"},
-        lambda state: state | {"learned": state["learned"].encode("latin1")},
-        lambda state: state | {"fingerprint": "0" * 64},
-        lambda state: state | {"options": state["options"] | {"lowercase": True}},
-        lambda state: state | {"options": state["options"] | {"depth": 3}},
-        lambda state: state | {"options": None},
-        lambda state: {key: value for key, value in state.items() if key != "fingerprint"},
-        lambda state: {},
-        lambda state: None,
-    ],
-)
-def test_damaged_states_are_refused(name, damage):
-    with pytest.raises(UserError, match="tokenizer is damaged"):
-        tokenizer_from_state(damage(FITTED[name].state()))
+def test_damaged_states_are_refused(name):
+    for damage in DAMAGES:
+        with pytest.raises(UserError, match="tokenizer is damaged"):
+            tokenizer_from_state(damage(FITTED[name].state()))
+    for foreign in FOREIGN:
+        with pytest.raises(UserError, match="tokenizer"):
+            tokenizer_from_state(FITTED[name].state() | {"class": foreign})
 
 
 @pytest.mark.parametrize("cls", CLASSES)
@@ -282,14 +280,6 @@ def test_contents_that_fit_only_their_fingerprint_are_refused(cls):
             tokenizer_from_state(state | {"fingerprint": fingerprint})
 
 
-@pytest.mark.parametrize(
-    "foreign", ["Tokenizer", "Path", "os:system", "vlm.data.text.tokenizer.CharTokenizer", ["x"], None]
-)
-def test_foreign_classes_are_refused(foreign):
-    with pytest.raises(UserError, match="tokenizer"):
-        tokenizer_from_state(FITTED["char"].state() | {"class": foreign})
-
-
 @pytest.mark.parametrize("name", ["char", "unigram", "bpe"])
 def test_cache_is_read_instead_of_learning(name, tmp_path, monkeypatch):
     first = MAKERS[name]().fit(CAPTIONS, cache=tmp_path / "new")
@@ -299,17 +289,16 @@ def test_cache_is_read_instead_of_learning(name, tmp_path, monkeypatch):
 
 
 def test_cache_is_keyed_by_captions_and_every_option(tmp_path):
-    variants: list[dict] = [{}, {"lowercase": True}, {"model_type": "unigram"}, {"vocab_size": 400}]
+    variants = [{}, {"lowercase": True}, {"model_type": "unigram"}, {"vocab_size": 400}]
     variants += [{"byte_fallback": False}, {"character_coverage": 0.99}]
     for captions in (CAPTIONS, CAPTIONS[::-1], ["".join(CAPTIONS)]):
         for options in variants:
             SentencePieceTokenizer(**options).fit(captions, cache=tmp_path)
         CharTokenizer().fit(captions, cache=tmp_path)
+    SentencePieceTokenizer(lowercase=False, vocab_size=8000).fit(CAPTIONS, cache=tmp_path)
     names = [file.name for file in tmp_path.iterdir()]
     assert len(names) == 3 * (len(variants) + 1)
     assert all(re.fullmatch(r"[0-9a-f]{64}\.tokenizer", name) for name in names)
-    SentencePieceTokenizer(lowercase=False, vocab_size=8000).fit(CAPTIONS, cache=tmp_path)
-    assert len(list(tmp_path.iterdir())) == len(names)
 
 
 @pytest.mark.parametrize("name", ["char", "unigram"])

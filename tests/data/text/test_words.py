@@ -31,25 +31,15 @@ def test_nothing_but_space_is_lost():
 
 # A family of joiners, a heart with a variation selector, a flag, a skin tone, a keycap, a flag of tags, letters with
 # marks that have no code point of their own, syllables of Hindi, Thai and jamo.
-SEEN_AS_ONE = [
-    "\U0001f468\u200d\U0001f469\u200d\U0001f467",
-    "\u2764\ufe0f",
-    "\U0001f1e9\U0001f1ea",
-    "\U0001f44d\U0001f3fd",
-]
-SEEN_AS_ONE += [
-    "1\ufe0f\u20e3",
-    "\U0001f3f4\U000e0067\U000e0062\U000e0065\U000e006e\U000e0067\U000e007f",
-    "q\u0303\u0323",
-]
-SEEN_AS_ONE += ["\u0928\u094d\u0926\u0940", "\u0e01\u0e33", "\u1112\u1161\u11ab"]
+SEEN_AS_ONE = ["\U0001f468\u200d\U0001f469\u200d\U0001f467", "\u2764\ufe0f", "\U0001f1e9\U0001f1ea"]
+SEEN_AS_ONE += ["\U0001f44d\U0001f3fd", "1\ufe0f\u20e3", "q\u0303\u0323", "\u0928\u094d\u0926\u0940", "\u0e01\u0e33"]
+SEEN_AS_ONE += ["\U0001f3f4\U000e0067\U000e0062\U000e0065\U000e006e\U000e0067\U000e007f", "\u1112\u1161\u11ab"]
 
 
 @pytest.mark.parametrize("character", SEEN_AS_ONE, ids=ascii)
 def test_what_a_person_sees_as_one_character_is_not_cut(character):
-    assert split_words(f"so {character}, {character}!") == ["so", character, ",", character, "!"]
-    text = f"so {character}, {character}!"
-    assert [text[slice(*place)] for place in word_places(text)] == ["so", character, ",", character, "!"]
+    text, words = f"so {character}, {character}!", ["so", character, ",", character, "!"]
+    assert split_words(text) == [text[slice(*place)] for place in word_places(text)] == words
 
 
 def test_flags_side_by_side_are_words_of_their_own():
