@@ -15,8 +15,8 @@ SHARED = Path(os.environ.get("VLM_SHARED_DATA", PROJECT.parent / "shared" / "dat
 
 
 def flickr(root, images="images", texts="."):
-    for name in ("1.jpg", "2.jpg", "3.jpg", "4.jpg"):
-        picture(root / images / name)
+    for number in range(1, 5):
+        picture(root / images / f"{number}.jpg")
     folder = root / texts
     folder.mkdir(exist_ok=True)
     rows = [f"{image}.jpg#{k}\tCaption {k} of {image} .\n" for image in range(1, 5) for k in range(5)]
@@ -26,20 +26,13 @@ def flickr(root, images="images", texts="."):
     return root
 
 
-@pytest.mark.parametrize("images", ["images", "Flicker8k_Dataset"])
-@pytest.mark.parametrize("texts", [".", "Flickr8k_text"])
+@pytest.mark.parametrize("images, texts", [("images", "."), ("Flicker8k_Dataset", "Flickr8k_text")])
 def test_flickr8k(tmp_path, images, texts):
     source = Flickr8k(root=str(flickr(tmp_path, images, texts)))
-    held = content(source)
-    assert {split: list(names) for split, names in held.items()} == {
-        "train": ["1.jpg"],
-        "val": ["2.jpg"],
-        "test": ["3.jpg"],
-    }
-    assert held["test"]["3.jpg"] == [f"Caption {k} of 3 ." for k in range(5)]
+    told = {image: [f"Caption {k} of {image} ." for k in range(5)] for image in (1, 2, 3)}
+    assert content(source) == {"train": {"1.jpg": told[1]}, "val": {"2.jpg": told[2]}, "test": {"3.jpg": told[3]}}
     assert source.split("train").record(0).image().size == (4, 3)
-    assert len(source.skipped) == 1
-    assert "gone.jpg.1" in source.skipped[0]
+    assert len(source.skipped) == 1 and "gone.jpg.1" in source.skipped[0]
 
 
 def test_faults_of_flickr8k_are_named(tmp_path):
@@ -53,8 +46,7 @@ def test_faults_of_flickr8k_are_named(tmp_path):
     assert any("99.jpg has no caption" in line for line in Flickr8k(root=str(tmp_path)).skipped)
     splits.unlink()
     message = refusal(Flickr8k, root=str(tmp_path))
-    assert str(splits) in message
-    assert "data.root" in message
+    assert str(splits) in message and "data.root" in message
     flickr(tmp_path)
     (tmp_path / "images" / "1.jpg").unlink()
     assert "1 of 3" in refusal(Flickr8k, root=str(tmp_path))
@@ -65,27 +57,23 @@ def test_faults_of_flickr8k_are_named(tmp_path):
 @pytest.mark.skipif(not (SHARED / "flickr8k").is_dir(), reason=f"no Flickr8k in {SHARED} (set VLM_SHARED_DATA)")
 def test_the_real_flickr8k():
     source = Flickr8k(root=str(SHARED / "flickr8k"))
-    splits = [source.split(name) for name in source.splits]
-    assert [len(split) for split in splits] == [6000, 1000, 1000]
-    ids = {record.id for split in splits for record in split.records()}
-    assert len(ids) == 8000
-    assert {len(splits[0].record(index)["references"]) for index in range(6000)} <= {
-        3,
-        4,
-        5,
-    }  # a few images repeat a caption
-    assert sum(len(split.record(index)["references"]) for split in splits for index in range(len(split))) > 39_900
-    assert len(source.skipped) == 1
-    assert "2258277193_586949ec62.jpg.1" in source.skipped[0]
-    assert splits[2].record(999).image().size == (128, 128)
+    records = [list(source.split(name).records()) for name in source.splits]
+    assert [len(split) for split in records] == [6000, 1000, 1000]
+    every = [record for split in records for record in split]
+    counts = [len(record["references"]) for record in every]
+    assert len({record.id for record in every}) == 8000
+    assert set(counts) <= {3, 4, 5} and sum(counts) > 39_900  # a few images repeat a caption
+    assert len(source.skipped) == 1 and "2258277193_586949ec62.jpg.1" in source.skipped[0]
+    assert every[-1].image().size == (128, 128)
 
 
 def coco(path, names, captions_per_image=2, first=0):
-    images = [{"id": first + i, "file_name": name, "width": 4, "height": 3} for i, name in enumerate(names)]
+    numbered = list(enumerate(names, first))
+    images = [{"id": id, "file_name": name, "width": 4, "height": 3} for id, name in numbered]
     annotations = [
-        {"id": 10 * (first + i) + k, "image_id": first + i, "caption": f"caption {k} of {name}\n"}
+        {"id": 10 * id + k, "image_id": id, "caption": f"caption {k} of {name}\n"}
         for k in range(captions_per_image)
-        for i, name in enumerate(names)
+        for id, name in numbered
     ]
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"images": images, "annotations": annotations, "info": {}}))
@@ -118,38 +106,36 @@ def test_one_annotation_file_beside_its_images(tmp_path):
     coco(tmp_path / "set" / "captions.json", names)
     source = Coco(root=str(tmp_path / "set"), path="captions.json", val_fraction=0.2, test_fraction=0.2)
     assert source.splits == ("train", "val", "test")
-    held = content(source)
-    assert {name: texts for images in held.values() for name, texts in images.items()} == {n: both(n) for n in names}
+    held = [pair for images in content(source).values() for pair in images.items()]
+    assert sorted(held) == sorted((name, both(name)) for name in names)
     # Named from outside, the file and its images are found all the same.
     outside = Coco(root=str(tmp_path), path=str(tmp_path / "set" / "captions.json"), **NO_HOLD_OUT)
     assert outside.split("train").record(0).id == "set/0.png"
     assert outside.split("train").record(0).image()
 
 
-def test_three_annotation_files_of_ones_own(tmp_path):
+def test_three_annotation_files_of_ones_own(root):
     for name in "abc":
-        picture(tmp_path / f"{name}.png")
-        coco(tmp_path / f"{name}.json", [f"{name}.png"])
-    source = Coco(root=str(tmp_path), path="a.json", val_path="b.json", test_path="c.json")
-    assert content(source) == {
-        s: {f"{n}.png": both(f"{n}.png")} for s, n in zip(("train", "val", "test"), "abc", strict=True)
-    }
+        coco(root / f"{name}.json", [f"{name}.png"])
+    source = Coco(root=str(root), path="a.json", val_path="b.json", test_path="c.json")
+    names = zip(("train", "val", "test"), ("a.png", "b.png", "c.png"), strict=True)
+    assert content(source) == {split: {name: both(name)} for split, name in names}
 
 
 def test_karpathys_splits(tmp_path):
-    images = []
+    images, told = [], []
     for index, split in enumerate(("train", "restval", "val", "test")):
         folder = "train2014" if index == 0 else "val2014"
         picture(tmp_path / folder / f"{index}.jpg")
         sentences = [{"raw": f"Number {index}. ", "tokens": []}, {"raw": "A picture.", "tokens": []}]
         images.append({"filepath": folder, "filename": f"{index}.jpg", "split": split, "sentences": sentences})
+        told.append((f"{folder}/{index}.jpg", [f"Number {index}.", "A picture."]))
     (tmp_path / "dataset_coco.json").write_text(json.dumps({"images": images, "dataset": "coco"}))
-    expected = {
-        "train": {"train2014/0.jpg": ["Number 0.", "A picture."], "val2014/1.jpg": ["Number 1.", "A picture."]},
-        "val": {"val2014/2.jpg": ["Number 2.", "A picture."]},
-        "test": {"val2014/3.jpg": ["Number 3.", "A picture."]},
+    assert content(Coco(root=str(tmp_path))) == {
+        "train": dict(told[:2]),
+        "val": dict(told[2:3]),
+        "test": dict(told[3:]),
     }
-    assert content(Coco(root=str(tmp_path))) == expected
     # The same of other data sets has no folder in its names.
     for image in images:
         del image["filepath"]
@@ -159,24 +145,15 @@ def test_karpathys_splits(tmp_path):
     assert list(content(source)["test"]) == ["images/3.jpg"]
 
 
-def test_what_coco_files_lose_is_named(tmp_path):
-    picture(tmp_path / "1.jpg")
-    picture(tmp_path / "2.jpg")
-    file = coco(tmp_path / "a.json", ["1.jpg", "2.jpg"], captions_per_image=0)
-    record = json.loads(file.read_text())
-    record["annotations"] = [
-        {"id": 5, "image_id": 0, "caption": "fine"},
-        {"id": 6, "image_id": 77, "caption": "of no image"},
-        {"id": 7, "image_id": 0, "caption": " "},
-    ]
-    file.write_text(json.dumps(record))
-    source = Coco(root=str(tmp_path), path="a.json", **NO_HOLD_OUT)
-    assert content(source) == {"train": {"1.jpg": ["fine"]}}
-    assert source.skipped == [
-        f"{file}, annotation 6: names no image",
-        f"{file}, annotation 7: no caption",
-        f"{file}, image 1: no caption",
-    ]
+def test_what_coco_files_lose_is_named(root):
+    file = coco(root / "a.json", ["a.png", "b.png"], captions_per_image=0)
+    captions = [(5, 0, "fine"), (6, 77, "of no image"), (7, 0, " ")]
+    rows = [{"id": id, "image_id": image, "caption": caption} for id, image, caption in captions]
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"annotations": rows}))
+    source = Coco(root=str(root), path="a.json", **NO_HOLD_OUT)
+    assert content(source) == {"train": {"a.png": ["fine"]}}
+    said = ("annotation 6: names no image", "annotation 7: no caption", "image 1: no caption")
+    assert source.skipped == [f"{file}, {line}" for line in said]
 
 
 @pytest.mark.parametrize(
@@ -215,9 +192,6 @@ def test_a_folder_without_coco_says_what_it_looked_for(tmp_path):
 
 def test_the_sample_of_this_repository():
     source = Coco(root=str(PROJECT / "data" / "sample"), path="captions.json", **NO_HOLD_OUT)
-    split = source.split("train")
-    assert len(split) >= 3
-    assert not source.skipped
-    for index in range(len(split)):
-        assert split.record(index)["references"]
-        assert np.asarray(split.record(index).image()).std() > 0
+    records = list(source.split("train").records())
+    assert len(records) >= 3 and not source.skipped
+    assert all(record["references"] and np.asarray(record.image()).std() > 0 for record in records)

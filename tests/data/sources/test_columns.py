@@ -42,10 +42,16 @@ def stream(path, table):
         writer.write_table(table, max_chunksize=2)
 
 
+def named(table, *names):
+    """The table with the names of its classes, as `datasets` writes them."""
+    features = {"label": {"names": names, "_type": "ClassLabel"}}
+    return table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
+
+
 def saved(folder, tables):
     """A folder as `DatasetDict.save_to_disk` writes it, each split in two files."""
+    names = [f"data-{part:05d}-of-00002.arrow" for part in range(2)]
     for split, table in tables.items():
-        names = [f"data-{part:05d}-of-00002.arrow" for part in range(2)]
         half = len(table) // 2
         for name, part in zip(names, (table[:half], table[half:]), strict=True):
             stream(folder / split / name, part)
@@ -103,10 +109,8 @@ def test_files_named_as_on_the_hub(tmp_path):
     for name, color in {"train-00000-of-00002": "red", "train-00001-of-00002": "blue", "validation": "green"}.items():
         parquet.write_table(photos([color]), tmp_path / "data" / f"{name}.parquet")
     source = Captions(path=str(tmp_path))
-    assert [[pixel(r) for r in source.split(name).records()] for name in ("train", "val")] == [
-        [RGB["red"], RGB["blue"]],
-        [RGB["green"]],
-    ]
+    found = [[pixel(record) for record in source.split(name).records()] for name in ("train", "val")]
+    assert found == [[RGB["red"], RGB["blue"]], [RGB["green"]]]
 
 
 def test_images_beside_a_table(tmp_path, root):
@@ -122,9 +126,7 @@ def test_images_beside_a_table(tmp_path, root):
 
 
 def test_texts_with_names_of_classes(tmp_path):
-    features = {"label": {"names": ["bad", "good"], "_type": "ClassLabel"}, "text": {"dtype": "string"}}
-    table = pa.table({"text": ["x", "y", "z", "v"], "label": [1, 0, 1, None]})
-    table = table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
+    table = named(pa.table({"text": ["x", "y", "z", "v"], "label": [1, 0, 1, None]}), "bad", "good")
     source = TextTable(path=saved(tmp_path / "set", {"train": table, "validation": table}))
     assert source.splits == ("train", "val") and source.classes == ["bad", "good"]
     rows = [(record["text"], record["class"], record["label"]) for record in source.split("train").records()]
@@ -134,15 +136,12 @@ def test_texts_with_names_of_classes(tmp_path):
     assert TextTable(path=str(tmp_path / "all.parquet"), val_fraction=0.3, test_fraction=0).classes == ["bad", "good"]
 
 
-def test_translations_and_questions(tmp_path, root):
-    parquet.write_table(
-        pa.table({"en": ["a", "b"], "de": ["x", "y"], "split": ["train", "test"]}), tmp_path / "p.parquet"
-    )
+def test_translations_and_questions(tmp_path):
+    rows = pa.table({"en": ["a", "b"], "de": ["x", "y"], "split": ["train", "test"]})
+    parquet.write_table(rows, tmp_path / "p.parquet")
     source = TranslationTable(path=str(tmp_path / "p.parquet"), text_column="en", translation_column="de")
-    assert [dict(source.split(name).record(0).known) for name in source.splits] == [
-        {"text": "a", "translation": "x"},
-        {"text": "b", "translation": "y"},
-    ]
+    known = [dict(source.split(name).record(0).known) for name in source.splits]
+    assert known == [{"text": "a", "translation": "x"}, {"text": "b", "translation": "y"}]
     asked = pa.table({"image": [png("blue")] * 2, "question": ["what?"] * 2, "answer": ["blue", "sea"]})
     parquet.write_table(asked, tmp_path / "q.parquet")
     questions = QuestionTable(path=str(tmp_path / "q.parquet"), **NO_HOLD_OUT)
@@ -198,9 +197,7 @@ def test_folders_that_are_no_data_set(tmp_path):
 
 def test_images_in_classes(tmp_path, root):
     names = ["cat", "dog"]
-    features = {"label": {"names": names, "_type": "ClassLabel"}}
-    table = pa.table({"image": photos()["image"], "label": [0, 1, 1, 0]})
-    table = table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
+    table = named(pa.table({"image": photos()["image"], "label": [0, 1, 1, 0]}), *names)
     source = ImageTable(path=saved(tmp_path / "set", {"train": table, "validation": table[:2]}))
     assert source.splits == ("train", "val") and source.classes == names and not source.skipped
     found = [(pixel(record), record["class"], record["label"]) for record in source.split("train").records()]
@@ -211,25 +208,22 @@ def test_images_in_classes(tmp_path, root):
     assert [pixel(record) for record in beside.split("train").records()] == [RGB["red"]] * 3
     (root / "names.csv").write_text("image,label\na.png,x\nd.png,y\n")
     assert "1 of 2 images are missing" in refusal(ImageTable, path=str(root / "names.csv"), val_fraction=0)
+    (root / "names.csv").write_text("image,label\na.png,x\nb.png,y\n./a.png,y\n")
+    assert "has another label or split in line 2" in refusal(ImageTable, path=str(root / "names.csv"))
 
 
 def test_images_in_classes_are_drawn_by_their_names(root):
-    names = [f"{number}.png" for number in range(40)]
+    names, splits = [f"{number}.png" for number in range(41)], []
     for name in names:
         picture(root / name)
-    splits = []
-    for first in ([], ["new.png"]):
-        picture(root / "new.png")
-        rows = [f"{name},{'xy'[number % 2]}\n" for number, name in enumerate([*names, *first])] * 3
+    for some in (names[:40], names):
+        rows = [f"{name},{'xy'[number % 2]}\n" for number, name in enumerate(some)] * 3
         (root / "names.csv").write_text("image,label\n" + "".join(rows[::-1]))
         source = ImageTable(path=str(root / "names.csv"), val_fraction=0.2, test_fraction=0.2)
-        splits.append({name: {record.read_file.args[0] for record in source.split(name).records()} for name in NAMES})
-        assert [len(splits[-1][name]) for name in ("val", "test")] == [8, 8]
-        assert not splits[-1]["train"] & (splits[-1]["val"] | splits[-1]["test"])
-        assert not splits[-1]["val"] & splits[-1]["test"]
-    assert len(splits[0]["test"] & splits[1]["test"]) >= 7  # one more image moves few
-    (root / "names.csv").write_text("image,label\na.png,x\nb.png,y\n./a.png,y\n")
-    assert "has another label or split in line 2" in refusal(ImageTable, path=str(root / "names.csv"))
+        train, val, test = ({record.read_file.args[0] for record in source.split(name).records()} for name in NAMES)
+        assert (len(val), len(test)) == (8, 8) and not train & (val | test) and not val & test
+        splits.append(test)
+    assert len(splits[0] & splits[1]) >= 7  # one more image moves few
 
 
 def test_a_null_split_is_none(tmp_path):

@@ -69,24 +69,21 @@ def test_text_alone_is_left_out_and_the_words_of_the_system_are_kept(root):
 
 
 @pytest.mark.parametrize(
-    ("row", "words"),
+    ("known", "words"),
     [
-        (
-            {"image": "a.png", "text": "x"},
-            "no column 'conversations|messages|texts' .* set data.source.conversation_col",
-        ),
-        ({"image": "a.png", "texts": "x"}, "line 1: the conversation is not a list of turns; correct it, or leave"),
-        ({"image": "a.png", "texts": [{"user": "x"}]}, "line 1: a turn has neither from and value, nor role and"),
-        ({"image": "a.png", "messages": [{"role": "me", "content": "x"}]}, "a turn is by 'me'; roles are human, user"),
-        ({"image": "a.png", "messages": [{"role": ["me"], "content": "x"}]}, "a turn is by .*; roles are human"),
-        ({"image": "a.png", "messages": [MESSAGES[1]]}, "line 1: an answer has no question before it"),
-        ({"image": "a.png", "messages": [{"role": "user", "content": 3}]}, "the words of a turn are not text"),
+        ({"text": "x"}, "no column 'conversations|messages|texts' .* set data.source.conversation_col"),
+        ({"texts": "x"}, "line 1: the conversation is not a list of turns; correct it, or leave"),
+        ({"texts": [{"user": "x"}]}, "line 1: a turn has neither from and value, nor role and"),
+        ({"messages": [{"role": "me", "content": "x"}]}, "a turn is by 'me'; roles are human, user"),
+        ({"messages": [{"role": ["me"], "content": "x"}]}, "a turn is by .*; roles are human"),
+        ({"messages": [MESSAGES[1]]}, "line 1: an answer has no question before it"),
+        ({"messages": [{"role": "user", "content": 3}]}, "the words of a turn are not text"),
         ({"image": 3, "messages": MESSAGES}, "line 1: images and kinds must be text"),
     ],
 )
-def test_faults_name_the_line_and_the_remedy(root, row, words):
+def test_faults_name_the_line_and_the_remedy(root, known, words):
     with pytest.raises(UserError, match=words.replace("|", r"\|")):
-        read(root, row)
+        read(root, {"image": "a.png"} | known)
 
 
 def png(color):
@@ -103,8 +100,7 @@ def test_a_table_holds_several_images_a_row(tmp_path, suffix, bare):
 
     rows = [["red", "blue"], ["green"]]
     cells = [[png(color) if bare else {"bytes": png(color), "path": None} for color in row] for row in rows]
-    table = pa.table({"images": cells, "texts": [TEXTS, TEXTS[:1]]})
-    path = tmp_path / f"chats.{suffix}"
+    table, path = pa.table({"images": cells, "texts": [TEXTS, TEXTS[:1]]}), tmp_path / f"chats.{suffix}"
     if suffix == "parquet":
         parquet.write_table(table, path)
     else:
@@ -113,8 +109,7 @@ def test_a_table_holds_several_images_a_row(tmp_path, suffix, bare):
     records = list(Conversations(path=str(path), **NO_HOLD_OUT).split("train").records())
     colors = [[image.getpixel((0, 0)) for image in record.images()] for record in records]
     assert colors == [[(255, 0, 0), (0, 0, 255)], [(0, 128, 0)]]
-    assert records[0]["questions"] == ASKED
-    assert records[1]["questions"] == ASKED[:1]
+    assert [record["questions"] for record in records] == [ASKED, ASKED[:1]]
     assert records[0].read_file() == png("red")
 
 

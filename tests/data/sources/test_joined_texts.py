@@ -1,12 +1,12 @@
 """Texts of several sources as those of one."""
 
 import pytest
+from captioned import refusal
 
 from vlm.data.sources.joined_texts import JoinedTexts
-from vlm.data.sources.squad import Squad
+from vlm.data.sources.questions import QuestionTable
 from vlm.data.sources.text_folders import TextFolders
 from vlm.data.sources.text_tables import TextTable
-from vlm.errors import UserError
 
 
 @pytest.fixture
@@ -29,29 +29,19 @@ COLUMNS = {"text_column": "text", "pair_column": None, "label_column": "label"}
 
 def test_each_split_has_the_texts_of_all(folder, table):
     joined = JoinedTexts(sources=[folder, table])
-    assert joined.splits == ("train", "val", "test")
     texts = {name: [record["text"] for record in joined.split(name).records()] for name in joined.splits}
-    train = ["a film called c", "a film called d", "a film called a", "good train", "bad train"]
-    assert sorted(texts["train"][:3]) == sorted(train[:3]) and texts["train"][3:] == train[3:]
+    films = [f"a film called {name}" for name in "acd"]
+    assert sorted(texts["train"][:3]) == films and texts["train"][3:] == ["good train", "bad train"]
     assert texts["val"] == ["a film called b"] and texts["test"] == ["good test", "bad test"]
-    ids = [record.id for name in joined.splits for record in joined.split(name).records()]
-    assert len(set(ids)) == len(ids) == 8
     assert joined.skipped == table.skipped and len(table.skipped) == 2
+    for sources in ([folder, table], [folder, folder]):
+        joined = JoinedTexts(sources=sources)
+        ids = [record.id for name in joined.splits for record in joined.split(name).records()]
+        assert len(set(ids)) == len(ids) == 8
 
 
-def test_sources_of_one_name_keep_their_samples_apart(folder):
-    ids = [record.id for record in JoinedTexts(sources=[folder, folder]).split("train").records()]
-    assert len(set(ids)) == len(ids) == 6
-
-
-def test_what_holds_no_text_is_refused(tmp_path, folder):
-    file = tmp_path / "questions.json"
-    file.write_text(
-        '{"data": [{"paragraphs": [{"context": "red", "qas": [{"id": "1", "question": "q",'
-        ' "answers": [{"text": "red", "answer_start": 0}]}]}]}]}'
-    )
-    questions = Squad(path=str(file), test_fraction=0, val_fraction=0)
-    with pytest.raises(UserError, match=r"data\.source\.sources: .* has no text"):
-        JoinedTexts(sources=[folder, questions])
-    with pytest.raises(UserError, match=r"data\.source\.sources: is empty"):
-        JoinedTexts(sources=[])
+def test_what_holds_no_text_is_refused(root, folder):
+    (root / "t.csv").write_text("image,question,answer\na.png,q,x\n")
+    questions = QuestionTable(path=str(root / "t.csv"), val_fraction=0, test_fraction=0)
+    assert "data.source.sources: " in (message := refusal(JoinedTexts, sources=[folder, questions]))
+    assert "has no text" in message and "data.source.sources: is empty" in refusal(JoinedTexts, sources=[])

@@ -3,6 +3,7 @@
 import json
 import random
 import time
+from contextlib import nullcontext
 
 import pytest
 from captioned import picture
@@ -21,20 +22,20 @@ ROWS = [
     ("b.png", 'says "no"', "val"),
     ("c.png", "ein Hund für 狗", "test"),
 ] * 4
-CSV = "image,caption,split\n" + "".join(
-    f'{name},"{text.replace(chr(34), chr(34) * 2)}",{split}\n' for name, text, split in ROWS
-)
-LINES = "".join(json.dumps({"image": name, "caption": [text], "split": split}) + "\n" for name, text, split in ROWS)
+
+
+def lines(rows):
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+CELLS = [(name, text.replace('"', '""'), split) for name, text, split in ROWS]
+CSV = "image,caption,split\n" + "".join(f'{name},"{text}",{split}\n' for name, text, split in CELLS)
+LINES = lines({"image": name, "caption": [text], "split": split} for name, text, split in ROWS)
 COCO = {"images": [{"id": n, "file_name": row[0]} for n, row in enumerate(ROWS)]}
 COCO |= {"annotations": [{"id": n, "image_id": n, "caption": row[1]} for n, row in enumerate(ROWS)]}
 QUESTIONS = CSV.replace("caption", "question").replace("split\n", "answer\n")
-CHATS = "".join(
-    json.dumps(
-        {"images": [name], "messages": [{"role": "user", "content": "what?"}, {"role": "assistant", "content": text}]}
-    )
-    + "\n"
-    for name, text, _ in ROWS
-)
+ASKED = {"role": "user", "content": "what?"}
+CHATS = lines({"images": [row[0]], "messages": [ASKED, {"role": "assistant", "content": row[1]}]} for row in ROWS)
 TEXTS = CSV.replace("image,caption,split", "label,text,other")
 PAIRS = CSV.replace("image,caption,split", "text,translation,other")
 READERS = {
@@ -47,32 +48,9 @@ READERS = {
     "texts.csv": (TEXTS, lambda root, path: TextTable(path=path)),
     "pairs.csv": (PAIRS, lambda root, path: TranslationTable(path=path)),
 }
-PIECES = [
-    b"\0",
-    b'"',
-    b",",
-    b";",
-    b"\t",
-    b"\r",
-    b"\n\n",
-    b"\xff\xfe",
-    b"\xef\xbb\xbf",
-    b"{",
-    b"]",
-    b"null",
-    b"1e999",
-    b"../../etc",
-]
-PIECES += [
-    b'"' * 99,
-    b"[" * 5000,
-    b"9" * 5000,
-    "\u202e\U0001f468\u200d".encode(),
-    b"\x1b[31m",
-    b"NaN",
-    b"true",
-    b"split",
-]
+PIECES = [b"\0", b'"', b",", b";", b"\t", b"\r", b"\n\n", b"\xff\xfe", b"\xef\xbb\xbf", b"{", b"]", b"\x1b[31m"]
+PIECES += [b"null", b"NaN", b"true", b"split", b"1e999", b"../../etc", b'"' * 99, b"[" * 5000, b"9" * 5000]
+PIECES += ["\u202e\U0001f468\u200d".encode()]
 
 
 def mutated(content: bytes, draw: random.Random) -> bytes:
@@ -81,17 +59,10 @@ def mutated(content: bytes, draw: random.Random) -> bytes:
         at, to = sorted(draw.randrange(len(content) + 1) for _ in range(2))
         lines = content.split(b"\n")
         draw.shuffle(lines)
-        content = draw.choice(
-            [
-                lambda at=at, content=content: content[:at] + draw.choice(PIECES) + content[at:],
-                lambda at=at, content=content: content[:at] + bytes([draw.randrange(256)]) + content[at + 1 :],
-                lambda at=at, to=to, content=content: content[:at] + content[to:],
-                lambda at=at, content=content: content[:at],
-                lambda at=at, to=to, content=content: content + content[at:to],
-                lambda lines=lines: b"\n".join(lines),
-                lambda content=content: content.decode("utf-8", "replace").encode("utf-16"),
-            ]
-        )()
+        changes = [content[:at] + draw.choice(PIECES) + content[at:], content[:at] + content[to:], content[:at]]
+        changes += [content[:at] + bytes([draw.randrange(256)]) + content[at + 1 :], content + content[at:to]]
+        changes += [b"\n".join(lines), content.decode("utf-8", "replace").encode("utf-16")]
+        content = draw.choice(changes)
     return content
 
 
@@ -107,10 +78,7 @@ def test_damaged_tables(name: str, tmp_path, capsys) -> None:
         file.write_bytes(mutated(text.encode(), draw))
         begun = time.process_time()
         try:
-            if number % 2:
-                with collect_errors():
-                    source = read(str(tmp_path), str(file))
-            else:
+            with collect_errors() if number % 2 else nullcontext():
                 source = read(str(tmp_path), str(file))
             for split in source.splits:
                 assert all(record.id is not None for record in source.split(split).records())

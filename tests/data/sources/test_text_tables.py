@@ -1,10 +1,8 @@
 """Tables of texts with labels, and texts in class folders."""
 
-import io
-import tarfile
-
 import pytest
 from captioned import refusal
+from classed import pack
 
 from vlm.data.sources.text_folders import TextFolders
 from vlm.data.sources.text_tables import TextTable
@@ -27,18 +25,6 @@ def test_files_of_each_split(tmp_path):
     assert source.splits == ("train", "test") and source.classes == ["neg", "pos"] and not source.skipped
     assert known(source, "train") == [("train:3", "good, and\nlong", "pos", 1), ("train:4", "bad", "neg", 0)]
     assert known(source, "test") == [("test:2", "good one", "pos", 1)]
-
-
-def test_a_table_without_training_is_refused(tmp_path):
-    write(tmp_path / "a.csv", "text,label,split\nx,a,test\ny,b,test\n")
-    assert "has no training samples, only test" in refusal(TextTable, path=str(tmp_path / "a.csv"))
-
-
-def test_a_row_of_the_training_file_that_is_held_out_is_not_trained_on(tmp_path):
-    write(tmp_path / "a.csv", "text,label,split\nx,a,train\ny,b,val\n")
-    write(tmp_path / "b.csv", "text,label\nz,a\n")
-    message = refusal(TextTable, path=str(tmp_path / "a.csv"), test_path=str(tmp_path / "b.csv"))
-    assert "a.csv, line 3: a row of split val in the training file" in message
 
 
 def test_json_lines_with_pairs_and_a_column_of_splits(tmp_path):
@@ -64,14 +50,11 @@ def test_lines_without_a_header_are_parted_as_often_as_there_are_columns(tmp_pat
 
 def test_a_single_file_is_drawn_by_class(tmp_path):
     rows = "".join(f"text {n},{'ab'[n % 4 == 0]}\n" for n in range(200))
-    source = TextTable(path=write(tmp_path / "t.csv", f"text,label\n{rows}"), val_fraction=0.2, test_fraction=0.1)
-    sizes = {name: [r["class"] for r in source.split(name).records()] for name in source.splits}
-    assert {name: (labels.count("a"), labels.count("b")) for name, labels in sizes.items()} == {
-        "train": (105, 35),
-        "val": (30, 10),
-        "test": (15, 5),
-    }
-    again = TextTable(path=str(tmp_path / "t.csv"), val_fraction=0.2, test_fraction=0.1)
+    path = write(tmp_path / "t.csv", f"text,label\n{rows}")
+    source, again = (TextTable(path=path, val_fraction=0.2, test_fraction=0.1) for _ in range(2))
+    labels = {name: [r["class"] for r in source.split(name).records()] for name in source.splits}
+    sizes = {name: (found.count("a"), found.count("b")) for name, found in labels.items()}
+    assert sizes == {"train": (105, 35), "val": (30, 10), "test": (15, 5)}
     assert known(source, "test") == known(again, "test")
     assert len({r.id for name in source.splits for r in source.split(name).records()}) == 200
 
@@ -84,6 +67,9 @@ def test_empty_cells_are_left_out_and_named(tmp_path):
     assert [r["text"] for r in source.split("train").records()] == ["good", "bad"]
 
 
+JSON = '{"text": "x", "label": "a"}\n'
+
+
 @pytest.mark.parametrize(
     ("text", "options", "parts"),
     [
@@ -93,23 +79,28 @@ def test_empty_cells_are_left_out_and_named(tmp_path):
         ("text,label\nx,a\ny,b\n", {"pair_column": "other"}, ["'other'", "data.source.pair_column"]),
         ("text,label\nx,a,b\n", {}, ["line 2", "3 fields"]),
         ("text,label,split\nx,a,train\ny,b,held\n", {}, ["line 3", "'held'"]),
+        ("text,label,split\nx,a,test\ny,b,test\n", {}, ["has no training samples, only test"]),
+        (
+            "text,label,split\nx,a,train\ny,b,val\n",
+            {"test_path": "c.csv"},
+            ["t.csv, line 3: a row of split val in the tr"],
+        ),
+        ("text,label\nx,a\ny,b\n", {"test_path": "c.csv"}, ["'c' of test:2 in test is not in train"]),
         ("text,label\nx,a\ny,b\n", {"val_path": "gone.csv"}, ["data.val_path=gone.csv", "no such file"]),
+        ('{"text": 7, "label": "a"}\n', {}, ["line 1: text 7 is not text"]),
+        (
+            JSON + JSON.replace("x", r"\uDFff"),
+            {},
+            [r"line 2: not JSON (\udfff is half of a surrogate pair, not a char"],
+        ),
+        (JSON.replace("}", ', "split": 3}'), {}, ["line 1: unknown split '3'"]),
     ],
 )
-def test_faults_are_named(text, options, parts, tmp_path):
-    message = refusal(TextTable, path=write(tmp_path / "t.csv", text), **options)
+def test_faults_are_named(text, options, parts, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "c.csv", "text,label\nx,c\n")
+    message = refusal(TextTable, path=write(tmp_path / ("t.jsonl" if text[0] == "{" else "t.csv"), text), **options)
     assert all(part in message for part in parts), message
-
-
-def test_faults_of_json_and_of_labels_are_named(tmp_path):
-    path = write(tmp_path / "t.jsonl", '{"text": 7, "label": "a"}\n')
-    assert "line 1: text 7 is not text" in refusal(TextTable, path=path)
-    path = write(tmp_path / "t.jsonl", '{"text": "x", "label": "a"}\n{"text": "\\uDFff", "label": "a"}\n')
-    assert r"line 2: not JSON (\udfff is half of a surrogate pair, not a character)" in refusal(TextTable, path=path)
-    train = write(tmp_path / "a.csv", "text,label\nx,a\ny,b\n")
-    test = write(tmp_path / "b.csv", "text,label\nx,c\n")
-    message = refusal(TextTable, path=train, test_path=test)
-    assert "'c' of test:2 in test is not in train" in message
 
 
 def test_null_in_json_is_an_empty_cell(tmp_path):
@@ -118,8 +109,6 @@ def test_null_in_json_is_an_empty_cell(tmp_path):
     source = TextTable(path=path, val_fraction=0, test_fraction=0)
     assert [r["text"] for r in source.split("train").records()] == ["x", "y"]
     assert source.skipped == [f"{path}, line 2: no text"]
-    path = write(tmp_path / "t.jsonl", '{"text": "x", "label": "a", "split": 3}\n')
-    assert "line 1: unknown split '3'" in refusal(TextTable, path=path)
 
 
 @pytest.fixture
@@ -140,24 +129,16 @@ def test_folders_are_classes(reviews):
     assert "image" not in record and record.read_stamp()
 
 
-def test_a_file_that_is_no_utf8_is_named(reviews):
+def test_faults_of_folders_are_named(reviews, tmp_path):
     (reviews / "pos" / "cv000_1.txt").write_bytes(b"caf\xe9")
     source = TextFolders(root=str(reviews), val_fraction=0, test_fraction=0)
     with pytest.raises(UserError, match=r"cv000_1.txt, line 1: is not UTF-8"):
         list(source.split("train").records())
+    (tmp_path / "empty").mkdir()
+    message = refusal(TextFolders, root=str(tmp_path / "empty"))
+    assert "no text" in message and "CLASS/TEXT" in message
 
 
 def test_a_tar_of_class_folders(reviews, tmp_path):
-    with tarfile.open(tmp_path / "r.tar", "w") as archive:
-        for path in sorted(reviews.rglob("*.txt")):
-            data = path.read_bytes()
-            info = tarfile.TarInfo(f"reviews/{path.parent.name}/{path.name}")
-            info.size = len(data)
-            archive.addfile(info, io.BytesIO(data))
-    source = TextFolders(path=str(tmp_path / "r.tar"), test_fraction=0.1)
+    source = TextFolders(path=str(pack(tmp_path / "r.tar", reviews)), test_fraction=0.1)
     assert source.classes == ["neg", "pos"] and "film" in source.split("train").record(0)["text"]
-
-
-def test_a_folder_without_texts_says_what_it_takes(tmp_path):
-    message = refusal(TextFolders, root=str(tmp_path))
-    assert "no text" in message and "CLASS/TEXT" in message
