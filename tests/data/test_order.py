@@ -1,6 +1,7 @@
 """Orders of samples, by counting what comes."""
 
 from collections import Counter
+from functools import partial
 from itertools import chain, pairwise
 
 import numpy as np
@@ -25,14 +26,6 @@ def indices(batches):
     return [key.index for batch in batches for key in batch]
 
 
-@pytest.mark.parametrize("world", [1, 2, 3])
-@pytest.mark.parametrize("lengths", [None, lengths])
-def test_every_sample_comes_once_an_epoch(world, lengths):
-    ranks = [list(train(rank=rank, world=world, lengths=lengths)) for rank in range(world)]
-    assert sorted(chain.from_iterable(map(indices, ranks))) == list(range(SIZE))
-    assert len({len(batches) for batches in ranks}) == 1
-
-
 @pytest.mark.parametrize("lengths", [None, lengths])
 @pytest.mark.parametrize("world", [2, 3])
 def test_the_ranks_share_the_same_global_batches(world, lengths):
@@ -47,15 +40,10 @@ def test_the_ranks_share_the_same_global_batches(world, lengths):
 def test_the_order_is_a_function_of_seed_and_epoch(lengths):
     first = list(train(lengths=lengths))
     assert first == list(train(lengths=lengths))
-    for other in (train(seed=6, lengths=lengths), train(epoch=1, lengths=lengths)):
+    for epoch, other in ((0, train(seed=6, lengths=lengths)), (1, train(epoch=1, lengths=lengths))):
         again = indices(other)
-        same_place = sum(a == b for a, b in zip(indices(first), again, strict=True))
-        assert same_place < 10
-        assert sorted(again) == list(range(SIZE))
-
-
-def test_keys_carry_the_epoch():
-    assert {key.epoch for batch in train(epoch=3) for key in batch} == {3}
+        assert sum(a == b for a, b in zip(indices(first), again, strict=True)) < 10
+        assert sorted(again) == list(range(SIZE)) and {key.epoch for batch in other for key in batch} == {epoch}
 
 
 @pytest.mark.parametrize("done", [0, 1, 17, 41, 42])
@@ -75,19 +63,30 @@ def test_the_position_is_asked_when_iteration_starts():
     assert list(batches) == list(train(epoch=1))
 
 
-@pytest.mark.parametrize("with_lengths", [False, True])
+def skewed(epoch, size):
+    """However long some samples are."""
+    return [1000 if index % 5 == 0 else 1 for index in range(size)]
+
+
+@pytest.mark.parametrize("own, options", [(None, {}), (lengths, {}), (skewed, {"batch_tokens": 100, "bucket": 4})])
 @pytest.mark.parametrize("world", [1, 2, 3])
-def test_every_rank_has_as_many_batches_none_empty_and_all_samples_in_them(world, with_lengths):
-    for size in range(1, 40):
-        known = (lambda epoch, size=size: lengths(epoch, size)) if with_lengths else None
-        options = {"size": size, "batch_size": 6, "world": world, "lengths": known}
-        ranks = [list(train(rank=rank, **options)) for rank in range(world)]
-        assert {len(batches) for batches in ranks} == {len(train(**options))}
+def test_every_rank_has_as_many_batches_none_empty_and_all_samples_in_them(world, own, options):
+    for size in range(1, 41):
+        known = own and partial(own, size=size)
+        given = {"size": size, "batch_size": 6, "world": world, "lengths": known, **options}
+        ranks = [list(train(rank=rank, **given)) for rank in range(world)]
+        assert {len(batches) for batches in ranks} == {len(train(**given))}
         assert all(batch for batches in ranks for batch in batches)
         seen = Counter(chain.from_iterable(map(indices, ranks)))
         assert len(seen) == (size if size >= world else 0)  # fewer samples than ranks are no batch
         assert set(seen.values()) <= {1}
-        assert all(len(batch) <= 6 // world + 1 for batches in ranks for batch in batches)
+        assert options or all(len(batch) <= 6 // world + 1 for batches in ranks for batch in batches)
+
+
+def padding(sizes, **options):
+    """The share of padding in batches of samples of these sizes."""
+    batches = [sizes[indices([batch])] for batch in train(size=len(sizes), **options)]
+    return 1 - sizes.sum() / sum(batch.max() * len(batch) for batch in batches)
 
 
 @pytest.mark.parametrize("batch_size", [16, 64])
@@ -95,13 +94,8 @@ def test_lengths_leave_under_two_percent_padding(batch_size):
     """Five captions a row, their words as in Flickr8k: 11.8 on average, deviating by 3.8."""
     words = np.random.default_rng(0).normal(11.8, 3.8, (6000, 5)).round().clip(2, 36)
     rows = (words + 2).sum(1).astype(int)
-
-    def padding(**options):
-        batches = [rows[indices([batch])] for batch in train(size=6000, batch_size=batch_size, **options)]
-        return 1 - rows.sum() / sum(batch.max() * len(batch) for batch in batches)
-
-    assert padding(lengths=lambda epoch: rows) < 0.02
-    assert padding() > 0.1  # that they need it
+    assert padding(rows, batch_size=batch_size, lengths=lambda epoch: rows) < 0.02
+    assert padding(rows, batch_size=batch_size) > 0.1  # that they need it
 
 
 def test_lengths_leave_the_order_of_batches_free():
@@ -147,24 +141,9 @@ def test_batches_hold_about_so_many_tokens_and_every_sample_comes_once(world, bu
 
 
 def test_tokens_as_a_measure_of_batches_leave_little_padding():
-    def padding(sizes, **options):
-        batches = [sizes[indices([batch])] for batch in train(size=len(sizes), lengths=lambda _: sizes, **options)]
-        return 1 - sizes.sum() / sum(batch.max() * len(batch) for batch in batches)
-
     sizes = np.random.default_rng(0).geometric(1 / 20, 6000) + 2
-    assert padding(sizes, batch_tokens=1500, bucket=16) < 0.15 < 0.5 < padding(sizes, bucket=1)
-
-
-@pytest.mark.parametrize("world", [1, 2, 3])
-def test_no_rank_is_left_without_a_sample_however_long_some_are(world):
-    for size in (1, 2, 3, 7, 40):
-        sizes = [1000 if index % 5 == 0 else 1 for index in range(size)]
-        options = {"size": size, "lengths": lambda _, sizes=sizes: sizes, "batch_tokens": 100, "bucket": 4}
-        ranks = [list(train(rank=rank, world=world, **options)) for rank in range(world)]
-        assert {len(batches) for batches in ranks} == {len(train(world=world, **options))}
-        assert all(batch for batches in ranks for batch in batches)
-        seen = Counter(chain.from_iterable(map(indices, ranks)))
-        assert set(seen.values()) <= {1} and len(seen) == (size if size >= world else 0)
+    options = {"lengths": lambda epoch: sizes}
+    assert padding(sizes, batch_tokens=1500, bucket=16, **options) < 0.15 < 0.5 < padding(sizes, bucket=1, **options)
 
 
 def test_samples_without_a_length_are_not_batched_by_tokens():
@@ -175,14 +154,11 @@ def test_samples_without_a_length_are_not_batched_by_tokens():
 @pytest.mark.parametrize("world", [1, 2, 3])
 @pytest.mark.parametrize("size", [0, 1, 7, 100, 101])
 def test_evaluation_reads_each_sample_once(world, size):
-    seen = []
-    for rank in range(world):
-        batches = EvalBatches(size=size, batch_size=6, rank=rank, world=world)
-        found = list(batches)
-        assert len(found) == len(batches)
-        assert all(0 < len(batch) <= 6 // world for batch in found)
-        seen += indices(found)
-    assert sorted(seen) == list(range(size))
+    ranks = [EvalBatches(size=size, batch_size=6, rank=rank, world=world) for rank in range(world)]
+    for batches in ranks:
+        assert len(list(batches)) == len(batches)
+        assert all(0 < len(batch) <= 6 // world for batch in batches)
+    assert sorted(chain.from_iterable(map(indices, ranks))) == list(range(size))
 
 
 def test_evaluation_keeps_the_order_and_survives_small_batches():

@@ -15,7 +15,7 @@ import torch
 from odd_images import encode
 from PIL import Image, ImageCms
 
-from vlm.data.images.image import MAX_SIDE, ImageError, Preprocess, load_image
+from vlm.data.images.image import ImageError, Preprocess, load_image
 
 pytestmark = pytest.mark.filterwarnings("ignore:::PIL")  # pytest resets the filter that vlm.data.images.image sets
 
@@ -36,16 +36,8 @@ def smooth(width, height, seed=0):
 
 def pixels(source):
     image = load_image(source)
-    assert image.mode == "RGB"
-    assert not image.info
-    assert type(image) is Image.Image
+    assert image.mode == "RGB" and not image.info and type(image) is Image.Image
     return np.asarray(image)
-
-
-@pytest.mark.parametrize("format", ["JPEG", "GIF"])
-def test_lossy_formats_are_close(format):
-    image = smooth(64, 48)
-    assert np.abs(pixels(encode(image, format)).astype(int) - np.asarray(image)).mean() < 12
 
 
 def test_a_jpeg_decodes_to_the_same_pixels_as_its_lossless_copy():
@@ -72,13 +64,8 @@ UPRIGHT = {
 @pytest.mark.parametrize("orientation", UPRIGHT)
 def test_exif_orientation(orientation, format):
     image = smooth(40, 24)
-    exif = Image.Exif()
-    exif[0x0112] = orientation
-    options = {"lossless": True} if format == "WEBP" else {}
-    data = encode(image, format, exif=exif, **options)
-    stored = np.asarray(image)
-    if format == "JPEG":
-        stored = np.asarray(Image.open(BytesIO(data)))
+    data = encode(image, format, exif=odd_images.exif(orientation), **{"lossless": True} if format == "WEBP" else {})
+    stored = np.asarray(Image.open(BytesIO(data)) if format == "JPEG" else image)
     loaded = load_image(data)
     assert np.array_equal(np.asarray(loaded), UPRIGHT[orientation](stored))
     assert 0x0112 not in loaded.getexif()  # or whoever saves and loads it turns it once more
@@ -86,25 +73,20 @@ def test_exif_orientation(orientation, format):
 
 def test_orientation_out_of_range_and_damaged_metadata_change_nothing():
     image = smooth(40, 24)
-    exif = Image.Exif()
-    exif[0x0112] = 77
     plain = pixels(encode(image, "JPEG"))
-    assert np.array_equal(pixels(encode(image, "JPEG", exif=exif)), plain)
-    assert np.array_equal(pixels(encode(image, "JPEG", exif=b"Exif\0\0MM\0*\xff\xff\xff\xff")), plain)
+    for exif in (odd_images.exif(77), b"Exif\0\0MM\0*\xff\xff\xff\xff"):
+        assert np.array_equal(pixels(encode(image, "JPEG", exif=exif)), plain)
 
 
 def test_palettes_with_and_without_transparency():
     image = Image.new("P", (3, 1))
     image.putpalette([10, 20, 30, 200, 0, 0, 0, 200, 0])
     image.putdata([0, 1, 2])
-    opaque = [[[10, 20, 30], [200, 0, 0], [0, 200, 0]]]
-    assert pixels(encode(image, "PNG")).tolist() == opaque
-    assert pixels(encode(image, "BMP")).tolist() == opaque
-    assert pixels(encode(image, "GIF")).tolist() == opaque
-    expected = [[[10, 20, 30], [255, 255, 255], [0, 200, 0]]]
-    assert pixels(encode(image, "PNG", transparency=1)).tolist() == expected
-    assert pixels(encode(image, "GIF", transparency=1)).tolist() == expected
-    assert pixels(encode(image, "PNG", transparency=bytes([255, 0, 255]))).tolist() == expected
+    for format in ("PNG", "BMP", "GIF"):
+        assert pixels(encode(image, format)).tolist() == [[[10, 20, 30], [200, 0, 0], [0, 200, 0]]]
+    for format, hidden in (("PNG", 1), ("GIF", 1), ("PNG", bytes([255, 0, 255]))):
+        shown = pixels(encode(image, format, transparency=hidden)).tolist()
+        assert shown == [[[10, 20, 30], [255, 255, 255], [0, 200, 0]]]
 
 
 def test_one_transparent_color_of_an_rgb_png():
@@ -114,9 +96,8 @@ def test_one_transparent_color_of_an_rgb_png():
 
 def test_16_bits_in_colour_and_grey_agree():
     values = np.arange(0, 65536, 4097, dtype=">u2")
-    rows = b"\0" + values.tobytes()
-    color = b"\0" + np.repeat(values, 3).tobytes()
-    assert np.array_equal(pixels(png(len(values), 1, 16, 0, rows)), pixels(png(len(values), 1, 16, 2, color)))
+    grey, color = (png(len(values), 1, 16, kind, b"\0" + values.repeat(kind + 1).tobytes()) for kind in (0, 2))
+    assert np.array_equal(pixels(grey), pixels(color))
 
 
 def test_transparent_grey_of_16_bits():
@@ -142,13 +123,11 @@ def test_float_grey_is_scaled(values, expected):
     assert pixels(encode(image, "TIFF"))[0, :, 0].tolist() == expected
 
 
-@pytest.mark.parametrize(("format", "tolerance"), [("TIFF", 0), ("JPEG", 3)])
-def test_cmyk(format, tolerance):
+def test_cmyk_of_jpeg():
     colors = np.array([[255, 0, 0], [0, 255, 0], [0, 0, 255], [0, 0, 0], [255, 255, 255]], np.uint8)
     array = np.repeat(np.repeat(colors[None], 16, 0), 16, 1)  # blocks as wide as those of JPEG
-    options = {"quality": 100, "subsampling": 0} if format == "JPEG" else {}
-    loaded = pixels(encode(Image.fromarray(array).convert("CMYK"), format, **options))
-    assert np.abs(loaded.astype(int) - array).max() <= tolerance
+    loaded = pixels(encode(Image.fromarray(array).convert("CMYK"), "JPEG", quality=100, subsampling=0))
+    assert np.abs(loaded.astype(int) - array).max() <= 3
 
 
 def test_lab_tiff(tmp_path):
@@ -156,11 +135,6 @@ def test_lab_tiff(tmp_path):
     srgb, lab = ImageCms.createProfile("sRGB"), ImageCms.createProfile("LAB")
     ImageCms.profileToProfile(image, srgb, lab, outputMode="LAB").save(tmp_path / "lab.tif")
     assert np.abs(pixels(tmp_path / "lab.tif").astype(int) - np.asarray(image)).mean() < 2
-
-
-def test_thin_images_are_read():
-    for size in ((1, 1), (10_000, 1), (1, MAX_SIDE)):
-        assert load_image(encode(Image.new("RGB", size), "PNG")).size == size
 
 
 @pytest.mark.slow

@@ -62,16 +62,9 @@ def test_a_crop_down_is_that_of_transformers(size, interpolation):
     assert torch.equal(other(image), truth) != (51 in size)
 
 
-@pytest.mark.parametrize("size", [(500, 375), (31, 77)])
-def test_squash_is_torchvisions_resize_to_both_sides(size):
-    image, resized = Image.fromarray(noise(*size)), Resize((64, 64), BICUBIC, antialias=True)
-    ours = Preprocess(image_size=64, resize="squash")(image)
-    assert torch.equal(ours, resized(pil_to_tensor(image)))
-
-
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
 @pytest.mark.parametrize("size", [(500, 375), (375, 500), (101, 30), (30, 400), (97, 33), (96, 32), (900, 31)])
-@pytest.mark.parametrize("shape", [(32, 96), (50, 20)])
+@pytest.mark.parametrize("shape", [(32, 96), (50, 20), (64, 64)])
 def test_rectangles_are_those_of_torchvision_and_pillow(size, shape, interpolation):
     """Crops cover the rectangle and cut its centre out, stretched ones are resized to it, and padded ones fit in."""
     image, (height, width) = Image.fromarray(noise(*size)), shape
@@ -90,7 +83,8 @@ def test_rectangles_are_those_of_torchvision_and_pillow(size, shape, interpolati
     top, left = (height - fitted.height) // 2, (width - fitted.width) // 2
     inside = padded[:, top : top + fitted.height, left : left + fitted.width]
     assert torch.equal(inside, pil_to_tensor(fitted))
-    assert (padded == 128).sum() >= 3 * (height * width - fitted.height * fitted.width)
+    inside.fill_(128)
+    assert (padded == 128).all()
 
 
 def gap(ours, truth):
@@ -98,70 +92,36 @@ def gap(ours, truth):
     return np.abs(ours.permute(1, 2, 0).numpy().astype(int) - np.asarray(truth)).max()
 
 
-def test_downsampling_is_antialiased():
-    stripes = np.zeros((256, 256, 3), np.uint8)
-    stripes[:, ::2] = 255
-    tensor = Preprocess(image_size=32)(Image.fromarray(stripes))
-    assert (tensor[..., 2:-2].float() - 127.5).abs().max() < 2  # without it, stripes of any brightness would come out
-
-
-def test_pad_shows_the_whole_image_between_equal_borders():
-    image = Image.fromarray(noise(100, 50))
-    tensor = Preprocess(image_size=64, resize="pad")(image)
-    truth = np.asarray(Resize((32, 64), BICUBIC)(image))
-    assert np.array_equal(tensor[:, 16:48].permute(1, 2, 0).numpy(), truth)
-    assert (tensor[:, :16] == 128).all()
-    assert (tensor[:, 48:] == 128).all()
-    tall = Preprocess(image_size=64, resize="pad")(image.transpose(Image.Transpose.TRANSPOSE))
-    assert (tall[:, :, :16] == 128).all()
-
-
-def test_normalize_is_torchvisions():
+def test_normalize_is_torchvisions_and_leaves_its_argument_alone():
     mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
     images = torch.from_numpy(noise(8, 6)).permute(2, 0, 1)[None].repeat(2, 1, 1, 1)
     ours = Preprocess(image_size=8, mean=mean, std=std).normalize(images)
     assert ours.dtype == torch.float32
     torch.testing.assert_close(ours, Normalize(mean, std)(images.float() / 255), rtol=0, atol=0)
-
-
-def test_normalize_leaves_its_argument_alone():
-    images = torch.full((1, 3, 2, 2), 255.0)
-    assert Preprocess(image_size=2).normalize(images).unique().tolist() == [1.0]
-    assert images.unique().tolist() == [255.0]
+    floats = torch.full((1, 3, 2, 2), 255.0)
+    assert Preprocess(image_size=2).normalize(floats).unique().tolist() == [1.0]
+    assert floats.unique().tolist() == [255.0]
 
 
 def test_the_state_is_plain_and_gives_the_same_preprocessing():
     first = Preprocess(image_size=24, resize="pad", mean=(0.1, 0.2, 0.3), std=(1, 2, 3), interpolation="bilinear")
-    file = BytesIO()
-    torch.save(first.state(), file)
-    file.seek(0)
-    second = Preprocess.from_state(torch.load(file, weights_only=True))
+    torch.save(first.state(), file := BytesIO())
+    second = Preprocess.from_state(torch.load(BytesIO(file.getvalue()), weights_only=True))
     image = Image.fromarray(noise(50, 40))
-    assert torch.equal(first(image), second(image))
     assert torch.equal(first.normalize(first(image)[None]), second.normalize(second(image)[None]))
     assert first.state() == second.state()
 
 
-@pytest.mark.parametrize(
-    ("wrong", "match"),
-    [
-        ({"image_size": 0}, "image_size"),
-        ({"image_size": 10**9}, "image_size"),
-        ({"image_size": "64"}, "image_size"),
-        ({"image_size": [64, 0]}, "image_size"),
-        ({"image_size": [64, 64, 3]}, "image_size"),
-        ({"resize": "stretch"}, "crop, crop_down, squash, pad"),
-        ({"interpolation": "cubic"}, "bicubic"),
-        ({"mean": (0.5, 0.5)}, "mean"),
-        ({"mean": "grey"}, "mean"),
-        ({"mean": (0.5, 0.5, float("nan"))}, "mean"),
-        ({"std": (0.5, 0.5, 0)}, "std"),
-        ({"size": 3}, "size"),
-    ],
-)
-def test_wrong_arguments_are_named(wrong, match):
-    with pytest.raises(UserError, match=match):
-        Preprocess.from_state({"image_size": 64, **wrong})
+WRONG = [("image_size", value) for value in (0, 10**9, "64", [64, 0], [64, 64, 3])]
+WRONG += [("resize", "stretch"), ("interpolation", "cubic"), ("std", (0.5, 0.5, 0)), ("size", 3)]
+WRONG += [("mean", value) for value in ((0.5, 0.5), "grey", (0.5, 0.5, float("nan")))]
+KNOWN = {"resize": "crop, crop_down, squash, pad", "interpolation": "bicubic"}
+
+
+@pytest.mark.parametrize(("name", "value"), WRONG)
+def test_wrong_arguments_are_named(name, value):
+    with pytest.raises(UserError, match=KNOWN.get(name, name)):
+        Preprocess.from_state({"image_size": 64, name: value})
 
 
 def test_images_of_any_mode_are_preprocessed():
