@@ -11,13 +11,9 @@ def test_pack_lays_sequences_end_to_end():
     tokens, segments = pack([[[1, 5, 2], [1, 2]], [[1, 6, 7, 8, 9, 2]], []], pad_id=3)
     assert tokens.tolist() == [[1, 5, 2, 1, 2, 3], [1, 6, 7, 8, 9, 2], [3] * 6]
     assert segments.tolist() == [[1, 1, 1, 2, 2, PADDING], [1] * 6, [PADDING] * 6]
-    assert tokens.dtype == segments.dtype == torch.long
-
-
-def test_pack_of_nothing():
-    tokens, segments = pack([], pad_id=0)
-    assert tokens.shape == segments.shape == (0, 0)
-    assert tokens.dtype == torch.long
+    none, no_segments = pack([], pad_id=0)
+    assert none.shape == no_segments.shape == (0, 0)
+    assert {one.dtype for one in (tokens, segments, none, no_segments)} == {torch.long}
 
 
 @pytest.fixture
@@ -28,21 +24,23 @@ def batch() -> Batch:
     return Batch(["x"], values, [BadSample("y", "cut short")])
 
 
+def tensors(batch):
+    text = batch["text"]
+    parts = [text.tokens, text.scored, text.targets.labels, text.targets.places]
+    return [batch["images"], batch["features"].values, *parts]
+
+
 def test_all_tensors_of_a_batch_are_pinned(batch, monkeypatch):
     """On a machine without a GPU, whose tensors cannot be: `pinned` says which were asked to."""
     pinned: list[torch.Tensor] = []
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: pinned.append(tensor) or tensor)
-    text = batch.pin_memory()["text"]
-    whole = [batch["images"], batch["features"].values, text.tokens, text.targets.labels, text.targets.places]
-    assert {id(tensor) for tensor in pinned} == {id(tensor) for tensor in [*whole, text.scored]}
-    assert text.references == [["a"]]
+    assert batch.pin_memory()["text"].references == [["a"]]
+    assert {id(tensor) for tensor in pinned} == {id(tensor) for tensor in tensors(batch)}
 
 
 def test_all_tensors_of_a_batch_move_and_nothing_else_changes(batch):
     moved = batch.to("meta")
-    assert moved["images"].device == moved["features"].values.device == torch.device("meta")
-    parts = moved["text"].tokens, moved["text"].scored, moved["text"].targets.labels, moved["text"].targets.places
-    assert {part.device for part in parts} == {torch.device("meta")}
+    assert {tensor.device for tensor in tensors(moved)} == {torch.device("meta")}
     assert (moved["text"].segments, moved["text"].references) == (None, [["a"]])
     assert (moved.ids, moved.bad, moved["names"]) == (batch.ids, batch.bad, ["x"])
     assert batch["images"].device == torch.device("cpu")

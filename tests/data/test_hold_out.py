@@ -27,11 +27,9 @@ def test_shares_are_fair_to_within_one(count, leave):
 
 
 def test_equal_classes_share_what_cannot_be_divided_by_the_seed():
-    labels = [index % 50 for index in range(500)]
-    names = [str(index) for index in range(500)]
-    chosen = [{labels[i] for i in stratified(labels, names, 10, seed=seed)} for seed in range(5)]
-    assert all(len(classes) == 10 for classes in chosen)
-    assert len({frozenset(classes) for classes in chosen}) == 5
+    labels, names = [index % 50 for index in range(500)], [str(index) for index in range(500)]
+    chosen = [frozenset(labels[i] for i in stratified(labels, names, 10, seed=seed)) for seed in range(5)]
+    assert {len(classes) for classes in chosen} == {10} and len(set(chosen)) == 5
 
 
 def test_validation_stays_where_it_is_when_rows_are_added():
@@ -42,17 +40,13 @@ def test_validation_stays_where_it_is_when_rows_are_added():
     assert before <= after and len(after - before) <= 10
     assert len(before) == pytest.approx(HELD_OUT * 500, abs=9)  # three standard deviations
     assert before != {names[index] for index in validation(names[:500], None, 1)}
-
-
-def test_validation_is_drawn_apart_from_the_test():
-    names = [f"{number}.jpg" for number in range(1000)]
-    train = [names[index] for index in draw(names, {"val": 0.0, "test": 0.1}, seed=0)["train"]]
+    # It is drawn apart from the test.
+    train = [f"{index}.jpg" for index in draw([f"{n}.jpg" for n in range(1000)], {"val": 0.0, "test": 0.1}, 0)["train"]]
     assert len(validation(train, None, 0)) == pytest.approx(HELD_OUT * len(train), abs=13)
 
 
 def test_validation_by_classes_keeps_most_where_they_are():
-    names = [f"{number}.jpg" for number in range(1100)]
-    labels = [number % 2 for number in range(1100)]
+    names, labels = [f"{number}.jpg" for number in range(1100)], [number % 2 for number in range(1100)]
     before = validation(names[:1000], labels[:1000], 0)
     assert Counter(labels[index] for index in before) == {0: 10, 1: 10}
     assert len({*before} & {*validation(names, labels, 0)}) >= 18
@@ -60,10 +54,8 @@ def test_validation_by_classes_keeps_most_where_they_are():
 
 @pytest.mark.parametrize("labels", [None, [0, 0, 1, 1]])
 def test_a_few_samples_still_hold_one_out(labels):
-    names = ["a", "b", "c", "d"]
-    held = [validation(names, labels, seed) for seed in range(20)]
-    assert all(len(indices) == 1 for indices in held)
-    assert len({index for (index,) in held}) > 1
+    held = [validation(["a", "b", "c", "d"], labels, seed) for seed in range(20)]
+    assert {len(indices) for indices in held} == {1} and len({index for (index,) in held}) > 1
 
 
 @pytest.mark.parametrize(("names", "labels"), [(["a"], None), (["a", "b"], [0, 1])])

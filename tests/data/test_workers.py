@@ -30,20 +30,19 @@ def without_room(worker):
     resource.setrlimit(resource.RLIMIT_FSIZE, (NUMBERS, NUMBERS))  # of shared memory too
 
 
+def batches(workers=1, **options):
+    """Those of a loader that gives up: else a test would not end before the fault was mended."""
+    own = {"num_workers": workers, "multiprocessing_context": worker_context(), "timeout": 60}
+    try:
+        return list(DataLoader(Large(), batch_size=4, collate_fn=whole, **own, **options))
+    finally:
+        end_workers()
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_batch_that_does_not_fit_into_shared_memory_ends_in_a_line(workers):
-    loader = DataLoader(
-        Large(),
-        batch_size=3,
-        collate_fn=whole,
-        num_workers=workers,
-        multiprocessing_context=worker_context(),
-        worker_init_fn=without_room,
-        timeout=60,  # else the test would not end before the fault was mended
-    )
     with pytest.raises(UserError) as fault:
-        list(loader)
-    end_workers()
+        batches(workers, worker_init_fn=without_room)
     said = _reworded(fault.value, {})
     assert str(said).startswith("a worker cannot send a batch") and "--shm-size" in str(said)
     assert "\n" not in str(said) and said.status == 1
@@ -55,8 +54,4 @@ def test_batches_come_through_as_they_are_whatever_the_path_of_temporary_files(l
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
     monkeypatch.setitem(multiprocessing.current_process()._config, "tempdir", None)  # not yet made
-    loader = DataLoader(
-        Large(), batch_size=4, collate_fn=whole, num_workers=1, multiprocessing_context=worker_context(), timeout=60
-    )
-    assert [len(batch) for batch in loader] == [4, 4, 1]
-    end_workers()
+    assert [len(batch) for batch in batches()] == [4, 4, 1]

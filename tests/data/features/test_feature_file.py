@@ -43,11 +43,9 @@ def test_what_is_missing_is_not_read_as_zeros(tmp_path):
 def test_a_flipped_bit_is_named_and_others_are_read(tmp_path, at, bit):
     file = open_features(tmp_path, layout())
     file.write([0, 1], torch.randn(2, 3, 4))
-    with file.path.open("r+b") as content:
-        content.seek(layout().start + layout().row + at)
-        byte = content.read(1)[0]
-        content.seek(-1, 1)
-        content.write(bytes([byte ^ bit]))
+    content = bytearray(file.path.read_bytes())
+    content[layout().start + layout().row + at] ^= bit
+    file.path.write_bytes(content)
     again = open_features(tmp_path, layout())
     again.read(0)
     with pytest.raises(UserError, match=r"features: the features of image 1 are corrupted.*delete the file") as fault:

@@ -36,13 +36,13 @@ def files(root, seed):
 
 def folder(root, seed):
     lay_out(root, "train/x/b.png", "train/y/a.png", "val/x/c.png", "val/y/d.png")
-    written(root / "train/x/b.png", 0)
-    written(root / "train/y/a.png", seed)
+    for name, second in (("x/b.png", 0), ("y/a.png", seed)):
+        written(root / "train" / name, second)
     return ClassFolders(root=str(root)).split("train")
 
 
 def tar(root, seed):
-    lay_out(root / "files", "train/x/b.png", "train/y/a.png", "val/x/c.png", "val/y/d.png")
+    folder(root / "files", 0)
     written(pack(root / "all.tar", root / "files"), seed)
     return ClassFolders(path=str(root / "all.tar")).split("train")
 
