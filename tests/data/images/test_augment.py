@@ -1,15 +1,28 @@
-"""Augmentation: keyed, off by default, and true to its bounds."""
+"""Augmentation: keyed whoever draws, off by default, torchvision's own operations, true to its bounds."""
+
+import importlib.util
+import multiprocessing
+import random
+import sys
+from collections import Counter
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
+from vlm.config.build import build
+from vlm.config.check import check
+from vlm.data.images import class_augment as class_transforms
 from vlm.data.images.augment import Augment
+from vlm.data.images.class_augment import POLICIES, ClassAugment
 from vlm.data.images.image import Preprocess
+from vlm.data.images.resize import to_tensor
+from vlm.errors import UserError
+from vlm.randomness import key
 
 
-def noise(width, height, seed=0):
+def noise(width=40, height=30, seed=0):
     return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8))
 
 
@@ -25,7 +38,7 @@ def coordinates(width=200, height=100):
 def test_all_off_is_preprocess(resize, interpolation, size):
     geometry = {"image_size": 32, "resize": resize, "interpolation": interpolation}
     image = noise(*size)
-    assert torch.equal(Augment(**geometry)(image, (0, 3, 17)), Preprocess(**geometry)(image))
+    assert torch.equal(Augment(**geometry)(image, KEY), Preprocess(**geometry)(image))
 
 
 @pytest.mark.parametrize("resize", ["crop", "squash", "pad"])
@@ -114,3 +127,150 @@ def test_one_augmentation_does_not_change_what_another_draws():
     for index in range(20):
         alone, tensor = crop(image, (0, 0, index)), both(image, (0, 0, index))
         assert torch.equal(tensor, alone) or torch.equal(tensor, alone.flip(2))
+
+
+KEY = (0, 3, 17)
+
+
+def everything(policy="randaugment"):
+    crop = {"min_scale": 0.3, "min_ratio": 0.75, "horizontal_flip": True, "color_jitter": 0.2}
+    return ClassAugment(image_size=32, policy=policy, erase=0.5, pad_crop=3, **crop)
+
+
+def test_what_augment_has_stays_as_it_draws():
+    options = {"image_size": 32, "min_scale": 0.3, "min_ratio": 0.75, "horizontal_flip": True, "color_jitter": 0.2}
+    for at in [(0, 0, index) for index in range(10)]:
+        assert torch.equal(ClassAugment(**options)(noise(), at), Augment(**options)(noise(), at))
+
+
+def _augmented(at):
+    policy, index = at
+    return everything(policy)(noise(), (0, 1, index)).numpy()
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_the_key_alone_decides_in_whatever_process_and_order(policy):
+    keys = [(policy, index) for index in range(8)]
+    here = [_augmented(at) for at in keys]
+    with multiprocessing.get_context("fork").Pool(2) as pool:
+        there = pool.map(_augmented, keys[::-1])[::-1]
+    assert all(np.array_equal(a, b) for a, b in zip(here, there, strict=True))
+    assert len({array.tobytes() for array in here}) == len(keys)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_no_generator_is_touched(policy):
+    torch.manual_seed(7)
+    np.random.seed(7)
+    random.seed(7)
+    before = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()
+    everything(policy)(noise(), KEY)
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert (np.random.get_state()[1].tolist(), random.getstate()) == before[1:]
+
+
+def test_the_generator_comes_back_after_a_fault():
+    augment = everything()
+
+    def fail(image):
+        torch.rand(3)
+        raise ValueError("broken")
+
+    augment._operate = fail
+    before = torch.get_rng_state()
+    with pytest.raises(ValueError, match="broken"):
+        augment(noise(), KEY)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_the_policy_is_torchvisions():
+    from torchvision.transforms import v2
+
+    truth = v2.RandAugment(3, 20, interpolation=v2.InterpolationMode.BILINEAR, fill=[128, 128, 128])
+    augment = ClassAugment(image_size=32, policy="randaugment", num_ops=3, magnitude=20)
+    for index in range(20):
+        torch.manual_seed(key("policy", 0, 0, index))
+        expected = to_tensor(truth(ClassAugment(image_size=32).picture(noise(), (0, 0, index))))
+        assert torch.equal(augment(noise(), (0, 0, index)), expected)
+
+
+@pytest.mark.parametrize("pad", [1, 4])
+def test_pad_crop_is_torchvisions_random_crop(pad):
+    """Every result is a crop of the padded image, every crop occurs, and about as often as any other."""
+    padded = torch.nn.functional.pad(Preprocess(image_size=16)(noise()), [pad] * 4)
+    offsets = range(2 * pad + 1)
+    crops = [padded[:, y : y + 16, x : x + 16].numpy().tobytes() for x in offsets for y in offsets]
+    augment = ClassAugment(image_size=16, pad_crop=pad)
+    drawn = Counter(augment(noise(), (0, 0, index)).numpy().tobytes() for index in range(len(crops) * 20))
+    assert drawn.keys() == set(crops) and max(drawn.values()) < 50
+
+
+def test_erasing_keeps_to_its_bounds():
+    black = Image.new("RGB", (64, 64))
+    augment = ClassAugment(image_size=64, erase=0.6)
+    areas, ratios = [], []
+    for index in range(400):
+        pixels = augment(black, (0, 0, index))
+        rows, columns = (pixels.amax(0) > 0).nonzero().unbind(1)
+        if not len(rows):
+            continue
+        height, width = int(rows.max() - rows.min()) + 1, int(columns.max() - columns.min()) + 1
+        inside = pixels[:, rows.min() : rows.max() + 1, columns.min() : columns.max() + 1].float()
+        assert abs(inside.mean() - 127.5) < 25
+        areas.append(height * width / 64**2)
+        ratios.append(height / width)
+    assert 0.5 < len(areas) / 400 < 0.7
+    assert 0.015 < min(areas) < 0.05 and 0.28 < max(areas) < 0.36
+    assert 0.25 < min(ratios) < 0.4 < 2.5 < max(ratios) < 4
+    assert abs(np.log(ratios).mean()) < 0.12  # tall and wide alike
+
+
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_the_tiniest_images_survive(size):
+    for index in range(20):
+        augment = ClassAugment(image_size=size, policy="trivialaugment", erase=1)
+        assert augment(noise(), (0, 0, index)).shape == (3, size, size)
+
+
+OF_BOTH = {"min_scale": [0, 1.1], "min_ratio": [-1], "color_jitter": [1, float("nan")], "image_size": [0]}
+
+
+OF_BOTH |= {"resize": ["zoom"]}
+
+
+OF_CLASSES = {
+    "policy": ["randaug"],
+    "num_ops": [0],
+    "magnitude": [31],
+    "erase": [1.5, float("nan")],
+    "pad_crop": [-1, 32],
+}
+
+
+KINDS = {"augment.Augment": OF_BOTH, "class_augment.ClassAugment": OF_CLASSES}
+
+
+KNOWN = {"resize": "crop, crop_down, squash, pad", "policy": "choose one of randaugment"}
+
+
+FAULTS = [(kind, name, value) for kind, own in KINDS.items() for name, values in own.items() for value in values]
+
+
+@pytest.mark.parametrize(("kind", "name", "value"), FAULTS)
+def test_wrong_arguments_are_named(kind, name, value):
+    node = {"_target_": f"vlm.data.images.{kind}", "image_size": 32, name: value}
+    with pytest.raises(UserError, match=KNOWN.get(name, name)):
+        check({"augment": node})
+        build(node, "augment")
+
+
+def test_torchvision_loads_only_for_a_policy(monkeypatch):
+    for name in [name for name in sys.modules if name.startswith("torchvision.")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "torchvision", None)  # as if it were not installed
+    spec = importlib.util.spec_from_file_location("loaded_anew", class_transforms.__file__)
+    anew = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(anew)
+    anew.ClassAugment(image_size=8, erase=0.5)
+    with pytest.raises(ImportError, match="torchvision"):
+        anew.ClassAugment(image_size=8, policy="randaugment")

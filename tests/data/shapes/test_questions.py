@@ -1,4 +1,4 @@
-"""Questions and conversations about scenes, each answered anew from what the scene holds."""
+"""Questions, conversations and stories about scenes, each answered anew from what the scene holds."""
 
 import re
 from collections import Counter, defaultdict
@@ -7,11 +7,13 @@ import pytest
 
 from vlm.data.records import conversations
 from vlm.data.shapes.scene_conversations import SceneConversations
+from vlm.data.shapes.scene_differences import SceneDifferences
 from vlm.data.shapes.scene_questions import NUMBERS, SceneQuestions
-from vlm.data.shapes.scenes import relations, valid_captions
+from vlm.data.shapes.scene_stories import SceneStories
+from vlm.data.shapes.scenes import draw, margin, relations, valid_captions
 
-LOOKS = {"shapes": ["circle", "triangle", "cross"], "colors": ["red", "green", "blue", "yellow"]}
-OPTIONS = {"seed": 3, **LOOKS, "sizes": ["small", "large"]}
+OPTIONS = {"seed": 3, "shapes": ["circle", "triangle", "cross"], "colors": ["red", "green", "blue", "yellow"]}
+OPTIONS |= {"sizes": ["small", "large"]}
 
 
 @pytest.fixture(scope="module")
@@ -111,3 +113,86 @@ def test_a_second_turn_goes_on_with_the_first_and_tells_little_alone(chats):
         assert {question.before for question in later} <= {other.turns for other in asked}
         answers.update(question.answer for question in later)
     assert answers.most_common(1)[0][1] / answers.total() < 0.5
+
+
+SENTENCE = re.compile(r"the (\w+ \w+ \w+) is (left of|right of|above|below) the (\w+ \w+ \w+)\.")
+
+
+QUESTION = re.compile(r"what is (left of|right of|above|below) the (\w+ \w+ \w+)\?")
+
+
+def holds(one, relation, other):
+    """The relation by the pixels of the centres, y pointing down."""
+    across, down = other.x - one.x, other.y - one.y
+    far = {"left of": across, "right of": -across, "above": down, "below": -down}[relation]
+    return far >= margin(64)
+
+
+def stories():
+    """Each record with the objects of its scene by their names."""
+    numbers = {"train_stories": 300, "val_stories": 60, "test_stories": 100}
+    source = SceneStories(**OPTIONS, **numbers)
+    for name in source.splits:
+        split = source.split(name)
+        for index, record in enumerate(split.records()):
+            yield record, {str(placed.kind): placed for placed in source.scene(split.keys(index)).objects}
+
+
+def test_every_sentence_is_true_and_each_pair_is_told_once():
+    for record, objects in stories():
+        facts = SENTENCE.findall(record["context"])
+        assert " ".join(f"the {a} is {relation} the {b}." for a, relation, b in facts) == record["context"]
+        assert all(holds(objects[a], relation, objects[b]) for a, relation, b in facts)
+        assert len({frozenset((a, b)) for a, _, b in facts}) == len(facts) == len(objects) * (len(objects) - 1) // 2
+
+
+def test_an_answer_is_the_only_object_that_fits_and_without_one_there_is_none():
+    kinds = set()
+    for record, objects in stories():
+        ((relation, name),) = QUESTION.findall(record["question"])
+        true = [other for other, placed in objects.items() if holds(placed, relation, objects[name])]
+        assert [text for text, _ in record["answers"]] == true
+        kinds.add(len(true))
+        for text, start in record["answers"]:
+            assert record["context"][start : start + len(text)] == text
+            before, after = record["context"][:start].rpartition(".")[2], record["context"][start:].partition(".")[0]
+            assert name in before + after  # in the sentence that says so
+    assert kinds == {0, 1}
+
+
+@pytest.fixture(scope="module")
+def differences():
+    return SceneDifferences(**OPTIONS, train_scenes=200, val_scenes=20, test_scenes=40, questions_per_kind=2)
+
+
+def kinds(stamp):
+    """The looks of the objects of the first scene and of the second, by the records' own descriptions."""
+    scenes = stamp.split("Scene(")[1:]
+    found = [re.findall(r"Kind\(size='(\w+)', color='(\w+)', shape='(\w+)'\)", scene) for scene in scenes]
+    return [[" ".join(kind) for kind in scene] for scene in found]
+
+
+@pytest.mark.parametrize("name", ["train", "test"])
+def test_what_differs_is_true_of_both_scenes(differences, name):
+    places = []
+    for record in differences.split(name).records():
+        first, second = kinds(record.read_stamp())
+        (at,) = [place for place, pair in enumerate(zip(first, second, strict=True)) if pair[0] != pair[1]]
+        changed = sum(a != b for a, b in zip(first[at].split(), second[at].split(), strict=True))
+        assert changed == 1 and first[at].split()[0] == second[at].split()[0]  # sizes stay
+        assert len(set(second)) == len(second)
+        difference, *others = record["questions"]
+        assert difference[:3] == ("what differs?", f"a {first[at]} became a {second[at]}", "difference")
+        for text, answer, kind, *_ in others:
+            look = re.fullmatch(r"which scene has a (.*)\?", text)[1]
+            assert kind == "place" and answer == ("the first" if look in first else "the second")
+            assert (look in first) != (look in second)
+            places.append(answer)
+    assert 0.3 < places.count("the first") / len(places) < 0.7
+
+
+def test_a_record_holds_both_images(differences):
+    split = differences.split("val")
+    first, second = split.record(3).images()
+    assert first.size == second.size == (64, 64) and first.tobytes() != second.tobytes()
+    assert first.tobytes() == draw(differences.scene(split.keys(3))).tobytes()

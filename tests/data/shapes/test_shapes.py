@@ -11,6 +11,7 @@ from PIL import Image
 from vlm.data.shapes import scenes
 from vlm.data.shapes.drawn import DrawnSplit
 from vlm.data.shapes.scene_captions import Shapes, main
+from vlm.data.shapes.scene_retrieval import DistinctShapes
 from vlm.data.shapes.scenes import COLORS, RADII, SHAPES, Kind, Placed, Scene, place, valid_captions
 from vlm.errors import UserError
 from vlm.randomness import numpy_rng
@@ -18,10 +19,10 @@ from vlm.randomness import numpy_rng
 SPLITS = ("train", "val", "test")
 
 
-def shapes(**changes) -> Shapes:
+def shapes(kind=Shapes, **changes) -> Shapes:
     given = {"shapes": ["circle", "square", "triangle"], "colors": ["red", "green", "blue", "yellow"], "seed": 0}
     given |= {"sizes": ["small", "large"], "train_scenes": 50, "val_scenes": 20, "test_scenes": 20}
-    return Shapes(**given | {"captions_per_image": 5} | changes)
+    return kind(**given | {"captions_per_image": 5} | changes)
 
 
 def is_valid(caption: str, objects: dict[str, tuple[float, float]], clear: float) -> bool:
@@ -230,6 +231,21 @@ def test_captions_draw_no_pixels(monkeypatch):
     assert record["captions"] and record["references"] and drawn == []
     record.image()
     assert len(drawn) == 1
+
+
+def test_no_two_distinct_scenes_hold_the_same_objects():
+    numbers = {"max_objects": 2, "val_scenes": 20, "test_scenes": 25}
+    plain = shapes(**numbers)
+    source = shapes(DistinctShapes, **numbers)
+    for name, count in (("val", 20), ("test", 25)):
+        split = source.split(name)
+        objects = {
+            frozenset(re.findall(r"\w+ \w+ (?:circle|triangle|square)", r["references"][0])) for r in split.records()
+        }
+        assert len(objects) == len(split) == count
+        assert split.record(0).id == plain.split(name).record(0).id  # a scene of Shapes
+    with pytest.raises(UserError, match=r"data\.source\.val_scenes: only \d+ of 50 scenes have distinct objects"):
+        shapes(DistinctShapes, **numbers | {"val_scenes": 50}).split("val")
 
 
 def test_the_shipped_sample_is_what_the_code_writes(tmp_path):

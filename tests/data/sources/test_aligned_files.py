@@ -1,10 +1,11 @@
-"""Two files whose lines belong together, and their faults."""
+"""Files whose lines belong together: two of texts, and one of photos."""
 
 import pytest
-from captioned import refusal
+from captioned import picture, refusal
 
 from vlm.data.records import collect_errors
 from vlm.data.sources.aligned_files import AlignedFiles
+from vlm.data.sources.aligned_photos import AlignedPhotos
 
 
 @pytest.fixture
@@ -74,8 +75,45 @@ def test_unequal_lengths_are_named(write, english, german, longer, line):
     ],
 )
 def test_faults_are_named(write, files, options, named):
-    assert named in refusal(opened, write(**files), **options)
+    root = write(**files)
+    assert named in refusal(opened, root, **options)
+    assert "no such folder" in refusal(opened, root / "none")
 
 
-def test_a_folder_that_is_none_is_named(tmp_path):
-    assert "no such folder" in refusal(opened, tmp_path / "none")
+NAMES = "10.jpg\n20.jpg\n30.jpg\n40.jpg\n"
+
+
+@pytest.fixture
+def photographed(tmp_path):
+    def photographed(names=NAMES, photos=("10_ab.png", "20.jpg", "30_a.png", "30_b.png")):
+        for ending in ("en", "de"):
+            (tmp_path / f"train.{ending}").write_text("".join(f"{ending} {n}\n" for n in range(1, 5)))
+        (tmp_path / "train.images.txt").write_text(names)
+        for name in photos:
+            picture(tmp_path / "photos" / name)
+        return tmp_path
+
+    return photographed
+
+
+def with_photos(root, **options):
+    known = {"root": str(root), "source": "en", "target": "de", "photos": str(root / "photos"), "val": None}
+    return AlignedPhotos(**known | {"test": None} | options)
+
+
+def test_a_line_has_the_photo_of_its_name_or_of_the_one_that_begins_so(photographed):
+    """The third may be either of two photos, and there is none of the fourth: both are left out."""
+    root = photographed()
+    records = list(with_photos(root).split("train").records())
+    assert [record.id for record in records] == ["train-1", "train-2"]
+    assert (records[1]["text"], records[1]["translation"]) == ("en 2", "de 2")
+    assert records[0].image().mode == "RGB" and "10_ab.png" in records[0].read_stamp()
+    assert records[1].read_file() == (root / "photos" / "20.jpg").read_bytes()
+
+
+def test_faults_of_photos_are_named_with_their_remedy(photographed):
+    root = photographed(names="10.jpg\n20.jpg\n")
+    assert "train.images.txt: names 2 photos for 4 lines" in refusal(with_photos, root)
+    assert "train.other: no such file; it names the photo of each line" in refusal(with_photos, root, names="other")
+    assert "nowhere: no such folder" in refusal(with_photos, root, photos=str(root / "nowhere"))
+    assert "has no photo of train; give the folder" in refusal(with_photos, photographed(names="50.jpg\n" * 4))

@@ -1,11 +1,13 @@
-"""Tables of texts with labels, and texts in class folders."""
+"""Tables of texts with labels or with translations, and texts in class folders."""
+
+import json
 
 import pytest
-from captioned import refusal
+from captioned import NO_HOLD_OUT, refusal
 from classed import pack
 
 from vlm.data.sources.text_folders import TextFolders
-from vlm.data.sources.text_tables import TextTable
+from vlm.data.sources.text_tables import TextTable, TranslationTable
 from vlm.errors import UserError
 
 
@@ -61,7 +63,7 @@ def test_a_single_file_is_drawn_by_class(tmp_path):
 
 def test_empty_cells_are_left_out_and_named(tmp_path):
     path = write(tmp_path / "t.csv", "text,label\ngood,pos\n ,neg\nbad,\nbad,neg\n")
-    source = TextTable(path=path, val_fraction=0, test_fraction=0)
+    source = TextTable(path=path, **NO_HOLD_OUT)
     assert source.skipped == [f"{path}, line 3: no text", f"{path}, line 4: no label"]
     assert [line.kind for line in source.skipped] == ["empty text", "no label"]
     assert [r["text"] for r in source.split("train").records()] == ["good", "bad"]
@@ -106,7 +108,7 @@ def test_faults_are_named(text, options, parts, tmp_path, monkeypatch):
 def test_null_in_json_is_an_empty_cell(tmp_path):
     rows = '{"text": "x", "label": "a", "split": null}\n{"text": null, "label": "a"}\n{"text": "y", "label": "b"}\n'
     path = write(tmp_path / "t.jsonl", rows)
-    source = TextTable(path=path, val_fraction=0, test_fraction=0)
+    source = TextTable(path=path, **NO_HOLD_OUT)
     assert [r["text"] for r in source.split("train").records()] == ["x", "y"]
     assert source.skipped == [f"{path}, line 2: no text"]
 
@@ -131,7 +133,7 @@ def test_folders_are_classes(reviews):
 
 def test_faults_of_folders_are_named(reviews, tmp_path):
     (reviews / "pos" / "cv000_1.txt").write_bytes(b"caf\xe9")
-    source = TextFolders(root=str(reviews), val_fraction=0, test_fraction=0)
+    source = TextFolders(root=str(reviews), **NO_HOLD_OUT)
     with pytest.raises(UserError, match=r"cv000_1.txt, line 1: is not UTF-8"):
         list(source.split("train").records())
     (tmp_path / "empty").mkdir()
@@ -142,3 +144,33 @@ def test_faults_of_folders_are_named(reviews, tmp_path):
 def test_a_tar_of_class_folders(reviews, tmp_path):
     source = TextFolders(path=str(pack(tmp_path / "r.tar", reviews)), test_fraction=0.1)
     assert source.classes == ["neg", "pos"] and "film" in source.split("train").record(0)["text"]
+
+
+def translations(tmp_path, content, name="pairs.csv", **options):
+    return TranslationTable(path=write(tmp_path / name, content), **options)
+
+
+def pairs(source, split="train"):
+    return [(record["text"], record["translation"]) for record in source.split(split).records()]
+
+
+def test_columns_of_translations_have_names_or_are_given(tmp_path):
+    names = {"text_column": "en", "translation_column": "de"}
+    source = translations(tmp_path, "de,en,n\nHund,dog,1\nKatze,cat,2\n", **names, **NO_HOLD_OUT)
+    assert pairs(source) == [("dog", "Hund"), ("cat", "Katze")]
+    rows = [{"text": "a\u00a0b ", "translation": "c\td", "split": split} for split in ("train", "dev", "test")]
+    source = translations(tmp_path, "".join(json.dumps(row) + "\n" for row in rows), "pairs.jsonl")
+    assert source.splits == ("train", "val", "test") and pairs(source, "val") == [("a\u00a0b", "c d")]
+    plain = "dog\tHund\ncat\tKatze\n"
+    source = translations(tmp_path, plain, "pairs.txt", columns=["text", "translation"], **NO_HOLD_OUT)
+    assert pairs(source) == [("dog", "Hund"), ("cat", "Katze")]
+
+
+def test_faults_of_translations_are_named(tmp_path):
+    source = translations(tmp_path, "text,translation\ndog,\n,Katze\nfox,Fuchs\n", **NO_HOLD_OUT)
+    assert pairs(source) == [("fox", "Fuchs")]
+    path = tmp_path / "pairs.csv"
+    assert source.skipped == [f"{path}, line 2: no translation", f"{path}, line 3: no text"]
+    assert "data.source.translation_column" in refusal(translations, tmp_path, "text,german\na,b\n")
+    message = refusal(translations, tmp_path, '{"text": "a", "translation": 3}\n', "pairs.jsonl")
+    assert "line 1: translation 3 is not text" in message
