@@ -83,14 +83,7 @@ def test_a_stamp_changes_with_its_image(make, tmp_path):
     assert stamps(Part(split, [1])) == after[1:2]
 
 
-@pytest.mark.parametrize(
-    ("drawn", "off"),
-    [
-        ({"horizontal_flip": True}, "data.augment.horizontal_flip=false"),
-        ({"min_scale": 0.5}, "data.augment.min_scale=1"),
-        ({"policy": "randaugment", "erase": 0.2}, "data.augment.policy=null data.augment.erase=0"),
-    ],
-)
-def test_the_overrides_that_turn_an_augmentation_off_are_named(drawn, off):
-    assert augment_fault(ClassAugment(image_size=8)) is None
-    assert augment_fault(ClassAugment(image_size=8, **drawn)).endswith(f"turn it off: {off}")
+def test_the_overrides_that_turn_an_augmentation_off_are_named():
+    drawn = ClassAugment(image_size=8, policy="randaugment", erase=0.2, horizontal_flip=True, min_scale=0.5)
+    off = "data.augment.min_scale=1 data.augment.horizontal_flip=false data.augment.policy=null data.augment.erase=0"
+    assert augment_fault(drawn).endswith(f"turn it off: {off}")

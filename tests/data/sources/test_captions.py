@@ -1,12 +1,10 @@
 """Sources of captioned images: tables and folders of one's own, and every fault of them."""
 
-import csv
 import json
 
 import pytest
 from captioned import NO_HOLD_OUT, captions, content, picture, refusal
 
-from vlm.data.images.image import ImageError
 from vlm.data.sources.captions import Captions
 
 # Tables
@@ -26,11 +24,10 @@ def test_a_caption_is_one_line(root):
     """A line break has no piece of its own, so that it would be spelled in bytes and be written by the model."""
     written = ["two\nlines", "of\r\nWindows", "a\ttab", "no\u00a0break", "of\u3000Chinese", " \n ends \u2028 here\n\n"]
     lines = ["two lines", "of Windows", "a tab", "no break", "of Chinese", "ends here"]
-    with (root / "captions.csv").open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file).writerows([["image", "caption"], *(["a.png", text] for text in written)])
-    assert content(captions(root, path="captions.csv")) == {"train": {"a.png": lines}}
-    rows = [json.dumps({"image": "a.png", "caption": text}) for text in written]
-    assert content(captions(root, "\n".join(rows), "captions.jsonl")) == {"train": {"a.png": lines}}
+    table = "image,caption\n" + "".join(f'a.png,"{text}"\n' for text in written)
+    rows = "\n".join(json.dumps({"image": "a.png", "caption": text}) for text in written)
+    for text, name in ((table, "t.csv"), (rows, "t.jsonl")):
+        assert content(captions(root, text, name)) == {"train": {"a.png": lines}}
 
 
 def test_other_languages_and_a_byte_order_mark(root):
@@ -88,14 +85,6 @@ def test_wrong_places_are_named(root):
     assert "data.path" in refusal(captions, root, val_path="val.csv")
     message = refusal(captions, root, "image,caption\na.png,x\n", split_column="fold")
     assert "'fold'" in message and "data.source.split_column" in message
-
-
-def test_a_broken_image_is_an_error_when_it_is_read(root):
-    (root / "b.png").write_bytes(b"text")
-    split = captions(root, "image,caption\na.png,x\nb.png,y\n").split("train")
-    assert split.record(0).image()
-    with pytest.raises(ImageError, match=r"b\.png"):
-        split.record(1).image()
 
 
 # A folder of images beside text files

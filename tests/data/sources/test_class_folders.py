@@ -112,16 +112,6 @@ def test_what_is_left_out_is_said(tmp_path):
     ]
 
 
-def test_links_are_followed_but_not_in_circles(tmp_path):
-    many(tmp_path / "data", cat=2, dog=1)
-    many(tmp_path / "else", bird=2)
-    (tmp_path / "data" / "bird").symlink_to(tmp_path / "else" / "bird")
-    (tmp_path / "data" / "cat" / "up").symlink_to(tmp_path / "data")
-    source = folder(tmp_path / "data", val_fraction=0)
-    assert source.classes == ["bird", "cat", "dog"]
-    assert len(source.split("train")) == 5
-
-
 def test_refusals_name_the_folder_and_the_remedy(tmp_path):
     (tmp_path / "file").write_text("")
     for place in (tmp_path / "absent", tmp_path / "file"):
@@ -238,18 +228,17 @@ def test_refusals_name_the_tar_and_the_remedy(tmp_path):
 
 def test_a_tar_that_is_not_whole_is_refused_wherever_it_breaks(tmp_path):
     lay_out(tmp_path / "data", *LAYOUTS[0])
-    whole = pack(tmp_path / "data.tar", tmp_path / "data").read_bytes()
-    assert len(tar(tmp_path / "data.tar", val_fraction=0).split("train")) == 12
-    with tarfile.open(tmp_path / "data.tar") as archive:
+    path = pack(tmp_path / "data.tar", tmp_path / "data")
+    whole = path.read_bytes()
+    assert len(tar(path, val_fraction=0).split("train")) == 12
+    with tarfile.open(path) as archive:
         members = [member for member in archive if member.isreg()][8:]
     for member in members:
         for end in (member.offset, member.offset + 100, member.offset_data, member.offset_data + 5):
-            (tmp_path / "cut.tar").write_bytes(whole[:end])
-            assert "cut.tar: cannot be read as a tar" in refusal(tar, tmp_path / "cut.tar")
-    spoilt = bytearray(whole)
-    spoilt[members[0].offset : members[0].offset + 512] = b"x" * 512
-    (tmp_path / "spoilt.tar").write_bytes(spoilt)
-    assert "damaged at byte" in refusal(tar, tmp_path / "spoilt.tar")
+            path.write_bytes(whole[:end])
+            assert "data.tar: cannot be read as a tar" in refusal(tar, path)
+    path.write_bytes(whole[: members[0].offset] + b"x" * 512 + whole[members[0].offset + 512 :])
+    assert "damaged at byte" in refusal(tar, path)
 
 
 def test_the_path_may_be_within_the_root(tmp_path):
@@ -260,10 +249,10 @@ def test_the_path_may_be_within_the_root(tmp_path):
 
 @pytest.mark.slow
 def test_cifar10_as_a_tar():
-    shared = Path(os.environ.get("VLM_SHARED_DATA", Path(__file__).parents[4] / "shared" / "data"))
-    if not (shared / "cifar10.tar").is_file():
-        pytest.skip(f"CIFAR-10 is not there: {shared / 'cifar10.tar'} (set VLM_SHARED_DATA)")
-    source = tar(shared / "cifar10.tar")
+    file = Path(os.environ.get("VLM_SHARED_DATA", Path(__file__).parents[4] / "shared" / "data")) / "cifar10.tar"
+    if not file.is_file():
+        pytest.skip(f"CIFAR-10 is not there: {file} (set VLM_SHARED_DATA)")
+    source = tar(file)
     assert {name: len(source.split(name)) for name in source.splits} == {"train": 50_000, "test": 10_000}
     assert source.classes == ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
     split = source.split("test")

@@ -55,11 +55,11 @@ def test_faults_are_named(folder):
 @pytest.mark.skipif(not SHARED.is_dir(), reason="the data set is not here")
 def test_the_real_files():
     source = SST2(root=str(SHARED), phrases=True)
-    assert [len(source.split(name)) for name in ("val", "test")] == [872, 1821]
-    held = {record["text"] for name in ("val", "test") for record in source.split(name).records()}
-    assert not held & {record["text"] for record in source.split("train").records()}
-    phrases = sum(record.id.startswith("train:phrase") for record in source.split("train").records())
+    train, val, test = (list(source.split(name).records()) for name in source.splits)
+    assert (len(val), len(test)) == (872, 1821)
+    assert not {record["text"] for record in (*val, *test)} & {record["text"] for record in train}
     left_out = [line for line in source.skipped if "phrase line" in line]
-    assert phrases + len(left_out) == 67_349 and sum("of test" in line for line in left_out) >= 6
+    assert sum(record.id.startswith("train:phrase") for record in train) + len(left_out) == 67_349
+    assert sum("of test" in line for line in left_out) >= 6
     plain = SST2(root=str(SHARED))
     assert len(plain.split("train")) + len(plain.skipped) == 6_920

@@ -103,15 +103,6 @@ def test_the_manifest_and_the_index_are_true(tmp_path):
     assert not [path for path in (tmp_path / "out").rglob("*") if path.suffix == ".tmp"]
 
 
-def test_writing_again_gives_the_same_bytes(tmp_path):
-    source, written = own(tmp_path / "data"), []
-    for name in ("one", "other"):
-        write(source, tmp_path / name)
-        files = (tmp_path / name).rglob("*.*")
-        written.append({path.relative_to(tmp_path / name): path.read_bytes() for path in files})
-    assert written[0] == written[1] and len(written[0]) == 11
-
-
 @pytest.mark.parametrize(("size", "limit", "counts"), [(2, 10**9, [2, 2, 2, 2]), (100, 1, [1] * 8), (100, 10**9, [8])])
 def test_shards_end_at_so_many_samples_or_bytes(tmp_path, size, limit, counts):
     write(own(tmp_path / "data"), tmp_path / "out", shard_size=size, shard_bytes=limit)
