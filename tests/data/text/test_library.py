@@ -32,33 +32,29 @@ LINES = [
 ]
 
 
-def bpe(pre, normalizer=None, decoder=None, alphabet=True, **options):
-    made = Tokenizer(models.BPE(**options))
-    made.pre_tokenizer = pre
+JOIN = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
+
+
+def bpe(pre, normalizer=None, decoder=None, *, begins=False):
+    """Of bytes, or where texts have a decoder of their own, of characters with bytes for others."""
+    fallback = {"unk_token": "<unk>", "byte_fallback": True, "fuse_unk": True} if decoder else {}
+    made = Tokenizer(models.BPE(**fallback))
+    made.pre_tokenizer, made.decoder = pre, decoder or decoders.ByteLevel()
     if normalizer is not None:
         made.normalizer = normalizer
-    made.decoder = decoder or decoders.ByteLevel()
-    start = pre_tokenizers.ByteLevel.alphabet() if alphabet else []
-    special = ["<pad>", "<s>", "</s>", *(["<unk>", *(f"<0x{b:02X}>" for b in range(256))] if not alphabet else [])]
+    if begins:
+        made.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    special = ["<pad>", "<s>", "</s>", *(["<unk>", *(f"<0x{b:02X}>" for b in range(256))] if fallback else [])]
+    start = [] if fallback else pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(vocab_size=600, initial_alphabet=start, special_tokens=special, show_progress=False)
     made.train_from_iterator(LINES * 3, trainer)
-    if not alphabet:  # bytes are pieces of the model, none that is special
-        content = json.loads(made.to_str())
-        content["added_tokens"] = [token for token in content["added_tokens"] if not token["content"].startswith("<0x")]
-        made = Tokenizer.from_str(json.dumps(content))
-    return made
+    content = json.loads(made.to_str())  # bytes are pieces of the model, none that is special
+    content["added_tokens"] = [token for token in content["added_tokens"] if not token["content"].startswith("<0x")]
+    return Tokenizer.from_str(json.dumps(content))
 
 
-def llama3():
-    split = pre_tokenizers.Split(Regex(LLAMA3), "isolated")
-    made = bpe(pre_tokenizers.Sequence([split, BYTES]))
-    made.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
-    return made
-
-
-def qwen():
-    split = pre_tokenizers.Split(Regex(QWEN), "isolated")
-    return bpe(pre_tokenizers.Sequence([split, BYTES]), normalizers.NFC())
+def isolated(pattern):
+    return pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(pattern), "isolated"), BYTES])
 
 
 def smollm():
@@ -67,19 +63,14 @@ def smollm():
 
 
 def llama2():
-    join = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     normal = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
-    pre, options = pre_tokenizers.Sequence([]), {"unk_token": "<unk>", "byte_fallback": True, "fuse_unk": True}
-    made = bpe(pre, normal, decoders.Sequence(join), alphabet=False, **options)
-    made.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
-    return made
+    join = decoders.Sequence([*JOIN, decoders.Strip(" ", 1, 0)])
+    return bpe(pre_tokenizers.Sequence([]), normal, join, begins=True)
 
 
 def gemma():
-    join = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
     pre = pre_tokenizers.Split(" ", "merged_with_previous")
-    options = {"unk_token": "<unk>", "byte_fallback": True, "fuse_unk": True}
-    return bpe(pre, normalizers.Replace(" ", "\u2581"), decoders.Sequence(join), alphabet=False, **options)
+    return bpe(pre, normalizers.Replace(" ", "\u2581"), decoders.Sequence(JOIN))
 
 
 def unigram():
@@ -92,7 +83,8 @@ def unigram():
     return made
 
 
-KINDS = {"llama3": llama3, "qwen": qwen, "smollm": smollm, "llama2": llama2, "gemma": gemma, "unigram": unigram}
+KINDS = {"smollm": smollm, "llama2": llama2, "gemma": gemma, "unigram": unigram}
+KINDS |= {"llama3": lambda: bpe(isolated(LLAMA3), begins=True), "qwen": lambda: bpe(isolated(QWEN), normalizers.NFC())}
 
 
 def saved_tokenizer(kind: str, folder: Path):
@@ -151,10 +143,8 @@ def test_a_sentencepiece_model_alone(tmp_path: Path) -> None:
     sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(TEXTS), model_writer=model, **options)
     (tmp_path / "tokenizer.model").write_bytes(model.getvalue())
     ours = read_tokenizer(Folder(tmp_path), {"pad": 3, "bos": 1, "eos": 2})
-    again, truth = (
-        tokenizer_from_state(ours.state()),
-        sentencepiece.SentencePieceProcessor(model_proto=model.getvalue()),
-    )
+    again = tokenizer_from_state(ours.state())
+    truth = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
     for line in [*LINES, *varied_lines(100)]:
         ids = truth.encode(line)
         assert ours.encode(line) == again.encode(line) == ids

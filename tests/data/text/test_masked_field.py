@@ -12,9 +12,10 @@ from vlm.errors import UserError
 TEXT = " ".join(f"word{n}" for n in range(40))
 
 
-def field(**options):
-    tokenizer = options.pop("tokenizer", None) or ByteTokenizer(mask=True)
-    made = MaskedField(tokenizer=tokenizer, **{"max_len": 1000, "whole_words": True} | options)
+def field(tokenizer=None, **options):
+    made = MaskedField(
+        tokenizer=tokenizer or ByteTokenizer(mask=True), **{"max_len": 1000, "whole_words": True} | options
+    )
     made.prepare()
     return made
 
@@ -23,7 +24,7 @@ def record(text=TEXT, id="r"):
     return Record(id, {"text": text})
 
 
-def test_whole_words_are_masked_and_labels_are_what_stood_there():
+def test_whole_words_are_masked_or_single_tokens_and_labels_are_what_stood_there():
     made = field(share=0.2)
     value = made.encode(record(), None)
     (row,) = value.rows
@@ -35,26 +36,22 @@ def test_whole_words_are_masked_and_labels_are_what_stood_there():
     words = TEXT.split()
     spelled = "".join(f" {words[at]}" if at else words[at] for at in value.gaps)  # a word with the space before it
     assert made.tokenizer.decode(value.labels) == spelled
-
-
-def test_tokens_may_be_masked_by_themselves():
-    value = field(whole_words=False, share=0.1).encode(record(), None)
-    assert len(value.labels) == round(0.1 * len(TEXT))
+    tokens = field(whole_words=False, share=0.1).encode(record(), None)
+    assert len(tokens.labels) == round(0.1 * len(TEXT))
+    with pytest.raises(UserError, match=r"tokenizer\.mask"):
+        field(ByteTokenizer())
 
 
 def test_in_training_eight_of_ten_are_masked_and_one_is_any_token():
-    made = field(share=0.5)
-    counts = Counter()
+    made, counts = field(share=0.5), Counter()
     for index in range(150):
         value = made.encode(record(), (0, 1, index))
         (row,) = value.rows
-        for place, label in zip(row.places, value.labels, strict=True):
-            id = row.ids[place]
+        for id, label in zip((row.ids[place] for place in row.places), value.labels, strict=True):
             counts["mask" if id == made.tokenizer.mask_id else "same" if id == label else "other"] += 1
             assert id == made.tokenizer.mask_id or id > 2
-    total = sum(counts.values())
-    assert abs(counts["mask"] / total - 0.8) < 0.02
-    assert abs(counts["same"] / total - 0.1) < 0.02 and abs(counts["other"] / total - 0.1) < 0.02
+    shares = [counts[kind] / counts.total() for kind in ("mask", "same", "other")]
+    assert shares == pytest.approx([0.8, 0.1, 0.1], abs=0.02)
 
 
 def test_what_is_masked_is_keyed():
@@ -86,8 +83,3 @@ def test_a_batch_has_the_labels_of_its_places():
     assert rows.counts == [len(value.labels) for value in values] and len(rows.labels) == len(rows.places)
     seen = rows.tokens.flatten()[rows.places]
     assert (seen == made.tokenizer.mask_id).all() and rows.gaps == [value.gaps for value in values]
-
-
-def test_a_tokenizer_without_a_mask_is_refused():
-    with pytest.raises(UserError, match=r"tokenizer\.mask"):
-        field(tokenizer=ByteTokenizer())

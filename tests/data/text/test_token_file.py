@@ -1,5 +1,7 @@
 """Files of tokens: what was written comes back, from a file that is whole or is not used at all."""
 
+import errno
+import fcntl
 import json
 import pickle
 import re
@@ -52,16 +54,13 @@ def write(path, texts, tokenizer=BYTES, **options):
 def test_documents_come_back_between_their_begin_and_end(name, texts, tmp_path_factory):
     tokenizer = FITTED[name]
     file = write(tmp_path_factory.mktemp("tokens") / "t", texts, tokenizer)
-    ids = file.tokens.tolist()
+    ids, whole = file.tokens.tolist(), file.header
     begins = [at for at, id in enumerate(ids) if id == tokenizer.bos_id]
     found = [ids[start:stop] for start, stop in zip(begins, [*begins[1:], len(ids)], strict=True)]
-    assert [document[-1] for document in found] == [tokenizer.eos_id] * len(texts)
+    assert begins[0] == 0 and [document[-1] for document in found] == [tokenizer.eos_id] * len(texts)
     assert [tokenizer.decode(document[1:-1]) for document in found] == texts
-    assert begins[0] == 0
-    whole = file.header
-    assert (whole.documents, whole.tokens) == (len(texts), len(ids))
-    assert whole.words == sum(len(text.split()) for text in texts)
-    assert whole.bytes == sum(len(text.encode()) for text in texts)
+    sizes = sum(len(text.split()) for text in texts), sum(len(text.encode()) for text in texts)
+    assert (whole.documents, whole.tokens, whole.words, whole.bytes) == (len(texts), len(ids), *sizes)
 
 
 @each
@@ -204,6 +203,13 @@ def test_a_fault_on_the_way_leaves_nothing_and_spoils_nothing(tmp_path):
     assert [path.read_bytes() for path in tmp_path.iterdir()] == [before]
 
 
+def test_where_nothing_can_be_written_the_folder_is_named(tmp_path):
+    (tmp_path / "file").write_text("no folder")
+    with pytest.raises(UserError, match="file/t: cannot be written") as caught:
+        open_tokens(tmp_path / "file" / "t", [["text"]], BYTES)
+    assert caught.value.status == 1
+
+
 def test_of_those_that_ask_at_once_one_writes(tmp_path):
     reads = []
 
@@ -218,8 +224,10 @@ def test_of_those_that_ask_at_once_one_writes(tmp_path):
     assert len(reads) == 1 and found == [[1, *BYTES.encode("text\n"), 2]] * 3
 
 
-def test_where_nothing_can_be_written_the_folder_is_named(tmp_path):
-    (tmp_path / "file").write_text("no folder")
-    with pytest.raises(UserError, match="file/t: cannot be written") as caught:
-        open_tokens(tmp_path / "file" / "t", [["text"]], BYTES)
-    assert caught.value.status == 1
+@pytest.mark.parametrize("code", [errno.ENOSYS, errno.ENOLCK])
+def test_it_is_written_where_the_file_system_has_no_locks(code, tmp_path, monkeypatch):
+    def refuse(*args):
+        raise OSError(code, "no locks here")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    assert open_tokens(tmp_path / "t", [["a"]], BYTES).header.tokens == 3

@@ -1,7 +1,8 @@
-"""The rule by which raw text is split into words, on sentences split by hand."""
+"""The rule by which raw text is split into words, on sentences split by hand, and texts of one line."""
 
 import pytest
 
+from vlm.data.text.lines import one_line
 from vlm.data.text.passages import word_places
 from vlm.data.text.words import split_words
 
@@ -48,3 +49,13 @@ def test_flags_side_by_side_are_words_of_their_own():
 
 def test_marks_part_no_word():
     assert split_words("हिन्दी भाषा, cafe\u0301s ½l x³!") == ["हिन्दी", "भाषा", ",", "cafe\u0301s", "½l", "x³", "!"]
+
+
+def test_any_white_space_but_plain_spaces_becomes_one_space():
+    assert one_line("a  b") == "a  b"
+    for space in (chr(code) for code in range(0x110000) if chr(code).isspace() and chr(code) != " "):
+        assert one_line(f"{space} a {space}\n{space} b{space}") == "a b"
+
+
+def test_a_translation_keeps_its_no_break_spaces():
+    assert one_line("\t « Oui\u00a0! »\r\n—\u202fNon\u00a0\n", keep_no_break=True) == "« Oui\u00a0! » —\u202fNon\u00a0"
