@@ -36,15 +36,14 @@ def splits_of(root):
 def test_reads_what_the_standard_library_reads(tmp_path, form):
     long = "/".join(["long" * 20] * 2)
     path = write_tar(tmp_path / "a.tar", captioned(5) | {f"{long}.png": png(9), f"{long}.txt": "x"}, form)
-    split = shards(tmp_path).split("train")
+    records = list(shards(tmp_path).split("train").records())
     with tarfile.open(path) as archive:
         truth = {member.name: archive.extractfile(member).read() for member in archive}
-    assert len(split) == 6
-    for index in range(6):
-        name = split.record(index).id.removeprefix("a.tar/")
-        assert split.record(index).read_file() == truth[name]
-        assert split.record(index).image() == load_image(truth[name])
-        assert split.record(index)["captions"] == [truth[name.replace(".png", ".txt")].decode()]
+    assert len(records) == 6
+    for record in records:
+        name = record.id.removeprefix("a.tar/")
+        assert record.read_file() == truth[name] and record.image() == load_image(truth[name])
+        assert record["captions"] == [truth[name.replace(".png", ".txt")].decode()]
 
 
 def test_splits_are_folders_and_names_do_not_change_where_the_data_move(tmp_path):
@@ -56,12 +55,12 @@ def test_splits_are_folders_and_names_do_not_change_where_the_data_move(tmp_path
 
 
 def test_splits_are_drawn_by_name_where_nothing_says_them(tmp_path):
+    shares = {"val_fraction": 0.2, "test_fraction": 0.2}
     write_tar(tmp_path / "0.tar", captioned(200))
-    before = content(shards(tmp_path, val_fraction=0.2, test_fraction=0.2))
-    assert all(15 < len(before[name]) < 65 for name in ("val", "test"))
-    assert sum(map(len, before.values())) == 200
+    before = content(shards(tmp_path, **shares))
+    assert all(15 < len(before[name]) < 65 for name in ("val", "test")) and sum(map(len, before.values())) == 200
     write_tar(tmp_path / "1.tar", captioned(100, first=200))
-    after = content(shards(tmp_path, val_fraction=0.2, test_fraction=0.2))
+    after = content(shards(tmp_path, **shares))
     assert all(before[name].items() <= after[name].items() for name in before)
 
 
@@ -208,16 +207,16 @@ def test_a_shard_that_is_not_whole_is_refused_or_told(tmp_path):
 
 def test_an_image_that_cannot_be_read_is_named(tmp_path):
     path = write_tar(tmp_path / "0.tar", captioned(2) | {"bad.png": b"no image", "bad.txt": "bad"})
-    split = shards(tmp_path).split("train")
+    *_, last, bad = shards(tmp_path).split("train").records()
     with pytest.raises(ImageError, match=rf"^{path}/bad\.png: damaged"):
-        split.record(2).image()
+        bad.image()
     with open(path, "r+b") as file:
         file.truncate(600)
     with pytest.raises(ImageError, match=r"000000001\.png: the tar ends within it"):
-        split.record(1).image()
+        last.image()
     path.unlink()
     with pytest.raises(ImageError, match=r"000000001\.png: No such file"):
-        split.record(1).image()
+        last.image()
 
 
 def test_a_sample_that_is_there_twice_is_refused(tmp_path):
@@ -233,8 +232,8 @@ def test_a_sample_that_is_there_twice_is_refused(tmp_path):
 
 
 def test_refusals_name_the_key_and_the_remedy(tmp_path):
-    assert "set data.root to the folder of the shards" in refusal(shards, tmp_path)
-    assert "set data.root" in refusal(shards, tmp_path / "absent")
+    for place in (tmp_path, tmp_path / "absent"):
+        assert "set data.root to the folder of the shards" in refusal(shards, place)
     write_tar(tmp_path / "0.tar", {"a.png": png()})
     assert "no image with captions" in refusal(shards, tmp_path)
     assert "val_fraction=1" in refusal(shards, tmp_path, val_fraction=1)
