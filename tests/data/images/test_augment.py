@@ -21,6 +21,8 @@ from vlm.data.images.resize import to_tensor
 from vlm.errors import UserError
 from vlm.randomness import key
 
+KEY = (0, 3, 17)
+
 
 def noise(width=40, height=30, seed=0):
     return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8))
@@ -129,9 +131,6 @@ def test_one_augmentation_does_not_change_what_another_draws():
         assert torch.equal(tensor, alone) or torch.equal(tensor, alone.flip(2))
 
 
-KEY = (0, 3, 17)
-
-
 def everything(policy="randaugment"):
     crop = {"min_scale": 0.3, "min_ratio": 0.75, "horizontal_flip": True, "color_jitter": 0.2}
     return ClassAugment(image_size=32, policy=policy, erase=0.5, pad_crop=3, **crop)
@@ -233,11 +232,7 @@ def test_the_tiniest_images_survive(size):
 
 
 OF_BOTH = {"min_scale": [0, 1.1], "min_ratio": [-1], "color_jitter": [1, float("nan")], "image_size": [0]}
-
-
 OF_BOTH |= {"resize": ["zoom"]}
-
-
 OF_CLASSES = {
     "policy": ["randaug"],
     "num_ops": [0],
@@ -245,14 +240,8 @@ OF_CLASSES = {
     "erase": [1.5, float("nan")],
     "pad_crop": [-1, 32],
 }
-
-
 KINDS = {"augment.Augment": OF_BOTH, "class_augment.ClassAugment": OF_CLASSES}
-
-
 KNOWN = {"resize": "crop, crop_down, squash, pad", "policy": "choose one of randaugment"}
-
-
 FAULTS = [(kind, name, value) for kind, own in KINDS.items() for name, values in own.items() for value in values]
 
 

@@ -116,8 +116,6 @@ def test_a_second_turn_goes_on_with_the_first_and_tells_little_alone(chats):
 
 
 SENTENCE = re.compile(r"the (\w+ \w+ \w+) is (left of|right of|above|below) the (\w+ \w+ \w+)\.")
-
-
 QUESTION = re.compile(r"what is (left of|right of|above|below) the (\w+ \w+ \w+)\?")
 
 

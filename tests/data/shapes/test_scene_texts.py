@@ -14,8 +14,6 @@ from vlm.data.shapes.scenes import SHAPES
 from vlm.randomness import numpy_rng
 
 LOOKS = {"shapes": ["circle", "triangle", "cross"], "colors": ["red", "green", "blue"], "sizes": ["small", "large"]}
-
-
 TRUTH = {
     "left of": lambda a, b: a[0] < b[0],
     "right of": lambda a, b: a[0] > b[0],
@@ -78,8 +76,6 @@ def test_each_word_of_a_caption_has_its_kind():
 
 
 SCENES = {"train_scenes": 300, "val_scenes": 50, "test_scenes": 50, "seed": 0}
-
-
 NUMBERS = {"a": 1, "two": 2, "three": 3}
 
 
