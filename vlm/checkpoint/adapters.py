@@ -1,4 +1,4 @@
-"""Checkpoints of adapters only: what a run learned on top of a base model, identified by its path and hash.
+"""Checkpoints of adapters only: the weights trained on top of a base model, which is identified by path and hash.
 
 Their entry "adapters" holds {"scale": α/r, "layers": number, "base": {part: {"place": ..., "hash": ...}}}.
 """
@@ -54,7 +54,7 @@ def _completed(path: Path, loaded: dict[str, Any], merged: bool) -> dict[str, An
 
 
 def based(model: nn.Module, places: Mapping[str, str]) -> tuple[dict[str, dict[str, str]], set[str]]:
-    """The bases of a newly started model, for a checkpoint, and the names of the weights that come from them.
+    """Returns the bases of a newly started model, for a checkpoint, and the names of the weights that come from them.
 
     Args:
         places: See `vlm.checkpoint.start.start_from`.
@@ -72,7 +72,7 @@ def based(model: nn.Module, places: Mapping[str, str]) -> tuple[dict[str, dict[s
 
 
 def as_one(path: Path, loaded: Mapping[str, Any]) -> dict[str, Any]:
-    """A checkpoint with merged adapters, without adapters and training state.
+    """Returns a checkpoint whose adapters are merged into the weights, without training state.
 
     Raises:
         UserError: It has no adapters.

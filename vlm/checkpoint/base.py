@@ -1,4 +1,4 @@
-"""Weights that another file holds for a model: those that a run starts from, and that adapters belong to."""
+"""Weights of another file that a run starts from, or that adapters belong to."""
 
 from collections.abc import Iterator, Mapping
 from hashlib import sha256
@@ -13,14 +13,15 @@ from vlm.errors import UserError
 from vlm.models.pretrained.load import hugging_face_state
 from vlm.models.pretrained.opened import is_published, opened
 
-ADAPTERS = "adapters"  # entry of a checkpoint that holds adapters alone
+ADAPTERS = "adapters"  # entry of a checkpoint that holds only adapters
 
 
 def base_weights(model: nn.Module, part: str, path: Path) -> tuple[dict[str, Tensor], str]:
-    """The weights that a place holds for a part of a model, by the model's names, and the hash of all that it holds.
+    """Returns the weights in a file for a part of a model, by the model's names, and the hash of all weights in the
+    file.
 
     Args:
-        model: It may hold no weights itself, on "meta".
+        model: The model; it may be on "meta", without weights.
         part: Name of the part; "" for the whole model.
         path: A checkpoint, or a Hugging Face folder.
     Raises:
@@ -43,7 +44,7 @@ def base_weights(model: nn.Module, part: str, path: Path) -> tuple[dict[str, Ten
 
 
 def digest(state: Mapping[str, Tensor]) -> str:
-    """Hash of weights, of their names, types, shapes and values."""
+    """Returns a hash of the names, types, shapes and values of weights."""
     whole = sha256()
     for name, tensor in sorted(state.items()):
         whole.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
@@ -52,10 +53,10 @@ def digest(state: Mapping[str, Tensor]) -> str:
 
 
 def find_base(place: str, beside: Path) -> Path:
-    """The path of a base: where it was, or beside the adapters; one of the hub is in the cache.
+    """Returns the path of a base: its former path, or beside the adapters; for a model of the hub, in the cache.
 
     Raises:
-        UserError: It is nowhere there.
+        UserError: It is not found.
     """
     if place.startswith(PREFIX):
         return fetched(place, local=True)
@@ -67,7 +68,7 @@ def find_base(place: str, beside: Path) -> Path:
 
 
 def best(stored: Mapping[str, Tensor], ours: Mapping[str, Tensor], part: str) -> tuple[str, set[str]]:
-    """The prefix under which most of our weights stand in the file, and the names that fit there."""
+    """Returns the prefix under which the file holds most of the model's weights, and the names that fit there."""
     fitting = {}
     for head in dict.fromkeys([f"{part}." if part else "", "", *_prefixes(stored)]):
         fitting[head] = {
@@ -78,5 +79,5 @@ def best(stored: Mapping[str, Tensor], ours: Mapping[str, Tensor], part: str) ->
 
 
 def _prefixes(names: Mapping[str, Tensor]) -> Iterator[str]:
-    """The parts of a whole model, such as "encoder."."""
+    """Yields the prefixes of a model's parts, such as "encoder."."""
     yield from dict.fromkeys(f"{name.partition('.')[0]}." for name in names)

@@ -1,10 +1,10 @@
-"""Options of decoding that a model comes with, by the names of the commands' options."""
+"""Decoding options that a model's folder states, by the names of the commands' options."""
 
 from typing import Any
 
 from vlm.models.pretrained.fields import Fields, choice, flag, integer, number
 
-# Our options as generation_config.json has them.
+# Options of vlm, each with its field in generation_config.json.
 OPTIONS = {
     "beam": integer("num_beams", high=1024),
     "length_penalty": number("length_penalty", low=-100, high=100),
@@ -18,7 +18,7 @@ OPTIONS = {
     "min_p": number("min_p"),
 }
 EARLY_STOPPING = choice("early_stopping", None, {False: False, True: True, "never": "never"})
-# Options that change a text and are not ours; the values that change nothing.
+# Options that change a text and are not supported, with their values that change nothing.
 REFUSED: dict[str, tuple] = {
     "forced_bos_token_id": (None,),
     **dict.fromkeys(("suppress_tokens", "begin_suppress_tokens", "sequence_bias"), (None, [])),
@@ -27,16 +27,17 @@ REFUSED: dict[str, tuple] = {
     **dict.fromkeys(("encoder_repetition_penalty", "typical_p"), (None, 1, 1.0)),
     **dict.fromkeys(("diversity_penalty", "epsilon_cutoff", "eta_cutoff", "num_beam_groups"), (None, 0, 0.0, 1)),
 }
-LENGTH = 20  # of a text, where a folder states none
+LENGTH = 20  # default number of tokens, if a folder states none
 
 
 def decoding_defaults(generation: Fields, *, prompted: bool) -> dict[str, Any]:
-    """The defaults that a folder's generation_config.json states.
+    """Returns the defaults in a folder's generation_config.json.
 
     Args:
-        prompted: Whether texts go on from prompts, with which lengths count; those are left to the user.
+        prompted: Whether texts continue prompts. The stated lengths would then include the prompt, and are left to the
+            user.
     Raises:
-        UserError: A value is out of its bounds, or changes texts in a way that ours does not.
+        UserError: A value is out of bounds, or changes texts in a way that is not supported.
     """
     for name, neutral in REFUSED.items():
         if generation.values.get(name) not in neutral:
@@ -53,9 +54,9 @@ def decoding_defaults(generation: Fields, *, prompted: bool) -> dict[str, Any]:
 
 
 def _ends_and_bans(generation: Fields) -> dict[str, Any]:
-    """Whether the last token is the end token, and the tokens that no text has.
+    """Returns whether the last token must be the end token, and the tokens that are never generated.
 
-    A ban counts before probabilities are computed, as with `renormalize_logits`, which Marian's folders state.
+    A ban applies before probabilities are computed, as with `renormalize_logits`, which Marian's folders state.
     """
     end, banned = generation.values.get("forced_eos_token_id"), generation.values.get("bad_words_ids") or []
     if end not in (None, generation.values.get("eos_token_id")):
@@ -68,6 +69,6 @@ def _ends_and_bans(generation: Fields) -> dict[str, Any]:
 
 
 def _lengths(generation: Fields) -> dict[str, int]:
-    """Lengths of texts by those that count the begin token."""
+    """Converts stated lengths, which include the begin token, to numbers of tokens without it."""
     read = {f"{end}_tokens": generation.read(integer(f"{end}_length", low=0)) for end in ("max", "min")}
     return {ours: length - 1 for ours, length in read.items() if length and length > 1}

@@ -1,4 +1,4 @@
-"""Checkpoints as folders for others: as Hugging Face lays models out, as safetensors, or as graphs."""
+"""Exports checkpoints to folders: in Hugging Face's layout, as safetensors, or as graphs."""
 
 import json
 import os
@@ -28,7 +28,7 @@ from vlm.nn.image_size import shown
 
 FORMS = ("huggingface", "safetensors", *GRAPHS)
 WEIGHTS = "model.safetensors"
-Content = str | bytes | Callable[[Path], object]  # of a file, or what writes it
+Content = str | bytes | Callable[[Path], object]  # content of a file, or a function that writes it
 
 
 def export(path: str, folder: str, *, form: str, trust: str | None = None) -> list[str]:
@@ -36,21 +36,21 @@ def export(path: str, folder: str, *, form: str, trust: str | None = None) -> li
 
     Args:
         path: The checkpoint.
-        folder: It is made, or is empty.
+        folder: Created if missing; must be empty.
         form: "huggingface", which transformers loads with its own classes, "safetensors", which vlm loads again, or
             "onnx" or "pt2", graphs that ONNX Runtime or torch runs without vlm.
         trust: A package of the user's own whose classes may be built.
     Returns:
         The names of the files.
     Raises:
-        UserError: The checkpoint is damaged, there is no class of Hugging Face or no graph for its model, a package is
+        UserError: The checkpoint is damaged, Hugging Face has no class or vlm no graph for its model, a package is
             missing, or the folder cannot be written.
     """
     if form not in FORMS:
         raise UserError(f"--to: {form!r} is unknown; choose one of {', '.join(FORMS)}")
     loaded = read(path)
     with refusing(path):
-        model = load_model(loaded, trust=trust)  # before anything is written: the weights fit
+        model = load_model(loaded, trust=trust)  # checks that the weights fit before anything is written
         files: dict[str, Content]
         if form in GRAPHS:
             files = graph_files(loaded["vlm"], model, form=form)
@@ -65,7 +65,7 @@ def export(path: str, folder: str, *, form: str, trust: str | None = None) -> li
 
 
 def _described_files(about: Mapping[str, Any], config: dict[str, Any]) -> dict[str, str | bytes]:
-    """The files beside the weights, by their names."""
+    """Returns the files other than the weights, by name."""
     files: dict[str, str | bytes] = {}
     if "preprocess" in about:
         processor = _processor(Preprocess.from_state(about["preprocess"]))
@@ -84,7 +84,8 @@ def _described_files(about: Mapping[str, Any], config: dict[str, Any]) -> dict[s
         for part in ("decoder", "text_config"):  # CLIP pools a text by the end token that its own config names
             if part in config:
                 config[part] |= {name: id for name, id in special.items() if name != "decoder_start_token_id"}
-        # Without a language's token after the begin, which is never predicted, a text would begin by chance.
+        # The language token after the begin token is never predicted; unless it is forced, the first token would be
+        # arbitrary.
         first = {"forced_bos_token_id": tokenizer.begin()[0]} if tokenizer.languages else {}
         ends = about.get("decoding", {}).get("ends", ())
         several: dict[str, Any] = {"eos_token_id": [tokenizer.eos_id, *ends]} if ends else {}
@@ -96,7 +97,7 @@ def _described_files(about: Mapping[str, Any], config: dict[str, Any]) -> dict[s
 
 
 def _generation(about: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of decoding by their names; lengths count the begin token."""
+    """Returns decoding options by Hugging Face's names; lengths include the begin token."""
     stored = dict(about.get("decoding", {}))
     options = {one.name: stored[ours] for ours, one in OPTIONS.items() if ours in stored and "tokens" not in ours}
     options |= {name: stored[name] for name in ("early_stopping",) if stored.get(name)}
@@ -111,10 +112,10 @@ def _generation(about: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _processor(preprocess: Preprocess) -> dict[str, Any]:
-    """preprocessor_config.json of a preprocessing.
+    """Returns the content of preprocessor_config.json for a preprocessing.
 
     Raises:
-        UserError: No processor of theirs does the same.
+        UserError: No processor of Hugging Face does the same.
     """
     height, width = preprocess.image_size
     inner = {"height": int(height / preprocess.crop), "width": int(width / preprocess.crop)}
@@ -152,7 +153,7 @@ def _save(tensors: Mapping[str, Tensor], path: Path) -> None:
     part = path.with_name(f"{path.name}.part")
     try:
         save_file({name: tensor.contiguous().clone() for name, tensor in tensors.items()}, part, {"format": "pt"})
-        shutil.copymode(path.with_name("README.md"), part)  # the library lets their owner alone read files
+        shutil.copymode(path.with_name("README.md"), part)  # the library creates files that only their owner can read
         os.replace(part, path)
     except SafetensorError as fault:
         raise OSError(str(fault)) from fault

@@ -1,7 +1,7 @@
 """Reads checkpoint files safely.
 
-A file is Lightning's, with `format` and an entry `vlm` that holds everything that inference needs: model specification,
-tokenizer, preprocessing, config and scores.
+A file is a checkpoint of Lightning with `format` and an entry `vlm`, which holds all that inference needs: model
+specification, tokenizer, preprocessing, config and scores.
 """
 
 import os
@@ -22,7 +22,7 @@ from vlm.config.names import FORMAT
 from vlm.errors import UserError
 from vlm.models.pretrained.opened import is_published, opened
 
-GRAPHS_DESCRIPTION = "graphs.json"  # of a folder that `vlm export` wrote for other programs
+GRAPHS_DESCRIPTION = "graphs.json"  # file in a folder that `vlm export` wrote for other programs
 
 
 def locate(place: str | os.PathLike) -> Path:
@@ -107,7 +107,7 @@ def weights(checkpoint: Mapping[str, Any]) -> dict[str, Tensor]:
 
 def _is_finite(tensor: Tensor) -> bool:
     # A sum takes one pass and no memory, but may overflow for finite numbers.
-    if tensor.itemsize == 1:  # floats of 8 bits, which torch 2.11 neither sums nor judges
+    if tensor.itemsize == 1:  # 8-bit floats, for which torch 2.11 has neither sum nor isfinite
         return bool(tensor.float().isfinite().all())
     return bool(tensor.sum().isfinite()) or bool(tensor.isfinite().all())
 

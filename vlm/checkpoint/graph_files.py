@@ -1,7 +1,7 @@
-"""Models as files of graphs, ONNX's or torch.export's, with a description for programs that have neither torch nor vlm.
+"""Exports models as graphs of ONNX or torch.export, with a description for programs that have neither torch nor vlm.
 
 `graphs.json` describes them: the names, types and shapes of inputs and outputs, images, special tokens, classes. It is
-written last, so that a folder that has it is whole.
+written last, so that a folder that has it is complete.
 """
 
 import json
@@ -27,18 +27,18 @@ from vlm.models.graphs import LENGTHS, Graph, Port, graphs_of
 
 GRAPHS = ("onnx", "pt2")
 PIECES = "pieces.json"
-# What tasks state about the texts that they read, by the names of their options.
+# Entries in which tasks describe the texts that they read, by the names of their options.
 STATED = ("max_len", "pairs", "stride", "longest", "abstains", "marks_shared")
 
 
 def graph_files(about: Mapping[str, Any], model: nn.Module, *, form: str) -> dict[str, Any]:
-    """Files of an exported model: its graphs, its tokenizer, and graphs.json.
+    """Returns the files of an exported model: its graphs, its tokenizer, and graphs.json.
 
     Args:
-        about: What the checkpoint says of the model.
+        about: The checkpoint's description of the model.
         form: "onnx" or "pt2".
     Returns:
-        By the file's name, its content or a function that writes it to a path.
+        The content of each file, or a function that writes it to a path, by file name.
     Raises:
         UserError: A package is missing, or a part of the model has no graph.
     """
@@ -98,7 +98,7 @@ def traced(graph: Graph, *, form: str) -> Callable[[Path], object]:
                 return partial(torch.export.save, exported)
             names: dict[str, Any] = {"input_names": [*graph.inputs], "output_names": [*graph.outputs]}
             program = torch.onnx.export(exported, dynamic_shapes=shapes, dynamo=True, verbose=False, **names)
-    except Exception as fault:  # a class of the user's own may do anything
+    except Exception as fault:  # a user's class may raise anything
         reason = (str(fault).strip().splitlines() or [type(fault).__name__])[0]
         raise UserError(f"model: its {graph.name} cannot be traced ({reason:.200}); export --to safetensors") from fault
     assert program is not None
@@ -110,7 +110,7 @@ def _named(port: Port, dims: Mapping[str, Any]) -> dict[int, Any]:
 
 
 def _ports(graph: Graph, form: str) -> dict[str, Any]:
-    """A graph as graphs.json describes it."""
+    """Returns the entry of a graph in graphs.json."""
 
     def as_json(ports: Mapping[str, Port]) -> dict[str, Any]:
         return {
@@ -122,7 +122,7 @@ def _ports(graph: Graph, form: str) -> dict[str, Any]:
 
 
 def _texts(about: Mapping[str, Any], model: Any, graphs: Sequence[Graph], tokenizer: Tokenizer) -> dict[str, Any]:
-    """Special tokens, what stands around the texts that the model reads and writes, and their lengths."""
+    """Returns special tokens, the tokens around the texts that the model reads and writes, and their lengths."""
     ids = {name: getattr(tokenizer, f"{name}_id") for name in ("pad", "bos", "eos", "unk", "mask")}
     described: dict[str, Any] = {"tokens": ids | {"vocab_size": tokenizer.vocab_size}}
     if any("mask" in graph.inputs for graph in graphs):

@@ -1,7 +1,7 @@
-"""Models of the Hugging Face hub, `hf:ORG/NAME[@REVISION]`: downloaded where they are asked for, and only there.
+"""Models of the Hugging Face hub, `hf:ORG/NAME[@REVISION]`: downloaded when they are asked for.
 
-The files go through the library `huggingface_hub` into its own cache, and are then read as any folder is. Weights are
-safetensors; pickles and code are not even fetched.
+The library `huggingface_hub` stores the files in its own cache, from where they are read like any folder. Weights are
+safetensors; pickles and code are not fetched.
 """
 
 import os
@@ -12,7 +12,7 @@ from typing import Any
 from vlm.errors import UserError
 
 PREFIX = "hf:"
-# What a model, its tokenizer and its preprocessing are read from; weights are whole or in numbered parts.
+# Files of a model, its tokenizer and its preprocessing; weights are in one file or in numbered parts.
 FILES = [
     *("model.safetensors", "model-?????-of-?????.safetensors", "model.safetensors.index.json", "config.json"),
     *("generation_config.json", "preprocessor_config.json", "processor_config.json", "tokenizer_config.json"),
@@ -23,10 +23,10 @@ _NAME = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?", re.ASCII)
 
 
 def fetched(place: str | os.PathLike[str], *, local: bool = False) -> Path:
-    """The path of a place: of a model of the hub, the folder in the cache that it was downloaded into.
+    """Returns the path of a place; a model of the hub is downloaded, and its folder in the cache returned.
 
     Args:
-        local: Whether it has to be in the cache already, where a file and no user asks for it.
+        local: Whether it must be in the cache already, because a file asks for it and not the user.
     Raises:
         UserError: It cannot be downloaded, and is not in the cache.
     """
@@ -44,10 +44,10 @@ def fetched(place: str | os.PathLike[str], *, local: bool = False) -> Path:
             f"{text}: huggingface_hub is not installed; pip install vlm-lightning[hf], or {_by_hand(name)}"
         ) from fault
     try:
-        # The library itself reads the address of a mirror once, where it is imported: in a notebook, too early.
+        # The library reads the address of a mirror only when it is imported, which in a notebook is too early.
         options: Any = {"endpoint": os.environ.get("HF_ENDPOINT") or None, "allow_patterns": FILES}
         folder = huggingface_hub.snapshot_download(name, revision=revision or None, local_files_only=local, **options)
-    except Exception as fault:  # of the library, of its client and of the system there are many
+    except Exception as fault:  # the library, its client and the system raise many types
         reason = next((line for line in str(fault).splitlines() if line.strip()), type(fault).__name__)
         raise UserError(f"{text}: cannot be downloaded ({reason.strip()[:200]}); {_by_hand(name)}") from fault
     return Path(folder)

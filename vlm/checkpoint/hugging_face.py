@@ -1,4 +1,4 @@
-"""A Hugging Face folder as a checkpoint of ours: model, tokenizer, preprocessing, special ids, decoding defaults."""
+"""Reads a Hugging Face folder as a checkpoint: model, tokenizer, preprocessing, special ids, decoding defaults."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,18 +24,18 @@ from vlm.models.pretrained.specification import Specified, specify
 from vlm.nn.image_size import ImageSize, plain, sides
 
 NAMED = ("classification", "text_classification", "tagging")  # tasks with classes
-LONGEST_TEXT = 256  # tokens that a model writes after a prompt, by default
+LONGEST_TEXT = 256  # default number of tokens that a model writes after a prompt
 WINDOW, STRIDE, LONGEST = 384, 128, 30  # tokens of a window, its step and the longest answer, where no file states them
 
 
 def from_folder(folder: Folder, dtype: torch.dtype = torch.float32) -> dict[str, Any]:
-    """The checkpoint that a folder amounts to; nothing of it is executed, nothing is fetched.
+    """Converts a folder to a checkpoint; executes none of its code and fetches nothing.
 
     Args:
-        dtype: Of its weights, whatever they are stored in.
+        dtype: Type of the weights, whatever type they are stored in.
     Raises:
-        UserError: The folder is damaged, its parts do not fit together, our models do not compute its own, or it holds
-            a decoder without a head.
+        UserError: The folder is damaged, its parts do not fit together, vlm does not support its model, or it holds a
+            decoder without a head.
     """
     with _in_a_line(folder):
         _, about = describe_folder(folder)
@@ -45,7 +45,7 @@ def from_folder(folder: Folder, dtype: torch.dtype = torch.float32) -> dict[str,
                 f"{folder} holds a {folder.origin}, which has no head that writes text; give a folder of {known}"
             )
         stored = folder.weights(mapped=True)
-        model = rebuild_shapes(about["model"])  # compared with what is stored before anything is allocated
+        model = rebuild_shapes(about["model"])  # compared with the stored shapes before anything is allocated
         state, _ = hugging_face_state(model, folder, stored, dtype=dtype)
         if lacking := sorted(model.state_dict().keys() - state.keys()):
             raise UserError(f"{folder} has no weights for {', '.join(lacking[:3])}; fetch it again")
@@ -54,10 +54,10 @@ def from_folder(folder: Folder, dtype: torch.dtype = torch.float32) -> dict[str,
 
 
 def describe_folder(folder: Folder) -> tuple[Specified, dict[str, Any]]:
-    """A folder's model, and what a checkpoint holds beside its weights; those are not read.
+    """Returns a folder's model and what a checkpoint holds besides weights, which are not read.
 
     Raises:
-        UserError: As `from_folder`, but for a decoder without a head.
+        UserError: As `from_folder`, except for a decoder without a head.
     """
     with _in_a_line(folder):
         specified = specify(folder)
@@ -72,7 +72,7 @@ def describe_folder(folder: Folder) -> tuple[Specified, dict[str, Any]]:
         if about["task"] in NAMED:
             about["classes"] = class_names(folder.config)
         if about["task"] == "text_classification":
-            about["pairs"] = None if folder.architecture.pairs else False  # no file says
+            about["pairs"] = None if folder.architecture.pairs else False  # no file states it
         if about["task"] == "span_answering":
             window = min(WINDOW, about["max_len"])
             about |= {"max_len": window, "stride": min(STRIDE, window // 2), "longest": LONGEST, "abstains": False}
@@ -82,7 +82,7 @@ def describe_folder(folder: Folder) -> tuple[Specified, dict[str, Any]]:
 
 @contextmanager
 def _in_a_line(folder: Folder) -> Iterator[None]:
-    """Shows the first of several faults."""
+    """Context that reports only the first of several faults, with their number."""
     try:
         yield
     except UserError as fault:
@@ -90,7 +90,7 @@ def _in_a_line(folder: Folder) -> Iterator[None]:
         remedy = [line for line in others if line.startswith(" ")]
         more = f" ({len(others)} more faults)" if others and not remedy else ""
         raise UserError("\n".join([first + more, *remedy])) from fault
-    except Exception as fault:  # sizes that are each in range may break a constructor together
+    except Exception as fault:  # sizes that are each in range may together break a constructor
         reason = (str(fault).strip().splitlines() or [""])[0][:200]
         raise UserError(
             f"{folder.config.file}: does not describe a supported model ({type(fault).__name__}: {reason}); "
@@ -107,14 +107,14 @@ def _check_images(folder: Folder, size: ImageSize, encoder: Spec) -> None:
 
 
 def _of_texts(folder: Folder, specified: Specified) -> dict[str, Any]:
-    """Tokenizer, lengths and options of decoding of a model that reads or writes texts."""
+    """Returns tokenizer, lengths and decoding options of a model that reads or writes texts."""
     about: dict[str, Any] = {}
-    *_, (place, texts) = specified.parts.items()  # the decoder, or all that there is
+    *_, (place, texts) = specified.parts.items()  # the decoder, or the only part
     if "vocab_size" not in texts["args"]:
         return about
     tokenizer = _fitting_tokenizer(folder, texts)
     about["tokenizer"] = tokenizer.state()
-    if place != "text_encoder":  # whose model knows
+    if place != "text_encoder":  # a dual model knows its own length
         about["max_len" if place == "encoder" else "max_tokens"] = texts["args"]["max_len"]
     if specified.task == "translation":
         about |= {"max_len": specified.parts["encoder"]["args"]["max_len"], "pairs": False}
@@ -125,7 +125,7 @@ def _of_texts(folder: Folder, specified: Specified) -> dict[str, Any]:
         about["form"] = form.state()
     if place == "decoder":
         generation = folder.generation
-        # Of an export of ours; the language says it.
+        # In an export of vlm, where the language already forces this token.
         if [generation.values.get("forced_bos_token_id")] == tokenizer.begin():
             generation = generation | {"forced_bos_token_id": None}
         about["decoding"] = decoding_defaults(
@@ -140,7 +140,7 @@ def _of_texts(folder: Folder, specified: Specified) -> dict[str, Any]:
 
 
 def _of_vectors(folder: Folder, specified: Specified) -> dict[str, Any]:
-    """Of an encoder without a head, or one of sentence-transformers, that it is used for its vectors."""
+    """Returns the entries of an encoder used for its vectors: one without a head, or of sentence-transformers."""
     stated = stated_embedding(folder)
     if specified.parts.keys() != {"encoder"} or (specified.model is not None and not stated):
         return {}
@@ -148,13 +148,13 @@ def _of_vectors(folder: Folder, specified: Specified) -> dict[str, Any]:
 
 
 def _states(encoder: Spec) -> int:
-    """Number of states of an image."""
+    """Returns the number of states that an encoder makes of an image."""
     size = encoder["args"]["backbone"]["args"]["image_size"]
     return rebuild_shapes(encoder)(torch.empty(1, 3, *sides(size), device="meta")).states.shape[1]
 
 
 def _fitting_tokenizer(folder: Folder, texts: Spec) -> Tokenizer:
-    """The tokenizer, whose ids must be those of the weights."""
+    """Returns the tokenizer, which must have as many ids as the weights."""
     size, tokenizer = texts["args"]["vocab_size"], read_tokenizer(folder)
     if tokenizer.vocab_size != size:
         raise UserError(

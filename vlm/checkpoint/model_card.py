@@ -52,7 +52,7 @@ def _graph_use(package: str, opened: str) -> list[str]:
     ]
 
 
-# Of the other forms.
+# For the other forms.
 OTHER_USE = {
     "safetensors": ["import vlm", "", "model = vlm.load(folder)"],
     "onnx": _graph_use("onnxruntime", "onnxruntime.InferenceSession({})"),
@@ -65,7 +65,7 @@ def model_card(loaded: Mapping[str, Any], path: Path, *, form: str) -> str:
 
     Args:
         path: The checkpoint, in the folder of its run if there is one.
-        form: Of the export.
+        form: Form of the export.
     """
     return "\n".join(_lines(loaded, path, form)) + "\n"
 
@@ -104,12 +104,12 @@ def _command(typed: Any) -> str:
     """The command that started the run, as an indented block; empty for older checkpoints, which do not store it."""
     if not isinstance(typed, list):
         return ""
-    public = (re.sub(r"(^|=)['\"]?/.*/", r"\1.../", str(text)) for text in typed)  # a home's name is nobody's business
+    public = (re.sub(r"(^|=)['\"]?/.*/", r"\1.../", str(text)) for text in typed)  # hides the user's name in paths
     return f"; it was started with\n\n      {shell_line(['vlm', 'train', *public])}\n"
 
 
 def _scores(about: Mapping[str, Any], path: Path) -> Iterator[str]:
-    """The table of the run's own evaluation where it lies beside the checkpoint, else of what the file holds."""
+    """Yields the table of scores: of the run's evaluation if it lies beside the checkpoint, else of the file."""
     scores = dict(about.get("scores") or {})
     for file in sorted(path.resolve().parent.parent.glob("evaluation/*/metrics.json")):
         scores = json.loads(file.read_text(encoding="utf-8"))

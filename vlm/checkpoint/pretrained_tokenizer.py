@@ -16,7 +16,7 @@ from vlm.models.pretrained.opened import is_published, opened
 class PretrainedTokenizer(Tokenizer):
     """The tokenizer of a Hugging Face folder, a checkpoint or a file; a new checkpoint contains it completely.
 
-    Token embeddings from the same place (``init_from``) then keep their meaning.
+    Token embeddings from the same source (``init_from``) then keep their meaning.
 
     Args:
         path: A folder, checkpoint or run's folder, or a model of SentencePiece (.model).

@@ -16,7 +16,7 @@ MAX_PARTS = 1000  # of a specification, which may refer to the same part repeate
 
 
 def rebuild(spec: Mapping[str, Any], *, trust: str | Sequence[str] | None = None) -> nn.Module:
-    """Builds a module from {"name": "ViT", "args": {...}}; arguments may be such nodes themselves.
+    """Builds a module from {"name": "ViT", "args": {...}}; arguments may be such nodes too.
 
     Args:
         trust: Packages of the user whose classes are allowed too.

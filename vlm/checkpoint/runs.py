@@ -11,7 +11,7 @@ RUNS = Path("runs")
 
 
 def run_folders(runs: Path) -> list[Path]:
-    """Runs with checkpoints in a folder of runs, or of runs of one name, most recently saved first."""
+    """Returns the runs with checkpoints in a folder of runs, or of runs of one name, the most recently saved first."""
     checkpoints = [*runs.glob("*/*/checkpoints/*.ckpt"), *runs.glob("*/checkpoints/*.ckpt")]
     saved: dict[Path, float] = {}
     for path in checkpoints:

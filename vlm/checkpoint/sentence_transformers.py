@@ -1,4 +1,4 @@
-"""What a folder of sentence-transformers says of its vectors, beside the model."""
+"""Settings of a sentence-transformers folder for its vectors: pooling, normalisation, longest text."""
 
 import json
 from typing import Any
@@ -8,16 +8,16 @@ from vlm.models.pretrained.fields import Fields, flag, integer
 from vlm.models.pretrained.folder import Folder
 
 MODULES, OWN = "modules.json", "sentence_bert_config.json"
-POOLINGS = {"mean": "mean", "cls": "first"}  # theirs and ours
-OLD_POOLINGS = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls"}  # as most published folders say it
+POOLINGS = {"mean": "mean", "cls": "first"}  # sentence-transformers' name -> vlm's
+OLD_POOLINGS = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls"}  # as in most published folders
 ORDER = (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"])
 
 
 def stated_embedding(folder: Folder) -> dict[str, Any]:
-    """Pooling, normalisation and longest text of a folder, as a checkpoint has them; empty for any other folder.
+    """Returns pooling, normalisation and longest text of a folder, as in a checkpoint; empty for any other folder.
 
     Raises:
-        UserError: The folder is damaged, or asks for what is not done.
+        UserError: The folder is damaged, or asks for something unsupported.
     """
     content = folder.text(MODULES)
     if content is None:
@@ -52,7 +52,7 @@ def _pooling(folder: Folder, name: str) -> str:
 
 
 def _refuse_prompts(config: Fields | None) -> None:
-    """A prompt before each text, which is not added here."""
+    """Refuses a default prompt before each text, which vlm does not add."""
     if config is not None and "default_prompt_name" in config:
         raise config.fault("default_prompt_name", "a prompt before each text, which is not added")
 

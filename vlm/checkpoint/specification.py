@@ -1,4 +1,4 @@
-"""Checkpoints as a folder of safetensors with a JSON specification, without pickle."""
+"""Reads checkpoints stored without pickle: a folder of safetensors with a JSON specification."""
 
 import json
 from pathlib import Path

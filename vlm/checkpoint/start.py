@@ -1,4 +1,5 @@
-"""Initialises a model with the weights of another run, matched by name and shape; reports all others.
+"""Initialises a model with the weights of another run, matched by name and shape; reports the weights that do not
+match.
 
 Position embeddings of patches are interpolated to another image size.
 """
@@ -27,7 +28,7 @@ def start_from(model: nn.Module, places: Mapping[str, str], tokenizer: Any = Non
     """Copies weights into a model, or into parts of it.
 
     Args:
-        places: Name of a part ("" for the whole model) -> a checkpoint, run's folder or Hugging Face folder.
+        places: A checkpoint, run's folder or Hugging Face folder, by the part's name; "" is the whole model.
         tokenizer: The run's tokenizer; token embeddings are copied only if they belong to the same one.
     Returns:
         Messages about the copied weights, and about each weight that does not match on either side.
@@ -51,7 +52,7 @@ def start_from(model: nn.Module, places: Mapping[str, str], tokenizer: Any = Non
 
 def _from_folder(model: nn.Module, folder: Folder, key: str, tokenizer: Any) -> list[str]:
     try:
-        # An encoder of images may come from a folder that has a tokenizer, as CLIP's.
+        # An image encoder may come from a folder that has a tokenizer, such as CLIP's.
         if tokenizer is not None and any(name.endswith("token_embed") for name, _ in model.named_modules()):
             check_tokens(folder, tokenizer)
         return load_hugging_face(model, folder)
@@ -80,23 +81,23 @@ def _from_checkpoint(model: nn.Module, part: str, key: str, path: Path, tokenize
 
 
 def _interpolated(model: nn.Module, stored: Mapping[str, Tensor], head: str, size: ImageSize) -> dict[str, Tensor]:
-    """Position embeddings interpolated from those of another image size, by name.
+    """Returns position embeddings interpolated from those of another image size, by name.
 
     Args:
-        size: Of the images that the stored ones are for.
+        size: Image size of the stored ones.
     """
     tensors = {}
     for name, positions in model.named_modules():
         table = stored.get(f"{head}{name}.weight") if isinstance(positions, GridPositions) else None
         if table is not None and table.shape[1:] == positions.weight.shape[1:]:
-            with suppress(ValueError):  # only one of them has tokens before the grid
+            with suppress(ValueError):  # only one of the two has tokens before the grid
                 before = positions.before
                 tensors[f"{name}.weight"] = regridded(table, positions.grid, before=before, image_size=size)
     return tensors
 
 
 def _of_other_tokens(model: nn.Module, loaded: Mapping[str, Any], tokenizer: Any) -> set[str]:
-    """Names of the weights with one row per token, if the file's token ids differ from ours."""
+    """Returns the names of weights with one row per token, if the file's token ids differ from the run's."""
     theirs = loaded["vlm"].get("tokenizer")
     same = tokenizer is None or (isinstance(theirs, Mapping) and theirs.get("fingerprint") == tokenizer.fingerprint)
     if same:

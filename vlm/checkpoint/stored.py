@@ -1,4 +1,4 @@
-"""Limits of a checkpoint's config, whoever wrote it, where a run is resumed or a model evaluated."""
+"""Limits of a checkpoint's config, which anybody may have written, when a run is resumed or a model evaluated."""
 
 import os
 from collections.abc import Iterator
@@ -10,10 +10,10 @@ from vlm.config.target import arguments, find
 from vlm.config.tree import FORMULAS, Config, escape, put, resolve, select
 from vlm.errors import UserError
 
-TARGET, CLASS = "_target_", "_class_"  # the key of a class's name, composed and stored
+TARGET, CLASS = "_target_", "_class_"  # key of a class's name, in composed and in stored configs
 MAX_LINKS = 2000
 GROUPS = ("data", "model", "task", "optim", "schedule", "trainer", "callbacks", "logger")
-# Of Lightning, what neither writes outside of the run's folder nor reaches the network.
+# Classes of Lightning that neither write outside of the run's folder nor reach the network.
 _LIGHTNING = {
     "lightning.Trainer": "",
     "lightning.pytorch.callbacks.": "DeviceStatsMonitor EarlyStopping LearningRateMonitor ModelSummary "
@@ -22,14 +22,14 @@ _LIGHTNING = {
     "lightning.pytorch.strategies.": "DDPStrategy ModelParallelStrategy SingleDeviceStrategy",
 }
 _ALLOWED = {head + name for head, names in _LIGHTNING.items() for name in names.split() or [""]}
-# Of data sources: what lets them reach a network or write, and the variable by which a user allows it.
+# Arguments that let a data source reach a network or write, each with the variable by which a user allows it.
 _NOT_ITS_OWN = {"download": "", "remote": "VLM_REMOTE", "write_index": ""}
-# Arguments that say where something is written; the program fills them in.
+# Arguments that say where to write; the program fills them in.
 _PLACES = {"default_root_dir", "dir", "dirpath", "filename", "folder", "log_dir", "plugins", "root_dir", "save_dir"}
 
 
 def freeze(config: Any) -> Any:
-    """A config as checkpoints store it: classes by names that moving a module does not change."""
+    """Returns a config as checkpoints store it: with short names of classes, which stay valid if a module is moved."""
     if isinstance(config, dict):
         named = {key: freeze(child) for key, child in config.items() if key != TARGET}
         return {CLASS: names.short(str(config[TARGET])), **named} if TARGET in config else named
@@ -37,11 +37,11 @@ def freeze(config: Any) -> Any:
 
 
 def thaw(stored: Any) -> Config:
-    """The config that a checkpoint stores, as it was composed, with the dotted names of this vlm.
+    """Returns the config of a checkpoint as it was composed, with the dotted names of this version of vlm.
 
     Raises:
-        UserError: It is not a config, interpolates more than keys and our formulas, names a class or a place that only
-            its user may choose, or has a size out of bounds.
+        UserError: It is not a config, interpolates more than keys and FORMULAS, names a class or a path that only the
+            user may choose, or has a size out of bounds.
     """
     tree = interpolated(stored)
     config = resolve(tree)
@@ -54,7 +54,7 @@ def thaw(stored: Any) -> Config:
     kinds = {"seed": int, "name": str, "runs": str, "task_name": str} | dict.fromkeys(GROUPS, dict)
     if wrong := [key for key, kind in kinds.items() if not isinstance(config.get(key), kind)]:
         raise UserError(f"the checkpoint's config is not one of vlm ({', '.join(wrong)}); use another checkpoint")
-    # Of both: an interpolation may put into a place what it takes from another.
+    # Both are checked, because an interpolation may move a value from one key to another.
     if faults := list(dict.fromkeys([*_faults(tree, ""), *_faults(config, "")])):
         raise UserError(
             f"the checkpoint's config is refused, for anybody may have written it:\n{'; '.join(faults[:5])}"
@@ -63,13 +63,13 @@ def thaw(stored: Any) -> Config:
 
 
 def interpolated(stored: Any) -> dict[str, Any]:
-    """The tree of a config as it is stored.
+    """Returns the tree of a stored config.
 
-    Older ones were stored resolved, and beside them the keys that fed others (`fed`) and the formulas (`computed`). An
-    interpolation is put back wherever it gives the value that is stored; other values stay as they are.
+    Older configs were stored resolved, together with the keys that fed others (`fed`) and the formulas (`computed`). An
+    interpolation is restored wherever it gives the stored value; other values stay as they are.
 
     Raises:
-        UserError: It is no config.
+        UserError: It is not a config.
     """
     try:
         if not isinstance(stored, dict) or "fed" not in stored:
@@ -91,7 +91,7 @@ def _link(stored: dict[str, Any], source: str, target: str, value: Any, fed: Any
         return None
     if target not in stored["computed"]:
         return f"${{{source}}}" if value == fed else None
-    if (formula := stored["computed"][target]) is None:  # it was put together of texts
+    if (formula := stored["computed"][target]) is None:  # joined from texts
         together = isinstance(value, str) and isinstance(fed, str) and fed in value and "${" not in value
         return value.replace(fed, f"${{{source}}}", 1) if together else None
     name, *terms = formula
@@ -108,14 +108,13 @@ def _thawed(value: Any) -> Any:
 
 
 def contained(config: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """A checkpoint's config, or its tree, that fetches nothing, and whose cache lies where the checkpoint does.
-
-    Nor does it write beside its data. With VLM_REMOTE=1 in the environment it may read data at the URLs that it names.
+    """Returns a checkpoint's config, or its tree, changed to fetch nothing, to write nothing beside its data, and to
+keep its cache near the checkpoint. With VLM_REMOTE=1 in the environment it may read data at the URLs that it names.
 
     Args:
         folder: The checkpoint's run.
     """
-    # The cache of all runs is used where the run lies among them and the cache is there: nothing else is made there.
+    # The runs' shared cache is used if it exists and the run lies beside it; it is never created there.
     runs = folder.resolve().parent.parent
     own = Path(config["runs"]).resolve() == runs and (runs / "cache").is_dir()
     return {**_offline(config), "runs": str(config["runs"] if own else folder)}

@@ -1,7 +1,7 @@
 """Checks of untrusted checkpoints beyond checksums.
 
-Reading with ``weights_only=True`` executes no code of a file. But what it allows can still allocate unbounded memory,
-or expand to a structure far larger than the file.
+Reading with ``weights_only=True`` executes no code of a file, but a file can still allocate unbounded memory, or expand
+to a structure far larger than itself.
 """
 
 import os
@@ -18,7 +18,7 @@ from vlm.errors import UserError
 MAX_VALUES = 1_000_000  # in all containers, counted once per reference
 MAX_DEPTH = 100
 MAX_TEXT = 2**28  # characters
-# Ranges of sizes that are not bounded by stored tensors; far larger than in any model or data set of ours.
+# Ranges of sizes that are not bounded by stored tensors; far larger than in any model or data set of vlm.
 BOUNDS = {
     **dict.fromkeys(("image_size", "patch_size"), (1, 4096)),
     **dict.fromkeys(("depth", "encoder_depth", "decoder_depth"), (1, 1000)),
@@ -34,7 +34,7 @@ BOUNDS = {
     **dict.fromkeys(("beam", "results"), (1, 1024)),
     "devices": (-1, 128),  # -1: all there are
 }
-# What a file may name: dictionaries, and tensors with their storages.
+# Globals that a file may name: dictionaries, and tensors with their storages.
 GLOBALS = {
     "collections.OrderedDict",
     "builtins.set",
@@ -49,10 +49,10 @@ def check_archive(path: str | os.PathLike) -> None:
     """Verifies the checksums of a file, and that it does not unpack to more than its size.
 
     Raises:
-        ValueError: It is damaged, claims more than it contains, or names more than tensors need.
+        ValueError: It is damaged, claims more than it contains, or names globals that tensors do not need.
         OSError, zipfile.BadZipFile: It cannot be read.
     """
-    # Private to torch, as is the format that it reads.
+    # Private in torch, as is the format that it reads.
     from torch._weights_only_unpickler import get_globals_in_pkl
 
     with zipfile.ZipFile(path) as archive:
@@ -82,7 +82,7 @@ def check_content(content: Any) -> None:
     """Checks that the loaded contents have a bounded size.
 
     Raises:
-        ValueError: They do not, or a tensor claims more than it contains.
+        ValueError: They are too large, or a tensor claims more than it contains.
     """
     values, text = 0, 0
     waiting: list[tuple[Any, int]] = [(content, 0)]

@@ -18,12 +18,12 @@ from vlm.errors import UserError
 from vlm.inference.options import Option, Overrides
 from vlm.training.step.step_loader import StepLoader
 
-STEPS = 2  # the optimiser's moments are made in the first one, and its memory is full in the second
-USABLE = 0.9  # of the memory that is free; an estimate is not to fill it
+STEPS = 2  # the first creates the optimiser's moments; the second reaches the memory's peak
+USABLE = 0.9  # share of the free memory that an estimate may use
 
 
 class Peak(L.Callback):
-    """The most memory that this process held while it trained, in bytes, where the system tells: `bytes`."""
+    """Measures the peak memory of this process during training on a CPU, in `bytes`."""
 
     bytes = 0
 
@@ -41,12 +41,12 @@ class Peak(L.Callback):
 
 
 def largest_batch(config: dict[str, Any]) -> dict[str, Any]:
-    """The largest `data.batch_size` that training has memory for; trials start at the config's.
+    """Finds the largest `data.batch_size` that training has memory for; trials start at the config's.
 
-    A trial takes its steps on the epoch's heaviest batch, the one with the most tokens if it is padded.
+    Trials train on the epoch's heaviest batch: the one with the most tokens after padding.
 
     Raises:
-        UserError: Several devices train, one image does not fit, or the system does not tell its memory.
+        UserError: Several devices train, one image does not fit, or the system does not report its memory.
     """
     devices, start = config["trainer"]["devices"], config["data"]["batch_size"]
     if devices not in (1, "1") and not (isinstance(devices, list) and len(devices) == 1):
@@ -77,7 +77,7 @@ def largest_batch(config: dict[str, Any]) -> dict[str, Any]:
 
 
 class Trial:
-    """Training at a batch size: whether it fits, and its memory.
+    """A trial of training at a batch size: whether it fits, and its memory.
 
     Args:
         config: The resolved config.
@@ -106,7 +106,7 @@ class Trial:
 
 
 def heaviest(loader: DataLoader, batches: int) -> DataLoader:
-    """A loader of the heaviest batch of a loader's first epoch, again and again."""
+    """Returns a loader that repeats the heaviest batch of a loader's first epoch."""
     order: Any = loader.batch_sampler
     lengths = order.lengths(0)
     of_epoch = (order.keys(0, places) for places in order.global_batches(0))
@@ -117,7 +117,7 @@ def heaviest(loader: DataLoader, batches: int) -> DataLoader:
 
 
 def largest(fits: Callable[[int], bool], *, start: int, limit: int) -> int:
-    """The largest size that fits, to within a sixteenth, by doubling and then bisecting; 1 is known to.
+    """Returns the largest size that fits, to within a sixteenth, by doubling and then bisecting; 1 is known to fit.
 
     Args:
         start: The size that is tried first.
@@ -137,7 +137,7 @@ def largest(fits: Callable[[int], bool], *, start: int, limit: int) -> int:
 
 
 def available_memory() -> int:
-    """Bytes that this process may still take without others being paged out, its control group's limit considered."""
+    """Returns the bytes that this process may still take without paging, within its control group's limit."""
     free = kilobytes("/proc/meminfo", "MemAvailable")
     try:
         group = Path("/sys/fs/cgroup")
@@ -148,10 +148,10 @@ def available_memory() -> int:
 
 
 def kilobytes(path: str, name: str) -> int:
-    """A figure of the kernel's, in bytes.
+    """Returns a figure of the kernel, converted from kilobytes to bytes.
 
     Raises:
-        UserError: The system does not tell it.
+        UserError: The system does not report it.
     """
     try:
         lines = Path(path).read_text().splitlines()

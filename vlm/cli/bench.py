@@ -1,4 +1,4 @@
-"""`vlm bench`: how fast a config trains, and what fits, without training anything that is kept."""
+"""`vlm bench`: measures the speed of training a config, and keeps nothing of the training."""
 
 import tempfile
 from collections.abc import Iterator
@@ -8,13 +8,13 @@ from typing import Any
 
 from vlm.errors import UserError
 
-WARM_UP = 5  # steps at least that are not timed: memory is allocated, and queues of batches come to rest
-# Callbacks without a part in a step: they print, judge or keep.
+WARM_UP = 5  # minimum of untimed steps, in which memory is allocated and queues of batches settle
+# Callbacks that take no part in a step: they print, evaluate or save.
 LEFT_OUT = ("progress", "pace", "audit", "samples", "grounding", "checkpoints", "signals", "throughput")
 
 
 def measure(config: dict[str, Any], *, steps: int) -> dict[str, Any]:
-    """Trains for some steps and gives their figures; empty in all processes but the first.
+    """Trains for some steps and returns their figures; returns an empty dict in all processes but the first.
 
     Args:
         config: The resolved config.
@@ -49,11 +49,11 @@ def measure(config: dict[str, Any], *, steps: int) -> dict[str, Any]:
 
 @contextmanager
 def trained(config: dict[str, Any], callback: Any, *, steps: int) -> Iterator[Any]:
-    """A run of a config, to be trained for some steps, in a folder that is gone afterwards.
+    """Context with a run of a config that trains for some steps, in a temporary folder.
 
     Args:
         callback: Takes part in the training.
-        steps: After how many optimiser steps it ends.
+        steps: Number of optimiser steps.
     """
     from vlm.training.callbacks.signals import Stopped, stopping
     from vlm.training.run import run_folder
@@ -86,7 +86,7 @@ def device_name(device: Any) -> str:
 
 
 def text(figures: dict[str, Any]) -> str:
-    """Figures as a table, a line each."""
+    """Returns figures as a table, one per line."""
     if "largest_batch_size" in figures:
         return f"largest batch  data.batch_size={figures['largest_batch_size']}  ({figures['how']})"
     batch = f"{figures['batch_size']} over {figures['devices']} x {figures['device']}, {figures['precision']}"

@@ -1,4 +1,4 @@
-"""`vlm check-data`: looks a data set over before hours are spent on it."""
+"""`vlm check-data`: checks a data set before training on it."""
 
 from collections.abc import Iterable
 from typing import Annotated, Any
@@ -27,8 +27,8 @@ from vlm.inference.options import Option, Overrides
 from vlm.io.output import output_folder
 from vlm.io.terminal import folded
 
-NAMED = 8  # faults of a kind that are printed
-FRESH = 1000  # samples of a split that are looked at where every epoch draws new ones
+NAMED = 8  # faults printed of each kind
+FRESH = 1000  # samples read of a split if every epoch draws new ones
 
 
 def check(
@@ -68,7 +68,7 @@ def check(
 
 
 def image_lines(data: Any, splits: dict[str, Any], faults: Faults, limit: int | None) -> list[str]:
-    """Looks at images, and at captions if there are any; gives a line for each fact."""
+    """Checks images, and captions if there are any; returns a line for each fact."""
     drawn = data.source.drawn
     lines = sizes(splits, "images", limit)
     lines += [f"left out    {line}" for line in source_faults(data.source, sum(map(len, splits.values())), faults)]
@@ -86,13 +86,13 @@ def image_lines(data: Any, splits: dict[str, Any], faults: Faults, limit: int | 
 
 
 def sizes(splits: dict[str, Any], unit: str, limit: int | None) -> list[str]:
-    """Lines on the size of each split, and on how much of it is read."""
+    """Returns lines on the size of each split, and on how much of it is read."""
     lines = [f"{name:<12}{len(split):,} {unit}" for name, split in splits.items()]
     return [*lines, *([f"looked at   the first {limit:,} of each"] if limit else [])]
 
 
 def text_lines(data: Any, splits: dict[str, Any], faults: Faults, limit: int | None) -> list[str]:
-    """Looks at texts and their labels, tags or translations; gives a line for each fact."""
+    """Checks texts and their labels, tags or translations; returns a line for each fact."""
     drawn = data.source.drawn
     lines = sizes(splits, "samples", limit)
     lines += [f"left out    {line}" for line in text_source_faults(data.source, sum(map(len, splits.values())), faults)]
@@ -118,7 +118,7 @@ def tokenizer_line(tokenizer: Tokenizer, shares: dict[str, float]) -> str:
 
 
 def class_lines(fields: Iterable[Field], unit: str) -> list[str]:
-    """A line for the classes of each field of labels."""
+    """Returns a line on the classes of each field of labels."""
     lines = []
     for labels in (field for field in fields if isinstance(field, LabelField)):
         counts = dict(zip(labels.classes, labels.counts("train"), strict=True))
@@ -128,7 +128,7 @@ def class_lines(fields: Iterable[Field], unit: str) -> list[str]:
 
 
 def fault_lines(faults: Faults) -> list[str]:
-    """The faults by kind, those that spoil a run first, with the first few of each named."""
+    """Returns lines on the faults by kind, those that spoil a run first, with the first few of each."""
     lines: list[str] = []
     for kind in sorted(faults.by_kind, key=lambda kind: kind not in faults.spoiling):
         named, mark = faults.by_kind[kind], "SPOILS" if kind in faults.spoiling else "note"

@@ -46,7 +46,7 @@ def compare(
 
 
 def short_names(folders: Sequence[str]) -> list[str]:
-    """Names of folders: the parts of their paths that are not common to all."""
+    """Returns short names of folders: the parts of their paths that differ."""
     parts = [Path(folder).resolve().parts for folder in folders]
     if len(set(parts)) == 1:
         return [f"{Path(folder).name} ({place})" for place, folder in enumerate(folders, 1)]
@@ -59,7 +59,7 @@ def short_names(folders: Sequence[str]) -> list[str]:
 
 
 def differences_of(one: StoredEvaluation, other: StoredEvaluation, *, seed: int) -> dict[str, Difference]:
-    """The metrics that are known of each sample, compared on those that both have; of captions in each language."""
+    """Compares the metrics known for each sample, on the samples that both have; captions by language."""
     known = [{*chain.from_iterable(side.compared.samples.values())} for side in (one, other)]
     if any(known) and known[0].isdisjoint(known[1]):
         raise UserError(

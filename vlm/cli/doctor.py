@@ -36,7 +36,7 @@ def doctor(form: Annotated[str, Option("text or jsonl.", ("--format",))] = "text
 
 
 def facts() -> Iterator[tuple[str, str]]:
-    """Pairs of a name and a fact."""
+    """Yields pairs of a name and a fact."""
     import torch
 
     yield "vlm", f"{__version__}, {Path(__file__).parents[1]}"
@@ -54,7 +54,7 @@ def facts() -> Iterator[tuple[str, str]]:
 
 
 def processor() -> str:
-    """The processor's name and the instruction sets that decide how fast it is, as torch sees them."""
+    """Returns the processor's name and the instruction sets that determine its speed, as torch sees them."""
     import torch
 
     known = torch.cpu.get_capabilities()
@@ -95,7 +95,7 @@ def gpus() -> Iterator[str]:
 
 
 def chosen() -> Iterator[tuple[str, str]]:
-    """What `auto` chooses, and why."""
+    """Yields what `auto` chooses, and why."""
     import torch
 
     from vlm.data.workers import default_workers
@@ -119,14 +119,14 @@ def chosen() -> Iterator[tuple[str, str]]:
 
 
 def places() -> Iterator[tuple[str, str]]:
-    """Where files are written, and the room there."""
+    """Yields the folders where files are written, and their free space."""
     for name, place in (("here", Path.cwd()), ("temporary", Path(tempfile.gettempdir()))):
         writable = "can be written" if os.access(place, os.W_OK) else "cannot be written: give runs=DIR elsewhere"
         yield name, f"{place}: {writable}, {shutil.disk_usage(place).free / GIB:.1f} GiB free"
 
 
 def extras() -> Iterator[tuple[str, str]]:
-    """Each extra, whether its packages are there, and else the line that installs them."""
+    """Yields each extra, with the command that installs it if packages are missing."""
     try:
         lines = metadata.requires(NAME) or []
     except metadata.PackageNotFoundError:

@@ -18,8 +18,8 @@ from vlm.tuning import tune
 
 PREDICT = "Use a model of any task, also of your own package (--trust): what the command of its task does."
 TRAIN = "Train a model: vlm train [OVERRIDES], the same as python train.py."
-DECODING = {"generate", "translate", "chat"}  # commands that decode texts and read no photos meanwhile
-# Commands beside those of the tasks: the function of each, which is imported when it is called, and its help.
+DECODING = {"generate", "translate", "chat"}  # commands that decode texts without reading photos at the same time
+# Commands other than those of tasks: the function of each, imported when it is called, and its help.
 COMMANDS = {
     "bench": (
         "vlm.cli.batch_size:bench",
@@ -69,13 +69,13 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 def app(argv: Sequence[str]) -> typer.Typer:
     """The command line; only the command that is called is imported."""
-    # Plain help: rich's frames leave half of 80 columns for the words, and cut long options short.
+    # Plain help, because rich's frames leave half of 80 columns for the text and cut off long options.
     program = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
     program.callback()(_root)
     helps = {"train": TRAIN} | {one.name: one.help for task in TASKS.values() for one in task.commands}
     helps |= {"predict": PREDICT} | {name: help for name, (_, help) in COMMANDS.items()}
     for name, help in helps.items():
-        called = name in argv[:1] and name != "train"  # whose overrides are Hydra's: see `run`
+        called = name in argv[:1] and name != "train"  # Hydra parses its overrides: see `run`
         # A short help is not cut to one line.
         program.command(name, help=help, short_help=help)(as_typer(_function(name, argv)) if called else lambda: None)
     return program
@@ -103,13 +103,13 @@ def _root(
 
 
 def _typed() -> Sequence[str]:
-    """The words of the command line that a shell asks to complete; none if none does."""
+    """Returns the words of a command line that a shell asks to complete; empty if none does."""
     line = os.environ.get("_TYPER_COMPLETE_ARGS") or os.environ.get("COMP_WORDS") or ""
     return line.split()[1:] if "_VLM_COMPLETE" in os.environ else []
 
 
 def main() -> None:
-    """Runs a command; what a user can cause leaves as a line and an exit status, never as a traceback."""
+    """Runs a command; faults that a user can cause end in a line and an exit status, never in a traceback."""
     tune(alone=not DECODING.isdisjoint(sys.argv[1:2]))
     read_any_name()
     sys.exit(run(sys.argv[1:] or _typed()))
@@ -123,9 +123,9 @@ def run(argv: Sequence[str]) -> int:
 
 
 def read_any_name() -> None:
-    """Lets file names through that are no UTF-8: read as Python has them in paths, printed escaped.
+    """Accepts file names that are not UTF-8: they are read as Python represents them in paths, and printed escaped.
 
-    A byte order mark, with which some programs begin UTF-8, is not part of the text on stdin.
+    A byte order mark, which some programs put before UTF-8, is removed from stdin.
     """
     if isinstance(sys.stdin, TextIOWrapper):
         is_utf8 = sys.stdin.encoding.lower() == "utf-8"
@@ -135,7 +135,7 @@ def read_any_name() -> None:
 
 
 def _report(command: Callable[[], int | None]) -> int:
-    # typer has a copy of click of its own in newer versions; its exceptions are reached through typer.
+    # Newer versions of typer contain their own copy of click, whose exceptions are reached through typer.
     usage_error: type[Exception] = typer.BadParameter.__bases__[0]
     try:
         status = command() or 0
@@ -148,7 +148,7 @@ def _report(command: Callable[[], int | None]) -> int:
         return fault.status
     except usage_error as fault:
         reason = fault.format_message()  # type: ignore[attr-defined]
-        if type(fault).__name__ == "NoArgsIsHelpError":  # whose message is the help
+        if type(fault).__name__ == "NoArgsIsHelpError":  # its message is the help
             print(reason, file=sys.stderr)
         elif reason:
             typed = fault.ctx.command_path if fault.ctx else "vlm"  # type: ignore[attr-defined]
@@ -156,7 +156,7 @@ def _report(command: Callable[[], int | None]) -> int:
         return 2
     except (typer.Abort, KeyboardInterrupt):
         return 130
-    except BrokenPipeError:  # whoever read the output has seen enough
+    except BrokenPipeError:  # the reader of the output has closed it
         _forget_stdout()
         return 0
     except (OSError, MemoryError, RuntimeError) as fault:
@@ -171,5 +171,5 @@ def _report(command: Callable[[], int | None]) -> int:
 
 
 def _forget_stdout() -> None:
-    """Has Python not try again at its end to write what could not be."""
+    """Keeps Python from trying at exit to write again what could not be written."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -7,11 +7,11 @@ from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 
-VALUES = {"N": int, "X": float, "TEXT": str, " ": bool}  # names in --help that leave room for the words
+VALUES = {"N": int, "X": float, "TEXT": str, " ": bool}  # short names of types in --help, which leave room for the text
 
 
 def as_typer(command: Callable[..., int]) -> Callable[..., int]:
-    """A function with a command's options for typer; a parameter that is a dataclass has its fields for options."""
+    """Returns a function with a command's options for typer; the fields of a dataclass parameter become options."""
     groups = {name: kind for name, kind in get_type_hints(command).items() if is_dataclass(kind)}
 
     def run(**values: Any) -> int:
@@ -55,5 +55,5 @@ def _parameter(name: str, hint: Any, default: Any) -> inspect.Parameter:
 
 
 def _types(hint: Any) -> list[Any]:
-    """A type, and those that it is made of."""
+    """Returns a type and all types inside it."""
     return [hint, *(inner for part in get_args(hint) for inner in _types(part))]

@@ -36,12 +36,12 @@ def shard(
         raise UserError("vlm shard: these data have no images; text is read from files that are mapped into memory")
     if data.source.languages:
         raise UserError("vlm shard: shards do not keep the languages of captions; train on the files themselves")
-    check_fit(config, Shards)  # else what the task reads would be lost
+    check_fit(config, Shards)  # the shards must keep what the task reads
     print("".join(f"{line}\n" for line in skipped_lines(data.source.skipped)), end="")
     lost: list[str] = []
     splits = {}
     try:
-        write_manifest(folder, {}, None)  # by which shards of a process that is killed are known to be unfinished
+        write_manifest(folder, {}, None)  # marks the shards as unfinished if the process is killed
         for name in (name for name in NAMES if name in data.splits):
             samples = files_of(data.split(name), lost)
             splits[name] = write_split(

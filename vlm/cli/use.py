@@ -25,7 +25,7 @@ Words = Annotated[
 def command_of(name: str) -> Callable[..., int]:
     """The function of a task's command; torch is imported.
 
-    Where several tasks share the name, it has the options of all, and the checkpoint's task says which apply.
+    If several tasks share the name, it has the options of all; the checkpoint's task decides which apply.
     """
     commands = tasks_of(name)
     functions = {command.function for command in commands.values()}
@@ -44,7 +44,7 @@ def command_of(name: str) -> Callable[..., int]:
 
 
 def predict_of(argv: Sequence[str]) -> Callable[..., int]:
-    """The function of `vlm predict`, with the options of all tasks, and of the user's own that the words name."""
+    """Returns the function of `vlm predict`, with the options of all tasks, and of a user's task that `argv` names."""
     kinds = {task: resolve(entry.predictor) for task, entry in TASKS.items()}
     checkpoint, trust = _value(argv, "-c", "--checkpoint"), _value(argv, "--trust")
     if checkpoint is not None and trust is not None:
@@ -56,7 +56,7 @@ def predict_of(argv: Sequence[str]) -> Callable[..., int]:
 
 
 def _value(argv: Sequence[str], *names: str) -> str | None:
-    """The value of an option in the words of a command line."""
+    """Returns the value of an option in a command line."""
     for place, word in enumerate(argv):
         for name in names:
             if word == name:
@@ -67,7 +67,7 @@ def _value(argv: Sequence[str], *names: str) -> str | None:
 
 
 def _shared(kinds: Mapping[str, type["Predictor"]], *, any_task: bool = False) -> Callable[..., int]:
-    """A command of several tasks, with the options of all.
+    """Returns a command of several tasks, with the options of all.
 
     Args:
         kinds: The predictor of each task.
@@ -97,7 +97,7 @@ def _shared(kinds: Mapping[str, type["Predictor"]], *, any_task: bool = False) -
 
 
 def _merged(name: str, kinds: Sequence[type]) -> type:
-    """A dataclass with the fields of several; what one of them needs is optional, since others do without it."""
+    """Returns a dataclass with the fields of several; required fields become optional, since other tasks lack them."""
     merged: dict[str, tuple[str, Any, Any]] = {}
     for kind in kinds:
         hints = get_type_hints(kind, include_extras=True)
@@ -108,10 +108,10 @@ def _merged(name: str, kinds: Sequence[type]) -> type:
 
 
 def _own(kind: type, given: Any, task: str) -> Any:
-    """The options of a task, out of those of all that share its command.
+    """Selects a task's options from those of all tasks that share its command.
 
     Raises:
-        UserError: One that it needs is missing, or one of another task is set.
+        UserError: A required option is missing, or one of another task is set.
     """
     known, everything = declared(kind), declared(type(given))
     values = vars(given)
@@ -125,7 +125,7 @@ def _own(kind: type, given: Any, task: str) -> Any:
 
 
 def _typed(name: str, options: Mapping[str, Option]) -> str:
-    """A field as the command line has it."""
+    """Returns the name of a field on the command line."""
     return name.upper() if options[name].positional else f"--{name.replace('_', '-')}"
 
 
@@ -141,7 +141,7 @@ def use(
     """Uses a model as a command says; returns the exit status.
 
     Args:
-        loaded: What the checkpoint holds, where it has been read.
+        loaded: The content of the checkpoint, if it has been read.
     """
     from vlm.inference.use import write_results
     from vlm.inference.writing import Trace

@@ -17,7 +17,7 @@ def build(node: Any, path: str, /, **injected: Any) -> Any:
 
     Args:
         node: A node with ``_target_``. With ``_partial_: true`` the result is a ``functools.partial``.
-        path: Where the node stands in the config, for messages.
+        path: Key of the node in the config, for messages.
         injected: Values that only the program knows. The node's class is passed those that it takes.
     Raises:
         UserError: The node names nothing, or a constructor refuses its values.
@@ -31,8 +31,8 @@ def build(node: Any, path: str, /, **injected: Any) -> Any:
 def spec(node: dict[str, Any]) -> dict[str, Any]:
     """Converts a checked node to ``{"name": ..., "args": ...}``, the form that checkpoints store.
 
-    A class of ours goes by its short name; nested nodes become the same form; a list becomes a tuple where the
-    signature asks for one, as in ``build``, so that both ways give a class equal arguments.
+    Classes of vlm are stored by their short name, and nested nodes in the same form. A list becomes a tuple if the
+    signature asks for one, as in ``build``, so that both give a class equal arguments.
     """
     return transform(node, lambda inner, raw, at: _spec(inner))
 
@@ -57,9 +57,9 @@ def _call(node: dict[str, Any], path: str, injected: dict[str, Any]) -> Any:
     try:
         return target(**kwargs)
     except Exception as error:
-        # Named, not imported: it is Lightning's word for a setting that this machine cannot serve.
+        # Compared by name, without importing Lightning: its error for a setting that this machine does not support.
         expected = type(error).__name__ == "MisconfigurationException"
-        # A TypeError of another package is one of a setting, whose annotation did not tell; ours is a fault.
+        # A TypeError in another package comes from a setting whose annotation is too loose; in vlm it is a bug.
         theirs = (TypeError, OverflowError) if target.__module__.partition(".")[0] != "vlm" else ()
         if not expected and not isinstance(error, (ValueError, OSError, ImportError, *theirs)):
             raise

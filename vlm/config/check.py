@@ -1,7 +1,7 @@
-"""Check of a config against the signatures of what it names, before anything is built.
+"""Checks a config against the signatures of the classes that it names, before anything is built.
 
 A node with ``_target_`` names a class (or a factory function of a user's own package); its other keys are the keyword
-arguments. Every node is looked at once, innermost first, and its Product stands in its place from then on.
+arguments. Each node is checked once, innermost first, and then replaced by its Product.
 """
 
 import inspect
@@ -24,15 +24,15 @@ def check(
     types: Mapping[str, Any] | None = None,
     injected: Mapping[str, Collection[str]] | None = None,
 ) -> None:
-    """Compares every node that has a ``_target_`` with the signature of what it names; builds nothing.
+    """Compares every node that has a ``_target_`` with the signature of the class it names; builds nothing.
 
     Args:
         config: The resolved config, plain containers.
-        tree: The config with its interpolations, which lead to the keys where values are set; by default it has none.
-        types: Key of a value that belongs to no ``_target_`` (such as ``seed``) -> the annotation that it must fit.
-        injected: Path of a node -> arguments that the program supplies, beside those that say so themselves.
+        tree: The config with its interpolations, which lead to the keys where values are set; None if it has none.
+        types: Annotations of values that belong to no ``_target_``, such as ``seed``, by key.
+        injected: Arguments that the program supplies, by path of the node, besides those annotated as Injected.
     Raises:
-        UserError: With a line for each fault, all of them at once, named by the key where the value is set.
+        UserError: With a line for each fault, named by the key where the value is set.
     """
     faults: list[str] = []
 

@@ -1,6 +1,6 @@
 """Hydra's command line: a run of one config, or Hydra's own machinery for sweeps, ``--cfg`` and ``--help``.
 
-Hydra makes no folder and no log of its own, and its errors leave as ours: a line or two that name the key, and exit
+Hydra creates no folder and no log of its own. Its errors become UserErrors: a line or two that name the key, and exit
 status 2.
 """
 
@@ -30,15 +30,15 @@ Main = Callable[[Config], int | None]
 
 
 class Sweep(NamedTuple):
-    """How the jobs of a sweep are run, and what is printed after them.
+    """The functions that run the jobs of a sweep and summarise them.
 
     Args:
-        run: Runs one, of what gives its config, the overrides in which the jobs differ, the file for its record, and
-            whether a sweeper is told its score.
-        closing: The last lines of the sweep, of the records of its jobs.
-        score: What a sweeper is told of a job that ended well, of its record.
-        study: Begins a study or goes on with it, of what its sweeper was told, the config, the keys on the command line
-            and the folder of the records; returns further overrides of the sweeper.
+        run: Runs one job. Arguments: a function that returns its config, the overrides that differ between jobs, the
+            path of its record, and whether the sweeper is told the score.
+        closing: Returns the last lines of the sweep, from the paths of the jobs' records.
+        score: Returns the score that the sweeper is told of a successful job, from the path of its record.
+        study: Begins or continues a study; returns further overrides of the sweeper. Arguments: the sweeper's settings,
+            the config, the keys on the command line, and the folder of the records.
     """
 
     run: Callable[[Callable[[], Config], list[str], Path, bool], int | None]
@@ -50,7 +50,7 @@ class Sweep(NamedTuple):
 _PLACES = ("config_path", "config_name", "config_dir")
 _NO_LOGGING = "{version: 1, root: null}"
 _RESUME = "resume=RUN goes on with a run: its folder, one of its checkpoints, or last for the newest under runs/."
-# A run keeps its own folder and log: Hydra is to leave nothing behind.
+# A run has its own folder and log, so Hydra must leave nothing behind.
 _OURS = (
     "hydra.run.dir=.",
     "hydra.sweep.subdir=.",
@@ -64,15 +64,15 @@ _OURS = (
 
 
 def run(main: Main, argv: list[str], check: Check | None = None, *, sweep: Sweep | None = None) -> int:
-    """Runs ``main`` with the config that a command line in Hydra's own form asks for; once for each job of a sweep.
+    """Runs ``main`` with the config of a command line in Hydra's form; once for each job of a sweep.
 
     Args:
         main: Takes the config, resolved to plain containers, and returns its exit status, or None for 0.
         argv: The command line, without the program's name.
-        check: As ``compose`` takes it.
+        check: As in ``compose``.
         sweep: Runs the jobs of a sweep instead of ``main``, and prints its last lines.
     Returns:
-        The exit status, the worst one of a sweep; 2 if the config or the command line is at fault.
+        The exit status, for a sweep the highest one; 2 if the config or the command line is at fault.
     """
 
     def job() -> int | None:
@@ -103,10 +103,10 @@ def _run_hydra(main: Main, options: Namespace, check: Check | None, *, prefix: l
     def job(config: DictConfig) -> float | None:
         own = HydraConfig.get()
         learns = own.runtime.choices["hydra/sweeper"] != "basic"
-        record = Path(scratch) / (f"job-{own.job.num:06}.json" if sweeps else "job.json")  # a run has no number
+        record = Path(scratch) / (f"job-{own.job.num:06}.json" if sweeps else "job.json")  # num is set in sweeps only
         command, line = typed, [*_flags(options, *_PLACES), *own.overrides.task]
         if sweeps:
-            # What Lightning starts again for each further device is this job, not the sweep.
+            # Lightning starts this command for each further device: it must run this job, not the sweep.
             command = [*prefix, *line]
             print(f"job {own.job.num}: {' '.join(own.overrides.task)}", file=sys.stderr)
 
@@ -115,7 +115,7 @@ def _run_hydra(main: Main, options: Namespace, check: Check | None, *, prefix: l
             own_config.typed = line
             return own_config
 
-        HydraConfig.instance().cfg = None  # with it set, Lightning starts further processes in a way of its own
+        HydraConfig.instance().cfg = None  # if it is set, Lightning starts further processes in another way
         with _argv(command):
             if sweeps and sweep:
                 differing = [text for text in own.overrides.task if text not in common]
@@ -123,9 +123,9 @@ def _run_hydra(main: Main, options: Namespace, check: Check | None, *, prefix: l
             else:
                 status = _status(lambda: main(whole()))
         statuses.append(status)
-        if status >= 128:  # a signal means the whole sweep
+        if status >= 128:  # a signal ends the whole sweep
             raise SystemExit(status)
-        if status and os.getpid() != process:  # a launcher's process, whose list of statuses is not ours
+        if status and os.getpid() != process:  # in a launcher's process, `statuses` is a copy
             raise UserError(f"job {own.job.num} ended with status {status}", status)
         return sweep.score(record) if sweeps and sweep and learns and not status else None
 
@@ -156,7 +156,7 @@ def _run_hydra(main: Main, options: Namespace, check: Check | None, *, prefix: l
         except ValueError:
             if not statuses or not all(statuses):
                 raise
-            # Optuna's plugin asks for the best of the trials, all of which failed.
+            # Optuna's plugin asks for the best trial, which raises if all failed.
         finally:
             if sweep and (records := sorted(Path(scratch).glob("*.json"))):
                 print(sweep.closing(records), flush=True)
@@ -164,7 +164,7 @@ def _run_hydra(main: Main, options: Namespace, check: Check | None, *, prefix: l
 
 
 def _single(text: str) -> str:
-    """An override as Hydra passes it to each job of a sweep; one with several values is unchanged."""
+    """Returns an override as Hydra passes it to each job of a sweep; one with several values is unchanged."""
     override = parse(text)
     if override is None or override.is_sweep_override() or override.is_delete():
         return text
@@ -221,7 +221,7 @@ def _parse(argv: list[str]) -> Namespace:
 
 
 def _flags(options: Namespace, *names: str) -> list[str]:
-    """Converts parsed flags back to arguments, all of them or those named."""
+    """Converts parsed flags back to arguments: those named, or all."""
     chosen = {name: getattr(options, name) for name in names} if names else vars(options)
     flags = []
     for name, value in chosen.items():
@@ -231,6 +231,6 @@ def _flags(options: Namespace, *names: str) -> list[str]:
 
 
 def _prefix(argv: list[str]) -> list[str]:
-    """The words before the arguments: the program, and the name of its command."""
+    """Returns the words before the arguments: the program, and the name of its command."""
     before = len(sys.argv) - len(argv)
     return sys.argv[:before] if before > 0 and sys.argv[before:] == argv else sys.argv[:1]

@@ -1,7 +1,7 @@
-"""Composition of configs by Hydra, from the shipped folder and those of a user, to plain containers.
+"""Composes configs with Hydra, from the shipped folder and the user's, to plain containers.
 
-Hydra joins the files; the values of a command line are set here, so that every fault of a config is reported at once.
-A config that was saved takes overrides in the same way.
+Hydra joins the files. The values of a command line are set here, so that every fault of a config is reported at once,
+and are applied to saved configs in the same way.
 """
 
 import json
@@ -37,10 +37,10 @@ class Check(Protocol):
 
 
 ROOT = "config"
-VERSION = "1.3"  # of Hydra's behaviour
+VERSION = "1.3"  # version_base of Hydra
 SHIPPED = Namespace(config_path=None, config_name=None, config_dir=None)
 _HYDRAS = ("hydra.", "hydra/")
-_STANDS_IN = "vlm.training.config."  # where classes are that stand for other overrides
+_STANDS_IN = "vlm.training.config."  # module prefix of placeholder classes, which stand for other overrides
 _LISTED = (ValueType.CHOICE_SWEEP, ValueType.SIMPLE_CHOICE_SWEEP, ValueType.RANGE_SWEEP)
 
 for _name, _formula in FORMULAS.items():
@@ -52,9 +52,9 @@ class Composed(NamedTuple):
 
     Args:
         tree: The config with its interpolations.
-        faults: A line for each override that cannot be applied; it is not in the tree.
+        faults: A line for each override that cannot be applied; the tree lacks these.
         overrides: The applied overrides, quoted, including those that `model=pretrained` stands for.
-        sweeper: What Hydra's sweeper is told, which chooses the values of a sweep's jobs.
+        sweeper: Settings of Hydra's sweeper, which chooses the values of a sweep's jobs.
     """
 
     tree: DictConfig
@@ -67,7 +67,7 @@ class Composed(NamedTuple):
         try:
             config = resolve(resolve_others(self.tree))
         except UserError as fault:
-            if self.faults:  # the missing key may be one that was misspelt
+            if self.faults:  # the key may be missing because an override misspelt it
                 raise UserError("\n".join(self.faults)) from fault
             if check and isinstance(fault, MissingKey):
                 check(dict(OmegaConf.to_container(self.tree, resolve=False)), resolved=False)  # type: ignore[arg-type]
@@ -94,8 +94,8 @@ def compose(overrides: list[str], check: Check | None = None, options: Namespace
 
     Args:
         overrides: KEY=VALUE, as the shell delivers them.
-        check: Raises a UserError if a composed config has a fault. A config in which a key is missing that another
-            refers to is passed with ``resolved=False``: if its options do not suit one another, that is the cause.
+        check: Raises a UserError if a composed config has a fault. A config that lacks a key which another one refers
+            to is passed with ``resolved=False``, since options that do not fit together may be the cause.
         options: Hydra's flags that name folders of configs.
     Raises:
         UserError: With a line for each fault, which names the key that was typed.
@@ -105,10 +105,10 @@ def compose(overrides: list[str], check: Check | None = None, options: Namespace
 
 
 def override(tree: dict[str, Any], overrides: list[str], check: Check | None = None) -> Config:
-    """Applies overrides to a config that was saved; ``data=OPTION`` puts a shipped option in the place of a group.
+    """Applies overrides to a saved config; ``data=OPTION`` replaces a group by a shipped option.
 
     Args:
-        tree: The config with its interpolations, which follow.
+        tree: The config with its interpolations, which follow the changed values.
         overrides: KEY=VALUE, quoted or not.
         check: As in `compose`.
     Raises:
@@ -139,7 +139,7 @@ def _is_option(override: Override) -> bool:
     """Returns True for an override that chooses an option of a group, even an unknown one.
 
     Raises:
-        UserError: It chooses one that sets keys of the whole config.
+        UserError: The option sets keys of the whole config.
     """
     group, option = override.key_or_group, None if override.is_delete() else override.value()
     if not isinstance(option, str):
@@ -159,7 +159,7 @@ def composed(options: Namespace, overrides: list[str], sweeping: bool = False) -
         overrides: KEY=VALUE, as the shell delivers them.
         sweeping: Whether overrides may have several values; the first of each is set.
     Raises:
-        UserError: An option is unknown and none is near, or a config file of others sets what only a command line may.
+        UserError: An option is unknown and none is near, or a config file sets what only a command line may.
     """
     faults: list[str] = []
     given = [override for text in overrides if (override := _readable(text, sweeping, faults))]
@@ -193,14 +193,14 @@ def composed(options: Namespace, overrides: list[str], sweeping: bool = False) -
 
 
 def _stand_in(tree: DictConfig) -> str:
-    """The class that stands for a model which is described elsewhere; "" if the config describes its model."""
+    """Returns the class that stands for a model described elsewhere; "" if the config describes its model."""
     node = tree.get("model")
     target = str(node.get("_target_")) if isinstance(node, DictConfig) else ""
     return target if target.startswith(_STANDS_IN) else ""
 
 
 def _expanded(target: str, tree: DictConfig, chosen: list[str], given: list[Override]) -> list[str]:
-    """Overrides with those of a model that is described elsewhere in the place of `model=pretrained` and its keys.
+    """Returns the overrides with `model=pretrained` and its keys replaced by the overrides that describe the model.
 
     Args:
         chosen: Overrides that choose options.
@@ -214,12 +214,12 @@ def _expanded(target: str, tree: DictConfig, chosen: list[str], given: list[Over
     values = {name: OmegaConf.select(tree.model, name) for name in kind.reads}
     values |= {override.key_or_group.removeprefix("model."): override.value() for override in replaced}
     choices, said = dict(tree.hydra.runtime.choices), []
-    if choices.get("experiment"):  # which chooses for itself, and whose values go after the folder's
+    if choices.get("experiment"):  # it makes choices of its own, and its values override the folder's
         model: Any = OmegaConf.to_container(tree.model, resolve=False)
         groups = tuple(f"{group.replace('/', '.')}." for group in choices if group.startswith("model/"))
         said = [
             f"{key}={json.dumps(value)}"
-            for key, value in walk(model, "model")  # but for those of options that are chosen beside it
+            for key, value in walk(model, "model")  # except those of options that are chosen separately
             if not (isinstance(value, dict) or key in read or key == "model._target_" or key.startswith(groups))
         ]
     else:
@@ -230,7 +230,7 @@ def _expanded(target: str, tree: DictConfig, chosen: list[str], given: list[Over
 
 
 def _readable(text: str, sweeping: bool, faults: list[str]) -> Override | None:
-    """Reads an override; None, with a line in `faults`, if it cannot be read, or has several values without a sweep."""
+    """Reads an override; adds to `faults` and returns None if it is unreadable, or has several values and no sweep."""
     override = read(text, sweeping)
     if override is None:
         faults.append(f"{text}: cannot be read as KEY=VALUE; put quotes around the value where it holds , = ( [ or {{")
@@ -249,10 +249,11 @@ def _singles(override: Override) -> list[Override]:
 
 
 def _choice(override: Override, options_of: Callable[[str], list[str]], faults: list[str]) -> str | None:
-    """The override that makes Hydra choose an option, the nearest one if it is unknown.
+    """Returns the override that makes Hydra choose an option, or the nearest one if it is unknown.
 
     Args:
-        options_of: Looks a group up, which takes Hydra a while; a number at a dotted key chooses no option.
+        options_of: Returns the options of a group, which is slow in Hydra; not called for a dotted key with a number,
+            which chooses none.
     Returns:
         None if an override chooses no option, and "" if none is near.
     """
@@ -291,7 +292,7 @@ def _search(options: Namespace) -> list[str]:
 
 
 def _check_strangers(tree: DictConfig) -> None:
-    """Checks that no config file of others trusts a package or changes how Hydra runs; only the command line may."""
+    """Checks that no config file of a user trusts a package or changes how Hydra runs; only the command line may."""
     if tree.get("trust"):
         raise UserError("trust: no config file may set it; give it on the command line")
     GlobalHydra.instance().clear()
@@ -308,7 +309,7 @@ def explained(options: Namespace) -> Iterator[None]:
         raise
     except UnicodeDecodeError as error:
         raise UserError(f"{_not_utf8(options)}: is not UTF-8; save it as UTF-8") from error
-    except Exception as error:  # Hydra, OmegaConf and the YAML reader have many
+    except Exception as error:  # Hydra, OmegaConf and the YAML reader raise many types
         if is_interrupt(error):
             raise KeyboardInterrupt from error
         raise UserError(_describe(error)) from error

@@ -1,4 +1,4 @@
-"""Settings of an experiment for an option of a group, where the command line chooses another option."""
+"""Removes an experiment's settings of a group's option if the command line chooses another option."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,15 +12,14 @@ WHOLE = ("experiment", "task", "debug", "hydra")  # groups whose options set key
 
 
 def drop_leftovers(tree: DictConfig, name: str, chosen: Sequence[str], search: Sequence[str]) -> None:
-    """Drops the keys that a chosen option does not know, so that an experiment can be tried with another encoder.
-
-    Keys that both options know stay. It is called where Hydra is initialised.
+    """Drops the keys that a chosen option does not know, so that an experiment can be tried with another encoder. Keys
+that both options know stay. Hydra must be initialised.
 
     Args:
         tree: The config with an entry `hydra`.
-        name: Name of the file that it is composed of.
+        name: Name of the file that the config is composed from.
         chosen: The overrides that choose options.
-        search: Those that name folders of configs.
+        search: Overrides that name folders of configs.
     """
     choices = dict(tree.hydra.runtime.choices)
     if not choices.pop("experiment", None):
@@ -37,7 +36,7 @@ def drop_leftovers(tree: DictConfig, name: str, chosen: Sequence[str], search: S
 
 
 def _drop(node: DictConfig, own: Any) -> None:
-    """Drops keys that neither the config without an experiment nor the node's class knows, and parts of no class."""
+    """Drops keys unknown to both the config without an experiment and the node's class, and groups without a class."""
     known = arguments_of(OmegaConf.to_container(node, resolve=False))
     with open_dict(node):
         for name in [name for name in node if name not in own]:

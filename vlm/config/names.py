@@ -1,7 +1,7 @@
-"""Short names of classes in checkpoints, which moving a module does not change.
+"""Short names of classes in checkpoints; they stay valid if a module is moved.
 
-A class of ours stands in a file by its own name, such as ``ViT``; its module is looked up in the sources, so that no
-list is kept. Classes of other packages keep their dotted name.
+Checkpoints store classes of vlm by name only, such as ``ViT``. The module is found by searching the sources, so that no
+list must be maintained. Classes of other packages keep their dotted name.
 """
 
 import re
@@ -11,10 +11,10 @@ from pathlib import Path
 from vlm.errors import UserError
 
 FORMAT = 2
-# The packages whose classes a file may name, and those among them whose classes are built as models.
+# Packages whose classes a file may name (PACKAGES), and those whose classes may be built as models (MODELS).
 PACKAGES = ("models", "nn", "data", "checkpoint", "tasks", "training")
 MODELS = ("models", "nn")
-_PRIVATE = ("data.store",)  # places where bytes lie, which only sources build
+_PRIVATE = ("data.store",)  # storage classes, which only sources build
 _CLASS = re.compile(r"^class ([A-Z]\w*)(?:\[[^]]*\])?(?:\(([^)]*)\))?:", re.MULTILINE)
 
 
@@ -34,10 +34,10 @@ def modules() -> dict[str, list[str]]:
 
 
 def short(target: str) -> str:
-    """The name of a target in a checkpoint: the class name if it is ours, else the dotted name.
+    """Returns the name of a target in a checkpoint: the class name for classes of vlm, else the dotted name.
 
     Raises:
-        UserError: It is ours, and no class that a file may name.
+        UserError: It is in vlm, but not a class that a file may name.
     """
     if not target.startswith("vlm."):
         return target
@@ -48,10 +48,10 @@ def short(target: str) -> str:
 
 
 def full(name: str) -> str:
-    """The dotted name for a name in a checkpoint.
+    """Returns the dotted name for a name in a checkpoint.
 
     Raises:
-        UserError: There is no class of this name, or it is a dotted one of ours.
+        UserError: There is no class of this name, or it is a dotted name in vlm.
     """
     candidates = modules().get(str(name), [])
     if len(candidates) == 1:

@@ -20,30 +20,30 @@ from vlm.config.target import arguments_of, injects
 from vlm.config.tree import MissingKey, escape, is_plain, origin, reach, walk
 from vlm.errors import UserError, did_you_mean, nearest
 
-_PATH_KEYS = ("root", "path")  # by convention a folder and a file
+_PATH_KEYS = ("root", "path")  # by convention paths: of a folder and of a file
 _ACTIVE = re.compile(r"(?<!\\)(?:\\\\)*\$\{")  # an interpolation that no backslash makes literal
 _FUNCTION = re.compile(r"\w+\(.*\)", re.DOTALL)
 
 
 def parse(override: str) -> Override | None:
-    """Reads an override by Hydra's grammar; None if it does not follow it."""
+    """Parses an override by Hydra's grammar; returns None if it does not follow it."""
     try:
         return OverridesParser.create().parse_override(override)
-    except Exception:  # the grammar's functions raise whatever their Python does
+    except Exception:  # functions of the grammar may raise anything
         return None
 
 
 def read(override: str, sweeping: bool = False) -> Override | None:
-    """Reads an override as the shell delivers it; None if it does not follow Hydra's grammar."""
+    """Parses an override as the shell delivers it; returns None if it does not follow Hydra's grammar."""
     return parse(quote(override, sweeping))
 
 
 def quote(override: str, sweeping: bool = False) -> str:
-    """Quotes the value of an override if Hydra's grammar would reject it, or would not read a path as one.
+    """Quotes the value of an override if Hydra's grammar would reject it or misread a path.
 
     Args:
         override: As the shell delivers it.
-        sweeping: Whether commas may stand between the values of a sweep.
+        sweeping: Whether commas may separate the values of a sweep.
     """
     key, _, value = override.partition("=")
     if not value or _is_plain(key, value, parse(override), sweeping):
@@ -56,7 +56,7 @@ def update(tree: DictConfig, overrides: Sequence[Override], groups: Collection[s
     """Applies overrides to a config in place.
 
     Args:
-        groups: Names of config groups, which may stand at the left of ``=`` too.
+        groups: Names of config groups, which may also stand to the left of ``=``.
     Returns:
         A line for each override that cannot be applied.
     """
@@ -69,7 +69,7 @@ def update(tree: DictConfig, overrides: Sequence[Override], groups: Collection[s
             continue
         parent = OmegaConf.select(tree, key.rpartition(".")[0]) if "." in key else tree
         try:
-            if parent is not None and not OmegaConf.is_config(parent):  # OmegaConf would put a dict in its place
+            if parent is not None and not OmegaConf.is_config(parent):  # OmegaConf would replace it by a dict
                 raise TypeError
             if override.is_delete():
                 with open_dict(tree):
@@ -86,7 +86,7 @@ def update(tree: DictConfig, overrides: Sequence[Override], groups: Collection[s
 
 
 def _interpolated(config: Any, key: str) -> str | None:
-    """The key where a value of an interpolated group is set."""
+    """Returns the key where a value of an interpolated group is set; None if the group is not interpolated."""
     try:
         return origin(config, key) if reach(config, key)[1] else None
     except KeyError:
@@ -100,10 +100,11 @@ def _is_one_value(node: Any, argument: str) -> bool:
 
 
 def resolve_others(tree: DictConfig) -> dict[str, Any]:
-    """A config as plain containers; only interpolations of keys and of our formulas are left unresolved.
+    """Returns a config as plain containers; interpolations of keys and of FORMULAS are left unresolved, all others
+    resolved.
 
     Raises:
-        UserError: One of them leads nowhere.
+        UserError: An interpolation leads nowhere.
     """
     raw = OmegaConf.to_container(tree, resolve=False)
     assert isinstance(raw, dict)
@@ -129,7 +130,7 @@ def _resolve_value(raw: Any, holder: Any, key: Any) -> Any:
 
 
 def unknown_key(key: str, config: Any, groups: Collection[str] = ()) -> str:
-    """The message for an unknown key, with the most similar one."""
+    """Returns the message for an unknown key, with the most similar one."""
     node, parts = config, key.split(".")
     for depth, part in enumerate(parts):
         if not isinstance(node, dict):
@@ -164,7 +165,7 @@ def _is_plain(key: str, value: str, parsed: Override | None, sweeping: bool) -> 
     if meant is None or isinstance(meant, list | dict) or value[0] in "'\"" or _FUNCTION.fullmatch(value):
         return not exists
     if isinstance(meant, str):
-        # Hydra writes values out again for the jobs of a sweep: what it would escape there is quoted here.
+        # Hydra writes values out again for the jobs of a sweep; a value that it would escape there must be quoted.
         return not like_path or meant == parsed.get_value_element_as_str() == value
     return not names_path
 

@@ -1,4 +1,4 @@
-"""The class that a ``_target_`` names. Only what is on the allow-list is imported."""
+"""Finds the class that a ``_target_`` names. Only names on the allow-list are imported."""
 
 import inspect
 import pkgutil
@@ -14,8 +14,8 @@ from vlm.errors import INJECTED, UserError, did_you_mean, nearest
 
 _allowed = ["vlm", "lightning", "torch.optim"]
 _OURS = len(_allowed)
-_CLASSES_ONLY = ("vlm", "lightning", "torch")  # their functions do things to files and processes
-# Where the parts of a run are.
+_CLASSES_ONLY = ("vlm", "lightning", "torch")  # their functions may act on files and processes
+# Modules with the parts of a run.
 _ROOMS = ("vlm.training", "vlm.data", "vlm.models", "vlm.nn", "vlm.tasks", "vlm.checkpoint.pretrained_tokenizer")
 
 _limits: dict[str, Mapping[str, Any]] = {}
@@ -25,7 +25,7 @@ def limit(limits: Mapping[str, Mapping[str, Any]]) -> None:
     """Sets annotations of other packages' arguments.
 
     Args:
-        limits: Beginning of a class's dotted name -> annotations by argument.
+        limits: Annotations by argument, by the beginning of a class's dotted name.
     """
     _limits.update(limits)
 
@@ -36,7 +36,7 @@ def trust(*packages: str) -> None:
 
 
 def check_package(package: str) -> None:
-    """Checks that a package that the user trusts is there.
+    """Checks that a package that the user trusts is installed.
 
     Raises:
         UserError: It is not.
@@ -47,7 +47,7 @@ def check_package(package: str) -> None:
 
 
 def trusted() -> tuple[str, ...]:
-    """The packages of the user's own that are trusted."""
+    """Returns the packages that the user trusts."""
     return tuple(_allowed[_OURS:])
 
 
@@ -55,8 +55,7 @@ def find(name: Any) -> Callable[..., Any]:
     """Imports a target: a class, or a factory function of a user's own package.
 
     Raises:
-        UserError: The name is not allowed, there is no such thing, or what it needs cannot be imported; the message
-            has no path in front.
+        UserError: The name is not allowed or does not exist, or an import fails; the message does not begin with a key.
     """
     if not isinstance(name, str) or not _inside(name, _allowed):
         raise UserError(f"{name} may not be built; only {_listed()} may")
@@ -65,7 +64,7 @@ def find(name: Any) -> Callable[..., Any]:
     if not _buildable(name):
         raise UserError(f"{name} may not be built; a target is a class of {_listed()}")
     target = _import(name)
-    # A name may pass through a module's own imports (vlm.x.os.system): what counts is where the thing was defined.
+    # A name may pass through a module's imports (vlm.x.os.system), so the module that defines the target is checked.
     home = f"{getattr(target, '__module__', '')}."
     callable_kind = inspect.isclass(target) or (inspect.isroutine(target) and not _inside(name, _CLASSES_ONLY))
     if not callable_kind or not _inside(home, _allowed) or not _buildable(home):
@@ -75,7 +74,7 @@ def find(name: Any) -> Callable[..., Any]:
 
 @cache
 def parameters(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    """The parameters of a target with evaluated annotations; ``**options: Unpack[...]`` is expanded."""
+    """Returns the parameters of a target with evaluated annotations; ``**options: Unpack[...]`` is expanded."""
     annotations = hints(target)
     home = f"{target.__module__}.{target.__qualname__}"
     annotations |= next((limits for package, limits in _limits.items() if home.startswith(package)), {})
@@ -90,11 +89,11 @@ def parameters(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
 
 
 def _options(options: Any) -> dict[str, inspect.Parameter]:
-    """The keys of a TypedDict as parameters; optional ones have some default."""
+    """Returns the keys of a TypedDict as parameters; optional ones have a default of ``...``."""
     listed = {}
     for name, hint in get_type_hints(options, include_extras=True).items():
         stated = get_origin(hint) if get_origin(hint) in (NotRequired, Required) else None
-        # As text, an annotation does not tell the TypedDict that it is Required.
+        # A TypedDict does not see Required in an annotation that is a string.
         needed = stated is Required or (name in options.__required_keys__ and stated is None)
         listed[name] = inspect.Parameter(
             name,
@@ -152,13 +151,13 @@ def _import(name: str) -> Any:
             alike = nearest(part, _public(value))
             near = did_you_mean(alike and ".".join([*parts[:index], alike, *parts[index + 1 :]]))
             raise UserError(f"there is no {name}{near}") from error
-        except Exception as error:  # a module may raise whatever its author's slip does
+        except Exception as error:  # a module with a bug may raise anything
             raise UserError(f"{name} cannot be imported: {type(error).__name__}: {error}") from error
     return value
 
 
 def _public(module: Any) -> set[str]:
-    """The names in a module, and those of a package's modules."""
+    """Returns the public names in a module, and those of a package's modules."""
     inside = {info.name for info in pkgutil.iter_modules(getattr(module, "__path__", []))}
     return {name for name in inside | set(dir(module)) if not name.startswith("_")}
 

@@ -1,8 +1,7 @@
 """A config as a tree of plain containers: its keys, its interpolations, and what these resolve to.
 
-A config keeps its interpolations wherever it is stored, so that an override of a key reaches all that refer to it. What
-is stored interpolates keys of the config and two formulas, nothing else: not the environment, nor any other resolver.
-The grammar is OmegaConf's.
+A stored config keeps its interpolations, so that an override of a key reaches all that refer to it. It may interpolate
+only keys of the config and two formulas, no environment variables and no other resolvers. The grammar is OmegaConf's.
 """
 
 import re
@@ -11,18 +10,18 @@ from typing import Any
 
 from vlm.errors import UserError
 
-# Sizes are said once; what follows from them is computed: ${sum:${data.max_len},-2}.
+# Sizes are set once; values that depend on them are computed: ${sum:${data.max_len},-2}.
 FORMULAS: dict[str, Callable[..., Any]] = {
     "sum": lambda *terms: sum(terms),
     "div": lambda whole, part: whole // part if part else whole,
 }
 MISSING = "???"
-MAX_VALUES = 100_000  # of a resolved config, the characters of strings put together among them
-MAX_DEPTH = 50  # interpolations of interpolations
+MAX_VALUES = 100_000  # of a resolved config, including the characters of joined strings
+MAX_DEPTH = 50  # of nested interpolations
 
 _KEY = r"[A-Za-z_]\w*(?:\.\w+)*"
 _TERM = rf"(?:\$\{{{_KEY}\}}|-?\d+)"
-# An even number of backslashes before "${" stands for half as many; one more makes "${" literal.
+# An even number of backslashes before "${" means half as many; an odd one makes "${" literal.
 _PART = re.compile(
     rf"(?<!\\)(?P<pairs>(?:\\\\)*)(?:(?P<literal>\\\$\{{)|\$\{{(?P<key>{_KEY})\}}"
     rf"|\$\{{(?P<formula>{'|'.join(FORMULAS)}):(?P<terms>{_TERM}(?:,{_TERM})*)\}})"
@@ -34,7 +33,7 @@ class Config(dict[str, Any]):
 
     Attributes:
         tree: The config with its interpolations.
-        typed: The arguments of the command line that asked for it.
+        typed: The command-line arguments that it was composed from.
     """
 
     tree: dict[str, Any]
@@ -49,8 +48,8 @@ def resolve(tree: dict[str, Any]) -> Config:
     """Resolves the interpolations of a tree.
 
     Raises:
-        UserError: A value is missing (``???``), or an interpolation leads nowhere, is circular, is neither of a key
-            nor of our formulas, or expands to too many values.
+        UserError: A value is missing (``???``), or an interpolation leads nowhere, is circular, is neither a key nor
+            one of FORMULAS, or expands to too many values.
     """
     resolution = _Resolution(tree)
     try:
@@ -64,7 +63,7 @@ def resolve(tree: dict[str, Any]) -> Config:
 
 
 def is_plain(text: str) -> bool:
-    """Returns True for a string without interpolations other than of keys and our formulas."""
+    """Returns True for a string whose only interpolations are of keys and FORMULAS."""
     return "${" not in _PART.sub(lambda part: " " if part["literal"] else "", text)
 
 
@@ -80,7 +79,7 @@ def escape(value: Any) -> Any:
 class _Resolution:
     def __init__(self, tree: dict[str, Any]) -> None:
         self.tree, self.left = tree, MAX_VALUES
-        self.open: list[str] = []  # keys that are being interpolated, each by the one before
+        self.open: list[str] = []  # keys being interpolated, outermost first
         self.missing: set[str] = set()
 
     def value(self, value: Any, key: str) -> Any:
@@ -146,7 +145,7 @@ def _joined(text: str, rest: list[str], source: str, key: str) -> str:
 
 
 def _whole(text: Any) -> re.Match[str] | None:
-    """The match if a string is one interpolation and nothing else."""
+    """Returns the match if a string is a single interpolation and nothing else."""
     match = _PART.fullmatch(text) if isinstance(text, str) else None
     return match if match and not match["pairs"] and not match["literal"] else None
 
@@ -171,7 +170,7 @@ def reach(tree: Any, key: str) -> tuple[Any, list[str]]:
 
 
 def sources(tree: dict[str, Any], key: str) -> Iterator[str]:
-    """Yields the keys that determine a value: its own, and all that it interpolates, directly or not."""
+    """Yields the keys that determine a value: its own, and all that it interpolates directly or indirectly."""
     waiting, seen = [key], set()
     while waiting:
         key = waiting.pop(0)
@@ -187,7 +186,7 @@ def sources(tree: dict[str, Any], key: str) -> Iterator[str]:
 
 
 def _names(value: Any) -> list[str]:
-    """The keys that a string, or the strings of a list, interpolate."""
+    """Returns the keys that a string, or the strings of a list, interpolate."""
     if isinstance(value, list):
         return [name for item in value for name in _names(list(item.values()) if isinstance(item, dict) else item)]
     found = _PART.finditer(value) if isinstance(value, str) else ()
@@ -195,7 +194,7 @@ def _names(value: Any) -> list[str]:
 
 
 def origin(tree: dict[str, Any], key: str) -> str:
-    """The key where a value is set: its own, or the last of the keys that it is interpolated from."""
+    """Returns the key where a value is set: its own, or the end of the chain that it is interpolated from."""
     for _ in range(MAX_DEPTH):
         try:
             text, rest = reach(tree, key)
@@ -210,7 +209,7 @@ def origin(tree: dict[str, Any], key: str) -> str:
 def origins(tree: dict[str, Any], faults: list[str]) -> list[str]:
     """Renames faults of interpolated values to the keys where these are set, one line per key.
 
-    The fault of a value that is computed of a key at fault itself is left out.
+    Faults of values computed from a key that is at fault itself are left out.
 
     Args:
         faults: Lines of the form "key: fault".
@@ -222,7 +221,7 @@ def origins(tree: dict[str, Any], faults: list[str]) -> list[str]:
         if not wrong.intersection(list(sources(tree, place))[1:]):
             text = f"{place}: {rest}" if rest else key
             named.setdefault(place if key != place else text, []).append(text)
-    # Of the types that the places of a value ask for, the narrowest; a fault of the key itself has its own line.
+    # Where a value is used at several places, the narrowest expected type; a fault of the key itself has its own line.
     chosen = {place: max(texts, key=lambda text: ("None" not in text, text)) for place, texts in named.items()}
     own = {text.partition(": ")[0] for text in chosen if text not in wrong}
     return [text for place, text in chosen.items() if place not in own]

@@ -1,4 +1,4 @@
-"""Plain values of a config against annotations: whether one fits, what it becomes, and the words where it does not."""
+"""Compares plain values of a config with annotations, converts them, and describes mismatches."""
 
 import inspect
 import math
@@ -32,7 +32,7 @@ class Product:
 def hints(target: Callable[..., Any]) -> dict[str, Any]:
     """The annotations of a class's constructor or of a function, resolved one by one.
 
-    An annotation that cannot be resolved (a name imported for type checkers alone) becomes Any, and only that one.
+    Only an annotation that cannot be resolved, such as a name imported for type checkers, becomes Any.
     """
     function = inspect.unwrap(target.__init__ if inspect.isclass(target) else target)
     scope = getattr(function, "__globals__", {})
@@ -41,7 +41,7 @@ def hints(target: Callable[..., Any]) -> dict[str, Any]:
         try:
             holder = types.SimpleNamespace(__annotations__={name: hint})
             resolved[name] = typing.get_type_hints(holder, globalns=scope, include_extras=True)[name]
-        except Exception:  # whatever evaluating a stranger's annotation may raise
+        except Exception:  # evaluating an arbitrary annotation may raise anything
             resolved[name] = Any
     return resolved
 
@@ -65,7 +65,7 @@ def fits(value: Any, hint: Any, bounded: bool = True) -> bool:
     ============================  =======================================================================
 
     Args:
-        bounded: False asks for the type alone, within the limit or not.
+        bounded: Whether limits count; False compares only the type.
     """
     kind, args, limits = _apart(hint)
     inner = partial(fits, bounded=bounded)
@@ -179,12 +179,12 @@ def _is_instance(value: Any, kind: Any) -> bool:
         return isinstance(value, str | os.PathLike)
     try:
         return isinstance(value, kind)
-    except TypeError:  # a Protocol that cannot be asked
+    except TypeError:  # a Protocol without isinstance checks
         return True
 
 
 def _choices(hint: Any) -> list[Any]:
-    """The values of an annotation that is a closed list of literals (and perhaps None)."""
+    """Returns the values of an annotation of literals only (None allowed); empty for other annotations."""
     kind, args, _ = _apart(hint)
     if kind is Literal:
         return list(args)

@@ -1,7 +1,7 @@
-"""Limits of config files, since they are passed on: they change nothing of how Hydra runs, and read no environment.
+"""Limits of config files, which people share: they may not change how Hydra runs, nor read the environment.
 
-Hydra builds what its own part of a config names, whatever it is, before a line of ours runs. On a command line all of
-this stays possible, for that is typed by whoever bears the consequences.
+Hydra builds whatever its own part of a config names before any code of vlm runs. The command line is not limited,
+because the user types it.
 """
 
 import re
@@ -14,7 +14,7 @@ from omegaconf.resolvers import oc
 
 from vlm.errors import UserError
 
-# Differ from one composition to the next, or are harmless: what a sweep goes through.
+# Keys that may differ: they change with every composition, or are harmless, such as a sweep's values.
 _FREE = ("hydra.runtime", "hydra.overrides", "hydra.job", "hydra.searchpath", "hydra.mode", "hydra.sweeper.params")
 _FIXED = ("hydra.job.env_set", "hydra.job.env_copy", "hydra.job.chdir")
 
@@ -22,10 +22,10 @@ _readable: set[str] = set()
 
 
 def check_hydra(own: Any, shipped: Any) -> None:
-    """Compares Hydra's own part of a composed config with the one of the shipped config alone.
+    """Compares Hydra's part of a composed config with that of the shipped config.
 
     Raises:
-        UserError: A config file sets what decides how Hydra runs.
+        UserError: A config file changes how Hydra runs.
     """
     ours, theirs = (OmegaConf.to_container(node, resolve=False) for node in (shipped, own))
     if differing := list(_differences(theirs, ours, "hydra")):

@@ -31,7 +31,7 @@ class Arguments(ABC):
 
     @classmethod
     def of(cls, words: Sequence[str]) -> Self:
-        """The arguments that `vlm predict WORDS` stands for."""
+        """Returns the arguments for `vlm predict WORDS`."""
         return cls(**{cls.words: list(words)})
 
     @abstractmethod
@@ -43,7 +43,7 @@ class Arguments(ABC):
         """
 
     def paths(self, inputs: Sequence[Any]) -> list[str]:
-        """The files that are read for inputs that `read` returned; none of them may be written to."""
+        """Returns the files that are read for the inputs from `read`; outputs may not replace them."""
         return []
 
     @classmethod
@@ -51,7 +51,7 @@ class Arguments(ABC):
         """Converts a value in Python to inputs; also returns whether it was a single input.
 
         Raises:
-            UserError: It is no input.
+            UserError: It is not an input.
         """
         alone = isinstance(value, str | os.PathLike) or not isinstance(value, Iterable)
         inputs = [value] if alone else list(value)
@@ -143,10 +143,10 @@ class LineArguments(Arguments):
 
 
 def read_texts(files: Sequence[str], texts: Sequence[str], *, named: str = "--text TEXT, a file") -> list[str]:
-    """Texts and lines of files, or of stdin if there are neither; only a line feed ends a line.
+    """Returns texts and the lines of files, or of stdin if there are neither; only a line feed ends a line.
 
     Args:
-        named: What the command line would have, for a message.
+        named: The arguments to suggest in an error message.
     Raises:
         UserError: There is no text, a file cannot be read, or a text is not UTF-8.
     """

@@ -7,10 +7,10 @@ from vlm.nn.precision import has_bfloat16, why_int8
 
 
 def choose_device(name: str) -> str:
-    """The device of --device.
+    """Returns the device for --device.
 
     Raises:
-        UserError: It is unknown, or this machine has none.
+        UserError: It is unknown, or this machine does not have it.
     """
     here = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     if name == "auto":
@@ -23,10 +23,10 @@ def choose_device(name: str) -> str:
 
 
 def choose_precision(name: str, device: str) -> torch.dtype:
-    """The dtype of states for --precision; auto chooses bfloat16 if that is faster on the device.
+    """Returns the dtype of states for --precision; auto chooses bfloat16 if that is faster on the device.
 
     Raises:
-        UserError: It is unknown, or int8 where the device has no fast products of 8 bits.
+        UserError: It is unknown, or int8 on a device without fast 8-bit products.
     """
     if name not in ("auto", "fp32", "bf16", "int8"):
         raise UserError(f"--precision: {name!r} is unknown; choose auto, fp32, bf16 or int8")

@@ -16,7 +16,7 @@ from vlm.inference.predictor import Predictor
 
 
 class ImagePredictor(Predictor):
-    """A predictor that prepares images as its model was trained on them; arguments as in Predictor."""
+    """A predictor that preprocesses images as in training; arguments as in Predictor."""
 
     options: ClassVar[Any] = ImageOptions
     arguments: ClassVar[type[Arguments]] = ImageArguments
@@ -34,10 +34,10 @@ class ImagePredictor(Predictor):
         return self.pixels(open_image(source))
 
     def pixels(self, image: Image.Image | Tensor) -> Tensor:
-        """An image as the model reads it, uint8 (3, H, W); a tensor is one already."""
+        """Returns an image as the model reads it, uint8 (3, H, W); tensors are returned unchanged."""
         return image if isinstance(image, Tensor) else self.preprocess(image)
 
 
 def image_keys(pixels: Sequence[Tensor]) -> list[str]:
-    """Keys of images by their pixels, wherever they are stored."""
+    """Returns keys of images that depend only on their pixels."""
     return [blake2b(image.cpu().numpy().tobytes(), digest_size=16).hexdigest() for image in pixels]

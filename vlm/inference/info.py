@@ -13,7 +13,7 @@ from vlm.inference.tasks import TASKS, resolve, task_name
 
 
 def describe(path: str) -> str:
-    """A few lines about a checkpoint: task, model, tokenizer, classes, data, step, scores.
+    """Returns a few lines about a checkpoint: task, model, tokenizer, classes, data, step, scores.
 
     Raises:
         UserError: There is no such checkpoint, or it cannot be read.
@@ -52,7 +52,7 @@ def _trained(loaded: dict[str, Any]) -> list[str]:
 
 
 def _adapters(entry: Mapping[str, Any] | None) -> list[str]:
-    """Of a checkpoint of adapters alone: their layers, and the places of the weights that they change."""
+    """Returns a line on adapters, if there are any: their number of layers and the paths of their bases."""
     if entry is None:
         return []
     bases = (f"{base['place']} ({base['hash'][:12]})" for base in entry["base"].values())

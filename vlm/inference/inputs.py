@@ -18,21 +18,21 @@ from vlm.errors import UserError
 from vlm.io.files import listed
 from vlm.machine import cores
 
-CHUNK = 8  # images that a worker reads at once: handing them over one by one costs as much as reading a small one
+CHUNK = 8  # images that a worker reads at once; handing over each alone costs as much as reading a small one
 
 
 def default_workers() -> int:
-    """The number of CPUs of this process, at most 8."""
+    """Returns the number of CPUs of this process, at most 8."""
     return min(8, cores())
 
 
 def find_images(inputs: Sequence[str], *, repeated: bool = False) -> list[str]:
-    """The image files that the arguments name: files as they are, folders searched through, patterns expanded.
+    """Returns the image files that arguments name: files, the images in folders, and matches of patterns.
 
-    "-" stands for the files, folders and patterns that stdin names, one a line.
+    "-" reads names of files, folders and patterns from stdin, one per line.
 
     Args:
-        repeated: Whether a file that is named again comes again.
+        repeated: Whether a file that is named several times is returned as often.
     Raises:
         UserError: A folder or pattern holds no image.
     """
@@ -53,10 +53,11 @@ def find_images(inputs: Sequence[str], *, repeated: bool = False) -> list[str]:
 
 
 def several_images(inputs: Any) -> tuple[list[Any], bool]:
-    """Images in Python: paths, folders and patterns as on the command line, images of Pillow, arrays; one or many.
+    """Converts a value in Python to sources of images: paths, folders, patterns, images of Pillow or arrays; one or
+    many.
 
     Returns:
-        Sources as `open_image` takes them, and whether it is one image alone.
+        Sources for `open_image`, and whether the value was a single image.
     Raises:
         UserError: A folder or pattern holds no image.
     """
@@ -71,13 +72,13 @@ def several_images(inputs: Any) -> tuple[list[Any], bool]:
 
 
 def open_image(source: Any) -> Any:
-    """The image of a path, of Pillow, of a function that opens it, or of an array.
+    """Opens an image: a path, an image of Pillow, a function that opens it, or an array.
 
-    An array is of uint8 or of floats from 0 to 1, (H, W) or (H, W, 3 or 4). A tensor is taken as what the model reads.
+    An array is of uint8 or of floats from 0 to 1, (H, W) or (H, W, 3 or 4). A tensor is returned as it is.
 
     Raises:
         ImageError: The file cannot be read.
-        UserError: It is none of these.
+        UserError: It is of another type.
     """
     if isinstance(source, str | os.PathLike):
         return load_image(source)
@@ -107,14 +108,14 @@ def _no_image(value: Any) -> UserError:
 def read_ahead(
     sources: Sequence[Any], prepare: Callable[[Any], Any], workers: int, *, ahead: int
 ) -> Generator[Any, None, None]:
-    """Yields each source prepared, in order, or the `UserError` that `prepare` raised.
+    """Yields each source after `prepare`, in order, or the `UserError` that it raised.
 
     Order, values and faults do not depend on the number of workers.
 
     Args:
         prepare: Called from several threads.
         workers: Threads that read ahead; 0 prepares each source when it is asked for.
-        ahead: Sources that are read ahead, at most.
+        ahead: Most sources that are read ahead.
     """
     return _read_ahead(sources, prepare, workers, ahead=ahead) if workers else _read(sources, prepare)
 
@@ -135,8 +136,8 @@ def _read(
 def _read_ahead(
     sources: Sequence[Any], prepare: Callable[[Any], Any], workers: int, *, ahead: int
 ) -> Generator[Any, None, None]:
-    # Decoding and resizing release the GIL. Processes were measured too: no faster on small images, slower on large
-    # ones, which must come through a pipe.
+    # Threads, because decoding and resizing release the GIL. Measured processes were no faster on small images and
+    # slower on large ones, which must pass through a pipe.
     chunk = max(1, min(CHUNK, len(sources) // (4 * workers)))
     stopped, waiting = Event(), deque[Future[list[Any]]]()
     pool = ThreadPoolExecutor(workers, thread_name_prefix="read images")
@@ -148,6 +149,6 @@ def _read_ahead(
                 yield from waiting.popleft().result()
         while waiting:
             yield from waiting.popleft().result()
-    finally:  # at Ctrl-C, too: whoever is still reading ends with the image in hand
+    finally:  # also at Ctrl-C: each worker stops after its current image
         stopped.set()
         pool.shutdown(wait=False, cancel_futures=True)

@@ -21,18 +21,18 @@ Kind = Literal["text", "image"]
 
 @dataclass(frozen=True)
 class Option:
-    """An option, apart from its type and default: it stands in the annotation of a dataclass's field.
+    """An option in the annotation of a dataclass's field, which adds its type and default.
 
     Args:
         help: Its line in --help.
         flags: Its names, such as "-c"; by default the field's.
         least, most: Its range.
         metavar: The name of its value in --help.
-        positional: Whether the command line has it as an argument without a name.
-        typed: Its type on the command line, where that differs from the annotation.
-        beside: What it is, where it is a part of the input (a question, a second text, a photo) and not a setting.
-        scope: Who may set it: anyone; "machine", whoever runs the model, from a command or Python, and no client of a
-            service; "command", the command line alone.
+        positional: Whether it is an argument without a name on the command line.
+        typed: Its type on the command line, if that differs from the annotation.
+        beside: Its kind, if it is a part of the input (a question, a second text, a photo) and not a setting.
+        scope: Who may set it: "anyone"; "machine": a command or Python, but no client of a service; "command": only the
+            command line.
     """
 
     help: str
@@ -46,8 +46,8 @@ class Option:
     scope: Literal["anyone", "machine", "command"] = "anyone"
 
 
-MOST_TEXTS = 1024  # of an input that are decoded side by side: memory and time of a step grow with them
-MANY_TEXTS = 128  # of which the user is warned
+MOST_TEXTS = 1024  # texts of an input decoded in parallel; memory and time of a step grow with them
+MANY_TEXTS = 128  # from this number on, the user is warned
 MOST_TOKENS = 2**20
 
 Checkpoint = Annotated[
@@ -104,10 +104,10 @@ class ModelOptions:
     trust: Trust = None
 
     def __post_init__(self) -> None:
-        self.checkpoint = os.fspath(in_run(self.checkpoint))  # the file, which no output may replace
+        self.checkpoint = os.fspath(in_run(self.checkpoint))  # resolved to the file, which no output may replace
 
     def load(self, kind: Callable[..., Loaded], **options: Any) -> Loaded:
-        """The predictor of the checkpoint, on the device and in the precision of the options."""
+        """Loads the predictor of the checkpoint on the device and in the precision of the options."""
         from vlm.inference.device import choose_device, choose_precision
 
         device = choose_device(self.device)
@@ -131,7 +131,7 @@ class Options:
     batch_size: BatchSize = 32
 
     def files(self) -> list[str]:
-        """The files that the options name and that are read; none of them may be written to."""
+        """Returns the files that are read for the options; outputs may not replace them."""
         return []
 
 
@@ -155,7 +155,7 @@ PLAIN: dict[str, Any] = {
     "temperature": 1.0,
 }
 OF_DRAWS = ("temperature", "top_k", "top_p", "min_p")
-OF_SEARCH = ("early_stopping", "end_counts", "forced_end")  # what a checkpoint may say beside options
+OF_SEARCH = ("early_stopping", "end_counts", "forced_end")  # what a checkpoint may state in addition to options
 
 
 @dataclass(kw_only=True)
@@ -174,13 +174,13 @@ class SamplingOptions:
     seed: Annotated[int, Option("Random seed; the same seed gives the same text.")] = 0
 
     def sampling(self) -> "Sampling":
-        """The tokens among which draws are made."""
+        """Returns the settings of sampling."""
         from vlm.decoding.sampling import Sampling
 
         return Sampling(**self._shared(Sampling))
 
     def _shared(self, kind: type) -> dict[str, Any]:
-        """The options that a dataclass has under the same names."""
+        """Returns the options that a dataclass has under the same names."""
         names = {field.name for field in fields(kind)}
         return {name: value for name, value in vars(self).items() if name in names}
 
@@ -208,18 +208,18 @@ class DecodingOptions(SamplingOptions):
     require: Annotated[list[str] | None, Option("A word that must occur; may be repeated.", metavar="WORD")] = None
 
     def resolve(self, stored: Mapping[str, Any], *, draws: bool = False) -> Self:
-        """A copy with unset options filled in, from the checkpoint's defaults or ours.
+        """Returns a copy in which unset options are filled in from the checkpoint's defaults, else from PLAIN.
 
         Args:
-            stored: Values by the names of the options, which a folder of Hugging Face comes with.
-            draws: Whether tokens are drawn where neither says so.
+            stored: The checkpoint's values by option name, such as those of a Hugging Face folder.
+            draws: Whether tokens are drawn if neither the user nor the checkpoint decides.
         Raises:
-            UserError: The user sets an option that has no part in this way of writing.
+            UserError: The user sets an option that this way of decoding does not use.
         """
         drawing = [name for name in OF_DRAWS if getattr(self, name) is not None]
         penalised = self.length_penalty is not None
         searched = (self.beam or 1) > 1
-        # A way of writing that is asked for excludes the others.
+        # If the user asks for one way of decoding, the checkpoint cannot choose another.
         out = {"beam"} if self.sample is not None else {"sample"} if searched else set()
         it = copy(self)
         for name, value in [*stored.items(), *PLAIN.items()]:
@@ -235,7 +235,7 @@ class DecodingOptions(SamplingOptions):
         return it
 
     def rules(self, tokenizer: Any, *, begin: Sequence[int] = ()) -> "Rules":
-        """Rules of the texts, their words encoded.
+        """Returns the rules for texts, with words encoded.
 
         Args:
             begin: Tokens before the prefix.
@@ -247,7 +247,7 @@ class DecodingOptions(SamplingOptions):
         return rules_of_words(tokenizer, begin=begin, **words, **self._shared(Rules))
 
     def search(self, rules: "Rules", *, sample: bool) -> "Decoding":
-        """A search under these rules, or draws."""
+        """Returns a search, or sampling, under these rules."""
         from vlm.decoding.options import Decoding
 
         return Decoding(rules=rules, sampling=self.sampling() if sample else None, **self._shared(Decoding))
@@ -264,10 +264,10 @@ class WritingOptions(DecodingOptions, Options):
 
 
 def stored_options(about: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of decoding that a checkpoint comes with, as `DecodingOptions.resolve` takes them.
+    """Returns a checkpoint's decoding options, for `DecodingOptions.resolve`.
 
     Raises:
-        ValueError: They are none.
+        ValueError: They are not decoding options.
     """
     stored = dict(about.get("decoding", {}))
     known = {*DecodingOptions.__dataclass_fields__, *OF_SEARCH}
@@ -298,9 +298,9 @@ def checked(kind: type[OptionsType], values: Mapping[str, Any], *, use: str, cli
         kind: The task's options dataclass.
         values: The values by name.
         use: The name of the task's command, for messages.
-        client: Whether they come from a client of a service, who may not set what is the machine's own.
+        client: Whether they come from a client of a service, which may not set options of scope "machine".
     Raises:
-        UserError: A name is unknown, a value is not of its type or out of its range, or one that is needed is missing.
+        UserError: A name is unknown, a value has another type or is out of range, or a required one is missing.
     """
     from vlm.config.types import describe_mismatch, fits
 
@@ -320,7 +320,7 @@ def checked(kind: type[OptionsType], values: Mapping[str, Any], *, use: str, cli
 
 
 def settings(options: OptionsType) -> OptionsType:
-    """Options without the parts of an input; inputs with equal settings may share a batch."""
+    """Returns options without the parts of an input; inputs with equal settings may share a batch."""
     beside = [name for name, option in declared(type(options)).items() if option.beside]
     return replace(options, **dict.fromkeys(beside)) if beside else options  # type: ignore[arg-type]
 
@@ -341,7 +341,7 @@ def as_list(value: Any) -> list[Any]:
 
 
 def questions_of(question: str | Sequence[str]) -> list[str]:
-    """The questions of an option: one, or several.
+    """Returns the questions of an option as a list.
 
     Raises:
         UserError: There is none, or one is empty or not UTF-8.
@@ -354,7 +354,7 @@ def questions_of(question: str | Sequence[str]) -> list[str]:
 
 
 def prompt_of(prompt: str | Sequence[str] | None) -> str | None:
-    """The prompt of an option, if there is one.
+    """Returns the prompt of an option, if there is one.
 
     Raises:
         UserError: There are several.

@@ -1,6 +1,6 @@
 """Trained models, ready to use: the base of all tasks' predictors.
 
-A task says once how a model of it is used, in its `predict.py`:
+A task defines in its `predict.py` how its models are used:
 
     options                          a dataclass, one field a setting, each annotated with an `Option` (help, range)
     arguments                        what the inputs are, and how a command line names them (`inference/arguments.py`)
@@ -9,8 +9,8 @@ A task says once how a model of it is used, in its `predict.py`:
     results(batches, options)        the results, as soon as each is ready
     record(source, result, options)  what is written of a result
 
-The command, `vlm predict`, the method of the Python API, `vlm serve` and the page of `vlm demo` are made of these, all
-in the same four steps:
+The task's command, `vlm predict`, the method of the Python API, `vlm serve` and the page of `vlm demo` use these in the
+same four steps:
 
     options = checked(kind.options, values, use=...)     a command line is checked by typer instead
     sources = predictor.sources(inputs, options)
@@ -19,10 +19,10 @@ in the same four steps:
 
 - Inputs are what `arguments.read` or `arguments.several` returns: texts, or images (a path, a picture of Pillow, an
   array, or a function that opens one).
-- Fields whose `Option` says `beside` are parts of the input and reach the model through `sources`. `results` does not
-  read them. So inputs of several requests share a call of `results` where `settings(options)` are equal.
-- `prepare` is called from several threads. A `UserError` that it raises is of that source alone.
-- `results` takes batches as the model has room for more, and is a generator: who closes it stops the model. A batch is
+- Fields whose `Option` has `beside` are parts of the input. They reach the model through `sources`, and `results` does
+  not read them. So inputs of several requests share a call of `results` if their `settings(options)` are equal.
+- `prepare` is called from several threads. A `UserError` that it raises concerns only that source. - `results` takes
+batches as the model has room for more, and is a generator: who closes it stops the model. A batch is
   a list of prepared sources; None says that none waits now: a model that still writes asks again as rows fall free, one
   that has nothing left to do ends. Yielded places count the inputs of all batches from 0.
 - `watch(place, texts)`, an argument of `results`, is shown the tokens of each text so far, by models that write token
@@ -56,7 +56,7 @@ from vlm.nn.step.int8 import quantize
 from vlm.nn.step.packed import prepack
 
 Rows = Sequence[Mapping[str, Any]]  # records of a result
-# Is shown the place of an input and the tokens of its texts so far; returns False where nobody wants them any more.
+# Takes the place of an input and the tokens of its texts so far; returns False to stop that input.
 Watch = Callable[[int, Sequence[Sequence[int]]], bool]
 
 
@@ -64,19 +64,19 @@ class Predictor(ABC):
     """A trained model of one task, with its preprocessing and output.
 
     Attributes:
-        task: The task's name in checkpoints: short for one of vlm, package.module.Class for one of a user's own.
+        task: The task's name in checkpoints: a short name for tasks of vlm, package.module.Class for a user's.
         fields: The fields of a record that a line of text shows.
         options: The dataclass of its options.
-        arguments: What its inputs are.
+        arguments: The class of its inputs.
     Args:
         path: The checkpoint.
         device: The device that it runs on.
-        dtype: Of weights and states.
+        dtype: Type of weights and states.
         int8: Whether linear layers are stored in 8 bits, on a CPU with dtype float32.
-        trust: A package of the user's own whose classes may be built.
-        loaded: What the checkpoint holds, where it has been read before.
+        trust: A user's package whose classes may be built.
+        loaded: The content of the checkpoint, if it has been read before.
     Raises:
-        UserError: The checkpoint is damaged, or of another task; or int8, and no layer of it can be stored so.
+        UserError: The checkpoint is damaged or of another task, or int8 is asked for and no layer supports it.
     """
 
     task: ClassVar[str]
@@ -117,7 +117,7 @@ class Predictor(ABC):
         """Checks that the model's outputs fit the rest of the checkpoint.
 
         Raises:
-            UserError: It does not.
+            UserError: They do not.
         """
         return None
 
@@ -130,10 +130,10 @@ class Predictor(ABC):
         return None
 
     def sources(self, inputs: Sequence[Any], options: Any) -> list[Any]:
-        """Joins each input with its other parts, such as a question; by default there are none.
+        """Joins each input with its other parts, such as a question; by default, inputs have none.
 
         Raises:
-            UserError: Something is missing beside them, or their numbers do not fit.
+            UserError: A part is missing, or the numbers of parts and inputs differ.
         """
         return list(inputs)
 
@@ -152,8 +152,8 @@ class Predictor(ABC):
         """Yields the place of an input and its result, as soon as it is ready.
 
         Args:
-            batches: Prepared sources, taken as there is room for more; None if none waits now.
-            watch: Is shown the texts of each input as they grow, by models that write token by token.
+            batches: Prepared sources, taken when the model has room for more; None if none waits now.
+            watch: Called with the texts of each input as they grow, by models that write token by token.
         """
 
     def answer(self, result: Any, options: Any) -> Any:
@@ -166,7 +166,7 @@ class Predictor(ABC):
 
         Args:
             source: As `sources` returned it.
-            form: "jsonl", "csv" or "text"; of text only `columns` are shown.
+            form: "jsonl", "csv" or "text"; text shows only `columns`.
         """
 
     def name_of(self, source: Any) -> str:
@@ -184,51 +184,51 @@ class Predictor(ABC):
 
     @classmethod
     def records(cls, form: str, output: Output, options: Any) -> Records:
-        """Where a command writes its records.
+        """Returns the writer of a command's records.
 
         Args:
-            form: As --format says it.
+            form: The value of --format.
         Raises:
             UserError: There is no such form.
         """
         return Records(form=form, fields=cls.columns(options), output=output)
 
     def notes(self, sources: Sequence[Any], options: Any) -> Iterator[str | UserError]:
-        """Messages before the results, about sources that are not read whole; a UserError is a failure."""
+        """Yields messages before the results, about sources that are truncated; a UserError is a failure."""
         yield from ()
 
     def terminal(self, sources: Sequence[Any]) -> Any:
-        """Shows texts on a terminal as they grow, where the task has a form of its own for that: a `TerminalWriter`."""
+        """Returns a `TerminalWriter` that shows texts as they grow; None if the task has none."""
         return None
 
     def counts(self, result: Any) -> list[int]:
-        """Numbers of texts of a result: one, unless an input is asked several questions."""
+        """Returns the numbers of texts in a result: one number, unless an input has several questions."""
         return [len(result)]
 
     def width(self, options: Any) -> int:
-        """Number of rows of the batch that an input takes."""
+        """Number of batch rows per input."""
         return 1
 
     def prepack(self, rows: int, *, more: bool = True) -> None:
         """Packs the weights for a CPU; the model cannot be trained any more.
 
         Args:
-            rows: Inputs, or texts, that are mostly computed at once.
-            more: Whether others follow: of one row alone, the layout would take longer than it saves.
+            rows: Usual number of inputs, or texts, computed at once.
+            more: Whether other calls follow; for a single row, packing takes longer than it saves.
         """
         if more or rows > 1:
             prepack(self.model)
 
     @classmethod
     def around(cls, other: "Predictor") -> Self:
-        """The same loaded model for another command of its task."""
+        """Returns a predictor with the same loaded model for another command of its task."""
         it = cls.__new__(cls)
         vars(it).update(vars(other))
         return it
 
     @classmethod
     def describe(cls, about: Mapping[str, Any]) -> Iterator[str]:
-        """Lines of `vlm info` about what a checkpoint holds beside the model."""
+        """Yields lines of `vlm info` about what a checkpoint holds besides the model."""
         yield from ()
 
 
@@ -263,7 +263,7 @@ def _task(path: str, loaded: Mapping[str, Any]) -> str:
 def load_predictor(
     path: str, *, trust: str | None = None, dtype: torch.dtype = torch.float32, **options: Any
 ) -> Predictor:
-    """The predictor of a checkpoint of any task, which is read once.
+    """Loads the predictor of a checkpoint of any task; reads the file once.
 
     Raises:
         UserError: As `Predictor` and `predictor_of`.
@@ -274,12 +274,12 @@ def load_predictor(
 
 
 def predictor_of(path: str, *, trust: str | None = None, task: str | None = None) -> type[Predictor]:
-    """The class that uses a checkpoint's model: the one that TASKS names, or of the user's own package.
+    """Returns the predictor class for a checkpoint's model: the one in TASKS, or one of the user's package.
 
-    A class of one's own is the predictor itself, or a task that names it as its `predictor`.
+    A task name of the user's is the predictor class itself, or a task class with an attribute `predictor`.
 
     Args:
-        task: The task, where it has been read before.
+        task: The task, if it has been read before.
     Raises:
         UserError: The checkpoint is damaged, its task has no such class, or the package is not trusted.
     """

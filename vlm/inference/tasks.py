@@ -1,4 +1,4 @@
-"""The tasks of vlm: the class that uses a model of each, and its commands. Nothing is imported before it is used."""
+"""The tasks of vlm: the predictor class and the commands of each. Nothing is imported before it is used."""
 
 import importlib
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ class Command:
         name: Its name on the command line; the method of the Python API has the same.
         help: Its line in --help.
         predictor: "module:Class" of the `Predictor`.
-        function: "module:name" of a function that runs the command, where it does more than the others.
+        function: "module:name" of a function that runs the command, if it does more than others.
     """
 
     name: str
@@ -42,7 +42,7 @@ class Task:
     Args:
         main: Its command.
         more: Further commands that its models have.
-        compared: "module:name" of the function that says what `vlm compare` compares; None for the scores alone.
+        compared: "module:name" of the function that returns what `vlm compare` compares; None compares only the scores.
     """
 
     main: Command
@@ -67,8 +67,8 @@ def _task(
     """A task whose models have an encoder.
 
     Args:
-        predictor: Within vlm.tasks.
-        like: The task as whose evaluations its own are compared.
+        predictor: "module:Class" within vlm.tasks.
+        like: The task whose comparison of evaluations it uses.
     """
     compared = like and f"vlm.tasks.{like}.compare:compared"
     return Task(Command(name, help, f"vlm.tasks.{predictor}", function), (*more, EMBEDDING), compared)
@@ -99,7 +99,7 @@ TASKS = {
     ),
     "translation": _task("translate", TRANSLATE, "translation.predict:Translator", like="translation"),
 }
-# Names that checkpoints of earlier versions hold, with those of today.
+# Task names in checkpoints of earlier versions, with the current names.
 ALIASES: dict[str, str] = {}
 
 
@@ -120,13 +120,13 @@ def commands_of(task: str) -> tuple[str, ...]:
 
 
 def uses(task: str, predictor: type) -> bool:
-    """Whether a predictor is that of a command of a task."""
+    """Returns True if a predictor is that of a command of a task."""
     path = f"{predictor.__module__}:{predictor.__qualname__}"
     return task in TASKS and any(command.predictor == path for command in TASKS[task].commands)
 
 
 def misused(path: str, held: str, *wanted: str) -> UserError:
-    """A model that a command does not use.
+    """Returns the error for a model that a command cannot use.
 
     Args:
         held: Its task.
@@ -140,5 +140,5 @@ def misused(path: str, held: str, *wanted: str) -> UserError:
 
 
 def tasks_of(command: str) -> dict[str, Command]:
-    """The tasks that have a command of a name, each with its own."""
+    """Returns the tasks that have a command of this name, each with its command."""
     return {task: one for task, entry in TASKS.items() for one in entry.commands if one.name == command}

@@ -16,7 +16,7 @@ class TextPredictor(Predictor):
     """A predictor with the tokenizer that its model was trained with; arguments as in Predictor.
 
     Attributes:
-        form: How its prompts are written; None for a model that has no form of its own.
+        form: The format of its prompts; None for a model without one.
     """
 
     def restore(self, about: Mapping[str, Any]) -> None:

@@ -20,8 +20,8 @@ class Outcome(NamedTuple):
     Args:
         source: As `Predictor.sources` returned it.
         value: As `Predictor.prepare` returned it.
-        result: The result, or the `UserError` that kept the input from one.
-        tree: The tree of its beam search, where trees are asked for.
+        result: The result, or the `UserError` if the input failed.
+        tree: The tree of its beam search, if trees are asked for.
     """
 
     source: Any
@@ -30,7 +30,7 @@ class Outcome(NamedTuple):
     tree: Any = None
 
 
-# Is shown an outcome; returns what it adds to each of its records.
+# Takes an outcome; returns fields to add to each of its records.
 Observer = Callable[[Outcome], Sequence[Mapping[str, Any]]]
 
 
@@ -39,14 +39,14 @@ class Use:
 
     Args:
         inputs: As `Arguments.read` or `Arguments.several` returned them.
-        shown: Whether a person at a terminal is told how far it is.
+        shown: Whether to show the progress.
     """
 
     def __init__(self, predictor: Predictor, inputs: Sequence[Any], options: Any, *, shown: bool = False) -> None:
         self.predictor, self.options, self.shown = predictor, options, shown
         self.sources = predictor.sources(inputs, options)
-        self._values: dict[int, Any] = {}  # of sources, by their places
-        self._places: list[int] = []  # of the sources that the model got
+        self._values: dict[int, Any] = {}  # prepared sources by place
+        self._places: list[int] = []  # places of the sources that the model got
         self._faults: dict[int, UserError] = {}
 
     def prepack(self, *, more: bool = False) -> None:
@@ -108,7 +108,7 @@ def answers(predictor: Predictor, inputs: Sequence[Any], options: Any, *, prepac
     """The results of inputs for Python.
 
     Args:
-        prepack: Whether others follow for which the weights are laid out; None leaves the weights as they are.
+        prepack: Whether to pack the weights for further calls too; None leaves them unpacked.
     Raises:
         UserError: An input cannot be read or used.
     """
@@ -137,12 +137,12 @@ def write_results(
 ) -> int:
     """Writes the records of inputs in their order, as they come; returns the exit status.
 
-    A faulty input is named on stderr and does not keep the others from their results. Where all fail, the status is
-    that of the first fault.
+    A faulty input is named on stderr; the others still get their results. If all fail, the status is that of the first
+    fault.
 
     Args:
-        trees: Takes the tree of each input's beam search, by the name of the input.
-        observer: Is shown each outcome before it is written.
+        trees: Filled with the tree of each input's beam search, by the name of the input.
+        observer: Called with each outcome before it is written.
     """
     use = Use(predictor, inputs, options, shown=not records.live)
     status, faults, results = _noted(predictor, use.sources, options), list[UserError](), list[Any]()
@@ -176,7 +176,7 @@ def write_results(
 
 
 def _noted(predictor: Predictor, sources: Sequence[Any], options: Any) -> int:
-    """Prints what the user should know before the results; returns 1 if that is a fault."""
+    """Prints the predictor's notes before the results; returns 1 if one is a fault."""
     status = 0
     for line in predictor.notes(sources, options):
         if isinstance(line, UserError):
@@ -188,7 +188,7 @@ def _noted(predictor: Predictor, sources: Sequence[Any], options: Any) -> int:
 
 
 def _fewer(predictor: Predictor, results: Sequence[Any], options: Any) -> str | None:
-    """A message if inputs have fewer texts than requested."""
+    """Returns a message if inputs have fewer texts than requested."""
     if not isinstance(options, DecodingOptions):
         return None
     return shortfall((count for result in results for count in predictor.counts(result)), options.results)

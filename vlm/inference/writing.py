@@ -58,11 +58,11 @@ def likeliest(
     """Decodes the likeliest text of each encoded input; also used by validation and evaluation.
 
     Args:
-        pool: Recorded decode steps that batches of one evaluation share, on a GPU.
+        pool: Recorded decode steps on a GPU, shared by the batches of an evaluation.
         language: As in `Tokenizer.begin`.
     """
     decoding = replace(decoding, rules=Rules(prefix=tuple(tokenizer.begin(language))))
-    # Autocast would cast the weights anew for every token; and weights are evaluated as they are.
+    # Autocast would cast the weights again for every token; and evaluation uses the weights as they are.
     with torch.autocast(context.states.device.type, enabled=False):
         bos_id, eos_id = tokenizer.bos_id, tokenizer.eos_id
         results = search(model.decoder, context, decoding, bos_id=bos_id, eos_id=eos_id, pool=pool)
@@ -77,7 +77,7 @@ def _text(tokenizer: Tokenizer, decoding: Decoding, hypothesis: Hypothesis) -> T
 
 
 def _tokens(tokenizer: Tokenizer, decoding: Decoding, tokens: Sequence[int]) -> list[int]:
-    """The tokens of a text, of which its search has no prefix but an end token."""
+    """Returns the tokens of a text: those of the search with the prefix added and the end token removed."""
     return [token for token in [*decoding.rules.prefix, *tokens] if token != tokenizer.eos_id]
 
 
@@ -86,7 +86,7 @@ class Writer(TextPredictor):
 
     Attributes:
         names: The fields of a record that hold the input and the text.
-        decoding: Options of decoding that the checkpoint comes with.
+        decoding: The checkpoint's decoding options.
     """
 
     names: ClassVar[tuple[str, str]]
@@ -100,17 +100,17 @@ class Writer(TextPredictor):
 
     @abstractmethod
     def encode(self, inputs: Sequence[Any]) -> Context:
-        """The context of a batch of prepared sources."""
+        """Encodes a batch of prepared sources."""
 
     @abstractmethod
     def keys(self, inputs: Sequence[Any]) -> Sequence[str]:
-        """Keys of prepared sources by which texts of them are drawn: their content, wherever it is stored."""
+        """Returns keys of prepared sources for sampling, which depend only on their content."""
 
     def searching(self, options: WritingOptions) -> Decoding:
-        """The search for some options; unset ones come from the checkpoint.
+        """Returns the search for some options; unset ones come from the checkpoint.
 
         Raises:
-            UserError: The options ask for more tokens than a text has room for.
+            UserError: The options ask for more tokens than the decoder's positions.
         """
         chosen = options.resolve(self.decoding)
         language = getattr(options, "language", None)
@@ -130,10 +130,11 @@ class Writer(TextPredictor):
         watch: Watch | None = None,
         trees: dict[int, Any] | None = None,
     ) -> Iterator[tuple[int, list[Text]]]:
-        """The texts of inputs, best first; inputs join while others are written. Arguments as in `Predictor.results`.
+        """Yields the texts of inputs, best first; inputs join while others are decoded. Arguments as in
+        `Predictor.results`.
 
         Args:
-            trees: Takes the tree of each input's beam search, by its place.
+            trees: Filled with the tree of each input's beam search, by its place.
         """
         decoding = self.searching(options)
         return self.decoded(batches, decoding, rows=options.batch_size, watch=watch, trees=trees)
@@ -147,7 +148,7 @@ class Writer(TextPredictor):
         watch: Watch | None = None,
         trees: dict[int, Any] | None = None,
     ) -> Iterator[tuple[int, list[Text]]]:
-        """The texts that a search finds, as `results`.
+        """Yields the texts that a search finds, as `results` does.
 
         Args:
             rows: Inputs at a time.
@@ -202,17 +203,17 @@ class Writer(TextPredictor):
 
 
 def one_or_list(texts: Sequence[Any], options: DecodingOptions) -> Any:
-    """The texts of an input; the best alone, or None, if one is asked for."""
+    """Returns the texts of an input; if only one is asked for, the best text, or None."""
     return texts if options.results > 1 else next(iter(texts), None)
 
 
 def ranks(texts: Sequence[Any], options: DecodingOptions) -> list[dict[str, int]]:
-    """The rank of each text as a record has it; none if one text is asked for."""
+    """Returns the rank of each text as fields of a record; empty if only one text is asked for."""
     return [{"rank": rank} if options.results > 1 else {} for rank, _ in enumerate(texts, start=1)]
 
 
 def note_width(texts: int) -> Iterator[str]:
-    """A line on a search that takes long."""
+    """Yields a note on a search that takes long."""
     if texts >= MANY_TEXTS:
         line = f"note: {texts:,} texts of each input are decoded side by side; an input takes as long as so many by"
         yield f"{line} greedy search, or longer"
@@ -222,7 +223,7 @@ class Trace(Output):
     """The file of --trace: the trees of beam searches as JSON, written at the end.
 
     Attributes:
-        trees: Takes the tree of each input's search by the input's name; None if no trace is asked for.
+        trees: The tree of each input's search by the input's name, to be filled; None if no trace is asked for.
     Args:
         path: The file, if any.
         predictor: The model.
@@ -230,7 +231,7 @@ class Trace(Output):
         inputs: Files that are read.
         out: The file of --out.
     Raises:
-        UserError: No beam is searched, or the file is that of --out or is read.
+        UserError: There is no beam search, or the file is that of --out or an input.
     """
 
     def __init__(

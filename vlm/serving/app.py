@@ -37,27 +37,27 @@ BODY = {
     "multipart/form-data": {"schema": {"type": "object", "additionalProperties": {"type": "string"}}},
     "application/json": {"schema": {"type": "object", "example": {"images": ["BASE64"]}}},
 }
-SEND_TIME = 60.0  # seconds in which a client has to take a part of its answer
+SEND_TIME = 60.0  # seconds within which a client must accept each part of its answer
 CHAT = "/v1/chat/completions"
 GONE = 499  # the client has closed the connection
 log = logging.getLogger("vlm.serving")
 
 
 class Service:
-    """The requests of a service, each as its inputs and its answer.
+    """Handles the requests of a service.
 
     Args:
         predictor: The model.
-        defaults: Options of the task that hold where a request states no others.
+        defaults: Options of the task, unless a request sets them.
         rows: Inputs at a time.
         most: Inputs that may wait.
         max_bytes: Size of the largest body.
-        timeout: Seconds without a new token after which a request is given up.
-        key: The key that each request has to bear, if any.
-        sites: Whose pages may ask.
+        timeout: Seconds without a new token after which a request fails.
+        key: The key that each request must send, if any.
+        sites: The sites whose pages may send requests.
         name: The name of the model, for clients of conversations.
     Raises:
-        UserError: The defaults do not go with the model.
+        UserError: The defaults do not fit the model.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class Service:
         async with self.bodies.read(request.headers, request.receive) as body:
             if self.engine.waiting >= self.engine.most:
                 raise Full
-            kind, since = request.headers.get("content-type", ""), time.monotonic()  # the clock of the loop, too
+            kind, since = request.headers.get("content-type", ""), time.monotonic()  # also the loop's clock
             asked = await self.reader.read(kind, body, most=self.engine.most, deadline=since + self.timeout)
         if all(isinstance(one, UserError) for one in asked.inputs):
             raise asked.inputs[0]
@@ -162,11 +162,11 @@ class Service:
         return StreamingResponse(sent, headers=HEADERS, media_type=MEDIA_TYPE)
 
     async def _results(self, jobs: Sequence[Job], cut: Set[int], since: float) -> dict[str, list[Any]]:
-        """The answers of jobs, or what is wrong with the input of one.
+        """Awaits the answers of jobs; the answer to a faulty input is its error.
 
         Args:
-            cut: Places of inputs that the model does not read whole.
-            since: When the request was complete, by the clock of `time.monotonic`.
+            cut: Places of inputs that were truncated.
+            since: When the request was complete, by `time.monotonic`.
         Raises:
             UserError: No input can be answered.
         """
@@ -179,7 +179,7 @@ class Service:
             results = answers.result()
         finally:
             answers.cancel()
-            self.engine.leave(jobs)  # where the client has gone
+            self.engine.leave(jobs)  # if the client has gone
         faults = [one for one in results if isinstance(one, BaseException)]
         for fault in faults:
             if len(faults) == len(results) or not isinstance(fault, UserError):
@@ -212,7 +212,7 @@ class Service:
 
 
 def _queue() -> tuple[Callable[[int, Texts], None], asyncio.Queue[Any]]:
-    """A queue of texts that grow, and what adds to it from another thread."""
+    """Returns a function that queues growing texts from another thread, and the queue."""
     loop, grown = asyncio.get_running_loop(), asyncio.Queue[Any]()
 
     def grow(place: int, texts: Texts) -> None:
@@ -240,7 +240,7 @@ async def _unless_gone(request: Request, results: Coroutine[Any, Any, Any]) -> A
 
 
 def _answer(result: Any, job: Job) -> Any:
-    """A result as plain containers, its texts with the times of their tokens; a fault as its line."""
+    """Converts a result to plain containers, with the times of tokens; a fault to its message."""
     if isinstance(result, UserError):
         return {"error": printable(str(result))}
     plain = _plain(result)
@@ -262,7 +262,7 @@ def _plain(result: Any) -> Any:
 
 
 class Measured:
-    """Counts the answers of /predict and of conversations by their status, and their seconds to the last byte."""
+    """Counts the answers of /predict and of conversations by status, and their seconds until the last byte."""
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self.app, self.service = app, service

@@ -1,4 +1,4 @@
-"""Reads bodies of requests within limits of time, size and total memory."""
+"""Reads request bodies within limits of time, size and total memory."""
 
 import asyncio
 import time
@@ -12,11 +12,11 @@ from starlette.exceptions import HTTPException
 
 from vlm.tuning import return_freed_memory
 
-PATIENCE = 60.0  # seconds for a body to come
-STALLED = 1.0  # seconds without STEP bytes after which a body gives way to others
+PATIENCE = 60.0  # seconds within which a body must arrive
+STALLED = 1.0  # seconds without STEP new bytes after which a body may be dropped for others
 STEP = 2**16
-TOGETHER = 4  # of the largest bodies are what all may hold
-KEPT = 2**26  # bytes of bodies that have gone, after which their memory is returned to the system
+TOGETHER = 4  # all bodies together may take the memory of this many of the largest
+KEPT = 2**26  # bytes of finished bodies, after which freed memory is returned to the system
 
 Receive = Callable[[], Awaitable[Any]]
 
@@ -52,8 +52,8 @@ class Bodies:
         """Context with a complete body, which counts towards the total.
 
         Raises:
-            HTTPException: It is too large, or does not come in time, or there is no room for it.
-            Gone: The client leaves.
+            HTTPException: It is too large, does not arrive in time, or there is no room for it.
+            Gone: The client closed the connection.
         """
         if int(headers.get("content-length", 0)) > self.most:
             raise self._too_large()
@@ -99,7 +99,7 @@ class Bodies:
         """Drops the body that has waited longest for its next bytes.
 
         Raises:
-            HTTPException: Each is complete, or makes progress.
+            HTTPException: All are complete or make progress.
         """
         slowest = min((one for one in self._coming if one.size), key=lambda one: one.progress, default=None)
         if slowest is None or slowest.limit is None or time.monotonic() - slowest.progress < STALLED:
@@ -113,7 +113,7 @@ class Bodies:
         self.size -= body.size
         self._freed += body.size
         body.content, body.size = bytearray(), 0
-        if self._freed > KEPT:  # which the C library holds, as `vlm.tuning` has told it
+        if self._freed > KEPT:  # the C library keeps freed memory, as set by `vlm.tuning`
             self._freed = 0
             return_freed_memory()
 

@@ -1,4 +1,4 @@
-"""A shared budget, such as the pixels that are decoded at a time."""
+"""A shared budget, such as the pixels decoded at the same time."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -10,11 +10,11 @@ from starlette.exceptions import HTTPException
 
 
 class Budget:
-    """An amount of which each takes a part for a while. The smallest part is served first.
+    """An amount of which each user takes a part for a while. The smallest part is served first.
 
     Args:
-        most: The amount.
-        places: How many have a part at a time.
+        most: The total amount.
+        places: Number of parts in use at the same time.
     """
 
     def __init__(self, most: int, *, places: int) -> None:
@@ -27,7 +27,7 @@ class Budget:
         """Holds a part of the amount.
 
         Args:
-            deadline: When a request gives up waiting, by the loop's clock.
+            deadline: When a request stops waiting, by the loop's clock.
         Raises:
             HTTPException: The deadline has passed.
         """

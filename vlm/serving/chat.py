@@ -1,4 +1,4 @@
-"""Conversations over HTTP, in the form of POST /v1/chat/completions that many clients speak."""
+"""Conversations over HTTP, in the format of POST /v1/chat/completions that many clients support."""
 
 import asyncio
 import base64
@@ -27,7 +27,7 @@ MOST_TURNS = 1024
 MOST_STOPS = 16
 LONGEST_STOP = 256  # characters
 ROLES: Mapping[str, Role] = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
-# Fields of a request, with the options of ours that they are.
+# Fields of a request, with the names of vlm's options.
 OPTIONS = {
     "max_tokens": "max_tokens",
     "max_completion_tokens": "max_tokens",
@@ -39,7 +39,7 @@ OPTIONS = {
     "stop": "stop",
 }
 DRAWS = ("temperature", "top_p", "top_k", "min_p")
-# Fields that change nothing with these values; with others the request is refused.
+# Fields with the values that change nothing; a request with other values is refused.
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "n": (1,),
     "frequency_penalty": (0,),
@@ -58,9 +58,9 @@ class Asked(NamedTuple):
 
     Args:
         prompt: The conversation as the model reads it.
-        options: How it answers.
-        stream: Whether the answer comes as it grows.
-        counted: Whether a stream ends with the numbers of tokens.
+        options: Options of the answer.
+        stream: Whether the answer is streamed.
+        counted: Whether the stream ends with the numbers of tokens.
     """
 
     prompt: Prompt
@@ -74,7 +74,7 @@ class ChatReader:
 
     Args:
         predictor: The model.
-        reader: Of the service, whose bounds hold here.
+        reader: The service's reader, whose limits apply here too.
         name: The name of the model.
     """
 
@@ -84,14 +84,14 @@ class ChatReader:
         self.defaults = {name: value for name, value in reader.defaults.items() if name in own}
 
     async def read(self, body: bytearray, *, deadline: float) -> Asked:
-        """What a body asks.
+        """Reads a request from a body.
 
         Args:
             body: It is empty afterwards.
-            deadline: When the request gives up waiting for its turn, by the loop's clock.
+            deadline: When the request stops waiting for its turn, by the loop's clock.
         Raises:
-            HTTPException: The body is not as it should be, or its turn does not come.
-            UserError: The model cannot read what it holds.
+            HTTPException: The body is invalid, or its turn does not come in time.
+            UserError: The model cannot read its content.
         """
         size = len(body)
         try:
@@ -180,7 +180,7 @@ class ChatReader:
 
 
 def _content(image: Any, name: str) -> bytes:
-    """The bytes of an image that a data URL holds."""
+    """Returns the bytes of an image in a data URL."""
     url = image.get("url") if isinstance(image, dict) else None
     if not isinstance(url, str):
         raise _refused(f"{name}: its image_url has no url")
@@ -210,13 +210,13 @@ def _refused(line: str) -> HTTPException:
 
 
 def error(code: int, line: str) -> dict[str, Any]:
-    """What a client is told of a fault, in this form."""
+    """Returns the error object for a fault, in this format."""
     kind = "invalid_request_error" if code < 500 else "server_error"
     return {"error": {"message": printable(line), "type": kind, "param": None, "code": code}}
 
 
 class Answer:
-    """The parts of an answer in this form.
+    """Builds an answer in this format.
 
     Args:
         name: The name of the model.
@@ -228,7 +228,7 @@ class Answer:
         self.read = len(prompt.tokens)
 
     def whole(self, reply: Mapping[str, Any]) -> dict[str, Any]:
-        """The answer as one object."""
+        """Returns the answer as one object."""
         message = {"role": "assistant", "content": reply["text"]}
         choice = {"index": 0, "message": message, "finish_reason": _reason(reply), "logprobs": None}
         return {**self.about, "object": "chat.completion", "choices": [choice], "usage": self._usage(reply)}
@@ -242,7 +242,7 @@ class Answer:
         stops: Sequence[str],
         counted: bool,
     ) -> AsyncIterator[str]:
-        """The answer as events, each with what is new of its text; arguments as in `events`."""
+        """Yields the answer as events, each with the new part of its text; arguments as in `events`."""
         written = ""
         try:
             yield self._chunk({"role": "assistant", "content": ""})

@@ -6,14 +6,14 @@ from typing import Any
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-HEADER_TIME = 10.0  # seconds for a header to end, and for an answer to be read once it is written
-NEW = 1.0  # seconds in which a header may be on its way, so that its connection is not idle
-LAST_BODY = 2.0  # seconds that a body has left when the service ends
+HEADER_TIME = 10.0  # seconds within which a header must end, and a written answer be read
+NEW = 1.0  # age in seconds from which a connection without a header counts as idle
+LAST_BODY = 2.0  # seconds within which a body must end when the service stops
 SMALL_PIECES, PIECE = 128, 256  # pieces of a body that may be small, and bytes of each further one on average
 
 
 class Pieces(h11.Connection):
-    """The parser of a connection; refuses a body in tiny chunks, each of which costs as much time as a large one."""
+    """The parser of a connection. It refuses bodies in tiny chunks, which each cost as much time as a large one."""
 
     def __init__(self) -> None:
         super().__init__(h11.SERVER)
@@ -31,10 +31,10 @@ class Pieces(h11.Connection):
 
 
 class Connection(H11Protocol):
-    """A connection of uvicorn that closes where a header does not come in time.
+    """A connection of uvicorn that closes if a header does not arrive in time.
 
-    Above `limit_concurrency` of uvicorn's config, a new connection closes the oldest that is idle, else the oldest
-    whose request is not complete, else the oldest. uvicorn itself would answer 503 to the new one.
+    At `limit_concurrency` of uvicorn's config, a new connection closes the oldest idle one, else the oldest with an
+    incomplete request, else the oldest. uvicorn itself would answer 503 to the new one.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -45,7 +45,7 @@ class Connection(H11Protocol):
 
     @property
     def stage(self) -> int:
-        """0 while it waits for a header, 1 for the rest of a body, 2 for an answer."""
+        """0 while waiting for a header, 1 for the rest of a body, 2 for an answer."""
         if self.cycle is None or self.cycle.response_complete:
             return 0
         return 1 if self.cycle.more_body else 2
@@ -58,7 +58,7 @@ class Connection(H11Protocol):
             min(others, key=self._place).transport.abort()
 
     def _place(self, other: "Connection") -> tuple[int, float]:
-        """The place of another connection in the order in which they make room: the idle, those that send, the rest."""
+        """Returns the sort key of connections to close: first idle ones, then those that send, then the rest."""
         idle = other.stage == 0 and self.since - other.since > NEW
         return 0 if idle else 1 + (other.stage == 2), other.since
 
@@ -70,7 +70,7 @@ class Connection(H11Protocol):
     def on_response_complete(self) -> None:
         cycle = self.cycle
         super().on_response_complete()
-        if self.cycle is cycle:  # no further request has come yet
+        if self.cycle is cycle:  # no further request has arrived yet
             self._await_header()
 
     def _await_header(self) -> None:

@@ -13,8 +13,8 @@ from starlette.exceptions import HTTPException
 
 MAX_TEXT = 2**20  # bytes of a body without images
 MAX_PARTS = 1024  # of a form
-MAX_VALUES = 2**16  # of JSON: parsing millions would stop all other requests meanwhile
-logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it would warn of each damaged form
+MAX_VALUES = 2**16  # of JSON; parsing millions would block all other requests
+logging.getLogger("python_multipart").setLevel(logging.ERROR)  # else it warns about each damaged form
 INPUTS = {"image": "image", "images": "image", "text": "text", "texts": "text"}
 
 
@@ -24,8 +24,8 @@ class Contents:
 
     Args:
         images: Bytes of image files.
-        texts: Texts, or bytes of some.
-        options: Further fields by their names; a list where one comes several times.
+        texts: Texts, as str or bytes.
+        options: Further fields by name; a list if a field is repeated.
     """
 
     images: list[bytes] = field(default_factory=list)
@@ -34,10 +34,11 @@ class Contents:
 
     @classmethod
     def parse(cls, content_type: str, body: bytearray, *, main: str) -> "Contents":
-        """The content of a body.
+        """Parses a body.
 
         Args:
-            main: What a body is that is neither a form nor JSON, and a file of a form with another name: image or text.
+            main: Kind, image or text, of a body that is neither a form nor JSON, and of a form's file with another
+                name.
         Raises:
             HTTPException: It is damaged, or too large.
         """
@@ -123,7 +124,7 @@ def _input(value: Any, kind: str) -> str | bytes:
 
 
 def as_json(body: bytes | bytearray) -> Any:
-    """What a body of JSON holds.
+    """Parses a body of JSON.
 
     Raises:
         HTTPException: It holds too many values.

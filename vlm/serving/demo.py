@@ -1,4 +1,4 @@
-"""A page on which people try a model: `vlm demo`. Gradio is imported when it runs, not before."""
+"""`vlm demo`: a page to try a model. Gradio is imported only when it runs."""
 
 import os
 from pathlib import Path
@@ -10,8 +10,8 @@ from vlm.inference.options import ModelOptions, Option
 from vlm.inference.predictor import load_predictor
 from vlm.serving.server import LOCAL, listen
 
-GRACE = 5  # seconds in which a page is sent that was asked for before a signal
-SPARE = 64  # connections beside those whose requests may wait: each page holds two
+GRACE = 5  # seconds after a signal in which pages requested before it are still sent
+SPARE = 64  # connections in addition to those whose requests may wait; each page holds two
 MEGABYTE = 10**6
 
 
@@ -29,7 +29,7 @@ def demo(
         UserError: The extra is not installed, or the address cannot be had.
     """
     with TemporaryDirectory(prefix="vlm-demo-") as folder:
-        # Gradio reports nothing to anybody, and its folder stays empty.
+        # Gradio then sends no reports, and its folder stays empty.
         os.environ.update({"GRADIO_ANALYTICS_ENABLED": "False", "GRADIO_TEMP_DIR": folder})
         app = make_app(model, local=host in LOCAL, queue=queue, max_bytes=max_mb * MEGABYTE, rate=rate)
         if host not in LOCAL:
@@ -41,7 +41,8 @@ def demo(
 
 
 def make_app(model: ModelOptions, *, local: bool, queue: int, max_bytes: int, rate: int) -> Any:
-    """The page of a model as an ASGI application, behind its guard; arguments as in `Guard`, but of a photo's bytes.
+    """Builds the page of a model as an ASGI application with its guard; arguments as in `Guard`, but max_bytes is a
+    photo's.
 
     Raises:
         UserError: The extra is not installed.
@@ -59,7 +60,7 @@ def make_app(model: ModelOptions, *, local: bool, queue: int, max_bytes: int, ra
     predictor.prepack(1)
     path, form = Path(model.checkpoint), form_of(predictor)
     samples = samples_of(path)
-    name = path.name if path.is_dir() else f"{samples.parent.name}/{path.name}"  # and no path of this machine
+    name = path.name if path.is_dir() else f"{samples.parent.name}/{path.name}"  # without paths of this machine
     sizes: Any = {"samples": samples, "max_bytes": max_bytes}
     page = Page(task=predictor.task, name=name, form=form, **sizes, chat=chat_of(predictor))
     body = max_bytes * max(1, form.photos) * 4 // 3 + MEGABYTE  # photos in base64, and texts

@@ -1,4 +1,4 @@
-"""A conversation on the page of `vlm demo`, about the photo that stands there or in words alone."""
+"""A conversation on the page of `vlm demo`, about the photo there or in words only."""
 
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -16,13 +16,13 @@ from vlm.serving import demo_html as html
 from vlm.tasks.chat.predictor import ChatOptions, ChatPredictor
 from vlm.tasks.chat.session import Chat
 
-MAX_TEXT = 20_000  # characters of what is said at a time
+MAX_TEXT = 20_000  # characters of a message
 MOST_TOKENS = 256  # of an answer
 HINT = "What you say, and the answers, stand here."
 
 
 def chat_of(predictor: Predictor) -> ChatPredictor | None:
-    """The same model as one that converses; None if it does not."""
+    """Returns a predictor for conversations with the same model; None if the model cannot converse."""
     command = tasks_of("chat").get(predictor.task)
     if command is None:
         return None
@@ -35,21 +35,22 @@ def chat_of(predictor: Predictor) -> ChatPredictor | None:
 
 
 class Talk:
-    """The conversations of a page: each visitor has one, which Gradio remembers; they share what is kept.
+    """The conversations of a page. Gradio remembers each visitor's; they share the cache of kept texts.
 
     Args:
         predictor: The model.
-        photo: Opens the photo of a form, of what stands in it and its place.
+        photo: Opens a photo of the form, given the field's value and its place.
     """
 
     def __init__(self, predictor: ChatPredictor, photo: Callable[[str, int], Image.Image]) -> None:
         self.predictor, self.photo, self.kept = predictor, photo, KeptText(predictor.decoder)
 
     def answer(self, *inputs: Any) -> Iterator[tuple[str, Any, str]]:
-        """The conversation as HTML while the answer grows, what is remembered of it, and the empty field.
+        """Yields the conversation as HTML while the answer grows, its state to remember, and the text of the input
+        field.
 
         Args:
-            inputs: The photo, if the model reads one; the words; the temperature; what is remembered.
+            inputs: The photo, if the model reads one; the words; the temperature; the remembered state.
         """
         *sources, words, temperature, known = inputs
         chat, shown = known or (None, "")
@@ -72,15 +73,15 @@ class Talk:
             yield talked(chat) + html.refusal(str(fault)), (chat, shown), str(words or "")
         except UnicodeEncodeError:
             yield talked(chat) + html.refusal("your words: are not UTF-8"), (chat, shown), ""
-        except Exception:  # a fault of the model's
+        except Exception:  # a fault of the model
             traceback.print_exc()
             yield talked(chat) + html.refusal("the model failed; its log says why"), None, ""
 
     def blocks(self, photos: Sequence[Any], **model: Any) -> None:
-        """The conversation below a form, whose photos it reads.
+        """Adds the conversation below a form, whose photos it reads.
 
         Args:
-            model: How Gradio runs what asks the model.
+            model: Gradio's options for functions that run the model.
         """
         gr.HTML("<h2>A conversation</h2>", elem_classes="v-head")
         with gr.Row():
@@ -110,5 +111,5 @@ def talked(chat: Chat | None) -> str:
 
 
 def _bounded(value: Any) -> float:
-    """A temperature that the slider can say, whatever was sent."""
+    """Returns a temperature in the slider's range, whatever was sent."""
     return min(max(float(value), 0.0), 2.0) if isinstance(value, int | float) else 0.0

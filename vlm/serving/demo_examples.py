@@ -1,4 +1,4 @@
-"""Examples of a run for the page of `vlm demo`: images and texts that training left in its folder samples/."""
+"""Examples of a run for the page of `vlm demo`: images and texts that training wrote to its folder samples/."""
 
 import json
 import re
@@ -11,19 +11,19 @@ from PIL import Image
 from vlm.data.images.image import SUFFIXES, ImageError, load_image
 from vlm.tasks.masked_language_modeling.predict import GAP
 
-MOST = 8  # images, and texts
+MOST = 8  # most images, and most texts
 MAX_RECORDS_BYTES = 2**22
 FIELDS = {"text": ("prompt", "text", "context", "words"), "label": ("caption",)}  # of records, by the form's own names
 
 
 def samples_of(checkpoint: Path) -> Path:
-    """The folder of a run's samples, by its checkpoint or its folder."""
+    """Returns the folder of a run's samples, given its checkpoint or its folder."""
     folder = checkpoint if checkpoint.is_dir() else checkpoint.parent
     return (folder.parent if folder.name == "checkpoints" else folder) / "samples"
 
 
 def example_images(samples: Path) -> list[Image.Image]:
-    """The images of a folder that can be read."""
+    """Returns the readable images of a folder."""
     paths = sorted(path for path in samples.glob("*") if path.suffix.lower() in SUFFIXES) if samples.is_dir() else []
     images: list[Image.Image] = []
     for path in paths[:MOST]:
@@ -35,7 +35,7 @@ def example_images(samples: Path) -> list[Image.Image]:
 
 
 def example_texts(samples: Path, fields: Sequence[str]) -> list[list[str]]:
-    """Texts of the newest samples, a row for each that has the fields of a form.
+    """Returns texts of the newest samples, a row for each that has all fields of a form.
 
     Args:
         fields: Names of the fields.
@@ -62,6 +62,6 @@ def _step(path: Path) -> int:
 def _text(record: Mapping[str, Any], name: str) -> str:
     value = next((record[key] for key in FIELDS.get(name, (name,)) if key in record), "")
     text = " ".join(map(str, value)) if isinstance(value, list) else str(value)
-    if record.get("gaps") and record.get("true"):  # of a text whose words are masked
+    if record.get("gaps") and record.get("true"):  # a text with masked words
         return text.replace(str(record["true"][0]).strip("\u2581"), GAP, 1)
     return text

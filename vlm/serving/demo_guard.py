@@ -23,7 +23,7 @@ PATHS = re.compile(
 )
 ASKS = "/gradio_api/queue/join"
 MINUTE = 60.0
-CLIENTS = 4096  # whose rates are remembered
+CLIENTS = 4096  # most clients whose rates are remembered
 HEADERS = {
     "Content-Security-Policy": "default-src 'self' 'unsafe-inline' 'unsafe-eval' data: blob:; frame-ancestors 'none'; "
     "form-action 'self'; base-uri 'self'; object-src 'none'",
@@ -37,9 +37,9 @@ class Guard:
 
     Args:
         app: The application.
-        local: Whether it may only be asked by a name of this machine, which a page elsewhere cannot take on.
+        local: Whether requests must address it by a name of this machine, which pages of other sites cannot do.
         max_bytes: Size of the largest body.
-        rate: Requests to the model, a minute and client.
+        rate: Most requests to the model per minute and client.
     """
 
     def __init__(self, app: Any, *, local: bool, max_bytes: int, rate: int) -> None:
@@ -48,14 +48,14 @@ class Guard:
         self._ended = asyncio.Event()
 
     def end(self) -> None:
-        """Ends the streams of open pages, which would go on for ever."""
+        """Ends the streams of open pages, which would never end by themselves."""
         self._ended.set()
 
     async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
         if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
             return
-        if scope["type"] != "http":  # it speaks no WebSocket
+        if scope["type"] != "http":  # WebSockets are not supported
             return
         try:
             receive = await self._admitted(scope, receive)
@@ -73,17 +73,17 @@ class Guard:
         await self.app(scope, receive, sealed)
 
     async def _admitted(self, scope: Scope, receive: Any) -> Any:
-        """The receive function of a request whose body has been read completely.
+        """Checks a request and reads its body; returns a receive function that replays it.
 
         Raises:
-            HTTPException: The request is none of the page's, or too large, or one too many.
+            HTTPException: The page sends no such request, it is too large, or the client sends too many.
         """
         path, headers = scope["path"], Headers(scope=scope)
         self.sites.check(headers)
         if ".." in path or PATHS.fullmatch(path) is None:
             raise HTTPException(404, "there is nothing here")
         if path in ("/", "/config"):
-            scope["query_string"] = b""  # by which Gradio would read a file of its cache
+            scope["query_string"] = b""  # else Gradio would read a file of its cache that the query names
         if scope["method"] != "POST":
             return partial(self._until_end, receive)
         if path == ASKS:
@@ -94,7 +94,7 @@ class Guard:
             return _replayed(bytes(body), receive)
 
     async def _until_end(self, receive: Any) -> MutableMapping[str, Any]:
-        """A message of the client; at the end, that it is gone."""
+        """Returns the next message of the client; after `end`, a disconnection."""
         message, end = asyncio.ensure_future(receive()), asyncio.ensure_future(self._ended.wait())
         try:
             await asyncio.wait({message, end}, return_when=asyncio.FIRST_COMPLETED)
@@ -121,7 +121,7 @@ class Guard:
 
 
 def _is_plain(body: bytearray) -> bool:
-    """Returns True for a request of values alone: Gradio opens paths, and URLs too, that stand in dictionaries."""
+    """Returns True for a request of plain values: Gradio would open paths and URLs in dictionaries."""
     try:
         values = json.loads(body)["data"]
         return isinstance(values, list) and all(isinstance(one, str | int | float | None) for one in values)
@@ -130,7 +130,7 @@ def _is_plain(body: bytearray) -> bool:
 
 
 def _replayed(body: bytes, receive: Any) -> Any:
-    """The source of a body that has been read."""
+    """Returns a receive function that replays a body which has been read."""
     message: MutableMapping[str, Any] | None = {"type": "http.request", "body": body, "more_body": False}
 
     async def again() -> Any:

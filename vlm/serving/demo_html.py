@@ -18,22 +18,22 @@ from vlm.tasks.masked_language_modeling.predict import Filled
 from vlm.tasks.span_answering.predict import SpanAnswer as Span
 from vlm.tasks.tagging.predict import Tagged
 
-LIT = 48  # pixels of a light's side; the browser makes it as large as the photo
+LIT = 48  # pixels of an overlay's side; the browser scales it to the photo
 WARM = (255, 190, 80)
-HUES = 6  # colours of tags, of the style
+HUES = 6  # number of colours of tags in the style sheet
 END = "\u220e"
-OUTSIDE = ("O", "_", "other")  # tags of words that are nothing
+OUTSIDE = ("O", "_", "other")  # tags of words outside all classes
 
 
 @dataclass
 class Written:
-    """A text that a model wrote, as it is shown.
+    """A generated text to show.
 
     Args:
         logprob: Log-probability in nats.
         confidence: The geometric mean of its tokens' probabilities.
         words: Its words with their probabilities.
-        lights: For each word, the map (rows, columns) of where the model looked; none if it offers no maps.
+        lights: The attention map (rows, columns) of each word; empty if the model offers none.
     """
 
     logprob: float
@@ -43,7 +43,7 @@ class Written:
 
 
 def refusal(line: str) -> str:
-    """A line on an input that cannot be used."""
+    """Returns the message for an input that cannot be used."""
     return f'<p class="v-refusal" role="alert">{escape(printable(line))}</p>'
 
 
@@ -52,11 +52,12 @@ def hint(line: str) -> str:
 
 
 def written(texts: Sequence[Written], photo: str | None = None, alt: str = "") -> str:
-    """Texts word by word with probability bars, below the photo, which lights up for the word under the pointer.
+    """Returns texts word by word with probability bars, below the photo, which lights up for the word under the
+    pointer.
 
     Args:
         photo: The image as the model sees it, as a data URI; None for a model of texts.
-        alt: The text that stands for it.
+        alt: Its alternative text.
     """
     parts, rules = [], []
     for rank, text in enumerate(texts):
@@ -87,14 +88,14 @@ def _word(name: str, word: str, probability: float) -> str:
 
 
 def _lit_by(name: str) -> str:
-    """The rule by which a word lights the photo: the one under the pointer, or else the one with the focus."""
+    """Returns the CSS rule by which a word lights the photo, if it is under the pointer, or else has the focus."""
     word, lit = f'.v-word[data-n="{name}"]', f'.v-light[data-n="{name}"]{{opacity:1}}'
     over, at = f".v-looks:has({word}:hover) {lit}", f".v-looks:not(:has(.v-word:hover)):has({word}:focus) {lit}"
     return over + at
 
 
 def light(weights: np.ndarray) -> str:
-    """An overlay for a photo: dark where weights are small, warm light where they are large."""
+    """Returns an overlay for a photo: dark where weights are small, warm light where they are large."""
     grey = Image.fromarray((255 * weights / max(float(weights.max()), 1e-12)).astype(np.uint8))
     heat = np.asarray(grey.resize((LIT, LIT), Image.Resampling.BICUBIC), dtype=float)[..., None] / 255
     layer = np.concatenate([heat * WARM, 255 * (0.78 * (1 - heat) + 0.25 * heat)], axis=-1)
@@ -108,7 +109,7 @@ def as_png(image: Image.Image) -> str:
 
 
 def tree(nodes: Iterable[Mapping[str, Any]], *, end: str) -> str:
-    """The hypotheses of a beam search as nested lists.
+    """Returns the hypotheses of a beam search as nested lists.
 
     Args:
         nodes: As from `vlm.decoding.trace.as_json`.
@@ -137,7 +138,7 @@ def tree(nodes: Iterable[Mapping[str, Any]], *, end: str) -> str:
 
 
 def bars(shares: Iterable[tuple[str, float]]) -> str:
-    """Names with their probabilities as bars."""
+    """Returns names with their probabilities as bars."""
     rows = (
         f"<li><span>{escape(name)}</span><span>{share:.1%}</span><i style='width:{share:.1%}'></i></li>"
         for name, share in shares
@@ -146,12 +147,12 @@ def bars(shares: Iterable[tuple[str, float]]) -> str:
 
 
 def flowing(prompt: str, text: str) -> str:
-    """A prompt and its continuation."""
+    """Returns a prompt and its continuation."""
     return f'<div class="v-flow" aria-live="polite"><span class="v-soft">{escape(prompt)}</span>{escape(text)}</div>'
 
 
 def tagged(words: Sequence[Tagged]) -> str:
-    """Words over their tags, a colour a tag."""
+    """Returns words above their tags, with a colour for each tag."""
     kinds = sorted({word.tag for word in words} - {*OUTSIDE})
     parts = []
     for word in words:
@@ -163,7 +164,7 @@ def tagged(words: Sequence[Tagged]) -> str:
 
 
 def span(answer: Span, text: str) -> str:
-    """An answer, and the text in which it is marked."""
+    """Returns an answer and the text in which it is marked."""
     chance = f"<small>{answer.probability:.1%}</small>"
     if not answer.text:
         return f'<p class="v-big">The text has no answer. {chance}</p>'
@@ -173,10 +174,10 @@ def span(answer: Span, text: str) -> str:
 
 
 def result(value: Any, text: str = "") -> str:
-    """A result of any task as HTML.
+    """Returns a result of any task as HTML.
 
     Args:
-        text: The input, where it was one.
+        text: The input, if it was a text.
     """
     if isinstance(value, Classes):
         return bars(value.top)

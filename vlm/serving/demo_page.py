@@ -1,4 +1,4 @@
-"""The page of `vlm demo` as Gradio builds it: a form on the left, results on the right."""
+"""The page of `vlm demo`, built with Gradio: a form on the left, results on the right."""
 
 import base64
 import traceback
@@ -21,8 +21,8 @@ from vlm.tasks.chat.predictor import ChatPredictor
 
 HERE = Path(__file__).parent
 MAX_TEXT = 20_000  # characters of a field
-SESSIONS = 16  # of which Gradio remembers the values
-# Options of `Values` in order: least, most, step and label of their sliders.
+SESSIONS = 16  # most sessions whose values Gradio remembers
+# Fields of `Values` in order, with minimum, maximum, step and label of their sliders.
 BOUNDS: dict[str, tuple[Any, ...]] = {
     "count": (2, 8, 1, "Beams, or samples"),
     "temperature": (0.1, 2.0, 0.1, "Temperature of samples"),
@@ -47,7 +47,7 @@ class Page:
         form: The model's form.
         samples: The folder of the run's samples.
         max_bytes: Size of the largest photo.
-        chat: The model as one that converses, if it does.
+        chat: The predictor for conversations, if the model supports them.
     """
 
     def __init__(
@@ -60,20 +60,20 @@ class Page:
         self.rows = example_texts(samples, list(form.texts))
 
     def answer(self, *inputs: Any) -> Iterator[str]:
-        """The answer to what stands in the form, as HTML; of what is wrong with it, a line."""
-        if self.form.photos and not any(inputs[: self.form.photos]):  # beams may be chosen before a photo
+        """Yields the answer to the form as HTML, or a message about a wrong value."""
+        if self.form.photos and not any(inputs[: self.form.photos]):  # an option may change before a photo is chosen
             yield html.hint("Drop a photo, or choose an example.")
             return
         try:
             yield from self.form.answer(self.values(inputs))
         except UserError as fault:
             yield html.refusal(str(fault))
-        except Exception:  # a fault of the model's, whose inputs were in order
+        except Exception:  # a fault of the model: the inputs were valid
             traceback.print_exc()
             yield html.refusal("the model failed; its log says why")
 
     def values(self, inputs: Sequence[Any]) -> Values:
-        """The values of the form.
+        """Reads the values of the form.
 
         Raises:
             UserError: A value is wrong.
@@ -90,7 +90,7 @@ class Page:
         return Values(photos, texts, options, way, **bounded)
 
     def photo(self, source: str, place: int) -> Image.Image:
-        """A photo of the form: an example by its number, or a file's bytes in base64."""
+        """Opens a photo of the form: an example by its number, or a file's bytes in base64."""
         kind, _, content = source.partition(":")
         name = f"photo {place}" if self.form.photos > 1 else "photo"
         if kind == "example" and content in self.images:
@@ -117,7 +117,7 @@ class Page:
         return text
 
     def blocks(self) -> gr.Blocks:
-        """The page in Gradio's terms."""
+        """Builds the page."""
         with gr.Blocks(analytics_enabled=False, title=f"vlm: {self.task}") as blocks:
             gr.HTML(f"<h1>{escape(self.task)}</h1><p>{escape(self.name)}</p>", elem_classes="v-head")
             with gr.Row():
@@ -154,11 +154,11 @@ class Page:
         return blocks
 
     def _row(self, place: int) -> Any:
-        """The texts of an example."""
+        """Returns the texts of an example."""
         return self.rows[place] if len(self.rows[place]) > 1 else self.rows[place][0]
 
     def _drop(self, place: int) -> gr.HTML:
-        """The place where a photo is dropped, with the gallery below it."""
+        """Builds a field for dropping a photo, with the gallery below it."""
         label = "Drop a photo here, paste one, or tap to choose" if self.form.photos == 1 else f"Photo {place + 1}"
         examples = [thumbnail(image, 192) for image in self.images.values()]
         template, script = ((HERE / f"demo_photo.{kind}").read_text(encoding="utf-8") for kind in ("html", "js"))
@@ -172,11 +172,11 @@ class Page:
         return gr.Textbox(value, label=label, lines=lines, max_length=MAX_TEXT)
 
     def _languages(self) -> list[Any]:
-        """The languages to choose among, the first by default."""
+        """Builds the choice of language; the first is the default."""
         return [gr.Radio(list(self.form.languages), value=self.form.languages[0], label="Language")]
 
     def _ways(self) -> list[Any]:
-        """The ways of writing and their options, in the order of `Values`."""
+        """Builds the choice of decoding and its options, in the order of `Values`."""
         way = gr.Radio(list(self.form.ways), value=self.form.ways[0], label="Way of writing")
         with gr.Accordion("Options", open=False):
             sliders = [
@@ -188,7 +188,7 @@ class Page:
 
 
 def _component(name: str, field: Field) -> Any:
-    """An option as Gradio shows it."""
+    """Builds the component of an option."""
     label, about = name.replace("_", " ").capitalize(), {"value": field.value, "info": field.help}
     if field.kind is bool:
         return gr.Checkbox(label=label, **about)
@@ -198,26 +198,26 @@ def _component(name: str, field: Field) -> Any:
 
 
 def _typed(field: Field, value: Any) -> Any:
-    """A value of an option, whatever was sent; its first one where it is of another type."""
+    """Returns the value sent for an option, or its initial one if the type is wrong."""
     if field.kind is int and isinstance(value, float) and value.is_integer():
         return int(value)
     return value if type(value) is field.kind else field.value
 
 
 def _known(value: Any, offered: Sequence[str]) -> str | None:
-    """A choice that the page offers, whatever was sent; None for another."""
+    """Returns a choice if the page offers it, else None."""
     return value if value in offered else None
 
 
 def _bounded(name: str, value: Any) -> Any:
-    """An option as a slider can set it, whatever was sent."""
+    """Returns the value sent for an option, limited to the slider's range."""
     least, most, *_ = BOUNDS[name]
     value = value if isinstance(value, int | float) else least
     return type(getattr(Values, name))(min(max(least, value), most))
 
 
 def mounted(page: Page, *, queue: int) -> FastAPI:
-    """The page as an application, on the guarded side.
+    """Returns the page as an application, to be put behind `Guard`.
 
     Args:
         queue: Requests that may wait.

@@ -1,4 +1,4 @@
-"""Forms of the page of `vlm demo`: what a model reads, and its options, as its task declares them; answers as HTML."""
+"""Forms of the page of `vlm demo`: the inputs and options that a model's task declares, and its answers as HTML."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -21,7 +21,7 @@ from vlm.serving import demo_html as html
 from vlm.tasks.captioning.predict import Captioner
 from vlm.tasks.language_modeling.predict import TextGenerator, stream
 
-SHOWN = 448  # pixels of the longer side of a photo that is lit
+SHOWN = 448  # pixels of the longer side of a photo under attention maps
 KINDS = (bool, int, str)
 WAYS = ("greedy", "beams", "samples")
 LABELS = {
@@ -30,7 +30,7 @@ LABELS = {
     "label": "Texts to choose among, one a line",
     "prompt": "Text around each of them, with {} in its place",
 }
-LINES = ("label", "prompt")  # fields of which each line is a text
+LINES = ("label", "prompt")  # fields in which each line is a text
 TOP = 10  # classes, and words of a gap, unless the page says otherwise
 
 
@@ -57,7 +57,7 @@ class Values:
     tokens: int = 128
 
     def decoding(self) -> dict[str, Any]:
-        """The options of decoding that the way of writing stands for."""
+        """Returns the decoding options for the chosen way of writing."""
         if self.way == "samples":
             return {"sample": True, "temperature": self.temperature, "seed": self.seed}
         return {"sample": False, "beam": max(2, self.count) if self.way == "beams" else 1}
@@ -65,7 +65,7 @@ class Values:
 
 @dataclass(frozen=True)
 class Field:
-    """An option on the page: its kind (bool, int or str), its value at first, and what it is."""
+    """An option on the page: its type (bool, int or str), its initial value, and its help."""
 
     kind: type
     value: Any
@@ -81,7 +81,7 @@ class Form:
         texts: Labels of the texts that it reads, by the names of their fields.
         ways: The ways in which it writes, if there are several.
         optional: Fields that may be empty.
-        answer: The answer to values as HTML, and again whenever there is more of it.
+        answer: Yields the answer to values as HTML, again whenever it has grown.
         languages: The languages in which it writes, if there are several.
         options: Its other options by their names.
     """
@@ -101,7 +101,7 @@ class Form:
 
 
 def form_of(predictor: Predictor) -> Form:
-    """The form of a model, as its options and its inputs are declared."""
+    """Builds the form of a model from its declared options and inputs."""
     kind, main = predictor.options, predictor.arguments.kind
     beside = {name: one for name, one in declared(kind).items() if one.beside}
     photos = getattr(predictor, "images", 1) if main == "image" else int("image" in beside)
@@ -121,7 +121,7 @@ def form_of(predictor: Predictor) -> Form:
 
 
 def _options(kind: type) -> dict[str, Field]:
-    """The options that stand on the page as they are: neither of decoding, nor beside an input, nor a language."""
+    """Returns the options shown unchanged: not those of decoding, of an input's parts, or the language."""
     hints, known = get_type_hints(kind), declared(kind)
     own = (one for one in fields(kind) if not hasattr(DecodingOptions, one.name) and one.name != "language")
     shown = {one.name: one.default for one in own if known[one.name].scope == "anyone" and not known[one.name].beside}
@@ -130,7 +130,7 @@ def _options(kind: type) -> dict[str, Field]:
 
 
 def _inputs(values: Values) -> tuple[list[Any], dict[str, Any]]:
-    """The inputs of a form, and what stands beside them."""
+    """Returns the inputs of a form, and their other parts by name."""
     beside: dict[str, Any] = {name: text for name, text in values.texts.items() if name != "text" and text.strip()}
     beside |= {name: list(filter(None, map(str.strip, beside[name].splitlines()))) for name in LINES if name in beside}
     if "text" not in values.texts:
@@ -139,19 +139,19 @@ def _inputs(values: Values) -> tuple[list[Any], dict[str, Any]]:
 
 
 def _checked(predictor: Predictor, values: Values, **options: Any) -> tuple[list[Any], Any]:
-    """The inputs of a form, and its options."""
+    """Returns the inputs of a form, and its checked options."""
     inputs, beside = _inputs(values)
     return inputs, checked(predictor.options, {**values.options, **beside, **options}, use="this page", client=True)
 
 
 def _use(predictor: Predictor, values: Values) -> Iterator[str]:
-    """The result of a model that writes no text of its own."""
+    """Yields the result of a model that generates no text."""
     inputs, options = _checked(predictor, values)
     yield html.result(answers(predictor, inputs, options)[0], values.texts.get("text", ""))
 
 
 def _continue(generator: TextGenerator, values: Values) -> Iterator[str]:
-    """A prompt's continuation, as it comes where it is written token by token."""
+    """Yields a prompt's continuation, piece by piece if it is sampled."""
     (prompt,), options = _checked(generator, values, **values.decoding(), max_tokens=values.tokens)
     plan, _ = generator.planned(options)
     if not isinstance(plan, Sampling):
@@ -163,7 +163,7 @@ def _continue(generator: TextGenerator, values: Values) -> Iterator[str]:
 
 
 def _write(writer: Writer, values: Values) -> Iterator[str]:
-    """The texts of a model that reads a photo, a text, or both."""
+    """Yields the texts of a model that reads a photo, a text, or both."""
     results = 1 if values.way == WAYS[0] else max(2, values.count)
     inputs, options = _checked(writer, values, **values.decoding(), results=results)
     (source,) = (writer.prepare(one, options) for one in writer.sources(inputs, options))
@@ -187,6 +187,6 @@ def _shown(writer: Writer, source: Any, context: Context, text: Text) -> html.Wr
 
 
 def _photo(captioner: Captioner, photo: Image.Image) -> str:
-    """A photo as the model sees it, only finer."""
+    """Returns a photo as the model sees it, at a higher resolution."""
     view = captioner.preprocess.scaled_to(SHOWN)(photo)
     return thumbnail(Image.fromarray(view.permute(1, 2, 0).numpy()), SHOWN)

@@ -1,4 +1,4 @@
-"""A model that answers inputs as they come, together: each joins the running batch as rows fall free."""
+"""Continuous batching: inputs join the running batch as soon as rows are free."""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -16,20 +16,20 @@ class Full(Exception):
 
 
 class Engine:
-    """A predictor on a thread of its own, and the queue before it.
+    """A predictor on its own thread, with a queue of inputs.
 
-    Inputs whose requests have equal settings run together; those of another use of the model have others. Where the one
-    that has waited longest has others than those that run, none joins these, until they are done.
+    Inputs with equal settings run together; another use of the model has other settings. If the input that has waited
+    longest has other settings than the running ones, none joins these until they are done.
 
     Args:
         predictor: The model.
-        rows: Texts, or other inputs, that are mostly computed at a time.
+        rows: Usual number of texts, or other inputs, computed at a time.
         most: Inputs that may wait.
     """
 
     def __init__(self, predictor: Predictor, *, rows: int, most: int) -> None:
         self.predictor, self.most = predictor, most
-        self.running = 0  # inputs that the model has taken and not answered
+        self.running = 0  # inputs taken by the model and not yet answered
         self._waiting: deque[Job] = deque()
         self._changed = Condition()
         self._thread = Thread(target=self._serve, name="vlm serve", daemon=True)
@@ -48,14 +48,14 @@ class Engine:
         grown: Callable[[int, Texts], None] | None = None,
         predictor: Predictor | None = None,
     ) -> list[Job]:
-        """Jobs of some inputs, all of which are taken or none.
+        """Queues jobs for some inputs, either all of them or none.
 
         Args:
             inputs, options: As in `Job`.
-            grown: As a job's, with the place of the input before the texts.
+            grown: As in `Job`, with the place of the input before the texts.
             predictor: Another use of the same model, with options of its own.
         Raises:
-            Full: They do not fit into the queue.
+            Full: The queue has no room for them.
         """
         used = self.predictor if predictor is None else predictor
         jobs = [Job(used, one, options, grown=grown and partial(grown, place)) for place, one in enumerate(inputs)]
@@ -71,7 +71,7 @@ class Engine:
         return jobs
 
     def leave(self, jobs: Sequence[Job]) -> None:
-        """Cancels jobs: those that wait leave the queue, those that run give up their rows at the next token."""
+        """Cancels jobs: waiting ones leave the queue, running ones free their rows at the next token."""
         with self._changed:
             for job in jobs:
                 job.leave()
@@ -86,18 +86,18 @@ class Engine:
             taken: dict[int, Job] = {}
             try:
                 self._run(predictor, settings, taken)
-            except Exception as fault:  # of these inputs; others may do better
-                if not taken:  # the fault came before any was taken: it would come again
+            except Exception as fault:  # only these inputs fail
+                if not taken:  # failed before any input was taken, and would fail again
                     taken |= enumerate(self._take(self.most, settings))
                 for job in taken.values():
                     job.answer.set_exception(fault)
             self.running = 0
 
     def _run(self, predictor: Predictor, settings: Any, taken: dict[int, Job]) -> None:
-        """Answers those that wait with equal settings, until none waits or others have waited longer.
+        """Answers waiting inputs with equal settings, until none waits or one with other settings has waited longer.
 
         Args:
-            taken: Takes the jobs that run, by their places.
+            taken: Filled with the running jobs, by place.
         """
 
         def watch(place: int, texts: Texts) -> bool:
@@ -114,10 +114,10 @@ class Engine:
                 results.close()  # type: ignore[attr-defined]
 
     def _arrivals(self, settings: Any, taken: dict[int, Job]) -> Iterator[list[Any] | None]:
-        """The inputs that wait whenever rows are free, or None.
+        """Yields waiting inputs whenever rows are free, or None.
 
-        A batch has as many rows as it began with, and gives up free ones where none waits. Where more wait than run in
-        fewer rows than there may be, none joins, until those that run are done and a larger batch begins.
+        A batch keeps the rows it began with, and drops free ones when no input waits. If more inputs wait than run, and
+        the batch has fewer rows than allowed, none joins until the running ones are done; then a larger batch begins.
         """
         place = width = 0
         while True:

@@ -1,4 +1,4 @@
-"""Answers as server-sent events: an event a token as it comes, then one with all results, or with a fault."""
+"""Answers as server-sent events: one per token, then one with all results or a fault."""
 
 import asyncio
 import json
@@ -25,12 +25,12 @@ async def events(
     *,
     decode: Callable[[Sequence[int]], str],
 ) -> AsyncIterator[str]:
-    """The events of some jobs. One that is closed early cancels the results.
+    """Yields the events of some jobs; cancels the results if closed early.
 
     Args:
         grown: Places of jobs whose texts have grown, with the texts.
-        results: Waits for the answers of the jobs, and makes what the last event holds.
-        decode: The text of tokens.
+        results: Awaits the jobs' answers and returns the content of the last event.
+        decode: Converts tokens to text.
     """
     known: Counter[tuple[int, int]] = Counter()
     try:
@@ -42,7 +42,7 @@ async def events(
                 place, texts = step
                 for number, tokens in enumerate(texts):
                     for at in range(known[place, number], len(tokens)):
-                        # The bytes of a character may be spread over tokens.
+                        # The bytes of a character may span tokens.
                         text, seconds = decode(tokens[: at + 1]).rstrip("\ufffd"), jobs[place].times[number][at]
                         about = {"input": place, "result": number, "token": tokens[at], "text": text}
                         yield _event("token", about | {"seconds": seconds})
@@ -58,7 +58,7 @@ async def events(
 async def growth(
     grown: asyncio.Queue[tuple[int, Texts] | None], results: Coroutine[Any, Any, Any]
 ) -> AsyncGenerator[tuple[int, Texts] | dict[str, Any]]:
-    """Yields what `grown` holds, then the results; cancels these where it is closed early."""
+    """Yields the items of `grown`, then the results; cancels these if closed early."""
     task = asyncio.ensure_future(results)
     task.add_done_callback(lambda _: grown.put_nowait(None))
     try:

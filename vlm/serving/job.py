@@ -1,4 +1,4 @@
-"""An input on its way through the engine: its answer to come, and the times of its tokens."""
+"""An input in the engine: its future answer, and the times of its tokens."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -16,14 +16,15 @@ class Job:
 
     Args:
         predictor: The model.
-        content: The input as `Predictor.prepare` made it, or the UserError that it raised, which is the answer then.
+        content: The input as `Predictor.prepare` returned it, or the UserError that it raised, which is then the
+            answer.
         options: Options of the request.
-        grown: Called with the texts on the engine's thread, whenever a token of them comes.
+        grown: Called on the engine's thread with the texts, whenever one has a new token.
     Attributes:
-        settings: The options without what stands beside the input; jobs with equal ones run together.
-        answer: The result to come.
+        settings: The options without the input's parts; jobs with equal settings run together.
+        answer: The future result.
         times: For each text, seconds from acceptance to each of its tokens.
-        progress: When the last token came, by the clock of `time.monotonic`; acceptance before the first.
+        progress: Time of the last token by `time.monotonic`; before the first, that of acceptance.
     """
 
     def __init__(
@@ -37,12 +38,12 @@ class Job:
         self.left = False  # nobody waits for the answer any more
 
     def leave(self) -> None:
-        """Says that nobody waits for the answer any more."""
+        """Cancels the job: no client waits for the answer any more."""
         self.left = True
         self.answer.cancel()
 
     def note(self, texts: Texts) -> None:
-        """Notes the time of the tokens that are new in the texts."""
+        """Records the time of new tokens in the texts."""
         now = time.monotonic()
         self.times += [[] for _ in texts[len(self.times) :]]
         for times, tokens in zip(self.times, texts, strict=False):
@@ -51,9 +52,9 @@ class Job:
                 times += [round(now - self._start, 4)] * (len(tokens) - len(times))
 
     def show(self, texts: Texts) -> bool:
-        """Takes in texts that may have grown; false where nobody waits for them any more."""
+        """Receives texts that may have grown; returns False if no client waits for them any more."""
         if texts and not self.left:
             self.note(texts)
             if self.grown is not None:
-                self.grown([list(tokens) for tokens in texts])  # the model may add to its own lists
+                self.grown([list(tokens) for tokens in texts])  # copied, because the model may extend its lists
         return not self.left

@@ -1,4 +1,4 @@
-"""From the body of a request to what a model takes: its inputs, with what stands beside them, and its options."""
+"""Reads request bodies: the inputs of a model, their other parts, and options."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,19 +23,19 @@ from vlm.tasks.span_answering.predict import SpanAnswerer
 from vlm.tasks.tagging.predict import Tagger
 from vlm.tuning import return_freed_memory
 
-FINER = 4  # times the pixels that the model sees along a side are what a JPEG keeps, at least, where it is decoded
-WINDOWS = 32  # that a text may fill, times its questions, of a model that reads a long text in windows
-MOST_COLUMNS = 64  # texts of an input that are decoded side by side, unless the service itself was started with more
+FINER = 4  # a JPEG is decoded to at least this many times the pixels per side that the model sees
+WINDOWS = 32  # most windows of a text times its questions, for models that read long texts in windows
+MOST_COLUMNS = 64  # most texts of an input decoded in parallel, unless the service was started with more
 MOST_ITEMS = {"question": 64, "": 1024}  # of an option that is a list
 MOST_TOP = 100
 MOST_NUMBER = 2**62
 
 
 class Photo:
-    """An image of a request, which is decoded when it is called.
+    """An image of a request; calling it decodes it.
 
     Attributes:
-        cost: Pixels that are decoded.
+        cost: Number of pixels to decode.
     """
 
     def __init__(self, content: bytes, name: str, least: int | None) -> None:
@@ -54,12 +54,12 @@ class Photo:
 
 
 class Read(NamedTuple):
-    """What a request asks of the model.
+    """The content of a request.
 
     Args:
-        inputs: As `Predictor.prepare` made them, or the UserErrors that it raised.
+        inputs: Inputs as `Predictor.prepare` returned them, or the UserErrors that it raised.
         options: The task's options.
-        cut: Places of inputs that the model does not read whole.
+        cut: Places of inputs that are truncated.
     """
 
     inputs: Sequence[Any]
@@ -73,10 +73,10 @@ class Reader:
 
     Args:
         predictor: The model.
-        defaults: Options that hold where a request states no others.
-        rows: Inputs that are computed at a time with the defaults.
+        defaults: Options, unless a request sets them.
+        rows: Inputs computed at a time with the defaults.
     Raises:
-        UserError: The defaults do not go with the model.
+        UserError: The defaults do not fit the model.
     """
 
     predictor: Predictor
@@ -96,22 +96,22 @@ class Reader:
         self.predictor.check_options(usual)
         width = 1 if "question" in unset else self.predictor.width(usual)
         self.rows, self.columns = self.rows * width, max(MOST_COLUMNS, width)
-        # Decoding takes up to 14 bytes a pixel, and parsing some a byte: one budget bounds the memory of both. Beside
-        # the largest image there is room for small ones. Reading a text holds Python's lock: were many read at a time,
-        # the event loop would wait for all of them at each of its steps, and /health with it.
+        # One budget bounds the memory of decoding, up to 14 bytes a pixel, and of parsing, a few bytes per byte. It has
+        # room for small images beside the largest one. Reading a text holds the GIL: if many were read at a time, each
+        # step of the event loop, and so /health, would wait for all of them.
         places = max(2, default_workers())
         self.budget = Budget(MAX_PIXELS + places * LARGE_PIXELS, places=places)
 
     async def read(self, kind: str, body: bytearray, *, most: int, deadline: float) -> Read:
-        """What a body asks.
+        """Reads a request from a body.
 
         Args:
             kind: The body's content type.
             body: It is empty afterwards.
-            most: Inputs of a request.
-            deadline: When the request gives up waiting for its turn, by the loop's clock.
+            most: Most inputs of a request.
+            deadline: When the request stops waiting for its turn, by the loop's clock.
         Raises:
-            HTTPException: The body is not as it should be, or its turn does not come.
+            HTTPException: The body is invalid, or its turn does not come in time.
         """
 
         work = partial(self.work, deadline=deadline)
@@ -139,7 +139,7 @@ class Reader:
             return result
 
     def _open(self, kind: str, body: bytearray, most: int) -> tuple[list[Any], Any, dict[int, UserError]]:
-        """The inputs of a body, its options, and the faults of texts by their places."""
+        """Returns the inputs of a body, its options, and the faults of texts by place."""
         main = self.predictor.arguments.kind
         contents = Contents.parse(kind, body, main=main)
         body.clear()
@@ -162,10 +162,10 @@ class Reader:
         return inputs, options, faults
 
     def _options(self, values: Mapping[str, Any]) -> Any:
-        """Options of values that a client sent.
+        """Converts values that a client sent to options.
 
         Raises:
-            HTTPException: One is unknown, or not of its type, or out of its range, or does not go with the model.
+            HTTPException: One is unknown, of another type, out of range, or does not fit the model.
         """
         kind = self.predictor.options
         try:
@@ -188,11 +188,11 @@ class Reader:
     def _text(self, place: int, content: bytes | str, options: Any) -> tuple[str, UserError | None]:
         try:
             text = content.decode() if isinstance(content, bytes) else content
-            text.encode()  # halves of surrogate pairs, which JSON can say, are not text
+            text.encode()  # lone surrogates, which JSON can contain, are not text
         except UnicodeError:
             return "", UserError(f"text {place}: is not UTF-8", 1)
         if isinstance(self.predictor, Tagger | SpanAnswerer):
-            questions = max(1, len(as_list(getattr(options, "question", ""))))  # each reads the text once more
+            questions = max(1, len(as_list(getattr(options, "question", ""))))  # the text is read again for each
             count, most = len(self.predictor.tokenizer.encode(text)), WINDOWS * self.predictor.max_len // questions
             if count > most:
                 return "", UserError(f"text {place}: has {count:,} tokens; {most:,} are the most", 1)
@@ -207,7 +207,7 @@ class Reader:
             raise HTTPException(422, str(fault)) from fault
 
     def _prepare(self, source: Any, options: Any) -> tuple[Any, bool]:
-        """A source as the model takes it, or its fault, and whether it is read whole."""
+        """Returns a source as the model takes it, or its fault, and whether it is read completely."""
         try:
             value = self.predictor.prepare(source, options)
             notes = [*self.predictor.notes([source], options)]
@@ -217,7 +217,7 @@ class Reader:
 
 
 def photos(value: Any) -> Iterator[Photo]:
-    """The images within lists and tuples."""
+    """Yields the images within lists and tuples."""
     if isinstance(value, Photo):
         yield value
     elif isinstance(value, list | tuple):
@@ -226,7 +226,7 @@ def photos(value: Any) -> Iterator[Photo]:
 
 
 def as_typed(value: Any, hint: Any) -> Any:
-    """A field of a form, which is text, as its option has it."""
+    """Converts a field of a form, which is text, to the type of its option."""
     if hint is None or not isinstance(value, str) or fits(value, hint):
         return value
     words = {"true": True, "false": False}
@@ -245,7 +245,7 @@ def _check_size(name: str, value: Any) -> None:
     """Refuses values that would cost more than any use needs.
 
     Raises:
-        UserError: It is one.
+        UserError: The value is one of these.
     """
     most = MOST_ITEMS.get(name, MOST_ITEMS[""])
     if isinstance(value, list) and len(value) > most:

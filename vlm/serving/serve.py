@@ -1,4 +1,4 @@
-"""A model as an HTTP service: what is loaded, how it is bound, and how a signal ends it."""
+"""`vlm serve`: loads a model and serves it over HTTP until a signal."""
 
 import os
 from collections.abc import Mapping
@@ -11,8 +11,8 @@ from vlm.inference.predictor import load_predictor
 from vlm.serving.server import LOCAL, listen
 
 KEY = "VLM_SERVE_KEY"
-GRACE = 8  # seconds in which requests are answered that came before a signal
-SPARE = 64  # connections beside those whose inputs may wait
+GRACE = 8  # seconds after a signal in which earlier requests are still answered
+SPARE = 64  # connections in addition to those whose inputs may wait
 
 
 def serve(
@@ -57,10 +57,10 @@ def serve(
 
 
 def key_of(environment: Mapping[str, str]) -> str | None:
-    """The key of the environment, if there is one.
+    """Returns the key in the environment, if there is one.
 
     Raises:
-        UserError: No client could send it.
+        UserError: No client could send this key.
     """
     key = environment.get(KEY)
     if key is not None and (not key or not key.isascii() or not key.isprintable() or " " in key):

@@ -29,26 +29,27 @@ from vlm.training.step.step_loader import StepLoader
 class Data(L.LightningDataModule):
     """Data for training and evaluation: loaders in an order that is a function of (seed, epoch).
 
-    Without a validation split, a part of train validates, drawn by names and, where records have classes, by class.
+    Without a validation split, a part of train is held out: drawn by record names, and by class if there are classes.
 
     Args:
         source: The data set.
         fields: What the task reads of each record, by name.
         batch_size: Samples of a training step's global batch, over all devices.
         eval_batch_size: Samples of an evaluation batch, over all devices.
-        num_workers: Processes that read samples, each device's; "auto" takes its share of the
-            CPUs, at most 8 where there is no GPU.
+        num_workers: Number of processes per device that read samples; "auto" takes its share of the CPUs, at most 8 if
+            there is no GPU.
         order_seed: Key of the order and of the augmentation.
-        seed: Key of which samples are held out, and which those of `train_samples` are; None for that of the order.
-        bucket: How many batches are sorted by length together; 1 sorts nothing.
-        batch_tokens: Tokens of a training step's global batch, about, in place of batch_size samples; None for samples.
-        repeats: How often a training sample comes in a batch, each time augmented in its own way; 1 is off.
-        train_samples: Train on so many samples alone, each class having its share, the same in every epoch; None for
+        seed: Key that selects the held-out samples and those of `train_samples`; None for order_seed.
+        bucket: Number of batches that are sorted by length together; 1 sorts nothing.
+        batch_tokens: Approximate tokens of a training step's global batch, instead of batch_size samples; None for
+            samples.
+        repeats: Copies of each training sample in a batch, each augmented differently; 1 is off.
+        train_samples: Number of training samples to use, the same in every epoch, with each class's share; None for
             all.
-        cache_features: Whether training reads what a frozen encoder made of each image once, instead of the image.
+        cache_features: Whether training reads cached features of a frozen encoder instead of images.
         test: Whether the test split may be read.
         images_on_device: Whether training keeps its images on the device, and augments batches of them there.
-        cache: Folder of what is kept from run to run; None for none.
+        cache: Folder for data that runs share; None for no cache.
     Raises:
         UserError: Repeats do not divide the batch size, or there are too few samples to hold any out.
     """
@@ -162,7 +163,7 @@ class Data(L.LightningDataModule):
 
     @property
     def images(self) -> tuple[str, ImageField]:
-        """Name of the field of images, and the field.
+        """Name of the image field, and the field itself.
 
         Raises:
             UserError: The task reads no images.
@@ -182,7 +183,7 @@ class Data(L.LightningDataModule):
         """Makes training read its images from the device.
 
         Args:
-            read: Gives the pixels of a batch there, augmented.
+            read: Returns the augmented pixels of a batch on the device.
         """
         name, _ = self.images
         self._training_fields = {**self.fields, name: field}
@@ -242,7 +243,7 @@ class Data(L.LightningDataModule):
         return self.loader(samples, EvalBatches(size=len(samples), batch_size=self.eval_batch_size, **self._ranks()))
 
     def on_exception(self, exception: BaseException) -> None:
-        end_workers()  # the trainer ends only those of the loop that the fault struck
+        end_workers()  # the trainer ends only the workers of the loop that failed
 
     def test_dataloader(self) -> DataLoader[Any]:
         return self.eval_dataloader(self.test_split)
@@ -260,7 +261,7 @@ class Data(L.LightningDataModule):
         batches: Iterable[Sequence[Key]],
         kind: Callable[..., DataLoader[Any]] = DataLoader,
     ) -> DataLoader[Any]:
-        """A loader of these batches, of a kind that takes DataLoader's arguments."""
+        """Returns a loader of these batches; `kind` takes DataLoader's arguments."""
         return kind(
             samples,
             batch_sampler=batches,  # of keys, not of bare indices

@@ -28,8 +28,8 @@ def move_images_to_device(run: Any) -> None:
     Args:
         run: The vlm.training.run.run.Run.
     Raises:
-        UserError: They cannot be kept: they are other ones in each epoch, are too many or of many sizes, or their
-            augmentation is not one for batches.
+        UserError: They cannot be kept: they differ between epochs, are too many or of several sizes, or cannot be
+            augmented in batches.
     """
     data, device = run.data, run.trainer.strategy.root_device
     _, images = data.images
@@ -73,7 +73,7 @@ def faults(fresh: bool, augment: Augment | None) -> Iterator[str]:
 
 
 class _Shown(ImageField):
-    """Images as evaluation shows them."""
+    """Reads images as evaluation does."""
 
     def __init__(self, images: ImageField) -> None:
         super().__init__(preprocess=images.preprocess)
@@ -81,7 +81,7 @@ class _Shown(ImageField):
 
 
 class _Whole(_Shown):
-    """Whole images, all of one size.
+    """Reads whole images, all of one size.
 
     Args:
         records: Records of the split; the first image that can be read gives the size.
@@ -103,7 +103,7 @@ class _Whole(_Shown):
 
 
 def read(data: Any, field: _Shown) -> tuple[Tensor, dict[int, str]]:
-    """All training images, uint8 (N, 3, H, W), black where one cannot be read, and the reasons by index."""
+    """Returns all training images, uint8 (N, 3, H, W), black if unreadable, and the reasons for those by index."""
     count, bad = len(data.split("train")), dict[int, str]()
     pixels = torch.zeros(count, 3, *field.size[::-1], dtype=torch.uint8)
     for good, images, faults in data.read_images(field, range(count), data.eval_batch_size):

@@ -22,11 +22,11 @@ from vlm.models.frozen_features import Features, features_of, frozen_part, proje
 from vlm.training.data_module import Data
 from vlm.training.run.processes import is_rank_zero, rank_zero_first
 
-PATIENCE = timedelta(days=7)  # others wait for the process that makes them, for as long as it lives
+PATIENCE = timedelta(days=7)  # how long the other ranks wait for the one that computes
 
 
 def feature_faults(config: dict[str, Any]) -> Iterator[str]:
-    """Yields a line for each reason why the features of a config's encoder cannot be kept."""
+    """Yields a line for each reason why the features of a config's encoder cannot be cached."""
     data, encoder = config["data"], config["model"].get("encoder")
     if not data.get("cache_features") or not encoder:
         return
@@ -71,16 +71,16 @@ def as_read(images: Tensor | Features, preprocess: Preprocess) -> Tensor | Featu
 class FeatureCacheBuilder:
     """Computes the features of a run's training images.
 
-    They are made as training would make them, on its device and in its precision, and kept in the type that comes out:
-    training is then what it is without, to the rounding of products whose sums are ordered by the batch.
+    They are computed on training's device and in its precision, and stored in the resulting dtype. Training is then the
+    same as without them, except for rounding where the order of sums depends on the batch.
 
     Args:
-        encoder: The encoder, its frozen part with the weights that the run has.
+        encoder: The encoder; its frozen part has the run's weights.
         spec: Its name and arguments, as checkpoints hold them.
         data: The training images.
         device: Where training computes.
-        precision: What training computes in.
-        context: Lets a forward pass compute in it.
+        precision: Precision of training.
+        context: Returns a context in which a forward pass has this precision.
     """
 
     def __init__(
@@ -100,11 +100,11 @@ class FeatureCacheBuilder:
     def build(self, folder: Path, say: Callable[[str], None]) -> FeatureFile:
         """Opens the file of features in a cache; computes missing ones.
 
-        Of the processes that ask at once, one makes them and the others wait for it.
+        If several processes ask at once, one computes them and the others wait.
 
         Args:
             folder: The cache.
-            say: Takes a line for a person.
+            say: Prints a line.
         Raises:
             UserError: There is no room for them, or they cannot be written.
         """
@@ -138,7 +138,7 @@ class FeatureCacheBuilder:
         """A hash of encoder, images, transform, device and precision."""
         spec = dict(self.spec["args"])
         if projects(self.encoder):
-            spec.pop("dim", None)  # of what the features are projected to
+            spec.pop("dim", None)  # width of the projection, which comes after the features
         identity = {"name": self.spec["name"], "args": spec, "device": self.device.type, "precision": self.precision}
         digest = blake2b(json.dumps(identity, sort_keys=True, default=repr).encode(), digest_size=16)
         for name, tensor in frozen_part(self.encoder).state_dict().items():
@@ -148,7 +148,7 @@ class FeatureCacheBuilder:
         return digest.hexdigest()
 
     def _fill(self, file: FeatureFile, missing: list[int]) -> None:
-        """Computes the missing features of a file; the reason why an image cannot be read goes to its faults."""
+        """Computes the missing features of a file; reasons for unreadable images go to its `faults`."""
         size = AT_ONCE if self.device.type == "cpu" else self.data.eval_batch_size
         for good, pixels, bad in self.data.read_images(self.images, missing, size, seed=self.data.order_seed):
             file.faults |= bad

@@ -1,4 +1,4 @@
-"""How each word of a written text attended to the words of the text that was read."""
+"""Attention of each written word to the words of the text that was read."""
 
 import io
 from collections.abc import Sequence
@@ -15,14 +15,14 @@ from vlm.inference.text.text_words import words_of
 from vlm.models.context import Context
 from vlm.models.text_decoder import TextDecoder
 
-CELL, LETTER = 26, 9  # pixels of a pair of words, and about of a letter
+CELL, LETTER = 26, 9  # pixels of a cell for a pair of words, and approximately of a letter
 
 
 @dataclass
 class Alignment:
     """The words of both texts and their weights (Bahdanau et al. 2015, figure 3): (written, read).
 
-    A row of weights sums to at most 1: the rest lies on the begin and the end of the text.
+    A row of weights sums to at most 1; the rest is on the begin and end tokens.
     """
 
     read: list[str]
@@ -34,9 +34,9 @@ class Alignment:
 def read_alignment(
     decoder: TextDecoder, tokenizer: Tokenizer, context: Context, read: Sequence[int], written: Sequence[int]
 ) -> Alignment | None:
-    """Reads a written text once more and records what was attended to.
+    """Decodes a written text again and records its attention.
 
-    None for a decoder without attention, or where a text has no word.
+    Returns None for a decoder without attention, or if a text has no word.
 
     Args:
         context: The text that was read, encoded, one row.
@@ -57,7 +57,7 @@ def read_alignment(
 
 
 def alignment_picture(alignment: Alignment) -> bytes:
-    """Written words from top to bottom, read ones from left to right, dark where the weight is large, as a PNG."""
+    """Draws a PNG: written words from top to bottom, read ones from left to right, dark for large weights."""
     left, top = (LETTER * max(map(len, words)) + GAP for words in (alignment.written, alignment.read))
     size = (left + CELL * len(alignment.read) + GAP, top + CELL * len(alignment.written) + GAP)
     sheet, letters = Image.new("RGB", size, "white"), font(14)

@@ -33,7 +33,7 @@ class AttentionPicture:
 
     def show(self) -> None:
         """Shows the picture: in a notebook below its cell, else in the system's viewer of images."""
-        ipython = sys.modules.get("IPython")  # other libraries import it too; a notebook's shell has a kernel
+        ipython = sys.modules.get("IPython")  # other libraries import it too, but only a notebook's shell has a kernel
         if ipython is not None and hasattr(ipython.get_ipython(), "kernel"):
             ipython.display.display(self)
         else:
@@ -45,15 +45,15 @@ class AttentionPicture:
 
 
 class AttentionDrawing:
-    """Draws where a captioner looked.
+    """Draws pictures of a captioner's attention.
 
     Attributes:
-        missing: Lines on the maps that the model does not offer.
+        missing: Lines that say which maps the model does not offer.
     Args:
         captioner: The predictor.
         named: The option or method that asks for pictures, for messages.
     Raises:
-        UserError: Nothing of this model's attention can be read.
+        UserError: This model offers no attention maps.
     """
 
     def __init__(self, captioner: Any, named: str) -> None:
@@ -65,7 +65,7 @@ class AttentionDrawing:
         if len(self.missing) > 1:
             raise UserError(f"{named}: {'; '.join(self.missing)}; leave it out for this model")
         self.title = BY_CLASS if has_class_token(captioner.model.encoder) else BY_PATCHES
-        # What the model sees, only finer.
+        # The image as the model sees it, at a higher resolution.
         self.view = captioner.preprocess.scaled_to(TILE)
 
     def png(self, pixels: Tensor, caption: Any, shown: Tensor) -> bytes:

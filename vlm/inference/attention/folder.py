@@ -1,4 +1,4 @@
-"""A folder of pictures of where a captioner looked, for `vlm caption --attention DIR`."""
+"""A folder of pictures of a captioner's attention, for `vlm caption --attention DIR`."""
 
 import os
 import re
@@ -15,14 +15,14 @@ from vlm.inference.attention.drawing import AttentionDrawing
 
 
 class AttentionFolder:
-    """Draws each caption of an image, as an observer of `write_results`.
+    """Draws the attention of each caption; an observer for `write_results`.
 
-    A picture is in its place, whole, before its caption is written: what a killed run has left needs no second look.
+    A picture is complete before its caption is written, so that the records of a killed run have all their pictures.
 
     Args:
-        folder: The folder of the pictures; it is made.
+        folder: The folder of the pictures; created if missing.
     Raises:
-        UserError: The folder cannot be made, or nothing of this model's attention can be read.
+        UserError: The folder cannot be created, or this model offers no attention maps.
     """
 
     def __init__(self, captioner: Any, folder: str) -> None:
@@ -47,7 +47,7 @@ class AttentionFolder:
     def _shown(self, path: str, pixels: Tensor) -> Tensor:
         try:
             return self.drawing.view(load_image(path))
-        except ImageError:  # gone since it was captioned
+        except ImageError:  # deleted since it was captioned
             return pixels
 
     def _write(self, name: str, png: bytes) -> None:

@@ -1,4 +1,4 @@
-"""Attention of a captioner: of the decoder while it wrote each word, and of the encoder, head by head."""
+"""Attention of a captioner: the decoder's for each word, and the encoder's for each head."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -24,13 +24,13 @@ Map = tuple[str, np.ndarray]
 
 @dataclass
 class Attention:
-    """Maps (rows, columns) that sum to 1, none of a kind where the model's layers do not offer it.
+    """Maps (rows, columns) that sum to 1; a list is empty if the model's layers do not offer its kind.
 
     Args:
-        words: For each word the attention of the decoder's last layer while it was written, the mean of its heads (Xu
-            et al. 2015, figure 5).
-        heads: For each head of the encoder's last layer what its class token attends to (Caron et al. 2021, figure 1);
-            without one, what all patches attend to, on their mean.
+        words: For each word, the attention of the decoder's last layer when it was written, averaged over heads (Xu et
+            al. 2015, figure 5).
+        heads: For each head of the encoder's last layer, the attention of the class token (Caron et al. 2021, figure
+            1); without a class token, the mean attention of all patches.
     """
 
     words: list[Map]
@@ -45,13 +45,13 @@ def word_maps(
     caption: str,
     language: str | None = None,
 ) -> list[Map]:
-    """The `Attention.words` of a caption of which nothing but its text and its language is known.
+    """Returns the `Attention.words` of a caption, given only its text and language.
 
     Args:
         pixels: The image as the model reads it, uint8 (3, H, W).
         language: As in `Tokenizer.begin`.
     """
-    # A caption read again may take more tokens than it was written in.
+    # An encoded caption may have more tokens than it was written with.
     tokens = [*tokenizer.begin(language), *tokenizer.encode_written(caption)][: model.decoder.max_len]
     return read_attention(model, tokenizer, preprocess, pixels, tokens).words
 
@@ -60,13 +60,13 @@ def word_maps(
 def read_attention(
     model: VisionLanguageModel, tokenizer: Tokenizer, preprocess: Preprocess, pixels: Tensor, tokens: Sequence[int]
 ) -> Attention:
-    """Reads an image and a caption of it once more, and records what was attended to.
+    """Runs the model on an image and its caption again, and records its attention.
 
     Args:
         pixels: The image as the model reads it, uint8 (3, H, W).
-        tokens: The caption, without begin and end; at most as many as the decoder has room for.
+        tokens: The caption, without begin and end; at most as many as the decoder's positions.
     """
-    # A token is predicted by the one before it: the query of the first token is the begin.
+    # A token is predicted by the one before it, so the first token's query is the begin token.
     row = torch.tensor([[tokenizer.bos_id, *tokens[:-1]]], device=pixels.device)
     training = model.training
     with encoder_attention(model.encoder) as seen:
@@ -87,7 +87,7 @@ def read_attention(
 def tokens_before(encoder: Any) -> int | None:
     """Number of an encoder's states before the grid of patches: its class token, its registers.
 
-    None if that is not known; then one is taken for a class token where a grid is left without it.
+    None if unknown: one state is then taken for a class token if the others form a grid.
     """
     if isinstance(encoder, ViT):
         return int(encoder.class_token is not None)
@@ -102,7 +102,7 @@ def has_class_token(encoder: Any) -> bool:
 
 @contextmanager
 def encoder_attention(encoder: Any) -> Iterator[list[Tensor]]:
-    """Records the weights (B, N, S, S) of an encoder's last layer while it is open; none of encoders without any."""
+    """Context that records the attention weights (B, N, S, S) of an encoder's last layer; empty if it has none."""
     backbone = encoder.backbone if isinstance(encoder, TimmEncoder) else encoder
     blocks = getattr(backbone, "blocks", None)
     layer = getattr(blocks[-1], "attn", None) if blocks is not None and len(blocks) else None
@@ -118,7 +118,7 @@ def encoder_attention(encoder: Any) -> Iterator[list[Tensor]]:
 
 @contextmanager
 def _timm_recorded(layer: Any) -> Iterator[list[Tensor]]:
-    """timm computes the weights only when it is told not to fuse them away, and then sends them through a dropout."""
+    """timm exposes the weights only without fused attention, where they pass through a dropout."""
     record: list[Tensor] = []
     fused, layer.fused_attn = layer.fused_attn, False
     hook = layer.attn_drop.register_forward_hook(lambda module, inputs, output: record.append(inputs[0].detach()))
@@ -137,7 +137,7 @@ def _heads(weights: Tensor, encoder: Any, before: int | None, size: Sequence[int
 
 
 def _grids(weights: Tensor, before: int | None, size: Sequence[int]) -> np.ndarray | None:
-    """Weights (L, S) over the encoder's states as maps (L, rows, columns); None if these are no grid of the image.
+    """Reshapes weights (L, S) over the encoder's states to maps (L, rows, columns); None if the states form no grid.
 
     Args:
         size: Height and width of the image.
@@ -155,7 +155,7 @@ def _normal(weights: np.ndarray) -> np.ndarray:
 
 @torch.no_grad()
 def what_is_missing(model: VisionLanguageModel, images: Tensor) -> list[str]:
-    """Lines on the attention that a model does not offer.
+    """Returns lines that say which attention maps a model does not offer.
 
     Shapes:
         images (1, 3, H, W), any that the model can read

@@ -1,4 +1,4 @@
-"""The picture of what a captioner looked at."""
+"""Pictures of attention maps."""
 
 import io
 from collections.abc import Iterator, Sequence
@@ -13,13 +13,13 @@ from vlm.errors import printable
 from vlm.inference.attention.maps import Map
 from vlm.nn.image_size import scaled
 
-TILE, GAP = 128, 20  # pixels of a picture's longer side, and of the space above it for its word
-GLOW = np.array([110.0, 75.0, 10.0])  # added in full where the weight is the largest
+TILE, GAP = 128, 20  # pixels of a tile's longer side, and of the space above it for its word
+GLOW = np.array([110.0, 75.0, 10.0])  # colour added at the largest weight
 Band = tuple[str, Sequence[Map]]
 
 
 def attention_picture(pixels: Tensor, maps: Sequence[Map], *, columns: int = 6) -> bytes:
-    """The image, then a copy for each word that is bright where the model looked, as a PNG.
+    """Draws a PNG of the image, then of a copy for each word that is bright where the model attended.
 
     Args:
         pixels: uint8 (3, H, W).
@@ -29,7 +29,7 @@ def attention_picture(pixels: Tensor, maps: Sequence[Map], *, columns: int = 6) 
 
 
 def bands_picture(pixels: Tensor, bands: Sequence[Band], *, columns: int = 6) -> bytes:
-    """Bands of pictures, each under its title, as a PNG; the first begins with the image itself.
+    """Draws a PNG of bands of pictures, each under its title; the first begins with the image itself.
 
     Args:
         pixels: uint8 (3, H, W).
@@ -58,7 +58,7 @@ def bands_picture(pixels: Tensor, bands: Sequence[Band], *, columns: int = 6) ->
 
 
 def _lines(bands: Sequence[Band], columns: int) -> Iterator[str | Sequence[tuple[str, np.ndarray | None]]]:
-    """Titles and rows of pictures, from top to bottom."""
+    """Yields titles and rows of pictures, from top to bottom."""
     for number, (title, maps) in enumerate(bands):
         if title:
             yield title
@@ -68,7 +68,7 @@ def _lines(bands: Sequence[Band], columns: int) -> Iterator[str | Sequence[tuple
 
 
 def font(size: int) -> ImageFont.FreeTypeFont:
-    """DejaVu Sans, which knows many scripts; matplotlib brings it."""
+    """Returns DejaVu Sans, which covers many scripts; matplotlib ships it."""
     package = find_spec("matplotlib")
     assert package is not None and package.origin is not None
     return ImageFont.truetype(Path(package.origin).parent / "mpl-data/fonts/ttf/DejaVuSans.ttf", size)

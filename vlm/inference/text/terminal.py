@@ -1,4 +1,4 @@
-"""Continuations of prompts, and how they come on a terminal."""
+"""Continuations of prompts, and their output on a terminal."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -23,11 +23,11 @@ class Continuation:
 
 
 class TerminalWriter:
-    """Writes continuations to the terminal in the order of their prompts, the foremost one as it grows.
+    """Writes continuations to the terminal in the order of their prompts, the current one as it grows.
 
     Args:
-        prompts: Written before what continues them.
-        decode: Makes text of tokens.
+        prompts: Written before their continuations.
+        decode: Converts tokens to text.
     """
 
     def __init__(self, prompts: Sequence[str], decode: Callable[[Sequence[int]], str]) -> None:
@@ -36,13 +36,13 @@ class TerminalWriter:
         self._begin()
 
     def watch(self, place: int, texts: Sequence[Sequence[int]]) -> bool:
-        """Writes what is new of the foremost text; the others wait."""
+        """Writes the new part of the current text; the others wait."""
         if place == self.current and len(texts) == 1:
             self._grow(self.decode(texts[0]).rstrip("\ufffd"))  # the bytes of a character may be spread over tokens
         return True
 
     def finish(self, texts: Sequence[Continuation]) -> None:
-        """Writes the texts of the foremost prompt to their ends."""
+        """Writes the rest of the current prompt's texts."""
         for number, one in enumerate(texts):
             if number:
                 self._begin()

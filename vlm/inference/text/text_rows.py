@@ -9,10 +9,10 @@ from vlm.data.text.inputs import Encoded, Input, input_rows
 
 
 def note_cut(lengths: Iterable[int], room: int, *, names: str = "texts", part: str = "end") -> Iterator[str]:
-    """A line on how many texts have more tokens than a model reads, if some do.
+    """Yields a line on how many texts have more tokens than a model reads, if some do.
 
     Args:
-        part: What the model does not read of these.
+        part: The part of these that the model does not read.
     """
     lengths = list(lengths)
     if cut := sum(length > room for length in lengths):

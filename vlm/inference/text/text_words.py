@@ -12,12 +12,12 @@ from vlm.models.context import Context
 
 
 def words_of(tokens: Sequence[int], tokenizer: Tokenizer) -> Iterator[tuple[str, list[int]]]:
-    """The words of a text with the places of their tokens; of a script without spaces, each token is one."""
+    """Yields the words of a text with the places of their tokens; in a script without spaces, each token is a word."""
     word = written = ""
     places: list[int] = []
-    unfinished: list[int] = []  # tokens that are bytes of a character
+    unfinished: list[int] = []  # tokens that are parts of a character
     for place, token in enumerate(tokens):
-        if token in tokenizer.language_ids:  # chosen by nobody who writes
+        if token in tokenizer.language_ids:  # language tokens are given, not written
             continue
         unfinished.append(place)
         text = tokenizer.decode(tokens[: place + 1])
@@ -35,11 +35,11 @@ def words_of(tokens: Sequence[int], tokenizer: Tokenizer) -> Iterator[tuple[str,
 
 @torch.inference_mode()
 def word_probabilities(writer: Writer, context: Context, tokens: Sequence[int]) -> list[tuple[str, float]]:
-    """The words of a text with the probability of each after those before it; the text is read once more.
+    """Returns the words of a text with the probability of each given those before; runs the decoder on the text again.
 
     Args:
         context: The input, encoded, one row.
-        tokens: The text, without begin and end; at most as many as the decoder has room for.
+        tokens: The text, without begin and end; at most as many as the decoder's positions.
     """
     if not tokens:
         return []

@@ -1,4 +1,4 @@
-"""Rules with words as people write them."""
+"""Converts words to rules of decoding."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -18,11 +18,11 @@ def rules_of_words(
     require: Sequence[str] = (),
     **options: Any,
 ) -> Rules:
-    """Rules that begin with, ban and require words; other options as in Rules.
+    """Returns rules with a prefix, banned words and required words; other options as in Rules.
 
-    A word is banned as it stands inside a text and at its beginning, with a small first letter and a capital one;
-    longer words that begin with the same tokens go with it. A required word is one inside a text. Both are runs of
-    tokens: a model that spells a word in other tokens than the tokenizer does is not caught at it.
+    A word is banned inside a text and at its beginning, with a lower-case and a capital first letter; so are longer
+    words that begin with the same tokens. A required word is one inside a text. Both are sequences of tokens: a model
+    that spells a word with other tokens than the tokenizer is not detected.
 
     Args:
         prefix: Beginning of the texts.

@@ -10,7 +10,7 @@ from vlm.data.batch import BadSample
 from vlm.errors import Share, SharedError, printable
 from vlm.training.step.task import Task
 
-LISTED = 10  # of the unreadable samples, when there are too many
+LISTED = 10  # unreadable samples that the error names
 
 
 class BadSamples(L.Callback):
@@ -23,7 +23,7 @@ class BadSamples(L.Callback):
     def __init__(self, *, limit: Share = 0.01) -> None:
         self.limit = limit
         self.reasons: dict[str, str] = {}
-        self._own: list[BadSample] = []  # of this rank, not told to the others yet
+        self._own: list[BadSample] = []  # this rank's, not yet sent to the others
 
     def state_dict(self) -> dict[str, Any]:
         return {"reasons": self.reasons}
@@ -44,7 +44,7 @@ class BadSamples(L.Callback):
     ) -> None:
         self._own += batch.bad
         step = cast(Task, pl_module).step
-        if trainer.world_size > 1 and not step.bad_samples:  # of no rank, as far as they have told each other
+        if trainer.world_size > 1 and not step.bad_samples:  # no rank has reported any
             return
         bad, self._own, step.bad_samples = _of_all_ranks(trainer, self._own), [], 0
         new = [sample for sample in bad if sample.id not in self.reasons]

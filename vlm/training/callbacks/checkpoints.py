@@ -24,8 +24,8 @@ RESUMING = ("optimizer_states", "lr_schedulers", "loops", "callbacks", "ema")  #
 class VerifiedIO(CheckpointIO):
     """Uses vlm.checkpoint for all of Lightning's saves and loads: atomic writes, verified and safe reads.
 
-    The `last.ckpt` that a save replaces stays as `previous.ckpt`, if this process wrote or verified it: a damaged one
-    must not take the place of a good one. `best.ckpt` holds the weights that evaluation uses, and no optimiser.
+    A save keeps the `last.ckpt` that it replaces as `previous.ckpt`, if this process wrote or verified it, so that a
+    damaged file never replaces a good one. `best.ckpt` holds the weights that evaluation uses, and no optimiser.
     """
 
     def __init__(self) -> None:
@@ -49,12 +49,12 @@ class VerifiedIO(CheckpointIO):
 
 
 class Checkpoints(L.Callback):
-    """Keeps `last.ckpt`, where training goes on, `previous.ckpt`, the one before, and `best.ckpt`, the best validated.
+    """Keeps `last.ckpt` to resume from, the one before it as `previous.ckpt`, and the best validated as `best.ckpt`.
 
     The last step of `trainer.max_steps` is validated too.
 
     Args:
-        monitor: Metric that says which is best; None for the latest, where nothing may be chosen by a score.
+        monitor: Metric that selects the best; None to keep the latest, when no score may select.
         mode: "max" or "min".
         every_n_steps: Optimiser steps between saves of `last`, besides the one after each validation.
     """
@@ -116,7 +116,7 @@ class Checkpoints(L.Callback):
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any) -> None:
         if out_of_steps(trainer):
-            trainer.should_stop = True  # the trainer validates where it is asked to stop, and not where its steps end
+            trainer.should_stop = True  # the trainer validates when asked to stop, but not when it reaches max_steps
         step = trainer.global_step
         due = step != self._saved_step and step % self.every_n_steps == 0 and not accumulates(trainer)
         if due and not validates(trainer):  # a validation saves after itself
@@ -131,7 +131,7 @@ class Checkpoints(L.Callback):
         if self.monitor is None or (score is not None and self._is_better(score)):
             self.best_score = score
             trainer.save_checkpoint(self.best)
-        if not accumulates(trainer):  # in the middle of an optimiser step its gradients would be lost
+        if not accumulates(trainer):  # a save in the middle of an optimiser step would lose its gradients
             self._saved_step = -1  # the best score is part of `last`
             self.save_last(trainer)
         if self.monitor is not None and score is None:
@@ -145,12 +145,12 @@ class Checkpoints(L.Callback):
             return False
         if self.best_score is None:
             return True
-        # Of equals the later one is kept: it has seen more.
+        # On a tie the later one wins: it has trained longer.
         return score >= self.best_score if self.mode == "max" else score <= self.best_score
 
 
 def same_metric(callback: Any, state: Mapping[str, Any]) -> bool:
-    """Returns True if a callback's stored state is of the metric that it monitors; a resumed run may change it."""
+    """Returns True if a callback's stored state belongs to its metric, which a resumed run may change."""
     return all(state.get(name, getattr(callback, name)) == getattr(callback, name) for name in ("monitor", "mode"))
 
 
@@ -161,7 +161,7 @@ def not_logged(key: str, metric: str, scores: Mapping[str, Any]) -> SharedError:
 
 
 def evaluated(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
-    """A checkpoint for inference: with averaged weights, if there are any, and without training state."""
+    """Returns a checkpoint for inference: averaged weights if there are any, and no training state."""
     kept = {name: value for name, value in checkpoint.items() if name not in RESUMING}
     return {**kept, "state_dict": {**checkpoint["state_dict"], **checkpoint.get("ema", {})}}
 

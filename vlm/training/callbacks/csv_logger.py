@@ -12,7 +12,7 @@ from vlm.errors import Injected
 from vlm.io.atomic import write_text
 from vlm.io.output import csv_text
 
-APART = "throughput/"  # the clock's figures: a run that is resumed repeats all others to the bit
+APART = "throughput/"  # prefix of figures that depend on the clock; a resumed run repeats all others bit for bit
 
 
 class Table:
@@ -27,7 +27,7 @@ class Table:
         self.rows: list[dict[str, Any]] = []
         self.columns: dict[str, None] = {}
         self._read = False
-        self._text, self._texts = "", 0  # the header and the first so many rows, as they are written
+        self._text, self._texts = "", 0  # text of the header and the first rows, and the number of these rows
 
     def add(self, metrics: dict[str, float], step: int) -> None:
         """Adds metrics to the row of a step, the last one or a new one."""
@@ -45,7 +45,7 @@ class Table:
     def _restore(self, step: int) -> None:
         if self.path.is_file():
             with self.path.open(newline="") as file:
-                # What was logged after the checkpoint that the run resumed from is done again.
+                # A resumed run repeats the steps after its checkpoint, so their rows are dropped.
                 self.rows = [row for row in csv.DictReader(file) if int(row["step"]) <= step]
             self.columns = dict.fromkeys(name for row in self.rows for name in row)
             self._text = self._lines([dict(zip(self.columns, self.columns, strict=True))])
@@ -61,7 +61,7 @@ class Table:
         """
         if not self.rows:
             return
-        done = len(self.rows) - 1  # the last may still be added to
+        done = len(self.rows) - 1  # the last row may still grow
         self._text += self._lines(self.rows[self._texts : done])
         self._texts = done
         write_text(self.path, self._text + self._lines(self.rows[-1:]))
@@ -92,7 +92,7 @@ class CSVLogger(Logger):
         return self.metrics.rows
 
     def log_hyperparams(self, params: dict[str, Any] | Namespace, *args: Any, **kwargs: Any) -> None:
-        """The run's config.yaml holds them."""
+        """Does nothing: the run's config.yaml holds them."""
 
     @rank_zero_only
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:

@@ -1,4 +1,4 @@
-"""The end of a run that learns no more."""
+"""Stops a run that no longer improves."""
 
 import math
 from typing import Annotated, Any, Literal
@@ -12,13 +12,13 @@ from vlm.training.callbacks.checkpoints import not_logged, same_metric
 class EarlyStopping(L.Callback):
     """Ends a run after some validations in a row without a gain (Prechelt 1998, "Early Stopping - But When?").
 
-    The best checkpoint is tested as ever. A run that ended so has ended: resumed, it only tests again.
+    The best checkpoint is tested as usual. If the run is resumed, it only tests again.
 
     Args:
         monitor: Metric that says which validation is better.
         mode: "max" or "min".
         patience: Validations without a gain after which the run ends.
-        min_gain: Least change of the metric that is a gain.
+        min_gain: An improvement counts as a gain if it is larger than this.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class EarlyStopping(L.Callback):
         if self.monitor not in scores:
             raise not_logged("callbacks.early_stopping.monitor", self.monitor, scores)
         score = float(scores[self.monitor]) * (-1 if self.mode == "max" else 1)
-        gained = score < self.best - self.min_gain  # False for no number
+        gained = score < self.best - self.min_gain  # False for NaN
         self.best, self.waited = (score, 0) if gained else (self.best, self.waited + 1)
         if self.waited < self.patience:
             return

@@ -14,7 +14,7 @@ class EMA(L.Callback):
     """Keeps an exponential moving average of the weights and evaluates with it (Polyak and Juditsky 1992).
 
     Args:
-        decay: Share of the average that stays at each step; in the first ones less, (1 + step) / (10 + step).
+        decay: Share of the average that is kept at each step; less in early steps, (1 + step) / (10 + step).
     """
 
     def __init__(self, *, decay: Annotated[float, Range(above=0, below=1)]) -> None:

@@ -25,17 +25,17 @@ def silence_writer_threads() -> None:
 
 
 def _passed_on(attribute: str) -> Any:
-    """A property of the wrapped logger."""
+    """Returns a property that reads an attribute of the wrapped logger."""
     return property(lambda steady: steady._try(lambda: getattr(steady.logger, attribute)))
 
 
 class FaultTolerantLogger(Logger):
     """Wraps a logger and warns once if it fails, instead of stopping the run.
 
-    The logger is asked again each time: one whose disk was full for a while goes on.
+    Each call tries the logger again, so that one whose disk was full for a while goes on.
 
     Args:
-        logger: What writes.
+        logger: The wrapped logger.
         label: Its name in the config.
     """
 
@@ -48,7 +48,7 @@ class FaultTolerantLogger(Logger):
     def _try(self, action: Callable[[], Any], otherwise: Any = None) -> Any:
         try:
             return action()
-        except Exception as fault:  # a logger is somebody else's program, and may fail in any way
+        except Exception as fault:  # third-party code may fail in any way
             if not self._warned:
                 self._warned = True
                 where = f"{fault.filename}: " if isinstance(fault, OSError) and fault.filename else ""
@@ -71,7 +71,7 @@ class FaultTolerantLogger(Logger):
         self._try(lambda: self.logger.log_hyperparams(params, *args, **kwargs))
 
     def log_samples(self, samples: Sequence[Mapping[str, Any]], step: int) -> None:
-        """Logs samples if the logger can show them, or to TensorBoard."""
+        """Logs samples by the logger's own `log_samples`, or to TensorBoard; other loggers get none."""
         own = getattr(self.logger, "log_samples", None)
         if own is not None:
             self._try(lambda: own(samples, step))
@@ -86,9 +86,9 @@ class FaultTolerantLogger(Logger):
 
 
 def _show(board: Any, samples: Sequence[Mapping[str, Any]], step: int) -> None:
-    """Adds samples to TensorBoard: their lines as text, and their images, one under each number."""
+    """Adds samples to TensorBoard: their lines as one text, and each image under its number."""
     lines = ["".join(f"    {line}\n" for line in sample["line"].splitlines()) for sample in samples]
-    board.add_text("val/samples", "\n".join(lines), step)  # indented, Markdown leaves them as they are
+    board.add_text("val/samples", "\n".join(lines), step)  # Markdown shows indented lines verbatim
     for place, sample in enumerate(samples):
         if "image" in sample:
             board.add_image(f"val/samples/{place}", sample["image"].cpu(), step)

@@ -19,10 +19,10 @@ from vlm.training.step.task import Task
 class ShowFirstBatch(L.Callback):
     """Prints a header and, before the first step, the parameter counts and the inputs and targets of one sample.
 
-    A wrong shift of the labels, a missing end token or wrong classes are visible in it.
+    They reveal a wrong shift of the labels, a missing end token or wrong classes.
 
     Args:
-        tokens: How many tokens of a text are shown.
+        tokens: Number of tokens shown of a text.
     """
 
     def __init__(self, *, tokens: Count = 16) -> None:

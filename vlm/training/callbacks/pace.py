@@ -13,9 +13,9 @@ from vlm.training.step.optim import total_steps
 from vlm.training.step.step import accumulates
 from vlm.training.step.task import Task
 
-STEPS = 10  # that are timed, after one that warms up
-SHORT, LONG = 60.0, 15 * 60.0  # seconds: of a shorter run nothing is said, of a longer one how to shorten it
-FEW_PATCHES = 100  # with no more, smaller images save little
+STEPS = 10  # timed steps, after one warm-up step
+SHORT, LONG = 60.0, 15 * 60.0  # seconds: a shorter run prints nothing, a longer one prints advice too
+FEW_PATCHES = 100  # up to this many, smaller images save little
 
 
 class Pace(L.Callback):
@@ -54,11 +54,11 @@ class Pace(L.Callback):
 
 
 def lines(trainer: L.Trainer, task: Task, *, step: float, waits: float) -> Iterator[str]:
-    """The lines of a run.
+    """Yields the lines to print: the pace, and for a long run how to shorten it.
 
     Args:
         step: Seconds of an optimiser step.
-        waits: Share of them in which training waits for data.
+        waits: Share of the time in which training waits for data.
     """
     steps = -(-int(trainer.num_training_batches) // trainer.accumulate_grad_batches)
     epoch, left = step * steps, step * ((total_steps(trainer) or 0) - trainer.global_step)
@@ -71,7 +71,7 @@ def lines(trainer: L.Trainer, task: Task, *, step: float, waits: float) -> Itera
 
 
 def _advice(trainer: L.Trainer, task: Task, *, step: float, epoch: float, waits: float) -> Iterator[str]:
-    """What would make a run shorter."""
+    """Yields ways to shorten the run."""
     if waits > 0.3:
         yield f"{waits:.0%} of the time it waits for data: smaller files, or more data.num_workers on more cores"
     size = getattr(getattr(task, "preprocess", None), "image_size", 0)
@@ -87,7 +87,7 @@ def _advice(trainer: L.Trainer, task: Task, *, step: float, epoch: float, waits:
 
 
 def _patches(task: Task, image_size: ImageSize) -> int:
-    """Number of states that the model makes of an image; 0 if it is not known."""
+    """Number of states that the model encodes an image into; 0 if unknown."""
     from vlm.models.flop import model_flop
 
     try:

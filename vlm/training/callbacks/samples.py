@@ -14,15 +14,15 @@ from vlm.training.step.task import Task
 
 
 class Samples(L.Callback):
-    """Prints a few samples of each validation, and keeps more in samples/; loggers that show images get
-    those that are printed.
+    """Prints a few samples of each validation and writes more to samples/; loggers that show images get the printed
+    ones.
 
-    A captioner's are records of COCO's result format with their references and loss, a line each; `vlm score` reads
-    them, of one language.
+    A captioner's samples are written in COCO's result format with references and loss, one per line; `vlm score` reads
+    them if they are in one language.
 
     Args:
-        show: How many are printed.
-        keep: How many are written to samples/step_N.jsonl.
+        show: Number of samples to print.
+        keep: Number of samples to write to samples/step_N.jsonl.
     """
 
     def __init__(self, *, show: Annotated[int, Range(0)], keep: Annotated[int, Range(0)]) -> None:
@@ -33,7 +33,7 @@ class Samples(L.Callback):
         samples = task.evaluation.samples
         if trainer.sanity_checking or not trainer.is_global_zero or not samples:
             return
-        # Spread over them: those of class folders stand class by class.
+        # Evenly spaced, because samples of class folders are ordered by class.
         shown = samples[:: max(1, len(samples) // max(1, self.show))][: self.show]
         lines = [f"  {sample['line']}" for sample in shown]
         results = task.evaluation.results

@@ -16,7 +16,7 @@ from vlm.training.step.lightning_private import log_step_now, validates
 from vlm.training.step.step import StepState, accumulates
 from vlm.training.step.task import Task
 
-CLEAR = b"\r\033[K"  # the line of a terminal: the progress bar, with a ^C
+CLEAR = b"\r\033[K"  # clears the terminal's line, which shows the progress bar and a ^C
 SAID = b"finishing the step, then saving; again to stop now\n"
 
 
@@ -35,17 +35,17 @@ class Stopped(BaseException):
 
 
 def signals() -> list[signal.Signals]:
-    """The signals that stop a run; SLURM announces with SIGUSR1 that the time it gave is nearly over."""
+    """The signals that stop a run; SLURM sends SIGUSR1 shortly before the time limit."""
     return [signal.SIGINT, signal.SIGTERM, *([signal.SIGUSR1] if "SLURM_JOB_ID" in os.environ else [])]
 
 
 @contextmanager
 def stopping() -> Iterator[None]:
-    """Context outside of training, where there is nothing to save: a signal ends the run at once."""
+    """Context in which a signal ends the run at once; for phases outside of training, with nothing to save."""
     owner = os.getpid()
 
     def handle(signum: int, frame: FrameType | None) -> None:
-        if os.getpid() == owner:  # a loader's worker is stopped by its owner
+        if os.getpid() == owner:  # not in a loader's worker, which its owner stops
             raise Stopped(signum, saved=False)
 
     before = {signum: signal.signal(signum, handle) for signum in signals()}
@@ -57,11 +57,11 @@ def stopping() -> Iterator[None]:
 
 
 class StopOnSignal(L.Callback):
-    """On a signal finishes the optimiser step, saves `last.ckpt` and ends the run; a second signal kills it.
+    """On a signal, finishes the optimiser step, saves `last.ckpt` and ends the run; a second signal kills it.
 
-    The handler only sets a flag, since a signal may come in the middle of anything. Several ranks tell each other of it
-    in the one message of an optimiser step (`StepState.agreed`), so that all stop after the same one.
-    A validation that is due, or under way, is left to the resumed run: it may take longer than there is time.
+    The handler only sets a flag, since a signal may interrupt anything. Ranks share it in the one message of an
+    optimiser step (`StepState.agreed`), so that all stop after the same step. A validation that is due, or under way,
+    is left to the resumed run: it may take longer than there is time.
     """
 
     def __init__(self) -> None:
@@ -75,7 +75,7 @@ class StopOnSignal(L.Callback):
             end_workers()
             os._exit(128 + signum)
         self.step.received = signum
-        if self.step.trainer.is_global_zero:  # by no print: one may be what the signal interrupts
+        if self.step.trainer.is_global_zero:  # not by print, which the signal may have interrupted
             os.write(2, (CLEAR if os.isatty(2) else b"") + SAID)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -94,7 +94,7 @@ class StopOnSignal(L.Callback):
             raise Stopped(signum, saved=True)
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        # A rank may have one batch more than another; what all have is where they can agree.
+        # A rank may have one batch more than another; ranks can agree only at batches that all have.
         self._common_batches = _reduced(trainer, int(trainer.num_val_batches[0]), "MIN")
 
     def on_validation_batch_end(
@@ -108,7 +108,7 @@ class StopOnSignal(L.Callback):
     ) -> None:
         if trainer.state.fn != "fit" or batch_idx >= self._common_batches or out_of_steps(trainer):
             return
-        if accumulates(trainer):  # between two batches of a step there is nothing that could be resumed
+        if accumulates(trainer):  # a run cannot be resumed in the middle of an optimiser step
             return
         signum = self._agreed(trainer)
         if signum:
@@ -131,11 +131,11 @@ class StopOnSignal(L.Callback):
 
 
 def _reduced(trainer: L.Trainer, value: int, reduce_op: str) -> int:
-    """The minimum or maximum over all ranks; a single process does not wait for the device."""
+    """Returns the minimum or maximum over all ranks; a single process does not wait for the device."""
     if trainer.world_size == 1:
         return value
     tensor = torch.tensor(value, device=trainer.strategy.root_device)
-    # The strategy's own would wait at a barrier first.
+    # The strategy's own reduction would wait at a barrier first.
     torch.distributed.all_reduce(tensor, getattr(torch.distributed.ReduceOp, reduce_op))
     return int(tensor)
 

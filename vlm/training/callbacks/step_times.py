@@ -1,4 +1,4 @@
-"""Times of single steps, after some that warm up."""
+"""Times of single optimiser steps after a warm-up."""
 
 import statistics
 import time
@@ -13,15 +13,15 @@ from vlm.training.step.task import Task
 
 
 class StepTimes(Throughput):
-    """Measures some optimiser steps, with the time of each; logs nothing.
+    """Times each of a number of optimiser steps; logs nothing.
 
-    A step ends when the device has done with it: on a GPU, whose host runs ahead, events are timed.
+    A step ends when the device has finished it. On a GPU, where the host runs ahead, events are timed.
 
     Attributes:
-        found: The figures, once the steps are done.
+        result: The figures; empty until the steps are done.
     Args:
-        warm_up: Optimiser steps before them.
-        steps: How many are timed.
+        warm_up: Number of optimiser steps before the timed ones.
+        steps: Number of timed steps.
     """
 
     def __init__(self, *, warm_up: int, steps: int) -> None:

@@ -15,9 +15,9 @@ from vlm.training.step import compiling
 from vlm.training.step.step import accumulates, is_logged, summed
 from vlm.training.step.task import Task
 
-# Dense matrix products, FLOP/s: in 16 bits, in TF32 and in plain 32 bits. The makers publish them, some with a factor
-# of two for sparse matrices, which is taken out: NVIDIA's data sheets of the H200, H100, A100, L40S and L4, and the
-# white papers of the Ada and Ampere GeForce cards (16 bits, summed in 32). A name is the device's whole one.
+# Peak FLOP/s of dense matrix products in 16 bits, in TF32 and in plain 32 bits. Where a source includes a factor of two
+# for sparse matrices, it is taken out. Sources: NVIDIA's data sheets of the H200, H100, A100, L40S and L4, and the
+# white papers of the Ada and Ampere GeForce cards (16 bits, summed in 32). The keys are full device names.
 PEAKS = {
     "NVIDIA H200": (989e12, 494e12, 67e12),
     "NVIDIA H100 80GB HBM3": (989e12, 494e12, 67e12),
@@ -42,7 +42,7 @@ class Throughput(L.Callback):
     - `flop_per_s`: of all devices, as vlm.models.flop counts; `mfu`: over the peak of PEAKS, where it knows the device.
     - `peak_memory_gib`: so far; what torch allocated on a GPU, else what this process held, its workers not counted.
 
-    Validation and torch.compile take no part in it. Nothing waits for the device but where something is logged.
+    The time of validation and torch.compile is not counted. Only logging waits for the device.
     """
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ class Throughput(L.Callback):
         preprocess: Any = getattr(pl_module, "preprocess", None)
         try:
             self.flop = model_flop(cast(Task, pl_module).model, image_size=getattr(preprocess, "image_size", 0))
-        except TypeError:  # a model of somebody's own: all else is told
+        except TypeError:  # a custom model; the other figures are logged
             self.flop = None
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -89,9 +89,9 @@ class Throughput(L.Callback):
         """Counts a batch that this process has trained on.
 
         Args:
-            outputs: Those of the training step, with the count of the loss's first term.
+            outputs: Outputs of the training step, with the count of the loss's first term.
         """
-        if self._paused:  # until the batch was asked for
+        if self._paused:  # leaves out the validation, up to the request for this batch
             self._since += self.loader.asked - self._paused
             self._paused = 0.0
         self._counted = self._counted + outputs["count"]
@@ -135,6 +135,6 @@ def peak_memory(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     status = Path("/proc/self/status")
-    if status.is_file():  # where getrusage would begin with what the process had that started this one
+    if status.is_file():  # getrusage would start from the peak of the parent process
         return next(int(line.split()[1]) << 10 for line in status.read_text().splitlines() if line.startswith("VmHWM"))
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

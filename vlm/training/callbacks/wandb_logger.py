@@ -1,4 +1,4 @@
-"""Weights & Biases beside the run's own files."""
+"""A logger for Weights & Biases."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,15 +13,15 @@ from vlm.errors import Injected, UserError
 
 
 class WandbLogger(Lightnings):
-    """Lightning's, as a run of this package needs it: its config, and its samples with their images.
+    """Lightning's logger, extended to log the run's config, and samples with their images.
 
-    A run that is resumed goes on under the id that its folder holds.
+    A resumed run continues under the id found in its folder.
 
     Args:
         folder: The run's folder, for the files of wandb.
-        project, entity: The place of the run there.
-        name: Its name there; None for that of the folder.
-        offline: Nothing is sent: `wandb sync` does that later.
+        project, entity: Project of the run, and its owner.
+        name: Name of the run in W&B; None for the folder's name.
+        offline: Whether to send nothing; `wandb sync` does that later.
     Raises:
         UserError: The package wandb is not installed.
     """
@@ -48,7 +48,7 @@ class WandbLogger(Lightnings):
             self.began = True
             import wandb
 
-            if wandb.run is not None:  # of the job before this one in a sweep
+            if wandb.run is not None:  # of the previous job in a sweep
                 wandb.finish()
             config = yaml.safe_load((self.folder / "config.yaml").read_text(encoding="utf-8"))
             super().experiment.config.update(config, allow_val_change=True)

@@ -13,7 +13,7 @@ from vlm.training.config.overrides import short_text
 
 Batches = Annotated[int | float | None, Range(0)]
 _FILLED_IN = Annotated[Any, INJECTED]
-# Annotations of other packages' arguments, with the limits that ours declare themselves.
+# Types and limits for arguments of other packages' classes; classes of vlm declare their own.
 LIMITS: dict[str, dict[str, Any]] = {
     "lightning.pytorch.trainer.trainer.Trainer": {
         "accumulate_grad_batches": Count,
@@ -47,13 +47,13 @@ LIMITS: dict[str, dict[str, Any]] = {
 }
 limit(LIMITS)
 
-BUILT = ("model", "optim", "schedule", "trainer", "task")  # groups of which each builds one object of a run
+BUILT = ("model", "optim", "schedule", "trainer", "task")  # groups that each build one object of a run
 # Arguments that the program supplies, which classes of other packages need not mark as such.
 COMPLETED = {"model": ("vocab_size", "num_classes"), "task": ("model", "fields", "seed", "optimization")}
 
 
 class FolderName(Limit):
-    """A name that is one folder inside of another."""
+    """The name of a single folder, without a path."""
 
     def holds(self, value: Any) -> bool:
         return not isinstance(value, str) or (value.strip() not in ("", ".", "..") and not set(value) & set("/\\\0"))
@@ -71,7 +71,7 @@ TYPES = {
     "test": bool,
     "layer_decay": Annotated[float, Range(above=0)],
     "compile": bool | None,
-    "activation_checkpointing": bool | None,  # runs of before it have none
+    "activation_checkpointing": bool | None,  # None in runs older than this key
 }
 
 
@@ -79,8 +79,8 @@ def check(config: Config, *, resolved: bool = True) -> None:
     """Reports every fault of a config at once, before anything is read or written.
 
     Args:
-        resolved: False if the config's interpolations could not be resolved: only data and models that are for another
-            task are reported.
+        resolved: False if the config's interpolations could not be resolved: then only data and models for another task
+            are reported.
     """
     from vlm.checkpoint.verify import out_of_bounds  # torch loads with it
     from vlm.training.config.nodes import data_node, model_node
@@ -112,7 +112,7 @@ def _refuse(faults: list[str]) -> None:
 
 
 def missing_groups(config: dict[str, Any]) -> list[str]:
-    """An error for each group that a run needs and an override such as trainer=[] took away."""
+    """Returns an error for each required group that an override such as trainer=[] removed."""
     missing = [name for name in ("data", "logger", "callbacks") if name not in config]
     for name in BUILT:  # another group may set a key of it
         node = config.get(name)
@@ -122,7 +122,7 @@ def missing_groups(config: dict[str, Any]) -> list[str]:
 
 
 def named_faults(config: dict[str, Any]) -> list[str]:
-    """An error for each field, callback or logger that is not a node; the latter may be null."""
+    """Returns an error for each field, callback or logger that is not a node; callbacks and loggers may be null."""
     parts = {"task.fields": config["task"].get("fields"), "callbacks": config["callbacks"], "logger": config["logger"]}
     what = "names nothing to build; give it a _target_"
     faults = [
@@ -137,7 +137,7 @@ def named_faults(config: dict[str, Any]) -> list[str]:
 
 
 def place_faults(config: dict[str, Any]) -> list[str]:
-    """An error for each `init_from` of the model or of a part of it that is no path."""
+    """Returns an error for each `init_from` of the model or of its parts that is not a path."""
     places = ((key, value) for key, value in walk(config["model"], "model") if key.endswith(".init_from"))
     return [f"{key}: {describe_mismatch(value, str | None)}" for key, value in places if not fits(value, str | None)]
 
@@ -183,7 +183,7 @@ def patch_faults(config: dict[str, Any]) -> list[str]:
 
 
 def whole_numbers(size: Any) -> list[int]:
-    """A number, or those of a list such as height and width; none of what is neither."""
+    """Returns the integers in a size: a number, or a list such as height and width; empty for anything else."""
     return [one for one in (size if isinstance(size, list | tuple) else [size]) if isinstance(one, int)]
 
 

@@ -10,7 +10,7 @@ from vlm.errors import UserError
 from vlm.nn.image_size import as_override, sides
 from vlm.training.config.check import check
 
-LONGEST = 1024  # tokens of a text that is scored, where a model reads more
+LONGEST = 1024  # most tokens of a scored text, even if the model reads more
 
 
 def foreign_config(path: str, about: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
@@ -42,7 +42,7 @@ def _sizes(about: Mapping[str, Any]) -> Iterator[str]:
     if "preprocess" in about:
         size = about["preprocess"]["image_size"]
         yield f"data.image_size={as_override(size)}"
-        yield f"model.encoder.patch_size={gcd(*sides(size))}"  # of the task's own model, unused
+        yield f"model.encoder.patch_size={gcd(*sides(size))}"  # for the task's default model, which is not used
     lengths = [*_found(about["model"], "max_len")]
     if lengths:
         yield f"data.max_len={min(about.get('max_len', LONGEST), LONGEST, *lengths)}"

@@ -14,9 +14,9 @@ class Joined:
     """Placeholder in a config for an encoder and a decoder joined by a fresh projector, with the decoder's tokenizer.
 
     Args:
-        encoder: path, of a folder; or name and weights, of a backbone of timm.
-        decoder: path, of a folder or a GGUF file.
-        init_from: Checkpoint of an earlier stage, whose weights take the places of both.
+        encoder: `path` of a folder; or `name` and `weights` of a timm backbone.
+        decoder: `path` of a folder or a GGUF file.
+        init_from: Checkpoint of an earlier stage, whose weights replace those of both.
     """
 
     reads: ClassVar[tuple[str, ...]] = ("encoder.path", "encoder.name", "encoder.weights", "decoder.path", "init_from")
@@ -26,11 +26,11 @@ class Joined:
 
     @staticmethod
     def overrides(values: Mapping[str, Any], choices: Mapping[str, str]) -> list[str]:
-        """The overrides that describe the joined model; those of the user go after them.
+        """Returns the overrides that describe the joined model; the user's are applied after them.
 
         Args:
-            values: By the keys of `reads`.
-            choices: The options that are chosen, by the group.
+            values: Config values by the keys in `reads`.
+            choices: The chosen option of each group.
         Raises:
             UserError: A part cannot be used, or not for the task.
         """
@@ -79,7 +79,7 @@ def _encoder(values: Mapping[str, Any], *, fresh: bool) -> Iterator[str]:
 
 
 def _timm_backbone(name: str) -> Iterator[str]:
-    """A backbone of timm, whose features go to the projector as they are."""
+    """Yields the overrides for a timm backbone, whose features go to the projector unchanged."""
     import torch
 
     from vlm.models.timm_encoder import TimmEncoder

@@ -17,7 +17,7 @@ def data_node(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def model_node(config: dict[str, Any]) -> dict[str, Any]:
-    """The model's node, to be built: without the keys that others refer to, and init_from of any part."""
+    """Returns the model's node, without the keys in BESIDE and without `init_from` at any depth."""
     return _built({name: value for name, value in config["model"].items() if name not in BESIDE})
 
 

@@ -13,10 +13,10 @@ RESUMABLE = ("trainer", "logger", "callbacks", "data.num_workers", "compile", "a
 
 
 def split_option(argv: list[str], name: str) -> tuple[str | None, list[str]]:
-    """Takes ``NAME=VALUE`` out of a command line, of a key that decides what the others are applied to.
+    """Removes ``NAME=VALUE`` from a command line; returns the value, None if there is none, and the other arguments.
 
     Raises:
-        UserError: It stands there twice.
+        UserError: It is given more than once.
     """
     options = [arg for arg in argv if arg.lstrip("+").startswith(f"{name}=")]
     if len(options) > 1:
@@ -34,7 +34,7 @@ def check_resume_overrides(overrides: list[str], saved: Config) -> Config:
     """The config of a resumed run: the saved one with these overrides.
 
     Raises:
-        UserError: Other values are given, or keys that there are not.
+        UserError: An override changes a value that must stay, or names an unknown key.
     """
     faults = [fault for text in overrides for fault in _resume_fault(text, saved)]
     if faults:
@@ -96,11 +96,11 @@ def check_effective(saved: Config, overrides: list[str], is_ignored: Callable[[s
     keys = {text: parsed.key_or_group.replace("/", ".") for text in overrides if (parsed := read(text))}
     faults = []
     for text, key in keys.items():
-        if any(key.startswith(f"{group}.") for group in keys.values()):  # of an option that is chosen anew
+        if any(key.startswith(f"{group}.") for group in keys.values()):  # its group is chosen by another override
             continue
         try:
             changed = override(saved.tree, [text])
-        except UserError:  # it needs one of the others
+        except UserError:  # it depends on another override
             continue
         if all(is_ignored(place) for place in differences(saved, changed, keep=())):
             same = select(saved, key) == select(changed, key)

@@ -7,7 +7,7 @@ from vlm.config.target import arguments, find
 from vlm.config.tree import Config, escape, origin, put, resolve, select
 from vlm.data.images.resize import INTERPOLATIONS
 
-SHOWN = ("resize", "interpolation", "crop")  # training shows of an image what evaluation does
+SHOWN = ("resize", "interpolation", "crop")  # options that training shares with evaluation
 
 
 def prepared(config: dict[str, Any]) -> Config:

@@ -8,7 +8,7 @@ from vlm.config.names import full
 from vlm.errors import UserError
 from vlm.nn.image_size import as_override
 
-# The model of each task that a folder's stacks go into, and the class of the encoder that it has.
+# For each task, the model config that takes a folder's stacks, and the class of its encoder.
 MODELS = {
     "captioning": ("base", "ViT"),
     "classification": ("classifier_small", "ViT"),
@@ -22,12 +22,12 @@ MODELS = {
     "translation": ("translator_small", None),
 }
 LONGEST = 64  # tokens of a caption
-CAPTIONER = "small"  # whose decoder starts fresh, where a folder holds an encoder alone
+CAPTIONER = "small"  # the model if a folder holds only an encoder; its decoder starts fresh
 # Learning rates of AdamW: of whole models (Devlin et al. 2019, appendix A.3), of adapters (Hu et al. 2022, table 11),
 # and of an encoder with a decoder that starts fresh (BLIP, Li et al. 2022).
 WHOLE_LR, ADAPTERS_LR, FRESH_LR = "5e-5", "2e-4", "3e-4"
-SIZES = ("dim", "num_heads", "mlp_ratio")  # said once, under model.size
-INJECTED = ("image_size", "vocab_size", "max_len", "depth", "context_dim")  # of the data, or said elsewhere
+SIZES = ("dim", "num_heads", "mlp_ratio")  # set once, under model.size
+INJECTED = ("image_size", "vocab_size", "max_len", "depth", "context_dim")  # set by the data, or elsewhere
 
 
 class Pretrained:
@@ -44,11 +44,11 @@ class Pretrained:
 
     @staticmethod
     def overrides(values: Mapping[str, Any], choices: Mapping[str, str]) -> list[str]:
-        """The overrides that describe a folder's model; those of the user go after them.
+        """Returns the overrides that describe a folder's model; the user's are applied after them.
 
         Args:
-            values: By the keys of `reads`.
-            choices: The options that are chosen, by the group.
+            values: Config values by the keys in `reads`.
+            choices: The chosen option of each group.
         Raises:
             UserError: The folder cannot be used, or not for the task.
         """
@@ -56,15 +56,15 @@ class Pretrained:
 
 
 def described(place: str | None, key: str) -> tuple[str, Any, dict[str, Any]]:
-    """The path of a folder, its model, and what a checkpoint holds beside its weights.
+    """Returns the path of a folder, the specification of its model, and what a checkpoint holds besides weights.
 
     Args:
-        key: The key that names it.
+        key: Config key of the folder, for messages.
     """
     if not place:
         raise UserError(f"{key}: has no value; give {key}=FOLDER")
     from vlm.checkpoint.hub import fetched
-    from vlm.checkpoint.hugging_face import describe_folder  # torch, which `tune` comes before
+    from vlm.checkpoint.hugging_face import describe_folder  # imports torch, before which `tune` must run
     from vlm.models.pretrained.opened import opened
 
     folder = str(fetched(place))
@@ -122,7 +122,7 @@ def _check(folder: str, task: str | None, parts: Mapping[str, Any], origin: str,
 
 
 def of_encoder(spec: Mapping[str, Any], place: str = "model.encoder", *, alone: bool = True) -> Iterator[str]:
-    """An encoder's sizes; those of an encoder of text without a decoder are the model's, and its positions' too."""
+    """Yields the overrides of an encoder. A text encoder without a decoder sets model.size, which its positions use."""
     args, texts = spec["args"], spec["name"] == "TextEncoder"
     yield f"model/encoder{'' if place == 'model.encoder' else f'@{place}'}={'text' if texts else 'vit'}"
     yield f"model.size.encoder_depth={args['depth']}"
@@ -133,7 +133,7 @@ def of_encoder(spec: Mapping[str, Any], place: str = "model.encoder", *, alone: 
 
 
 def _of_text_encoder(name: str, args: Mapping[str, Any], model: Any) -> Iterator[str]:
-    """The text encoder beside one of images; where texts are filled, each has all of its positions."""
+    """Yields the overrides of a dual model's text encoder. With text_fill, texts take all of its positions."""
     yield f"model/encoder@model.text_encoder={'causal_text' if name == 'Decoder' else 'one_text'}"
     yield "model.text_encoder.positions=null"  # learned ones of its own width
     filled = model["args"].get("text_fill") is not None
@@ -142,7 +142,7 @@ def _of_text_encoder(name: str, args: Mapping[str, Any], model: Any) -> Iterator
 
 
 def of_decoder(args: Mapping[str, Any], place: str) -> Iterator[str]:
-    """A decoder's sizes, positions and fusion."""
+    """Yields the overrides for a decoder's sizes, positions and fusion."""
     positions = args.get("positions") or {"name": None}
     rotary = positions["name"] == "RotaryPositions"
     yield f"model/position={'rotary' if rotary else 'learned'}"
@@ -163,7 +163,7 @@ def of_decoder(args: Mapping[str, Any], place: str) -> Iterator[str]:
 
 
 def _positions(place: str, args: Mapping[str, Any]) -> Iterator[str]:
-    """Positions of a stack that are its own."""
+    """Yields the overrides that give a stack its own positions."""
     if (positions := args.get("positions")) is not None:
         args = {"_target_": full(positions["name"]), **positions["args"]}
         yield f"{place}.positions=null"  # else they are those of model.position
@@ -181,7 +181,7 @@ def _plain(place: str, args: Mapping[str, Any], without: Sequence[str]) -> Itera
 
 
 def of_preprocess(state: Mapping[str, Any]) -> Iterator[str]:
-    """The preprocessing of images."""
+    """Yields the overrides for the preprocessing of images."""
     yield f"data.image_size={as_override(state['image_size'])}"
     yield from (f"++data.preprocess.{name}=[{','.join(map(str, state[name]))}]" for name in ("mean", "std"))
     yield from (f"++data.preprocess.{name}={state[name]}" for name in ("resize", "interpolation", "crop"))

@@ -22,7 +22,8 @@ from vlm.training.config.overrides import check_effective
 from vlm.training.data_module import Data
 from vlm.training.step.task import Task
 
-# Parts of a config that only training reads, and, wherever they stand, those that the checkpoint itself holds.
+# Config keys that only training reads (TRAINING, STEPS), and keys, at any depth, whose values the checkpoint holds
+# (HELD).
 TRAINING = {"optim", "schedule", "logger", "callbacks", "name", "layer_decay", "compile", "activation_checkpointing"}
 TRAINING |= {"resume", "trust"}
 STEPS = {"max_epochs", "max_steps", "max_time", "accumulate_grad_batches", "gradient_clip_val", "log_every_n_steps"}
@@ -42,7 +43,7 @@ def check_lengths(config: dict[str, Any], model: nn.Module) -> None:
     """Checks that texts are not longer than the model's positions.
 
     Raises:
-        UserError: It names the key.
+        UserError: A field's texts are longer; the message names its key.
     """
     for module in model.modules():
         for name, field in config["task"]["fields"].items():
@@ -128,10 +129,10 @@ def evaluation_of(
     batch_size: int | None = None,
     trust: str | None = None,
 ) -> tuple[dict[str, Any], Task, Data, dict[str, float]]:
-    """Evaluates a checkpoint: the config, the task and the data that it was done with, and the results.
+    """Evaluates a checkpoint; returns the config, the task and the data that were used, and the results.
 
     Args:
-        stack: Is closed once nothing of the data is read any more.
+        stack: Holds the data's temporary files; close it when the data are no longer read.
     Raises:
         UserError: The checkpoint, its data or an override is at fault.
     """
@@ -146,7 +147,7 @@ def evaluation_of(
     if trust is not None:
         target.trust(trust)
     loaded = ckpt.read(path)
-    foreign = "config" not in loaded["vlm"]  # no run of ours trained it
+    foreign = "config" not in loaded["vlm"]  # not trained by a run of vlm
     if foreign:
         config = foreign_config(path, loaded["vlm"], overrides)
     else:
@@ -156,10 +157,10 @@ def evaluation_of(
         check_effective(saved, overrides, is_ignored)
     if batch_size is not None:
         config["data"]["eval_batch_size"] = batch_size
-    config["test"] = True  # the run may have left it unread
+    config["test"] = True  # the run may have left the test split unread
     config["trainer"] |= {"accelerator": {"cuda": "gpu"}.get(device, device), "devices": 1, "strategy": "auto"}
     check_fit(config)
-    data = build_data(with_writable_cache(config, stack))  # made for a config that has passed all checks
+    data = build_data(with_writable_cache(config, stack))  # may create a folder, hence after all checks
     with refusing(path):
         data.restore(loaded["vlm"])
     split = split or data.final_split
@@ -167,7 +168,7 @@ def evaluation_of(
     model = ckpt.load_model(loaded, trust=trust)
     check_lengths(config, model)
     task = build_task(config, model, data)
-    if foreign and (search := getattr(task, "search", None)) is not None:  # of a task that writes
+    if foreign and (search := getattr(task, "search", None)) is not None:  # of a task that generates text
         search.follow(loaded["vlm"].get("decoding", {}), config["task"])
     trainer = build_trainer(config, Path("."), logger=False, callbacks=[Progress()])
     results = evaluate(trainer, task, data, split)

@@ -19,10 +19,10 @@ _REMEDIES |= {number: "check the disk, or choose another place: runs=DIR" for nu
 
 
 def explain(fault: Exception, run: Any) -> Exception:
-    """Converts an exception that ended a run: to a UserError if there is a remedy.
+    """Converts an exception that ended a run to a UserError if there is a remedy; else returns it as it is.
 
     Args:
-        run: The vlm.training.run.run.Run; None if it failed while it was put together.
+        run: The vlm.training.run.run.Run; None if building it failed.
     """
     if run is None or not _began(run):
         return fault if isinstance(fault, UserError) else _reworded(fault, {}) or fault
@@ -39,7 +39,7 @@ def explain(fault: Exception, run: Any) -> Exception:
 
 
 def _of_a_rank(fault: Exception, error: UserError | None, run: Any) -> UserError | None:
-    """The fault of a process whose other ranks did not fail together with it."""
+    """Returns the error of a rank that failed alone; None if it needs a traceback."""
     rank = run.trainer.global_rank
     if _is_lost(fault):
         return _lost(run)
@@ -54,10 +54,10 @@ def _began(run: Any) -> bool:
 
 
 def standing(folder: Path, fault: Exception, *, precision: str) -> str:
-    """A line on the last save of a run that a fault ended, with the command that resumes it.
+    """Returns a line that names the last save of a failed run and the command that resumes it.
 
     Args:
-        precision: What the run computes in.
+        precision: Precision of the run.
     """
     saved = [path for name in ("last", "previous") if (path := folder / "checkpoints" / f"{name}.ckpt").is_file()]
     if not saved:
@@ -77,16 +77,16 @@ def _reworded(fault: BaseException, config: dict[str, Any]) -> UserError | None:
     if worker := re.search(r"DataLoader worker \(pid\(?s?\)? ([\d, ]+)\) (?:is|was)? ?(.*)", text):
         return UserError(_worker(worker[1], worker[2]), 1)
     if isinstance(fault, UserError):
-        # One that a worker raised comes with the worker's traceback in its message, and without its status.
+        # An error raised in a worker arrives with the worker's traceback in its message, and without its status.
         inner = re.findall(r"^vlm\.errors\.\w+: ((?:.*\n?)+)", str(fault), re.MULTILINE)
         return UserError(inner[-1].strip(), 1) if inner and "DataLoader worker process" in str(fault) else fault
     if is_out_of_memory(fault):
         return UserError(_memory(fault, text, config), 1)
     if any(type(link).__module__.startswith(("torch._dynamo", "torch._inductor")) for link in chain):
-        lines = [line.strip() for line in str(fault).splitlines()]  # the first may say no more than that a backend did
+        lines = [line.strip() for line in str(fault).splitlines()]  # the first line may only say that a backend raised
         first = next((line for line in lines if line and not line.endswith("raised:")), type(fault).__name__)
         return UserError(f"torch.compile failed ({first[:160]}); set compile=false", 1)
-    if type(fault).__name__ == "MisconfigurationException":  # Lightning's word for a setting that cannot work
+    if type(fault).__name__ == "MisconfigurationException":  # Lightning's error for a setting that cannot work
         return UserError(f"trainer: {str(fault).splitlines()[0]}")
     if isinstance(fault, OSError) and fault.errno in _REMEDIES:
         where = f"{fault.filename}: " if fault.filename else ""

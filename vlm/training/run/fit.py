@@ -1,4 +1,4 @@
-"""The command line of training: a new run, or one to go on with."""
+"""The command line of training, for new and resumed runs."""
 
 import signal
 import sys
@@ -39,7 +39,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def fit(overrides: Sequence[str]) -> Path:
-    """Trains as overrides say, or goes on with a run, in this process; returns the run's folder.
+    """Trains as overrides say, or resumes a run, in this process; returns the run's folder.
 
     Raises:
         UserError: The config, the data or the machine is at fault.
@@ -60,6 +60,6 @@ def fit(overrides: Sequence[str]) -> Path:
 
 
 def start(config: Config) -> int:
-    """Trains as the config says, or goes on with a run: the config's, or that of a requeued job; returns the status."""
+    """Trains as the config says, or resumes the run of `resume` or of the requeued job; returns the exit status."""
     begun = config.get("resume") or slurm.begun(config)
     return train(config) if begun is None else resume_run(str(begun), [])

@@ -1,4 +1,4 @@
-"""The processes that a run starts for its further devices: when one dies all end, and soon."""
+"""The processes that a run starts for its further devices; when one dies, all end soon."""
 
 import os
 import signal
@@ -13,9 +13,9 @@ import lightning as L
 from vlm.data.workers import end_workers
 from vlm.training.step.lightning_private import ScriptLauncher
 
-PARENT = "VLM_LAUNCHER"  # by which a started process knows who must not die
+PARENT = "VLM_LAUNCHER"  # variable with the id of the first process, which the others watch
 POLL = 0.5  # seconds
-GRACE = 10.0  # seconds that the first process has to find for itself that another is gone, and to say what it knows
+GRACE = 10.0  # seconds in which the first process can notice by itself that another is gone, and report it
 
 
 def started() -> bool:
@@ -24,11 +24,11 @@ def started() -> bool:
 
 
 class Launcher(ScriptLauncher):
-    """Starts a process for each further device, and sees to it that none is left alone.
+    """Starts a process for each further device, and ends all of them when one dies.
 
-    A process that waits for one that is gone may wait for ever: on GPUs, until a timeout of half an hour. Lightning
-    kills the first process too, in the middle of its last words. Torch's elastic agent would not do: killed itself, it
-    leaves its ranks running; and it ends the others by SIGTERM as soon as one dies, at which ours would save and stop,
+    A process that waits for a dead one may hang: on GPUs, until a timeout of half an hour. Lightning's launcher kills
+    the first process too, before it has reported the fault. Torch's elastic agent does not fit: if it is killed, its
+    ranks keep running; and when a rank dies, it sends SIGTERM to the others at once, so that they would save and stop
     before they can report which rank died and how to resume.
     """
 
@@ -43,14 +43,14 @@ class Launcher(ScriptLauncher):
         return self.run(function, *args, **kwargs)
 
     def lost(self, patience: float = GRACE / 2) -> tuple[int, int] | None:
-        """Rank and exit code of a started process that failed, if one does within some seconds."""
+        """Returns rank and exit code of a started process that fails within `patience` seconds; None if none does."""
         until = time.monotonic() + patience
         while not (failed := self._failed()) and time.monotonic() < until:
             time.sleep(0.05)
         return failed[0] if failed else None
 
     def end(self) -> None:
-        """Ends what this process started."""
+        """Kills the processes that this one started."""
         for process in self.procs:
             process.kill()
         for process in self.procs:
@@ -80,7 +80,7 @@ def _end_with_parent() -> None:
 
 
 def describe(rank: int, code: int) -> str:
-    """A line on the end of a rank, from its exit code."""
+    """Returns a line that says how a rank ended, from its exit code."""
     if code < 0:
         return f"rank {rank} was killed by {signal.Signals(-code).name}, mostly for want of memory"
     return f"rank {rank} ended with an error, which stands above"

@@ -1,4 +1,4 @@
-"""Output of a training, which goes on when nobody reads it any more."""
+"""Keeps a training running when the reader of its output is gone."""
 
 import os
 import sys
@@ -8,10 +8,10 @@ from typing import Any, TextIO
 
 
 class PipedOutput:
-    """A text stream that turns into nothing when its reader ends, as in `python train.py | head`.
+    """A text stream that discards what is written once its reader is gone, as in `python train.py | head`.
 
     Args:
-        stream: Stream of a pipe, or of anything else.
+        stream: The wrapped stream.
     """
 
     def __init__(self, stream: TextIO) -> None:

@@ -9,14 +9,14 @@ from typing import Any
 from vlm.data.ranks import TORCHELASTIC, rank_by_launcher
 from vlm.errors import UserError
 
-CHOICE = "VLM_RUN"  # how the first process tells those that Lightning starts for it what it chose
+CHOICE = "VLM_RUN"  # variable that passes the first process's choice to those that Lightning starts
 PATIENCE = timedelta(minutes=10)  # processes of one run may start far apart on a busy cluster
 
-_stores: list[Any] = []  # what the first process serves must live until the others have read it
+_stores: list[Any] = []  # kept alive, because the first process serves them to the others
 
 
 def started() -> tuple[int, int] | None:
-    """This process's rank and their number, where torchrun or srun started several; None if we start them."""
+    """Returns this process's rank and the number of processes if torchrun or srun started several; else None."""
     ours = rank_by_launcher(TORCHELASTIC)
     return (ours.rank, ours.world) if ours.world > 1 else None
 
@@ -33,7 +33,7 @@ def broadcast_choice(choose: Callable[[], str]) -> str:
     Args:
         choose: Makes the choice; called in rank zero only.
     Raises:
-        UserError: The choice failed, in all of them.
+        UserError: The choice failed; raised in all processes.
     """
     ours = started()
     if ours:
@@ -66,7 +66,7 @@ def _broadcast_by_store(choose: Callable[[], str], rank: int, world: int) -> str
 def rank_zero_first(patience: timedelta = PATIENCE) -> Iterator[None]:
     """Lets rank zero run the block before the others, so that it writes and they read.
 
-    Where Lightning starts the others, they come after the first has done it anyway.
+    Processes that Lightning starts begin after the first has run the block anyway.
 
     Args:
         patience: How long the others wait for it.
@@ -88,7 +88,7 @@ def rank_zero_first(patience: timedelta = PATIENCE) -> Iterator[None]:
 
 
 def _store(rank: int, world: int) -> Any:
-    """A store that all processes reach; the one by which they will form their group."""
+    """Returns a store that all processes reach: the one by which they will form their group."""
     import torch
     from lightning.fabric.plugins.environments import SLURMEnvironment
 
@@ -101,12 +101,12 @@ def _store(rank: int, world: int) -> Any:
 
 
 def check_devices(batch_size: int, samples: int, world_size: int) -> None:
-    """Refuses a trainer that has other processes than were started, and samples that they cannot share.
+    """Refuses a trainer for another number of processes than were started, and samples that they cannot divide.
 
     Args:
         batch_size: Samples of the global batch.
         samples: Samples of an epoch.
-        world_size: Processes that the trainer reckons with.
+        world_size: Number of processes that the trainer expects.
     """
     ours = started()
     if ours and ours[1] != world_size:

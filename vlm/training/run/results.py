@@ -1,4 +1,4 @@
-"""The results of an evaluation, as the task states them, in the files of its folder."""
+"""Writes the results of a task's evaluation to a folder."""
 
 from pathlib import Path
 from typing import Any
@@ -9,13 +9,13 @@ from vlm.training.step.task import Task
 
 
 def keep_results(folder: Path, task: Task, results: dict[str, float], data: Any, *, checkpoint: Path) -> None:
-    """Writes what a task makes of its last evaluation: scores, predictions, details and the report.
+    """Writes a task's last evaluation: scores, predictions, details and the report.
 
     Args:
-        folder: Their place; it is made.
+        folder: Where to write; created if missing.
         results: The scores as split/metric.
         data: The data module that was evaluated.
-        checkpoint: What was evaluated.
+        checkpoint: The evaluated checkpoint.
     Raises:
         OSError: A file cannot be written.
     """

@@ -13,7 +13,7 @@ from vlm.training.config.overrides import check_resume_overrides, split_option
 from vlm.training.run.processes import broadcast_choice, is_rank_zero
 from vlm.training.run.run_folder import check_same_run, lock
 
-NAMES = ("last.ckpt", "previous.ckpt")  # where a run goes on, and where if that is damaged
+NAMES = ("last.ckpt", "previous.ckpt")  # the checkpoint to resume from, and the one to take if it is damaged
 
 
 def resume_run(where: str, overrides: list[str]) -> int:
@@ -60,7 +60,7 @@ def resume_run(where: str, overrides: list[str]) -> int:
 
 
 def find(where: str) -> Path:
-    """The checkpoint to go on from.
+    """Returns the checkpoint to resume from.
 
     Raises:
         UserError: There is none, or it cannot be read.
@@ -86,7 +86,7 @@ def _find(where: str) -> Path:
 
 
 def newest(runs: Path, otherwise: str) -> Path:
-    """The checkpoint of the newest run that has an intact one; damaged ones are named."""
+    """Returns the checkpoint of the newest run that has an intact one; prints which are damaged."""
     for folder in run_folders(runs):
         try:
             return last_of(folder)
@@ -96,7 +96,7 @@ def newest(runs: Path, otherwise: str) -> Path:
 
 
 def last_of(folder: Path) -> Path:
-    """The last intact checkpoint of a run; damaged ones are named."""
+    """Returns the last intact checkpoint of a run; prints which are damaged."""
     from vlm.checkpoint import load as ckpt
 
     faults = []

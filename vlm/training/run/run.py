@@ -49,7 +49,7 @@ from vlm.training.step.task import Task
 
 
 def cache_folder(config: dict[str, Any]) -> Path:
-    """Folder of what later runs use again."""
+    """Folder of the cache that runs share."""
     return Path(config["runs"]) / "cache"
 
 
@@ -82,7 +82,7 @@ def build_model(config: dict[str, Any], sizes: dict[str, int]) -> tuple[nn.Modul
     """The model with weights keyed by the seed, and its specification for checkpoints.
 
     Args:
-        sizes: Sizes that the data decide; each goes where a class takes an argument of that name.
+        sizes: Sizes that the data decide; each is passed to the classes that take an argument of that name.
     """
     node = inject(model_node(config), sizes)
     torch.manual_seed(key(config["seed"], "weights"))
@@ -119,7 +119,7 @@ def compiles(config: dict[str, Any]) -> bool:
     """Returns True if the model's blocks are compiled: by default only on a GPU.
 
     Raises:
-        UserError: It says so, and something is.
+        UserError: The config has compile=true, but a requirement is missing.
     """
     chosen = config.get("compile")
     if chosen is False or (chosen is None and not on_gpu(config)):
@@ -147,7 +147,7 @@ def build_trainer(config: dict[str, Any], folder: Path, **injected: Any) -> L.Tr
 
 
 class Run:
-    """A training run in its folder, put together in the order in which its parts need one another:
+    """A training run in its folder. Its parts are built in the order of their dependencies:
 
     ::
 
@@ -156,14 +156,14 @@ class Run:
                    └─► tokenizer, classes, fingerprint ─────────────────┘         ├─► trainer ─► checks
                                              callbacks, loggers (in the folder) ──┘
 
-    Data come before the model, whose sizes they decide. Weights are copied before blocks are compiled in place, which
-    keeps their names. The trainer comes last, and knows the number of ranks, which has to divide the batch. The data of
-    a run that goes on have to be those it began with.
+    The data come before the model, whose sizes they decide. Weights are copied before blocks are compiled in place,
+    which keeps their names. The trainer comes last; it knows the number of ranks, which must divide the batch size. A
+    resumed run must have the data that it began with.
 
     Args:
         config: The resolved config.
-        folder: The folder of a run that goes on; by default a new one.
-        checkpoint: Where a run that goes on stands.
+        folder: The folder of a resumed run; None creates a new one.
+        checkpoint: The checkpoint that a resumed run starts from.
     """
 
     def __init__(self, config: dict[str, Any], *, folder: Path | None = None, checkpoint: Path | None = None) -> None:
@@ -186,7 +186,7 @@ class Run:
         )
         check_validation(self.trainer, self.data.train_batches())
         samples = len(self.data.samples("train", training=True))
-        # Its world_size is that of the processes which were started, whatever it is set to.
+        # trainer.world_size is the number of started processes, whatever the trainer is set to.
         check_devices(config["data"]["batch_size"], samples, self.trainer.num_devices * self.trainer.num_nodes)
         if loaded is not None:
             self._check_same_data(loaded)
@@ -197,10 +197,10 @@ class Run:
         if loaded is None:
             model, spec = build_model(config, self.data.sizes)
             start_from(model, config, self.data.tokenizer)
-        else:  # its weights are in the checkpoint: none are fetched, nor is a file of them opened
+        else:  # weights are in the checkpoint: no file of pretrained ones is fetched or opened
             model, spec = ckpt.build_model(loaded, trust=trusted()), loaded["vlm"]["model"]
         adapted = adapt(model, config, start_places(config), loaded)
-        if loaded is not None and self.data.cache_features:  # made of the weights that the run has
+        if loaded is not None and self.data.cache_features:  # features must be made with the run's weights
             model.load_state_dict(ckpt.weights({"state_dict": loaded["state_dict"]}))
         compiler = compiling.compiler(on_gpu=on_gpu(config)) if self.compiled else None
         arrange(model, recompute=bool(config.get("activation_checkpointing")), compiled=compiler)
@@ -236,7 +236,7 @@ class Run:
         nodes = self.config["callbacks"].items()
         built = [build(node, f"callbacks.{name}") for name, node in nodes if node is not None]
         built += [CompileMessages()] if self.compiled else []
-        # Checkpoints and signals come last: they save what the other callbacks make of a step.
+        # Checkpoints and signals come last: they save the state that other callbacks update in a step.
         return sorted(
             built, key=lambda callback: (isinstance(callback, StopOnSignal), isinstance(callback, Checkpoints))
         )
@@ -282,7 +282,7 @@ class Run:
         return results
 
     def example(self) -> str:
-        """A command that uses what the run made."""
+        """Returns a command that uses the trained model."""
         folder = self.folder / "samples"
         folder.mkdir(parents=True, exist_ok=True)
         return self.task.example(self.data, folder)
@@ -292,7 +292,7 @@ def check_validation(trainer: L.Trainer, batches: int) -> None:
     """Checks that a validation is due within an epoch.
 
     Raises:
-        UserError: None is.
+        UserError: The interval is longer than an epoch.
     """
     every = trainer.val_check_interval
     if isinstance(every, int) and every > batches and trainer.check_val_every_n_epoch is not None:
@@ -306,9 +306,9 @@ def check_fit(config: dict[str, Any], source: type[Source] | None = None) -> Non
     """Checks that the records of a source have what the task reads.
 
     Args:
-        source: Another source than the config's own.
+        source: Source to check instead of the config's.
     Raises:
-        UserError: It names both.
+        UserError: They lack a value; the message names the source and the task.
     """
     own: Any = source or find(config["data"]["source"]["_target_"])
     fields: list[Any] = [find(node["_target_"]) for node in config["task"]["fields"].values()]
@@ -327,8 +327,8 @@ def skipped_lines(skipped: Sequence[str], shown: int = 5) -> list[str]:
 
 
 def evaluate(trainer: L.Trainer, task: Task, data: Any, split: str) -> dict[str, float]:
-    """Evaluates a task on a whole split: the one way in which training's own test and `vlm evaluate` do it."""
+    """Evaluates a task on a whole split; used by the test after training and by `vlm evaluate`."""
     data.test_split = split
-    task.evaluation = EvaluationState(split)  # scores of a validation would stand for those of a test without batches
+    task.evaluation = EvaluationState(split)  # else a test without batches would return the scores of a validation
     trainer.test(task, datamodule=data, verbose=False)
     return task.evaluation.results

@@ -17,15 +17,15 @@ from vlm.training.config.overrides import differences
 
 CONFIG = "config.yaml"
 
-_locks: dict[Path, IO[str]] = {}  # the configs of runs, open for as long as this process lives
-_empty: dict[Path, list[Path]] = {}  # folders of runs that have not begun, with the folders that were created for each
+_locks: dict[Path, IO[str]] = {}  # open config files of runs, which hold the locks
+_empty: dict[Path, list[Path]] = {}  # folders of runs that have not begun, each with all folders that were created
 
 
 def new_folder(config: dict[str, Any], label: str = "") -> Path:
-    """Creates the empty folder of a new run, runs/NAME/DATE_TIME, which no other run that starts now takes.
+    """Creates the empty folder of a new run, runs/NAME/DATE_TIME, unique among runs that start at the same time.
 
     Args:
-        label: The end of its name, of a job of a sweep.
+        label: Suffix of its name, for a job of a sweep.
     Raises:
         UserError: It cannot be created.
     """
@@ -79,7 +79,7 @@ def lock(folder: Path) -> None:
     """Keeps other processes from resuming a run for as long as this one lives.
 
     Raises:
-        UserError: A living process has it.
+        UserError: Another process holds the lock, or the folder cannot be written to.
     """
     if folder.resolve() in _locks or not (folder / CONFIG).is_file():
         return
@@ -88,7 +88,7 @@ def lock(folder: Path) -> None:
     except OSError as fault:
         raise UserError(f"{folder}: cannot be written to ({fault.strerror}); change its permissions", 1) from fault
     try:
-        # Of the kinds of lock, this one is not inherited by a loader's workers, which may outlive a killed run.
+        # A loader's workers, which may outlive a killed run, do not inherit this kind of lock.
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError) as fault:
         raise UserError(f"{folder}: the run is going on in another process; wait for its end, or stop it") from fault
@@ -118,7 +118,7 @@ def check_same_run(folder: Path, config: Config) -> None:
     from vlm.checkpoint.verify import check_content
 
     path = folder / CONFIG
-    if folder.resolve() in _locks:  # to close the file would unlock it; it was compared before
+    if folder.resolve() in _locks:  # already compared; closing the file again would unlock it
         return
     if not path.is_file():
         raise UserError(

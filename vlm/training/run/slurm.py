@@ -1,6 +1,6 @@
 """Jobs of SLURM that are put back into the queue: `#SBATCH --requeue --signal=USR1@90` and one `srun` line.
 
-SLURM starts a requeued job's script anew, with the same command. It finds the run that the job began, and goes on.
+SLURM restarts a requeued job's script with the same command, which finds the run that the job began and resumes it.
 """
 
 import os
@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-JOB = "slurm_job"  # in a run's folder: the job that began it
+JOB = "slurm_job"  # file in a run's folder with the id of the job that began it
 
 
 def mark(folder: Path) -> None:
@@ -21,7 +21,7 @@ def begun(config: dict[str, Any], label: str = "") -> Path | None:
     """The run that this job began before it was requeued, the newest if there are several; None if there is none.
 
     Args:
-        label: The end of its folder's name, for a job of a sweep.
+        label: Suffix of its folder's name, for a job of a sweep.
     """
     job = os.environ.get("SLURM_JOB_ID")
     if not job or int(os.environ.get("SLURM_RESTART_COUNT") or 0) < 1:

@@ -1,4 +1,4 @@
-"""What a new run's model begins with: weights of other models, and the spelling of its tokenizer's pieces."""
+"""Initialises a new run's model with weights of other models and with the bytes of its tokenizer's pieces."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ def start_places(config: dict[str, Any]) -> dict[str, str]:
 
 
 def start_from(model: nn.Module, config: dict[str, Any], tokenizer: Any = None) -> None:
-    """Copies the weights of the places to start from, and prints which; the pieces are the own tokenizer's."""
+    """Copies the weights named by `init_from` and prints which; Spelling modules learn the tokenizer's pieces."""
     if places := start_places(config):
         from vlm.checkpoint import start
 

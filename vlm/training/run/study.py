@@ -1,6 +1,6 @@
 """Studies, `python train.py -m hydra/sweeper=optuna KEY=interval(LOW,HIGH)`: optuna chooses the values of each trial.
 
-A trial is told the best value of what chooses its checkpoint, callbacks.checkpoints.monitor.
+A trial's value is the best score of callbacks.checkpoints.monitor, which also selects its checkpoint.
 """
 
 import json
@@ -17,18 +17,18 @@ _OWN = "hydra.sweeper."
 
 
 def begin_study(sweeper: dict[str, Any], config: dict[str, Any], typed: list[str], records: Path) -> list[str]:
-    """Begins a study, or goes on with the one of its name in its storage; prints what it is told and what is left.
+    """Begins a study, or continues the stored one of its name; prints its metric and how many trials are done.
 
     Args:
         sweeper: Settings of Hydra's sweeper of optuna.
         config: The config that the trials share.
         typed: Keys that the command line sets, in its order.
-        records: The folder for records of the trials that were done before.
+        records: Folder for records of earlier trials.
     Returns:
-        Further overrides of the sweeper: the direction; the trials that are left; one at a time, so that each learns
-        from all before it.
+        Further overrides of the sweeper: the direction, the number of trials left, and one job at a time, so that each
+        learns from all before it.
     Raises:
-        UserError: The study is told something else, or its storage cannot be used.
+        UserError: The study has another metric or direction, or its storage cannot be used.
     """
     checkpoints = config["callbacks"].get("checkpoints") or {}
     metric, direction = checkpoints.get("monitor"), DIRECTIONS[checkpoints.get("mode", "min")]
@@ -53,7 +53,7 @@ def begin_study(sweeper: dict[str, Any], config: dict[str, Any], typed: list[str
 
 
 def _trials(sweeper: dict[str, Any], metric: str, direction: str) -> list[Any]:
-    """The trials of a study in its storage, where it is created if it is new."""
+    """Returns the trials of a stored study, which is created if it is new."""
     import optuna
 
     if not sweeper["study_name"]:
@@ -71,14 +71,14 @@ def _trials(sweeper: dict[str, Any], metric: str, direction: str) -> list[Any]:
         return study.trials
     except UserError:
         raise
-    except Exception as fault:  # SQLAlchemy has many, and its second version breaks optuna's
+    except Exception as fault:  # SQLAlchemy raises many types, and its version 2 breaks optuna's storage
         reason = (str(fault) or type(fault).__name__).split("\n")[0]
         remedy = 'sqlite:///FILE.db needs pip install "vlm-lightning[optuna]"'
         raise UserError(f"{_OWN}storage: {printable(sweeper['storage'])}: {reason}; {remedy}") from fault
 
 
 def _record(trial: Any, config: dict[str, Any], typed: list[str]) -> dict[str, Any]:
-    """What `run_job` kept of a trial of before: its overrides in the order of the command line, folder and score."""
+    """Returns an earlier trial's record as `run_job` wrote it: overrides in command-line order, folder and score."""
     names = sorted(trial.params, key=lambda name: typed.index(name) if name in typed else len(typed))
     overrides = [f"{name}={trial.params[name]}" for name in names]
     folder = str(next(reversed(folders_of(config, overrides)), "?"))

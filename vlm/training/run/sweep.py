@@ -1,4 +1,4 @@
-"""The jobs of a sweep, `python train.py -m KEY=A,B`: a run folder named by its overrides each, and a table of all."""
+"""The jobs of a sweep, `python train.py -m KEY=A,B`: each has a run folder named by its overrides; a table of all."""
 
 import json
 import math
@@ -17,12 +17,12 @@ from vlm.training.run.resume import resume_run
 from vlm.training.run.run_folder import new_folder
 from vlm.training.run.train import train
 
-TIME = "2026-11-24_19-06-03"  # as a folder's name begins
+TIME = "2026-11-24_19-06-03"  # form of the first part of a folder's name
 LONGEST = 120  # characters of a label in a folder's name; a file system takes 255 bytes
 
 
 def label(overrides: list[str]) -> str:
-    """Overrides as the end of a folder's name, without signs that a shell or a file system reads."""
+    """Returns overrides as a folder's suffix, without characters that are special to a shell or a file system."""
     return re.sub(r"[^\w.,=+-]+", "-", "_".join(overrides), flags=re.ASCII)[:LONGEST]
 
 
@@ -36,10 +36,11 @@ def run_job(resolve: Callable[[], dict[str, Any]], overrides: list[str], record:
     """Trains a job of a sweep in a folder of its own and keeps a record of it; returns its exit status.
 
     Args:
-        resolve: Gives its config.
-        overrides: Those in which the jobs differ.
-        record: The file that it is kept in: a launcher may run the job in another process.
-        learns: Whether a sweeper is told the score: that of validation then, so that the test split chooses nothing.
+        resolve: Returns its config.
+        overrides: The overrides that differ between jobs.
+        record: The file for its record, since a launcher may run the job in another process.
+        learns: Whether the sweeper is told the score. It is then the validation's, so that the test split chooses
+            nothing.
     """
     row: dict[str, Any] = {"overrides": " ".join(overrides)}
     try:
@@ -59,7 +60,7 @@ def run_job(resolve: Callable[[], dict[str, Any]], overrides: list[str], record:
 
 
 def main_score(config: dict[str, Any], folder: Path, *, tested: bool = True) -> dict[str, Any]:
-    """The main score of a run: of its evaluation, or of its best validation if it was not tested or not `tested`."""
+    """Returns a run's main score: of its test, or of its best validation if it has no test or `tested` is False."""
     task: Any = find(config["task"]["_target_"])
     files = [folder / "evaluation" / split / "metrics.json" for split in ("test", "val") if tested]
     path = next((path for path in files if path.is_file()), None)

@@ -48,13 +48,13 @@ def leave(run: Any, stop: Any) -> int:
     """Prints the command that resumes a run stopped by a signal, and returns the exit status.
 
     Args:
-        run: The run; None if it was stopped while it was put together.
+        run: The run; None if it was stopped before it was built.
         stop: The vlm.training.callbacks.signals.Stopped.
     """
     from vlm.training.run import slurm
     from vlm.training.run.processes import is_rank_zero
 
-    if not is_rank_zero():  # when all have saved, another status would have the first one killed while it speaks
+    if not is_rank_zero():  # after a save, another status would get the first process killed while it prints
         return 0 if stop.saved else stop.status
     if run and not stop.saved and run.trainer.strategy.launcher:
         run.trainer.strategy.launcher.kill(signal.SIGTERM)
@@ -91,7 +91,7 @@ def closing(checkpoint: Path, results: dict[str, float], example: str, below: st
 
     Args:
         checkpoint: The evaluated one, in the folder of its run.
-        below: Lines below the scores, each with a line end before it.
+        below: Lines below the scores, each after a line end.
     """
     folder = checkpoint.parent.parent
     lines = ["", f"run         {folder}", f"checkpoint  {checkpoint}"]
@@ -115,7 +115,7 @@ def split_note(config: dict[str, Any], results: dict[str, float]) -> str:
 
 
 def table(results: dict[str, float]) -> str:
-    """Scores with their controls beside them, a line a metric."""
+    """Returns a table of scores, one line per metric, with their controls beside them."""
     columns = dict.fromkeys(name.split("@")[1] for name in results if "@" in name)
     controls = sorted(columns, key=lambda name: ("low", "high", name).index(name))  # the interval before the controls
     split = next(iter(results)).split("/")[0]
@@ -135,7 +135,7 @@ def _number(value: float | None) -> str:
 
 
 def quiet() -> None:
-    """Silences messages of libraries; those that concern the user are ours."""
+    """Silences messages of libraries; vlm itself prints what concerns the user."""
     libraries = "lightning.pytorch", "lightning.fabric", "lightning.pytorch.utilities.rank_zero"
     for name in (*libraries, "torch.utils.cpp_extension"):
         logging.getLogger(name).setLevel(logging.ERROR)

@@ -19,13 +19,13 @@ Adapted = tuple[dict[str, Any], set[str]]  # the entry of checkpoints, and the n
 def adapt(
     model: nn.Module, config: dict[str, Any], places: Mapping[str, str], loaded: Mapping[str, Any] | None
 ) -> Adapted | None:
-    """Freezes a model's weights and gives it adapters, as the config's model.adapt says; weights of no base learn too.
+    """Freezes a model's pretrained weights and adds the adapters of model.adapt; weights without a base stay trained.
 
     Args:
         places: Where the weights come from, by the part of the model.
-        loaded: The checkpoint of a run that goes on.
+        loaded: The checkpoint of a resumed run.
     Returns:
-        None if the config has no adapters.
+        The adapters' entry of checkpoints and the names of weights that these leave out; None without adapters.
     Raises:
         UserError: There is nothing to adapt.
     """
@@ -54,9 +54,9 @@ def adapt(
 
 
 def leave_out(checkpoint: dict[str, Any], names: Collection[str]) -> None:
-    """Takes weights that the base of adapters has out of a checkpoint that is being saved."""
+    """Removes the weights that the adapters' base holds from a checkpoint that is being saved."""
     for entry in {"state_dict", "ema"} & checkpoint.keys() if names else ():
-        every = checkpoint[entry].items()  # of the average, the very one that goes on
+        every = checkpoint[entry].items()  # not changed in place: "ema" is the live average
         checkpoint[entry] = {name: tensor for name, tensor in every if name.removeprefix("model.") not in names}
 
 

@@ -1,7 +1,7 @@
-"""Blocks of a model in training: compiled, or with their activations computed anew in the backward pass.
+"""Blocks of a model in training: compiled, or with activations recomputed in the backward pass.
 
-Both replace a block's `forward` and nothing else: no module is wrapped, so that weights keep their names, and the hooks
-of strategies on a block (gathering its weights, reducing its gradients) stay outside.
+Both replace only a block's `forward`. No module is wrapped, so that weights keep their names, and the hooks that
+strategies put on a block (to gather its weights, to reduce its gradients) stay outside.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,7 +18,7 @@ STACKS = ("blocks", "layers", "stages")  # attributes that hold the blocks of a 
 
 
 def blocks(model: nn.Module) -> Iterator[nn.Module]:
-    """The blocks of a model, outer ones first where some stand in others."""
+    """Yields the blocks of a model, outer ones before those inside them."""
     for name, stack in model.named_modules():
         if name.rpartition(".")[2] in STACKS and isinstance(stack, nn.ModuleList | nn.Sequential):
             yield from stack
@@ -28,16 +28,16 @@ def arrange(model: nn.Module, *, recompute: bool, compiled: Callable[[Any], Any]
     """Sets how training runs each block of a model; before a strategy takes the model.
 
     Args:
-        recompute: Whether only a block's input is kept for the backward pass, which computes the rest once more (Chen
-            et al. 2016), with the same dropout. Blocks with batch norms are left out: statistics would count twice.
+        recompute: Whether to keep only a block's input for the backward pass, which recomputes the rest with the same
+            dropout (Chen et al. 2016). Blocks with batch norms are left out: their statistics would be updated twice.
         compiled: Compiles a function; None to run blocks as they are.
     """
     every = list(blocks(model))
-    ways: dict[Any, Any] = {}  # a way a class: blocks alike share their code
+    ways: dict[Any, Any] = {}  # one per class, so that equal blocks share compiled code
     for block in every:
         if any(inner in every for inner in block.modules() if inner is not block):
             continue
-        if isinstance(block, nn.RNNBase):  # one kernel as it is, and packed texts cannot be compiled
+        if isinstance(block, nn.RNNBase):  # already one kernel, and packed sequences cannot be compiled
             continue
         plain = type(block).forward
         if compiled and plain not in ways:
@@ -50,7 +50,7 @@ def arrange(model: nn.Module, *, recompute: bool, compiled: Callable[[Any], Any]
 class _Arranged:
     """A block's forward pass in training; without gradients, it is the block's own.
 
-    An object and no closure, so that a copy of the block runs itself and not the block that it was copied from.
+    An object instead of a closure, so that a deep copy of a block runs itself and not the original.
     """
 
     def __init__(self, block: nn.Module, plain: Callable[..., Any], way: Callable[..., Any], recompute: bool) -> None:

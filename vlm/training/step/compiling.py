@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
-VARIANTS = 64  # of one function; blocks that differ, as by their drop_path, are one each
+VARIANTS = 64  # compiled versions of one function; blocks that differ, such as in drop_path, need one each
 
 
 def missing(*, on_gpu: bool) -> str | None:
-    """Requirement of torch.compile that this machine lacks; None if there is none."""
+    """Returns a requirement of torch.compile that this machine lacks; None if it lacks none."""
     if on_gpu and find_spec("triton") is None:
         return "Triton (pip install triton)"
     if on_gpu and torch.cuda.get_device_capability() < (7, 0):
@@ -64,11 +64,11 @@ def compiler(*, on_gpu: bool) -> Callable[[Any], Any]:
 
     settings: Any = config
     settings.recompile_limit = VARIANTS
-    settings.optimize_ddp = False  # it would cut graphs where gradients are sent; blocks are such parts already
-    settings.skip_fsdp_guards = False  # else one sharded block's code would serve others that differ from it
+    settings.optimize_ddp = False  # it would split graphs where gradients are sent; blocks are split already
+    settings.skip_fsdp_guards = False  # else the code of one sharded block would be reused for different ones
     _clock.watch()
     if on_gpu:
-        return torch.compile  # for one size as long as there is but one
-    # The same kernels for all sizes, ends of loops included: others sum in another order, and a resumed run, which has
-    # met other sizes, would come to other weights.
+        return torch.compile  # for a fixed size until another one comes
+    # The same kernels for all sizes, loop tails included. Kernels for each size would sum in different orders, and a
+    # resumed run, which has met other sizes, would arrive at other weights.
     return partial(torch.compile, dynamic=True, options={"cpp.enable_loop_tail_vec": False})

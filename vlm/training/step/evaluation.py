@@ -1,4 +1,4 @@
-"""A validation or a test: what it has read so far, then what came of it."""
+"""The state of a validation or test: what it has read so far, then its results."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -57,7 +57,7 @@ class EvaluationState:
             sums[1] += term.count
 
     def has_samples(self, limit: int | None) -> bool:
-        """Returns True if the ranks together have so many `samples`; never for None."""
+        """Returns True if the ranks together have `limit` samples; False for None."""
         return limit is not None and len(self.samples) >= -(-limit // self.ranks)
 
     def losses(self) -> dict[str, float]:
@@ -68,7 +68,7 @@ class EvaluationState:
         """
         own = self.used, {name: (weight, *sums.tolist()) for name, (weight, sums) in self._terms.items()}
         everyone: list[Any] = [own]
-        if self.ranks > 1:  # a rank without a batch knows of no term
+        if self.ranks > 1:  # a rank without a batch has no terms
             everyone = [None] * self.ranks
             torch.distributed.all_gather_object(everyone, own)
         self.used, terms = sum(used for used, _ in everyone), [terms for _, terms in everyone]

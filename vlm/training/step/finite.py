@@ -1,4 +1,4 @@
-"""The check that the numbers of a step, or of a checkpoint, are finite, and the stop of a run where they are not."""
+"""Checks that the numbers of a step or a checkpoint are finite, and stops a run if they are not."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -29,7 +29,7 @@ Batches = Sequence[tuple[Sequence[str], Mapping[str, Term]]]  # the names of sam
 class NotFiniteError(SharedError):
     """An update, or a checkpoint, would hold a number that is not finite."""
 
-    repeats = True  # in a run that is resumed with nothing changed
+    repeats = True  # an unchanged, resumed run fails again
 
 
 class HostCopy:
@@ -61,7 +61,7 @@ class Check:
         batches: Its batches.
         parameters: Those with a gradient.
         norms: The norm of each gradient.
-        numbers: Whether they are not finite (1), the loss, then what the ranks share.
+        numbers: 1 if any is not finite, else 0; the loss; then what the ranks share.
     """
 
     step: int
@@ -84,7 +84,7 @@ def runs_ahead(device: torch.device) -> bool:
 
 
 def stop(trainer: L.Trainer, model: nn.Module, check: Check, loss: float, *, overflow_is_handled: bool) -> None:
-    """Stops the run at a step that is not finite. All ranks come here together, and may talk to each other.
+    """Stops the run at a step that is not finite. All ranks call it together.
 
     Args:
         loss: The loss of the step.
@@ -141,15 +141,15 @@ def _listed(trainer: L.Trainer, step: int, rank: int, names: Sequence[str]) -> s
 def refuse_non_finite(trainer: L.Trainer, checkpoint: Mapping[str, Any]) -> None:
     """Stops a save of weights or optimiser states that are not finite.
 
-    A last update may have made them so out of finite gradients. The state of a callback may be infinite by intent, as
-    the first best score of early stopping.
+    The last update may have overflowed although its gradients were finite. Callback states are not checked: they may be
+    infinite on purpose, such as the initial best score of early stopping.
 
     Raises:
         NotFiniteError: On all ranks, if the part of any holds one.
     """
     trained = {part: checkpoint[part] for part in TRAINED if part in checkpoint}
     named = [(name, local(t)) for name, t in _tensors(trained, "") if t.is_floating_point() and t.numel()]
-    # The largest of a tensor's values is not finite if any is: one pass, and small beside writing them.
+    # The largest of a tensor's values is not finite if any is: one pass, cheap compared with writing them.
     sizes = [norm.float().cpu() for norm in torch._foreach_norm([t for _, t in named], float("inf"))]
     bad = [name for (name, _), size in zip(named, sizes, strict=True) if not bool(torch.isfinite(size))]
     if trainer.strategy.reduce_boolean_decision(bool(bad), all=False):

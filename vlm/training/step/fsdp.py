@@ -18,8 +18,8 @@ from vlm.training.step.lightning_private import shard_over_all_ranks
 class Sharded(ModelParallelStrategy):
     """Fully sharded data parallelism (FSDP2; Zhao et al. 2023): all ranks together hold one model and optimiser.
 
-    Lightning's own strategy writes and reads checkpoints past the trainer's CheckpointIO, and reads them unsafely. Here
-    both go through it, in the one format that a single process writes, so that either can go on where the other was.
+    Lightning's own strategy bypasses the trainer's CheckpointIO and reads checkpoints unsafely. This one uses it, in
+    the format that a single process writes, so that each can resume a run of the other.
     """
 
     def __init__(self) -> None:
@@ -81,7 +81,7 @@ def shard(model: nn.Module, strategy: Any) -> None:
 def gather(model: nn.Module) -> None:
     """Gives each rank the whole weights, for an evaluation.
 
-    Ranks have different numbers of batches, and of tokens to decode: they could not gather weights block by block
+    Ranks have different numbers of batches and of tokens to decode, and so cannot gather weights block by block
     together.
     """
     _each(model, whole=True)
@@ -117,7 +117,7 @@ def local(tensor: Tensor) -> Tensor:
 
 
 def like(value: Any, reference: Any) -> Any:
-    """A whole tensor laid out over the ranks as a reference of its shape is; anything else as it is."""
+    """Shards a whole tensor like a reference of the same shape; returns anything else as it is."""
     if isinstance(reference, DTensor) and isinstance(value, Tensor) and value.shape == reference.shape:
         if isinstance(value, DTensor):
             return value

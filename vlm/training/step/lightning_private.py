@@ -12,7 +12,7 @@ from lightning.pytorch.strategies.launchers.subprocess_script import _Subprocess
 
 
 def log_step_now(trainer: L.Trainer) -> None:
-    """Writes the metrics of the step that a hook of its last batch is in; the trainer would do so after that hook."""
+    """Logs the metrics of the current step from a hook of its last batch; the trainer would log after that hook."""
     connector = trainer._logger_connector
     connector.on_batch_end()
     connector.update_train_step_metrics()
@@ -21,30 +21,30 @@ def log_step_now(trainer: L.Trainer) -> None:
 def set_logged_step(trainer: L.Trainer, step: int) -> None:
     """Sets the number by which the trainer logs its next metrics.
 
-    It counts steps for loggers apart from the optimiser's, and after a resume counts one too many in some places.
+    The trainer counts logged steps separately from the optimiser's; after a resume the count is sometimes one too high.
     """
     trainer.fit_loop.epoch_loop._batches_that_stepped = step
 
 
 def validates(trainer: L.Trainer) -> bool:
     """Returns True if a validation follows the last training batch, done or still to come."""
-    fetcher: Any = None  # only that of an iterable of unknown length matters
+    fetcher: Any = None  # read only for an iterable of unknown length
     return trainer.fit_loop.epoch_loop._should_check_val_fx(fetcher)
 
 
 def leave_signals_to_us(trainer: L.Trainer) -> None:
     """Keeps the trainer from handling signals.
 
-    It broadcasts inside the handler, which deadlocks when all ranks get one, and under SLURM it saves wherever the
-    signal strikes, in the middle of a step too.
+    Its handler broadcasts, which deadlocks when all ranks get a signal, and under SLURM it saves at once, even in the
+    middle of a step.
     """
     trainer._signal_connector.register_signal_handlers = lambda: None  # type: ignore[method-assign]
-    # Else ranks ask each other in each batch, and wait for the device, whether one of those handlers was called.
+    # Else ranks ask each other in each batch whether one of those handlers was called, which waits for the device.
     trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
 
 
 def as_between_batches(loops: dict[str, Any], *, epoch_batches: int, step: int, validation_due: bool = False) -> None:
-    """Sets a fit loop's state that is being saved to what it is between two batches, whichever hook saves.
+    """Sets the saved state of a fit loop to the state between two batches, whichever hook saves.
 
     Lightning counts a batch as completed only after the hooks that save, and repeats or skips work on resume depending
     on which hook that was. A save happens after an optimiser step, so the batch is done; a full epoch is over, unless
@@ -73,7 +73,7 @@ def as_between_batches(loops: dict[str, Any], *, epoch_batches: int, step: int, 
 
 
 class ScriptLauncher(_SubprocessScriptLauncher):
-    """Lightning's launcher of a process for each further device, with its parts as methods."""
+    """Lightning's launcher of a process for each further device, with its steps as methods."""
 
     def start_others(self) -> None:
         """Starts the processes of the other devices."""
@@ -86,7 +86,7 @@ class ScriptLauncher(_SubprocessScriptLauncher):
 
 
 def use_launcher(trainer: L.Trainer, launcher: type[ScriptLauncher]) -> None:
-    """Puts another launcher in the place of Lightning's own, where the trainer starts further processes."""
+    """Replaces Lightning's own launcher, if the trainer starts further processes."""
     own = trainer.strategy.launcher
     if type(own) is _SubprocessScriptLauncher:
         trainer.strategy._launcher = launcher(own.cluster_environment, own.num_processes, own.num_nodes)

@@ -1,4 +1,4 @@
-"""Losses, each as a sum with its count: the division by the count of the whole optimiser step comes later, once."""
+"""Losses as a sum and a count; the sum is divided later, once, by the count of the whole optimiser step."""
 
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ class Term:
 
     Args:
         total: The sum.
-        count: The number that it is a sum over; an int where the host knows it.
+        count: Number of summed items; an int if the host knows it.
         weight: Factor of the mean.
     """
 

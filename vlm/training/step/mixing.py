@@ -16,12 +16,12 @@ class Mixing:
 
     Args:
         mixup: Alpha of MixUp (Zhang et al. 2018), which blends two images; 0 is off.
-        cutmix: Alpha of CutMix (Yun et al. 2019), which pastes a box of one into the other; 0 is off. With both, a coin
-            decides for each batch.
+        cutmix: Alpha of CutMix (Yun et al. 2019), which pastes a box of one into the other; 0 is off. With both, one is
+            drawn for each batch.
         num_classes: Number C of classes.
     Shapes:
         images (B, 3, H, W), labels (B,) -> images, and labels or the share of each class (B, C)
-        features pass where nothing is mixed
+        features are returned unchanged if nothing is mixed
     Raises:
         UserError: An alpha is negative.
     """

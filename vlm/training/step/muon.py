@@ -1,4 +1,4 @@
-"""Muon: momentum whose matrices are made orthogonal."""
+"""Muon: an optimiser with orthogonalised momentum."""
 
 from collections.abc import Callable, Iterable
 from typing import Annotated, Any
@@ -10,8 +10,8 @@ from torch.optim import Optimizer
 from vlm.errors import Count, Injected, Range, Rate
 from vlm.nn.precision import has_bfloat16
 
-# Of the quintic whose repetition drives every singular value towards 1 (Jordan et al. 2024): steep at zero, and content
-# with anything between about 0.7 and 1.2.
+# Coefficients of the quintic that, iterated, drives every singular value towards 1 (Jordan et al. 2024). It is steep at
+# zero, and leaves values between about 0.7 and 1.2.
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 
 
@@ -23,12 +23,12 @@ class Muon(Optimizer):
     Args:
         params: Groups; those with "matrices" hold the weights of linear and convolution layers.
         lr: Learning rate.
-        momentum: Share of the momentum that stays, Nesterov's.
+        momentum: Share of the momentum that is kept at each step, in Nesterov's form.
         betas, eps: AdamW's, for all other parameters.
         weight_decay: Decoupled decay, relative to lr.
         iterations: Newton-Schulz iterations.
-        bfloat16: Whether their products are in bfloat16, as by Jordan et al., where a device is faster in it. They
-            amplify its rounding: where a gradient has few directions, what rare samples teach is drowned.
+        bfloat16: Whether their products are in bfloat16, as in Jordan et al., if the device is faster in it. The
+            iterations amplify its rounding: in a gradient of low rank, the contribution of rare samples is lost.
     """
 
     def __init__(
@@ -93,10 +93,10 @@ class Muon(Optimizer):
 
 
 def orthogonalized(matrices: Tensor, iterations: int, products: torch.dtype | None = None) -> Tensor:
-    """The nearest matrices of orthogonal rows or columns, about: U V' of the decomposition U S V'.
+    """Returns approximately the nearest matrices with orthonormal rows or columns: U V' of the SVD U S V'.
 
     Args:
-        products: Type of the numbers of products, by default the matrices'.
+        products: dtype of the products; None for that of the matrices.
     Shapes:
         matrices (count, rows, columns) -> the same
     """

@@ -15,7 +15,7 @@ from vlm.errors import Range, Share, UserError
 
 
 class Schedule(Protocol):
-    """A learning-rate schedule: the rate of an optimiser step, counted from 0, over the highest."""
+    """A learning-rate schedule: the rate at an optimiser step, counted from 0, as a share of the highest."""
 
     def factor(self, step: int, total: int) -> float: ...
 
@@ -48,7 +48,7 @@ class Optimization:
         return self.optimizer(parameter_groups(model, self.weight_decay, self.layer_decay))
 
     def factors(self, optimizer: Optimizer, total: int) -> list[Callable[[int], float]]:
-        """For each group of the optimiser, its learning rate at a step over the highest."""
+        """Returns, for each parameter group, a function from a step to its learning rate as a share of the highest."""
         return [partial(self._factor, total=total, scale=group["scale"]) for group in optimizer.param_groups]
 
     def _factor(self, step: int, total: int, scale: float) -> float:
@@ -58,7 +58,7 @@ class Optimization:
 def total_steps(trainer: L.Trainer) -> int | None:
     """Optimiser steps of the whole run; None for one without an end.
 
-    The trainer's own estimate would make the training loader before a resumed run knows where it stands.
+    The trainer's own estimate would create the training loader before a resumed run knows its position.
     """
     batches = trainer.datamodule.train_batches()  # type: ignore[attr-defined]
     limit = trainer.limit_train_batches
@@ -71,13 +71,14 @@ def total_steps(trainer: L.Trainer) -> int | None:
 def parameter_groups(model: nn.Module, weight_decay: float, layer_decay: float = 1.0) -> list[dict[str, Any]]:
     """Parameter groups: only matrices of linear and convolution layers decay, and lower layers learn more slowly.
 
-    Biases, norms, embeddings and positions do not decay (as in GPT-2 and timm): shrinking them fits nothing better. A
-    layer of one output has a vector, not a matrix: Muon's steps of one are too short for scores of soft attention.
+    Biases, norms, embeddings and positions do not decay (as in GPT-2 and timm): shrinking them does not help. A layer
+    with one output has a vector, not a matrix, because Muon's steps would be too short for the scores of soft
+    attention.
 
     Args:
         layer_decay: Learning rate of a layer over that of the one above it (Clark et al. 2020, appendix A); 1 is off.
     Returns:
-        Groups with "matrices", whether they hold those, and "scale", by which their learning rate is multiplied.
+        Groups with "matrices", True if they hold matrices, and "scale", a factor of their learning rate.
     """
     layers = [layer for layer in model.modules() if isinstance(layer, nn.Linear | nn.Conv2d)]
     matrices = {id(layer.weight) for layer in layers if len(layer.weight) > 1}
@@ -102,7 +103,7 @@ class Layered(Protocol):
     """A module that counts its layers itself."""
 
     def layer_depths(self) -> dict[str, int]:
-        """Layers above each parameter, by name, those of heads and last norms being 0."""
+        """Returns the number of layers above each parameter, by name; 0 for heads and last norms."""
 
 
 def layer_depths(model: nn.Module) -> dict[str, int]:
@@ -129,7 +130,7 @@ class Cosine:
 
     Args:
         warmup: Share of all steps that warms up, if below 1; else a number of steps.
-        floor: Last learning rate over the highest.
+        floor: Last learning rate as a share of the highest.
     """
 
     def __init__(self, *, warmup: Annotated[float, Range(0)] = 0.05, floor: Share = 0.0) -> None:

@@ -1,7 +1,7 @@
 """One optimiser step, from its first batch to its update.
 
-A step over several batches and ranks is that of one large batch. Each batch adds the sum of its loss, not the mean, and
-the gradients are divided once by the count over all batches and ranks, after unscaling and before clipping.
+A step over several batches and ranks equals that of one large batch. Each batch adds the sum of its loss, not the mean,
+and the gradients are divided once by the count over all batches and ranks, after unscaling and before clipping.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ from vlm.training.step import finite
 from vlm.training.step.fsdp import local
 from vlm.training.step.losses import Term
 
-SMALLEST_SCALE = 1e-4  # of a loss in 16 bits: whoever overflows at this one does so at any
+SMALLEST_SCALE = 1e-4  # of a 16-bit loss; gradients that overflow at this scale do so at any
 
 
 class StepState:
@@ -31,7 +31,7 @@ class StepState:
         loss: Loss of the last step whose check was read.
         received: A signal that this process received; 0 for none.
         agreed: A signal that any of several ranks had received in the last step whose check was read.
-        bad_samples: Training samples that any of several ranks could not read; set back by the callback that counts.
+        bad_samples: Training samples that any of several ranks could not read; reset by the callback that counts them.
     Args:
         trainer: The trainer of the run.
         model: The model, whose parameters a message may name.
@@ -46,7 +46,7 @@ class StepState:
 
     def _begin(self) -> None:
         self.batches: list[tuple[Sequence[str], Mapping[str, Term]]] = []  # the names of samples, the terms of the loss
-        # Of the loss terms in all of this rank's batches of the step; a loss of one term needs none.
+        # Counts of the loss terms over all of this rank's batches of the step; empty for a loss of one term.
         self.counts: Mapping[str, int] = {}
         self._scales: list[Tensor] | None = None
         self._bad = 0
@@ -60,7 +60,7 @@ class StepState:
         return self._weighted(terms) * (self.trainer.accumulate_grad_batches * self.trainer.world_size)
 
     def _weighted(self, terms: Mapping[str, Term]) -> Tensor:
-        """The weighted sum of a batch's terms, on the scale of the first one: its count will divide all gradients."""
+        """Returns the weighted sum of a batch's terms, scaled to the first term, whose count divides all gradients."""
         if len(terms) == 1:
             (term,) = terms.values()
             return term.total if term.weight == 1 else term.total * term.weight
@@ -89,7 +89,7 @@ class StepState:
         return {"loss": self._loss, **terms}
 
     def _over_ranks(self, sums: Tensor) -> Tensor:
-        """The sums of all ranks. In the same message ranks tell of signals, and of samples that they could not read."""
+        """Returns the sums over all ranks. The same message carries their signals and counts of unreadable samples."""
         ranks = self.trainer.world_size
         if ranks == 1:
             self._shared = sums.new_empty(0)
@@ -104,9 +104,8 @@ class StepState:
     def check_and_clip(self, optimizer: Optimizer, limit: float | None, *, by_value: bool) -> None:
         """Begins the check that loss and gradients are finite, then clips the gradients.
 
-        On a CPU the host reads the check before the update. A fused optimiser on a GPU reads it there, and skips an
-        update that is not finite; the host reads it when the next step's backward pass is launched, and waits for
-        nothing:
+        On a CPU the host reads the check before the update. On a GPU a fused optimiser reads it and skips an update
+        that is not finite; the host reads it after it has launched the next step's backward pass, without waiting:
 
             step             4        5        6
             host launches    4        5        6
@@ -132,10 +131,10 @@ class StepState:
             clip(optimizer, limit, None if by_value else torch.linalg.vector_norm(norms))
 
     def read_check(self) -> None:
-        """Reads the check of the last step, and what ranks shared in it, unless that is read already.
+        """Reads the check of the last step, and what ranks shared in it, unless it was read before.
 
         Raises:
-            NotFiniteError: Loss or gradients are not finite, and it is not for a loss scaler to skip the step.
+            NotFiniteError: Loss or gradients are not finite, and no loss scaler handles it.
         """
         if self.check is None:
             return
@@ -181,7 +180,7 @@ def _sums(terms: Sequence[Term]) -> Tensor:
 
 
 def gradients(optimizer: Optimizer) -> list[Tensor]:
-    """The gradients that an optimiser is about to use; this rank's part of them, where they are sharded."""
+    """The gradients that an optimiser is about to use; if they are sharded, this rank's part."""
     return [local(p.grad) for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
 
 
@@ -205,7 +204,7 @@ def clip(optimizer: Optimizer, limit: float, norm: Tensor | None) -> None:
 def unscale(optimizer: Optimizer, trainer: L.Trainer) -> None:
     """Divides the gradients by the scale of a 16-bit loss, where the trainer left that to a fused optimiser.
 
-    Within the optimiser's own kernel it would come after clipping, which would clip by the scaled norm.
+    The optimiser's own kernel would unscale after clipping, which would then use the scaled norm.
     """
     scaler = getattr(trainer.precision_plugin, "scaler", None)
     if scaler is not None and getattr(optimizer, "_step_supports_amp_scaling", False):

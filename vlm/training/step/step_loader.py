@@ -11,11 +11,10 @@ from torch.utils.data import DataLoader
 
 
 class StepLoader(DataLoader):
-    """A training loader that knows the counts of a step's loss terms when it hands out the first of its batches.
+    """A training loader that sets the counts of a step's loss terms before it yields the step's first batch.
 
-    Where a task states counts (`Task.counts`), the batches that a step accumulates are read before the first of them is
-    trained on. No state is kept: a step ends where the trainer ends it, at a multiple of `accumulate_grad_batches` or
-    with the epoch.
+    If a task has counts (`Task.counts`), all batches of a step are read before the first of them is trained on. No
+    state is kept: a step ends where the trainer ends it, at a multiple of `accumulate_grad_batches` or with the epoch.
 
     Attributes:
         asked: When the last batch was asked for, by time.perf_counter.

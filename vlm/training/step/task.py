@@ -29,7 +29,7 @@ from vlm.training.step.step import StepState, accumulates, is_logged, summed
 
 
 class TaskOptions(TypedDict):
-    """Arguments of every task, which those with more pass on as they are; `Task` describes them."""
+    """Arguments of every task, for subclasses to pass on; `Task` describes them."""
 
     fields: Mapping[str, Any]
     seed: int
@@ -42,10 +42,10 @@ class Task(L.LightningModule):
     """A model with its loss and metrics.
 
     Attributes:
-        step: The optimiser step of the training that runs (vlm/training/step/step.py).
+        step: The current optimiser step of a training (vlm/training/step/step.py).
         evaluation: The last validation or test.
         about: Further entries of checkpoints: the model's specification, the config, the data's fingerprint.
-        left_out: Names of the model's weights that checkpoints leave to the base of its adapters.
+        left_out: Names of weights that checkpoints leave out because the base of the adapters holds them.
     Args:
         model: The model to train.
         fields: Fields that are read of each record, by the names that batches have.
@@ -75,18 +75,18 @@ class Task(L.LightningModule):
             near = did_you_mean(nearest(unknown[0], parts))
             raise UserError(f"task.freeze: {unknown[0]} is no part of the model, which has {known}{near}")
         for name in freeze:
-            model.get_submodule(name).requires_grad_(False).eval()  # the trainer leaves modes as they are
+            model.get_submodule(name).requires_grad_(False).eval()  # the trainer does not change modes
         self.evaluation = EvaluationState("val")
         self.about: dict[str, Any] = {}
         self.left_out: Collection[str] = ()
 
-    name = ""  # of a task of vlm, as checkpoints and configs have it; others stand there as package.module.Class
+    name = ""  # of a task of vlm, in checkpoints and configs; other tasks are named package.module.Class there
     headlines: Sequence[str] = ()  # the few metrics that say most, for the report
     smaller_is_better: Sequence[str] = ("loss",)  # of the metrics that rank the runs of a sweep
     curves: Sequence[str] = ()  # metrics of validations that the report draws over steps
     unit = "images"  # what `size` counts
-    remark = ""  # on how the scores of the last evaluation, of training too, are to be read
-    counted_unit = "tokens"  # what the first loss term counts, where rows of text are read
+    remark = ""  # how to read the scores of the last evaluation, validations included
+    counted_unit = "tokens"  # what the first loss term counts, in tasks that read text
 
     @property
     def data(self) -> Data:
@@ -105,7 +105,7 @@ class Task(L.LightningModule):
     def counts(self, batch: Any) -> dict[str, int] | None:
         """The counts of a batch's loss terms, read on the host before it is sent to the device.
 
-        None for a loss of one term, whose count may be known as late as its sum.
+        None for a loss of one term, whose count is not needed before its sum.
         """
         return None
 
@@ -123,14 +123,14 @@ class Task(L.LightningModule):
         return len(batch.ids)
 
     def work(self, batch: Any) -> Work:
-        """Sizes of a batch, for counts of operations. Asked in every step, it may not wait for the device."""
+        """Sizes of a batch, to count operations. It is called in every step and must not wait for the device."""
         return Work(images=len(batch.ids))
 
     def configure_model(self) -> None:
         shard(self.model, self.trainer.strategy)
 
     def load_weights(self, state: Mapping[str, Tensor]) -> None:
-        """Loads the model's weights, whole ones, however it is laid out over the ranks."""
+        """Loads whole weights into the model, which may be sharded over the ranks."""
         load(self.model, state)
 
     def train(self, mode: bool = True) -> "Task":
@@ -142,7 +142,7 @@ class Task(L.LightningModule):
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
         return batch if device.type == "cpu" else batch.to(device, non_blocking=True)
 
-    # One optimiser step. What happens in it stands in step.py, from top to bottom.
+    # One optimiser step; step.py shows what happens in it, from top to bottom.
 
     def on_fit_start(self) -> None:
         self.step = StepState(self.trainer, self.model)
@@ -172,7 +172,7 @@ class Task(L.LightningModule):
     ) -> None:
         self.step.check_and_clip(optimizer, gradient_clip_val, by_value=gradient_clip_algorithm == "value")
 
-    # Validation and test are one evaluation: a loss over the whole split, and the task's metrics.
+    # Validation and test work alike: a loss over the whole split, and the task's metrics.
 
     def on_evaluation_start(self) -> None:
         """Begins an evaluation: its state is new, and metrics are reset."""
@@ -185,11 +185,11 @@ class Task(L.LightningModule):
                 module.reset()
 
     def evaluation_results(self, split: str, loss: float, *, final: bool) -> dict[str, float]:
-        """Metrics beside the split's mean loss; with their controls if the evaluation is final, a test."""
+        """Returns the metrics other than the split's mean loss; in a final evaluation, a test, with their controls."""
         raise TypeError(f"{type(self).__name__} measures nothing")
 
     def evaluation_step(self, batch: Any, *, final: bool) -> None:
-        """Adds the loss of a batch to that of the split, and what metrics need of it."""
+        """Adds a batch to the split's loss and to the metrics."""
         raise TypeError(f"{type(self).__name__} evaluates nothing")
 
     def on_evaluation_end(self, *, final: bool) -> None:
@@ -197,7 +197,7 @@ class Task(L.LightningModule):
         split, losses = self.evaluation.split, self.evaluation.losses()
         results = {**losses, **self.evaluation_results(split, losses["loss"], final=final)}
         self.evaluation.results = {f"{split}/{name}": value for name, value in results.items()}
-        if not (final and split == "val"):  # which has been validated: its curves would end in a point of another kind
+        if not (final and split == "val"):  # its curves, of validations, would end in a point of another kind
             self.log_dict(self.evaluation.results, rank_zero_only=False)
 
     def summed(self, tensor: Tensor) -> Tensor:
@@ -247,11 +247,11 @@ class Task(L.LightningModule):
         return {"task": task, **{name: value for state in states for name, value in state.items()}}
 
     def predictions(self) -> list[dict[str, Any]]:
-        """Predictions of the last evaluation, a record a sample, in plain containers."""
+        """Returns the predictions of the last evaluation, one record per sample, in plain containers."""
         raise TypeError(f"{type(self).__name__} predicts nothing")
 
     def notes(self) -> list[str]:
-        """Lines that stand below the scores of the last evaluation, such as how a metric is defined."""
+        """Returns lines to print below the scores of the last evaluation, such as how a metric is defined."""
         return [line for finding in self.findings() for line in finding.lines()]
 
     def findings(self) -> list[Finding]:
@@ -267,11 +267,11 @@ class Task(L.LightningModule):
         return []
 
     def reading(self, batch: Any, tokens: int) -> list[str]:
-        """Lines that show what a training batch holds, with up to so many tokens of its first sample."""
+        """Returns lines that show a training batch, with up to `tokens` tokens of its first sample."""
         raise TypeError(f"{type(self).__name__} shows no batch")
 
     def example(self, data: Data, folder: Path) -> str:
-        """A command that uses the trained model, less its checkpoint; files that it needs are put into the folder."""
+        """Returns a command that uses the trained model, without its checkpoint; writes its files to `folder`."""
         raise TypeError(f"{type(self).__name__} has no example")
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
