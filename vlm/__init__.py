@@ -5,16 +5,16 @@ __all__ = ["Error", "Model", "Run", "load", "score", "train"]
 
 import os
 
-if os.name == "nt":  # locks, signals and memory limits of a run are POSIX's
+if os.name == "nt":  # runs use POSIX locks, signals and memory limits
     raise SystemExit("error: vlm runs on Linux, on macOS and in WSL, but not on Windows itself")
 
-TYPE_CHECKING = False  # true for a checker of types; the module of that name costs more than all the rest
+TYPE_CHECKING = False  # type checkers assume True; importing typing would cost more than all the rest
 if TYPE_CHECKING:
     from vlm.api import Error, Model, Run, load, score, train
 else:
 
     def __getattr__(name: str) -> object:
-        """The names of the API, imported when they are used: importing vlm itself loads nothing."""
+        """Imports the names of the API when they are used; importing vlm itself loads nothing."""
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         from vlm import api

@@ -91,12 +91,12 @@ def nearest(name: str, names: Iterable[str]) -> str:
 
 
 def did_you_mean(name: str) -> str:
-    """The end of a message, if there is a similar name."""
+    """Returns the end of a message, if there is a similar name."""
     return f"; did you mean {name}?" if name else ""
 
 
 def _shortened(line: str) -> str:
-    """Removes the middle of a very long line, as of one that quotes a damaged file; the remedy is at its end."""
+    """Removes the middle of a very long line, such as one that quotes a damaged file; the end holds the remedy."""
     return line if len(line) <= LONGEST else f"{line[: LONGEST // 2]} ... {line[-LONGEST // 3 :]}"
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 # Files of limits in Linux's control groups: version 2 has one tree, version 1 one per controller.
 V2 = {"cpu": ["cpu.max"], "memory": ["memory.max"]}
 V1 = {"cpu": ["cpu.cfs_quota_us", "cpu.cfs_period_us"], "memory": ["memory.limit_in_bytes"]}
-NO_LIMIT = 1 << 60  # version 1 says "none" by a number near 2 ** 63
+NO_LIMIT = 1 << 60  # version 1 states no limit as a number near 2 ** 63
 
 
 def cores(root: Path = Path("/")) -> int:
@@ -56,7 +56,7 @@ def memory_size() -> int | None:
 
 
 def _limits(controller: str, root: Path) -> Iterator[list[str]]:
-    """The fields of each limit of a controller on this process: of its own cgroup and of those above."""
+    """Yields the fields of each limit of a controller on this process: from its own cgroup and those above."""
     base = root / "sys/fs/cgroup"
     for number, names, group in _groups(root):
         if number == "0":
@@ -78,6 +78,6 @@ def _groups(root: Path) -> Iterator[list[str]]:
     """Number, controllers and path of each cgroup of this process."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError:  # no Linux
+    except OSError:  # not Linux
         return
     yield from (line.split(":", 2) for line in lines if line.count(":") >= 2)

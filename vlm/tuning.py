@@ -9,7 +9,7 @@ import sys
 from vlm import machine
 
 SPINS = "3000"  # iterations that an idle thread spins before it sleeps
-LONG_SPINS = "30000"  # the same where no other process wants the core
+LONG_SPINS = "30000"  # the same, if no other process needs the core
 PRIMITIVES = "512"  # size of oneDNN's cache of kernels, one per shape of product: up to 0.75 MB, 1 to 6 ms to create
 KEPT = 1 << 30  # bytes of freed memory to keep, and maximum size of allocations from it
 MMAP_THRESHOLD, TRIM_THRESHOLD = -3, -1  # mallopt's parameters
@@ -19,8 +19,7 @@ def tune(*, alone: bool = False) -> None:
     """Sets what the environment does not; call it before importing torch. docs/scaling.md has the measurements.
 
     Args:
-        alone: Whether nothing beside this thread reads or prepares data, so that threads may spin long if the machine
-            is idle.
+        alone: Whether no other thread reads or prepares data, so that threads may spin longer if the machine is idle.
     """
     if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():
         os.environ["GOMP_SPINCOUNT"] = LONG_SPINS if alone and machine.is_idle() else SPINS

@@ -58,7 +58,7 @@ def _refuse_prompts(config: Fields | None) -> None:
 
 
 def _longest(folder: Folder) -> int | None:
-    """Tokens of a text, of sentence_bert_config.json or, in newer folders, of the tokenizer."""
+    """Reads the longest text in tokens, from sentence_bert_config.json or, in newer folders, tokenizer_config.json."""
     own, tokenizer = folder.json(OWN), folder.json("tokenizer_config.json")
     if own is not None and own.read(flag("do_lower_case", False)):
         raise own.fault("do_lower_case", "which is not done beside the tokenizer")

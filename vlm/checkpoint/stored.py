@@ -108,8 +108,9 @@ def _thawed(value: Any) -> Any:
 
 
 def contained(config: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Returns a checkpoint's config, or its tree, changed to fetch nothing, to write nothing beside its data, and to
-keep its cache near the checkpoint. With VLM_REMOTE=1 in the environment it may read data at the URLs that it names.
+    """Returns a checkpoint's config, or its tree, that fetches nothing and keeps its cache near the checkpoint.
+
+    Nor does it write beside its data. With VLM_REMOTE=1 in the environment it may read data at the URLs that it names.
 
     Args:
         folder: The checkpoint's run.

@@ -91,7 +91,7 @@ def differences_of(one: StoredEvaluation, other: StoredEvaluation, *, seed: int)
 def lines(
     runs: Sequence[StoredEvaluation], differences: Sequence[Mapping[str, Difference]]
 ) -> tuple[list[str], list[list[str]]]:
-    """A row a metric: the score of each run, and of each but the first the difference with its interval and p."""
+    """Returns a header, and a row per metric: each run's score and difference from the first, with interval and p."""
     header = ["", runs[0].name]
     for run in runs[1:]:
         header += [run.name, "difference (95% interval)", "p"]

@@ -12,8 +12,9 @@ WHOLE = ("experiment", "task", "debug", "hydra")  # groups whose options set key
 
 
 def drop_leftovers(tree: DictConfig, name: str, chosen: Sequence[str], search: Sequence[str]) -> None:
-    """Drops the keys that a chosen option does not know, so that an experiment can be tried with another encoder. Keys
-that both options know stay. Hydra must be initialised.
+    """Drops the keys that a chosen option does not know, so that an experiment can be tried with another encoder.
+
+    Keys that both options know stay. Hydra must be initialised.
 
     Args:
         tree: The config with an entry `hydra`.

@@ -1,6 +1,6 @@
-"""Minimal pairs: of two sentences that differ in little, a language model should find the right one likelier.
+"""Minimal pairs: a language model should find the right one of two similar sentences likelier.
 
-As BLiMP is read (Warstadt et al. 2020): the log-probabilities of whole sentences are compared.
+As in BLiMP (Warstadt et al. 2020), the log-probabilities of whole sentences are compared.
 """
 
 from collections.abc import Sequence
@@ -13,12 +13,12 @@ from vlm.data.sources.tables import read_cells
 from vlm.errors import UserError
 from vlm.evaluation.metrics.bootstrap import intervals
 
-# Columns of a table; BLiMP's names are understood too.
+# Columns of a table; BLiMP's names are accepted too.
 COLUMNS = {"good": "good|sentence_good", "bad": "bad|sentence_bad", "kind": "kind|UID"}
 
 
 class Pair(NamedTuple):
-    """Two sentences, and the kind of thing in which they differ."""
+    """Two sentences, and the kind of their difference."""
 
     good: str
     bad: str
@@ -26,10 +26,10 @@ class Pair(NamedTuple):
 
 
 def read_pairs(path: Path) -> list[Pair]:
-    """The pairs of a table with the columns good, bad and, if it has one, kind.
+    """Reads the pairs of a table with the columns good, bad and, optionally, kind.
 
     Raises:
-        UserError: The table cannot be read or is empty, or a sentence is missing or equal to the other.
+        UserError: The table cannot be read or is empty, or a sentence is missing, or both are equal.
     """
     pairs = []
     try:
@@ -47,12 +47,12 @@ def read_pairs(path: Path) -> list[Pair]:
 
 
 def pair_scores(pairs: Sequence[Pair], margins: Sequence[float], *, seed: int = 0) -> dict[str, dict[str, float]]:
-    """The share of pairs whose good sentence is likelier, with its interval, of all and of each kind.
+    """Returns the share of pairs whose good sentence is likelier, with its interval, overall and by kind.
 
     Args:
-        margins: What the log-probability of the good sentence is more, in nats; none of 0 counts as right.
+        margins: Log-probability of the good sentence minus that of the bad one, in nats; 0 counts as wrong.
     Returns:
-        Scores named accuracy, accuracy@low, accuracy@high and pairs, by kind; those of all are named "".
+        Scores named accuracy, accuracy@low, accuracy@high and pairs, by kind; those of all pairs under "".
     """
     right = np.array(margins) > 0
     kinds = np.array([pair.kind for pair in pairs])

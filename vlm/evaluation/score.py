@@ -59,12 +59,12 @@ class Scores:
 
 
 def score(captioned: Captioned, *, java: bool, larger: Mapping[str, Sequence[str]] | None = None) -> Scores:
-    """BLEU, ROUGE-L and CIDEr, error rates where each image has one reference, and METEOR and SPICE if possible.
+    """Computes BLEU, ROUGE-L, CIDEr, error rates if each image has one reference, and METEOR and SPICE if possible.
 
-    CIDEr weights an n-gram by how few images have it. With a single image it would be 0 for any caption; it is absent.
+    CIDEr weights n-grams by their rarity over images. With a single image it would always be 0, and is left out.
 
     Args:
-        larger: References that determine the weights of CIDEr; default those that are scored.
+        larger: References that determine the weights of CIDEr; by default the scored ones.
     """
     units = units_of(chain.from_iterable((larger or captioned.references).values()))
     frequencies = None if larger is None else DocumentFrequencies.of([list(map(units.cut, t)) for t in larger.values()])
@@ -90,7 +90,7 @@ def score(captioned: Captioned, *, java: bool, larger: Mapping[str, Sequence[str
 
 
 def image_files(references: str, folder: Path, images: Iterable[str]) -> dict[str, Path]:
-    """The file of each image: from COCO's list of images, else the image id.
+    """Returns the file of each image: its name in COCO's list of images, else the image id.
 
     Raises:
         UserError: A file does not exist.
@@ -108,7 +108,8 @@ def image_files(references: str, folder: Path, images: Iterable[str]) -> dict[st
 def read_captions(
     results: Any, references: Any, references_of: Any = None
 ) -> tuple[Captioned, dict[str, list[str]] | None]:
-    """Reads captions and references from files, from their contents, or from texts by image; names those without.
+    """Reads captions and references from files, from their contents, or from texts by image; prints images that lack
+    either.
 
     Args:
         results: A path, a list of ``{"image_id", "caption"}``, or one caption per image as a dictionary or list.
@@ -142,7 +143,7 @@ def _listed(value: Any) -> Any:
 
 
 def _captions(path: str, content: Any) -> dict[str, str]:
-    """The caption of each image, from the contents of a file in COCO's result format."""
+    """Returns the caption of each image, from the contents of a file in COCO's result format."""
     captions: dict[str, str] = {}
     for image, caption in _rows(path, content, "results"):
         if captions.setdefault(image, caption) != caption:
@@ -151,7 +152,7 @@ def _captions(path: str, content: Any) -> dict[str, str]:
 
 
 def _references(path: str, content: Any) -> dict[str, list[str]]:
-    """The captions of each image, from the contents of a file in COCO's annotation format; images may have none."""
+    """Returns the captions of each image, from the contents of a file in COCO's annotation format; may be empty."""
     listed: Any = content
     captions: dict[str, list[str]] = {}
     if isinstance(content, dict):

@@ -1,4 +1,4 @@
-"""`vlm score` of lines of text: BLEU, chrF, ROUGE, exact match, error rates, with intervals; without a checkpoint."""
+"""`vlm score` for lines of text: BLEU, chrF, ROUGE, exact match and error rates, with intervals."""
 
 import json
 from pathlib import Path
@@ -9,7 +9,7 @@ from vlm.io.output import aligned, csv_text
 
 
 def scored_texts(results: str, references: str, form: str) -> str:
-    """The scores of a file of texts, one a line, against one reference a line.
+    """Scores a file of texts, one per line, against a file with one reference per line.
 
     Args:
         form: "text", "json" or "csv".

@@ -103,7 +103,7 @@ class Predictor(ABC):
                 raise misused(path, held, self.task)
             self.restore(about)
             self.model: Any = ckpt.load_model(loaded, trust=trust, dtype=dtype).to(device)
-            if not is_published(ckpt.locate(path)):  # whose config was compared with every shape as it was read
+            if not is_published(ckpt.locate(path)):  # checked when it was read
                 with torch.inference_mode():
                     self.check()
         if int8 and not quantize(self.model, [one for one in self.model.modules() if isinstance(one, TextDecoder)]):
@@ -174,7 +174,7 @@ class Predictor(ABC):
         return str(source)
 
     def gathered(self, results: Iterable[tuple[Any, Any]], options: Any) -> Iterable[tuple[Any, Any]]:
-        """Sources with their results, as written; overridden by predictors that compare all inputs."""
+        """Returns sources and results in the order of writing; overridden by predictors that compare all inputs."""
         return results
 
     @classmethod

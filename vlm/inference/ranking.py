@@ -35,7 +35,7 @@ def ranked(classes: Sequence[str], probabilities: Tensor, *, top: int) -> Iterat
 
 
 def ranked_record(form: str, head: Mapping[str, Any], best: Classes) -> dict[str, Any]:
-    """The record of an input and its classes; in JSON the probabilities of classes of one name are summed."""
+    """Returns the record of an input and its classes; JSON sums the probabilities of classes with the same name."""
     if form == "text":
         return {**head, "classes": "  ".join(f"{name} {value:.4f}" for name, value in best.top)}
     record = {**head, "class": best.name, "probability": best.probability}

@@ -59,7 +59,7 @@ class Use:
 
         Args:
             watch: As in `Predictor.results`, with places of sources.
-            traced: Whether trees of beam searches are kept.
+            traced: Whether to keep trees of beam searches.
         """
         trees: dict[int, Any] = {}
         more: dict[str, Any] = {"trees": trees} if traced else {}

@@ -192,7 +192,7 @@ class Service:
         return {"results": plain}
 
     def _seconds_left(self, jobs: Sequence[Job], since: float) -> float:
-        """Seconds until the request ends, unless one of its texts gets a token; reading it counts before the first."""
+        """Returns the seconds until the request fails, counted from its last token, at first from its reading."""
         return self.timeout + max((job.progress for job in jobs if job.times), default=since) - time.monotonic()
 
     def metrics(self) -> str:
@@ -285,7 +285,7 @@ class Measured:
 
 
 def make_app(service: Service) -> FastAPI:
-    """The application of a service. It has no page of documentation: FastAPI's loads scripts of other hosts."""
+    """Builds the application of a service. FastAPI's documentation page is off: it loads scripts of other hosts."""
     about = f"A model for {service.predictor.task}."
     app = FastAPI(title="vlm", version=__version__, description=about, openapi_url=None)
     guarded: dict[str, Any] = {"dependencies": [Depends(service.allow)]}

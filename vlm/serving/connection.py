@@ -9,7 +9,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 HEADER_TIME = 10.0  # seconds within which a header must end, and a written answer be read
 NEW = 1.0  # age in seconds from which a connection without a header counts as idle
 LAST_BODY = 2.0  # seconds within which a body must end when the service stops
-SMALL_PIECES, PIECE = 128, 256  # pieces of a body that may be small, and bytes of each further one on average
+SMALL_PIECES, PIECE = 128, 256  # pieces of a body that may be small, and the average bytes of further ones
 
 
 class Pieces(h11.Connection):

@@ -13,7 +13,7 @@ from vlm.tasks.masked_language_modeling.predict import GAP
 
 MOST = 8  # most images, and most texts
 MAX_RECORDS_BYTES = 2**22
-FIELDS = {"text": ("prompt", "text", "context", "words"), "label": ("caption",)}  # of records, by the form's own names
+FIELDS = {"text": ("prompt", "text", "context", "words"), "label": ("caption",)}  # of records, by the form's names
 
 
 def samples_of(checkpoint: Path) -> Path:

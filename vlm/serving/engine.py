@@ -131,7 +131,7 @@ class Engine:
             yield [job.content for job in jobs] or None
 
     def _take(self, most: int, settings: Any) -> list[Job]:
-        """Inputs that wait with equal settings and whose clients are there; none if another one waits longer."""
+        """Takes waiting inputs with equal settings, without cancelled ones; none if the first has other settings."""
         jobs: list[Job] = []
         with self._changed:
             if self._waiting and self._waiting[0].settings == settings:

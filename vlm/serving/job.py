@@ -35,7 +35,7 @@ class Job:
         self.answer: Future = Future()
         self.times: list[list[float]] = []
         self._start = self.progress = time.monotonic()
-        self.left = False  # nobody waits for the answer any more
+        self.left = False  # no client waits for the answer any more
 
     def leave(self) -> None:
         """Cancels the job: no client waits for the answer any more."""

@@ -131,7 +131,7 @@ class Reader:
         return Read(prepared, options, cut)
 
     async def work(self, cost: int, call: Callable[..., Any], *arguments: Any, deadline: float) -> Any:
-        """What a call on a thread returns, as soon as there is room for its cost, in pixels or bytes."""
+        """Runs a call on a thread once the budget has room for its cost, in pixels or bytes; returns its result."""
         async with self.budget.take(cost, deadline=deadline):
             result = await run_in_threadpool(call, *arguments)
             if cost > LARGE_PIXELS:

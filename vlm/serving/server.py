@@ -1,4 +1,4 @@
-"""An address that a service listens on until a signal."""
+"""Listens on an address until a signal."""
 
 import signal
 import socket
@@ -26,11 +26,11 @@ def listen(
     Args:
         host, port: The address.
         line: Printed once it listens, with a place for the port.
-        connections: Most connections at a time; of more, the oldest that is idle closes.
-        grace: Seconds in which requests are answered that came before a signal.
+        connections: Most connections at a time; further ones close the oldest idle one.
+        grace: Seconds after a signal in which earlier requests are still answered.
         ending: Called at the signal.
     Raises:
-        UserError: The address cannot be had.
+        UserError: The address cannot be listened on.
     """
     import uvicorn
 
@@ -58,13 +58,13 @@ def listen(
 
     try:
         sockets = [config.bind_socket()]
-        sockets[0].listen(config.backlog)  # so that the line below is true
+        sockets[0].listen(config.backlog)  # before the line below says so
     except SystemExit as fault:
         raise UserError(
             f"--host {host} --port {port}: cannot be listened on; choose another --{_wrong(host)}"
         ) from fault
     print(line.format(port=sockets[0].getsockname()[1]), flush=True)
-    # uvicorn sends a signal on once it has ended.
+    # uvicorn raises a received signal again after it has stopped.
     before = {signum: signal.signal(signum, note) for signum in (signal.SIGTERM, signal.SIGINT)}
     try:
         Server(config).run(sockets=sockets)
@@ -75,7 +75,7 @@ def listen(
 
 
 def _wrong(host: str) -> str:
-    """The option that is at fault where an address cannot be listened on."""
+    """Returns the option that is at fault if an address cannot be listened on."""
     try:
         with socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET):
             return "port"

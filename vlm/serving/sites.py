@@ -1,4 +1,4 @@
-"""Which pages of a browser may ask a service: a page of any site can reach an address of this machine."""
+"""Decides which web pages may send requests to a service, since a page of any site can reach this machine."""
 
 import re
 from collections.abc import Sequence
@@ -14,12 +14,12 @@ ANY = "*"
 
 
 class Sites:
-    """The sites whose pages may ask: a service's own, and others that are allowed.
+    """The sites whose pages may send requests: a service's own, and others that are allowed.
 
     Args:
-        local: Whether it listens on this machine alone, and then answers only to names of this machine: a page of
-            another site could else give its own name this machine's address.
-        origins: Further origins, such as https://example.org; "*" stands for all.
+        local: Whether it listens only on this machine. It then answers only to names of this machine, because another
+            site could let its own name resolve to this machine's address (DNS rebinding).
+        origins: Further origins, such as https://example.org; "*" allows all.
     Raises:
         UserError: One is not an origin.
     """
@@ -35,7 +35,7 @@ class Sites:
         """Refuses a request by its Host and Origin.
 
         Raises:
-            HTTPException: It comes from a page of another site, or asks for another name.
+            HTTPException: It comes from a page of another site, or has another host name.
         """
         if ANY in self.origins:
             return
@@ -48,7 +48,7 @@ class Sites:
 
 
 def _name(host: str) -> str | None:
-    """A host without its port and brackets; none if it is not one."""
+    """Returns a host without port and brackets; None if it is invalid."""
     try:
         return urlsplit(f"//{host}").hostname
     except ValueError:

@@ -34,25 +34,25 @@ LIMITS = {
     "image without a caption": 0.01,
     "repeated caption": 0.1,
     "over-long caption": 0.05,
-    "one caption for most images": 0.5,  # a model that ignores the images is right, and learns to
+    "one caption for most images": 0.5,  # a model can ignore the images and still be right
     "unknown to the tokenizer": 0.1,
-    "characters spelled in bytes": 0.1,  # which the vocabulary lacks; several tokens take the place of one
+    "characters spelled in bytes": 0.1,  # the vocabulary lacks them; each takes several tokens
     "empty text": 0.01,
     "text without a label": 0.01,
     "text in two splits": 0.0,
-    "sentence in two splits": 0.02,  # of a tagged corpus, where greetings and names come again by chance
+    "sentence in two splits": 0.02,  # of a tagged corpus, where greetings and names recur by chance
     "duplicate text": 0.1,
     "one text in two classes": 0.01,
     "over-long text": 0.05,
     "unequal files": 0.0,
-    "pair in two splits": 0.01,  # texts of a few words come again by chance
+    "pair in two splits": 0.01,  # texts of a few words recur by chance
     "duplicate pair": 0.1,
     "pair of unlike lengths": 0.05,
     "tag that train lacks": 0.01,
     "answer not in its context": 0.01,
     "question without an answer": 0.01,
     "question without an id of its own": 0.01,
-    "answer that is no whole words": 0.05,  # what can be answered is words of the context
+    "answer that is no whole words": 0.05,  # only whole words of the context can be answers
     "context in two splits": 0.0,
     "empty document": 0.01,
     "document in two splits": 0.0,
@@ -85,7 +85,7 @@ REMEDIES = {
 }
 
 
-# By whether the pixels are equal, and whether the splits differ.
+# Kind of problem by (pixels are equal, splits differ).
 DUPLICATES = {
     (True, True): "image in two splits",
     (False, True): "nearly the same image in two splits",
@@ -212,7 +212,7 @@ def caption_faults(
 
 
 def caption_line(splits: Mapping[str, Split], faults: Faults, *, limit: int | None) -> str:
-    """A line on how many captions differ; one that most images have is noted."""
+    """Returns a line on the number of distinct captions; reports one that most images have."""
     images = [record for split in splits.values() for record in split.records(limit)]
     texts = [{str(text) for text in record["references"]} for record in images]
     counts = Counter(text for own in texts for text in own)

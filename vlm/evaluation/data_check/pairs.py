@@ -1,4 +1,4 @@
-"""Faults of texts and their translations, reported before a run meets them."""
+"""Checks texts and their translations for problems before training."""
 
 from collections.abc import Mapping
 
@@ -6,8 +6,8 @@ from vlm.data.records import Record, Split
 from vlm.data.text.tokenizer import Tokenizer
 from vlm.evaluation.data_check.faults import Faults, cover
 
-RATIO = 3  # of the lengths of a pair, in characters, from which on it may be none
-SHORT = 20  # characters up to which any ratio may be
+RATIO = 3  # ratio of lengths in characters above which a pair may be wrong
+SHORT = 20  # characters up to which any ratio is accepted
 SHOWN = 60  # characters of a text
 SIDES = ("text", "translation")
 
@@ -15,10 +15,10 @@ SIDES = ("text", "translation")
 def pair_faults(
     splits: Mapping[str, Split], tokenizer: Tokenizer, max_len: int, faults: Faults, *, limit: int | None, drawn: bool
 ) -> dict[str, float]:
-    """Pairs that are there twice or in two splits, of unlike lengths, too long, or unknown to the tokenizer.
+    """Finds pairs that are duplicate, in two splits, of unlike lengths, too long, or unknown to the tokenizer.
 
     Args:
-        drawn: Whether a program writes them, which writes some of them again by nature.
+        drawn: Whether they are generated, so that duplicates are expected.
     Returns:
         The share of tokens of each split that the tokenizer knows.
     """
@@ -46,7 +46,7 @@ def pair_faults(
 
 
 def unlike_lengths(record: Record) -> str:
-    """A line on a pair of which one side is much longer than the other; empty for any other pair."""
+    """Returns a line on a pair if one side is much longer than the other; else ""."""
     one, other = (record[side] for side in SIDES)
     short, long = sorted((len(one), len(other)))
     if long <= SHORT or long <= RATIO * short:

@@ -1,4 +1,4 @@
-"""Faults of texts and their labels, reported before a run meets them."""
+"""Checks texts and their labels for problems before training."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ SHOWN = 60  # characters of a text
 
 
 def text_source_faults(source: Source, samples: int, faults: Faults) -> list[str]:
-    """The lines of a source of texts about what it left out, noted by kind; gives those that are of no kind."""
+    """Records the messages of a text source about skipped entries by kind; returns those of unknown kind."""
     kinds, others = skipped_by_kind(source, KINDS)
     for kind in KINDS.values():
         faults.add(kind, kinds[kind], samples + len(source.skipped))
@@ -31,12 +31,12 @@ def text_faults(
     drawn: bool,
     unit: str = "text",
 ) -> dict[str, float]:
-    """Texts that are there twice, in two splits or in two classes, too long, or unknown to the tokenizer.
+    """Finds texts that are duplicate, in two splits or two classes, too long, or unknown to the tokenizer.
 
     Args:
         field: Reads the texts.
         drawn: Whether a program writes them, which writes some of them again by nature.
-        unit: "sentence" of a corpus of sentences, which may come again in another split; "text" of all others.
+        unit: "sentence" for a corpus of sentences, which may recur in another split; else "text".
     Returns:
         The share of tokens of each split that the tokenizer knows.
     """
@@ -64,7 +64,7 @@ def text_faults(
 
 
 def tag_faults(splits: Mapping[str, Split], faults: Faults, *, limit: int | None) -> list[str]:
-    """Notes words whose tag training lacks; gives a line on the tags."""
+    """Finds words whose tag is not in training; returns a line on the tags."""
     known = Counter(tag for record in splits["train"].records(limit) for tag in record["tags"])
     for name, split in splits.items():
         for record in split.records(limit):
@@ -76,10 +76,11 @@ def tag_faults(splits: Mapping[str, Split], faults: Faults, *, limit: int | None
 
 
 def answer_faults(splits: Mapping[str, Split], faults: Faults, *, limit: int | None, drawn: bool) -> list[str]:
-    """Notes contexts of two splits, and answers that are no whole words of theirs; gives a line on the answers.
+    """Finds contexts in two splits, and answers that are not whole words of their context; returns a line on the
+    answers.
 
     Args:
-        drawn: Whether a program writes them, which writes some contexts again by nature.
+        drawn: Whether they are generated, so that repeated contexts are expected.
     """
     seen: dict[str, str] = {}
     counts = Counter[str]()
@@ -97,7 +98,7 @@ def answer_faults(splits: Mapping[str, Split], faults: Faults, *, limit: int | N
 
 
 def _cut(context: str, text: str, start: int) -> bool:
-    """Returns True for an answer whose words are not those of the context that hold it."""
+    """Returns True for an answer that differs from the whole words of the context around it."""
     words = word_places(context)
     span = covering(words, start, start + len(text))
     whole = "" if span is None else context[words[span[0]].start : words[span[1]].stop]

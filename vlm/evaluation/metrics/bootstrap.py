@@ -18,7 +18,7 @@ RESAMPLES = 1000
 LEVEL = 0.95
 _AT_ONCE = 100  # resamples in memory at once
 
-# Counts of each sample in each resample (R, N) -> scores (R, M).
+# Maps counts of each sample in each resample (R, N) to scores (R, M).
 Scorer = Callable[[Floats], Floats]
 
 
@@ -64,7 +64,7 @@ def paired(one: Scorer, other: Scorer, samples: int, *, seed: int) -> list[Diffe
     values = (other(whole) - one(whole))[0]
     gains = np.concatenate([other(draws) - one(draws) for draws in resamples(samples, seed)])
     ends = np.quantile(gains, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)
-    # One is added on either side, because a finite number of resamples cannot show a probability of 0.
+    # Both counts start at 1, because a finite number of resamples cannot show a probability of 0.
     below, above = ((gains <= 0).sum(0) + 1) / (len(gains) + 1), ((gains >= 0).sum(0) + 1) / (len(gains) + 1)
     p = np.minimum(1, 2 * np.minimum(below, above))
     rows = zip(values.tolist(), ends[0].tolist(), ends[1].tolist(), p.tolist(), strict=True)

@@ -18,7 +18,7 @@ class CaptionMetric(RecordMetric):
     Attributes:
         predictions, references: Texts of all processes, after `compute`.
         losses: Losses of images, if given.
-        unfinished: Images whose caption has the greatest length.
+        unfinished: Images whose caption has the maximum length.
         scores: Result of the last `compute`.
     """
 
@@ -47,7 +47,7 @@ class CaptionMetric(RecordMetric):
             predictions: One caption per image.
             references: The reference captions of each image.
             losses: The model's loss per image, optional.
-            unfinished: Whether each prediction has the greatest length, optional.
+            unfinished: Whether each prediction has the maximum length, optional.
         """
         row_losses: Sequence[float | None] = [None] * len(ids) if losses is None else losses
         flags = [False] * len(ids) if unfinished is None else unfinished
@@ -60,8 +60,8 @@ class CaptionMetric(RecordMetric):
         ``exact_match`` is the share of captions that equal a reference word for word, ``distinct`` the share of
         different captions, ``vocabulary`` the number of different words, ``mean_length`` the mean number of words per
         caption (both counted in `units`), and ``length_ratio`` the mean length divided by that of the references: if it
-        drifts from 1, captions stop too early or do not end. Where each image has one reference, as a line of text has,
-        ``cer`` and ``wer`` are the error rates of characters and words.
+        drifts from 1, captions stop too early or do not end. If each image has one reference, such as an image of a
+        text line, ``cer`` and ``wer`` are the error rates of characters and words.
 
         Raises:
             UserError: There are no captions.
@@ -90,7 +90,7 @@ class CaptionMetric(RecordMetric):
         return self._prepared
 
     def intervals(self, *, seed: int) -> dict[str, float]:
-        """metric@low and metric@high: 95% confidence intervals of the last `compute`, by bootstrap over images."""
+        """Returns metric@low and metric@high: 95% intervals of the last `compute`, by bootstrap over images."""
         assert self.scores is not None, "nothing was computed yet"
         exact = {"exact_match": exact_matches(self.predictions, self.references)}
         bounds = caption_intervals(self.scores, exact, seed=seed)
@@ -119,7 +119,7 @@ class CaptionMetric(RecordMetric):
 
 
 def shuffle_captions(predictions: Mapping[str, str], seed: int) -> dict[str, str]:
-    """Assigns each caption to another image: the score of captions that ignore their image.
+    """Assigns each caption to another image, to score captions that ignore their image.
 
     Args:
         predictions: One caption per image, for at least two images.
@@ -137,7 +137,7 @@ def shuffle_captions(predictions: Mapping[str, str], seed: int) -> dict[str, str
 
 
 def exact_matches(predictions: Mapping[str, str], references: Mapping[str, Sequence[str]]) -> list[bool]:
-    """Whether the caption of each image equals a reference word for word."""
+    """Returns for each image whether its caption equals a reference word for word."""
     return [text.split() in map(str.split, references[image]) for image, text in predictions.items()]
 
 

@@ -1,4 +1,4 @@
-"""Edit distance, and the error rates of texts that have one right reading: of characters (CER) and of words (WER)."""
+"""Edit distance, and character and word error rates (CER, WER) of texts with one right reading."""
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 
@@ -10,9 +10,9 @@ NAMES = ("cer", "wer")
 
 
 def edit_distance(one: Sequence[Hashable], other: Sequence[Hashable]) -> int:
-    """The least number of insertions, deletions and substitutions between two sequences (Levenshtein 1966).
+    """Returns the minimum number of insertions, deletions and substitutions between two sequences (Levenshtein 1966).
 
-    A column of the table of distances is two numbers whose bits say where it rises and falls (Myers 1999; Hyyrö 2003).
+    Two integers hold a column of the distance table; their bits mark where it rises and falls (Myers 1999; Hyyrö 2003).
     """
     if not one:
         return len(other)
@@ -47,13 +47,13 @@ def error_rates(counts: Floats) -> Floats:
 
 
 def caption_counts(captions: Mapping[str, str], references: Mapping[str, Sequence[str]]) -> Floats | None:
-    """The same of captions by image; None unless each image has one reference, as a line of text has. Shapes: (N, 4)"""
+    """Returns `error_counts` of captions by image; None unless each image has one reference. Shapes: (N, 4)"""
     if not all(len(references[image]) == 1 for image in captions):
         return None
     return error_counts(captions.values(), (references[image][0] for image in captions))
 
 
 def caption_rates(captions: Mapping[str, str], references: Mapping[str, Sequence[str]]) -> dict[str, float]:
-    """The error rates of captions by name; none unless each image has one reference."""
+    """Returns the error rates of captions by name; empty unless each image has one reference."""
     counts = caption_counts(captions, references)
     return {} if counts is None else dict(zip(NAMES, error_rates(counts.sum(0)).tolist(), strict=True))

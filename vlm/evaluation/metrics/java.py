@@ -11,7 +11,7 @@ from vlm.evaluation.metrics.tokens import Units
 Texts = dict[str, list[str]]
 Found = tuple[float, list[float]]
 
-_MODELS = "stanford-corenlp-3.6.0-models.jar"  # what SPICE parses with; the package downloads it when asked to
+_MODELS = "stanford-corenlp-3.6.0-models.jar"  # SPICE's parser models, which the package downloads on request
 
 
 def java_scores(

@@ -96,7 +96,7 @@ _FRACTIONS = {"\xbc": "1/4", "\xbd": "1/2", "\xbe": "3/4", "\u2153": "1/3", "\u2
 
 
 class Scanner(NamedTuple):
-    """All rules in one pattern that tries each of them: one call is far cheaper than sixty.
+    """All rules in one pattern, because one call is far cheaper than sixty.
 
     Args:
         pattern: One group per rule, for its token with the context; if there is a context, the next group is the token.
@@ -112,7 +112,7 @@ class Scanner(NamedTuple):
         """End of the token of the rule that wins at a position, and its action; None if no rule matches."""
         match = self.pattern.match(shape, position)
         assert match is not None
-        lengths = list(map(len, match.groups("")))  # 0 where a rule does not fit
+        lengths = list(map(len, match.groups("")))  # 0 if a rule does not match
         longest = max(lengths)
         if not longest:
             return None
@@ -152,7 +152,7 @@ def symbols() -> frozenset[str]:
 def scanner() -> Scanner:
     """All rules, in the order that breaks ties."""
     begun = f"[A-Za-z0-9{A_LETTER}{A_DIGIT}{_A_MARK}\xad&"
-    kinds = [  # what each rule of a kind begins with: most of them need not be tried
+    kinds = [  # the beginning of each kind of rule, so that most kinds are skipped
         (f"{begun}'\x92\u2019]", _words()),
         ('<?[^ \t\n\r\x0c"<>]{0,256}[.@#:]', _addresses()),
         ("[A-Za-z]{1,8}\\.", _abbreviations()),

@@ -1,4 +1,4 @@
-"""ROUGE (Lin 2004): of captions as in COCO's evaluation, of other texts as in the package rouge-score."""
+"""ROUGE (Lin 2004): for captions as in COCO's evaluation, for other texts as in the package rouge-score."""
 
 from collections import Counter
 from collections.abc import Sequence

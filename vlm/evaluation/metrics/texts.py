@@ -1,4 +1,4 @@
-"""Scores of texts with a reference each: sacreBLEU's BLEU and chrF, ROUGE, exact match and error rates."""
+"""Scores of texts with one reference each: sacreBLEU's BLEU and chrF, ROUGE, exact match and error rates."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -21,7 +21,7 @@ class TextScores:
     reference; and error rates of characters and words.
 
     Args:
-        predictions, references: One of each a text, two texts or more.
+        predictions, references: Texts and their references; at least two.
     """
 
     def __init__(self, predictions: Sequence[str], references: Sequence[str]) -> None:
@@ -37,7 +37,7 @@ class TextScores:
         return dict(zip(NAMES, [*scores, *self._shares.mean(0).tolist(), *errors], strict=True))
 
     def signatures(self) -> dict[str, str]:
-        """Everything that decides BLEU and chrF, as sacreBLEU writes it once `summary` is known."""
+        """Returns sacreBLEU's signatures of BLEU and chrF; `summary` must have been computed."""
         return {"bleu": str(self._bleu.get_signature()), "chrf": str(self._chrf.get_signature())}
 
     def intervals(self, *, seed: int) -> dict[str, float]:
@@ -56,19 +56,19 @@ class TextScores:
 
     @cached_property
     def _shares(self) -> Floats:
-        """ROUGE and exact match, whose scores are the means of those of the texts. Shapes: (N, 4)"""
+        """ROUGE and exact match of each text; the scores are their means. Shapes: (N, 4)"""
         return np.array([[*rouge(one, other), one == other] for one, other in self._pairs], np.float64)
 
     @cached_property
     def _words(self) -> Floats:
-        """Counts that BLEU is computed from: matches and n-grams of each order, both lengths. Shapes: (N, 10)"""
-        single = BLEU(effective_order=True)  # or it warns of scores of one text, which are not asked for here
+        """Counts for BLEU: matches and n-grams of each order, and both lengths. Shapes: (N, 10)"""
+        single = BLEU(effective_order=True)  # else it warns about scores of single texts, which are not used
         sentences = (single.sentence_score(one, [other]) for one, other in self._pairs)
         return np.array([[*one.counts, *one.totals, one.sys_len, one.ref_len] for one in sentences], np.float64)
 
     @cached_property
     def _characters(self) -> Floats:
-        """Counts that chrF is computed from: n-grams of text and reference, and matches. Shapes: (N, 18)"""
+        """Counts for chrF: n-grams of text and reference, and matches. Shapes: (N, 18)"""
         return np.array([_ngrams(*pair) for pair in self._pairs], np.float64)
 
     @property
@@ -82,9 +82,10 @@ def _bleu(counts: Sequence[int]) -> float:
 
 
 def _ngrams(text: str, reference: str) -> list[int]:
-    """Character n-grams of a text, of its reference, and of both, orders 1 to 6; white space does not count.
+    """Counts the character n-grams of a text, of its reference, and their matches, for orders 1 to 6, without white
+    space.
 
-    As in sacreBLEU, those of an order that the reference is too short for do not count.
+    As in sacreBLEU, the text's n-grams of an order for which the reference is too short do not count.
     """
     counts = []
     for order in range(1, CHRF.CHAR_ORDER + 1):
@@ -98,7 +99,7 @@ def _counted(text: str, order: int) -> Counter[str]:
 
 
 def _chrf(counts: Floats) -> Floats:
-    """chrF of counts, with recall twice as important as precision. Shapes: (R, 18) -> (R,)"""
+    """Computes chrF from counts, with recall twice as important as precision. Shapes: (R, 18) -> (R,)"""
     text, reference, both = np.moveaxis(counts.reshape(len(counts), -1, 3), 2, 0)  # each (R, 6)
     there = (text > 0) & (reference > 0)
     orders = np.maximum(1, there.sum(1))

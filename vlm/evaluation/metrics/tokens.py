@@ -28,7 +28,7 @@ class Units:
 def characters(caption: str) -> list[str]:
     """Splits text of scripts without spaces into characters with their marks, and other text into words."""
     tokens: list[str] = []
-    for part in spaceless().split(caption):  # separators are captured too
+    for part in spaceless().split(caption):  # includes the captured separators
         tokens += [part] if spaceless().fullmatch(part) else tokenize(part)
     return [token for token in tokens if any(map(str.isalnum, token))]
 

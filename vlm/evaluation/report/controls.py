@@ -1,10 +1,10 @@
-"""Controls: scores of something that knows little of the input, which a model should beat."""
+"""Controls: scores of methods that use little of the input, which a model should beat."""
 
 from collections.abc import Mapping, Sequence
 
 from vlm.evaluation.report.sections import Finding
 
-# What learns from the training split by counting.
+# Controls that count in the training split.
 COUNTED = {
     "constant": "best constant",
     "bag": "bag of words",
@@ -22,11 +22,11 @@ REMEDIES = (
 
 
 def below_controls(results: Mapping[str, float], names: Sequence[str]) -> list[Finding]:
-    """A finding for each score that a count of the training split reaches too.
+    """Returns a finding for each score that a control in COUNTED reaches too.
 
     Args:
         results: Scores as split/metric, with controls as split/metric@control.
-        names: The metrics to look at, of which more is better.
+        names: The metrics to compare, for which higher is better.
     """
     found = []
     for key, value in results.items():

@@ -16,7 +16,7 @@ NAMED = 50  # messages per kind
 
 
 def data_page(about: Sequence[str], faults: Faults, splits: Mapping[str, Split], *, seed: int) -> str:
-    """The whole page.
+    """Returns the whole page as HTML.
 
     Args:
         about: Lines of facts.

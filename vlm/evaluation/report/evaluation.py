@@ -32,7 +32,7 @@ class Evaluation:
 
     Args:
         title: Task and data set.
-        task: Name of the task, by which `vlm compare` finds what it compares.
+        task: Name of the task, which determines what `vlm compare` compares.
         split: Name of the split.
         used: Number of evaluated samples.
         checkpoint: The evaluated file or folder; None if there is none.
@@ -67,7 +67,7 @@ class Evaluation:
 
 
 def evaluation_page(evaluation: Evaluation, *, picture: Picture) -> str:
-    """The whole page.
+    """Returns the whole page as HTML.
 
     Args:
         picture: Returns the image of a sample by id, or None.
@@ -83,7 +83,7 @@ def evaluation_page(evaluation: Evaluation, *, picture: Picture) -> str:
 
 
 def _origin(evaluation: Evaluation) -> Iterator[str]:
-    """The run and the checkpoint, by their names: a page may be published."""
+    """Yields the names of run and checkpoint, without paths, since a page may be published."""
     if evaluation.run:
         yield f"run {'/'.join(evaluation.run.parts[-2:])}"
     if evaluation.checkpoint:
@@ -121,13 +121,13 @@ def scores_section(scores: Results, remark: str = "") -> str:
 
 
 def _findings(findings: Sequence[Finding]) -> Iterator[str]:
-    """Faults of the model as a whole, each with what may mend it."""
+    """Yields a section on faults of the model as a whole, each with remedies."""
     if findings:
         yield page.section("What is wrong", *(page.preformatted("\n".join(finding.lines())) for finding in findings))
 
 
 def _grounding(scores: Results) -> Iterator[str]:
-    """How much the loss depends on the image, as a chart and in words."""
+    """Yields a section on how much the loss depends on the image, as a chart and in words."""
     if "loss@shuffled" not in scores:
         return
     losses = {"own image": scores["loss"], "other image": scores["loss@shuffled"]}

@@ -10,7 +10,7 @@ SHOWN = 8  # samples per kind
 
 
 class Finding(NamedTuple):
-    """A fault of a model as a whole, as a sentence, and what may mend it in the order to try."""
+    """A fault of a model as a whole, as a sentence, and remedies in the order to try."""
 
     fault: str
     remedies: Sequence[str]

@@ -35,7 +35,7 @@ class CaptionPage(Records):
     def _card(self, path: str, records: Sequence[Mapping[str, Any]]) -> str:
         try:
             thumbnail: str | None = page.thumbnail(load_image(path))
-        except ImageError:  # gone since it was captioned
+        except ImageError:  # deleted since it was captioned
             thumbnail = None
         caption, *others = (f"{record['caption']} ({record['confidence']:.0%})" for record in records)
         drawn = [record["attention"] for record in records if "attention" in record]
@@ -45,5 +45,5 @@ class CaptionPage(Records):
         return page.card(thumbnail, caption, [*others, os.path.basename(path)], links=links)
 
     def _link(self, path: str) -> str:
-        """A file as the page reaches it, wherever both are moved to together."""
+        """Returns a link to a file relative to the page, so that both can be moved together."""
         return quote(os.fsencode(Path(os.path.relpath(path, os.path.dirname(str(self.output.path)) or ".")).as_posix()))

@@ -1,4 +1,4 @@
-"""What two evaluations of captioning are compared by."""
+"""Selects what `vlm compare` compares of captioning evaluations."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,7 +9,7 @@ from vlm.tasks.shared.stored import Compared, Sample
 
 
 def compared(details: Mapping[str, Any], predictions: Any) -> Compared:
-    """The captions, by language if the data name languages."""
+    """Returns the captions, by language if the data have languages."""
     by_language = {"" if name == "images" else name: rows for name, rows in details.items() if rows}
     return Compared(
         {
@@ -21,7 +21,7 @@ def compared(details: Mapping[str, Any], predictions: Any) -> Compared:
 
 
 def _scores(samples: Sequence[Sample]) -> tuple[Sequence[str], Scorer]:
-    names = [f"{place:09}" for place in range(len(samples))]  # which are sorted
+    names = [f"{place:09}" for place in range(len(samples))]  # in sorted order
     references = References(dict(zip(names, (sample.true for sample in samples), strict=True)))
     captions = dict(zip(names, (sample.predicted for sample in samples), strict=True))
     return KEYS, caption_scorer(references.score(captions))

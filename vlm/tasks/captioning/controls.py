@@ -13,14 +13,14 @@ CANDIDATES = 1000  # training captions tried as the best constant one
 
 
 def caption_controls(metric: CaptionMetric, train: Split, *, seed: int) -> dict[str, float]:
-    """Scores of two controls: one caption for all images, and the model's captions given to other images.
+    """Returns the scores of two controls: one caption for all images, and the model's captions given to other images.
 
     Args:
-        metric: What the model's captions were scored by.
+        metric: The metric that scored the model's captions.
         train: The training split.
-        seed: Chooses what is drawn.
+        seed: Seed of random choices.
     Returns:
-        metric@constant, of the training caption that scores best for all images alike; metric@shuffled.
+        metric@constant, of the one training caption that scores best on all images; metric@shuffled.
     """
     prepared, predictions, references = metric.prepared(), metric.predictions, metric.references
     order = numpy_rng(seed, "constant captions").permutation(len(train))[:CANDIDATES]
@@ -40,14 +40,14 @@ def caption_controls(metric: CaptionMetric, train: Split, *, seed: int) -> dict[
 
 
 def beside_scores(metric: CaptionMetric, train: Split, *, seed: int) -> dict[str, float]:
-    """Controls, novelty and intervals, which a test has beside its scores; arguments as in `caption_controls`."""
+    """Returns controls, novelty and intervals, which a test adds to its scores; arguments as in `caption_controls`."""
     results = caption_controls(metric, train, seed=seed)
     results["novelty"] = novelty(metric.predictions.values(), train, metric.units)
     return results | metric.intervals(seed=seed)
 
 
 def novelty(predictions: Iterable[str], train: Split, units: Units) -> float:
-    """The share of captions that the training split's first epoch has nowhere, in the units that metrics compare."""
+    """Returns the share of captions that the training split's first epoch lacks, compared in the metrics' units."""
     written = {tuple(units.cut(caption)) for record in train.records() for caption in record["captions"]}
     captions = [tuple(units.cut(text)) for text in predictions]
     return sum(caption not in written for caption in captions) / len(captions)

@@ -1,4 +1,4 @@
-"""The doubly stochastic term of Show, Attend and Tell: a caption attends to all parts of its image about equally."""
+"""The doubly stochastic term of Show, Attend and Tell: captions should attend to all parts of an image equally."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ class DoublyStochastic:
         task: The captioning task.
         weight: Factor of the term, lambda.
     Raises:
-        UserError: The task's decoder has no soft attention, or a reward takes the place of next-token prediction.
+        UserError: The task's decoder has no soft attention, or the task trains on a reward.
     """
 
     def __init__(self, task: Any, weight: float) -> None:
@@ -42,14 +42,14 @@ class DoublyStochastic:
 
 
 def doubly_stochastic_term(weights: Tensor, rows: TextRows) -> Tensor:
-    """The doubly stochastic term: sum_i (1 - sum_t a_ti)^2 over image parts i and predicted tokens t, of all captions.
+    """Returns the term, summed over captions: sum_i (1 - sum_t a_ti)^2 over image parts i and predicted tokens t.
 
     Shapes:
         weights (B, L, S) -> ()
     """
     assert rows.segments is not None
     begin = ((positions_within(rows.segments) == 0) & (rows.segments != 0)).flatten()
-    number = begin.cumsum(0)  # of each token's caption, from 1
+    number = begin.cumsum(0)  # number of each token's caption, from 1
     places = slice(None) if rows.targets.places is None else rows.targets.places
     looked = weights.new_zeros(len(number) + 1, weights.shape[2])  # there are fewer captions than tokens
     looked = looked.index_add(0, number[places], weights.flatten(0, 1)[places])  # (captions + 1 or more, S)

@@ -1,4 +1,4 @@
-"""Faults of a captioner as a whole that its captions of a split show: they ignore the images, do not end, or repeat."""
+"""Finds faults of a captioner in its captions of a split: they ignore the images, do not end, or repeat words."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from vlm.evaluation.metrics.captions import CaptionMetric
 from vlm.evaluation.report.sections import Finding
 
-FEWEST = 4  # captions that say anything of a model
-COMPARED = 30  # those from which on an interval says something
-LONGEST = 4  # words of a run that is looked for
-TIMES = 3  # that a run of words comes one after the other where it is a fault
+FEWEST = 4  # fewest captions from which a fault is concluded
+COMPARED = 30  # fewest captions for which an interval is meaningful
+LONGEST = 4  # longest run of words that is searched for
+TIMES = 3  # consecutive repetitions of a run of words that are a fault
 
 IMAGES = (
     "train longer (trainer.max_epochs): the first captions of any captioner are all alike",
@@ -29,11 +29,11 @@ REPEATING = (
 
 
 def image_findings(metric: CaptionMetric, scores: Mapping[str, float]) -> list[Finding]:
-    """Whether the captions of the last `compute` ignore the images.
+    """Returns a finding if the captions of the last `compute` ignore the images.
 
     Args:
         metric: Holds the captions and references.
-        scores: cider@low and cider@shuffled, where they were measured.
+        scores: cider@low and cider@shuffled, if they were measured.
     """
     if len(metric.predictions) < FEWEST:
         return []
@@ -41,7 +41,7 @@ def image_findings(metric: CaptionMetric, scores: Mapping[str, float]) -> list[F
 
 
 def text_findings(metric: CaptionMetric, *, max_tokens: int) -> list[Finding]:
-    """Whether the captions of the last `compute` do not end, or repeat words.
+    """Returns findings if the captions of the last `compute` do not end, or repeat words.
 
     Args:
         metric: Holds the captions and references.
@@ -58,7 +58,7 @@ def text_findings(metric: CaptionMetric, *, max_tokens: int) -> list[Finding]:
 
 
 def _same(metric: CaptionMetric) -> list[str]:
-    """Whether one caption is written of most images, and describes few of them in the data."""
+    """Returns a fault if most images have the same caption, which few of them have as a reference."""
     count = len(metric.predictions)
     (caption, often), *_ = Counter(" ".join(text.split()) for text in metric.predictions.values()).most_common(1)
     true = sum(caption in (" ".join(text.split()) for text in texts) for texts in metric.references.values())
@@ -68,7 +68,7 @@ def _same(metric: CaptionMetric) -> list[str]:
 
 
 def _no_better(metric: CaptionMetric, scores: Mapping[str, float]) -> list[str]:
-    """Whether captions fit their own images no better than others."""
+    """Returns a fault if captions fit their own images no better than other images."""
     if len(metric.predictions) < COMPARED or not scores or scores["cider@low"] > scores["cider@shuffled"]:
         return []
     assert metric.scores is not None, "nothing was computed yet"
@@ -86,7 +86,7 @@ def _repeating(metric: CaptionMetric) -> str:
 
 
 def _repeats(words: Sequence[str]) -> bool:
-    """Returns True if some words come several times, one after the other."""
+    """Returns True if a run of words repeats several times in a row."""
     return any(any(_runs(words, length)) for length in range(1, LONGEST + 1))
 
 

@@ -1,4 +1,4 @@
-"""Caption metrics of data in several languages, each language scored by itself."""
+"""Caption metrics of data in several languages; each language is scored separately."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import fmean
@@ -12,13 +12,13 @@ from vlm.evaluation.report.sections import Finding
 from vlm.tasks.captioning.controls import beside_scores
 from vlm.tasks.captioning.findings import image_findings, text_findings
 
-INTERVAL = ("@low", "@high")  # of a language; means of them are no interval of the mean
+INTERVAL = ("@low", "@high")  # suffixes of intervals; their means over languages are not an interval of the mean
 
 
 class LanguageMetrics(nn.Module):
-    """The caption metrics of each language as name_language, and their means over the languages by the plain names.
+    """The caption metrics of each language as name_language, and their means over languages under the plain names.
 
-    Where nobody says the languages there is one metric, of the language None, and its results have the plain names.
+    Without languages there is one metric, of the language None, whose results have the plain names.
 
     Args:
         languages: The languages, in the order of the results.
@@ -35,23 +35,23 @@ class LanguageMetrics(nn.Module):
 
     @property
     def first(self) -> CaptionMetric:
-        """The metric of the first language, which serves where one language tells enough."""
+        """The metric of the first language, for uses that need only one."""
         return self.metrics[0]  # type: ignore[return-value]
 
     @property
     def note(self) -> str:
-        """The units that are no words, by language."""
+        """A note by language on units other than words."""
         notes = {language: metric.units.note for language, metric in self.items()}
         return "; ".join(": ".join(filter(None, pair)) for pair in notes.items() if pair[1])
 
     def predictions(self) -> list[dict[str, str]]:
-        """The captions in COCO's result format; where there are languages, a row each, which names its own."""
+        """Returns the captions in COCO's result format, with the language of each if there are languages."""
         captions = ((language, metric.predictions) for language, metric in self.items())
         rows = [(id, text, language) for language, texts in captions for id, text in texts.items()]
         return [{"image_id": id, "caption": text} | ({"language": own} if own else {}) for id, text, own in rows]
 
     def per_image(self) -> dict[str, Any]:
-        """The rows of each image by language, under "images" if there is none."""
+        """Returns the rows of each image by language, under "images" if there are no languages."""
         return {language or "images": metric.per_image() for language, metric in self.items()}
 
     def reset(self) -> None:
@@ -67,7 +67,7 @@ class LanguageMetrics(nn.Module):
         return self._joined(lambda language, metric: metric.compute())
 
     def beside_scores(self, train: Split, *, seed: int) -> dict[str, float]:
-        """Controls, novelty and intervals as in `controls.beside_scores`, with training captions of the language."""
+        """Returns controls, novelty and intervals as in `controls.beside_scores`, per language."""
 
         def results(language: str | None, metric: CaptionMetric) -> dict[str, float]:
             return beside_scores(metric, train if language is None else InLanguage(train, language), seed=seed)
@@ -75,10 +75,10 @@ class LanguageMetrics(nn.Module):
         return self._joined(results)
 
     def findings(self, results: Mapping[str, float], *, max_tokens: int) -> list[Finding]:
-        """Faults of the captions of each language.
+        """Returns the faults of the captions of each language.
 
         Args:
-            results: Those of the last evaluation.
+            results: Results of the last evaluation.
             max_tokens: Longest text, in tokens.
         """
         found = []

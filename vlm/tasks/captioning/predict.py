@@ -1,4 +1,4 @@
-"""Captioning images with a trained model, and the command `caption`, which keeps files beside the captions."""
+"""Captioning images with a trained model, and the command `caption` with its output files."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -39,7 +39,7 @@ from vlm.tasks.captioning.sidecars import Sidecars, without_sidecars
 
 @torch.inference_mode()
 def encode_pixels(model: VisionLanguageModel, preprocess: Preprocess, pixels: Tensor) -> Context:
-    """The context of preprocessed images: uint8 (B, 3, H, W) -> states (B, S, D)."""
+    """Encodes preprocessed images: uint8 (B, 3, H, W) -> states (B, S, D)."""
     with torch.autocast(pixels.device.type, enabled=False):
         return encode_in_parts(model, normalized(model, preprocess, pixels))
 
@@ -65,7 +65,7 @@ class ImageTextPredictor(ImagePredictor, TextPredictor):
 
 
 class Prompted(NamedTuple):
-    """An image and the prompt that it stands in.
+    """A prompt and the image inside it.
 
     Args:
         pixels: The image as the model reads it, whole or in squares, uint8 (T, 3, H, W).
@@ -80,10 +80,10 @@ class ImageWriter(ImageTextPredictor, Writer):  # type: ignore[misc]  # of a nar
     """A trained model that writes texts about images, alone or in a prompt; arguments as in Predictor."""
 
     def prompted(self, image: Any, options: Any, *questions: str | None) -> list[Prompted]:
-        """An image in the prompt of each question; None for a caption.
+        """Returns the prompt with the image for each question; the question None asks for a caption.
 
         Raises:
-            UserError: The prompt leaves no room for a text, or a question holds the name of a special token.
+            UserError: The prompt leaves no room for a text, or a question contains the name of a special token.
         """
         pixels, rows, columns = self.preprocess.views(open_image(image))
         return [Prompted(pixels, self._tokens(options, one, (rows, columns))) for one in questions]
@@ -109,7 +109,7 @@ class ImageWriter(ImageTextPredictor, Writer):  # type: ignore[misc]  # of a nar
     def encode(self, inputs: Sequence[Any]) -> Context:
         if self.form is None:
             return encode_pixels(self.model, self.preprocess, torch.stack(list(inputs)).to(self.device))
-        images = {id(one.pixels): one.pixels for one in inputs}  # those of several questions are encoded once
+        images = {id(one.pixels): one.pixels for one in inputs}  # an image with several questions is encoded once
         pixels = torch.cat(list(images.values())).to(self.device)
         states = encode_pixels(self.model, self.preprocess, pixels).states  # (squares, S, D)
         counts = [len(squares) for squares in images.values()]
@@ -135,12 +135,12 @@ class Captioner(ImageWriter):
         return super().prepare(source, options) if self.form is None else self.prompted(source, options, None)[0]
 
     def attention(self, image: Any, options: CaptionOptions) -> Any:
-        """A picture of where the model looked while it wrote each word of an image's caption.
+        """Draws the model's attention for each word of an image's caption.
 
         Args:
             image: A path, an image of Pillow, or an array (H, W, 3).
         Raises:
-            UserError: Nothing of this model's attention can be read.
+            UserError: This model offers no attention maps.
         """
         from vlm.inference.attention.drawing import AttentionDrawing, AttentionPicture
 
@@ -218,7 +218,7 @@ def _caption_images(
 
 
 def _records(form: str, output: Output) -> Records:
-    """Lines or a table as captions come, or a page at the end."""
+    """Returns the writer of captions: lines or a table as they come, or a page at the end."""
     if form != "html":
         return Records(form=form, fields=Captioner.fields, output=output)
     if output.path is None:
@@ -236,10 +236,10 @@ def _attention(captioner: Captioner, folder: str) -> Observer:
 
 
 def _left_over(paths: Sequence[str], records: Records, *, results: int, attention: bool) -> list[str]:
-    """The images that --continue still has to caption.
+    """Returns the images that --continue still has to caption.
 
     Raises:
-        UserError: There is nothing that can be gone on with.
+        UserError: The options or the file of --out do not allow continuing.
     """
     if records.output.path is None or records.form == "html":
         raise UserError("--continue needs --out FILE, in text, jsonl or csv, which it continues")

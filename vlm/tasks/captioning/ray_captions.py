@@ -1,4 +1,4 @@
-"""Captions of images in shards by a cluster of Ray: a task a shard, a model a worker, and Ray's own retries."""
+"""Captions images in shards on a Ray cluster: a task per shard, a model per worker, and Ray's own retries."""
 
 import io
 import os
@@ -15,24 +15,24 @@ from vlm.data.store import storage
 from vlm.errors import UserError, print_error
 from vlm.tasks.captioning.shard_captions import Plan, ShardCaptioner, Unreadable
 
-RETRIES = 3  # of a shard whose worker died, beyond which it may be the shard that kills them
-WAITING = 1000  # shards that Ray holds at a time
-STORE = 10**8  # bytes of memory for what processes send each other, which is little
+RETRIES = 3  # retries of a shard whose worker died; after these the shard itself may be the cause
+WAITING = 1000  # most shards submitted to Ray at a time
+STORE = 10**8  # bytes of Ray's object store; processes exchange little data
 
-_captioners: list[ShardCaptioner] = []  # of this worker, which serves one command, a shard at a time
+_captioners: list[ShardCaptioner] = []  # the captioner of this worker, which serves one command, one shard at a time
 
 
 def caption_on_ray(plan: Plan, results: Mapping[str, str]) -> int:
     """Captions shards on the cluster of RAY_ADDRESS, or one of this machine; returns the exit status.
 
     Args:
-        results: The name of the file of each shard.
+        results: The file name of each shard's captions.
     Raises:
-        UserError: Ray is not installed or cannot be reached, or the workers cannot go on with the captions in --out.
+        UserError: Ray is not installed or cannot be reached, or the captions in --out cannot be continued.
     """
     if rank_by_launcher().world > 1:
         raise UserError("--engine ray: shares the shards itself; start one process, without torchrun or srun")
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"  # else a cluster that is started here reports to its makers
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"  # else a cluster started here sends usage reports
     try:
         import ray
     except ImportError as fault:
@@ -40,14 +40,14 @@ def caption_on_ray(plan: Plan, results: Mapping[str, str]) -> int:
     done, plan = plan.done(), _anywhere(plan)
     left = [(_absolute(tar), name) for tar, name in results.items() if name not in done]
     if not left:
-        ShardCaptioner(plan)  # refuses what was written with other options
+        ShardCaptioner(plan)  # refuses captions written with other options
         return 0
     with _cluster(ray):
         return _shared_out(ray, plan, left)
 
 
 def _shared_out(ray: Any, plan: Plan, left: Sequence[tuple[str, str]]) -> int:
-    """Captions shards, as many at a time as there is room for; returns the exit status."""
+    """Captions shards, as many at a time as the cluster runs; returns the exit status."""
     gpus = 1 if plan.model.device != "cpu" and ray.cluster_resources().get("GPU") else 0
     task = ray.remote(_caption).options(num_gpus=gpus, max_retries=RETRIES, scheduling_strategy="SPREAD")
     shards, sent, running, status = iter(left), ray.put(plan), dict[Any, str](), 0
@@ -60,14 +60,14 @@ def _shared_out(ray: Any, plan: Plan, left: Sequence[tuple[str, str]]) -> int:
 
 
 def _told(ray: Any, ended: Any, tar: str) -> int:
-    """Prints what a task returned for a shard; returns its exit status.
+    """Prints a task's output for a shard; returns the shard's exit status.
 
     Raises:
-        UserError: No worker can do anything.
+        UserError: The fault concerns all shards.
     """
     try:
         bad, line, errors = ray.get(ended)
-    except ray.exceptions.RayTaskError:  # a fault of ours
+    except ray.exceptions.RayTaskError:  # a bug in vlm
         raise
     except ray.exceptions.RayError as fault:
         line = str(fault).strip().splitlines()[0]
@@ -82,7 +82,7 @@ def _told(ray: Any, ended: Any, tar: str) -> int:
 
 
 def _caption(plan: Plan, tar: str, name: str) -> tuple[int | UserError, str, str]:
-    """The task: the exit status of a shard or a fault of all, a line on its file, and errors of its images."""
+    """The Ray task: returns a shard's exit status or a fault of all shards, a line on its file, and image errors."""
     errors = io.StringIO()
     with redirect_stderr(errors):
         try:
@@ -109,7 +109,7 @@ def _cluster(ray: Any) -> Iterator[None]:
     except (ConnectionError, RuntimeError, ValueError) as fault:
         line = str(fault).strip().partition("\n")[0]
         raise UserError(f"--engine ray: no cluster can be reached or started ({line}); see RAY_ADDRESS", 1) from fault
-    signal.signal(signal.SIGTERM, before)  # Ray's own takes its time, and may abort; what it started ends with us
+    signal.signal(signal.SIGTERM, before)  # Ray's handler is slow and may abort; its processes end with this one
     try:
         yield
     finally:
@@ -117,12 +117,12 @@ def _cluster(ray: Any) -> Iterator[None]:
 
 
 def _start(ray: Any, **options: Any) -> None:
-    """Starts a cluster of this machine that asks nothing of other places.
+    """Starts a cluster on this machine that sends no requests to other hosts.
 
-    Ray's dashboard asks the metadata service of clouds where it is, whatever the settings. It meets a proxy that is
-    none; workers have the user's own again.
+    Ray's dashboard queries the metadata service of clouds, whatever the settings. A proxy that does not exist blocks
+    this; workers get the user's proxy settings.
     """
-    nowhere = {"http_proxy": "http://127.0.0.1:9", "no_proxy": "none"}  # the port of what is to be discarded
+    nowhere = {"http_proxy": "http://127.0.0.1:9", "no_proxy": "none"}  # the discard port
     before = {name: os.environ.get(name, "") for name in nowhere}
     os.environ.update(nowhere)
     try:
@@ -133,7 +133,7 @@ def _start(ray: Any, **options: Any) -> None:
 
 
 def _anywhere(plan: Plan) -> Plan:
-    """A plan whose files have names that hold in whatever folder a worker runs."""
+    """Returns a plan with absolute file names, which are valid in any working directory."""
     model = plan.model
     checkpoint = os.path.abspath(model.checkpoint) if os.path.exists(model.checkpoint) else model.checkpoint
     output = replace(plan.output, out=_absolute(plan.out))

@@ -1,4 +1,4 @@
-"""The part of a report about captions."""
+"""The section of a report about captions."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,11 +7,11 @@ from vlm.evaluation.report.sections import SHOWN, Card, Cards, Section, random_p
 
 
 def caption_sections(images: Mapping[str, Mapping[str, Any]], language: str | None = None) -> list[Section]:
-    """Captions at random, the best and the worst by CIDEr and ROUGE-L.
+    """Returns sections with random captions, and the best and worst by CIDEr and ROUGE-L.
 
     Args:
         images: Caption, references and scores of each image, by its name.
-        language: That of the captions, for the titles, where there may be several.
+        language: Language of the captions, for the titles; None if there is only one.
     """
     ranked = sorted(images, key=lambda name: (-images[name]["cider"], -images[name]["rouge_l"], name))
     count = min(SHOWN, -(-len(ranked) // 2))

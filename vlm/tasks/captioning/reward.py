@@ -1,4 +1,4 @@
-"""Scores of drawn captions as a reward to train on, and the signs that a model wins it by bad captions."""
+"""Scores of sampled captions as a training reward, and signs that a model exploits it with bad captions."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,21 +12,21 @@ from vlm.evaluation.metrics.coco import KEYS, References
 from vlm.evaluation.metrics.ngrams import Floats
 from vlm.evaluation.metrics.tokens import units_of
 
-RARELY = 0.01  # share of a word's uses that end a caption
+RARELY = 0.01  # a word ends a caption badly if a smaller share of the captions with it end in it
 CONSTANT = "cider_constant"
 REWARDS = (*KEYS, CONSTANT)
 T = TypeVar("T")
 
 
 class CaptionReward:
-    """A weighted sum of COCO's metrics, of each caption by itself. CIDEr weighs n-grams by the training captions.
+    """A weighted sum of COCO's metrics for each single caption. CIDEr weighs n-grams by the training captions.
 
-    One more, cider_constant, is the mean of CIDEr were the caption given for every training image. With a negative
-    weight it takes from a caption what it would earn beside any image (after Wang et al. 2020, "Compare and Reweight",
-    who take what it earns beside similar ones).
+    A further metric, cider_constant, is a caption's mean CIDEr over all training images. With a negative weight it
+    subtracts what the caption would earn for any image (after Wang et al. 2020, "Compare and Reweight", who subtract
+    what it earns for similar images).
 
     Args:
-        weights: Weight of each metric, out of `REWARDS`.
+        weights: Weight of each metric in `REWARDS`.
         corpus: Reference captions of each training image.
     """
 
@@ -38,10 +38,10 @@ class CaptionReward:
             self._corpus = References(_named(known), units=self.units)
 
     def __call__(self, captions: Sequence[Sequence[str]], references: Sequence[Sequence[str]]) -> Floats:
-        """Rewards of K captions of each of B images: (B, K).
+        """Returns the rewards of K captions of each of B images: (B, K).
 
         Args:
-            references: Of each image.
+            references: References of each image.
         """
         weights = np.array([self.weights.get(name, 0.0) for name in KEYS])
         if set(self.weights) <= {"cider", CONSTANT}:
@@ -59,7 +59,7 @@ class CaptionReward:
         references: Sequence[Sequence[str]],
         score: Callable[[References, Mapping[str, str]], Floats],
     ) -> Floats:
-        """The score of each caption: (B, K)."""
+        """Returns the score of each caption: (B, K)."""
         texts = map(self.units.cut, chain(chain.from_iterable(captions), chain.from_iterable(references)))
         prepared = References(_named(references), self.frequencies.among(texts), self.units)
         columns = [_named(column) for column in zip(*captions, strict=True)]
@@ -67,15 +67,15 @@ class CaptionReward:
 
 
 def _named(values: Sequence[T]) -> dict[str, T]:
-    """Values by names in their order."""
+    """Returns values by names that sort in their order."""
     return {f"{place:09}": value for place, value in enumerate(values)}
 
 
 class CaptionFaults:
-    """Faults of captions that metrics of n-grams reward: words again and again, and ends in the middle of a phrase.
+    """Faults of captions that n-gram metrics reward: repeated words, and ends in the middle of a phrase.
 
-    A caption repeats itself where two words in a row come twice. Its end is bad where its last word ends fewer than one
-    in a hundred of the training captions that hold it ("a", "of", "with").
+    A caption repeats itself if a pair of adjacent words occurs twice. Its end is bad if its last word ends fewer than
+    one in a hundred of the training captions that contain it ("a", "of", "with").
 
     Args:
         corpus: The training captions.
@@ -89,7 +89,7 @@ class CaptionFaults:
             self._ends[tokens[-1]] += 1
 
     def shares(self, captions: Iterable[str]) -> dict[str, float]:
-        """Shares of captions with each fault."""
+        """Returns the share of captions with each fault."""
         texts = [self.units.cut(caption) for caption in captions]
         repeated = sum(max(Counter(pairwise(tokens)).values(), default=0) > 1 for tokens in texts)
         ends = sum(not tokens or self._ends[tokens[-1]] < RARELY * self._used[tokens[-1]] for tokens in texts)

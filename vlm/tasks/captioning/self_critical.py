@@ -1,7 +1,7 @@
-"""Self-critical training (Rennie et al. 2017): captions are drawn, and made likelier the better they score.
+"""Self-critical training (Rennie et al. 2017): captions are sampled, and made likelier the better they score.
 
-The baseline of a caption is the mean score of the others that were drawn for its image (Luo 2020). Next-token
-prediction can be mixed in (Paulus et al. 2018, "A Deep Reinforced Model for Abstractive Summarization").
+The baseline of a caption is the mean score of the other samples for its image (Luo 2020). Next-token prediction can be
+mixed in (Paulus et al. 2018, "A Deep Reinforced Model for Abstractive Summarization").
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,19 +31,19 @@ from vlm.training.step.losses import Term
 
 LIKELIHOOD = "likelihood"
 
-Drawn = list[list[list[int]]]  # tokens of K captions of each of B images, with the end token where one ended
+Drawn = list[list[list[int]]]  # tokens of K captions of each of B images, with the end token if one ended
 
 
 class SelfCritical:
-    """Training of a captioner on a metric of captions that it draws.
+    """Training of a captioner on a metric of captions that it samples.
 
     Args:
-        task: The captioner's task, whose training batches have references from here on.
-        reward: The metric, or the weights of several. A token of people's captions has the weight of "likelihood",
-            where one of a drawn caption has its caption's advantage.
-        samples: Number K of captions of an image.
+        task: The captioner's task; its training batches will contain references.
+        reward: The metric, or the weights of several. A token of a reference caption has the weight of "likelihood", as
+            one of a sampled caption has that caption's advantage.
+        samples: Number K of captions sampled per image.
     Raises:
-        UserError: A metric is unknown, the task smooths labels, which have no part in this, or captions have languages.
+        UserError: A metric is unknown, the task smooths labels, which this loss lacks, or captions have languages.
     """
 
     def __init__(self, task: ImageTextTask, reward: str | Mapping[str, float], *, samples: int) -> None:
@@ -64,14 +64,14 @@ class SelfCritical:
         """The reward, once the training captions are counted.
 
         Raises:
-            UserError: Each process has a part of the weights alone.
+            UserError: The weights are sharded.
         """
         if isinstance(self.task.trainer.strategy, Sharded):
             raise UserError("task.reward: captions are drawn with whole weights; use trainer=ddp in place of fsdp")
         return CaptionReward(self.weights, self._training_captions())
 
     def loss(self, batch: Batch) -> dict[str, Term]:
-        """The loss of a batch, of captions drawn for this step."""
+        """Returns the loss of a batch, on captions sampled for this step."""
         task, tokenizer, reward = self.task, self.task.tokenizer, self.reward
         images, seed = as_read(batch["images"], task.preprocess), key(task.seed, "reward", task.global_step)
         task.model.eval()
@@ -90,7 +90,7 @@ class SelfCritical:
         return {"reward": loss}
 
     def faults(self, captions: CaptionMetric) -> dict[str, float]:
-        """Shares of the captions of an evaluation, and of its references, that have faults which a metric rewards."""
+        """Returns the shares of an evaluation's captions, and of its references, with faults that metrics reward."""
         faults = self._known_faults
         people = faults.shares(chain.from_iterable(captions.references.values()))
         beside = {f"{name}@references": share for name, share in people.items()}
@@ -116,34 +116,34 @@ def draw_captions(
     max_tokens: int,
     seed: int,
 ) -> Drawn:
-    """Captions that a model in evaluation draws; a draw depends on seed, id and number alone.
+    """Samples captions from a model in evaluation mode; each depends only on seed, id and number.
 
     Args:
         ids: Names of the images.
-        count: Captions of an image.
+        count: Captions per image.
     """
     options = Decoding(sampling=Sampling(), results=count, max_tokens=max_tokens, seed=seed, logprobs=False)
     device = next(model.parameters()).device
-    with torch.autocast(device.type, enabled=False):  # which would cast the weights anew for every token
+    with torch.autocast(device.type, enabled=False):  # it would cast the weights again for every token
         context, bos_id, eos_id = model.encode(images), tokenizer.bos_id, tokenizer.eos_id
         drawn = search(model.decoder, context, options, bos_id=bos_id, eos_id=eos_id, ids=ids)
     return [[text.tokens for text in texts] for texts in drawn]
 
 
 def rows_of(drawn: Drawn, tokenizer: Tokenizer) -> TextRows:
-    """The captions of each image as a row, end to end, as captions of a data set are trained on."""
+    """Concatenates the captions of each image to a row, as in training on a data set."""
     begun = [[[tokenizer.bos_id, *tokens] for tokens in texts] for texts in drawn]
     return next_token_rows(begun, tokenizer.pad_id)
 
 
 def advantages(rewards: Tensor) -> Tensor:
-    """Rewards less the mean of the image's others: (B, K) -> (B, K), which sums to 0 in each row."""
+    """Subtracts from each reward the mean of the image's other rewards: (B, K) -> (B, K); each row sums to 0."""
     count = rewards.shape[1]
     return (count * rewards - rewards.sum(1, keepdim=True)) / (count - 1)
 
 
 def reward_loss(hidden: Tensor, rows: TextRows, weights: Tensor, head: Head) -> tuple[Tensor, int]:
-    """Cross-entropy of drawn tokens, each weighed by its caption's advantage, summed; and the number of tokens.
+    """Returns the sum of the sampled tokens' cross-entropies, weighted by their caption's advantage, and their number.
 
     Its gradient is that of the expected reward, with the sign of a loss (Williams 1992).
 

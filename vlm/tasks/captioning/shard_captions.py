@@ -1,7 +1,7 @@
-"""Captions of images in shards: a file a shard, written whole or not at all.
+"""Captions images in shards: a file per shard, written completely or not at all.
 
-A shard whose file is there is done, so that a kill costs one shard and the same command goes on. Processes that
-torchrun or srun started share the shards by their ranks, and need not talk.
+A shard whose file exists is done. So a kill costs one shard, and the same command continues. Processes of torchrun or
+srun share the shards by rank, without communication.
 """
 
 import json
@@ -34,7 +34,7 @@ MAX_SETTINGS = 2**24
 
 
 class Unreadable(UserError):
-    """A shard whose bytes do not come; an image in it that is damaged is another thing."""
+    """A shard cannot be read; damaged images in it are not meant."""
 
     def __init__(self, message: str, status: int = 1) -> None:
         super().__init__(message, status)
@@ -42,7 +42,7 @@ class Unreadable(UserError):
 
 @dataclass(frozen=True)
 class Member:
-    """An image in a shard, as `open_image` opens it; its text is its name."""
+    """An image in a shard, for `open_image`; str() gives its name."""
 
     shard: Opened
     at: int
@@ -63,7 +63,7 @@ class Member:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Captions of shards as options ask for them; it may be sent to another process.
+    """The options for captioning shards; can be sent to another process.
 
     Args:
         kind: The class of the captioner.
@@ -83,15 +83,15 @@ class Plan:
         return f".{self.output.form}"
 
     def done(self) -> set[str]:
-        """Names of the files that are there."""
+        """Returns the names of the files that exist."""
         return {os.path.basename(path) for path in _answered(self.out, storage.files_in, self.out, self.suffix)}
 
 
 class ShardCaptioner:
-    """A captioner that is loaded, and may go on with the captions in --out.
+    """A loaded captioner, after a check that it may continue the captions in --out.
 
     Raises:
-        UserError: Those were written with other weights or options.
+        UserError: They were written with other weights or options.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -104,7 +104,7 @@ class ShardCaptioner:
         """Writes the file of a shard; returns 1 if an image cannot be read, and a line for the user.
 
         Raises:
-            Unreadable: The shard cannot be read; there is no file.
+            Unreadable: The shard cannot be read; no file is written.
         """
         plan, rows, bad = self.plan, list[Mapping[str, Any]](), 0
         for outcome in Use(self.captioner, _members(tar), plan.options).outcomes():
@@ -118,19 +118,20 @@ class ShardCaptioner:
         data = encoded(plan.output.form, rows, ranked=plan.options.results > 1)
         path = storage.join(plan.out, name)
         if not storage.is_url(plan.out):
-            _answered(plan.out, remove_unfinished, Path(plan.out), name)  # by a process that was killed
+            _answered(plan.out, remove_unfinished, Path(plan.out), name)  # left by a killed process
         _answered(plan.out, storage.write_file, path, data)
         return bad, f"{path}\t{len(rows):,} captions"
 
 
 def caption_shards(tars: Sequence[str], plan: Plan, *, engine: Callable[[Plan, Mapping[str, str]], int]) -> int:
-    """Captions the images of shards; returns the exit status: 1 if a shard cannot be read, or, without ranks, an image.
+    """Captions the images of shards; returns the exit status: 1 if a shard, or with a single process an image, cannot
+    be read.
 
     Args:
         tars: Paths, patterns or URLs.
-        engine: Captions shards, each with the name of its file: `caption_by_rank`, or a cluster.
+        engine: Captions shards, given the name of each one's file: `caption_by_rank`, or a cluster.
     Raises:
-        UserError: There is no place for the files, or those that are there were written with other options.
+        UserError: --out is missing, or its files were written with other options.
     """
     form = chosen_form(plan.output.form)
     results = _results(_expanded(tars), f".{form}")
@@ -155,16 +156,16 @@ def caption_by_rank(plan: Plan, results: Mapping[str, str]) -> int:
             print_error(fault)
             status = 1
             continue
-        status |= bad if ours.world == 1 else 0  # by which torchrun would end the other ranks
+        status |= bad if ours.world == 1 else 0  # at which torchrun would end the other ranks
         print(line, flush=True)
     return status
 
 
 def _members(tar: str) -> list[Member]:
-    """The images of a shard.
+    """Returns the images of a shard.
 
     Raises:
-        Unreadable: The shard is damaged or missing, or its place fails.
+        Unreadable: The shard is damaged or missing, or its storage fails.
     """
     try:
         shard = Opened(tar, os.path.basename(tar), open_index(tar, write=False))
@@ -174,7 +175,7 @@ def _members(tar: str) -> list[Member]:
 
 
 def _rank_on_its_gpu() -> Rank:
-    """The rank of this process, which takes the GPU of its place on this machine."""
+    """Returns the rank of this process, and selects the GPU of its local rank."""
     rank = rank_by_launcher()
     if rank.world > 1 and torch.cuda.is_available():
         torch.cuda.set_device(rank.local % torch.cuda.device_count())
@@ -182,7 +183,7 @@ def _rank_on_its_gpu() -> Rank:
 
 
 def _expanded(tars: Sequence[str]) -> list[str]:
-    """The shards that names, patterns and URLs stand for, in an order that all ranks share."""
+    """Expands names, patterns and URLs to shards, in the same order on all ranks."""
     shards: dict[str, None] = {}
     for pattern in map(storage.local, tars):
         if not pattern.endswith(".tar"):
@@ -194,16 +195,16 @@ def _expanded(tars: Sequence[str]) -> list[str]:
         if not files:
             raise UserError(f"{pattern}: there is no such shard; give tars, or a pattern of their names")
         with suppress(OSError):
-            storage.size_of(files[0])  # a store that cannot be read here at all is one line, not one a shard
+            storage.size_of(files[0])  # else an unreachable store gives an error per shard
         shards |= dict.fromkeys(files)
     return list(shards)
 
 
 def _results(shards: Sequence[str], suffix: str) -> dict[str, str]:
-    """The name of the file of each shard.
+    """Returns the file name of each shard's captions.
 
     Raises:
-        UserError: Two would share one.
+        UserError: Two shards would share one.
     """
     owners: dict[str, str] = {}
     for shard in shards:
@@ -217,9 +218,9 @@ def _settle(captioner: Any, search: Decoding, out: str, *, begun: bool) -> None:
     """Records the weights and options of a folder of captions, or checks that they are the same.
 
     Args:
-        begun: Whether there are captions.
+        begun: Whether captions exist already.
     Raises:
-        UserError: Those in the folder were written with others.
+        UserError: The folder's captions were written with others.
     """
     ours = {"weights": digest(captioner.model.state_dict()), "preprocess": captioner.preprocess.state()}
     ours = json.loads(json.dumps({**ours, "decoding": asdict(search)}))

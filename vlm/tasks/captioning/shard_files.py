@@ -12,10 +12,10 @@ FORMS = ("jsonl", "parquet")
 
 
 def chosen_form(form: str) -> str:
-    """The form of --format, which is JSON lines where it says nothing else.
+    """Returns the form for --format, by default JSON lines.
 
     Raises:
-        UserError: Shards are not captioned into it, or its package is not installed.
+        UserError: It does not exist for shards, or its package is not installed.
     """
     if form not in ("text", *FORMS):
         raise UserError(f"--format {form}: does not go with shards; choose jsonl or parquet")
@@ -25,10 +25,10 @@ def chosen_form(form: str) -> str:
 
 
 def encoded(form: str, records: Sequence[Mapping[str, Any]], *, ranked: bool) -> bytes:
-    """The content of a file of records.
+    """Encodes records as the content of a file.
 
     Args:
-        ranked: Whether an image has several captions, and each a rank.
+        ranked: Whether an image has several captions, each with a rank.
     """
     if form == "jsonl":
         return b"".join(map(_line, records))
@@ -48,5 +48,5 @@ def _line(record: Mapping[str, Any]) -> bytes:
 
 
 def _unicode(text: str) -> str:
-    """Text whose bytes that are no UTF-8, as names of files may have them, are escaped."""
+    """Escapes bytes that are not UTF-8, which file names may contain."""
     return text.encode("utf-8", "backslashreplace").decode()

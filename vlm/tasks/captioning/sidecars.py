@@ -1,4 +1,4 @@
-"""Sidecars: the caption of photo.jpg in photo.txt beside it, as image generators are trained on."""
+"""Sidecars: the caption of photo.jpg in photo.txt beside it, a format for training image generators."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,15 +10,15 @@ from vlm.io.output import Output, Records
 
 
 def sidecar(image: str) -> Path:
-    """The file of an image's caption."""
+    """Returns the file of an image's caption."""
     return Path(image).with_suffix(".txt")
 
 
 def without_sidecars(paths: Sequence[str], *, overwrite: bool) -> list[str]:
-    """The images that have still to be captioned.
+    """Returns the images that have still to be captioned.
 
     Args:
-        overwrite: Whether those that have a sidecar are among them.
+        overwrite: Whether to include those that have a sidecar.
     Raises:
         UserError: Two images would share a sidecar.
     """

@@ -26,19 +26,19 @@ LEGEND = [
     "distinct: share of different captions; novelty: share of captions that train lacks",
     "vocabulary: number of different words; length_ratio: length of captions / that of references",
 ]
-LOOKED_AT = 3  # captions of a report with pictures of the model's attention
+LOOKED_AT = 3  # captions in the report that have pictures of the model's attention
 
 
 class Captioning(ImageTextTask):
-    """Trains by next-token prediction, or on a metric of drawn captions; validates by captioning freely.
+    """Trains by next-token prediction, or on a metric of sampled captions; validates on generated captions.
 
-    Of data in several languages each image is captioned in each, and scored where it has references in it.
+    With several languages, each image is captioned in each, and scored in those in which it has references.
 
     Args:
         beam, length_penalty: The search of a test, and of the commands by default; validations are greedy.
         val_captions: Images that a validation captions; None for all.
-        reward, reward_samples: Metric that training raises, or the weights of several, and captions of an image that
-            are drawn for it; None for next-token prediction.
+        reward, reward_samples: Metric to maximise in training, or weights of several, and the number of captions
+            sampled per image; None for next-token prediction.
         doubly_stochastic: Factor of the term that spreads soft attention over an image (Xu et al. 2015); 0 for none.
         others: As in ImageTextTask; fields are images, and captions.
     """
@@ -79,7 +79,7 @@ class Captioning(ImageTextTask):
 
     def evaluation_step(self, batch: Batch, *, final: bool) -> None:
         pixels, rows = batch["images"], batch["captions"]
-        context = encode_pixels(self.model, self.preprocess, pixels)  # once, for its losses and its captions
+        context = encode_pixels(self.model, self.preprocess, pixels)  # shared by losses and captions
         losses = self.add_losses(batch, context)
         if not final and self.evaluation.has_samples(self.val_captions):
             return
@@ -90,7 +90,7 @@ class Captioning(ImageTextTask):
             unfinished = [len(caption.tokens) >= self.max_tokens for caption in captions]
             columns = batch.ids, texts, rows.references_in(language), losses, pixels, unfinished
             every: list[Any] = list(zip(*columns, strict=True))
-            scored = [row for row in every if row[2] or language is None]  # some lack this language
+            scored = [row for row in every if row[2] or language is None]  # some have no reference in it
             metric.update(*([row[at] for row in scored] for at in (0, 1, 2, 3, 5)))
             samples += [caption_sample(*row, language=language) for *row, _ in scored]
         self.evaluation.samples += sorted(samples, key=lambda sample: batch.ids.index(sample["image_id"]))
@@ -122,7 +122,7 @@ class Captioning(ImageTextTask):
         return self.metrics.predictions()
 
     def report(self) -> list[Section]:
-        """Captions at random, the best and the worst, and where the model looked."""
+        """Random captions, the best and the worst, and attention maps."""
         scored = self.metrics.items()
         sections = [part for language, one in scored for part in caption_sections(one.per_image(), language)]
         if drawn := [picture for sample in self.evaluation.samples[:LOOKED_AT] for picture in self._attention(sample)]:
@@ -131,7 +131,7 @@ class Captioning(ImageTextTask):
         return sections
 
     def _attention(self, sample: Mapping[str, Any]) -> list[tuple[str, bytes]]:
-        """A sample's caption with a picture of where the model looked, if its layers offer that."""
+        """Returns a sample's caption with a picture of the model's attention, if its layers offer that."""
         pixels = sample["image"].to(self.device)
         reading = (self.model, self.tokenizer, self.preprocess, pixels)
         maps = word_maps(*reading, sample["caption"], sample.get("language"))

@@ -1,4 +1,4 @@
-"""Conversations with a trained model: what it reads of one, and its answers to many at once."""
+"""Conversations with a trained model: how it reads one, and its answers to many at once."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,8 +23,8 @@ from vlm.models.decoder import Decoder
 from vlm.nn.step.packed import prepack, prepack_for_decoding
 from vlm.tasks.captioning.predict import encode_pixels
 
-MAX_TOKENS = 256  # of an answer, by default
-TOGETHER = 2**15  # tokens of prompts and answers that are kept at a time, as the cache of a long one takes much memory
+MAX_TOKENS = 256  # default length of an answer
+TOGETHER = 2**15  # most tokens of prompts and answers in a batch, since the cache of a long one takes much memory
 
 
 @dataclass(kw_only=True)
@@ -59,8 +59,8 @@ class Reply:
 
     Args:
         logprob: Log-probability of its tokens in nats.
-        read: Tokens of what was read, the states of its images included.
-        ended: Whether the model or a stop text ended it, not the longest text.
+        read: Number of tokens read, including the states of images.
+        ended: Whether the model or a stop text ended it, rather than the maximum length.
         tokens: Its tokens without the end.
     """
 
@@ -74,10 +74,10 @@ class Reply:
 class ChatPredictor(TextPredictor):
     """A trained model that answers in conversations; arguments as in Predictor."""
 
-    task = "captioning"  # or another of those that name it
+    task = "captioning"  # or another task with this predictor
     fields = ("text",)
     options = ChatOptions
-    preprocess: Preprocess | None = None  # of a model that reads images
+    preprocess: Preprocess | None = None  # set for a model that reads images
 
     def restore(self, about: Mapping[str, Any]) -> None:
         super().restore(about)
@@ -103,7 +103,7 @@ class ChatPredictor(TextPredictor):
         """Checks that the model reads conversations.
 
         Raises:
-            UserError: It does not, or their form is not known.
+            UserError: It does not, or its chat format is unknown.
         """
         if self.form is None or self.form.chat is None:
             raise UserError("this model has no form of conversations that is known; use another command of `vlm info`")
@@ -118,14 +118,14 @@ class ChatPredictor(TextPredictor):
         self.planned(options)
 
     def planned(self, options: ChatOptions) -> tuple[Sampling, int]:
-        """Among which tokens an answer is drawn, and its longest."""
+        """Returns the sampling of an answer, and its maximum length in tokens."""
         own = {name: getattr(options, name) for name in SamplingOptions.__dataclass_fields__}
         chosen = DecodingOptions(**own, beam=1).resolve(self.decoding, draws=True)
         drawn = chosen.sampling() if chosen.sample is not False else Sampling(temperature=0.0)
         return drawn, chosen.max_tokens or MAX_TOKENS
 
     def views(self, image: Any) -> tuple[Tensor, tuple[int, int]]:
-        """An image whole or in squares, uint8 (T, 3, H, W), and the rows and columns of those.
+        """Preprocesses an image: whole or in squares, uint8 (T, 3, H, W), and the rows and columns of squares.
 
         Raises:
             UserError: It cannot be read, or the model reads none.
@@ -136,7 +136,7 @@ class ChatPredictor(TextPredictor):
         return pixels, (rows, columns)
 
     def states(self, pixels: Tensor) -> Tensor:
-        """States of the squares of images: uint8 (T, 3, H, W) -> (T * S, D)."""
+        """Encodes squares of images: uint8 (T, 3, H, W) -> states (T * S, D)."""
         assert self.preprocess is not None
         return encode_pixels(self.model, self.preprocess, pixels.to(self.device)).states.flatten(0, 1)
 
@@ -162,7 +162,7 @@ class ChatPredictor(TextPredictor):
             done += len(batch)
 
     def _together(self, batches: Iterable[Sequence[Prompt] | None], options: ChatOptions) -> Iterator[Sequence[Prompt]]:
-        """Prompts whose caches have room side by side: together as many tokens as `TOGETHER`, or one alone."""
+        """Yields groups of prompts whose caches fit in memory: at most `TOGETHER` tokens, or a single prompt."""
         _, most = self.planned(options)
         for batch in batches:
             some: list[Prompt] = []
@@ -177,7 +177,7 @@ class ChatPredictor(TextPredictor):
     def _replies(
         self, batch: Sequence[Prompt], replies: Sequence[Reply], options: ChatOptions, watch: Watch | None
     ) -> Iterator[int]:
-        """Writes the replies to prompts; yields the place of each that is complete."""
+        """Fills the replies to prompts; yields the place of each when it is complete."""
         sampling, most = self.planned(options)
         rooms = [self.decoder.max_len - len(prompt.tokens) for prompt in batch]
         ended = set[int]()
@@ -206,7 +206,7 @@ class ChatPredictor(TextPredictor):
             )
 
     def _grow(self, reply: Reply, item: SampledToken, options: ChatOptions) -> bool:
-        """Adds a token to a reply; returns whether that is complete."""
+        """Adds a token to a reply; returns True if the reply is complete."""
         reply.logprob += item.logprob
         if item.token in self.ends:
             reply.ended = True
@@ -225,23 +225,23 @@ class ChatPredictor(TextPredictor):
 
 
 def _later(watch: Watch, first: int, place: int, texts: Sequence[Sequence[int]]) -> bool:
-    """Shows a watch the texts of a later batch."""
+    """Calls a watch with the texts of a later batch."""
     return watch(first + place, texts)
 
 
 def full(tokens: int, room: int) -> str:
-    """The line on a conversation that has no room for an answer."""
+    """Returns the message for a conversation that has no room for an answer."""
     return f"the conversation is full: {tokens:,} tokens, of {room:,} that the model reads with its answer"
 
 
 def spoken(decode: Callable[[Sequence[int]], str], tokens: Sequence[int], stops: Sequence[str]) -> tuple[str, bool]:
-    """The text of an answer, up to the first of some texts that end it; and whether one did."""
+    """Returns the text of an answer up to the first stop text, and whether there was one."""
     text = decode(tokens).lstrip()
     places = [place for stop in stops if (place := text.find(stop)) >= 0]
     return (text[: min(places)], True) if places else (text, False)
 
 
 def shown(text: str, stops: Sequence[str]) -> str:
-    """What may be shown of a text that grows: no end that may become a stop text, no character that is not whole."""
+    """Returns a growing text without an end that may become a stop text, and without an incomplete character."""
     held = max((count for stop in stops for count in range(1, len(stop)) if text.endswith(stop[:count])), default=0)
     return text[: len(text) - held].rstrip("\ufffd")

@@ -1,4 +1,4 @@
-"""A conversation with a model, whose keys and values are kept from turn to turn."""
+"""A conversation with a model; the KV cache is kept from turn to turn."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -23,7 +23,7 @@ class Shown:
     """An image that was shown.
 
     Args:
-        number: Another one for each image of this process, below 0.
+        number: A number below 0, unique for each image of this process.
         squares: Rows and columns that it is cut into.
         states: Its states (S, D).
     """
@@ -58,7 +58,7 @@ class Chat:
     Args:
         predictor: The model.
         options: Options of all answers.
-        system: What the model is told before the first turn.
+        system: The system prompt.
         forget: Whether the oldest question and its answer leave where there is no room for more.
         kept: What the model has read last, if conversations that take turns share it; by default its own.
     Raises:
@@ -83,14 +83,14 @@ class Chat:
 
     @property
     def turns(self) -> list[Turn]:
-        """What was said."""
+        """The turns so far, with the system prompt first."""
         before = [] if self.system is None else [Turn("system", self.system)]
         pairs = [(one.turn, Turn("assistant", self._spoken(one.answer)[0])) for one in self.exchanges]
         return [*before, *(turn for pair in pairs for turn in pair)]
 
     @property
     def room(self) -> int:
-        """Tokens that the last answer could still have had."""
+        """Number of tokens by which the last answer could have been longer."""
         return self.predictor.decoder.max_len - self.reply.read - len(self.reply.tokens)
 
     def show(self, image: Any) -> None:
@@ -140,7 +140,7 @@ class Chat:
         return [PLACE if token < 0 else token for token in self._tokens(self.exchanges)]
 
     def _asked(self, text: str) -> tuple[Exchange, list[int]]:
-        """A new question, and the tokens that end with it; the oldest ones leave for it if they may."""
+        """Returns a new question, and the tokens up to its end; drops the oldest questions for it if allowed."""
         room = self.predictor.decoder.max_len
         while True:
             exchange = Exchange(text, [*self._waiting])
@@ -151,7 +151,7 @@ class Chat:
                 raise Full(full(len(tokens), room))
 
     def _tokens(self, exchanges: Sequence[Exchange]) -> list[int]:
-        """The tokens of a conversation, with its number for each state of an image."""
+        """Returns the tokens of a conversation, in which each state of an image is the image's number."""
         form, tokenizer = self.predictor.form, self.predictor.tokenizer
         assert form is not None
         before = [] if self.system is None else [Turn("system", self.system)]

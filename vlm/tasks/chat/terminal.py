@@ -24,7 +24,7 @@ ROOM = "/forget drops the oldest question, /reset begins anew; with --forget the
 
 @dataclass(kw_only=True)
 class ChatArguments:
-    """What a conversation begins with."""
+    """Options of the beginning of a conversation."""
 
     images: Annotated[list[str] | None, Option("Images that are shown first.", positional=True)] = None
     system: Annotated[str | None, Option("What the model is told before the first turn.")] = None
@@ -59,10 +59,10 @@ def chat(arguments: ChatArguments, model: ModelOptions, options: ChatOptions) ->
 
 
 def _lines(*, typed: bool) -> Iterator[str]:
-    """What the user says."""
+    """Yields the user's messages."""
     if typed:
         with suppress(ImportError):
-            import readline  # noqa: F401  with which `input` edits its line
+            import readline  # noqa: F401  gives `input` line editing
     while True:
         try:
             line = (input("> ") if typed else next(sys.stdin)).strip()

@@ -1,4 +1,4 @@
-"""What two evaluations of classification, of images or texts, are compared by."""
+"""Selects what `vlm compare` compares of evaluations of image or text classification."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -7,6 +7,6 @@ from vlm.tasks.shared.stored import Compared, Sample, shares
 
 
 def compared(details: Any, predictions: Sequence[Mapping[str, Any]]) -> Compared:
-    """The predicted classes."""
+    """Returns the predicted classes."""
     samples = {row.get("image", row.get("id")): Sample([row["label"]], [row["predicted"]]) for row in predictions}
     return Compared({"": samples}, shares)

@@ -18,12 +18,12 @@ from vlm.nn.precision import widest
 
 @torch.inference_mode()
 def class_probabilities(model: nn.Module, preprocess: Preprocess, pixels: Tensor) -> Tensor:
-    """Probabilities of preprocessed images; validation, evaluation and `vlm classify` all go through here.
+    """Returns class probabilities of preprocessed images; used by validation, test and `vlm classify`.
 
     Shapes:
         pixels uint8 (B, 3, H, W) -> (B, C), float64
     """
-    # In float64 the probability of an improbable class is not yet 0, whose logarithm a loss could not take.
+    # In float64 a very small probability is not rounded to 0, whose logarithm would be infinite.
     logits = model(normalized(model, preprocess, pixels))
     return logits.to(widest(logits.device)).softmax(-1)
 
@@ -59,7 +59,7 @@ class ImageClassifier(BatchPredictor, ImagePredictor):
         return list(ranked(self.classes, self.probabilities(batch), top=options.top))
 
     def probabilities(self, pixels: Sequence[Tensor]) -> Tensor:
-        """Probabilities (B, C) of a batch of images that `pixels` made."""
+        """Returns the probabilities (B, C) of a batch of images from `pixels`."""
         return class_probabilities(self.model, self.preprocess, torch.stack(list(pixels)).to(self.device)).cpu()
 
     def record(self, source: Any, result: Classes, options: Any, *, form: str = "jsonl") -> Rows:

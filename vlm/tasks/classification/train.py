@@ -23,7 +23,7 @@ from vlm.training.step.task import TaskOptions
 
 
 class Classification(ClassTask):
-    """Trains by cross-entropy, with two images mixed if asked to.
+    """Trains by cross-entropy, optionally with MixUp and CutMix.
 
     Args:
         model, options: As in Task; the model is a Classifier.

@@ -12,7 +12,7 @@ BATCH = 32
 
 
 def clip_scores(folder: str, captions: Mapping[str, str], files: Mapping[str, Path]) -> dict[str, float]:
-    """CLIPScore of each image: 2.5 * max(cos(caption, image), 0).
+    """Returns the CLIPScore of each image: 2.5 * max(cos(caption, image), 0).
 
     Args:
         folder: Local Hugging Face folder of a CLIPModel.

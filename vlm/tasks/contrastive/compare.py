@@ -1,4 +1,4 @@
-"""What two evaluations of image retrieval are compared by."""
+"""Selects what `vlm compare` compares of contrastive evaluations."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,7 +10,7 @@ from vlm.tasks.shared.stored import Compared, Sample
 
 
 def compared(details: Any, predictions: Sequence[Mapping[str, Any]]) -> Compared:
-    """The rank of each image's own text."""
+    """Returns the rank of each image's own text."""
     return Compared({"": {row["image_id"]: Sample(None, row["rank"]) for row in predictions}}, _scores)
 
 

@@ -1,4 +1,4 @@
-"""Contrastive loss of pairs, whose negatives are the other pairs of a batch over all ranks."""
+"""Contrastive losses of pairs; the negatives are the other pairs of a batch over all ranks."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from torch import Tensor
 def contrastive_loss(left: Tensor, right: Tensor, scale: Tensor, *, label_smoothing: float = 0.0) -> tuple[Tensor, int]:
     """Symmetric cross-entropy in nats of picking each pair's other half (Radford et al. 2021), summed over the pairs.
 
-    A pair is picked among all pairs of the batch, those of other ranks too, so that batches may not be accumulated: see
+    A pair is picked among all pairs of the batch on all ranks. Batches must therefore not be accumulated: see
     `Task.compares_samples`.
 
     Args:
@@ -25,7 +25,7 @@ def contrastive_loss(left: Tensor, right: Tensor, scale: Tensor, *, label_smooth
     pairs, first = gather_rows(torch.cat([left, right], dim=1))
     all_left, all_right = pairs.chunk(2, dim=1)
     places = torch.arange(first, first + len(left), device=left.device)
-    # In 16 bits a logit near 100 would be off by a quarter.
+    # In bfloat16 a logit near 100 may be wrong by a quarter.
     with torch.autocast(left.device.type, enabled=False):
         logits = [scale * left @ all_right.T, scale * right @ all_left.T]  # (B, all pairs) each
         options: Any = {"reduction": "sum", "label_smoothing": label_smoothing}
@@ -34,9 +34,9 @@ def contrastive_loss(left: Tensor, right: Tensor, scale: Tensor, *, label_smooth
 
 
 def sigmoid_loss(left: Tensor, right: Tensor, scale: Tensor, bias: Tensor) -> tuple[Tensor, int]:
-    """Cross-entropy in nats of judging all pairs of the batch, matching or not (Zhai et al. 2023), summed.
+    """Binary cross-entropy in nats of whether each pair of halves in the batch matches (Zhai et al. 2023), summed.
 
-    Each of this rank's left halves is judged beside the right ones of all ranks.
+    This rank's left halves are paired with the right halves of all ranks.
 
     Args:
         bias: Added to the scaled products.
@@ -55,7 +55,7 @@ def sigmoid_loss(left: Tensor, right: Tensor, scale: Tensor, bias: Tensor) -> tu
 def gather_rows(rows: Tensor) -> tuple[Tensor, int]:
     """Concatenates the rows of all ranks; also returns the index of this rank's first row. Differentiable.
 
-    Ranks may hold different numbers of rows, which they tell each other: with several ranks the host waits for it.
+    Ranks may have different numbers of rows. They exchange these numbers first, for which the host waits.
 
     Shapes:
         rows (B, D) -> (sum of all B, D)

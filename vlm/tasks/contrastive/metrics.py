@@ -16,13 +16,13 @@ from vlm.evaluation.metrics.records import RecordMetric
 
 DEPTHS = (1, 5, 10)
 NAMES = tuple(f"{side}_recall_{depth}" for side in ("text", "image") for depth in DEPTHS)
-AT_ONCE = 512  # queries whose products with all candidates are in memory
+AT_ONCE = 512  # queries whose products with all candidates are in memory at a time
 
 
 def ranks(queries: Tensor, of_query: Tensor, candidates: Tensor, of_candidate: Tensor) -> tuple[Tensor, Tensor]:
-    """Number of wrong candidates before the first right one, and the candidate that stands first, of each query.
+    """Returns, for each query, the number of wrong candidates before the first right one, and the first candidate.
 
-    Of equals the wrong ones stand first, so that embeddings that are all the same find nothing.
+    In a tie, wrong candidates come first, so that identical embeddings find nothing.
 
     Args:
         of_query, of_candidate: The image that each belongs to; a candidate of the same image is right.
@@ -39,15 +39,15 @@ def ranks(queries: Tensor, of_query: Tensor, candidates: Tensor, of_candidate: T
 
 
 class RetrievalMetric(RecordMetric):
-    """Recall among all images and captions of a split (Karpathy and Fei-Fei 2015): each image finds captions, each
-    caption images.
+    """Recall among all images and captions of a split (Karpathy and Fei-Fei 2015): images retrieve captions, and
+    captions images.
 
-    An image is right if any of its captions is among the first k, a caption if its image is.
+    An image counts as right if any of its captions is among the first k, a caption if its image is.
 
     Attributes:
-        captions: Of each image of the last `compute`, by its id.
-        ranks: Of each image, the number of captions of others before the first of its own.
-        first: The caption that each image finds first.
+        captions: Captions of each image of the last `compute`, by id.
+        ranks: For each image, the number of other images' captions before the first of its own.
+        first: The first caption that each image retrieves.
     """
 
     captions: dict[str, list[str]]
@@ -60,7 +60,7 @@ class RetrievalMetric(RecordMetric):
         """Adds some images.
 
         Args:
-            texts: Embeddings of each image's captions, and then of the same with their words in another order.
+            texts: Embeddings of each image's captions, followed by those of the captions with shuffled words.
         Shapes:
             images (B, E), texts B times (2 * number of captions, E)
         """
@@ -68,7 +68,7 @@ class RetrievalMetric(RecordMetric):
         self.add((id, list(own), _packed(image), _packed(both.cpu())) for id, own, image, both in rows)
 
     def compute(self) -> dict[str, float]:
-        """text_recall_K of images, image_recall_K of captions, and recall, the mean of all.
+        """Returns text_recall_K of images, image_recall_K of captions, and recall, the mean of all.
 
         Raises:
             UserError: Nothing was added.
@@ -88,7 +88,7 @@ class RetrievalMetric(RecordMetric):
         return self._recalls(self._hits)
 
     def loss(self, scale: float) -> float:
-        """The loss of all images with their first captions as one batch, in nats a pair."""
+        """Returns the loss of all images with their first captions as one batch, in nats per pair."""
         firsts = torch.searchsorted(self._owners, torch.arange(len(self._images)))
         sides, total = (self._images, self._texts[firsts]), 0.0
         places = torch.arange(len(self._images)).split(AT_ONCE)
@@ -98,9 +98,10 @@ class RetrievalMetric(RecordMetric):
         return total / 2 / len(self._images)
 
     def controls(self) -> dict[str, float]:
-        """metric@chance, of candidates in any order; @shuffled, where captions count as another image's; @bag.
+        """Returns metric@chance, metric@shuffled and metric@bag.
 
-        The last is of captions with their words in another order.
+        These are of candidates in random order, of captions assigned to other images, and of captions whose words are
+        shuffled.
         """
         count = len(self._images)
         shuffled = self._recalls(self._hits_of(self._texts, (self._owners + count // 2) % count))
@@ -109,7 +110,7 @@ class RetrievalMetric(RecordMetric):
         return {f"{name}@{control}": value for control, values in controls.items() for name, value in values.items()}
 
     def intervals(self, *, seed: int) -> dict[str, float]:
-        """metric@low and metric@high: 95% intervals, by bootstrap over images with their captions."""
+        """Returns metric@low and metric@high: 95% intervals by bootstrap over images with their captions."""
         counts = self._hits
 
         def score(draws: Floats) -> Floats:
@@ -119,7 +120,8 @@ class RetrievalMetric(RecordMetric):
         return intervals(NAMES, score, len(counts), seed=seed)
 
     def _hits_of(self, texts: Tensor, owners: Tensor) -> Floats:
-        """Of each image, 1 if it finds a text of its own within each depth; its texts that find it; its texts.
+        """Counts, for each image: 1 if it retrieves a text of its own within each depth; its texts that retrieve it;
+        its texts.
 
         Shapes:
             texts (M, E), owners (M,) -> (N, 2 * depths + 1)

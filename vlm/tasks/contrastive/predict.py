@@ -1,4 +1,4 @@
-"""Comparing images with texts by a trained dual encoder: zero-shot `classify`, and `retrieve`."""
+"""Comparing images with texts with a trained dual encoder: zero-shot `classify`, and `retrieve`."""
 
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -25,9 +25,9 @@ from vlm.inference.text.text_rows import note_cut
 from vlm.inference.text_predictor import TextPredictor
 from vlm.models.dual_encoder import DualEncoder
 
-PLACE = "{}"  # of a class in a prompt
-ROWS = 256  # texts that are embedded at a time
-KEPT = 16  # lists of classes whose embeddings are kept
+PLACE = "{}"  # placeholder of the class in a prompt
+ROWS = 256  # texts embedded at a time
+KEPT = 16  # lists of classes whose embeddings are cached
 
 Texts = tuple[str, ...]
 Repeated = str | list[str] | None
@@ -35,14 +35,14 @@ Repeated = str | list[str] | None
 
 @torch.inference_mode()
 def embed_pixels(model: DualEncoder, preprocess: Preprocess, pixels: Tensor) -> Tensor:
-    """Embeddings of preprocessed images; evaluation and commands go through here: uint8 (B, 3, H, W) -> (B, E)."""
+    """Embeds preprocessed images, for evaluation and commands: uint8 (B, 3, H, W) -> (B, E)."""
     with torch.autocast(pixels.device.type, enabled=False):
         return model.embed_images(normalized(model, preprocess, pixels))
 
 
 @torch.inference_mode()
 def embed_rows(model: DualEncoder, rows: InputRows) -> Tensor:
-    """Embeddings of texts; evaluation and commands go through here: (T, E)."""
+    """Embeds texts, for evaluation and commands: (T, E)."""
     assert rows.places is not None
     with torch.autocast(rows.tokens.device.type, enabled=False):
         return model.embed_texts(rows.tokens, rows.segments, rows.places)
@@ -82,14 +82,14 @@ class DualPredictor(BatchPredictor, ImagePredictor, TextPredictor):
         check_outputs(self.embed_images([blank]), self.embed_texts(("a",)).shape[-1], "values of an embedding")
 
     def embed_texts(self, texts: Sequence[str]) -> Tensor:
-        """Embeddings (T, E) of texts, as far as the model reads them."""
+        """Returns embeddings (T, E) of texts, truncated to the model's length."""
         rows = [[encode_text(self.tokenizer, self.model.max_len, text)._replace(places=[0])] for text in texts]
         parts = (rows[start : start + ROWS] for start in range(0, len(rows), ROWS))
         embeddings = [embed_rows(self.model, self.encoded(part)) for part in parts]
         return torch.cat(embeddings)
 
     def embed_images(self, pixels: Sequence[Tensor]) -> Tensor:
-        """Embeddings (B, E) of a batch of images that `pixels` made."""
+        """Returns embeddings (B, E) of a batch of images from `pixels`."""
         return embed_pixels(self.model, self.preprocess, torch.stack(list(pixels)).to(self.device))
 
     def prepare(self, source: tuple[Any, Any], options: Any) -> tuple[Tensor, Any]:
@@ -105,12 +105,12 @@ class DualPredictor(BatchPredictor, ImagePredictor, TextPredictor):
         yield from note_cut((len(self.tokenizer.encode(text)) for text in texts), self.model.max_len - 2)
 
     def compared(self, texts: Any) -> Texts:
-        """The texts that images are compared with."""
+        """Returns the texts that images are compared with."""
         return texts
 
     @abstractmethod
     def compare(self, images: Tensor, texts: Any, options: Any) -> Iterable[Any]:
-        """The results of images, by their embeddings (B, E), beside the same texts."""
+        """Returns the results of images, given as embeddings (B, E), with the same texts."""
 
     def name_of(self, source: tuple[Any, Any]) -> str:
         return str(source[0])
@@ -126,7 +126,7 @@ class DualClassifier(DualPredictor):
         labels, prompts = as_list(options.label or []), as_list(options.prompt or [PLACE])
         if options.labels is not None:
             labels += read_texts([options.labels], [])
-        classes = tuple(dict.fromkeys(filter(str.strip, labels)))  # one that is named again counts once
+        classes = tuple(dict.fromkeys(filter(str.strip, labels)))  # repeated classes count once
         if not classes:
             raise UserError("--label: missing; name the classes by --label CLASS, repeated, or by --labels FILE")
         refuse_undecoded([*classes, *prompts])
@@ -143,7 +143,7 @@ class DualClassifier(DualPredictor):
         return tuple(prompt.replace(PLACE, name) for name in classes for prompt in prompts)
 
     def class_embeddings(self, classes: Texts, prompts: Texts) -> Tensor:
-        """Embeddings (C, E) of classes: the mean of those in each prompt (Radford et al. 2021, section 3.1.4)."""
+        """Returns embeddings (C, E) of classes: the mean over the prompts (Radford et al. 2021, section 3.1.4)."""
         means = self.embedded(self.compared((classes, prompts))).unflatten(0, (len(classes), len(prompts))).mean(1)
         return F.normalize(means, dim=-1)
 
@@ -180,7 +180,7 @@ class ImageRetriever(DualPredictor):
     def gathered(
         self, results: Iterable[tuple[Any, Tensor]], options: RetrievalOptions
     ) -> Iterator[tuple[str, list[tuple[Any, float]]]]:
-        """Texts with the images that are most similar to each."""
+        """Yields texts with the images that are most similar to each."""
         sources, similarities = zip(*results, strict=True) if (results := list(results)) else ((), ())
         for number, text in enumerate(sources[0][1] if sources else ()):
             column = torch.stack([row[number] for row in similarities])  # (images,)

@@ -1,4 +1,4 @@
-"""Contrastive training of images and texts: both are embedded in one space, where each finds the other."""
+"""Contrastive training of images and texts, which are embedded in one space."""
 
 import shlex
 from collections.abc import Mapping
@@ -21,17 +21,17 @@ from vlm.training.feature_cache import as_read
 from vlm.training.step.losses import Term
 from vlm.training.step.task import Task, TaskOptions
 
-CLASSES = 3  # captions that the example chooses among
+CLASSES = 3  # captions in the example's command to choose among
 
 
 class Contrastive(Task):
     """Trains by picking each image's caption, and each caption's image, among all of a batch (Radford et al. 2021).
 
-    A model whose pairs are judged one by one learns which of them match (Zhai et al. 2023).
+    A model with a bias uses the sigmoid loss: it learns for each pair whether it matches (Zhai et al. 2023).
 
     Args:
         model, options: As in Task; the model is a DualEncoder.
-        fields: images, and captions, one of each image.
+        fields: images, and captions, one per image.
     """
 
     name = "contrastive"
@@ -83,12 +83,12 @@ class Contrastive(Task):
         return results
 
     def predictions(self) -> list[dict[str, Any]]:
-        """The caption that each image finds first, and the rank of the first one of its own."""
+        """Returns the first caption that each image retrieves, and the rank of the first one of its own."""
         rows = zip(self.metric.captions, self.metric.first, self.metric.ranks, strict=True)
         return [{"image_id": id, "caption": first, "rank": 1 + rank} for id, first, rank in rows]
 
     def report(self) -> list[Section]:
-        """Images with the caption that each finds first: some at random, and those whose own is found last."""
+        """Images with the first caption that each retrieves: random ones, and those whose own caption comes last."""
         rows = self.predictions()
         last = sorted(rows, key=lambda row: -row["rank"])[:SHOWN]
         kinds = {"Random images": [rows[at] for at in random_places(len(rows))], "Found last": last}

@@ -1,4 +1,4 @@
-"""Vectors of images and texts: the states of an encoder, pooled. It takes no training of its own."""
+"""Vectors of images and texts: the pooled states of an encoder. The task has no training of its own."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -59,7 +59,7 @@ class EmbeddingArguments(Arguments):
 
 
 class ImagesToEmbed(EmbeddingArguments):
-    """The same of a model that reads no texts."""
+    """The arguments for a model that reads no texts."""
 
     kind = "image"
 
@@ -100,7 +100,7 @@ class Embedder(BatchPredictor, ImagePredictor, TextPredictor):
         if "tokenizer" in about:
             self.tokenizer = tokenizer_from_state(about["tokenizer"])
         else:
-            self.arguments = ImagesToEmbed  # type: ignore[misc]  # what a model reads is known once it is loaded
+            self.arguments = ImagesToEmbed  # type: ignore[misc]  # a model's inputs are known once it is loaded
         self.max_len = about.get("max_len")
         self.stated = dict(about.get("embedding", {}))
         if self.stated.get("pooling") not in (None, *POOLINGS) or self.stated.keys() - {"pooling", "normalize"}:
@@ -127,18 +127,18 @@ class Embedder(BatchPredictor, ImagePredictor, TextPredictor):
 
     @property
     def longest(self) -> int:
-        """Tokens of a text that the model reads."""
+        """Most tokens of a text that the model reads."""
         own: int = (self.model if isinstance(self.model, DualEncoder) else self.text_encoder).max_len  # type: ignore[union-attr]
         return min(self.max_len or own, own)
 
     @property
     def image_encoder(self) -> nn.Module | None:
-        """The encoder of images; one of texts has no preprocessing."""
+        """The image encoder; None if there is no preprocessing."""
         others = (one for one in self._encoders() if not isinstance(one, TextEncoder | Decoder))
         return next(others, None) if hasattr(self, "preprocess") else None
 
     def _encoders(self) -> list[Any]:
-        """The model's encoders, or the model, which is one itself."""
+        """Returns the model's encoders; if it has none, the model itself."""
         parts = [getattr(self.model, name, None) for name in ("image_encoder", "encoder", "text_encoder")]
         return [part for part in parts if part is not None] or [self.model]
 
@@ -147,7 +147,7 @@ class Embedder(BatchPredictor, ImagePredictor, TextPredictor):
             raise UserError(f"--pooling: {options.pooling!r} is unknown; choose {' or '.join(POOLINGS)}")
 
     def sources(self, inputs: Sequence[Any], options: EmbeddingOptions) -> list[Any]:
-        """Texts as str, and images as anything else: lines and folders are taken apart."""
+        """Returns texts as str and images as other types, with files split into lines and folders into images."""
         self.check_options(options)
         return [source for one in inputs for source in self._sources(one)]
 
@@ -195,7 +195,7 @@ class Embedder(BatchPredictor, ImagePredictor, TextPredictor):
         return self._pooled(encoder(images), pooling, encoder)
 
     def _pooled(self, context: Context, pooling: str | None, encoder: nn.Module) -> Tensor:
-        """States (B, S, D) as one vector each, as asked for or as the model's own head reads them: (B, E)."""
+        """Pools states (B, S, D) as asked for, or as the model's own head does: (B, E)."""
         own = getattr(self.model, "pooled", None)
         if pooling is None and own is not None:
             return own(context)

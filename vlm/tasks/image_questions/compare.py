@@ -1,4 +1,4 @@
-"""What two evaluations of questions about images are compared by."""
+"""Selects what `vlm compare` compares of evaluations of questions about images."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,7 +7,7 @@ from vlm.tasks.shared.stored import Compared, Sample, shares
 
 
 def compared(details: Mapping[str, Any], predictions: Any) -> Compared:
-    """The answers to all questions of an image, as one sample: they are alike."""
+    """Returns the answers to all questions of an image as one sample, because they are correlated."""
     images: dict[str, tuple[list[str], list[str]]] = {}
     for row in details.get("questions", ()):
         true, predicted = images.setdefault(row["image_id"], ([], []))

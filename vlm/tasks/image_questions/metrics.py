@@ -1,4 +1,4 @@
-"""Accuracy of answers to questions, in all and by kind of question, with controls that do not see the image."""
+"""Accuracy of answers to questions, overall and by kind, with controls that do not see the image."""
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from statistics import fmean
@@ -14,19 +14,19 @@ from vlm.tasks.image_questions.scores import anls, caption_scores, vqa_accuracy
 from vlm.tasks.shared.text_controls import MostFrequent
 
 COLUMNS = ("image_id", "question", "answer", "kind", "answers", "before")
-CONTROLS = ("shuffled", "blank")  # beside another image, and beside none
-SCORES = ("vqa_accuracy", "anls", "captions")  # beside the accuracy
+CONTROLS = ("shuffled", "blank")  # with another image, and with a blank one
+SCORES = ("vqa_accuracy", "anls", "captions")  # further scores
 CAPTION = "caption"  # kind of question whose answers are captions
 
 
 class AnswerMetric(RecordMetric):
-    """The share of questions whose answer is word for word a right one.
+    """The share of questions whose answer equals a right one exactly.
 
     Args:
-        scores: Further ones, of ``SCORES``.
+        scores: Further scores, from ``SCORES``.
     Attributes:
-        answers: The questions of the last `compute`, sorted by image: ``COLUMNS``, and the answers beside their own
-            image, "predicted", and under control.
+        answers: The questions of the last `compute`, sorted by image: ``COLUMNS``, the answers with their own image as
+            "predicted", and those of the controls.
     """
 
     answers: list[dict[str, Any]]
@@ -52,7 +52,7 @@ class AnswerMetric(RecordMetric):
             self.add((f"{id}#{n:04d}#{column}", n, column, text, id, *question) for n, (question, text) in pairs)
 
     def compute(self) -> dict[str, float]:
-        """``accuracy``, and ``accuracy_KIND`` where questions are of several kinds.
+        """Returns ``accuracy``, and ``accuracy_KIND`` if there are several kinds of questions.
 
         Raises:
             UserError: Nothing was added.
@@ -62,13 +62,13 @@ class AnswerMetric(RecordMetric):
             pairs = zip(COLUMNS, known, strict=True)
             row = {name: value for name, value in pairs if value or name not in ("answers", "before")}
             rows.setdefault((known[0], number), row)[column] = text
-        self.answers = [row for row in rows.values() if "predicted" in row]  # not where the own image is unreadable
+        self.answers = [row for row in rows.values() if "predicted" in row]  # not if the own image is unreadable
         if not self.answers:
             raise UserError("no question to score: no image could be read, or the split is empty", status=1)
         return self._accuracies("predicted") | self._scored()
 
     def _scored(self) -> dict[str, float]:
-        """The further scores, of all questions; those of captions of the kind "caption", if there are any."""
+        """Returns the further scores over all questions; caption scores over those of kind "caption", if any."""
         pairs = [(row["predicted"], row.get("answers") or [row["answer"]]) for row in self.answers]
         of_answers = {"vqa_accuracy": vqa_accuracy, "anls": anls}
         found = {
@@ -83,12 +83,11 @@ class AnswerMetric(RecordMetric):
         return found
 
     def controls(self, train: Iterable[Question]) -> dict[str, float]:
-        """metric@constant, of the answer that each question has most often in train; metric@shuffled and @blank.
+        """Returns metric@constant, of each question's most frequent answer in train, metric@shuffled and metric@blank.
 
-        A control is over the questions that were asked under it.
-
-        The first is what is known without any image. A question that train lacks in its conversation has the most
-        frequent answer to it elsewhere, or to those of its kind.
+        A control covers only the questions that were asked under it. metric@constant shows what can be known without
+        images: a question that train lacks in its conversation gets the most frequent answer to it elsewhere, or to
+        questions of its kind.
         """
         pairs = ((_keys(question.text, question.kind, question.before), question.answer) for question in train)
         frequent = MostFrequent(pairs, of_equals=max)
@@ -98,7 +97,7 @@ class AnswerMetric(RecordMetric):
         return {f"{name}@{control}": value for control, values in scores.items() for name, value in values.items()}
 
     def intervals(self, *, seed: int) -> dict[str, float]:
-        """accuracy@low and accuracy@high: its 95% interval, by bootstrap over images."""
+        """Returns accuracy@low and accuracy@high: a 95% interval by bootstrap over images."""
         images = {image: place for place, image in enumerate(dict.fromkeys(row["image_id"] for row in self.answers))}
         counts = np.zeros((len(images), 2))
         for row in self.answers:
@@ -106,7 +105,7 @@ class AnswerMetric(RecordMetric):
         return intervals(["accuracy"], ratio_scorer(counts), len(images), seed=seed)
 
     def kinds(self) -> list[str]:
-        """Kinds of the questions, if there are several."""
+        """Returns the kinds of questions, if there are several."""
         kinds = sorted({row["kind"] for row in self.answers})
         return kinds if len(kinds) > 1 else []
 
@@ -122,11 +121,11 @@ class AnswerMetric(RecordMetric):
 
 
 def is_right(row: Mapping[str, Any], column: str = "predicted") -> bool:
-    """Whether the answer of a row is word for word a right one."""
+    """Returns True if the answer of a row equals a right one exactly."""
     return row[column] == row["answer"] or row[column] in row.get("answers", ())
 
 
 def _keys(text: str, kind: str, before: Sequence[Sequence[str]]) -> list[Hashable]:
-    """What is known of a question without its image, from the most special to the most general."""
+    """Returns keys of a question that do not depend on the image, from the most specific to the most general."""
     earlier = (part for turn in before for part in turn)
     return [("turns", *earlier, text), ("text", text), ("kind", kind)]

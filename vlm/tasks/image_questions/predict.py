@@ -40,10 +40,10 @@ def answer_questions(
     *,
     max_tokens: int,
 ) -> list[list[ImageAnswer]]:
-    """The likeliest answer to each question of each image, token by token; evaluation and `vlm answer` go through here.
+    """Answers the questions about each image by greedy decoding; used by evaluation and `vlm answer`.
 
     Args:
-        context: The encoded images, a row each.
+        context: The encoded images, one row each.
         questions: Token ids of each image's prompts.
     """
     prompts = [prompt for asked in questions for prompt in asked]
@@ -51,7 +51,7 @@ def answer_questions(
     answers = [ImageAnswer() for _ in prompts]
     options: Any = {"sampling": Sampling(temperature=0.0), "max_tokens": max_tokens, "seed": 0}
     beside = context.rows(torch.tensor(rows, dtype=torch.long, device=context.states.device))
-    # Autocast would cast the weights anew for every token; and weights are evaluated as they are.
+    # Autocast would cast the weights again for every token; and evaluation uses the weights as they are.
     with torch.autocast(context.states.device.type, enabled=False):
         for drawn in continue_texts(model.decoder, prompts, context=beside, eos_id=tokenizer.eos_id, **options):
             for item in drawn:
@@ -64,7 +64,7 @@ def answer_questions(
 
 
 def room_for_prompt(model: VisionLanguageModel, max_tokens: int) -> int:
-    """Number of tokens of a question that leave room for an answer."""
+    """Returns the most tokens of a question that leave room for an answer."""
     return max(1, model.decoder.max_len - 1 - max_tokens)
 
 
@@ -91,7 +91,7 @@ class ImageQuestionAnswerer(BatchPredictor, ImageTextPredictor):
         self.max_tokens, self.decoding = int(about["max_tokens"]), stored_options(about)
 
     def prompt(self, question: str) -> list[int]:
-        """Token ids of a question, whose beginning is cut where it leaves no room for an answer."""
+        """Returns token ids of a question; its beginning is cut off if it leaves no room for an answer."""
         room = room_for_prompt(self.model, self.max_tokens)
         if self.form is None:
             return question_prompt(self.tokenizer, question, room)
@@ -99,7 +99,7 @@ class ImageQuestionAnswerer(BatchPredictor, ImageTextPredictor):
 
     @property
     def images(self) -> int:
-        """Images that the model reads at once."""
+        """Number of images that the model reads together."""
         return getattr(self.model.encoder, "count", 1)
 
     def sources(self, inputs: Sequence[Any], options: QuestionOptions) -> list[tuple[tuple[Any, ...], list[str]]]:
@@ -113,7 +113,7 @@ class ImageQuestionAnswerer(BatchPredictor, ImageTextPredictor):
     def prepare(self, source: tuple[tuple[Any, ...], list[str]], options: Any) -> tuple[Tensor, list[str]]:
         images, questions = source
         pixels = torch.stack([self.pixels(open_image(image)) for image in images])
-        return pixels.squeeze(0), questions  # (3, H, W), or (K, 3, H, W) of a model of several
+        return pixels.squeeze(0), questions  # (3, H, W), or (K, 3, H, W) for a model that reads several
 
     def predict(self, batch: Sequence[tuple[Tensor, list[str]]], options: Any) -> list[list[ImageAnswer]]:
         pixels, questions = zip(*batch, strict=True)

@@ -51,7 +51,7 @@ class PromptedAnswerer(ImageWriter):
     def results(  # type: ignore[override]  # a list for each question of an image
         self, batches: Iterable[Any], options: Any, *, watch: Watch | None = None
     ) -> Iterator[tuple[int, list[list[Text]]]]:
-        """The answers to the questions about each image, in their order, as soon as all are there."""
+        """Yields the answers to all questions about an image, in their order, when all are complete."""
         owners, missing, found = list[int](), dict[int, int](), dict[int, list[Text]]()
 
         def prompts() -> Iterator[Sequence[Prompted] | None]:

@@ -1,4 +1,4 @@
-"""The part of a report on questions about images: accuracy by kind, answers at random and wrong ones."""
+"""The section of a report on questions about images: accuracy by kind, random answers and wrong ones."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,11 +12,11 @@ COLUMNS = {"": "model", "@constant": "question alone", "@shuffled": "other image
 def answer_sections(
     rows: Sequence[Mapping[str, Any]], scores: Mapping[str, float], kinds: Sequence[str]
 ) -> list[Section]:
-    """Sections on the questions of an evaluation.
+    """Returns sections on the questions of an evaluation.
 
     Args:
-        rows: The questions, as AnswerMetric has them.
-        scores: Accuracies by name, with those under control.
+        rows: The questions, from AnswerMetric.
+        scores: Accuracies by name, including those of controls.
         kinds: Kinds of the questions.
     """
     controls = [control for control in COLUMNS if f"accuracy{control}" in scores]

@@ -1,4 +1,4 @@
-"""Questions about images: the model reads an image and a question, and writes the answer."""
+"""Questions about images: the model reads an image and a question, and generates the answer."""
 
 import shlex
 from collections.abc import Sequence
@@ -25,15 +25,15 @@ from vlm.tasks.shared.show import example_image
 from vlm.training.data_module import Data
 from vlm.training.step.task import TaskOptions
 
-READ = 20_000  # training images whose questions are read for the control that sees the question alone
+READ = 20_000  # training images whose questions the control without images reads
 
 
 class ImageQuestions(ImageTextTask):
-    """Visual question answering (Antol et al. 2015) by a captioner: the question is read, the answer is predicted.
+    """Visual question answering (Antol et al. 2015) with a captioner: it reads the question and predicts the answer.
 
     Args:
-        scores: Further scores beside the accuracy: vqa_accuracy, anls, captions.
-        others: As in ImageTextTask; fields are images, and questions, or conversations in their place.
+        scores: Scores in addition to the accuracy: vqa_accuracy, anls, captions.
+        others: As in ImageTextTask; fields are images, and questions or conversations.
     """
 
     name = "image_questions"
@@ -56,11 +56,11 @@ class ImageQuestions(ImageTextTask):
             field.states = encoder_flop(model.encoder, self.preprocess.image_size)[1].states.shape[1]
 
     def evaluation_step(self, batch: Batch, *, final: bool) -> None:
-        """The loss on a batch's answers, and those that the model writes; under control too if it is final.
+        """Adds a batch's loss and the model's answers; in a final evaluation, also the answers of the controls.
 
-        The control reads the questions about a sample's partner beside its image, as that of the loss does.
+        In the shuffled control, an image gets the questions of the sample's partner, as in the loss's control.
         """
-        context = encode_pixels(self.model, self.preprocess, batch["images"])  # once, for its losses and its answers
+        context = encode_pixels(self.model, self.preprocess, batch["images"])  # shared by losses and answers
         self.add_losses(batch, context)
         if not batch.ids:
             return

@@ -25,7 +25,7 @@ from vlm.models.text_decoder import TextDecoder
 from vlm.nn.step.packed import prepack_for_decoding
 from vlm.nn.vocabulary_loss import token_losses
 
-MAX_TOKENS = 256  # of a text, by default
+MAX_TOKENS = 256  # default length of a text
 
 
 def generate(
@@ -37,7 +37,7 @@ def generate(
     seed: int,
     sampling: Sampling | None = None,
 ) -> list[Continuation]:
-    """Continues prompts, all at once."""
+    """Continues all prompts in one batch."""
     options: Any = {"max_tokens": max_tokens, "seed": seed, "sampling": sampling or Sampling()}
     texts = dict(ended(stream(model, tokenizer, prompts, **options), tokenizer, prompts))
     return [texts[place] for place in range(len(prompts))]
@@ -62,12 +62,12 @@ def stream(
     sampling: Sampling,
     ends: Sequence[int] = (),
 ) -> Iterator[list[Grown]]:
-    """Continues prompts; yields the texts that have a new token after each step.
+    """Continues prompts; after each step yields the texts that have a new token.
 
-    An empty prompt starts a document; any other is taken as it stands, in the middle of one.
+    An empty prompt starts a document; other prompts are taken as the middle of one.
 
     Args:
-        ends: Tokens that end a text beside the end token.
+        ends: Further tokens that end a text, like the end token.
     """
     all_ends = (tokenizer.eos_id, *ends)
     ids = [encoded_prompt(tokenizer, prompt) for prompt in prompts]
@@ -84,13 +84,13 @@ def stream(
 def ended(
     steps: Iterable[list[Grown]], tokenizer: Tokenizer, prompts: Sequence[str], *, watch: Watch | None = None
 ) -> Iterator[tuple[int, Continuation]]:
-    """Yields the index of each prompt and its text when that has ended.
+    """Yields the index of each prompt with its text, when the text has ended.
 
     Args:
         steps: As `stream` yields them.
-        watch: As in `Predictor.results`; once nobody wants any of the texts, all end.
+        watch: As in `Predictor.results`; if it returns False for all texts, all end.
     """
-    last = {place: Grown(place, [], 0.0, True) for place in range(len(prompts))}  # of those that have not ended
+    last = {place: Grown(place, [], 0.0, True) for place in range(len(prompts))}  # texts that have not ended
     for grown in steps:
         last |= {one.place: one for one in grown}
         done = [one.place for one in grown if one.ended]
@@ -138,7 +138,7 @@ class TextGenerator(TextPredictor):
         check_outputs(self.model.head(hidden), self.tokenizer.vocab_size, "tokens")
 
     def planned(self, options: GenerationOptions) -> tuple[Sampling | Decoding, GenerationOptions]:
-        """How some options decode, token by token or by a search; and the resolved options."""
+        """Returns the plan for decoding, sampling or a search, and the resolved options."""
         chosen = options.resolve(self.decoding, draws=True)
         chosen.max_tokens = chosen.max_tokens or MAX_TOKENS
         rules = chosen.rules(self.tokenizer)
@@ -153,7 +153,7 @@ class TextGenerator(TextPredictor):
     def results(
         self, batches: Iterable[Sequence[str] | None], options: GenerationOptions, *, watch: Watch | None = None
     ) -> Iterator[tuple[int, list[Continuation]]]:
-        """The texts of prompts, best first; arguments as in `Predictor.results`."""
+        """Yields the texts of prompts, best first; arguments as in `Predictor.results`."""
         plan, chosen = self.planned(options)
         done = 0
         for batch in takewhile(bool, batches):
@@ -190,7 +190,7 @@ class TextGenerator(TextPredictor):
 
     @torch.inference_mode()
     def logprobs(self, texts: Sequence[str], *, batch_size: int) -> list[float]:
-        """Log-probabilities of whole texts in nats, each the sum over its tokens after a token that starts a text.
+        """Returns log-probabilities of whole texts in nats: the sums over all tokens after the one that starts a text.
 
         Raises:
             UserError: A text is longer than the model's window.
@@ -222,22 +222,22 @@ class TextGenerator(TextPredictor):
         plan, _ = self.planned(options)
         return plan.columns if isinstance(plan, Decoding) else 1
 
-    def prepack(self, rows: int, *, more: bool = True) -> None:  # a text alone goes on for hundreds of steps
+    def prepack(self, rows: int, *, more: bool = True) -> None:  # even a single text takes hundreds of steps
         prepack_for_decoding(self.model, rows=rows)
 
 
 def _from(watch: Watch, first: int) -> Watch:
-    """Shifts the indices that a watch sees, for a later batch."""
+    """Returns a watch with shifted indices, for a later batch."""
     return lambda place, texts: watch(first + place, texts)
 
 
 def encoded_prompt(tokenizer: Tokenizer, prompt: str) -> list[int]:
-    """The tokens of a prompt; an empty prompt starts a document."""
+    """Returns the tokens of a prompt; an empty prompt starts a document."""
     return [*tokenizer.starts, *tokenizer.encode(prompt)] or [tokenizer.bos_id]
 
 
 def room_after(model: TextDecoder, prompt: Sequence[int]) -> int:
-    """Tokens that the model's window has room for after a prompt.
+    """Returns the number of tokens that fit in the model's window after a prompt.
 
     Raises:
         UserError: There is none.
@@ -253,13 +253,13 @@ def room_after(model: TextDecoder, prompt: Sequence[int]) -> int:
 def search_prompts(
     generator: TextGenerator, prompts: Sequence[str], decoding: Decoding, batch_size: int
 ) -> Iterator[list[Continuation]]:
-    """The texts that are found for each prompt, best first. They end where the model's window does, at the latest.
+    """Yields the texts found for each prompt, best first. They end at the end of the model's window at the latest.
 
     Args:
-        decoding: Its rules have no prefix, and its counts of tokens and required words are of what is written. Rules on
-            what a text repeats look at the prompt too.
+        decoding: Its rules have no prefix. Token counts and required words apply to the generated text; rules on
+            repetition also consider the prompt.
     Raises:
-        UserError: A prompt leaves no room in the window, or not as much as the rules ask for.
+        UserError: A prompt leaves no room in the window, or less than the rules require.
     """
     batch_size = max(1, min(batch_size, TEXTS // decoding.columns))
     for start in range(0, len(prompts), batch_size):
@@ -269,7 +269,7 @@ def search_prompts(
 def _search(generator: TextGenerator, prompts: Sequence[str], decoding: Decoding) -> list[list[Continuation]]:
     tokenizer, model = generator.tokenizer, generator.model
     ids = [encoded_prompt(tokenizer, prompt) for prompt in prompts]
-    alike: dict[int, list[int]] = {}  # places of prompts whose texts may be equally long
+    alike: dict[int, list[int]] = {}  # prompts by the longest text that they allow
     for place, tokens in enumerate(ids):
         room = room_after(model, tokens)
         steps = room if decoding.max_tokens is None else min(decoding.max_tokens + 1, room)

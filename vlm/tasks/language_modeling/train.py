@@ -1,4 +1,4 @@
-"""Language modelling: the decoder, with no context, predicts text token by token."""
+"""Language modelling: a decoder without context predicts text token by token."""
 
 import math
 import shlex
@@ -27,9 +27,10 @@ class LanguageModeling(Task):
     Args:
         model, options: As in Task; the model is a TextDecoder without context.
         fields: text.
-        sampled_batches: Random batches of nanoGPT's estimate of the loss, beside that of the whole split; 0 for none.
-        prompts: Texts that each validation continues, to look at; an empty one starts a document.
-        prompt_tokens: How far it continues them.
+        sampled_batches: Random batches for nanoGPT's estimate of the loss, in addition to that of the whole split; 0
+            for none.
+        prompts: Texts that each validation continues as samples; an empty one starts a document.
+        prompt_tokens: Number of tokens of these continuations.
         z_loss: Factor of PaLM's auxiliary loss, which keeps logits from drifting; see `vocabulary_loss`.
     """
 
@@ -61,7 +62,7 @@ class LanguageModeling(Task):
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """Reads and writes text."""
+        """The tokenizer of the text."""
         return self.text.tokenizer
 
     def size(self, batch: Batch) -> int:
@@ -71,7 +72,7 @@ class LanguageModeling(Task):
         return Work(0, *batch["text"].tokens[:, 1:].shape)
 
     def token_loss(self, rows: TextRows, **options: float) -> tuple[Tensor, int]:
-        """Summed cross-entropy in nats, and the number of tokens predicted; options as in `losses.token_loss`."""
+        """Returns the summed cross-entropy in nats and the number of predicted tokens; see `losses.token_loss`."""
         segments = None if rows.segments is None else rows.segments[:, :-1]
         hidden = self.model(rows.tokens[:, :-1], segments, bounds=rows.bounds)
         return token_loss(hidden, rows.targets, self.model.head_parts, **options)
@@ -105,7 +106,7 @@ class LanguageModeling(Task):
         return [{"prompt": sample["prompt"], "text": sample["text"]} for sample in self.evaluation.samples]
 
     def report(self) -> list[Section]:
-        """The texts that go on from the prompts."""
+        """The continued prompts."""
         return [Section("Samples", [Texts([sample["prompt"] + sample["text"] for sample in self.evaluation.samples])])]
 
     def reading(self, batch: Batch, tokens: int) -> list[str]:

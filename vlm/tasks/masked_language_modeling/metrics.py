@@ -1,4 +1,4 @@
-"""Metrics of words that are filled in: accuracy, loss and pseudo-perplexity, beside what a grammar allows."""
+"""Metrics of masked words: accuracy, loss and pseudo-perplexity, and the best scores that a grammar allows."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -18,10 +18,10 @@ class Filled(NamedTuple):
 
     Args:
         text: The text.
-        gaps: Numbers of the words that were masked.
-        true, predicted: The tokens that stood in the gaps, and the likeliest ones.
+        gaps: Indices of the masked words.
+        true, predicted: The original tokens of the gaps, and the likeliest ones.
         likelihood: Sum of the log-probabilities of its tokens, each masked alone; None if that was not asked for.
-        tokens: How many these are.
+        tokens: Number of these tokens.
     """
 
     text: str
@@ -38,7 +38,7 @@ class MaskedMetric(SampleMetric[Filled]):
     kind, unit = Filled, "word"
 
     def compute(self) -> dict[str, float]:
-        """accuracy of the tokens in gaps; pseudo_perplexity a token, of the texts whose likelihood was asked for.
+        """Returns accuracy of the tokens in gaps, and pseudo_perplexity per token of the texts with a likelihood.
 
         Raises:
             UserError: Nothing was added.
@@ -52,12 +52,12 @@ class MaskedMetric(SampleMetric[Filled]):
         return scores
 
     def grammar(self, chances: Chances) -> dict[str, float]:
-        """The scores of a reader who knows the grammar that wrote the texts, which no model surpasses but by chance.
+        """Returns the scores of a reader who knows the grammar that generated the texts, a limit for models.
 
         Args:
-            chances: The chance of each word in each gap; None if no grammar is known.
+            chances: Returns the probability of each word in each gap; None if the grammar is unknown.
         Returns:
-            accuracy@grammar, the expected accuracy of words; loss@grammar, the loss a word.
+            accuracy@grammar, the expected accuracy of words; loss@grammar, the loss per word.
         """
         best, losses = [], []
         for text in self.samples.values():
@@ -70,12 +70,12 @@ class MaskedMetric(SampleMetric[Filled]):
         return {"accuracy@grammar": sum(best) / len(best), "loss@grammar": sum(losses) / len(losses)}
 
     def intervals(self, *, seed: int) -> dict[str, float]:
-        """accuracy@low and accuracy@high: its 95% interval, by bootstrap over texts."""
+        """Returns accuracy@low and accuracy@high: a 95% interval by bootstrap over texts."""
         counts = self._counts()
         return intervals(["accuracy"], ratio_scorer(counts), len(counts), seed=seed)
 
     def _counts(self) -> Floats:
-        """Right tokens of each text, and its gaps. Shapes: -> (N, 2)"""
+        """Returns the numbers of right tokens and of gaps of each text. Shapes: -> (N, 2)"""
         pairs = (zip(text.true, text.predicted, strict=True) for text in self.samples.values())
         hits = [[one == other for one, other in pair] for pair in pairs]
         return np.array([[sum(hit), len(hit)] for hit in hits], np.float64)

@@ -18,12 +18,12 @@ from vlm.inference.text_predictor import TextPredictor
 from vlm.models.masked_language_model import MaskedLanguageModel
 
 GAP = "[MASK]"
-ROWS = 256  # rows of which one token each is masked, at a time
+ROWS = 256  # rows at a time, each with one masked token
 
 
 @torch.inference_mode()
 def gap_probabilities(model: MaskedLanguageModel, rows: InputRows) -> Tensor:
-    """Probabilities of the tokens in all gaps; evaluation and `vlm fill` go through here: (T, V), float64."""
+    """Returns token probabilities in all gaps, for evaluation and `vlm fill`: (T, V), float64."""
     assert rows.places is not None
     hidden = model(rows.tokens, rows.segments, rows.types, rows.places)
     return model.head.logits(hidden).double().softmax(-1)
@@ -111,10 +111,10 @@ class GapFiller(BatchPredictor, TextPredictor):
         return [{"text": source, "filled": result.text, "gaps": list(result.gaps) if form == "jsonl" else tops}]
 
     def encode(self, text: str) -> Input:
-        """A text as ids; a gap takes the white space before it, as the pieces of words do.
+        """Encodes a text; a gap includes the white space before it, as pieces of words do.
 
         Raises:
-            UserError: It has no gap, or is longer than what the model reads.
+            UserError: It has no gap, or is longer than the model reads.
         """
         first, *rest = text.split(GAP)
         if not rest:
@@ -130,7 +130,7 @@ class GapFiller(BatchPredictor, TextPredictor):
         return Input([*ids, self.tokenizer.eos_id], [0] * (len(ids) + 1), places)
 
     def probabilities(self, rows: Sequence[Input]) -> Tensor:
-        """Probabilities (T, V) of the tokens in all gaps of some texts; masks and other special tokens fill none."""
+        """Returns token probabilities (T, V) in all gaps of some texts."""
         samples = encoded_rows([[row] for row in rows], self.tokenizer.pad_id, self.device)
         return gap_probabilities(self.model, samples).cpu()
 
@@ -141,7 +141,7 @@ class GapFiller(BatchPredictor, TextPredictor):
         return Filled(decode(ids), tuple(self._words(*gap) for gap in gaps))
 
     def _words(self, values: Sequence[float], ids: Sequence[int]) -> dict[str, float]:
-        """The likeliest words of a gap with their probabilities; of tokens that differ in a space, the likelier."""
+        """Returns the likeliest words of a gap with probabilities; tokens that differ in a space count once."""
         words: dict[str, float] = {}
         for value, id in zip(values, ids, strict=True):
             words.setdefault(self.tokenizer.decode([id]).strip(), value)

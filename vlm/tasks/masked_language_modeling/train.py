@@ -20,12 +20,12 @@ from vlm.training.step.task import TaskOptions
 
 
 class MaskedLanguageModeling(TextTask):
-    """Trains by the cross-entropy of the tokens that were chosen to be filled in (Devlin et al. 2019).
+    """Trains by the cross-entropy of the masked tokens (Devlin et al. 2019).
 
     Args:
         model, options: As in Task; the model is a MaskedLanguageModel.
         fields: texts.
-        scored_texts: Texts of a test whose pseudo-perplexity is measured, which takes a row a token.
+        scored_texts: Number of test texts whose pseudo-perplexity is measured, which takes a row per token.
     """
 
     name = "masked_language_modeling"
@@ -65,7 +65,7 @@ class MaskedLanguageModeling(TextTask):
         self.metric.update(batch.ids, texts)
 
     def _likelihood(self, text: str) -> tuple[float | None, int]:
-        """A text's pseudo-log-likelihood, as far as the model reads it, and its number of tokens."""
+        """Returns the pseudo-log-likelihood of a text, truncated to the model's length, and its number of tokens."""
         self._scored += 1
         if self._scored * self.trainer.world_size > self.scored_texts:
             return None, 0
@@ -95,6 +95,6 @@ class MaskedLanguageModeling(TextTask):
 
 
 def _line(row: Mapping[str, Any]) -> str:
-    """A text's gaps as they were filled; where that is wrong, the true token stands beside it."""
+    """Returns a text with its predicted tokens, each followed by the true one if it is wrong."""
     pairs = zip(row["predicted"], row["true"], strict=True)
     return f"{row['text'][:200]}   " + " ".join(one if one == true else f"{one}({true})" for one, true in pairs)

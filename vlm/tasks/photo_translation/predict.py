@@ -1,4 +1,4 @@
-"""Translating texts with a photo beside each, with a trained model."""
+"""Translating texts that each have a photo, with a trained model."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ from vlm.tasks.translation.predict import Translator, encode_texts
 def encode_with_photos(
     model: TextAndImageToText, preprocess: Preprocess, texts: InputRows, pixels: Tensor | None
 ) -> Context:
-    """The context of texts, each beside its image.
+    """Encodes texts, each with its image.
 
     Args:
         pixels: The images; None for images of the mean colour, which is 0 once normalised.

@@ -1,4 +1,4 @@
-"""Translation with a photo: the model reads a text and the image that it is of, and writes the text's translation."""
+"""Translation with a photo: the model reads a text and the image that it describes, and translates the text."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +18,7 @@ from vlm.training.data_module import Data
 
 
 class PhotoTranslation(Translation):
-    """Trains and validates as Translation; a test translates beside other photos, and beside blank ones, too.
+    """Trains and validates as Translation; a test also translates with other photos and with blank ones.
 
     Args:
         others: As in Translation; the model is a TextAndImageToText, fields are text, images and translation.

@@ -1,4 +1,4 @@
-"""Classification metrics of a training or evaluation run, exact over any number of processes."""
+"""Classification metrics, exact over any number of processes."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -17,10 +17,10 @@ BINS = 15
 class ClassificationMetric(RecordMetric):
     """Accuracy, calibration and confusion over all samples of all processes.
 
-    What else it gives (`per_class`, `confusion`, `predictions`, `constant`) is of the samples of the last `compute`.
+    `per_class`, `confusion`, `predictions` and `constant` refer to the samples of the last `compute`.
 
     Args:
-        num_classes: How many classes there are.
+        num_classes: Number of classes C.
     """
 
     _ids: list[str]
@@ -43,14 +43,14 @@ class ClassificationMetric(RecordMetric):
         """Adds some samples.
 
         Args:
-            ids: What names each sample throughout the data set.
-            probabilities: Of each class, summing to 1 for a sample.
+            ids: Names of the samples, unique in the data set.
+            probabilities: Probability of each class.
             labels: The true classes.
-            texts: The text of each sample, or its two, to stand in its prediction; None for images.
+            texts: The text of each sample, or its two texts, for its prediction; None for images.
         Shapes:
             probabilities (B, C), labels (B,)
         """
-        # Stable, so that of equal classes the first comes first on every device.
+        # Stable, so that ties are ordered alike on every device.
         values, classes = probabilities.detach().float().sort(dim=-1, descending=True, stable=True)
         top = classes[:, :TOP].tolist(), values[:, :TOP].tolist()
         shown = [None] * len(ids) if texts is None else [list(each) for each in texts]
@@ -59,10 +59,10 @@ class ClassificationMetric(RecordMetric):
     def compute(self) -> dict[str, float]:
         """The scores.
 
-        ``accuracy`` is the share of samples whose likeliest class is the true one; ``top5`` of those where it is among
-        the five likeliest (with six classes or more); ``balanced_accuracy`` the mean of the accuracies of the classes
-        that have samples; ``calibration_error`` the expected calibration error (Guo et al. 2017, equation 3): the mean
-        distance of confidence and accuracy over 15 bins of equal width, weighted by their samples.
+        ``accuracy`` is the share of samples whose likeliest class is the true one; ``top5`` the share in which it is
+        among the five likeliest (with six classes or more); ``balanced_accuracy`` the mean of the accuracies of the
+        classes that have samples; ``calibration_error`` the expected calibration error (Guo et al. 2017, equation 3):
+        the mean distance of confidence and accuracy over 15 bins of equal width, weighted by their samples.
 
         Raises:
             UserError: Nothing was added.
@@ -77,7 +77,7 @@ class ClassificationMetric(RecordMetric):
         return scores
 
     def per_class(self) -> list[float | None]:
-        """The accuracy of each class, None of one without samples."""
+        """Returns the accuracy of each class; None for a class without samples."""
         matrix = self.confusion()
         totals = matrix.sum(1).tolist()
         return [
@@ -85,7 +85,7 @@ class ClassificationMetric(RecordMetric):
         ]
 
     def f1(self) -> list[float | None]:
-        """F1 of each class: of the samples taken for it and those that are of it; None of one without samples."""
+        """Returns the F1 of each class; None for a class without samples."""
         matrix = self.confusion()
         counts = zip(matrix.diagonal().tolist(), matrix.sum(0).tolist(), matrix.sum(1).tolist(), strict=True)
         return [2 * right / (taken + total) if total else None for right, taken, total in counts]
@@ -100,7 +100,8 @@ class ClassificationMetric(RecordMetric):
         return np.bincount(cells, minlength=self.num_classes**2).reshape(self.num_classes, self.num_classes)
 
     def predictions(self, classes: Sequence[str]) -> list[dict[str, Any]]:
-        """A record a sample, sorted by name: the true class, the likeliest with its probability, and the first five.
+        """Returns a record per sample, sorted by name: the true class, the likeliest with its probability, and the
+        first five.
 
         Args:
             classes: The names of the classes.
@@ -120,7 +121,7 @@ class ClassificationMetric(RecordMetric):
         ]
 
     def constant(self, counts: Sequence[int]) -> dict[str, float]:
-        """The control ``accuracy@constant``: the accuracy of always predicting train's most frequent class.
+        """Returns the control ``accuracy@constant``: the accuracy of always predicting train's most frequent class.
 
         Args:
             counts: Training samples of each class.
@@ -128,7 +129,7 @@ class ClassificationMetric(RecordMetric):
         return {"accuracy@constant": float((self._labels == int(np.argmax(counts))).mean())}
 
     def intervals(self, *, seed: int) -> dict[str, float]:
-        """accuracy@low and accuracy@high: its 95% interval, by bootstrap over samples."""
+        """Returns accuracy@low and accuracy@high: a 95% interval by bootstrap over samples."""
         right = (self._classes[:, :1] == self._labels[:, None]).astype(np.float64)
         return intervals(["accuracy"], mean_scorer(right), len(right), seed=seed)
 
@@ -153,12 +154,12 @@ def _named(texts: Sequence[str]) -> dict[str, str]:
 
 
 def calibration_error(confidences: np.ndarray, right: np.ndarray, bins: int = BINS) -> float:
-    """The expected calibration error (Guo et al. 2017, equation 3).
+    """Returns the expected calibration error (Guo et al. 2017, equation 3).
 
     Args:
         confidences: Probability of each predicted class, in [0, 1].
         right: Whether it was the true one.
-        bins: How many bins of equal width there are; each holds its upper edge and not its lower.
+        bins: Number of bins of equal width; each includes its upper edge, not its lower.
     """
     places = np.clip(np.ceil(confidences * bins).astype(int) - 1, 0, bins - 1)
     gaps = np.bincount(places, weights=right - confidences, minlength=bins)

@@ -1,4 +1,4 @@
-"""The base of tasks that give an input one of several classes."""
+"""The base of tasks that classify inputs."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Unpack
@@ -12,15 +12,15 @@ from vlm.tasks.shared.class_metrics import ClassificationMetric
 from vlm.training.step.losses import Term
 from vlm.training.step.task import Task, TaskOptions
 
-SAMPLES = 32  # of an evaluation, to look at
+SAMPLES = 32  # samples of an evaluation to show
 
 
 class ClassTask(Task):
-    """Validates and tests by accuracy and calibration; a subclass reads its inputs, and shows them.
+    """Validates and tests by accuracy and calibration; subclasses define how inputs are read and shown.
 
     Args:
         model, options: As in Task.
-        fields: labels, and those of the inputs.
+        fields: labels, and the fields of the inputs.
     """
 
     headlines: Sequence[str] = ("accuracy", "balanced_accuracy")
@@ -33,11 +33,11 @@ class ClassTask(Task):
         self.metric = ClassificationMetric(num_classes=len(self.classes))
 
     def probabilities(self, batch: Batch) -> Tensor:
-        """Probabilities of the classes for each sample, as using the model computes them: (B, C), float64."""
+        """Returns class probabilities of each sample, computed as in inference: (B, C), float64."""
         raise TypeError(f"{type(self).__name__} gives no probabilities")
 
     def texts(self, batch: Batch) -> Sequence[Sequence[str]] | None:
-        """The texts of each sample; None for images."""
+        """Returns the texts of each sample; None for images."""
         return None
 
     def evaluation_step(self, batch: Batch, *, final: bool) -> None:
@@ -49,7 +49,7 @@ class ClassTask(Task):
     def evaluation_results(self, split: str, loss: float, *, final: bool) -> dict[str, float]:
         results = self.metric.compute()
         records = self.metric.predictions(self.classes)
-        spread = records[:: max(1, len(records) // SAMPLES)]  # they are sorted, and so by class
+        spread = records[:: max(1, len(records) // SAMPLES)]  # records are sorted, and so often by class
         self.evaluation.samples = [{**record, "line": self.line(record)} for record in spread[:SAMPLES]]
         if final:
             results |= self.metric.constant(self.fields["labels"].counts("train"))  # type: ignore[attr-defined]
@@ -57,7 +57,7 @@ class ClassTask(Task):
         return results
 
     def line(self, record: Mapping[str, Any]) -> str:
-        """A prediction as a line for a person."""
+        """Returns a prediction as a line to print."""
         mark = "=" if record["predicted"] == record["label"] else " "
         name = record.get("image") or " | ".join(record[name] for name in ("text", "pair") if name in record)
         return f"{mark} {record['predicted']} {record['probability']:.3f}   true: {record['label']}   {name}"
@@ -71,7 +71,7 @@ class ClassTask(Task):
         return {"accuracy": per_class, "confusion": matrix.tolist(), "classes": self.classes}
 
     def report(self) -> list[Section]:
-        """The confusion matrix, the scores of each class, and the surest mistakes beside some samples at random."""
+        """The confusion matrix, the scores of each class, the most confident mistakes, and random samples."""
         confusion = Confusion(self.metric.confusion().tolist(), self.classes)
         records = self.predictions()
         wrong = [record for record in records if record["predicted"] != record["label"]]
@@ -86,7 +86,7 @@ class ClassTask(Task):
         return Table(["class", "accuracy"], list(zip(self.classes, map(share, self.metric.per_class()), strict=True)))
 
     def shown(self, records: Sequence[Mapping[str, Any]]) -> Part:
-        """Some predictions for the report."""
+        """Returns some predictions for the report."""
         raise TypeError(f"{type(self).__name__} shows no predictions")
 
 

@@ -1,4 +1,4 @@
-"""Does a captioner look at its image? Its loss on the same captions with other images, and with none."""
+"""Tests whether a captioner uses its images: its loss on the same captions with other images, and with blank ones."""
 
 from collections.abc import Callable
 
@@ -15,11 +15,11 @@ Losses = tuple[Tensor, Tensor]  # sums and counts of rows, each (B,)
 
 
 class GroundingLosses:
-    """Losses under control of an evaluation, by sample.
+    """Losses of an evaluation's samples, with controls.
 
-    The decoder reads the captions of another sample beside each image, and its own captions beside a blank image. To a
-    model that ignores the image all are the same; one that looks at it loses by either. Which samples belong together
-    is a matter of their place in the split alone, so that neither batches nor processes change a digit that counts.
+    The decoder reads each image with another sample's captions, and each sample's captions with a blank image. Both
+    leave the loss of a model that ignores images unchanged, and raise that of a model that uses them. Partners depend
+    only on the places of samples in the split, so that neither batches nor processes change the results.
 
     Args:
         size: Number of samples of the split.
@@ -34,7 +34,8 @@ class GroundingLosses:
     def read(
         self, model: VisionLanguageModel, context: Context, rows: TextRows, *, blank: Context | None
     ) -> tuple[Losses, list[float]]:
-        """The losses of a batch's rows, summed and as means; under control too, where a blank image is there.
+        """Returns the losses of a batch's rows, as sums with counts and as means; adds them and the controls if `blank`
+        is given.
 
         Args:
             context: The batch's images, encoded.
@@ -61,11 +62,11 @@ class GroundingLosses:
         """Adds a batch.
 
         Args:
-            rows: Its captions, with those of its samples' partners.
-            own: Their losses with their own images.
-            context: These, encoded.
+            rows: The captions, with those of the samples' partners.
+            own: Losses of the captions with their own images.
+            context: The encoded images.
             blank: One blank image, encoded.
-            losses: The losses of captions beside images.
+            losses: Computes the losses of captions with images.
         """
         self._put(0, rows.places, own)
         others = rows.others
@@ -79,11 +80,12 @@ class GroundingLosses:
         self._sums[kind, index] = torch.stack(losses, dim=1).to(self._sums.dtype)
 
     def results(self, loss: float, summed: Callable[[Tensor], Tensor]) -> dict[str, float]:
-        """loss@shuffled and loss@blank: the loss of the split, and what a control adds to it where both are known.
+        """Returns loss@shuffled and loss@blank: the loss of the split plus the control's increase on the samples that
+        have both.
 
         Args:
-            loss: Of the whole split.
-            summed: Adds a tensor over the processes.
+            loss: Loss of the whole split.
+            summed: Sums a tensor over the processes.
         """
         own, *controls = summed(self._sums).cpu()
         losses = {}

@@ -21,14 +21,14 @@ from vlm.training.step.task import Task, TaskOptions
 
 
 class ImageTextTask(Task):
-    """Trains by next-token prediction of text beside an image.
+    """Trains by next-token prediction of text given an image.
 
     Attributes:
         written: Name of the field of text, such as "captions".
-        segment: Name of a segment of it for a person, such as "caption".
+        segment: Name of one of its segments to print, such as "caption".
     Args:
         model, options: As in Task; the model is a VisionLanguageModel, fields are images, and the field of text.
-        max_tokens: Longest text that is decoded, in tokens.
+        max_tokens: Most tokens of a decoded text.
     """
 
     written: ClassVar[str]
@@ -41,7 +41,7 @@ class ImageTextTask(Task):
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """Reads and writes text."""
+        """The tokenizer of the text."""
         return self.fields[self.written].tokenizer  # type: ignore[return-value]
 
     def work(self, batch: Batch) -> Work:
@@ -61,7 +61,8 @@ class ImageTextTask(Task):
         self.controlled = range(size) if self.trainer.testing else block_of(0, size)
 
     def add_losses(self, batch: Batch, context: Context) -> list[float]:
-        """Adds the loss of a batch to that of the split, under control where its samples are; returns each image's.
+        """Adds the loss of a batch to that of the split, with controls for controlled samples; returns the loss of each
+        image.
 
         Args:
             context: The batch's images, encoded.
@@ -73,7 +74,7 @@ class ImageTextTask(Task):
         return losses
 
     def blank(self, pixels: Tensor) -> Context:
-        """The context of an image of the mean colour, which is 0 once normalised."""
+        """Encodes an image of the mean colour, which is 0 after normalisation."""
         with torch.autocast(pixels.device.type, enabled=False):
             return self.model.encode(torch.zeros(1, *pixels.shape[1:], device=pixels.device))
 

@@ -1,4 +1,4 @@
-"""A warning when a captioner ignores its images, or writes captions without end."""
+"""Warns if a captioner ignores its images, or writes captions that do not end."""
 
 import sys
 from collections.abc import Iterator
@@ -15,12 +15,12 @@ from vlm.tasks.captioning.findings import text_findings
 from vlm.tasks.captioning.metrics import LanguageMetrics
 
 FEW_STEPS = 1000
-SAMPLES = 32  # images of the last validation that are looked at for causes
-FEW_IMAGES = 10  # distinct references from which on captions can be called collapsed
+SAMPLES = 32  # images of the last validation that are checked for causes
+FEW_IMAGES = 10  # fewest distinct references for which captions can be called collapsed
 
 
 class Pixels(NamedTuple):
-    """Mean and deviation of images as the encoder gets them."""
+    """Mean and standard deviation of images as the encoder reads them."""
 
     mean: float
     deviation: float
@@ -34,13 +34,13 @@ class Pixels(NamedTuple):
 
 
 def differ(one: Pixels, other: Pixels) -> bool:
-    """Returns True if two batches of images look as if they were prepared in different ways."""
+    """Returns True if two batches of images look differently preprocessed."""
     ratio = (one.deviation + 0.01) / (other.deviation + 0.01)
     return abs(one.mean - other.mean) > 0.5 or not 0.5 < ratio < 2
 
 
 def has_pixels(batch: Any) -> bool:
-    """Returns True if a batch holds images, and not features that were kept of them."""
+    """Returns True if a batch holds images, not cached features."""
     return len(batch.ids) > 0 and not isinstance(batch["images"], Features)
 
 
@@ -50,13 +50,13 @@ def captions_images(task: Any) -> bool:
 
 
 class ImageUseMonitor(L.Callback):
-    """Warns when captions collapse, do not end or repeat words, or when the loss is the same beside another image.
+    """Warns if captions collapse, do not end or repeat words, or if the loss is the same with another image.
 
-    It must hold in several validations in a row. The warning names the causes that the run itself shows signs of.
+    It warns after several such validations in a row, and names the causes of which the run shows signs.
 
     Args:
-        min_gap: The least that other images should add to the loss, as a share of it.
-        min_distinct: The least number of different captions, as a share of that of the first references.
+        min_gap: Smallest share of the loss that other images should add to it.
+        min_distinct: Smallest number of distinct captions, as a share of that of the first references.
         patience: Validations in a row before it warns, and between two warnings.
         stop: Whether to stop the run too, with exit status 1.
     """
@@ -126,7 +126,7 @@ class ImageUseMonitor(L.Callback):
 
     @torch.no_grad()
     def causes(self, trainer: L.Trainer, task: Any) -> list[str]:
-        """The likely causes: those that show signs first, then those that show none."""
+        """Returns the likely causes: first those with signs, then those without."""
         shown = [*_of_encoder(task, self._train_pixels), *_of_training(trainer, self.losses)]
         return [*shown, "images that do not belong to their captions: see some with vlm check-data --out DIR"]
 
@@ -144,7 +144,7 @@ def _of_encoder(task: Any, train: Pixels | None) -> Iterator[str]:
     if train and differ(train, seen):
         yield f"mismatched preprocessing: {train} in training, {seen} in validation; compare data.augment, .preprocess"
     states = task.model.encode(images).states.float()
-    spread = states.std(0).mean() / states.std().clamp(min=1e-9)  # over images, beside that over all
+    spread = states.std(0).mean() / states.std().clamp(min=1e-9)  # over images, relative to the overall one
     if len(samples) > 1 and spread < 0.02:
         yield f"an encoder that tells images apart by {spread.item():.1%} of its output alone: dead, or not normalised"
 

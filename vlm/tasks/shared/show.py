@@ -1,4 +1,4 @@
-"""Inputs and outputs of a model in lines for a person."""
+"""Prints inputs and outputs of a model as lines."""
 
 import shlex
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from vlm.errors import printable
 from vlm.models.frozen_features import Features
 from vlm.training.data_module import Data
 
-GALLERY, SIDE = 8, 512  # images of a gallery, and pixels of the longer side of those beside the first
+GALLERY, SIDE = 8, 512  # number of images of a gallery, and pixels of the longer side of all but the first
 
 
 def first_row(
@@ -27,11 +27,11 @@ def first_row(
     shown: int,
     scored: Tensor | None = None,
 ) -> list[str]:
-    """Lines that show the start of a batch's first row as the model reads it: each token and what it has to predict.
+    """Returns lines that show the start of a batch's first row: each token and its target.
 
     Args:
-        name: What a segment is called, such as "caption".
-        shown: How many tokens are shown.
+        name: Name of a segment, such as "caption".
+        shown: Number of tokens to show.
         scored: The tokens that are predicted; None for all.
     Shapes:
         tokens (B, L), segments (B, L), scored (B, L) or None
@@ -48,7 +48,7 @@ def first_row(
 
 
 def row_lines(rows: InputRows, tokenizer: Tokenizer, *, shown: int) -> list[str]:
-    """Lines that show the start of a batch's first text as an encoder reads it, each token that a head reads marked."""
+    """Returns lines that show the start of a batch's first text; tokens that a head reads are marked."""
     read = set() if rows.places is None else set(rows.places.tolist())
     lines = ["  row       token"]
     for place, (token, segment) in enumerate(zip(rows.tokens[0].tolist(), rows.segments[0].tolist(), strict=True)):
@@ -64,7 +64,7 @@ def shape(tensor: Tensor) -> str:
 
 
 def image_shape(images: Tensor | Features) -> str:
-    """Shape of a batch of images, or of the features that were kept of them."""
+    """Shape of a batch of images, or of cached features."""
     return f"features {shape(images.values)}" if isinstance(images, Features) else f"images {shape(images)}"
 
 
@@ -74,7 +74,7 @@ def text_shape(tokens: Tensor, segments: Tensor) -> str:
 
 
 def caption_line(caption: str, references: Sequence[str]) -> str:
-    """A caption beside a reference, marked where it is one of them."""
+    """Returns a line with a caption and a reference, marked if the caption equals a reference."""
     mark = "=" if caption in references else " "
     return f"{mark} {printable(caption)!r:60} reference: {printable(references[0] if references else '')!r}"
 
@@ -82,7 +82,7 @@ def caption_line(caption: str, references: Sequence[str]) -> str:
 def caption_sample(
     id: str, caption: str, references: Sequence[str], loss: float, image: Tensor, *, language: str | None
 ) -> dict[str, Any]:
-    """A caption among the samples of an evaluation, with its language where data say it."""
+    """Returns a caption as a sample of an evaluation, with its language if the data have languages."""
     sample = {"image_id": id, "caption": caption, "references": references, "loss": loss, "image": image}
     line = caption_line(caption, references)
     if language is None:
@@ -93,7 +93,7 @@ def caption_sample(
 def example_image(data: Data, folder: Path) -> str:
     """Puts the image, or images, of a record of the final split into a folder; returns their paths for a shell.
 
-    Smaller ones of other records, spread over the split, lie beside it for the gallery of `vlm demo`.
+    It adds smaller images of other records, spread over the split, for the gallery of `vlm demo`.
     """
     split = data.split(data.final_split)
     images = split.record(0).images()
@@ -102,7 +102,7 @@ def example_image(data: Data, folder: Path) -> str:
         image.save(path)
     places = range(0, len(split), -(-len(split) // GALLERY))
     for number, place in enumerate(places[1:], start=1):
-        with suppress(ImageError):  # one that is damaged was counted where the split was read
+        with suppress(ImageError):  # damaged ones were reported when the split was read
             image = split.record(place).images()[0]
             image.thumbnail((SIDE, SIDE))
             image.save(folder / f"more{number}.png")

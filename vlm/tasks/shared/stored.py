@@ -1,6 +1,6 @@
 """Evaluations as their folders store them.
 
-`compared` in a task's compare.py states what two evaluations of that task are compared by; `vlm compare` asks it.
+`compared` in a task's compare.py selects what `vlm compare` compares of that task's evaluations.
 """
 
 import json
@@ -27,7 +27,7 @@ Samples = Mapping[str, Sample]  # by name
 
 
 class Compared(NamedTuple):
-    """The samples that a task compares, and how it scores them.
+    """The samples that a task compares, and their scoring.
 
     Args:
         samples: By language; under "" if the languages are unknown.
@@ -43,7 +43,7 @@ class StoredEvaluation:
     """An evaluation's folder.
 
     Attributes:
-        name: Its name beside the others.
+        name: Its name in the comparison.
         split: The split.
         scores: By metric, as in metrics.json without the split.
         compared: Its samples; none if the task compares none, or the folder does not name it.
@@ -56,7 +56,7 @@ class StoredEvaluation:
 
 
 def read(folder: Path, name: str) -> StoredEvaluation:
-    """Reads an evaluation's folder, or the one of the run whose folder is given.
+    """Reads the folder of an evaluation, or that of a run's evaluation.
 
     Raises:
         UserError: There is none, or it is damaged.
@@ -80,7 +80,7 @@ def read(folder: Path, name: str) -> StoredEvaluation:
 
 
 def places(folder: Path) -> list[Path]:
-    """Places of an evaluation in a folder."""
+    """Returns the places where a folder may hold an evaluation."""
     return [folder, *(folder / "evaluation" / split for split in ("test", "val"))]
 
 
@@ -92,6 +92,6 @@ def _json(path: Path) -> Any:
 
 
 def shares(samples: Sequence[Sample]) -> tuple[Sequence[str], Scorer]:
-    """Share of right answers, or classes, of resampled images or texts."""
+    """Returns the scorer of the share of right answers or classes, for resampled images or texts."""
     right = [[one == other for one, other in zip(true, predicted, strict=True)] for true, predicted in samples]
     return ("accuracy",), ratio_scorer(np.array([(sum(hits), len(hits)) for hits in right], np.float64))

@@ -1,4 +1,4 @@
-"""Controls of text tasks: what a model would score that counts words and knows nothing of their order."""
+"""Controls of text tasks: scores of models that count words and ignore their order."""
 
 import math
 import re
@@ -13,11 +13,11 @@ _SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n+")
 
 
 class NaiveBayes:
-    """The multinomial model of bags of words, with add-one smoothing (McCallum and Nigam 1998).
+    """Multinomial naive Bayes on bags of words, with add-one smoothing (McCallum and Nigam 1998).
 
     Args:
         samples: The words of each training sample, and its class.
-        num_classes: How many classes there are.
+        num_classes: Number of classes.
     """
 
     def __init__(self, samples: Iterable[tuple[Words, int]], num_classes: int) -> None:
@@ -26,7 +26,7 @@ class NaiveBayes:
         for words, label in samples:
             sizes[label] += 1
             self.counts[label].update(words)
-        known = len(set().union(*self.counts)) + 1  # and one for all that were never seen
+        known = len(set().union(*self.counts)) + 1  # plus one for unseen words
         self.totals = [sum(counts.values()) + known for counts in self.counts]
         self.priors = [math.log(max(size, 1e-9) / max(1, sum(sizes))) for size in sizes]
 
@@ -40,16 +40,16 @@ class NaiveBayes:
 
 
 def bag_of(texts: Sequence[str]) -> list[str]:
-    """The words of a text, or of two, told apart by the text that they stand in."""
+    """Returns the words of one or two texts, each marked with the number of its text."""
     return [f"{place} {word}" for place, text in enumerate(texts) for word in text.lower().split()]
 
 
 class MostFrequent:
-    """The most frequent value of each key in training, for controls that know a key and nothing else.
+    """The most frequent value of each key in training, for controls that know only a key.
 
     Args:
-        samples: Keys of each sample, from the most special to the most general, and its value.
-        of_equals: The choice among equally frequent values: min for the first by name, max for the last.
+        samples: Keys of each sample, from the most specific to the most general, and its value.
+        of_equals: Choice among equally frequent values: min for the first by name, max for the last.
     """
 
     def __init__(
@@ -68,18 +68,18 @@ class MostFrequent:
         }
 
     def value(self, keys: Iterable[Hashable]) -> str:
-        """The value of the first key that training has; "" for none."""
+        """Returns the value of the first key that training has; "" if it has none."""
         return next((self._values[key] for key in keys if key in self._values), "")
 
 
 def beginnings(question: str) -> list[str]:
-    """A question, its first two words, its first one, and nothing."""
+    """Returns a question, its first two words, its first word, and ""."""
     words = question.lower().split()
     return [" ".join(words), " ".join(words[:2]), " ".join(words[:1]), ""]
 
 
 def tag_controls(metric: TaggingMetric, train: Iterable[tuple[Words, Words]]) -> dict[str, float]:
-    """metric@frequent, of each word's most frequent tag in train, and metric@constant, of the most frequent of all."""
+    """Returns metric@frequent, of each word's most frequent tag in train, and metric@constant, of the overall one."""
     pairs = (pair for sentence in train for pair in zip(*sentence, strict=True))
     frequent = MostFrequent(((word, None), tag) for word, tag in pairs)
     sentences = [one.words for one in metric.samples.values()]
@@ -92,7 +92,7 @@ def tag_controls(metric: TaggingMetric, train: Iterable[tuple[Words, Words]]) ->
 
 
 def overlapping_span(question: str, context: str) -> str:
-    """The longest run of words that a question lacks, in the sentence of a context that shares most words with it."""
+    """Returns the longest run of words not in a question, from the context's sentence that shares most with it."""
     asked = set(_WORD.findall(question.lower()))
     sentences = [part for part in _SENTENCE_END.split(context) if part.strip()]
     if not sentences:

@@ -1,4 +1,4 @@
-"""The search by which the evaluations of a task write texts."""
+"""Decoding of texts in a task's evaluations."""
 
 from collections.abc import Mapping
 from typing import Any, Protocol
@@ -23,7 +23,7 @@ class Writes(Protocol):
 
 
 class TextSearch:
-    """Texts that a task's model writes of encoded inputs: in a test by a search, in a validation greedily.
+    """Decodes texts from encoded inputs with a task's model: by beam search in a test, greedily in a validation.
 
     Args:
         max_tokens: Longest text, in tokens.
@@ -36,11 +36,11 @@ class TextSearch:
         self.search = Decoding(max_tokens=max_tokens, beam=beam, length_penalty=length_penalty)
 
     def follow(self, stored: Mapping[str, Any], config: Mapping[str, Any]) -> None:
-        """Takes the options that a folder of Hugging Face decodes with, as the commands do.
+        """Uses the decoding options of a Hugging Face folder, as the commands do.
 
         Args:
-            stored: As a checkpoint has them.
-            config: The task's, whose own options go first.
+            stored: The options in the checkpoint.
+            config: The task's config, whose options take precedence.
         """
         own = {name: config[name] for name in ("beam", "length_penalty", "max_tokens")}
         chosen = DecodingOptions().resolve({**stored, **own})
@@ -50,13 +50,13 @@ class TextSearch:
         self.pool = StepperPool()  # a GPU records a decode step once for all batches
 
     def end(self) -> None:
-        del self.pool  # and its memory
+        del self.pool  # frees its memory
 
     def texts(self, context: Context, *, final: bool, language: str | None = None) -> list[Text]:
         task, decoding = self.task, self.search if final else self.greedy
         return likeliest(task.model, task.tokenizer, context, decoding, pool=self.pool, language=language)
 
     def description(self) -> dict[str, Any]:
-        """Options that a checkpoint hands on to the commands."""
+        """Returns options that a checkpoint stores for the commands."""
         stored = {name: getattr(self.search, name) for name in ("beam", "length_penalty")}
         return {"max_tokens": self.search.max_tokens, "decoding": stored}

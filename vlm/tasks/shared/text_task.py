@@ -14,7 +14,7 @@ class TextTask(Task):
     """Base of tasks whose models read rows of texts.
 
     Attributes:
-        read: The field of the texts, by the name that batches have.
+        read: Name of the field of the texts in batches.
     """
 
     read: ClassVar[str] = "texts"

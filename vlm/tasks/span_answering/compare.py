@@ -1,4 +1,4 @@
-"""What two evaluations of questions about texts are compared by."""
+"""Selects what `vlm compare` compares of evaluations of questions about texts."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,7 +10,7 @@ from vlm.tasks.shared.stored import Compared, Sample
 
 
 def compared(details: Mapping[str, Any], predictions: Any) -> Compared:
-    """The scores of each question's answer."""
+    """Returns the scores of each question's answer."""
     rows = details.get("questions", ())
     samples = {row["id"]: Sample(row.get("answers"), (row["exact_match"], row["f1"])) for row in rows}
     return Compared({"": samples}, _scores)

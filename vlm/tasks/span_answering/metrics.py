@@ -1,4 +1,4 @@
-"""Exact match and F1 of answers that are parts of a passage, as SQuAD's script has them (Rajpurkar et al. 2016)."""
+"""Exact match and F1 of answers that are parts of a passage, as in SQuAD's script (Rajpurkar et al. 2016)."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -15,7 +15,7 @@ NAMES = ("exact_match", "f1")
 
 
 class Answered(NamedTuple):
-    """A question of an evaluation, with what was answered; no answer is an empty one."""
+    """A question of an evaluation with the predicted answer, empty for no answer."""
 
     question: str
     context: str
@@ -25,7 +25,7 @@ class Answered(NamedTuple):
 
 
 def scores(predicted: str, answers: Sequence[str]) -> tuple[float, float]:
-    """Exact match and F1 of the answer that fits best; of a question without one, of having answered nothing."""
+    """Returns exact match and F1 with the best-fitting true answer; without one, an empty prediction is right."""
     true = [text for text in map(normalized, answers) if text] or [""]
     pairs = [(float(normalized(predicted) == text), _f1(normalized(predicted).split(), text.split())) for text in true]
     return max(exact for exact, _ in pairs), max(f1 for _, f1 in pairs)
@@ -44,7 +44,7 @@ class SpanMetric(SampleMetric[Answered]):
     kind, unit = Answered, "question"
 
     def compute(self) -> dict[str, float]:
-        """exact_match and f1; where some questions have an answer and others none, of both kinds too.
+        """Returns exact_match and f1; also for each kind, if only some questions have an answer.
 
         Raises:
             UserError: Nothing was added.
@@ -52,7 +52,7 @@ class SpanMetric(SampleMetric[Answered]):
         return self.score([question.predicted for question in self.gather()])
 
     def score(self, predicted: Sequence[str]) -> dict[str, float]:
-        """The scores of answers to the same questions."""
+        """Returns the scores of other answers to the same questions."""
         values = self._values(predicted)
         known = np.array([bool(question.answers) for question in self.samples.values()])
         scores = dict(zip(NAMES, values.mean(0).tolist(), strict=True))
@@ -62,13 +62,13 @@ class SpanMetric(SampleMetric[Answered]):
         return {name: float(value) for name, value in scores.items()}
 
     def controls(self, train: Iterable[tuple[str, str]]) -> dict[str, float]:
-        """The scores of two controls that do not read as a model does.
+        """Returns the scores of two controls that need no model.
 
         Args:
             train: Questions of training with their answers.
         Returns:
-            metric@overlap, of the part of the context that stands among most words of the question; metric@question,
-            of the most frequent answer in train to the question, or to those that begin as it does.
+            metric@overlap, of a part of the context near words of the question (see `overlapping_span`);
+            metric@question, of the most frequent answer in train to the question, or to those with the same beginning.
         """
         frequent = MostFrequent((beginnings(question), answer) for question, answer in train)
         asked = self.samples.values()
@@ -80,16 +80,16 @@ class SpanMetric(SampleMetric[Answered]):
         return {f"{name}@{control}": values[name] for control, values in scores.items() for name in NAMES}
 
     def intervals(self, *, seed: int) -> dict[str, float]:
-        """Both scores at @low and @high: 95% intervals by bootstrap over questions."""
+        """Returns both scores at @low and @high: 95% intervals by bootstrap over questions."""
         values = self._values([question.predicted for question in self.samples.values()])
         return intervals(NAMES, mean_scorer(values), len(values), seed=seed)
 
     def rows_of(self) -> list[dict[str, Any]]:
-        """The questions with their answers and scores."""
+        """Returns the questions with their answers and scores."""
         values = self._values([question.predicted for question in self.samples.values()]).tolist()
         return [row | dict(zip(NAMES, own, strict=True)) for row, own in zip(super().rows_of(), values, strict=True)]
 
     def _values(self, predicted: Sequence[str]) -> Any:
-        """Both scores of each question. Shapes: -> (N, 2)"""
+        """Returns both scores of each question. Shapes: -> (N, 2)"""
         pairs = zip(predicted, self.samples.values(), strict=True)
         return np.array([scores(text, question.answers) for text, question in pairs])

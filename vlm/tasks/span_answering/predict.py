@@ -23,7 +23,7 @@ from vlm.models.text_classifiers import TokenClassifier
 
 
 class Span(NamedTuple):
-    """The likeliest answer within a window: its first and last word there, none for no answer, and its score.
+    """The likeliest answer within a window.
 
     Args:
         first, last: Words of the window, counted from 0; -1 for no answer.
@@ -49,7 +49,7 @@ class SpanAnswer(NamedTuple):
 
 
 def span_scores(model: TokenClassifier, rows: InputRows) -> Tensor:
-    """Scores of start and end in each window; -inf of tokens where none can be: (B, L, 2)."""
+    """Returns scores of start and end in each window, -inf where an answer cannot start or end: (B, L, 2)."""
     assert rows.places is not None
     logits = model(rows.tokens, rows.segments, rows.types, rows.places).float()
     scores = logits.new_full((rows.tokens.numel(), 2), -torch.inf)
@@ -59,10 +59,10 @@ def span_scores(model: TokenClassifier, rows: InputRows) -> Tensor:
 
 
 def likeliest_spans(scores: Tensor, *, longest: int) -> list[Span]:
-    """The likeliest answer within each window: the start and the end after it with the highest sum of scores.
+    """Returns the likeliest answer within each window: the start and end with the highest sum of scores.
 
     Args:
-        longest: Tokens between start and end, and one of them, at most.
+        longest: Most tokens of an answer.
     Shapes:
         scores (B, L, 2)
     """
@@ -84,13 +84,13 @@ def likeliest_spans(scores: Tensor, *, longest: int) -> list[Span]:
 def choose_answer(
     context: str, words: Sequence[WordSpan], windows: Sequence[tuple[int, Span]], *, abstains: bool
 ) -> SpanAnswer:
-    """The answer of the window with the highest score (Devlin et al. 2019, section 4.3).
+    """Returns the answer of the window with the highest score (Devlin et al. 2019, section 4.3).
 
     Args:
         words: Words of the context.
-        windows: The number of the first word of each window, and its likeliest answer.
-        abstains: Whether there may be none: where no window's answer has a higher score than having none has in the
-            window where that is lowest.
+        windows: Index of the first word of each window, and its likeliest answer.
+        abstains: Whether no answer is possible: chosen if the lowest score for no answer over all windows is at least
+            the best answer's score.
     """
     first, span = max(windows, key=lambda window: window[1].score)
     least = min((span for _, span in windows), key=lambda span: span.abstaining)
@@ -120,7 +120,7 @@ class SpanAnswerer(BatchPredictor, TextPredictor):
         super().restore(about)
         self.max_len, self.stride, self.longest = (int(about[name]) for name in ("max_len", "stride", "longest"))
         self.abstains = bool(about["abstains"])
-        self.marks_shared = bool(about.get("marks_shared"))  # checkpoints of before do not have it
+        self.marks_shared = bool(about.get("marks_shared"))  # older checkpoints do not have it
 
     def check(self) -> None:
         check_outputs(self.model.head.weight.T, 2, "scores of start and end")
@@ -152,7 +152,7 @@ class SpanAnswerer(BatchPredictor, TextPredictor):
 
     @torch.inference_mode()
     def answer_one(self, question: str, context: str, *, batch_size: int) -> SpanAnswer:
-        """The answer to a question about a text.
+        """Returns the answer to a question about a text.
 
         Args:
             batch_size: Windows of a long text that are read at once.

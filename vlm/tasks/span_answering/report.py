@@ -1,4 +1,4 @@
-"""The part of a report about answers that are parts of a passage."""
+"""The section of a report about answers that are parts of a passage."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,7 +9,7 @@ HEADER = ("question", "answer", "probability", "true answers")
 
 
 def span_sections(rows: Sequence[Mapping[str, Any]]) -> list[Section]:
-    """Some answers at random, and the surest ones that share no word with a true one.
+    """Returns sections with random answers, and the most confident ones that share no word with a true one.
 
     Args:
         rows: Questions with their answers and scores.
@@ -20,7 +20,7 @@ def span_sections(rows: Sequence[Mapping[str, Any]]) -> list[Section]:
 
 
 def span_line(row: Mapping[str, Any]) -> str:
-    """An answer as a line for a person."""
+    """Returns an answer as a line to print."""
     question, predicted, _, true = _cells(row)
     return f"{'=' if row['exact_match'] else ' '} {question} {predicted}   true: {true}"
 

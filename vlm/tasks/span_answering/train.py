@@ -23,7 +23,7 @@ from vlm.training.data_module import Data
 from vlm.training.step.losses import Term
 from vlm.training.step.optim import Optimization
 
-READ = 100_000  # questions of training that a control reads
+READ = 100_000  # training questions that a control reads
 
 
 class SpanAnswering(TextTask):
@@ -31,10 +31,10 @@ class SpanAnswering(TextTask):
 
     Args:
         model, optimization, seed, freeze: As in Task; the model is a TokenClassifier with two outputs.
-        fields: questions, with their passages.
+        fields: questions with their passages.
         longest: Longest answer, in tokens.
     Raises:
-        UserError: Words that the question has too are marked, and the model cannot read that.
+        UserError: Words shared with the question are marked, which the model cannot read.
     """
 
     name = "span_answering"
@@ -111,5 +111,5 @@ class SpanAnswering(TextTask):
 
 
 def _loss(scores: Tensor, rows: SpanRows) -> dict[str, Term]:
-    """The mean of the cross-entropies of start and end, summed over windows."""
+    """Returns the mean of the cross-entropies of start and end, summed over windows."""
     return {"windows": Term(F.cross_entropy(scores, rows.ends, reduction="sum") / 2, len(rows.ends))}

@@ -1,4 +1,4 @@
-"""What two evaluations of tagging are compared by."""
+"""Selects what `vlm compare` compares of tagging evaluations."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -8,7 +8,7 @@ from vlm.tasks.shared.stored import Compared, Sample
 
 
 def compared(details: Any, predictions: Sequence[Mapping[str, Any]]) -> Compared:
-    """The tags of each sentence."""
+    """Returns the tags of each sentence."""
     samples = {row["id"]: Sample((row["words"], row["tags"]), row["predicted"]) for row in predictions}
     return Compared({"": samples}, _scores)
 

@@ -1,4 +1,4 @@
-"""Metrics of tagged words: accuracy a word, and precision, recall and F1 of exact spans."""
+"""Metrics of tagged words: accuracy per word, and precision, recall and F1 of exact spans."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -15,7 +15,7 @@ NAMES = ("word_accuracy", "span_precision", "span_recall", "span_f1")
 
 
 class Span(NamedTuple):
-    """Words from `start` up to `stop` that are one thing of a kind."""
+    """Words from `start` up to `stop` that form one entity of a kind."""
 
     kind: str
     start: int
@@ -38,7 +38,7 @@ def has_spans(tags: Tags) -> bool:
 def spans(tags: Tags) -> Iterator[Span]:
     """The spans that B- and I- tags mark, as conlleval and seqeval read them.
 
-    A span begins at B-, and at I- after another kind or after O, and goes on while tags are I- of its kind.
+    A span begins at B-, or at I- after another kind or O, and continues while tags are I- of its kind.
     """
     start, kind = 0, None
     for place, tag in enumerate((*tags, OUTSIDE)):
@@ -51,13 +51,13 @@ def spans(tags: Tags) -> Iterator[Span]:
 
 
 def tag_scorer(true: Sequence[Tags], predicted: Sequence[Tags]) -> Scorer:
-    """The scores in the order of NAMES, of resampled sentences."""
+    """Returns the scorer of resampled sentences, with scores in the order of NAMES."""
     counts = _counts(true, predicted)
     return lambda draws: _scores(draws @ counts)
 
 
 def _counts(true: Sequence[Tags], predicted: Sequence[Tags]) -> Floats:
-    """Of each sentence: right words, words, right spans, predicted spans, spans. Shapes: -> (N, 5)"""
+    """Counts of each sentence: right words, words, right spans, predicted spans, spans. Shapes: -> (N, 5)"""
     rows = []
     for tags, taken in zip(true, predicted, strict=True):
         right = sum(one == other for one, other in zip(tags, taken, strict=True))
@@ -67,17 +67,17 @@ def _counts(true: Sequence[Tags], predicted: Sequence[Tags]) -> Floats:
 
 
 def _scores(counts: Floats) -> Floats:
-    """Scores of sums over sentences; a share of nothing is 0. Shapes: (R, 5) -> (R, 4)"""
+    """Returns scores from sums over sentences; 0 / 0 is 0. Shapes: (R, 5) -> (R, 4)"""
     right, words, both, taken, true = counts.T
     shares = [(right, words), (both, taken), (both, true), (2 * both, taken + true)]
     return np.column_stack([part / np.maximum(whole, 1) for part, whole in shares])
 
 
 class TaggingMetric(SampleMetric[Sentence]):
-    """Scores over all words and spans of all processes; what else it gives is of the sentences of the last `compute`.
+    """Scores over all words and spans of all processes; other methods refer to the sentences of the last `compute`.
 
     Args:
-        classes: The tags that training has; where they mark spans, these are scored too.
+        classes: The tags in training; if they mark spans, these are scored too.
     """
 
     kind, unit = Sentence, "sentence"
@@ -87,7 +87,7 @@ class TaggingMetric(SampleMetric[Sentence]):
         self.classes, self.spans = list(classes), has_spans(classes)
 
     def compute(self) -> dict[str, float]:
-        """word_accuracy; and, of exact spans over all kinds together, span_precision, span_recall, span_f1.
+        """Returns word_accuracy and, for exact spans of all kinds together, span_precision, span_recall and span_f1.
 
         Raises:
             UserError: Nothing was added.
@@ -95,19 +95,19 @@ class TaggingMetric(SampleMetric[Sentence]):
         return self.score([sentence.predicted for sentence in self.gather()])
 
     def score(self, predicted: Sequence[Tags]) -> dict[str, float]:
-        """The scores of tags for the same sentences."""
+        """Returns the scores of other tags for the same sentences."""
         values = self._scorer(predicted)(np.ones((1, len(predicted))))[0].tolist()
         return dict(zip(NAMES[: None if self.spans else 1], values, strict=False))
 
     def intervals(self, *, seed: int) -> dict[str, float]:
-        """word_accuracy and span_f1 at @low and @high: 95% intervals by bootstrap over sentences."""
+        """Returns word_accuracy and span_f1 at @low and @high: 95% intervals by bootstrap over sentences."""
         score = self._scorer([sentence.predicted for sentence in self.samples.values()])
         places = [0, 3] if self.spans else [0]
         names = [NAMES[place] for place in places]
         return intervals(names, lambda draws: score(draws)[:, places], len(self.samples), seed=seed)
 
     def per_class(self) -> dict[str, dict[str, float]]:
-        """Precision, recall, F1 and number of the words of each tag; and of the spans of each kind."""
+        """Returns precision, recall, F1 and count of the words of each tag, and of the spans of each kind."""
         counts: dict[str, np.ndarray] = {}
         for sentence in self.samples.values():
             for tag, taken in zip(sentence.tags, sentence.predicted, strict=True):
@@ -121,7 +121,7 @@ class TaggingMetric(SampleMetric[Sentence]):
         return {name: _figures(*counts[name].tolist()) for name in sorted(counts)}
 
     def confusion(self) -> tuple[list[list[int]], list[str]]:
-        """Confusion matrix: counts by true tag (rows) and predicted tag (columns), and the tags."""
+        """Returns the confusion matrix, counts by true tag (rows) and predicted tag (columns), and the tags."""
         pairs = [pair for one in self.samples.values() for pair in zip(one.tags, one.predicted, strict=True)]
         names = sorted({tag for pair in pairs for tag in pair})
         place = {name: at for at, name in enumerate(names)}

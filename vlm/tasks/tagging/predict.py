@@ -17,12 +17,12 @@ from vlm.inference.predictor import BatchPredictor, Rows, check_outputs
 from vlm.inference.text_predictor import TextPredictor
 from vlm.models.text_classifiers import TokenClassifier
 
-ROWS = 128  # rows in a batch, at least; a long text has several
+ROWS = 128  # minimum rows of a batch; a long text has several
 
 
 @torch.inference_mode()
 def tag_probabilities(model: TokenClassifier, rows: InputRows) -> Tensor:
-    """Probabilities of the tags of all words; validation, evaluation and `vlm tag` all go through here: (T, C)."""
+    """Returns tag probabilities of all words, for validation, test and `vlm tag`: (T, C)."""
     return model(rows.tokens, rows.segments, rows.types, rows.places).double().softmax(-1)
 
 
@@ -78,7 +78,7 @@ class Tagger(BatchPredictor, TextPredictor):
         return [tagged[start:stop] for start, stop in pairwise(ends)]
 
     def probabilities(self, sentences: Sequence[Sequence[str]]) -> Tensor:
-        """Probabilities (T, C) of the tags of all words of some sentences."""
+        """Returns tag probabilities (T, C) of all words of some sentences."""
         rows = [row for words in sentences for row in encode_words(self.tokenizer, self.max_len, words)]
         size = max(len(sentences), ROWS)
         parts = (self.encoded([rows[at : at + size]]) for at in range(0, len(rows), size))

@@ -1,4 +1,4 @@
-"""Tagging: the model reads a text and gives each of its words a tag."""
+"""Tagging: the model assigns a tag to each word of a text."""
 
 import shlex
 from itertools import accumulate, pairwise
@@ -95,6 +95,6 @@ class Tagging(TextTask):
 
 
 def _line(one: Sentence) -> str:
-    """A sentence with its tags; if one is wrong, the true one stands beside it."""
+    """Returns a sentence with its predicted tags, each followed by the true one if it is wrong."""
     triples = zip(one.words, one.predicted, one.tags, strict=True)
     return " ".join(f"{word}/{taken}" + ("" if taken == true else f"({true})") for word, taken, true in triples)

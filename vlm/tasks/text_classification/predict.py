@@ -19,12 +19,12 @@ from vlm.inference.text.text_rows import note_cut
 from vlm.inference.text_predictor import TextPredictor
 from vlm.models.text_classifiers import SequenceClassifier
 
-Sample = tuple[str | None, ...]  # the texts of a sample; None for one that is missing
+Sample = tuple[str | None, ...]  # the texts of a sample; None for a missing one
 
 
 @torch.inference_mode()
 def text_probabilities(model: SequenceClassifier, rows: InputRows) -> Tensor:
-    """Probabilities of texts; validation, evaluation and `vlm classify` all go through here: (B, C), float64."""
+    """Returns class probabilities of texts, for validation, test and `vlm classify`: (B, C), float64."""
     return model(rows.tokens, rows.segments, rows.types, rows.layout).double().softmax(-1)
 
 
@@ -64,9 +64,9 @@ class TextClassifier(BatchPredictor, TextPredictor):
         yield f"classes     {', '.join(about['classes'])}{', of pairs of texts' if about['pairs'] else ''}"
 
     def sources(self, inputs: Sequence[str], options: TextClassOptions) -> list[Sample]:
-        """The texts of each sample: a line, or its two parts at a tab where no second texts are given.
+        """Returns the texts of each sample: a line, or its two parts around a tab if no second texts are given.
 
-        A model that may read either, as of a folder that does not say, reads pairs where second texts are given.
+        If the checkpoint does not state whether the model reads pairs, it does if second texts are given.
         """
         pairs = as_list(options.pair or [])
         refuse_undecoded(pairs)
@@ -89,7 +89,7 @@ class TextClassifier(BatchPredictor, TextPredictor):
         return list(ranked(self.classes, self.probabilities(batch), top=options.top))
 
     def probabilities(self, texts: Sequence[Sequence[str]]) -> Tensor:
-        """Probabilities (B, C) of texts, or of pairs of them."""
+        """Returns class probabilities (B, C) of texts, or of pairs of texts."""
         samples = [[encode_text(self.tokenizer, self.max_len, *sample)] for sample in texts]
         return text_probabilities(self.model, self.encoded(samples)).cpu()
 

@@ -1,4 +1,4 @@
-"""Text classification: the model reads a text, or a pair of texts, and says what class it is of."""
+"""Text classification: the model assigns a class to a text or a pair of texts."""
 
 import shlex
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ from vlm.training.data_module import Data
 from vlm.training.step.losses import Term, class_loss
 from vlm.training.step.task import TaskOptions
 
-SHOWN_CHARACTERS = 400  # of a text of a report
+SHOWN_CHARACTERS = 400  # shown of a text in a report
 
 
 class TextClassification(TextTask, ClassTask):
@@ -58,7 +58,7 @@ class TextClassification(TextTask, ClassTask):
         return results
 
     def bag_accuracy(self, data: Data, split: str) -> float:
-        """The accuracy of a bag of words, learned from train."""
+        """Returns the accuracy of a bag-of-words model learned from train."""
         train, own = (
             ((bag_of(self.field.texts_of(record)), record["label"]) for record in data.split(name).records())
             for name in ("train", split)  # which may be the same

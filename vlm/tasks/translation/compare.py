@@ -1,4 +1,4 @@
-"""What two evaluations of translation, of texts alone or with their photos, are compared by."""
+"""Selects what `vlm compare` compares of translation evaluations, with or without photos."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -8,7 +8,7 @@ from vlm.tasks.shared.stored import Compared, Sample
 
 
 def compared(details: Mapping[str, Any], predictions: Any) -> Compared:
-    """The translations."""
+    """Returns the translations."""
     texts = details.get("texts", {})
     samples = {name: Sample(row["reference"], row["translation"]) for name, row in texts.items()}
     return Compared({"": samples}, _scores)

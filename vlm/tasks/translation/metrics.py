@@ -8,7 +8,7 @@ from vlm.evaluation.metrics.records import RecordMetric
 from vlm.evaluation.metrics.texts import TextScores
 from vlm.tasks.translation.dictionary import Dictionary, words
 
-PAIRS = 20_000  # of train that the dictionary, a control, is learned from
+PAIRS = 20_000  # training pairs that the dictionary, a control, is learned from
 COLUMNS = ("text", "translation", "reference", "loss")  # of a sample
 
 
@@ -16,25 +16,25 @@ class TranslationMetric(RecordMetric):
     """Scores of all translations of all processes.
 
     Attributes:
-        samples: Of the last `compute`, by id.
-        scores: What it found.
+        samples: Samples of the last `compute`, by id.
+        scores: Scores of the last `compute`.
     """
 
     samples: dict[str, dict[str, Any]]
     scores: TextScores
 
     def update(self, rows: Iterable[Sequence[Any]]) -> None:
-        """Adds samples: the id, and ``COLUMNS``, the loss being the model's on the reference."""
+        """Adds samples: the id and ``COLUMNS``, of which loss is the model's loss on the reference."""
         self.add(rows)
 
     def record(self, ids: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[dict[str, Any]]:
-        """Adds samples, and returns them with the names of their columns."""
+        """Adds samples and returns them as dicts by column."""
         added = [(id, *row) for id, row in zip(ids, rows, strict=True)]
         self.update(added)
         return [dict(zip(("id", *COLUMNS), row, strict=True)) for row in added]
 
     def compute(self) -> dict[str, float]:
-        """The scores, and ``length_ratio``, that of words of translations and references."""
+        """Returns the scores, and ``length_ratio``, the number of words of translations over that of references."""
         self.samples = {id: dict(zip(COLUMNS, row, strict=True)) for id, row in self.rows().items()}
         self.scores = TextScores(self._column("translation"), self._column("reference"))
         lengths = [sum(len(words(text)) for text in self._column(name)) for name in ("translation", "reference")]
@@ -49,7 +49,7 @@ class TranslationMetric(RecordMetric):
         return self.scores.intervals(seed=seed)
 
     def dictionary(self, train: Split) -> dict[str, float]:
-        """metric@dictionary: the scores of a word-for-word dictionary that was learned from the training split."""
+        """Returns metric@dictionary: the scores of a word-for-word dictionary learned from the training split."""
         dictionary = Dictionary((record["text"], record["translation"]) for record in train.records(PAIRS))
         translations = [dictionary.translate(text) for text in self._column("text")]
         scores = TextScores(translations, self.scores.references).summary

@@ -19,10 +19,10 @@ from vlm.models.encoder_decoder import TextToText
 
 
 def encode_texts(model: TextToText, texts: InputRows, **beside: Tensor) -> Context:
-    """The context of B texts, in the precision of the weights: states (B, S, D).
+    """Encodes B texts in the precision of the weights: states (B, S, D).
 
     Args:
-        beside: What the model reads beside the texts.
+        beside: Further inputs of the model.
     """
     with torch.autocast(texts.tokens.device.type, enabled=False):
         return model.encode(texts.tokens, texts.segments, texts.types, texts.layout, **beside)
@@ -46,7 +46,7 @@ class Translator(Writer):
         check_outputs(self.model.head(hidden), self.tokenizer.vocab_size, "tokens")
 
     def blank(self) -> Any:
-        """An input without content, prepared."""
+        """Returns a prepared input without content."""
         return ""
 
     @torch.inference_mode()
@@ -54,7 +54,7 @@ class Translator(Writer):
         return encode_texts(self.model, self.rows(inputs))
 
     def rows(self, texts: Sequence[str]) -> InputRows:
-        """Texts as the encoder reads them, on the model's device."""
+        """Encodes texts as rows on the model's device."""
         samples = [[encode_text(self.tokenizer, self.max_len, one_line(text, keep_no_break=True))] for text in texts]
         return self.encoded(samples)
 

@@ -1,4 +1,4 @@
-"""The part of a report about translations."""
+"""The section of a report about translations."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,10 +12,10 @@ TEXTS = ("text", "translation", "reference")
 def translation_sections(
     samples: Sequence[Mapping[str, Any]], notes: Sequence[str], alignments: Sequence[Alignment] = ()
 ) -> list[Section]:
-    """Translations at random and those whose references the model finds least likely, and how they were scored.
+    """Returns sections with random translations, those with the highest loss, and notes on the metrics.
 
     Args:
-        alignments: What words of a few translations attended to.
+        alignments: Attention between the words of a few translations and their texts.
         samples: Texts, translations, references and losses.
         notes: Lines about the metrics.
     """

@@ -1,4 +1,4 @@
-"""Translation, and any other text to text: the model reads a text and writes another."""
+"""Translation and other text-to-text tasks: the model reads a text and generates another."""
 
 import shlex
 from pathlib import Path
@@ -23,11 +23,11 @@ from vlm.training.data_module import Data
 from vlm.training.step.losses import Term, row_losses, token_loss
 from vlm.training.step.task import Task, TaskOptions
 
-LOOKED_AT = 3  # translations of a report with pictures of the model's attention
+LOOKED_AT = 3  # translations in the report that have pictures of the model's attention
 
 
 class TranslationOptions(TaskOptions):
-    """Arguments of Translation beside its model, for tasks that pass them on."""
+    """Arguments of Translation other than its model, for subclasses to pass on."""
 
     max_tokens: Count
     beam: NotRequired[Count]
@@ -36,12 +36,12 @@ class TranslationOptions(TaskOptions):
 
 
 class Translation(Task):
-    """Trains by next-token prediction, validates by translating freely.
+    """Trains by next-token prediction; validates on generated translations.
 
     Args:
         model, options: As in Task; the model is a TextToText.
         fields: text, and translation.
-        max_tokens: Longest translation that is decoded, in tokens.
+        max_tokens: Most tokens of a decoded translation.
         beam, length_penalty: The search of a test, and of the commands by default; validations are greedy.
         val_texts: Texts that a validation translates; None for all.
     """
@@ -65,11 +65,11 @@ class Translation(Task):
         super().__init__(model=model, **options)
         self.search = TextSearch(self, max_tokens=max_tokens, beam=beam, length_penalty=length_penalty)
         self.val_texts, self.metric = val_texts, TranslationMetric()
-        self._alignments: list[Alignment] = []  # of the first texts of a test
+        self._alignments: list[Alignment] = []  # for the first texts of a test
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """Reads and writes texts of both sides."""
+        """The tokenizer of both languages."""
         return self.fields["translation"].tokenizer  # type: ignore[return-value]
 
     def work(self, batch: Batch) -> Work:
@@ -85,7 +85,7 @@ class Translation(Task):
         return {"tokens": Term(*token_loss(hidden, rows.targets, self.model.head_parts, label_smoothing=smoothing))}
 
     def beside(self, batch: Batch) -> dict[str, Tensor]:
-        """Further arguments of the encoder: inputs beside the texts of a batch."""
+        """Returns further inputs of the encoder for a batch."""
         return {}
 
     def on_evaluation_start(self) -> None:
@@ -94,7 +94,7 @@ class Translation(Task):
         self._alignments = []
 
     def evaluation_step(self, batch: Batch, *, final: bool) -> None:
-        """The loss on a batch's translations and, up to `val_texts`, those that the model writes, of one encoding."""
+        """Adds a batch's loss and, up to `val_texts`, the model's translations, from one encoding."""
         texts, rows, model = batch["text"], batch["translation"], self.model
         context = encode_texts(model, texts, **self.beside(batch))
         with torch.autocast(self.device.type, enabled=False):
