@@ -17,8 +17,7 @@ ADAPTERS = "adapters"  # entry of a checkpoint that holds only adapters
 
 
 def base_weights(model: nn.Module, part: str, path: Path) -> tuple[dict[str, Tensor], str]:
-    """Returns the weights in a file for a part of a model, by the model's names, and the hash of all weights in the
-    file.
+    """Returns a file's weights for a part of a model, by the model's names, and the hash of all its weights.
 
     Args:
         model: The model; it may be on "meta", without weights.

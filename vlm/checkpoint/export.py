@@ -84,7 +84,7 @@ def _described_files(about: Mapping[str, Any], config: dict[str, Any]) -> dict[s
         for part in ("decoder", "text_config"):  # CLIP pools a text by the end token that its own config names
             if part in config:
                 config[part] |= {name: id for name, id in special.items() if name != "decoder_start_token_id"}
-        # The language token after the begin token is never predicted; unless it is forced, the first token would be
+        # The language token after the begin token is never predicted; if not forced, the first token would be
         # arbitrary.
         first = {"forced_bos_token_id": tokenizer.begin()[0]} if tokenizer.languages else {}
         ends = about.get("decoding", {}).get("ends", ())

@@ -39,7 +39,7 @@ def locate(place: str | os.PathLike) -> Path:
 def read_file(path: str | os.PathLike, dtype: torch.dtype = torch.float32) -> dict[str, Any]:
     """Reads a checkpoint to the CPU after verifying its checksums; executes no code of the file.
 
-    A Hugging Face folder is converted to a checkpoint, a run's folder stands for its best checkpoint.
+    A Hugging Face folder is converted to a checkpoint, a run's folder means its best checkpoint.
 
     Args:
         dtype: Type of the weights of a Hugging Face folder; weights of other checkpoints are not converted.

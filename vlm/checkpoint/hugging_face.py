@@ -25,7 +25,7 @@ from vlm.nn.image_size import ImageSize, plain, sides
 
 NAMED = ("classification", "text_classification", "tagging")  # tasks with classes
 LONGEST_TEXT = 256  # default number of tokens that a model writes after a prompt
-WINDOW, STRIDE, LONGEST = 384, 128, 30  # tokens of a window, its step and the longest answer, where no file states them
+WINDOW, STRIDE, LONGEST = 384, 128, 30  # default tokens of a window, of its step and of the longest answer
 
 
 def from_folder(folder: Folder, dtype: torch.dtype = torch.float32) -> dict[str, Any]:

@@ -1,5 +1,4 @@
-"""Initialises a model with the weights of another run, matched by name and shape; reports the weights that do not
-match.
+"""Initialises a model with the weights of another run, matched by name and shape; reports the others.
 
 Position embeddings of patches are interpolated to another image size.
 """

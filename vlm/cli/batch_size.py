@@ -121,7 +121,7 @@ def largest(fits: Callable[[int], bool], *, start: int, limit: int) -> int:
 
     Args:
         start: The size that is tried first.
-        limit: The largest size that is asked for.
+        limit: The largest size to try.
     """
     low, high = 1, None
     size = min(start, limit)
@@ -179,7 +179,7 @@ def bench(
     config = compose(overrides or [], check)
     quiet()
     try:
-        with redirect_stdout(sys.stderr):  # the figures alone go to stdout
+        with redirect_stdout(sys.stderr):  # only the figures go to stdout
             figures = largest_batch(config) if find_batch else measure(config, steps=steps)
     except Exception as fault:
         explained = explain(fault, None)

@@ -1,4 +1,4 @@
-"""Building of checked nodes: the one place that calls what a ``_target_`` names."""
+"""Builds checked nodes: the only place that calls what a ``_target_`` names."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -18,7 +18,7 @@ def build(node: Any, path: str, /, **injected: Any) -> Any:
     Args:
         node: A node with ``_target_``. With ``_partial_: true`` the result is a ``functools.partial``.
         path: Key of the node in the config, for messages.
-        injected: Values that only the program knows. The node's class is passed those that it takes.
+        injected: Values that only the program knows; those that the node's class takes are passed to it.
     Raises:
         UserError: The node names nothing, or a constructor refuses its values.
     """

@@ -53,7 +53,7 @@ class Composed(NamedTuple):
     Args:
         tree: The config with its interpolations.
         faults: A line for each override that cannot be applied; the tree lacks these.
-        overrides: The applied overrides, quoted, including those that `model=pretrained` stands for.
+        overrides: The applied overrides, quoted, including those that replace `model=pretrained`.
         sweeper: Settings of Hydra's sweeper, which chooses the values of a sweep's jobs.
     """
 

@@ -1,5 +1,7 @@
-"""Overrides, the KEY=VALUE of a command line: read by Hydra's grammar, quoted where that would misread a path, and
-applied to a config."""
+"""Overrides, the KEY=VALUE of a command line: parsed by Hydra's grammar, and applied to a config.
+
+A value is quoted if the grammar would misread a path.
+"""
 
 import os
 import re
@@ -100,8 +102,7 @@ def _is_one_value(node: Any, argument: str) -> bool:
 
 
 def resolve_others(tree: DictConfig) -> dict[str, Any]:
-    """Returns a config as plain containers; interpolations of keys and of FORMULAS are left unresolved, all others
-    resolved.
+    """Returns a config as plain containers; only interpolations of keys and of FORMULAS are left unresolved.
 
     Raises:
         UserError: An interpolation leads nowhere.

@@ -108,8 +108,7 @@ def image_files(references: str, folder: Path, images: Iterable[str]) -> dict[st
 def read_captions(
     results: Any, references: Any, references_of: Any = None
 ) -> tuple[Captioned, dict[str, list[str]] | None]:
-    """Reads captions and references from files, from their contents, or from texts by image; prints images that lack
-    either.
+    """Reads captions and references from files, their contents, or texts by image; prints images that lack either.
 
     Args:
         results: A path, a list of ``{"image_id", "caption"}``, or one caption per image as a dictionary or list.

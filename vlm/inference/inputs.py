@@ -53,8 +53,7 @@ def find_images(inputs: Sequence[str], *, repeated: bool = False) -> list[str]:
 
 
 def several_images(inputs: Any) -> tuple[list[Any], bool]:
-    """Converts a value in Python to sources of images: paths, folders, patterns, images of Pillow or arrays; one or
-    many.
+    """Converts a Python value to sources of images: paths, folders, patterns, images of Pillow, arrays; one or many.
 
     Returns:
         Sources for `open_image`, and whether the value was a single image.

@@ -2,17 +2,17 @@
 
 A task defines in its `predict.py` how its models are used:
 
-    options                          a dataclass, one field a setting, each annotated with an `Option` (help, range)
-    arguments                        what the inputs are, and how a command line names them (`inference/arguments.py`)
-    sources(inputs, options)         each input with what stands beside it: a question, a second text, a photo
-    prepare(source, options)         a source as the model takes it: pixels, ids of tokens
-    results(batches, options)        the results, as soon as each is ready
-    record(source, result, options)  what is written of a result
+    options                          a dataclass with a field per setting, annotated with an `Option` (help, range)
+    arguments                        the inputs, and how a command line names them (`inference/arguments.py`)
+    sources(inputs, options)         joins each input with its other parts: a question, a second text, a photo
+    prepare(source, options)         converts a source to what the model takes: pixels, token ids
+    results(batches, options)        yields each result as soon as it is ready
+    record(source, result, options)  returns the records to write of a result
 
 The task's command, `vlm predict`, the method of the Python API, `vlm serve` and the page of `vlm demo` use these in the
 same four steps:
 
-    options = checked(kind.options, values, use=...)     a command line is checked by typer instead
+    options = checked(kind.options, values, use=...)     typer checks the options of a command line instead
     sources = predictor.sources(inputs, options)
     values = [predictor.prepare(source, options) for source in sources]
     for place, result in predictor.results([values], options): ...
@@ -21,16 +21,16 @@ same four steps:
   array, or a function that opens one).
 - Fields whose `Option` has `beside` are parts of the input. They reach the model through `sources`, and `results` does
   not read them. So inputs of several requests share a call of `results` if their `settings(options)` are equal.
-- `prepare` is called from several threads. A `UserError` that it raises concerns only that source. - `results` takes
-batches as the model has room for more, and is a generator: who closes it stops the model. A batch is
-  a list of prepared sources; None says that none waits now: a model that still writes asks again as rows fall free, one
-  that has nothing left to do ends. Yielded places count the inputs of all batches from 0.
-- `watch(place, texts)`, an argument of `results`, is shown the tokens of each text so far, by models that write token
-  by token; others never call it. Where it returns False, that input ends there.
-- `answer(result, options)` is what Python and a client get: one text where one was asked for, else a list.
-- `check_options(options)` refuses options that do not go with this model, before anything is computed.
+- `prepare` is called from several threads. A `UserError` that it raises concerns only that source.
+- `results` is a generator that takes batches when the model has room for more; closing it stops the model. A batch is a
+  list of prepared sources. None says that none waits now: a model that is still writing asks again when rows are free,
+  and one with nothing left to do ends. Yielded places count the inputs of all batches from 0.
+- `watch(place, texts)`, an argument of `results`, receives the tokens of each text so far from models that write token
+  by token; other models never call it. If it returns False, that input ends.
+- `answer(result, options)` returns what Python and clients get: a text if one was asked for, else a list.
+- `check_options(options)` refuses options that this model does not support, before anything is computed.
 
-`inference/use.py` takes these steps for a command and for Python.
+`inference/use.py` runs these steps for commands and for Python.
 """
 
 import importlib
@@ -103,7 +103,7 @@ class Predictor(ABC):
                 raise misused(path, held, self.task)
             self.restore(about)
             self.model: Any = ckpt.load_model(loaded, trust=trust, dtype=dtype).to(device)
-            if not is_published(ckpt.locate(path)):  # checked when it was read
+            if not is_published(ckpt.locate(path)):  # published ones were checked when read
                 with torch.inference_mode():
                     self.check()
         if int8 and not quantize(self.model, [one for one in self.model.modules() if isinstance(one, TextDecoder)]):
@@ -276,7 +276,7 @@ def load_predictor(
 def predictor_of(path: str, *, trust: str | None = None, task: str | None = None) -> type[Predictor]:
     """Returns the predictor class for a checkpoint's model: the one in TASKS, or one of the user's package.
 
-    A task name of the user's is the predictor class itself, or a task class with an attribute `predictor`.
+    A user's task name refers to the predictor class, or to a task class with an attribute `predictor`.
 
     Args:
         task: The task, if it has been read before.

@@ -1,4 +1,4 @@
-"""Runs a predictor: inputs are prepared ahead, results come in order, for Python or for a file."""
+"""Runs a predictor for Python or for a file: prepares inputs ahead, and returns results in order."""
 
 import sys
 import warnings
@@ -135,7 +135,7 @@ def write_results(
     trees: dict[str, Any] | None = None,
     observer: Observer | None = None,
 ) -> int:
-    """Writes the records of inputs in their order, as they come; returns the exit status.
+    """Writes the records of inputs in order, as soon as they are ready; returns the exit status.
 
     A faulty input is named on stderr; the others still get their results. If all fail, the status is that of the first
     fault.

@@ -130,8 +130,7 @@ class Writer(TextPredictor):
         watch: Watch | None = None,
         trees: dict[int, Any] | None = None,
     ) -> Iterator[tuple[int, list[Text]]]:
-        """Yields the texts of inputs, best first; inputs join while others are decoded. Arguments as in
-        `Predictor.results`.
+        """Yields the texts of inputs, best first; inputs join while others are decoded. See `Predictor.results`.
 
         Args:
             trees: Filled with the tree of each input's beam search, by its place.

@@ -171,7 +171,7 @@ class Service:
             UserError: No input can be answered.
         """
         answers = asyncio.gather(*(asyncio.wrap_future(job.answer) for job in jobs), return_exceptions=True)
-        answers.add_done_callback(lambda one: one.cancelled() or one.exception())  # or asyncio logs that nobody did
+        answers.add_done_callback(lambda one: one.cancelled() or one.exception())  # else asyncio logs the fault
         try:
             while not (await asyncio.wait({answers}, timeout=self._seconds_left(jobs, since)))[0]:
                 if self._seconds_left(jobs, since) <= 0:

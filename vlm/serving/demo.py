@@ -41,8 +41,7 @@ def demo(
 
 
 def make_app(model: ModelOptions, *, local: bool, queue: int, max_bytes: int, rate: int) -> Any:
-    """Builds the page of a model as an ASGI application with its guard; arguments as in `Guard`, but max_bytes is a
-    photo's.
+    """Builds the page of a model as an ASGI application; arguments as in `Guard`, but max_bytes is a photo's.
 
     Raises:
         UserError: The extra is not installed.

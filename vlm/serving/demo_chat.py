@@ -46,8 +46,7 @@ class Talk:
         self.predictor, self.photo, self.kept = predictor, photo, KeptText(predictor.decoder)
 
     def answer(self, *inputs: Any) -> Iterator[tuple[str, Any, str]]:
-        """Yields the conversation as HTML while the answer grows, its state to remember, and the text of the input
-        field.
+        """Yields the growing conversation as HTML, its state to remember, and the text of the input field.
 
         Args:
             inputs: The photo, if the model reads one; the words; the temperature; the remembered state.

@@ -52,8 +52,7 @@ def hint(line: str) -> str:
 
 
 def written(texts: Sequence[Written], photo: str | None = None, alt: str = "") -> str:
-    """Returns texts word by word with probability bars, below the photo, which lights up for the word under the
-    pointer.
+    """Returns texts as words with probability bars, below the photo, which lights up for the word under the pointer.
 
     Args:
         photo: The image as the model sees it, as a data URI; None for a model of texts.

@@ -73,7 +73,7 @@ def faults(fresh: bool, augment: Augment | None) -> Iterator[str]:
 
 
 class _Shown(ImageField):
-    """Reads images as evaluation does."""
+    """Image field that reads images as evaluation does."""
 
     def __init__(self, images: ImageField) -> None:
         super().__init__(preprocess=images.preprocess)
@@ -81,7 +81,7 @@ class _Shown(ImageField):
 
 
 class _Whole(_Shown):
-    """Reads whole images, all of one size.
+    """Image field that reads whole images, all of one size.
 
     Args:
         records: Records of the split; the first image that can be read gives the size.

@@ -170,7 +170,7 @@ def image_faults(images: Sequence[Seen], faults: Faults, *, drawn: bool = False,
         images: All images.
         faults: Extended by the problems.
         drawn: Whether images are generated, so that near duplicates are expected.
-        shorter: Shorter side at which the model sees them; those of small sets may be small.
+        shorter: Shorter side at which the model reads them; small ones are accepted if this is small.
     """
     tiny = min(TINY, shorter // 2)
     named = [f"{one.split}: {one.name}" for one in images]

@@ -76,8 +76,7 @@ def tag_faults(splits: Mapping[str, Split], faults: Faults, *, limit: int | None
 
 
 def answer_faults(splits: Mapping[str, Split], faults: Faults, *, limit: int | None, drawn: bool) -> list[str]:
-    """Finds contexts in two splits, and answers that are not whole words of their context; returns a line on the
-    answers.
+    """Finds contexts in two splits, and answers that are not whole words of their context; returns a line on answers.
 
     Args:
         drawn: Whether they are generated, so that repeated contexts are expected.

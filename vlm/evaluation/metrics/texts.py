@@ -82,8 +82,7 @@ def _bleu(counts: Sequence[int]) -> float:
 
 
 def _ngrams(text: str, reference: str) -> list[int]:
-    """Counts the character n-grams of a text, of its reference, and their matches, for orders 1 to 6, without white
-    space.
+    """Counts character n-grams of orders 1 to 6 in a text and its reference, and their matches, without white space.
 
     As in sacreBLEU, the text's n-grams of an order for which the reference is too short do not count.
     """

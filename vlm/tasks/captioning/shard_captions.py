@@ -34,7 +34,7 @@ MAX_SETTINGS = 2**24
 
 
 class Unreadable(UserError):
-    """A shard cannot be read; damaged images in it are not meant."""
+    """A shard cannot be read; damaged images in it do not count."""
 
     def __init__(self, message: str, status: int = 1) -> None:
         super().__init__(message, status)
@@ -124,8 +124,7 @@ class ShardCaptioner:
 
 
 def caption_shards(tars: Sequence[str], plan: Plan, *, engine: Callable[[Plan, Mapping[str, str]], int]) -> int:
-    """Captions the images of shards; returns the exit status: 1 if a shard, or with a single process an image, cannot
-    be read.
+    """Captions the images of shards; returns 1 if a shard, or in a single process an image, cannot be read.
 
     Args:
         tars: Paths, patterns or URLs.

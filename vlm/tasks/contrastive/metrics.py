@@ -39,8 +39,7 @@ def ranks(queries: Tensor, of_query: Tensor, candidates: Tensor, of_candidate: T
 
 
 class RetrievalMetric(RecordMetric):
-    """Recall among all images and captions of a split (Karpathy and Fei-Fei 2015): images retrieve captions, and
-    captions images.
+    """Recall among all images and captions of a split, in both directions (Karpathy and Fei-Fei 2015).
 
     An image counts as right if any of its captions is among the first k, a caption if its image is.
 
@@ -120,8 +119,7 @@ class RetrievalMetric(RecordMetric):
         return intervals(NAMES, score, len(counts), seed=seed)
 
     def _hits_of(self, texts: Tensor, owners: Tensor) -> Floats:
-        """Counts, for each image: 1 if it retrieves a text of its own within each depth; its texts that retrieve it;
-        its texts.
+        """Counts of each image: if it retrieves an own text within each depth, its texts that retrieve it, its texts.
 
         Shapes:
             texts (M, E), owners (M,) -> (N, 2 * depths + 1)

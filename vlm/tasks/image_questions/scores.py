@@ -15,8 +15,7 @@ _PUNCTUATION = re.compile(r"[^\w\s.,]|_|[.,](?!\d)|(?<!\d)[.,]")  # except a poi
 
 
 def vqa_accuracy(answer: str, answers: Sequence[str]) -> float:
-    """The accuracy of VQA (Antol et al. 2015): the mean of min(agreeing / 3, 1) over all subsets that leave out one
-    person.
+    """The accuracy of VQA (Antol et al. 2015): the mean of min(agreeing / 3, 1), leaving out one person at a time.
 
     Both sides are normalised as in its evaluation: lower case, no articles or punctuation, numbers as digits.
     Apostrophes are ignored, where the original has a table of contractions.
@@ -25,7 +24,7 @@ def vqa_accuracy(answer: str, answers: Sequence[str]) -> float:
     agreeing, people = sum(one == own for one in plain), len(plain)
     if people < 2:
         return float(agreeing)
-    # In as many of the subsets as people agree, the one left out is an agreeing person.
+    # The person left out is an agreeing one as often as there are people who agree.
     without = min(max(agreeing - 1, 0) / ENOUGH, 1)
     return (agreeing * without + (people - agreeing) * min(agreeing / ENOUGH, 1)) / people
 

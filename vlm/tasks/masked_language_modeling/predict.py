@@ -32,7 +32,7 @@ def gap_probabilities(model: MaskedLanguageModel, rows: InputRows) -> Tensor:
 def pseudo_log_likelihood(
     model: MaskedLanguageModel, ids: Sequence[int], *, mask_id: int, device: torch.device | str
 ) -> float:
-    """The sum of each token's log-probability where it alone is masked (Salazar et al. 2020), begin and end aside."""
+    """Returns the sum of log-probabilities of the inner tokens, each masked alone (Salazar et al. 2020)."""
     total = 0.0
     for start in range(1, len(ids) - 1, ROWS):
         places = range(start, min(start + ROWS, len(ids) - 1))
@@ -141,7 +141,7 @@ class GapFiller(BatchPredictor, TextPredictor):
         return Filled(decode(ids), tuple(self._words(*gap) for gap in gaps))
 
     def _words(self, values: Sequence[float], ids: Sequence[int]) -> dict[str, float]:
-        """Returns the likeliest words of a gap with probabilities; tokens that differ in a space count once."""
+        """Returns the likeliest words of a gap with probabilities; of tokens that differ in a space, the likelier."""
         words: dict[str, float] = {}
         for value, id in zip(values, ids, strict=True):
             words.setdefault(self.tokenizer.decode([id]).strip(), value)

@@ -44,7 +44,7 @@ class ClassificationMetric(RecordMetric):
 
         Args:
             ids: Names of the samples, unique in the data set.
-            probabilities: Probability of each class.
+            probabilities: Probability of each class, summing to 1 for a sample.
             labels: The true classes.
             texts: The text of each sample, or its two texts, for its prediction; None for images.
         Shapes:
@@ -100,8 +100,7 @@ class ClassificationMetric(RecordMetric):
         return np.bincount(cells, minlength=self.num_classes**2).reshape(self.num_classes, self.num_classes)
 
     def predictions(self, classes: Sequence[str]) -> list[dict[str, Any]]:
-        """Returns a record per sample, sorted by name: the true class, the likeliest with its probability, and the
-        first five.
+        """Returns a record per sample, sorted by name: true class, likeliest with its probability, and the first five.
 
         Args:
             classes: The names of the classes.

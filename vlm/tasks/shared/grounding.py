@@ -34,8 +34,7 @@ class GroundingLosses:
     def read(
         self, model: VisionLanguageModel, context: Context, rows: TextRows, *, blank: Context | None
     ) -> tuple[Losses, list[float]]:
-        """Returns the losses of a batch's rows, as sums with counts and as means; adds them and the controls if `blank`
-        is given.
+        """Returns the losses of a batch's rows, as sums and as means; adds them and the controls if `blank` is given.
 
         Args:
             context: The batch's images, encoded.
@@ -80,8 +79,7 @@ class GroundingLosses:
         self._sums[kind, index] = torch.stack(losses, dim=1).to(self._sums.dtype)
 
     def results(self, loss: float, summed: Callable[[Tensor], Tensor]) -> dict[str, float]:
-        """Returns loss@shuffled and loss@blank: the loss of the split plus the control's increase on the samples that
-        have both.
+        """Returns loss@shuffled and loss@blank: the split's loss plus a control's increase, on samples that have both.
 
         Args:
             loss: Loss of the whole split.

@@ -61,8 +61,7 @@ class ImageTextTask(Task):
         self.controlled = range(size) if self.trainer.testing else block_of(0, size)
 
     def add_losses(self, batch: Batch, context: Context) -> list[float]:
-        """Adds the loss of a batch to that of the split, with controls for controlled samples; returns the loss of each
-        image.
+        """Adds a batch's loss to that of the split, with controls for `controlled` samples; returns each image's loss.
 
         Args:
             context: The batch's images, encoded.

@@ -1,4 +1,4 @@
-"""Prints inputs and outputs of a model as lines."""
+"""Shows inputs and outputs of a model as lines of text."""
 
 import shlex
 from collections.abc import Sequence

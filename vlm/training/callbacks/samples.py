@@ -14,8 +14,7 @@ from vlm.training.step.task import Task
 
 
 class Samples(L.Callback):
-    """Prints a few samples of each validation and writes more to samples/; loggers that show images get the printed
-    ones.
+    """Prints a few samples of each validation, which loggers of images get too, and writes more to samples/.
 
     A captioner's samples are written in COCO's result format with references and loss, one per line; `vlm score` reads
     them if they are in one language.

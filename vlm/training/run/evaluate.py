@@ -22,8 +22,7 @@ from vlm.training.config.overrides import check_effective
 from vlm.training.data_module import Data
 from vlm.training.step.task import Task
 
-# Config keys that only training reads (TRAINING, STEPS), and keys, at any depth, whose values the checkpoint holds
-# (HELD).
+# Config keys that only training reads (TRAINING, STEPS), and keys at any depth that the checkpoint holds (HELD).
 TRAINING = {"optim", "schedule", "logger", "callbacks", "name", "layer_decay", "compile", "activation_checkpointing"}
 TRAINING |= {"resume", "trust"}
 STEPS = {"max_epochs", "max_steps", "max_time", "accumulate_grad_batches", "gradient_clip_val", "log_every_n_steps"}

@@ -1,4 +1,4 @@
-"""The jobs of a sweep, `python train.py -m KEY=A,B`: each has a run folder named by its overrides; a table of all."""
+"""The jobs of a sweep, `python train.py -m KEY=A,B`: their folders, named by the overrides, and their table."""
 
 import json
 import math
