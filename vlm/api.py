@@ -29,7 +29,7 @@ PathLike = str | os.PathLike[str]
 
 
 class NoSuchUse(Error, AttributeError):
-    """A model is asked for what its task does not do."""
+    """The model's task does not have this method."""
 
 
 class Model:
@@ -132,7 +132,7 @@ class Model:
 
     @cached_property
     def _commands(self) -> tuple[str, ...]:
-        """The names of the task's commands; of a task of the user's own, that of any."""
+        """The names of the task's commands; a user's task has `predict`."""
         return commands_of(self.task)
 
 

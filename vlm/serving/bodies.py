@@ -36,7 +36,7 @@ class _Coming:
 
 
 class Bodies:
-    """The bodies that a service holds.
+    """The request bodies in a service's memory.
 
     Args:
         most: Bytes of the largest.

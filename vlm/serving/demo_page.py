@@ -33,7 +33,7 @@ MODEL: dict[str, Any] = {"concurrency_id": "model", "concurrency_limit": 1}  # o
 SHOW = """() => {
   const result = document.getElementById('result');
   if (result.getBoundingClientRect().top > innerHeight / 2) result.scrollIntoView({behavior: 'smooth'});
-}"""  # on a phone it stands below the form
+}"""  # on a phone the result is below the form
 FONTS = ["system-ui", "-apple-system", "Segoe UI", "Roboto", "DejaVu Sans", "sans-serif"]
 MONO = ["ui-monospace", "Menlo", "Consolas", "DejaVu Sans Mono", "monospace"]
 

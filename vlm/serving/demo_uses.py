@@ -96,7 +96,7 @@ class Form:
 
     @property
     def streams(self) -> bool:
-        """Returns True for an answer that comes piece by piece."""
+        """Returns True for an answer that is streamed."""
         return self.ways != WAYS and bool(self.ways)
 
 

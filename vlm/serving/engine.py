@@ -12,7 +12,7 @@ from vlm.serving.job import Job, Texts
 
 
 class Full(Exception):
-    """More inputs wait than the queue holds."""
+    """The queue has no room for more inputs."""
 
 
 class Engine:
@@ -53,7 +53,7 @@ class Engine:
         Args:
             inputs, options: As in `Job`.
             grown: As in `Job`, with the place of the input before the texts.
-            predictor: Another use of the same model, with options of its own.
+            predictor: Another use of the same model, with its own options.
         Raises:
             Full: The queue has no room for them.
         """

@@ -14,7 +14,7 @@ from vlm.errors import UserError, printable
 from vlm.serving.job import Job, Texts
 
 MEDIA_TYPE = "text/event-stream"
-HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}  # so that no proxy holds events back
+HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}  # so that no proxy buffers events
 FAILED = "the model failed; its log says why"
 
 

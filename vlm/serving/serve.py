@@ -32,7 +32,7 @@ def serve(
     """Serves a model until a signal; returns 128 and its number as the exit status.
 
     Args:
-        decoding, language: Options that hold where a request states no others.
+        decoding, language: Options, unless a request sets them.
     Raises:
         UserError: The extra is not installed, options do not go with the model, or the address cannot be had.
     """

@@ -33,7 +33,7 @@ class Data(L.LightningDataModule):
 
     Args:
         source: The data set.
-        fields: What the task reads of each record, by name.
+        fields: Fields of each record that the task reads, by name.
         batch_size: Samples of a training step's global batch, over all devices.
         eval_batch_size: Samples of an evaluation batch, over all devices.
         num_workers: Number of processes per device that read samples; "auto" takes its share of the CPUs, at most 8 if
@@ -130,7 +130,7 @@ class Data(L.LightningDataModule):
         learn_tokenizers(self.fields.values(), self._cache)
 
     def prepare(self) -> None:
-        """Learns from the training split what a new run needs, such as a tokenizer."""
+        """Learns from the training split everything that a new run needs, such as a tokenizer."""
         self.learn_tokenizers()
         for field in self.fields.values():
             field.prepare()
@@ -142,11 +142,11 @@ class Data(L.LightningDataModule):
         self._samples.clear()
 
     def fingerprint(self) -> str:
-        """A hash of the training split: a resumed run must go on with the same."""
+        """A hash of the training split, which must be the same in a resumed run."""
         return dataset_fingerprint(self.samples("train", training=True).split, self.fields)
 
     def samples(self, name: str, *, training: bool = False) -> RecordDataset:
-        """The samples of a split as training or evaluation reads them, opened when they are first asked for."""
+        """Returns the samples of a split as training or evaluation reads them, opened on first use."""
         if (name, training) not in self._samples:
             split, fields = self.split(name), self._training_fields if training else self.fields
             limit = self._limit if name == "train" else None

@@ -75,7 +75,7 @@ def font(size: int) -> ImageFont.FreeTypeFont:
 
 
 def _lit(image: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Darkens an image where weights are small, and adds a warm glow where they are large."""
+    """Darkens an image where weights are small; adds a warm glow where they are large, to show on dark images too."""
     light = Image.fromarray((255 * weights / max(float(weights.max()), 1e-12)).astype(np.uint8))
     heat = np.asarray(light.resize((image.shape[1], image.shape[0]), Image.Resampling.BICUBIC))[..., None] / 255
     return (image * (0.2 + 0.6 * heat) + GLOW * heat).clip(0, 255).astype(np.uint8)

@@ -32,7 +32,7 @@ def image_findings(metric: CaptionMetric, scores: Mapping[str, float]) -> list[F
     """Returns a finding if the captions of the last `compute` ignore the images.
 
     Args:
-        metric: Holds the captions and references.
+        metric: The metric with captions and references.
         scores: cider@low and cider@shuffled, if they were measured.
     """
     if len(metric.predictions) < FEWEST:
@@ -44,7 +44,7 @@ def text_findings(metric: CaptionMetric, *, max_tokens: int) -> list[Finding]:
     """Returns findings if the captions of the last `compute` do not end, or repeat words.
 
     Args:
-        metric: Holds the captions and references.
+        metric: The metric with captions and references.
         max_tokens: Longest text, in tokens.
     """
     count, unfinished = len(metric.predictions), len(metric.unfinished)

@@ -30,7 +30,7 @@ def without_sidecars(paths: Sequence[str], *, overwrite: bool) -> list[str]:
 
 
 class Sidecars(Records):
-    """Records whose texts are written beside their images, each file whole or not at all."""
+    """Records whose texts are written beside their images, each file completely or not at all."""
 
     def __init__(self) -> None:
         super().__init__(form="text", fields=("image", "caption"), output=Output(None))

@@ -35,7 +35,7 @@ class Shown:
 
 @dataclass
 class Exchange:
-    """What the user said, with images, and the tokens of the answer."""
+    """A message of the user, with images, and the tokens of the answer."""
 
     text: str
     images: list[Shown]

@@ -34,7 +34,7 @@ class ChatArguments:
 def chat(arguments: ChatArguments, model: ModelOptions, options: ChatOptions) -> int:
     """Converses until the input ends; returns the exit status: 1 if something that was said had no answer.
 
-    Lines of stdin that come from a file or a program are what the user says, one a line.
+    If stdin is a file or a pipe, each of its lines is a message of the user.
     """
     paths = find_images(arguments.images or [], repeated=True)
     predictor = model.load(ChatPredictor)

@@ -24,7 +24,7 @@ class TranslationMetric(RecordMetric):
     scores: TextScores
 
     def update(self, rows: Iterable[Sequence[Any]]) -> None:
-        """Adds samples: the id and ``COLUMNS``, of which loss is the model's loss on the reference."""
+        """Adds samples: the id and ``COLUMNS``, where loss is the model's loss on the reference."""
         self.add(rows)
 
     def record(self, ids: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""The checkpoints that a run keeps, and the steps at which they are written."""
+"""The checkpoints of a run, and when they are written."""
 
 import math
 import os

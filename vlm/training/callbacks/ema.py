@@ -60,7 +60,7 @@ class EMA(L.Callback):
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         if self.average:
             checkpoint["ema"] = self.average
-        if self._raw:  # saved while validating: training goes on from the raw weights
+        if self._raw:  # saved during a validation; training continues from the raw weights
             checkpoint["state_dict"] = {**checkpoint["state_dict"], **self._raw}
 
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:

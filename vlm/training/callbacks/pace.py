@@ -1,4 +1,4 @@
-"""How long a run takes, printed once its first steps are timed."""
+"""Prints an estimate of a run's duration after its first steps."""
 
 import time
 from collections.abc import Iterator

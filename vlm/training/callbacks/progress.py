@@ -20,8 +20,8 @@ BAR, LEFT = "{desc}{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt}", ", {remaining
 class Progress(ProgressBar):
     """Shows optimiser steps, the time left of the whole run, loss, samples (or tokens) a second and learning rate.
 
-    In a terminal it is a bar, drawn twice a second; in a file, a line a minute. Validations and the test show how many
-    of their batches are done.
+    In a terminal it is a bar, drawn twice a second; in a file, one line per minute. Validations and the test show how
+    many of their batches are done.
     """
 
     def __init__(self) -> None:

@@ -36,11 +36,11 @@ PEAKS = {
 class Throughput(L.Callback):
     """Logs, as `throughput/...`, at the trainer's logging interval and over the steps since the last time:
 
-    - `images_per_s`, `tokens_per_s`: of all devices; tokens are those that the loss counts, so no padding. A task that
+    - `images_per_s`, `tokens_per_s`: of all devices; tokens that the loss counts, without padding. A task that
       counts texts or words has `texts_per_s` or `words_per_s`.
     - `data_wait`: share of the time in which this process waited for its loader.
-    - `flop_per_s`: of all devices, as vlm.models.flop counts; `mfu`: over the peak of PEAKS, where it knows the device.
-    - `peak_memory_gib`: so far; what torch allocated on a GPU, else what this process held, its workers not counted.
+    - `flop_per_s`: of all devices, as vlm.models.flop counts; `mfu`: this over the device's peak, if PEAKS has it. -
+    `peak_memory_gib`: so far; what torch allocated on a GPU, else what this process held, its workers not counted.
 
     The time of validation and torch.compile is not counted. Only logging waits for the device.
     """
@@ -101,7 +101,7 @@ class Throughput(L.Callback):
             self._flop += self.flop.training(work, 0)
 
     def figures(self, trainer: L.Trainer, task: Task) -> dict[str, float]:
-        """The logged figures of the steps since the last restart; all ranks come here together."""
+        """Returns the figures to log of the steps since the last restart; all ranks call it together."""
         elapsed = time.perf_counter() - self._since - (compiling.seconds() - self._compiled)
         counted = float(self._counted)
         flop = self._flop + (0.0 if self.flop is None else 3 * self.flop.head * counted)

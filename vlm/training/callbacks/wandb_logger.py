@@ -56,7 +56,7 @@ class WandbLogger(Lightnings):
 
     @rank_zero_only
     def log_samples(self, samples: Sequence[Mapping[str, Any]], step: int) -> None:
-        """Logs the images of samples with their lines, or the lines alone."""
+        """Logs the images of samples with their lines, or only the lines."""
         lines = [[sample["line"]] for sample in samples]
         if all("image" in sample for sample in samples):
             images = [sample["image"].permute(1, 2, 0).cpu().numpy() for sample in samples]  # (H, W, 3)

@@ -14,11 +14,11 @@ LONGEST = 1024  # most tokens of a scored text, even if the model reads more
 
 
 def foreign_config(path: str, about: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    """The task's default config with the model's sizes, then the overrides.
+    """Returns the task's default config with the model's sizes and the overrides applied.
 
     Args:
         path: The checkpoint.
-        about: What it holds beside the weights.
+        about: Its content besides the weights.
         overrides: They choose the data, and the task if they name one.
     Raises:
         UserError: The model is for another task, or an override is at fault.

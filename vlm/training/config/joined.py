@@ -1,4 +1,4 @@
-"""Training of an encoder and a decoder that others trained: the overrides that `model=vision_language` stands for."""
+"""Training of a pretrained encoder joined with a pretrained decoder: the overrides behind `model=vision_language`."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar

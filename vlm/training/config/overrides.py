@@ -79,7 +79,7 @@ def _resume_fault(text: str, saved: dict[str, Any]) -> Iterator[str]:
 
 
 def _below(key: str, names: Sequence[str]) -> bool:
-    """Returns True for a key that is one of these names, or lies below one."""
+    """Returns True for a key that is one of these names, or below one."""
     return any(key == name or key.startswith(f"{name}.") for name in names)
 
 

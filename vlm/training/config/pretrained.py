@@ -1,4 +1,4 @@
-"""Training that starts from a Hugging Face folder: the overrides that `model=pretrained` stands for."""
+"""Training that starts from a Hugging Face folder: the overrides behind `model=pretrained`."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence

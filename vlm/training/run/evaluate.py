@@ -59,7 +59,7 @@ def check_lengths(config: dict[str, Any], model: nn.Module) -> None:
 def with_writable_cache(config: dict[str, Any], stack: ExitStack) -> dict[str, Any]:
     """The config with a writable cache: the run's if it has one, else a temporary one.
 
-    An evaluation writes nothing to the run of somebody else or to a read-only folder.
+    An evaluation must not write to someone else's run or to a read-only folder.
     """
     own = Path(config["runs"]) / "cache"
     if own.is_dir() and os.access(own, os.W_OK):

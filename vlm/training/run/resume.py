@@ -141,7 +141,7 @@ def epochs_done(loaded: dict[str, Any]) -> int:
 
 
 def reached(loaded: dict[str, Any], config: dict[str, Any]) -> str:
-    """The keys of the limits that a checkpoint has reached; empty if training can go on."""
+    """Returns the keys of the limits that a checkpoint has reached; "" if training can continue."""
     limits = config["trainer"]
     done = {"max_epochs": epochs_done(loaded), "max_steps": loaded["global_step"]}
     return " and ".join(f"trainer.{name}" for name, count in done.items() if 0 < (limits.get(name) or -1) <= count)

@@ -102,7 +102,7 @@ def leave() -> None:
     while _locks:
         _locks.popitem()[1].close()
     while _empty:
-        with suppress(OSError):  # somebody else uses it
+        with suppress(OSError):  # another process uses it
             for folder in _empty.popitem()[1]:
                 folder.rmdir()
 

@@ -33,7 +33,7 @@ def folders_of(config: dict[str, Any], overrides: list[str]) -> list[Path]:
 
 
 def run_job(resolve: Callable[[], dict[str, Any]], overrides: list[str], record: Path, learns: bool = False) -> int:
-    """Trains a job of a sweep in a folder of its own and keeps a record of it; returns its exit status.
+    """Trains a job of a sweep in its own folder and keeps a record of it; returns its exit status.
 
     Args:
         resolve: Returns its config.

@@ -43,7 +43,7 @@ class EvaluationState:
         self._terms: dict[str, tuple[float, torch.Tensor]] = {}
 
     def read(self, batch: Any) -> None:
-        """Counts the samples of a batch, and notes those that could not be read."""
+        """Counts the samples of a batch, and records the unreadable ones."""
         self.used += len(batch.ids)
         self.unreadable += [sample.reason for sample in batch.bad]
 

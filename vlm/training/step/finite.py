@@ -145,7 +145,7 @@ def refuse_non_finite(trainer: L.Trainer, checkpoint: Mapping[str, Any]) -> None
     infinite on purpose, such as the initial best score of early stopping.
 
     Raises:
-        NotFiniteError: On all ranks, if the part of any holds one.
+        NotFiniteError: A value on any rank is not finite; raised on all ranks.
     """
     trained = {part: checkpoint[part] for part in TRAINED if part in checkpoint}
     named = [(name, local(t)) for name, t in _tensors(trained, "") if t.is_floating_point() and t.numel()]

@@ -19,7 +19,7 @@ def log_step_now(trainer: L.Trainer) -> None:
 
 
 def set_logged_step(trainer: L.Trainer, step: int) -> None:
-    """Sets the number by which the trainer logs its next metrics.
+    """Sets the step number under which the trainer logs its next metrics.
 
     The trainer counts logged steps separately from the optimiser's; after a resume the count is sometimes one too high.
     """
@@ -27,7 +27,7 @@ def set_logged_step(trainer: L.Trainer, step: int) -> None:
 
 
 def validates(trainer: L.Trainer) -> bool:
-    """Returns True if a validation follows the last training batch, done or still to come."""
+    """Returns True if a validation follows the last training batch, whether done or still due."""
     fetcher: Any = None  # read only for an iterable of unknown length
     return trainer.fit_loop.epoch_loop._should_check_val_fx(fetcher)
 

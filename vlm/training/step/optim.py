@@ -28,7 +28,7 @@ class Optimization:
         optimizer: Makes the optimiser from parameter groups.
         schedule: Learning rate over time.
         weight_decay: Decay of the matrices.
-        layer_decay: Learning rate of a layer over that of the one above it.
+        layer_decay: Ratio of a layer's learning rate to that of the layer above.
     """
 
     optimizer: Callable[[list[dict[str, Any]]], Optimizer]
@@ -76,7 +76,8 @@ def parameter_groups(model: nn.Module, weight_decay: float, layer_decay: float =
     attention.
 
     Args:
-        layer_decay: Learning rate of a layer over that of the one above it (Clark et al. 2020, appendix A); 1 is off.
+        layer_decay: Ratio of a layer's learning rate to that of the layer above (Clark et al. 2020, appendix A); 1 is
+            off.
     Returns:
         Groups with "matrices", True if they hold matrices, and "scale", a factor of their learning rate.
     """

@@ -192,7 +192,7 @@ def gradient_norms(optimizer: Optimizer) -> Tensor:
 
 
 def clip(optimizer: Optimizer, limit: float, norm: Tensor | None) -> None:
-    """Scales the gradients down to a norm (Pascanu et al. 2013), or clips each value where there is no norm."""
+    """Scales the gradients down to a norm (Pascanu et al. 2013), or clips each value if there is no norm."""
     grads = gradients(optimizer)
     if norm is not None:
         torch._foreach_mul_(grads, (limit / (norm + 1e-6)).clamp(max=1.0))
@@ -202,7 +202,7 @@ def clip(optimizer: Optimizer, limit: float, norm: Tensor | None) -> None:
 
 
 def unscale(optimizer: Optimizer, trainer: L.Trainer) -> None:
-    """Divides the gradients by the scale of a 16-bit loss, where the trainer left that to a fused optimiser.
+    """Divides the gradients by the scale of a 16-bit loss, if the trainer left that to a fused optimiser.
 
     The optimiser's own kernel would unscale after clipping, which would then use the scaled norm.
     """

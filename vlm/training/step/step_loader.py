@@ -17,7 +17,7 @@ class StepLoader(DataLoader):
     state is kept: a step ends where the trainer ends it, at a multiple of `accumulate_grad_batches` or with the epoch.
 
     Attributes:
-        asked: When the last batch was asked for, by time.perf_counter.
+        asked: Time of the request for the last batch, by time.perf_counter.
         waited: Seconds that training has waited for batches.
     Args:
         trainer: The trainer of the task.

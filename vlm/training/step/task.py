@@ -240,7 +240,7 @@ class Task(L.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def description(self) -> dict[str, Any]:
-        """What inference needs beyond the weights, in plain containers, for the checkpoint."""
+        """Returns what inference needs beyond the weights, in plain containers, for the checkpoint."""
         kind = type(self)
         task = self.name or f"{kind.__module__}.{kind.__qualname__}"  # where `vlm predict --trust` finds its predictor
         states = (field.state() for field in self.fields.values())
