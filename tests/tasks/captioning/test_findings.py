@@ -18,40 +18,37 @@ def found(captions, references=TRUE, unfinished=(), shuffled=None):
     return [one.fault for one in metrics.findings(results, max_tokens=9)]
 
 
-def test_nothing_is_wrong_with_true_captions():
-    assert found(TRUE, shuffled={"cider@shuffled": 0.5}) == []
+SAME = "the captions do not depend on the images"
+REPEATING = ["a a a dog", "a dog on a dog on a dog on", "the man and the man and the man and"]
+VERY = [f"very very very {text}" for text in TRUE]
 
 
-def test_one_caption_for_most_images():
-    (fault,) = found(["a dog"] * 25 + TRUE[25:])
-    assert fault == "the captions do not depend on the images: 25 of 40 are the same, 'a dog'"
+@pytest.mark.parametrize(
+    ("captions", "more", "fault"),
+    [
+        (["a dog"] * 25 + TRUE[25:], {}, f"{SAME}: 25 of 40 are the same, 'a dog'"),
+        ([*TRUE[7:], *TRUE[:7]], {"shuffled": {"cider@shuffled": 9.0}}, "9.000 when each is given to another image"),
+        (TRUE, {"unfinished": NAMES[:5]}, "the captions do not end: 5 of 40 end at the limit of 9 tokens"),
+        *(([f"{text} {name[:2]}" for name in NAMES[:5]] + TRUE[5:], {}, "5 of 40 captions r") for text in REPEATING),
+    ],
+)
+def test_a_fault_is_named(captions, more, fault):
+    (said,) = found(captions, **more)
+    assert fault in said and (SAME in said) == ("shuffled" in more or "same" in fault)
 
 
-def test_one_caption_that_is_true_of_most_images_is_no_fault():
-    assert found(["a dog"] * 40, ["a dog"] * 30 + TRUE[30:]) == []
-
-
-def test_captions_that_fit_other_images_as_well():
-    (fault,) = found([*TRUE[7:], *TRUE[:7]], shuffled={"cider@shuffled": 9.0})
-    assert "do not depend on the images" in fault and "9.000 when each is given to another image" in fault
-
-
-def test_captions_without_end():
-    (fault,) = found(TRUE, unfinished=NAMES[:5])
-    assert fault == "the captions do not end: 5 of 40 end at the limit of 9 tokens"
-    assert found(TRUE, unfinished=NAMES[:4]) == []
-
-
-@pytest.mark.parametrize("text", ["a a a dog", "a dog on a dog on a dog on", "the man and the man and the man and"])
-def test_words_that_repeat(text):
-    (fault,) = found([f"{text} {name[:2]}" for name in NAMES[:5]] + TRUE[5:])
-    assert fault.startswith("5 of 40 captions repeat words")
-
-
-def test_words_that_the_data_repeat_too():
-    texts = [f"very very very {text}" for text in TRUE]
-    assert found(texts, texts) == []
-    assert found([f"a dog and a dog {name}" for name in NAMES]) == []
+@pytest.mark.parametrize(
+    ("captions", "more"),
+    [
+        (TRUE, {"shuffled": {"cider@shuffled": 0.5}}),
+        (["a dog"] * 40, {"references": ["a dog"] * 30 + TRUE[30:]}),  # which is true of most images
+        (TRUE, {"unfinished": NAMES[:4]}),
+        (VERY, {"references": VERY}),  # the data repeat words too
+        ([f"a dog and a dog {name}" for name in NAMES], {}),
+    ],
+)
+def test_what_is_no_fault_is_not_named(captions, more):
+    assert found(captions, **more) == []
 
 
 def test_each_language_is_looked_at():

@@ -48,22 +48,21 @@ def caption(checkpoint, tmp_path):
 computes_in_bfloat16 = pytest.mark.skipif(not has_bfloat16("cpu"), reason="this CPU only emulates bfloat16")
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        ["--beam", "3", "--length-penalty", "0.5"],
-        ["--beam", "4", "--groups", "2", "--results", "2"],
-        ["--sample", "--temperature", "1.3", "--top-k", "20", "--top-p", "0.9", "--min-p", "0.01", "--seed", "4"],
-        ["--sample", "--results", "3"],
-        ["--no-repeat-ngram", "2", "--repetition-penalty", "1.2", "--min-tokens", "3", "--max-tokens", "9"],
-    ],
-)
+SEARCHES = [
+    ["--beam", "3", "--length-penalty", "0.5"],
+    ["--beam", "4", "--groups", "2", "--results", "2"],
+    ["--sample", "--temperature", "1.3", "--top-k", "20", "--top-p", "0.9", "--min-p", "0.01", "--seed", "4"],
+    ["--sample", "--results", "3"],
+    ["--no-repeat-ngram", "2", "--repetition-penalty", "1.2", "--min-tokens", "3", "--max-tokens", "9"],
+]
+
+
+@pytest.mark.parametrize("options", SEARCHES)
 @pytest.mark.parametrize("precision", ["fp32", pytest.param("bf16", marks=[computes_in_bfloat16, pytest.mark.slow])])
 def test_captions_do_not_depend_on_the_batch_size(caption, options, precision):
     one, many = (caption(*options, "--precision", precision, "--batch-size", size) for size in ("1", "32"))
-    assert [row["caption"] for row in one] == [row["caption"] for row in many]
-    assert [row["image"] for row in one] == [row["image"] for row in many]
     for row, other in zip(one, many, strict=True):
+        assert (row["image"], row["caption"]) == (other["image"], other["caption"])
         assert row["logprob"] == pytest.approx(other["logprob"], abs=1e-4)
         assert 0 < row["confidence"] <= 1
 
@@ -85,29 +84,22 @@ def test_autocast_does_not_reach_decoding(checkpoint):
         assert likeliest(*reading) == plain
 
 
-def test_an_unknown_precision_is_refused(checkpoint, capsys):
-    assert run(["caption", SCENES, "-c", checkpoint, "--precision", "int4"]) == 2
-    assert capsys.readouterr().err == "error: --precision: 'int4' is unknown; choose auto, fp32, bf16 or int8\n"
-
-
 @pytest.mark.parametrize("options", [["--beam", "2"], ["--sample", "--results", "2"]])
 def test_captions_depend_on_neither_workers_nor_order(caption, options, tmp_path, monkeypatch):
     alone = caption(*options, "--workers", "0")
     assert caption(*options, "--workers", "2") == alone
     names = list(dict.fromkeys(row["image"] for row in alone))
-    monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(reversed(names))))
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n".join([*reversed(names), ""])))
     turned = caption(*options, "--workers", "3", "--batch-size", "2", images="-")
     assert [row["image"] for row in turned[::-1]] == [row["image"] for row in alone]
-    assert sorted((row["image"], row["caption"]) for row in turned) == sorted(
-        (row["image"], row["caption"]) for row in alone
-    )
+    pairs, others = ([(row["image"], row["caption"]) for row in rows] for rows in (turned, alone))
+    assert sorted(pairs) == sorted(others)
 
 
 def test_attention_is_drawn_a_picture_a_caption(caption, tmp_path):
     folder = tmp_path / "maps"
     rows = caption("--beam", "2", "--results", "2", "--attention", str(folder))
-    assert {row["attention"] for row in rows} == {str(path) for path in folder.iterdir()}
-    assert len({row["attention"] for row in rows}) == len(rows)
+    assert sorted(row["attention"] for row in rows) == sorted(str(path) for path in folder.iterdir())
     for row in rows:
         with Image.open(row["attention"]) as picture:
             assert picture.format == "PNG" and picture.width > 500
@@ -120,16 +112,12 @@ def test_attention_goes_on_where_a_killed_run_stopped(caption, tmp_path):
     whole = caption("--attention", str(folder), form=form)
     drawn = sorted(folder.iterdir())
     lines = whole.splitlines(keepends=True)
+    assert lines[0].rstrip() == "image,caption,logprob,confidence,attention"
     (tmp_path / "part").write_text("".join(lines[:3]) + lines[3][:9])
     for path in drawn:  # those of what is done are not drawn again
         path.unlink()
     assert caption("--attention", str(folder), "--continue", form=form, out="part").count("\n") == len(lines)
     assert len(list(folder.iterdir())) == len(drawn) - 2
-
-
-def test_a_page_links_to_the_pictures(caption, tmp_path):
-    text = caption("--attention", str(tmp_path / "the maps"), form="html")
-    assert text.count('href="the%20maps/test-0-') == len(list((tmp_path / "the maps").iterdir()))
 
 
 def test_words_are_begun_with_banned_and_required(caption):
@@ -142,10 +130,10 @@ def test_a_word_is_banned_in_all_its_forms(checkpoint):
     captioner = Captioner(checkpoint)
     encode = captioner.tokenizer.encode
     banned = rules_of_words(captioner.tokenizer, ban=["red"]).banned
-    assert set(banned) == {tuple(encode(form)) for form in ("red", " red", "Red", " Red")}
     assert rules_of_words(captioner.tokenizer, ban=["Red"]).banned == banned
     names = rules_of_words(captioner.tokenizer, ban=["iPod"]).banned
-    assert set(names) == {tuple(encode(form)) for form in ("iPod", " iPod", "IPod", " IPod")}
+    for found, forms in ((banned, ("red", " red", "Red", " Red")), (names, ("iPod", " iPod", "IPod", " IPod"))):
+        assert set(found) == {tuple(encode(form)) for form in forms}
 
 
 def test_results_are_ranked_and_the_tree_is_written(caption, tmp_path):
@@ -199,22 +187,18 @@ def without_scores(content: bytes) -> tuple[list[str], list[float]]:
     return parts[::2], [float(score) for score in parts[1::2]]
 
 
-def test_a_page_of_captions(caption):
-    text = caption("--beam", "2", "--results", "2", form="html")
+def test_a_page_of_captions_links_to_the_pictures(caption, tmp_path):
+    text = caption("--beam", "2", "--results", "2", "--attention", str(tmp_path / "the maps"), form="html")
+    assert text.count('href="the%20maps/test-0-') == len(list((tmp_path / "the maps").iterdir()))
     assert text.count("<figure") == len(caption())
     assert "data:image/" in text and "http" not in text
-
-
-def test_paths_from_stdin(caption, monkeypatch, tmp_path):
-    names = [row["image"] for row in caption()][:2]
-    monkeypatch.setattr("sys.stdin", io.StringIO("\n".join([*names, ""])))
-    assert [row["image"] for row in caption(images="-")] == names
 
 
 @pytest.mark.parametrize(
     "options, named",
     [
         (["--continue"], "--continue"),
+        (["--precision", "int4"], "error: --precision: 'int4' is unknown; choose auto, fp32, bf16 or int8\n"),
         (["--trace", "x"], "--trace"),
         (["--format", "html"], "--format html"),
         (["--sample", "--beam", "2"], "--sample"),
@@ -245,29 +229,12 @@ def test_no_file_that_is_read_is_written_over(checkpoint, image, tmp_path, capsy
             assert path.read_bytes() == before
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        ["-c", "none.ckpt"],
-        ["--device", "tpu"],
-        ["--precision", "int4"],
-        ["--top-k", "0", "--sample"],
-        ["--format", "x"],
-    ],
-)
+@pytest.mark.parametrize("options", [["-c", "none.ckpt"], ["--device", "tpu"], ["--top-k", "0"], ["--format", "x"]])
 def test_a_command_that_fails_leaves_yesterdays_result(checkpoint, image, tmp_path, options, capsys):
     out = tmp_path / "captions.txt"
     out.write_text("yesterday")
     assert run(["caption", str(image), "-c", checkpoint, "--out", str(out), *options]) == 2
     assert out.read_text() == "yesterday" and not list(tmp_path.glob("*.part"))
-
-
-def test_continue_refuses_a_foreign_file(checkpoint, image, tmp_path, capsys):
-    notes = tmp_path / "notes.txt"
-    notes.write_text("a line without newline")
-    assert run(["caption", str(image), "-c", checkpoint, "--out", str(notes), "--continue"]) == 2
-    assert "was not written by this command" in capsys.readouterr().err
-    assert notes.read_text() == "a line without newline"
 
 
 # With names that are arguments, with those of stdin, and with one that is not there.

@@ -22,19 +22,16 @@ IMAGES = sorted(SAMPLE.glob("*.png"))
 OPTIONS = ["-c", str(SAMPLE / "captioner.ckpt"), "--device", "cpu", "--precision", "fp32", "--batch-size", "4"]
 
 
-def test_without_ray_a_line_names_the_extra(tmp_path, monkeypatch, capsys):
+def test_what_ray_cannot_do_is_a_line(tmp_path, monkeypatch, capsys):
     tar = write_tar(tmp_path / "0.tar", {"a.png": IMAGES[0].read_bytes()})
+    for name, value in (("RANK", "0"), ("WORLD_SIZE", "2")):
+        monkeypatch.setenv(name, value)
+    assert run(["caption", str(tar), *OPTIONS, "--out", str(tmp_path / "out"), "--engine", "ray"]) == 2
+    assert "shares the shards itself" in capsys.readouterr().err
+    monkeypatch.delenv("WORLD_SIZE")
     monkeypatch.setitem(sys.modules, "ray", None)
     assert run(["caption", str(tar), *OPTIONS, "--out", str(tmp_path / "out"), "--engine", "ray"]) == 2
     assert capsys.readouterr().err == 'error: --engine ray: needs the package ray; pip install "vlm-lightning[ray]"\n'
-
-
-def test_a_process_of_several_is_refused(tmp_path, monkeypatch, capsys):
-    tar = write_tar(tmp_path / "0.tar", {"a.png": IMAGES[0].read_bytes()})
-    monkeypatch.setenv("RANK", "0")
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    assert run(["caption", str(tar), *OPTIONS, "--out", str(tmp_path / "out"), "--engine", "ray"]) == 2
-    assert "shares the shards itself" in capsys.readouterr().err
 
 
 @pytest.fixture

@@ -14,16 +14,18 @@ def captions(rng: random.Random, count: int, words: str) -> list[str]:
     return [" ".join(rng.choices(words.split(), k=rng.randint(1, 9))) for _ in range(count)]
 
 
+RNG = random.Random(0)
+CORPUS = [captions(RNG, 5, "a red blue dog runs on the grass") for _ in range(60)]
+DRAWN, KNOWN = [captions(RNG, 3, "a red green dog sleeps on the grass") for _ in range(4)], CORPUS[7:11]
+
+
 def test_rewards_are_the_scores_beside_the_whole_corpus() -> None:
-    rng = random.Random(0)
-    corpus = [captions(rng, 5, "a red blue dog runs on the grass") for _ in range(60)]
-    drawn = [captions(rng, 3, "a red green dog sleeps on the grass") for _ in range(4)]
-    found = CaptionReward({"cider": 1.0, "bleu4": 0.5}, corpus)(drawn, corpus[7:11])
-    whole = DocumentFrequencies.of([[WORDS.cut(text) for text in texts] for texts in corpus])
+    found = CaptionReward({"cider": 1.0, "bleu4": 0.5}, CORPUS)(DRAWN, KNOWN)
+    whole = DocumentFrequencies.of([[WORDS.cut(text) for text in texts] for texts in CORPUS])
     names = ["a", "b", "c", "d"]
-    prepared = References(dict(zip(names, corpus[7:11], strict=True)), whole)
+    prepared = References(dict(zip(names, KNOWN, strict=True)), whole)
     for column in range(3):
-        scores = prepared.score({name: texts[column] for name, texts in zip(names, drawn, strict=True)}).per_image
+        scores = prepared.score({name: texts[column] for name, texts in zip(names, DRAWN, strict=True)}).per_image
         asked = [scores[name]["cider"] + 0.5 * scores[name]["bleu4"] for name in names]
         np.testing.assert_allclose(found[:, column], asked, rtol=1e-12)
 
@@ -38,15 +40,11 @@ def test_a_reward_does_not_depend_on_the_batch() -> None:
 
 
 def test_what_any_image_would_earn_is_taken_away() -> None:
-    rng = random.Random(0)
-    corpus = [captions(rng, 5, "a red blue dog runs on the grass") for _ in range(60)]
-    drawn = [captions(rng, 3, "a red green dog sleeps on the grass") for _ in range(4)]
-    known = corpus[7:11]
-    plain = CaptionReward({"cider": 1.0}, corpus)
-    beside_all = np.stack([plain(drawn, [texts] * 4) for texts in corpus]).mean(0)
-    asked = plain(drawn, known) - 0.5 * beside_all
-    reward = CaptionReward({"cider": 1.0, "cider_constant": -0.5}, corpus)
-    np.testing.assert_allclose(reward(drawn, known), asked, rtol=1e-12)
+    plain = CaptionReward({"cider": 1.0}, CORPUS)
+    beside_all = np.stack([plain(DRAWN, [texts] * 4) for texts in CORPUS]).mean(0)
+    asked = plain(DRAWN, KNOWN) - 0.5 * beside_all
+    reward = CaptionReward({"cider": 1.0, "cider_constant": -0.5}, CORPUS)
+    np.testing.assert_allclose(reward(DRAWN, KNOWN), asked, rtol=1e-12)
 
 
 def test_faults_are_repeated_pairs_and_ends_within_a_phrase() -> None:

@@ -32,12 +32,6 @@ STARTED += ["model/encoder=vit", "model.encoder.patch_size=8"]
 REWARDED = [*STARTED, "task.reward=cider", "task.reward_samples=3"]
 
 
-class Letters:
-    """A tokenizer's special ids."""
-
-    bos_id, eos_id, pad_id = 1, 2, 0
-
-
 @pytest.fixture(scope="module")
 def captioner():
     loaded = ckpt.read(CHECKPOINT)
@@ -84,12 +78,12 @@ def test_the_gradient_is_that_of_each_caption_alone(captioner, images) -> None:
 
 
 def test_the_mean_gradient_is_that_of_the_expected_reward() -> None:
-    torch.manual_seed(0)
+    letters: Any = SimpleNamespace(bos_id=1, eos_id=2, pad_id=0)
     hidden, head, value = torch.randn(8, requires_grad=True), Head(torch.randn(7, 8)), torch.rand(7)
     probs = head.logits(hidden).softmax(-1)
     (expected,) = torch.autograd.grad((probs * value).sum(), hidden)
     tokens = torch.multinomial(probs.detach(), 40_000, replacement=True)
-    rows = rows_of([[[token] for token in tokens.tolist()]], Letters())  # type: ignore[arg-type]
+    rows = rows_of([[[token] for token in tokens.tolist()]], letters)
     weights = advantages(value[tokens][None])
     loss, count = reward_loss(hidden.expand(1, 2 * len(tokens), -1), rows, weights, head)
     (found,) = torch.autograd.grad(loss / count, hidden)
@@ -132,10 +126,9 @@ def test_a_run_with_a_reward_resumes_exactly(tmp_path, monkeypatch) -> None:
 
 
 def test_weights_in_parts_are_refused() -> None:
-    field, trainer, tokenizer = SimpleNamespace(), SimpleNamespace(strategy=Sharded()), ByteTokenizer()
-    task: Any = SimpleNamespace(
-        label_smoothing=0.0, tokenizer=tokenizer, written="captions", fields={"captions": field}, trainer=trainer
-    )
+    parts = {"label_smoothing": 0.0, "written": "captions", "fields": {"captions": SimpleNamespace()}}
+    trainer = SimpleNamespace(strategy=Sharded())
+    task: Any = SimpleNamespace(tokenizer=ByteTokenizer(), trainer=trainer, **parts)
     with pytest.raises(UserError, match=r"task.reward: captions are drawn with whole weights; use trainer=ddp"):
         SelfCritical(task, "cider", samples=5).loss(Batch([], {}, []))
 
@@ -144,10 +137,7 @@ def test_weights_in_parts_are_refused() -> None:
     ("options", "named"),
     [
         (["task.reward=cider"], "name one that captions by model.init_from=RUN"),
-        (
-            [*STARTED, "task.reward=cider", "task.label_smoothing=0.1"],
-            "task.label_smoothing: cannot be combined with",
-        ),
+        ([*STARTED, "task.reward=cider", "task.label_smoothing=0.1"], "task.label_smoothing: cannot be combined with"),
         ([*STARTED, "task.reward={spice: 1}"], "rouge_l, cider, cider_constant, likelihood"),
         ([*STARTED, "task.reward=spice"], "task.reward: spice: unknown; use bleu1"),
         (["task.reward=cider", "task.reward_samples=1"], "task.reward_samples"),

@@ -66,7 +66,6 @@ def test_captions_are_those_of_the_files(shards, tmp_path, capsys):
     assert shown.err.startswith(f"error: {shards}/0001.tar/broken.png: ") and len(shown.err.splitlines()) == 1
     assert shown.out.splitlines()[0].startswith(f"{tmp_path}/out/0000.jsonl\t")
     files = written(tmp_path / "out")
-    assert sorted(files) == ["0000.jsonl", "0001.jsonl", "0002.jsonl"]
     assert len(records(files)) == len(truth) == len(IMAGES)
     for record in records(files):
         tar, _, member = record["image"].partition("/")
@@ -77,7 +76,11 @@ def test_captions_are_those_of_the_files(shards, tmp_path, capsys):
 
 def test_shards_that_are_done_are_left_as_they_are(shards, tmp_path, capsys):
     out = tmp_path / "out"
+    out.mkdir()
+    (out / ".0002.jsonl.abcdefgh.tmp").write_text("half a li")  # of a process that was killed
+    (out / ".0007.jsonl.abcdefgh.tmp").write_text("another process writes it")
     assert caption(shards / "0002.tar", out) == 0
+    assert sorted(written(out)) == [".0007.jsonl.abcdefgh.tmp", "0002.jsonl"]
     (out / "0000.jsonl").write_text("mine\n")
     before = (out / "0002.jsonl").stat().st_mtime_ns
     assert caption(shards / "*.tar", out) == 1
@@ -94,8 +97,8 @@ def test_ranks_share_the_shards(shards, tmp_path, kind, monkeypatch, capsys):
     expected = [["0000.jsonl", "0002.jsonl"], ["0001.jsonl"]]
     for rank in as_ranks(monkeypatch, kind, 2):
         assert caption(shards / "{0000..0002}.tar", tmp_path / "out") == 0  # 1 would have torchrun end the others
-        lines = capsys.readouterr().out.splitlines()
-        assert [os.path.basename(line.partition("\t")[0]) for line in lines] == expected[rank]
+        names = [Path(line.partition("\t")[0]).name for line in capsys.readouterr().out.splitlines()]
+        assert names == expected[rank]
     assert len(records(written(tmp_path / "out"))) == len(IMAGES)
 
 
@@ -136,15 +139,6 @@ def test_a_store_is_read_and_written(shards, tmp_path, capsys):
         assert capsys.readouterr().out == ""  # all are done
     finally:
         fs.rm("/bucket", recursive=True)
-
-
-def test_what_a_killed_process_left_unfinished_goes_with_its_shard(shards, tmp_path):
-    out = tmp_path / "out"
-    out.mkdir()
-    (out / ".0000.jsonl.abcdefgh.tmp").write_text("half a li")
-    (out / ".0007.jsonl.abcdefgh.tmp").write_text("another process writes it")
-    assert caption(shards / "0000.tar", out) == 0
-    assert sorted(written(out)) == [".0007.jsonl.abcdefgh.tmp", "0000.jsonl"]
 
 
 def test_a_shard_whose_bytes_do_not_come_leaves_no_file(shards, tmp_path, monkeypatch, capsys):

@@ -42,25 +42,19 @@ def test_a_damaged_photo_has_none_and_keeps_no_other_from_its_own(folder, capsys
     assert sorted(path.name for path in folder.glob("*.txt")) == ["photo1.txt", "photo2.txt"]
 
 
-def test_two_photos_of_one_sidecar_are_refused(folder, capsys):
+def test_sidecars_that_cannot_be_are_a_line(folder, capsys):
     shutil.copy(folder / "photo0.png", folder / "photo0.jpg")
     assert sidecars(folder) == 2
     assert "would share" in capsys.readouterr().err and not list(folder.glob("*.txt"))
-
-
-def test_a_sidecar_that_cannot_be_written_is_a_line(folder, capsys):
+    (folder / "photo0.jpg").unlink()
     (folder / "photo0.txt").mkdir()
     assert sidecars(folder, "--overwrite") == 1
     assert capsys.readouterr().err.startswith(f"error: {folder / 'photo0.txt'}: cannot be written (Is a directory)")
 
 
-@pytest.mark.parametrize(
-    "options",
-    [["--out", "x"], ["--format", "jsonl"], ["--continue"], ["--sample", "--results", "2"]],
-    ids=" ".join,
-)
-def test_options_without_a_part_are_refused(folder, options, capsys):
-    assert sidecars(folder, *options) == 2
-    assert "does not go with --sidecar" in capsys.readouterr().err
+def test_options_without_a_part_are_refused(folder, capsys):
+    for options in (["--out", "x"], ["--format", "jsonl"], ["--continue"], ["--sample", "--results", "2"]):
+        assert sidecars(folder, *options) == 2
+        assert "does not go with --sidecar" in capsys.readouterr().err, options
     assert run(["caption", str(folder), "-c", CAPTIONER, "--overwrite"]) == 2
     assert "give --sidecar too" in capsys.readouterr().err

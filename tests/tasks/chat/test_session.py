@@ -10,6 +10,7 @@ from chats import saved_chat
 from hugging import photos
 from image_text import saved_image_text
 from PIL import Image
+from tiny_checkpoints import FILES
 
 import vlm
 from vlm.data.text.conversation import Turn
@@ -68,11 +69,16 @@ def steps(chat: Chat) -> list[int]:
     return read
 
 
+def chatting(folder: str, name: str, **more: Any) -> Any:
+    """A model that was saved to converse in words."""
+    saved_chat(folder, name, **more)
+    return vlm.load(folder, device="cpu", precision="fp32")
+
+
 @torch.no_grad()
 def test_twenty_turns_in_words_are_those_of_a_fresh_reading(folder: str) -> None:
-    saved_chat(folder, "chatml")
+    chat = chatting(folder, "chatml").chat(sample=False, max_tokens=8, system="be brief")
     theirs = t.AutoModelForCausalLM.from_pretrained(folder)
-    chat = vlm.load(folder, device="cpu", precision="fp32").chat(sample=False, max_tokens=8, system="be brief")
     read = steps(chat)
     for question in QUESTIONS:
         chat.say(question)
@@ -113,8 +119,7 @@ def test_conversations_that_take_turns_may_share_what_is_kept(folder: str, tmp_p
 
 
 def test_a_full_conversation_is_told_and_the_oldest_leaves_by_choice(folder: str) -> None:
-    saved_chat(folder, "chatml", room=96)
-    model = vlm.load(folder, device="cpu", precision="fp32")
+    model = chatting(folder, "chatml", room=96)
     chat = model.chat(sample=False, max_tokens=6, system="s")
     with pytest.raises(Full, match=r"the conversation is full: \d+ tokens, of 96 that the model reads"):
         for question in QUESTIONS:
@@ -150,18 +155,15 @@ def test_the_image_stays_where_the_oldest_question_leaves(folder: str, tmp_path:
 
 
 def test_an_answer_that_is_stopped_stays_as_far_as_it_came(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    saved_chat(folder, "llama3")
-    model = vlm.load(folder, device="cpu", precision="fp32")
+    model = chatting(folder, "llama3")
     whole = model.chat(sample=False, max_tokens=20)
     whole.say("what is it?")
     chat = model.chat(sample=False, max_tokens=20)
-    step, count = Decoder.step, 0
+    step, faults = Decoder.step, iter([None] * 5 + [KeyboardInterrupt])
 
     def interrupted(*arguments: Any) -> Any:
-        nonlocal count
-        count += 1
-        if count == 6:
-            raise KeyboardInterrupt
+        if (fault := next(faults, None)) is not None:
+            raise fault
         return step(*arguments)
 
     monkeypatch.setattr(Decoder, "step", interrupted)
@@ -174,8 +176,7 @@ def test_an_answer_that_is_stopped_stays_as_far_as_it_came(folder: str, monkeypa
 
 
 def test_texts_that_end_an_answer(folder: str) -> None:
-    saved_chat(folder, "gemma")
-    model = vlm.load(folder, device="cpu", precision="fp32")
+    model = chatting(folder, "gemma")
     whole = model.chat(sample=False, max_tokens=30).say("what is it?")
     cut = whole[8:11]
     stopped = model.chat(sample=False, max_tokens=30, stop=[cut, "never"])
@@ -183,19 +184,12 @@ def test_texts_that_end_an_answer(folder: str) -> None:
     assert "".join(pieces) == whole[: whole.index(cut)] and stopped.reply.ended
 
 
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [("paligemma", "reads one instruction and no conversation"), ("captioning", "has no form of conversations")],
-)
-def test_models_that_do_not_converse_say_so(folder: str, name: str, words: str) -> None:
-    from tiny_checkpoints import FILES
-
-    path = str(FILES / f"{name}.ckpt")
-    if name == "paligemma":
-        saved_image_text(folder, name)
-        path = folder
-    with pytest.raises(vlm.Error, match=words):
-        vlm.load(path, device="cpu").chat()
-    tagger = vlm.load(FILES / "tagging.ckpt", device="cpu")
-    with pytest.raises(vlm.Error, match="chat: a model for tagging does not have it; use model"):
-        tagger.chat()
+def test_models_that_do_not_converse_say_so(folder: str) -> None:
+    saved_image_text(folder, "paligemma")
+    for path, words in (
+        (folder, "reads one instruction and no conversation"),
+        (FILES / "captioning.ckpt", "has no form of conversations"),
+        (FILES / "tagging.ckpt", "chat: a model for tagging does not have it; use model"),
+    ):
+        with pytest.raises(vlm.Error, match=words):
+            vlm.load(path, device="cpu").chat()

@@ -19,6 +19,7 @@ import torch
 from chats import saved_chat
 from hugging import photos
 from image_text import saved_image_text
+from tiny_checkpoints import FILES
 
 import vlm
 from vlm.cli.main import run
@@ -69,6 +70,8 @@ def test_faults_are_a_line_each_and_the_others_are_answered(folder: str, say: An
     assert status == 1 and len(out.splitlines()) == 1
     lines = err.splitlines()
     assert len(lines) == 3 and "nothing was said yet" in lines[0] and "has a meaning of its own" in lines[2]
+    status, out, err = say("what?\n", "-c", str(FILES / "captioning.ckpt"))
+    assert (status, out) == (2, "") and "has no form of conversations" in err
     status, out, err = say("/exit\n/RESET\n", *words)
     assert (status, out) == (1, "") and err.count("is no command; there are /image, /forget, /reset, /quit") == 2
     status, out, err = say("what?\n", *words, "--system", "long " * 99)
@@ -80,15 +83,6 @@ def test_faults_are_a_line_each_and_the_others_are_answered(folder: str, say: An
     assert len(err.splitlines()) + len(out.splitlines()) >= 6
     status, out, err = say("what is it?\n" * 6, *words, "--forget")
     assert (status, err) == (0, "") and len(out.splitlines()) == 6
-
-
-def test_a_model_that_does_not_converse_is_refused_in_a_line(say: Any) -> None:
-    from tiny_checkpoints import FILES
-
-    status, out, err = say("what?\n", "-c", str(FILES / "captioning.ckpt"))
-    assert (status, out) == (2, "") and "has no form of conversations" in err
-    status, out, err = say("what?\n", "-c", str(FILES / "tagging.ckpt"))
-    assert (status, out) == (2, "") and "holds a model for tagging" in err
 
 
 def test_an_interrupt_at_any_moment_ends_the_answer_and_leaves_the_conversation_whole(
@@ -126,11 +120,10 @@ def test_an_interrupt_at_any_moment_ends_the_answer_and_leaves_the_conversation_
 @pytest.mark.slow
 def test_an_interrupt_ends_the_answer_and_at_the_prompt_the_command(folder: str) -> None:
     saved_chat(folder, "llama3", room=100_000)
-    words = ["-m", "vlm", "chat", "-c", folder, "--greedy", "--max-tokens", "90000", "--device", "cpu"]
+    command = [sys.executable, "-m", "vlm", "chat", "-c", folder, "--greedy", "--max-tokens", "90000"]
     ours, theirs = pty.openpty()
-    process = subprocess.Popen(
-        [sys.executable, *words], stdin=theirs, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    pipes: Any = {"stdin": theirs, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    process = subprocess.Popen([*command, "--device", "cpu"], text=True, **pipes)
     os.close(theirs)
     assert process.stdout is not None
     try:

@@ -1,6 +1,7 @@
 """CLIPScore against its formula, computed with transformers' CLIPModel."""
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -69,20 +70,16 @@ def truth(folder, images):
     return scores
 
 
-def test_is_the_formula_with_transformers_model(folder, images):
-    expected = truth(folder, images)
-    scores = clip_scores(str(folder), CAPTIONS, {name: images / f"{name}.png" for name in CAPTIONS})
+def test_is_the_formula_with_transformers_model(folder, images, tmp_path):
+    expected, files = truth(folder, images), {name: images / f"{name}.png" for name in CAPTIONS}
+    scores = clip_scores(str(folder), CAPTIONS, files)
     assert scores == pytest.approx(expected, abs=2e-3)  # resized pixels differ by one in 255
     assert min(expected.values()) > 0 and len({round(value, 4) for value in expected.values()}) > 1
-
-
-def test_a_negative_cosine_counts_as_0(folder, images, tmp_path):
-    for file in folder.iterdir():
-        (tmp_path / file.name).write_bytes(file.read_bytes())
-    tensors = load_file(tmp_path / "model.safetensors")
-    save_file(tensors | {"text_projection.weight": -tensors["text_projection.weight"]}, tmp_path / "model.safetensors")
-    files = {name: images / f"{name}.png" for name in CAPTIONS}
-    assert set(clip_scores(str(tmp_path), CAPTIONS, files).values()) == {0.0}
+    shutil.copytree(folder, tmp_path / "negative")
+    path = tmp_path / "negative" / "model.safetensors"
+    tensors = load_file(path)
+    save_file(tensors | {"text_projection.weight": -tensors["text_projection.weight"]}, path)
+    assert set(clip_scores(str(path.parent), CAPTIONS, files).values()) == {0.0}  # a negative cosine counts as 0
 
 
 def test_the_command_scores_files(folder, images, tmp_path, capsys):
@@ -111,8 +108,7 @@ def test_the_command_scores_files(folder, images, tmp_path, capsys):
     ids=["projection", "giant", "activation"],
 )
 def test_a_folder_that_does_not_fit_is_a_line(folder, tmp_path, change, words):
-    for file in folder.iterdir():
-        (tmp_path / file.name).write_bytes(file.read_bytes())
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
     config = json.loads((folder / "config.json").read_text())
     change(config)
     (tmp_path / "config.json").write_text(json.dumps(config))

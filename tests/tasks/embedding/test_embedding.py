@@ -30,9 +30,8 @@ def sentences(folder, pooling, *, normalize=True, transformer="", more=(), **fil
     """Adds to a folder what sentence-transformers writes."""
     kinds = ["Transformer", "Pooling", *more, *(["Normalize"] if normalize else [])]
     paths = [transformer, *(f"{at}_{kind}" for at, kind in enumerate(kinds[1:], start=1))]
-    modules = [
-        {"idx": 0, "name": "0", "path": path, "type": f"a.b.{kind}"} for path, kind in zip(paths, kinds, strict=True)
-    ]
+    pairs = zip(paths, kinds, strict=True)
+    modules = [{"idx": 0, "name": "0", "path": path, "type": f"a.b.{kind}"} for path, kind in pairs]
     (folder / "modules.json").write_text(json.dumps(modules))
     (folder / "1_Pooling").mkdir()
     (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
@@ -61,21 +60,16 @@ def truth_of(model, tokenizer, texts, *, pooling="mean", normalize=True, longest
         (({"pooling_mode": "mean"},), {}, {}),
         (({"pooling_mode": "cls"},), {}, {"pooling": "first"}),
         (({"pooling_mode": "cls"},), {"pooling": "mean", "normalize": False}, {"normalize": False}),
-        (({"pooling_mode": "mean", "normalize": False},), {}, {"normalize": False}),
-        (({"pooling_mode": "mean", "sentence_bert_config": {"max_seq_length": 6}},), {}, {"longest": 6}),
-        (({"pooling_mode": "mean", "tokenizer_config": {"model_max_length": 5}},), {}, {"longest": 5}),
+        (({"pooling_mode": "mean"}, {"normalize": False}), {}, {"normalize": False}),
+        (({"pooling_mode": "mean"}, {"sentence_bert_config": {"max_seq_length": 6}}), {}, {"longest": 6}),
+        (({"pooling_mode": "mean"}, {"tokenizer_config": {"model_max_length": 5}}), {}, {"longest": 5}),
     ],
 )
 def test_vectors_of_texts_are_the_pooled_states_of_transformers(tmp_path, files, options, truth):
     """One that sentence-transformers describes gives vectors even with a head."""
     model, tokenizer = saved_bert(tmp_path, BertModel if files is None else BertForMaskedLM)
-    for stated in files or ():
-        names = ("normalize", "sentence_bert_config", "tokenizer_config")
-        sentences(
-            tmp_path,
-            {name: value for name, value in stated.items() if name not in names},
-            **{name: stated[name] for name in names if name in stated},
-        )
+    if files is not None:
+        sentences(tmp_path, files[0], **(files[1] if len(files) > 1 else {}))
     ours = load(tmp_path)
     assert ours.task == "embedding"
     found = np.stack(ours.embed(TEXTS, **options))
@@ -155,10 +149,11 @@ def test_a_classifier_gives_what_its_head_reads(task):
         assert one == pytest.approx(other, abs=1e-5)
 
 
+OTHERS = ["captioning", "image_questions", "masked_language_modeling", "tagging", "translation"]
+
+
 @torch.no_grad()
-@pytest.mark.parametrize(
-    "task", ["captioning", "image_questions", "masked_language_modeling", "tagging", "translation"]
-)
+@pytest.mark.parametrize("task", OTHERS)
 def test_other_models_give_the_mean_of_their_encoders_states(task):
     ours = load(FILES / f"{task}.ckpt")
     if task in ("captioning", "image_questions"):
@@ -208,12 +203,9 @@ def test_lines_of_files_and_of_stdin_are_texts(tmp_path, capsys, monkeypatch):
     assert said == capsys.readouterr().out
     names, vectors = zip(*(line.split("\t") for line in said.splitlines()), strict=True)
     assert names == ("a red circle", "a blue cross", "a dot")
-    assert [np.linalg.norm([float(x) for x in one.split(" ")]) for one in vectors] == pytest.approx([1] * 3, abs=1e-5)
-
-
-def test_what_is_not_read_whole_is_told(capsys):
-    embed("--text", "a red circle " * 200, "-c", FILES / "embedding.ckpt")
+    embed("--text", "a red circle " * 200, "-c", path)
     assert "note: 1 of 1 texts: more than" in capsys.readouterr().err
+    assert [np.linalg.norm([float(x) for x in one.split(" ")]) for one in vectors] == pytest.approx([1] * 3, abs=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -230,9 +222,13 @@ def test_wrong_uses_are_lines(capsys, words, line):
     assert line in capsys.readouterr().err
 
 
+DAMAGED = ["[", "{}", "3", '[{"type": "Transformer"}]', "[[[]]]"]
+
+
 @pytest.mark.parametrize(
     ("stated", "line"),
     [
+        *((content, r"modules\.json") for content in DAMAGED),
         ({"pooling": {"pooling_mode": "max"}}, r"1_Pooling/config.json: pools by 'max'; what is read is mean or cls"),
         ({"pooling": {"pooling_mode": ["mean", "cls"]}}, "pools by"),
         ({"pooling": {**OLD, "pooling_mode_cls_token": True}}, "pools by"),
@@ -245,18 +241,13 @@ def test_wrong_uses_are_lines(capsys, words, line):
 )
 def test_what_a_folder_asks_for_and_is_not_done_is_a_line(tmp_path, stated, line):
     saved_bert(tmp_path, BertModel)
-    sentences(tmp_path, **stated)
+    if isinstance(stated, str):
+        (tmp_path / "modules.json").write_text(stated)
+    else:
+        sentences(tmp_path, **stated)
     with pytest.raises(UserError, match=line) as caught:
         load(tmp_path)
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("content", ["[", "{}", "3", '[{"type": "Transformer"}]', "[[[]]]"])
-def test_a_damaged_list_of_modules_is_a_line(tmp_path, content):
-    saved_bert(tmp_path, BertModel)
-    (tmp_path / "modules.json").write_text(content)
-    with pytest.raises(UserError, match=r"modules\.json"):
-        load(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,13 @@ def metric():
 def test_accuracy_in_all_and_by_kind(metric):
     assert metric.compute() == {"accuracy": 2 / 3, "accuracy_color": 1.0, "accuracy_count": 0.0}
     assert [row["predicted"] for row in metric.answers] == ["red", "one", "blue"]
+    interval = metric.intervals(seed=0)
+    assert interval["accuracy@low"] <= 2 / 3 <= interval["accuracy@high"]
+    made = AnswerMetric()
+    with pytest.raises(UserError, match="no question"):
+        made.compute()
+    made.update(["a"], [[Question("q?", "x")]], [["x"]])
+    assert made.compute() == {"accuracy": 1.0}  # of no kind
 
 
 def test_controls_by_hand(metric):
@@ -38,20 +45,6 @@ def test_controls_by_hand(metric):
     assert scores["accuracy@constant"] == pytest.approx(2 / 3) and scores["accuracy_color@constant"] == 0.5
     assert scores["accuracy@shuffled"] == pytest.approx(1 / 3) and scores["accuracy_count@shuffled"] == 1.0
     assert scores["accuracy@blank"] == pytest.approx(1 / 3)
-
-
-def test_the_interval_holds_the_score_and_nothing_is_refused(metric):
-    metric.compute()
-    interval = metric.intervals(seed=0)
-    assert interval["accuracy@low"] <= 2 / 3 <= interval["accuracy@high"]
-    with pytest.raises(UserError, match="no question"):
-        AnswerMetric().compute()
-
-
-def test_questions_of_no_kind_have_one_score():
-    made = AnswerMetric()
-    made.update(["a"], [[Question("q?", "x")]], [["x"]])
-    assert made.compute() == {"accuracy": 1.0}
 
 
 def test_a_question_counts_under_the_controls_that_it_was_asked_under():

@@ -10,8 +10,6 @@ from tiny_checkpoints import FILES
 from vlm.checkpoint.load import read
 from vlm.checkpoint.save import write
 from vlm.cli.main import run
-from vlm.decoding.constraints import Rules
-from vlm.decoding.loop import decode
 from vlm.decoding.options import Decoding
 from vlm.decoding.sampling import Sampling
 from vlm.errors import UserError
@@ -109,43 +107,13 @@ def test_rules_hold_for_what_is_written_and_see_the_prompt(generator):
 )
 def test_texts_of_prompts_that_are_searched_at_once_are_those_of_each_alone(generator, decoding, batch_size):
     options = {"max_tokens": 6} | {name: value for name, value in decoding.items() if hasattr(Decoding(), name)}
-    rules = rules_of_words(
-        generator.tokenizer, **{name: value for name, value in decoding.items() if name not in options}
-    )
-    plan = Decoding(**options, rules=rules)
+    words = {name: value for name, value in decoding.items() if name not in options}
+    plan = Decoding(**options, rules=rules_of_words(generator.tokenizer, **words))
     generator.model.double()
     prompts = ["a", "", "cab d", "abcdabcdabcd", "dd", "a"]
-    together = list(search_prompts(generator, prompts, plan, batch_size))
-    assert [[item.text for item in texts] for texts in together] == [
-        [item.text for item in search(generator, prompt, plan)] for prompt in prompts
-    ]
-
-
-@pytest.mark.parametrize("beam", [1, 3])
-def test_a_prompt_that_is_read_at_once_continues_as_one_that_is_forced_token_by_token(generator, beam):
-    generator.model.double()
-    first, *prefix = generator.tokenizer.encode("cab d")
-    options = {"beam": beam, "results": beam, "length_penalty": 0.0}
-    (forced,) = decode(
-        generator.model,
-        [([0], None)],
-        Decoding(**options, rules=Rules(prefix=tuple(prefix)), max_tokens=6 + len(prefix)),
-        bos_id=first,
-        eos_id=generator.tokenizer.eos_id,
-        rows=1,
-    )
-    found = search(generator, "cab d", Decoding(**options, max_tokens=6))
-    texts = [generator.tokenizer.decode([token for token in text.tokens if token != 1]) for text in forced[1]]
-    assert [item.text for item in found] == texts
-    assert [item.logprob for item in found] == pytest.approx([sum(text.logprobs) for text in forced[1]])
-
-
-def test_draws_repeat_with_the_seed_alone(generator):
-    def drawn(seed):
-        decoding = Decoding(sampling=Sampling(), results=3, max_tokens=8, seed=seed)
-        return [item.text for item in search(generator, "ab", decoding)]
-
-    assert drawn(1) == drawn(1) != drawn(2)
+    together = search_prompts(generator, prompts, plan, batch_size)
+    alone = [search(generator, prompt, plan) for prompt in prompts]
+    assert [[item.text for item in texts] for texts in together] == [[item.text for item in texts] for texts in alone]
 
 
 def test_a_text_ends_with_the_window_and_a_prompt_that_fills_it_is_refused(generator):

@@ -24,9 +24,8 @@ def metric(*texts):
 
 
 def test_scores_by_hand():
-    made = metric(
-        Filled("a b c", [0, 2], ["a", "c"], ["a", "x"], math.log(0.25), 3), Filled("d", [0], ["d"], ["d"], None, 0)
-    )
+    two = Filled("a b c", [0, 2], ["a", "c"], ["a", "x"], math.log(0.25), 3)
+    made = metric(two, Filled("d", [0], ["d"], ["d"], None, 0))
     assert made.compute() == pytest.approx({"accuracy": 2 / 3, "pseudo_perplexity": 0.25 ** (-1 / 3)})
     chances = {"a": 0.25, "c": 0.25, "d": 0.5}
     found = made.grammar(lambda words: [chances] * words.count(None))
@@ -64,11 +63,8 @@ def test_chances_are_those_of_many_captions():
     for index in range(12000):
         words = split.record(index)["words"]
         if len(words) > 4:
-            relation = 4  # the word after the first object
-            context = len(words)
-            found[context][words[relation]] += 1
+            found[len(words)][words[4]] += 1  # the word after the first object
     for length, counts in found.items():
-        words = [None] * length
-        expected = drawn.chances(words)[4]
+        expected = drawn.chances([None] * length)[4]
         assert expected.keys() == counts.keys()
         assert all(abs(number / sum(counts.values()) - expected[word]) < 0.03 for word, number in counts.items())

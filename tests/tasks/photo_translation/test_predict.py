@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from pathlib import Path
 
 import pytest
 from tiny_checkpoints import FILES, IMAGES
@@ -11,7 +10,7 @@ from vlm.cli.main import run
 from vlm.inference import inputs
 from vlm.tasks.photo_translation import predict as photo_translation
 
-CHECKPOINT = str(FILES / "photo_translation.ckpt")
+CHECKPOINT, TRANSLATOR = (str(FILES / f"{task}.ckpt") for task in ("photo_translation", "translation"))
 TEXTS = ["a small colored circle", "there is a large colored cross", "you can see a large colored circle"]
 
 
@@ -27,9 +26,8 @@ def translate(tmp_path):
 
 
 def beside(texts, images):
-    return [part for text in texts for part in ("--text", text)] + [
-        part for name in images for part in ("--image", name)
-    ]
+    pairs = [*(("--text", text) for text in texts), *(("--image", name) for name in images)]
+    return [part for pair in pairs for part in pair]
 
 
 @pytest.mark.parametrize("options", [[], ["--beam", "3", "--results", "2"], ["--sample", "--seed", "4"]])
@@ -37,11 +35,8 @@ def test_translations_do_not_depend_on_the_batch(translate, options):
     alone = translate(*beside(TEXTS, IMAGES), *options, "--batch-size", "1")
     assert [row["text"] for row in alone[:: len(alone) // len(TEXTS)]] == TEXTS
     for size in ("2", "32"):
-        rows = translate(*beside(TEXTS, IMAGES), *options, "--batch-size", size)
-        assert [(row["text"], row["translation"]) for row in rows] == [
-            (row["text"], row["translation"]) for row in alone
-        ]
-        for row, other in zip(rows, alone, strict=True):
+        for row, other in zip(translate(*beside(TEXTS, IMAGES), *options, "--batch-size", size), alone, strict=True):
+            assert (row["text"], row["translation"]) == (other["text"], other["translation"])
             assert row["logprob"] == pytest.approx(other["logprob"], abs=1e-4)
 
 
@@ -68,22 +63,14 @@ def test_a_photo_that_cannot_be_read_is_named_and_the_others_are_done(translate,
 
 
 @pytest.mark.parametrize(
-    ("arguments", "checkpoint", "named"),
+    ("arguments", "named"),
     [
-        (beside(TEXTS, IMAGES[:2]), CHECKPOINT, "--image: 2 images for 3 texts; give one for each, or one for all"),
-        (["--text", "a"], CHECKPOINT, "--image: missing"),
-        (
-            beside(TEXTS[:1], IMAGES[:1]),
-            str(Path(FILES) / "translation.ckpt"),
-            "--image: a model for translation takes",
-        ),
+        (["translate", *beside(TEXTS, IMAGES[:2])], "2 images for 3 texts; give one for each, or one for all"),
+        (["translate", "--text", "a"], "missing"),
+        (["predict", "a circle"], "missing"),
+        (["translate", *beside(TEXTS[:1], IMAGES[:1]), "-c", TRANSLATOR], "a model for translation takes"),
     ],
 )
-def test_wrong_use_is_named(arguments, checkpoint, named, capsys):
-    assert run(["translate", *arguments, "-c", checkpoint]) == 2
-    assert named in capsys.readouterr().err
-
-
-def test_predict_names_what_is_missing(capsys):
-    assert run(["predict", "a circle", "-c", CHECKPOINT, "--device", "cpu"]) == 2
-    assert "--image: missing" in capsys.readouterr().err
+def test_wrong_use_is_named(arguments, named, capsys):
+    assert run([*arguments, *([] if "-c" in arguments else ["-c", CHECKPOINT]), "--device", "cpu"]) == 2
+    assert f"--image: {named}" in capsys.readouterr().err

@@ -44,13 +44,14 @@ def measured(split: list[float], batches: list[list[int]], *, world: int = 1, we
 
 
 def test_what_the_controls_add_to_the_loss() -> None:
-    found = measured([1.0, 2.0, 3.0, 5.0], [[0, 1, 2, 3]])
     # Half the split away: 1 with 3, 2 with 5, 3 with 1, 5 with 2.
+    found = measured([1.0, 2.0, 3.0, 5.0], [[0, 1, 2, 3]])
     assert found == {"loss@shuffled": pytest.approx(10 + 10 / 4), "loss@blank": pytest.approx(10 + 11 / 4)}
-
-
-def test_a_model_that_ignores_images_has_no_gap() -> None:
-    assert measured([1.0, 2.0, 3.0], [[0, 1, 2]], weight=0.0) == {"loss@shuffled": 10, "loss@blank": 10}
+    ignoring = measured([1.0, 2.0, 3.0], [[0, 1, 2]], weight=0.0)
+    assert ignoring == {"loss@shuffled": 10, "loss@blank": 10}
+    assert measured([1.0], [[0]]) == {"loss@blank": 11}  # one sample has no other
+    # The first is not read: its captions have no loss of their own, and those of the third stand beside no image.
+    assert measured([1.0, 2.0, 3.0, 5.0], [[1, 2, 3]])["loss@shuffled"] == pytest.approx(10 + (3 + 3) / 2)
 
 
 @pytest.mark.parametrize("world", [1, 2, 3])
@@ -59,12 +60,6 @@ def test_neither_batches_nor_processes_change_a_control(size: int, world: int) -
     split = torch.rand(7).tolist()
     batches = [[*range(start, min(7, start + size))] for start in range(0, 7, size)]
     assert measured(split, batches, world=world) == measured(split, [[*range(7)]])
-
-
-def test_one_sample_has_no_other_and_samples_that_cannot_be_read_are_left_out_of_both() -> None:
-    assert measured([1.0], [[0]]) == {"loss@blank": 11}
-    # The first is not read: its captions have no loss of their own, and those of the third stand beside no image.
-    assert measured([1.0, 2.0, 3.0, 5.0], [[1, 2, 3]])["loss@shuffled"] == pytest.approx(10 + (3 + 3) / 2)
 
 
 def test_row_losses_are_those_of_the_rows_alone() -> None:
@@ -78,6 +73,9 @@ def test_row_losses_are_those_of_the_rows_alone() -> None:
         assert sums[row].item() == pytest.approx(total.item(), rel=1e-5)
 
 
+DIFFERENT = [f"caption {n}" for n in range(100)]
+
+
 def task(captions: list[str], references: int) -> SimpleNamespace:
     images, metrics = [f"image {n}" for n in range(len(captions))], LanguageMetrics([])
     metrics.first.update(images, captions, [[f"text {n % references}"] for n in range(len(images))])
@@ -88,8 +86,8 @@ def task(captions: list[str], references: int) -> SimpleNamespace:
 @pytest.mark.parametrize(
     ("shuffled", "captions", "references", "expected"),
     [
-        (1.2, [f"caption {n}" for n in range(100)], 100, set()),
-        (1.005, [f"caption {n}" for n in range(100)], 100, {"gap"}),
+        (1.2, DIFFERENT, 100, set()),
+        (1.005, DIFFERENT, 100, {"gap"}),
         (0.9, ["the same"] * 100, 100, {"gap", "distinct"}),
         (1.2, ["one", "two"] * 50, 100, {"distinct"}),
         (1.2, ["one", "two"] * 50, 20, set()),  # data that say little themselves
@@ -119,12 +117,9 @@ def test_a_test_says_what_is_wrong_and_the_report_does(tmp_path, capsys) -> None
     assert "What is wrong" in page.read_text() and fault in page.read_text()
 
 
-def test_images_prepared_in_different_ways_are_told() -> None:
+def test_images_prepared_in_different_ways_are_told_and_streaks_are_kept() -> None:
     assert not differ(Pixels(0.1, 1.0), Pixels(-0.1, 0.8))
     assert differ(Pixels(0.0, 1.0), Pixels(100.0, 60.0)) and differ(Pixels(0.0, 1.0), Pixels(0.0, 0.1))
-
-
-def test_streaks_are_part_of_the_checkpoint() -> None:
     one, other = ImageUseMonitor(), ImageUseMonitor()
     one.streaks, one.losses = {"gap": 2, "distinct": 0, "text": 1}, [1.0, 1.0]
     other.load_state_dict(one.state_dict())

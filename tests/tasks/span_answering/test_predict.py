@@ -80,7 +80,7 @@ def test_the_likeliest_span_is_that_of_all_spans(longest):
             assert found.probability == pytest.approx(start_share * end_share, abs=1e-5)
 
 
-def test_an_answer_is_that_of_the_best_window_and_none_where_that_scores_higher():
+def test_an_answer_is_that_of_the_best_window_and_none_where_that_scores_higher(models):
     text = "red green blue"
     windows = [(0, Span(0, 1, 3.0, 1.0, 0.5, 0.1)), (1, Span(0, 1, 4.0, 3.5, 0.4, 0.2))]
     words = word_places(text)
@@ -90,12 +90,9 @@ def test_an_answer_is_that_of_the_best_window_and_none_where_that_scores_higher(
     none = [(0, one._replace(abstaining=5.0)) for _, one in windows]
     assert choose_answer(text, words, none, abstains=True) == ("", -1, 0.1)
     assert choose_answer(text, words, none, abstains=False).text == "red green"
-
-
-def test_a_text_without_words_has_no_answer(models):
-    empty = input_rows([Encoded([Input([1, 2, 2], [0, 0, 1], [0])])], pad_id=0)
-    spans = likeliest_spans(span_scores(models[1], empty), longest=30)
-    assert choose_answer(" ", [], [(0, spans[0])], abstains=False).text == ""
+    no_words = input_rows([Encoded([Input([1, 2, 2], [0, 0, 1], [0])])], pad_id=0)
+    (span,) = likeliest_spans(span_scores(models[1], no_words), longest=30)
+    assert choose_answer(" ", [], [(0, span)], abstains=False).text == ""
 
 
 def test_a_model_without_a_type_for_shared_words_is_refused(models):

@@ -51,36 +51,27 @@ def test_translations_do_not_depend_on_the_batch(translate, file, options):
     alone = translate(file, *options, "--batch-size", "1")
     assert [row["text"] for row in alone[:: len(alone) // len(TEXTS)]] == TEXTS
     for size in ("2", "32"):
-        rows = translate(file, *options, "--batch-size", size)
-        assert [row["translation"] for row in rows] == [row["translation"] for row in alone]
-        assert [row["text"] for row in rows] == [row["text"] for row in alone]
-        for row, other in zip(rows, alone, strict=True):
+        for row, other in zip(translate(file, *options, "--batch-size", size), alone, strict=True):
+            assert (row["text"], row["translation"]) == (other["text"], other["translation"])
             assert row["logprob"] == pytest.approx(other["logprob"], abs=1e-4) and 0 < row["confidence"] <= 1
     assert len({row["translation"] for row in alone}) > 1
 
 
-def test_lines_of_stdin_or_of_files_one_translation_a_line(translate, file, monkeypatch):
+def test_lines_of_stdin_or_of_files_one_translation_a_line(translate, file, tmp_path, monkeypatch):
     truth = [row["translation"] for row in translate(file)]
     assert translate(file, form="text") == "".join(f"{text}\n" for text in truth)
     monkeypatch.setattr("sys.stdin", io.StringIO("".join(f"{text}\n" for text in TEXTS)))
     assert [row["translation"] for row in translate()] == truth
     assert translate(file, form="csv").splitlines()[0] == "text,translation,logprob,confidence"
+    (tmp_path / "odd.txt").write_text("a\u2028small\u00a0red circle\n\na circle")  # only a line feed ends a line
+    odd = [row["text"] for row in translate(str(tmp_path / "odd.txt"))]
+    assert odd == ["a\u2028small\u00a0red circle", "", "a circle"]
 
 
-def test_only_a_line_feed_ends_a_line(translate, tmp_path):
-    path = tmp_path / "odd.txt"
-    path.write_text("a\u2028small\u00a0red circle\n\na circle")
-    assert [row["text"] for row in translate(str(path))] == ["a\u2028small\u00a0red circle", "", "a circle"]
-
-
-def test_words_are_begun_with_and_required(translate):
+def test_words_are_begun_with_and_required_and_the_tree_is_written(translate, tmp_path):
     assert translate("--text", TEXTS[0], "--prefix", "ein")[0]["translation"].startswith("ein")
-    required = translate("--text", TEXTS[0], "--beam", "3", "--require", "Kreuz")
-    assert " Kreuz" in required[0]["translation"]
-
-
-def test_the_tree_of_a_search_is_written(translate, tmp_path):
-    translate("--text", TEXTS[0], "--beam", "3", "--trace", str(tmp_path / "tree.json"))
+    searched = ["--text", TEXTS[0], "--beam", "3", "--trace", str(tmp_path / "tree.json")]
+    assert " Kreuz" in translate(*searched, "--require", "Kreuz")[0]["translation"]
     trees = json.loads((tmp_path / "tree.json").read_text())
     assert list(trees) == [TEXTS[0]] and trees[TEXTS[0]]["nodes"]
 
@@ -113,17 +104,13 @@ def test_a_text_that_is_cut_is_named(checkpoint, capsys):
         (["--text", "a", "--trace", "x"], "--trace"),
         (["--text", "a", "--results", "2"], "--results"),
         (["--text", "a\udcff"], "is not UTF-8"),
+        (["empty.txt"], "empty.txt: is empty"),
+        ([], "there is no text"),  # on stdin
     ],
 )
-def test_wrong_use_is_named(checkpoint, arguments, named, capsys):
+def test_wrong_use_is_named(checkpoint, arguments, named, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty.txt").write_text("")
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
     assert run(["translate", *arguments, "-c", checkpoint]) == 2
     assert named in capsys.readouterr().err
-
-
-def test_no_text_is_named(checkpoint, tmp_path, capsys, monkeypatch):
-    (tmp_path / "empty.txt").write_text("")
-    assert run(["translate", str(tmp_path / "empty.txt"), "-c", checkpoint]) == 2
-    assert "empty.txt: is empty" in capsys.readouterr().err
-    monkeypatch.setattr("sys.stdin", io.StringIO(""))
-    assert run(["translate", "-c", checkpoint]) == 2
-    assert "there is no text" in capsys.readouterr().err
