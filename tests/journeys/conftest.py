@@ -4,6 +4,7 @@ import json
 import shlex
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from journey import draw_classes, only_run
@@ -35,43 +36,26 @@ optim.lr=1e-2
 SMALL_TEXT += QUIET
 
 
-@pytest.fixture(scope="session")
-def small() -> list[str]:
-    return list(SMALL)
+def given(overrides: list[str]) -> Any:
+    """A fixture: some overrides."""
+    return pytest.fixture(lambda: [*overrides], scope="session")
 
 
-@pytest.fixture(scope="session")
-def small_classes() -> list[str]:
-    return list(SMALL_CLASSES)
+def finished(overrides: list[str], epochs: int) -> Any:
+    """A fixture: the folder of a finished run."""
+
+    @pytest.fixture(scope="session")
+    def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+        runs = tmp_path_factory.mktemp("runs")
+        assert main([*overrides, f"trainer.max_epochs={epochs}", f"runs={runs}"]) == 0
+        return only_run(runs)
+
+    return run
 
 
-@pytest.fixture(scope="session")
-def small_text() -> list[str]:
-    return list(SMALL_TEXT)
-
-
-def train(overrides: list[str], runs: Path) -> Path:
-    """The folder of a finished run."""
-    assert main([*overrides, f"runs={runs}"]) == 0
-    return only_run(runs)
-
-
-@pytest.fixture(scope="session")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a finished run of two epochs."""
-    return train([*SMALL, "trainer.max_epochs=2"], tmp_path_factory.mktemp("runs"))
-
-
-@pytest.fixture(scope="session")
-def trained_classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a classifier's finished run of three epochs."""
-    return train([*SMALL_CLASSES, "trainer.max_epochs=3"], tmp_path_factory.mktemp("runs"))
-
-
-@pytest.fixture(scope="session")
-def trained_text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a language model's finished run of two epochs."""
-    return train([*SMALL_TEXT, "trainer.max_epochs=2"], tmp_path_factory.mktemp("runs"))
+small, small_classes, small_text = given(SMALL), given(SMALL_CLASSES), given(SMALL_TEXT)
+trained, trained_classifier = finished(SMALL, 2), finished(SMALL_CLASSES, 3)
+trained_text = finished(SMALL_TEXT, 2)
 
 
 @pytest.fixture(scope="session")
@@ -86,18 +70,9 @@ def class_folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the images and captions of 30 scenes, in COCO's format."""
     folder = tmp_path_factory.mktemp("photos")
-    source = Shapes(
-        seed=0,
-        image_size=48,
-        shapes=["circle", "square"],
-        colors=list(COLORS)[:4],
-        sizes=["small", "large"],
-        train_scenes=30,
-        val_scenes=1,
-        test_scenes=1,
-        captions_per_image=2,
-    )
-    write_coco(source, folder, "train", 30)
+    looks = {"shapes": ["circle", "square"], "colors": list(COLORS)[:4], "sizes": ["small", "large"]}
+    counts = {"train_scenes": 30, "val_scenes": 1, "test_scenes": 1, "captions_per_image": 2}
+    write_coco(Shapes(seed=0, image_size=48, **looks, **counts), folder, "train", 30)
     return folder
 
 

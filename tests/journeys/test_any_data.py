@@ -74,27 +74,20 @@ def test_a_source_of_ones_own_trains(own, task, tmp_path, capsys):
     assert "the best checkpoint" in capsys.readouterr().out
 
 
-@pytest.fixture
-def shards(tmp_path) -> list[str]:
-    """Shards whose samples have captions and classes."""
+@pytest.mark.parametrize("task", ["captioning", pytest.param("classification", marks=pytest.mark.slow)])
+def test_shards_with_captions_and_classes_train_either_task(task, tmp_path):
     for split, first in (("train", 0), ("val", 16)):
         classes = {f"{number:09d}.cls": "ab"[number % 2] for number in range(first, first + 16)}
         write_tar(tmp_path / "set" / split / "0.tar", captioned(16, first) | classes)
-    return ["data=webdataset", f"data.root={tmp_path / 'set'}"]
-
-
-@pytest.mark.parametrize("task", ["captioning", pytest.param("classification", marks=pytest.mark.slow)])
-def test_shards_with_captions_and_classes_train_either_task(shards, task, tmp_path):
-    assert train(task, tmp_path / "runs", *shards) == 0
+    assert train(task, tmp_path / "runs", "data=webdataset", f"data.root={tmp_path / 'set'}") == 0
 
 
 def test_captions_of_a_tar(tmp_path):
-    lines = ["image,caption,split"]
     for number in range(16):
         picture(tmp_path / "photos" / f"{number}.png", ("red", "blue")[number % 2])
-        lines.append(f"{number}.png,picture {number},{'val' if number < 4 else 'train'}")
     pack(tmp_path / "photos.tar", tmp_path / "photos")
-    (tmp_path / "captions.csv").write_text("\n".join(lines))
+    rows = "".join(f"{number}.png,picture {number},{'val' if number < 4 else 'train'}\n" for number in range(16))
+    (tmp_path / "captions.csv").write_text(f"image,caption,split\n{rows}")
     given = [f"data.root={tmp_path / 'photos.tar'}", f"data.path={tmp_path / 'captions.csv'}"]
     assert train("captioning", tmp_path / "runs", "data=captions", *given) == 0
 

@@ -4,7 +4,7 @@ import csv
 import json
 import subprocess
 import sys
-from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,15 +19,11 @@ from vlm.training.run.run import build_data
 from vlm.training.step.task import Task
 
 
-def files(folder: Path) -> list[Path]:
-    return [path for path in folder.rglob("*") if path.is_file() and "cache" not in path.parts]
-
-
 def test_it_prints_what_a_run_does_and_leaves_none(small, small_text, tmp_path, capsys) -> None:
     given = [*small, f"runs={tmp_path}", "trainer.max_epochs=1", "callbacks=ema", "callbacks.progress=null"]
     assert vlm(["bench", *given, "--steps", "8", "--format", "json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert not files(tmp_path)
+    assert not [path for path in tmp_path.rglob("*") if path.is_file() and "cache" not in path.parts]
     assert found["steps"] == 8 and found["batch_size"] == 8 and found["model"] == "VisionLanguageModel"
     assert found["step_ms_p10"] <= found["step_ms"] <= found["step_ms_p90"]
     assert 0 < found["images_per_s"] < 8e3 / found["step_ms_p10"] * 1.01 and 0 <= found["data_wait"] < 1
@@ -70,20 +66,15 @@ def test_the_largest_batch_is_found(start: int, most: int, limit: int) -> None:
     assert all(size <= limit for size in tried) and len(tried) < 30
 
 
-def test_a_device_that_is_full_is_found_by_trying(small, tmp_path, monkeypatch) -> None:
+def test_a_device_that_is_full_is_found_by_trying(monkeypatch) -> None:
     """A GPU of room for 37 images, played by a trial."""
 
-    class Played:
-        def __init__(self, config, size):
-            self.size, self.fits, self.samples, self.device = size, size <= 37, 48, "cuda"
+    def played(config, size):
+        return SimpleNamespace(size=size, fits=size <= 37, samples=48, device="cuda")
 
-    monkeypatch.setattr(batch_size, "Trial", Played)
-    config = {"data": {"batch_size": 8}, "trainer": {"devices": 1}}
-    assert batch_size.largest_batch(config) == {
-        "largest_batch_size": 36,
-        "estimate": False,
-        "how": "tried, to within a sixteenth",
-    }
+    monkeypatch.setattr(batch_size, "Trial", played)
+    found = batch_size.largest_batch({"data": {"batch_size": 8}, "trainer": {"devices": 1}})
+    assert found == {"largest_batch_size": 36, "estimate": False, "how": "tried, to within a sixteenth"}
 
 
 def test_a_trial_without_memory_does_not_fit(small, tmp_path, monkeypatch) -> None:

@@ -1,61 +1,26 @@
-"""The commands beside one another: `vlm predict` for any task, and each on a model that is for another."""
+"""What `vlm` says of itself, and what runs of three tasks leave behind."""
 
+import csv
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from journey import best, results
 
 from vlm import __version__
 from vlm.checkpoint import load as ckpt
 from vlm.cli.main import run as vlm
 
-RUNS = {"caption": "trained", "classify": "trained_classifier", "generate": "trained_text"}
 
-
-@pytest.fixture
-def checkpoints(request: pytest.FixtureRequest) -> dict[str, str]:
-    """The checkpoint that each command is for."""
-    runs = {command: request.getfixturevalue(name) for command, name in RUNS.items()}
-    return {command: str(run / "checkpoints" / "best.ckpt") for command, run in runs.items()}
-
-
-FORMS = ["text", "jsonl", "csv"]
-FIRST = list(zip(RUNS, FORMS, strict=True))  # each command once, and each form
-PAIRS = [(command, form) for command in RUNS for form in FORMS]
-OTHERS = [pytest.param(*pair, marks=pytest.mark.slow) for pair in PAIRS if pair not in FIRST]
-
-
-@pytest.mark.parametrize(("command", "form"), [*FIRST, *OTHERS])
-def test_predict_is_the_command_of_its_task(command, form, checkpoints, photos: Path, capsys) -> None:
-    images = [str(path) for path in sorted(photos.glob("*.png"))[:3]]
-    inputs = ["A red", "A large blue c"] if command == "generate" else images
-    options = ["-c", checkpoints[command], "--device", "cpu", "--format", form]
-    given = [part for prompt in inputs for part in ("--prompt", prompt)] if command == "generate" else inputs
-    assert vlm([command, *given, *options]) == 0
-    expected = capsys.readouterr().out
-    assert len(expected.splitlines()) >= 2
-    assert vlm(["predict", *inputs, *options]) == 0
-    assert capsys.readouterr().out == expected
-
-
-@pytest.mark.parametrize(("command", "right"), [(one, other) for one in RUNS for other in RUNS if one != other])
-def test_a_model_for_another_task_is_status_2_and_names_its_command(
-    command, right, checkpoints, photos: Path, capsys
-) -> None:
-    given = ["--prompt", "A"] if command == "generate" else [str(photos)]
-    assert vlm([command, *given, "-c", checkpoints[right]]) == 2
-    captured = capsys.readouterr()
-    assert captured.out == "" and len(captured.err.splitlines()) == 1
-    assert captured.err.startswith(f"error: {checkpoints[right]}: holds a model for ")
-    assert f"`vlm {right}`" in captured.err
-
-
-def test_the_bare_command_shows_its_help_and_no_fault(capsys) -> None:
+def test_the_bare_command_shows_its_help_and_a_wrong_one_is_named(capsys) -> None:
     assert vlm([]) == 2
     shown = capsys.readouterr()
     assert "check-data" in shown.out + shown.err and "error" not in shown.err
+    assert vlm(["captoin"]) == 2
+    shown = capsys.readouterr()
+    assert shown.err.startswith("error: ") and "captoin" in shown.err and len(shown.err.splitlines()) <= 2
 
 
 @pytest.mark.parametrize("program", [["-m", "vlm"], ["-c", "from vlm.cli.main import main; main()"]])
@@ -72,19 +37,43 @@ def test_a_shell_completes_commands_and_options(line: str, expected: str) -> Non
     assert done.stdout.split() == [expected]
 
 
-@pytest.mark.parametrize(
-    ("command", "holds", "lacks"),
-    [
-        ("caption", "captioning|VisionLanguageModel|ViT|SentencePieceTokenizer|Shapes|val/exact_match", "classes"),
-        ("classify", "classification|Classifier|ShapeClasses|red circle, red cross, |val/accuracy", "tokenizer"),
-        ("generate", "language_modeling|Decoder|SceneText|CharTokenizer|val/bits_per_byte", "preprocess"),
-    ],
-)
-def test_info_says_what_the_file_holds(command, holds, lacks, checkpoints, capsys) -> None:
-    assert vlm(["info", "-c", checkpoints[command]]) == 0
+SCORES = {
+    "captioning": "bleu4 cider rouge_l exact_match distinct cider@constant cider@shuffled bleu4@constant length_ratio "
+    "novelty cider@low cider@high bleu4@low loss@shuffled loss@blank",
+    "classification": "accuracy top5 balanced_accuracy calibration_error accuracy@constant accuracy@low accuracy@high",
+    "language_modeling": "loss@sampled perplexity word_perplexity bits_per_byte",
+}
+KEPT = "last.ckpt best.ckpt config.yaml metrics.csv metrics.json predictions.json report.html"
+RUNS = [
+    ("trained", "captioning|VisionLanguageModel|ViT|SentencePieceTokenizer|Shapes|val/exact_match", "classes"),
+    ("trained_classifier", "classification|Classifier|ShapeClasses|red circle, red cross, |val/accuracy", "tokenizer"),
+    ("trained_text", "language_modeling|Decoder|SceneText|CharTokenizer|val/bits_per_byte", "preprocess"),
+]
+
+
+@pytest.mark.parametrize(("name", "holds", "lacks"), RUNS)
+def test_a_run_leaves_its_folder_as_documented_and_info_says_what_its_file_holds(
+    name, holds, lacks, request, capsys
+) -> None:
+    run: Path = request.getfixturevalue(name)
+    task, *parts = holds.split("|")
+    assert {path.name for path in run.rglob("*")} >= {*KEPT.split()}
+    rows = list(csv.DictReader((run / "metrics.csv").open()))
+    assert {"step", "epoch", "train/loss", "val/loss", parts[-1]} <= rows[0].keys()
+    evaluation = run / "evaluation" / "test"
+    expected = {f"test/{score}" for score in ["loss", *SCORES[task].split()]}
+    found = results(evaluation).keys()
+    assert found >= expected if task == "captioning" else found == expected
+    picture = evaluation / "confusion.png"
+    assert picture.exists() == (task == "classification")
+    assert not picture.exists() or picture.read_bytes().startswith(b"\x89PNG")
+    assert len(list((run / "samples").glob("step_*.jsonl"))) == (3 if task == "classification" else 2)
+    written = {"captioning": {"image_id", "caption"}, "language_modeling": {"prompt", "text"}}
+    assert results(evaluation, "predictions")[0].keys() >= written.get(task, {"image", "top"})
+    capsys.readouterr()
+    assert vlm(["info", "-c", best(run)]) == 0
     said = capsys.readouterr().out
     first = {line.split()[0]: line for line in said.splitlines() if not line.startswith(" ")}
-    task, *parts = holds.split("|")
     assert all(part in said for part in parts) and lacks not in first and first["task"].endswith(f" {task}")
-    count = sum(tensor.numel() for tensor in ckpt.weights(ckpt.read(checkpoints[command])).values())
+    count = sum(tensor.numel() for tensor in ckpt.weights(ckpt.read(best(run))).values())
     assert f"{count:,} parameters" in first["model"]

@@ -3,18 +3,16 @@
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from vlm.config.compose import compose
 from vlm.training.config.check import check
 from vlm.training.run.run import build_data
 
 ROOT = Path(__file__).parents[2]
-TASKS = {
-    "captioning": [f"data.source.{split}_scenes=6" for split in ("train", "val", "test")],
-    "classification": [f"data.source.{split}_scenes=12" for split in ("train", "val", "test")],
-    "language_modeling": [f"data.source.{split}_documents=3" for split in ("train", "val", "test")],
-}
 SPLITS = ("train", "val", "test")
+SIZES = {"captioning": "scenes=6", "classification": "scenes=12", "language_modeling": "documents=3"}
+TASKS = {task: [f"data.source.{split}_{size}" for split in SPLITS] for task, size in SIZES.items()}
 SLOW = pytest.mark.slow
 EACH = [task if task == "captioning" else pytest.param(task, marks=SLOW) for task in TASKS]
 SHIPPED = sorted(path.stem for path in (ROOT / "conf" / "task").glob("*.yaml"))
@@ -43,8 +41,6 @@ def test_another_seed_of_the_run_has_the_same_data_in_another_order_and_one_of_t
 
 @pytest.mark.parametrize("key", ["seed", "data.seed"])
 def test_held_out_samples_go_by_the_seed_of_the_data(key, tmp_path):
-    from PIL import Image
-
     for number in range(200):
         Image.new("RGB", (8, 8), (number, 0, 0)).save(tmp_path / f"{number}.png")
     rows = "".join(f"{number}.png,picture {number},train\n" for number in range(200))

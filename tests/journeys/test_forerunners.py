@@ -64,19 +64,15 @@ def test_sizes_that_a_stranger_wrote_allocate_nothing(name, runs):
             yield from [value] if value.keys() == {"name", "args"} else []
             yield from (node for child in value.values() for node in nodes(child))
 
-    places = [
-        (at, key)
-        for at, node in enumerate(nodes(loaded["vlm"]["model"]))
-        for key, value in node["args"].items()
-        if node["name"] in OURS and type(value) is int and key != "max_len"  # which is bounded as in all models
-    ]
+    found = [node["args"] for node in nodes(loaded["vlm"]["model"]) if node["name"] in OURS]
+    places = [(args, key) for args in found for key, value in args.items() if type(value) is int]
     assert places
-    for at, key in places:
-        for size in (-1, 10**5, 10**12):
-            changed = {**loaded, "vlm": copy.deepcopy(loaded["vlm"])}
-            list(nodes(changed["vlm"]["model"]))[at]["args"][key] = size
+    for args, key in places:
+        for size in (-1, 10**5, 10**12) if key != "max_len" else ():  # which is bounded as in all models
+            value, args[key] = args[key], size
             with pytest.raises(UserError), refusing("x"):
-                load_model(changed)
+                load_model(copy.deepcopy(loaded))
+            args[key] = value
 
 
 @pytest.mark.parametrize("name", [one for one in EACH if "recurrent" not in str(one)])
@@ -90,6 +86,6 @@ def test_a_service_answers_as_python_does(name, runs):
     assert answer.status_code == 200, answer.text
     inputs, options = CASES[task]
     truth = used(predictor_of(path), inputs, **options)
-    texts = [[text.text for text in (one if isinstance(one, list) else [one])] for one in truth]
-    answers = [[text["text"] for text in (one if isinstance(one, list) else [one])] for one in answer.json()["results"]]
-    assert answers == texts
+    several = [one if isinstance(one, list) else [one] for one in truth]
+    answers = [one if isinstance(one, list) else [one] for one in answer.json()["results"]]
+    assert [[text["text"] for text in one] for one in answers] == [[text.text for text in one] for one in several]

@@ -4,7 +4,6 @@ Each journey also runs with the CPU in the GPU's place, so that it is known to w
 """
 
 import csv
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from journey import only_run
+from journey import best, only_run, results
 from kills import Nursery
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from small import TASKS, command
@@ -20,6 +19,7 @@ from small import TASKS, command
 from vlm.cli.main import run as vlm
 from vlm.training.run.fit import main
 
+ROOT = Path(__file__).parents[2]
 DEVICES = [pytest.param("cpu", marks=pytest.mark.slow), pytest.param("gpu", marks=pytest.mark.gpu)]
 EXACT = ["model.size.dropout=0", "trainer.precision=32-true", "trainer.max_epochs=-1", "trainer.max_steps=30"]
 UNMIXED = {"classification": ["task.mixup=0", "task.cutmix=0"]}
@@ -66,15 +66,14 @@ def test_a_step_never_waits(task: str, tmp_path: Path, monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_evaluation_and_captions_are_those_of_a_cpu(device: str, tmp_path: Path, capsys: Any) -> None:
-    folder = trained("captioning", "cpu", tmp_path / "runs")
-    checkpoint = str(folder / "checkpoints" / "best.ckpt")
+    checkpoint = best(trained("captioning", "cpu", tmp_path / "runs"))
     scores, captions = [], []
-    images = [str(path) for path in (Path(__file__).parents[2] / "data" / "sample").rglob("*.png")][:4]
+    images = [str(path) for path in (ROOT / "data" / "sample").rglob("*.png")][:4]
     for name in ("cpu", {"gpu": "cuda"}.get(device, device)):
         out = tmp_path / f"out{len(scores)}"
         evaluate = ["evaluate", "-c", checkpoint, "--split", "val", "--device", name, "--out", str(out)]
         assert vlm(evaluate) == 0  # in the 32 bits of the run
-        scores.append(json.loads((out / "metrics.json").read_text()))
+        scores.append(results(out))
         capsys.readouterr()
         assert vlm(["caption", *images, "-c", checkpoint, "--device", name, "--precision", "fp32"]) == 0
         captions.append(capsys.readouterr().out)
@@ -95,7 +94,7 @@ def test_a_resumed_run_goes_on(device: str, tmp_path: Path) -> None:
 @pytest.mark.gpu
 def test_steps_are_recorded_beside_a_thread_that_pins_memory() -> None:
     """As the loader of a training does beside its validation."""
-    script = Path(__file__).parents[2] / "benchmarks" / "gpu" / "recording.py"
+    script = ROOT / "benchmarks" / "gpu" / "recording.py"
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=300)
     assert done.stdout.startswith("0 of 20 not recorded\nfault of the other thread: none\n"), done.stdout + done.stderr
 

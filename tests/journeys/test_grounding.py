@@ -15,20 +15,6 @@ SHORT = ["trainer=cpu", "callbacks.progress=null", "data.num_workers=0", "data.s
 SHORT += ["data.source.val_scenes=128", "data.source.test_scenes=32"]
 
 
-@pytest.fixture
-def mixed_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Gives every training scene the image of another."""
-    plain = DrawnSplit.record
-
-    def record(split: DrawnSplit, index: int, epoch: int = 0) -> Record:
-        one = plain(split, index, epoch)
-        if split.name == "train":
-            one.open_image = plain(split, (index + 1) % len(split), epoch).open_image
-        return one
-
-    monkeypatch.setattr(DrawnSplit, "record", record)
-
-
 def gaps(runs: Path) -> list[float]:
     """The share of each validation's loss that other images add to it."""
     with (only_run(runs) / "metrics.csv").open() as file:
@@ -46,19 +32,23 @@ def test_the_default_is_left_alone(tmp_path: Path, capsys) -> None:
 
 
 @pytest.mark.slow
-def test_shuffled_images_raise_the_warning(tmp_path: Path, mixed_up, capsys) -> None:
-    assert main([*SHORT, f"runs={tmp_path}"]) == 0
-    said = capsys.readouterr().err
-    assert "warning: in 3 validations in a row, the model ignored its images" in said
-    assert "do not belong to their captions" in said and "too few steps" in said
-    assert all(abs(gap) < 0.01 for gap in gaps(tmp_path))
+def test_shuffled_images_raise_the_warning_and_stop_the_run_where_it_is_told_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    plain = DrawnSplit.record
 
+    def mixed_up(split: DrawnSplit, index: int, epoch: int = 0) -> Record:
+        one = plain(split, index, epoch)
+        if split.name == "train":
+            one.open_image = plain(split, (index + 1) % len(split), epoch).open_image  # that of another scene
+        return one
 
-@pytest.mark.slow
-def test_the_run_stops_where_it_is_told_to(tmp_path: Path, mixed_up, capsys) -> None:
-    stop = ["callbacks.grounding.stop=true", "callbacks.grounding.patience=1"]
+    monkeypatch.setattr(DrawnSplit, "record", mixed_up)
+    stop = ["callbacks.grounding.stop=true", "callbacks.grounding.patience=2"]
     assert main([*SHORT, *stop, f"runs={tmp_path}"]) == 1
-    captured = capsys.readouterr()
-    assert "error: the model ignores its images" in captured.err and "callbacks.grounding.stop=true" in captured.err
-    assert len(gaps(tmp_path)) == 1
+    said = capsys.readouterr().err
+    assert "warning: in 2 validations in a row, the model ignored its images" in said
+    assert "do not belong to their captions" in said and "too few steps" in said
+    assert "error: the model ignores its images" in said and "callbacks.grounding.stop=true" in said
+    assert len(gaps(tmp_path)) == 2 and all(abs(gap) < 0.01 for gap in gaps(tmp_path))
     assert (only_run(tmp_path) / "checkpoints" / "last.ckpt").is_file()

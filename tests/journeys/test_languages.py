@@ -6,10 +6,12 @@ from itertools import groupby
 from math import exp, prod
 from pathlib import Path
 
+import journey
 import pytest
 import torch
 from flickr import draw_flickr8k, translate_flickr8k
-from journey import only_run
+from journey import only_run, results
+from tiny_checkpoints import FILES
 
 import vlm as vlm_api
 from vlm.checkpoint import load as ckpt
@@ -27,6 +29,7 @@ LANGUAGES = ("en", "de", "zh")
 ABSENT = ("test3.jpg", "val1.jpg")  # without a German caption
 MAX_LEN = 48  # in tokens: the longest captions are cut
 EXACT = ["--device", "cpu", "--precision", "fp32"]
+PLAIN = str(FILES / "captioning.ckpt")
 
 
 @pytest.fixture(scope="module")
@@ -37,13 +40,8 @@ def root(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def overrides(root, small):
-    data = [
-        "data=flickr8k_languages",
-        f"data.root={root}",
-        f"data.languages_root={root}",
-        "data.image_size=64",
-        f"data.max_len={MAX_LEN}",
-    ]
+    data = ["data=flickr8k_languages", f"data.root={root}", f"data.languages_root={root}"]
+    data += ["data.image_size=64", f"data.max_len={MAX_LEN}"]
     common = [option for option in small if not option.startswith("data.source.")]
     return [*common, *data, "tokenizer=char", "optim=adamw", "optim.lr=1e-2", "trainer.max_epochs=25"]
 
@@ -57,7 +55,13 @@ def run(overrides, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def best(run):
-    return str(run / "checkpoints" / "best.ckpt")
+    return journey.best(run)
+
+
+@pytest.fixture(scope="module")
+def own_scores(run):
+    """Of the run's own test: metrics, predictions and details."""
+    return {name: results(run / "evaluation" / "test", name) for name in ("metrics", "predictions", "details")}
 
 
 @pytest.fixture(scope="module")
@@ -76,9 +80,8 @@ def texts_in(record, language):
     return [text for text, own in pairs if own == language]
 
 
-def test_each_language_has_the_scores_of_its_captions_alone(run, records):
-    folder = run / "evaluation" / "test"
-    metrics, predictions = (json.loads((folder / f"{name}.json").read_text()) for name in ("metrics", "predictions"))
+def test_each_language_has_the_scores_of_its_captions_alone(run, own_scores, records):
+    metrics, predictions, details = own_scores.values()
     means = []
     for language in LANGUAGES:
         written = {row["image_id"]: row["caption"] for row in predictions if row["language"] == language}
@@ -92,9 +95,8 @@ def test_each_language_has_the_scores_of_its_captions_alone(run, records):
             assert f"test/cider_{language}@{kind}" in metrics
         means.append(scores["cider"])
     assert metrics["test/cider"] == pytest.approx(sum(means) / 3) and "test/cider@low" not in metrics
-    details = json.loads((folder / "details.json").read_text())
     assert list(details) == list(LANGUAGES) and "test3.jpg" not in details["de"]
-    page = (folder / "report.html").read_text()
+    page = (run / "evaluation" / "test" / "report.html").read_text()
     assert "Best captions (zh)" in page and "Zh: scored by characters" in page
 
 
@@ -106,7 +108,7 @@ def test_samples_have_an_images_captions_in_all_languages_together(run):
     assert all(own in ([*LANGUAGES], [name for name in LANGUAGES if name != "de"]) for _, own in by_image)
 
 
-def test_the_loss_is_that_of_captions_alone_without_the_tokens_of_languages(run, best, records):
+def test_the_loss_is_that_of_captions_alone_without_the_tokens_of_languages(own_scores, best, records):
     captioner = Captioner(best)
     total = count = 0
     for record in records:
@@ -119,8 +121,7 @@ def test_the_loss_is_that_of_captions_alone_without_the_tokens_of_languages(run,
                 logits = captioner.model.head(captioner.model.decoder(torch.tensor([ids[:-1]]), None, context))[0]
             losses = torch.nn.functional.cross_entropy(logits, torch.tensor(ids[1:]), reduction="none")
             total, count = total + losses[1:].sum().item(), count + len(ids) - 2
-    metrics = json.loads((run / "evaluation" / "test" / "metrics.json").read_text())
-    assert metrics["test/loss"] == pytest.approx(total / count, rel=1e-5)
+    assert own_scores["metrics"]["test/loss"] == pytest.approx(total / count, rel=1e-5)
 
 
 def by_hand(captioner, pixels, language):
@@ -137,9 +138,8 @@ def by_hand(captioner, pixels, language):
     return it.decode(ids)
 
 
-def test_the_command_and_python_caption_in_each_language(run, best, photos, capsys):
+def test_the_command_and_python_caption_in_each_language(own_scores, best, photos, capsys):
     model, captioner = vlm_api.load(best, device="cpu", precision="fp32"), Captioner(best)
-    predictions = json.loads((run / "evaluation" / "test" / "predictions.json").read_text())
     for language in (*LANGUAGES, None):
         named = [] if language is None else ["--language", language]
         assert vlm(["caption", *photos, "-c", best, *EXACT, *named]) == 0
@@ -148,7 +148,7 @@ def test_the_command_and_python_caption_in_each_language(run, best, photos, caps
         expected = {path: by_hand(captioner, captioner.pixels(load_image(path)), own) for path in photos}
         assert lines == expected
         assert [one.text for one in model.caption(photos, language=language)] == list(expected.values())
-        kept = {row["image_id"]: row["caption"] for row in predictions if row["language"] == own}
+        kept = {row["image_id"]: row["caption"] for row in own_scores["predictions"] if row["language"] == own}
         assert kept.items() <= {Path(path).name: text for path, text in expected.items()}.items()
     german, chinese = (model.caption(photos[0], language=language) for language in ("de", "zh"))
     assert german.text.startswith("Ein") and chinese.text.endswith("。")  # it has learned that much
@@ -175,27 +175,23 @@ def test_the_words_of_a_caption_have_its_whole_probability(best, photos):
     assert whole == pytest.approx(exp(text.logprob), rel=1e-4)
 
 
-def test_a_language_that_is_not_there_is_one_line(best, photos, capsys, pytestconfig):
+def test_a_language_that_is_not_there_is_one_line(best, photos, capsys):
     assert vlm(["caption", photos[0], "-c", best, "--language", "fr"]) == 2
     assert capsys.readouterr().err == "error: --language fr: unknown to this model; choose from en, de, zh\n"
-    plain = str(pytestconfig.rootpath / "tests" / "checkpoint" / "files" / "captioning.ckpt")
-    assert vlm(["caption", photos[0], "-c", plain, "--language", "de"]) == 2
-    line = "error: --language de: this model has no language tokens; remove the option\n"
-    assert capsys.readouterr().err == line
+    assert vlm(["caption", photos[0], "-c", PLAIN, "--language", "de"]) == 2
+    assert "--language de: this model has no language tokens; remove the option" in capsys.readouterr().err
     with pytest.raises(vlm_api.Error, match="choose from en, de, zh"):
         vlm_api.load(best, device="cpu").caption(photos[0], language="fr")
 
 
-def test_an_evaluation_may_choose_languages_that_the_checkpoint_knows(run, best, tmp_path, capsys, root):
+def test_an_evaluation_may_choose_languages_that_the_checkpoint_knows(own_scores, best, tmp_path, capsys, root):
     assert vlm(["evaluate", "-c", best, "--device", "cpu", "--out", str(tmp_path), "data.languages=[de]"]) == 0
-    metrics = json.loads((tmp_path / "metrics.json").read_text())
-    all_ = json.loads((run / "evaluation" / "test" / "metrics.json").read_text())
-    assert metrics["test/cider_de"] == all_["test/cider_de"] == metrics["test/cider"]
+    metrics = results(tmp_path)
+    assert metrics["test/cider_de"] == own_scores["metrics"]["test/cider_de"] == metrics["test/cider"]
     assert not any("_zh" in name for name in metrics)
     capsys.readouterr()
-    plain = Path("tests/checkpoint/files/captioning.ckpt").resolve()
     options = ["data=flickr8k_languages", f"data.root={root}", f"data.languages_root={root}"]
-    assert vlm(["evaluate", "-c", str(plain), "--device", "cpu", *options]) == 2
+    assert vlm(["evaluate", "-c", PLAIN, "--device", "cpu", *options]) == 2
     assert capsys.readouterr().err.count("\n") <= 2
 
 
@@ -204,7 +200,7 @@ def test_a_captioner_of_one_language_is_its_own_control(overrides, tmp_path):
     assert main([*overrides, *short, f"runs={tmp_path}"]) == 0
     folder = only_run(tmp_path)
     assert ckpt.read(folder / "checkpoints" / "best.ckpt")["vlm"]["tokenizer"]["options"]["languages"] == ["zh"]
-    metrics = json.loads((folder / "evaluation" / "test" / "metrics.json").read_text())
+    metrics = results(folder / "evaluation" / "test")
     assert metrics["test/cider"] == metrics["test/cider_zh"]
     assert main([f"resume={folder}", "trainer.max_epochs=2"]) == 0
     assert ckpt.read(folder / "checkpoints" / "last.ckpt")["global_step"] == 4

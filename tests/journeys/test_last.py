@@ -5,13 +5,13 @@ import shutil
 from pathlib import Path
 
 import pytest
-from tiny_checkpoints import COMMANDS, EXACT, FILES, IMAGES, STORY
+from tiny_checkpoints import EXACT, FILES, IMAGES
 
 import vlm as vlm_api
 from vlm.cli.main import run as vlm
 
-USES = {task: [*command, *EXACT] for task, command in COMMANDS.items()}
-USES |= {
+USES = {
+    "captioning caption": ["caption", *IMAGES, "--max-tokens", "12", *EXACT],
     "captioning predict": ["predict", *IMAGES, *EXACT],
     "captioning info": ["info"],
     "contrastive retrieve": ["retrieve", *IMAGES, "--text", "a red circle", *EXACT],
@@ -31,13 +31,12 @@ def place(task: str, time: str, age: int) -> Path:
 @pytest.fixture(autouse=True)
 def inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "story.txt").write_text(STORY)
 
 
-@pytest.mark.parametrize("use", [pytest.param(use, marks=pytest.mark.slow if use in COMMANDS else ()) for use in USES])
+@pytest.mark.parametrize("use", USES)
 def test_every_command_takes_the_newest_run_and_a_runs_folder(use, capsys) -> None:
     task = use.split()[0]
-    place("tagging" if task != "tagging" else "captioning", "2", age=9)  # by name the later one
+    place("tagging", "2", age=9)  # by name the later one
     run = place(task, "1", age=0)
     printed = []
     for checkpoint in (FILES / f"{task}.ckpt", run, "last"):
@@ -71,7 +70,5 @@ def test_no_output_replaces_the_checkpoint_of_a_run(checkpoint, capsys) -> None:
 def test_without_a_run_it_is_a_line(capsys) -> None:
     for command in (["caption", *IMAGES], ["info"], ["evaluate"]):
         assert vlm([*command, "-c", "last"]) == 2
-        assert capsys.readouterr().err == (
-            "error: last: there is no run with a checkpoint under runs/; name a run's folder or a .ckpt file\n"
-        )
+        assert "error: last: there is no run with a checkpoint under runs/; name" in capsys.readouterr().err
     assert vlm(["compare", "last", "last"]) == 2

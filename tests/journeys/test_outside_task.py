@@ -1,12 +1,11 @@
 """A task of a user's own package: source, field, model, loss terms, metric, report and predictor; vlm is not edited."""
 
-import json
 from pathlib import Path
 
 import pytest
 import thermometer
 import torch
-from journey import only_run
+from journey import best, only_run, results
 
 from vlm.checkpoint.load import read
 from vlm.cli.main import run as vlm
@@ -27,7 +26,7 @@ def trained(tmp_path_factory) -> Path:
 
 
 def test_it_trains_and_reports(trained) -> None:
-    metrics = json.loads((trained / "evaluation" / "test" / "metrics.json").read_text())
+    metrics = results(trained / "evaluation" / "test")
     assert {"test/loss", "test/loss_temperature", "test/loss_alarm", "test/error"} <= metrics.keys()
     weighted = metrics["test/loss_temperature"] + 0.3 * metrics["test/loss_alarm"]
     assert metrics["test/loss"] == pytest.approx(weighted, rel=1e-5) and metrics["test/error"] < 2
@@ -45,14 +44,12 @@ def test_a_stopped_run_goes_on_exactly(trained, tmp_path) -> None:
 
 
 def test_it_is_evaluated_as_the_runs_own_test(trained, tmp_path) -> None:
-    checkpoint = str(trained / "checkpoints" / "best.ckpt")
-    assert vlm(["evaluate", "-c", checkpoint, "--trust", "thermometer", "--out", str(tmp_path)]) == 0
-    ours = json.loads((trained / "evaluation" / "test" / "metrics.json").read_text())
-    assert json.loads((tmp_path / "metrics.json").read_text()) == ours
+    assert vlm(["evaluate", "-c", best(trained), "--trust", "thermometer", "--out", str(tmp_path)]) == 0
+    assert results(tmp_path) == results(trained / "evaluation" / "test")
 
 
 def test_it_is_used(trained, capsys) -> None:
-    checkpoint = str(trained / "checkpoints" / "best.ckpt")
+    checkpoint = best(trained)
     assert vlm(["predict", "1,0,0,1", "-c", checkpoint, "--trust", "thermometer", "--precision", "fp32"]) == 0
     name, value = capsys.readouterr().out.strip().split("\t")
     assert name == "1,0,0,1" and value.endswith(" C") and float(value.split()[0]) == pytest.approx(3, abs=1)
@@ -64,6 +61,6 @@ def test_it_is_not_used_without_trust(trained, monkeypatch, capsys) -> None:
     """Even where the package can be imported."""
     monkeypatch.setattr(target, "_allowed", target._allowed[: target._OURS])  # as in a fresh process
     for command in (["predict", "1,0,0,1"], ["evaluate"]):
-        assert vlm([*command, "-c", str(trained / "checkpoints" / "best.ckpt")]) == 2
+        assert vlm([*command, "-c", best(trained)]) == 2
         said = capsys.readouterr()
         assert "--trust" in said.err and said.err.count("error: ") == 1 and not said.out

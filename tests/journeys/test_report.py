@@ -56,11 +56,10 @@ def results() -> dict[str, float]:
 
 def caption_page(count: int = 30, caption: str = ODD) -> str:
     draw = np.random.default_rng(0)
-    rows = [f"image {n}" for n in range(count)]
-    images = {name: Image.fromarray(draw.integers(0, 255, (90, 140, 3), np.uint8)) for name in rows}
+    names = [f"image {n}" for n in range(count)]
+    images = {name: Image.fromarray(draw.integers(0, 255, (90, 140, 3), np.uint8)) for name in names}
     kinds = ("Random captions", "Best captions", "Worst captions")
-    names = rows[:8]
-    cards = [Card(image=name, text=caption, lines=["CIDEr 0.10", name], references=["a", ODD]) for name in names]
+    cards = [Card(image=name, text=caption, lines=["CIDEr 0.10", name], references=["a", ODD]) for name in names[:8]]
     with TemporaryDirectory() as folder:
         run = Path(folder) / "photos" / "2026-01-01"
         run.mkdir(parents=True)
@@ -96,7 +95,7 @@ def text_page() -> str:
     return evaluation_page(evaluation, picture=lambda name: None)
 
 
-@pytest.mark.parametrize("made", [caption_page, class_page, text_page])
+@pytest.mark.parametrize("made", [caption_page, class_page, text_page, lambda: caption_page(count=1)])
 def test_pages_are_whole_and_need_no_network(made) -> None:
     text = made()
     found = Reader(text)
@@ -110,29 +109,18 @@ def test_what_captions_say_is_shown_as_text() -> None:
     assert found.texts.count(ODD) >= 24
     said = "".join(found.texts)
     parts = "0.800 to 1.000|best constant|looks at its image|Random captions|Best captions|val/cider"
+    parts += "|test split, 30 samples, run photos/2026-01-01, checkpoint best.ckpt"
     assert all(part in said for part in parts.split("|"))
     assert len(found.addresses) == 24
 
 
-def test_a_model_that_ignores_images_is_called_so() -> None:
+def test_a_page_says_what_its_scores_are() -> None:
     bad = {**results(), "test/loss@shuffled": 1.001}
     made = evaluation_page(Evaluation(title="x", task="", split="test", used=2, results=bad), picture=lambda name: None)
     assert "hardly looks at its image" in made
-
-
-def test_an_estimate_is_no_control_and_one_sample_is_one() -> None:
-    text = text_page()
-    assert "controls" not in text and "an estimate of the same loss" in text
-    assert "val split, 1 sample<" in text
-
-
-def test_a_report_names_its_run_and_checkpoint() -> None:
-    assert "test split, 30 samples, run photos/2026-01-01, checkpoint best.ckpt<" in caption_page()
-
-
-def test_few_images_and_no_curves() -> None:
+    text = text_page()  # an estimate is no control, and one sample is one
+    assert "controls" not in text and "an estimate of the same loss" in text and "val split, 1 sample<" in text
     assert "Curves" not in class_page()
-    Reader(caption_page(count=1))
 
 
 def test_curves_of_a_run(tmp_path: Path) -> None:
@@ -201,21 +189,23 @@ def test_a_run_keeps_what_it_was_started_with(trained: Path, small: list[str]) -
         assert typed == [*small, "trainer.max_epochs=2", f"runs={trained.parents[1]}"]
 
 
-def evaluation(folder: Path, captions: dict[str, str]) -> str:
-    references = {str(n): [f"a dog number {n} runs", f"dog {n}"] for n in range(40)}
-    rows = {image: {"caption": captions[image], "references": texts} for image, texts in references.items()}
-    folder.mkdir(parents=True)
-    (folder / "metrics.json").write_text(json.dumps({"test/loss": 1.0, "test/cider": 0.5}))
-    (folder / "details.json").write_text(json.dumps({"images": rows}))
-    (folder / "about.json").write_text(json.dumps({"task": "captioning"}))
-    return str(folder)
-
-
-def stored(folder: Path, task: str, scores: dict[str, float], **files: object) -> None:
+def stored(folder: Path, task: str, scores: dict[str, float], **files: object) -> str:
     folder.mkdir(exist_ok=True)
     files |= {"metrics": {f"test/{name}": value for name, value in scores.items()}, "about": {"task": task}}
     for name, content in files.items():
         (folder / f"{name}.json").write_text(json.dumps(content))
+    return str(folder)
+
+
+GOOD = {str(n): f"a dog number {n} runs" for n in range(40)}
+
+
+def rows_of(captions: dict[str, str]) -> dict[str, dict]:
+    return {n: {"caption": text, "references": [GOOD[n], f"dog {n}"]} for n, text in captions.items()}
+
+
+def evaluation(folder: Path, captions: dict[str, str]) -> str:
+    return stored(folder, "captioning", {"loss": 1.0, "cider": 0.5}, details={"images": rows_of(captions)})
 
 
 def compared(folder: Path, capsys) -> dict[str, list[float]]:
@@ -227,9 +217,8 @@ def compared(folder: Path, capsys) -> dict[str, list[float]]:
 
 
 def test_a_better_run_is_significantly_so(tmp_path: Path, capsys) -> None:
-    good = {str(n): f"a dog number {n} runs" for n in range(40)}
-    poor = {image: text if int(image) % 2 else "a cat" for image, text in good.items()}
-    folders = [evaluation(tmp_path / name, captions) for name, captions in (("one", poor), ("two", good), ("x", poor))]
+    poor = {image: text if int(image) % 2 else "a cat" for image, text in GOOD.items()}
+    folders = [evaluation(tmp_path / name, captions) for name, captions in (("one", poor), ("two", GOOD), ("x", poor))]
     assert vlm(["compare", *folders]) == 0
     header, *lines = capsys.readouterr().out.splitlines()
     assert header.split()[:2] == ["one", "two"]
@@ -240,31 +229,43 @@ def test_a_better_run_is_significantly_so(tmp_path: Path, capsys) -> None:
 
 
 def test_captions_are_compared_in_each_language_that_both_have(tmp_path: Path, capsys) -> None:
-    good = {str(n): f"a dog number {n} runs" for n in range(40)}
-    evaluation(tmp_path / "plain", dict.fromkeys(good, "a cat"))
-    rows = json.loads((tmp_path / "plain" / "details.json").read_text())["images"]
-    better = {image: row | {"caption": good[image]} for image, row in rows.items()}
-    for name, languages in {"one": {"en": better, "de": rows}, "two": {"de": better}}.items():
+    poor = dict.fromkeys(GOOD, "a cat")
+    plain, folders = evaluation(tmp_path / "plain", poor), []
+    for name, languages in {"one": {"en": GOOD, "de": poor}, "two": {"de": GOOD}}.items():
         scores = {"cider": 0.5} | {f"cider_{language}": 0.5 for language in languages}
-        stored(tmp_path / name, "captioning", scores, details=languages)
-    folders = [str(tmp_path / name) for name in ("one", "two")]
+        details = {language: rows_of(captions) for language, captions in languages.items()}
+        folders.append(stored(tmp_path / name, "captioning", scores, details=details))
     assert vlm(["compare", *folders]) == 0
     printed = {line.split("  ")[0]: line for line in capsys.readouterr().out.splitlines()}
     assert re.search(r"\+\d.\d+ \(\+[\d.]+ to \+[\d.]+\)\*", printed["cider de"])
     assert "(" not in printed["CIDEr"] and "(" not in printed["cider en"]
-    assert vlm(["compare", folders[0], str(tmp_path / "plain")]) == 0
+    assert vlm(["compare", folders[0], plain]) == 0
     warned = "warning: only one of one and plain has captions in one that nobody named, de, en, which are not compared"
     assert capsys.readouterr().err == f"{warned}\n"
 
 
-def test_classes_of_texts_are_compared_text_by_text(tmp_path: Path, capsys) -> None:
-    """Of 200 texts, one is right of 100, the other of the same and 30 more."""
-    for name, right in (("one", 100), ("two", 130)):
-        rows = [{"id": f"line {n}", "label": "a", "predicted": "a" if n < right else "b"} for n in range(200)]
-        stored(tmp_path / name, "text_classification", {"accuracy": right / 200}, predictions=rows)
-    spread = 1.96 * (0.15 * 0.85 / 200) ** 0.5  # of a share of 0.15 of 200
+def labelled(right: int, rows: list[dict]) -> list[dict]:
+    return [row | {"label": "a", "answer": "a", "predicted": "a" if n < right else "b"} for n, row in enumerate(rows)]
+
+
+TEXTS = [{"id": f"line {n}"} for n in range(200)]
+PHOTOS = [{"image_id": f"{n}.png"} for n in range(60)]  # of each, four questions are right or none: no more than one is
+
+
+@pytest.mark.parametrize(
+    ("task", "rights", "rows", "tolerance"),
+    [("text_classification", (100, 130), TEXTS, 0.015), ("image_questions", (20, 35), PHOTOS, 0.03)],
+)
+def test_each_kind_is_compared_by_what_is_drawn(task, rights, rows, tolerance, tmp_path: Path, capsys) -> None:
+    """Texts are, and images of which there are several questions; the one is right of some, the other of more."""
+    for name, right in zip(("one", "two"), rights, strict=True):
+        own = labelled(right, rows)
+        asked = [row | {"question": f"question {number}?"} for row in own for number in range(4)]
+        stored(tmp_path / name, task, {"accuracy": right / len(rows)}, predictions=own, details={"questions": asked})
+    share = (rights[1] - rights[0]) / len(rows)
+    spread = 1.96 * (share * (1 - share) / len(rows)) ** 0.5
     gain, *ends = compared(tmp_path, capsys)["accuracy"]
-    assert gain == 0.15 and ends == pytest.approx([0.15 - spread, 0.15 + spread], abs=0.015)
+    assert gain == share and ends == pytest.approx([share - spread, share + spread], abs=tolerance)
 
 
 def test_answers_are_compared_question_by_question(tmp_path: Path, capsys) -> None:
@@ -274,17 +275,6 @@ def test_answers_are_compared_question_by_question(tmp_path: Path, capsys) -> No
         rows = [{"id": f"q{n}", "exact_match": 0.0, "f1": f1 + gain} for n, f1 in enumerate(scores)]
         stored(tmp_path / name, "span_answering", {"f1": scores.mean() + gain}, details={"questions": rows})
     assert compared(tmp_path, capsys)["f1"] == [0.1, 0.1, 0.1]
-
-
-def test_answers_to_images_are_compared_image_by_image(tmp_path: Path, capsys) -> None:
-    """All four answers of an image are right or none is, so that 60 images say no more than 60 questions would."""
-    for name, right in (("one", 20), ("two", 35)):
-        asked = [{"image_id": f"{n}.png", "answer": "a", "predicted": "a" if n < right else "b"} for n in range(60)]
-        rows = [row | {"question": f"question {number}?"} for row in asked for number in range(4)]
-        stored(tmp_path / name, "image_questions", {"accuracy": right / 60}, details={"questions": rows})
-    gain, *ends = compared(tmp_path, capsys)["accuracy"]
-    spread = 1.96 * (0.25 * 0.75 / 60) ** 0.5
-    assert gain == 0.25 and ends == pytest.approx([0.25 - spread, 0.25 + spread], abs=0.03)
 
 
 def test_tags_are_compared_sentence_by_sentence(tmp_path: Path, capsys) -> None:
@@ -316,13 +306,12 @@ def test_translations_are_compared_as_sacrebleu_scores_them(tmp_path: Path, caps
         rows = zip(written, references, strict=True)
         texts = {f"{n}": {"text": "x", "translation": one, "reference": other} for n, (one, other) in enumerate(rows)}
         scores = [metric.corpus_score(written, [references]).score for metric in (BLEU(), CHRF())]
-        stored(
-            tmp_path / name, "translation", dict(zip(("bleu", "chrf"), scores, strict=True)), details={"texts": texts}
-        )
+        named = dict(zip(("bleu", "chrf"), scores, strict=True))
+        stored(tmp_path / name, "translation", named, details={"texts": texts})
         truth.append(scores)
     gains = compared(tmp_path, capsys)
-    assert gains["BLEU"][0] == pytest.approx(truth[1][0] - truth[0][0], abs=1e-3) and gains["BLEU"][1] > 0
-    assert gains["chrF"][0] == pytest.approx(truth[1][1] - truth[0][1], abs=1e-3) and gains["chrF"][1] > 0
+    for name, first, second in zip(("BLEU", "chrF"), *truth, strict=True):
+        assert gains[name][0] == pytest.approx(second - first, abs=1e-3) and gains[name][1] > 0
 
 
 def test_images_that_find_texts_are_compared_by_the_rank_of_their_own(tmp_path: Path, capsys) -> None:
@@ -334,39 +323,27 @@ def test_images_that_find_texts_are_compared_by_the_rank_of_their_own(tmp_path: 
     assert [values for name, values in gains.items()] == [[0.0] * 3, [1.0] * 3, [0.0] * 3]
 
 
-def test_evaluations_with_nothing_in_common_are_status_1(tmp_path: Path, capsys) -> None:
-    one = evaluation(tmp_path / "one", {str(n): "a" for n in range(40)})
-    classes, rows = tmp_path / "classes", [{"image": "x.png", "label": "a", "predicted": "a"}]
-    stored(classes, "classification", {"loss": 1.0}, predictions=rows)
-    for folders in ((one, str(classes)), (str(classes), one)):
-        assert vlm(["compare", *folders]) == 1
+def test_what_cannot_be_compared_is_a_line(tmp_path: Path, capsys) -> None:
+    one, other = (evaluation(tmp_path / name, dict.fromkeys(GOOD, "a")) for name in ("one", "two\x1b[31m"))
+    rows = [{"image": "x.png", "label": "a", "predicted": "a"}]
+    classes = stored(tmp_path / "classes", "classification", {"loss": 1.0}, predictions=rows)
+    texts = [stored(tmp_path / name, "language_modeling", {name: 1.0}) for name in ("bits_per_byte", "bleu")]
+    metrics = tmp_path / "one" / "metrics.json"
+    before = metrics.read_bytes()
+    for arguments, status, said in (
+        ([one, classes], 1, "no sample in common"),
+        ([classes, one], 1, "no sample in common"),
+        (texts, 1, "error: bits_per_byte and bleu: no score in common; compare evaluations of one task\n"),
+        ([one], 2, "two folders"),
+        ([one, str(tmp_path)], 2, "holds no metrics.json"),
+        ([one, other, "--out", str(metrics)], 2, "is also read"),
+    ):
+        assert vlm(["compare", *arguments]) == status
         captured = capsys.readouterr()
-        assert "no sample in common" in captured.err and captured.out == ""
-
-
-def test_evaluations_without_a_score_in_common_are_status_1(tmp_path: Path, capsys) -> None:
-    """Of texts no images are compared."""
-    for name, score in (("one", "bits_per_byte"), ("two", "bleu")):
-        stored(tmp_path / name, "language_modeling", {score: 1.0})
-    assert vlm(["compare", str(tmp_path / "one"), str(tmp_path / "two")]) == 1
-    captured = capsys.readouterr()
-    assert captured.err == "error: one and two: no score in common; compare evaluations of one task\n"
-    assert captured.out == ""
-
-
-def test_what_is_compared_is_not_written_over(tmp_path: Path, capsys) -> None:
-    folders = [evaluation(tmp_path / name, {str(n): "a" for n in range(40)}) for name in ("one", "two\x1b[31m")]
-    before = (tmp_path / "one" / "metrics.json").read_text()
-    assert vlm(["compare", *folders, "--out", str(tmp_path / "one" / "metrics.json")]) == 2
-    assert "is also read" in capsys.readouterr().err and (tmp_path / "one" / "metrics.json").read_text() == before
-    assert vlm(["compare", *folders]) == 0
+        assert said in captured.err and captured.out == ""
+    assert metrics.read_bytes() == before
+    assert vlm(["compare", one, other]) == 0
     assert "\x1b" not in capsys.readouterr().out
-
-
-def test_compare_refuses_what_is_none(tmp_path: Path, capsys) -> None:
-    one = evaluation(tmp_path / "one", {str(n): "a" for n in range(40)})
-    assert vlm(["compare", one]) == 2 and "two folders" in capsys.readouterr().err
-    assert vlm(["compare", one, str(tmp_path)]) == 2 and "holds no metrics.json" in capsys.readouterr().err
 
 
 def test_thumbnails_are_small_and_escaped() -> None:

@@ -41,20 +41,14 @@ TASKS = sorted({path.stem for path in (ROOT / "conf" / "task").glob("*.yaml")} -
 EXPERIMENTS = sorted(path.stem for path in (ROOT / "conf" / "experiment").glob("*.yaml"))
 # Each group with the tasks that its options are tried with.
 GROUPS = {
-    "model": (),
+    **dict.fromkeys(("model", "data"), ()),
     "model/encoder": ("captioning", "classification"),
     "model/encoder/spelling": ("tagging", "span_answering"),
     "model/decoder": ("captioning", "translation"),
     "model/position": ("captioning", "language_modeling", "tagging"),
-    "model/fusion": ("captioning",),
-    "data": (),
     "tokenizer": ("captioning", "language_modeling"),
-    "optim": TASKS,
-    "schedule": ("captioning",),
-    "trainer": ("captioning",),
-    "logger": ("captioning",),
-    "callbacks": ("captioning",),
-    "debug": TASKS,
+    **dict.fromkeys(("optim", "debug"), TASKS),
+    **dict.fromkeys(("model/fusion", "schedule", "trainer", "logger", "callbacks"), ("captioning",)),
 }
 # Options that are for one task alone; those of `model` and `data` that are not named here are for captioning.
 OWN = {
@@ -78,27 +72,18 @@ OF_A_FOLDER = ("model=pretrained", "model=vision_language", "model/encoder=causa
 ENCODERS_OF_TEXT = ("text_classification", "tagging", "translation", "photo_translation")
 ENCODERS_OF_TEXT += ("span_answering", "masked_language_modeling")
 # What a data set cannot do without: where it is, or patches that divide its images.
+PATHS = {"image_tar": "classes.tar", "image_table": "classes.csv", "texts": "texts.csv", "conll": "tags.tsv"}
+PATHS |= {"conllu": "tags.conllu", "squad": "questions.json", "translations": "translations.csv"}
+ROOTS = ("captions", "image_folder", "text_folder", "sst2", "multi30k", "easy_vqa")
 NEEDS = {
-    "captions": ["data.root=."],
+    **{key: ["data.root=."] for key in ROOTS},
+    **{name: [f"data.path={path}"] for name, path in PATHS.items()},
+    **{key: ["model.encoder.patch_size=4"] for key in ("fashion_mnist", "mnist")},
     "questions": ["data.root=.", "data.path=questions.csv"],
     "conversations": ["data.root=.", "data.path=chats.jsonl"],
-    "image_folder": ["data.root=."],
-    "image_tar": ["data.path=classes.tar"],
-    "image_table": ["data.path=classes.csv"],
-    "texts": ["data.path=texts.csv"],
-    "text_folder": ["data.root=."],
-    "sst2": ["data.root=."],
-    "conll": ["data.path=tags.tsv"],
-    "conllu": ["data.path=tags.conllu"],
-    "squad": ["data.path=questions.json"],
     "joined_texts": ["data.source.sources=[{_target_:vlm.data.sources.text_folders.TextFolders,root:.}]"],
     "aligned": ["data.root=.", "data.from=en", "data.to=de"],
-    "translations": ["data.path=translations.csv"],
-    "multi30k": ["data.root=."],
-    "easy_vqa": ["data.root=."],
     "multi30k_photos": ["data.root=.", "data.photos=."],
-    "fashion_mnist": ["model.encoder.patch_size=4"],
-    "mnist": ["model.encoder.patch_size=4"],
     "pretrained": ["tokenizer.path=."],
 }
 
@@ -146,67 +131,15 @@ COMMANDS = sorted(
 
 def write_squad(path: Path, story: str) -> None:
     """Questions about passages in SQuAD's layout."""
-    answer = {"text": "small", "answer_start": story.index("small")}
-    passages = [
-        {"context": f"{story} {path.stem} {n}", "qas": [{"id": f"{n}", "question": "what?", "answers": [answer]}]}
-        for n in range(40)
-    ]
+    asked = {"question": "what?", "answers": [{"text": "small", "answer_start": story.index("small")}]}
+    passages = [{"context": f"{story} {path.stem} {n}", "qas": [{"id": f"{n}", **asked}]} for n in range(40)]
     path.write_text(json.dumps({"data": [{"paragraphs": passages}]}))
 
 
-@pytest.fixture(scope="module")
-def flickr8k(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder in Flickr8k's layout, with drawn scenes for photos, and their captions in other languages."""
-    folder = draw_flickr8k(tmp_path_factory.mktemp("flickr8k"))
-    return translate_flickr8k(folder, folder)
-
-
-@pytest.fixture(scope="module")
-def flowers(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of class folders."""
-    folder = tmp_path_factory.mktemp("flowers")
-    draw_classes(folder, {"daisy": (240, 240, 230), "rose": (200, 20, 60), "tulip": (230, 160, 40)}, count=8)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def cifar10(flowers: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tar of class folders."""
-    path = tmp_path_factory.mktemp("cifar10") / "cifar10.tar"
-    with tarfile.open(path, "w") as archive:
-        for split in ("train", "test"):
-            archive.add(flowers, arcname=split)
-    return path
-
-
-@pytest.fixture(scope="module")
-def shakespeare(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A file of text."""
-    path = tmp_path_factory.mktemp("tinyshakespeare") / "input.txt"
-    path.write_text("ROMEO:\nBut, soft! what light through yonder window breaks?\n\n" * 60)
-    return path
-
-
-@pytest.fixture(scope="module")
-def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of aligned files, with Multi30k's and the names of photos among them."""
-    folder = tmp_path_factory.mktemp("texts")
-    for stem in ("train", "val", "test", "test_2016_flickr"):
-        (folder / f"{stem}.images.txt").write_text("".join(f"train{n % 12}.jpg\n" for n in range(60)))
-        for ending, words in (("en", "a red circle"), ("de", "ein roter Kreis")):
-            (folder / f"{stem}.{ending}").write_text(
-                "".join(f"{words} of train, val or test: {stem} {n}\n" for n in range(60))
-            )
-    return folder
-
-
-@pytest.fixture(scope="module")
-def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a few samples in the files of all data sets of texts."""
-    folder = tmp_path_factory.mktemp("sets_of_texts")
-    tree = "".join(
-        f"{n}\t{word}\t_\t{tag}" + "\t_" * 6 + "\n" for n, word, tag in ((1, "It", "PRON"), (2, "ran", "VERB"))
-    )
+def draw_texts(folder: Path) -> None:
+    """A few samples in the files of all data sets of texts."""
+    words = ((1, "It", "PRON"), (2, "ran", "VERB"))
+    tree = "".join(f"{n}\t{word}\t_\t{tag}" + "\t_" * 6 + "\n" for n, word, tag in words)
     for name in ("en_ewt", "fr_sequoia"):
         for split in ("train", "dev", "test"):
             (folder / f"{name}-ud-{split}.conllu").write_text(f"{tree}\n" * 20)
@@ -217,15 +150,10 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / f"stsa.binary.{split}").write_text("".join(lines))
     (folder / "train_phrases.tsv").write_text("sentence\tlabel\na film \t1\n")
     shutil.copytree(folder, folder / "sst2", ignore=shutil.ignore_patterns("*.conll*", "*.annotated"))
-    for name in ("squadshifts", "xquad"):
-        (folder / name).mkdir()
-    for name in (
-        "squadshifts/new_wiki_v1.0",
-        "squadshifts/reddit_v1.0",
-        "squadshifts/amazon_reviews_v1.0",
-        "xquad/xquad.en",
-    ):
-        write_squad(folder / f"{name}.json", STORY)
+    shifts = [f"squadshifts/{name}_v1.0.json" for name in ("new_wiki", "reddit", "amazon_reviews")]
+    for name in (*shifts, "xquad/xquad.en.json"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        write_squad(folder / name, STORY)
     draw_easy_vqa(folder / "easy_vqa", images=60)
     for name in ("pos", "neg"):
         (folder / "movie_reviews" / name).mkdir(parents=True)
@@ -234,7 +162,33 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for split in ("train", "val", "test"):
         (folder / "books" / split).mkdir(parents=True)
         (folder / "books" / split / "novel.txt").write_text(f"{STORY} That is the {split}'s.\n" * 40)
-    return folder
+
+
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of small data sets in the layouts of published ones: scenes for photos, a few texts."""
+    root = tmp_path_factory.mktemp("drawn")
+    for name in ("flickr8k", "pairs", "texts", "tinyshakespeare"):
+        (root / name).mkdir()
+    translate_flickr8k(draw_flickr8k(root / "flickr8k"), root / "flickr8k")
+    draw_classes(root / "flowers", {"daisy": (240, 240, 230), "rose": (200, 20, 60), "tulip": (230, 160, 40)}, count=8)
+    with tarfile.open(root / "cifar10.tar", "w") as archive:
+        for split in ("train", "test"):
+            archive.add(root / "flowers", arcname=split)
+    lines = "ROMEO:\nBut, soft! what light through yonder window breaks?\n\n" * 60
+    (root / "tinyshakespeare" / "input.txt").write_text(lines)
+    for stem in (
+        "train",
+        "val",
+        "test",
+        "test_2016_flickr",
+    ):  # aligned files, Multi30k's and names of photos among them
+        (root / "pairs" / f"{stem}.images.txt").write_text("".join(f"train{n % 12}.jpg\n" for n in range(60)))
+        for ending, words in (("en", "a red circle"), ("de", "ein roter Kreis")):
+            lines = "".join(f"{words} of train, val or test: {stem} {n}\n" for n in range(60))
+            (root / "pairs" / f"{stem}.{ending}").write_text(lines)
+    draw_texts(root / "texts")
+    return root
 
 
 @pytest.mark.parametrize("overrides", [[], *([f"task={task}"] for task in TASKS), *MARKED], ids=" ".join)
@@ -244,7 +198,8 @@ def test_every_option_composes_and_passes_the_check(overrides: list[str]) -> Non
     check_fit(config)
 
 
-def test_no_option_is_left_out() -> None:
+def test_no_option_and_no_command_is_left_out() -> None:
+    assert len(COMMANDS) >= 20
     tried = {override for options in OPTIONS for override in options}
     files = [path for group in GROUPS for path in (ROOT / "conf" / group).glob("*.yaml")]
     assert {f"{path.parent.relative_to(ROOT / 'conf')}={path.stem}" for path in files} - {*OF_A_FOLDER} <= tried
@@ -266,40 +221,36 @@ AFTER |= {f"captioning_flickr8k{kind}_cider": f"captioning_flickr8k{kind}" for k
 AFTER["tagging_wnut17_bert"] = "tagging_ewt_bert"
 
 
+FLICKR8K = "data.root=flickr8k"
+# What an experiment reads, by the beginning of its name.
+DATA = {
+    "captioning_flickr8k_gpu": [FLICKR8K, "model.size.encoder_depth=2", "model.size.decoder_depth=2"],
+    "captioning_flickr8k_languages": [FLICKR8K, "data.languages_root=flickr8k"],
+    **{key: [FLICKR8K] for key in ("captioning_flickr8k", "contrastive_flickr8k")},
+    "drawn_lines": [],
+    "easy_vqa": ["data.root=texts/easy_vqa"],
+    "flowers": ["data.root=flowers"],
+    "tagging_small": ["data.path=texts/en_ewt-ud-train.conllu"],
+    **{key: ["data.root=texts"] for key in ("tagging", "text_classification", "span", "masked_lm_film")},
+    "books": ["data.root=texts/books", *SHORT],
+    "multi30k_photos": ["data.root=pairs", "data.photos=flickr8k/images"],
+    "translation_multi30k": ["data.root=pairs"],
+    "cifar10": ["data.path=cifar10.tar"],
+    "shakespeare_gpu": ["data.path=tinyshakespeare/input.txt", *SHORT, "model.size.depth=2"],
+    "shakespeare": ["data.path=tinyshakespeare/input.txt", *SHORT],
+}
+
+
 @pytest.mark.parametrize("experiment", [*FIRST, *(pytest.param(e, marks=SLOW) for e in EXPERIMENTS if e not in FIRST)])
-def test_every_experiment_takes_a_step(
-    experiment, flickr8k, flowers, cifar10, shakespeare, pairs, texts, tmp_path
-) -> None:
+def test_every_experiment_takes_a_step(experiment, drawn, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(drawn)
     said = (ROOT / "conf" / "experiment" / f"{experiment}.yaml").read_text()
     assert re.search(rf"^#   python train\.py (task=\w+ )?experiment={experiment}( |$)", said, re.MULTILINE)
-    data = {
-        "captioning_flickr8k_gpu": [
-            f"data.root={flickr8k}",
-            "model.size.encoder_depth=2",
-            "model.size.decoder_depth=2",
-        ],
-        "captioning_flickr8k_languages": [f"data.root={flickr8k}", f"data.languages_root={flickr8k}"],
-        "captioning_flickr8k_cider": [f"data.root={flickr8k}"],
-        "captioning_flickr8k": [f"data.root={flickr8k}"],
-        "contrastive_flickr8k": [f"data.root={flickr8k}"],
-        "drawn_lines": [],
-        "easy_vqa": [f"data.root={texts / 'easy_vqa'}"],
-        "flowers": [f"data.root={flowers}"],
-        "tagging_small": [f"data.path={texts / 'en_ewt-ud-train.conllu'}"],
-        **{name: [f"data.root={texts}"] for name in ("tagging", "text_classification", "span")},
-        "masked_lm_film": [f"data.root={texts}"],
-        "books": [f"data.root={texts / 'books'}", *SHORT],
-        "multi30k_photos": [f"data.root={pairs}", f"data.photos={flickr8k / 'images'}"],
-        "translation_multi30k": [f"data.root={pairs}"],
-        "cifar10": [f"data.path={cifar10}"],
-        "shakespeare_gpu": [f"data.path={shakespeare}", *SHORT, "model.size.depth=2"],
-        "shakespeare": [f"data.path={shakespeare}", *SHORT],
-    }
     fast = ["debug=fast", "trainer.accelerator=cpu", f"runs={tmp_path}"]
     fast += [f"trainer.limit_{part}_batches=1" for part in ("train", "val", "test")]
     start: list[str] = []
     for name in filter(None, (AFTER.get(experiment), experiment)):
-        own = next(given for known, given in data.items() if name.startswith(known))
+        own = next(given for known, given in DATA.items() if name.startswith(known))
         if name.endswith("_bert"):
             if not start:
                 hugging.saved_bert(tmp_path / "bert", BertModel)
@@ -313,42 +264,34 @@ def test_every_experiment_takes_a_step(
         assert vlm(["export", str(tmp_path / "out"), "-c", str(path), "--to", "huggingface"]) == 0
 
 
-def test_the_pages_have_commands() -> None:
-    assert len(COMMANDS) >= 20
-
-
 @pytest.fixture
-def place(
-    trained, photos, flickr8k, flowers, cifar10, shakespeare, pairs, read_captions, tmp_path, monkeypatch
-) -> Path:
+def place(trained, photos, drawn, read_captions, tmp_path, monkeypatch) -> Path:
     """A folder with the data that the README's commands name, in which they run."""
     for name in CAPTIONERS:
         shutil.copytree(trained, tmp_path / "runs" / name / "DATE_TIME")
     shutil.copytree(ROOT / "data" / "sample", tmp_path / "data" / "sample")
+    for name in ("flickr8k", "flowers", "tinyshakespeare"):
+        shutil.copytree(drawn / name, tmp_path / "data" / name)
+    shutil.copytree(drawn / "flickr8k", tmp_path / "data" / "flickr8k_languages")
+    shutil.copy(drawn / "cifar10.tar", tmp_path / "data")
+    shutil.copytree(drawn / "pairs", tmp_path / "pairs")
     shutil.copytree(photos, tmp_path / "photos")
-    shutil.copytree(flickr8k, tmp_path / "data" / "flickr8k")
-    shutil.copytree(flickr8k, tmp_path / "data" / "flickr8k_languages")
-    shutil.copytree(flowers, tmp_path / "data" / "flowers")
-    shutil.copy(cifar10, tmp_path / "data" / "cifar10.tar")
-    shutil.copytree(shakespeare.parent, tmp_path / "data" / "tinyshakespeare")
-    table = "".join(f'{name},"{caption}"\n' for name, caption in read_captions(photos / "captions.json"))
+    captions = read_captions(photos / "captions.json")
+    table = "".join(f'{name},"{caption}"\n' for name, caption in captions)
     (tmp_path / "photos" / "captions.csv").write_text(f"image,caption\n{table}")
     (tmp_path / "notes.txt").write_text(STORY)
     for name in ("train", "test"):
         write_squad(tmp_path / f"{name}.json", STORY)
-    shutil.copytree(pairs, tmp_path / "pairs")
     (tmp_path / "my_photos").mkdir()
-    questions = []
-    for name, caption in read_captions(photos / "captions.json"):
+    for name, caption in captions:
         shutil.copy(photos / name, tmp_path / "my_photos")
         (tmp_path / "my_photos" / name).with_suffix(".txt").write_text(f"{caption}\n")
-        questions += [f"{name},what is it?,{caption}"]
-    (tmp_path / "questions.csv").write_text("\n".join(["image,question,answer", *questions, ""]))
-    asked = [line.split(",", 2) for line in questions]
-    chats = [{"image": name, "texts": [{"user": text, "assistant": answer}]} for name, text, answer in asked]
-    (tmp_path / "chats.jsonl").write_text("".join(json.dumps(row) + "\n" for row in chats))
-    shutil.copy(pairs / "test.en", tmp_path / "letters.txt")
-    shutil.copy(flickr8k / "images" / "test0.jpg", tmp_path / "photo.jpg")
+    rows = "".join(f"{name},what is it?,{caption}\n" for name, caption in captions)
+    (tmp_path / "questions.csv").write_text(f"image,question,answer\n{rows}")
+    turns = [{"image": name, "texts": [{"user": "what is it?", "assistant": caption}]} for name, caption in captions]
+    (tmp_path / "chats.jsonl").write_text("".join(json.dumps(row) + "\n" for row in turns))
+    shutil.copy(drawn / "pairs" / "test.en", tmp_path / "letters.txt")
+    shutil.copy(drawn / "flickr8k" / "images" / "test0.jpg", tmp_path / "photo.jpg")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "stdin", io.StringIO("ROMEO:\n"))
     return tmp_path
@@ -446,18 +389,13 @@ def test_the_commands_of_the_pages_run_as_written(command, place, request, monke
     elif any(argument.startswith("resume=") for argument in arguments):
         assert main([argument.replace("max_epochs=10", "max_epochs=3") for argument in arguments]) == 0  # in less time
     else:
-        small = [
-            "debug=fast",
-            "trainer.max_epochs=1",
-            "trainer.accelerator=cpu",
-        ]
-        sizes = ["model.size.dim=32", "model.size.num_heads=2"]
+        small = ["debug=fast", "trainer.max_epochs=1", "trainer.accelerator=cpu"]
         if "model=pretrained" in command:
-            sizes = [] if "task=classification" in command else ["data.max_len=32"]
-        if "model=vision_language" in command:
-            sizes = ["data.max_len=96"]
-        small += sizes
+            small += [] if "task=classification" in command else ["data.max_len=32"]
+        elif "model=vision_language" in command:
+            small += ["data.max_len=96"]
+        else:
+            small += ["model.size.dim=32", "model.size.num_heads=2"]
         small += SHORT if "task=language_modeling" in command or "shakespeare" in command else []
-        drawn = not re.search("data=|experiment=", command)
-        small += drawn_samples(command) if drawn else []
+        small += [] if re.search("data=|experiment=", command) else drawn_samples(command)
         assert main([*arguments, *small]) == (2 if wrong else 0)

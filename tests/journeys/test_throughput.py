@@ -76,9 +76,8 @@ def test_figures_are_those_of_what_was_read(small, clock, monkeypatch, tmp_path)
         predicted = [sum((s == k).sum().item() - 1 for s in t.segments for k in set(s.tolist()) - {0}) for t in texts]
         assert row["tokens_per_s"] == pytest.approx(sum(predicted) / 32, rel=1e-4)
         assert row["data_wait"] == 0.25 and "mfu" not in row
-        expected = sum(
-            flop[0].training(Work(len(t.tokens), *t.tokens.shape), n) for t, n in zip(texts, predicted, strict=True)
-        )
+        works = [Work(len(t.tokens), *t.tokens.shape) for t in texts]
+        expected = sum(flop[0].training(work, n) for work, n in zip(works, predicted, strict=True))
         assert row["flop_per_s"] == pytest.approx(expected / 32, rel=1e-4)
         assert 0.05 < row["peak_memory_gib"] < 32
 

@@ -1,4 +1,4 @@
-"""Recall among images and captions, by sorting and by enumeration."""
+"""Recall among images and captions, by sorting and by enumeration; the loss by hand, and in 16 bits."""
 
 from itertools import permutations
 
@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from vlm.errors import UserError
+from vlm.tasks.contrastive.loss import contrastive_loss
 from vlm.tasks.contrastive.metrics import DEPTHS, NAMES, RetrievalMetric, ranks
 
 COUNTS = [5, 1, 3, 2, 5, 4, 5]  # captions of each image
@@ -122,3 +123,28 @@ def test_the_loss_is_that_of_one_batch():
     places = torch.arange(len(images))
     truth = (F.cross_entropy(logits, places) + F.cross_entropy(logits.T, places)) / 2
     assert made.loss(9.0) == pytest.approx(truth.item(), rel=1e-5)
+
+
+@pytest.fixture
+def pairs():
+    return [F.normalize(torch.randn(5, 7), dim=1) for _ in range(2)]
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_each_side_picks_its_half(pairs, smoothing):
+    left, right = pairs
+    total, count = contrastive_loss(left, right, torch.tensor([9.0]), label_smoothing=smoothing)
+    expected = 0.0
+    for one, other in ((left, right), (right, left)):
+        for place, row in enumerate(one):
+            chances = torch.stack([9 * row @ candidate for candidate in other]).log_softmax(0)
+            expected -= (1 - smoothing) * chances[place] + smoothing * chances.mean()
+    assert count == 5 and total.item() == pytest.approx(expected.item() / 2, rel=1e-5)
+
+
+def test_products_are_taken_in_32_bits(pairs):
+    scale = torch.tensor([100.0])
+    truth, _ = contrastive_loss(*pairs, scale)
+    with torch.autocast("cpu", torch.bfloat16):
+        total, _ = contrastive_loss(*pairs, scale)
+    assert total.dtype == torch.float32 and total.item() == truth.item()

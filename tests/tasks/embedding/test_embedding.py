@@ -138,13 +138,13 @@ def test_a_classifier_gives_what_its_head_reads(task):
     ours = load(FILES / f"{task}.ckpt")
     inputs = IMAGES if task == "classification" else ["a red dot", "x y"]
     probabilities = ours.module.head(torch.from_numpy(np.stack(ours.embed(inputs)))).softmax(-1)
+    found = [dict(zip(ours._predictor.classes, row.tolist(), strict=True)) for row in probabilities]
     if task == "classification":
         truth = [dict(one.top) for one in ours.classify(inputs, top=100)]
-        found = [dict(zip(ours._predictor.classes, row.tolist(), strict=True)) for row in probabilities]
     else:
         rows = ours._predictor.encoded([[encode_text(ours._predictor.tokenizer, 120, text)] for text in inputs])
-        truth = [*ours.module(rows.tokens, rows.segments, rows.types, rows.layout).softmax(-1).tolist()]
-        found = probabilities.tolist()
+        logits = ours.module(rows.tokens, rows.segments, rows.types, rows.layout)
+        truth = [dict(zip(ours._predictor.classes, row.tolist(), strict=True)) for row in logits.softmax(-1)]
     for one, other in zip(found, truth, strict=True):
         assert one == pytest.approx(other, abs=1e-5)
 
@@ -157,14 +157,12 @@ OTHERS = ["captioning", "image_questions", "masked_language_modeling", "tagging"
 def test_other_models_give_the_mean_of_their_encoders_states(task):
     ours = load(FILES / f"{task}.ckpt")
     if task in ("captioning", "image_questions"):
-        inputs, predictor = IMAGES[:1], ours._predictor
-        pixels = predictor.preprocess(Image.open(IMAGES[0]))[None]
-        states = ours.module.encoder(predictor.preprocess.normalize(pixels)).states
+        inputs, preprocess = IMAGES[:1], ours._predictor.preprocess
+        read = preprocess.normalize(preprocess(Image.open(IMAGES[0]))[None])
     else:
-        inputs = ["a small red circle"]
-        tokenizer = ours._predictor.tokenizer
-        row = [tokenizer.bos_id, *tokenizer.encode(inputs[0]), tokenizer.eos_id]
-        states = ours.module.encoder(torch.tensor([row])).states
+        inputs, tokenizer = ["a small red circle"], ours._predictor.tokenizer
+        read = torch.tensor([[tokenizer.bos_id, *tokenizer.encode(inputs[0]), tokenizer.eos_id]])
+    states = ours.module.encoder(read).states
     np.testing.assert_allclose(ours.embed(inputs)[0], states[0].mean(0), rtol=0, atol=1e-5)
 
 

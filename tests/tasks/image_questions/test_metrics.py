@@ -1,10 +1,15 @@
-"""Accuracy of answers against counts by hand, with the controls."""
+"""Accuracy of answers against counts by hand, with the controls, and other scores beside their definitions."""
+
+from itertools import combinations
+from statistics import fmean
 
 import pytest
 
 from vlm.data.records import Question
 from vlm.errors import UserError
+from vlm.randomness import numpy_rng
 from vlm.tasks.image_questions.metrics import AnswerMetric
+from vlm.tasks.image_questions.scores import anls, plain_answer, vqa_accuracy
 
 ASKED = {
     "a": [Question("what color?", "red", "color"), Question("how many?", "two", "count")],
@@ -54,3 +59,51 @@ def test_a_question_counts_under_the_controls_that_it_was_asked_under():
     assert made.compute() == {"accuracy": 0.5, "accuracy_color": 1.0, "accuracy_count": 0.0}
     assert [row["image_id"] for row in made.answers] == ["a", "a"]
     assert not [name for name in made.controls([]) if "shuffled" in name or "blank" in name]
+
+
+def by_subsets(answer, answers):
+    """The mean over all subsets of nine people, as Antol et al. define it."""
+    return fmean(min(sum(one == answer for one in nine) / 3, 1) for nine in combinations(answers, len(answers) - 1))
+
+
+def test_vqa_accuracy_is_the_mean_over_subsets():
+    rng = numpy_rng("answers")
+    for _ in range(200):
+        answers = [("red", "blue", "green")[at] for at in rng.integers(3, size=10)]
+        assert vqa_accuracy("red", answers) == pytest.approx(by_subsets("red", answers))
+    agreeing = [["yes"] * n + ["no"] * (10 - n) for n in range(5)]
+    assert [round(vqa_accuracy("yes", answers), 3) for answers in agreeing] == [0, 0.3, 0.6, 0.9, 1]
+
+
+PLAIN = {"The Cat.": "cat", "a red, round ball": "red round ball", "Two dogs": "2 dogs", "1,000.5": "1,000.5"}
+PLAIN |= {"don't know!": "dont know", "none": "0", "left-hand side": "left hand side"}
+
+
+def test_answers_are_compared_plain():
+    assert {answer: plain_answer(answer) for answer in PLAIN} == PLAIN
+
+
+def test_anls_by_hand():
+    assert anls("Cat ", ["cat"]) == 1
+    assert anls("cart", ["cat", "dog"]) == pytest.approx(3 / 4)
+    assert anls("ca", ["cats"]) == 0  # a distance of one half counts nothing
+    assert anls("kitten", ["sitting"]) == pytest.approx(1 - 3 / 7)
+    assert anls("", [""]) == 1
+
+
+def test_the_metric_takes_any_right_answer_and_scores_captions_apart():
+    metric = AnswerMetric(["vqa_accuracy", "anls", "captions"])
+    people = tuple(["red"] * 2 + ["crimson"] * 8)
+    color = Question("what color?", "crimson", "color", people)
+    captions = Question("describe.", "a dog runs", "caption", ("a dog runs", "the dog is running"))
+    later = Question("what color?", "blue", "color", before=(("user", "and the cat?"), ("assistant", "no")))
+    metric.update(["a"], [[color, captions, later]], [["red", "the dog is running", "blue"]])
+    found = metric.compute()
+    assert (found["accuracy"], found["accuracy_caption"]) == (1, 1)
+    assert found["vqa_accuracy"] == pytest.approx((0.6 + 1 / 6 + 1) / 3)
+    assert found["anls"] == 1 and found["bleu4"] == pytest.approx(1, abs=1e-6)
+    assert [set(row) & {"answers", "before"} for row in metric.answers] == [{"answers"}, {"answers"}, {"before"}]
+    # The same words in another conversation have another answer.
+    train = [color, color, later, later._replace(before=())]
+    scores = metric.controls([*train, later])
+    assert scores["accuracy_color@constant"] == 1

@@ -6,8 +6,6 @@ import json
 import pytest
 from tiny_checkpoints import FILES
 
-from vlm.checkpoint.load import read
-from vlm.checkpoint.save import write
 from vlm.cli.main import run
 
 TEXTS = [
@@ -21,17 +19,15 @@ TEXTS = [
 BEAM = ["--beam", "3", "--results", "2", "--length-penalty", "0.5"]
 
 
-@pytest.fixture(scope="module")
-def checkpoint():
-    return str(FILES / "translation.ckpt")
+CHECKPOINT = str(FILES / "translation.ckpt")
 
 
 @pytest.fixture
-def translate(checkpoint, tmp_path):
+def translate(tmp_path):
     def translate(*arguments, form="jsonl"):
         path = tmp_path / "out"
         options = ["--precision", "fp32", "--device", "cpu", "--format", form, "--out", str(path)]
-        assert run(["translate", *arguments, "-c", checkpoint, *options]) == 0
+        assert run(["translate", *arguments, "-c", CHECKPOINT, *options]) == 0
         text = path.read_text()
         return [json.loads(line) for line in text.split("\n")[:-1]] if form == "jsonl" else text
 
@@ -76,22 +72,9 @@ def test_words_are_begun_with_and_required_and_the_tree_is_written(translate, tm
     assert list(trees) == [TEXTS[0]] and trees[TEXTS[0]]["nodes"]
 
 
-def test_predict_translates_as_the_command_does(checkpoint, tmp_path, capsys):
-    loaded, path = read(checkpoint), str(tmp_path / "searching.ckpt")
-    loaded["vlm"]["decoding"] = {"beam": 5, "length_penalty": 4.0}
-    write(path, loaded)
-    printed = []
-    texts = [part for text in TEXTS for part in ("--text", text)]
-    for arguments in (["predict", *TEXTS, "-c", path], ["translate", *texts, "-c", path]):
-        assert run([*arguments, "--device", "cpu", "--precision", "fp32", "--format", "jsonl"]) == 0
-        printed.append(capsys.readouterr().out)
-    assert run(["translate", *texts, "-c", path, "--greedy", "--precision", "fp32", "--format", "jsonl"]) == 0
-    assert printed[0] == printed[1] != capsys.readouterr().out
-
-
-def test_a_text_that_is_cut_is_named(checkpoint, capsys):
+def test_a_text_that_is_cut_is_named(capsys):
     long = "a small red circle " * 40
-    assert run(["translate", "--text", "a circle", "--text", long, "-c", checkpoint, "--device", "cpu"]) == 1
+    assert run(["translate", "--text", "a circle", "--text", long, "-c", CHECKPOINT, "--device", "cpu"]) == 1
     printed = capsys.readouterr()
     assert len(printed.out.splitlines()) == 2
     assert printed.err.startswith("error: text 2: has more than the 38 tokens that the model reads")
@@ -108,9 +91,9 @@ def test_a_text_that_is_cut_is_named(checkpoint, capsys):
         ([], "there is no text"),  # on stdin
     ],
 )
-def test_wrong_use_is_named(checkpoint, arguments, named, tmp_path, monkeypatch, capsys):
+def test_wrong_use_is_named(arguments, named, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty.txt").write_text("")
     monkeypatch.setattr("sys.stdin", io.StringIO(""))
-    assert run(["translate", *arguments, "-c", checkpoint]) == 2
+    assert run(["translate", *arguments, "-c", CHECKPOINT]) == 2
     assert named in capsys.readouterr().err
