@@ -1,8 +1,6 @@
 """Runs small enough for a test, through the same entry points that a user has."""
 
-import json
 import shlex
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -74,15 +72,3 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     counts = {"train_scenes": 30, "val_scenes": 1, "test_scenes": 1, "captions_per_image": 2}
     write_coco(Shapes(seed=0, image_size=48, **looks, **counts), folder, "train", 30)
     return folder
-
-
-@pytest.fixture
-def read_captions() -> Callable[[Path], list[tuple[str, str]]]:
-    """Reads a COCO annotation file as pairs of file name and caption."""
-
-    def read(path: Path) -> list[tuple[str, str]]:
-        content = json.loads(path.read_text())
-        names = {image["id"]: image["file_name"] for image in content["images"]}
-        return [(names[note["image_id"]], note["caption"]) for note in content["annotations"]]
-
-    return read

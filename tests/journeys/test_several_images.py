@@ -3,7 +3,7 @@
 import csv
 
 import pytest
-from journey import only_run
+from journey import best, only_run
 from small import command
 
 from vlm import load
@@ -33,7 +33,7 @@ def test_it_learns(trained):
 def test_the_files_that_follow_each_other_belong_together(trained, tmp_path, capsys):
     images = [str(path) for path in sorted((trained / "samples").glob("example*.png"))]
     assert len(images) == 2
-    asked = ["-c", str(trained / "checkpoints" / "best.ckpt"), "--device", "cpu", "--question", "what differs?"]
+    asked = ["-c", best(trained), "--device", "cpu", "--question", "what differs?"]
     capsys.readouterr()
     assert vlm(["answer", *images, *asked]) == 0
     assert capsys.readouterr().out.startswith(f"{images[0]} {images[1]}\twhat differs?\t")

@@ -265,7 +265,7 @@ def test_every_experiment_takes_a_step(experiment, drawn, tmp_path, monkeypatch)
 
 
 @pytest.fixture
-def place(trained, photos, drawn, read_captions, tmp_path, monkeypatch) -> Path:
+def place(trained, photos, drawn, tmp_path, monkeypatch) -> Path:
     """A folder with the data that the README's commands name, in which they run."""
     for name in CAPTIONERS:
         shutil.copytree(trained, tmp_path / "runs" / name / "DATE_TIME")
@@ -276,7 +276,9 @@ def place(trained, photos, drawn, read_captions, tmp_path, monkeypatch) -> Path:
     shutil.copy(drawn / "cifar10.tar", tmp_path / "data")
     shutil.copytree(drawn / "pairs", tmp_path / "pairs")
     shutil.copytree(photos, tmp_path / "photos")
-    captions = read_captions(photos / "captions.json")
+    content = json.loads((photos / "captions.json").read_text())
+    names = {image["id"]: image["file_name"] for image in content["images"]}
+    captions = [(names[note["image_id"]], note["caption"]) for note in content["annotations"]]
     table = "".join(f'{name},"{caption}"\n' for name, caption in captions)
     (tmp_path / "photos" / "captions.csv").write_text(f"image,caption\n{table}")
     (tmp_path / "notes.txt").write_text(STORY)

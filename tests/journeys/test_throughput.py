@@ -1,6 +1,7 @@
 """The figures of throughput in a run, against counts and clocks of the test's own."""
 
 import csv
+from types import SimpleNamespace
 
 import pytest
 from journey import only_run
@@ -18,41 +19,30 @@ def rows(runs):
         return [{name: float(value) for name, value in row.items()} for row in csv.DictReader(file)]
 
 
-class Clock:
-    """A clock that only moves when it is told to: 2 s in a fetch, 6 s in a step."""
-
-    def __init__(self):
-        self.now = 100.0
-
-    def perf_counter(self):
-        return self.now
-
-    def pass_by(self, owner, name, seconds, monkeypatch):
-        own = getattr(owner, name)
-
-        def slower(*args, **kwargs):
-            self.now += seconds
-            return own(*args, **kwargs)
-
-        monkeypatch.setattr(owner, name, slower)
-
-
 @pytest.fixture
 def clock(monkeypatch):
-    found = Clock()
-    monkeypatch.setattr(throughput, "time", found)
-    found.pass_by(Task, "training_step", 6.0, monkeypatch)
+    """A clock that only moves when it is told to: 2 s in a fetch, 6 s in a step."""
+    found = SimpleNamespace(now=100.0, perf_counter=lambda: found.now)
+
+    def slower(own, seconds):
+        def passed(*args, **kwargs):
+            found.now += seconds
+            return own(*args, **kwargs)
+
+        return passed
+
     by_step = StepLoader._by_step
 
-    def slower(loader, batches):
+    def fetched(loader, batches):
         for batch in by_step(loader, batches):
             found.now += 2.0
             yield batch
 
-    monkeypatch.setattr(step_loader, "time", found)
-    monkeypatch.setattr(StepLoader, "_by_step", slower)
-    found.pass_by(Task, "on_validation_epoch_end", 1000.0, monkeypatch)
-    return found
+    monkeypatch.setattr(StepLoader, "_by_step", fetched)
+    for name, seconds in (("training_step", 6.0), ("on_validation_epoch_end", 1000.0)):
+        monkeypatch.setattr(Task, name, slower(getattr(Task, name), seconds))
+    for module in (throughput, step_loader):
+        monkeypatch.setattr(module, "time", found)
 
 
 def test_figures_are_those_of_what_was_read(small, clock, monkeypatch, tmp_path):

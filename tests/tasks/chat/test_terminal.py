@@ -70,14 +70,14 @@ def test_faults_are_a_line_each_and_the_others_are_answered(folder: str, say: An
     assert status == 1 and len(out.splitlines()) == 1
     lines = err.splitlines()
     assert len(lines) == 3 and "nothing was said yet" in lines[0] and "has a meaning of its own" in lines[2]
-    status, out, err = say("what?\n", "-c", str(FILES / "captioning.ckpt"))
-    assert (status, out) == (2, "") and "has no form of conversations" in err
-    status, out, err = say("/exit\n/RESET\n", *words)
-    assert (status, out) == (1, "") and err.count("is no command; there are /image, /forget, /reset, /quit") == 2
-    status, out, err = say("what?\n", *words, "--system", "long " * 99)
-    assert (status, out) == (1, "") and err.endswith("say less, or give a shorter --system\n")
-    status, out, err = say("what?\n", *words, "--stop", "")
-    assert (status, out) == (2, "") and err.startswith("error: --stop: is empty")
+    for asked, given, status, said in (
+        ("what?\n", ["-c", str(FILES / "captioning.ckpt")], 2, "has no form of conversations"),
+        ("/exit\n", words, 1, "is no command; there are /image, /forget, /reset, /quit"),
+        ("/RESET\n", words, 1, "is no command; there are /image, /forget, /reset, /quit"),
+        ("what?\n", [*words, "--system", "long " * 99], 1, "say less, or give a shorter --system\n"),
+        ("what?\n", [*words, "--stop", ""], 2, "error: --stop: is empty"),
+    ):
+        assert (found := say(asked, *given))[:2] == (status, "") and said in found[2]
     status, out, err = say("what is it?\n" * 6, *words)
     assert status == 1 and "the conversation is full" in err and "/forget drops the oldest question" in err
     assert len(err.splitlines()) + len(out.splitlines()) >= 6

@@ -1,4 +1,4 @@
-"""Scores of translations against a count by hand and the library, and the dictionary against a plain model 1."""
+"""Scores of translations against the library, and the dictionary against a plain model 1."""
 
 from collections import defaultdict
 
@@ -17,12 +17,6 @@ TEXTS = ["the cat sat on the mat.", "a dog", "", "Zwei Männer, die\u00a0reden."
 TEXTS += ["birds fly over the old house by the sea"]
 REFERENCES = ["the cat sat on a mat.", "a dog", "nothing", "Zwei Männer die reden!"]
 REFERENCES += ["some birds fly over an old house by the sea"]
-
-
-def test_bleu_is_the_count_by_hand():
-    scores = TextScores(["the cat sat on the mat"], ["the cat sat on a mat"])
-    assert scores.summary["bleu"] == pytest.approx(100 * (5 / 6 * 3 / 5 * 2 / 4 * 1 / 3) ** 0.25)
-    assert scores.summary["exact_match"] == 0
 
 
 def test_scores_are_the_librarys_with_their_signatures():
