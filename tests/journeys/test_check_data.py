@@ -182,3 +182,8 @@ def test_likeness() -> None:
     prints = [image_hash(record.image()) for record in shapes.split("train").records()]
     assert len({one.look for one in prints}) < 290  # the hashes alone would call some plain scenes the same
     assert len(near(prints)) <= 2
+
+
+def test_wrong_use(tmp_path: Path, capsys) -> None:
+    assert vlm(["check-data", "data=captions", f"data.root={tmp_path / 'none'}"]) == 2
+    assert "no such folder" in capsys.readouterr().err

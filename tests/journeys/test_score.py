@@ -200,6 +200,7 @@ def test_texts_that_cannot_be_scored_are_refused(tmp_path, capsys) -> None:
         ("a\nb\n", [], "has 1 lines, and .*wanted.txt 2; give a text a line"),
         ("", [], "wanted.txt: is empty"),
         ("a\n", ["--per-image"], "holds lines of text; --per-image"),
+        ("a\n", ["--format", "xml"], "--format: 'xml' is unknown"),
     ):
         assert vlm(["score", *texts(tmp_path, "a\n", wanted), *more]) == 2
         assert re.search(said, capsys.readouterr().err)
