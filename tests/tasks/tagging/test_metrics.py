@@ -73,6 +73,9 @@ def test_scores_are_those_of_brute_force():
     figures = metric.per_class()
     of_x = [{span for span in each if span[1] == "x"} for each in (own, found)]
     assert figures["x"]["count"] == len(of_x[0])
+    true_b, right_b = sum(tag == "B-x" for tag, _ in words), words.count(("B-x", "B-x"))
+    assert figures["B-x"]["recall"] == right_b / true_b
+    assert figures["B-x"]["precision"] == right_b / sum(taken == "B-x" for _, taken in words)
     assert figures["x"]["f1"] == pytest.approx(2 * len(of_x[0] & of_x[1]) / (len(of_x[0]) + len(of_x[1])))
     matrix, names = metric.confusion()
     assert matrix[names.index("B-x")][names.index("O")] == sum(pair == ("B-x", "O") for pair in words)
