@@ -9,7 +9,7 @@ from transformers.models.gemma.modeling_gemma import GemmaMLP, GemmaRMSNorm
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 
 from vlm.models.decoder import Decoder
-from vlm.nn.blocks import ACTIVATIONS, MLP, Block, BlockConfig, DecoderBlock, DropPath, GatedMLP
+from vlm.nn.blocks import ACTIVATIONS, MLP, Block, BlockConfig, DecoderBlock, DropPath
 
 D, N, CONTEXT = 12, 3, 12
 NAMES = {  # ours -> torch's, for what both kinds of layer have
@@ -65,20 +65,13 @@ def test_decoder_block_equals_torch(scramble, pre_norm, activation):
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
 
 
-def test_swiglu_equals_llama(scramble):
-    theirs = scramble(LlamaMLP(LlamaConfig(hidden_size=D, num_attention_heads=N, intermediate_size=20)))
-    ours = GatedMLP(dim=D, hidden_dim=20, bias=False)
+@pytest.mark.parametrize(
+    ("activation", "kind", "config"), [("swiglu", LlamaMLP, LlamaConfig), ("geglu_tanh", GemmaMLP, GemmaConfig)]
+)
+def test_gates_equal_llamas_and_gemmas(scramble, activation, kind, config):
+    theirs = scramble(kind(config(hidden_size=D, num_attention_heads=N, intermediate_size=20)))
+    ours = BlockConfig(dim=D, num_heads=N, hidden_dim=20, bias=False, activation=activation).make_mlp()
     weights = theirs.state_dict()
-    fc1 = torch.cat([weights["gate_proj.weight"], weights["up_proj.weight"]])
-    ours.load_state_dict({"fc1.weight": fc1, "fc2.weight": weights["down_proj.weight"]})
-    x = torch.randn(2, 5, D)
-    torch.testing.assert_close(ours(x), theirs(x), rtol=0, atol=1e-5)
-
-
-def test_a_gate_of_gelu_equals_gemma(scramble):
-    theirs = scramble(GemmaMLP(GemmaConfig(hidden_size=D, intermediate_size=20)))
-    weights = theirs.state_dict()
-    ours = BlockConfig(dim=D, num_heads=N, hidden_dim=20, bias=False, activation="geglu_tanh").make_mlp()
     fc1 = torch.cat([weights["gate_proj.weight"], weights["up_proj.weight"]])
     ours.load_state_dict({"fc1.weight": fc1, "fc2.weight": weights["down_proj.weight"]})
     x = torch.randn(2, 5, D)
@@ -102,20 +95,13 @@ def test_activations_are_hugging_faces(ours, theirs):
     torch.testing.assert_close(mlp(x), mlp.fc2(ACT2FN[theirs](mlp.fc1(x))), rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("eps", [1e-6, 0.1])
-def test_rms_norm_equals_llama(scramble, eps):
-    theirs = scramble(LlamaRMSNorm(D, eps=eps))
-    ours = BlockConfig(dim=D, num_heads=N, norm="rms", norm_eps=eps).make_norm()
-    ours.load_state_dict(theirs.state_dict())
-    x = torch.randn(2, 5, D)
-    torch.testing.assert_close(ours(x), theirs(x), rtol=0, atol=1e-6)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_rms_norm_by_one_plus_w_equals_gemma(scramble, dtype):
-    theirs = scramble(GemmaRMSNorm(D)).to(dtype)
-    ours = BlockConfig(dim=D, num_heads=N, norm="rms_plus_one", norm_eps=1e-6).make_norm()
-    assert not ours.weight.any()
+@pytest.mark.parametrize("eps", [1e-6, 0.1])
+@pytest.mark.parametrize(("norm", "kind"), [("rms", LlamaRMSNorm), ("rms_plus_one", GemmaRMSNorm)])
+def test_rms_norms_equal_llamas_and_gemmas(scramble, norm, kind, eps, dtype):
+    theirs = scramble(kind(D, eps=eps)).to(dtype)
+    ours = BlockConfig(dim=D, num_heads=N, norm=norm, norm_eps=eps).make_norm()
+    assert ours.weight.any() == (norm == "rms")
     ours.to(dtype).load_state_dict(theirs.state_dict())
     x = torch.randn(2, 5, D).to(dtype)
     torch.testing.assert_close(ours(x), theirs(x), rtol=2 * torch.finfo(dtype).eps, atol=1e-6)
@@ -130,19 +116,13 @@ def test_a_block_without_bias_has_none_anywhere(norm):
     assert not list(BlockConfig(dim=D, num_heads=N, pre_norm=False).make_final_norm().parameters())
 
 
-def test_drop_path_drops_whole_rows_and_keeps_the_expectation():
+def test_drop_path_drops_whole_rows_in_training_and_keeps_the_expectation():
     x = torch.randn(1, 3, 4).expand(8000, 3, 4)
     out = DropPath(rate=0.25).train()(x)
     dropped = (out == 0).all((1, 2))
     torch.testing.assert_close(out[~dropped], x[~dropped] / 0.75)
     assert abs(dropped.float().mean() - 0.25) < 0.02
-    torch.testing.assert_close(out.mean(0), x[0], rtol=0.05, atol=0.01)
-
-
-def test_drop_path_does_nothing_in_evaluation():
-    x = torch.randn(50, 3, 4)
-    assert torch.equal(DropPath(rate=0.9).eval()(x), x)
-    assert torch.equal(DropPath(rate=0.0).train()(x), x)
+    assert torch.equal(DropPath(rate=0.9).eval()(x), x) and torch.equal(DropPath(rate=0.0).train()(x), x)
 
 
 @pytest.mark.parametrize("context_dim, branches", [(None, 2), (64, 3)])

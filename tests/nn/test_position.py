@@ -47,18 +47,6 @@ def test_positions_restart_in_each_segment(rows):
     assert positions_within(torch.tensor(rows, dtype=torch.long)).tolist() == [brute_force(row) for row in rows]
 
 
-def test_no_rows():
-    assert positions_within(torch.empty(0, 0, dtype=torch.long)).shape == (0, 0)
-
-
-def test_learned_positions_look_up_their_vector():
-    layer = LearnedPositions(dim=4, max_len=6)
-    positions = torch.tensor([[0, 5, 2]])
-    assert torch.equal(layer.embed(positions), layer.weight[positions])
-    with pytest.raises(IndexError):
-        layer.embed(torch.tensor([[6]]))
-
-
 @pytest.mark.parametrize("kv_heads", [4, 2, 1])
 @pytest.mark.parametrize("rows", ["alike", "each its own"])
 def test_positions_each_layer_follow_the_lecture(scramble, kv_heads, rows):
@@ -84,9 +72,13 @@ def test_positions_each_layer_follow_the_lecture(scramble, kv_heads, rows):
             torch.testing.assert_close(found[row, query], layer.proj(torch.cat(joined)), rtol=0, atol=1e-5)
 
 
-def test_positions_each_layer_refuse_places_beyond_their_number():
-    with pytest.raises(IndexError):
-        LearnedPositionsEachLayer(head_dim=4, max_len=6).place(torch.tensor([6]), keys=7)
+def test_learned_positions_refuse_places_beyond_their_number():
+    for look_up in (
+        lambda: LearnedPositions(dim=4, max_len=6).embed(torch.tensor([[6]])),
+        lambda: LearnedPositionsEachLayer(head_dim=4, max_len=6).place(torch.tensor([6]), keys=7),
+    ):
+        with pytest.raises(IndexError):
+            look_up()
 
 
 def test_no_positions_tell_nothing():
@@ -118,53 +110,34 @@ def test_positions_that_need_pairs_refuse_odd_widths():
         sincos_2d(3, 3, 6)
 
 
-@pytest.mark.parametrize("base", [10_000.0, 500_000.0])
-@pytest.mark.parametrize("positions", [torch.arange(6), torch.tensor([[0, 1, 2, 0, 1, 2], [3, 9, 4, 100, 7, 0]])])
-def test_rotary_positions_equal_llama(base, positions):
-    config = LlamaConfig(hidden_size=24, num_attention_heads=3, rope_theta=base)
-    q, k = torch.randn(2, 3, 6, 8), torch.randn(2, 1, 6, 8)
-    cos, sin = LlamaRotaryEmbedding(config)(q, positions.expand(2, 6))
-    theirs = apply_rotary_pos_emb(q, k, cos, sin)
-    placed = RotaryPositions(head_dim=8, base=base).place(positions, keys=6)
-    for ours, truth in zip((placed.rotate(q), placed.rotate(k)), theirs, strict=True):
-        torch.testing.assert_close(ours, truth, rtol=0, atol=1e-5)
-
-
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+SCALINGS = {  # as ours, and as theirs
+    "plain": ({"base": 10_000.0}, {"rope_theta": 10_000.0, "rope_type": "default"}),
+    "base": ({"base": 500_000.0}, {"rope_theta": 500_000.0, "rope_type": "default"}),
+    "linear": (
+        {"base": 500.0, "scaling": "linear", "factor": 3.0},
+        {"rope_theta": 500.0, "rope_type": "linear", "factor": 3.0},
+    ),
+    "llama3": (
+        {"base": 500.0, "scaling": "llama3", "trained_len": 64, **LLAMA3},
+        {"rope_theta": 500.0, "rope_type": "llama3", "original_max_position_embeddings": 64, **LLAMA3},
+    ),
+}
 
 
-@pytest.mark.parametrize(
-    ("ours", "theirs"),
-    [
-        ({"scaling": "linear", "factor": 3.0}, {"rope_type": "linear", "factor": 3.0}),
-        (
-            {"scaling": "llama3", "trained_len": 64, **LLAMA3},
-            {"rope_type": "llama3", "original_max_position_embeddings": 64, **LLAMA3},
-        ),
-    ],
-    ids=["linear", "llama3"],
-)
-def test_scaled_rotary_positions_equal_llama(ours, theirs):
-    rope = {"rope_theta": 500.0, **theirs}
-    config = LlamaConfig(hidden_size=48, num_attention_heads=3, max_position_embeddings=512, rope_parameters=rope)
-    q, positions = torch.randn(1, 3, 300, 16), torch.arange(300)
-    cos, sin = LlamaRotaryEmbedding(config)(q, positions[None])
-    truth, _ = apply_rotary_pos_emb(q, q, cos, sin)
-    found = RotaryPositions(head_dim=16, base=500.0, **ours).place(positions, keys=300).rotate(q)
-    torch.testing.assert_close(found, truth, rtol=0, atol=300 * 4e-6)  # the angles' own rounding
-    plain = RotaryPositions(head_dim=16, base=500.0).place(positions, keys=300).rotate(q)
-    assert (plain - truth).abs().max() > 0.5
-
-
-def test_only_distances_matter_to_rotated_products():
-    rotary, q, k = RotaryPositions(head_dim=8), torch.randn(1, 1, 1, 8), torch.randn(1, 1, 1, 8)
-
-    def product(query, key):
-        rotated = [rotary.place(torch.tensor([at]), keys=1).rotate(x) for at, x in ((query, q), (key, k))]
-        return (rotated[0] * rotated[1]).sum().item()
-
-    assert product(5, 2) == pytest.approx(product(105, 102), abs=1e-4)
-    assert abs(product(5, 2) - product(2, 5)) > 0.01
+@pytest.mark.parametrize("rows", ["alike", "each its own"])
+@pytest.mark.parametrize("scaling", SCALINGS)
+def test_rotary_positions_equal_llama(scaling, rows):
+    ours, theirs = SCALINGS[scaling]
+    config = LlamaConfig(hidden_size=48, num_attention_heads=3, max_position_embeddings=512, rope_parameters=theirs)
+    positions = torch.arange(300) if rows == "alike" else torch.randint(300, (2, 300))
+    q, k = torch.randn(2, 3, 300, 16), torch.randn(2, 1, 300, 16)
+    truth = apply_rotary_pos_emb(q, k, *LlamaRotaryEmbedding(config)(q, positions.expand(2, 300)))
+    placed = RotaryPositions(head_dim=16, **ours).place(positions, keys=300)
+    for found, expected in zip((placed.rotate(q), placed.rotate(k)), truth, strict=True):
+        torch.testing.assert_close(found, expected, rtol=0, atol=300 * 4e-6)  # the angles' own rounding
+    plain = RotaryPositions(head_dim=16).place(positions, keys=300).rotate(q)
+    assert ((plain - truth[0]).abs().max() > 0.5) == (scaling != "plain")
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -182,24 +155,6 @@ def test_relative_bias_by_a_loop_over_offsets(scramble, causal, queries, keys, m
                 continue  # what is not attended to
             index = offset if causal else max(offset, 1 - max_len) + max_len - 1
             assert torch.equal(bias[:, row, key], layer.weight[:, index])
-
-
-@pytest.mark.parametrize("causal", [True, False])
-def test_relative_bias_equals_t5_where_each_offset_is_its_own(causal):
-    length = 6
-    buckets = 2 * length if causal else 4 * length  # T5 gives near offsets one each, and shares the others
-    config = T5Config(relative_attention_num_buckets=buckets, num_heads=3, is_decoder=causal)
-    theirs = T5Attention(config, has_relative_attention_bias=True, layer_idx=0)
-    table = torch.randn(buckets, 3)
-    theirs.relative_attention_bias.weight.data.copy_(table)
-    ours = RelativeBias(num_heads=3, max_len=length, causal=causal)
-    before = table[:length]  # offsets 0, 1, ... to keys before the query
-    after = table[buckets // 2 + 1 : buckets // 2 + length].flip(0)
-    ours.weight.data.copy_((before if causal else torch.cat([after, before])).T)
-    bias = ours.place(torch.arange(length), keys=length).bias
-    truth = theirs.compute_bias(length, length)[0]
-    seen = torch.ones(length, length, dtype=torch.bool).tril() if causal else ...
-    assert torch.equal(bias[:, seen], truth[:, seen])
 
 
 @pytest.mark.parametrize(("buckets", "furthest", "causal"), [(32, 128, True), (32, 128, False), (8, 20, True)])
@@ -234,14 +189,3 @@ def test_grid_positions_start_from_sines_of_row_and_column():
         angles = [at * frequency for at in (column, row) for frequency in frequencies]
         waves = [f(angle) for half in (angles[:2], angles[2:]) for f in (math.sin, math.cos) for angle in half]
         torch.testing.assert_close(weight[1 + columns * row + column], 0.5 * torch.tensor(waves), rtol=0, atol=1e-5)
-
-
-def test_places_of_a_lecture():
-    """The panda eats shoots and leaves: places 0 to 5, and from "eats" -2 to 3; each offset has a bias of its own."""
-    places = positions_within(torch.ones(1, 6, dtype=torch.long))[0]
-    assert places.tolist() == [0, 1, 2, 3, 4, 5]
-    bias = RelativeBias(num_heads=1, max_len=6, causal=False)
-    offsets = torch.arange(-5, 6)  # query less key
-    bias.weight.data.copy_(offsets[None])
-    eats = bias.place(places, keys=6).bias[0, 2]
-    assert (-eats).tolist() == [-2, -1, 0, 1, 2, 3]
