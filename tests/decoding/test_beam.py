@@ -225,24 +225,15 @@ def test_more_beams_find_required_texts_at_least_as_probable(make_decoder, make_
         ({"length_penalty": float("nan")}, "--length-penalty"),
         ({"beam": 2, "groups": 2, "rules": Rules(required=(((1,),),))}, "--require"),
         ({"beam": 2, "diversity": -1.0}, "--diversity"),
+        # These have no room.
+        ({"rules": Rules(prefix=(3,) * 4)}, "--prefix"),
+        ({"rules": Rules(required=(((3,) * 5,),))}, "--require"),
+        ({"rules": Rules(min_tokens=STEPS + 1)}, "--min-tokens"),
     ],
 )
-def test_impossible_options_are_refused(options, named):
+def test_impossible_options_are_refused(decoder, make_context, options, named):
     with pytest.raises(UserError, match=named):
-        Decoding(**options)
-
-
-@pytest.mark.parametrize(
-    "rules, named",
-    [
-        ({"prefix": (3,) * 4}, "--prefix"),
-        ({"required": (((3,) * 5,),)}, "--require"),
-        ({"min_tokens": STEPS + 1}, "--min-tokens"),
-    ],
-)
-def test_what_has_no_room_is_refused(decoder, make_context, rules, named):
-    with pytest.raises(UserError, match=named):
-        search(decoder, make_context(1), Decoding(rules=Rules(**rules)), bos_id=BOS, eos_id=EOS)
+        search(decoder, make_context(1), Decoding(**options), bos_id=BOS, eos_id=EOS)
 
 
 @pytest.mark.parametrize(

@@ -60,17 +60,6 @@ def test_many_prompts_at_once_equal_the_definition_one_by_one(decoder, sampling)
         assert logs == pytest.approx(scores, abs=1e-4)
 
 
-def test_order_and_company_change_nothing(decoder):
-    together = dict(zip(map(tuple, PROMPTS), run(decoder, PROMPTS)[0], strict=True))
-    turned = dict(zip(map(tuple, PROMPTS[::-1]), run(decoder, PROMPTS[::-1])[0], strict=True))
-    alone = {tuple(prompt): run(decoder, [prompt])[0][0] for prompt in PROMPTS}
-    assert together == turned == alone
-
-
-def test_the_seed_changes_the_text(decoder):
-    assert run(decoder, PROMPTS, seed=0)[0] != run(decoder, PROMPTS, seed=1)[0]
-
-
 def test_a_text_ends_at_its_end_token_and_the_others_go_on(decoder):
     free = run(decoder, PROMPTS)[0]
     end = free[0][4]

@@ -15,28 +15,20 @@ from vlm.models.vit import ViT
 
 V, D, MAX_LEN, BOS, EOS = 31, 24, 14, 1, 2
 # What each side calls an option: ours of Decoding, ours of Rules, theirs.
+# Options of Decoding and Rules by their names here, and what `generate` calls them.
+THEIRS = {"no_repeat_ngram": "no_repeat_ngram_size", "min_tokens": "min_new_tokens", "banned": "bad_words_ids"}
 OPTIONS = {
-    "plain": ({}, {}, {}),
-    "length_penalty_0": ({"length_penalty": 0.0}, {}, {"length_penalty": 0.0}),
-    "length_penalty_2": ({"length_penalty": 2.0}, {}, {"length_penalty": 2.0}),
-    "length_penalty_-1": ({"length_penalty": -1.0}, {}, {"length_penalty": -1.0}),
-    "no_repeat_1": ({}, {"no_repeat_ngram": 1}, {"no_repeat_ngram_size": 1}),
-    "no_repeat_2": ({}, {"no_repeat_ngram": 2}, {"no_repeat_ngram_size": 2}),
-    "repetition": ({}, {"repetition_penalty": 1.8}, {"repetition_penalty": 1.8}),
-    "repetition_wanted": ({}, {"repetition_penalty": 0.7}, {"repetition_penalty": 0.7}),
-    "min_tokens": ({}, {"min_tokens": 6}, {"min_new_tokens": 6}),
-    "banned": ({}, {"banned": ((5,), (7, 9), (3, 3))}, {"bad_words_ids": [[5], [7, 9], [3, 3]]}),
-    "all": (
-        {"length_penalty": 0.6},
-        {"no_repeat_ngram": 2, "repetition_penalty": 1.3, "min_tokens": 4, "banned": ((4,),)},
-        {
-            "length_penalty": 0.6,
-            "no_repeat_ngram_size": 2,
-            "repetition_penalty": 1.3,
-            "min_new_tokens": 4,
-            "bad_words_ids": [[4]],
-        },
-    ),
+    "plain": {},
+    "length_penalty_0": {"length_penalty": 0.0},
+    "length_penalty_2": {"length_penalty": 2.0},
+    "length_penalty_-1": {"length_penalty": -1.0},
+    "no_repeat_1": {"no_repeat_ngram": 1},
+    "no_repeat_2": {"no_repeat_ngram": 2},
+    "repetition": {"repetition_penalty": 1.8},
+    "repetition_wanted": {"repetition_penalty": 0.7},
+    "min_tokens": {"min_tokens": 6},
+    "banned": {"banned": ((5,), (7, 9), (3, 3))},
+    "all": {"length_penalty": 0.6, "no_repeat_ngram": 2, "repetition_penalty": 1.3, "min_tokens": 4, "banned": ((4,),)},
 }
 
 
@@ -62,9 +54,15 @@ def pair(scramble, tmp_path):
     return ours, theirs
 
 
-def ended(row):
-    """Tokens up to the end token, without the fill after it."""
-    return row[: row.index(EOS) + 1] if EOS in row else row
+def rows(found, *, eos_id=EOS, given=1):
+    """Tokens of each row up to the end token, without those that were given and the fill after it."""
+    lists = found[:, given:].tolist()
+    return [row[: row.index(eos_id) + 1] if eos_id in row else row for row in lists]
+
+
+def written(ours, images, decoding, *, eos_id=EOS):
+    texts = search(ours.decoder, ours.encode(images), decoding, bos_id=BOS, eos_id=eos_id)
+    return [text.tokens for row in texts for text in row]
 
 
 @torch.no_grad()
@@ -74,21 +72,15 @@ def ended(row):
 @pytest.mark.parametrize("name", OPTIONS)
 def test_texts_are_the_same(pair, name, beam, results):
     ours, theirs = pair
-    options, rules, given = OPTIONS[name]
+    rules = {key: value for key, value in OPTIONS[name].items() if key != "length_penalty"}
+    given = {THEIRS.get(key, key): value for key, value in OPTIONS[name].items() if beam > 1 or key in rules}
+    if "banned" in rules:
+        given["bad_words_ids"] = [[*words] for words in rules["banned"]]
     images = 4 * torch.randn(6, 3, 24, 24)
-    found = theirs.generate(
-        images,
-        max_new_tokens=MAX_LEN,
-        num_beams=beam,
-        num_return_sequences=results,
-        do_sample=False,
-        early_stopping="never" if beam > 1 else False,
-        **{key: value for key, value in given.items() if beam > 1 or key != "length_penalty"},
-    )
-    truth = [ended(row) for row in found[:, 1:].tolist()]
-    decoding = Decoding(beam=beam, results=results, rules=Rules(**rules), **options)
-    texts = search(ours.decoder, ours.encode(images), decoding, bos_id=BOS, eos_id=EOS)
-    assert [text.tokens for row in texts for text in row] == truth
+    given |= {"num_beams": beam, "num_return_sequences": results, "early_stopping": "never" if beam > 1 else False}
+    truth = rows(theirs.generate(images, max_new_tokens=MAX_LEN, do_sample=False, **given))
+    penalty = {key: value for key, value in OPTIONS[name].items() if key not in rules}
+    assert written(ours, images, Decoding(beam=beam, results=results, rules=Rules(**rules), **penalty)) == truth
     assert len(set(map(tuple, truth))) > 4
 
 
@@ -100,63 +92,39 @@ def test_early_stopping_is_theirs(pair, early_stopping, length_penalty):
     images = 4 * torch.randn(12, 3, 24, 24)
     end = theirs.generate(images, max_new_tokens=9)[:, 3:].flatten().mode().values.item()  # a token that comes often
     options = {"early_stopping": early_stopping, "length_penalty": length_penalty}
-    found = theirs.generate(
-        images, max_new_tokens=9, num_beams=4, num_return_sequences=2, eos_token_id=end, pad_token_id=0, **options
-    )
+    given = {"num_beams": 4, "num_return_sequences": 2, "eos_token_id": end, "pad_token_id": 0, **options}
+    truth = rows(theirs.generate(images, max_new_tokens=9, **given), eos_id=end)
     decoding = Decoding(beam=4, results=2, max_tokens=9, end_counts=True, **options)
-    texts = search(ours.decoder, ours.encode(images), decoding, bos_id=BOS, eos_id=end)
-    truth = [row[: row.index(end) + 1] if end in row else row for row in found[:, 1:].tolist()]
-    assert [text.tokens for row in texts for text in row] == truth
+    assert written(ours, images, decoding, eos_id=end) == truth
     assert len({len(row) for row in truth}) > 1
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("forced", [False, True])
+@pytest.mark.parametrize("kind", ["length", "forced end", "prefix"])
 @pytest.mark.parametrize("beam", [1, 4])
-def test_a_length_with_the_end_counted_is_theirs(pair, beam, forced):
+def test_a_length_with_the_end_counted_and_a_prefix_are_theirs(pair, beam, kind):
     """With the end token forced at the end, and common tokens banned, too."""
     ours, theirs = pair
-    images = 4 * torch.randn(12, 3, 24, 24)
-    options, more = {"early_stopping": "never" if beam > 1 else False}, {}
-    if forced:
+    images, given = 4 * torch.randn(12, 3, 24, 24), [BOS]
+    options, more = {"early_stopping": "never" if beam > 1 else False, "max_length": 7}, {"max_tokens": 6}
+    if kind == "forced end":
         never = theirs.generate(images, max_new_tokens=4)[:, 1:].unique()[-4:].tolist()
         options |= {"bad_words_ids": [[one] for one in never], "renormalize_logits": True, "forced_eos_token_id": EOS}
-        more = {"never": tuple(never), "forced_end": True}
-    found = theirs.generate(images, max_length=7, num_beams=beam, **options)
-    assert not forced or ((found == EOS).any(1).all() and (found[:, -1] == EOS).any())
-    decoding = Decoding(beam=beam, max_tokens=6, end_counts=True, **more)
-    texts = search(ours.decoder, ours.encode(images), decoding, bos_id=BOS, eos_id=EOS)
-    assert [text.tokens for row in texts for text in row] == [ended(row) for row in found[:, 1:].tolist()]
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("beam", [1, 3])
-def test_a_prefix_is_theirs(pair, beam):
-    ours, theirs = pair
-    images, prefix = 4 * torch.randn(4, 3, 24, 24), (6, 11)
-    given = torch.tensor([[BOS, *prefix]] * 4)
-    found = theirs.generate(
-        images, decoder_input_ids=given, max_new_tokens=8, num_beams=beam, early_stopping="never" if beam > 1 else False
-    )
-    decoding = Decoding(beam=beam, max_tokens=10, end_counts=True, rules=Rules(prefix=prefix))
-    texts = search(ours.decoder, ours.encode(images), decoding, bos_id=BOS, eos_id=EOS)
-    truth = [ended(row) for row in found[:, 3:].tolist()]
-    assert [text.tokens for row in texts for text in row] == truth
+        more |= {"never": tuple(never), "forced_end": True}
+    if kind == "prefix":
+        given, options["max_length"] = [BOS, 6, 11], 11
+        more = {"max_tokens": 10, "rules": Rules(prefix=(6, 11))}
+    found = theirs.generate(images, decoder_input_ids=torch.tensor([given] * 12), num_beams=beam, **options)
+    assert kind != "forced end" or ((found == EOS).any(1).all() and (found[:, -1] == EOS).any())
+    assert written(ours, images, Decoding(beam=beam, end_counts=True, **more)) == rows(found, given=len(given))
 
 
 @torch.no_grad()
 def test_scores_and_log_probabilities_are_theirs(pair):
     ours, theirs = pair
     images = 4 * torch.randn(4, 3, 24, 24)
-    found = theirs.generate(
-        images,
-        max_new_tokens=MAX_LEN,
-        num_beams=4,
-        early_stopping="never",
-        output_scores=True,
-        return_dict_in_generate=True,
-    )
-    texts = search(ours.decoder, ours.encode(images), Decoding(beam=4), bos_id=BOS, eos_id=EOS)
-    assert [row[0].score for row in texts] == pytest.approx(found.sequences_scores.tolist(), abs=1e-5)
-    for row in texts:
-        assert row[0].score == pytest.approx(sum(row[0].logprobs) / len(row[0].tokens), abs=1e-5)
+    given = {"num_beams": 4, "early_stopping": "never", "output_scores": True, "return_dict_in_generate": True}
+    truth = theirs.generate(images, max_new_tokens=MAX_LEN, **given).sequences_scores.tolist()
+    texts = [row[0] for row in search(ours.decoder, ours.encode(images), Decoding(beam=4), bos_id=BOS, eos_id=EOS)]
+    assert [text.score for text in texts] == pytest.approx(truth, abs=1e-5)
+    assert [sum(text.logprobs) / len(text.tokens) for text in texts] == pytest.approx(truth, abs=1e-5)

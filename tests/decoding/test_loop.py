@@ -15,7 +15,6 @@ from vlm.decoding.options import Decoding
 from vlm.decoding.sampling import Sampling
 from vlm.decoding.search import search
 from vlm.decoding.trace import as_json
-from vlm.models.context import Context
 from vlm.nn.step.replay import Stepper
 from vlm.randomness import numpy_rng
 
@@ -70,16 +69,6 @@ def test_samples_equal_drawing_without_a_cache(make_decoder, context):
                 if text[-1] == end:
                     break
             assert found[place][column].tokens == text[1:]
-
-
-def test_draws_depend_on_seed_and_id(make_decoder, context):
-    decoder, sampling = make_decoder(V, MAX_LEN), Sampling()
-    first, second = (run(decoder, context, Decoding(sampling=sampling, seed=seed), eos_id=2) for seed in (0, 1))
-    assert [row[0].tokens for row in first] != [row[0].tokens for row in second]
-    alike = Context(context.states[:1].repeat(6, 1, 1))
-    texts = search(decoder, alike, Decoding(sampling=sampling), bos_id=BOS, eos_id=2, ids=[1, 2, 3, 1, 2, 3])
-    tokens = [row[0].tokens for row in texts]
-    assert tokens[:3] == tokens[3:] and len(set(map(tuple, tokens))) > 1
 
 
 @pytest.mark.parametrize("name", ["greedy", "sample"])

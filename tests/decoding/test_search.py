@@ -25,17 +25,22 @@ def row(context, index):
 
 
 @torch.no_grad()
-def step_by_step(decoder, context, tokens):
-    text = [BOS]
-    for _ in range(tokens):
-        text.append(decoder.head(decoder(torch.tensor([text]), None, context))[0, -1].argmax().item())
-    return text[1:]
+def step_by_step(decoder, context):
+    """A text of the likeliest tokens and their log-probabilities, without a cache."""
+    text, logprobs = [BOS], []
+    for _ in range(MAX_LEN):
+        found = decoder.head(decoder(torch.tensor([text]), None, context))[0, -1].log_softmax(-1)
+        logprobs.append(found.max().item())
+        text.append(found.argmax().item())
+    return text[1:], logprobs
 
 
 def test_takes_the_most_probable_token_at_each_step(decoder, context):
-    truth = [step_by_step(decoder, row(context, index), MAX_LEN) for index in range(4)]
-    assert len(set(map(tuple, truth))) > 2
-    assert greedy(decoder, context, bos_id=BOS, eos_id=NEVER, max_tokens=MAX_LEN).tokens == truth
+    texts, logprobs = zip(*(step_by_step(decoder, row(context, index)) for index in range(4)), strict=True)
+    assert len(set(map(tuple, texts))) > 2
+    found = greedy(decoder, context, bos_id=BOS, eos_id=NEVER, max_tokens=MAX_LEN)
+    assert found.tokens == [*texts]
+    torch.testing.assert_close(torch.tensor(found.logprobs), torch.tensor(logprobs), rtol=0, atol=1e-5)
 
 
 def test_stops_at_the_end_token_each_row_for_itself(decoder, context):
@@ -93,14 +98,3 @@ def test_the_end_token_does_not_count(decoder, context):
     place, end = next(every)
     text, one = texts[place], row(context, place)
     assert greedy(decoder, one, bos_id=BOS, eos_id=text[end], max_tokens=end).tokens == [text[: end + 1]]
-
-
-@torch.no_grad()
-def test_log_probabilities_are_those_of_the_tokens(decoder, context):
-    found = greedy(decoder, context, bos_id=BOS, eos_id=NEVER, max_tokens=MAX_LEN)
-    texts = torch.tensor(found.tokens)
-    inputs = torch.cat([torch.full((4, 1), BOS), texts[:, :-1]], 1)
-    truth = decoder.head(decoder(inputs, None, context)).double().softmax(-1).log()
-    torch.testing.assert_close(
-        torch.tensor(found.logprobs).double(), truth.gather(2, texts[..., None])[..., 0], rtol=0, atol=1e-5
-    )
