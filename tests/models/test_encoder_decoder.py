@@ -2,6 +2,7 @@
 
 import importlib
 import pkgutil
+from functools import partial
 
 import pytest
 import torch
@@ -45,24 +46,8 @@ def decoder(context_dim=D, **options):
     return Decoder(**sizes, context_dim=context_dim, **options)
 
 
-def joined():
-    return VisionLanguageModel(encoder=vit(), decoder=decoder())
-
-
 def text_encoder(**options):
     return TextEncoder(vocab_size=V, max_len=MAX_LEN, dim=D, depth=2, num_heads=3, **options)
-
-
-def text_to_text():
-    return TextToText(encoder=text_encoder(), decoder=decoder())
-
-
-def text_and_image_to_text():
-    return TextAndImageToText(encoder=text_encoder(), image_encoder=vit(), decoder=decoder())
-
-
-def several_images():
-    return SeveralImages(encoder=vit(), dim=D, count=2)
 
 
 def dual(pool):
@@ -79,12 +64,8 @@ def recurrent_encoder(**options):
     return lambda: RecurrentEncoder(vocab_size=V, max_len=MAX_LEN, dim=D, depth=2, **options)
 
 
-def classifier(pool):
-    return lambda: Classifier(encoder=vit(class_token=pool == "class"), num_classes=5, pool=pool)
-
-
-def backbone(name):
-    return lambda: TimmEncoder(name=name, dim=D, image_size=32)
+def pooled(pool):
+    return Classifier(encoder=vit(class_token=pool == "class"), num_classes=5, pool=pool)
 
 
 SHUFFLED = {"context_dim": 7, "dim": D, "shuffle": 2, "bias": False}
@@ -95,9 +76,7 @@ BUILDERS = {
     "TextEncoder": [text_encoder, lambda: text_encoder(token_types=2)],
     "TextDecoder": [],  # the base of Decoder and of the next
     "HiddenStateDecoder": [],  # the base of all below
-    "NeuralLanguageModel": [
-        lambda: NeuralLanguageModel(vocab_size=V, max_len=MAX_LEN, order=4, embed_dim=5, dim=D),
-    ],
+    "NeuralLanguageModel": [lambda: NeuralLanguageModel(vocab_size=V, max_len=MAX_LEN, order=4, embed_dim=5, dim=D)],
     "RecurrentDecoder": [
         recurrent(RecurrentDecoder, context_dim=None, depth=2),
         recurrent(RecurrentDecoder, cell="gru"),
@@ -108,15 +87,15 @@ BUILDERS = {
     "RecurrentEncoder": [recurrent_encoder(), recurrent_encoder(cell="gru", directions="backward", token_types=2)],
     "Bridge": [lambda: Bridge(context_dim=7, dim=D, count=1, source="mean")],
     "EncoderDecoder": [],  # the base of the next two
-    "VisionLanguageModel": [joined],
+    "VisionLanguageModel": [lambda: VisionLanguageModel(encoder=vit(), decoder=decoder())],
     "TextToText": [
-        text_to_text,
+        lambda: TextToText(encoder=text_encoder(), decoder=decoder()),
         lambda: TextToText(encoder=recurrent_encoder()(), decoder=recurrent(RecurrentDecoder, source="both")()),
     ],
-    "TextAndImageToText": [text_and_image_to_text],
-    "SeveralImages": [several_images],
+    "TextAndImageToText": [lambda: TextAndImageToText(encoder=text_encoder(), image_encoder=vit(), decoder=decoder())],
+    "SeveralImages": [lambda: SeveralImages(encoder=vit(), dim=D, count=2)],
     "DualEncoder": [dual("mean"), dual("class"), dual("attention")],
-    "Classifier": [classifier("mean"), classifier("class"), classifier("attention")],
+    "Classifier": [partial(pooled, pool) for pool in ("mean", "class", "attention")],
     "PoolingClassifier": [],  # the base of Classifier and of the next
     "SequenceClassifier": [lambda: SequenceClassifier(encoder=text_encoder(), num_classes=3, transform=True)],
     "TokenClassifier": [lambda: TokenClassifier(encoder=text_encoder(), num_classes=3)],
@@ -132,10 +111,8 @@ BUILDERS = {
     ],
     "VocabularyHead": [lambda: VocabularyHead(dim=D, vocab_size=V, tied=False, bias=True, transform="gelu")],
     "TimmEncoder": [
-        backbone("resnet10t"),
-        backbone("test_vit"),
-        backbone("test_efficientnet_ln"),
-        backbone("test_convnext"),
+        partial(TimmEncoder, name=name, dim=D, image_size=32)
+        for name in ("resnet10t", "test_vit", "test_efficientnet_ln", "test_convnext")
     ],
 }
 CASES = [pytest.param(build, id=f"{name}-{n}") for name, builds in BUILDERS.items() for n, build in enumerate(builds)]
@@ -218,13 +195,6 @@ def test_every_parameter_gets_a_gradient(build, scramble):
     assert trained and not silent
 
 
-@pytest.mark.parametrize("build", BUILDERS["TimmEncoder"])
-def test_timm_states_have_the_decoder_width(build):
-    context = build().eval()(torch.randn(2, 3, 32, 32))
-    assert context.states.shape[::2] == (2, D)
-    assert context.mask is None
-
-
 @pytest.mark.parametrize("name, order", [("resnet10t", "bchw"), ("test_mambaout", "bhwc")])
 def test_timm_feature_map_becomes_its_cells(name, order):
     encoder = TimmEncoder(name=name, dim=D, image_size=64).eval()
@@ -232,13 +202,24 @@ def test_timm_feature_map_becomes_its_cells(name, order):
     cells = encoder.backbone.forward_features(images).permute(*map(order.index, "bhwc"))
     assert cells.shape[1:3] == (2, 2)
     truth = torch.stack([encoder.proj(cells[0, y, x]) for y in range(2) for x in range(2)])
-    torch.testing.assert_close(encoder(images).states[0], truth, rtol=0, atol=1e-5)
+    context = encoder(images)
+    torch.testing.assert_close(context.states[0], truth, rtol=0, atol=1e-5)
+    assert context.mask is None
 
 
-@pytest.mark.parametrize("name", ["resnet", "hf-hub:someone/something", "local-dir:/tmp", "../resnet18", "resnet_18"])
-def test_unknown_timm_backbones_are_refused(name):
-    with pytest.raises(UserError, match=r"model\.encoder\.name: timm has no backbone"):
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        *((name, "") for name in ("resnet", "hf-hub:someone/something", "local-dir:/tmp", "../resnet18", "resnet_18")),
+        *(("vit_tinyy", "vit_tiny"), ("vit_smal", "vit_small"), ("regnety_00", "regnety_00")),
+    ],
+)
+def test_unknown_timm_backbones_are_refused_and_those_that_begin_alike_are_named(name, near):
+    with pytest.raises(UserError, match=r"model\.encoder\.name: timm has no backbone") as fault:
         TimmEncoder(name=name, dim=D, image_size=32)
+    if near:
+        named = str(fault.value).split("similar names: ")[1].split(", ")
+        assert named and all(known.startswith(near) for known in named[:3])  # how many there are differs by version
 
 
 @pytest.mark.parametrize("content", [None, b"", b"no weights", b"PK\x03\x04"])
@@ -251,7 +232,7 @@ def test_timm_weights_that_cannot_be_read_are_named(tmp_path, content):
 
 
 def test_the_image_changes_the_logits(scramble):
-    model = scramble(joined())
+    model = scramble(VisionLanguageModel(encoder=vit(), decoder=decoder()))
     images = torch.randn(2, 3, 24, 24)
     other = torch.stack([images[0], torch.randn(3, 24, 24)])
     change = (model.head(model(images, TOKENS, SEGMENTS)) - model.head(model(other, TOKENS, SEGMENTS))).abs().amax(-1)
@@ -294,13 +275,3 @@ def test_equals_hugging_face(vision_gpt2, load, width, heads):
     assert len(set(map(tuple, texts))) == 3  # each image its own text
     found = greedy(model.decoder, model.encode(images), bos_id=1, eos_id=-1, max_tokens=MAX_LEN - 1)
     assert found.tokens == texts
-
-
-@pytest.mark.parametrize(
-    ("name", "near"), [("vit_tinyy", "vit_tiny"), ("vit_smal", "vit_small"), ("regnety_00", "regnety_00")]
-)
-def test_names_that_begin_alike_are_near(name, near):
-    with pytest.raises(UserError) as fault:
-        TimmEncoder(name=name, dim=D, image_size=32)
-    named = str(fault.value).split("similar names: ")[1].split(", ")
-    assert named and all(known.startswith(near) for known in named[:3])  # how many there are differs by timm's version

@@ -9,7 +9,7 @@ from vlm.models.classifier import Classifier
 from vlm.models.decoder import Decoder
 from vlm.models.dual_encoder import DualEncoder
 from vlm.models.encoder_decoder import TextAndImageToText, TextToText, VisionLanguageModel
-from vlm.models.flop import Flop, Work, model_flop
+from vlm.models.flop import Work, model_flop
 from vlm.models.frozen_features import Features
 from vlm.models.fusion import Prefix
 from vlm.models.heads import VocabularyHead
@@ -45,8 +45,18 @@ def counted(step) -> int:
     return counter.get_total_flops()
 
 
-def whole(flop: Flop, work: Work, predicted: int) -> float:
-    return sum(flop.forward(work, predicted).values())
+def tokens(rows: int, length: int) -> torch.Tensor:
+    return torch.zeros(rows, length, dtype=torch.long)
+
+
+def reader(**options) -> TextEncoder:
+    sizes = {"vocab_size": 50, "max_len": 16, "dim": 24, "depth": 2, "num_heads": 3}
+    return TextEncoder(**sizes | options)
+
+
+def check(model, work: Work, predicted: int, step) -> None:
+    """Compares the count of a forward pass with torch's."""
+    assert sum(model_flop(model, image_size=32).forward(work, predicted).values()) == counted(step)
 
 
 @pytest.mark.parametrize(
@@ -61,69 +71,57 @@ def whole(flop: Flop, work: Work, predicted: int) -> float:
 @pytest.mark.parametrize("pool", ["mean", "attention"])
 def test_a_classifier(stem, options, pool) -> None:
     model = Classifier(encoder=vit(stem=stem, **options), num_classes=7, pool=pool).eval()
-    flop = model_flop(model, image_size=32)
-    images = torch.zeros(5, 3, 32, 32)
-    assert whole(flop, Work(images=5), 5) == counted(lambda: model(images))
+    check(model, Work(images=5), 5, lambda: model(torch.zeros(5, 3, 32, 32)))
 
 
+CROSS = {"context_dim": 24}
 CAPTIONERS = {
-    "cross": lambda: {"context_dim": 24},
-    "swiglu": lambda: {"context_dim": 24, "activation": "swiglu"},
-    "wide heads": lambda: {"context_dim": 24, "head_dim": 6},
+    "cross": lambda: CROSS,
     "prefix": lambda: {"prefix": Prefix(dim=20, context_dim=24)},
+    "swiglu": lambda: CROSS | {"activation": "swiglu"},
+    "wide heads": lambda: CROSS | {"head_dim": 6},
     "prefix of its own width": lambda: {"dim": 24, "prefix": Prefix(dim=24, context_dim=24)},
-    "own head": lambda: {"context_dim": 24, "vocabulary_head": VocabularyHead(dim=20, vocab_size=50, tied=False)},
-    "transform": lambda: {
-        "context_dim": 24,
-        "vocabulary_head": VocabularyHead(dim=20, vocab_size=50, transform="gelu"),
-    },
+    "own head": lambda: CROSS | {"vocabulary_head": VocabularyHead(dim=20, vocab_size=50, tied=False)},
+    "transform": lambda: CROSS | {"vocabulary_head": VocabularyHead(dim=20, vocab_size=50, transform="gelu")},
 }
 
 
-PLAIN = ("cross", "prefix")
-OTHERS = [pytest.param(name, marks=pytest.mark.slow) for name in CAPTIONERS if name not in PLAIN]
-
-
-@pytest.mark.parametrize("options", [*PLAIN, *OTHERS])
-def test_a_captioner(options) -> None:
-    text = decoder(**CAPTIONERS[options]())
-    model = VisionLanguageModel(encoder=vit(), decoder=text).eval()
-    tokens, segments = torch.zeros(5, 11, dtype=torch.long), torch.ones(5, 11, dtype=torch.long)
-    predicted = torch.zeros(40, text.token_embed.embedding_dim)
+@pytest.mark.parametrize("several", [False, True])
+@pytest.mark.parametrize("name", CAPTIONERS)
+def test_a_captioner(name, several) -> None:
+    text = decoder(**CAPTIONERS[name]())
+    encoder = SeveralImages(encoder=vit(), dim=24, count=2) if several else vit()
+    model = VisionLanguageModel(encoder=encoder, decoder=text).eval()
+    images = torch.zeros(5, *([2] if several else []), 3, 32, 32)
 
     def step() -> None:
-        model(torch.zeros(5, 3, 32, 32), tokens, segments)
-        model.head(predicted)
+        model(images, tokens(5, 11), tokens(5, 11) + 1)
+        model.head(torch.zeros(40, text.token_embed.embedding_dim))
 
-    assert whole(model_flop(model, image_size=32), Work(5, 5, 11), 40) == counted(step)
+    check(model, Work(5, 5, 11), 40, step)
 
 
 def test_a_language_model() -> None:
     model = decoder()
-    tokens = torch.zeros(4, 13, dtype=torch.long)
+    check(model, Work(0, 4, 13), 52, lambda: model.head(model(tokens(4, 13))))
     found = model_flop(model).forward(Work(0, 4, 13), 52)
-    assert sum(found.values()) == counted(lambda: model.head(model(tokens)))
     assert found["encoder"] == 0 and found["head"] == 2 * 20 * 50 * 52
 
 
 @pytest.mark.parametrize("options", [{}, {"activation": "swiglu", "token_types": 2}], ids=str)
 def test_classifiers_of_texts_and_of_words(options) -> None:
-    encoder = TextEncoder(vocab_size=50, max_len=16, dim=24, depth=2, num_heads=3, **options)
-    tokens, segments = torch.zeros(4, 13, dtype=torch.long), torch.ones(4, 13, dtype=torch.long)
-    texts, words = (kind(encoder=encoder, num_classes=7).eval() for kind in (SequenceClassifier, TokenClassifier))
-    work, places = Work(0, 4, 13), torch.arange(20)
-    assert whole(model_flop(texts), work, 4) == counted(lambda: texts(tokens, segments))
-    assert whole(model_flop(words), work, 20) == counted(lambda: words(tokens, segments, None, places))
+    kinds, (ids, segments) = (SequenceClassifier, TokenClassifier), (tokens(4, 13), tokens(4, 13) + 1)
+    texts, words = (kind(encoder=reader(**options), num_classes=7).eval() for kind in kinds)
+    check(texts, Work(0, 4, 13), 4, lambda: texts(ids, segments))
+    check(words, Work(0, 4, 13), 20, lambda: words(ids, segments, None, torch.arange(20)))
 
 
 @pytest.mark.parametrize("pool", ["mean", "attention"])
 def test_a_dual_encoder(pool) -> None:
-    texts = TextEncoder(vocab_size=50, max_len=16, dim=20, depth=2, num_heads=2)
-    model = DualEncoder(encoder=vit(), text_encoder=texts, embed_dim=9, pool=pool).eval()
-    tokens, segments = torch.zeros(5, 13, dtype=torch.long), torch.ones(5, 13, dtype=torch.long)
+    model = DualEncoder(encoder=vit(), text_encoder=reader(dim=20, num_heads=2), embed_dim=9, pool=pool).eval()
     images, places = torch.zeros(5, 3, 32, 32), torch.arange(5) * 13
     work = Work(images=5, rows=5, length=13)
-    assert whole(model_flop(model, image_size=32), work, 5) == counted(lambda: model(images, tokens, segments, places))
+    check(model, work, 5, lambda: model(images, tokens(5, 13), tokens(5, 13) + 1, places))
 
 
 def test_other_encoders_are_measured() -> None:
@@ -141,11 +139,9 @@ def test_features_that_were_kept_are_only_projected() -> None:
     encoder = TimmEncoder(name="resnet18", dim=24, image_size=64)
     encoder.backbone.requires_grad_(False)
     model = VisionLanguageModel(encoder=encoder, decoder=decoder(context_dim=24))
-    tokens, segments = torch.zeros(5, 11, dtype=torch.long), torch.ones(5, 11, dtype=torch.long)
-    features = Features(torch.zeros(5, 4, 512))
-    forward = model_flop(model, image_size=64).forward(Work(5, 5, 11, kept=True), 0)
-    assert sum(forward.values()) == counted(lambda: model(features, tokens, segments))
-    flop = model_flop(model, image_size=64)
+    features, flop = Features(torch.zeros(5, 4, 512)), model_flop(model, image_size=64)
+    forward = flop.forward(Work(5, 5, 11, kept=True), 0)
+    assert sum(forward.values()) == counted(lambda: model(features, tokens(5, 11), tokens(5, 11) + 1))
     kept, made = (flop.training(Work(5, kept=kept), 0) for kept in (True, False))
     assert kept == 3 * 2 * 5 * 4 * 512 * 24  # the projection learns
     assert made - kept == 5 * counted(lambda: encoder.features(torch.zeros(1, 3, 64, 64)))  # once, for it does not
@@ -156,12 +152,10 @@ def test_a_training_step_is_three_forward_passes() -> None:
 
     Fused attention computes its weights again in the backward pass, which is no work of the model's.
     """
-    model = decoder(context_dim=24)
-    captioner = VisionLanguageModel(encoder=vit(), decoder=model)
-    work, tokens = Work(5, 5, 11), torch.zeros(5, 11, dtype=torch.long)
+    captioner, work = VisionLanguageModel(encoder=vit(), decoder=decoder(context_dim=24)), Work(5, 5, 11)
 
     def step() -> None:
-        captioner.head(captioner(torch.zeros(5, 3, 32, 32), tokens)).sum().backward()
+        captioner.head(captioner(torch.zeros(5, 3, 32, 32), tokens(5, 11))).sum().backward()
 
     first = 2 * 5 * 16 * 24 * 3 * 8 * 8  # of the patches' embedding, whose input is the image
     assert model_flop(captioner, image_size=32).training(work, 55) - first == counted(step)
@@ -176,39 +170,21 @@ def test_models_of_other_kinds_are_not_counted() -> None:
 
 
 def test_a_text_with_its_image() -> None:
-    encoder = TextEncoder(vocab_size=50, max_len=16, dim=24, depth=3, num_heads=3, token_types=None)
+    encoder = reader(depth=3, token_types=None)
     model = TextAndImageToText(encoder=encoder, image_encoder=vit(), decoder=decoder(context_dim=24)).eval()
-    texts, tokens = torch.zeros(5, 7, dtype=torch.long), torch.zeros(5, 11, dtype=torch.long)
-
-    @sdpa_kernel(SDPBackend.MATH)
-    def step() -> None:
-        model.head(model(texts, tokens, images=torch.zeros(5, 3, 32, 32)))
-
-    assert whole(model_flop(model, image_size=32), Work(5, 5, 11, 7), 55) == counted(step)
-
-
-def test_several_images_of_a_record() -> None:
-    encoder = SeveralImages(encoder=vit(), dim=24, count=2)
-    model = VisionLanguageModel(encoder=encoder, decoder=decoder(context_dim=24)).eval()
-    tokens = torch.zeros(5, 11, dtype=torch.long)
-
-    def step() -> None:
-        model.head(model(torch.zeros(5, 2, 3, 32, 32), tokens))
-
-    assert whole(model_flop(model, image_size=32), Work(5, 5, 11), 55) == counted(step)
+    images = torch.zeros(5, 3, 32, 32)
+    check(model, Work(5, 5, 11, 7), 55, lambda: model.head(model(tokens(5, 7), tokens(5, 11), images=images)))
 
 
 def test_text_to_text() -> None:
-    encoder = TextEncoder(vocab_size=50, max_len=16, dim=24, depth=3, num_heads=3, token_types=None)
-    model = TextToText(encoder=encoder, decoder=decoder(context_dim=24))
-    texts, tokens = torch.zeros(5, 7, dtype=torch.long), torch.zeros(5, 11, dtype=torch.long)
+    model = TextToText(encoder=reader(depth=3, token_types=None), decoder=decoder(context_dim=24))
     work = Work(rows=5, length=11, read=7)
 
     @sdpa_kernel(SDPBackend.MATH)
     def step() -> torch.Tensor:
-        return model.head(model(texts, tokens)).sum()
+        return model.head(model(tokens(5, 7), tokens(5, 11))).sum()
 
-    assert whole(model_flop(model), work, 55) == counted(step)
+    check(model, work, 55, step)
     assert model_flop(model).training(work, 55) == counted(lambda: step().backward())
 
 
@@ -227,16 +203,12 @@ FORERUNNERS = {
 
 @pytest.mark.parametrize("name", FORERUNNERS)
 def test_forerunners(name: str) -> None:
-    model = FORERUNNERS[name]()
-    texts, tokens = torch.zeros(5, 7, dtype=torch.long), torch.zeros(5, 11, dtype=torch.long)
-    work, bridge = Work(rows=5, length=11), 0
+    model, work, read = FORERUNNERS[name](), Work(rows=5, length=11), ()
+    bridge = 0
     if model.takes_context:
         model = TextToText(encoder=RecurrentEncoder(vocab_size=50, max_len=16, dim=24, depth=2), decoder=model)
-        work = Work(rows=5, length=11, read=7)
+        work, read = Work(rows=5, length=11, read=7), (tokens(5, 7),)
         bridge = 5 * 2 * sum(layer.weight.numel() for layer in model.decoder.bridge.projections)
-
-    def step() -> None:
-        model.head(model(texts, tokens) if bridge else model(tokens))
-
     with torch.backends.mkldnn.flags(enabled=False):  # whose recurrent layers torch does not count
-        assert whole(model_flop(model), work, 55) + bridge == counted(step)
+        found = sum(model_flop(model).forward(work, 55).values())
+        assert found + bridge == counted(lambda: model.head(model(*read, tokens(5, 11))))

@@ -2,128 +2,47 @@
 
 import pytest
 import torch
-from transformers import GitConfig, GitForCausalLM
+from hugging import saved_git
 
+from vlm.checkpoint.load import load_model, read
 from vlm.data.batch import pack
 from vlm.decoding.loop import decode
 from vlm.decoding.options import Decoding
-from vlm.decoding.search import greedy, search
+from vlm.decoding.search import search
 from vlm.errors import UserError
 from vlm.models.context import PLACE, Context, interleaved
 from vlm.models.decoder import Decoder
 from vlm.models.fusion import Prefix
-from vlm.models.heads import VocabularyHead
 from vlm.nn.mask import Texts, causal_within, with_prefix
 from vlm.nn.position import RotaryPositions
 from vlm.nn.step.fixed_state import FixedDecodeState
 
-V, D, WIDTH, DEPTH, N, MAX_LEN = 31, 24, 32, 2, 3, 20
-VISION = {"hidden_size": WIDTH, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 40}
-LAYERS = {
-    "attn.proj": "attention.output.dense",
-    "norm1": "attention.output.LayerNorm",
-    "mlp.fc1": "intermediate.dense",
-    "mlp.fc2": "output.dense",
-    "norm2": "output.LayerNorm",
-}
-OTHERS = {
-    "token_embed.weight": "git.embeddings.word_embeddings.weight",
-    "positions.weight": "git.embeddings.position_embeddings.weight",
-    **{
-        f"{ours}.{kind}": f"{theirs}.{kind}"
-        for ours, theirs in (
-            ("embed_norm", "git.embeddings.LayerNorm"),
-            ("prefix.project", "git.visual_projection.visual_projection.0"),
-            ("prefix.norm", "git.visual_projection.visual_projection.1"),
-            ("vocabulary_head.own", "output"),
-        )
-        for kind in ("weight", "bias")
-    },
-}
-
-
-@pytest.fixture
-def git(scramble):
-    config = GitConfig(
-        vision_config={**VISION, "image_size": 24, "patch_size": 8},
-        vocab_size=V,
-        hidden_size=D,
-        num_hidden_layers=DEPTH,
-        num_attention_heads=N,
-        intermediate_size=4 * D,
-        max_position_embeddings=MAX_LEN,
-        bos_token_id=1,
-        eos_token_id=None,
-        pad_token_id=0,
-    )
-    return scramble(GitForCausalLM(config))
-
-
-@pytest.fixture
-def like_git(git):
-    """Our decoder of GIT's kind, with its weights."""
-    decoder = Decoder(
-        vocab_size=V,
-        max_len=MAX_LEN,
-        dim=D,
-        depth=DEPTH,
-        num_heads=N,
-        pre_norm=False,
-        norm_eps=1e-12,
-        embed_norm=True,
-        prefix=Prefix(dim=D, context_dim=WIDTH, norm=True),
-        vocabulary_head=VocabularyHead(dim=D, vocab_size=V, tied=False, bias=True),
-    )
-    theirs = git.state_dict()
-    state = {ours: theirs[name] for ours, name in OTHERS.items()}
-    for n in range(DEPTH):
-        layer = f"git.encoder.layer.{n}"
-        for kind in ("weight", "bias"):
-            joined = [theirs[f"{layer}.attention.self.{part}.{kind}"] for part in ("query", "key", "value")]
-            state[f"blocks.{n}.attn.qkv.{kind}"] = torch.cat(joined)
-            state |= {f"blocks.{n}.{ours}.{kind}": theirs[f"{layer}.{name}.{kind}"] for ours, name in LAYERS.items()}
-    decoder.load_state_dict(state)
-    return decoder.eval()
-
-
-def context_of(git, images):
-    return Context(git.git.image_encoder(images).last_hidden_state)
+V, D, DEPTH, N, MAX_LEN = 31, 24, 2, 3, 20
 
 
 @torch.no_grad()
-def test_logits_equal_git_packed_and_unpacked(git, like_git):
-    images = torch.randn(2, 3, 24, 24)
-    texts = [[torch.randint(V, (length,)).tolist() for length in lengths] for lengths in ((5, 3, 7), (4, MAX_LEN))]
+def test_logits_equal_git_packed_alone_and_cached(tmp_path):
+    theirs, tokenizer, _ = saved_git(tmp_path)
+    ours, words = load_model(read(tmp_path)), len(tokenizer)
+    decoder, images = ours.decoder, torch.randn(2, 3, 24, 24)
+    texts = [[torch.randint(words, (length,)).tolist() for length in lengths] for lengths in ((5, 3, 7), (4, 20))]
     tokens, segments = pack(texts, pad_id=0)
-    packed = like_git.head(like_git(tokens, segments, context_of(git, images)))
+    packed = decoder.head(decoder(tokens, segments, ours.encode(images)))
     for row, captions in enumerate(texts):
         one = images[row : row + 1]
         for segment, caption in enumerate(captions, start=1):
             caption = torch.tensor([caption])
-            truth = git(caption, pixel_values=one).logits[:, -caption.shape[1] :]
+            truth = theirs(caption, pixel_values=one).logits[:, -caption.shape[1] :]
             assert truth.std() > 0.3
-            alone = like_git.head(like_git(caption, None, context_of(git, one)))
+            alone = decoder.head(decoder(caption, None, ours.encode(one)))
             torch.testing.assert_close(alone, truth, rtol=0, atol=1e-4)
             torch.testing.assert_close(packed[row][segments[row] == segment], truth[0], rtol=0, atol=1e-4)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("chunks", [[1] * 8, [3, 1, 4]])
-def test_cached_logits_equal_git(git, like_git, chunks):
-    images, tokens = torch.randn(2, 3, 24, 24), torch.randint(V, (2, 8))
-    state = like_git.start(context_of(git, images), rows=2, max_len=8)
-    stepped = torch.cat([like_git.head(like_git.step(part, state)) for part in tokens.split(chunks, 1)], 1)
-    torch.testing.assert_close(stepped, git(tokens, pixel_values=images).logits[:, -8:], rtol=0, atol=1e-4)
-
-
-@torch.no_grad()
-def test_greedy_texts_equal_git(git, like_git):
-    images = torch.randn(3, 3, 24, 24)
-    begin = torch.ones(3, 1, dtype=torch.long)
-    theirs = git.generate(pixel_values=images, input_ids=begin, max_length=12, use_cache=False)  # see hugging.written
-    ours = greedy(like_git, context_of(git, images), bos_id=1, eos_id=-1, max_tokens=11)
-    assert ours.tokens == theirs[:, 1:].tolist()
-    assert len(set(map(tuple, ours.tokens))) == 3
+    tokens = torch.randint(words, (2, 8))
+    truth = theirs(tokens, pixel_values=images).logits[:, -8:]
+    for chunks in ([1] * 8, [3, 1, 4]):
+        state = decoder.start(ours.encode(images), rows=2, max_len=8)
+        stepped = torch.cat([decoder.head(decoder.step(part, state)) for part in tokens.split(chunks, 1)], 1)
+        torch.testing.assert_close(stepped, truth, rtol=0, atol=1e-4)
 
 
 def test_the_mask_of_a_row():
@@ -141,18 +60,6 @@ def test_the_mask_of_a_row():
     assert drawn[0] == ["100000", "110000", "111000", "111100", "110010", "110001"]
     causal = with_prefix("causal", None, count=2, length=2, device=segments.device)
     assert causal.int().tolist() == [[[[1, 1, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 1, 1]]]]
-
-
-def test_the_prefix_sees_itself_in_both_directions_and_no_text(like_git):
-    states, tokens = torch.randn(1, 5, WIDTH), torch.randint(V, (1, 4))
-    seen: list[torch.Tensor] = []
-    like_git.blocks[-1].register_forward_hook(lambda block, args, output: seen.append(output))
-    for changed in (tokens, (tokens + 1) % V):
-        like_git(changed, None, Context(states))
-    torch.testing.assert_close(seen[0][:, :5], seen[1][:, :5], rtol=0, atol=0)
-    states[:, -1] += 1
-    like_git(tokens, None, Context(states))
-    assert (seen[0][:, 0] - seen[2][:, 0]).abs().max() > 1e-3  # the last state changes the first
 
 
 PROMPTS = [[3, PLACE, PLACE, 7, PLACE, 9, 4], [PLACE, PLACE, 5], [6, 2, PLACE, 8, 11]]
@@ -243,29 +150,15 @@ def test_each_sample_of_a_packed_row_may_have_images_of_its_own(inside):
         torch.testing.assert_close(packed[at[0]][segments[at[0]] == at[1]], truth, rtol=0, atol=1e-10)
 
 
-def test_tokens_in_a_context_without_positions_are_refused(like_git):
+def test_what_a_prefix_cannot_take_is_refused():
+    sizes = {"vocab_size": V, "max_len": 8, "dim": D, "depth": 1, "num_heads": N}
+    plain = Decoder(**sizes, prefix=Prefix(dim=D, context_dim=D))
     with pytest.raises(ValueError, match="set counted=True"):
-        like_git.start(interleaved([[3, PLACE]], torch.randn(1, WIDTH)), rows=1, max_len=8)
-
-
-def test_too_few_positions_for_a_counted_prefix_are_refused():
-    decoder = Decoder(
-        vocab_size=V, max_len=8, dim=D, depth=1, num_heads=N, prefix=Prefix(dim=D, context_dim=D, counted=True)
-    )
+        plain.start(interleaved([[3, PLACE]], torch.randn(1, D)), rows=1, max_len=8)
+    counted = Decoder(**sizes, prefix=Prefix(dim=D, context_dim=D, counted=True))
     context, tokens = Context(torch.randn(1, 9, D)), torch.zeros(1, 3, dtype=torch.long)
-    for use in (lambda: decoder(tokens, None, context), lambda: decoder.start(context, rows=1, max_len=8)):
+    for use in (lambda: counted(tokens, None, context), lambda: counted.start(context, rows=1, max_len=8)):
         with pytest.raises(UserError, match=r"model\.position\.max_len: 8 positions are too few .* set it to 17"):
             use()
-
-
-def test_two_ways_of_taking_context_are_refused():
     with pytest.raises(ValueError, match=r"context_dim .* prefix"):
-        Decoder(
-            vocab_size=V,
-            max_len=8,
-            dim=D,
-            depth=1,
-            num_heads=N,
-            context_dim=D,
-            prefix=Prefix(dim=D, context_dim=D),
-        )
+        Decoder(**sizes, context_dim=D, prefix=Prefix(dim=D, context_dim=D))

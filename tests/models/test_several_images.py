@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from torch import nn
 
 from vlm.models.context import Context, concat_states
 from vlm.models.decoder import Decoder
@@ -41,20 +40,6 @@ def test_each_image_is_encoded_by_itself_and_joined_in_order(several):
     swapped = several(IMAGES.flip(1)).states.unflatten(1, (2, 4)).flip(1).flatten(1, 2)
     assert (swapped - states).abs().amax((1, 2)).min() > 0.01  # more than the order of the states
     assert torch.equal(several(IMAGES[:, 0]).states, several(IMAGES[:, :1]).states)
-
-
-@torch.no_grad()
-def test_masks_of_the_images_are_joined_too():
-    class Masking(nn.Module):
-        def forward(self, images):
-            cells = images.flatten(2).transpose(1, 2)
-            return Context(cells, cells.any(-1))
-
-    images = torch.randn(2, 2, 3, 2, 2) * (torch.rand(2, 2, 3, 2, 2) > 0.4)
-    images[0, 1, :, 0, 0] = 0
-    context = SeveralImages(encoder=Masking(), dim=3, count=2)(images)
-    assert torch.equal(context.mask, images.flatten(3).any(2).flatten(1))
-    assert not context.mask.all()
 
 
 def test_more_images_than_the_model_reads_are_refused(several):

@@ -41,37 +41,55 @@ def texts():
     ]
 
 
-def both(texts, output):
-    """The outputs of texts in shared rows, and of each alone."""
+def tags(encoder):
+    model = TokenClassifier(encoder=encoder, num_classes=3)
+    return model, lambda rows: model(rows.tokens, rows.segments, rows.types, rows.places)
+
+
+def classes(pool):
+    def build(encoder):
+        model = SequenceClassifier(encoder=encoder, num_classes=3, pool=pool, pool_heads=2, transform=False)
+        return model, lambda rows: model(rows.tokens, rows.segments, rows.types, rows.layout)
+
+    return build
+
+
+def masked_words(encoder):
+    model = MaskedLanguageModel(encoder=encoder, vocab_size=V, bias=True, transform="gelu")
+    return model, lambda rows: model.head.logits(model(rows.tokens, rows.segments, rows.types, rows.places))
+
+
+def translations(encoder):
+    decoder = Decoder(vocab_size=V, max_len=8, dim=D, depth=1, num_heads=N, context_dim=D)
+    model, tokens = TextToText(encoder=encoder, decoder=decoder), torch.randint(V, (1, 3))
+
+    def hidden(rows):
+        return model(rows.tokens, tokens.expand(len(rows.counts), -1), None, rows.segments, rows.types, rows.layout)
+
+    return model, hidden
+
+
+def embeddings(encoder):
+    image = ViT(image_size=8, patch_size=4, dim=8, depth=1, num_heads=2)
+    model = DualEncoder(encoder=image, text_encoder=encoder, embed_dim=6)
+    return model, lambda rows: model.embed_texts(rows.tokens, rows.segments, rows.places)
+
+
+MODELS = {pool: classes(pool) for pool in ("class", "mean", "attention", "class_mean")}
+MODELS |= {build.__name__: build for build in (tags, masked_words, translations, embeddings)}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", MODELS)
+def test_outputs_of_texts_in_shared_rows_are_those_of_each_alone(scramble, encoder, texts, name):
+    model, output = MODELS[name](encoder)
+    scramble(model).double()
+    if name == "embeddings":
+        texts = [text._replace(types=[0] * len(text.ids), places=[0]) for text in texts]
     rows = input_rows([Encoded([text]) for text in texts], 0)
     assert rows.layout is not None and len(rows.tokens) < len(texts)
-    return output(rows), torch.cat([output(input_rows([Encoded([text])], 0)) for text in texts])
-
-
-def equal(pair):
-    torch.testing.assert_close(*pair, rtol=0, atol=1e-5)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("pool", ["class", "mean", "attention", "class_mean"])
-def test_classes(scramble, encoder, texts, pool):
-    model = scramble(
-        SequenceClassifier(encoder=encoder, num_classes=3, pool=pool, pool_heads=2, transform=False)
-    ).double()
-    equal(both(texts, lambda rows: model(rows.tokens, rows.segments, rows.types, rows.layout)))
-
-
-@torch.no_grad()
-def test_tags(scramble, encoder, texts):
-    model = scramble(TokenClassifier(encoder=encoder, num_classes=3)).double()
-    equal(both(texts, lambda rows: model(rows.tokens, rows.segments, rows.types, rows.places)))
-
-
-@torch.no_grad()
-def test_masked_words(scramble, encoder, texts):
-    model = scramble(MaskedLanguageModel(encoder=encoder, vocab_size=V, bias=True, transform="gelu")).double()
-    forward = lambda rows: model.head.logits(model(rows.tokens, rows.segments, rows.types, rows.places))  # noqa: E731
-    equal(both(texts, forward))
+    alone = torch.cat([output(input_rows([Encoded([text])], 0)) for text in texts])
+    torch.testing.assert_close(output(rows), alone, rtol=0, atol=1e-5)
 
 
 @torch.no_grad()
@@ -84,23 +102,3 @@ def test_spans(scramble, encoder, texts):
         length = len(text.ids)
         torch.testing.assert_close(scores[:length], alone[:length], rtol=0, atol=1e-5)
         assert (scores[length:] == -torch.inf).all() and (scores[[0, 1, length - 1]] > -torch.inf).all()
-
-
-@torch.no_grad()
-def test_translations(scramble, encoder, texts):
-    decoder = Decoder(vocab_size=V, max_len=8, dim=D, depth=1, num_heads=N, context_dim=D)
-    model = scramble(TextToText(encoder=encoder, decoder=decoder)).double()
-    tokens = torch.randint(V, (1, 3))
-
-    def hidden(rows):
-        return model(rows.tokens, tokens.expand(len(rows.counts), -1), None, rows.segments, rows.types, rows.layout)
-
-    equal(both(texts, hidden))
-
-
-@torch.no_grad()
-def test_embeddings(scramble, encoder, texts):
-    image = ViT(image_size=8, patch_size=4, dim=8, depth=1, num_heads=2)
-    model = scramble(DualEncoder(encoder=image, text_encoder=encoder, embed_dim=6)).double()
-    plain = [text._replace(types=[0] * len(text.ids), places=[0]) for text in texts]
-    equal(both(plain, lambda rows: model.embed_texts(rows.tokens, rows.segments, rows.places)))

@@ -2,10 +2,19 @@
 
 import pytest
 import torch
-from bert import copied
+from bert import copied, head_copied
 from torch import nn
-from transformers import BertConfig, BertModel
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    BertForSequenceClassification,
+    BertForTokenClassification,
+    BertModel,
+)
 
+from vlm.data.batch import InputRows
+from vlm.models.masked_language_model import MaskedLanguageModel
+from vlm.models.text_classifiers import SequenceClassifier, TokenClassifier
 from vlm.models.text_encoder import TextEncoder
 from vlm.nn.bucketed_bias import BucketedBias
 from vlm.nn.mask import within
@@ -18,6 +27,7 @@ from vlm.nn.position import (
     SplitSinusoids,
 )
 from vlm.nn.spelling import Spelling
+from vlm.tasks.masked_language_modeling.predict import gap_probabilities, pseudo_log_likelihood
 
 V, MAX_LEN, D, DEPTH, N = 31, 12, 24, 2, 3
 SIZES = {"vocab_size": V, "max_len": MAX_LEN, "dim": D, "depth": DEPTH, "num_heads": N}
@@ -66,26 +76,6 @@ def texts(rows):
     return [row[own == n] for row, own in zip(rows, SEGMENTS, strict=True) for n in range(1, 4) if (own == n).any()]
 
 
-def bert(scramble, **options):
-    sizes = {"vocab_size": V, "max_position_embeddings": MAX_LEN, "hidden_size": D, "num_hidden_layers": DEPTH}
-    sizes |= {"num_attention_heads": N, "intermediate_size": 4 * D, "type_vocab_size": 2}
-    return scramble(BertModel(BertConfig(**sizes, **options)))
-
-
-def test_equals_bert(scramble, tokens):
-    theirs = bert(scramble)
-    ours = copied(TextEncoder(**SIZES, **BERT), theirs)
-    types, seen = torch.randint(2, tokens.shape), torch.arange(12) < torch.tensor([[7], [12]])
-    truth = theirs(tokens, attention_mask=seen.long(), token_type_ids=types).last_hidden_state
-    context = ours(tokens, seen.long(), types)
-    assert torch.equal(context.mask, seen)
-    torch.testing.assert_close(context.states[seen], truth[seen], rtol=0, atol=1e-5)
-    truth = theirs(tokens).last_hidden_state  # no padding, all of type 0
-    context = ours(tokens)
-    assert context.mask is None
-    torch.testing.assert_close(context.states, truth, rtol=0, atol=1e-5)
-
-
 @pytest.mark.parametrize("pre_norm", [True, False])
 def test_equals_torch(scramble, tokens, pre_norm):
     layer = nn.TransformerEncoderLayer(D, N, 4 * D, dropout=0.0, batch_first=True, norm_first=pre_norm)
@@ -116,14 +106,6 @@ def test_packed_texts_equal_each_alone(encoder, tokens, types):
         torch.testing.assert_close(states, alone.states[0], rtol=0, atol=1e-5)
 
 
-def test_a_token_is_seen_from_both_sides_and_in_its_own_text_alone(encoder, tokens, types):
-    other = tokens.clone()
-    other[0, 5] = (tokens[0, 5] + 1) % V  # the last token of the second text
-    change = (encoder(tokens, SEGMENTS, types).states - encoder(other, SEGMENTS, types).states).abs().amax(-1)
-    assert (change[0, 4:6] > 1e-3).all()
-    assert change[0, :4].max() < 1e-5 and change[0, 6:9].max() < 1e-5 and change[1].max() < 1e-5
-
-
 def test_token_dropout_leaves_positions_alone_of_some_tokens_in_training(tokens):
     encoder = TextEncoder(**SIZES, token_dropout=0.5)
     places = torch.arange(tokens.shape[1])
@@ -141,13 +123,6 @@ def test_every_parameter_gets_a_gradient(encoder, tokens, types):
         assert parameter.grad is not None and parameter.grad.abs().max() > 0, name
 
 
-def test_without_positions_a_permuted_text_gives_permuted_states(scramble, tokens):
-    """f[t[x]] = t[f[x]]: attention without positions sees a bag of words, and with a causal mask it does not."""
-    encoder = scramble(TextEncoder(**SIZES, positions=Positions()))
-    order = torch.randperm(12)
-    torch.testing.assert_close(encoder(tokens[:, order]).states, encoder(tokens).states[:, order], rtol=0, atol=1e-5)
-
-
 def test_the_mask_of_two_texts_and_padding():
     """Drawn as rows of digits: a 1 where the token of the row attends to that of the column."""
     mask = within(torch.tensor([[1, 1, 1, 2, 2, 0]]))[0, 0]
@@ -156,11 +131,78 @@ def test_the_mask_of_two_texts_and_padding():
 
 
 def test_the_weights_of_bert_large():
-    """24 layers of 12,596,224 weights, of width 1024; 333.0 million with 30,000 words, 334.6 with all embeddings."""
+    """24 layers of 12,596,224 weights, of width 1024; 334.6 million with 30,000 words and all embeddings."""
     with torch.device("meta"):
-        sizes = {"vocab_size": 30_000, "max_len": 512, "dim": 1024, "num_heads": 16}
-        encoder = TextEncoder(**sizes, depth=24, **BERT)
+        encoder = TextEncoder(vocab_size=30_000, max_len=512, dim=1024, num_heads=16, depth=24, **BERT)
     assert sum(p.numel() for p in encoder.blocks[0].parameters()) == 12_596_224
-    pooler = 1024 * 1025
-    assert round((sum(p.numel() for p in encoder.parameters()) + pooler) / 1e5) == 3346
+    assert round((sum(p.numel() for p in encoder.parameters()) + 1024 * 1025) / 1e5) == 3346
     assert encoder.blocks[0].attn.head_dim == 64
+
+
+def bert(scramble, kind):
+    """A small random BERT, and our encoder with its weights."""
+    sizes = {"vocab_size": V, "max_position_embeddings": MAX_LEN, "hidden_size": D, "num_hidden_layers": DEPTH}
+    sizes |= {"num_attention_heads": N, "intermediate_size": 4 * D, "type_vocab_size": 2, "num_labels": 5}
+    theirs = scramble(kind(BertConfig(**sizes)))
+    return theirs, copied(TextEncoder(**SIZES, **BERT), getattr(theirs, "bert", theirs))
+
+
+SEEN = torch.arange(MAX_LEN) < torch.tensor([[7], [MAX_LEN]])
+PLACES = SEEN.flatten().nonzero()[:, 0]
+
+
+def close(found, truth):
+    torch.testing.assert_close(found, truth, rtol=0, atol=1e-5)
+
+
+def test_states_and_logits_of_its_heads_equal_bert(scramble, tokens):
+    inputs = tokens, SEEN.long(), torch.randint(2, tokens.shape)
+    given = {"attention_mask": inputs[1], "token_type_ids": inputs[2]}
+    theirs, ours = bert(scramble, BertModel)
+    context = ours(*inputs)
+    assert torch.equal(context.mask, SEEN)
+    close(context.states[SEEN], theirs(tokens, **given).last_hidden_state[SEEN])
+    assert ours(tokens).mask is None
+    close(ours(tokens).states, theirs(tokens).last_hidden_state)  # no padding, all of type 0
+
+    theirs, encoder = bert(scramble, BertForSequenceClassification)
+    ours = SequenceClassifier(encoder=encoder, num_classes=5, transform=True).eval()
+    ours.transform.load_state_dict(theirs.bert.pooler.dense.state_dict())
+    ours.head.load_state_dict(theirs.classifier.state_dict())
+    close(ours(*inputs), theirs(tokens, **given).logits)
+
+    theirs, encoder = bert(scramble, BertForTokenClassification)
+    ours = TokenClassifier(encoder=encoder, num_classes=5).eval()
+    ours.head.load_state_dict(theirs.classifier.state_dict())
+    close(ours(*inputs, PLACES), theirs(tokens, **given).logits[SEEN])
+    close(ours(tokens), theirs(tokens).logits.flatten(0, 1))
+
+
+@pytest.fixture
+def filler(scramble):
+    """BERT for masked words, and ours with its weights."""
+    theirs, encoder = bert(scramble, BertForMaskedLM)
+    ours = MaskedLanguageModel(encoder=encoder, vocab_size=V, bias=True, transform="gelu", norm_eps=1e-12)
+    head_copied(ours.vocabulary_head, theirs.cls.predictions)
+    return theirs, ours.eval()
+
+
+def test_masked_words_and_their_loss_equal_bert(filler, tokens):
+    theirs, ours = filler
+    places = torch.tensor([1, 5, MAX_LEN, MAX_LEN + 9])
+    labels = torch.full((2 * MAX_LEN,), -100)
+    labels[places] = torch.randint(V, (4,))
+    truth = theirs(tokens, attention_mask=SEEN.long(), labels=labels.view(2, -1))
+    logits = ours.head.logits(ours(tokens, SEEN.long(), None, places))
+    close(logits, truth.logits.flatten(0, 1)[places])
+    close(nn.functional.cross_entropy(logits, labels[places]), truth.loss)
+
+
+def test_the_pseudo_log_likelihood_masks_one_token_at_a_time(filler):
+    ours, ids, mask, total = filler[1].double(), [1, 7, 8, 9, 7, 2], V - 1, 0.0
+    for at in range(1, 5):
+        row = torch.tensor([[*ids[:at], mask, *ids[at + 1 :]]])
+        rows = InputRows(row, torch.ones_like(row), places=torch.tensor([at]))
+        total += gap_probabilities(ours, rows)[0, ids[at]].log().item()
+    assert pseudo_log_likelihood(ours, ids, mask_id=mask, device="cpu") == pytest.approx(total, abs=1e-6)
+    assert pseudo_log_likelihood(ours, [1, 2], mask_id=mask, device="cpu") == 0
