@@ -13,24 +13,24 @@ from vlm.cli.main import run as vlm
 from vlm.training.run import evaluate, resume, run  # noqa: F401  imported before the clock runs
 from vlm.training.run.fit import main as train
 
-STATED = {
-    "encoder.image_size=96000": ("model.args.encoder.args.image_size", 96000),
-    "preprocess.image_size=96000": ("preprocess.image_size", 96000),
-    "preprocess.image_size=[64, 96000]": ("preprocess.image_size", [64, 96000]),
-    "max_tokens=-1": ("max_tokens", -1),
-    "decoder.depth=10^7": ("model.args.decoder.args.depth", 10**7),
-    "decoder.max_len=-1": ("model.args.decoder.args.max_len", -1),
-    "config encoder.image_size=96000": ("config.model.encoder.image_size", 96000),
-    "config num_workers=10^6": ("config.data.num_workers", 10**6),
-    "config max_tokens=-1": ("config.task.max_tokens", -1),
-    "config decoder.depth=10^7": ("config.model.decoder.depth", 10**7),
-    "config decoder.max_len=-1": ("config.model.decoder.max_len", -1),
-    "config data.max_len=-1": ("config.data.max_len", -1),
-    "config devices=10^6": ("config.trainer.devices", 10**6),
-    "decoding.beam=10^6": ("decoding.beam", 10**6),
-    "decoding.results=10^6": ("decoding.results", 10**6),
-    "config test_scenes=10^12": ("config.data.source.test_scenes", 10**12),
-}
+STATED = [
+    ("model.args.encoder.args.image_size", 96000),
+    ("preprocess.image_size", 96000),
+    ("preprocess.image_size", [64, 96000]),
+    ("max_tokens", -1),
+    ("model.args.decoder.args.depth", 10**7),
+    ("model.args.decoder.args.max_len", -1),
+    ("config.model.encoder.image_size", 96000),
+    ("config.data.num_workers", 10**6),
+    ("config.task.max_tokens", -1),
+    ("config.model.decoder.depth", 10**7),
+    ("config.model.decoder.max_len", -1),
+    ("config.data.max_len", -1),
+    ("config.trainer.devices", 10**6),
+    ("decoding.beam", 10**6),
+    ("decoding.results", 10**6),
+    ("config.data.source.test_scenes", 10**12),
+]
 COMMANDS = {
     "caption": lambda path: vlm(["caption", "image.png", "-c", path, "--device", "cpu"]),
     "evaluate": lambda path: vlm(["evaluate", "-c", path, "--device", "cpu"]),
@@ -40,9 +40,8 @@ COMMANDS = {
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-@pytest.mark.parametrize("stated", STATED)
-def test_a_size_out_of_bounds_is_refused_in_a_line(stated, command, tmp_path, capsys):
-    key, value = STATED[stated]
+@pytest.mark.parametrize(("key", "value"), STATED)
+def test_a_size_out_of_bounds_is_refused_in_a_line(key, value, command, tmp_path, capsys):
     checkpoint = files.good()
     *parents, name = key.split(".")
     node = checkpoint["vlm"]
@@ -58,29 +57,17 @@ def test_a_size_out_of_bounds_is_refused_in_a_line(stated, command, tmp_path, ca
     assert line.startswith("error: ") and f"{key}: {value} is out of bounds" in line
 
 
-def source(target, **arguments):
-    return {"data": {"source": {"_target_": target, **arguments}}, "runs": "runs"}
-
-
 @pytest.mark.parametrize("arguments", [{}, {"download": True}])
 def test_a_source_of_a_checkpoint_downloads_nothing(arguments, tmp_path):
-    config = source("vlm.data.sources.torchvision_sets.TorchvisionSet", name="MNIST", root="x", **arguments)
-    assert contained(config, tmp_path)["data"]["source"]["download"] is False
+    source = {"_target_": "vlm.data.sources.torchvision_sets.TorchvisionSet", "name": "MNIST", "root": "x", **arguments}
+    assert contained({"data": {"source": source}, "runs": "runs"}, tmp_path)["data"]["source"]["download"] is False
 
 
-@pytest.mark.parametrize("runs", ["/", "/tmp", "..", "../..", "elsewhere"])
-def test_a_checkpoint_puts_no_cache_elsewhere(runs, tmp_path, monkeypatch):
+def test_a_checkpoint_puts_no_cache_but_beside_those_of_other_runs(tmp_path, monkeypatch):
     folder = tmp_path / "runs" / "name" / "time"
     folder.mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
-    assert contained(source("x.Y") | {"runs": runs, "data": {}}, folder)["runs"] == str(folder)
-
-
-def test_a_run_shares_the_cache_that_runs_beside_it_have(tmp_path, monkeypatch):
-    folder = tmp_path / "runs" / "name" / "time"
-    folder.mkdir(parents=True)
-    monkeypatch.chdir(tmp_path)
-    config = {"runs": "runs", "data": {}}
-    assert contained(config, folder)["runs"] == str(folder)
+    for runs in ("/", "/tmp", "..", "../..", "elsewhere", "runs"):
+        assert contained({"runs": runs, "data": {}}, folder)["runs"] == str(folder)
     Path("runs/cache").mkdir()
-    assert contained(config, folder)["runs"] == "runs"
+    assert contained({"runs": "runs", "data": {}}, folder)["runs"] == "runs"

@@ -4,6 +4,7 @@ import copy
 import errno
 import multiprocessing
 import os
+import re
 import stat
 import time
 import zipfile
@@ -24,10 +25,7 @@ VIT = {"image_size": 8, "patch_size": 4, "dim": 8, "depth": 1, "num_heads": 2}
 DECODER = {"vocab_size": 9, "max_len": 6, "dim": 8, "depth": 1, "num_heads": 2, "context_dim": 8}
 SPEC = {
     "name": "VisionLanguageModel",
-    "args": {
-        "encoder": {"name": "ViT", "args": VIT},
-        "decoder": {"name": "Decoder", "args": DECODER},
-    },
+    "args": {"encoder": {"name": "ViT", "args": VIT}, "decoder": {"name": "Decoder", "args": DECODER}},
 }
 
 
@@ -68,22 +66,14 @@ def test_what_is_written_is_read(path, checkpoint):
     assert os.listdir(path.parent) == ["last.ckpt"]
 
 
-def test_a_model_is_rebuilt_with_its_weights(tmp_path, scramble):
-    model = scramble(rebuild(SPEC))
-    write(tmp_path / "model.ckpt", saved(model=model))
-    loaded = ckpt.load_model(ckpt.read(tmp_path / "model.ckpt"))
-    assert isinstance(loaded, VisionLanguageModel)
-    assert not loaded.training
-    inputs = torch.randn(2, 3, 8, 8), torch.tensor([[1, 4, 5], [1, 7, 2]])
-    assert torch.equal(loaded(*inputs), model(*inputs))
-
-
-def test_loading_draws_nothing_and_copies_no_weight(tmp_path, scramble):
-    write(tmp_path / "model.ckpt", saved(model=scramble(rebuild(SPEC))))
-    whole, before = ckpt.read(tmp_path / "model.ckpt"), torch.get_rng_state()
-    held = {tensor.data_ptr() for tensor in whole["state_dict"].values()}
-    assert {tensor.data_ptr() for tensor in ckpt.load_model(whole).state_dict().values()} <= held
+def test_a_model_is_rebuilt_with_its_weights_without_draws_or_copies(path, checkpoint):
+    whole, before = ckpt.read(path), torch.get_rng_state()
+    model = ckpt.load_model(whole)
     assert torch.equal(torch.get_rng_state(), before)
+    assert isinstance(model, VisionLanguageModel) and not model.training
+    held = {tensor.data_ptr() for tensor in whole["state_dict"].values()}
+    assert {tensor.data_ptr() for tensor in model.state_dict().values()} <= held
+    assert same({f"model.{name}": tensor for name, tensor in model.state_dict().items()}, checkpoint["state_dict"])
 
 
 def test_weights_of_fewer_bits_are_loaded_as_the_model_has_them(tmp_path, scramble):
@@ -110,26 +100,20 @@ def test_a_model_with_batch_norm_is_rebuilt_from_its_moving_average():
     assert torch.equal(ckpt.load_model(whole).proj.bias, whole["ema"]["model.proj.bias"])
 
 
-@pytest.mark.parametrize("step", ["fsync", "replace"])
-def test_a_write_that_fails_leaves_the_old_file_and_no_other(path, checkpoint, monkeypatch, step):
-    def full(*args):
-        raise OSError(errno.ENOSPC, "No space left on device")
+@pytest.mark.parametrize("module, step", [(os, "fsync"), (os, "replace"), (torch, "save")])
+def test_a_write_that_fails_leaves_the_old_file_and_no_other(path, checkpoint, monkeypatch, module, step):
+    """For the disk is full, or by Ctrl-C."""
+    fault = KeyboardInterrupt() if module is torch else OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(os, step, full)
-    with pytest.raises(UserError, match=r"last\.ckpt: cannot write .*No space left on device.*free space") as caught:
+    def fail(*args, **kwargs):
+        raise fault
+
+    monkeypatch.setattr(module, step, fail)
+    with pytest.raises((UserError, KeyboardInterrupt)) as caught:
         write(path, saved(epoch=99))
-    assert caught.value.status == 1
-    assert same(ckpt.read(path), checkpoint)
-    assert os.listdir(path.parent) == ["last.ckpt"]
-
-
-def test_an_interrupted_write_leaves_the_old_file_and_no_other(path, checkpoint, monkeypatch):
-    def interrupt(*args, **kwargs):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(torch, "save", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        write(path, saved(epoch=99))
+    if module is os:
+        assert re.search(r"last\.ckpt: cannot write .*No space left on device.*free space", str(caught.value))
+        assert caught.value.status == 1
     assert same(ckpt.read(path), checkpoint)
     assert os.listdir(path.parent) == ["last.ckpt"]
 
@@ -168,32 +152,22 @@ def test_a_kill_in_the_middle_of_a_write_leaves_the_old_file_whole(path, checkpo
 # Damage
 
 
-def flip(path, place, bit, into):
-    data = bytearray(path.read_bytes())
-    data[place] ^= 1 << bit
-    into.write_bytes(data)
-    return into
-
-
-def test_a_flipped_bit_of_a_weight_is_found(path, checkpoint, tmp_path):
-    rng, data = np.random.default_rng(0), path.read_bytes()
-    for tensor in checkpoint["state_dict"].values():
-        content = tensor.numpy().tobytes()
-        place = data.find(content) + int(rng.integers(len(content)))
-        broken = flip(path, place, int(rng.integers(8)), tmp_path / "broken.ckpt")
-        with pytest.raises(UserError, match=r"broken\.ckpt: is damaged"):
-            ckpt.read(broken)
-
-
-def test_a_flipped_bit_anywhere_is_found_or_harmless(path, checkpoint, tmp_path):
-    rng, found = np.random.default_rng(1), 0
-    for place in rng.integers(path.stat().st_size, size=150):
-        broken = flip(path, int(place), int(rng.integers(8)), tmp_path / "broken.ckpt")
+def test_a_flipped_bit_is_found_in_weights_and_elsewhere_found_or_harmless(path, checkpoint, tmp_path):
+    rng, whole, found = np.random.default_rng(1), path.read_bytes(), 0
+    contents = [tensor.numpy().tobytes() for tensor in checkpoint["state_dict"].values()]
+    weights = [whole.find(content) + int(rng.integers(len(content))) for content in contents]
+    for place in [*weights, *rng.integers(len(whole), size=150).tolist()]:
+        data = bytearray(whole)
+        data[place] ^= 1 << int(rng.integers(8))
+        (tmp_path / "broken.ckpt").write_bytes(data)
         try:
-            assert same(ckpt.read(broken), checkpoint)  # in padding, or in a date
-        except UserError:
+            assert same(ckpt.read(tmp_path / "broken.ckpt"), checkpoint)  # in padding, or in a date
+        except UserError as fault:
             found += 1
-    assert found > 20
+            assert place not in weights or "broken.ckpt: is damaged" in str(fault)
+        else:
+            assert place not in weights
+    assert found > 20 + len(weights)
 
 
 @pytest.mark.parametrize("share", [0, 0.01, 0.5, 0.9, 0.999])
@@ -207,10 +181,10 @@ class Command:
     """Pickles as a call of a function, as malware does."""
 
     def __init__(self, path):
-        self.path = path
+        self.path = str(path)
 
     def __reduce__(self):
-        return os.mkdir, (str(self.path),)
+        return os.mkdir, (self.path,)
 
 
 def test_nothing_in_a_file_is_executed(path, tmp_path, checkpoint):
@@ -218,10 +192,6 @@ def test_nothing_in_a_file_is_executed(path, tmp_path, checkpoint):
     with pytest.raises(UserError, match="is damaged or not a checkpoint of vlm"):
         ckpt.read(path)
     assert not (tmp_path / "executed").exists()
-
-
-def text_file(path):
-    path.write_text("weights\n" * 100)
 
 
 def graphs_folder(path):
@@ -235,7 +205,7 @@ def zip_file(path):
 
 
 FOREIGN = {
-    "text": (text_file, "is not a checkpoint"),
+    "text": (lambda path: path.write_text("weights\n" * 100), "is not a checkpoint"),
     "zip": (zip_file, "not a checkpoint of vlm"),
     "state dict": (lambda path: torch.save(nn.Linear(2, 2).state_dict(), path), "was not written by vlm"),
     "tensor": (lambda path: torch.save(torch.zeros(3), path), "was not written by vlm"),
@@ -243,7 +213,7 @@ FOREIGN = {
     "legacy": (lambda path: torch.save({"format": 1}, path, _use_new_zipfile_serialization=False), "not a checkpoint"),
     "format": (
         lambda path: torch.save({"format": 1, "vlm": {}}, path),
-        "has format 1, but this vlm reads format 2; .*train again",
+        "has format 1, .* reads format 2; .*train again",
     ),
     "folder": (lambda path: path.mkdir(), "no such checkpoint"),
     "graphs": (graphs_folder, "holds graphs for other programs; give the checkpoint"),
@@ -262,12 +232,9 @@ def test_a_file_that_is_not_ours_is_refused(tmp_path, kind):
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("part", ["state_dict", "ema"])
-def test_weights_that_are_not_finite_are_refused_by_the_name_of_their_file(value, part, tmp_path):
+def test_weights_that_are_not_finite_are_refused_by_their_name(value, part, tmp_path):
     content = saved()
-    bad = {"model.decoder.norm.weight": torch.full((8,), value)}
-    content[part] = {**content.get(part, {}), **bad}
+    content[part] = content.get(part, {}) | {"model.decoder.norm.weight": torch.full((8,), value)}
     torch.save(content, tmp_path / "model.ckpt")
-    with pytest.raises(
-        UserError, match=r"model\.ckpt: its weights are not finite numbers \(model\.decoder\.norm\.weight\)"
-    ):
+    with pytest.raises(UserError, match=r"model\.ckpt: its weights are not finite .*\(model\.decoder\.norm\.weight\)"):
         ckpt.read(tmp_path / "model.ckpt")

@@ -167,6 +167,10 @@ def test_tokenizers_give_the_same_ids_and_texts(tmp_path: Path, kind: str) -> No
         if "bare" not in kind:
             assert other.decode(ids, skip_special_tokens=True) == own.decode(ids)
     assert (other.pad_token_id, other.bos_token_id, other.eos_token_id) == (own.pad_id, own.bos_id, own.eos_id)
+    (tmp_path / "config.json").write_text('{"model_type": "vision-encoder-decoder"}')
+    check_tokens(Folder(str(tmp_path)), own)  # a training may start from the folder with it
+    with pytest.raises(UserError, match="choose the tokenizer that the weights were trained with"):
+        check_tokens(Folder(str(tmp_path)), CharTokenizer(lowercase=False).fit(["zyx"]))
 
 
 @pytest.mark.parametrize("kind, names", [("class", True), ("mean", False)])
@@ -329,15 +333,6 @@ def test_the_card_has_the_scores_with_intervals_and_controls(tmp_path: Path) -> 
         sum(one.numel() for one in weights(read(path)).values()),
         float(card.partition("parameters: ")[2].split("\n")[0].replace(",", "")),
     )
-
-
-@pytest.mark.parametrize("kind", ["bpe", "unigram", "unigram-bare", "bytes", "char"])
-def test_a_training_may_start_from_an_exported_folder_with_its_own_tokenizer(tmp_path: Path, kind: str) -> None:
-    path, folder = str(captioner(tmp_path, kind=kind)), str(tmp_path / "out")
-    assert command(["export", folder, "-c", path, "--to", "huggingface"]) == 0
-    check_tokens(Folder(folder), tokenizer(kind))
-    with pytest.raises(UserError, match="choose the tokenizer that the weights were trained with"):
-        check_tokens(Folder(folder), CharTokenizer(lowercase=False).fit(["zyx"]))
 
 
 @pytest.mark.parametrize("mask", [0o022, 0o077])

@@ -14,7 +14,6 @@ import vlm
 from vlm.checkpoint.load import load_model, read
 from vlm.cli.main import run as command
 from vlm.decoding.sampling import Sampling
-from vlm.errors import UserError
 from vlm.tasks.language_modeling.predict import TextGenerator, generate
 
 KINDS = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K")
@@ -176,28 +175,6 @@ def test_every_command_takes_a_file(file, tmp_path, capsys, monkeypatch):
         scores.append([line for line in printed.splitlines() if "bits" in line])
         assert "also chose the checkpoint" not in printed
     assert scores[0] == scores[1] and scores[0]
-
-
-@pytest.mark.parametrize(
-    ("values", "words"),
-    [
-        ({"tokenizer.ggml.pre": "tekken"}, "tokenizer.ggml.pre is 'tekken', not one of gpt-2, smollm"),
-        ({"tokenizer.ggml.pre": None}, "tokenizer.ggml.pre is None"),
-        ({"tokenizer.ggml.model": "t5"}, "tokenizer.ggml.model is 't5', not gpt2 or llama"),
-        ({"llama.block_count": None}, "it has no llama.block_count"),
-        ({"llama.rope.scaling.type": "yarn"}, "rope.scaling.type is 'yarn', not none or linear"),
-        ({"llama.rope.dimension_count": 8}, "llama.rope.dimension_count is 8, which our Decoder does not do"),
-        ({"llama.expert_count": 8}, "llama.expert_count is 8"),
-        ({"tokenizer.ggml.eos_token_id": 900}, "outside the vocabulary"),
-    ],
-    ids=str,
-)
-def test_what_is_not_ours_is_refused_in_a_line(tmp_path, values, words):
-    model, tokenizer = decoder("tied")
-    save_gguf(tmp_path / "a.gguf", model, tokenizer, values=values)
-    with pytest.raises(UserError, match=words) as caught:
-        read(tmp_path / "a.gguf")
-    assert "\n" not in str(caught.value)
 
 
 def test_a_file_converses_as_its_folder_does(tmp_path):

@@ -1,19 +1,32 @@
-"""Wrong, cut and hostile folders of Hugging Face: refused in a line each; nothing is executed or fetched."""
+"""Wrong, cut and hostile folders of Hugging Face: refused in a line each, and soon; nothing is executed or fetched."""
 
 import json
+import random
+import re
 import shutil
 import socket
+import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import torch
-from hugging import CAPTIONERS, CLASSIFIERS, photos, saved, saved_bert, saved_decoder
+from dual import saved_dual
+from hugging import CAPTIONERS, CLASSIFIERS, LABELS, saved, saved_bert, saved_decoder, saved_gpt2, saved_reader
+from image_text import saved_image_text
+from mutations import change
 from safetensors.torch import load_file, save_file
-from transformers import BertForMaskedLM
+from transformers import (
+    BertForMaskedLM,
+    BertForSequenceClassification,
+    DistilBertForTokenClassification,
+    RobertaForSequenceClassification,
+)
+from translators import saved_marian, saved_t5
 
-from vlm.checkpoint.load import read
+from vlm.checkpoint.load import load_model, read
 from vlm.cli.main import run
 from vlm.errors import UserError
 
@@ -43,34 +56,42 @@ class Kind(NamedTuple):
 
 GENERATION = ("generation_config.json",)
 GPT2: dict[str, Any] = {"inner": "n_inner", "depth": "n_layer", "generation": GENERATION}
+
+
+def decoder(name):
+    return lambda folder: saved_decoder(folder, name)
+
+
 KINDS = {
     "vit_gpt2": Kind(CAPTIONERS["vit_gpt2"], ("encoder",), ("decoder",), "decoder.transformer.wte.weight", **GPT2),
     "deit_gpt2": Kind(CAPTIONERS["deit_gpt2"], ("encoder",), ("decoder",), "encoder.embeddings.cls_token", **GPT2),
     "blip": Kind(
-        CAPTIONERS["blip"],
-        ("vision_config",),
-        ("text_config",),
-        "text_decoder.cls.predictions.bias",
+        *(CAPTIONERS["blip"], ("vision_config",), ("text_config",), "text_decoder.cls.predictions.bias"),
         generation=("config.json", "text_config"),
         end="sep_token_id",
     ),
     "git": Kind(CAPTIONERS["git"], ("vision_config",), (), "output.bias", generation=GENERATION),
-    "llama": Kind(
-        lambda folder: saved_decoder(folder, "llama"),
-        None,
-        (),
-        "model.layers.1.self_attn.q_proj.weight",
-        generation=GENERATION,
-    ),
+    "llama": Kind(decoder("llama"), None, (), "model.layers.1.self_attn.q_proj.weight", generation=GENERATION),
     "bert": Kind(lambda folder: saved_bert(folder, BertForMaskedLM), None, (), "cls.predictions.bias"),
     "deit": Kind(lambda folder: saved(folder, CLASSIFIERS["deit_teacher"]()), (), None, "cls_classifier.weight"),
     "dinov2": Kind(
-        lambda folder: saved(folder, CLASSIFIERS["dinov2"]()),
-        (),
-        None,
+        *(lambda folder: saved(folder, CLASSIFIERS["dinov2"]()), (), None),
         "dinov2.encoder.layer.0.layer_scale1.lambda1",
         inner="mlp_ratio",
     ),
+}
+# Kinds of which only a few things can be wrong that are not with those.
+OTHERS = {
+    **{name: decoder(name) for name in ("qwen2", "qwen3", "gemma")},
+    **{name: partial(saved_image_text, name=name) for name in ("llava_clip", "idefics3", "paligemma")},
+    "classes": lambda folder: saved_bert(folder, BertForSequenceClassification, **LABELS),
+    "roberta": lambda folder: saved_reader(folder, RobertaForSequenceClassification),
+    **{name: partial(saved_dual, name) for name in ("clip", "siglip")},
+    "marian": saved_marian,
+    "t5": saved_t5,
+    "gpt2": saved_gpt2,
+    "distilbert": lambda folder: saved_reader(folder, DistilBertForTokenClassification),
+    "siglip_classes": lambda folder: saved(folder, CLASSIFIERS["siglip"]()),
 }
 
 
@@ -79,28 +100,34 @@ def saved_folders(tmp_path_factory):
     """A good folder of each kind."""
     torch.manual_seed(0)
     root = tmp_path_factory.mktemp("good")
-    for name, kind in KINDS.items():
-        kind.save(root / name)
+    for name, save in ({name: kind.save for name, kind in KINDS.items()} | OTHERS).items():
+        save(root / name)
     return root
 
 
-@pytest.fixture(scope="module")
-def good(saved_folders):
-    return saved_folders / "vit_gpt2"
-
-
 @pytest.fixture
-def folder(good, tmp_path):
-    return shutil.copytree(good, tmp_path / "theirs")
+def folder(saved_folders, tmp_path):
+    return shutil.copytree(saved_folders / "vit_gpt2", tmp_path / "theirs")
 
 
 def edit(folder, name, *path, **changes):
-    whole = json.loads((folder / name).read_text())
-    part = whole
+    part = whole = json.loads((folder / name).read_text())
     for key in path:
         part = part[key]
     part.update(changes)
     (folder / name).write_text(json.dumps(whole))
+
+
+def changing(name, *path, **changes):
+    return lambda folder: edit(folder, name, *path, **changes)
+
+
+def without(name):
+    return lambda folder: (folder / name).unlink()
+
+
+def linked(name):
+    return lambda folder: link_out(folder, name)
 
 
 def edit_tensors(folder, change):
@@ -133,113 +160,156 @@ def shard_away(folder):
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
-Case = tuple[Callable[[Path], Any], str]
-CONFIG, IMAGES = "config.json", "preprocessor_config.json"
-OF_ALL: dict[str, Case] = {
-    "auto_map": (lambda f: edit(f, CONFIG, auto_map={"AutoModel": "evil.Model"}), "auto_map"),
-    "other kind": (lambda f: edit(f, CONFIG, model_type="../vit"), "of type '../vit'"),
-    "cut weights": (lambda f: (f / "model.safetensors").write_bytes(b"\xff" * 100), "cannot be read"),
-    "no weights": (lambda f: (f / "model.safetensors").unlink(), "has no model.safetensors"),
+CONFIG, IMAGES, TOKENS, WEIGHTS = "config.json", "preprocessor_config.json", "tokenizer.json", "model.safetensors"
+config, generation = partial(changing, CONFIG), partial(changing, "generation_config.json")
+Cases = dict[str, tuple[Callable[[Path], Any], str]]
+OF_ALL: Cases = {
+    "auto_map": (config(auto_map={"AutoModel": "evil.Model"}), "auto_map"),
+    "other kind": (config(model_type="../vit"), "of type '../vit'"),
+    "cut weights": (lambda f: (f / WEIGHTS).write_bytes(b"\xff" * 100), "cannot be read"),
+    "no weights": (without(WEIGHTS), "has no model.safetensors"),
     "missing shard": (shard_away, "outside.safetensors cannot be read"),
     "a deep file": (lambda f: (f / CONFIG).write_text("[" * 10**5), "cannot be read"),
-    "link config": (lambda f: link_out(f, CONFIG), "link out of the folder"),
-    "link weights": (lambda f: link_out(f, "model.safetensors"), "link out of the folder"),
+    "link config": (linked(CONFIG), "link out of the folder"),
+    "link weights": (linked(WEIGHTS), "link out of the folder"),
 }
 
 
-def of_layers(kind: Kind) -> Iterator[tuple[str, Case]]:
+def of_layers(kind: Kind) -> Cases:
     """Sizes of a stack that are not those of its weights, or of none."""
     part = kind.image if kind.text is None else kind.text
     assert part is not None
-    vast, layer = {kind.depth: 10**6}, {kind.depth: 3}
-    yield "shape", (lambda f: edit(f, CONFIG, *part, **{kind.inner: 80}), "fc1")
-    yield "depth", (lambda f: edit(f, CONFIG, *part, **layer), "has no .*[.]2[.]")
-    yield "million layers", (lambda f: edit(f, CONFIG, *part, **vast), "is 1000000, not a whole number from 1 to 1000")
-    yield (
-        "no number",
-        (lambda f: edit(f, CONFIG, *part, **{kind.depth: "os.system"}), "is 'os.system', not"),
-    )
-    yield "no weight", (lambda f: edit_tensors(f, lambda t: t.pop(kind.weight)), f"{kind.weight}|has no weights for")
+    return {
+        "shape": (config(*part, **{kind.inner: 80}), "fc1"),
+        "depth": (config(*part, **{kind.depth: 3}), "has no .*[.]2[.]"),
+        "million layers": (config(*part, **{kind.depth: 10**6}), "is 1000000, not a whole number from 1 to 1000"),
+        "no number": (config(*part, **{kind.depth: "os.system"}), "is 'os.system', not"),
+        "no weight": (lambda f: edit_tensors(f, lambda t: t.pop(kind.weight)), f"{kind.weight}|has no weights for"),
+    }
 
 
-def of_images(kind: Kind) -> Iterator[tuple[str, Case]]:
-    part = kind.image
+def of_images(kind: Kind) -> Cases:
+    part, size = kind.image, {"height": 30, "width": 30}
     assert part is not None
-    undivided = {"size": {"height": 30, "width": 30}, "crop_size": {"height": 30, "width": 30}}
-    yield (
-        "giant width",
-        (lambda f: edit(f, CONFIG, *part, hidden_size=3 * 10**9), "hidden_size is 3000000000, not"),
+    other, oblong = (
+        "images of 30 pixels, its model reads 24|not divide",
+        r"24 pixels out of \[24, 30\]|images of \[24, 30\]",
     )
-    yield "no preprocessing", (lambda f: (f / IMAGES).unlink(), "has no preprocessor_config.json")
-    oblong = {"size": {"height": 24, "width": 30}}
-    yield "other images", (lambda f: edit(f, IMAGES, **undivided), "images of 30 pixels, its model reads 24|not divide")
-    yield (
-        "oblong images",
-        (lambda f: edit(f, IMAGES, **oblong), r"24 pixels out of \[24, 30\]|images of \[24, 30\]|not divide"),
-    )
-    yield (
-        "giant resize",
-        (
-            lambda f: edit(f, IMAGES, size={"shortest_edge": 10**9}, do_center_crop=True),
-            "is 1000000000, not",
-        ),
-    )
-    yield "link images", (lambda f: link_out(f, IMAGES), "link out of the folder")
+    return {
+        "giant width": (config(*part, hidden_size=3 * 10**9), "hidden_size is 3000000000, not"),
+        "no preprocessing": (without(IMAGES), "has no preprocessor_config.json"),
+        "other images": (changing(IMAGES, size=size, crop_size=size), other),
+        "oblong images": (changing(IMAGES, size={"height": 24, "width": 30}), f"{oblong}|not divide"),
+        "giant resize": (changing(IMAGES, size={"shortest_edge": 10**9}, do_center_crop=True), "is 1000000000, not"),
+        "link images": (linked(IMAGES), "link out of the folder"),
+    }
 
 
-def of_texts(kind: Kind) -> Iterator[tuple[str, Case]]:
-    part, tokens = kind.text, "tokenizer.json"
+def of_texts(kind: Kind) -> Cases:
+    part = kind.text
     assert part is not None
-    yield (
-        "giant vocabulary",
-        (lambda f: edit(f, CONFIG, *part, vocab_size=10**12), "vocab_size is 1000000000000"),
-    )
-    yield "smaller tokenizer", (lambda f: edit(f, CONFIG, *part, vocab_size=99), "weights are of 99")
-    yield "tokenizer code", (lambda f: edit(f, "tokenizer_config.json", auto_map={"A": "evil.T"}), "auto_map")
-    yield "no tokenizer", (lambda f: (f / tokens).unlink(), "there is no tokenizer.json")
-    yield "vocabularies differ", (other_vocabulary, "disagree on the id of 'a'")
-    yield "an id twice", (piece_twice, "not unique")
-    yield "other tokenizer", (lambda f: edit(f, tokens, "model", type="Unigram"), "tokenizer in .* cannot be used")
-    yield "link tokenizer", (lambda f: link_out(f, tokens), "link out of the folder")
+    return {
+        "giant vocabulary": (config(*part, vocab_size=10**12), "vocab_size is 1000000000000"),
+        "smaller tokenizer": (config(*part, vocab_size=99), "weights are of 99"),
+        "tokenizer code": (changing("tokenizer_config.json", auto_map={"A": "evil.T"}), "auto_map"),
+        "no tokenizer": (without(TOKENS), "there is no tokenizer.json"),
+        "vocabularies differ": (other_vocabulary, "disagree on the id of 'a'"),
+        "an id twice": (piece_twice, "not unique"),
+        "other tokenizer": (changing(TOKENS, "model", type="Unigram"), "tokenizer in .* cannot be used"),
+        "link tokenizer": (linked(TOKENS), "link out of the folder"),
+    }
 
 
-def of_writing(kind: Kind) -> Iterator[tuple[str, Case]]:
+def of_writing(kind: Kind) -> Cases:
     assert kind.generation is not None
-    name, *path = kind.generation
-    yield "special out of range", (lambda f: edit(f, name, *path, **{kind.end: 900}), "outside the vocabulary")
-    yield "an end of many", (lambda f: edit(f, name, *path, **{kind.end: [1, 900]}), "outside the vocabulary")
-    yield "no end", (lambda f: edit(f, name, *path, **{kind.end: "end"}), "not a token or a few")
-    yield "strange decoding", (lambda f: edit(f, name, *path, forced_bos_token_id=3), "forced_bos_token_id")
-    yield "giant beam", (lambda f: edit(f, name, *path, num_beams=10**9), "num_beams")
+    options = partial(changing, *kind.generation)
+    return {
+        "special out of range": (options(**{kind.end: 900}), "outside the vocabulary"),
+        "an end of many": (options(**{kind.end: [1, 900]}), "outside the vocabulary"),
+        "no end": (options(**{kind.end: "end"}), "not a token or a few"),
+        "strange decoding": (options(forced_bos_token_id=3), "forced_bos_token_id"),
+        "giant beam": (options(num_beams=10**9), "num_beams"),
+    }
 
 
-def cases() -> Iterator[tuple[str, str, Case]]:
-    for name, kind in KINDS.items():
-        found = OF_ALL | dict(of_layers(kind))
-        found |= {} if kind.image is None else dict(of_images(kind))
-        found |= {} if kind.text is None else dict(of_texts(kind))
-        found |= {} if kind.generation is None else dict(of_writing(kind))
-        yield from ((name, what, case) for what, case in found.items())
-    other = (lambda f: edit(f, CONFIG, "decoder", model_type="xlnet"), "'xlnet', where gpt2")
-    pattern = {"type": "Split", "pattern": {"Regex": "(a|a)*$"}, "behavior": "Isolated", "invert": False}
-    merging = (lambda f: edit(f, "tokenizer.json", pre_tokenizer=pattern), "pattern '.a.a...' is not among those")
-    vast = (
-        lambda f: edit(f, CONFIG, "encoder", image_size=8 * 10**6),
-        "image_size is 8000000",
-    )
-    yield from (
-        ("vit_gpt2", "giant image", vast),
-        ("vit_gpt2", "other decoder", other),
-        ("vit_gpt2", "other merging", merging),
-    )
-    yield "git", "films", (lambda f: edit(f, CONFIG, num_image_with_embedding=6), "num_image_with_embedding is 6")
+def narrow_grid(folder):
     name = "dinov2.embeddings.position_embeddings"
-    oblong = (lambda f: edit_tensors(f, lambda t: t.update({name: t[name][:, :-1].clone()})), "positions.weight is")
-    yield "dinov2", "an oblong grid", oblong
-    yield "dinov2", "gated", (lambda f: edit(f, CONFIG, use_swiglu_ffn=True), "use_swiglu_ffn is True")
+    edit_tensors(folder, lambda t: t.update({name: t[name][:, :-1].clone()}))
 
 
-CASES = {f"{name}: {what}": (name, what, *case) for name, what, case in cases()}
+def old_tokenizer(folder):
+    """That of CLIP, which is not read, in place of its tokenizer.json."""
+    (folder / TOKENS).unlink()
+    (folder / "vocab.json").write_text(json.dumps({"<|endoftext|>": 0}))
+    (folder / "merges.txt").write_text("")
+
+
+PATTERN = {"type": "Split", "pattern": {"Regex": "(a|a)*$"}, "behavior": "Isolated", "invert": False}
+YARN, TWO = {"rope_type": "yarn", "rope_theta": 1e4}, ["full_attention", "sliding_attention"]
+MORE = [
+    ("vit_gpt2", config("encoder", image_size=8 * 10**6), "image_size is 8000000"),
+    ("vit_gpt2", config("decoder", model_type="xlnet"), "'xlnet', where gpt2"),
+    ("vit_gpt2", changing(TOKENS, pre_tokenizer=PATTERN), "pattern '.a.a...' is not among those"),
+    ("git", config(num_image_with_embedding=6), "num_image_with_embedding is 6"),
+    ("dinov2", narrow_grid, "positions.weight is"),
+    ("dinov2", config(use_swiglu_ffn=True), "use_swiglu_ffn is True"),
+    ("llama", config(attention_bias=True), "attention_bias is True, which our Decoder does not do"),
+    ("llama", config(rope_parameters=YARN), "rope_type is 'yarn', not one of"),
+    ("llama", config(rope_parameters={"rope_theta": "many"}), "rope_parameters.rope_theta is 'many', not a number"),
+    ("llama", config(num_key_value_heads=3), "num_key_value_heads is 3, which does not divide 4"),
+    ("qwen2", config(use_sliding_window=True), "use_sliding_window is True"),
+    ("qwen3", config(layer_types=TWO), "layer_types is .* full_attention alone"),
+    ("gemma", config(model_type="gemma2"), "of type 'gemma2'; what can be read is bert, .*gemma, .*llama"),
+    ("llava_clip", config(vision_feature_layer=[-2, -1]), "vision_feature_layer is .*, not a whole number"),
+    ("llava_clip", config(vision_feature_layer=3), "vision_feature_layer is 3, which is none of 2 layers"),
+    ("llava_clip", config("text_config", model_type="mistral"), "'mistral', where llama or qwen2 can be read"),
+    ("llava_clip", config(image_token_index=7), "image_token_index is 7, which is not the <image> of its tokenizer"),
+    ("idefics3", config(scale_factor=3), "scale_factor is 3, .*14 patches a side"),
+    ("paligemma", config("text_config", model_type="gemma2"), "'gemma2', where gemma can be read"),
+    ("paligemma", config("text_config", use_bidirectional_attention=False), "use_bidirectional_attention is False"),
+    ("roberta", config(pad_token_id=0), "pad_token_id is 0"),
+    ("roberta", config(max_position_embeddings=4), "leaves no text"),
+    ("classes", config(is_decoder=True), "is_decoder is True"),
+    ("classes", config(position_embedding_type="relative_key"), "position_embedding_type is 'relative_key'"),
+    ("classes", config(problem_type="multi_label_classification"), "problem_type is 'multi_label_classification'"),
+    ("classes", config(hidden_act="mish"), "hidden_act is 'mish', not one of"),
+    ("classes", config(id2label={"0": "a", "2": "b"}), "does not name the classes"),
+    ("classes", config(type_vocab_size=3), "type_embed.weight"),
+    ("clip", old_tokenizer, "there is no tokenizer.json"),
+    ("siglip", without("spiece.model"), "there is no spiece.model"),
+    ("marian", without("target.spm"), "there is no target.spm"),
+    ("marian", without("vocab.json"), "there is no vocab.json"),
+    ("marian", lambda f: (f / "target.spm").write_bytes(b"\x08\xff" * 9), "tokenizer in .* cannot be used"),
+    ("marian", changing("vocab.json", **{"\u2581x": 3}), "is not unique"),
+    ("marian", lambda f: (f / "target_vocab.json").write_text("{}"), "a vocabulary for each language"),
+    ("marian", config(decoder_vocab_size=7), "decoder_vocab_size is 7"),
+    ("marian", config(activation_function="mish"), "activation_function is 'mish'"),
+    ("marian", config(d_model=33), "which does not divide the width of 33"),
+    ("marian", generation(bad_words_ids=[[1, 2]]), "not a list of single tokens"),
+    ("marian", generation(bad_words_ids=3), "not a list of single tokens"),
+    ("marian", generation(bad_words_ids=[[10**6]]), "outside the vocabulary"),
+    ("marian", generation(forced_eos_token_id=5), "not the end token"),
+    ("t5", config(relative_attention_num_buckets=30), "not a multiple of 4"),
+    ("t5", config(relative_attention_max_distance=8), "not more than half of the 32 buckets"),
+    ("t5", config(feed_forward_proj="gated-mish"), "feed_forward_proj is 'gated-mish'"),
+    ("t5", config(d_kv=-1), "d_kv is -1"),
+    ("t5", config(num_decoder_layers="two"), "num_layers is 'two'"),
+    ("t5", config(scale_decoder_outputs="no"), "scale_decoder_outputs is 'no'"),
+    ("t5", config(feed_forward_proj="gated-gelu"), "no encoder.block.0.layer.1.DenseReluDense.wi_0"),
+]
+
+
+def cases() -> Iterator[tuple[str, str, Callable[[Path], Any], str]]:
+    for name, kind in KINDS.items():
+        found = OF_ALL | of_layers(kind)
+        found |= {} if kind.image is None else of_images(kind)
+        found |= {} if kind.text is None else of_texts(kind)
+        found |= {} if kind.generation is None else of_writing(kind)
+        yield from ((name, what, *case) for what, case in found.items())
+    yield from ((name, words, change, words) for name, change, words in MORE)
+
+
+CASES = {f"{name}: {what}": (name, what, change, words) for name, what, change, words in cases()}
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -254,16 +324,6 @@ def test_a_bad_folder_is_refused_in_one_line(saved_folders, tmp_path, case, monk
     message = str(caught.value)
     assert "\n" not in message and (str(folder) in message or what == "missing shard")
     assert caught.value.status == 2
-
-
-def test_the_command_takes_a_folder(good, tmp_path, capsys):
-    paths = photos(tmp_path / "photos", count=3)
-    assert run(["caption", *paths, "-c", str(good), "--device", "cpu"]) == 0
-    out = capsys.readouterr().out.splitlines()
-    assert [line.split("\t")[0] for line in out] == paths
-    assert run(["caption", str(tmp_path / "photos"), "-c", str(good), "--sample", "--max-tokens", "4"]) == 0
-    assert run(["info", "-c", str(good)]) == 0
-    assert "VisionEncoderDecoderModel" in capsys.readouterr().out
 
 
 def test_the_command_refuses_a_folder_in_a_line(folder, capsys):
@@ -281,3 +341,38 @@ def test_a_download_of_the_hub_is_taken_through_its_links(folder, tmp_path):
         shutil.move(path, root / "blobs" / f"hash_{path.name}")
         (root / "snapshots" / "abc" / path.name).symlink_to(f"../../blobs/hash_{path.name}")
     assert read(root / "snapshots" / "abc")["vlm"]["task"] == "captioning"
+
+
+IMAGE, WORDS = torch.zeros(1, 3, 24, 24), torch.ones(1, 3, dtype=torch.long)
+MUTATED = {  # folders, and what their models read
+    **dict.fromkeys(("vit_gpt2", "blip", "git"), (IMAGE, WORDS)),
+    **dict.fromkeys(("gpt2", "llama", "qwen2", "classes", "distilbert", "roberta"), (WORDS,)),
+    **dict.fromkeys(("dinov2", "siglip_classes"), (IMAGE,)),
+}
+FILES = (CONFIG, CONFIG, "generation_config.json", IMAGES, "tokenizer_config.json")
+SIZES = re.compile("size|num|eps|act|n_|vocab|position|label")  # keys that mostly matter
+MUTATIONS = 36  # a folder
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", MUTATED)
+def test_any_config_is_read_or_refused_in_a_line(saved_folders, tmp_path, name):
+    chance, read_whole = random.Random(name), 0
+    for number in range(MUTATIONS):
+        folder = shutil.copytree(saved_folders / name, tmp_path / str(number))
+        file = folder / chance.choice([file for file in FILES if (folder / file).is_file()])
+        content = json.loads(file.read_text())
+        what = f"{file.name}: {change(content, chance, mostly=SIZES)}"
+        file.write_text(json.dumps(content))
+        started = time.process_time()
+        try:
+            load_model(read(folder))(*MUTATED[name])
+            read_whole += 1
+        except UserError as fault:
+            assert "\n" not in str(fault) and str(folder) in str(fault), what
+            assert "does not describe a supported model" not in str(fault), (what, str(fault))
+        except BaseException as fault:
+            pytest.fail(f"{what}: {fault!r}")
+        assert time.process_time() - started < 5, what
+        shutil.rmtree(folder)
+    assert MUTATIONS / 5 < read_whole < MUTATIONS  # most keys are none that a model of ours depends on

@@ -85,15 +85,19 @@ RAW: dict[str, tuple[Callable[[], bytes], str]] = {
     "a far alignment": (lambda: header(entry("general.alignment", 10, struct.pack("<Q", 2**60))), "general.alignment"),
     "nothing said": (lambda: header(), "it has no general.architecture"),
     "an architecture of no text": (lambda: header(entry("general.architecture", NUMBER, bytes(4))), "is 0, not one of"),
-    "another architecture": (
-        lambda: header(entry("general.architecture", TEXT, text("mamba"))),
-        "is 'mamba', not one of",
-    ),
+    "another architecture": (lambda: header(entry("general.architecture", TEXT, text("mamba"))), "is 'mamba', not one"),
 }
 NAN, KEY, ROWS = float("nan"), "tokenizer.ggml.", len(byte_pairs(320))
 PIECES: dict[str, Any] = {f"{KEY}model": "llama", f"{KEY}merges": None}
 # Values that replace those of a good file.
 VALUES: dict[str, tuple[dict[str, Any], str]] = {
+    "another tokenizer": ({f"{KEY}pre": "tekken"}, "tokenizer.ggml.pre is 'tekken', not one of gpt-2, smollm"),
+    "no tokenizer": ({f"{KEY}pre": None}, "tokenizer.ggml.pre is None"),
+    "another kind of pieces": ({f"{KEY}model": "t5"}, "tokenizer.ggml.model is 't5', not gpt2 or llama"),
+    "no layers": ({"llama.block_count": None}, "it has no llama.block_count"),
+    "another scaling": ({"llama.rope.scaling.type": "yarn"}, "rope.scaling.type is 'yarn', not none or linear"),
+    "partly turned": ({"llama.rope.dimension_count": 8}, "rope.dimension_count is 8, which our Decoder does not do"),
+    "experts": ({"llama.expert_count": 8}, "llama.expert_count is 8"),
     "a million layers": ({"llama.block_count": 10**6}, "num_hidden_layers is 1000000, not a whole number"),
     "another layer": ({"llama.block_count": 3}, r"has no model\.layers\.2\."),
     "no heads": ({"llama.attention.head_count": 0}, "num_attention_heads is 0, no number above 0"),
@@ -142,14 +146,8 @@ CHANGES: dict[str, tuple[Callable[[bytes], bytes], str]] = {
         lambda good: changed(good, b"blk.1.ffn_up.w", b"blk.1.ffn_xx.w"),
         "ffn_xx.* is unknown",
     ),
-    "a tensor of another layer": (
-        lambda good: changed(good, b"blk.1.ffn_up.w", b"blk.9.ffn_up.w"),
-        r"has no model\.layers\.1\.mlp\.up_proj",
-    ),
-    "weights that are no numbers": (
-        lambda good: good[:-64] + struct.pack("<f", NAN) * 16,
-        "its weights are not finite numbers",
-    ),
+    "a tensor of another layer": (lambda good: changed(good, b"blk.1.ffn_up.w", b"blk.9.ffn_up.w"), "has no .*up_proj"),
+    "weights that are no numbers": (lambda good: good[:-64] + struct.pack("<f", NAN) * 16, "weights are not finite"),
 }
 
 

@@ -5,20 +5,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from hugging import CAPTIONERS, TEXTS, caption_logits, photos, saved_captioner, saved_gpt2, saved_trocr, written
+from hugging import CAPTIONERS, TEXTS, caption_logits, photos, saved_captioner, saved_trocr, written
 from PIL import Image
 from transformers import ViTImageProcessor
 from varied import varied_lines
 
-from vlm.checkpoint.load import read
 from vlm.data.images.image import load_image
 from vlm.data.text.hugging_face import read_tokenizer
 from vlm.decoding.options import Decoding
-from vlm.decoding.sampling import Sampling
 from vlm.inference.info import describe
 from vlm.models.pretrained.folder import Folder
 from vlm.tasks.captioning.predict import Captioner
-from vlm.tasks.language_modeling.predict import TextGenerator, generate
 
 
 @pytest.fixture
@@ -99,34 +96,11 @@ def test_preprocessing_is_theirs(folder, tmp_path, resample, normalize):
     torch.testing.assert_close(ours, truth, rtol=0, atol=1.01 / 255 / (min(std) if normalize else 1))
 
 
-@torch.no_grad()
-def test_a_language_model_writes_the_same(folder):
-    theirs, tokenizer = saved_gpt2(folder)
-    ours = TextGenerator(folder)
-    prompts = ["a man in", "the children don't", "two dogs run over the"]
-    assert [ours.tokenizer.encode(text) for text in TEXTS] == [tokenizer(text).input_ids for text in TEXTS]
-    found = generate(ours.model, ours.tokenizer, prompts, max_tokens=12, seed=0, sampling=Sampling(temperature=0.0))
-    for prompt, one in zip(prompts, found, strict=True):
-        ids = tokenizer(prompt, return_tensors="pt").input_ids
-        written = theirs.generate(ids, max_new_tokens=12, do_sample=False)[0, ids.shape[1] :]
-        assert one.text == tokenizer.decode(written, skip_special_tokens=True)
-
-
 def test_info_tells_of_a_folder(folder):
     saved_captioner(folder, generation={"num_beams": 4})
     lines = describe(folder)
     assert "from        a VisionEncoderDecoderModel of Hugging Face" in lines
     assert "BytePairTokenizer" in lines and "image_size=24" in lines
-
-
-def test_a_checkpoint_of_a_folder_is_complete(folder, tmp_path):
-    """Written to a file of ours, it captions the same without the folder."""
-    from vlm.checkpoint.save import write
-
-    saved_captioner(folder, generation={"num_beams": 3})
-    paths = photos(tmp_path / "photos", count=2)
-    write(tmp_path / "model.ckpt", read(folder))
-    assert texts_of(Captioner(str(tmp_path / "model.ckpt")), paths) == texts_of(Captioner(folder), paths)
 
 
 def test_options_of_the_user_go_first(folder):

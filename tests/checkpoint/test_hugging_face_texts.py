@@ -1,14 +1,13 @@
 """BERT and its kin with their heads, saved by `transformers` itself: the same ids, logits and answers."""
 
-import json
-from pathlib import Path
+import re
 
 import pytest
 import torch
 import transformers
 from hugging import LABELS, saved_bert, saved_reader, word_pieces
 from safetensors.torch import load_file, save_file
-from transformers import BertForMaskedLM, BertForSequenceClassification
+from transformers import BertForMaskedLM
 
 import vlm
 from vlm.checkpoint.load import read
@@ -30,6 +29,9 @@ def folder(tmp_path):
     return str(tmp_path / "theirs")
 
 
+OLD = {"weight": "gamma", "bias": "beta"}
+
+
 def close(found, truth):
     torch.testing.assert_close(found.float(), truth, rtol=0, atol=1e-4)
 
@@ -40,25 +42,21 @@ def test_gaps_are_filled_alike(folder, name, capsys):
     theirs, tokenizer = saved_reader(folder, getattr(transformers, name))
     ours = GapFiller(folder)
     texts = ["a [MASK] in a red shirt", "two [MASK] run over the [MASK] grass, don't they?", "Sitting on THE [MASK]."]
-    rows = [ours.encode(text) for text in texts]
+    rows, whole = [ours.encode(text) for text in texts], []
     found = iter(ours.probabilities(rows))
     for text, row in zip(texts, rows, strict=True):
-        ids = tokenizer(text.replace("[MASK]", tokenizer.mask_token), return_tensors="pt")
-        assert row.ids == ids.input_ids[0].tolist()
-        output = theirs(**ids)
+        given = tokenizer(text.replace("[MASK]", tokenizer.mask_token), return_tensors="pt")
+        ids, output = given.input_ids[0], theirs(**given)
+        assert row.ids == ids.tolist()
         logits = output.prediction_logits if name == "BertForPreTraining" else output.logits
-        truth = logits[0, ids.input_ids[0] == tokenizer.mask_token_id]
-        first, second = truth.topk(2).values.T
+        gaps = ids == tokenizer.mask_token_id
+        first, second = logits[0, gaps].topk(2).values.T
         assert (first - second).min() > 1e-3
-        for probabilities in truth.softmax(-1):
+        for probabilities in logits[0, gaps].softmax(-1):
             close(next(found), probabilities)
-    assert run(["fill", texts[0], "-c", folder, "--precision", "fp32"]) == 0
-    words = tokenizer(texts[0].replace("[MASK]", tokenizer.mask_token), return_tensors="pt")
-    output = theirs(**words)
-    logits = output.prediction_logits if name == "BertForPreTraining" else output.logits
-    gap = words.input_ids[0] == tokenizer.mask_token_id
-    words.input_ids[0, gap] = logits[0, gap].argmax(-1)
-    assert capsys.readouterr().out == f"{texts[0]}\t{tokenizer.decode(words.input_ids[0], skip_special_tokens=True)}\n"
+        whole.append(tokenizer.decode(ids.where(~gaps, logits[0].argmax(-1)), skip_special_tokens=True))
+    assert run(["fill", *texts, "-c", folder, "--precision", "fp32"]) == 0
+    assert capsys.readouterr().out.splitlines() == [f"{text}\t{one}" for text, one in zip(texts, whole, strict=True)]
 
 
 @torch.no_grad()
@@ -132,28 +130,14 @@ def test_encoders_give_the_same_vectors(folder, kind):
         close(torch.as_tensor(vector), theirs(**tokenizer(text, return_tensors="pt")).last_hidden_state[0].mean(0))
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [({"pad_token_id": 0}, "pad_token_id is 0"), ({"max_position_embeddings": 4}, "leaves no text")],
-)
-def test_positions_of_roberta_are_counted_from_its_padding(folder, changes, words):
-    saved_reader(folder, transformers.RobertaModel)
-    path = Path(folder, "config.json")
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-    with pytest.raises(UserError, match=words):
-        vlm.load(folder)
-
-
 def test_norms_may_have_their_old_names(folder):
     """As the folder of bert-base-uncased has them."""
     saved_bert(folder, BertForMaskedLM)
-    before = read(folder)["state_dict"]
-    tensors = load_file(f"{folder}/model.safetensors")
-    names = {".weight": ".gamma", ".bias": ".beta"}
-    old = {}
-    for name, tensor in tensors.items():
-        stem, kind = name[: name.rindex(".")], name[name.rindex(".") :]
-        old[stem + names[kind] if stem.endswith("LayerNorm") else name] = tensor
+    before, tensors = read(folder)["state_dict"], load_file(f"{folder}/model.safetensors")
+    old = {
+        re.sub(r"LayerNorm\.(weight|bias)$", lambda found: f"LayerNorm.{OLD[found[1]]}", name): tensor
+        for name, tensor in tensors.items()
+    }
     assert len(old.keys() - tensors.keys()) > 8
     save_file(old, f"{folder}/model.safetensors")
     after = read(folder)["state_dict"]
@@ -168,40 +152,10 @@ def test_options_of_the_tokenizer_are_kept(folder, options):
     ours = GapFiller(folder).tokenizer
     lines = ["Ein Fuß, é ü \u4e1c\u4eac\u4eacA", "THE The the", "e\u0301\u00e9t"]
     assert [ours.encode(line) for line in lines] == tokenizer(lines, add_special_tokens=False).input_ids
-    _, usual = saved_bert(f"{folder}_usual", BertForMaskedLM)
-    assert usual(lines).input_ids != tokenizer(lines).input_ids
-
-
-def test_any_ids_are_decoded_alike(folder):
-    _, tokenizer = saved_bert(folder, BertForMaskedLM)
-    ours = GapFiller(folder).tokenizer
-    for _ in range(300):
+    assert word_pieces()(lines).input_ids != tokenizer(lines).input_ids
+    for _ in range(100):
         ids = torch.randint(len(tokenizer), (6,)).tolist()
         assert ours.decode(ids) == tokenizer.decode(ids, skip_special_tokens=True)
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"is_decoder": True}, "is_decoder is True"),
-        ({"position_embedding_type": "relative_key"}, "position_embedding_type is 'relative_key'"),
-        ({"problem_type": "multi_label_classification"}, "problem_type is 'multi_label_classification'"),
-        ({"hidden_act": "mish"}, "hidden_act is 'mish', not one of"),
-        ({"id2label": {"0": "a", "2": "b"}}, "does not name the classes"),
-        ({"type_vocab_size": 3}, "type_embed.weight"),
-    ],
-    ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
-)
-def test_what_is_not_ours_is_refused(folder, changes, words):
-    saved_bert(folder, BertForSequenceClassification, **LABELS)
-    path = f"{folder}/config.json"
-    with open(path) as file:
-        config = json.load(file)
-    with open(path, "w") as file:
-        json.dump(config | changes, file)
-    with pytest.raises(UserError, match=words) as caught:
-        read(folder)
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["BertModel", "BertForMultipleChoice"])

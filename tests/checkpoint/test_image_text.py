@@ -200,32 +200,6 @@ def test_prompts_that_cannot_be_read_are_refused_in_a_line(
 
 
 @pytest.mark.parametrize(
-    ("name", "changes", "words"),
-    [
-        ("llava_clip", {"vision_feature_layer": [-2, -1]}, "vision_feature_layer is .*, not a whole number"),
-        ("llava_clip", {"vision_feature_layer": 3}, "vision_feature_layer is 3, which is none of 2 layers"),
-        ("llava_clip", {"text_config.model_type": "mistral"}, "'mistral', where llama or qwen2 can be read"),
-        ("llava_clip", {"image_token_index": 7}, "image_token_index is 7, which is not the <image> of its tokenizer"),
-        ("idefics3", {"scale_factor": 3}, "scale_factor is 3, .*14 patches a side"),
-        ("paligemma", {"text_config.model_type": "gemma2"}, "'gemma2', where gemma can be read"),
-        ("paligemma", {"text_config.use_bidirectional_attention": False}, "use_bidirectional_attention is False"),
-    ],
-    ids=str,
-)
-def test_what_is_not_ours_is_refused_in_a_line(folder: str, name: str, changes: dict[str, Any], words: str) -> None:
-    saved_image_text(folder, name)
-    path = Path(folder, "config.json")
-    config = json.loads(path.read_text())
-    for key, value in changes.items():
-        part, _, last = key.rpartition(".")
-        (config[part] if part else config)[last] = value
-    path.write_text(json.dumps(config))
-    with pytest.raises(UserError, match=words) as caught:
-        read(folder)
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
     ("words", "said"),
     [
         (["evaluate", "data=shapes"], "reads its images inside prompts, which an evaluation does not write"),

@@ -47,29 +47,6 @@ def context(make_context):
     return make_context(IMAGES)
 
 
-class Fixed:
-    """A decoder with the state that recording needs; each step is taken, as if it were replayed."""
-
-    def __init__(self, decoder):
-        self.decoder, self.max_len = decoder, decoder.max_len
-        self.read, self.head = decoder.read, decoder.head
-
-    def start(self, context, **sizes):
-        return FixedDecodeState(self.decoder.start(context, **sizes))
-
-    def step(self, tokens, state):
-        state.taken += 1
-        return self.decoder.step(tokens, state)
-
-
-@pytest.mark.parametrize("name, positions", [case for case in KINDS if case.values[0] in SEARCHES])
-def test_texts_are_those_of_growing_states(make_decoder, context, name, positions):
-    decoder = make_decoder(V, MAX_LEN, sharpness=0.5, positions=POSITIONS[positions]())
-    decoding, end = Decoding(**SEARCHES[name]), {"eos_id": common_token(decoder, context)}
-    truth = run(decoder, context, decoding, rows=4, **end)
-    same(run(Fixed(decoder), context, decoding, rows=4, **end), truth)
-
-
 def test_texts_of_different_lengths_go_on(make_decoder):
     decoder = make_decoder(V, MAX_LEN, context=False)
     starts, tokens = torch.tensor([0, 2, 4]), torch.randint(V, (3, MAX_LEN))
@@ -151,29 +128,23 @@ def positions_of(name):
     return type(made)(**sizes[name]) if (made := POSITIONS[name]()) and name in sizes else made
 
 
-@pytest.mark.parametrize("name, positions", KINDS)
+BLOCKS = [{"num_kv_heads": 1}, {"qk_norm": True}, {"pre_norm": False}, {"activation": "swiglu", "norm": "rms"}]
+
+
+@pytest.mark.parametrize(
+    "name, positions, blocks",
+    [*(pytest.param(*case.values, {}, marks=case.marks) for case in KINDS), *(("beam", "learned", b) for b in BLOCKS)],
+)
 @pytest.mark.parametrize("rows", [4, pytest.param(IMAGES, marks=SLOW)])  # with and without others that join
-def test_replayed_texts_are_those_of_launched_steps(make_decoder, context, name, positions, rows, monkeypatch, caplog):
-    decoder = make_decoder(V, LONG, sharpness=0.5, positions=positions_of(positions))
+def test_replayed_texts_are_those_of_launched_steps(
+    make_decoder, context, name, positions, blocks, rows, monkeypatch, caplog
+):
+    decoder = make_decoder(V, LONG, sharpness=0.5, positions=positions_of(positions), **blocks)
     decoding, end = Decoding(**LONG_SEARCHES[name]), {"eos_id": common_token(decoder, context)}
     truth = run(decoder, context, decoding, rows=rows, **end)
     counts = emulate(monkeypatch)
     same(run(decoder, context, decoding, rows=rows, **end), truth)
     assert counts["captures"] == 1 and counts["replays"] > 0 and not caplog.records
-
-
-@pytest.mark.parametrize(
-    "options",
-    [{"num_kv_heads": 1}, {"qk_norm": True}, {"pre_norm": False}, {"activation": "swiglu", "norm": "rms"}],
-    ids=str,
-)
-def test_blocks_of_all_kinds_are_replayed(make_decoder, context, options, monkeypatch, caplog):
-    decoder = make_decoder(V, LONG, sharpness=0.5, **options)
-    decoding, end = Decoding(**SEARCHES["beam"]), {"eos_id": common_token(decoder, context)}
-    truth = run(decoder, context, decoding, rows=6, **end)
-    counts = emulate(monkeypatch)
-    same(run(decoder, context, decoding, rows=6, **end), truth)
-    assert counts["captures"] == 1 and not caplog.records
 
 
 @pytest.mark.parametrize("positions", POSITIONS)

@@ -76,12 +76,15 @@ def texts(rows):
     return [row[own == n] for row, own in zip(rows, SEGMENTS, strict=True) for n in range(1, 4) if (own == n).any()]
 
 
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("activation", ["gelu", "relu"])
 @pytest.mark.parametrize("pre_norm", [True, False])
-def test_equals_torch(scramble, tokens, pre_norm):
-    layer = nn.TransformerEncoderLayer(D, N, 4 * D, dropout=0.0, batch_first=True, norm_first=pre_norm)
-    last = nn.LayerNorm(D) if pre_norm else None
+def test_equals_torch(scramble, tokens, pre_norm, activation, bias):
+    options = {"dropout": 0.0, "batch_first": True, "norm_first": pre_norm, "activation": activation, "bias": bias}
+    layer = nn.TransformerEncoderLayer(D, N, 4 * D, **options)
+    last = nn.LayerNorm(D, bias=bias) if pre_norm else None
     theirs = scramble(nn.TransformerEncoder(layer, DEPTH, last, enable_nested_tensor=False))
-    ours = scramble(TextEncoder(**SIZES, pre_norm=pre_norm, activation="relu"))
+    ours = scramble(TextEncoder(**SIZES, pre_norm=pre_norm, activation=activation, bias=bias))
     names = {"self_attn.in_proj_": "attn.qkv.", "self_attn.out_proj": "attn.proj", "linear": "mlp.fc"}
     state = {}
     for name, tensor in theirs.state_dict().items():

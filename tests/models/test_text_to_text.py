@@ -38,11 +38,12 @@ def copy(ours, theirs):
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("activation", ["gelu", "relu"])
 @pytest.mark.parametrize("pre_norm", [True, False])
-def test_equals_nn_transformer(scramble, pre_norm):
+def test_equals_nn_transformer(scramble, pre_norm, activation):
     sizes = {"num_encoder_layers": 2, "num_decoder_layers": 2, "dim_feedforward": 4 * D, "norm_first": pre_norm}
-    theirs = scramble(nn.Transformer(D, N, dropout=0.0, activation="gelu", batch_first=True, **sizes))
-    ours = text_to_text(pre_norm=pre_norm).eval()
+    theirs = scramble(nn.Transformer(D, N, dropout=0.0, activation=activation, batch_first=True, **sizes))
+    ours = text_to_text(pre_norm=pre_norm, activation=activation).eval()
     for side in ("encoder", "decoder"):
         stack, other = getattr(ours, side), getattr(theirs, side)
         for block, layer in zip(stack.blocks, other.layers, strict=True):
