@@ -96,10 +96,7 @@ def test_without_the_library_a_line_says_what_to_do(monkeypatch: pytest.MonkeyPa
 def test_what_is_no_name_of_a_model_is_refused(place: str) -> None:
     with pytest.raises(vlm.Error, match="is not a model of the hub; write hf:ORG/NAME"):
         fetched(place)
-
-
-def test_other_places_stay_as_they_are() -> None:
-    assert fetched("runs/x/best.ckpt") == Path("runs/x/best.ckpt")
+    assert fetched("runs/x/best.ckpt") == Path("runs/x/best.ckpt")  # other places stay as they are
 
 
 def test_import_makes_one_file_of_a_folder(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -26,17 +26,31 @@ SIZES = {"vocab_size": V, "max_len": MAX_LEN, "dim": D, "depth": DEPTH, "num_hea
 SEGMENTS = torch.tensor([[1, 1, 1, 1, 2, 2, 2, 3, 3, 3, 3, 3]])
 MODERN = {"norm": "rms", "activation": "swiglu", "bias": False, "num_kv_heads": 1}
 LONG = RotaryPositions(head_dim=10, scaling="llama3", factor=8.0, trained_len=16)
+
+
+def prefix(**options):
+    return {"context_dim": None, "prefix": Prefix(dim=D, context_dim=7, **options)}
+
+
+def rotary(**options):
+    return {"positions": RotaryPositions(head_dim=D // N, **options)}
+
+
+def each_layer(max_len=MAX_LEN):
+    return {"positions": LearnedPositionsEachLayer(head_dim=D // N, max_len=max_len)}
+
+
+def relative(max_len=MAX_LEN):
+    return {"positions": RelativeBias(num_heads=N, max_len=max_len)}
+
+
 VARIANTS = {
     "learned": dict,
-    "each_layer": lambda: {"positions": LearnedPositionsEachLayer(head_dim=D // N, max_len=MAX_LEN)},
-    "each_layer_modern": lambda: {
-        **MODERN,
-        "positions": LearnedPositionsEachLayer(head_dim=D // N, max_len=MAX_LEN),
-        "qk_norm": True,
-    },
-    "rotary": lambda: {"positions": RotaryPositions(head_dim=D // N)},
-    "relative": lambda: {"positions": RelativeBias(num_heads=N, max_len=MAX_LEN)},
-    "relative_near": lambda: {"positions": RelativeBias(num_heads=N, max_len=3)},
+    "each_layer": each_layer,
+    "each_layer_modern": lambda: MODERN | each_layer() | {"qk_norm": True},
+    "rotary": rotary,
+    "relative": relative,
+    "relative_near": lambda: relative(max_len=3),
     "sinusoidal": lambda: {"positions": SinusoidalPositions(dim=D)},
     "marian": lambda: (
         {"positions": SplitSinusoids(dim=D), "pre_norm": False, "activation": "silu", "embed_scale": D**0.5}
@@ -49,37 +63,29 @@ VARIANTS = {
     "no_positions": lambda: {"positions": Positions()},
     "post_norm": lambda: {"pre_norm": False, "activation": "relu"},
     "grouped": lambda: {"num_heads": 4, "num_kv_heads": 2, "head_dim": 5},
-    "modern": lambda: MODERN | {"positions": RotaryPositions(head_dim=D // N)},
+    "modern": lambda: MODERN | rotary(),
     "qwen": lambda: MODERN | {"qkv_bias": True, "qk_norm": "rms", "head_dim": 10, "positions": LONG},
     "gemma": lambda: (
         MODERN
         | {"norm": "rms_plus_one", "activation": "geglu_tanh", "hidden_dim": 40, "embed_scale": D**0.5}
-        | {"positions": RotaryPositions(head_dim=D // N, scaling="linear", factor=4.0)}
+        | rotary(scaling="linear", factor=4.0)
     ),
-    "cosine": lambda: MODERN | {"qk_norm": True, "positions": RotaryPositions(head_dim=D // N)},
-    "cosine_relative": lambda: {"qk_norm": True, "positions": RelativeBias(num_heads=N, max_len=MAX_LEN)},
-    "prefix": lambda: prefix(),
+    "cosine": lambda: MODERN | rotary() | {"qk_norm": True},
+    "cosine_relative": lambda: relative() | {"qk_norm": True},
+    "prefix": prefix,
     "prefix_counted": lambda: prefix(counted=True, norm=True) | {"positions": LearnedPositions(dim=D, max_len=27)},
-    "prefix_rotary": lambda: MODERN | prefix() | {"positions": RotaryPositions(head_dim=D // N)},
-    "prefix_counted_rotary": lambda: prefix(counted=True) | {"positions": RotaryPositions(head_dim=D // N)},
-    "prefix_causal": lambda: (
-        prefix(counted=True, causal=True) | MODERN | {"positions": RotaryPositions(head_dim=D // N)}
-    ),
-    "prefix_relative": lambda: prefix() | {"positions": RelativeBias(num_heads=N, max_len=MAX_LEN)},
-    "prefix_each_layer": lambda: prefix() | {"positions": LearnedPositionsEachLayer(head_dim=D // N, max_len=MAX_LEN)},
-    "prefix_counted_each_layer": lambda: (
-        prefix(counted=True) | {"positions": LearnedPositionsEachLayer(head_dim=D // N, max_len=27)}
-    ),
+    "prefix_rotary": lambda: MODERN | prefix() | rotary(),
+    "prefix_counted_rotary": lambda: prefix(counted=True) | rotary(),
+    "prefix_causal": lambda: MODERN | prefix(counted=True, causal=True) | rotary(),
+    "prefix_relative": lambda: prefix() | relative(),
+    "prefix_each_layer": lambda: prefix() | each_layer(),
+    "prefix_counted_each_layer": lambda: prefix(counted=True) | each_layer(max_len=27),
     "git": lambda: (
         prefix(norm=True)
         | {"pre_norm": False, "embed_norm": True}
         | {"vocabulary_head": VocabularyHead(dim=D, vocab_size=V, tied=False, bias=True)}
     ),
 }
-
-
-def prefix(**options):
-    return {"context_dim": None, "prefix": Prefix(dim=D, context_dim=7, **options)}
 
 
 @pytest.fixture(params=VARIANTS)

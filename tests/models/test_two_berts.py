@@ -3,6 +3,7 @@
 import pytest
 import torch
 from bert import copied, writer_copied
+from hugging import wide
 from transformers import BertConfig, BertLMHeadModel, BertModel, EncoderDecoderModel
 
 from vlm.config.compose import compose
@@ -13,15 +14,6 @@ from vlm.training.run.run import build_model
 V, D, MAX_LEN, BOS, EOS = 31, 24, 16, 1, 2
 SIZES = {"dim": D, "num_heads": 3, "encoder_depth": 2, "decoder_depth": 2}
 LENGTHS = torch.tensor([9, 4, 7, 2, 8, 5])
-
-
-@torch.no_grad()
-def wide(model, std=0.2):
-    """Weights drawn wide, and positions wider yet, so that texts differ; norms stay near 1."""
-    for name, parameter in model.named_parameters():
-        drawn = std * torch.randn_like(parameter)
-        parameter.copy_(drawn * (4 if "position" in name else 1) if parameter.ndim > 1 else parameter + drawn)
-    return model.eval()
 
 
 @pytest.fixture
@@ -36,6 +28,8 @@ def pair():
     sizes |= {"num_attention_heads": 3, "intermediate_size": 4 * D}
     reader = wide(BertModel(BertConfig(**sizes), add_pooling_layer=False))
     writer = wide(BertLMHeadModel(BertConfig(**sizes, is_decoder=True, add_cross_attention=True)))
+    for model in (reader, writer.bert):
+        model.embeddings.position_embeddings.weight.data *= 4  # so that texts differ
     writer.cls.predictions.bias.data[EOS] += 0.2  # some texts end
     theirs = EncoderDecoderModel(encoder=reader, decoder=writer).eval()
     special = {"decoder_start_token_id": BOS, "bos_token_id": BOS, "eos_token_id": EOS, "pad_token_id": 0}
