@@ -35,16 +35,10 @@ from vlm.nn.position import (
 ROOT = Path(__file__).parents[2]
 FILES, SAMPLE = Path(__file__).with_name("files"), ROOT / "data" / "sample"
 SIZES = {"vocab_size": 23, "max_len": 16, "dim": 16, "depth": 2, "num_heads": 4}
-LLAMA = {
-    "num_kv_heads": 2,
-    "norm": "rms",
-    "activation": "swiglu",
-    "bias": False,
-    "positions": RotaryPositions(head_dim=4),
-}
+LLAMA = {"num_kv_heads": 2, "norm": "rms", "activation": "swiglu", "bias": False}
 DECODERS: dict[str, dict[str, Any]] = {
     "GPT-2": {},
-    "Llama": LLAMA,
+    "Llama": LLAMA | {"positions": RotaryPositions(head_dim=4)},
     "relative": {"positions": RelativeBias(num_heads=4, max_len=9)},
     "each layer": {"positions": LearnedPositionsEachLayer(head_dim=4, max_len=16), "qk_norm": True},
     "post-norm": {"positions": SinusoidalPositions(dim=16), "pre_norm": False, "embed_norm": True},

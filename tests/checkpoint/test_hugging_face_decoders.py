@@ -17,16 +17,8 @@ from vlm.cli.main import run as command
 from vlm.decoding.sampling import Sampling
 from vlm.tasks.language_modeling.predict import TextGenerator, generate
 
-PROMPTS = [
-    "a man in",
-    "the children don't",
-    "two dogs run over the",
-    "a",
-    "a big brown cat is",
-    "table",
-    "rock",
-    "red.",
-]
+PROMPTS = ["a man in", "the children don't", "two dogs run over the", "a", "a big brown cat is"]
+PROMPTS += ["table", "rock", "red."]
 
 
 @pytest.fixture

@@ -22,16 +22,8 @@ from vlm.models.context import PLACE
 from vlm.tasks.captioning.predict import Captioner
 from vlm.tasks.image_questions.prompted import PromptedAnswerer
 
-QUESTIONS = [
-    "what is it?",
-    "how many dogs run",
-    "red",
-    "is the cat\non the table?",
-    "a",
-    "why",
-    "where?",
-    "the big one",
-]
+QUESTIONS = ["what is it?", "how many dogs run", "red", "is the cat\non the table?", "a"]
+QUESTIONS += ["why", "where?", "the big one"]
 
 
 @pytest.fixture
@@ -103,15 +95,9 @@ def test_texts_are_theirs(folder: str, tmp_path: Path, name: str) -> None:
             inputs = inputs_of(model, processor, path, question)
             made = ours.preprocess.normalize(prepared[place][0].pixels)
             inputs["pixel_values"] = made.view_as(inputs["pixel_values"])
-            out = model.generate(
-                **inputs,
-                max_new_tokens=8,
-                num_beams=beam,
-                num_return_sequences=min(beam, 2),
-                do_sample=False,
-                return_dict_in_generate=True,
-                output_scores=True,
-            )
+            searching = {"num_beams": beam, "num_return_sequences": min(beam, 2), "do_sample": False}
+            told = {"return_dict_in_generate": True, "output_scores": True}
+            out = model.generate(**inputs, max_new_tokens=8, **searching, **told)
             row = out.sequences[0, inputs["input_ids"].shape[1] :].tolist()
             row = [id for id in row if id not in (processor.tokenizer.eos_token_id, processor.tokenizer.pad_token_id)]
             if found[place][0][0].tokens != row:

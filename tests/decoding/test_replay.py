@@ -99,14 +99,8 @@ class Launched(TorchDispatchMode):
 def test_every_step_launches_the_same(make_decoder, context, positions, beams):
     decoder = make_decoder(V, MAX_LEN, positions=POSITIONS[positions]())
     state = FixedDecodeState(decoder.start(context, rows=IMAGES * beams, max_len=MAX_LEN, beams=beams))
-    held = [
-        state.now,
-        state.starts,
-        state.slots,
-        state.mask,
-        state.beam_ancestors,
-        *(cache.keys for cache in state.caches),
-    ]
+    held = [state.now, state.starts, state.slots, state.mask, state.beam_ancestors]
+    held += [cache.keys for cache in state.caches]
     kept = {tensor.data_ptr() for tensor in held if tensor is not None}
     assert len(kept) == 4 + (beams > 1) + len(state.caches)
     steps = []

@@ -8,24 +8,10 @@ from transformers import GPT2Config, GPT2LMHeadModel, VisionEncoderDecoderModel,
 from vlm.models.pretrained.folder import Folder
 from vlm.models.pretrained.load import load_hugging_face
 
-GPT2 = {
-    "vocab_size": 31,
-    "n_positions": 20,
-    "n_embd": 24,
-    "n_layer": 2,
-    "n_head": 3,
-    "bos_token_id": 1,
-    "eos_token_id": None,
-    "pad_token_id": 0,
-}
-VIT = {
-    "image_size": 24,
-    "patch_size": 8,
-    "hidden_size": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 3,
-    "intermediate_size": 96,
-}
+GPT2 = {"vocab_size": 31, "n_positions": 20, "n_embd": 24, "n_layer": 2, "n_head": 3}
+GPT2 |= {"bos_token_id": 1, "eos_token_id": None, "pad_token_id": 0}
+VIT = {"image_size": 24, "patch_size": 8, "hidden_size": 24, "num_hidden_layers": 2}
+VIT |= {"num_attention_heads": 3, "intermediate_size": 96}
 
 
 @pytest.fixture

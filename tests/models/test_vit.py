@@ -91,16 +91,6 @@ def test_every_parameter_gets_a_gradient(vit):
     assert not [name for name, p in vit.named_parameters() if p.grad is None or not p.grad.abs().sum() > 0]
 
 
-def test_every_patch_sees_every_other(vit):
-    images = torch.randn(1, 3, 24, 24)
-    before = vit(images).states
-    for row in range(3):
-        for column in range(3):
-            other = images.clone()
-            other[..., 8 * row : 8 * row + 8, 8 * column : 8 * column + 8] += 1.0
-            assert (vit(other).states - before).abs().amax(-1).min() > 1e-4
-
-
 def permuted(images, order):
     """The images with their patches in another order."""
     patches = images.unfold(2, 8, 8).unfold(3, 8, 8).flatten(2, 3)[:, :, order]  # (B, 3, S, 8, 8)
@@ -124,18 +114,6 @@ def test_patches_are_told_apart_by_their_place_only(request, vit):
 def test_drop_path_grows_with_depth():
     vit = ViT(**SIZES | {"depth": 3}, drop_path=0.2)
     assert [block.drop_path.rate for block in vit.blocks] == pytest.approx([0, 0.1, 0.2])
-
-
-def test_patches_of_a_rectangle_are_its_rows_from_left_to_right():
-    model = ViT(image_size=(16, 40), patch_size=8, dim=12, depth=1, num_heads=3)
-    image = torch.randn(1, 3, 16, 40)
-    cut = [image[0, :, y : y + 8, x : x + 8] for y in range(0, 16, 8) for x in range(0, 40, 8)]
-    layer = model.patch_embed
-    truth = torch.stack([layer.weight.flatten(1) @ patch.flatten() + layer.bias for patch in cut])
-    torch.testing.assert_close(layer(image).flatten(2)[0].T, truth, rtol=0, atol=1e-5)
-    table = model.positions.weight.unflatten(0, (2, 5))
-    assert torch.equal(table[:, :, :6], table[:1, :, :6].expand(2, -1, -1))  # sines and cosines of the column
-    assert torch.equal(table[:, :, 6:], table[:, :1, 6:].expand(-1, 5, -1))  # of the row
 
 
 @pytest.mark.parametrize(
