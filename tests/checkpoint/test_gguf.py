@@ -61,11 +61,8 @@ def test_quantised_weights_are_those_of_the_library(tmp_path, kind):
 
 def cut(pre):
     """The pre-tokenizer of a name, by the library's own parts; and the normaliser."""
-    words, rest = (
-        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}",
-        r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+",
-    )
-    rest += r"|\s+(?!\S)|\s+"
+    words = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
+    rest = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
     whole = pre_tokenizers.ByteLevel(add_prefix_space=False)
     parts = {
         "gpt-2": [whole],

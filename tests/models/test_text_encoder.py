@@ -1,4 +1,4 @@
-"""The text encoder against Hugging Face's BERT and torch's own layers, and what must hold of it however it is built."""
+"""The text encoder and models with it against BERT and torch's own layers, and texts that share rows."""
 
 import pytest
 import torch
@@ -13,9 +13,14 @@ from transformers import (
 )
 
 from vlm.data.batch import InputRows
+from vlm.data.text.inputs import Encoded, Input, input_rows
+from vlm.models.decoder import Decoder
+from vlm.models.dual_encoder import DualEncoder
+from vlm.models.encoder_decoder import TextToText
 from vlm.models.masked_language_model import MaskedLanguageModel
 from vlm.models.text_classifiers import SequenceClassifier, TokenClassifier
 from vlm.models.text_encoder import TextEncoder
+from vlm.models.vit import ViT
 from vlm.nn.bucketed_bias import BucketedBias
 from vlm.nn.mask import within
 from vlm.nn.position import (
@@ -28,8 +33,9 @@ from vlm.nn.position import (
 )
 from vlm.nn.spelling import Spelling
 from vlm.tasks.masked_language_modeling.predict import gap_probabilities, pseudo_log_likelihood
+from vlm.tasks.span_answering.predict import span_scores
 
-V, MAX_LEN, D, DEPTH, N = 31, 12, 24, 2, 3
+V, MAX_LEN, D, DEPTH, N, LENGTH = 31, 40, 24, 2, 3, 12
 SIZES = {"vocab_size": V, "max_len": MAX_LEN, "dim": D, "depth": DEPTH, "num_heads": N}
 BERT = {"pre_norm": False, "embed_norm": True, "token_types": 2, "norm_eps": 1e-12}
 VARIANTS = {
@@ -71,11 +77,6 @@ def types(encoder):
     return None if encoder.type_embed is None else torch.randint(2, SEGMENTS.shape)
 
 
-def texts(rows):
-    """The values of each text of SEGMENTS."""
-    return [row[own == n] for row, own in zip(rows, SEGMENTS, strict=True) for n in range(1, 4) if (own == n).any()]
-
-
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("activation", ["gelu", "relu"])
 @pytest.mark.parametrize("pre_norm", [True, False])
@@ -94,28 +95,19 @@ def test_equals_torch(scramble, tokens, pre_norm, activation, bias):
     own = {name: tensor for name, tensor in ours.state_dict().items() if name.startswith(("token", "positions"))}
     ours.load_state_dict(state | own)
     padding = SEGMENTS == 0
-    embedded = ours.token_embed(tokens) + ours.positions.weight
+    embedded = ours.token_embed(tokens) + ours.positions.weight[:LENGTH]
     truth = theirs(embedded, src_key_padding_mask=padding)
     found = ours(tokens, (~padding).long()).states
     torch.testing.assert_close(found[~padding], truth[~padding], rtol=0, atol=1e-5)
 
 
-def test_packed_texts_equal_each_alone(encoder, tokens, types):
-    packed = encoder(tokens, SEGMENTS, types)
-    assert torch.equal(packed.mask, SEGMENTS != 0)
-    own = texts(tokens) if types is None else texts(torch.stack([tokens, types], -1))
-    for text, states in zip(own, texts(packed.states), strict=True):
-        alone = encoder(text[None]) if types is None else encoder(text[None, :, 0], None, text[None, :, 1])
-        torch.testing.assert_close(states, alone.states[0], rtol=0, atol=1e-5)
-
-
 def test_token_dropout_leaves_positions_alone_of_some_tokens_in_training(tokens):
     encoder = TextEncoder(**SIZES, token_dropout=0.5)
-    places = torch.arange(tokens.shape[1])
-    whole = encoder.token_embed(tokens) + encoder.positions.weight
+    places, own = torch.arange(LENGTH), encoder.positions.weight[:LENGTH]
+    whole = encoder.token_embed(tokens) + own
     torch.manual_seed(0)
     found = encoder.embed(tokens, places, None)
-    kept, gone = (found == whole).all(-1), (found == encoder.positions.weight).all(-1)
+    kept, gone = (found == whole).all(-1), (found == own).all(-1)
     assert (kept ^ gone).all() and 4 <= gone.sum() <= 20  # of 24
     assert torch.equal(encoder.eval().embed(tokens, places, None), whole)
 
@@ -150,7 +142,7 @@ def bert(scramble, kind):
     return theirs, copied(TextEncoder(**SIZES, **BERT), getattr(theirs, "bert", theirs))
 
 
-SEEN = torch.arange(MAX_LEN) < torch.tensor([[7], [MAX_LEN]])
+SEEN = torch.arange(LENGTH) < torch.tensor([[7], [LENGTH]])
 PLACES = SEEN.flatten().nonzero()[:, 0]
 
 
@@ -192,8 +184,8 @@ def filler(scramble):
 
 def test_masked_words_and_their_loss_equal_bert(filler, tokens):
     theirs, ours = filler
-    places = torch.tensor([1, 5, MAX_LEN, MAX_LEN + 9])
-    labels = torch.full((2 * MAX_LEN,), -100)
+    places = torch.tensor([1, 5, LENGTH, LENGTH + 9])
+    labels = torch.full((2 * LENGTH,), -100)
     labels[places] = torch.randint(V, (4,))
     truth = theirs(tokens, attention_mask=SEEN.long(), labels=labels.view(2, -1))
     logits = ours.head.logits(ours(tokens, SEEN.long(), None, places))
@@ -209,3 +201,79 @@ def test_the_pseudo_log_likelihood_masks_one_token_at_a_time(filler):
         total += gap_probabilities(ours, rows)[0, ids[at]].log().item()
     assert pseudo_log_likelihood(ours, ids, mask_id=mask, device="cpu") == pytest.approx(total, abs=1e-6)
     assert pseudo_log_likelihood(ours, [1, 2], mask_id=mask, device="cpu") == 0
+
+
+# Texts that share rows
+
+
+@pytest.fixture
+def texts():
+    """Pairs of many lengths, with the places of three tokens each."""
+    lengths = torch.randint(4, 30, (20,)).tolist()
+    return [
+        Input(torch.randint(1, V, (length,)).tolist(), [0] * 2 + [1] * (length - 2), [0, 1, length - 1])
+        for length in lengths
+    ]
+
+
+def tags(encoder):
+    model = TokenClassifier(encoder=encoder, num_classes=3)
+    return model, lambda rows: model(rows.tokens, rows.segments, rows.types, rows.places)
+
+
+def classes(pool):
+    def build(encoder):
+        model = SequenceClassifier(encoder=encoder, num_classes=3, pool=pool, pool_heads=2, transform=False)
+        return model, lambda rows: model(rows.tokens, rows.segments, rows.types, rows.layout)
+
+    return build
+
+
+def masked_words(encoder):
+    model = MaskedLanguageModel(encoder=encoder, vocab_size=V, bias=True, transform="gelu")
+    return model, lambda rows: model.head.logits(model(rows.tokens, rows.segments, rows.types, rows.places))
+
+
+def translations(encoder):
+    decoder = Decoder(vocab_size=V, max_len=8, dim=D, depth=1, num_heads=N, context_dim=D)
+    model, tokens = TextToText(encoder=encoder, decoder=decoder), torch.randint(V, (1, 3))
+
+    def hidden(rows):
+        return model(rows.tokens, tokens.expand(len(rows.counts), -1), None, rows.segments, rows.types, rows.layout)
+
+    return model, hidden
+
+
+def embeddings(encoder):
+    image = ViT(image_size=8, patch_size=4, dim=8, depth=1, num_heads=2)
+    model = DualEncoder(encoder=image, text_encoder=encoder, embed_dim=6)
+    return model, lambda rows: model.embed_texts(rows.tokens, rows.segments, rows.places)
+
+
+MODELS = {pool: classes(pool) for pool in ("class", "mean", "attention", "class_mean")}
+MODELS |= {build.__name__: build for build in (tags, masked_words, translations, embeddings)}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", MODELS)
+def test_outputs_of_texts_in_shared_rows_are_those_of_each_alone(scramble, encoder, texts, name):
+    model, output = MODELS[name](encoder)
+    scramble(model).double()
+    if name == "embeddings":
+        texts = [text._replace(types=[0] * len(text.ids), places=[0]) for text in texts]
+    rows = input_rows([Encoded([text]) for text in texts], 0)
+    assert rows.layout is not None and len(rows.tokens) < len(texts)
+    alone = torch.cat([output(input_rows([Encoded([text])], 0)) for text in texts])
+    torch.testing.assert_close(output(rows), alone, rtol=0, atol=1e-5)
+
+
+@torch.no_grad()
+def test_spans(scramble, encoder, texts):
+    model = scramble(TokenClassifier(encoder=encoder, num_classes=2)).double()
+    rows = input_rows([Encoded([text]) for text in texts], 0)
+    shared = span_scores(model, rows)
+    for text, scores in zip(texts, shared, strict=True):
+        alone = span_scores(model, input_rows([Encoded([text])], 0))[0]
+        length = len(text.ids)
+        torch.testing.assert_close(scores[:length], alone[:length], rtol=0, atol=1e-5)
+        assert (scores[length:] == -torch.inf).all() and (scores[[0, 1, length - 1]] > -torch.inf).all()
