@@ -1,4 +1,4 @@
-"""The classifier against Hugging Face's and timm's, its poolings against their definitions."""
+"""The classifier's poolings against their definitions; tests/checkpoint compare it with Hugging Face's."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The decoder against Hugging Face's GPT-2 and Llama, and what must always hold of it, however it is built."""
+"""The decoder against Hugging Face's GPT-2, and what must always hold of it, however it is built."""
 
 import pytest
 import torch

@@ -48,14 +48,15 @@ def close(ours, truth):
 def test_attention_and_its_weights_are_a_softmax_written_out(queries, keys, kind, biased, kv_heads):
     """Groups of heads share keys and values; a bias is added to the scaled products."""
     q, k, v = torch.randn(B, 6, queries, K), torch.randn(B, kv_heads, keys, K), torch.randn(B, kv_heads, keys, K)
-    mask = torch.rand(B, 1, queries, keys) < 0.5
-    mask[..., 2] = True
-    bias = torch.randn(6, queries, keys) if biased else None
-    options = {"mask": {"all": None, "causal": "causal", "mask": mask}[kind], "bias": bias}
-    options |= {"scale": 0.3} if biased else {}
-    mask = {"causal": torch.ones(queries, keys).tril(keys - queries) > 0, "mask": mask}.get(kind, torch.tensor(True))
-    mask = mask.expand(B, 1, queries, keys)
-    truth = reference(q, k, v, lambda b, i, j: mask[b, 0, i, j], bias, options.get("scale", K**-0.5))
+    drawn = torch.rand(B, 1, queries, keys) < 0.5
+    drawn[..., 2] = True
+    allowed = {  # as the reference has it, and as an option
+        "all": (lambda b, i, j: True, None),
+        "causal": (lambda b, i, j: j <= i + keys - queries, "causal"),
+        "mask": (lambda b, i, j: drawn[b, 0, i, j], drawn),
+    }[kind]
+    more = {"bias": torch.randn(6, queries, keys), "scale": 0.3} if biased else {}
+    options, truth = {"mask": allowed[1], **more}, reference(q, k, v, allowed[0], **more)
     close(attention(q, k, v, **options), truth)
     weights = attention_weights(q, k, **options)
     assert weights.min() >= 0

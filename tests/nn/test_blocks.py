@@ -1,4 +1,4 @@
-"""Blocks against torch's own layers with the same weights."""
+"""Parts of blocks against Hugging Face's; tests/models compare whole stacks with torch's own."""
 
 import pytest
 import torch
