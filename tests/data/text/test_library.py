@@ -113,7 +113,7 @@ def test_ids_and_texts_are_those_of_transformers(kind: str, tmp_path: Path) -> N
         ids = theirs(line, add_special_tokens=False).input_ids
         assert ours.encode(line) == again.encode(line) == ids
         assert ours.decode([1, *ids, 2]) == theirs.decode([1, *ids, 2], skip_special_tokens=True)
-        if kind in ("smollm", "llama2", "llama3", "gemma") and "\u2581" not in line:  # the others change a text
+        if kind in ("smollm", "llama2", "llama3", "gemma") and not {"\u2581", "<"} & set(line):  # others change a text
             assert b"".join(map(ours.bytes_of, ids)).removeprefix(b" " * (kind == "llama2")) == line.encode()
         assert exported.decode(ids) == theirs.decode(ids)
         assert [*ours.starts, *ids] == theirs(line).input_ids
