@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import MISSING, dataclass, fields, replace
+from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar, get_type_hints
 
 from vlm.checkpoint.runs import in_run
@@ -280,10 +281,15 @@ def stored_options(about: Mapping[str, Any]) -> dict[str, Any]:
     return stored | listed
 
 
+@cache
+def hints_of(kind: type) -> dict[str, Any]:
+    """The type hints of a dataclass; kept, because resolving them takes longer than a small decode step."""
+    return get_type_hints(kind, include_extras=True)
+
+
 def declared(kind: type) -> dict[str, Option]:
     """The options that a dataclass declares, by the names of its fields."""
-    hints = get_type_hints(kind, include_extras=True)
-    return {field.name: next(iter(hints[field.name].__metadata__)) for field in fields(kind)}
+    return {field.name: next(iter(hints_of(kind)[field.name].__metadata__)) for field in fields(kind)}
 
 
 def needed(kind: type) -> list[str]:
@@ -306,7 +312,7 @@ def checked(kind: type[OptionsType], values: Mapping[str, Any], *, use: str, cli
 
     closed = ("machine", "command") if client else ("command",)
     known = {name: one for name, one in declared(kind).items() if one.scope not in closed}
-    hints = get_type_hints(kind, include_extras=True)
+    hints = hints_of(kind)
     for name, given in values.items():
         if name not in known:
             raise UserError(f"{name}: unknown to {use}{did_you_mean(nearest(name, known))}")
