@@ -312,7 +312,7 @@ def checked(kind: type[OptionsType], values: Mapping[str, Any], *, use: str, cli
 
     closed = ("machine", "command") if client else ("command",)
     known = {name: one for name, one in declared(kind).items() if one.scope not in closed}
-    hints = hints_of(kind)
+    hints = hints_of(kind)  # type: ignore[arg-type]  # a class is hashable
     for name, given in values.items():
         if name not in known:
             raise UserError(f"{name}: unknown to {use}{did_you_mean(nearest(name, known))}")
