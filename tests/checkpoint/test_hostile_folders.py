@@ -16,7 +16,7 @@ import torch
 from dual import saved_dual
 from hugging import CAPTIONERS, CLASSIFIERS, LABELS, saved, saved_bert, saved_decoder, saved_gpt2, saved_reader
 from image_text import saved_image_text
-from mutations import change
+from mutations import change, is_read
 from safetensors.torch import load_file, save_file
 from transformers import (
     BertForMaskedLM,
@@ -26,7 +26,7 @@ from transformers import (
 )
 from translators import saved_marian, saved_t5
 
-from vlm.checkpoint.load import load_model, read
+from vlm.checkpoint.load import read
 from vlm.cli.main import run
 from vlm.errors import UserError
 
@@ -365,14 +365,7 @@ def test_any_config_is_read_or_refused_in_a_line(saved_folders, tmp_path, name):
         what = f"{file.name}: {change(content, chance, mostly=SIZES)}"
         file.write_text(json.dumps(content))
         started = time.process_time()
-        try:
-            load_model(read(folder))(*MUTATED[name])
-            read_whole += 1
-        except UserError as fault:
-            assert "\n" not in str(fault) and str(folder) in str(fault), what
-            assert "does not describe a supported model" not in str(fault), (what, str(fault))
-        except BaseException as fault:
-            pytest.fail(f"{what}: {fault!r}")
+        read_whole += is_read(folder, MUTATED[name], what)
         assert time.process_time() - started < 5, what
         shutil.rmtree(folder)
     assert MUTATIONS / 5 < read_whole < MUTATIONS  # most keys are none that a model of ours depends on

@@ -4,6 +4,7 @@ import random
 import struct
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ import pytest
 import torch
 from gguf_files import decoder, save_gguf
 from hugging import byte_pairs
+from mutations import is_read
 
-from vlm.checkpoint.load import load_model, read
+from vlm.checkpoint.load import read
 from vlm.cli.main import run as command
 from vlm.errors import UserError
 
@@ -235,12 +237,5 @@ def test_any_change_is_read_or_refused_in_a_line(good, tmp_path):
     chance, whole, path = random.Random(0), 0, tmp_path / "a.gguf"
     for number in range(MUTATIONS):
         path.write_bytes(mutated(good, chance))
-        try:
-            bounded(lambda: load_model(read(path))(torch.ones(1, 4, dtype=torch.long)))
-            whole += 1
-        except UserError as fault:
-            assert "\n" not in str(fault) and str(path) in str(fault), number
-            assert "does not describe a supported model" not in str(fault), (number, str(fault))
-        except BaseException as fault:
-            pytest.fail(f"{number}: {fault!r}")
+        whole += bounded(partial(is_read, path, [torch.ones(1, 4, dtype=torch.long)], number))
     assert 0 < whole < MUTATIONS

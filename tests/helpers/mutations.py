@@ -1,9 +1,17 @@
-"""Random changes of nested values."""
+"""Random changes of nested values, and whether a changed model is read or refused."""
 
 import json
 import re
+from collections.abc import Sequence
+from pathlib import Path
 from random import Random
 from typing import Any
+
+import pytest
+from torch import Tensor
+
+from vlm.checkpoint.load import load_model, read
+from vlm.errors import UserError
 
 VALUES = [None, True, "", "many", "1e9", [], [1, 2], {}, {"a": 1}, -1, 0, 3, 7, 0.5, 1e9, 10**9, 10**30, float("nan")]
 
@@ -33,3 +41,16 @@ def change(content: Any, dice: Random, *, mostly: re.Pattern[str] | None = None)
         part[last] = dice.choice(VALUES)
     left = part.get(last) if isinstance(part, dict) else part[last]
     return f"{'.'.join(map(str, [*path, last]))}={json.dumps(left, default=repr)}"
+
+
+def is_read(place: Path, inputs: Sequence[Tensor], what: object) -> bool:
+    """True if a changed model is read and computes, False if it is refused in a line; anything else fails the test."""
+    try:
+        load_model(read(place))(*inputs)
+    except UserError as fault:
+        assert "\n" not in str(fault) and str(place) in str(fault), what
+        assert "does not describe a supported model" not in str(fault), (what, str(fault))
+        return False
+    except BaseException as fault:
+        pytest.fail(f"{what}: {fault!r}")
+    return True

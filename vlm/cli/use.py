@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, field, fields, make_dataclass
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any
 
 from vlm.errors import UserError
 from vlm.inference.options import (
@@ -10,6 +10,7 @@ from vlm.inference.options import (
     Option,
     OutputOptions,
     declared,
+    hints_of,
 )
 from vlm.inference.tasks import TASKS, misused, resolve, task_name, tasks_of
 
@@ -100,7 +101,7 @@ def _merged(name: str, kinds: Sequence[type]) -> type:
     """Returns a dataclass with the fields of several; required fields become optional, since other tasks lack them."""
     merged: dict[str, tuple[str, Any, Any]] = {}
     for kind in kinds:
-        hints = get_type_hints(kind, include_extras=True)
+        hints = hints_of(kind)
         for one in fields(kind):
             default = None if one.default is MISSING else one.default
             merged.setdefault(one.name, (one.name, hints[one.name], field(default=default)))

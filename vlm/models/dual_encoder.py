@@ -132,7 +132,7 @@ class DualEncoder(nn.Module):
         return rows[_ranks(places)]
 
     def likelihoods(self, images: Tensor, texts: Tensor) -> Tensor:
-        """Probabilities of texts (T, E) for images (B, E): among all texts, or of each alone if `sigmoid`: (B, T)."""
+        """Returns the probabilities (B, T) of texts (T, E) for images (B, E): a softmax over texts, or sigmoids."""
         logits = (self.scale.detach() * images @ texts.T).double()
         return logits.softmax(-1) if self.bias is None else (logits + self.bias.detach().double()).sigmoid()
 

@@ -1,4 +1,4 @@
-"""Comparing images with texts with a trained dual encoder: zero-shot `classify`, and `retrieve`."""
+"""Compares images with texts by a trained dual encoder: zero-shot `classify`, and `retrieve`."""
 
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -39,7 +39,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def fit(overrides: Sequence[str]) -> Path:
-    """Trains as overrides say, or resumes a run, in this process; returns the run's folder.
+    """Trains or resumes a run in this process, as the overrides say; returns its folder.
 
     Raises:
         UserError: The config, the data or the machine is at fault.
