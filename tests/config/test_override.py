@@ -77,6 +77,13 @@ def test_anything_else_is_refused_with_both_values(text):
     assert caught.value.status == 2
 
 
+@pytest.mark.parametrize("text", ["seed=3", "data.root=/data/a"])
+def test_a_value_that_the_run_has_may_be_repeated(text):
+    assert check_resume_overrides([text], SAVED) == SAVED
+    with pytest.raises(UserError, match="cannot become"):
+        check_resume_overrides([f"{text}1"], SAVED)
+
+
 def test_every_refusal_is_named():
     with pytest.raises(UserError) as caught:
         check_resume_overrides(["seed=1", "data.root=x", "-m", "trainer=cpu"], SAVED)

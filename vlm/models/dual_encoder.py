@@ -26,8 +26,7 @@ LEAST, MOST = 0.0, math.log(100)  # range of the log scale
 class DualEncoder(nn.Module):
     """Embeds images and texts so that matching pairs are close (CLIP: Radford et al. 2021; SigLIP: Zhai et al. 2023).
 
-    Each side is encoded, pooled, projected to the same width and normalised. A text is pooled by the state of one of
-    its tokens, so that several texts can be packed into a row.
+    Each side is encoded, pooled, projected to the same width and normalised. Several texts can be packed into a row.
 
     Args:
         encoder: Images (B, 3, H, W) -> Context; its attribute `dim` is its width.
@@ -35,7 +34,8 @@ class DualEncoder(nn.Module):
         embed_dim: Width E of the embeddings.
         pool: Pooling of the image's states, see PoolingClassifier.
         pool_heads: Number of heads of the attention pooling.
-        text_pool: Token whose state represents the text: "first", or "last" as in CLIP.
+        text_pool: State that represents a text: of its "first" token, of its "last" as in CLIP, or the "mean" of all,
+            as in Sentence-BERT (Reimers and Gurevych 2019).
         text_fill: Token that pads each text, without its begin token, to the text encoder's max_len; it is not masked,
             as in SigLIP. None for no padding.
         text_bias: Whether the projection of texts has biases.
@@ -58,7 +58,7 @@ class DualEncoder(nn.Module):
         embed_dim: Count,
         pool: Pool = "mean",
         pool_heads: Count = 4,
-        text_pool: Literal["first", "last"] = "first",
+        text_pool: Literal["first", "last", "mean"] = "first",
         text_fill: int | None = None,
         text_bias: bool = False,
         image_projection: bool = True,
@@ -118,17 +118,18 @@ class DualEncoder(nn.Module):
             places = ends[_ranks(places)]
         output = self.text_encoder(tokens, segments)
         states = (output.states if isinstance(output, Context) else output).flatten(0, 1)  # (R * L, D)
-        states = states.index_select(0, places)
-        return F.normalize(self.text_projection(states).float(), dim=-1)
+        if self.text_pool == "mean":
+            pooled = _means(states, segments, places)
+        else:
+            pooled = states.index_select(0, places)
+        return F.normalize(self.text_projection(pooled).float(), dim=-1)
 
     def _filled(self, tokens: Tensor, segments: Tensor, places: Tensor, fill: int) -> Tensor:
         """Unpacks texts into one row each, without begin tokens, padded with `fill`: (R, L) -> (T, max_len)."""
-        begins = torch.zeros_like(tokens).flatten()
-        begins[places] = 1
         position = positions_within(segments).flatten() - 1
         read = (segments.flatten() != 0) & (position >= 0)
         rows = tokens.new_full((len(places), self.text_encoder.max_len), fill)
-        rows[(begins.cumsum(0) - 1)[read], position[read]] = tokens.flatten()[read]
+        rows[_texts_of(segments, places)[read], position[read]] = tokens.flatten()[read]
         return rows[_ranks(places)]
 
     def likelihoods(self, images: Tensor, texts: Tensor) -> Tensor:
@@ -148,6 +149,23 @@ class DualEncoder(nn.Module):
 
     def _projections(self) -> tuple[nn.Module, nn.Module]:
         return self.image_projection, self.text_projection
+
+
+def _texts_of(segments: Tensor, places: Tensor) -> Tensor:
+    """The text of each token, counted in the order of the rows; padding belongs to the text before it: (R * L,)."""
+    begins = torch.zeros_like(segments).flatten()
+    begins[places] = 1
+    return begins.cumsum(0) - 1
+
+
+def _means(states: Tensor, segments: Tensor, places: Tensor) -> Tensor:
+    """Mean state of each text, in float32: (R * L, D) -> (T, D)."""
+    read = (segments.flatten() != 0).float()
+    texts = _texts_of(segments, places)
+    sums = states.new_zeros(len(places), states.shape[1], dtype=torch.float32)
+    sums = sums.index_add(0, texts, states.float() * read[:, None])
+    counts = read.new_zeros(len(places)).index_add(0, texts, read)
+    return (sums / counts[:, None])[_ranks(places)]
 
 
 def _ranks(numbers: Tensor) -> Tensor:

@@ -270,7 +270,7 @@ def _filler_graph(model: MaskedLanguageModel) -> Graph:
 def _dual_graphs(model: DualEncoder, images: Ports) -> list[Graph]:
     """Graphs of the embeddings of images and of texts, of norm 1."""
     of_texts: Any = model.text_encoder
-    last, fill = model.text_pool == "last", model.text_fill
+    pool, fill = model.text_pool, model.text_fill
 
     def embed_images(images: Tensor) -> tuple[Tensor, ...]:
         return (model.embed_images(images),)
@@ -283,9 +283,12 @@ def _dual_graphs(model: DualEncoder, images: Ports) -> list[Graph]:
             mask = torch.ones_like(tokens, dtype=torch.bool)
         causal = isinstance(of_texts, Decoder)
         states = of_texts(tokens) if causal else of_texts.read(tokens, mask).states  # (B, L, D)
-        place = mask.sum(1) - 1 if last else torch.zeros_like(tokens[:, 0])
-        chosen = states.gather(1, place[:, None, None].expand(-1, 1, states.shape[2]))[:, 0]  # (B, D)
-        return (F.normalize(model.text_projection(chosen).float(), dim=-1),)
+        if pool == "mean":
+            pooled = (states * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)  # (B, D)
+        else:
+            place = mask.sum(1) - 1 if pool == "last" else torch.zeros_like(tokens[:, 0])
+            pooled = states.gather(1, place[:, None, None].expand(-1, 1, states.shape[2]))[:, 0]
+        return (F.normalize(model.text_projection(pooled).float(), dim=-1),)
 
     width = model.text_projection.out_features
     outputs = {"vector": Port(torch.float32, ("batch", width))}

@@ -68,10 +68,12 @@ def _resume_fault(text: str, saved: dict[str, Any]) -> Iterator[str]:
         return
     key = parsed.key_or_group
     if not _below(key, RESUMABLE):
+        before = select(saved, key.replace("/", "."), "not set")
+        if not parsed.is_delete() and parsed.value() == before:
+            return
         value = short_text(None if parsed.is_delete() else text.partition("=")[2])
-        before = short_text(select(saved, key.replace("/", "."), "not set"))
         yield (
-            f"{key}: was {before} and cannot become {value} in a resumed run; leave it out, or "
+            f"{key}: was {short_text(before)} and cannot become {value} in a resumed run; leave it out, or "
             f"start a new run (only {', '.join(RESUMABLE)} may change)"
         )
     elif key in RESUMABLE and isinstance(parsed.value(), str):
