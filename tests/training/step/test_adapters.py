@@ -9,8 +9,9 @@ from io import StringIO
 
 import pytest
 import torch
-from hugging import ENCODERS, photos, saved, saved_captioner
+from hugging import ENCODERS, photos, saved, saved_bert, saved_captioner
 from small import COMMON
+from transformers import BertModel
 
 from vlm.checkpoint.file import read_file
 from vlm.checkpoint.load import load_model, read
@@ -85,6 +86,16 @@ def test_the_share_that_learns_is_printed(folder, finished):
     every = sum(tensor.numel() for tensor in read(path, merge=False)["state_dict"].values())
     assert f"{learns:,} of {every:,} parameters learn ({learns / every:.2%})" in line
     assert line.endswith(f"checkpoints leave the others to {folder}")
+
+
+def test_a_frozen_new_part_does_not_count_as_learning(tmp_path, capsys):
+    saved_bert(tmp_path / "bert", BertModel)
+    short = ["trainer.max_steps=1", "data.batch_size=4", "test=false", *COMMON, f"runs={tmp_path / 'runs'}"]
+    pretrained = ["task=tagging", "model=pretrained", f"model.path={tmp_path / 'bert'}", "model/adapt=lora"]
+    assert main([*short, *pretrained, "task.freeze=[head]"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    adapted, all_parts = (next(line for line in lines if line.startswith(name)) for name in ("adapters of", "parameters"))
+    assert adapted.split()[4] == all_parts.split()[-3]
 
 
 @pytest.fixture

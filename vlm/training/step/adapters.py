@@ -39,10 +39,11 @@ def adapt(
     else:
         entry = loaded[ADAPTERS]
         bases, held = entry["base"], model.state_dict().keys() - set(entry["fresh"])
+    frozen = config["task"].get("freeze") or ()
     for name, parameter in model.named_parameters():
-        parameter.requires_grad_(name not in held)
+        parameter.requires_grad_(name not in held and not name.startswith(tuple(f"{part}." for part in frozen)))
     torch.manual_seed(key(config["seed"], "adapters"))
-    count = lora.adapt(model, without=config["task"].get("freeze") or ())
+    count = lora.adapt(model, without=frozen)
     if count == 0:
         raise UserError(
             f"model.adapt.projections: {', '.join(lora.projections)}: the model has no such linear layer that is not "
