@@ -22,7 +22,6 @@ class Thermometer(Task):
         alarm_weight: Weight of the alarm's term.
     """
 
-    name = "thermometer.task.Thermometer"
     predictor = Reader
     headlines = ("error",)
     model: Regressor
