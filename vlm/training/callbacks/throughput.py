@@ -39,8 +39,8 @@ class Throughput(L.Callback):
     - `images_per_s`, `tokens_per_s`: of all devices; tokens that the loss counts, without padding. A task that
       counts texts or words has `texts_per_s` or `words_per_s`.
     - `data_wait`: share of the time in which this process waited for its loader.
-    - `flop_per_s`: of all devices, as vlm.models.flop counts; `mfu`: this over the device's peak, if PEAKS has it. -
-    `peak_memory_gib`: so far; what torch allocated on a GPU, else what this process held, its workers not counted.
+    - `flop_per_s`: of all devices, as vlm.models.flop counts; `mfu`: this over the device's peak, if PEAKS has it.
+    - `peak_memory_gib`: so far; what torch allocated on a GPU, else what this process held, its workers not counted.
 
     The time of validation and torch.compile is not counted. Only logging waits for the device.
     """
