@@ -222,10 +222,12 @@ AFTER["tagging_wnut17_bert"] = "tagging_ewt_bert"
 
 
 FLICKR8K = "data.root=flickr8k"
+BERT_SIZES = ["model.size.dim=24", "model.size.num_heads=3", "model.text_encoder.depth=2"]
 # What an experiment reads, by the beginning of its name.
 DATA = {
     "captioning_flickr8k_gpu": [FLICKR8K, "model.size.encoder_depth=2", "model.size.decoder_depth=2"],
     "captioning_flickr8k_languages": [FLICKR8K, "data.languages_root=flickr8k"],
+    "contrastive_flickr8k_minilm": [FLICKR8K, *BERT_SIZES],
     **{key: [FLICKR8K] for key in ("captioning_flickr8k", "contrastive_flickr8k")},
     "drawn_lines": [],
     "easy_vqa": ["data.root=texts/easy_vqa"],
@@ -251,10 +253,14 @@ def test_every_experiment_takes_a_step(experiment, drawn, tmp_path, monkeypatch)
     start: list[str] = []
     for name in filter(None, (AFTER.get(experiment), experiment)):
         own = next(given for known, given in DATA.items() if name.startswith(known))
-        if name.endswith("_bert"):
+        if name.endswith(("_bert", "_minilm")):
             if not start:
                 hugging.saved_bert(tmp_path / "bert", BertModel)
-            own = [*own, f"model.path={tmp_path / 'bert'}", "data.max_len=64"]
+            key = "model.path" if name.endswith("_bert") else "model.text_encoder.init_from"
+            own = [*own, f"{key}={tmp_path / 'bert'}", "data.max_len=64"]
+        if name.endswith("_smollm2"):
+            save_gguf(tmp_path / "decoder.gguf", *decoder("tied"))
+            own = [*own, f"model.decoder.path={tmp_path / 'decoder.gguf'}"]
         assert main([f"experiment={name}", *fast, *own, *start]) == 0
         part = "model" if name.startswith("captioning") else "model.encoder"
         start = [f"{part}.init_from={next(tmp_path.glob(f'{name}/*'))}"]
