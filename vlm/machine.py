@@ -81,11 +81,3 @@ def _groups(root: Path) -> Iterator[list[str]]:
     except OSError:  # not Linux
         return
     yield from (line.split(":", 2) for line in lines if line.count(":") >= 2)
-
-
-def held_memory() -> int:
-    """Returns the bytes of memory that this process holds; 0 where the system does not tell."""
-    try:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:
-        return 0

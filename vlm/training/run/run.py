@@ -25,7 +25,6 @@ from vlm.randomness import key
 from vlm.training.callbacks.checkpoints import Checkpoints, VerifiedIO
 from vlm.training.callbacks.compiling import CompileMessages
 from vlm.training.callbacks.fault_tolerant_logger import FaultTolerantLogger
-from vlm.training.callbacks.freed_memory import ReturnFreedMemory
 from vlm.training.callbacks.progress import Progress
 from vlm.training.callbacks.signals import StopOnSignal
 from vlm.training.config.nodes import data_node, inject, model_node
@@ -236,7 +235,7 @@ class Run:
     def _callbacks(self) -> list[L.Callback]:
         nodes = self.config["callbacks"].items()
         built = [build(node, f"callbacks.{name}") for name, node in nodes if node is not None]
-        built += [ReturnFreedMemory(), *([CompileMessages()] if self.compiled else [])]
+        built += [CompileMessages()] if self.compiled else []
         # Checkpoints and signals come last: they save the state that other callbacks update in a step.
         return sorted(
             built, key=lambda callback: (isinstance(callback, StopOnSignal), isinstance(callback, Checkpoints))
