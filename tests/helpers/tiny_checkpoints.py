@@ -1,6 +1,7 @@
 """One tiny checkpoint a task, with what the commands made of it: `python tests/helpers/tiny_checkpoints.py` makes them.
 
-They are made for a new task, and anew only when the format's number changes: later versions must read the files of earlier ones.
+They are made for a new task, and anew only when the format's number changes: later versions must read the files of
+earlier ones.
 """
 
 import io

@@ -57,5 +57,7 @@ def test_exported_texts_of_several_lengths_are_pooled_as_each_alone(pool):
     tokens, mask = torch.randint(1, 31, (2, 5)), torch.arange(5) < torch.tensor([[5], [3]])
     graph = next(graph for graph in graphs_of(model, image_size=24) if graph.name == "texts")
     with torch.no_grad():
-        alone = [model.embed_texts(row, torch.ones_like(row), torch.tensor([0])) for row in (tokens[:1], tokens[1:, :3])]
+        alone = [
+            model.embed_texts(row, torch.ones_like(row), torch.tensor([0])) for row in (tokens[:1], tokens[1:, :3])
+        ]
         torch.testing.assert_close(graph.function(tokens=tokens, mask=mask)[0], torch.cat(alone), rtol=1e-5, atol=1e-6)

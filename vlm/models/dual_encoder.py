@@ -118,10 +118,8 @@ class DualEncoder(nn.Module):
             places = ends[_ranks(places)]
         output = self.text_encoder(tokens, segments)
         states = (output.states if isinstance(output, Context) else output).flatten(0, 1)  # (R * L, D)
-        if self.text_pool == "mean":
-            pooled = _means(states, segments, places)
-        else:
-            pooled = states.index_select(0, places)
+        means = self.text_pool == "mean"
+        pooled = _means(states, segments, places) if means else states.index_select(0, places)
         return F.normalize(self.text_projection(pooled).float(), dim=-1)
 
     def _filled(self, tokens: Tensor, segments: Tensor, places: Tensor, fill: int) -> Tensor:

@@ -94,7 +94,9 @@ def test_a_frozen_new_part_does_not_count_as_learning(tmp_path, capsys):
     pretrained = ["task=tagging", "model=pretrained", f"model.path={tmp_path / 'bert'}", "model/adapt=lora"]
     assert main([*short, *pretrained, "task.freeze=[head]"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    adapted, all_parts = (next(line for line in lines if line.startswith(name)) for name in ("adapters of", "parameters"))
+    adapted, all_parts = (
+        next(line for line in lines if line.startswith(name)) for name in ("adapters of", "parameters")
+    )
     assert adapted.split()[4] == all_parts.split()[-3]
 
 
