@@ -1,4 +1,4 @@
-"""Builds checked nodes: the only place that calls what a ``_target_`` names, or makes a partial of it."""
+"""Builds the objects of a checked config; only this module imports and calls what a ``_target_`` names."""
 
 from collections.abc import Mapping
 from functools import partial

@@ -22,9 +22,9 @@ from vlm.machine import cores
 CHUNK = 8  # images that a worker reads at once; handing over each alone costs as much as reading a small one
 
 
-@cache  # reading the container's quota takes 0.3 ms, a twentieth of a caption
+@cache  # reading a container's quota takes 0.3 ms, a twentieth of a caption
 def default_workers() -> int:
-    """Returns the number of CPUs that this process had first, at most 8."""
+    """Returns the number of CPUs of this process, at most 8."""
     return min(8, cores())
 
 

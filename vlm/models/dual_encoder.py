@@ -44,7 +44,8 @@ class DualEncoder(nn.Module):
             other pairs of a batch, as in CLIP.
     Shapes:
         images (B, 3, H, W) normalised, or their cached features, tokens (R, L), segments (R, L),
-        places (T,): indices of the texts' first tokens in the flattened rows
+        places (T,): indices of the texts' first tokens in the flattened rows, layout (T, S) as in InputRows, or None
+        if each row holds one text
         -> images (B, E), texts (T, E), of norm 1, and the scale (1,) of their products
     Raises:
         ValueError: The encoder lacks the token that the pooling needs, or E is not the width of unprojected images.
@@ -82,9 +83,14 @@ class DualEncoder(nn.Module):
         self.bias = nn.Parameter(torch.full((1,), SIGMOID_BIAS)) if sigmoid else None
 
     def forward(
-        self, images: Tensor | Features, tokens: Tensor, segments: Tensor, places: Tensor
+        self,
+        images: Tensor | Features,
+        tokens: Tensor,
+        segments: Tensor,
+        places: Tensor,
+        layout: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        return self.embed_images(images), self.embed_texts(tokens, segments, places), self.scale
+        return self.embed_images(images), self.embed_texts(tokens, segments, places, layout), self.scale
 
     @property
     def max_len(self) -> int:
@@ -106,28 +112,32 @@ class DualEncoder(nn.Module):
         pooled = self.pooled(encode(self.encoder, images))
         return F.normalize(self.image_projection(pooled).float(), dim=-1)
 
-    def embed_texts(self, tokens: Tensor, segments: Tensor, places: Tensor) -> Tensor:
+    def embed_texts(self, tokens: Tensor, segments: Tensor, places: Tensor, layout: Tensor | None = None) -> Tensor:
         """Embeddings of packed texts (R, L): (T, E)."""
         if self.text_fill is not None:
             tokens = self._filled(tokens, segments, places, self.text_fill)  # (T, max_len)
-            segments = torch.ones_like(tokens)
+            segments, layout = torch.ones_like(tokens), None
             places = torch.arange(len(tokens), device=tokens.device) * tokens.shape[1]
         if self.text_pool == "last":
             following = F.pad(segments[:, 1:], (0, 1))
             ends = ((segments != following) & (segments != 0)).flatten().nonzero()[:, 0]
             places = ends[_ranks(places)]
         output = self.text_encoder(tokens, segments)
-        states = (output.states if isinstance(output, Context) else output).flatten(0, 1)  # (R * L, D)
-        means = self.text_pool == "mean"
-        pooled = _means(states, segments, places) if means else states.index_select(0, places)
+        context = output if isinstance(output, Context) else Context(output, segments != 0)
+        if self.text_pool == "mean":
+            pooled = pool_states(context.one_text_per_row(layout), "mean", None)
+        else:
+            pooled = context.states.flatten(0, 1).index_select(0, places)
         return F.normalize(self.text_projection(pooled).float(), dim=-1)
 
     def _filled(self, tokens: Tensor, segments: Tensor, places: Tensor, fill: int) -> Tensor:
         """Unpacks texts into one row each, without begin tokens, padded with `fill`: (R, L) -> (T, max_len)."""
+        begins = torch.zeros_like(tokens).flatten()
+        begins[places] = 1
         position = positions_within(segments).flatten() - 1
         read = (segments.flatten() != 0) & (position >= 0)
         rows = tokens.new_full((len(places), self.text_encoder.max_len), fill)
-        rows[_texts_of(segments, places)[read], position[read]] = tokens.flatten()[read]
+        rows[(begins.cumsum(0) - 1)[read], position[read]] = tokens.flatten()[read]
         return rows[_ranks(places)]
 
     def likelihoods(self, images: Tensor, texts: Tensor) -> Tensor:
@@ -147,23 +157,6 @@ class DualEncoder(nn.Module):
 
     def _projections(self) -> tuple[nn.Module, nn.Module]:
         return self.image_projection, self.text_projection
-
-
-def _texts_of(segments: Tensor, places: Tensor) -> Tensor:
-    """The text of each token, counted in the order of the rows; padding belongs to the text before it: (R * L,)."""
-    begins = torch.zeros_like(segments).flatten()
-    begins[places] = 1
-    return begins.cumsum(0) - 1
-
-
-def _means(states: Tensor, segments: Tensor, places: Tensor) -> Tensor:
-    """Mean state of each text, in float32: (R * L, D) -> (T, D)."""
-    read = (segments.flatten() != 0).float()
-    texts = _texts_of(segments, places)
-    sums = states.new_zeros(len(places), states.shape[1], dtype=torch.float32)
-    sums = sums.index_add(0, texts, states.float() * read[:, None])
-    counts = read.new_zeros(len(places)).index_add(0, texts, read)
-    return (sums / counts[:, None])[_ranks(places)]
 
 
 def _ranks(numbers: Tensor) -> Tensor:

@@ -284,7 +284,7 @@ def _dual_graphs(model: DualEncoder, images: Ports) -> list[Graph]:
         causal = isinstance(of_texts, Decoder)
         states = of_texts(tokens) if causal else of_texts.read(tokens, mask).states  # (B, L, D)
         if pool == "mean":
-            pooled = (states * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)  # (B, D)
+            pooled = pool_states(Context(states, mask), "mean", None)  # (B, D)
         else:
             place = mask.sum(1) - 1 if pool == "last" else torch.zeros_like(tokens[:, 0])
             pooled = states.gather(1, place[:, None, None].expand(-1, 1, states.shape[2]))[:, 0]

@@ -45,7 +45,7 @@ def embed_rows(model: DualEncoder, rows: InputRows) -> Tensor:
     """Embeds texts, for evaluation and commands: (T, E)."""
     assert rows.places is not None
     with torch.autocast(rows.tokens.device.type, enabled=False):
-        return model.embed_texts(rows.tokens, rows.segments, rows.places)
+        return model.embed_texts(rows.tokens, rows.segments, rows.places, rows.layout)
 
 
 @dataclass(kw_only=True)

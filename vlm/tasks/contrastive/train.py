@@ -58,7 +58,7 @@ class Contrastive(Task):
     def loss(self, batch: Batch) -> dict[str, Term]:
         rows: InputRows = batch["captions"]
         images = as_read(batch["images"], self.preprocess)
-        seen, texts, scale = self.model(images, rows.tokens, rows.segments, rows.places)
+        seen, texts, scale = self.model(images, rows.tokens, rows.segments, rows.places, rows.layout)
         if self.model.bias is not None:
             return {"pairs": Term(*sigmoid_loss(seen, texts, scale, self.model.bias))}
         return {"pairs": Term(*contrastive_loss(seen, texts, scale, label_smoothing=self.label_smoothing))}

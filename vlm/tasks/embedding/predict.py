@@ -178,7 +178,7 @@ class Embedder(BatchPredictor, ImagePredictor, TextPredictor):
         rows = self.encoded([[text._replace(places=[0])] for text in texts])
         if pooling is None and isinstance(self.model, DualEncoder):
             assert rows.places is not None
-            return self.model.embed_texts(rows.tokens, rows.segments, rows.places)
+            return self.model.embed_texts(rows.tokens, rows.segments, rows.places, rows.layout)
         encoder: Any = self.text_encoder
         types = () if isinstance(encoder, Decoder) else (rows.types,)
         output = encoder(rows.tokens, rows.segments, *types)

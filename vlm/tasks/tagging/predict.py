@@ -17,7 +17,7 @@ from vlm.inference.predictor import BatchPredictor, Rows, check_outputs
 from vlm.inference.text_predictor import TextPredictor
 from vlm.models.text_classifiers import TokenClassifier
 
-ROWS = 128  # most rows of a batch of fewer texts; a long text has several
+ROWS = 128  # rows of a batch, or as many as there are texts; a long text has several rows
 
 
 @torch.inference_mode()

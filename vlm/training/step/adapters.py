@@ -40,8 +40,9 @@ def adapt(
         entry = loaded[ADAPTERS]
         bases, held = entry["base"], model.state_dict().keys() - set(entry["fresh"])
     frozen = config["task"].get("freeze") or ()
+    inside = tuple(f"{part}." for part in frozen)
     for name, parameter in model.named_parameters():
-        parameter.requires_grad_(name not in held and not name.startswith(tuple(f"{part}." for part in frozen)))
+        parameter.requires_grad_(name not in held and not name.startswith(inside))
     torch.manual_seed(key(config["seed"], "adapters"))
     count = lora.adapt(model, without=frozen)
     if count == 0:
