@@ -34,7 +34,7 @@ def left(folder: Path) -> list[str]:
     found = []
     for place in Path("/proc").glob("[0-9]*"):
         try:
-            line = (place / "cmdline").read_text().replace("\0", " ")
+            line = (place / "cmdline").read_text(errors="replace").replace("\0", " ")
             if os.readlink(place / "cwd").startswith(str(folder)) and "python" in line:
                 found.append(line)
         except OSError:
