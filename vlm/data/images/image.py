@@ -9,7 +9,7 @@ import os
 import stat
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from functools import lru_cache, partial
 from io import BytesIO
 from threading import Lock
@@ -91,30 +91,19 @@ def load_image(source: Source, name: str = "<bytes>", *, least: int | None = Non
         ImageError: The image cannot be read completely.
     """
     name = name if isinstance(source, bytes) else os.fspath(source)
-    with _refusing(name):
+    try:
         return _decode(source if isinstance(source, bytes) else _read_regular(name), least)
+    except Exception as error:  # decoders raise many types of exceptions for corrupt files
+        raise _refusal(name, error) from error
 
 
 def decoding_cost(content: bytes, name: str = "<bytes>", *, least: int | None = None) -> int:
     """Number of pixels that `load_image` decodes, from the file's header; arguments and errors as there."""
-    with _refusing(name), _opened(content, least) as (image, _):
-        return image.width * image.height
-
-
-@contextmanager
-def _refusing(name: str) -> Iterator[None]:
     try:
-        yield
-    except Image.UnidentifiedImageError as error:
-        raise ImageError(f"{name}: damaged, or not an image of a known format ({', '.join(FORMATS)})") from error
-    except Image.DecompressionBombError as error:
-        raise ImageTooLarge(f"{name}: has more than {MAX_PIXELS:,} pixels") from error
-    except ImageTooLarge as error:
-        raise ImageTooLarge(f"{name}: {error}") from None
-    except OSError as error:
-        raise ImageError(f"{name}: {error.strerror or _one_line(error)}") from error
-    except Exception as error:  # decoders raise many types of exceptions for corrupt files
-        raise ImageError(f"{name}: {_one_line(error)}") from error
+        image, _ = _opened(content, least)
+    except Exception as error:
+        raise _refusal(name, error) from error
+    return image.width * image.height
 
 
 def read_bytes(path: str | os.PathLike[str]) -> bytes:
@@ -123,8 +112,20 @@ def read_bytes(path: str | os.PathLike[str]) -> bytes:
     Raises:
         ImageError: It is not a regular file, too large, or unreadable.
     """
-    with _refusing(os.fspath(path)):
+    try:
         return _read_regular(os.fspath(path))
+    except Exception as error:
+        raise _refusal(os.fspath(path), error) from error
+
+
+def _refusal(name: str, error: Exception) -> ImageError:
+    """The error for an image of this name that could not be read."""
+    if isinstance(error, Image.UnidentifiedImageError):
+        return ImageError(f"{name}: damaged, or not an image of a known format ({', '.join(FORMATS)})")
+    if isinstance(error, Image.DecompressionBombError):
+        return ImageTooLarge(f"{name}: has more than {MAX_PIXELS:,} pixels")
+    kind = ImageTooLarge if isinstance(error, ImageTooLarge) else ImageError
+    return kind(f"{name}: {getattr(error, 'strerror', None) or _one_line(error)}")
 
 
 def _one_line(error: Exception) -> str:
@@ -144,24 +145,21 @@ def _read_regular(path: str) -> bytes:
         return file.read(status.st_size)
 
 
-@contextmanager
-def _opened(data: bytes, least: int | None) -> Iterator[tuple[ImageFile.ImageFile, int]]:
-    """Context that opens an image without decoding pixels; yields it and the orientation that is still to be undone."""
+def _opened(data: bytes, least: int | None) -> tuple[ImageFile.ImageFile, int]:
+    """Opens an image without decoding pixels; returns it and the orientation that is still to be undone."""
     if not data:
         raise ValueError("the file is empty")
     data, orientation = guard(data)
-    with Image.open(BytesIO(data), formats=FORMATS) as image:
-        _check_size(image, len(data))
-        if least is not None and not image.info.get("progressive"):  # its decoder holds the whole image anyway
-            image.draft(None, (least, least))
-        yield image, orientation
+    image = Image.open(BytesIO(data), formats=FORMATS)
+    _check_size(image, len(data))
+    if least is not None and not image.info.get("progressive"):  # its decoder holds the whole image anyway
+        image.draft(None, (least, least))
+    return image, orientation
 
 
 def _decode(data: bytes, least: int | None = None) -> Image.Image:
-    with (
-        _opened(data, least) as (image, orientation),
-        _large if image.width * image.height > LARGE_PIXELS else nullcontext(),
-    ):
+    image, orientation = _opened(data, least)
+    with _large if image.width * image.height > LARGE_PIXELS else nullcontext():
         image.load()
         rgb = to_rgb(image)
         factor = 1 if least is None else next((by for by in (8, 4, 2) if min(rgb.size) >= by * least), 1)

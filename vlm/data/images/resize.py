@@ -76,13 +76,14 @@ def view(image: Image.Image, shape: Shape, resize: str, interpolation: str, crop
     if image.size == (wide, high) and whole == shape:
         return to_tensor(image)
     size = _covering(image, whole) if resize in ("crop", "crop_down") else whole[::-1]
+    down = resize == "crop_down"
     long = size[0] > LONG * wide or size[1] > LONG * high
     if resize == "pad" or interpolation not in ("bilinear", "bicubic") or long:
-        box = whole_box(image) if resize == "pad" else center_box(image, size, shape, down=resize == "crop_down")
+        box = whole_box(image) if resize == "pad" else center_box(image, size, shape, down=down)
         return to_tensor(resize_box(image, box, shape, resize == "pad", interpolation))
     pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1)[None]  # (1, 3, H, W), channels last in memory
     pixels = torch.nn.functional.interpolate(pixels, size[::-1], mode=interpolation, antialias=True)
-    left, top = (_start(*pair, down=resize == "crop_down") for pair in zip(size, (wide, high), strict=True))
+    left, top = _start(size[0], wide, down=down), _start(size[1], high, down=down)
     return pixels[0, :, top : top + high, left : left + wide].contiguous()
 
 
