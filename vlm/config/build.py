@@ -1,4 +1,4 @@
-"""Builds the objects of a checked config; only this module imports and calls what a ``_target_`` names."""
+"""Instantiates a checked config. No other module calls what a ``_target_`` names."""
 
 from collections.abc import Mapping
 from functools import partial

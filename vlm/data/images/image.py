@@ -94,15 +94,15 @@ def load_image(source: Source, name: str = "<bytes>", *, least: int | None = Non
     try:
         return _decode(source if isinstance(source, bytes) else _read_regular(name), least)
     except Exception as error:  # decoders raise many types of exceptions for corrupt files
-        raise _refusal(name, error) from error
+        raise _image_error(name, error) from error
 
 
 def decoding_cost(content: bytes, name: str = "<bytes>", *, least: int | None = None) -> int:
     """Number of pixels that `load_image` decodes, from the file's header; arguments and errors as there."""
     try:
-        image, _ = _opened(content, least)
+        image, _ = _open(content, least)
     except Exception as error:
-        raise _refusal(name, error) from error
+        raise _image_error(name, error) from error
     return image.width * image.height
 
 
@@ -115,11 +115,11 @@ def read_bytes(path: str | os.PathLike[str]) -> bytes:
     try:
         return _read_regular(os.fspath(path))
     except Exception as error:
-        raise _refusal(os.fspath(path), error) from error
+        raise _image_error(os.fspath(path), error) from error
 
 
-def _refusal(name: str, error: Exception) -> ImageError:
-    """The error for an image of this name that could not be read."""
+def _image_error(name: str, error: Exception) -> ImageError:
+    """Converts an exception to an ImageError that names the image."""
     if isinstance(error, Image.UnidentifiedImageError):
         return ImageError(f"{name}: damaged, or not an image of a known format ({', '.join(FORMATS)})")
     if isinstance(error, Image.DecompressionBombError):
@@ -145,8 +145,8 @@ def _read_regular(path: str) -> bytes:
         return file.read(status.st_size)
 
 
-def _opened(data: bytes, least: int | None) -> tuple[ImageFile.ImageFile, int]:
-    """Opens an image without decoding pixels; returns it and the orientation that is still to be undone."""
+def _open(data: bytes, least: int | None) -> tuple[ImageFile.ImageFile, int]:
+    """Opens an image without decoding its pixels; returns it and the EXIF orientation to undo."""
     if not data:
         raise ValueError("the file is empty")
     data, orientation = guard(data)
@@ -158,7 +158,7 @@ def _opened(data: bytes, least: int | None) -> tuple[ImageFile.ImageFile, int]:
 
 
 def _decode(data: bytes, least: int | None = None) -> Image.Image:
-    image, orientation = _opened(data, least)
+    image, orientation = _open(data, least)
     with _large if image.width * image.height > LARGE_PIXELS else nullcontext():
         image.load()
         rgb = to_rgb(image)
