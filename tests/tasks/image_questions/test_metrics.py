@@ -9,7 +9,7 @@ from vlm.data.records import Question
 from vlm.errors import UserError
 from vlm.randomness import numpy_rng
 from vlm.tasks.image_questions.metrics import AnswerMetric
-from vlm.tasks.image_questions.scores import anls, plain_answer, vqa_accuracy
+from vlm.tasks.image_questions.scores import anls, process_answer, vqa_accuracy
 
 ASKED = {
     "a": [Question("what color?", "red", "color"), Question("how many?", "two", "count")],
@@ -75,20 +75,75 @@ def test_vqa_accuracy_is_the_mean_over_subsets():
     assert [round(vqa_accuracy("yes", answers), 3) for answers in agreeing] == [0, 0.3, 0.6, 0.9, 1]
 
 
-PLAIN = {"The Cat.": "cat", "a red, round ball": "red round ball", "Two dogs": "2 dogs", "1,000.5": "1,000.5"}
-PLAIN |= {"don't know!": "dont know", "none": "0", "left-hand side": "left hand side"}
+# Values of EvalAIAnswerProcessor in lmms-eval 0.7.3, without its own removal of all commas and question marks.
+PROCESSED = {
+    "The Cat.": "cat",
+    "a red, round ball": "red round ball",
+    "red,blue": "red blue",
+    "Two dogs": "2 dogs",
+    "none": "0",
+    "Ten": "10",
+    "1,000.5": "1000.5",
+    "100,978": "100978",
+    "12,500 dollars": "12500 dollars",
+    "1,000-2,000": "10002000",  # a comma between digits removes all marks
+    "1, 2": "1 2",
+    "2.5": "2.5",
+    ".5": ".5",
+    "5.": "5",
+    "U.S.A.": "usa",
+    "2:50 pm": "2:50 pm",
+    "girl's": "girl's",
+    "don't know!": "don't know",
+    "dont know": "don't know",
+    "couldnt've": "couldn't've",
+    "couldn'tve": "couldn't've",
+    "couldntve": "couldntve",
+    "t-shirt": "t shirt",
+    "black - white t-shirt": "black white tshirt",  # a hyphen next to a space removes all hyphens
+    "left/right": "left right",
+    "(yes)": "yes",
+    "50% & $5": "50% & $5",
+    "what?": "what",
+    "the": "",
+    "an a the": "",
+    " \t\n": "",
+    "...": "",
+    "?!": "",
+    "two\nred\tballs": "2 red balls",
+    "caf\u00e9, \u65e5\u672c": "caf\u00e9 \u65e5\u672c",
+}
 
 
-def test_answers_are_compared_plain():
-    assert {answer: plain_answer(answer) for answer in PLAIN} == PLAIN
+def test_answers_are_processed_as_in_vqa():
+    assert {answer: process_answer(answer) for answer in PROCESSED} == PROCESSED
+
+
+@pytest.mark.parametrize(
+    "text, expected",
+    [("its", "it's"), ("Im", "i'm"), ("Ive", "i've"), ("Id've", "i'd've"), ("I'dve", "i'd've"), ("don\u2019t", "don't")],
+)
+def test_contractions_that_the_script_of_vqa_lacks(text, expected):
+    assert process_answer(text) == expected == process_answer(expected)
+
+
+def test_answers_that_vqa_counts_as_equal():
+    agree = [("1,000", "1000"), ("Black.", "black"), ("the cat", "cat"), ("two", "2"), ("none", "0"), ("dont", "don't")]
+    for one, other in agree:
+        assert vqa_accuracy(one, [other] * 10) == vqa_accuracy(other, [one] * 10) == 1
+    for one, other in [("girl's", "girls"), ("2:50", "2 50"), ("2.5", "25"), ("$5", "5")]:
+        assert vqa_accuracy(one, [other] * 10) == 0
 
 
 def test_anls_by_hand():
     assert anls("Cat ", ["cat"]) == 1
     assert anls("cart", ["cat", "dog"]) == pytest.approx(3 / 4)
-    assert anls("ca", ["cats"]) == 0  # a distance of one half counts nothing
     assert anls("kitten", ["sitting"]) == pytest.approx(1 - 3 / 7)
     assert anls("", [""]) == 1
+    # Values of `anls` in lmms-eval 0.7.3, which copies the competitions' script.
+    assert anls("ca", ["cats"]) == 0.5 and anls("ca", ["catss"]) == 0
+    assert anls("a  b c", ["a b d"]) == pytest.approx(5 / 6)  # divided by the length with extra white space
+    assert anls("stra\u00dfe", ["strass"]) == pytest.approx(1 - 2 / 7)  # the longer in upper case has 7 letters
 
 
 def test_the_metric_takes_any_right_answer_and_scores_captions_apart():
