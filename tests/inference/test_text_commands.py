@@ -10,6 +10,8 @@ import pytest
 from tiny_checkpoints import COMMANDS, FILES, IMAGES, STORY
 
 from vlm.cli import main
+from vlm.inference.arguments import read_texts
+from vlm.io.files import listed
 from vlm.tasks.masked_language_modeling.predict import GapFiller
 from vlm.tasks.tagging import predict as tagging
 
@@ -155,6 +157,18 @@ def test_a_byte_order_mark_on_stdin_is_no_part_of_the_text(vlm, monkeypatch):
     monkeypatch.setattr(sys, "stdin", marked)
     main.read_any_name()
     assert [line.split("/")[0] for line in vlm("tagging", "tag")[1]] == ["a", "\\ufeff"]  # within a text it is one
+
+
+def test_only_a_line_feed_ends_a_line_of_stdin_or_of_a_file(vlm, monkeypatch, tmp_path):
+    content = "a\rred\u2028dot\r\nb\n".encode()  # in text mode Python would end a line at the lone carriage return
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content), encoding="utf-8"))
+    main.read_any_name()
+    assert read_texts([], []) == ["a\rred\u2028dot", "b"]
+    (tmp_path / "texts.txt").write_bytes(content)
+    assert read_texts([str(tmp_path / "texts.txt")], []) == ["a\rred\u2028dot", "b"]
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a\rb.png\r\nc.png\n"), encoding="utf-8"))
+    main.read_any_name()
+    assert listed(["-"]) == ["a\rb.png", "c.png"]
 
 
 @pytest.mark.parametrize(

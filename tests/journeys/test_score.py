@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+import sacrebleu
 
 from vlm.cli.main import run as vlm
 
@@ -193,6 +194,19 @@ def test_texts_are_scored_by_line(tmp_path, capsys) -> None:
     assert found["texts"] == 3 and found["bleu@low"] <= found["bleu"] <= found["bleu@high"]
     assert vlm(["score", *given]) == 0
     assert re.search(r"rouge1 +0\.6000 .*\nrouge2 ", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("inner", ["\r", "\u2028", "\x85", "\x0c", "\x1c"])
+def test_only_a_line_feed_ends_a_line(inner, tmp_path, capsys) -> None:
+    """As in sacrebleu and other tools; Python's text files also split at a lone carriage return."""
+    one, other = [f"a b{inner}c d e f", "x y z w"], [f"a b{inner}c d e g", "x y z w"]
+    for name, lines in (("written.txt", one), ("wanted.txt", other)):
+        (tmp_path / name).write_bytes(("\n".join(lines) + "\n").encode())
+    assert vlm(["score", str(tmp_path / "written.txt"), str(tmp_path / "wanted.txt"), "--format", "json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["texts"] == 2
+    assert found["bleu"] == pytest.approx(sacrebleu.corpus_bleu(one, [other]).score)
+    assert found["chrf"] == pytest.approx(sacrebleu.corpus_chrf(one, [other]).score)
 
 
 def test_texts_that_cannot_be_scored_are_refused(tmp_path, capsys) -> None:

@@ -213,7 +213,9 @@ def test_examples_are_those_of_the_runs_folder(tmp_path):
     assert example_texts(samples, ["text"]) == [["a [MASK] circle"], ["a b"]]
     (samples / "step_11.jsonl").write_text('{"caption": "a"}\n{"caption": "b"}\n{"caption": "a"}')
     assert example_texts(samples, ["label"]) == [["a\nb"]]
-    (samples / "step_12.jsonl").write_text("no JSON")
+    (samples / "step_12.jsonl").write_text('{"text": "a\u2028b"}\n{"text": "c"}\n', encoding="utf-8")
+    assert example_texts(samples, ["text"]) == [["a\u2028b"], ["c"]]
+    (samples / "step_13.jsonl").write_text("no JSON")
     assert example_texts(samples, ["text"]) == []
 
 

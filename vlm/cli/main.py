@@ -125,11 +125,11 @@ def run(argv: Sequence[str]) -> int:
 def read_any_name() -> None:
     """Accepts file names that are not UTF-8: they are read as Python represents them in paths, and printed escaped.
 
-    A byte order mark, which some programs put before UTF-8, is removed from stdin.
+    A byte order mark, which some programs put before UTF-8, is removed from stdin, and only a line feed ends a line.
     """
     if isinstance(sys.stdin, TextIOWrapper):
         is_utf8 = sys.stdin.encoding.lower() == "utf-8"
-        sys.stdin.reconfigure(encoding="utf-8-sig" if is_utf8 else None, errors="surrogateescape")
+        sys.stdin.reconfigure(encoding="utf-8-sig" if is_utf8 else None, errors="surrogateescape", newline="\n")
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
 

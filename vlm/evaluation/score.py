@@ -8,6 +8,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from vlm.data.text.lines import split_lines
 from vlm.errors import UserError, print_error, printable
 from vlm.evaluation.metrics import edits
 from vlm.evaluation.metrics.cider import DocumentFrequencies
@@ -167,9 +168,9 @@ def _references(path: str, content: Any) -> dict[str, list[str]]:
 
 def _load(path: str) -> Any:
     try:
-        text = Path(path).read_text(encoding="utf-8-sig")
+        text = Path(path).read_bytes().decode("utf-8-sig")
         if path.endswith(".jsonl"):  # as written by training to samples/
-            return [json.loads(line) for line in text.split("\n") if line.strip()]
+            return [json.loads(line) for line in split_lines(text) if line.strip()]
         return json.loads(text)
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}; give a readable file") from error

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+from vlm.data.text.lines import split_lines
 from vlm.errors import UserError
 from vlm.evaluation.metrics.texts import NAMES, TextScores
 from vlm.io.output import aligned, csv_text
@@ -35,11 +36,11 @@ def scored_texts(results: str, references: str, form: str) -> str:
 
 def _lines(path: str) -> list[str]:
     try:
-        lines = Path(path).read_text(encoding="utf-8-sig").removesuffix("\n").split("\n")
+        lines = split_lines(Path(path).read_bytes().decode("utf-8-sig"))
     except OSError as fault:
         raise UserError(f"{path}: {fault.strerror}; give a readable file") from fault
     except UnicodeDecodeError as fault:
         raise UserError(f"{path}: is not UTF-8; save it as UTF-8") from fault
-    if lines == [""]:
+    if lines in ([], [""]):
         raise UserError(f"{path}: is empty; give a text a line")
-    return [line.removesuffix("\r") for line in lines]
+    return lines

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self
 
 from vlm.data.text.documents import read_lines
+from vlm.data.text.lines import split_lines
 from vlm.errors import UserError
 from vlm.inference.inputs import find_images, several_images
 from vlm.inference.options import Kind, Option, refuse_undecoded
@@ -150,10 +151,9 @@ def read_texts(files: Sequence[str], texts: Sequence[str], *, named: str = "--te
     Raises:
         UserError: There is no text, a file cannot be read, or a text is not UTF-8.
     """
-    lines = [line.rstrip("\r\n") for line in ([] if files or texts else sys.stdin)]
+    lines = [] if files or texts else split_lines("".join(sys.stdin))
     for file in files:
-        rows = "".join(read_lines(Path(file))).split("\n")
-        lines += [line.rstrip("\r") for line in (rows if rows[-1] else rows[:-1])]
+        lines += split_lines("".join(read_lines(Path(file))))
     lines = [*texts, *lines]
     if files and not lines:
         raise UserError(f"{files[0]}: is empty; write a text a line")

@@ -8,7 +8,7 @@ from typing import Any
 
 def listed(inputs: Sequence[str]) -> list[str]:
     """The arguments, with "-" replaced by the lines of stdin."""
-    lines = [line.rstrip("\r\n") for line in sys.stdin] if "-" in inputs else []
+    lines = [line.removesuffix("\n").removesuffix("\r") for line in sys.stdin] if "-" in inputs else []
     return [name for item in inputs for name in (filter(None, lines) if item == "-" else [item])]
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from PIL import Image
 
 from vlm.data.images.image import SUFFIXES, ImageError, load_image
+from vlm.data.text.lines import split_lines
 from vlm.tasks.masked_language_modeling.predict import GAP
 
 MOST = 8  # most images, and most texts
@@ -44,7 +45,7 @@ def example_texts(samples: Path, fields: Sequence[str]) -> list[list[str]]:
     if not paths or paths[-1].stat().st_size > MAX_RECORDS_BYTES:
         return []
     try:
-        records = [json.loads(line) for line in paths[-1].read_text(encoding="utf-8").splitlines()]
+        records = [json.loads(line) for line in split_lines(paths[-1].read_text(encoding="utf-8"))]
     except (OSError, ValueError):
         return []
     records = [record for record in records if isinstance(record, dict)]

@@ -7,6 +7,7 @@ from typing import Any, get_type_hints
 
 from PIL import Image
 
+from vlm.data.text.lines import split_lines
 from vlm.decoding.sampling import Sampling
 from vlm.decoding.trace import as_json
 from vlm.inference.attention.maps import read_attention
@@ -132,7 +133,7 @@ def _options(kind: type) -> dict[str, Field]:
 def _inputs(values: Values) -> tuple[list[Any], dict[str, Any]]:
     """Returns the inputs of a form, and their other parts by name."""
     beside: dict[str, Any] = {name: text for name, text in values.texts.items() if name != "text" and text.strip()}
-    beside |= {name: list(filter(None, map(str.strip, beside[name].splitlines()))) for name in LINES if name in beside}
+    beside |= {name: list(filter(None, map(str.strip, split_lines(beside[name])))) for name in LINES if name in beside}
     if "text" not in values.texts:
         return list(values.photos), beside
     return [values.texts["text"]], beside | ({"image": values.photos[0]} if values.photos else {})

@@ -121,7 +121,14 @@ def test_answers_are_processed_as_in_vqa():
 
 @pytest.mark.parametrize(
     "text, expected",
-    [("its", "it's"), ("Im", "i'm"), ("Ive", "i've"), ("Id've", "i'd've"), ("I'dve", "i'd've"), ("don\u2019t", "don't")],
+    [
+        ("its", "it's"),
+        ("Im", "i'm"),
+        ("Ive", "i've"),
+        ("Id've", "i'd've"),
+        ("I'dve", "i'd've"),
+        ("don\u2019t", "don't"),
+    ],
 )
 def test_contractions_that_the_script_of_vqa_lacks(text, expected):
     assert process_answer(text) == expected == process_answer(expected)

@@ -5,6 +5,7 @@ from typing import ClassVar
 
 from vlm.data.records import NAMES, Listed, Record, Skipped, Source, Split, collecting_errors
 from vlm.data.sources.tables import read_text
+from vlm.data.text.lines import split_lines
 from vlm.errors import UserError
 
 Line = tuple[int, str, str]  # line number, text, translation
@@ -81,6 +82,5 @@ class AlignedFiles(Source):
 
 
 def read_lines(path: Path) -> list[str]:
-    r"""The lines of a file without surrounding spaces and tabs; ``\r\n`` also ends a line."""
-    lines = read_text(path).split("\n")
-    return [line.strip(" \t\r") for line in (lines if lines[-1] else lines[:-1])]
+    """The lines of a file without surrounding spaces and tabs."""
+    return [line.strip(" \t\r") for line in split_lines(read_text(path))]

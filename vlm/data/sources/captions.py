@@ -7,6 +7,7 @@ from vlm.data.records import Skipped
 from vlm.data.sources.caption_source import CaptionSource, find_file
 from vlm.data.sources.caption_tables import Row, read_coco, read_flickr, read_folder, read_table
 from vlm.data.sources.tables import read_text
+from vlm.data.text.lines import split_lines
 from vlm.errors import Count, Share, UserError
 
 # The second is the spelling in the official archive.
@@ -115,7 +116,7 @@ class Flickr8k(CaptionSource):
         named = {image.name: image for image in self._by_path.values()}
         for split, name in FLICKR8K_LISTS.items():
             file, lacking = self._text(f"Flickr_8k.{name}.txt"), []
-            for listed in dict.fromkeys(read_text(file).split()):
+            for listed in dict.fromkeys(filter(None, map(str.strip, split_lines(read_text(file))))):
                 image = named.get(listed)
                 if image is None:
                     lacking.append(listed)

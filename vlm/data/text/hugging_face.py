@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vlm.data.text.library import JsonTokenizer, PieceModelTokenizer
+from vlm.data.text.lines import split_lines
 from vlm.data.text.piece_table import XLM_SPECIAL, PieceTableTokenizer, filled, table_of_xlm_roberta
 from vlm.data.text.subwords import BytePairTokenizer, SubwordTokenizer, WordPieceTokenizer
 from vlm.data.text.tokenizer import tokenizer_from_state
@@ -216,7 +217,7 @@ def _from_whole(whole: Mapping[str, Any]) -> _Pieces:
 def _from_merges(vocab: dict[str, int], merges: str | None, settings: Mapping[str, Any]) -> _Pieces:
     if merges is None:
         raise ValueError("merges.txt is missing")
-    lines = [line for line in merges.split("\n") if line and not line.startswith("#version")]
+    lines = [line for line in split_lines(merges) if line and not line.startswith("#version")]
     options = {"merges": [line.split(" ") for line in lines], "prefix_space": settings.get("add_prefix_space", False)}
     named = BPE_SPECIAL if BPE_SPECIAL[-1] in vocab else BPE_SPECIAL[:1]
     special = {vocab[piece] for piece in named if piece in vocab}
@@ -239,5 +240,4 @@ def _from_lines(lines: str, settings: Mapping[str, Any]) -> _Pieces:
 
 
 def _numbered(lines: str) -> dict[str, int]:
-    pieces = [line.removesuffix("\r") for line in lines.removesuffix("\n").split("\n")]
-    return {piece: id for id, piece in enumerate(pieces)}
+    return {piece: id for id, piece in enumerate(split_lines(lines))}

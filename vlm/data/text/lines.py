@@ -1,4 +1,4 @@
-"""Texts of one line: captions, references, a text and its translation."""
+"""Lines of text files, and texts of one line: captions, references, a text and its translation."""
 
 import re
 
@@ -16,3 +16,11 @@ def one_line(text: str, *, keep_no_break: bool = False) -> str:
     """
     pattern, ends = (_BREAK_BUT_NO_BREAK_SPACE, " \t\r\n") if keep_no_break else (_BREAK, None)
     return (text if text.isascii() and text.isprintable() else pattern.sub(" ", text)).strip(ends)
+
+
+def split_lines(text: str) -> list[str]:
+    r"""Splits the content of a text file into its lines. Only ``\n`` or ``\r\n`` ends a line, as in other tools.
+
+    Python's own ways also split at a lone carriage return (files in text mode), form feeds and U+2028 (`splitlines`).
+    """
+    return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")] if text else []

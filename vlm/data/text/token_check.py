@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from vlm.data.text.lines import split_lines
 from vlm.data.text.subwords import BYTE_OF
 from vlm.errors import UserError
 from vlm.models.pretrained.folder import Folder
@@ -55,7 +56,7 @@ def _pieces(folder: Folder, name: str) -> dict[int, str]:
         model = sentencepiece.SentencePieceProcessor(model_proto=folder.bytes(name))
         return {id: model.id_to_piece(id) for id in range(model.get_piece_size())}
     if name.endswith(".txt"):
-        return dict(enumerate((folder.text(name) or "").splitlines()))
+        return dict(enumerate(split_lines(folder.text(name) or "")))
     content = folder.json(name)
     assert content is not None
     vocabulary: Any = content.values

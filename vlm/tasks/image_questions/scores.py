@@ -11,7 +11,7 @@ FURTHEST = 0.5  # an answer at a greater distance scores 0
 _NUMBERS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 _DIGITS = {name: str(value) for value, name in enumerate(_NUMBERS)} | {"none": "0"}
 _ARTICLES = ("a", "an", "the")
-_PUNCTUATION = "-,;/[](){}<>=+\\_@`\"?!"
+_PUNCTUATION = '-,;/[](){}<>=+\\_@`"?!'
 _COMMA_IN_NUMBER = re.compile(r"\d,\d")
 _PERIOD = re.compile(r"\.(?!\d)")  # any but a decimal point
 # The contractions of VQA's evaluation, and "it's".
@@ -23,9 +23,12 @@ somebody'd've somebody'll somebody's someone'd someone'd've someone'll someone's
 something'll that's there'd there'd've there're there's they'd they'd've they'll they're they've wasn't we'd've we've
 weren't what'll what're what's what've when's where'd where's where've who'd who'd've who'll who's who've why'll why're
 why's won't would've wouldn't wouldn't've y'all y'all'd've y'all'll you'd you'd've you'll you're you've
-""".split()
-_WITHOUT_APOSTROPHE = {
-    word[:place] + word[place + 1 :]: word for word in _CONTRACTIONS for place, mark in enumerate(word) if mark == "'"
+"""
+_APOSTROPHES = {
+    word[:place] + word[place + 1 :]: word
+    for word in _CONTRACTIONS.split()
+    for place, mark in enumerate(word)
+    if mark == "'"
 }
 
 
@@ -62,7 +65,7 @@ def process_answer(answer: str) -> str:
         beside_space = f"{mark} " in marked or f" {mark}" in marked
         text = text.replace(mark, "" if beside_space or in_number else " ")
     words = (_DIGITS.get(word, word) for word in _PERIOD.sub("", text).lower().split())
-    return " ".join(_WITHOUT_APOSTROPHE.get(word, word) for word in words if word not in _ARTICLES)
+    return " ".join(_APOSTROPHES.get(word, word) for word in words if word not in _ARTICLES)
 
 
 def anls(answer: str, answers: Sequence[str]) -> float:
