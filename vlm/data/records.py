@@ -232,6 +232,7 @@ class Source:
         classes: Names of the labels; empty if records have no label.
         languages: Languages of the captions; empty if unknown.
         skipped: A message for each thing that is not used because of a problem.
+        notes: A message for each choice that was made in reading its files, such as the quoting of a table.
         repeated: A message for each repeated caption of an image, which is used once.
         drawn: Whether images are drawn by a program, so that simple ones are naturally near duplicates.
         turns: Whether its questions may be turns of conversations, which refer to earlier turns.
@@ -244,6 +245,7 @@ class Source:
     languages: Sequence[str] = ()
     skipped: Sequence[str] = ()
     repeated: Sequence[str] = ()
+    notes: Sequence[str] = ()
     drawn: bool = False
     turns: bool = False
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from vlm.data.sources.tables import read_cells
-from vlm.errors import UserError
+from vlm.errors import UserError, print_error
 from vlm.evaluation.metrics.bootstrap import intervals
 
 # Columns of a table; BLiMP's names are accepted too.
@@ -31,9 +31,10 @@ def read_pairs(path: Path) -> list[Pair]:
     Raises:
         UserError: The table cannot be read or is empty, or a sentence is missing, or both are equal.
     """
-    pairs = []
+    pairs: list[Pair] = []
+    notes: list[str] = []
     try:
-        for cells in read_cells(path, COLUMNS, optional=["kind"]):
+        for cells in read_cells(path, COLUMNS, optional=["kind"], notes=notes):
             pair = Pair(*(str(cells.values.get(name) or "").strip() for name in COLUMNS))
             if not pair.good or not pair.bad or pair.good == pair.bad:
                 raise UserError(f"{path}, {cells.where}: needs two sentences that differ, good and bad")
@@ -41,6 +42,8 @@ def read_pairs(path: Path) -> list[Pair]:
     except UserError as fault:
         said, columns, _ = str(fault).partition("; set data.source.")
         raise UserError(f"{said}; name them good and bad" if columns else said) from fault
+    for note in notes:
+        print_error(note.partition("; data.source.")[0].partition("; if so, set data.source.")[0], "note")
     if not pairs:
         raise UserError(f"{path}: holds no pair; give a table with the columns good and bad")
     return pairs

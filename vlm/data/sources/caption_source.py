@@ -78,6 +78,7 @@ class CaptionSource(Source):
         self.seed, self.captions_per_image = seed, captions_per_image
         self.skipped: list[str] = []
         self.repeated: list[str] = []
+        self.notes: list[str] = []
         self._by_path: dict[str, CaptionedImage] = {}
         self._named: set[str] = set()
         self._images: dict[str, list[CaptionedImage]] = {}

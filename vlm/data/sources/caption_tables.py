@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from vlm.data.images.image import SUFFIXES
 from vlm.data.records import SPLITS, Skipped
+from vlm.data.sources.delimited import Quoting
 from vlm.data.sources.tables import Cells, decode_text, parse_json, parse_split, read_cells, read_text
 from vlm.data.store.places import FileStore
 from vlm.errors import UserError
@@ -25,16 +26,19 @@ class Row(NamedTuple):
     where: str
 
 
-def read_table(path: Path, image_column: str, caption_column: str, split_column: str) -> list[Row]:
+def read_table(
+    path: Path, image_column: str, caption_column: str, split_column: str, *, quoting: Quoting, notes: list[str]
+) -> list[Row]:
     """Rows of a CSV or TSV file with a header, or of a JSON-lines file, where captions may be lists.
 
-    The column `split_column` is optional if it is called ``split``.
+    The column `split_column` is optional if it is called ``split``. For `quoting` and `notes` see `read_cells`.
 
     Raises:
         UserError: The file type is unknown, a column is missing, or a line is malformed.
     """
     columns = {"image_column": image_column, "caption_column": caption_column, "split_column": split_column}
-    return [row for cells in read_cells(path, columns) for row in _caption_rows(path, cells)]
+    cells_of_rows = read_cells(path, columns, quoting=quoting, notes=notes)
+    return [row for cells in cells_of_rows for row in _caption_rows(path, cells)]
 
 
 def _caption_rows(path: Path, cells: Cells) -> Iterator[Row]:

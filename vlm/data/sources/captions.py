@@ -6,6 +6,7 @@ from pathlib import Path
 from vlm.data.records import Skipped
 from vlm.data.sources.caption_source import CaptionSource, find_file
 from vlm.data.sources.caption_tables import Row, read_coco, read_flickr, read_folder, read_table
+from vlm.data.sources.delimited import Quoting
 from vlm.data.sources.tables import read_text
 from vlm.data.text.lines import split_lines
 from vlm.errors import Count, Share, UserError
@@ -30,6 +31,7 @@ class Captions(CaptionSource):
         image_column: Name of the column of image files.
         caption_column: Name of the column of captions.
         split_column: Name of the column of splits; ``split`` is optional.
+        quoting: Whether CSV and TSV files have quoted cells; ``auto`` decides per file.
         val_fraction: Share of images held out for validation if the data has no splits.
         test_fraction: Share of images held out for test if the data has no splits.
         seed: Seed of the held-out images and of the choice of captions.
@@ -50,6 +52,7 @@ class Captions(CaptionSource):
         image_column: str = "image",
         caption_column: str = "caption",
         split_column: str = "split",
+        quoting: Quoting = "auto",
         val_fraction: Share = 0.05,
         test_fraction: Share = 0.05,
         seed: int = 0,
@@ -60,7 +63,7 @@ class Captions(CaptionSource):
         )
         files = table_files(self.root, path, val_path, test_path)
         for split, file in files.items():
-            rows = read_table(file, image_column, caption_column, split_column)
+            rows = read_table(file, image_column, caption_column, split_column, quoting=quoting, notes=self.notes)
             self._add(rows, file, split=split if len(files) > 1 else None)
         if not files:
             self._add(read_folder(self.place, self.skipped), self.root)

@@ -74,7 +74,7 @@ class Conversations(CaptionSource):
         self._finish(files["train"], val_fraction, test_fraction)
 
     def _rows(self, path: Path) -> Iterator[Row]:
-        for cells in read_cells(path, self._columns, optional=["image_column"]):
+        for cells in read_cells(path, self._columns, optional=["image_column"], notes=self.notes):
             images = cells.values.get("image_column") or []
             images = images if isinstance(images, list) else [images]
             kind = cells.values.get("kind_column", "")

@@ -28,6 +28,7 @@ class JoinedTexts(Source):
                 raise UserError(f"data.source.sources: {source.name} has no text; remove it")
         self.sources = sources
         self.splits = tuple(name for name in NAMES if any(name in source.splits for source in sources))
+        self.notes = [line for source in sources for line in source.notes]
         self.skipped = [line for source in sources for line in source.skipped]
 
     def open(self, name: str) -> Split:

@@ -8,6 +8,7 @@ from vlm.data.records import Question, Record
 from vlm.data.sources.caption_source import CaptionedImage, CaptionSource
 from vlm.data.sources.caption_tables import Row
 from vlm.data.sources.captions import root_of, table_files
+from vlm.data.sources.delimited import Quoting
 from vlm.data.sources.tables import read_cells
 from vlm.errors import Count, Share, UserError
 
@@ -35,6 +36,7 @@ class QuestionTable(QuestionSource):
         answer_column: Name of the column of answers; in JSON, may be a list of all answers that were given.
         image_separator: Separator of the names of several images per question, such as ``|``; null for one image.
         kind_column: Name of the column of kinds of question, which are also scored separately; null for none.
+        quoting: Whether CSV and TSV files have quoted cells; ``auto`` decides per file.
         questions_per_image: Maximum number of questions per image in an epoch of ``train``; None for all.
         others: See Captions.
     Raises:
@@ -56,6 +58,7 @@ class QuestionTable(QuestionSource):
         answer_column: str = "answer",
         kind_column: str | None = None,
         split_column: str = "split",
+        quoting: Quoting = "auto",
         val_fraction: Share = 0.05,
         test_fraction: Share = 0.05,
         seed: int = 0,
@@ -64,7 +67,7 @@ class QuestionTable(QuestionSource):
         super().__init__(
             root=root_of(root, path), seed=seed, captions_per_image=questions_per_image, column=image_column
         )
-        self.separator = image_separator
+        self.separator, self._quoting = image_separator, quoting
         names = {"image": image_column, "question": question_column, "answer": answer_column, "split": split_column}
         names |= {} if kind_column is None else {"kind": kind_column}
         self._columns = {f"{name}_column": column for name, column in names.items()}
@@ -75,7 +78,7 @@ class QuestionTable(QuestionSource):
 
     def _rows(self, path: Path) -> Iterator[Row]:
         """Questions as captions; a question without text or answer is an empty caption."""
-        for cells in read_cells(path, self._columns):
+        for cells in read_cells(path, self._columns, quoting=self._quoting, notes=self.notes):
             values = {name: cells.values.get(f"{name}_column", "") for name in ("image", "question", "answer", "kind")}
             answers = values["answer"] if isinstance(values["answer"], list) else [values["answer"]]
             texts = [values["question"], values["kind"], *answers]

@@ -45,7 +45,9 @@ class SST2(TextTable):
         phrases = path.name == PHRASES
         names = ["sentence", "label"] if phrases else ["label", "sentence"]
         columns = {"text_column": "sentence", "label_column": "label"}
-        for cells in read_cells(path, columns, names=names, delimiter="\t" if phrases else " "):
+        for cells in read_cells(
+            path, columns, names=names, delimiter="\t" if phrases else " ", quoting="none", notes=[]
+        ):
             text, label = cells.values["text_column"].strip(), cells.values["label_column"].strip()
             if [text, label] == names:  # the header of the phrases
                 continue

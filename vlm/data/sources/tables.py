@@ -1,20 +1,18 @@
 """Readers of tables by column name: CSV, TSV, JSON lines, lines without a header, Parquet and Arrow."""
 
-import csv
 import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from io import StringIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from vlm.data.records import SPLITS
+from vlm.data.sources.delimited import DELIMITERS, Quoting, TextRow, find_delimiter, headerless_rows, read_rows
 from vlm.data.store import columns as stored
 from vlm.errors import UserError
 
-PARTED = {".csv": ",;\t|", ".tsv": "\t", ".txt": "\t,;|"}  # possible delimiters, the usual one first
 LINES = (".jsonl", ".ndjson")
-TABLES = (*PARTED, *LINES, ".json", *stored.SUFFIXES)
+TABLES = (*DELIMITERS, *LINES, ".json", *stored.SUFFIXES)
 SYNONYMS = {"image": "file_name", "caption": "text"}  # in Hugging Face's metadata.jsonl
 _VALUE = re.compile(r"\.[A-Za-z]{2,5}$|\S+(?:\s+\S+){3}")  # a file name or a sentence, so not a column name
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
@@ -97,6 +95,8 @@ def read_cells(
     names: Sequence[str] | None = None,
     delimiter: str | None = None,
     optional: Collection[str] = (),
+    quoting: Quoting = "auto",
+    notes: list[str],
 ) -> Iterator[Cells]:
     """Rows of a CSV, TSV or TXT file with a header (RFC 4180), of JSON lines or an array, or of lines without a header.
 
@@ -107,9 +107,11 @@ def read_cells(
     Args:
         columns: Column name by key of the config, or several separated by ``|``, of which the first existing one is
             read. The column of ``split_column`` is optional if it is called ``split``.
-        names: Columns of a file without a header and quotes; the last one takes the rest of the line.
+        names: Columns of a file without a header; the last one takes the rest of the line.
         delimiter: Delimiter of such a file.
         optional: Keys of columns that a table, or a row of JSON, may lack.
+        quoting: Whether CSV and TSV files have quoted cells; see `delimited.read_rows`.
+        notes: Extended by messages about how the file is read, for the user.
     Raises:
         UserError: The file type is unknown, columns are missing (all are named), or a line is malformed.
     """
@@ -117,9 +119,16 @@ def read_cells(
     if stored.is_columns(path):
         yield from _stored_rows(path, columns)
     elif names is not None:
-        yield from _line_rows(path, read_text(path), names, delimiter or "\t", columns)
-    elif suffix in PARTED:
-        yield from _csv_rows(path, read_text(path), PARTED[suffix], columns, optional)
+        named = _find_columns(str(path), names, columns)
+        known = {key: list(names).index(column) for key, column in named.items()}
+        for line, row in headerless_rows(path, read_text(path), names, delimiter or "\t", quoting, notes):
+            yield Cells({key: row[place] for key, place in known.items()}, f"line {line}")
+    elif suffix in DELIMITERS:
+        text, wanted = read_text(path), columns.values()
+        found = find_delimiter(
+            text, DELIMITERS[suffix], lambda header: sum(find_column(name, header) is not None for name in wanted)
+        )
+        yield from _delimited_rows(path, read_rows(path, text, found, quoting, notes), columns, optional)
     elif suffix in LINES:
         yield from _json_rows(path, _json_lines(path, read_text(path)), columns, optional)
     elif suffix in TABLES:
@@ -188,65 +197,24 @@ def _names(cell: str, count: int | None) -> str | list[str]:
     return cell if count is None else [f"{cell}:{place}" for place in range(count)]
 
 
-def _line_rows(
-    path: Path, text: str, names: Sequence[str], delimiter: str, columns: Mapping[str, str]
+def _delimited_rows(
+    path: Path, rows: Iterator[TextRow], columns: Mapping[str, str], optional: Collection[str]
 ) -> Iterator[Cells]:
-    known = _find_columns(str(path), names, columns)
-    for number, line in enumerate(text.split("\n"), 1):
-        line = line.removesuffix("\r")
-        if not line:
-            continue
-        cells = line.split(delimiter, len(names) - 1)
-        if len(cells) < len(names):
+    """Rows of delimited text; the first one is the header."""
+    header = [name.strip() for name in next(rows, TextRow(0, [])).cells]
+    named = _find_columns(str(path), header, columns, optional)
+    for column in (column for column in named.values() if header.count(column) > 1):
+        raise UserError(f"{path}: has {header.count(column)} columns {column!r}; rename or remove all but one")
+    known = {key: header.index(column) for key, column in named.items()}
+    for line, row in rows:
+        where = f"line {line}"
+        if len(row) > len(header) and any(row[len(header) :]):
             raise UserError(
-                f"{path}, line {number}: {len(cells)} cells instead of the {len(names)} columns {', '.join(names)}; "
-                "correct it, or set data.source.columns and data.source.delimiter"
+                f"{path}, {where}: {len(row)} fields for {len(header)} columns; "
+                'put quotes (") around cells that contain the delimiter'
             )
-        row = dict(zip(names, cells, strict=True))
-        yield Cells({key: row[column] for key, column in known.items()}, f"line {number}")
-
-
-def _delimiter(text: str, delimiters: str, names: Collection[str]) -> str:
-    """The delimiter that finds most of the columns in the header; the first one of equals."""
-
-    def count(delimiter: str) -> int:
-        try:
-            header = next(csv.reader(StringIO(text, newline=""), delimiter=delimiter, strict=True), [])
-        except csv.Error:  # a quoted cell ends before another delimiter
-            return 0
-        return sum(find_column(name, header) is not None for name in names)
-
-    return max(delimiters, key=count)
-
-
-def _csv_rows(
-    path: Path, text: str, delimiters: str, columns: Mapping[str, str], optional: Collection[str]
-) -> Iterator[Cells]:
-    csv.field_size_limit(2**31 - 1)  # captions may be longer than Python's default of 131,072 characters
-    # Strict, because otherwise a stray quote silently swallows the following rows.
-    delimiter = _delimiter(text.lstrip("\r\n"), delimiters, columns.values())
-    reader = csv.reader(StringIO(text, newline=""), delimiter=delimiter, strict=True)
-    try:
-        header = [name.strip() for name in next(filter(None, reader), [])]
-        named = _find_columns(str(path), header, columns, optional)
-        for column in (column for column in named.values() if header.count(column) > 1):
-            raise UserError(f"{path}: has {header.count(column)} columns {column!r}; rename or remove all but one")
-        known = {key: header.index(column) for key, column in named.items()}
-        for row in reader:
-            if not row:
-                continue
-            where = f"line {reader.line_num}"
-            if len(row) > len(header) and any(row[len(header) :]):
-                raise UserError(
-                    f"{path}, {where}: {len(row)} fields for {len(header)} columns; "
-                    'put quotes (") around cells that contain the delimiter'
-                )
-            row += [""] * (len(header) - len(row))
-            yield Cells({key: row[place] for key, place in known.items()}, where)
-    except csv.Error as error:
-        raise UserError(
-            f'{path}, line {reader.line_num}: {error}; quote (") the cell and double the quotes inside'
-        ) from error
+        row += [""] * (len(header) - len(row))
+        yield Cells({key: row[place] for key, place in known.items()}, where)
 
 
 def _json_lines(path: Path, text: str) -> Iterator[tuple[str, Any]]:

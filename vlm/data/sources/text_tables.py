@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, NotRequired, Unpack
 
 from vlm.data.records import NAMES
+from vlm.data.sources.delimited import Quoting
 from vlm.data.sources.tables import Cells, read_cells
 from vlm.data.sources.text_source import FileOptions, Sample, TextSource
 from vlm.data.text.lines import one_line
@@ -18,6 +19,7 @@ class TableOptions(FileOptions):
     split_column: NotRequired[str]
     columns: NotRequired[Sequence[str] | None]
     delimiter: NotRequired[str | None]
+    quoting: NotRequired[Quoting]
 
 
 class TableSource(TextSource):
@@ -28,6 +30,7 @@ class TableSource(TextSource):
         split_column: Name of the column of splits; ``split`` is optional.
         columns: Columns of files without a header, in order; the last one takes the rest of the line.
         delimiter: Delimiter of such files; default a tab.
+        quoting: Whether CSV and TSV files have quoted cells; ``auto`` decides per file.
         files: See `_read`.
     Raises:
         UserError: A file or column is missing, or a row is malformed.
@@ -42,14 +45,16 @@ class TableSource(TextSource):
         split_column: str = "split",
         columns: Sequence[str] | None = None,
         delimiter: str | None = None,
+        quoting: Quoting = "auto",
         **files: Unpack[FileOptions],
     ) -> None:
         self._columns = {f"{name}_column": column for name, column in {**named, "split": split_column}.items()}
-        self._lines: dict[str, Any] = {"names": columns, "delimiter": delimiter}
+        self._lines: dict[str, Any] = {"names": columns, "delimiter": delimiter, "quoting": quoting}
+        self.notes: list[str] = []
         self._read(**files)
 
     def samples(self, path: Path) -> Iterator[Sample]:
-        for cells in read_cells(path, self._columns, **self._lines):
+        for cells in read_cells(path, self._columns, **self._lines, notes=self.notes):
             known = self._known(path, cells)
             empty = [name for name, value in known.items() if not value]
             if empty:

@@ -18,7 +18,7 @@ from vlm.config.target import arguments, find, trusted
 from vlm.data.features.source_hash import check_split
 from vlm.data.fields import Field
 from vlm.data.records import Source
-from vlm.errors import UserError, printable
+from vlm.errors import UserError, print_error, printable
 from vlm.nn.precision import has_bfloat16
 from vlm.nn.vocabulary_loss import compile_on_gpu
 from vlm.randomness import key
@@ -75,7 +75,10 @@ def build_data(config: dict[str, Any]) -> Data:
     needs = sorted({name for field in fields.values() for name in field.needs})
     node["source"] = inject(node["source"], {"needs": needs})
     options = {"order_seed": config["seed"], "cache": str(cache_folder(config)), "test": config.get("test", True)}
-    return build(node, "data", fields=fields, **options)
+    data: Data = build(node, "data", fields=fields, **options)
+    for note in data.source.notes if is_rank_zero() else ():
+        print_error(note, "note")
+    return data
 
 
 def build_model(config: dict[str, Any], sizes: dict[str, int]) -> tuple[nn.Module, dict[str, Any]]:

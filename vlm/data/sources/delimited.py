@@ -1,0 +1,160 @@
+"""Delimited text: CSV and TSV files with quoted cells (RFC 4180) or without quoting, and lines without a header."""
+
+import csv
+import re
+from collections.abc import Callable, Iterator, Sequence
+from io import StringIO
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from vlm.errors import UserError, excerpt
+
+Quoting = Literal["auto", "none", "standard"]
+DELIMITERS = {".csv": ",;\t|", ".tsv": "\t", ".txt": "\t,;|"}  # possible delimiters by suffix, the usual one first
+_QUOTED_CELL = re.compile(r'"(?:[^"]|"")*"')
+_LINE_END = re.compile(r"\r\n?|\n")
+
+
+class TextRow(NamedTuple):
+    """The cells of a row, and the number of its last line in the file."""
+
+    line: int
+    cells: list[str]
+
+
+def find_delimiter(text: str, delimiters: str, count_known: Callable[[Sequence[str]], int]) -> str:
+    """The delimiter that finds most of the columns in the header; the first one of equals.
+
+    Args:
+        count_known: Returns the number of columns of the config among the names in a header.
+    """
+
+    def count(delimiter: str) -> int:
+        try:
+            header = next(csv.reader(StringIO(text.lstrip("\r\n"), newline=""), delimiter=delimiter, strict=True), [])
+        except csv.Error:  # a quoted cell ends before another delimiter
+            return 0
+        return count_known(header)
+
+    return max(delimiters, key=count)
+
+
+def read_rows(path: Path, text: str, delimiter: str, quoting: Quoting, notes: list[str]) -> Iterator[TextRow]:
+    """Rows of delimited text, the header first; empty lines are skipped.
+
+    With ``auto``, a file with tabs is read without quoting if every line then has as many cells as the header and a
+    cell begins with a quotation mark without being a complete quoted cell. Other files have quoted cells.
+
+    Args:
+        notes: Extended by the choice, if it changes cells, and by rows that a stray quotation mark may have joined.
+    Raises:
+        UserError: A quoted cell is malformed.
+    """
+    if quoting == "auto" and delimiter == "\t":
+        quoting, reason = _choose_quoting(text)
+        if reason:
+            notes.append(f"{path}: {reason}")
+    if quoting == "none":
+        return _split_lines(text, delimiter)
+    return _quoted_rows(path, text, delimiter, notes)
+
+
+def _choose_quoting(text: str) -> tuple[Quoting, str]:
+    """The quoting of a file with tabs, and the reason; no reason if both ways give the same cells."""
+    if '"' not in text:
+        return "standard", ""
+    width = lines = stray = 0
+    ragged, begins_quoted = "", False
+    for line, cells in _split_lines(text, "\t"):
+        width, lines = width or len(cells), lines + 1
+        if len(cells) != width and not ragged:
+            ragged = f", because line {line} has {len(cells)} cells where the header has {width}"
+        for cell in cells:
+            if cell.startswith('"'):
+                begins_quoted = True
+                stray = stray or (0 if _QUOTED_CELL.fullmatch(cell) else line)
+    if stray and not ragged:
+        return "none", (
+            f"read without quoting, because all {lines:,} lines have {width} cells, and a quotation mark in line "
+            f"{stray} begins no complete quoted cell; data.source.quoting=standard reads quoted cells"
+        )
+    if not begins_quoted:
+        return "standard", ""
+    return "standard", f"read with quoted cells{ragged}; data.source.quoting=none keeps quotation marks as text"
+
+
+def _split_lines(text: str, delimiter: str) -> Iterator[TextRow]:
+    """Rows of text without quoting: only a line feed ends a line."""
+    for number, line in enumerate(text.split("\n"), 1):
+        if line := line.removesuffix("\r"):
+            yield TextRow(number, line.split(delimiter))
+
+
+def _quoted_rows(path: Path, text: str, delimiter: str, notes: list[str]) -> Iterator[TextRow]:
+    """Rows of text with quoted cells."""
+    csv.field_size_limit(2**31 - 1)  # captions may be longer than Python's default of 131,072 characters
+    # Strict, because otherwise a stray quote silently swallows the following rows. Lines end as the first one does: a
+    # carriage return inside a line of a file with line feeds is an error, and not the end of a row.
+    end = _LINE_END.search(text)
+    lines = StringIO(text, newline="" if end and end[0] == "\r" else "\n")
+    reader = csv.reader(lines, delimiter=delimiter, strict=True)
+    width, joined, first, before = 0, 0, "", 0
+    try:
+        for cells in reader:
+            width = width or len(cells)
+            if reader.line_num - before > 1 and (cell := _swallowed(cells, delimiter, width)):
+                joined += 1
+                first = first or f"lines {before + 1} to {reader.line_num}: {excerpt(cell)!r}"
+            before = reader.line_num
+            if cells:
+                yield TextRow(reader.line_num, cells)
+    except csv.Error as error:
+        raise UserError(
+            f'{path}, line {reader.line_num}: {error}; quote (") the cell and double the quotes inside, or set '
+            "data.source.quoting=none if quotation marks are text"
+        ) from error
+    if joined:
+        notes.append(
+            f"{path}: {joined:,} quoted cell{'s' * (joined > 1)} may be several rows joined by stray quotation marks "
+            f"({first}); if so, set data.source.quoting=none"
+        )
+
+
+def _swallowed(cells: Sequence[str], delimiter: str, width: int) -> str:
+    """The cell that would be complete rows without its quotation marks: its first and last line complete the row."""
+    for place, cell in enumerate(cells):
+        first, _, last = *cell.partition("\n")[:2], cell.rpartition("\n")[2]
+        before, after = place + 1 + first.count(delimiter), len(cells) - place + last.count(delimiter)
+        if width > 1 and "\n" in cell and before == width == after:
+            return cell
+    return ""
+
+
+def headerless_rows(
+    path: Path, text: str, names: Sequence[str], delimiter: str, quoting: Quoting, notes: list[str]
+) -> Iterator[TextRow]:
+    """Rows of lines without a header, whose last column takes the rest of the line unless cells are quoted.
+
+    Args:
+        notes: Extended by the first line with a quoted cell, if quotation marks are text.
+    Raises:
+        UserError: A row has another number of cells, or a quoted cell is malformed.
+    """
+    quoted = None
+    rows = _quoted_rows(path, text, delimiter, notes) if quoting == "standard" else _split_lines(text, "\n")
+    for line, cells in rows:
+        if quoting != "standard":
+            cells = cells[0].split(delimiter, len(names) - 1)
+            if quoted is None and any(len(cell) > 1 and _QUOTED_CELL.fullmatch(cell) for cell in cells):
+                quoted = line
+        if len(cells) != len(names):
+            raise UserError(
+                f"{path}, line {line}: {len(cells)} cells instead of the {len(names)} columns {', '.join(names)}; "
+                "correct it, or set data.source.columns and data.source.delimiter"
+            )
+        yield TextRow(line, cells)
+    if quoted is not None and quoting == "auto":
+        notes.append(
+            f"{path}: line {quoted} has a cell in quotation marks, which are kept, because lines without a header have "
+            "no quoting; data.source.quoting=standard reads quoted cells"
+        )
