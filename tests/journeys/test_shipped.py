@@ -15,6 +15,7 @@ from pathlib import Path
 import hugging
 import pytest
 from chats import saved_chat
+from documented import COMMANDS, README
 from dual import saved_dual
 from easy import draw_easy_vqa
 from flickr import draw_flickr8k, translate_flickr8k
@@ -58,7 +59,7 @@ OWN = {
     "image_questions": "questions|easy_vqa|shapes_questions|shapes_differences",
     "language_modeling": "lm_.*|lstm|neural_lm|gpt2|text|shapes_text",
     "text_classification": "text_classifier_.*|shapes_pairs|texts|text_folder|sst2",
-    "tagging": "tagger_.*|shapes_words|conll|conllu",
+    "tagging": "tagger_.*|shapes_roles|shapes_words|conll|conllu",
     "translation": "translator_.*|seq2seq|bahdanau|aligned|translations|multi30k"
     "|shapes_translation|shapes_spelling|shapes_summaries",
     "photo_translation": "photo_translator_.*|shapes_photo_translation|multi30k_photos",
@@ -113,20 +114,8 @@ def options_of(task: str) -> Iterator[list[str]]:
 SLOW = pytest.mark.slow
 OPTIONS = [options for task in TASKS for options in options_of(task)]
 MARKED = [pytest.param(row, marks=() if "task=captioning" in row else SLOW) for row in OPTIONS]
-ELSEWHERE = ("gpu", "reliability", "resuming", "scaling")  # pages whose commands need other machines
-PAGES = [ROOT / "README.md", *(page for page in (ROOT / "docs").glob("*.md") if page.stem not in ELSEWHERE)]
-FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-BLOCKS = [block for page in PAGES for language, block in FENCED.findall(page.read_text()) if not language]
 CAPTIONERS = {"captioning", "captioning_flickr8k"}
 TINY = ROOT / "tests" / "checkpoint" / "files"  # a small checkpoint a task
-COMMANDS = sorted(
-    {
-        line.removeprefix("$ ")
-        for block in BLOCKS
-        for line in re.sub(r" \\\n +", " ", block).splitlines()
-        if re.match(r"(\$ )?(python train\.py|vlm )", line)
-    }
-)
 
 
 def write_squad(path: Path, story: str) -> None:
@@ -315,7 +304,7 @@ def drawn_samples(command: str) -> list[str]:
 
 def test_the_lines_of_python_run_as_written(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The README's section "From Python", with a training that is made short."""
-    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    (code,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     assert len(code.splitlines()) > 8
     train, shown = vlm_api.train, []
     small = ["debug=fast", "trainer.accelerator=cpu", "model.size.dim=32", "model.size.num_heads=2"]
@@ -364,9 +353,9 @@ FOLDERS = {
 # Fixtures whose runs stand for those that the pages name; tiny checkpoints stand for the others.
 RUNS = {"conversations": "trained_joined", "shakespeare_cpu": "trained_text"}
 RUNS |= dict.fromkeys(("classification", "flowers"), "trained_classifier")
-README = PAGES[0].read_text()  # its commands run in any run of the tests; those of other pages alone are slow
 
 
+# Those of the README run in any run of the tests; those of other pages alone are slow.
 @pytest.mark.parametrize("command", [pytest.param(c, marks=() if c in README else SLOW) for c in COMMANDS])
 def test_the_commands_of_the_pages_run_as_written(command, place, request, monkeypatch) -> None:
     program, *arguments = shlex.split(command, comments=True)

@@ -12,6 +12,7 @@ from vlm.data.shapes.scene_differences import SceneDifferences
 from vlm.data.shapes.scene_pairs import ScenePairs
 from vlm.data.shapes.scene_questions import SceneQuestions
 from vlm.data.shapes.scene_retrieval import DistinctShapes
+from vlm.data.shapes.scene_roles import SceneRoles
 from vlm.data.shapes.scene_spelling import SceneSpelling
 from vlm.data.shapes.scene_stories import SceneStories
 from vlm.data.shapes.scene_summaries import SceneSummaries
@@ -43,6 +44,7 @@ MADE = {
     SceneDifferences: ("scenes", LOOKS, drawn),
     SceneTranslations: ("scenes", LOOKS, drawn),
     ScenePairs: ("pairs", LOOKS, told("text")),
+    SceneRoles: ("captions", LOOKS, told("text")),
     SceneWords: ("captions", LOOKS, told("text")),
     SceneSpelling: ("scenes", LOOKS, told("translation")),
     SceneSummaries: ("scenes", LOOKS, told("text")),

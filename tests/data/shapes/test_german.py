@@ -24,6 +24,10 @@ STATEMENTS = {
     "beside": Statement(CIRCLE, (("left of", CROSS),)),
     "left": Statement(CIRCLE, (("left of", DIAMOND),)),
     "among": Statement(CROSS, (("above", DIAMOND), ("right of", CIRCLE))),
+    "unsized": Statement(Kind("", "red", "circle"), (("left of", Kind("", "blue", "cross")),)),
+    "bare": Statement(
+        Kind("", "orange", "diamond"), (("below", Kind("small", "", "circle")), ("above", Kind("", "", "cross")))
+    ),
 }
 # The form and the statement, the English sentence, the German one.
 SENTENCES = """
@@ -49,6 +53,12 @@ one_that_is alone: a small green diamond that is in the picture
 eine kleine grüne Raute, die im Bild ist
 one_that_is left: a small red circle that is left of a small green diamond
 ein kleiner roter Kreis, der links von einer kleinen grünen Raute ist
+caption unsized: a red circle left of a blue cross
+ein roter Kreis links von einem blauen Kreuz
+the_one_is unsized: the red circle is left of the blue cross
+der rote Kreis ist links vom blauen Kreuz
+there_is bare: there is an orange diamond below a small circle and above a cross
+es gibt eine orangefarbene Raute unter einem kleinen Kreis und über einem Kreuz
 """.strip().splitlines()
 OPTIONS = {"seed": 0, "shapes": ["circle", "cross", "diamond"], "colors": ["red", "green"], "sizes": ["small", "large"]}
 OPTIONS |= {"max_objects": 2, "train_scenes": 200, "val_scenes": 60, "test_scenes": 60}
@@ -76,6 +86,24 @@ def test_every_form_is_written_out_and_every_word_is_known():
 def test_training_has_all_forms():
     first = Counter(record["text"].split()[0] for record in SceneTranslations(**OPTIONS).split("train").records())
     assert first.keys() == {"a", "there", "you", "now", "the"} and min(first.values()) > 10
+
+
+def test_sizes_and_colours_are_left_out_of_both_sentences_alike():
+    """Each as often as the share says; the default leaves out none, so that runs of older configs keep their data."""
+    (full, short, bare) = (SceneTranslations(**OPTIONS, omit_adjectives=share) for share in (0.0, 0.25, 1.0))
+    older = SceneTranslations(**OPTIONS).split("train")
+    assert older.record(1, 1)["text"] == "a large red diamond"
+    assert older.record(3, 1)["text"] == "you can see a large red circle above a small green diamond"
+    assert [dict(record.known) for record in older.records()] == [dict(r.known) for r in full.split("train").records()]
+    words = {word: german.ADJECTIVES[word] for word in (*OPTIONS["sizes"], *OPTIONS["colors"])}
+    kept, all_words = 0, 0
+    for one, other, none in zip(*(source.split("train").records() for source in (full, short, bare)), strict=True):
+        named = [word for word in other["text"].split() if word in words]
+        written = [word for word in other["translation"].split() if word.startswith(tuple(words.values()))]
+        assert Counter(named) == Counter(next(w for w, g in words.items() if word.startswith(g)) for word in written)
+        kept, all_words = kept + len(named), all_words + sum(word in words for word in one["text"].split())
+        assert not set(none["text"].split()) & set(words)
+    assert 0.7 < kept / all_words < 0.8
 
 
 def test_colours_that_only_the_image_shows():

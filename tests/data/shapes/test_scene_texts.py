@@ -7,10 +7,11 @@ from itertools import product
 import pytest
 
 from vlm.data.shapes.scene_pairs import ScenePairs
+from vlm.data.shapes.scene_roles import FORMS, SceneRoles, tag_phrases
 from vlm.data.shapes.scene_spelling import LETTERS, SceneSpelling, misspelled
 from vlm.data.shapes.scene_summaries import SceneSummaries
 from vlm.data.shapes.scene_words import SceneWords
-from vlm.data.shapes.scenes import SHAPES
+from vlm.data.shapes.scenes import SHAPES, Kind, Statement
 from vlm.randomness import numpy_rng
 
 LOOKS = {"shapes": ["circle", "triangle", "cross"], "colors": ["red", "green", "blue"], "sizes": ["small", "large"]}
@@ -73,6 +74,52 @@ def test_each_word_of_a_caption_has_its_kind():
     records = [record for split in words.splits for record in words.split(split).records()]
     found = {pair for record in records for pair in zip(record["words"], record["tags"], strict=True)}
     assert found == {(word, tag) for tag, known in grammar.items() for word in known}
+
+
+def roles_of(sentence):
+    """Words of a sentence on one relation with their roles, read by what stands around them."""
+    relation = re.search(r"(left of|right of|above|below)", sentence)
+    if relation is None:
+        return {"subject": sentence.removeprefix("there is ")}
+    before, after = sentence[: relation.start()].strip(), sentence[relation.end() :].strip()
+    if after == "it":  # a blue cross with a red circle left of it
+        landmark, subject = before.split(" with ")
+    elif not before:  # left of a blue cross is a red circle
+        landmark, subject = after.split(" is ")
+    else:
+        subject, landmark = before.removeprefix("there is ").removesuffix(" is"), after
+    return {"subject": subject, "relation": relation[0], "landmark": landmark}
+
+
+def test_tags_are_the_roles_of_a_sentence_and_its_words_alone_do_not_tell_them():
+    lengths = {f"{split}_captions": 400 for split in ("train", "val", "test")}
+    source = SceneRoles(seed=0, max_objects=2, omit_adjectives=0.25, **LOOKS, **lengths)
+    counts, forms = defaultdict(Counter), Counter()
+    for record in (record for split in source.splits for record in source.split(split).records()):
+        found, role = defaultdict(list), None
+        for word, tag in zip(record["words"], record["tags"], strict=True):
+            begin, _, name = tag.partition("-")
+            assert begin == "O" or begin == ("I" if name == role else "B")
+            role = name
+            found[name].append(word)
+            counts[word][name] += 1
+        bare = {name: re.sub("^(the|an?) ", "", text) for name, text in roles_of(record["text"]).items()}
+        assert {name: " ".join(words) for name, words in found.items() if name} == bare, record["text"]
+        forms[" ".join(tag for tag in dict.fromkeys(record["tags"]) if tag.startswith("B"))] += 1
+    assert len(forms) == 4 and min(forms.values()) > 50  # the subject alone; before, between and after
+    for word in (*LOOKS["sizes"], *LOOKS["colors"], *LOOKS["shapes"]):
+        assert min(counts[word].values()) > 0.25 * counts[word].total() and len(counts[word]) == 2
+
+
+def test_roles_of_two_landmarks():
+    red, blue = Kind("", "red", "circle"), Kind("small", "blue", "cross")
+    statement = Statement(red, (("left of", blue), ("above", Kind("", "", "triangle"))))
+    tagged = [" ".join(map("/".join, zip(*tag_phrases(form(statement)), strict=True))) for form in FORMS[2]]
+    places = (
+        "left/B-relation of/I-relation a/O small/B-landmark blue/I-landmark cross/I-landmark and/O above/B-relation"
+    )
+    assert tagged[0] == f"a/O red/B-subject circle/I-subject {places} a/O triangle/B-landmark"
+    assert tagged[-1] == f"{places} a/O triangle/B-landmark is/O a/O red/B-subject circle/I-subject"
 
 
 SCENES = {"train_scenes": 300, "val_scenes": 50, "test_scenes": 50, "seed": 0}

@@ -20,6 +20,7 @@ COUNTS = {
     "shapes.scene_translations.SceneTranslations": ["train_scenes", "max_objects"],
     "shapes.scene_pairs.ScenePairs": ["train_pairs", "val_pairs", "test_pairs"],
     "shapes.scene_stories.SceneStories": ["train_stories", "val_stories", "test_stories"],
+    "shapes.scene_roles.SceneRoles": ["train_captions", "val_captions", "test_captions", "max_objects"],
     "shapes.scene_words.SceneWords": ["train_captions", "val_captions", "test_captions", "max_objects"],
     "shapes.scene_text.SceneText": ["scenes", "train_documents", "val_documents", "test_documents"],
 }

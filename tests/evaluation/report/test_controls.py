@@ -5,6 +5,7 @@ import re
 import pytest
 
 from vlm.evaluation.report.controls import below_controls
+from vlm.evaluation.report.evaluation import scores_section
 
 SCORES = {"test/loss": 1.0, "test/word_accuracy": 0.791, "test/word_accuracy@low": 0.78, "test/word_accuracy@high": 0.8}
 
@@ -25,3 +26,12 @@ def test_a_model_is_compared_with_what_counts(controls, fault):
     assert len(found) == (fault is not None) and below_controls(results, ("span_f1",)) == []
     if fault is not None:
         assert re.search(fault, found[0].fault) and found[0].remedies
+
+
+def test_a_ceiling_is_no_control():
+    """Neither advice nor the report's note on controls takes the best possible score for a baseline."""
+    scores = {"loss": 1.4, "loss@ceiling": 1.38, "accuracy": 0.48, "accuracy@ceiling": 0.49}
+    assert below_controls({f"test/{name}": value for name, value in scores.items()}, ["accuracy"]) == []
+    section = scores_section(scores)
+    assert "<th>ceiling</th>" in section and "best score that is possible" in section
+    assert "should beat" not in section

@@ -1,4 +1,4 @@
-"""Accuracy beside what the grammar allows, and pseudo-perplexity, by hand."""
+"""Accuracy beside the ceiling of a grammar, and pseudo-perplexity, by hand."""
 
 import math
 from collections import Counter, defaultdict
@@ -28,9 +28,10 @@ def test_scores_by_hand():
     made = metric(two, Filled("d", [0], ["d"], ["d"], None, 0))
     assert made.compute() == pytest.approx({"accuracy": 2 / 3, "pseudo_perplexity": 0.25 ** (-1 / 3)})
     chances = {"a": 0.25, "c": 0.25, "d": 0.5}
-    found = made.grammar(lambda words: [chances] * words.count(None))
-    assert found == pytest.approx({"accuracy@grammar": 0.5, "loss@grammar": math.log(4 * 4 * 2) / 3})
-    assert made.grammar(lambda words: None) == {}
+    found = made.ceiling(lambda words: [chances] * words.count(None))
+    assert found == pytest.approx({"accuracy@ceiling": 0.5, "loss@ceiling": math.log(4 * 4 * 2) / 3})
+    assert made.ceiling(lambda words: None) == {}
+    assert made.constant() == pytest.approx({"accuracy@constant": 1 / 3})
     assert made.intervals(seed=0).keys() == {"accuracy@low", "accuracy@high"}
     with pytest.raises(UserError, match="no word"):
         MaskedMetric().compute()

@@ -65,12 +65,15 @@ def phrase(kind: Kind, case: Case, article: Article = "a") -> str:
     """A kind of object as a German noun phrase."""
     noun, gender = NOUNS[kind.shape]
     word, ending = DECLENSION[article, case][gender]
-    return f"{word} {ADJECTIVES[kind.size]}{ending} {ADJECTIVES[kind.color]}{ending} {noun}"
+    adjectives = [f"{ADJECTIVES[name]}{ending}" for name in (kind.size, kind.color) if name]
+    return " ".join([word, *adjectives, noun])
 
 
 def places(statement: Statement, article: Article = "a") -> Pair:
     """The relations of a statement's subject, with a leading space; empty for a single object."""
-    english = " and ".join(f"{relation} {article} {other}" for relation, other in statement.places)
+    english = " and ".join(
+        f"{relation} {other.with_article if article == 'a' else f'the {other}'}" for relation, other in statement.places
+    )
     german = " und ".join(
         f"{PREPOSITIONS[relation]} {phrase(other, 'dative', article)}" for relation, other in statement.places
     )
@@ -81,29 +84,28 @@ def places(statement: Statement, article: Article = "a") -> Pair:
 def caption(statement: Statement) -> Pair:
     """A caption."""
     english, german = places(statement)
-    return Pair(f"a {statement.subject}{english}", f"{phrase(statement.subject, 'nominative')}{german}")
+    return Pair(f"{statement.subject.with_article}{english}", f"{phrase(statement.subject, 'nominative')}{german}")
 
 
 def there_is(statement: Statement) -> Pair:
     """A sentence with an accusative in German where English has a subject."""
     english, german = places(statement)
-    return Pair(
-        f"there is a {statement.subject}{english}", f"es gibt {phrase(statement.subject, 'accusative')}{german}"
-    )
+    there = phrase(statement.subject, "accusative")
+    return Pair(f"there is {statement.subject.with_article}{english}", f"es gibt {there}{german}")
 
 
 def you_can_see(statement: Statement) -> Pair:
     """A sentence with an infinitive, which comes last in German."""
     english, german = places(statement)
     seen = phrase(statement.subject, "accusative")
-    return Pair(f"you can see a {statement.subject}{english}", f"man kann {seen}{german} sehen")
+    return Pair(f"you can see {statement.subject.with_article}{english}", f"man kann {seen}{german} sehen")
 
 
 def now_drawn(statement: Statement) -> Pair:
     """A sentence with an initial adverb, which puts the verb before its subject, and a participle, which comes last."""
     english, german = places(statement)
-    drawn = phrase(statement.subject, "accusative")
-    return Pair(f"now I have drawn a {statement.subject}{english}", f"jetzt habe ich {drawn}{german} gezeichnet")
+    what, drawn = statement.subject.with_article, phrase(statement.subject, "accusative")
+    return Pair(f"now I have drawn {what}{english}", f"jetzt habe ich {drawn}{german} gezeichnet")
 
 
 def the_one_is(statement: Statement) -> Pair:
@@ -116,7 +118,7 @@ def one_that_is(statement: Statement) -> Pair:
     """A sentence with a relative clause, whose pronoun has the noun's gender and whose verb comes last."""
     english, german = places(statement) if statement.places else Pair(" in the picture", " im Bild")
     noun, pronoun = phrase(statement.subject, "nominative"), RELATIVE[NOUNS[statement.subject.shape][1]]
-    return Pair(f"a {statement.subject} that is{english}", f"{noun}, {pronoun}{german} ist")
+    return Pair(f"{statement.subject.with_article} that is{english}", f"{noun}, {pronoun}{german} ist")
 
 
 FORMS: tuple[Callable[[Statement], Pair], ...] = (

@@ -7,6 +7,7 @@ from vlm.data.shapes.drawn import Keys
 from vlm.data.shapes.german import FORMS
 from vlm.data.shapes.scene_source import SceneOptions, SceneSource
 from vlm.data.shapes.scenes import statements
+from vlm.errors import Share
 from vlm.randomness import numpy_rng
 
 
@@ -16,20 +17,27 @@ class SceneTranslations(SceneSource):
     Args:
         hide_colors: Whether the English sentence says "colored" instead of each color, so that only the image shows it
             (Caglayan et al. 2019, "Probing the Need for Visual Context").
+        omit_adjectives: Probability with which each size and colour is left out of both sentences, as in "a red circle
+            left of a cross". Shorter sentences name no combination, so that some of a test occur in training too.
         options: See SceneSource.
     """
 
     holds = ("image", "text", "translation")
     name = "scenes in two languages"
 
-    def __init__(self, *, hide_colors: bool = False, **options: Unpack[SceneOptions]) -> None:
+    def __init__(
+        self, *, hide_colors: bool = False, omit_adjectives: Share = 0.0, **options: Unpack[SceneOptions]
+    ) -> None:
         super().__init__(**options)
         self._hidden = self.colors if hide_colors else []
+        self.omit_adjectives = omit_adjectives
 
     def sample(self, keys: Keys) -> Record:
         scene = self.scene(keys)
         true = statements(scene)
-        which, form = numpy_rng("scene translation", *keys).random(2).tolist()
-        english, german = FORMS[int(form * len(FORMS))](true[int(which * len(true))])
+        rng = numpy_rng("scene translation", *keys)
+        which, form = rng.random(2).tolist()
+        statement = true[int(which * len(true))].omit_adjectives(self.omit_adjectives, rng)
+        english, german = FORMS[int(form * len(FORMS))](statement)
         text = " ".join("colored" if word in self._hidden else word for word in english.split())
         return keys.record({"text": text, "translation": german}, scene)

@@ -65,14 +65,24 @@ SHAPES = {
 
 
 class Kind(NamedTuple):
-    """The look of an object, in the order in which a caption names it."""
+    """The look of an object, in the order in which a caption names it; a size or colour of "" is not named."""
 
     size: str
     color: str
     shape: str
 
     def __str__(self) -> str:
-        return f"{self.size} {self.color} {self.shape}"
+        return " ".join(filter(None, self))
+
+    @property
+    def with_article(self) -> str:
+        """The kind after "a", or after "an" if it begins with a vowel."""
+        return f"an {self}" if str(self)[0] in "aeiou" else f"a {self}"
+
+    def omit_adjectives(self, share: float, rng: np.random.Generator) -> "Kind":
+        """Returns the kind without its size, its colour or both, each omitted with the probability `share`."""
+        size, color = (name if kept else "" for name, kept in zip(self[:2], rng.random(2) >= share, strict=True))
+        return Kind(size, color, self.shape)
 
 
 Combination = tuple[Kind, ...]
@@ -102,8 +112,13 @@ class Statement(NamedTuple):
 
     def __str__(self) -> str:
         """The statement as a caption."""
-        places = " and ".join(f"{relation} a {other}" for relation, other in self.places)
-        return f"a {self.subject} {places}".rstrip()
+        places = " and ".join(f"{relation} {other.with_article}" for relation, other in self.places)
+        return f"{self.subject.with_article} {places}".rstrip()
+
+    def omit_adjectives(self, share: float, rng: np.random.Generator) -> "Statement":
+        """Returns the statement with sizes and colours omitted, each with the probability `share`."""
+        places = tuple((relation, other.omit_adjectives(share, rng)) for relation, other in self.places)
+        return Statement(self.subject.omit_adjectives(share, rng), places)
 
 
 @cache

@@ -13,6 +13,7 @@ COUNTED = {
     "overlap": "part beside most words of the question",
     "question": "most frequent answer to the question",
 }
+CEILING = {"ceiling": "ceiling"}  # no control: a model at it has nothing left to learn
 CONTROLS = {"chance": "by chance", **COUNTED, "shuffled": "shuffled", "blank": "blank image"}
 REMEDIES = (
     "train longer (trainer.max_epochs): of few samples, an epoch has few steps",

@@ -10,7 +10,7 @@ from PIL import Image
 from vlm.data.images.image import ImageError
 from vlm.evaluation.report import charts
 from vlm.evaluation.report.confusion import confusion_picture
-from vlm.evaluation.report.controls import CONTROLS
+from vlm.evaluation.report.controls import CEILING, CONTROLS
 from vlm.evaluation.report.sections import Card, Cards, Confusion, Finding, Note, Part, Pictures, Section, Table, Texts
 from vlm.io import page
 
@@ -101,9 +101,8 @@ def headlines(scores: Results, wanted: Sequence[str]) -> str:
 def scores_section(scores: Results, remark: str = "") -> str:
     """A table of all scores, intervals and controls, below the remark."""
     names = [name for name in scores if "@" not in name]
-    columns = {
-        c: title for c, title in (CONTROLS | ESTIMATES).items() if any(f"{name}@{c}" in scores for name in names)
-    }
+    titles = CONTROLS | CEILING | ESTIMATES
+    columns = {c: title for c, title in titles.items() if any(f"{name}@{c}" in scores for name in names)}
     header = ["", "model", *(["95% interval"] if any(name.endswith("@low") for name in scores) else [])]
     rows = []
     for name in names:
@@ -114,6 +113,8 @@ def scores_section(scores: Results, remark: str = "") -> str:
     notes += ["Intervals are from 1,000 bootstrap resamples of the samples."] if len(header) > 2 else []
     if columns.keys() & CONTROLS.keys():
         notes.append("The columns on the right are controls that know little of the input: a model should beat them.")
+    if columns.keys() & CEILING.keys():
+        notes.append("The column ceiling is the best score that is possible on these samples.")
     if columns.keys() & ESTIMATES.keys():
         notes.append("The column on the right is an estimate of the same loss, from batches drawn at random.")
     table = page.table([*header, *columns.values()], rows)

@@ -1,6 +1,7 @@
 """Metrics of masked words: accuracy, loss and pseudo-perplexity, and the best scores that a grammar allows."""
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -51,13 +52,18 @@ class MaskedMetric(SampleMetric[Filled]):
             scores["pseudo_perplexity"] = math.exp(-sum(value for value, _ in scored) / sum(n for _, n in scored))
         return scores
 
-    def grammar(self, chances: Chances) -> dict[str, float]:
+    def constant(self) -> dict[str, float]:
+        """Returns accuracy@constant, of the most frequent token of the gaps if it were predicted for each."""
+        tokens = Counter(token for text in self.samples.values() for token in text.true)
+        return {"accuracy@constant": max(tokens.values()) / tokens.total()}
+
+    def ceiling(self, chances: Chances) -> dict[str, float]:
         """Returns the scores of a reader who knows the grammar that generated the texts, a limit for models.
 
         Args:
             chances: Returns the probability of each word in each gap; None if the grammar is unknown.
         Returns:
-            accuracy@grammar, the expected accuracy of words; loss@grammar, the loss per word.
+            accuracy@ceiling, the expected accuracy of words; loss@ceiling, the loss per word.
         """
         best, losses = [], []
         for text in self.samples.values():
@@ -67,7 +73,7 @@ class MaskedMetric(SampleMetric[Filled]):
                 return {}
             best += [max(chance.values(), default=0.0) for chance in of_gaps]
             losses += [-math.log(chance.get(words[at], 1e-9)) for at, chance in zip(text.gaps, of_gaps, strict=True)]
-        return {"accuracy@grammar": sum(best) / len(best), "loss@grammar": sum(losses) / len(losses)}
+        return {"accuracy@ceiling": sum(best) / len(best), "loss@ceiling": sum(losses) / len(losses)}
 
     def intervals(self, *, seed: int) -> dict[str, float]:
         """Returns accuracy@low and accuracy@high: a 95% interval by bootstrap over texts."""

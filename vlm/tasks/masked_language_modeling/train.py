@@ -79,7 +79,8 @@ class MaskedLanguageModeling(TextTask):
         results = self.metric.compute()
         self.show(self.metric.rows_of(), _line)
         if final:
-            results |= self.metric.grammar(self.data.source.chances) | self.metric.intervals(seed=self.seed)
+            results |= self.metric.intervals(seed=self.seed) | self.metric.constant()
+            results |= self.metric.ceiling(self.data.source.chances)
         return results
 
     def predictions(self) -> list[dict[str, Any]]:
