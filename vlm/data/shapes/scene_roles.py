@@ -101,8 +101,7 @@ class SceneRoles(SceneSource):
         omit_adjectives: Share = 0.0,
         **options: Unpack[KindOptions],
     ) -> None:
-        scenes = {"train_scenes": train_captions, "val_scenes": val_captions, "test_scenes": test_captions}
-        super().__init__(**scenes, **options)
+        super().__init__(train_scenes=train_captions, val_scenes=val_captions, test_scenes=test_captions, **options)
         self.omit_adjectives = omit_adjectives
 
     def sample(self, keys: Keys) -> Record:
