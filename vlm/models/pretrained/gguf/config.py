@@ -1,4 +1,4 @@
-"""Converts the header of a GGUF file to the content of config.json and generation_config.json."""
+"""Converts the header of a GGUF file to the content of config.json."""
 
 import math
 import re
@@ -50,8 +50,6 @@ EMBEDDING, HEAD, DIVISORS = "token_embd.weight", "output.weight", "rope_freqs.we
 # The scaling of all sizes of Llama 3; a GGUF file has it as divisors of the angles of positions.
 TRAINED = 8192
 LLAMA3: dict[str, Any] = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
-ENDS = ("eos_token_id", "eot_token_id", "eom_token_id")
-IDS = {"bos_token_id": "bos_token_id", "padding_token_id": "pad_token_id"}
 
 
 def config_of(header: Header, divisors: Tensor | None) -> dict[str, Any]:
@@ -105,13 +103,6 @@ def _llama3(divisors: Tensor, head_dim: int, base: float) -> dict[str, Any]:
         if torch.allclose(plain / scaled, divisors.float(), rtol=1e-3):
             return {"rope_type": "llama3", "factor": factor, "original_max_position_embeddings": TRAINED, **LLAMA3}
     raise ValueError(f"{DIVISORS} does not scale positions as Llama 3 does")
-
-
-def generation_of(header: Header) -> dict[str, Any]:
-    """The content of generation_config.json."""
-    stated = {name: header.values.get(f"tokenizer.ggml.{name}") for name in (*ENDS, *IDS)}
-    ends = list(dict.fromkeys(stated[name] for name in ENDS if stated[name] is not None))
-    return {"eos_token_id": ends, **{theirs: stated[name] for name, theirs in IDS.items()}}
 
 
 def folder_name(name: str) -> str:

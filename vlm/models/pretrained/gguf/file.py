@@ -9,7 +9,8 @@ from torch import Tensor
 from vlm.errors import UserError
 from vlm.models.pretrained.fields import Fields
 from vlm.models.pretrained.folder import CONFIG, GENERATION, Folder
-from vlm.models.pretrained.gguf.config import DIVISORS, config_of, folder_name, generation_of
+from vlm.models.pretrained.gguf.config import DIVISORS, config_of, folder_name
+from vlm.models.pretrained.gguf.generation import find_ends, generation_of
 from vlm.models.pretrained.gguf.header import read_header
 from vlm.models.pretrained.gguf.tensors import check_tensors, read_tensor
 from vlm.models.pretrained.gguf.tokenizer import tokenizer_files
@@ -44,10 +45,12 @@ class GGUF(Folder):
         """The contents of files by name, with objects for JSON."""
         place = self._header.tensors.get(DIVISORS)
         config = config_of(self._header, None if place is None else read_tensor(self.path, place))
-        made: dict[str, Any] = {CONFIG: config, GENERATION: generation_of(self._header)}
-        if isinstance(template := self._header.values.get("tokenizer.chat_template"), str):
+        values = self._header.values
+        ends = find_ends(values)
+        made: dict[str, Any] = {CONFIG: config, GENERATION: generation_of(values, ends)}
+        if isinstance(template := values.get("tokenizer.chat_template"), str):
             made["chat_template.jinja"] = template.encode()
-        return made | tokenizer_files(self._header.values, config["vocab_size"])
+        return made | tokenizer_files(values, config["vocab_size"], ends)
 
     def place(self, name: str) -> str:
         return str(self.path)

@@ -1,7 +1,7 @@
 """Converts the tokenizer of a GGUF file to files of a folder: tokenizer.json for BPE, or a SentencePiece model."""
 
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 KEY, LONGEST = "tokenizer.ggml.", 1024
@@ -29,12 +29,13 @@ CUTS: dict[str, list[dict[str, Any]]] = {
 }
 
 
-def tokenizer_files(values: Mapping[str, Any], rows: int) -> dict[str, Any]:
+def tokenizer_files(values: Mapping[str, Any], rows: int, ends: Collection[int]) -> dict[str, Any]:
     """The contents of a tokenizer's files by name, with objects for JSON.
 
     Args:
         values: Values of the header.
         rows: Number of rows of the embedding.
+        ends: Tokens that end a generation. They are control tokens, as in llama.cpp, even if the header says otherwise.
     Raises:
         ValueError: The tokenizer is damaged or of an unknown kind.
         KeyError: A value is missing.
@@ -45,6 +46,7 @@ def tokenizer_files(values: Mapping[str, Any], rows: int) -> dict[str, Any]:
         raise ValueError(f"{KEY}tokens are {len(tokens):,} of {len(kinds):,} types, its weights are of {rows:,}")
     if not all(isinstance(token, str) and len(token) <= LONGEST for token in tokens):
         raise ValueError(f"{KEY}tokens are no texts of up to {LONGEST:,} characters")
+    kinds = [CONTROL if id in ends else kind for id, kind in enumerate(kinds)]
     known = [token for token, kind in zip(tokens, kinds, strict=True) if kind != UNUSED]
     if len(set(known)) < len(known):
         raise ValueError(f"{KEY}tokens has a token twice")
