@@ -24,7 +24,9 @@ DECODERS = {
     "linear": ("Llama", {"rope_parameters": PLAIN | {"rope_type": "linear", "factor": 2.0}}),
     "qwen2": ("Qwen2", {"rope_parameters": PLAIN, "tie_word_embeddings": True}),
 }
-BYTES_OF_HALF = {"Q4_K": [(0, 2), (2, 4)], "Q6_K": [(208, 210)]}  # where a block has numbers of 16 bits
+# Where a block has the scales of its numbers, of 16 bits, in types that the library only reads.
+SCALES = {"Q2_K": (80, 84), "Q3_K": (108, 110), "Q4_K": (0, 4), "Q5_K": (0, 4), "Q6_K": (208, 210)}
+SCALES |= {f"IQ{name}": (0, 2) for name in ("4_NL", "4_XS", "3_S", "3_XXS", "2_S", "2_XS", "2_XXS", "1_S")}
 
 
 def decoder(name="llama", *, tokenizer=None, width=64, **options):
@@ -64,15 +66,34 @@ def divisors(rope, head_dim):
 
 
 def quantised(weight, kind):
-    """A matrix in blocks; for kinds that the library only reads, random blocks of its shape."""
-    if kind not in BYTES_OF_HALF:
-        return gguf.quantize(weight, gguf.GGMLQuantizationType[kind])
-    block, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
+    """A matrix in blocks; for types that the library only reads, random blocks of its shape."""
+    type_ = gguf.GGMLQuantizationType[kind]
+    try:
+        return gguf.quantize(weight, type_)
+    except NotImplementedError:
+        pass
+    block, size = gguf.GGML_QUANT_SIZES[type_]
     drawn = np.random.default_rng(0).integers(256, size=(*weight.shape[:-1], weight.shape[-1] // block, size))
-    drawn = drawn.astype(np.uint8)
-    for start, end in BYTES_OF_HALF[kind]:
-        drawn[..., start:end] = np.frombuffer(np.float16(0.004).tobytes(), np.uint8)
-    return drawn.reshape(*weight.shape[:-1], -1)
+    drawn = _with_scale(drawn.astype(np.uint8), kind, np.float16(1))
+    deviation = gguf.dequantize(drawn.reshape(*weight.shape[:-1], -1), type_).std()
+    return _with_scale(drawn, kind, np.float16(0.1 / deviation)).reshape(*weight.shape[:-1], -1)
+
+
+def _with_scale(blocks, kind, scale):
+    """The blocks with another scale, which would be infinite or no number if it were drawn."""
+    if kind == "IQ1_M":  # four bits of the scale are above each of the last four numbers of 16 bits
+        numbers = np.ascontiguousarray(blocks[..., -8:]).view(np.uint16)
+        bits = int(scale.view(np.uint16))
+        numbers = numbers & 0x0FFF | np.array([(bits >> 4 * place & 15) << 12 for place in range(4)], np.uint16)
+        blocks[..., -8:] = numbers.view(np.uint8)
+    elif kind == "MXFP4":
+        blocks[..., 0] = 127 + round(math.log2(scale))
+    elif kind == "NVFP4":
+        blocks[..., :4] = (7 + round(math.log2(scale))) << 3
+    else:
+        start, end = SCALES[kind]
+        blocks[..., start:end] = np.frombuffer(scale.tobytes() * ((end - start) // 2), np.uint8)
+    return blocks
 
 
 def save_gguf(path, model, tokenizer, *, kind="F32", pre="gpt-2", values=()):

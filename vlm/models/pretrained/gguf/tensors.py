@@ -12,7 +12,11 @@ from vlm.errors import UserError
 from vlm.models.pretrained.gguf.header import Place
 
 PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-TYPES = (*PLAIN, "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K")
+# Types that the library dequantises.
+TYPES = (
+    *(*PLAIN, "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS"),
+    *("IQ3_S", "IQ3_XXS", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ1_M", "IQ1_S", "TQ1_0", "TQ2_0", "MXFP4", "NVFP4"),
+)
 
 
 def check_tensors(places: Mapping[str, Place], size: int) -> None:
