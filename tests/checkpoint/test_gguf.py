@@ -15,6 +15,7 @@ from tokenizers import normalizers, pre_tokenizers
 import vlm
 from vlm.checkpoint.load import load_model, read
 from vlm.cli.main import run as command
+from vlm.errors import UserError
 from vlm.models.pretrained.gguf.tensors import TYPES
 from vlm.tasks.language_modeling.predict import TextGenerator
 
@@ -179,3 +180,44 @@ def test_a_file_converses_as_its_folder_does(tmp_path):
         chat = vlm.load(path, device="cpu", precision="fp32").chat(sample=False, max_tokens=12)
         said.append([chat.say("what is it?"), chat.say("why 3?"), chat.tokens()])
     assert said[0] == said[1]
+
+
+@torch.no_grad()
+def test_any_part_names_a_split_file(tmp_path):
+    torch.manual_seed(5)
+    theirs, tokenizer = decoder("llama")
+    save_gguf(tmp_path / "a.gguf", theirs, tokenizer, split_max_tensors=8)
+    parts = sorted(tmp_path.glob("*.gguf"))
+    assert [part.name for part in parts] == [f"a-0000{n}-of-00003.gguf" for n in (1, 2, 3)]
+    tokens = torch.randint(len(tokenizer), (2, 40))
+    for part in parts:
+        torch.testing.assert_close(logits(part, tokens), theirs(tokens).logits, rtol=0, atol=1e-4)
+    parts[1].rename(tmp_path / "b.gguf")
+    for part in (parts[0], parts[2]):
+        with pytest.raises(UserError, match=r"is one of 3 parts; put a-00002-of-00003.gguf next to it"):
+            read(part)
+    with pytest.raises(UserError, match=r"split.count is 3, but its name does not end with -NNNNN-of-00003.gguf"):
+        read(tmp_path / "b.gguf")
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"split.no": 0}, "split.no is 0 in a-00002-of-00002.gguf, not 1"),
+        ({"split.count": 5}, "split.count is 5 in a-00002-of-00002.gguf, not 2"),
+        ({"split.tensors.count": 99}, "split.tensors.count is 99 in a-00002-of-00002.gguf, not 21"),
+        ({"llama.rope.freq_base": 7.0}, "llama.rope.freq_base is 7.0 in a-00002-of-00002.gguf, not 100000.0"),
+    ],
+)
+def test_parts_of_another_file_are_refused(tmp_path, changes, words):
+    theirs, tokenizer = decoder("llama")
+    for number in (0, 1):
+        values = {"split.no": number, "split.count": 2, "split.tensors.count": 21} | (changes if number else {})
+
+        def keep(tensors, number=number):
+            for name in [*tensors][number::2]:
+                del tensors[name]
+
+        save_gguf(tmp_path / f"a-0000{number + 1}-of-00002.gguf", theirs, tokenizer, values=values, change=keep)
+    with pytest.raises(UserError, match=words):
+        read(tmp_path / "a-00001-of-00002.gguf")

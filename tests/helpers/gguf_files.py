@@ -96,13 +96,15 @@ def _with_scale(blocks, kind, scale):
     return blocks
 
 
-def save_gguf(path, model, tokenizer, *, kind="F32", pre="gpt-2", values=()):
+def save_gguf(path, model, tokenizer, *, kind="F32", pre="gpt-2", values=(), change=None, **writing):
     """Writes a model of Llama's family.
 
     Args:
         tokenizer: Of byte pairs, or a model of SentencePiece.
         kind: Of the matrices.
         values: Values of the header that replace others, by their keys; None leaves one out.
+        change: Changes the tensors, pairs of an array and the name of its type or None, by their names.
+        writing: Options of the library's writer, such as `split_max_tensors`.
     """
     config, state = model.config, model.state_dict()
     arch = config.model_type
@@ -120,23 +122,26 @@ def save_gguf(path, model, tokenizer, *, kind="F32", pre="gpt-2", values=()):
         own |= {"rope.scaling.type": "linear", "rope.scaling.factor": float(rope["factor"])}
     header = {f"{arch}.{name}": value for name, value in own.items()}
     header |= {f"tokenizer.ggml.{name}": value for name, value in pieces(tokenizer, pre).items()}
-    writer = gguf.GGUFWriter(path, arch)
+    writer = gguf.GGUFWriter(path, arch, **writing)
     for key, value in (header | dict(values)).items():
         if value is not None:
             _add(writer, key, value)
+    tensors = {}
     for theirs, tensor in state.items():
         if theirs == "lm_head.weight" and config.tie_word_embeddings:
             continue
         weight = tensor.float().numpy()
         if arch == "llama" and (".q_proj." in theirs or ".k_proj." in theirs):
             weight = alternating(weight, heads if ".q_proj." in theirs else config.num_key_value_heads)
-        if weight.ndim == 1 or kind == "F32":
-            writer.add_tensor(name_of(theirs), np.ascontiguousarray(weight))
-        else:
-            raw = quantised(np.ascontiguousarray(weight), kind)
-            writer.add_tensor(name_of(theirs), raw, raw_dtype=gguf.GGMLQuantizationType[kind])
+        weight = np.ascontiguousarray(weight)
+        is_plain = weight.ndim == 1 or kind == "F32"
+        tensors[name_of(theirs)] = (weight, None) if is_plain else (quantised(weight, kind), kind)
     if rope["rope_type"] == "llama3":
-        writer.add_tensor("rope_freqs.weight", divisors(rope, head_dim))
+        tensors["rope_freqs.weight"] = divisors(rope, head_dim), None
+    if change is not None:
+        change(tensors)
+    for name, (values, stored) in tensors.items():
+        writer.add_tensor(name, values, raw_dtype=None if stored is None else gguf.GGMLQuantizationType[stored])
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -172,7 +177,10 @@ def pieces(tokenizer, pre):
 
 def _add(writer, key, value):
     kinds = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
-    kinds.get(type(value), writer.add_array)(key, value)
+    if type(value) is int and value < 0:
+        writer.add_int32(key, value)
+    else:
+        kinds.get(type(value), writer.add_array)(key, value)
 
 
 def dequantised(path, model):

@@ -1,13 +1,14 @@
 """Converts the header of a GGUF file to the content of config.json."""
 
 import math
-import re
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from vlm.models.pretrained.gguf.header import Header
+from vlm.models.pretrained.gguf.keys import NUMBER, Allowed, check_keys
 from vlm.nn.position import RotaryPositions
 
 CLASSES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM"}  # by general.architecture
@@ -25,27 +26,8 @@ OPTIONAL = {
     "attention.key_length": "head_dim",
     "rope.freq_base": "rope_theta",
 }
-WITHOUT_EFFECT: dict[str, Any] = {  # keys that may be ignored if they have these values
-    "attention.causal": True,
-    "attention.sliding_window": 0,
-    "expert_count": 0,
-    "expert_used_count": 0,
-    "tensor_data_layout": "Meta AI original pth",
-}
-NAME = re.compile(r"(?:blk\.(\d{1,4})\.)?(\w+)\.(weight|bias)", re.ASCII)
-MODULES = {
-    "token_embd": "embed_tokens",
-    "output_norm": "norm",
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
+SIZE_KEYS = {theirs: key for key, theirs in (NEEDED | OPTIONAL).items()}
+FACTORS, LARGEST_FACTOR = ("scaling.factor", "scale_linear"), 10_000
 EMBEDDING, HEAD, DIVISORS = "token_embd.weight", "output.weight", "rope_freqs.weight"
 # The scaling of all sizes of Llama 3; a GGUF file has it as divisors of the angles of positions.
 TRAINED = 8192
@@ -64,34 +46,65 @@ def config_of(header: Header, divisors: Tensor | None) -> dict[str, Any]:
     kind = header.values["general.architecture"]
     if kind not in CLASSES:
         raise ValueError(f"general.architecture is {kind!r:.40}, not one of {', '.join(CLASSES)}")
-    stated = {key: value for key, value in header.values.items() if key.startswith(f"{kind}.")}
-    sizes = {theirs: stated.pop(f"{kind}.{key}") for key, theirs in NEEDED.items()}
-    sizes |= {theirs: stated.pop(f"{kind}.{key}") for key, theirs in OPTIONAL.items() if f"{kind}.{key}" in stated}
-    if wrong := next((name for name, value in sizes.items() if type(value) not in (int, float) or value <= 0), None):
-        raise ValueError(f"its {wrong} is {sizes[wrong]!r:.40}, no number above 0")
+    sizes: dict[str, Any] = {theirs: _size(header.values, f"{kind}.{key}") for key, theirs in NEEDED.items()}
+    optional = {theirs: f"{kind}.{key}" for key, theirs in OPTIONAL.items() if f"{kind}.{key}" in header.values}
+    sizes |= {theirs: _size(header.values, key) for theirs, key in optional.items()}
     sizes.setdefault("rope_theta", 10_000.0)
-    head_dim = sizes.get("head_dim", sizes["hidden_size"] // sizes["num_attention_heads"])
-    scaling = _scaling(stated.pop(f"{kind}.rope.scaling.type", "none"), stated.pop(f"{kind}.rope.scaling.factor", 1.0))
-    usual = WITHOUT_EFFECT | {"rope.dimension_count": head_dim, "attention.value_length": head_dim}
-    for key, value in stated.items():
-        name = key.removeprefix(f"{kind}.")
-        if name != "vocab_size" and (name not in usual or value != usual[name]):  # the embedding has the vocab size
-            raise ValueError(f"{key} is {value!r:.40}, which our Decoder does not do")
+    head_dim = sizes["hidden_size"] // sizes["num_attention_heads"]
+    if kind == "llama":
+        head_dim = sizes.setdefault("head_dim", head_dim)
+    rows, *_ = header.tensors[EMBEDDING].shape or (0,)
+    check_keys(header.values, header.tensors, _other_keys(kind, sizes, head_dim, rows))
+    if head_dim % 2:
+        raise ValueError(f"{kind}.attention.key_length is {head_dim}, an odd number, which cannot be rotated")
+    if kind != "llama":
+        sizes.pop("head_dim", None)  # it is the usual one
     return sizes | {
         "model_type": kind,
         "architectures": [CLASSES[kind]],
-        "vocab_size": header.tensors[EMBEDDING].shape[0],
+        "vocab_size": rows,
         "tie_word_embeddings": HEAD not in header.tensors,
-        "rope_scaling": scaling if divisors is None else _llama3(divisors, head_dim, sizes["rope_theta"]),
+        "rope_scaling": _scaling(header.values, kind, divisors, head_dim, sizes["rope_theta"]),
     }
 
 
-def _scaling(kind: Any, factor: Any) -> dict[str, Any] | None:
-    if kind == "none":
-        return None
-    if kind != "linear":
-        raise ValueError(f"rope.scaling.type is {kind!r:.40}, not none or linear")
-    return {"rope_type": kind, "factor": factor}
+def _size(values: Mapping[str, Any], key: str) -> int | float:
+    """A number above 0; equal numbers for all layers count as one."""
+    value = values[key]
+    if isinstance(value, list) and value and value == [value[0]] * values.get(f"{key.split('.')[0]}.block_count", 0):
+        value = value[0]
+    kinds = (int, float) if key.endswith(("epsilon", "freq_base")) else (int,)
+    if type(value) not in kinds or not 0 < value < math.inf:
+        raise ValueError(f"{key} is {value!r:.40}, no number above 0")
+    return value
+
+
+def _other_keys(kind: str, sizes: Mapping[str, Any], head_dim: int, rows: int) -> dict[str, Allowed]:
+    """Allowed values of the architecture's keys, by the name after the architecture."""
+    known: dict[str, Allowed] = dict.fromkeys((*NEEDED, *OPTIONAL), (int, float, list))
+    if kind != "llama":
+        known["attention.key_length"] = [head_dim]
+    known |= {"rope.dimension_count": [head_dim], "attention.value_length": [head_dim]}
+    known |= {"rope.scaling.type": ["none", "linear"], **{f"rope.{name}": NUMBER for name in FACTORS}}
+    return known | {"vocab_size": [rows], "embedding_length_out": [sizes["hidden_size"]]}
+
+
+def _scaling(
+    values: Mapping[str, Any], kind: str, divisors: Tensor | None, head_dim: int, base: float
+) -> dict[str, Any] | None:
+    """Linear scaling, which is the default of a file that states a factor, or Llama 3's."""
+    key = next((f"{kind}.rope.{name}" for name in FACTORS if f"{kind}.rope.{name}" in values), "")
+    factor = values.get(key) or 1
+    if values.get(f"{kind}.rope.scaling.type") == "none":
+        factor = 1
+    if not 1 <= factor <= LARGEST_FACTOR or (divisors is not None and factor != 1):
+        other = f" and no {DIVISORS}" if divisors is not None else ""
+        raise ValueError(f"{key} is {factor!r:.40}, not a number from 1 to {LARGEST_FACTOR:,}{other}")
+    if divisors is not None and kind != "llama":
+        raise ValueError(f"the tensor {DIVISORS!r} is not one of {kind}")
+    if divisors is not None:
+        return _llama3(divisors, head_dim, base)
+    return None if factor == 1 else {"rope_type": "linear", "factor": factor}
 
 
 def _llama3(divisors: Tensor, head_dim: int, base: float) -> dict[str, Any]:
@@ -103,18 +116,3 @@ def _llama3(divisors: Tensor, head_dim: int, base: float) -> dict[str, Any]:
         if torch.allclose(plain / scaled, divisors.float(), rtol=1e-3):
             return {"rope_type": "llama3", "factor": factor, "original_max_position_embeddings": TRAINED, **LLAMA3}
     raise ValueError(f"{DIVISORS} does not scale positions as Llama 3 does")
-
-
-def folder_name(name: str) -> str:
-    """The name of a tensor in a Hugging Face folder.
-
-    Raises:
-        ValueError: The tensor is unknown.
-    """
-    match = NAME.fullmatch(name)
-    if name == HEAD:
-        return "lm_head.weight"
-    if match is None or match[2] not in MODULES:
-        raise ValueError(f"the tensor {name!r:.60} is unknown")
-    layer, module, kind = match.groups()
-    return f"model.{f'layers.{layer}.' if layer else ''}{MODULES[module]}.{kind}"

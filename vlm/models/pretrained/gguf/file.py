@@ -1,6 +1,7 @@
 """Reads a GGUF file (llama.cpp) like a Hugging Face folder."""
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,10 @@ from torch import Tensor
 from vlm.errors import UserError
 from vlm.models.pretrained.fields import Fields
 from vlm.models.pretrained.folder import CONFIG, GENERATION, Folder
-from vlm.models.pretrained.gguf.config import DIVISORS, config_of, folder_name
-from vlm.models.pretrained.gguf.generation import find_ends, generation_of
-from vlm.models.pretrained.gguf.header import read_header
-from vlm.models.pretrained.gguf.tensors import check_tensors, read_tensor
+from vlm.models.pretrained.gguf.config import DIVISORS, SIZE_KEYS, config_of
+from vlm.models.pretrained.gguf.generation import OPTION_KEYS, find_ends, generation_of
+from vlm.models.pretrained.gguf.split import read_parts
+from vlm.models.pretrained.gguf.tensors import check_tensors, folder_names, read_tensor
 from vlm.models.pretrained.gguf.tokenizer import tokenizer_files
 
 SUFFIX = ".gguf"
@@ -20,11 +21,23 @@ PERMUTED = ("llama",)  # architectures in which the two halves of each head of q
 ROTATED = re.compile(r"\.[qk]_proj\.")
 
 
+class _HeaderFields(Fields):
+    """Fields made from a header; an error names the header's key."""
+
+    def __or__(self, values: Mapping[str, Any]) -> Fields:
+        return _HeaderFields({**self.values, **values}, self.file, self.within)
+
+    def fault(self, name: str, words: str) -> UserError:
+        value = " ".join(f"{self.values.get(name)!r:.60}".split())
+        key = f"{self.values['model_type']}.{SIZE_KEYS[name]}" if name in SIZE_KEYS else OPTION_KEYS.get(name, name)
+        return UserError(f"{self.file}: {key} is {value}, {words}; choose another file")
+
+
 class GGUF(Folder):
-    """A GGUF file; the files of an equivalent folder are created from its header.
+    """A GGUF file, or all parts of a split one; the files of an equivalent folder are created from its header.
 
     Args:
-        path: The file.
+        path: The file, or any part of a split one.
     Raises:
         UserError: The file is missing, damaged, too large, or not supported.
     """
@@ -32,9 +45,8 @@ class GGUF(Folder):
     def __init__(self, path: str | Path) -> None:
         super().__init__(path)
         try:
-            self._header = read_header(self.path)
-            check_tensors(self._header.tensors, self.path.stat().st_size)
-            self._names = {name: folder_name(name) for name in self._header.tensors if name != DIVISORS}
+            self._header = read_parts(self.path)
+            check_tensors(self._header.tensors)
             self._contents = self._made()
         except KeyError as fault:
             raise UserError(f"{self} cannot be read: it has no {fault.args[0]}; choose another file") from fault
@@ -43,12 +55,13 @@ class GGUF(Folder):
 
     def _made(self) -> dict[str, Any]:
         """The contents of files by name, with objects for JSON."""
-        place = self._header.tensors.get(DIVISORS)
-        config = config_of(self._header, None if place is None else read_tensor(self.path, place))
-        values = self._header.values
+        values, places = self._header.values, dict(self._header.tensors)
+        divisors = places.pop(DIVISORS, None)
+        config = config_of(self._header, None if divisors is None else read_tensor(divisors))
+        self._names = folder_names(places, config)
         ends = find_ends(values)
         made: dict[str, Any] = {CONFIG: config, GENERATION: generation_of(values, ends)}
-        if isinstance(template := values.get("tokenizer.chat_template"), str):
+        if (template := values.get("tokenizer.chat_template")) is not None:
             made["chat_template.jinja"] = template.encode()
         return made | tokenizer_files(values, config["vocab_size"], ends)
 
@@ -62,11 +75,13 @@ class GGUF(Folder):
         return self._contents.get(name)
 
     def _read_json(self, name: str) -> Fields | None:
-        return Fields(self._contents[name], str(self.path)) if name in self._contents else None
+        if name not in self._contents:
+            return None
+        return _HeaderFields(self._contents[name], str(self.path))
 
     def weights(self, *, mapped: bool = False) -> dict[str, Tensor]:
         try:
-            read = {name: read_tensor(self.path, self._header.tensors[name]) for name in self._names}
+            read = {name: read_tensor(self._header.tensors[name]) for name in self._names}
         except (OSError, ValueError) as fault:
             raise UserError(f"{self} cannot be read: {fault}; fetch it again") from fault
         tensors = {self._names[name]: tensor if mapped else tensor.clone() for name, tensor in read.items()}

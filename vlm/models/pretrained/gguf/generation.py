@@ -3,9 +3,18 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-KEY, SAMPLING = "tokenizer.ggml.", "general.sampling."
+KEY = "tokenizer.ggml."
 NAMED_ENDS = ("eos_token_id", "eot_token_id", "eom_token_id")
 IDS = {"bos_token_id": "bos_token_id", "padding_token_id": "pad_token_id"}  # names in generation_config.json
+SUPPRESSED = f"{KEY}suppress_tokens"
+# Options of generation_config.json, and the keys that the converter of llama.cpp makes of them.
+OPTION_KEYS = {
+    "temperature": "general.sampling.temp",
+    "top_k": "general.sampling.top_k",
+    "top_p": "general.sampling.top_p",
+    "min_p": "general.sampling.min_p",
+    "repetition_penalty": "general.sampling.penalty_repeat",
+}
 SENTENCE_PIECE_IDS = {"bos_token_id": 1, "eos_token_id": 2}  # llama.cpp's defaults for tokenizer.ggml.model = llama
 # Texts of tokens that llama.cpp ends a generation at, whether the header names them or not. The lists and their
 # exceptions are those of llama.cpp as llama-cpp-python 0.3.36 ships it (src/llama-vocab.cpp).
@@ -42,9 +51,9 @@ def find_ends(values: Mapping[str, Any]) -> list[int]:
         named.append(inferred if (stated := stated_id(values, name)) is None else stated)
     ends = [*named, *sorted(ids[text] for text in END_TEXTS if text in ids)]
     found = list(dict.fromkeys(end for end in ends if end is not None))
-    texts = {tokens[end] for end in found}
+    held = {tokens[end] for end in found}
     for text, alternatives in NOT_ENDS.items():
-        if text in texts and any(all(texts & group for group in groups) for groups in alternatives):
+        if text in held and any(all(held & group for group in groups) for groups in alternatives):
             found = [end for end in found if tokens[end] != text]
     if not found:
         raise KeyError(f"{KEY}eos_token_id")
@@ -70,4 +79,11 @@ def generation_of(values: Mapping[str, Any], ends: Sequence[int]) -> dict[str, A
     Raises:
         ValueError: An id is not in the vocabulary.
     """
-    return {"eos_token_id": [*ends], **{theirs: stated_id(values, name) for name, theirs in IDS.items()}}
+    made: dict[str, Any] = {"eos_token_id": [*ends]}
+    made |= {theirs: stated_id(values, name) for name, theirs in IDS.items()}
+    for name, key in OPTION_KEYS.items():
+        if key in values:  # seven digits, because a header has numbers of 32 bits
+            made[name] = float(f"{values[key]:.7g}") if isinstance(values[key], float) else values[key]
+    if outside := [id for id in values.get(SUPPRESSED, ()) if id not in range(len(values[f"{KEY}tokens"]))]:
+        raise ValueError(f"{SUPPRESSED} has {outside[0]!r:.40}, which is outside the vocabulary")
+    return made | {"bad_words_ids": [[id] for id in values.get(SUPPRESSED, ())]}

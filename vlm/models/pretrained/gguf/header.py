@@ -20,11 +20,13 @@ class Place(NamedTuple):
     """The position of a tensor in its file.
 
     Args:
+        path: The file, or the part of a split file.
         kind: Number of its type.
         shape: Its sizes, rows first.
         start: Offset of its first byte.
     """
 
+    path: Path
     kind: int
     shape: tuple[int, ...]
     start: int
@@ -48,7 +50,10 @@ def read_header(path: Path) -> Header:
         cursor = _Cursor(file.read(MOST_BYTES))
     if cursor.bytes(4) != MAGIC:
         raise ValueError("it is no GGUF file")
-    if (version := cursor.number("I")) not in VERSIONS:
+    version = cursor.number("I")
+    if int.from_bytes(version.to_bytes(4, "little"), "big") in VERSIONS:
+        raise ValueError("it is a big-endian file; convert it with the command gguf-convert-endian of the library gguf")
+    if version not in VERSIONS:
         raise ValueError(f"its version is {version}, which is not 2 or 3")
     tensors, keys = cursor.number("Q"), cursor.number("Q")
     values: dict[str, Any] = {}
@@ -64,7 +69,7 @@ def read_header(path: Path) -> Header:
         if axes > MOST_AXES or name in places:
             raise ValueError(f"the tensor {name!r:.60} has {axes} axes, or is there twice")
         sizes = [cursor.number("Q") for _ in range(axes)]
-        places[name] = Place(cursor.number("I"), tuple(reversed(sizes)), cursor.number("Q"))
+        places[name] = Place(path, cursor.number("I"), tuple(reversed(sizes)), cursor.number("Q"))
     align = values.get("general.alignment", 32)
     if type(align) is not int or not 8 <= align <= 2**16:
         raise ValueError(f"general.alignment is {align!r:.60}, not a number from 8 to 65536")
