@@ -59,6 +59,19 @@ def test_probabilities_equal_brute_force(options):
     )
 
 
+@pytest.mark.parametrize("options", [{"top_k": 0}, {"top_k": -1}, {"min_p": 0}, {"min_p": 0.0, "top_p": 1}])
+def test_filters_that_keep_all_tokens_change_nothing(options):
+    assert Sampling(**options).probabilities(LOGITS).equal(Sampling().probabilities(LOGITS))
+
+
+@pytest.mark.parametrize(("name", "value"), [("top_p", 0), ("top_p", 1), ("min_p", 0), ("min_p", 1), ("top_k", 1)])
+def test_the_ends_of_a_range_are_those_of_transformers(name, value):
+    transformers = pytest.importorskip("transformers")
+    filters = {"top_p": "TopPLogitsWarper", "min_p": "MinPLogitsWarper", "top_k": "TopKLogitsWarper"}
+    truth = getattr(transformers, filters[name])(float(value) if name != "top_k" else value)(None, LOGITS).softmax(-1)
+    torch.testing.assert_close(Sampling(**{name: value}).probabilities(LOGITS), truth, rtol=0, atol=1e-12)
+
+
 def test_temperature_zero_takes_the_most_probable():
     assert Sampling(temperature=0).probabilities(LOGITS).argmax(-1).tolist() == [0, 2]
     assert Sampling(temperature=0).draw(LOGITS, torch.tensor([0.0, 1 - 1e-12], dtype=torch.float64)).tolist() == [0, 2]
@@ -93,8 +106,9 @@ def test_no_draw_falls_on_a_token_without_probability(uniform):
         ({"temperature": -1}, "--temperature"),
         ({"temperature": 10**400}, "--temperature"),
         ({"temperature": float("nan")}, "--temperature"),
-        ({"top_k": 0}, "--top-k"),
-        ({"top_p": 0}, "--top-p"),
+        ({"top_k": -2}, "--top-k"),
+        ({"top_p": -0.1}, "--top-p"),
+        ({"min_p": -0.1}, "--min-p"),
         ({"min_p": 1.5}, "--min-p"),
     ],
 )

@@ -1,11 +1,15 @@
 """Small random language models of Hugging Face that were taught to converse: their tokenizers and chat templates."""
 
+import base64
+from pathlib import Path
 from typing import Any
 
 import transformers as t
 from hugging import TEXTS, saved, wide
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+PATH = "/v1/chat/completions"
+USER = {"role": "user", "content": "a"}
 SYSTEM = "<|im_start|>system\nYou are kind<|im_end|>\n"
 ROW = "'<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>' + '\n'"
 ASKED = "{% if add_generation_prompt %}"
@@ -121,3 +125,15 @@ def saved_chat(folder: Any, name: str, *, room: int = 2048) -> Any:
     config = t.LlamaConfig(**sizes, **ids, pad_token_id=ids["eos_token_id"])
     saved(folder, (tokenizer, wide(t.LlamaForCausalLM(config), std=0.3, norms="RMSNorm")))
     return tokenizer
+
+
+def url_of(path: str) -> str:
+    return "data:image/png;base64," + base64.b64encode(Path(path).read_bytes()).decode()
+
+
+def shown(text: str, *paths: str) -> list[dict[str, Any]]:
+    """A content of a text and images, as clients write it."""
+    return [
+        {"type": "text", "text": text},
+        *({"type": "image_url", "image_url": {"url": url_of(path), "detail": "low"}} for path in paths),
+    ]

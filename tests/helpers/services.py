@@ -34,6 +34,7 @@ def service(path: str = CAPTIONER, *, local: bool = True, origins: tuple[str, ..
 
     limits: dict[str, Any] = {"rows": 8, "most": 64, "max_bytes": 2**25, "timeout": 60, "key": None}
     limits = {name: options.pop(name, value) for name, value in limits.items()}
+    limits |= {"name": options.pop("name")} if "name" in options else {}
     return Service(predictor_of(path), options, **limits, sites=Sites(local=local, origins=origins))
 
 

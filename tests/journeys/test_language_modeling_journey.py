@@ -117,7 +117,7 @@ def test_the_seed_decides_the_text_and_a_wrong_value_is_named(write, trained_tex
     first, other = write("--seed", "1"), write("--seed", "2")
     assert write("--seed", "1") == first
     assert all(a["text"] != b["text"] for a, b in zip(first, other, strict=True))
-    for wrong in ("--temperature -1", "--temperature nan", "--top-k 0", "--top-p 1.5", "--min-p 2", "--top-k many"):
+    for wrong in ("--temperature -1", "--temperature nan", "--top-k -2", "--top-p 1.5", "--min-p 2", "--top-k many"):
         assert vlm(["generate", "--prompt", "A", "-c", best(trained_text), *wrong.split()]) == 2
         captured = capsys.readouterr()
         assert captured.err.startswith("error: ") and wrong.split()[0] in captured.err

@@ -211,3 +211,19 @@ def test_a_signal_under_load_loses_no_request(served, truth):
         for one in talks:
             one.result(30)
     assert len(answers) >= 200 and all(answers) and process.stderr.read() == ""
+
+
+@pytest.mark.parametrize(
+    ("defaults", "asked"),
+    [
+        ({"beam": 3, "length_penalty": 0.5}, {"sample": True, "seed": 4}),
+        ({"beam": 3, "groups": 3, "diversity": 1.0}, {"beam": 1}),
+        ({"sample": True, "temperature": 0.5, "top_k": 4}, {"beam": 3}),
+        ({"sample": True, "temperature": 0.5, "top_k": 4}, {"sample": False}),
+    ],
+)
+def test_a_request_that_decodes_in_another_way_drops_the_defaults_of_the_first(defaults, asked):
+    answer = client(**defaults).post("/predict", json={"image": base64.b64encode(PHOTOS[0]).decode(), **asked})
+    truth = used(predictor_of(CAPTIONER), IMAGES[:1], **asked)
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["results"][0]["text"] == truth[0].text

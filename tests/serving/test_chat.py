@@ -8,21 +8,23 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
 import torch
-from chats import saved_chat
+from chats import PATH, USER, saved_chat, shown
 from hugging import photos
 from image_text import saved_image_text
 from services import CAPTIONER, client, client_of, running, service, tiny
 
 import vlm
+from vlm.cli.main import run
 from vlm.tasks.chat.predictor import ChatPredictor
 
 pytest.importorskip("fastapi")
 pytest.importorskip("httpx")
-PATH = "/v1/chat/completions"
+from fastapi.testclient import TestClient  # of the extra
 
 
 @pytest.fixture(scope="module")
@@ -46,18 +48,6 @@ def images(tmp_path_factory: Any) -> str:
 @pytest.fixture(scope="module")
 def paths(tmp_path_factory: Any) -> list[str]:
     return photos(tmp_path_factory.mktemp("photos"), 2)
-
-
-def url_of(path: str) -> str:
-    return "data:image/png;base64," + base64.b64encode(Path(path).read_bytes()).decode()
-
-
-def shown(text: str, *paths: str) -> list[dict[str, Any]]:
-    """A content of a text and images, as clients write it."""
-    return [
-        {"type": "text", "text": text},
-        *({"type": "image_url", "image_url": {"url": url_of(path), "detail": "low"}} for path in paths),
-    ]
 
 
 @pytest.fixture
@@ -111,6 +101,27 @@ def test_streams_are_the_answers_piece_by_piece(official: Any, words: str) -> No
     assert other.choices[0].message.content != whole.choices[0].message.content
 
 
+def test_each_event_has_usage_once_it_is_asked_for(official: Any, words: str) -> None:
+    """Null but for the last, as the official service sends it."""
+    asked: Any = {"model": "vlm", "messages": [USER], "max_tokens": 3, "stream": True}
+    for options, known in (({}, []), ({"stream_options": {"include_usage": True}}, ["usage"])):
+        chunks = list(official(words).chat.completions.create(**asked, **options))
+        assert all([*chunk.model_fields_set & {"usage"}] == known for chunk in chunks)
+        assert all(chunk.usage is None for chunk in chunks[: -len(known) or None])
+
+
+def test_a_model_is_found_by_its_name(official: Any, words: str) -> None:
+    openai, name = pytest.importorskip("openai"), "org/a model.v2"
+    http = official(words, name=name)
+    assert http.models.retrieve(name).id == name == http.models.list().data[0].id
+    with pytest.raises(openai.NotFoundError, match="there is no 'gpt-9'"):
+        http.models.retrieve("gpt-9")
+    plain = client(words, name=name)
+    for path, code in (("org/a%20model.v2", 200), ("org%2Fa%20model.v2", 200), ("org", 404), ("", 404), ("org/", 404)):
+        answer = plain.get(f"/v1/models/{path}")
+        assert answer.status_code == code and ("error" in answer.json()) == (code == 404)
+
+
 def test_stop_texts_end_an_answer_and_are_no_part_of_it(official: Any, words: str) -> None:
     http = official(words)
     asked: Any = {"model": "vlm", "messages": [{"role": "user", "content": "what is it?"}], "temperature": 0}
@@ -121,6 +132,59 @@ def test_stop_texts_end_an_answer_and_are_no_part_of_it(official: Any, words: st
     assert made.choices[0].finish_reason == "stop" and made.usage.completion_tokens < 30
     stream = http.chat.completions.create(**asked, max_tokens=30, stop=stop, stream=True)
     assert "".join(chunk.choices[0].delta.content or "" for chunk in stream) == text[: text.index(stop)]
+
+
+def test_without_a_seed_answers_differ(words: str) -> None:
+    body = {"messages": [USER], "max_tokens": 24, "temperature": 1}
+
+    def answers(http: Any, **fields: Any) -> list[str]:
+        made = [http.post(PATH, json=body | fields) for _ in range(3)]
+        return [one.json()["choices"][0]["message"]["content"] for one in made]
+
+    drawn = answers(client(words))
+    assert len({*drawn}) == 3
+    for seed in (0, 5):
+        fixed = answers(client(words, seed=seed))
+        assert len({*fixed}) == 1 and fixed == answers(client(words), seed=seed) != drawn
+    other = answers(client(words, seed=5), seed=6)
+    assert other == answers(client(words), seed=6) and other != fixed
+    prompt = {"text": "a", "max_tokens": 24}  # /predict: of the seed and the input
+    texts = [client(words, **{"seed": seed} if seed else {}).post("/predict", json=prompt) for seed in (0, 0, 5, 5)]
+    first, second, third, fourth = [one.json()["results"][0]["text"] for one in texts]
+    assert first == second != third == fourth
+
+
+def test_the_command_gives_its_seed_to_conversations(words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`--seed 0` too, which is not the same as no seed."""
+    found = []
+    monkeypatch.setattr("vlm.serving.serve.listen", lambda app, **options: found.append(app) or 0)
+    body = {"messages": [USER], "max_tokens": 24, "temperature": 1}
+    for seed, count in (["--seed", "0"], 1), (["--seed", "7"], 1), ([], 3):
+        assert run(["serve", "-c", words, "--precision", "fp32", *seed]) == 0
+        http = TestClient(found[-1], base_url="http://127.0.0.1")
+        texts = {http.post(PATH, json=body).json()["choices"][0]["message"]["content"] for _ in range(3)}
+        assert len(texts) == count
+
+
+def test_conversations_without_a_seed_share_a_batch(words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, sizes, go = service(words), list[int](), Event()
+    real = ChatPredictor._replies
+
+    def replies(self: Any, batch: Any, *args: Any) -> Any:
+        sizes.append(len(batch))
+        assert go.wait(30)
+        return real(self, batch, *args)
+
+    monkeypatch.setattr(ChatPredictor, "_replies", replies)
+    body = {"messages": [USER], "max_tokens": 8, "temperature": 1}
+    with client_of(ours) as http, ThreadPoolExecutor(8) as pool:
+        answers = [pool.submit(http.post, PATH, json=body) for _ in range(7)]
+        until = time.monotonic() + 30
+        while (not sizes or ours.engine.waiting + sizes[0] < 7) and time.monotonic() < until:
+            time.sleep(0.005)
+        go.set()
+        assert all(one.result().status_code == 200 for one in answers)
+    assert len(sizes) <= 2 and sum(sizes) == 7
 
 
 def test_many_conversations_at_a_time_are_each_as_alone(images: str, paths: list[str]) -> None:
@@ -165,7 +229,6 @@ def test_a_key_and_the_sites_hold_here_too(words: str) -> None:
     assert http.post(PATH, json=body, headers=bearer | {"Host": "example.org"}).status_code == 421
 
 
-USER = {"role": "user", "content": "a"}
 PNG = "data:image/png;base64,"
 DEEP = "[" * 100_000 + "]" * 100_000
 
@@ -187,13 +250,13 @@ HOSTILE: dict[str, tuple[Any, int, str]] = {
     "messages of text": ({"messages": "hello"}, 400, "messages: is no list"),
     "10,000 turns": ({"messages": [USER] * 10_000}, 400, "messages: has 10,000"),
     "a message that is none": ({"messages": [3]}, 400, "message 1: its role"),
-    "role unknown": ({"messages": [{"role": "judge", "content": "a"}]}, 400, "its role is not one of system"),
+    "role unknown": ({"messages": [{"role": "judge", "content": "a"}]}, 400, "its role is judge, not one of system"),
     "role of another type": ({"messages": [{"role": ["user"], "content": "a"}]}, 400, "its role"),
     "no content": ({"messages": [{"role": "user"}]}, 400, "neither a text nor a list"),
     "content of a number": ({"messages": [{"role": "user", "content": 7}]}, 400, "neither a text nor a list"),
     "a part that is none": ({"messages": [{"role": "user", "content": [7]}]}, 400, "a part is neither"),
     "sound": ({"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}, 400, "a part is neither"),
-    "calls": ({"messages": [USER | {"tool_calls": []}]}, 400, "tool_calls is unknown"),
+    "calls": ({"messages": [USER | {"tool_calls": [1]}]}, 400, "tool_calls is unknown"),
     "the last is the model": ({"messages": [USER, {"role": "assistant", "content": "a"}]}, 400, "not the user's"),
     "megabytes": ({"messages": [{"role": "user", "content": "word " * 10**6}]}, 413, "more than 1,048,576"),
     "long": ({"messages": [{"role": "user", "content": "word " * 10**4}]}, 400, "the conversation is full"),
@@ -207,7 +270,7 @@ HOSTILE: dict[str, tuple[Any, int, str]] = {
     "empty image": (image({"url": PNG}), 400, "message 1"),
     "no url": (image({}), 400, "has no url"),
     "url of another type": (image({"url": [PNG]}), 400, "has no url"),
-    "image of text": (image(PNG), 400, "has no url"),
+    "image of text": (image(PNG), 400, "the file is empty"),
     "an image of the model": (
         {"messages": [{"role": "assistant", "content": SHOWN}, USER]},
         400,
@@ -229,8 +292,7 @@ HOSTILE: dict[str, tuple[Any, int, str]] = {
     "top_p": ({"messages": [USER], "top_p": 3}, 400, "top-p"),
     "seed": ({"messages": [USER], "seed": "a"}, 400, "seed"),
     "stop": ({"messages": [USER], "stop": [1]}, 400, "stop: is not a text"),
-    "empty stop": ({"messages": [USER], "stop": ""}, 400, "stop: is not a text"),
-    "many stops": ({"messages": [USER], "stop": ["a"] * 99}, 400, "stop: is not a text"),
+    "many stops": ({"messages": [USER], "stop": ["a"] * 99}, 400, "stop: has 99 texts"),
 }
 
 

@@ -13,7 +13,7 @@ OPTIONS = {
     "min_tokens": integer("min_new_tokens", low=0),
     "max_tokens": integer("max_new_tokens"),
     "temperature": number("temperature", high=1e3),
-    "top_k": integer("top_k", low=0),
+    "top_k": integer("top_k", low=-1),
     "top_p": number("top_p"),
     "min_p": number("min_p"),
 }
@@ -26,6 +26,11 @@ REFUSED: dict[str, tuple] = {
     **dict.fromkeys(("encoder_no_repeat_ngram_size", "exponential_decay_length_penalty"), (None, 0)),
     **dict.fromkeys(("encoder_repetition_penalty", "typical_p"), (None, 1, 1.0)),
     **dict.fromkeys(("diversity_penalty", "epsilon_cutoff", "eta_cutoff", "num_beam_groups"), (None, 0, 0.0, 1)),
+    **dict.fromkeys(("top_h", "max_time", "watermarking_config", "dola_layers"), (None,)),
+    "stop_strings": (None, [], ""),
+    "guidance_scale": (None, 1, 1.0),
+    "token_healing": (None, False),
+    "cache_implementation": (None, "dynamic", "static", "offloaded", "offloaded_static", "hybrid", "sliding_window"),
 }
 LENGTH = 20  # default number of tokens, if a folder states none
 
@@ -46,7 +51,7 @@ def decoding_defaults(generation: Fields, *, prompted: bool) -> dict[str, Any]:
     defaults |= {"early_stopping": generation.read(EARLY_STOPPING) or False, "end_counts": True}
     stated = {ours: generation.read(option) for ours, option in OPTIONS.items()}
     defaults |= {ours: value for ours, value in stated.items() if value is not None}
-    defaults = {ours: value for ours, value in defaults.items() if value != 0 or ours not in ("top_k", "min_tokens")}
+    defaults = {ours: value for ours, value in defaults.items() if value != 0 or ours != "min_tokens"}
     defaults |= _ends_and_bans(generation)
     if generation.read(flag("do_sample")):
         defaults |= {"sample": True, "top_k": defaults.get("top_k", 50)}

@@ -34,7 +34,7 @@ def continue_texts(
     sampling: Sampling,
     max_tokens: int,
     eos_id: int,
-    seed: int,
+    seed: int | Sequence[int],
     ends: Sequence[int] = (),
     context: Context | None = None,
     keys: Sequence[Sequence[int]] | None = None,
@@ -42,11 +42,12 @@ def continue_texts(
 ) -> Iterator[list[SampledToken]]:
     """Continues texts token by token until the end token or max_tokens.
 
-    The continuation of a prompt depends only on the prompt, its context and the seed, not on other prompts or their
+    The continuation of a prompt depends only on the prompt, its context and its seed, not on other prompts or their
     order. When a text exceeds the decoder's max_len, only its last half is read again, whenever the window is full.
 
     Args:
         prompts: Token ids, at least one each.
+        seed: Seed of all prompts, or one seed per prompt.
         ends: Tokens that end a text besides the end token.
         context: One row per prompt; None for a decoder without context.
         keys: Keys of each prompt's random draws, in addition to the seed; default the prompt.
@@ -57,7 +58,9 @@ def continue_texts(
     texts = [list(prompt) for prompt in prompts]
     device = decoder.token_embed.weight.device
     # Random numbers are copied to the device once: a copy in each step would wait for the device.
-    numbers = [numpy_rng(seed, "text", *parts).random(max_tokens) for parts in keys or prompts]
+    seeds = [seed] * len(texts) if isinstance(seed, int) else seed
+    parts = zip(seeds, keys or prompts, strict=True)
+    numbers = [numpy_rng(one, "text", *key).random(max_tokens) for one, key in parts]
     draws = torch.from_numpy(np.array(numbers)).to(device)  # (R, max_tokens)
     rows = [row for row in range(len(texts)) if max_tokens > 0]
     # A cache for the whole window would take gigabytes of a decoder that reads 100,000 tokens.

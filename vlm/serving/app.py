@@ -135,9 +135,16 @@ class Service:
 
     async def models(self) -> dict[str, Any]:
         """The model that converses."""
-        self._chat_reader()
-        model = {"id": self.name, "object": "model", "created": self.since, "owned_by": "vlm"}
-        return {"object": "list", "data": [model]}
+        return {"object": "list", "data": [await self.find_model(self.name)]}
+
+    async def find_model(self, name: str) -> dict[str, Any]:
+        """The model of this name.
+
+        Raises:
+            HTTPException: There is none, or the model does not converse.
+        """
+        self._chat_reader().check_model(name)
+        return {"id": self.name, "object": "model", "created": self.since, "owned_by": "vlm"}
 
     def _chat_reader(self) -> ChatReader:
         """The reader of conversations.
@@ -295,6 +302,7 @@ def make_app(service: Service) -> FastAPI:
     app.post("/predict", **guarded, **answers, openapi_extra=body)(service.predict)
     app.post(CHAT, **guarded, response_model=dict[str, Any], responses=streams)(service.complete)
     app.get("/v1/models", **guarded, response_model=dict[str, Any])(service.models)
+    app.get("/v1/models/{name:path}", **guarded, response_model=dict[str, Any])(service.find_model)
     app.get("/metrics", **guarded, response_class=PlainTextResponse)(service.metrics)
     app.get("/openapi.json", **guarded, include_in_schema=False)(app.openapi)
 

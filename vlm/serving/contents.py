@@ -3,6 +3,7 @@
 import base64
 import json
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -15,6 +16,8 @@ MAX_TEXT = 2**20  # bytes of a body without images
 MAX_PARTS = 1024  # of a form
 MAX_VALUES = 2**16  # of JSON; parsing millions would block all other requests
 logging.getLogger("python_multipart").setLevel(logging.ERROR)  # else it warns about each damaged form
+BLANKS = "\t\n\f\r "  # ASCII white space
+URL_ALPHABET = bytes.maketrans(b"-_", b"+/")
 INPUTS = {"image": "image", "images": "image", "text": "text", "texts": "text"}
 
 
@@ -120,16 +123,35 @@ class Contents:
 def _input(value: Any, kind: str) -> str | bytes:
     if not isinstance(value, str):
         raise TypeError(value)
-    return base64.b64decode(value, validate=True) if kind == "image" else value
+    return decode_base64(value.encode()) if kind == "image" else value
 
 
-def as_json(body: bytes | bytearray) -> Any:
+def decode_base64(text: bytes) -> bytes:
+    """Decodes base64 as browsers do (https://infra.spec.whatwg.org/#forgiving-base64-decode).
+
+    White space may stand anywhere, and padding may be left out. The alphabet for URLs is accepted too, since its two
+    letters, - and _, have no other meaning.
+
+    Raises:
+        ValueError: The text is not base64.
+    """
+    data = text.translate(URL_ALPHABET, BLANKS.encode())
+    if len(data) % 4 == 0:
+        data = data[: len(data) - (data.endswith(b"=") + data.endswith(b"=="))]
+    if len(data) % 4 == 1 or b"=" in data:
+        raise ValueError("its length or its padding is wrong")
+    return base64.b64decode(data + b"=" * (-len(data) % 4), validate=True)
+
+
+def as_json(body: bytes | bytearray, *, object_hook: Callable[[dict[str, Any]], Any] | None = None) -> Any:
     """Parses a body of JSON.
 
+    Args:
+        object_hook: As in `json.loads`.
     Raises:
         HTTPException: It holds too many values.
         ValueError, RecursionError: It is damaged.
     """
     if len(body) > MAX_TEXT and sum(map(body.count, (b"[", b"{", b","))) > MAX_VALUES:
         raise HTTPException(413, f"the JSON has more than {MAX_VALUES:,} values")
-    return json.loads(body)
+    return json.loads(body, object_hook=object_hook)

@@ -14,7 +14,7 @@ from vlm.config.types import fits
 from vlm.data.images.image import LARGE_PIXELS, MAX_PIXELS, ImageError, decoding_cost, load_image
 from vlm.errors import UserError
 from vlm.inference.inputs import default_workers
-from vlm.inference.options import as_list, checked, declared
+from vlm.inference.options import OF_DRAWS, as_list, checked, declared
 from vlm.inference.predictor import Predictor
 from vlm.inference.writing import note_width
 from vlm.serving.budget import Budget
@@ -146,7 +146,7 @@ class Reader:
         images = [Photo(one, f"image {place}", self.least) for place, one in enumerate(contents.images, start=1)]
         inputs: list[Any] = list(images) if main == "image" else list(contents.texts)
         other, name = (contents.texts, "text") if main == "image" else (images, "image")
-        values = {**self.defaults, **contents.options}
+        values = dict(contents.options)
         if self.beside.get(name) == name and other:
             values[name] = other
         elif other or self.beside.get(name) == name:
@@ -173,6 +173,7 @@ class Reader:
             values = {name: as_typed(value, hints.get(name)) for name, value in values.items()}
             for name, value in values.items():
                 _check_size(name, value)
+            values = {**_compatible(self.defaults, values), **values}
             options = checked(kind, values, use=self.predictor.task, client=True)
             self.predictor.check_options(options)
             width = self.predictor.width(options)
@@ -214,6 +215,17 @@ class Reader:
             return value, len(notes) <= len([*note_width(self.predictor.width(options))])
         except UserError as fault:
             return fault, True
+
+
+def _compatible(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the defaults without those of another way of decoding than the one that a request chooses."""
+    beam, sample = given.get("beam"), given.get("sample")
+    dropped: tuple[str, ...] = ()
+    if sample is False or (isinstance(beam, int) and beam > 1):
+        dropped += ("sample", *OF_DRAWS)
+    if sample is True or beam == 1:
+        dropped += ("beam", "length_penalty", "groups", "diversity")
+    return {name: value for name, value in defaults.items() if name not in dropped}
 
 
 def photos(value: Any) -> Iterator[Photo]:

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,9 +16,19 @@ GRACE = 8  # seconds after a signal in which earlier requests are still answered
 SPARE = 64  # connections in addition to those whose inputs may wait
 
 
+@dataclass(kw_only=True)
+class ServiceDecodingOptions(DecodingOptions):
+    """Decoding options of requests that do not set them."""
+
+    # None, so that --seed 0 differs from no --seed.
+    seed: Annotated[
+        int | None, Option("Random seed; by default a new one for each conversation, and 0 for /predict.")
+    ] = None  # type: ignore[assignment]
+
+
 def serve(
     model: ModelOptions,
-    decoding: DecodingOptions,
+    decoding: ServiceDecodingOptions,
     batch_size: BatchSize = 32,
     language: Language = None,
     host: Annotated[str, Option("Address to listen on; by default this machine alone reaches it.")] = "127.0.0.1",
@@ -45,7 +56,8 @@ def serve(
         raise UserError(f'vlm serve: needs {fault.name}; pip install "vlm-lightning[serve]"') from fault
     key, sites = key_of(os.environ), Sites(local=host in LOCAL, origins=allow_origin or ())
     predictor = model.load(load_predictor)
-    defaults = {name: value for name, value in vars(decoding).items() if value != getattr(DecodingOptions, name)}
+    unset = vars(ServiceDecodingOptions())
+    defaults = {name: value for name, value in vars(decoding).items() if value != unset[name]}
     defaults |= {} if language is None else {"language": language}
     limits: Any = {"most": queue, "max_bytes": max_mb * 10**6, "timeout": timeout}
     name = Path(model.checkpoint).name.removesuffix(".ckpt").removesuffix(".gguf")

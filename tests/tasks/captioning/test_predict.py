@@ -229,7 +229,7 @@ def test_no_file_that_is_read_is_written_over(checkpoint, image, tmp_path, capsy
             assert path.read_bytes() == before
 
 
-@pytest.mark.parametrize("options", [["-c", "none.ckpt"], ["--device", "tpu"], ["--top-k", "0"], ["--format", "x"]])
+@pytest.mark.parametrize("options", [["-c", "none.ckpt"], ["--device", "tpu"], ["--top-k", "-2"], ["--format", "x"]])
 def test_a_command_that_fails_leaves_yesterdays_result(checkpoint, image, tmp_path, options, capsys):
     out = tmp_path / "captions.txt"
     out.write_text("yesterday")

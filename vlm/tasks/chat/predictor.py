@@ -47,10 +47,13 @@ class Prompt(NamedTuple):
     Args:
         tokens: Their ids, with PLACE for each state of an image.
         pixels: Its images, whole or in squares, uint8 (T, 3, H, W); None if there are none.
+        seed: Seed of its answer. It belongs to the prompt and not to the options of `results`, so that conversations
+            with different seeds share a batch.
     """
 
     tokens: Sequence[int]
     pixels: Tensor | None
+    seed: int
 
 
 @dataclass
@@ -148,7 +151,8 @@ class ChatPredictor(TextPredictor):
         ).tokens
         if len(tokens) >= self.decoder.max_len:
             raise UserError(full(len(tokens), self.decoder.max_len))
-        return Prompt(tokens, torch.cat([pixels for pixels, _ in found]) if found else None)
+        pixels = torch.cat([pixels for pixels, _ in found]) if found else None
+        return Prompt(tokens, pixels, options.seed)
 
     def results(
         self, batches: Iterable[Sequence[Prompt] | None], options: ChatOptions, *, watch: Watch | None = None
@@ -181,8 +185,8 @@ class ChatPredictor(TextPredictor):
         sampling, most = self.planned(options)
         rooms = [self.decoder.max_len - len(prompt.tokens) for prompt in batch]
         ended = set[int]()
-        same: Any = {"sampling": sampling, "max_tokens": min(most, max(rooms)), "seed": options.seed, "ended": ended}
-        for drawn in self._drawn(batch, same):
+        same: Any = {"sampling": sampling, "max_tokens": min(most, max(rooms)), "ended": ended}
+        for drawn in self._drawn(batch, same | {"seed": [prompt.seed for prompt in batch]}):
             for item in drawn:
                 reply = replies[item.prompt]
                 complete = self._grow(reply, item, options) or len(reply.tokens) >= min(most, rooms[item.prompt])
