@@ -142,9 +142,25 @@ def classifier(pool: str) -> Callable[[Fields, Mapping[str, Spec]], Spec]:
     """Returns a function that specifies an image classifier with this pooling."""
 
     def build(config: Fields, parts: Mapping[str, Spec]) -> Spec:
-        return spec_of("Classifier", encoder=parts["encoder"], num_classes=len(class_names(config)), pool=pool)
+        return spec_of("Classifier", encoder=parts["encoder"], num_classes=count_exclusive_classes(config), pool=pool)
 
     return build
+
+
+def count_exclusive_classes(config: Fields) -> int:
+    """Returns the number of classes of which each input has exactly one, so that a softmax gives their probabilities.
+
+    Raises:
+        UserError: The model was trained for several labels per input or for regression. A single output is regression
+            in `transformers`, whose pipelines apply a sigmoid to it.
+    """
+    if config.values.get("problem_type") not in (None, "single_label_classification"):
+        raise config.fault("problem_type", "which is not one class of several")
+    names = class_names(config)
+    if len(names) == 1:
+        key = "id2label" if "id2label" in config else "num_labels"
+        raise config.fault(key, "a single output, which is regression and not a choice between classes")
+    return len(names)
 
 
 def class_names(config: Fields) -> list[str]:

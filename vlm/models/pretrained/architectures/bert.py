@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from vlm.models.masked_language_model import MaskedLanguageModel
-from vlm.models.pretrained.architecture import Architecture, Model, Spec, class_names, spec_of
+from vlm.models.pretrained.architecture import Architecture, Model, Spec, class_names, count_exclusive_classes, spec_of
 from vlm.models.pretrained.fields import Fields, integer
 from vlm.models.pretrained.stack import SIZES, Names, Part, Paths, Stack, Weight, layers, tied
 from vlm.models.text_classifiers import SequenceClassifier, TokenClassifier
@@ -70,9 +70,7 @@ def fills(config: Fields, parts: Mapping[str, Spec]) -> Spec:
 
 
 def classifies(config: Fields, parts: Mapping[str, Spec]) -> Spec:
-    if config.values.get("problem_type") not in (None, "single_label_classification"):
-        raise config.fault("problem_type", "which is not one class of several")
-    count = len(class_names(config))
+    count = count_exclusive_classes(config)
     return spec_of("SequenceClassifier", encoder=parts["encoder"], num_classes=count, pool="class", transform=True)
 
 
