@@ -3,8 +3,10 @@
 import asyncio
 import base64
 import gc
+import html
 import json
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -16,10 +18,15 @@ from pathlib import Path
 from zlib import crc32
 
 import pytest
+import torch
 from listening import listening
-from services import CAPTIONER, client, client_of, predictor_of, service, tiny
+from services import CAPTIONER, CASES, client, client_of, predictor_of, service, tiny
 from tiny_checkpoints import IMAGES, ROOT
 from used import used
+
+from vlm.cli.main import run
+from vlm.errors import UserError
+from vlm.serving.serve import model_name
 
 pytest.importorskip("fastapi")
 pytest.importorskip("httpx")
@@ -154,6 +161,68 @@ def test_texts_are_one_or_a_list(wrong):
 def test_texts_are_utf8(body, kind):
     answer = client(tiny("translation")).post("/predict", content=body, headers={"Content-Type": kind})
     assert answer.status_code == 400 and answer.json()["detail"] == "text 1: is not UTF-8"
+
+
+@pytest.mark.parametrize("task", CASES)
+def test_the_start_page_says_what_to_send(task):
+    http = client(tiny(task), name="a <b> name")
+    answer = http.get("/")
+    assert answer.status_code == 200 and answer.headers["content-type"].startswith("text/html")
+    assert f"A model for {task}." in answer.text and "a &lt;b&gt; name" in answer.text
+    (line,) = re.search("<pre>(.*)</pre>", html.unescape(answer.text), re.DOTALL)[1].splitlines()
+    *fields, url = shlex.split(line.removeprefix("curl ").replace("-F ", ""))
+    assert url == "http://127.0.0.1/predict"
+    values = dict(field.split("=", 1) for field in fields)
+    form = [(k, ("photo.jpg", PHOTOS[0]) if v.startswith("@") else (None, "a [MASK] cross")) for k, v in values.items()]
+    made = http.post("/predict", files=form)
+    assert made.status_code == 200 and len(made.json()["results"]) == 1, made.text
+
+
+def test_the_start_page_does_not_name_the_model_to_those_without_the_key():
+    http = client(key="secret", name="plans of ours")
+    assert http.get("/").status_code == 200 and "plans" not in http.get("/").text
+    assert http.get("/", headers={"Host": "example.org"}).status_code == 421
+
+
+def test_messages_name_the_task_that_was_trained(tmp_path):
+    """A checkpoint of task=conversations holds a model of image_questions."""
+    loaded = torch.load(tiny("image_questions"), weights_only=True)
+    loaded["vlm"]["config"]["task_name"] = "conversations"
+    torch.save(loaded, tmp_path / "model.ckpt")
+    http = client(str(tmp_path / "model.ckpt"))
+    assert http.get("/health").json()["task"] == "conversations"
+    assert "A model for conversations." in http.get("/").text
+    answer = http.post("/predict", json={"image": base64.b64encode(PHOTOS[0]).decode()})
+    assert answer.status_code == 422 and "conversations" in answer.json()["detail"]
+    with pytest.raises(UserError, match="a model for conversations takes none"):
+        client(str(tmp_path / "model.ckpt"), language="de")
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "run_name", "name"),
+    [
+        ("runs/birds/2026-11-27_10-00-00/checkpoints/best.ckpt", "birds", "birds"),
+        ("birds.ckpt", "captioning", "birds"),
+        ("SmolLM2-135M.gguf", None, "SmolLM2-135M"),
+        ("hf:ORG/NAME", None, "ORG/NAME"),
+        ("models/SmolLM2/", None, "SmolLM2"),
+    ],
+)
+def test_a_model_has_the_name_of_its_run(checkpoint, run_name, name):
+    assert model_name(checkpoint, run_name) == name
+
+
+def test_all_addresses_are_printed(monkeypatch, capsys):
+    """Those of each group of paths; for a host that stands for all addresses, this machine's own."""
+    monkeypatch.setattr("vlm.serving.serve.listen", lambda app, *, lines, **options: print("\n".join(lines)) or 0)
+    assert run(["serve", "-c", CAPTIONER]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert printed == ["serving     http://127.0.0.1:{port}/predict", "page        http://127.0.0.1:{port}/"]
+    assert run(["serve", "-c", CAPTIONER, "--host", "0.0.0.0"]) == 0
+    everywhere = capsys.readouterr().out.splitlines()
+    assert {*printed} <= {*everywhere} and not any("0.0.0.0" in line for line in everywhere)
+    assert run(["serve", "-c", CAPTIONER, "--host", "::1"]) == 0
+    assert "serving     http://[::1]:{port}/predict" in capsys.readouterr().out.splitlines()
 
 
 @pytest.fixture(scope="module")

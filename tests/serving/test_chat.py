@@ -154,6 +154,13 @@ def test_without_a_seed_answers_differ(words: str) -> None:
     assert first == second != third == fourth
 
 
+def test_the_command_prints_the_address_of_conversations(words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    printed = list[str]()
+    monkeypatch.setattr("vlm.serving.serve.listen", lambda app, *, lines, **options: printed.extend(lines) or 0)
+    assert run(["serve", "-c", words]) == 0
+    assert f"chat        http://127.0.0.1:{{port}}/v1 (model {Path(words).name})" in printed
+
+
 def test_the_command_gives_its_seed_to_conversations(words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """`--seed 0` too, which is not the same as no seed."""
     found = []

@@ -68,6 +68,9 @@ class Predictor(ABC):
         fields: The fields of a record that a line of text shows.
         options: The dataclass of its options.
         arguments: The class of its inputs.
+        trained_task: The task that was trained, by its name in conf/task, such as conversations, whose models `task`
+            calls image_questions; `task` if the checkpoint is of no run.
+        run_name: The name of the run that trained the model, if any.
     Args:
         path: The checkpoint.
         device: The device that it runs on.
@@ -101,6 +104,9 @@ class Predictor(ABC):
             held = task_name(about["task"])
             if held != self.task and not uses(held, type(self)):
                 raise misused(path, held, self.task)
+            config = about.get("config") or {}
+            names = {name: config[name] for name in ("task_name", "name") if isinstance(config.get(name), str)}
+            self.trained_task, self.run_name = names.get("task_name") or held, names.get("name")
             self.restore(about)
             self.model: Any = ckpt.load_model(loaded, trust=trust, dtype=dtype).to(device)
             if not is_published(ckpt.locate(path)):  # published ones were checked when read

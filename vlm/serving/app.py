@@ -7,6 +7,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence, Set
+from contextlib import suppress
 from dataclasses import asdict, is_dataclass
 from functools import partial
 from typing import Annotated, Any
@@ -14,7 +15,7 @@ from typing import Annotated, Any
 import numpy as np
 from fastapi import Depends, FastAPI, HTTPException, Request, Response
 from fastapi.middleware.cors import CORSMiddleware
-from fastapi.responses import PlainTextResponse, StreamingResponse
+from fastapi.responses import HTMLResponse, PlainTextResponse, StreamingResponse
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -24,8 +25,10 @@ from vlm.data.images.image import ImageTooLarge
 from vlm.errors import UserError, printable
 from vlm.inference.predictor import Predictor
 from vlm.inference.tasks import resolve, tasks_of
+from vlm.io.page import escape, page, table
 from vlm.serving.bodies import Bodies, Gone
 from vlm.serving.chat import Answer, ChatReader, error
+from vlm.serving.demo_uses import form_of
 from vlm.serving.engine import Engine, Full
 from vlm.serving.events import FAILED, HEADERS, MEDIA_TYPE, events
 from vlm.serving.job import Job, Texts
@@ -37,6 +40,15 @@ BODY = {
     "multipart/form-data": {"schema": {"type": "object", "additionalProperties": {"type": "string"}}},
     "application/json": {"schema": {"type": "object", "example": {"images": ["BASE64"]}}},
 }
+PATHS = {
+    "/predict": "results, by POST",
+    "/v1/chat/completions": "answers in conversations, by POST",
+    "/v1/models": "the name of the model",
+    "/health": "whether the service runs, and its task",
+    "/metrics": "figures for Prometheus",
+    "/openapi.json": "what requests and answers hold, in OpenAPI",
+}
+PAGE_HEADERS = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"}
 SEND_TIME = 60.0  # seconds within which a client must accept each part of its answer
 CHAT = "/v1/chat/completions"
 GONE = 499  # the client has closed the connection
@@ -133,6 +145,22 @@ class Service:
         chunks = answer.chunks(grown, self._results(jobs, set(), since), **how, counted=asked.counted)
         return StreamingResponse(chunks, headers=HEADERS, media_type=MEDIA_TYPE)
 
+    @property
+    def is_chat(self) -> bool:
+        """Whether the model reads conversations."""
+        with suppress(HTTPException):
+            return self._chat_reader() is not None
+        return False
+
+    async def start_page(self, request: Request) -> HTMLResponse:
+        """A page that says what the service answers; it names the model only if clients need no key."""
+        self.sites.check(request.headers)
+        name = self.name if self.key is None else "A service of vlm"
+        paths = {path: about for path, about in PATHS.items() if self.is_chat or not path.startswith("/v1")}
+        examples = _examples(self.predictor, str(request.base_url).rstrip("/"), is_chat=self.is_chat)
+        body = [table(("path", "what"), paths.items()), f"<pre>{escape(examples)}</pre>"]
+        return HTMLResponse(page(name, f"A model for {self.predictor.trained_task}.", body), headers=PAGE_HEADERS)
+
     async def models(self) -> dict[str, Any]:
         """The model that converses."""
         return {"object": "list", "data": [await self.find_model(self.name)]}
@@ -154,7 +182,7 @@ class Service:
         """
         try:
             if self.chat is None:
-                raise UserError(f"a model for {self.predictor.task} reads no conversations; use /predict")
+                raise UserError(f"a model for {self.predictor.trained_task} reads no conversations; use /predict")
             self.chat.predictor.check_chat()
         except UserError as fault:
             raise HTTPException(404, str(fault)) from fault
@@ -216,6 +244,16 @@ class Service:
         for name, (kind, value) in figures.items():
             lines += [f"# TYPE vlm_{name} {kind}", f"vlm_{name} {value}"]
         return "\n".join(lines) + "\n"
+
+
+def _examples(predictor: Predictor, url: str, *, is_chat: bool) -> str:
+    """Returns commands that send a request to a service of a model."""
+    form = form_of(predictor)
+    texts = [name for name in form.texts if name not in form.optional or name in ("text", "pair", "label")]
+    fields = (["image=@photo.jpg"] if form.photos else []) + [f'{name}="..."' for name in texts]
+    lines = [f"curl {' '.join(f'-F {field}' for field in fields)} {url}/predict"]
+    message = '{"messages": [{"role": "user", "content": "..."}]}'
+    return "\n".join([*lines, *([f"curl --json '{message}' {url}{CHAT}"] if is_chat else [])])
 
 
 def _queue() -> tuple[Callable[[int, Texts], None], asyncio.Queue[Any]]:
@@ -293,7 +331,7 @@ class Measured:
 
 def make_app(service: Service) -> FastAPI:
     """Builds the application of a service. FastAPI's documentation page is off: it loads scripts of other hosts."""
-    about = f"A model for {service.predictor.task}."
+    about = f"A model for {service.predictor.trained_task}."
     app = FastAPI(title="vlm", version=__version__, description=about, openapi_url=None)
     guarded: dict[str, Any] = {"dependencies": [Depends(service.allow)]}
     body = {"requestBody": {"content": BODY, "required": True}}
@@ -303,12 +341,13 @@ def make_app(service: Service) -> FastAPI:
     app.post(CHAT, **guarded, response_model=dict[str, Any], responses=streams)(service.complete)
     app.get("/v1/models", **guarded, response_model=dict[str, Any])(service.models)
     app.get("/v1/models/{name:path}", **guarded, response_model=dict[str, Any])(service.find_model)
+    app.get("/", include_in_schema=False)(service.start_page)
     app.get("/metrics", **guarded, response_class=PlainTextResponse)(service.metrics)
     app.get("/openapi.json", **guarded, include_in_schema=False)(app.openapi)
 
     @app.get("/health")
     async def health() -> dict[str, str]:
-        return {"status": "ok", "task": service.predictor.task}
+        return {"status": "ok", "task": service.predictor.trained_task}
 
     app.add_middleware(Measured, service=service)
     if service.sites.origins:

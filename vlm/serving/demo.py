@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from vlm.errors import UserError, print_error
 from vlm.inference.options import ModelOptions, Option
 from vlm.inference.predictor import load_predictor
-from vlm.serving.server import LOCAL, listen
+from vlm.serving.server import LOCAL, listen, urls
 
 GRACE = 5  # seconds after a signal in which pages requested before it are still sent
 SPARE = 64  # connections in addition to those whose requests may wait; each page holds two
@@ -35,9 +35,9 @@ def demo(
         if host not in LOCAL:
             remedy = "a proxy before it can ask for a password"
             print_error(f"whoever reaches {host} may use the model; {remedy}", "warning")
-        line = f"page        http://{host}:{{port}}"
+        lines = [f"page        {url}" for url in urls(host)]
         options: Any = {"connections": 2 * queue + SPARE, "grace": GRACE, "ending": app.end}
-        return listen(app, host=host, port=port, line=line, **options)
+        return listen(app, host=host, port=port, lines=lines, **options)
 
 
 def make_app(model: ModelOptions, *, local: bool, queue: int, max_bytes: int, rate: int) -> Any:
@@ -61,6 +61,6 @@ def make_app(model: ModelOptions, *, local: bool, queue: int, max_bytes: int, ra
     samples = samples_of(path)
     name = path.name if path.is_dir() else f"{samples.parent.name}/{path.name}"  # without paths of this machine
     sizes: Any = {"samples": samples, "max_bytes": max_bytes}
-    page = Page(task=predictor.task, name=name, form=form, **sizes, chat=chat_of(predictor))
+    page = Page(task=predictor.trained_task, name=name, form=form, **sizes, chat=chat_of(predictor))
     body = max_bytes * max(1, form.photos) * 4 // 3 + MEGABYTE  # photos in base64, and texts
     return Guard(mounted(page, queue=queue), local=local, max_bytes=body, rate=rate)

@@ -90,7 +90,7 @@ class Reader:
         unset = dict.fromkeys(self.beside)
         if unknown := [name for name in self.defaults if name not in declared(kind)]:
             raise UserError(
-                f"--{unknown[0].replace('_', '-')}: a model for {self.predictor.task} takes none; leave it out"
+                f"--{unknown[0].replace('_', '-')}: a model for {self.predictor.trained_task} takes none; leave it out"
             )
         usual = kind(**{**unset, **self.defaults})
         self.predictor.check_options(usual)
@@ -150,7 +150,8 @@ class Reader:
         if self.beside.get(name) == name and other:
             values[name] = other
         elif other or self.beside.get(name) == name:
-            raise HTTPException(422, f"{name}: {'unknown to' if other else 'missing; needed by'} {self.predictor.task}")
+            fault = "unknown to" if other else "missing; needed by"
+            raise HTTPException(422, f"{name}: {fault} {self.predictor.trained_task}")
         if not 0 < len(inputs) <= most:
             raise HTTPException(422, f"{len(inputs)} inputs in a request; send 1 to {most}")
         options = self._options(values)
@@ -174,7 +175,7 @@ class Reader:
             for name, value in values.items():
                 _check_size(name, value)
             values = {**_compatible(self.defaults, values), **values}
-            options = checked(kind, values, use=self.predictor.task, client=True)
+            options = checked(kind, values, use=self.predictor.trained_task, client=True)
             self.predictor.check_options(options)
             width = self.predictor.width(options)
             if width > self.columns:

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from vlm.errors import UserError, print_error
+from vlm.checkpoint.hub import PREFIX
+from vlm.errors import UserError, print_error, printable
 from vlm.inference.options import BatchSize, DecodingOptions, Language, ModelOptions, Option
 from vlm.inference.predictor import load_predictor
-from vlm.serving.server import LOCAL, listen
+from vlm.serving.server import LOCAL, listen, urls
 
 KEY = "VLM_SERVE_KEY"
 GRACE = 8  # seconds after a signal in which earlier requests are still answered
@@ -60,12 +61,25 @@ def serve(
     defaults = {name: value for name, value in vars(decoding).items() if value != unset[name]}
     defaults |= {} if language is None else {"language": language}
     limits: Any = {"most": queue, "max_bytes": max_mb * 10**6, "timeout": timeout}
-    name = Path(model.checkpoint).name.removesuffix(".ckpt").removesuffix(".gguf")
+    name = model_name(model.checkpoint, predictor.run_name)
     service = Service(predictor, defaults, rows=batch_size, **limits, key=key, sites=sites, name=name)
     if host not in LOCAL and key is None:
         print_error(f"whoever reaches {host} may use the service; {KEY} sets a key", "warning")
-    line = f"serving     http://{host}:{{port}}/predict"
-    return listen(make_app(service), host=host, port=port, line=line, connections=2 * queue + SPARE, grace=GRACE)
+    lines = [f"serving     {url}/predict" for url in urls(host)]
+    if service.is_chat:
+        lines += [f"chat        {url}/v1 (model {printable(name)})" for url in urls(host)]
+    lines += [f"page        {url}/" for url in urls(host)]
+    return listen(make_app(service), host=host, port=port, lines=lines, connections=2 * queue + SPARE, grace=GRACE)
+
+
+def model_name(checkpoint: str, run_name: str | None) -> str:
+    """Returns the name of a model for clients: that of its run, ORG/NAME, or that of its file or folder."""
+    path = Path(checkpoint)
+    if run_name and path.parent.name == "checkpoints":
+        return run_name
+    if checkpoint.startswith(PREFIX):
+        return checkpoint.removeprefix(PREFIX)
+    return path.resolve().name.removesuffix(".ckpt").removesuffix(".gguf")
 
 
 def key_of(environment: Mapping[str, str]) -> str | None:

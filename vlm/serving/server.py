@@ -2,13 +2,32 @@
 
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from types import FrameType
 from typing import Any
 
 from vlm.errors import UserError
 
 LOCAL = ("127.0.0.1", "::1", "localhost")
+# Hosts that stand for all addresses of this machine: family, loopback address, an address of another machine. The
+# last are reserved for documentation.
+ANY_ADDRESS = {
+    "0.0.0.0": (socket.AF_INET, "127.0.0.1", "192.0.2.1"),
+    "::": (socket.AF_INET6, "::1", "2001:db8::1"),
+}
+
+
+def urls(host: str) -> list[str]:
+    """Returns the addresses at which a server that listens on a host is reached, with {port} for the port."""
+    hosts = [host]
+    if host in ANY_ADDRESS:
+        family, loopback, outside = ANY_ADDRESS[host]
+        hosts = [loopback]
+        with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((outside, 9))  # sends nothing, but chooses the address from which packets would leave
+            hosts.append(probe.getsockname()[0])
+    return [f"http://{f'[{one}]' if ':' in one else one}:{{port}}" for one in dict.fromkeys(hosts)]
 
 
 def listen(
@@ -16,7 +35,7 @@ def listen(
     *,
     host: str,
     port: int,
-    line: str,
+    lines: Sequence[str],
     connections: int,
     grace: int,
     ending: Callable[[], None] = lambda: None,
@@ -25,7 +44,7 @@ def listen(
 
     Args:
         host, port: The address.
-        line: Printed once it listens, with a place for the port.
+        lines: Printed once it listens, with {port} for the port.
         connections: Most connections at a time; further ones close the oldest idle one.
         grace: Seconds after a signal in which earlier requests are still answered.
         ending: Called at the signal.
@@ -58,12 +77,13 @@ def listen(
 
     try:
         sockets = [config.bind_socket()]
-        sockets[0].listen(config.backlog)  # before the line below says so
+        sockets[0].listen(config.backlog)  # before the lines below say so
     except SystemExit as fault:
         raise UserError(
             f"--host {host} --port {port}: cannot be listened on; choose another --{_wrong(host)}"
         ) from fault
-    print(line.format(port=sockets[0].getsockname()[1]), flush=True)
+    for line in lines:
+        print(line.replace("{port}", str(sockets[0].getsockname()[1])), flush=True)
     # uvicorn raises a received signal again after it has stopped.
     before = {signum: signal.signal(signum, note) for signum in (signal.SIGTERM, signal.SIGINT)}
     try:
