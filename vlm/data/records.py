@@ -4,11 +4,12 @@ A source (a folder, a table, shards, drawn scenes) has splits. A split has a len
 `record(index, epoch)`. A record depends on these arguments only, so that every worker creates the same one.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple, Self
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple, Self, TypeVar
 
 from PIL import Image
 
@@ -23,22 +24,32 @@ SPLITS = {  # accepted names of splits
 }
 # fmt: on
 
-_collecting: ContextVar[bool] = ContextVar("collect_errors", default=False)
+MAX_INVALID = 0.01  # share of a file's rows that may be invalid; more stop a run, as unreadable images do
+NAMED_ROWS = 10  # invalid rows that an error names
+
+_collected: ContextVar[list[str] | None] = ContextVar("collect_errors", default=None)
+
+T = TypeVar("T")
+S = TypeVar("S")
 
 
 @contextmanager
-def collect_errors() -> Iterator[None]:
-    """Context in which sources continue after errors, to collect all of them."""
-    token = _collecting.set(True)
+def collect_errors() -> Iterator[list[str]]:
+    """Context in which a data set is read to the end in spite of errors that stop training; yields their messages."""
+    errors: list[str] = []
+    token = _collected.set(errors)
     try:
-        yield
+        yield errors
     finally:
-        _collecting.reset(token)
+        _collected.reset(token)
 
 
-def collecting_errors() -> bool:
-    """Returns True inside `collect_errors`."""
-    return _collecting.get()
+def refuse(message: str) -> None:
+    """Raises a UserError, or adds its message to the list inside `collect_errors`."""
+    error, errors = UserError(message), _collected.get()
+    if errors is None:
+        raise error
+    errors.append(str(error))
 
 
 class Skipped(str):
@@ -46,7 +57,8 @@ class Skipped(str):
 
     Args:
         line: The message.
-        kind: "empty caption", "no image", "no caption" or "two splits".
+        kind: "empty caption", "no image", "missing image", "no caption", "two splits", "invalid row", or a kind of text
+            sources.
     """
 
     kind: str
@@ -60,6 +72,58 @@ class Skipped(str):
 def error_summary(skipped: Sequence[str]) -> str:
     """The part of an error message that shows the number of problems and the first one; empty if there are none."""
     return f" ({len(skipped)} fault{'s' * (len(skipped) > 1)}; the first: {skipped[0]})" if skipped else ""
+
+
+class RowError(ValueError):
+    """A row of a file is invalid; the message is the reason without the file and the position."""
+
+
+class RowChecker:
+    """Reads the rows of a file. Invalid ones are skipped and named, up to MAX_INVALID of all rows.
+
+    Args:
+        path: The file.
+        source: The source that reads it: its `rows` are counted, and its `skipped` rows are listed.
+    """
+
+    def __init__(self, path: Path, source: "Source") -> None:
+        self.path, self.source = path, source
+        self.rows = 0
+        self._invalid: list[str] = []
+
+    def reject(self, where: str, reason: object) -> None:
+        """Skips an invalid row at this position in the file."""
+        self.rows += 1
+        self._invalid.append(f"{where}: {reason}")
+
+    def read(self, rows: Iterable[tuple[str, T]], convert: Callable[[T], Iterable[S]]) -> Iterator[S]:
+        """Yields what `convert` returns for each row, skipping rows for which it raises RowError.
+
+        Args:
+            rows: Rows with their positions; rows that could not be parsed were rejected.
+            convert: Converts a row.
+        Raises:
+            UserError: More than MAX_INVALID of the rows are invalid.
+        """
+        for where, row in rows:
+            try:
+                converted = list(convert(row))
+            except RowError as error:
+                self.reject(where, error)
+                continue
+            self.rows += 1
+            yield from converted
+        lines = (Skipped(f"{self.path}, {line}", "invalid row") for line in self._invalid)
+        self.source.skipped = [*self.source.skipped, *lines]
+        self.source.rows += self.rows
+        count = len(self._invalid)
+        if count > MAX_INVALID * self.rows:
+            more = [f"and {count - NAMED_ROWS:,} more"] if count > NAMED_ROWS else []
+            refuse(
+                f"{self.path}: {count:,} of {self.rows:,} rows {'is' if count == 1 else 'are'} invalid, more than the "
+                f"{MAX_INVALID:.0%} that may be skipped; correct or remove them:\n"
+                + "; ".join([*self._invalid[:NAMED_ROWS], *more])
+            )
 
 
 class Question(NamedTuple):
@@ -233,6 +297,7 @@ class Source:
         languages: Languages of the captions; empty if unknown.
         skipped: A message for each thing that is not used because of a problem.
         notes: A message for each choice that was made in reading its files, such as the quoting of a table.
+        rows: Number of rows of its files, invalid ones included; 0 if it does not read rows.
         repeated: A message for each repeated caption of an image, which is used once.
         drawn: Whether images are drawn by a program, so that simple ones are naturally near duplicates.
         turns: Whether its questions may be turns of conversations, which refer to earlier turns.
@@ -244,6 +309,7 @@ class Source:
     classes: Sequence[str] = ()
     languages: Sequence[str] = ()
     skipped: Sequence[str] = ()
+    rows: int = 0
     repeated: Sequence[str] = ()
     notes: Sequence[str] = ()
     drawn: bool = False

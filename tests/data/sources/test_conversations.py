@@ -50,7 +50,7 @@ def test_conversations_of_the_same_images_are_one_record(root):
     assert (first.id, second.id) == ("a.png b.png", "c.png")
     assert len(first.images()) == 2 and len(second.images()) == 1
     assert [*map(str, first["questions"])] == ["what is it? a cat", "and its colour? red", "what is it? a cat"]
-    assert source.skipped == [f"{root / 'chats.jsonl'}, line 4: no conversation"]
+    assert source.skipped == [f"{root / 'chats.jsonl'}, line 4: no answer in the conversation"]
 
 
 def test_an_epoch_draws_whole_conversations(root):
@@ -72,7 +72,7 @@ def test_text_alone_is_left_out_and_the_words_of_the_system_are_kept(root):
     ("known", "words"),
     [
         ({"text": "x"}, "no column 'conversations|messages|texts' .* set data.source.conversation_col"),
-        ({"texts": "x"}, "line 1: the conversation is not a list of turns; correct it, or leave"),
+        ({"texts": "x"}, "line 1: the conversation is not a list of turns"),
         ({"texts": [{"user": "x"}]}, "line 1: a turn has neither from and value, nor role and"),
         ({"messages": [{"role": "me", "content": "x"}]}, "a turn is by 'me'; roles are human, user"),
         ({"messages": [{"role": ["me"], "content": "x"}]}, "a turn is by .*; roles are human"),

@@ -44,7 +44,8 @@ def test_faults_name_file_and_column(root):
     message = refusal(questions, root, "image,question,reply\na.png,what?,red\n")
     assert "questions.csv: no column 'answer' " in message and "answer_column" in message
     row = '{"image": "a.png", "question": "what?", "answer": 3}\n'
-    assert "q.jsonl, line 1: image, question and answer must be text" in refusal(questions, root, row, "q.jsonl")
+    message = refusal(questions, root, row, "q.jsonl")
+    assert "q.jsonl: 1 of 1 rows is invalid" in message and "line 1: image, question and answer must be text" in message
     two = "image,question,answer,split\na.png,q?,x,train\na.png,r?,y,test\n"
     assert "two splits" in refusal(questions, root, two)
 
@@ -71,6 +72,7 @@ def test_easy_vqa_has_kinds_and_names_what_is_wrong(tmp_path):
     assert record.image().getpixel((0, 0)) == (0, 0, 255) and source.splits == ("train", "test")
     file = tmp_path / "test" / "questions.json"
     file.write_text('[["is it red?", "yes", "0"]]')
-    assert f"{file}, entry 1: is not [question, answer, number" in refusal(EasyVQA, root=str(tmp_path))
+    message = refusal(EasyVQA, root=str(tmp_path))
+    assert message.startswith(f"{file}: 1 of 1") and "entry 1: is not [question, answer, number" in message
     file.unlink()
     assert f"{file}: no such file; set data.root" in refusal(EasyVQA, root=str(tmp_path))

@@ -73,7 +73,7 @@ PARAGRAPH = '{"data": [{"paragraphs": [%s]}]}'
         (PARAGRAPH % '{"qas": []}', "data[0].paragraphs[0]: the context is not text"),
         (
             PARAGRAPH % '{"context": "a", "qas": [{"id": "1", "answers": [{"text": "a"}]}]}',
-            "qas[0] (1).answers[0]: lacks a text or an integer",
+            "data[0].paragraphs[0].qas[0]: answers[0] lacks a text or an integer",
         ),
     ],
 )

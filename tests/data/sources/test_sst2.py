@@ -46,7 +46,7 @@ def test_phrases_train_too_but_for_held_out_sentences(folder):
 
 def test_faults_are_named(folder):
     (folder / "stsa.binary.dev").write_text("0 a bore\n2 fine\n")
-    assert "dev, line 2: the label '2' is neither" in refusal(SST2, root=str(folder))
+    assert "line 2: the label '2' is neither" in refusal(SST2, root=str(folder))
     (folder / "stsa.binary.dev").unlink()
     assert "stsa.binary.dev: no such file; set data.root" in refusal(SST2, root=str(folder))
     assert "no such folder" in refusal(SST2, root=str(folder / "none"))

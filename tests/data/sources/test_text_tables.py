@@ -47,7 +47,7 @@ def test_lines_without_a_header_are_parted_as_often_as_there_are_columns(tmp_pat
         ("train:4", "good", "1", 1),
     ]
     message = refusal(TextTable, path=write(tmp_path / "bad", "1 x\n0\n"), columns=["label", "text"], delimiter=" ")
-    assert "bad, line 2: 1 cells" in message and "data.source.columns" in message
+    assert "line 2: 1 cells" in message and "data.source.columns" in message
 
 
 def test_a_single_file_is_drawn_by_class(tmp_path):

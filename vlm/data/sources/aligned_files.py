@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import ClassVar
 
-from vlm.data.records import NAMES, Listed, Record, Skipped, Source, Split, collecting_errors
+from vlm.data.records import NAMES, Listed, Record, Skipped, Source, Split, refuse
 from vlm.data.sources.tables import read_text
 from vlm.data.text.lines import split_lines
 from vlm.errors import UserError
@@ -68,8 +68,7 @@ class AlignedFiles(Source):
             longer, shorter = (source, target) if len(texts) > len(translations) else (target, source)
             fault = f"{longer}, line {min(len(texts), len(translations)) + 1}: {shorter.name} has no such line "
             fault += f"({len(texts):,} and {len(translations):,} lines); give files with corresponding lines"
-            if not collecting_errors():
-                raise UserError(fault)
+            refuse(fault)
             self.skipped.append(Skipped(fault, "unequal files"))
         pairs = [(at, *pair) for at, pair in enumerate(zip(texts, translations, strict=False), start=1)]
         for number, *sides in pairs:

@@ -9,7 +9,7 @@ from typing import Any
 
 from vlm.data.hold_out import check_fractions, draw, held_out
 from vlm.data.images.image import SUFFIXES
-from vlm.data.records import NAMES, Listed, Record, Skipped, Source, Split, collecting_errors, error_summary
+from vlm.data.records import NAMES, Listed, Record, Skipped, Source, Split, error_summary, refuse
 from vlm.data.sources.caption_tables import Row
 from vlm.data.sources.column_images import FolderWithTables, within
 from vlm.data.store.columns import is_columns
@@ -61,6 +61,7 @@ class CaptionSource(Source):
         column: Name of the image column, for tables that contain images.
     Attributes:
         text: Noun for the text of a row, for messages.
+        empty: Message for a row without it; default "no TEXT".
         separator: Separates the names of several images of one entry; None for one image each.
         place: Storage of the images.
         base: Folder in it that image names are relative to.
@@ -70,6 +71,7 @@ class CaptionSource(Source):
 
     holds = ("image", "captions")
     text = "caption"
+    empty = ""
     separator: str | None = None
 
     def __init__(self, *, root: str, seed: int, captions_per_image: int | None, column: str = "image") -> None:
@@ -111,10 +113,11 @@ class CaptionSource(Source):
             name, place = row.image.strip(), split or row.split
             caption = one_line(row.caption) if isinstance(row.caption, str) else row.caption
             if split == "train" and row.split in ("val", "test"):
-                raise UserError(held_out(file, row.where, row.split))
+                self._refuse(held_out(file, row.where, row.split), "two splits")
             if not name or not caption:
-                line = f"{file}, {row.where}: {f'no {self.text}' if name else 'names no image'}"
+                line = f"{file}, {row.where}: {(self.empty or f'no {self.text}') if name else 'names no image'}"
                 self.skipped.append(Skipped(line, "empty caption" if name else "no image"))
+                self._mention(name, folder)
                 continue
             shown = " and ".join(name.split(self.separator)) if self.separator else name
             image = named.get(name) or named.setdefault(name, self._image(os.path.join(folder, name), place))
@@ -129,9 +132,8 @@ class CaptionSource(Source):
             image.captions[caption] = None
 
     def _refuse(self, message: str, kind: str) -> None:
-        """Raises a serious fault, or records it inside `collect_errors`."""
-        if not collecting_errors():
-            raise UserError(message)
+        """Raises an error, or records it inside `collect_errors`."""
+        refuse(message)
         self.skipped.append(Skipped(message, kind))
 
     def uncaptioned(self) -> list[str]:
@@ -140,10 +142,16 @@ class CaptionSource(Source):
         images = (path for path in files if os.path.splitext(path)[1].lower() in SUFFIXES)
         return sorted(str(self.place.path / path) for path in images if path not in self._named)
 
+    def _mention(self, name: str, folder: str = "") -> list[str]:
+        """The normalised paths of an image name, or of several; `uncaptioned` leaves them out."""
+        names = (name.split(self.separator) if self.separator else [name]) if name else []
+        paths = [within(os.path.join(folder, part.strip()), self.root) for part in names]
+        self._named.update(paths)
+        return paths
+
     def _image(self, path: str, split: str | None) -> CaptionedImage:
         """The entry of this image file (or files), by normalised path, so that a.jpg and ./a.jpg are the same."""
-        paths = [within(part.strip(), self.root) for part in (path.split(self.separator) if self.separator else [path])]
-        self._named.update(paths)
+        paths = self._mention(path)
         joined = " ".join(paths)
         image = self._by_path.get(joined)
         if image is None:
@@ -160,8 +168,10 @@ class CaptionSource(Source):
         images = list(self._by_path.values())
         unsaid = [image for image in images if image.split is None]
         if unsaid and len(unsaid) < len(images):
-            raise UserError(f"{file}: {unsaid[0].name} has no split, but others have; give all or none of them one")
-        if unsaid:
+            refuse(f"{file}: {unsaid[0].name} has no split, but others have; give all or none of them one")
+            for image in unsaid:
+                image.split = "train"
+        elif unsaid:
             self._hold_out(images, val_fraction, test_fraction)
         images = self._present(images, file)
         if not images:
@@ -182,16 +192,52 @@ class CaptionSource(Source):
     def _present(self, images: list[CaptionedImage], file: Path) -> list[CaptionedImage]:
         """The images that exist; missing ones are listed in `skipped`."""
         missing = {image.name: [path for path in image.paths if not self.place.has(path)] for image in images}
-        absent = [str(self.place.path / path) for paths in missing.values() for path in paths]
-        if len(absent) > MAX_ABSENT * len(images) and not collecting_errors():
-            if any(name.startswith(("http:/", "https:/")) for name in missing if missing[name]):
-                raise UserError(f"{file}: names addresses of the web, which are not fetched; download the images first")
-            raise UserError(
-                f"{file}: {len(absent)} of {len(images)} images are missing, such as {', '.join(absent[:3])}; "
-                f"set data.root (now {self.root}) to the folder that their names are relative to"
-            )
-        self.skipped += [Skipped(f"{path}: listed in {file}, but missing", "no image") for path in absent]
+        self.skipped += check_missing(
+            self.place, [path for paths in missing.values() for path in paths], len(images), file, self.root
+        )
         return [image for image in images if not missing[image.name]]
+
+
+def check_missing(place: FileStore, paths: Sequence[str], total: int, file: Path, root: Path) -> list[Skipped]:
+    """Messages about images that a file names and that do not exist.
+
+    Args:
+        place: Storage of the images.
+        paths: Paths of the missing images in it.
+        total: Number of images that the file names.
+        file: The file.
+        root: Folder that names are relative to.
+    Raises:
+        UserError: More than MAX_ABSENT of the images are missing.
+    """
+    similar = _similar_names(place, paths)
+    if len(paths) > MAX_ABSENT * total:
+        if any(path.startswith(("http:/", "https:/")) for path in paths):
+            refuse(f"{file}: names addresses of the web, which are not fetched; download the images first")
+        else:
+            examples = ", ".join(str(place.path / path) for path in paths[:3])
+            path, name = next(iter(similar.items()), ("", ""))
+            remedy = f"set data.root (now {root}) to the folder that their names are relative to"
+            if name:
+                remedy = f"{(place.path / path).parent} has {name}, so correct the names in the file"
+            refuse(f"{file}: {len(paths)} of {total} images are missing, such as {examples}; {remedy}")
+    found = {path: f"; there is {name}" for path, name in similar.items()}
+    lines = (f"{place.path / path}: listed in {file}, but missing{found.get(path, '')}" for path in paths)
+    return [Skipped(line, "missing image") for line in lines]
+
+
+def _similar_names(place: FileStore, paths: Sequence[str]) -> dict[str, str]:
+    """Images in the same folder whose names differ in upper and lower case, or in the suffix; by missing path."""
+    folders = {os.path.dirname(path) for path in paths}
+    names = {folder: {name.lower(): name for name in place.names(folder)} for folder in folders}
+    similar: dict[str, str] = {}
+    for path in paths:
+        folder, name = os.path.split(path)
+        stem, suffix = os.path.splitext(name.lower())
+        candidates = (stem + ending for ending in (suffix, *sorted(SUFFIXES)) if suffix in SUFFIXES)
+        if near := next((candidate for candidate in candidates if candidate in names[folder]), None):
+            similar[path] = names[folder][near]
+    return similar
 
 
 def _place(root: Path, column: str) -> FileStore:

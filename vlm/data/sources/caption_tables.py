@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vlm.data.images.image import SUFFIXES
-from vlm.data.records import SPLITS, Skipped
-from vlm.data.sources.delimited import Quoting
-from vlm.data.sources.tables import Cells, decode_text, parse_json, parse_split, read_cells, read_text
+from vlm.data.records import SPLITS, RowChecker, RowError, Skipped
+from vlm.data.sources.tables import decode_text, parse_json, parse_split, read_text
 from vlm.data.store.places import FileStore
-from vlm.errors import UserError
+from vlm.errors import UserError, excerpt
 
 
 class Row(NamedTuple):
@@ -24,30 +23,6 @@ class Row(NamedTuple):
     caption: Any
     split: str | None
     where: str
-
-
-def read_table(
-    path: Path, image_column: str, caption_column: str, split_column: str, *, quoting: Quoting, notes: list[str]
-) -> list[Row]:
-    """Rows of a CSV or TSV file with a header, or of a JSON-lines file, where captions may be lists.
-
-    The column `split_column` is optional if it is called ``split``. For `quoting` and `notes` see `read_cells`.
-
-    Raises:
-        UserError: The file type is unknown, a column is missing, or a line is malformed.
-    """
-    columns = {"image_column": image_column, "caption_column": caption_column, "split_column": split_column}
-    cells_of_rows = read_cells(path, columns, quoting=quoting, notes=notes)
-    return [row for cells in cells_of_rows for row in _caption_rows(path, cells)]
-
-
-def _caption_rows(path: Path, cells: Cells) -> Iterator[Row]:
-    image, captions = cells.values["image_column"], cells.values["caption_column"]
-    captions = captions if isinstance(captions, list) else [captions]
-    split = cells.values.get("split_column", "train")
-    if not all(isinstance(value, str) for value in (image, split, *captions)):
-        raise UserError(f"{path}, {cells.where}: image, caption and split must be text (or lists of captions)")
-    yield from (Row(image, caption, cells.split(path), cells.where) for caption in captions or [""])
 
 
 def read_folder(place: FileStore, skipped: list[str]) -> list[Row]:
@@ -87,61 +62,94 @@ def _folder_rows(place: FileStore, folder: str, names: list[str], skipped: list[
     skipped += [Skipped(f"{place.path / folder / name}: has no image", "no image") for name in unused.values()]
 
 
-def read_flickr(path: Path, separator: str = "\t") -> list[Row]:
+def read_flickr(checker: RowChecker, separator: str = "\t") -> Iterator[Row]:
     """Rows of ``Flickr8k.token.txt``: ``name.jpg#k``, a tab or another separator, and the caption.
 
     Raises:
-        UserError: A line has no separator or no number.
+        UserError: Too many lines have no separator or no number.
     """
-    rows, kind = [], "a tab" if separator == "\t" else "a space"
-    for number, line in enumerate(read_text(path).split("\n"), 1):
-        head, tab, caption = line.rstrip("\r").partition(separator)
+    kind = "a tab" if separator == "\t" else "a space"
+
+    def convert(line: tuple[str, str]) -> Iterator[Row]:
+        where, text = line
+        head, tab, caption = text.partition(separator)
         name, mark, _ = head.rpartition("#")
-        if tab and mark:
-            rows.append(Row(name, caption, None, f"line {number}"))
-        elif line.strip():
-            raise UserError(f"{path}, line {number}: is not NAME#K, {kind} and a caption; restore the original file")
-    return rows
+        if not tab or not mark:
+            raise RowError(f"is not NAME#K, {kind} and a caption; restore the original file")
+        yield Row(name, caption, None, where)
+
+    numbered = enumerate(read_text(checker.path).split("\n"), 1)
+    lines = ((f"line {number}", line.rstrip("\r")) for number, line in numbered if line.strip())
+    return checker.read(((where, (where, text)) for where, text in lines), convert)
 
 
-def read_coco(path: Path) -> list[Row]:
+def read_coco(checker: RowChecker) -> list[Row]:
     """Rows of a COCO captions file (https://cocodataset.org/#format-data) or of Karpathy's ``dataset_coco.json``.
 
     The latter has splits, and its image names include the folder. Images without captions get an empty one.
 
     Raises:
-        UserError: The file is neither.
+        UserError: The file is neither, or too many of its entries are invalid.
     """
+    path = checker.path
     try:
         content = parse_json(read_text(path))
-        karpathy = any("sentences" in image for image in content["images"])
-        return list(_karpathy_rows(content, path) if karpathy else _coco_rows(content))
-    except KeyError as error:
-        raise UserError(f"{path}: has no {error}, which COCO captions files have; is it the right file?") from error
-    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: not a COCO captions file ({error}); set data.path to one") from error
+    images = _entries(content, "images", path)
+    if any(isinstance(image, dict) and "sentences" in image for image in images):
+        numbered = ((f"image {number}", (f"image {number}", image)) for number, image in enumerate(images))
+        return list(checker.read(numbered, _karpathy_rows))
+    return _coco_rows(checker, images, _entries(content, "annotations", path))
 
 
-def _coco_rows(content: dict[str, Any]) -> Iterator[Row]:
-    names = {image["id"]: _text(image["file_name"]) for image in content["images"]}
+def _entries(content: Any, name: str, path: Path) -> list[Any]:
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: not a COCO captions file (no JSON object); set data.path to one")
+    entries = content.get(name)
+    if not isinstance(entries, list):
+        raise UserError(f"{path}: has no list {name!r}, which COCO captions files have; is it the right file?")
+    return entries
+
+
+def _coco_rows(checker: RowChecker, images: list[Any], annotations: list[Any]) -> list[Row]:
+    names: dict[Any, str] = {}
     captioned = set()
-    for annotation in content["annotations"]:
-        captioned.add(annotation["image_id"])
-        name = names.get(annotation["image_id"], "")
-        yield Row(name, _text(annotation["caption"]), None, f"annotation {annotation.get('id')}")
-    yield from (Row(name, "", None, f"image {id}") for id, name in names.items() if id not in captioned)
+    for number, image in enumerate(images):
+        try:
+            names[_value(image, "id", int | float | str)] = _value(image, "file_name", str)
+        except RowError as error:
+            checker.reject(f"image {number}", error)
+
+    def convert(annotation: Any) -> Iterator[Row]:
+        image = _value(annotation, "image_id", int | float | str)
+        captioned.add(image)
+        caption = _value(annotation, "caption", str)
+        yield Row(names.get(image, ""), caption, None, f"annotation {annotation.get('id')}")
+
+    rows = list(checker.read(((f"annotation {_id(each, n)}", each) for n, each in enumerate(annotations)), convert))
+    return rows + [Row(name, "", None, f"image {id}") for id, name in names.items() if id not in captioned]
 
 
-def _karpathy_rows(content: dict[str, Any], path: Path) -> Iterator[Row]:
-    for number, image in enumerate(content["images"]):
-        where = f"image {number}"
-        name = "/".join(filter(None, (image.get("filepath"), image["filename"])))
-        split = parse_split(image["split"], path, where)
-        captions = [_text(sentence["raw"]) for sentence in image["sentences"]] or [""]
-        yield from (Row(name, caption, split, where) for caption in captions)
+def _id(entry: Any, number: int) -> Any:
+    return entry.get("id", number) if isinstance(entry, dict) else number
 
 
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{value!r} is not text")
-    return value
+def _karpathy_rows(numbered: tuple[str, Any]) -> Iterator[Row]:
+    where, image = numbered
+    name = _value(image, "filename", str)
+    if image.get("filepath"):
+        name = f"{_value(image, 'filepath', str)}/{name}"
+    split = parse_split(_value(image, "split", str))
+    captions = [_value(sentence, "raw", str) for sentence in _value(image, "sentences", list)] or [""]
+    yield from (Row(name, caption, split, where) for caption in captions)
+
+
+def _value(entry: Any, name: str, kind: Any) -> Any:
+    """The value of an entry's key; raises RowError if it is missing or of another type."""
+    if not isinstance(entry, dict):
+        raise RowError("not a JSON object")
+    if not isinstance(entry.get(name), kind):
+        wrong = f"{name!r} is {excerpt(repr(entry[name]))}, which is of the wrong type" if name in entry else ""
+        raise RowError(wrong or f"has no {name!r}")
+    return entry[name]

@@ -1,13 +1,13 @@
 """Sources of captioned images: your own, Flickr8k and COCO."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from vlm.data.records import Skipped
+from vlm.data.records import RowChecker, RowError, Skipped
 from vlm.data.sources.caption_source import CaptionSource, find_file
-from vlm.data.sources.caption_tables import Row, read_coco, read_flickr, read_folder, read_table
+from vlm.data.sources.caption_tables import Row, read_coco, read_flickr, read_folder
 from vlm.data.sources.delimited import Quoting
-from vlm.data.sources.tables import read_text
+from vlm.data.sources.tables import Cells, read_table, read_text
 from vlm.data.text.lines import split_lines
 from vlm.errors import Count, Share, UserError
 
@@ -62,8 +62,9 @@ class Captions(CaptionSource):
             root=root_of(root, path), seed=seed, captions_per_image=captions_per_image, column=image_column
         )
         files = table_files(self.root, path, val_path, test_path)
+        columns = {"image_column": image_column, "caption_column": caption_column, "split_column": split_column}
         for split, file in files.items():
-            rows = read_table(file, image_column, caption_column, split_column, quoting=quoting, notes=self.notes)
+            rows = read_table(RowChecker(file, self), columns, self._rows, quoting=quoting)
             self._add(rows, file, split=split if len(files) > 1 else None)
         if not files:
             self._add(read_folder(self.place, self.skipped), self.root)
@@ -73,6 +74,16 @@ class Captions(CaptionSource):
                 "data.path to a table of images and captions"
             )
         self._finish(files.get("train", self.root), val_fraction, test_fraction)
+
+    def _rows(self, cells: Cells) -> Iterator[Row]:
+        """A row for each caption; in JSON, captions may be lists."""
+        image, captions = cells.values["image_column"], cells.values["caption_column"]
+        captions = captions if isinstance(captions, list) else [captions]
+        self._mention(image if isinstance(image, str) else "")
+        split = cells.values.get("split_column", "train")
+        if not all(isinstance(value, str) for value in (image, split, *captions)):
+            raise RowError("image, caption and split must be text (or lists of captions)")
+        yield from (Row(image, caption, cells.split, cells.where) for caption in captions or [""])
 
 
 class Flickr8k(CaptionSource):
@@ -105,7 +116,7 @@ class Flickr8k(CaptionSource):
     def _read(self) -> Path:
         """Adds the captions; returns their file, for messages."""
         tokens = self._text("Flickr8k.token.txt")
-        self._add(read_flickr(tokens), tokens, self.base)
+        self._add(read_flickr(RowChecker(tokens, self)), tokens, self.base)
         return tokens
 
     def _text(self, name: str) -> Path:
@@ -131,7 +142,7 @@ class Flickr8k(CaptionSource):
         for image in named.values():
             if image.split is None and not self.place.has(image.path):
                 line = f"{tokens}: {image.name} has {len(image.captions)} captions, but is missing"
-                self.skipped.append(Skipped(line, "no image"))
+                self.skipped.append(Skipped(line, "missing image"))
         self._by_path = {path: image for path, image in self._by_path.items() if image.split is not None}
 
     def _leave_out(self, lacking: Sequence[str], file: Path, tokens: Path) -> None:
@@ -177,7 +188,7 @@ class Coco(CaptionSource):
         if "train" not in files:
             files = self._official() | files
         for split, file in files.items():
-            rows = read_coco(file)
+            rows = read_coco(RowChecker(file, self))
             stated = split == "train" and any(row.split for row in rows)  # Karpathy's, without splits in other files
             rows = [row for row in rows if not stated or row.split == "train" or row.split not in files]
             self._add(rows, file, self._folder(rows, file), split if len(files) > 1 and not stated else None)

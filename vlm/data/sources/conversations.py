@@ -4,12 +4,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vlm.data.records import Question, Record
+from vlm.data.records import Question, Record, RowChecker, RowError
 from vlm.data.sources.caption_source import CaptionedImage, CaptionSource
 from vlm.data.sources.caption_tables import Row
 from vlm.data.sources.captions import root_of, table_files
-from vlm.data.sources.tables import read_cells
-from vlm.errors import Count, Share, UserError
+from vlm.data.sources.tables import Cells, read_table
+from vlm.errors import Count, Share
 
 IMAGE = "<image>"  # marks an image in the words of a turn
 ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
@@ -38,11 +38,12 @@ class Conversations(CaptionSource):
         conversations_per_image: Maximum number of conversations per image in an epoch of ``train``; None for all.
         others: See Captions.
     Raises:
-        UserError: A file, column or image is missing or malformed.
+        UserError: A file is missing, or more than 1% of its rows are invalid or name missing images.
     """
 
     holds = ("image", "questions")
     text = "conversation"
+    empty = "no answer in the conversation"
     turns = True
     name = "conversations"
     separator = SEPARATOR
@@ -74,17 +75,18 @@ class Conversations(CaptionSource):
         self._finish(files["train"], val_fraction, test_fraction)
 
     def _rows(self, path: Path) -> Iterator[Row]:
-        for cells in read_cells(path, self._columns, optional=["image_column"], notes=self.notes):
-            images = cells.values.get("image_column") or []
-            images = images if isinstance(images, list) else [images]
-            kind = cells.values.get("kind_column", "")
-            if not all(isinstance(value, str) for value in (*images, kind)):
-                raise UserError(f"{path}, {cells.where}: images and kinds must be text")
-            try:
-                asked = questions(turns(cells.values["conversation_column"]), kind)
-            except ValueError as fault:
-                raise UserError(f"{path}, {cells.where}: {fault}; correct it, or leave the row out") from fault
-            yield Row(SEPARATOR.join(map(str.strip, images)), asked, cells.split(path), cells.where)
+        return read_table(RowChecker(path, self), self._columns, self._row, optional=["image_column"])
+
+    def _row(self, cells: Cells) -> Iterator[Row]:
+        images = cells.values.get("image_column") or []
+        images = images if isinstance(images, list) else [images]
+        kind = cells.values.get("kind_column", "")
+        if not all(isinstance(value, str) for value in (*images, kind)):
+            raise RowError("images and kinds must be text")
+        name = SEPARATOR.join(map(str.strip, images))
+        self._mention(name)
+        conversation = questions(turns(cells.values["conversation_column"]), kind)
+        yield Row(name, conversation, cells.split, cells.where)
 
     def _record(self, most: int | None, image: CaptionedImage, epoch: int) -> Record:
         record = super()._record(most, image, epoch)
@@ -96,10 +98,10 @@ def turns(content: Any) -> list[tuple[str, str]]:
     """Reads the turns of a conversation, in any of the three forms, as pairs of role and text.
 
     Raises:
-        ValueError: It has another form.
+        RowError: It has another form.
     """
     if not isinstance(content, list) or not all(isinstance(turn, Mapping) for turn in content):
-        raise ValueError("the conversation is not a list of turns")
+        raise RowError("the conversation is not a list of turns")
     return [(role, _plain(words)) for turn in content for role, words in _said(turn)]
 
 
@@ -107,10 +109,10 @@ def _said(turn: Mapping[str, Any]) -> list[tuple[str, Any]]:
     for role, words in SAID_BY:
         if role in turn and words in turn:
             if not isinstance(turn[role], str) or turn[role] not in ROLES:
-                raise ValueError(f"a turn is by {str(turn[role])!r:.40}; roles are {', '.join(ROLES)}")
+                raise RowError(f"a turn is by {str(turn[role])!r:.40}; roles are {', '.join(ROLES)}")
             return [(ROLES[turn[role]], turn[words])]
     if not {"user", "assistant"} <= turn.keys():
-        raise ValueError("a turn has neither from and value, nor role and content, nor user and assistant")
+        raise RowError("a turn has neither from and value, nor role and content, nor user and assistant")
     return [("user", turn["user"]), ("assistant", turn["assistant"])]
 
 
@@ -119,7 +121,7 @@ def _plain(words: Any) -> str:
     if isinstance(words, list):
         words = " ".join(str(part["text"]) for part in words if isinstance(part, Mapping) and part.get("text"))
     if not isinstance(words, str):
-        raise ValueError("the words of a turn are not text")
+        raise RowError("the words of a turn are not text")
     return words.replace(IMAGE, "").strip()
 
 
@@ -127,14 +129,14 @@ def questions(said: Sequence[tuple[str, str]], kind: str = "") -> Conversation:
     """The questions of a conversation, each with the turns before it; empty if nothing is answered.
 
     Raises:
-        ValueError: An answer has no question before it.
+        RowError: An answer has no question before it.
     """
     asked: list[Question] = []
     before: list[tuple[str, str]] = []
     for role, words in said:
         if role == "assistant" and words:
             if not before or before[-1][0] != "user":
-                raise ValueError("an answer has no question before it")
+                raise RowError("an answer has no question before it")
             asked.append(Question(before[-1][1], words, kind, before=tuple(before[:-1])))
         if words:
             before.append((role, words))

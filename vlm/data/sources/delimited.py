@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple
 from vlm.errors import UserError, excerpt
 
 Quoting = Literal["auto", "none", "standard"]
+RejectRow = Callable[[str, object], None]  # takes the position of an invalid row, and the reason
 DELIMITERS = {".csv": ",;\t|", ".tsv": "\t", ".txt": "\t,;|"}  # possible delimiters by suffix, the usual one first
 _QUOTED_CELL = re.compile(r'"(?:[^"]|"")*"')
 _LINE_END = re.compile(r"\r\n?|\n")
@@ -131,14 +132,21 @@ def _swallowed(cells: Sequence[str], delimiter: str, width: int) -> str:
 
 
 def headerless_rows(
-    path: Path, text: str, names: Sequence[str], delimiter: str, quoting: Quoting, notes: list[str]
+    path: Path,
+    text: str,
+    names: Sequence[str],
+    delimiter: str,
+    quoting: Quoting,
+    notes: list[str],
+    reject: RejectRow,
 ) -> Iterator[TextRow]:
     """Rows of lines without a header, whose last column takes the rest of the line unless cells are quoted.
 
     Args:
         notes: Extended by the first line with a quoted cell, if quotation marks are text.
+        reject: Called for a row with another number of cells.
     Raises:
-        UserError: A row has another number of cells, or a quoted cell is malformed.
+        UserError: A quoted cell is malformed.
     """
     quoted = None
     rows = _quoted_rows(path, text, delimiter, notes) if quoting == "standard" else _split_lines(text, "\n")
@@ -148,10 +156,12 @@ def headerless_rows(
             if quoted is None and any(len(cell) > 1 and _QUOTED_CELL.fullmatch(cell) for cell in cells):
                 quoted = line
         if len(cells) != len(names):
-            raise UserError(
-                f"{path}, line {line}: {len(cells)} cells instead of the {len(names)} columns {', '.join(names)}; "
-                "correct it, or set data.source.columns and data.source.delimiter"
+            reject(
+                f"line {line}",
+                f"{len(cells)} cells instead of the {len(names)} columns {', '.join(names)}; "
+                "correct it, or set data.source.columns and data.source.delimiter",
             )
+            continue
         yield TextRow(line, cells)
     if quoted is not None and quoting == "auto":
         notes.append(

@@ -1,9 +1,9 @@
 """easy-VQA: questions about drawn shapes."""
 
 from collections.abc import Iterator
-from pathlib import Path
+from typing import Any
 
-from vlm.data.records import Question
+from vlm.data.records import Question, RowChecker, RowError
 from vlm.data.sources.caption_tables import Row
 from vlm.data.sources.questions import QuestionSource
 from vlm.data.sources.tables import parse_json, read_text
@@ -33,20 +33,24 @@ class EasyVQA(QuestionSource):
             path = self.root / split / "questions.json"
             if not path.is_file():
                 raise UserError(f"{path}: no such file; set data.root to the folder of train and test")
-            self._add(_rows(path), path, f"{split}/images", split)
+            self._add(_rows(RowChecker(path, self)), path, f"{split}/images", split)
         self._finish(self.root)
 
 
-def _rows(path: Path) -> Iterator[Row]:
+def _rows(checker: RowChecker) -> Iterator[Row]:
     """Rows of a list of [question, answer, number of the image]."""
     try:
-        entries = parse_json(read_text(path))
+        entries = parse_json(read_text(checker.path))
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{path}: not JSON ({error}); restore the original file") from error
-    for number, entry in enumerate(entries if isinstance(entries, list) else [entries], 1):
-        match entry:
-            case [str(question), str(answer), int(image)]:
-                asked = Question(question.strip(), answer.strip(), KINDS.get(answer.strip(), "color"))
-                yield Row(f"{image}.png", asked if asked.text and asked.answer else "", None, f"entry {number}")
-            case _:
-                raise UserError(f"{path}, entry {number}: is not [question, answer, number of the image]; restore it")
+        raise UserError(f"{checker.path}: not JSON ({error}); restore the original file") from error
+    entries = entries if isinstance(entries, list) else [entries]
+    return checker.read(((f"entry {n}", (f"entry {n}", entry)) for n, entry in enumerate(entries, 1)), _row)
+
+
+def _row(numbered: tuple[str, Any]) -> Iterator[Row]:
+    match numbered:
+        case where, [str(question), str(answer), int(image)]:
+            asked = Question(question.strip(), answer.strip(), KINDS.get(answer.strip(), "color"))
+            yield Row(f"{image}.png", asked if asked.text and asked.answer else "", None, where)
+        case _:
+            raise RowError("is not [question, answer, number of the image]; restore it")

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vlm.data.records import Record
+from vlm.data.records import Record, RowChecker
 from vlm.data.sources.caption_source import CaptionedImage
 from vlm.data.sources.caption_tables import Row, read_flickr
 from vlm.data.sources.captions import Flickr8k
@@ -61,13 +61,15 @@ class Flickr8kLanguages(Flickr8k):
 
     def _add_language(self, language: str) -> Path:
         if language == ENGLISH:
-            path, rows = self._text("Flickr8k.token.txt"), read_flickr(self._text("Flickr8k.token.txt"))
+            path = self._text("Flickr8k.token.txt")
+            rows = list(read_flickr(RowChecker(path, self)))
         else:
             name, separator, ending = FILES[language]
             path = self._others / name
             if not path.is_file():
                 raise UserError(f"{path}: no such file; set data.languages_root to its folder, or remove {language}")
-            rows = [row._replace(image=row.image.removesuffix(ending)) for row in read_flickr(path, separator)]
+            read = read_flickr(RowChecker(path, self), separator)
+            rows = [row._replace(image=row.image.removesuffix(ending)) for row in read]
         self._add([_in_language(row, language) for row in rows], path, self.base)
         return path
 

@@ -5,13 +5,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
 
-from vlm.data.records import Record, Skipped
-from vlm.data.sources.caption_source import MAX_ABSENT
+from vlm.data.records import Record, refuse
+from vlm.data.sources.caption_source import check_missing
 from vlm.data.sources.captions import root_of
 from vlm.data.sources.column_images import FolderWithTables, within
 from vlm.data.sources.text_source import Sample
 from vlm.data.sources.text_tables import TableOptions, TableSource, TextTable
-from vlm.errors import UserError
 
 Row = tuple[str, Mapping[str, Any]]
 
@@ -50,7 +49,7 @@ class ImageTable(TextTable):
         for one in samples:
             before = known.setdefault(self._drawn_as(one), one)
             if (before.known["label"], before.split) != (one.known["label"], one.split):
-                raise UserError(
+                refuse(
                     f"{path}, {one.where}: {one.known['image']} has another label or split in {before.where}; fix one"
                 )
         return super()._parts(path, list(known.values()), fractions, seed)
@@ -63,13 +62,7 @@ class ImageTable(TextTable):
         names = [within(known["image"], self.place.path) for _, known in rows]
         present = {name for name in set(names) if self.place.has(name)}
         absent = [name for name in names if name not in present]
-        if len(absent) > MAX_ABSENT * len(rows):
-            raise UserError(
-                f"{path}: {len(absent)} of {len(rows)} images are missing, such as {self.place.path / absent[0]}; "
-                "set data.root to the folder that their names are relative to"
-            )
-        lines = (f"{self.place.path / name}: listed in {path}, but missing" for name in absent)
-        self.skipped += [Skipped(line, "no image") for line in lines]
+        self.skipped += check_missing(self.place, absent, len(rows), Path(path), self.place.path)
         pairs = zip(names, rows, strict=True)
         return [(id, {**known, "image": name}) for name, (id, known) in pairs if name in present]
 

@@ -4,13 +4,13 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from vlm.data.records import Question, Record
+from vlm.data.records import Question, Record, RowChecker, RowError
 from vlm.data.sources.caption_source import CaptionedImage, CaptionSource
 from vlm.data.sources.caption_tables import Row
 from vlm.data.sources.captions import root_of, table_files
 from vlm.data.sources.delimited import Quoting
-from vlm.data.sources.tables import read_cells
-from vlm.errors import Count, Share, UserError
+from vlm.data.sources.tables import Cells, read_table
+from vlm.errors import Count, Share
 
 
 class QuestionSource(CaptionSource):
@@ -77,15 +77,18 @@ class QuestionTable(QuestionSource):
         self._finish(files["train"], val_fraction, test_fraction)
 
     def _rows(self, path: Path) -> Iterator[Row]:
-        """Questions as captions; a question without text or answer is an empty caption."""
-        for cells in read_cells(path, self._columns, quoting=self._quoting, notes=self.notes):
-            values = {name: cells.values.get(f"{name}_column", "") for name in ("image", "question", "answer", "kind")}
-            answers = values["answer"] if isinstance(values["answer"], list) else [values["answer"]]
-            texts = [values["question"], values["kind"], *answers]
-            if not all(isinstance(value, str) for value in (values["image"], *texts)):
-                raise UserError(f"{path}, {cells.where}: image, question and answer must be text")
-            question, kind, *answers = (" ".join(text.split()) for text in texts)
-            answer = Counter(answers).most_common(1)[0][0] if answers else ""  # the training target
-            several = tuple(answers) if len(answers) > 1 else ()
-            asked = Question(question, answer, kind, several) if question and answer else ""
-            yield Row(values["image"], asked, cells.split(path), cells.where)
+        return read_table(RowChecker(path, self), self._columns, self._row, quoting=self._quoting)
+
+    def _row(self, cells: Cells) -> Iterator[Row]:
+        """A question as a caption; a question without text or answer is an empty caption."""
+        values = {name: cells.values.get(f"{name}_column", "") for name in ("image", "question", "answer", "kind")}
+        answers = values["answer"] if isinstance(values["answer"], list) else [values["answer"]]
+        texts = [values["question"], values["kind"], *answers]
+        self._mention(values["image"] if isinstance(values["image"], str) else "")
+        if not all(isinstance(value, str) for value in (values["image"], *texts)):
+            raise RowError("image, question and answer must be text")
+        question, kind, *answers = (" ".join(text.split()) for text in texts)
+        answer = Counter(answers).most_common(1)[0][0] if answers else ""  # the training target
+        several = tuple(answers) if len(answers) > 1 else ()
+        asked = Question(question, answer, kind, several) if question and answer else ""
+        yield Row(values["image"], asked, cells.split, cells.where)

@@ -8,7 +8,7 @@ from itertools import takewhile
 import numpy as np
 
 from vlm.data.hold_out import check_fractions, draw, draw_stratified
-from vlm.data.records import NAMES, Listed, Record, Skipped, Source, Split, collecting_errors, error_summary
+from vlm.data.records import NAMES, Listed, Record, Skipped, Source, Split, error_summary, refuse
 from vlm.data.sources.caption_source import drawn_captions
 from vlm.data.store.shard_index import ShardIndex, ShardRecord
 from vlm.data.store.shard_list import Shard, find_shards
@@ -152,10 +152,9 @@ class Shards(Source):
                 if isinstance(index, ShardIndex):
                     opened.append(Opened(shard.path, shard.path[self._base :], index))
                     self._note(shard, index)
-                elif collecting_errors():
-                    self._unusable[shard.path] = str(index)
                 else:
-                    raise index
+                    refuse(str(index))
+                    self._unusable[shard.path] = str(index)
         finally:
             pool.shutdown(cancel_futures=True)
         return opened
@@ -193,8 +192,7 @@ class Shards(Source):
         return Samples(shards, np.array(kept, np.int64).reshape(-1, 2))
 
     def _refuse(self, message: str) -> None:
-        if not collecting_errors():
-            raise UserError(message)
+        refuse(message)
         self.skipped.append(Skipped(message, "two splits"))
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from vlm.data.hold_out import draw
+from vlm.data.records import RowChecker, RowError
 from vlm.data.sources.tables import parse_json, read_text
 from vlm.data.sources.text_source import Sample, TextSource
 from vlm.errors import Share, UserError
@@ -58,11 +59,13 @@ class Squad(TextSource):
 
     def samples(self, path: Path) -> Iterator[Sample]:
         seen: set[str] = set()
-        for where, context, question in _questions(path):
+
+        def convert(row: tuple[str, str, Mapping[str, Any]]) -> Iterator[Sample]:
+            where, context, question = row
             id = str(question.get("id", ""))
             where = f"{where} ({id})" if id else where
             text, fault, kind = str(question.get("question", "")).strip(), "", "empty text"
-            answers = [] if question.get("is_impossible") else _answers(path, where, question)
+            answers = [] if question.get("is_impossible") else _answers(question)
             if not text or not context.strip():
                 fault = f"no {'question' if context.strip() else 'context'}"
             elif not answers and not question.get("is_impossible"):
@@ -76,6 +79,9 @@ class Squad(TextSource):
             else:
                 yield Sample(id, {"question": text, "context": context, "answers": answers})
             seen.add(id)
+
+        checker = RowChecker(path, self)
+        return checker.read(_questions(checker), convert)
 
 
 def _of_own_ids(samples: Iterable[tuple[str, Mapping[str, Any]]]) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -92,38 +98,49 @@ def _stands(answer: tuple[str, int], context: str) -> bool:
     return bool(text.strip()) and start >= 0 and context[start : start + len(text)] == text
 
 
-def _questions(path: Path) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
-    """Yields each question of a file with its position in the file and its context."""
+def _questions(checker: RowChecker) -> Iterator[tuple[str, tuple[str, str, Mapping[str, Any]]]]:
+    """Yields the position of each question in a file, and the question with its position and context."""
+    path = checker.path
     try:
-        whole = parse_json(read_text(path))
+        content = parse_json(read_text(path))
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: not JSON ({error}); {LAYOUT}") from error
-    for at, article in _entries(path, "", whole, "data"):
-        for within, paragraph in _entries(path, at, article, "paragraphs"):
+    if not isinstance(content, dict) or not isinstance(content.get("data"), list):
+        raise UserError(f"{path}: has no list data; {LAYOUT}")
+    for at, article in _entries(checker, "", content, "data"):
+        for within, paragraph in _entries(checker, at, article, "paragraphs"):
             context = paragraph.get("context")
             if not isinstance(context, str):
-                raise UserError(f"{path}, {within}: the context is not text; {LAYOUT}")
-            for where, question in _entries(path, within, paragraph, "qas"):
-                yield where, context, question
+                checker.reject(within, f"the context is not text; {LAYOUT}")
+                continue
+            for where, question in _entries(checker, within, paragraph, "qas"):
+                yield where, (where, context, question)
 
 
-def _answers(path: Path, where: str, question: Mapping[str, Any]) -> list[tuple[str, int]]:
+def _answers(question: Mapping[str, Any]) -> list[tuple[str, int]]:
+    entries = question.get("answers")
+    if not isinstance(entries, list):
+        raise RowError(f"has no list answers; {LAYOUT}")
     answers = []
-    for at, answer in _entries(path, where, question, "answers"):
-        text, start = answer.get("text"), answer.get("answer_start")
+    for number, answer in enumerate(entries):
+        text, start = (answer.get("text"), answer.get("answer_start")) if isinstance(answer, dict) else (None, None)
         if not isinstance(text, str) or type(start) is not int:
-            raise UserError(f"{path}, {at}: lacks a text or an integer answer_start; {LAYOUT}")
+            raise RowError(f"answers[{number}] lacks a text or an integer answer_start; {LAYOUT}")
         answers.append((text, start))
     return answers
 
 
-def _entries(path: Path, where: str, holder: Any, name: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yields the objects of a list in an object, each with its position in the file."""
-    items: Sequence[Any] | None = holder.get(name) if isinstance(holder, dict) else None
-    place = f"{where}.{name}" if where else name
+def _entries(
+    checker: RowChecker, where: str, holder: Mapping[str, Any], name: str
+) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yields the objects of a list in an object, each with its position in the file; rejects what is neither."""
+    items: Sequence[Any] | None = holder.get(name)
     if not isinstance(items, list):
-        raise UserError(f"{path}: has no list {place}; {LAYOUT}")
+        checker.reject(where, f"has no list {name}; {LAYOUT}")
+        return
+    place = f"{where}.{name}" if where else name
     for number, item in enumerate(items):
-        if not isinstance(item, dict):
-            raise UserError(f"{path}, {place}[{number}]: is not an object; {LAYOUT}")
-        yield f"{place}[{number}]", item
+        if isinstance(item, dict):
+            yield f"{place}[{number}]", item
+        else:
+            checker.reject(f"{place}[{number}]", f"is not an object; {LAYOUT}")

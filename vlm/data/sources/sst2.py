@@ -4,8 +4,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from vlm.data.records import Skipped
-from vlm.data.sources.tables import read_cells
+from vlm.data.records import RowChecker, RowError, Skipped
+from vlm.data.sources.tables import Cells, read_table
 from vlm.data.sources.text_source import Sample
 from vlm.data.sources.text_tables import TextTable
 from vlm.errors import UserError
@@ -45,18 +45,20 @@ class SST2(TextTable):
         phrases = path.name == PHRASES
         names = ["sentence", "label"] if phrases else ["label", "sentence"]
         columns = {"text_column": "sentence", "label_column": "label"}
-        for cells in read_cells(
-            path, columns, names=names, delimiter="\t" if phrases else " ", quoting="none", notes=[]
-        ):
+
+        def convert(cells: Cells) -> Iterator[Sample]:
             text, label = cells.values["text_column"].strip(), cells.values["label_column"].strip()
             if [text, label] == names:  # the header of the phrases
-                continue
+                return
             if not text:
                 self._skip(path, cells.where, "no text", "empty text")
             elif label not in CLASSES:
-                raise UserError(f"{path}, {cells.where}: the label {label!r} is neither 0 nor 1; correct it")
+                raise RowError(f"the label {label!r} is neither 0 nor 1; correct it")
             else:
                 yield Sample(f"{'phrase ' if phrases else ''}{cells.where}", {"text": text, "label": CLASSES[label]})
+
+        options = {"names": names, "delimiter": "\t" if phrases else " ", "quoting": "none"}
+        return read_table(RowChecker(path, self), columns, convert, **options)
 
     def _leave_out_held_out(self) -> None:
         """Removes training texts with the same words as a dev or test sentence, regardless of punctuation."""

@@ -2,12 +2,20 @@
 
 import json
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vlm.data.records import SPLITS
-from vlm.data.sources.delimited import DELIMITERS, Quoting, TextRow, find_delimiter, headerless_rows, read_rows
+from vlm.data.records import SPLITS, RowChecker, RowError, S
+from vlm.data.sources.delimited import (
+    DELIMITERS,
+    Quoting,
+    RejectRow,
+    TextRow,
+    find_delimiter,
+    headerless_rows,
+    read_rows,
+)
 from vlm.data.store import columns as stored
 from vlm.errors import UserError
 
@@ -24,14 +32,15 @@ class Cells(NamedTuple):
     values: dict[str, Any]
     where: str
 
-    def split(self, path: Path) -> str | None:
+    @property
+    def split(self) -> str | None:
         """The split of the row; None if the table has no such column or the value is null.
 
         Raises:
-            UserError: The value is not a split.
+            RowError: The value is not a split.
         """
         split = self.values.get("split_column")
-        return None if split is None else parse_split(str(split), path, self.where)
+        return None if split is None else parse_split(str(split))
 
 
 def read_text(path: Path) -> str:
@@ -76,16 +85,35 @@ def parse_json(text: str) -> Any:
     return value
 
 
-def parse_split(value: str, path: Path, where: str) -> str:
+def parse_split(value: str) -> str:
     """Converts a name of a split, or a synonym, to ``train``, ``val`` or ``test``.
 
     Raises:
-        UserError: The name is unknown.
+        RowError: The name is unknown.
     """
     split = SPLITS.get(value.strip().lower())
     if split is None:
-        raise UserError(f"{path}, {where}: unknown split {value!r}; choose from {', '.join(SPLITS)}")
+        raise RowError(f"unknown split {value!r}; choose from {', '.join(SPLITS)}")
     return split
+
+
+def read_table(
+    checker: RowChecker, columns: Mapping[str, str], convert: Callable[[Cells], Iterable[S]], **options: Any
+) -> Iterator[S]:
+    """Yields what `convert` returns for each row of the checker's table; invalid rows are skipped up to a limit.
+
+    Args:
+        checker: Counts the rows of the table.
+        columns: See `read_cells`.
+        convert: Converts a row; raises RowError if it is invalid.
+        options: See `read_cells`.
+    Raises:
+        UserError: As in `read_cells`; or too many rows are invalid.
+    """
+    notes: list[str] = []
+    cells = read_cells(checker.path, columns, reject=checker.reject, notes=notes, **options)
+    yield from checker.read(((row.where, row) for row in cells), convert)
+    checker.source.notes = [*checker.source.notes, *notes]
 
 
 def read_cells(
@@ -97,6 +125,7 @@ def read_cells(
     optional: Collection[str] = (),
     quoting: Quoting = "auto",
     notes: list[str],
+    reject: RejectRow | None = None,
 ) -> Iterator[Cells]:
     """Rows of a CSV, TSV or TXT file with a header (RFC 4180), of JSON lines or an array, or of lines without a header.
 
@@ -112,27 +141,33 @@ def read_cells(
         optional: Keys of columns that a table, or a row of JSON, may lack.
         quoting: Whether CSV and TSV files have quoted cells; see `delimited.read_rows`.
         notes: Extended by messages about how the file is read, for the user.
+        reject: Called with the position of an invalid row and the reason, to skip it; None raises UserError.
     Raises:
-        UserError: The file type is unknown, columns are missing (all are named), or a line is malformed.
+        UserError: The file type is unknown, columns are missing (all are named), or a row is invalid.
     """
     suffix = path.suffix.lower()
+
+    def refuse_row(where: str, reason: object) -> None:
+        raise UserError(f"{path}, {where}: {reason}")
+
+    reject = reject or refuse_row
     if stored.is_columns(path):
         yield from _stored_rows(path, columns)
     elif names is not None:
         named = _find_columns(str(path), names, columns)
         known = {key: list(names).index(column) for key, column in named.items()}
-        for line, row in headerless_rows(path, read_text(path), names, delimiter or "\t", quoting, notes):
+        for line, row in headerless_rows(path, read_text(path), names, delimiter or "\t", quoting, notes, reject):
             yield Cells({key: row[place] for key, place in known.items()}, f"line {line}")
     elif suffix in DELIMITERS:
         text, wanted = read_text(path), columns.values()
         found = find_delimiter(
             text, DELIMITERS[suffix], lambda header: sum(find_column(name, header) is not None for name in wanted)
         )
-        yield from _delimited_rows(path, read_rows(path, text, found, quoting, notes), columns, optional)
+        yield from _delimited_rows(path, read_rows(path, text, found, quoting, notes), columns, optional, reject)
     elif suffix in LINES:
-        yield from _json_rows(path, _json_lines(path, read_text(path)), columns, optional)
+        yield from _json_rows(_json_lines(read_text(path), reject), columns, optional, reject)
     elif suffix in TABLES:
-        yield from _json_rows(path, _json_array(path, read_text(path)), columns, optional)
+        yield from _json_rows(_json_array(path, read_text(path)), columns, optional, reject)
     else:
         raise UserError(f"{path}: unknown type of table; data.path takes {', '.join(TABLES)}")
 
@@ -156,20 +191,30 @@ def _find_columns(
     Raises:
         UserError: Columns are missing; it names all of them.
     """
+    try:
+        return _match_columns(present, columns, optional)
+    except RowError as error:
+        raise UserError(f"{place}: {error}") from error
+
+
+def _match_columns(
+    present: Collection[str], columns: Mapping[str, str], optional: Collection[str] = ()
+) -> dict[str, str]:
+    """As `_find_columns`, for one row; raises RowError."""
     known = {key: find_column(name, present) for key, name in columns.items()}
     spared = {*optional, *(["split_column"] if columns.get("split_column") == "split" else [])}
     missing = [key for key, column in known.items() if column is None and key not in spared]
     if missing:
         lacking = " and ".join(repr(columns[key]) for key in missing)
         if not present:
-            raise UserError(f"{place}: is empty; it needs the columns {lacking}")
+            raise RowError(f"is empty; it needs the columns {lacking}")
         if any(_VALUE.search(name) for name in present):
             first = ", ".join(columns[key] for key in known if key != "split_column")
-            raise UserError(f"{place}: its first line holds no names of columns; put the line {first!r} above it")
+            raise RowError(f"its first line holds no names of columns; put the line {first!r} above it")
         keys = " and ".join(f"data.source.{key}" for key in missing)
         shown = ", ".join(map(repr, present))
         many = "s" if len(missing) > 1 else ""
-        raise UserError(f"{place}: no column{many} {lacking} among {shown}; set {keys} to the right one{many}")
+        raise RowError(f"no column{many} {lacking} among {shown}; set {keys} to the right one{many}")
     return {key: column for key, column in known.items() if column is not None}
 
 
@@ -198,7 +243,7 @@ def _names(cell: str, count: int | None) -> str | list[str]:
 
 
 def _delimited_rows(
-    path: Path, rows: Iterator[TextRow], columns: Mapping[str, str], optional: Collection[str]
+    path: Path, rows: Iterator[TextRow], columns: Mapping[str, str], optional: Collection[str], reject: RejectRow
 ) -> Iterator[Cells]:
     """Rows of delimited text; the first one is the header."""
     header = [name.strip() for name in next(rows, TextRow(0, [])).cells]
@@ -209,21 +254,22 @@ def _delimited_rows(
     for line, row in rows:
         where = f"line {line}"
         if len(row) > len(header) and any(row[len(header) :]):
-            raise UserError(
-                f"{path}, {where}: {len(row)} fields for {len(header)} columns; "
-                'put quotes (") around cells that contain the delimiter'
-            )
+            fields = f"{len(row)} fields for {len(header)} columns"
+            reject(where, f'{fields}; put quotes (") around cells that contain the delimiter')
+            continue
         row += [""] * (len(header) - len(row))
         yield Cells({key: row[place] for key, place in known.items()}, where)
 
 
-def _json_lines(path: Path, text: str) -> Iterator[tuple[str, Any]]:
+def _json_lines(text: str, reject: RejectRow) -> Iterator[tuple[str, Any]]:
     for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
             try:
-                yield f"line {number}", parse_json(line)
+                value = parse_json(line)
             except (ValueError, RecursionError) as error:
-                raise UserError(f"{path}, line {number}: not JSON ({error}); give one object per line") from error
+                reject(f"line {number}", f"not JSON ({error}); give one object per line")
+            else:
+                yield f"line {number}", value
 
 
 def _json_array(path: Path, text: str) -> Iterator[tuple[str, Any]]:
@@ -239,10 +285,18 @@ def _json_array(path: Path, text: str) -> Iterator[tuple[str, Any]]:
 
 
 def _json_rows(
-    path: Path, records: Iterable[tuple[str, Any]], columns: Mapping[str, str], optional: Collection[str]
+    records: Iterable[tuple[str, Any]],
+    columns: Mapping[str, str],
+    optional: Collection[str],
+    reject: RejectRow,
 ) -> Iterator[Cells]:
     for where, record in records:
         if not isinstance(record, dict):
-            raise UserError(f"{path}, {where}: not a JSON object; every row must be one")
-        known = _find_columns(f"{path}, {where}", record, columns, optional)
+            reject(where, "not a JSON object; every row must be one")
+            continue
+        try:
+            known = _match_columns(record, columns, optional)
+        except RowError as error:
+            reject(where, error)
+            continue
         yield Cells({key: record[column] for key, column in known.items()}, where)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NotRequired, TypedDict
 
 from vlm.data.hold_out import check_fractions, draw, draw_stratified, held_out
-from vlm.data.records import NAMES, Listed, Record, Skipped, Source, Split, error_summary
+from vlm.data.records import NAMES, Listed, Record, Skipped, Source, Split, error_summary, refuse
 from vlm.data.store.columns import is_columns
 from vlm.errors import Share, UserError
 
@@ -87,7 +87,7 @@ class TextSource(Source):
                 raise UserError(f"{own[0]}: has no usable sample{error_summary(self.skipped)}")
             for one in samples[split] if len(files) > 1 and split == "train" else ():
                 if one.split in ("val", "test"):
-                    raise UserError(held_out(own[0], one.where, one.split))
+                    refuse(held_out(own[0], one.where, one.split))
         if len(files) == 1:
             parts = self._parts(files["train"][0], samples["train"], {"test": test_fraction, "val": val_fraction}, seed)
         else:
@@ -108,7 +108,7 @@ class TextSource(Source):
         if None not in stated:
             return {name: [row for row, one in zip(rows, samples, strict=True) if one.split == name] for name in NAMES}
         if len(stated) > 1:
-            raise UserError(f"{path}: only some rows have a split; give all or none of them one")
+            refuse(f"{path}: only some rows have a split; give all or none of them one")
         names = [self._drawn_as(one) for one in samples]
         if "label" in self.holds:
             parts = draw_stratified([known["label"] for _, known in rows], names, fractions, seed)

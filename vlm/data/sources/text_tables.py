@@ -5,9 +5,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NotRequired, Unpack
 
-from vlm.data.records import NAMES
+from vlm.data.records import NAMES, RowChecker, RowError, refuse
 from vlm.data.sources.delimited import Quoting
-from vlm.data.sources.tables import Cells, read_cells
+from vlm.data.sources.tables import Cells, read_table
 from vlm.data.sources.text_source import FileOptions, Sample, TextSource
 from vlm.data.text.lines import one_line
 from vlm.errors import UserError
@@ -54,15 +54,17 @@ class TableSource(TextSource):
         self._read(**files)
 
     def samples(self, path: Path) -> Iterator[Sample]:
-        for cells in read_cells(path, self._columns, **self._lines, notes=self.notes):
-            known = self._known(path, cells)
+        def convert(cells: Cells) -> Iterator[Sample]:
+            known = self._known(cells)
             empty = [name for name, value in known.items() if not value]
             if empty:
                 self._skip(path, cells.where, f"no {empty[0]}", "empty text" if empty[0] != "label" else "no label")
             else:
-                yield Sample(cells.where.removeprefix("line "), known, cells.split(path))
+                yield Sample(cells.where.removeprefix("line "), known, cells.split)
 
-    def _known(self, path: Path, cells: Cells) -> dict[str, str]:
+        return read_table(RowChecker(path, self), self._columns, convert, **self._lines)
+
+    def _known(self, cells: Cells) -> dict[str, str]:
         known = {}
         for key, value in cells.values.items():
             name = key.removesuffix("_column")
@@ -70,7 +72,7 @@ class TableSource(TextSource):
                 continue
             value = "" if value is None else value  # null in JSON is an empty cell
             if not isinstance(value, str) and not (name == "label" and isinstance(value, int)):  # a bool is one too
-                raise UserError(f"{path}, {cells.where}: {name} {value!r} is not text; put it in quotes")
+                raise RowError(f"{name} {value!r} is not text; put it in quotes")
             known[name] = self.clean(str(value))
         return known
 
@@ -111,16 +113,14 @@ class TextTable(TableSource):
             raise UserError(f"{path}: has only one label, {self.classes[0]}; at least two are needed")
         labels = {name: label for label, name in enumerate(self.classes)}
         for split in NAMES:
-            self._samples |= {split: [self._numbered(split, row, labels) for row in self._samples.get(split, [])]}
-
-    def _numbered(
-        self, split: str, row: tuple[str, Mapping[str, Any]], labels: Mapping[str, int]
-    ) -> tuple[str, Mapping[str, Any]]:
-        id, known = row
-        name = known["label"]
-        if name not in labels:
-            raise UserError(f"data: the label {name!r} of {id} in {split} is not in train; fix it, or add it to train")
-        return id, {**known, "label": labels[name], "class": name}
+            rows: list[tuple[str, Mapping[str, Any]]] = []
+            for id, known in self._samples.get(split, []):
+                name = known["label"]
+                if name in labels:
+                    rows.append((id, {**known, "label": labels[name], "class": name}))
+                else:
+                    refuse(f"data: the label {name!r} of {id} in {split} is not in train; fix it, or add it to train")
+            self._samples[split] = rows
 
 
 class TranslationTable(TableSource):
