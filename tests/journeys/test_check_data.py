@@ -46,7 +46,7 @@ def clean(tmp_path: Path) -> Path:
 
 def found(said: str) -> dict[str, str]:
     """The lines of each kind of fault."""
-    parts = re.split(r"\n(?:SPOILS|note) +", said.partition("\nverdict")[0])[1:]
+    parts = re.split(r"\n(?:SPOILS|skipped|note) +", said.partition("\nverdict")[0])[1:]
     return {part.partition(":")[0]: part for part in parts}
 
 
@@ -100,14 +100,19 @@ def test_every_planted_fault_is_found(clean: Path, tmp_path: Path, capsys) -> No
         "repeated caption": "repeats a caption of 013.png",
         "over-long caption": "014.png",
         "characters spelled in bytes": "018.png: 狗在草地上 in: 狗在草地上",
-        "caption without an image": "gone.png",
+        "caption without an image": "names no image",
+        "missing image": "gone.png",
     }
     assert kinds.keys() == planted.keys()
     for kind, name in planted.items():
         assert name in kinds[kind], kind
-    assert "names no image" in kinds["caption without an image"]
     assert "000.png is in two splits" in kinds["image in two splits"]
-    assert "SPOILS      unreadable image" in said and "SPOILS      image in two splits" in said
+    assert "SPOILS      image in two splits" in said
+    stops = [line for line in said.splitlines() if line.startswith("STOPS")]
+    assert len(stops) == 3  # as training does, which names the first only
+    assert "000.png is in two splits" in stops[0] and "1 of 41 images are missing" in stops[1]
+    assert "1 of 32 training samples could not be read, more than callbacks.bad_samples.limit=0.01 allows" in stops[2]
+    assert "(and for 2 other reasons, see STOPS)" in said.splitlines()[-2]
     assert "  remedy: nothing is lost, but texts take more tokens; tokenizer.character_coverage=1.0 keeps" in said
     page = (tmp_path / "page" / "report.html").read_text()
     assert all(kind in page for kind in planted)

@@ -5,11 +5,11 @@ from typing import Annotated, Any
 
 from vlm.config.compose import compose
 from vlm.data.fields import CaptionField, Field, LabelField
-from vlm.data.records import NAMES, collect_errors
+from vlm.data.records import NAMES, Split, collect_errors
 from vlm.data.text.input_fields import EncodedField
 from vlm.data.text.target_field import TargetField
 from vlm.data.text.tokenizer import Tokenizer
-from vlm.errors import printable
+from vlm.errors import UserError, printable
 from vlm.evaluation.data_check.faults import (
     REMEDIES,
     Faults,
@@ -37,34 +37,85 @@ def check(
     limit: Annotated[int | None, Option("Samples of each split that are read; all by default.", least=1)] = None,
     seed: Annotated[int, Option("Seed of the choice of samples on the page.")] = 0,
 ) -> int:
-    """Prints what is wrong with a data set and returns the exit status: 1 if it would spoil a run.
+    """Prints what is wrong with a data set, and what training would do; returns 1 if it would stop or be spoiled.
 
     Raises:
         UserError: The config is at fault, or the data cannot be opened at all.
     """
     from vlm.training.config.check import check as check_config
-    from vlm.training.run.run import build_data, check_fit
+    from vlm.training.run.run import check_fit
 
     config = compose(overrides or [], check_config)
     check_fit(config)
     folder = None if out is None else output_folder(out)
-    with collect_errors():
-        data: Any = build_data(config)
-    faults = Faults()
+    faults, about, splits = Faults(), list[str](), dict[str, Split]()
+    with collect_errors() as faults.errors:
+        try:
+            training = inspect_data(config, faults, about, splits, limit)
+        except UserError as error:
+            if not about and not faults.errors:  # it cannot be opened
+                raise
+            faults.errors.append(str(error))
+    if faults.errors:
+        more = len(faults.errors) - 1
+        also = f" (and for {more} other reason{'s' * (more > 1)}, see STOPS)" if more else ""
+        training = f"stops: {faults.errors[0].partition(chr(10))[0]}{also}"
+    lines = [*about, *fault_lines(faults), f"training    {training}"]
+    print(folded("\n".join(map(printable, lines))), flush=True)
+    if folder is not None:
+        write_page(folder, data_page(about or ["data"], faults, splits, seed=seed))
+        print(f"page        {folder / 'report.html'}")
+    return 1 if faults.errors or faults.spoiling else 0
+
+
+def inspect_data(
+    config: dict[str, Any], faults: Faults, about: list[str], splits: dict[str, Split], limit: int | None
+) -> str:
+    """Opens and reads a data set as training does, and returns what training would do with it.
+
+    Args:
+        config: The checked config of a training.
+        faults: Extended by the problems.
+        about: Extended by a line for each fact.
+        splits: Extended by the splits.
+        limit: Maximum number of samples of each split; None for all.
+    Raises:
+        UserError: An error with which training stops; inside `collect_errors`, others are listed there.
+    """
+    from vlm.training.callbacks.bad_samples import check_unreadable
+    from vlm.training.run.run import build_data, check_batches
+
+    data: Any = build_data(config)
     limit = FRESH if limit is None and data.source.drawn else limit
-    splits: dict[str, Any] = {name: data.split(name) for name in NAMES if name in data.splits}
-    about = [f"data        {type(data.source).__name__}"]
+    splits |= {name: data.split(name) for name in NAMES if name in data.splits}
+    about.append(f"data        {type(data.source).__name__}")
     if "document" in data.source.holds:
         about += [f"{name:<12}{size:,} characters" for name, size in document_faults(splits, faults).items()]
+        data.learn_tokenizers()
     elif any("image" in field.needs for field in data.fields.values()):
         about += image_lines(data, splits, faults, limit)
+        reasons = [line for line in faults.by_kind.get("unreadable image", []) if line.startswith("train: ")]
+        counted = config["callbacks"].get("bad_samples")
+        if counted:
+            check_unreadable(reasons, min(len(splits["train"]), limit or len(splits["train"])), counted["limit"])
     else:
         about += text_lines(data, splits, faults, limit)
-    print(folded("\n".join(map(printable, [*about, *fault_lines(faults)]))), flush=True)
-    if folder is not None:
-        write_page(folder, data_page(about, faults, splits, seed=seed))
-        print(f"page        {folder / 'report.html'}")
-    return 1 if faults.spoiling else 0
+    devices = config["trainer"]["devices"]
+    check_batches(config, data, devices if type(devices) is int and devices > 0 else 1)
+    return training_plan(data, config, faults)
+
+
+def training_plan(data: Any, config: dict[str, Any], faults: Faults) -> str:
+    """Returns what training does with a data set: its splits, and what it skips."""
+    sizes = {name: len(data.samples(name)) for name in data.splits}
+    plan = f"trains on {sizes['train']:,} samples, validates on {sizes['val']:,}"
+    if config.get("test", True):
+        tested = "" if "test" in sizes else " of val, because there is no test split"
+        plan += f", tests on {sizes[data.final_split]:,}{tested}"
+    skipped = {kind: len(lines) for kind, lines in faults.by_kind.items() if kind in faults.skipped and lines}
+    if skipped:
+        plan += "; skips " + ", ".join(f"{count:,} x {kind}" for kind, count in skipped.items())
+    return plan
 
 
 def image_lines(data: Any, splits: dict[str, Any], faults: Faults, limit: int | None) -> list[str]:
@@ -128,19 +179,23 @@ def class_lines(fields: Iterable[Field], unit: str) -> list[str]:
 
 
 def fault_lines(faults: Faults) -> list[str]:
-    """Returns lines on the faults by kind, those that spoil a run first, with the first few of each."""
+    """Returns lines on what stops a run, spoils it, is skipped or is only noted, with the first few of each kind."""
     lines: list[str] = []
-    for kind in sorted(faults.by_kind, key=lambda kind: kind not in faults.spoiling):
-        named, mark = faults.by_kind[kind], "SPOILS" if kind in faults.spoiling else "note"
+    for error in faults.errors[:NAMED]:
+        first, *others = error.split("\n")
+        lines += ["", f"{'STOPS':<12}{first}", *(f"  {line}" for line in others)]
+    if len(faults.errors) > NAMED:
+        lines += ["", f"{'STOPS':<12}and {len(faults.errors) - NAMED:,} more"]
+    kinds = [kind for kind, named in faults.by_kind.items() if named]
+    for kind in sorted(kinds, key=lambda kind: (kind not in faults.spoiling, kind not in faults.skipped)):
+        named = faults.by_kind[kind]
+        mark = "SPOILS" if kind in faults.spoiling else "skipped" if kind in faults.skipped else "note"
         lines += ["", f"{mark:<12}{kind}: {len(named):,} ({faults.share(kind):.1%} of {faults.looked_at[kind]:,})"]
         lines += [f"  {line}" for line in named[:NAMED]]
         lines += [f"  and {len(named) - NAMED:,} more"] if len(named) > NAMED else []
         lines += [f"  remedy: {REMEDIES[kind]}"] if kind in REMEDIES else []
-    verdict = (
-        "found nothing"
-        if not lines
-        else "something would spoil a run"
-        if faults.spoiling
-        else "nothing that spoils a run"
-    )
-    return [*lines, *([""] if lines else []), f"verdict     {verdict}"]
+    if not lines:
+        return ["verdict     found nothing"]
+    spoils = "it trains, but what is marked SPOILS makes its scores wrong" if faults.spoiling else ""
+    stops = "a run stops at what is marked STOPS" if faults.errors else ""
+    return [*lines, "", f"verdict     {stops or spoils or 'nothing that spoils a run'}"]

@@ -19,47 +19,38 @@ from vlm.machine import cores
 TINY = 32  # shorter side of an image, in pixels
 _SPELLED = re.compile("<0x[0-9A-F]{2}>")  # a byte of a character that the vocabulary lacks
 
-# Maximum share of each kind of problem; more would spoil a run.
+# Maximum share of each kind of problem with which a run trains to the end, but learns or scores the wrong thing.
+# What a run skips by itself has no limit here; where a run has one, it stops, which is listed in Faults.errors.
 LIMITS = {
-    "unreadable image": 0.01,
     "damaged shard": 0.0,
     "image in two splits": 0.0,
     "nearly the same image in two splits": 0.01,
     "one image in two classes": 0.01,
     "duplicate image": 0.1,
     "near duplicate image": 0.1,
-    "tiny image": 0.05,
-    "empty caption": 0.01,
-    "caption without an image": 0.01,
-    "image without a caption": 0.01,
     "repeated caption": 0.1,
     "over-long caption": 0.05,
     "one caption for most images": 0.5,  # a model can ignore the images and still be right
     "unknown to the tokenizer": 0.1,
     "characters spelled in bytes": 0.1,  # the vocabulary lacks them; each takes several tokens
-    "empty text": 0.01,
-    "text without a label": 0.01,
     "text in two splits": 0.0,
     "sentence in two splits": 0.02,  # of a tagged corpus, where greetings and names recur by chance
     "duplicate text": 0.1,
     "one text in two classes": 0.01,
     "over-long text": 0.05,
-    "unequal files": 0.0,
     "pair in two splits": 0.01,  # texts of a few words recur by chance
     "duplicate pair": 0.1,
     "pair of unlike lengths": 0.05,
     "tag that train lacks": 0.01,
-    "answer not in its context": 0.01,
-    "question without an answer": 0.01,
-    "question without an id of its own": 0.01,
     "answer that is no whole words": 0.05,  # only whole words of the context can be answers
     "context in two splits": 0.0,
-    "empty document": 0.01,
     "document in two splits": 0.0,
     "duplicate document": 0.1,
 }
 REMEDIES = {
     "unreadable image": "mend or remove these files; a run skips them, up to callbacks.bad_samples.limit",
+    "invalid row": "correct or remove these rows; a run skips them, up to 1% of a file",
+    "missing image": "correct these names, or set data.root; a run skips them, up to 1% of the images",
     "damaged shard": "write or fetch the shard again",
     "image in two splits": "keep it in one: scores on images that training has seen mean nothing",
     "nearly the same image in two splits": "keep both in one split",
@@ -99,10 +90,14 @@ class Faults:
     """Messages by kind of problem, and the number of things that were checked.
 
     Attributes:
+        errors: Errors with which training stops.
+        skipped: Kinds of which training skips the samples.
         by_kind: Messages by kind.
         looked_at: Number of images, captions or documents that were checked for a kind.
     """
 
+    errors: list[str] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
     by_kind: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
     looked_at: dict[str, int] = field(default_factory=dict)
 
@@ -117,7 +112,7 @@ class Faults:
     @property
     def spoiling(self) -> list[str]:
         """Kinds of problems that exceed their limit."""
-        return [kind for kind in self.by_kind if self.share(kind) > LIMITS[kind]]
+        return [kind for kind in self.by_kind if self.share(kind) > LIMITS.get(kind, 1.0)]
 
 
 @dataclass
@@ -143,6 +138,7 @@ def read_images(splits: Mapping[str, Split], faults: Faults, *, limit: int | Non
             else:
                 unreadable.append(one)
     faults.add("unreadable image", unreadable, len(work))
+    faults.skipped.append("unreadable image")
     return seen
 
 
@@ -205,7 +201,8 @@ def caption_faults(
             for image, text, count in read
             if count > field.max_len
         ]
-        faults.add("empty caption", [f"{name}: {image}" for image, text in texts if not text.strip()], len(texts))
+        empty = [f"{name}: {image}" for image, text in texts if not text.strip()]
+        faults.add("empty caption", empty, len(empty))  # the rows of a table were counted with its empty ones
         faults.add("over-long caption", long, len(texts))
         coverage[name] = cover(name, texts, ids, tokenizer, faults)
     return coverage
@@ -248,11 +245,14 @@ def _shown(tokenizer: Tokenizer, spelled: Sequence[int]) -> str:
     return f"{characters[:8]} in: " if "\ufffd" not in characters else ""
 
 
+# Kind of problem by kind of message; the noun is that of the source, such as caption or conversation.
 SOURCE_KINDS = {
-    "empty caption": "empty caption",
-    "no image": "caption without an image",
-    "no caption": "image without a caption",
+    "empty caption": "empty {noun}",
+    "no image": "{noun} without an image",
+    "missing image": "missing image",
+    "no caption": "image without a {noun}",
     "two splits": "image in two splits",
+    "invalid row": "invalid row",
 }
 
 
@@ -274,12 +274,24 @@ def skipped_by_kind(source: Source, known: Mapping[str, str]) -> tuple[dict[str,
 
 
 def source_faults(source: Source, images: int, faults: Faults) -> list[str]:
-    """Records the messages of an image source by kind; returns those of unknown kind."""
-    kinds, others = skipped_by_kind(source, SOURCE_KINDS)
-    kinds["image without a caption"] += [f"{path}: no caption names it" for path in source.uncaptioned()]
-    for kind in SOURCE_KINDS.values():
-        faults.add(kind, kinds[kind], images)
-    faults.add("repeated caption", source.repeated, images)
+    """Records the messages of an image source by kind; returns those of unknown kind.
+
+    Args:
+        images: Number of images of all splits.
+    """
+    noun = getattr(source, "text", "caption")
+    names = {kind: name.format(noun=noun) for kind, name in SOURCE_KINDS.items()}
+    kinds, others = skipped_by_kind(source, names)
+    rows = source.rows or images + len(source.skipped)
+    alone = kinds.pop(names["no caption"], [])
+    unnamed = [f"{path}: no {noun} names it" for path in source.uncaptioned()]
+    missing = kinds.pop("missing image", [])
+    for kind, lines in kinds.items():
+        faults.add(kind, lines, rows)
+    faults.add("missing image", missing, images + len(missing))
+    faults.add(names["no caption"], [*alone, *unnamed], images + len(alone) + len(unnamed))
+    faults.add("repeated caption", source.repeated, rows)
+    faults.skipped += [kind for kind in (*kinds, "missing image") if kind != names["two splits"]]
     damaged, files = source.damaged()
     if files:
         faults.add("damaged shard", damaged, files)

@@ -9,6 +9,7 @@ from vlm.data.text.passages import covering, normalized, word_places
 from vlm.evaluation.data_check.faults import Faults, cover, skipped_by_kind
 
 KINDS = {"empty text": "empty text", "no label": "text without a label", "unequal files": "unequal files"}
+KINDS |= {"invalid row": "invalid row"}
 QUESTION_KINDS = ("answer not in its context", "question without an answer", "question without an id of its own")
 KINDS |= {kind: kind for kind in QUESTION_KINDS}
 SHOWN = 60  # characters of a text
@@ -17,8 +18,9 @@ SHOWN = 60  # characters of a text
 def text_source_faults(source: Source, samples: int, faults: Faults) -> list[str]:
     """Records the messages of a text source about skipped entries by kind; returns those of unknown kind."""
     kinds, others = skipped_by_kind(source, KINDS)
-    for kind in KINDS.values():
-        faults.add(kind, kinds[kind], samples + len(source.skipped))
+    for kind, lines in kinds.items():
+        faults.add(kind, lines, source.rows or samples + len(source.skipped))
+        faults.skipped.append(kind)
     return others
 
 

@@ -34,9 +34,9 @@ def data_page(about: Sequence[str], faults: Faults, splits: Mapping[str, Split],
 
 
 def _faults(faults: Faults) -> str:
-    if not faults.by_kind:
+    if not faults.by_kind and not faults.errors:
         return page.section("Faults", page.paragraph("None were found.", "good"))
-    parts = []
+    parts = [page.paragraph(f"Training stops: {error}", "bad") for error in faults.errors]
     for kind, lines in faults.by_kind.items():
         spoils = kind in faults.spoiling
         head = f"{kind}: {len(lines):,} ({faults.share(kind):.1%}){', which would spoil a run' if spoils else ''}"

@@ -62,13 +62,26 @@ class BadSamples(L.Callback):
         return f"{len(self.reasons)} of {_size(trainer)} training samples"
 
     def _check(self, trainer: L.Trainer) -> None:
-        if len(self.reasons) > self.limit * _size(trainer):
-            listed = "; ".join(list(self.reasons.values())[:LISTED])
-            raise SharedError(
-                f"{self._count(trainer)} could not be read, more than callbacks.bad_samples.limit={self.limit:g} "
-                f"allows; fix or remove them, or raise it:\n{listed}",
-                1,
-            )
+        check_unreadable(list(self.reasons.values()), _size(trainer), self.limit)
+
+
+def check_unreadable(reasons: Sequence[str], samples: int, limit: float) -> None:
+    """Checks that not too many training samples are unreadable.
+
+    Args:
+        reasons: Why each unreadable sample could not be read.
+        samples: Number of training samples.
+        limit: Share of them that may be unreadable.
+    Raises:
+        SharedError: More are.
+    """
+    if len(reasons) > limit * samples:
+        raise SharedError(
+            f"{len(reasons)} of {samples} training samples could not be read, more than "
+            f"callbacks.bad_samples.limit={limit:g} allows; fix or remove them, or raise it:\n"
+            + "; ".join(reasons[:LISTED]),
+            1,
+        )
 
 
 def _size(trainer: L.Trainer) -> int:

@@ -187,10 +187,8 @@ class Run:
         self.trainer = build_trainer(
             config, self.folder, callbacks=callbacks, logger=self._loggers(), enable_progress_bar=bar
         )
-        check_validation(self.trainer, self.data.train_batches())
-        samples = len(self.data.samples("train", training=True))
         # trainer.world_size is the number of started processes, whatever the trainer is set to.
-        check_devices(config["data"]["batch_size"], samples, self.trainer.num_devices * self.trainer.num_nodes)
+        check_batches(config, self.data, self.trainer.num_devices * self.trainer.num_nodes)
         if loaded is not None:
             self._check_same_data(loaded)
 
@@ -291,18 +289,19 @@ class Run:
         return self.task.example(self.data, folder)
 
 
-def check_validation(trainer: L.Trainer, batches: int) -> None:
-    """Checks that a validation is due within an epoch.
+def check_batches(config: dict[str, Any], data: Data, devices: int) -> None:
+    """Checks that the training split has samples for all devices, and that a validation is due within an epoch.
 
     Raises:
-        UserError: The interval is longer than an epoch.
+        UserError: There are too few, or the interval between validations is longer than an epoch.
     """
-    every = trainer.val_check_interval
-    if isinstance(every, int) and every > batches and trainer.check_val_every_n_epoch is not None:
+    batches, every = data.train_batches(), config["trainer"].get("val_check_interval")
+    if type(every) is int and every > batches and config["trainer"].get("check_val_every_n_epoch", 1) is not None:
         raise UserError(
             f"trainer.val_check_interval: {every} is more than the {batches} batches of an epoch; give less, or "
             "trainer.check_val_every_n_epoch=null to count batches across epochs"
         )
+    check_devices(config["data"]["batch_size"], len(data.samples("train", training=True)), devices)
 
 
 def check_fit(config: dict[str, Any], source: type[Source] | None = None) -> None:
