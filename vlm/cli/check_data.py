@@ -59,7 +59,8 @@ def check(
     if faults.errors:
         more = len(faults.errors) - 1
         also = f" (and for {more} other reason{'s' * (more > 1)}, see STOPS)" if more else ""
-        training = f"stops: {faults.errors[0].partition(chr(10))[0]}{also}"
+        first = faults.errors[0].partition("\n")[0].removesuffix(":")
+        training = f"stops: {first}{also}"
     lines = [*about, *fault_lines(faults), f"training    {training}"]
     print(folded("\n".join(map(printable, lines))), flush=True)
     if folder is not None:
@@ -114,7 +115,8 @@ def training_plan(data: Any, config: dict[str, Any], faults: Faults) -> str:
         plan += f", tests on {sizes[data.final_split]:,}{tested}"
     skipped = {kind: len(lines) for kind, lines in faults.by_kind.items() if kind in faults.skipped and lines}
     if skipped:
-        plan += "; skips " + ", ".join(f"{count:,} x {kind}" for kind, count in skipped.items())
+        kinds = ", ".join(f"{kind} ({count:,})" for kind, count in skipped.items())
+        plan += f"; skips {sum(skipped.values()):,}: {kinds}"
     return plan
 
 
@@ -196,6 +198,6 @@ def fault_lines(faults: Faults) -> list[str]:
         lines += [f"  remedy: {REMEDIES[kind]}"] if kind in REMEDIES else []
     if not lines:
         return ["verdict     found nothing"]
-    spoils = "it trains, but what is marked SPOILS makes its scores wrong" if faults.spoiling else ""
+    spoils = "a run trains, but what is marked SPOILS spoils its scores" if faults.spoiling else ""
     stops = "a run stops at what is marked STOPS" if faults.errors else ""
     return [*lines, "", f"verdict     {stops or spoils or 'nothing that spoils a run'}"]

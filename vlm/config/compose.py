@@ -23,7 +23,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from vlm.config.leftover import drop_leftovers
-from vlm.config.override import parse, quote, read, resolve_others, update
+from vlm.config.override import parse, path_option, quote, read, resolve_others, update
 from vlm.config.target import check_package, find, trust
 from vlm.config.tree import FORMULAS, Config, MissingKey, resolve, walk
 from vlm.config.untrusted import check_hydra, readable
@@ -233,7 +233,8 @@ def _readable(text: str, sweeping: bool, faults: list[str]) -> Override | None:
     """Reads an override; adds to `faults` and returns None if it is unreadable, or has several values and no sweep."""
     override = read(text, sweeping)
     if override is None:
-        faults.append(f"{text}: cannot be read as KEY=VALUE; put quotes around the value where it holds , = ( [ or {{")
+        remedy = path_option(text) or "put quotes around the value where it holds , = ( [ or {"
+        faults.append(f"{text}: cannot be read as KEY=VALUE; {remedy}")
     elif override.is_sweep_override() and not sweeping:
         faults.append(f"{text}: has several values; add -m to run each, or write [...] around them for a list")
         return None

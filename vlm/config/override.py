@@ -40,6 +40,13 @@ def read(override: str, sweeping: bool = False) -> Override | None:
     return parse(quote(override, sweeping))
 
 
+def path_option(text: str) -> str:
+    """The remedy for an argument that is a path without a key; "" for one that is no path."""
+    if os.path.isfile(text):
+        return f"for a data set in this file, give data.path={text}"
+    return f"for a data set in this folder, give data.root={text}" if os.path.isdir(text) else ""
+
+
 def quote(override: str, sweeping: bool = False) -> str:
     """Quotes the value of an override if Hydra's grammar would reject it or misread a path.
 

@@ -32,7 +32,6 @@ LIMITS = {
     "over-long caption": 0.05,
     "one caption for most images": 0.5,  # a model can ignore the images and still be right
     "unknown to the tokenizer": 0.1,
-    "characters spelled in bytes": 0.1,  # the vocabulary lacks them; each takes several tokens
     "text in two splits": 0.0,
     "sentence in two splits": 0.02,  # of a tagged corpus, where greetings and names recur by chance
     "duplicate text": 0.1,
