@@ -5,13 +5,14 @@ Errors that a user can correct are raised as `vlm.Error`, with the one or two li
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vlm.errors import UserError as Error
+from vlm.inference.methods import bind, documentation_of, signature_of
 from vlm.inference.options import ModelOptions, checked
 from vlm.inference.tasks import commands_of, resolve, tasks_of
 from vlm.tuning import tune
@@ -37,7 +38,7 @@ class Model:
 
     It has a method for each command of its task: `caption`, `classify`, `generate`, `translate`, `tag`, `answer`,
     `fill`, `retrieve`; a model with an encoder has `embed` too. One input gives one result, a list gives a list. A
-    method takes the options of its command.
+    method takes the options of its command, which `help(model.caption)` shows.
 
     Args:
         path: As in `load`.
@@ -66,8 +67,13 @@ class Model:
             self._predictor, self._plain = self._load(), True
         return self._predictor.model
 
-    def predict(self, inputs: Any, **options: Any) -> Any:
-        """The result of one input, or a list of results; the same as the method of the task's first command."""
+    def predict(self, *inputs: Any, **options: Any) -> Any:
+        """The result of one input, or a list of results; the same as the method of the task's first command.
+
+        Args:
+            inputs: One input or a list; then its other parts, such as a question, if they are not given by name.
+            options: The options of the command, as in `help(model.caption)`.
+        """
         return self._use(self._predictor, self._commands[0], inputs, options)
 
     def attention(self, image: Any, **options: Any) -> "AttentionPicture":
@@ -80,7 +86,9 @@ class Model:
         draw = getattr(self._predictor, "attention", None)
         if draw is None:
             raise NoSuchUse(f"attention: a model for {self.task} has none that is drawn; load a captioner")
-        return draw(image, checked(self._predictor.options, options, use="attention"))
+        settings = checked(self._predictor.options, options, use="attention")
+        self._predictor.check_options(settings)
+        return draw(image, settings)
 
     def chat(self, *images: Any, system: str | None = None, forget: bool = False, **options: Any) -> "Chat":
         """A conversation: `say` answers, `stream` yields the answer as it grows.
@@ -105,10 +113,13 @@ class Model:
             chat.show(image)
         return chat
 
-    def _use(self, predictor: "Predictor", name: str, inputs: Any, values: Mapping[str, Any]) -> Any:
+    def _use(self, predictor: "Predictor", name: str, given: Sequence[Any], values: Mapping[str, Any]) -> Any:
         from vlm.inference.use import answers
 
-        options = checked(predictor.options, values, use=name)
+        arguments = bind(name, type(predictor), given, values)
+        inputs = arguments.pop("inputs")
+        options = checked(predictor.options, arguments, use=name)
+        predictor.check_options(options)
         several, alone = predictor.arguments.several(inputs)
         results = answers(predictor, several, options, prepack=None if self._plain else self._used)
         self._used = True
@@ -119,10 +130,15 @@ class Model:
             raise AttributeError(name)
         if name not in self._commands:
             raise NoSuchUse(f"{name}: a model for {self.task} does not have it; use model.{self._commands[0]}")
-        if name == self._commands[0]:
-            return self.predict
-        kind = resolve(tasks_of(name)[self.task].predictor)
-        return lambda inputs, **options: self._use(kind.around(self._predictor), name, inputs, options)
+        command = tasks_of(name)[self.task]
+        kind = resolve(command.predictor)
+
+        def method(*inputs: Any, **options: Any) -> Any:
+            return self._use(kind.around(self._predictor), name, inputs, options)
+
+        method.__name__, method.__qualname__, method.__doc__ = name, f"Model.{name}", documentation_of(command, kind)
+        method.__signature__ = signature_of(kind)  # type: ignore[attr-defined]
+        return method
 
     def __dir__(self) -> list[str]:
         return [*super().__dir__(), *self._commands]

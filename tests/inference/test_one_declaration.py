@@ -1,6 +1,8 @@
 """What a task declares once is offered everywhere: its command, `vlm predict`, the Python API and the records."""
 
+import inspect
 import json
+import pydoc
 from dataclasses import MISSING, asdict, fields, is_dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -181,3 +183,60 @@ def test_python_and_clients_are_told_of_wrong_names_types_and_ranges(task: str) 
         if one.default is MISSING:
             with pytest.raises(UserError, match=f"{one.name}: missing"):
                 checked(kind.options, {}, use="this")
+
+
+WRONG: list[tuple[tuple[Any, ...], dict[str, Any]]] = [
+    ((), {}),
+    ((None,), {}),
+    ((5,), {}),
+    (([5],), {}),
+    ((object(),), {"batch_sise": 1}),
+    (("a", 5), {}),
+    (("a", "b", "c", "d"), {}),
+    (("a",), {"question": 5, "pair": 5, "image": 5}),
+]
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_every_method_answers_or_has_the_words_of_the_command(task: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """No call ends with a TypeError, an AssertionError or another error than `vlm.Error`."""
+    model, inputs = vlm.load(tiny(task), device="cpu", precision="fp32"), CASES[task][0]
+    for name in sorted({command.name for entry in TASKS.values() for command in entry.commands} - {"chat"}):
+        for given, options in WRONG:
+            with pytest.raises(vlm.Error) as caught:
+                getattr(model, name)(*given, **options)
+            assert len(str(caught.value).split("\n")) <= 2, (name, given, options)
+    for command in TASKS[task].commands:
+        if command.name == "chat":
+            with pytest.raises(vlm.Error, match="this model"):  # none of these models was taught to converse
+                model.chat()
+            continue
+        kind = resolve(command.predictor)
+        parts = {"question": "what?", "label": ["a", "b"], "text": "a", "image": IMAGES[:1]}
+        options = {name: value for name, value in parts.items() if name in declared(kind.options)}
+        words = [*typed(kind.options, options), *typed(kind.arguments, {kind.arguments.words: inputs[:1]})]
+        status = run([command.name, *words, "-c", tiny(task), *EXACT])
+        said = capsys.readouterr().err.removeprefix("error: ").strip()
+        fault = None
+        try:
+            getattr(model, command.name)(inputs[0], **options)
+        except vlm.Error as error:
+            fault = str(error)
+        assert (fault is None) == (status == 0), (command.name, said, fault)
+        assert fault is None or fault in said
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_help_of_a_method_shows_every_option(task: str) -> None:
+    model = vlm.load(tiny(task), device="cpu", precision="fp32")
+    for command in TASKS[task].commands:
+        if command.name == "chat":
+            continue
+        kind, method = resolve(command.predictor), getattr(model, command.name)
+        shown, known = inspect.signature(method).parameters, declared(kind.options)
+        offered = [one for one in fields(kind.options) if known[one.name].scope != "command"]
+        assert {*shown} == {"inputs", *(one.name for one in offered)}
+        for one in offered:
+            assert f"{one.name}: {known[one.name].help}" in method.__doc__
+            assert shown[one.name].default == (shown[one.name].empty if one.default is MISSING else one.default)
+        assert method.__name__ == command.name and "lambda" not in pydoc.render_doc(method)

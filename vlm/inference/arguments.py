@@ -25,10 +25,12 @@ class Arguments(ABC):
     Attributes:
         kind: What an input is: a text or an image.
         words: The field that the arguments of `vlm predict` fill.
+        types: Types of an input in Python.
     """
 
     kind: ClassVar[Kind] = "text"
     words: ClassVar[str] = "text"
+    types: ClassVar[tuple[type, ...]] = (str,)
 
     @classmethod
     def of(cls, words: Sequence[str]) -> Self:
@@ -56,6 +58,9 @@ class Arguments(ABC):
         """
         alone = isinstance(value, str | os.PathLike) or not isinstance(value, Iterable)
         inputs = [value] if alone else list(value)
+        for one in inputs:
+            if not isinstance(one, cls.types):
+                raise UserError(f"inputs: a {type(one).__name__} is not a {cls.kind}; give a str or a list of them")
         refuse_undecoded([one for one in inputs if isinstance(one, str)])
         return inputs, alone
 
@@ -65,6 +70,7 @@ class WordArguments(Arguments):
     """Words of the command line: the default inputs for a task of a user's package."""
 
     words = "inputs"
+    types = (object,)
     inputs: Annotated[list[str], Option("Inputs.", positional=True)]
 
     def read(self) -> list[str]:
@@ -110,6 +116,7 @@ class FileArguments(Arguments):
     """Text files, each one input. In Python a `Path` is a file, and a str is the text itself."""
 
     words = "files"
+    types = (str, os.PathLike)
     files: Files
 
     def read(self) -> list[Path]:

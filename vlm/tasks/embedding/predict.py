@@ -40,6 +40,7 @@ POOLINGS: dict[str, Pool] = {"mean": "mean", "first": "class"}
 class EmbeddingArguments(Arguments):
     """Images and texts. In Python a str is a text, to a model that reads none a path."""
 
+    types = (object,)  # `prepare` checks them
     files: Annotated[
         list[str] | None,
         Option("Images, folders or patterns; for a model of texts, files with one text per line.", positional=True),
