@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,8 @@ class _HeaderFields(Fields):
 
     def fault(self, name: str, words: str) -> UserError:
         value = " ".join(f"{self.values.get(name)!r:.60}".split())
-        key = f"{self.values['model_type']}.{SIZE_KEYS[name]}" if name in SIZE_KEYS else OPTION_KEYS.get(name, name)
+        kind = self.values.get("model_type")
+        key = f"{kind}.{SIZE_KEYS[name]}" if name in SIZE_KEYS else OPTION_KEYS.get(name, name)
         return UserError(f"{self.file}: {key} is {value}, {words}; choose another file")
 
 
@@ -64,6 +66,10 @@ class GGUF(Folder):
         if (template := values.get("tokenizer.chat_template")) is not None:
             made["chat_template.jinja"] = template.encode()
         return made | tokenizer_files(values, config["vocab_size"], ends)
+
+    @cached_property
+    def generation(self) -> Fields:
+        return _HeaderFields(self._contents[GENERATION], str(self.path))
 
     def place(self, name: str) -> str:
         return str(self.path)
