@@ -135,3 +135,16 @@ def test_the_choice_is_printed(tmp_path, capsys):
     assert f"note: {path}: read without quoting" in capsys.readouterr().err
     check(["task=text_classification", "data=texts", f"data.path={path}", "data.source.quoting=none"])
     assert "quoting" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_a_first_line_that_states_the_delimiter(tmp_path, end):
+    """Excel reads and writes such a line; the table is the one without it, and lines keep their numbers."""
+    lines = ["text;label", *(f'"film, {n}";{"ab"[n % 2]}' for n in range(40))]
+    plain = TextTable(path=write(tmp_path / "plain.csv", end.join([*lines, ""])), **NO_HOLD_OUT)
+    stated = TextTable(path=write(tmp_path / "stated.csv", end.join(["sep=;", *lines, ""])), **NO_HOLD_OUT)
+    read = SOURCES["texts"][2]
+    assert cells(stated, read) == cells(plain, read) and len(cells(stated, read)) == 40
+    lines[5] = "film"
+    damaged = TextTable(path=write(tmp_path / "damaged.csv", end.join(["sep=;", *lines, ""])), **NO_HOLD_OUT)
+    assert "line 7" in "".join(damaged.skipped)

@@ -14,6 +14,9 @@ RejectRow = Callable[[str, object], None]  # takes the position of an invalid ro
 DELIMITERS = {".csv": ",;\t|", ".tsv": "\t", ".txt": "\t,;|"}  # possible delimiters by suffix, the usual one first
 _QUOTED_CELL = re.compile(r'"(?:[^"]|"")*"')
 _LINE_END = re.compile(r"\r\n?|\n")
+_SEPARATOR_LINE = re.compile(
+    r'"?sep=([,;|\t])"?(?=\r|\n)', re.IGNORECASE
+)  # as Excel reads and writes it, before the header
 
 
 class TextRow(NamedTuple):
@@ -21,6 +24,12 @@ class TextRow(NamedTuple):
 
     line: int
     cells: list[str]
+
+
+def split_separator_line(text: str) -> tuple[str, str]:
+    """Returns the delimiter that a first line such as `sep=;` states, or "", and the text with that line left empty."""
+    match = _SEPARATOR_LINE.match(text)
+    return (match[1], text[match.end() :]) if match else ("", text)
 
 
 def find_delimiter(text: str, delimiters: str, count_known: Callable[[Sequence[str]], int]) -> str:

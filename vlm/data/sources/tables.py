@@ -15,6 +15,7 @@ from vlm.data.sources.delimited import (
     find_delimiter,
     headerless_rows,
     read_rows,
+    split_separator_line,
 )
 from vlm.data.store import columns as stored
 from vlm.errors import UserError
@@ -159,9 +160,11 @@ def read_cells(
         for line, row in headerless_rows(path, read_text(path), names, delimiter or "\t", quoting, notes, reject):
             yield Cells({key: row[place] for key, place in known.items()}, f"line {line}")
     elif suffix in DELIMITERS:
-        text, wanted = read_text(path), columns.values()
+        (stated, text), wanted = split_separator_line(read_text(path)), columns.values()
         found = find_delimiter(
-            text, DELIMITERS[suffix], lambda header: sum(find_column(name, header) is not None for name in wanted)
+            text,
+            stated or DELIMITERS[suffix],
+            lambda header: sum(find_column(name, header) is not None for name in wanted),
         )
         yield from _delimited_rows(path, read_rows(path, text, found, quoting, notes), columns, optional, reject)
     elif suffix in LINES:
