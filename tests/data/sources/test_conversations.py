@@ -79,6 +79,9 @@ def test_text_alone_is_left_out_and_the_words_of_the_system_are_kept(root):
         ({"messages": [MESSAGES[1]]}, "line 1: an answer has no question before it"),
         ({"messages": [{"role": "user", "content": 3}]}, "the words of a turn are not text"),
         ({"image": 3, "messages": MESSAGES}, "line 1: images and kinds must be text"),
+        ({"conversations": [{"from": "human", "value": "<image><image> what?"}, LLAVA[1]]}, "2 <image> for 1 images"),
+        ({"images": ["a.png", "b.png"], "messages": PARTS}, "1 <image> for 2 images"),
+        ({"messages": [{"role": "user", "content": [{"type": "video"}]}]}, "a turn has a part 'video'; parts are"),
     ],
 )
 def test_faults_name_the_line_and_the_remedy(root, known, words):

@@ -29,7 +29,8 @@ class Conversations(CaptionSource):
 
     Turns are {"from": "human" or "gpt", "value": ...} (LLaVA), {"role": "user", "assistant" or "system",
     "content": ...}, or pairs {"user": ..., "assistant": ...} (the Cauldron). Images come before the first turn,
-    regardless of where their marks <image> are. All conversations about the same images form one record.
+    regardless of where their marks <image> are; there is a mark per image, or none. All conversations about the same
+    images form one record.
 
     Args:
         image_column: Name of the column of images, or several separated by ``|``; a cell has one image or a list.
@@ -85,7 +86,11 @@ class Conversations(CaptionSource):
             raise RowError("images and kinds must be text")
         name = SEPARATOR.join(map(str.strip, images))
         self._mention(name)
-        conversation = questions(turns(cells.values["conversation_column"]), kind)
+        said = turns(cells.values["conversation_column"])
+        marks = sum(words.count(IMAGE) for _, words in said)
+        if marks not in (0, len(images)):
+            raise RowError(f"its turns have {marks} {IMAGE} for {len(images)} images")
+        conversation = questions([(role, words.replace(IMAGE, "").strip()) for role, words in said], kind)
         yield Row(name, conversation, cells.split, cells.where)
 
     def _record(self, most: int | None, image: CaptionedImage, epoch: int) -> Record:
@@ -95,14 +100,14 @@ class Conversations(CaptionSource):
 
 
 def turns(content: Any) -> list[tuple[str, str]]:
-    """Reads the turns of a conversation, in any of the three forms, as pairs of role and text.
+    """Reads the turns of a conversation, in any of the three forms, as pairs of role and text with marks <image>.
 
     Raises:
         RowError: It has another form.
     """
     if not isinstance(content, list) or not all(isinstance(turn, Mapping) for turn in content):
         raise RowError("the conversation is not a list of turns")
-    return [(role, _plain(words)) for turn in content for role, words in _said(turn)]
+    return [(role, _join_parts(words)) for turn in content for role, words in _said(turn)]
 
 
 def _said(turn: Mapping[str, Any]) -> list[tuple[str, Any]]:
@@ -116,13 +121,22 @@ def _said(turn: Mapping[str, Any]) -> list[tuple[str, Any]]:
     return [("user", turn["user"]), ("assistant", turn["assistant"])]
 
 
-def _plain(words: Any) -> str:
-    """The text of a turn without image marks; it may consist of parts, such as {"type": "text", "text": ...}."""
-    if isinstance(words, list):
-        words = " ".join(str(part["text"]) for part in words if isinstance(part, Mapping) and part.get("text"))
-    if not isinstance(words, str):
+def _join_parts(content: Any) -> str:
+    """The text of a turn, which may consist of parts: {"type": "text", "text": ...} or {"type": "image", ...}."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
         raise RowError("the words of a turn are not text")
-    return words.replace(IMAGE, "").strip()
+    texts = []
+    for part in content:
+        kind, text = (part.get("type"), part.get("text")) if isinstance(part, Mapping) else (part, None)
+        if kind in ("image", "image_url") and not text:
+            texts.append(IMAGE)
+        elif kind in ("text", None) and isinstance(text, str):
+            texts.append(text)
+        else:
+            raise RowError(f"a turn has a part {str(kind)!r:.40}; parts are text and image")
+    return " ".join(texts)
 
 
 def questions(said: Sequence[tuple[str, str]], kind: str = "") -> Conversation:
