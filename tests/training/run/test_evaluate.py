@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from journey import only_run
+from PIL import Image
 from small import command
 from tiny_checkpoints import FILES
 
@@ -53,3 +54,41 @@ def test_captions_of_a_test_are_searched_for_too(tmp_path: Path) -> None:
         assert vlm(["evaluate", "-c", str(FILES / "captioning.ckpt"), *options]) == 0
         written.append((tmp_path / str(beam) / "predictions.json").read_text())
     assert written[0] != written[1]
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> list[str]:
+    """The overrides for 200 photos with a caption each, all of the test split but a few."""
+    rows = ["image,caption,split"]
+    for number in range(204):
+        name, split = f"{number}.png", "test" if number < 200 else "train" if number < 202 else "val"
+        Image.new("RGB", (16, 16), (number, 0, 99)).save(tmp_path / name)
+        rows.append(f"{name},a {('red', 'blue')[number % 2]} circle,{split}")
+    (tmp_path / "captions.csv").write_text("\n".join(rows))
+
+    return ["data=captions", f"data.root={tmp_path}", "data.path=captions.csv", "data.max_len=32", "data.num_workers=0"]
+
+
+@pytest.mark.parametrize(("count", "status", "words"), [(2, 0, "(1.0%; up to 1% may be)"), (3, 1, "more than the 1%")])
+def test_unreadable_images_are_skipped_up_to_the_limit_of_training(
+    count: int, status: int, words: str, photos: list[str], tmp_path: Path, capsys
+) -> None:
+    for number in range(count):
+        (tmp_path / f"{number}.png").write_bytes(b"no image")
+    checkpoint = str(FILES / "captioning.ckpt")
+    assert vlm(["evaluate", "-c", checkpoint, "--device", "cpu", *photos]) == status
+    said = capsys.readouterr()
+    assert f"samples     {200 - count} used, {count} unreadable and skipped ({count / 2:.1f}%; " in said.out
+    assert words in said.out
+    assert said.err.count("error: " if status else "skipped: ") == count and str(tmp_path / "0.png") in said.err
+
+
+def test_another_evaluation_is_not_replaced(tmp_path: Path, capsys) -> None:
+    out, checkpoint = tmp_path / "out", str(FILES / "captioning.ckpt")
+    command = ["evaluate", "-c", checkpoint, "--device", "cpu", "--out", str(out)]
+    assert vlm(command) == 0
+    before = {path: path.read_bytes() for path in out.iterdir()}
+    assert vlm([*command, "--split", "val"]) == 2
+    said = capsys.readouterr().err
+    assert f"--out {out}: holds an evaluation of {checkpoint} on test (20" in said and "give another folder" in said
+    assert {path: path.read_bytes() for path in out.iterdir()} == before

@@ -11,6 +11,7 @@ from vlm.errors import Share, SharedError, printable
 from vlm.training.step.task import Task
 
 LISTED = 10  # unreadable samples that the error names
+LIMIT = 0.01  # share of the samples that may be unreadable
 
 
 class BadSamples(L.Callback):
@@ -20,7 +21,7 @@ class BadSamples(L.Callback):
         limit: Share of the training split that may be unreadable; 0 stops at the first.
     """
 
-    def __init__(self, *, limit: Share = 0.01) -> None:
+    def __init__(self, *, limit: Share = LIMIT) -> None:
         self.limit = limit
         self.reasons: dict[str, str] = {}
         self._own: list[BadSample] = []  # this rank's, not yet sent to the others

@@ -17,6 +17,7 @@ from vlm.inference.options import Checkpoint, Device, Option, Overrides, Trust
 from vlm.models.recurrent import RecurrentEncoder
 from vlm.models.text_decoder import TextDecoder
 from vlm.models.text_encoder import TextEncoder
+from vlm.training.callbacks.bad_samples import LIMIT
 from vlm.training.config.foreign import foreign_config
 from vlm.training.config.overrides import check_effective
 from vlm.training.data_module import Data
@@ -82,10 +83,13 @@ def evaluate_checkpoint(
 ) -> int:
     """Evaluates a checkpoint, prints its scores and controls, and writes them to `out`; returns the exit status.
 
+    Unreadable samples are skipped and named. The status is 1 if they are more than the run's training would accept.
+
     Raises:
-        UserError: As `evaluation_of` or `evaluate_pairs`.
+        UserError: As `evaluation_of` or `evaluate_pairs`; or `out` holds another evaluation.
     """
     from vlm.checkpoint.load import locate
+    from vlm.evaluation.report.results import check_no_results
     from vlm.io.output import output_folder
     from vlm.io.terminal import folded
     from vlm.training.run.results import keep_results
@@ -93,6 +97,8 @@ def evaluate_checkpoint(
 
     with ExitStack() as stack:
         folder = None if out is None else output_folder(out)
+        if folder is not None:
+            check_no_results(folder)
         if pairs is not None:
             from vlm.training.run.minimal_pairs import evaluate_pairs
 
@@ -102,11 +108,16 @@ def evaluate_checkpoint(
         config, task, data, results = evaluation_of(
             checkpoint, overrides or [], stack, split=split, device=device, batch_size=batch_size, trust=trust
         )
-        unreadable = task.evaluation.unreadable
+        unreadable, used = task.evaluation.unreadable, task.evaluation.used
+        limit = unreadable_limit(config)
+        failed = len(unreadable) > limit * (used + len(unreadable))
         print(table(results) + folded("\n".join([split_note(config, results), *task.notes()])))
-        print(f"\nsamples     {task.evaluation.used:,} used" + (f", {len(unreadable):,} skipped" if unreadable else ""))
+        share = f"{len(unreadable) / max(1, used + len(unreadable)):.1%}"
+        bound = f"more than the {limit:.0%}" if failed else f"up to {limit:.0%} may be"
+        skipped = f", {len(unreadable):,} unreadable and skipped ({share}; {bound})" if unreadable else ""
+        print(f"\nsamples     {used:,} used{skipped}")
         for reason in unreadable:
-            print_error(printable(reason))
+            print_error(printable(reason), "error" if failed else "skipped")
         if folder is not None:
             try:
                 keep_results(folder, task, results, data, checkpoint=locate(checkpoint))
@@ -115,7 +126,13 @@ def evaluate_checkpoint(
                 raise UserError(
                     f"--out {out}: cannot be written ({fault.strerror}); choose another folder", 1
                 ) from fault
-        return 1 if unreadable else 0
+        return 1 if failed else 0
+
+
+def unreadable_limit(config: dict[str, Any]) -> float:
+    """The share of unreadable samples that the run's training accepts."""
+    callback = config.get("callbacks", {}).get("bad_samples", {"limit": LIMIT})
+    return 1.0 if callback is None else callback.get("limit", LIMIT)
 
 
 def evaluation_of(
