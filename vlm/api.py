@@ -195,7 +195,8 @@ def load(path: PathLike, *, device: str = "auto", precision: str = "auto", trust
     """Loads a trained model.
 
     Args:
-        path: A checkpoint, a run's folder, `last` (the newest run), a Hugging Face folder, a GGUF file, `hf:ORG/NAME`.
+        path: A checkpoint, a run's folder or name, `last` (the newest run), a Hugging Face folder, a GGUF file,
+            `hf:ORG/NAME`.
         device: auto, cpu, cuda or mps.
         precision: auto, fp32, bf16, or int8: weights of 8 bits on a CPU; auto is bf16 where the device is faster in it.
         trust: Package of your own whose classes may be loaded.

@@ -9,6 +9,7 @@ from tiny_checkpoints import EXACT, FILES, IMAGES
 
 import vlm as vlm_api
 from vlm.cli.main import run as vlm
+from vlm.training.run.fit import main
 
 USES = {
     "captioning caption": ["caption", *IMAGES, "--max-tokens", "12", *EXACT],
@@ -72,3 +73,48 @@ def test_without_a_run_it_is_a_line(capsys) -> None:
         assert vlm([*command, "-c", "last"]) == 2
         assert "error: last: there is no run with a checkpoint under runs/; name" in capsys.readouterr().err
     assert vlm(["compare", "last", "last"]) == 2
+
+
+@pytest.mark.parametrize("use", ["captioning info", "captioning caption", "classification evaluate"])
+def test_every_command_takes_the_newest_run_of_a_name(use, capsys) -> None:
+    task = use.split()[0]
+    place("tagging", "2", age=0)  # the newest run, of another name
+    older, run = place(task, "1", age=9), place(task, "0", age=5)
+    (older / "checkpoints" / "best.ckpt").write_bytes(b"another run")
+    os.utime(older / "checkpoints" / "best.ckpt", (10**9 - 9, 10**9 - 9))
+    printed = []
+    for checkpoint in (str(run), f"runs/{task}", f"runs/{task}/", task):
+        assert vlm([*USES[use], "-c", checkpoint]) == 0
+        printed.append(capsys.readouterr().out)
+    assert [*{*printed}] == printed[:1] and printed[0]
+    assert vlm_api.load(task, device="cpu").task == task
+
+
+def test_a_file_and_a_folder_come_before_the_name_of_runs(capsys) -> None:
+    place("captioning", "1", age=0)
+    Path("captioning").mkdir()
+    assert vlm(["info", "-c", "captioning"]) == 0  # a folder without a checkpoint
+    Path("captioning/config.json").write_text("{}")
+    assert vlm(["info", "-c", "captioning"]) == 2
+    assert "error: captioning holds a model of type None" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("given", ["captionin", "runs/captionin", "captionning"])
+def test_a_misspelt_name_is_answered_with_the_nearest_one(given, capsys) -> None:
+    place("captioning", "1", age=0)
+    assert vlm(["info", "-c", given]) == 2
+    assert capsys.readouterr().err.endswith("; did you mean runs/captioning?\n")
+    assert main([f"resume={given}"]) == 2
+    assert capsys.readouterr().err.endswith("; did you mean runs/captioning?\n")
+
+
+def test_a_run_is_resumed_by_its_name(capsys) -> None:
+    """The tiny checkpoint has no optimiser state, which the message says of the run that was found."""
+    run = place("captioning", "1", age=5)
+    (run / "checkpoints" / "best.ckpt").rename(run / "checkpoints" / "last.ckpt")
+    place("tagging", "2", age=0)
+    said = []
+    for given in ("captioning", "runs/captioning", str(run)):
+        assert main([f"resume={given}"]) == 2
+        said.append(capsys.readouterr().err.replace(f"resume={given}", ""))
+    assert [*{*said}] == said[:1] and "last.ckpt has no optimiser state" in said[0]

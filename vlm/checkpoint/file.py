@@ -15,7 +15,7 @@ from torch import Tensor
 
 from vlm.checkpoint.hub import fetched
 from vlm.checkpoint.hugging_face import from_folder
-from vlm.checkpoint.runs import in_run
+from vlm.checkpoint.runs import in_run, suggest_run
 from vlm.checkpoint.specification import from_specification, is_specified
 from vlm.checkpoint.verify import check_archive, check_content, check_sizes, refusing
 from vlm.config.names import FORMAT
@@ -70,6 +70,7 @@ def _read(path: Path, dtype: torch.dtype) -> dict[str, Any]:
     if not path.is_file():
         raise UserError(
             f"{path}: no such checkpoint; give a run's folder, or a .ckpt file as under runs/NAME/TIME/checkpoints/"
+            f"{suggest_run(path)}"
         )
     if not zipfile.is_zipfile(path):
         raise UserError(f"{path}: is not a checkpoint, or is incomplete; give a .ckpt file written by vlm")

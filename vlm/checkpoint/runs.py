@@ -1,13 +1,15 @@
-"""Finds checkpoints of runs: `last`, and a run's folder."""
+"""Finds checkpoints of runs: `last`, a run's folder, and the newest run of a name."""
 
 import os
 from pathlib import Path
 
-from vlm.errors import UserError
+from vlm.errors import UserError, did_you_mean, nearest
 
 BEST = ("best.ckpt", "last.ckpt")  # in order of preference
 LAST = "last"  # the newest run under RUNS
 RUNS = Path("runs")
+# Entries of folders that are a run, a model or an evaluation, in which no run is searched.
+COMPLETE = ("checkpoints", "config.yaml", "config.json", "vlm.json", "graphs.json", "metrics.json", *BEST)
 
 
 def run_folders(runs: Path) -> list[Path]:
@@ -32,15 +34,45 @@ def newest_run() -> Path:
     raise UserError(f"{LAST}: there is no run with a checkpoint under {RUNS}/; name a run's folder or a .ckpt file")
 
 
+def possible_folders(place: str | os.PathLike[str]) -> list[Path]:
+    """Returns the folders that a path or the name of runs may mean: the path itself, then the name under RUNS."""
+    path = Path(place)
+    return [path, RUNS / path] if len(path.parts) == 1 and path.name not in ("", "..") else [path]
+
+
+def find_run(place: str | os.PathLike[str]) -> Path:
+    """The folder of the newest run, for `last`, a name of runs, or a folder of runs; else the path itself.
+
+    Raises:
+        UserError: There is no run, for `last`.
+    """
+    if os.fspath(place) == LAST:
+        return newest_run()
+    path = Path(place)
+    if path.is_file() or any((path / name).exists() for name in COMPLETE):
+        return path
+    for folder in possible_folders(place):
+        if folder.is_dir() and (runs := run_folders(folder)):
+            return runs[0]
+    return path
+
+
+def suggest_run(place: str | os.PathLike[str]) -> str:
+    """Returns the end of a message about a run that does not exist, if runs have a similar name."""
+    names = {folder.relative_to(RUNS).parts[0] for folder in run_folders(RUNS)}
+    name = nearest(Path(place).name, names)
+    return did_you_mean(f"{RUNS / name}" if name else "")
+
+
 def in_run(place: str | os.PathLike[str]) -> Path:
-    """The best checkpoint of a run's folder, or of the newest run for `last`; other paths are returned unchanged.
+    """The best checkpoint of a run; arguments as in `find_run`, and other paths are returned unchanged.
 
     Raises:
         UserError: There is no run, or the path cannot be accessed.
     """
-    path = newest_run() if os.fspath(place) == LAST else Path(place)
-    candidates = [path / folder / name for folder in ("checkpoints", "") for name in BEST]
     try:
+        path = find_run(place)
+        candidates = [path / folder / name for folder in ("checkpoints", "") for name in BEST]
         return next((one for one in candidates if one.is_file()), path) if path.is_dir() else path
     except OSError as fault:
-        raise UserError(f"{path}: cannot be read ({fault.strerror}); give the path of a .ckpt file") from fault
+        raise UserError(f"{place}: cannot be read ({fault.strerror}); give the path of a .ckpt file") from fault

@@ -5,7 +5,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Annotated
 
-from vlm.checkpoint.runs import LAST, newest_run
+from vlm.checkpoint.runs import find_run
 from vlm.errors import UserError, print_error, printable
 from vlm.evaluation.metrics.bootstrap import Difference, paired
 from vlm.evaluation.report.evaluation import TITLES, number
@@ -16,7 +16,9 @@ from vlm.tasks.shared.stored import StoredEvaluation, places, read
 
 
 def compare(
-    folders: Annotated[list[str], Option("Folders of vlm evaluate --out, or of runs, or last.", positional=True)],
+    folders: Annotated[
+        list[str], Option("Folders of vlm evaluate --out or runs, names of runs, or last.", positional=True)
+    ],
     out: Annotated[str | None, Option("HTML page to write as well.", metavar="FILE")] = None,
     seed: Annotated[int, Option("Seed of the resampling.")] = 0,
 ) -> int:
@@ -27,7 +29,7 @@ def compare(
     """
     if len(folders) < 2:
         raise UserError("compare: give two folders or more that vlm evaluate --out wrote")
-    folders = [str(newest_run()) if folder == LAST else folder for folder in folders]
+    folders = [str(find_run(folder)) for folder in folders]
     files = [str(file) for folder in folders for place in places(Path(folder)) for file in place.glob("*.json")]
     output = Output(out, inputs=files)
     runs = [read(Path(folder), name) for folder, name in zip(folders, short_names(folders), strict=True)]

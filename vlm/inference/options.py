@@ -54,7 +54,7 @@ MOST_TOKENS = 2**20
 Checkpoint = Annotated[
     str,
     Option(
-        "A .ckpt file, a run's folder, last (the newest run), a Hugging Face folder, a GGUF file, hf:ORG/NAME.",
+        "A .ckpt file, a run's folder or name, last (the newest run), a Hugging Face folder, a GGUF file, hf:ORG/NAME.",
         ("-c", "--checkpoint"),
         metavar="CKPT",
     ),

@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from vlm.checkpoint.runs import LAST, RUNS, run_folders
+from vlm.checkpoint.runs import LAST, RUNS, possible_folders, run_folders, suggest_run
 from vlm.checkpoint.stored import thaw
 from vlm.config import target
 from vlm.config.tree import Config
@@ -75,13 +75,17 @@ def find(where: str) -> Path:
 def _find(where: str) -> Path:
     if where == LAST:
         return newest(RUNS, "resume=last: there is no run with a checkpoint under runs/; name a run's folder")
+    for folder in possible_folders(where):
+        if (folder / "checkpoints").is_dir():
+            return last_of(folder)
+        if folder.is_dir() and run_folders(folder):
+            return newest(folder, f"resume={where}: no run in {folder} has an intact checkpoint; name another run")
     path = Path(where)
     if path.is_dir():
-        if (path / "checkpoints").is_dir():
-            return last_of(path)
-        return newest(path, f"resume={where}: there is no checkpoint at {path / 'checkpoints'}; name a run's folder")
+        raise UserError(f"resume={where}: there is no checkpoint at {path / 'checkpoints'}; name a run's folder")
     if not path.is_file():
-        raise UserError(f"resume={where}: no such run or checkpoint; give a run's folder, a .ckpt file, or last")
+        lacking = f"resume={where}: no such run or checkpoint; give a run's folder, its name, a .ckpt file, or last"
+        raise UserError(f"{lacking}{suggest_run(where)}")
     return path
 
 
