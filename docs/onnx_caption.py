@@ -1,6 +1,7 @@
 """Captions photos without torch or vlm: python docs/onnx_caption.py FOLDER PHOTO..., a folder of `--to onnx`.
 
-Pillow resizes here, torch in vlm: pixels differ by a few grey levels. Grey borders (`resize=pad`) are not drawn.
+Pillow resizes here, torch in vlm: pixels differ by a few grey levels. Grey borders (`resize=pad`) are not drawn. Each
+token is the likeliest; a line says so if the model was trained with beams, which vlm caption then uses.
 """
 
 import json
@@ -18,6 +19,9 @@ about, pieces = (json.loads(Path(folder, f"{name}.json").read_text("utf-8")) for
 graphs = {name: onnxruntime.InferenceSession(f"{folder}/{one['file']}") for name, one in about["graphs"].items()}
 shapes = {name: port["shape"] for name, port in about["graphs"]["step"]["inputs"].items() if name.startswith("past")}
 image, writes = about["image"], about["writes"]
+trained = {name: writes["options"].get(name) for name in ("beam", "sample", "no_repeat_ngram", "repetition_penalty")}
+if other := [f"{name}={value}" for name, value in trained.items() if value is True or value not in (None, 0, 1)]:
+    print(f"note: takes the likeliest token at each step; vlm caption decodes with {', '.join(other)}", file=sys.stderr)
 height, width = np.broadcast_to(image["image_size"], 2).tolist()
 
 

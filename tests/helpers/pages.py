@@ -17,6 +17,14 @@ def page_of(path: str, **limits: Any) -> Any:
     return TestClient(app, base_url="http://127.0.0.1", raise_server_exceptions=False)
 
 
+def defaults_of(http: Any, *, outputs: int = 1) -> list[Any]:
+    """The values that the inputs of a form have until a visitor changes them; arguments as in `join`."""
+    config = http.get("/config").json()
+    clicks = [one for one in config["dependencies"] if one["inputs"] and len(one["outputs"]) == outputs]
+    values = {one["id"]: one["props"].get("value") for one in config["components"]}
+    return [values[number] for number in clicks[0]["inputs"]]
+
+
 def join(http: Any, *data: Any, outputs: int = 1, session: str = "session") -> Any:
     """The answer to a request that is put into the queue.
 

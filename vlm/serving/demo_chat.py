@@ -17,7 +17,7 @@ from vlm.tasks.chat.predictor import ChatOptions, ChatPredictor
 from vlm.tasks.chat.session import Chat
 
 MAX_TEXT = 20_000  # characters of a message
-MOST_TOKENS = 256  # of an answer
+HOTTEST = 2.0  # greatest temperature of the slider
 HINT = "What you say, and the answers, stand here."
 
 
@@ -44,6 +44,9 @@ class Talk:
 
     def __init__(self, predictor: ChatPredictor, photo: Callable[[str, int], Image.Image]) -> None:
         self.predictor, self.photo, self.kept = predictor, photo, KeptText(predictor.decoder)
+        sampling, _ = predictor.planned(ChatOptions())
+        self.temperature = sampling.temperature  # that of `vlm chat` without options
+        self.hottest = max(HOTTEST, self.temperature)
 
     def answer(self, *inputs: Any) -> Iterator[tuple[str, Any, str]]:
         """Yields the growing conversation as HTML, its state to remember, and the text of the input field.
@@ -54,7 +57,7 @@ class Talk:
         *sources, words, temperature, known = inputs
         chat, shown = known or (None, "")
         try:
-            options = ChatOptions(sample=True, temperature=_bounded(temperature), max_tokens=MOST_TOKENS)
+            options = ChatOptions(sample=True, temperature=self._bounded(temperature))
             chat = chat or Chat(self.predictor, options, forget=True, kept=self.kept)
             chat.options = options
             source = str(sources[0] or "") if sources else ""
@@ -76,6 +79,10 @@ class Talk:
             traceback.print_exc()
             yield talked(chat) + html.refusal("the model failed; its log says why"), None, ""
 
+    def _bounded(self, value: Any) -> float:
+        """Returns a temperature in the slider's range, whatever was sent."""
+        return min(max(float(value), 0.0), self.hottest) if isinstance(value, int | float) else self.temperature
+
     def blocks(self, photos: Sequence[Any], **model: Any) -> None:
         """Adds the conversation below a form, whose photos it reads.
 
@@ -86,7 +93,8 @@ class Talk:
         with gr.Row():
             with gr.Column(scale=2, min_width=300):
                 words = gr.Textbox(label="Say something, about the photo above too" if photos else "Say something")
-                temperature = gr.Slider(0.0, 2.0, 0.0, step=0.1, label="Temperature of the conversation")
+                label = "Temperature of the conversation"
+                temperature = gr.Slider(0.0, self.hottest, self.temperature, step=0.05, label=label)
                 with gr.Row():
                     button = gr.Button("Say", variant="primary", min_width=100)
                     stop = gr.Button("Stop", min_width=100)
@@ -107,8 +115,3 @@ def talked(chat: Chat | None) -> str:
     names = {"user": "You", "assistant": "Model"}
     lines = (f"<p><b>{names[turn.role]}</b> {escape(turn.text)}</p>" for turn in turns)
     return f'<div class="v-flow" aria-live="polite">{"".join(lines)}</div>'
-
-
-def _bounded(value: Any) -> float:
-    """Returns a temperature in the slider's range, whatever was sent."""
-    return min(max(float(value), 0.0), 2.0) if isinstance(value, int | float) else 0.0

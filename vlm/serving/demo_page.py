@@ -16,7 +16,7 @@ from vlm.io.page import escape, thumbnail
 from vlm.serving import demo_html as html
 from vlm.serving.demo_chat import Talk
 from vlm.serving.demo_examples import example_images, example_texts
-from vlm.serving.demo_uses import WAYS, Field, Form, Values
+from vlm.serving.demo_uses import Field, Form, Values
 from vlm.tasks.chat.predictor import ChatPredictor
 
 HERE = Path(__file__).parent
@@ -25,7 +25,7 @@ SESSIONS = 16  # most sessions whose values Gradio remembers
 # Fields of `Values` in order, with minimum, maximum, step and label of their sliders.
 BOUNDS: dict[str, tuple[Any, ...]] = {
     "count": (2, 8, 1, "Beams, or samples"),
-    "temperature": (0.1, 2.0, 0.1, "Temperature of samples"),
+    "temperature": (0.05, 2.0, 0.05, "Temperature of samples"),
     "seed": (0, 99, 1, "Seed of samples"),
     "tokens": (16, 512, 16, "Longest text, in tokens"),
 }
@@ -85,8 +85,8 @@ class Page:
         language = _known(next(remaining), self.form.languages) if self.form.languages else None
         options = {name: _typed(one, next(remaining)) for name, one in self.form.options.items()}
         options |= {} if language is None else {"language": language}
-        way = _known(next(remaining, None), self.form.ways) or WAYS[0]
-        bounded = {name: _bounded(name, option) for name, option in zip(BOUNDS, remaining, strict=False)}
+        way = _known(next(remaining, None), self.form.ways) or self.form.defaults.way
+        bounded = {name: self._bounded(name, option) for name, option in zip(BOUNDS, remaining, strict=False)}
         return Values(photos, texts, options, way, **bounded)
 
     def photo(self, source: str, place: int) -> Image.Image:
@@ -175,15 +175,27 @@ class Page:
         """Builds the choice of language; the first is the default."""
         return [gr.Radio(list(self.form.languages), value=self.form.languages[0], label="Language")]
 
+    def _range(self, name: str) -> tuple[Any, Any]:
+        """Returns the least and the greatest value of a slider; the checkpoint's own value is in its range."""
+        (least, most, *_), default = BOUNDS[name], getattr(self.form.defaults, name)
+        return min(least, default), max(most, default)
+
+    def _bounded(self, name: str, value: Any) -> Any:
+        """Returns the value sent for an option, limited to the slider's range."""
+        least, most = self._range(name)
+        value = value if isinstance(value, int | float) else least
+        return type(getattr(Values, name))(min(max(least, value), most))
+
     def _ways(self) -> list[Any]:
         """Builds the choice of decoding and its options, in the order of `Values`."""
-        way = gr.Radio(list(self.form.ways), value=self.form.ways[0], label="Way of writing")
+        defaults = self.form.defaults
+        way = gr.Radio(list(self.form.ways), value=defaults.way, label="Way of writing")
         with gr.Accordion("Options", open=False):
             sliders = [
-                gr.Slider(least, most, getattr(Values, name), step=step, label=label)
-                for name, (least, most, step, label) in BOUNDS.items()
+                gr.Slider(*self._range(name), getattr(defaults, name), step=step, label=label)
+                for name, (_, _, step, label) in BOUNDS.items()
             ]
-        sliders[0].visible, sliders[-1].visible = not self.form.streams, self.form.streams
+        sliders[0].visible, sliders[-1].visible = "beams" in self.form.ways, self.form.streams
         return [way, *sliders]
 
 
@@ -207,13 +219,6 @@ def _typed(field: Field, value: Any) -> Any:
 def _known(value: Any, offered: Sequence[str]) -> str | None:
     """Returns a choice if the page offers it, else None."""
     return value if value in offered else None
-
-
-def _bounded(name: str, value: Any) -> Any:
-    """Returns the value sent for an option, limited to the slider's range."""
-    least, most, *_ = BOUNDS[name]
-    value = value if isinstance(value, int | float) else least
-    return type(getattr(Values, name))(min(max(least, value), most))
 
 
 def mounted(page: Page, *, queue: int) -> FastAPI:

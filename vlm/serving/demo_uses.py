@@ -85,6 +85,7 @@ class Form:
         answer: Yields the answer to values as HTML, again whenever it has grown.
         languages: The languages in which it writes, if there are several.
         options: Its other options by their names.
+        defaults: Values until a visitor changes them.
     """
 
     photos: int
@@ -94,6 +95,7 @@ class Form:
     answer: Callable[[Values], Iterator[str]]
     languages: tuple[str, ...] = ()
     options: Mapping[str, Field] = field(default_factory=dict)
+    defaults: Values = field(default_factory=Values)
 
     @property
     def streams(self) -> bool:
@@ -114,11 +116,25 @@ def form_of(predictor: Predictor) -> Form:
     tokenizer = getattr(predictor, "tokenizer", None)
     languages = tuple(tokenizer.languages) if tokenizer is not None and "language" in declared(kind) else ()
     options: Any = {"languages": languages if len(languages) > 1 else (), "options": _options(kind)}
+    unset = kind(**dict.fromkeys(needed(kind)))
     if isinstance(predictor, TextGenerator):
-        return Form(0, texts, ("samples", WAYS[0]), ("text",), partial(_continue, predictor), **options)
+        plan, chosen = predictor.planned(unset)
+        options["defaults"] = _defaults(chosen.beam or 1, plan if isinstance(plan, Sampling) else plan.sampling)
+        options["defaults"].tokens = chosen.max_tokens or options["defaults"].tokens
+        ways = ("samples", "greedy", *(("beams",) if options["defaults"].way == "beams" else ()))
+        return Form(0, texts, ways, ("text",), partial(_continue, predictor), **options)
     if isinstance(predictor, Writer):
+        search = predictor.searching(unset)
+        options["defaults"] = _defaults(search.beam, search.sampling)
         return Form(photos, texts, WAYS, optional, partial(_write, predictor), **options)
     return Form(photos, texts, (), optional, partial(_use, predictor), **options)
+
+
+def _defaults(beam: int, sampling: Sampling | None) -> Values:
+    """Returns the values for which the page writes what the commands write without options."""
+    if sampling is not None and sampling.temperature > 0:
+        return Values(way="samples", temperature=sampling.temperature)
+    return Values(way="beams", count=beam) if beam > 1 else Values()
 
 
 def _options(kind: type) -> dict[str, Field]:
