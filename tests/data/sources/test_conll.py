@@ -1,5 +1,8 @@
 """Tagged words in columns: the traps of CoNLL-U and of tweets."""
 
+import random
+
+import conllu
 import pytest
 from captioned import refusal
 
@@ -58,6 +61,14 @@ def test_columns_of_spaces_and_named_ones(tmp_path):
     assert held(conll(named, word_column="FORM", tag_column="NER")) == [("2", ["do", "nt"], ["O", "O"])]
 
 
+def test_files_are_looked_up_in_the_root(tmp_path):
+    path = write(tmp_path / "train.conll", "a\tO\n")
+    assert held(conll("train.conll", root=str(tmp_path))) == held(conll(path)) == [("1", ["a"], ["O"])]
+    message = refusal(conll, "trian.conll", root=str(tmp_path))
+    assert f"data.path=trian.conll: no such file, nor {tmp_path}/trian.conll; did you mean {path}?" in message
+    assert "nor" not in refusal(conll, str(tmp_path / "gone"), root=str(tmp_path))
+
+
 def test_files_of_each_split_and_drawn_ones(tmp_path):
     path = write(tmp_path / "t", "".join(f"w{n}\tO\n\n" for n in range(50)))
     source = Conll(path=path, test_path=path)
@@ -87,3 +98,81 @@ def test_faults_are_named(text, options, parts, tmp_path):
     message = refusal(conll, write(tmp_path / "t", text), **options)
     assert all(part in message for part in parts), message
     assert "data.path=gone: no such file" in refusal(conll, "gone") and "is a folder" in refusal(conll, str(tmp_path))
+
+
+COMMENTS = ["# sent_id = {n}", "# text\t=\ta # b", "# id abc{n}\tdomain=en", "#", "#\t" + "\t".join("abcdefghi"), "#x"]
+
+
+def treebank(seed, sentences=12):
+    """A file of CoNLL-U with odd comments, words, blank lines and line ends."""
+    rng = random.Random(seed)
+    words = ["#", "#photo", "10 000", "\u200b", "a\x85b", "-", "-DOC-", '"', "w\u2028x", "_"]
+    blocks = []
+    for n in range(sentences):
+        lines = [comment.format(n=n) for comment in rng.sample(COMMENTS, rng.randint(0, 4))]
+        for id in range(1, rng.randint(2, 6)):
+            form, tag = rng.choice([*words, f"w{n}"]), rng.choice(["NOUN", "VERB", "_"])
+            cells = [form, "_", tag, "_", "_", "0", "root", "_", "_"]
+            lines += ["\t".join([f"{id}-{id + 1}", "xy", *"________"])] if rng.random() < 0.2 else []
+            lines += ["\t".join([str(id), *cells])]
+            lines += ["\t".join([f"{id}.1", *cells])] if rng.random() < 0.2 else []
+        blocks.append("\n".join(lines))
+    end = rng.choice(["\n", "\r\n"])
+    return (rng.choice(["\n\n", "\n\n\n"]).join(blocks) + rng.choice(["", "\n", "\n\n"])).replace("\n", end)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_treebanks_are_read_as_by_the_package_conllu(seed, tmp_path):
+    text = treebank(seed)
+    (tmp_path / "t.conllu").write_bytes(text.encode())
+    source = conll(str(tmp_path / "t.conllu"), word_column="FORM", tag_column="UPOS")
+    sentences = [[token for token in one if isinstance(token["id"], int)] for one in conllu.parse(text)]
+    truth = [([token["form"] for token in one], [token["upos"] for token in one]) for one in sentences]
+    assert [(words, tags) for _, words, tags in held(source)] == truth and not source.skipped
+
+
+TRUTH = [(["robert", "#1", f"w{n}"], ["B-PER", "I-PER", "O"]) for n in range(5)]
+
+
+def rows(columns, delimiter, comment):
+    """TRUTH as lines of the given columns, with a comment before each sentence."""
+    lines = []
+    for n, (words, tags) in enumerate(TRUTH):
+        lines += [comment.format(n=n)] if comment else []
+        pairs = zip(words, tags, strict=True)
+        cells = [dict(id=str(at), word=word, tag=tag, pad="_") for at, (word, tag) in enumerate(pairs, 1)]
+        lines += [*(delimiter.join(cell[name] for name in columns) for cell in cells), ""]
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("columns", "delimiter", "comment"),
+    [
+        ("word pad pad tag", " ", "# id abc{n}\tdomain=en"),  # MultiCoNER
+        ("word pad tag", " ", "# id abc{n}\tdomain=en"),  # as many cells as a word
+        ("word tag", "\t", "# id abc{n}\tdomain=en"),
+        ("word tag", "\t", "#id abc{n}\tdomain=en"),
+        ("id word tag pad", "\t", "#\thttp://de.wikipedia.org/wiki/{n} [2010-05-13]"),  # GermEval 2014
+        ("word pad pad tag", " ", "-DOCSTART- -X- -X- O\n"),  # CoNLL 2003
+        ("word tag", "\t", "-DOCSTART-\tO"),
+        ("word tag", "\t", "-DOCSTART- ({n})\tO\n"),
+        ("word pad pad tag", "   ", ""),  # padded columns
+        ("word pad pad pad pad tag", " ", "#begin document (bc/{n}); part 000\n\n#end document"),
+    ],
+)
+def test_comments_and_lines_between_documents_are_no_words(columns, delimiter, comment, tmp_path):
+    columns = columns.split()
+    path = write(tmp_path / "t.conll", rows(columns, delimiter, comment))
+    places = {"word_column": 1 + columns.index("word"), "tag_column": 1 + columns.index("tag")}
+    source = conll(path, delimiter=delimiter[0], **places)
+    assert [(words, tags) for _, words, tags in held(source)] == TRUTH and not source.skipped
+
+
+@pytest.mark.parametrize("topic", ["#\tO", "#photo\tO", "#photo\tB-x"])
+def test_words_that_begin_with_a_number_sign_are_words(topic, tmp_path):
+    path = write(tmp_path / "t.conll", f"{topic}\nof\tO\n\n{topic}\n\na\tO\n")
+    word, tag = topic.split("\t")
+    expected = [([word, "of"], [tag, "O"]), ([word], [tag]), (["a"], ["O"])]
+    assert [(words, tags) for _, words, tags in held(conll(path))] == expected
+    source = conll(write(tmp_path / "s", "# NN O\nEU NNP B-ORG\n"), tag_column=3, delimiter=" ")
+    assert [words for _, words, _ in held(source)] == [["#", "EU"]]

@@ -40,6 +40,19 @@ def test_places_are_counted_in_code_points_and_a_question_may_have_no_answer(sou
     assert found["b"]["answers"] == []
 
 
+@pytest.mark.parametrize(("mark", "answers"), [(False, 1), ("False", 1), ("true", 0), (0, 1), (1, 0), (None, 1)])
+def test_marks_of_unanswerable_questions(source, mark, answers):
+    """Some tools write is_impossible as text, of which every one but the empty one is true in Python."""
+    found = known(source([entry("a", answers=[("läuft", 6)], is_impossible=mark), entry("b")]))
+    assert len(found["a"]["answers"]) == answers
+
+
+@pytest.mark.parametrize("mark", ["no", [], 2, 0.5])
+def test_other_marks_of_unanswerable_questions_are_refused(source, mark):
+    message = refusal(source, [entry("a"), entry("b", is_impossible=mark)])
+    assert f"data[0].paragraphs[0].qas[1] (b): is_impossible {mark!r} is neither true nor false" in message
+
+
 @pytest.mark.parametrize(
     ("bad", "kind", "reason"),
     [

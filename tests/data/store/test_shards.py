@@ -96,6 +96,25 @@ def test_captions_come_from_lists_then_metadata_then_lines(tmp_path):
     assert any("d.json: is not a JSON object" in line for line in source.skipped)
 
 
+def test_suffixes_in_capitals_and_empty_captions_beside_lines(tmp_path):
+    members = {"a.PNG": png(1), "a.TXT": "one"}
+    for name, about in (("b", {"captions": [], "caption": None}), ("c", {"caption": ""}), ("d", {"captions": "four"})):
+        members |= {f"{name}.png": png(2), f"{name}.JSON": about, f"{name}.txt": name}
+    write_tar(tmp_path / "0.tar", members)
+    source = shards(tmp_path)
+    expected = {"a.PNG": ["one"], "b.png": ["b"], "c.png": ["c"], "d.png": ["four"]}
+    assert content(source)["train"] == {f"0.tar/{name}": texts for name, texts in expected.items()}
+    assert not source.skipped
+
+
+def test_an_index_of_an_older_format_is_replaced(tmp_path):
+    write_tar(tmp_path / "0.tar", {"a.png": png(1), "a.txt": "one"})
+    shards(tmp_path)
+    index = tmp_path / "0.tar.index"
+    index.write_bytes(index.read_bytes().replace(b'"format": 2', b'"format": 1'))
+    assert content(shards(tmp_path))["train"] == {"0.tar/a.png": ["one"]} and b'"format": 2' in index.read_bytes()
+
+
 def test_what_cannot_be_used_is_told(tmp_path):
     members = {
         **captioned(2),

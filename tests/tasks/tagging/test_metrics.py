@@ -4,10 +4,12 @@ import random
 from itertools import combinations
 
 import pytest
+from seqeval.metrics import f1_score, precision_score, recall_score
+from seqeval.scheme import BILOU, IOBES, Entities
 
 from vlm.errors import UserError
 from vlm.tasks.shared.text_controls import NaiveBayes, bag_of, tag_controls
-from vlm.tasks.tagging.metrics import Sentence, TaggingMetric, has_spans, spans
+from vlm.tasks.tagging.metrics import SCHEMES, Sentence, TaggingMetric, find_scheme, scheme_note, spans
 
 TAGS = ["O", "B-x", "I-x", "B-y", "I-y"]
 
@@ -82,12 +84,37 @@ def test_scores_are_those_of_brute_force():
 
 
 def test_tags_without_marks_have_no_spans():
-    assert has_spans(TAGS) and not has_spans(["O"]) and not has_spans(["NOUN", "O"]) and not has_spans(["B-x", "X"])
+    assert find_scheme(TAGS) and not any(map(find_scheme, (["O"], ["NOUN", "O"], ["B-x", "X"], [])))
     metric = metric_of([(["NOUN", "VERB"], ["NOUN", "NOUN"])], ["NOUN", "VERB"])
     assert metric.compute() == {"word_accuracy": 0.5}
     assert metric.score([["VERB", "VERB"]]) == {"word_accuracy": 0.5}
     none = {"span_precision": 0.0, "span_recall": 0.0, "span_f1": 0.0}
     assert metric_of([(["O", "O"], ["O", "O"])]).compute() == {"word_accuracy": 1.0, **none}
+
+
+@pytest.mark.parametrize(("name", "scheme", "marks"), [("IOBES", IOBES, "BIES"), ("BILOU", BILOU, "BILU")])
+def test_closed_schemes_are_scored_as_by_seqeval_in_strict_mode(name, scheme, marks):
+    rng = random.Random(name)
+    tags = ["O", *(f"{mark}-{kind}" for mark in marks for kind in ("x", "y"))]
+    assert find_scheme(tags) is SCHEMES[name]
+    for number in range(300):
+        true = [[rng.choice(tags) for _ in range(rng.randint(1, 8))] for _ in range(10)]
+        taken = [[tag if rng.random() < 0.8 else rng.choice(tags) for tag in row] for row in true]
+        metric = metric_of(list(zip(true, taken, strict=True)), tags)
+        own = [[(span.kind, span.start, span.stop) for span in spans(row, SCHEMES[name])] for row in true]
+        assert own == [[one.to_tuple()[1:] for one in row] for row in Entities(true, scheme).entities], number
+        scores = metric.compute()
+        options = {"mode": "strict", "scheme": scheme, "zero_division": 0}
+        for key, function in (("precision", precision_score), ("recall", recall_score), ("f1", f1_score)):
+            assert scores[f"span_{key}"] == pytest.approx(function(true, taken, **options)), number
+
+
+def test_tags_of_other_schemes_get_a_line():
+    assert "span scores are left out" in scheme_note(["O", "B-x", "M-x", "E-x"])
+    assert "E-, I-" in scheme_note(["O", "I-x", "E-x"]) and "B-, L-, S-" in scheme_note(["B-x", "L-x", "S-x"])
+    assert "B-" in scheme_note(["B-x", "X"])
+    assert not any(map(scheme_note, (TAGS, ["NOUN", "-LRB-", "O"], ["O"], ["B-x", "S-x"], ["U-x", "L-x", "B-x"])))
+    assert metric_of([(["M-x"], ["M-x"])], ["M-x"]).compute() == {"word_accuracy": 1.0}
 
 
 def test_the_order_of_sentences_changes_nothing_and_one_counts_once():

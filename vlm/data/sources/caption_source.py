@@ -12,10 +12,9 @@ from vlm.data.images.image import SUFFIXES
 from vlm.data.records import NAMES, Listed, Record, Skipped, Source, Split, error_summary, refuse
 from vlm.data.sources.caption_tables import Row
 from vlm.data.sources.column_images import FolderWithTables, within
-from vlm.data.store.columns import is_columns
 from vlm.data.store.places import FileStore, Tar
 from vlm.data.text.lines import one_line
-from vlm.errors import UserError, nearest
+from vlm.errors import UserError
 from vlm.randomness import numpy_rng
 
 # If more images than this share are missing, the folder is probably the wrong one.
@@ -248,19 +247,3 @@ def _place(root: Path, column: str) -> FileStore:
     if not root.is_dir():
         raise UserError(f"data.root={root}: no such folder; set data.root to the data set's folder")
     return FolderWithTables(root, column)
-
-
-def find_file(path: str, root: Path, setting: str) -> Path:
-    """Finds a file, or a folder of columnar files, by its path as given or relative to the root.
-
-    Raises:
-        UserError: It does not exist.
-    """
-    for candidate in (Path(path), root / path):
-        if candidate.is_file() or is_columns(candidate):
-            return candidate
-    folders = [place.parent for place in (Path(path), root / path) if place.parent.is_dir()]
-    files = {file.name: file for folder in folders for file in folder.iterdir()}
-    near = files.get(nearest(Path(path).name, files))
-    remedy = f"did you mean {near}?" if near else f"set {setting} to the file"
-    raise UserError(f"{setting}={path}: no such file, nor {root / path}; {remedy}")

@@ -4,10 +4,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from vlm.data.records import RowChecker, RowError, Skipped
-from vlm.data.sources.caption_source import CaptionSource, find_file
+from vlm.data.sources.caption_source import CaptionSource
 from vlm.data.sources.caption_tables import Row, read_coco, read_flickr, read_folder
 from vlm.data.sources.delimited import Quoting
 from vlm.data.sources.tables import Cells, read_table, read_text
+from vlm.data.store.places import find_file
 from vlm.data.text.lines import split_lines
 from vlm.errors import Count, Share, UserError
 

@@ -1,6 +1,7 @@
 """Tagged words in columns: one word per line, an empty line after each sentence (CoNLL, CoNLL-U)."""
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Unpack
@@ -12,6 +13,7 @@ from vlm.errors import UserError
 # https://universaldependencies.org/format.html
 CONLL_U = ("ID", "FORM", "LEMMA", "UPOS", "XPOS", "FEATS", "HEAD", "DEPREL", "DEPS", "MISC")
 _NO_WORD = re.compile(r"\d+[-.]\d+")  # the ID of a multiword token or an empty node
+DOCUMENT = "-DOCSTART-"  # first cell of a line between documents (CoNLL 2003)
 _BLANKS = " \t\r"  # a no-break space does not end a sentence
 
 Line = tuple[int, Sequence[str]]
@@ -21,12 +23,13 @@ class Conll(TextSource):
     """Words and tags in columns, given by number (from 1) or name.
 
     Ten columns are named as in CoNLL-U; others are named by a line ``# global.columns = ...``. If one is named ID,
-    multiword tokens (``2-3``) and empty nodes (``8.1``) are ignored. A sentence with a missing word or tag is skipped.
+    multiword tokens (``2-3``) and empty nodes (``8.1``) are ignored. Comments begin with ``#``; see `_is_comment`.
+    Lines that begin with ``-DOCSTART-`` separate documents. A sentence with a missing word or tag is skipped.
 
     Args:
         word_column: Number or name of the column of words.
         tag_column: Number or name of the column of tags.
-        delimiter: Separator of the columns.
+        delimiter: Separator of the columns; a space stands for one or more.
         options: See `TextSource._read`.
     Raises:
         UserError: A file is missing or not UTF-8, or most of its sentences cannot be used.
@@ -48,23 +51,47 @@ class Conll(TextSource):
         self._read(**options)
 
     def samples(self, path: Path) -> Iterator[Sample]:
-        names: Sequence[str] = ()
-        lines: list[Line] = []
-        for number, line in enumerate((*read_text(path).split("\n"), ""), 1):
-            cells = line.rstrip("\r").split(self._delimiter)
-            if not line.strip(_BLANKS):
-                if lines:
-                    yield from self._sentence(path, lines, names)
-                lines = []
-            elif not lines and line.startswith("#") and len(cells) < 2:
-                names = line.partition("=")[2].split() if line.startswith("# global.columns") else names
-            else:
-                lines.append((number, cells))
+        lines = [(number, self._cells(line)) for number, line in enumerate(read_text(path).split("\n"), 1)]
+        names = next((_column_names(cells) for _, cells in lines if _column_names(cells)), ())
+        widths = Counter(len(cells) for _, cells in lines if cells and not cells[0].startswith("#"))
+        width = widths.most_common(1)[0][0] if widths else 0
+        names = names or (CONLL_U if width == len(CONLL_U) else ())
+        sentence: list[Line] = []
+        for number, cells in (*lines, (0, [])):
+            if not cells or cells[0].startswith(DOCUMENT):
+                if sentence:
+                    yield from self._sentence(path, sentence, names)
+                sentence = []
+            elif not (cells[0].startswith("#") and self._is_comment(cells, names, width, first=not sentence)):
+                sentence.append((number, cells))
 
-    def _sentence(self, path: Path, lines: Sequence[Line], named: Sequence[str]) -> Iterator[Sample]:
+    def _cells(self, line: str) -> list[str]:
+        """The cells of a line; none if it is blank."""
+        line = line.rstrip("\r")
+        if not line.strip(_BLANKS):
+            return []
+        return line.split(self._delimiter) if self._delimiter != " " else re.split(" +", line.strip(" "))
+
+    def _is_comment(self, cells: Sequence[str], names: Sequence[str], width: int, *, first: bool) -> bool:
+        """Returns True if a line that begins with # is a comment and not a word such as #photo.
+
+        In a file with a column of IDs it always is. Elsewhere, only lines before the first word of a sentence are
+        comments: those with fewer or more cells than words have, and those with blanks other than the delimiter.
+
+        Args:
+            cells: The cells of the line.
+            names: Names of the columns.
+            width: Number of cells of most words.
+            first: Whether no word of the sentence precedes the line.
+        """
+        blank = "\t" if self._delimiter == " " else " "
+        if "ID" in names or not first:
+            return "ID" in names
+        return len(cells) < 2 or width not in (0, len(cells)) or blank in (cells[0] if blank == " " else "".join(cells))
+
+    def _sentence(self, path: Path, lines: Sequence[Line], names: Sequence[str]) -> Iterator[Sample]:
         words, tags = [], []
         for number, cells in lines:
-            names = named or (CONLL_U if len(cells) == len(CONLL_U) else ())
             if "ID" in names and _NO_WORD.fullmatch(cells[names.index("ID")]):
                 continue
             word, tag = (self._cell(path, number, cells, names, kind) for kind in ("word", "tag"))
@@ -91,3 +118,9 @@ class Conll(TextSource):
             )
         place = names.index(column) if isinstance(column, str) else column - 1
         return cells[place].strip() if 0 <= place < len(cells) else ""
+
+
+def _column_names(cells: Sequence[str]) -> list[str]:
+    """The names in a line ``# global.columns = ...``; empty for other lines."""
+    line = " ".join(cells)
+    return line.partition("=")[2].split() if line.startswith("# global.columns") else []

@@ -39,7 +39,7 @@ class ImageTable(TextTable):
         **options: Unpack[TableOptions],
     ) -> None:
         self.place = FolderWithTables(Path(root_of(root, options["path"])), image_column)
-        TableSource.__init__(self, {"image": image_column, "label": label_column}, **options)
+        TableSource.__init__(self, {"image": image_column, "label": label_column}, root=root, **options)
         for split, rows in self._samples.items():
             self._samples[split] = self._present(rows, options["path"])
         self._number_labels(options["path"])

@@ -24,6 +24,7 @@ class Squad(TextSource):
         path: The file or files; for training only if `val_path` or `test_path` is given.
         val_path: File for validation.
         test_path: File for test.
+        root: Folder in which files are looked up that do not exist as given; None for none.
         val_fraction: Share of passages held out for validation if there is no file for it.
         test_fraction: Share of passages held out for test if there is only one file.
         seed: Seed of the held-out passages.
@@ -40,11 +41,12 @@ class Squad(TextSource):
         path: str | list[str],
         val_path: str | None = None,
         test_path: str | None = None,
+        root: str | None = None,
         val_fraction: Share = 0.1,
         test_fraction: Share = 0.1,
         seed: int = 0,
     ) -> None:
-        self._read(path=path, val_path=val_path, test_path=test_path, val_fraction=0, test_fraction=0)
+        self._read(path=path, val_path=val_path, test_path=test_path, root=root, val_fraction=0, test_fraction=0)
         fractions = {"val": val_fraction} if test_path or val_path else {"test": test_fraction, "val": val_fraction}
         self._hold_out({name: share for name, share in fractions.items() if name not in self.splits}, seed)
 
@@ -65,10 +67,11 @@ class Squad(TextSource):
             id = str(question.get("id", ""))
             where = f"{where} ({id})" if id else where
             text, fault, kind = str(question.get("question", "")).strip(), "", "empty text"
-            answers = [] if question.get("is_impossible") else _answers(question)
+            impossible = _is_impossible(question)
+            answers = [] if impossible else _answers(question)
             if not text or not context.strip():
                 fault = f"no {'question' if context.strip() else 'context'}"
-            elif not answers and not question.get("is_impossible"):
+            elif not answers and not impossible:
                 fault, kind = "no answer", "question without an answer"
             elif wrong := next((one for one in answers if not _stands(one, context)), None):
                 fault, kind = f"the answer {wrong[0]!r} is not at {wrong[1]}", "answer not in its context"
@@ -115,6 +118,16 @@ def _questions(checker: RowChecker) -> Iterator[tuple[str, tuple[str, str, Mappi
                 continue
             for where, question in _entries(checker, within, paragraph, "qas"):
                 yield where, (where, context, question)
+
+
+def _is_impossible(question: Mapping[str, Any]) -> bool:
+    """Whether a question is marked as unanswerable, by a boolean, 0 or 1, or one of these in quotes; default false."""
+    value = question.get("is_impossible")
+    known = {"none": False, "": False, "false": False, "0": False, "true": True, "1": True}
+    mark = str(value).strip().lower()
+    if mark not in known or isinstance(value, list | dict | float):
+        raise RowError(f"is_impossible {value!r} is neither true nor false; correct it")
+    return known[mark]
 
 
 def _answers(question: Mapping[str, Any]) -> list[tuple[str, int]]:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, NotRequired, TypedDict
 
 from vlm.data.hold_out import check_fractions, draw, draw_stratified, held_out
 from vlm.data.records import NAMES, Listed, Record, Skipped, Source, Split, error_summary, refuse
-from vlm.data.store.columns import is_columns
+from vlm.data.store.places import find_file
 from vlm.errors import Share, UserError
 
 
@@ -30,6 +30,7 @@ class FileOptions(TypedDict):
     path: str
     val_path: NotRequired[str | None]
     test_path: NotRequired[str | None]
+    root: NotRequired[str | None]
     val_fraction: NotRequired[Share]
     test_fraction: NotRequired[Share]
     seed: NotRequired[int]
@@ -58,6 +59,7 @@ class TextSource(Source):
         path: str | Sequence[str],
         val_path: str | None = None,
         test_path: str | None = None,
+        root: str | None = None,
         val_fraction: float = 0.1,
         test_fraction: float = 0.1,
         seed: int = 0,
@@ -68,6 +70,7 @@ class TextSource(Source):
             path: The file or files; for training only if `val_path` or `test_path` is given.
             val_path: File for validation.
             test_path: File for test.
+            root: Folder in which files are looked up that do not exist as given; None for none.
             val_fraction: Share of samples held out for validation if a single file has no splits.
             test_fraction: The same for test.
             seed: Seed of the held-out samples.
@@ -78,7 +81,7 @@ class TextSource(Source):
         check_fractions(val_fraction, test_fraction)
         self.skipped: list[str] = []
         paths = {"train": path, "val": val_path, "test": test_path}
-        files = {split: _files(split, path) for split, path in paths.items() if path is not None}
+        files = {split: _files(split, path, root) for split, path in paths.items() if path is not None}
         if not files.get("train"):
             raise UserError("data.path: is not set; give data.path=FILE for training")
         samples = {split: [one for path in own for one in self.samples(path)] for split, own in files.items()}
@@ -124,10 +127,7 @@ class TextSource(Source):
         self.skipped.append(Skipped(f"{path}, {where}: {what}", kind))
 
 
-def _files(split: str, paths: str | Sequence[str]) -> list[Path]:
+def _files(split: str, paths: str | Sequence[str], root: str | None) -> list[Path]:
     setting = "data.path" if split == "train" else f"data.{split}_path"
-    files = [Path(path) for path in ([paths] if isinstance(paths, str) else paths)]
-    for path in (path for path in files if not path.is_file() and not is_columns(path)):
-        what = "is a folder; give a file" if path.is_dir() else f"no such file; set {setting} to one"
-        raise UserError(f"{setting}={path}: {what}")
-    return files
+    folder = None if root is None else Path(root)
+    return [find_file(path, folder, setting) for path in ([paths] if isinstance(paths, str) else paths)]

@@ -10,9 +10,10 @@ from typing import Protocol
 from PIL import Image
 
 from vlm.data.images.image import ImageError, load_image, read_bytes
+from vlm.data.store.columns import is_columns
 from vlm.data.store.storage import stamp
 from vlm.data.store.tar import Span, TarError, members, read_span
-from vlm.errors import UserError
+from vlm.errors import UserError, nearest
 
 
 class FileStore(Protocol):
@@ -166,3 +167,27 @@ def walk(root: Path) -> Iterator[tuple[str, list[str], list[str]]]:
 
 def _unreadable(error: OSError) -> None:
     raise UserError(f"{error.filename}: {error.strerror}; give a readable folder") from error
+
+
+def find_file(path: str, root: Path | None, setting: str) -> Path:
+    """Finds a file, or a folder of columnar files, by its path as given or relative to the root.
+
+    Args:
+        root: The data set's folder; None if there is none.
+        setting: The config key of the path, for the message.
+    Raises:
+        UserError: It does not exist, or is another folder.
+    """
+    given = Path(path)
+    candidates = [given] if root is None or given.is_relative_to(root) else [given, root / path]
+    for candidate in candidates:
+        if candidate.is_file() or is_columns(candidate):
+            return candidate
+    if any(candidate.is_dir() for candidate in candidates):
+        raise UserError(f"{setting}={path}: is a folder; give a file")
+    folders = [candidate.parent for candidate in candidates if candidate.parent.is_dir()]
+    files = {file.name: file for folder in folders for file in folder.iterdir()}
+    near = files.get(nearest(given.name, files))
+    remedy = f"did you mean {near}?" if near else f"set {setting} to the file"
+    also = f", nor {candidates[1]}" if len(candidates) > 1 else ""
+    raise UserError(f"{setting}={path}: no such file{also}; {remedy}")

@@ -18,7 +18,7 @@ import numpy as np
 
 from vlm.data.store.tar import Span
 
-FORMAT = 1
+FORMAT = 2  # 2: suffixes in capitals, and texts beside empty captions of the metadata, are read
 MAX_HEADER = 2**12
 MAX_INDEX = 2**31  # bytes of an index
 

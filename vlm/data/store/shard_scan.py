@@ -77,7 +77,8 @@ def _take(samples: dict[str, _Parts], name: str, span: Span, file: BinaryIO, lef
     """Adds a member to its sample, with its content if it is a text."""
     folder, slash, base = name.rpartition("/")
     stem, _, kind = base.partition(".")
-    is_image = f".{kind.lower()}" in SUFFIXES
+    kind = kind.lower()
+    is_image = f".{kind}" in SUFFIXES
     if not stem or not (is_image or kind in TEXTS):
         if os.path.splitext(base)[1].lower() in SUFFIXES and stem:
             left_out.append(LeftOut("", f"{name}: is ignored, because its name has two dots"))
@@ -132,8 +133,8 @@ def _clean(text: str) -> str:
 
 
 def _captions(member: str, about: dict[str, Any], lines: str | None, left_out: list[LeftOut]) -> Iterator[str]:
-    """The captions of the metadata (a list or a single one), or else the lines of the text."""
-    captions = about.get("captions") if isinstance(about.get("captions"), list) else about.get("caption")
+    """The captions of the metadata (a list or a single one), or the lines of the text if these are empty or null."""
+    captions = next((about[key] for key in ("captions", "caption") if about.get(key)), None)
     if captions is None:
         captions = lines.rstrip().split("\n") if lines else []
     seen = set()

@@ -14,6 +14,8 @@ def compared(details: Any, predictions: Sequence[Mapping[str, Any]]) -> Compared
 
 
 def _scores(samples: Sequence[Sample]) -> tuple[Sequence[str], Scorer]:
-    from vlm.tasks.tagging.metrics import NAMES, tag_scorer  # torchmetrics takes long to import
+    from vlm.tasks.tagging.metrics import NAMES, find_scheme, tag_scorer  # torchmetrics takes long to import
 
-    return NAMES, tag_scorer([tags for (_, tags), _ in samples], [sample.predicted for sample in samples])
+    true = [tags for (_, tags), _ in samples]
+    scheme = find_scheme({tag for tags in true for tag in tags})
+    return NAMES, tag_scorer(true, [sample.predicted for sample in samples], scheme)

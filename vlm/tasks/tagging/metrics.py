@@ -1,6 +1,6 @@
 """Metrics of tagged words: accuracy per word, and precision, recall and F1 of exact spans."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,16 +30,70 @@ class Sentence(NamedTuple):
     predicted: Tags
 
 
-def has_spans(tags: Tags) -> bool:
-    """Returns True if tags mark spans: each is O, or begins with B- or I-, and some do."""
-    return any(tag != OUTSIDE for tag in tags) and all(tag == OUTSIDE or tag[:2] in ("B-", "I-") for tag in tags)
+class Scheme(NamedTuple):
+    """How tags mark spans.
 
-
-def spans(tags: Tags) -> Iterator[Span]:
-    """The spans that B- and I- tags mark, as conlleval and seqeval read them.
-
-    A span begins at B-, or at I- after another kind or O, and continues while tags are I- of its kind.
+    Args:
+        marks: The letters before the hyphen.
+        ends: Those that end a span of several words.
+        singles: Those of a span of one word.
     """
+
+    marks: str
+    ends: str = ""
+    singles: str = ""
+
+
+IOB = Scheme("BI")
+SCHEMES = {"IOB": IOB, "IOBES": Scheme("BIES", "E", "S"), "BILOU": Scheme("BILU", "L", "U")}
+
+
+def find_scheme(tags: Iterable[str]) -> Scheme | None:
+    """Returns the scheme of all tags except O; None if they mark no spans.
+
+    A scheme that ends spans needs tags that begin them: I- and E- alone (IOE) are not supported.
+    """
+    marks = {tag[0] if tag[1:2] == "-" else "" for tag in tags if tag != OUTSIDE}
+    for scheme in SCHEMES.values() if marks else ():
+        if marks <= set(scheme.marks) and (scheme is IOB or marks & {"B", scheme.singles}):
+            return scheme
+    return None
+
+
+def scheme_note(tags: Iterable[str]) -> str:
+    """Returns why tags that look like marks of spans get no span scores; empty for other tags, such as NOUN."""
+    marks = sorted({tag[0] for tag in tags if tag[1:2] == "-" and tag[0] in "BIESLUM"})
+    if not marks or find_scheme(tags) is not None:
+        return ""
+    seen = ", ".join(f"{mark}-" for mark in marks)
+    return (
+        f"span scores are left out: tags begin with {seen}, and not all tags follow one of the schemes "
+        f"{', '.join(SCHEMES)}; convert them to one of these for span_precision, span_recall and span_f1"
+    )
+
+
+def spans(tags: Tags, scheme: Scheme = IOB) -> Iterator[Span]:
+    """The spans that tags mark, as seqeval reads them: IOB as conlleval does, other schemes strictly.
+
+    In IOB, a span begins at B-, or at I- after another kind or O, and continues while tags are I- of its kind. In the
+    other schemes, it is a single word, or words from B- to the next end of its kind with nothing but I- between.
+    """
+    return _closed_spans(tags, scheme) if scheme.ends else _iob_spans(tags)
+
+
+def _closed_spans(tags: Tags, scheme: Scheme) -> Iterator[Span]:
+    start, kind = 0, None
+    for place, tag in enumerate(tags):
+        mark, _, named = tag.partition("-")
+        if mark in scheme.singles or (mark in scheme.ends and named == kind):
+            yield Span(named, place if mark in scheme.singles else start, place + 1)
+        if mark == "B":
+            start, kind = place, named
+        elif mark != "I" or named != kind:
+            kind = None
+
+
+def _iob_spans(tags: Tags) -> Iterator[Span]:
     start, kind = 0, None
     for place, tag in enumerate((*tags, OUTSIDE)):
         mark, _, own = tag.partition("-")
@@ -50,18 +104,24 @@ def spans(tags: Tags) -> Iterator[Span]:
         start, kind = place, own if tag != OUTSIDE else None
 
 
-def tag_scorer(true: Sequence[Tags], predicted: Sequence[Tags]) -> Scorer:
-    """Returns the scorer of resampled sentences, with scores in the order of NAMES."""
-    counts = _counts(true, predicted)
+def tag_scorer(true: Sequence[Tags], predicted: Sequence[Tags], scheme: Scheme | None) -> Scorer:
+    """Returns the scorer of resampled sentences, with scores in the order of NAMES.
+
+    Args:
+        true: The tags of each sentence.
+        predicted: Those of the model.
+        scheme: How they mark spans; None if they mark none.
+    """
+    counts = _counts(true, predicted, scheme or IOB)
     return lambda draws: _scores(draws @ counts)
 
 
-def _counts(true: Sequence[Tags], predicted: Sequence[Tags]) -> Floats:
+def _counts(true: Sequence[Tags], predicted: Sequence[Tags], scheme: Scheme) -> Floats:
     """Counts of each sentence: right words, words, right spans, predicted spans, spans. Shapes: -> (N, 5)"""
     rows = []
     for tags, taken in zip(true, predicted, strict=True):
         right = sum(one == other for one, other in zip(tags, taken, strict=True))
-        both = [set(spans(each)) for each in (tags, taken)]
+        both = [set(spans(each, scheme)) for each in (tags, taken)]
         rows.append([right, len(tags), len(both[0] & both[1]), len(both[1]), len(both[0])])
     return np.array(rows, np.float64)
 
@@ -84,7 +144,7 @@ class TaggingMetric(SampleMetric[Sentence]):
 
     def __init__(self, *, classes: Tags, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.classes, self.spans = list(classes), has_spans(classes)
+        self.classes, self.scheme = list(classes), find_scheme(classes)
 
     def compute(self) -> dict[str, float]:
         """Returns word_accuracy and, for exact spans of all kinds together, span_precision, span_recall and span_f1.
@@ -97,12 +157,12 @@ class TaggingMetric(SampleMetric[Sentence]):
     def score(self, predicted: Sequence[Tags]) -> dict[str, float]:
         """Returns the scores of other tags for the same sentences."""
         values = self._scorer(predicted)(np.ones((1, len(predicted))))[0].tolist()
-        return dict(zip(NAMES[: None if self.spans else 1], values, strict=False))
+        return dict(zip(NAMES[: None if self.scheme else 1], values, strict=False))
 
     def intervals(self, *, seed: int) -> dict[str, float]:
         """Returns word_accuracy and span_f1 at @low and @high: 95% intervals by bootstrap over sentences."""
         score = self._scorer([sentence.predicted for sentence in self.samples.values()])
-        places = [0, 3] if self.spans else [0]
+        places = [0, 3] if self.scheme else [0]
         names = [NAMES[place] for place in places]
         return intervals(names, lambda draws: score(draws)[:, places], len(self.samples), seed=seed)
 
@@ -113,8 +173,8 @@ class TaggingMetric(SampleMetric[Sentence]):
             for tag, taken in zip(sentence.tags, sentence.predicted, strict=True):
                 counts[tag] = counts.get(tag, np.zeros(3)) + np.array([tag == taken, 0, 1])
                 counts[taken] = counts.get(taken, np.zeros(3)) + np.array([0, 1, 0])
-            if self.spans:
-                true, predicted = set(spans(sentence.tags)), set(spans(sentence.predicted))
+            if self.scheme:
+                true, predicted = (set(spans(tags, self.scheme)) for tags in (sentence.tags, sentence.predicted))
                 for span in true | predicted:
                     row = np.array([span in true and span in predicted, span in predicted, span in true])
                     counts[span.kind] = counts.get(span.kind, np.zeros(3)) + row
@@ -131,7 +191,7 @@ class TaggingMetric(SampleMetric[Sentence]):
         return matrix, names
 
     def _scorer(self, predicted: Sequence[Tags]) -> Scorer:
-        return tag_scorer([sentence.tags for sentence in self.samples.values()], predicted)
+        return tag_scorer([sentence.tags for sentence in self.samples.values()], predicted, self.scheme)
 
 
 def _figures(both: float, taken: float, true: float) -> dict[str, float]:

@@ -9,11 +9,12 @@ import torch.nn.functional as F
 
 from vlm.data.batch import IGNORE, Batch
 from vlm.data.text.input_fields import TagField
+from vlm.errors import print_error
 from vlm.evaluation.report.sections import SHOWN, Confusion, Section, Table, random_places
 from vlm.models.text_classifiers import TokenClassifier
 from vlm.tasks.shared.text_controls import tag_controls
 from vlm.tasks.shared.text_task import TextTask
-from vlm.tasks.tagging.metrics import Sentence, TaggingMetric
+from vlm.tasks.tagging.metrics import Sentence, TaggingMetric, scheme_note
 from vlm.tasks.tagging.predict import tag_probabilities
 from vlm.training.data_module import Data
 from vlm.training.step.losses import Term
@@ -62,6 +63,8 @@ class Tagging(TextTask):
         results = self.metric.compute()
         self.show([one._asdict() for one in self.metric.samples.values()], lambda row: _line(Sentence(**row)))
         if final:
+            if (note := scheme_note(self.classes)) and self.trainer.is_global_zero:
+                print_error(note, "note")
             train = self.data.split("train").records()
             results |= self.metric.intervals(seed=self.seed)
             results |= tag_controls(self.metric, ((record["words"], record["tags"]) for record in train))
