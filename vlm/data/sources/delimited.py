@@ -119,8 +119,9 @@ def _quoted_rows(path: Path, text: str, delimiter: str, notes: list[str]) -> Ite
             if cells:
                 yield TextRow(reader.line_num, cells)
     except csv.Error as error:
+        reason = "a carriage return in a cell without quotes" if "new-line character" in str(error) else error
         raise UserError(
-            f'{path}, line {reader.line_num}: {error}; quote (") the cell and double the quotes inside, or set '
+            f'{path}, line {reader.line_num}: {reason}; quote (") the cell and double the quotes inside, or set '
             "data.source.quoting=none if quotation marks are text"
         ) from error
     if joined:

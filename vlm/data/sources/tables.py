@@ -73,10 +73,11 @@ def parse_json(text: str) -> Any:
     r"""Parses a JSON text.
 
     Raises:
-        ValueError: It is invalid, or has half of a surrogate pair (``\ud800``), which is not a character.
+        ValueError: It is invalid, an object has a key twice, or a text has half of a surrogate pair (``\ud800``), which
+            is not a character.
         RecursionError: It is nested too deeply.
     """
-    value = json.loads(text)
+    value = json.loads(text, object_pairs_hook=_unique_keys)
     if _SURROGATE.search(text):
         try:
             json.dumps(value, ensure_ascii=False).encode()
@@ -84,6 +85,15 @@ def parse_json(text: str) -> Any:
             half = error.object[error.start].encode("unicode_escape").decode()
             raise ValueError(f"{half} is half of a surrogate pair, not a character") from error
     return value
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Makes the dict of a JSON object; readers disagree on which value of a repeated key counts."""
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f"an object has the key {next(key for key in keys if keys.count(key) > 1)!r} more than once")
+    return values
 
 
 def parse_split(value: str) -> str:
@@ -166,7 +176,8 @@ def read_cells(
             stated or DELIMITERS[suffix],
             lambda header: sum(find_column(name, header) is not None for name in wanted),
         )
-        yield from _delimited_rows(path, read_rows(path, text, found, quoting, notes), columns, optional, reject)
+        rows = read_rows(path, text, found, quoting, notes)
+        yield from _delimited_rows(path, rows, columns, optional, notes, reject)
     elif suffix in LINES:
         yield from _json_rows(_json_lines(read_text(path), reject), columns, optional, reject)
     elif suffix in TABLES:
@@ -246,22 +257,34 @@ def _names(cell: str, count: int | None) -> str | list[str]:
 
 
 def _delimited_rows(
-    path: Path, rows: Iterator[TextRow], columns: Mapping[str, str], optional: Collection[str], reject: RejectRow
+    path: Path,
+    rows: Iterator[TextRow],
+    columns: Mapping[str, str],
+    optional: Collection[str],
+    notes: list[str],
+    reject: RejectRow,
 ) -> Iterator[Cells]:
-    """Rows of delimited text; the first one is the header."""
+    """Rows of delimited text; the first one is the header. Missing cells at the end of a row are empty."""
     header = [name.strip() for name in next(rows, TextRow(0, [])).cells]
     named = _find_columns(str(path), header, columns, optional)
     for column in (column for column in named.values() if header.count(column) > 1):
         raise UserError(f"{path}: has {header.count(column)} columns {column!r}; rename or remove all but one")
     known = {key: header.index(column) for key, column in named.items()}
+    short, first = 0, 0
     for line, row in rows:
         where = f"line {line}"
         if len(row) > len(header) and any(row[len(header) :]):
             fields = f"{len(row)} fields for {len(header)} columns"
             reject(where, f'{fields}; put quotes (") around cells that contain the delimiter')
             continue
-        row += [""] * (len(header) - len(row))
+        if len(row) != len(header):
+            uneven, first = uneven + 1, first or line
+            row += [""] * (len(header) - len(row))
         yield Cells({key: row[place] for key, place in known.items()}, where)
+    if short:
+        notes.append(
+            f"{path}: {short:,} rows have fewer cells than the header (the first: line {first}); they are empty"
+        )
 
 
 def _json_lines(text: str, reject: RejectRow) -> Iterator[tuple[str, Any]]:

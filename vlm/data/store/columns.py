@@ -167,19 +167,30 @@ class Columns(ABC):
         return [str(name) for name in names] if isinstance(names, list) else None
 
     def rows(self, names: Sequence[str]) -> Iterator[dict[str, Any]]:
-        """The rows of some columns; class labels are converted to names.
+        """The rows of some columns; class labels are converted to names, and -1, which means unknown, to None.
 
         Raises:
-            UserError: The file is damaged.
+            UserError: The file is damaged, or a label is not the number of a class.
         """
         classes = {name: known for name in names if (known := self.classes(name))}
+        number = 0
         with self._readable():
             for batch in self._batches(list(dict.fromkeys(names))):
                 for row in batch.to_pylist():
-                    named = {
-                        name: known[row[name]] for name, known in classes.items() if row[name] in range(len(known))
-                    }
-                    yield row | named
+                    for name, known in classes.items():
+                        row[name] = self._class_name(row[name], known, name, number)
+                    yield row
+                    number += 1
+
+    def _class_name(self, label: Any, classes: Sequence[str], column: str, row: int) -> str | None:
+        if label is None or label == -1:
+            return None
+        if label not in range(len(classes)):
+            raise UserError(
+                f"{self.path}, row {row}: {column} {label!r} is not the number of one of its {len(classes)} classes; "
+                "correct it, or save the data set again"
+            )
+        return classes[label]
 
     def cell(self, name: str, row: int) -> Any:
         """The value of a column in a row.
