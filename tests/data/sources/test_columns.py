@@ -61,6 +61,18 @@ def saved(folder, tables):
     return str(folder)
 
 
+def test_labels_that_are_no_class(tmp_path):
+    """In `datasets`, -1 stands for an unknown label, such as in test sets."""
+    for number, labels in enumerate(([0, 1, -1, None], [0, 1, 2, 0])):
+        table = named(pa.table({"text": list("abcd"), "label": pa.array(labels, pa.int64())}), "neg", "pos")
+        parquet.write_table(table, tmp_path / f"{number}.parquet")
+    source = TextTable(path=str(tmp_path / "0.parquet"), **NO_HOLD_OUT)
+    assert content(source) == {"train": {"row 0": "neg", "row 1": "pos"}} and source.classes == ["neg", "pos"]
+    assert [line.partition(", ")[2] for line in source.skipped] == ["row 2: no label", "row 3: no label"]
+    message = refusal(TextTable, path=str(tmp_path / "1.parquet"), **NO_HOLD_OUT)
+    assert "1.parquet, row 2: label 2 is not the number of one of its 2 classes" in message
+
+
 def pixel(record):
     return record.image().getpixel((0, 0))
 
@@ -186,7 +198,7 @@ def test_folders_that_are_no_data_set(tmp_path):
     (tmp_path / "set" / "dataset_dict.json").write_text("[" * 100_000)
     assert "dataset_dict.json: is damaged" in refusal(Captions, path=folder)
     (tmp_path / "none").mkdir()
-    assert "no such file" in refusal(Captions, path=str(tmp_path / "none"))
+    assert "is a folder without tables" in refusal(Captions, path=str(tmp_path / "none"))
     parquet.write_table(photos(), tmp_path / "a.parquet")
     message = refusal(Captions, path=str(tmp_path / "a.parquet"), caption_column="title")
     assert "no column 'title' among 'image', 'caption'" in message and "data.source.caption_column" in message

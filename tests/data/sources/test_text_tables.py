@@ -69,6 +69,16 @@ def test_empty_cells_are_left_out_and_named(tmp_path):
     assert [r["text"] for r in source.split("train").records()] == ["good", "bad"]
 
 
+def test_labels_that_other_tools_read_as_missing_are_named(tmp_path):
+    path = write(tmp_path / "t.csv", "text,label\na,1\nb,2\nc,NA\nd,NA\ne,nan\nf,\n")
+    source = TextTable(path=path, **NO_HOLD_OUT)
+    assert source.classes == ["1", "2", "NA", "nan"] and source.skipped == [f"{path}, line 7: no label"]
+    assert [note.partition(",")[0] for note in source.notes] == [
+        f"{path}: the label 'NA' of 2 training rows is a class of its own",
+        f"{path}: the label 'nan' of 1 training row is a class of its own",
+    ]
+
+
 JSON = '{"text": "x", "label": "a"}\n'
 
 

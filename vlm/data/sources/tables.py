@@ -270,7 +270,7 @@ def _delimited_rows(
     for column in (column for column in named.values() if header.count(column) > 1):
         raise UserError(f"{path}: has {header.count(column)} columns {column!r}; rename or remove all but one")
     known = {key: header.index(column) for key, column in named.items()}
-    short, first = 0, 0
+    uneven, first = 0, 0
     for line, row in rows:
         where = f"line {line}"
         if len(row) > len(header) and any(row[len(header) :]):
@@ -281,10 +281,9 @@ def _delimited_rows(
             uneven, first = uneven + 1, first or line
             row += [""] * (len(header) - len(row))
         yield Cells({key: row[place] for key, place in known.items()}, where)
-    if short:
-        notes.append(
-            f"{path}: {short:,} rows have fewer cells than the header (the first: line {first}); they are empty"
-        )
+    if uneven:
+        what = f"{uneven:,} row{'s' * (uneven > 1)} without as many cells as the header (the first: line {first})"
+        notes.append(f"{path}: {what}; missing cells are read as empty, and further empty ones are ignored")
 
 
 def _json_lines(text: str, reject: RejectRow) -> Iterator[tuple[str, Any]]:

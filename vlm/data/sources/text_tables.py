@@ -12,6 +12,8 @@ from vlm.data.sources.text_source import FileOptions, Sample, TextSource
 from vlm.data.text.lines import one_line
 from vlm.errors import UserError
 
+MISSING = {"na", "n/a", "#n/a", "<na>", "nan", "null", "none"}  # what other tools write or read as a missing value
+
 
 class TableOptions(FileOptions):
     """Arguments of all tables; see TableSource."""
@@ -111,6 +113,13 @@ class TextTable(TableSource):
         self.classes = sorted({known["label"] for _, known in self._samples["train"]})
         if len(self.classes) < 2:
             raise UserError(f"{path}: has only one label, {self.classes[0]}; at least two are needed")
+        for name in (name for name in self.classes if name.lower() in MISSING):
+            count = sum(known["label"] == name for _, known in self._samples["train"])
+            what = f"the label {name!r} of {count:,} training row{'s' * (count > 1)} is a class of its own"
+            self.notes = [
+                *self.notes,
+                f"{path}: {what}, though other tools read it as missing; empty labels are skipped",
+            ]
         labels = {name: label for label, name in enumerate(self.classes)}
         for split in NAMES:
             rows: list[tuple[str, Mapping[str, Any]]] = []

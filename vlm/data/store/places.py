@@ -184,7 +184,7 @@ def find_file(path: str, root: Path | None, setting: str) -> Path:
         if candidate.is_file() or is_columns(candidate):
             return candidate
     if any(candidate.is_dir() for candidate in candidates):
-        raise UserError(f"{setting}={path}: is a folder; give a file")
+        raise UserError(f"{setting}={path}: is a folder without tables; give a file")
     folders = [candidate.parent for candidate in candidates if candidate.parent.is_dir()]
     files = {file.name: file for folder in folders for file in folder.iterdir()}
     near = files.get(nearest(given.name, files))
