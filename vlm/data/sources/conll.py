@@ -52,7 +52,7 @@ class Conll(TextSource):
 
     def samples(self, path: Path) -> Iterator[Sample]:
         lines = [(number, self._cells(line)) for number, line in enumerate(read_text(path).split("\n"), 1)]
-        names = next((_column_names(cells) for _, cells in lines if _column_names(cells)), ())
+        names: Sequence[str] = next((_column_names(cells) for _, cells in lines if _column_names(cells)), ())
         widths = Counter(len(cells) for _, cells in lines if cells and not cells[0].startswith("#"))
         width = widths.most_common(1)[0][0] if widths else 0
         names = names or (CONLL_U if width == len(CONLL_U) else ())

@@ -33,13 +33,13 @@ class ImageTable(TextTable):
     def __init__(
         self,
         *,
-        root: str | None = None,
         image_column: str = "image",
         label_column: str = "label",
         **options: Unpack[TableOptions],
     ) -> None:
-        self.place = FolderWithTables(Path(root_of(root, options["path"])), image_column)
-        TableSource.__init__(self, {"image": image_column, "label": label_column}, root=root, **options)
+        root = root_of(options.get("root"), options["path"])
+        self.place = FolderWithTables(Path(root), image_column)
+        TableSource.__init__(self, {"image": image_column, "label": label_column}, **options)
         for split, rows in self._samples.items():
             self._samples[split] = self._present(rows, options["path"])
         self._number_labels(options["path"])
