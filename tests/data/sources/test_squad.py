@@ -50,7 +50,7 @@ def test_marks_of_unanswerable_questions(source, mark, answers):
 @pytest.mark.parametrize("mark", ["no", [], 2, 0.5])
 def test_other_marks_of_unanswerable_questions_are_refused(source, mark):
     message = refusal(source, [entry("a"), entry("b", is_impossible=mark)])
-    assert f"data[0].paragraphs[0].qas[1] (b): is_impossible {mark!r} is neither true nor false" in message
+    assert f"data[0].paragraphs[0].qas[1]: is_impossible {mark!r} is neither true nor false" in message
 
 
 @pytest.mark.parametrize(
