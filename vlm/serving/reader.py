@@ -150,8 +150,8 @@ class Reader:
         if self.beside.get(name) == name and other:
             values[name] = other
         elif other or self.beside.get(name) == name:
-            fault = "unknown to" if other else "missing; needed by"
-            raise HTTPException(422, f"{name}: {fault} {self.predictor.trained_task}")
+            reason = "unknown to" if other else "missing; needed by"
+            raise HTTPException(422, f"{name}: {reason} {self.predictor.trained_task}")
         if not 0 < len(inputs) <= most:
             raise HTTPException(422, f"{len(inputs)} inputs in a request; send 1 to {most}")
         options = self._options(values)
