@@ -1,8 +1,10 @@
 """Lines for people are folded where a reader would break them, and on a terminal alone."""
 
+import io
+
 import pytest
 
-from vlm.io.terminal import folded
+from vlm.io.terminal import columns, folded, line_width
 
 SCORES = "step 24: " + "  ".join(f"metric{n} 0.{n:04}" for n in range(30))
 SAMPLE = "  'A man in a shirt .'" + " " * 40 + "reference: 'Two children in swimsuits stand talking in a lake .'"
@@ -39,5 +41,37 @@ def test_the_text_of_a_named_line_keeps_its_column(width: int) -> None:
     assert all(row.startswith(" " * 12) and row[12] != " " for row in folded(NAMED).split("\n")[1:])
 
 
+CHINESE = (
+    "  = '"
+    + "一个男人骑着一匹白马走过田野，两只狗跟在后面。" * 3
+    + "'   reference: '"
+    + "两个孩子在湖里游泳。" * 4
+    + "'"
+)
+THAI = "  '" + "ผู้ชายคนหนึ่งขี่ม้าขาว" * 10 + "'"
+
+
+@pytest.mark.parametrize("line", [CHINESE, THAI])
+def test_text_without_spaces_is_folded_inside_its_column(line: str, width: int) -> None:
+    """A Chinese character takes two columns; no row begins with a punctuation mark or with a vowel sign of Thai."""
+    rows = folded(line).split("\n")
+    assert len(rows) > 1 and max(map(columns, rows)) < width
+    assert "".join(row.strip() for row in rows).replace(" ", "") == line.replace(" ", "")
+    assert all(
+        row.startswith("    ") and row.strip()[0] not in "，。\u0e31\u0e34\u0e35\u0e48\u0e49" for row in rows[1:]
+    )
+    assert max(map(columns, rows)) > 0.7 * width  # rows are filled
+
+
+def test_columns_of_wide_and_combining_characters() -> None:
+    assert [columns(text) for text in ("abc", "狗。", "e\u0301", "ผู้")] == [3, 4, 1, 1]
+
+
+def test_a_path_is_not_broken(width: int) -> None:
+    path = "/data/" + "folder/" * 20 + "photo.jpg"
+    assert path in folded(f"report      {path}").split("\n")[-1]
+
+
 def test_a_file_gets_whole_lines() -> None:
-    assert folded(SCORES) == SCORES
+    assert folded(SCORES) == SCORES and folded(CHINESE) == CHINESE
+    assert line_width(io.StringIO()) is None

@@ -3,26 +3,47 @@
 import re
 import shutil
 import sys
-import textwrap
 from typing import TextIO
+from unicodedata import category, east_asian_width
 
 _GAP = re.compile(r"(?<=\S) {2,}(?=\S)")  # between columns or scores
 _OPTION = re.compile(r"(--[\w-]+) (?=[A-Z0-9])")  # an option, followed by its value
+# Before a letter of a script without spaces: Thai, Lao, Burmese, Khmer, kana, Han. What is written above or below a
+# letter, and punctuation after it, stays with it.
+_LETTERS = (
+    "\u0e01-\u0e30\u0e40-\u0e46\u0e81-\u0eb0\u0ec0-\u0ec4\u1000-\u102a\u1780-\u17b3"
+    "\u3041-\u30ff\u3400-\u9fff\uf900-\ufaff"
+)
+_BREAK = re.compile(rf"(?<=[^\x00-\x7f])(?=[{_LETTERS}])")
 NAME = 12  # width of the first column of lines such as "device      cpu"
+
+
+def line_width(stream: TextIO) -> int | None:
+    """Returns the number of columns of a line on a terminal; None for a file or pipe, whose lines have any length."""
+    return shutil.get_terminal_size().columns - 1 if stream.isatty() else None
 
 
 def folded(text: str, stream: TextIO | None = None) -> str:
     """Folds lines that are too long for the terminal; text for a file or pipe is unchanged.
 
-    Lines break between columns first, then between words, never inside an option or before its value.
+    Lines break between columns first, then between words, or between characters of scripts without spaces. They never
+    break inside an option or before its value.
 
     Args:
         stream: Target of the text; default stdout.
     """
-    if not (stream or sys.stdout).isatty():
+    width = line_width(stream or sys.stdout)
+    if width is None:
         return text
-    width = shutil.get_terminal_size().columns - 1
-    return "\n".join(line if len(line) <= width else _folded(line, width) for line in text.split("\n"))
+    return "\n".join(line if columns(line) <= width else _folded(line, width) for line in text.split("\n"))
+
+
+def columns(text: str) -> int:
+    """Returns the number of columns that a text takes on a terminal: Chinese characters take two, accents none."""
+    if text.isascii():
+        return len(text)
+    widths = {"Mn": 0, "Me": 0, "Cf": 0}
+    return sum(widths.get(category(char), 1 + (east_asian_width(char) in "WF")) for char in text)
 
 
 def _folded(line: str, width: int) -> str:
@@ -34,9 +55,21 @@ def _folded(line: str, width: int) -> str:
     lines = parts[:1]
     for part in parts[1:]:
         joined = f"{lines[-1]}  {part}"
-        if len(joined) <= width:
+        if columns(joined) <= width:
             lines[-1] = joined
         else:
             lines.append(indent + part)
-    wrapper = textwrap.TextWrapper(width, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False)
-    return "\n".join(wrapper.fill(_OPTION.sub("\\1\xa0", one)) for one in lines).replace("\xa0", " ")
+    return "\n".join(_wrap(one, width, indent) for one in lines)
+
+
+def _wrap(text: str, width: int, indent: str) -> str:
+    """Breaks a line between words, and words between characters of scripts without spaces."""
+    rows = [""]
+    for gap, word in re.findall(r"( *)([^ ]+)", _OPTION.sub("\\1\xa0", text)):
+        for piece in _BREAK.split(word):
+            if columns(rows[-1] + gap + piece) > width and rows[-1].strip():
+                rows.append(indent + piece)
+            else:
+                rows[-1] += gap + piece
+            gap = ""
+    return "\n".join(rows).replace("\xa0", " ")

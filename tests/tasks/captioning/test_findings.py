@@ -15,7 +15,7 @@ def found(captions, references=TRUE, unfinished=(), shuffled=None):
     rows = [captions, [[text] for text in references], [1.0] * 40, [name in unfinished for name in NAMES]]
     metrics.first.update(NAMES, *rows)
     results = metrics.compute() | ({} if shuffled is None else metrics.first.intervals(seed=0) | shuffled)
-    return [one.fault for one in metrics.findings(results, max_tokens=9)]
+    return [one.fault for one in metrics.findings(results, max_tokens=9, beam=1)]
 
 
 SAME = "the captions do not depend on the images"
@@ -56,6 +56,16 @@ def test_each_language_is_looked_at():
     metrics.reset()
     for (_, metric), captions in zip(metrics.items(), (TRUE, ["狗"] * 40), strict=True):
         metric.update(NAMES, captions, [[text] for text in TRUE])
-    (finding,) = metrics.findings(metrics.compute(), max_tokens=9)
+    (finding,) = metrics.findings(metrics.compute(), max_tokens=9, beam=1)
     assert finding.fault.startswith("zh: the captions do not depend on the images: 40 of 40")
     assert finding.lines()[1].startswith("  1. train longer")
+
+
+@pytest.mark.parametrize(("beam", "advised"), [(1, True), (4, False)])
+def test_a_beam_search_is_not_advised_to_who_uses_one(beam, advised):
+    metrics = LanguageMetrics([])
+    metrics.reset()
+    metrics.first.update(NAMES, ["a dog a dog a dog a dog"] * len(NAMES), [[text] for text in TRUE])
+    found = metrics.findings(metrics.compute(), max_tokens=9, beam=beam)
+    (repeating,) = [one for one in found if "repeat words" in one.fault]
+    assert any("task.beam=4" in remedy for remedy in repeating.remedies) == advised

@@ -121,6 +121,19 @@ def test_images_prepared_in_different_ways_are_told_and_streaks_are_kept() -> No
     assert not differ(Pixels(0.1, 1.0), Pixels(-0.1, 0.8))
     assert differ(Pixels(0.0, 1.0), Pixels(100.0, 60.0)) and differ(Pixels(0.0, 1.0), Pixels(0.0, 0.1))
     one, other = ImageUseMonitor(), ImageUseMonitor()
-    one.streaks, one.losses = {"gap": 2, "distinct": 0, "text": 1}, [1.0, 1.0]
+    one.streaks, one.losses, one.warned = {"gap": 2, "distinct": 0, "text": 1}, [1.0, 1.0], {"text"}
     other.load_state_dict(one.state_dict())
-    assert (other.streaks, other.losses) == (one.streaks, one.losses)
+    assert (other.streaks, other.losses, other.warned) == (one.streaks, one.losses, one.warned)
+    other.load_state_dict({"streaks": {"gap": 1}, "losses": []})  # an older checkpoint
+    assert other.warned == set()
+
+
+def test_a_warning_comes_once_and_not_in_the_first_half_of_a_run(tmp_path, capsys) -> None:
+    """Ten epochs of six steps: the bound is such that each validation has the sign."""
+    bound = ["callbacks.grounding.min_gap=1", "callbacks.grounding.patience=2", "trainer.max_epochs=10", "test=false"]
+    few = ["data.source.train_scenes=24", "data.source.val_scenes=6"]
+    assert main([*command("captioning"), *bound, *few, f"runs={tmp_path}"]) == 0
+    told = capsys.readouterr()
+    assert told.err.count("the model ignored its images") == 1
+    before = told.err + told.out
+    assert "few steps: 15 so far" in before  # of 30, after five epochs

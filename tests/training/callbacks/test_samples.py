@@ -47,24 +47,48 @@ def test_a_runs_samples_are_cocos(tmp_path: Path, capsys) -> None:
     assert {"val/loss@blank", "val/length_ratio", "val/distinct"} <= set(events.Tags()["scalars"])
 
 
-def shown(lines, folder, show, results, remark=""):
-    """Has the samples of an evaluation shown."""
+def validated(lines, folder, results, remark="", headlines=(), **options):
+    """Has the callback see one validation with these samples and the end of a training; returns it."""
     evaluation = SimpleNamespace(samples=[{"line": line} for line in lines], results=results)
     trainer = SimpleNamespace(sanity_checking=False, is_global_zero=True, global_step=3, default_root_dir=str(folder))
     trainer.loggers = []
-    Samples(show=show, keep=0).on_validation_end(trainer, SimpleNamespace(evaluation=evaluation, remark=remark))
+    task = SimpleNamespace(evaluation=evaluation, remark=remark, headlines=headlines)
+    callback = Samples(keep=0, **options)
+    for _ in range(2):
+        callback.on_validation_end(trainer, task)
+    callback.on_train_end(trainer, task)
+
+
+SCORES = {"val/loss": 1.0, "val/loss@blank": 2.0, "val/wer": 0.5, "val/bleu": 30.25}
 
 
 @pytest.mark.parametrize(
     ("count", "show", "places"), [(8, 4, [0, 2, 4, 6]), (9, 4, [0, 2, 4, 6]), (3, 4, [0, 1, 2]), (5, 0, [])]
 )
-def test_samples_are_shown_from_all_over_an_evaluation(count, show, places, tmp_path, capsys):
-    """Those of class folders stand class by class."""
-    shown([f"sample {n}" for n in range(count)], tmp_path, show, {"val/loss": 1.0}, "by x")
+def test_a_validation_is_a_line_and_the_last_ones_samples_follow(count, show, places, tmp_path, capsys):
+    """Samples are from all over the evaluation: those of class folders are sorted by class."""
+    samples = [f"sample {n}" for n in range(count)]
+    validated(samples, tmp_path, SCORES, "by x", ["bleu", "chrf"], show=show)
     lines = capsys.readouterr().out.split("\n")
-    assert lines == ["", "step 3: loss 1.0000", "  (by x)", *(f"  sample {n}" for n in places), ""]
+    line = "step 3: loss 1.0000  bleu 30.2500  loss@blank 2.0000  wer 0.5000"
+    assert lines[:3] == [line, line, ""]
+    assert lines[3:] == ["samples of the last validation", "(by x)", *(f"  sample {n}" for n in places), ""]
+
+
+def test_samples_of_every_validation_are_shown_where_that_is_asked(tmp_path, capsys):
+    validated(["one"], tmp_path, {"val/loss": 1.0}, show=1, every_validation=True)
+    assert capsys.readouterr().out == "step 3: loss 1.0000\n  one\n" * 2
+
+
+@pytest.mark.parametrize(("width", "names"), [(40, ["loss", "bleu"]), (60, ["loss", "bleu", "loss@blank"])])
+def test_a_terminal_gets_the_main_scores_that_fit_in_its_line(width, names, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", str(width))
+    validated([], tmp_path, SCORES, headlines=["bleu"], show=1)
+    first, *_ = capsys.readouterr().out.splitlines()
+    assert len(first) < width and first.split()[2::2] == names
 
 
 def test_samples_send_no_commands_to_a_terminal(tmp_path, capsys):
-    shown(["a\x1b[2J\0 b"], tmp_path, 1, {})
+    validated(["a\x1b[2J\0 b"], tmp_path, {}, show=1)
     assert capsys.readouterr().out.endswith("  a\\x1b[2J\\x00 b\n")

@@ -24,8 +24,9 @@ ENDING = (
 )
 REPEATING = (
     "train longer (trainer.max_epochs), or lower optim.lr to a third",
-    "--beam 4, or --no-repeat-ngram 3, where captions are written",
+    "--no-repeat-ngram 3, where captions are written",
 )
+BEAM = "task.beam=4: a beam search repeats less than greedy decoding"
 
 
 def image_findings(metric: CaptionMetric, scores: Mapping[str, float]) -> list[Finding]:
@@ -40,12 +41,13 @@ def image_findings(metric: CaptionMetric, scores: Mapping[str, float]) -> list[F
     return [Finding(fault, IMAGES) for fault in _same(metric) or _no_better(metric, scores)]
 
 
-def text_findings(metric: CaptionMetric, *, max_tokens: int) -> list[Finding]:
+def text_findings(metric: CaptionMetric, *, max_tokens: int, beam: int) -> list[Finding]:
     """Returns findings if the captions of the last `compute` do not end, or repeat words.
 
     Args:
         metric: The metric with captions and references.
         max_tokens: Longest text, in tokens.
+        beam: Hypotheses of each search with which the model's captions are written.
     """
     count, unfinished = len(metric.predictions), len(metric.unfinished)
     found = []
@@ -53,7 +55,7 @@ def text_findings(metric: CaptionMetric, *, max_tokens: int) -> list[Finding]:
         fault = f"the captions do not end: {unfinished:,} of {count:,} end at the limit of {max_tokens} tokens"
         found.append(Finding(fault, ENDING))
     if count >= FEWEST and (fault := _repeating(metric)):
-        found.append(Finding(fault, REPEATING))
+        found.append(Finding(fault, (*REPEATING, *([BEAM] if beam == 1 else []))))
     return found
 
 

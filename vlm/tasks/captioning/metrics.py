@@ -74,18 +74,19 @@ class LanguageMetrics(nn.Module):
 
         return self._joined(results)
 
-    def findings(self, results: Mapping[str, float], *, max_tokens: int) -> list[Finding]:
+    def findings(self, results: Mapping[str, float], *, max_tokens: int, beam: int) -> list[Finding]:
         """Returns the faults of the captions of each language.
 
         Args:
             results: Results of the last evaluation.
             max_tokens: Longest text, in tokens.
+            beam: Hypotheses of each search with which the captions were written.
         """
         found = []
         for language, metric in self.items():
             names = {name: _named(name, language) if language else name for name in ("cider@low", "cider@shuffled")}
             own = {name: results[stored] for name, stored in names.items() if stored in results}
-            several = image_findings(metric, own) + text_findings(metric, max_tokens=max_tokens)
+            several = image_findings(metric, own) + text_findings(metric, max_tokens=max_tokens, beam=beam)
             found += [one._replace(fault=f"{language}: {one.fault}") if language else one for one in several]
         return found
 

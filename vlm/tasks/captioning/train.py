@@ -101,7 +101,7 @@ class Captioning(ImageTextTask):
         results |= self.critic.faults(self.metrics.first) if self.critic else {}
         if final:
             results |= self.metrics.beside_scores(self.data.split("train"), seed=self.seed)
-        self._findings = self.metrics.findings(results, max_tokens=self.max_tokens)
+        self._findings = self.metrics.findings(results, max_tokens=self.max_tokens, beam=self.search.search.beam)
         return results
 
     @property

@@ -13,6 +13,7 @@ from vlm.io.terminal import folded
 from vlm.models.frozen_features import Features
 from vlm.tasks.captioning.findings import text_findings
 from vlm.tasks.captioning.metrics import LanguageMetrics
+from vlm.training.step.optim import total_steps
 
 FEW_STEPS = 1000
 SAMPLES = 32  # images of the last validation that are checked for causes
@@ -52,12 +53,13 @@ def captions_images(task: Any) -> bool:
 class ImageUseMonitor(L.Callback):
     """Warns if captions collapse, do not end or repeat words, or if the loss is the same with another image.
 
-    It warns after several such validations in a row, and names the causes of which the run shows signs.
+    It gives each warning once, after several such validations in a row, and names the causes of which the run shows
+    signs. In the first half of a run, and at most in its first 1,000 steps, it gives none: models see little then.
 
     Args:
         min_gap: Smallest share of the loss that other images should add to it.
         min_distinct: Smallest number of distinct captions, as a share of that of the first references.
-        patience: Validations in a row before it warns, and between two warnings.
+        patience: Validations in a row before it warns.
         stop: Whether to stop the run too, with exit status 1.
     """
 
@@ -67,14 +69,16 @@ class ImageUseMonitor(L.Callback):
         self.min_gap, self.min_distinct, self.patience, self.stop = min_gap, min_distinct, patience, stop
         self.streaks = {"gap": 0, "distinct": 0, "text": 0}
         self.losses: list[float] = []
+        self.warned: set[str] = set()  # names of the signs that were warned of
         self._train_pixels: Pixels | None = None
         self._fault: str | None = None
 
     def state_dict(self) -> dict[str, Any]:
-        return {"streaks": self.streaks, "losses": self.losses}
+        return {"streaks": self.streaks, "losses": self.losses, "warned": sorted(self.warned)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.streaks, self.losses = self.streaks | state_dict["streaks"], list(state_dict["losses"])
+        self.warned = set(state_dict.get("warned", ()))  # older checkpoints have none
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
@@ -92,10 +96,14 @@ class ImageUseMonitor(L.Callback):
         results = {name.removeprefix("val/"): value for name, value in task.evaluation.results.items()}
         self.losses.append(results["loss"])
         signs = dict(self.signs(results, task))
-        faults = text_findings(task.metrics.first, max_tokens=task.max_tokens)
+        faults = text_findings(task.metrics.first, max_tokens=task.max_tokens, beam=task.search.search.beam)
         signs |= {"text": "\n".join(line for fault in faults for line in fault.lines())} if faults else {}
         self.streaks = {name: count + 1 if name in signs else 0 for name, count in self.streaks.items()}
-        said = {name: signs[name] for name, count in self.streaks.items() if count and count % self.patience == 0}
+        if trainer.global_step < min(FEW_STEPS, (total_steps(trainer) or 2 * FEW_STEPS) / 2):
+            return
+        said = {name: signs[name] for name, count in self.streaks.items() if count >= self.patience}
+        said = {name: sign for name, sign in said.items() if name not in self.warned}
+        self.warned |= said.keys()
         if "text" in said and trainer.is_global_zero:
             self._warn(said["text"])
         due = [sign for name, sign in said.items() if name != "text"]
@@ -154,4 +162,4 @@ def _of_training(trainer: L.Trainer, losses: list[float]) -> Iterator[str]:
     if len(losses) > 1 and losses[-1] > 0.98 * losses[0]:
         yield f"the learning rate: val/loss went from {losses[0]:.4f} to {losses[-1]:.4f}; optim.lr is {rate:.1e} now"
     if trainer.global_step < FEW_STEPS:
-        yield f"too few steps: {trainer.global_step} so far; small models may need thousands to see anything"
+        yield f"few steps: {trainer.global_step} so far; small models may need thousands to see anything"
