@@ -1,9 +1,13 @@
 """Documents: lines that fit a screen, links and pictures that are there, promises whose tests exist."""
 
+import json
 import re
 from pathlib import Path
 
 import pytest
+
+from vlm.cli.main import run as vlm
+from vlm.training.run.fit import main
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [path for folder in (".", "docs", "data") for path in sorted((ROOT / folder).glob("*.md"))]
@@ -63,3 +67,36 @@ def test_the_page_on_configuration_names_every_option(group) -> None:
     options = {path.stem for path in (ROOT / "conf" / group).glob("*.yaml")} - {"default"}
     options = {re.sub(r"_small$", "_tiny", option) for option in options}  # "there as `_small` too"
     assert options and not options - set(re.findall(r"(?<=[=` ])\w+", page))
+
+
+@pytest.mark.slow
+def test_the_page_on_metrics_adds_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its class and its command as they are written: Cohen's kappa is in each file of scores and chooses the best."""
+    page = (ROOT / "docs" / "own-metric.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    (command,) = re.findall(r"^PYTHONPATH=\. vlm train (.*?)\n```", page, re.DOTALL | re.MULTILINE)
+    (tmp_path / "mymetrics.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    small = ["debug=fast", "trainer=cpu", "model.size.dim=32", "model.size.num_heads=2", "data.eval_batch_size=60"]
+    assert main([*command.replace("\\\n", " ").split(), *small]) == 0
+    (run,) = tmp_path.glob("runs/classification/20*")
+    scores = json.loads((run / "evaluation" / "test" / "metrics.json").read_text())
+    details = json.loads((run / "evaluation" / "test" / "details.json").read_text())
+    assert scores["test/kappa"] == pytest.approx(kappa(details["confusion"]), abs=1e-9)
+    assert (
+        "val/kappa" in (run / "metrics.csv").read_text()
+        and "kappa" in (run / "evaluation/test/report.html").read_text()
+    )
+    best = str(run / "checkpoints" / "best.ckpt")
+    assert vlm(["classify", str(ROOT / "data" / "sample"), "-c", best]) == 0
+    assert vlm(["evaluate", "-c", best, "--trust", "mymetrics", "--out", "scores"]) == 0
+    assert json.loads((tmp_path / "scores" / "metrics.json").read_text()).keys() == scores.keys()
+
+
+def kappa(confusion: list[list[int]]) -> float:
+    """Cohen's kappa, by its definition."""
+    count, classes = sum(map(sum, confusion)), range(len(confusion))
+    agreed = sum(confusion[n][n] for n in classes) / count
+    chance = sum(sum(confusion[n]) * sum(row[n] for row in confusion) for n in classes) / count**2
+    return (agreed - chance) / (1 - chance)

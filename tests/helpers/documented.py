@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-ELSEWHERE = ("gpu", "reliability", "resuming", "scaling")  # pages whose commands need other machines
+ELSEWHERE = ("gpu", "reliability", "resuming", "scaling", "several-gpus")  # pages whose commands need other machines
 PAGES = [ROOT / "README.md", *(page for page in (ROOT / "docs").glob("*.md") if page.stem not in ELSEWHERE)]
 README = PAGES[0].read_text()
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)

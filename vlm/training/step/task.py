@@ -196,7 +196,8 @@ class Task(L.LightningModule):
         """Logs the results of an evaluation as split/metric."""
         split, losses = self.evaluation.split, self.evaluation.losses()
         results = {**losses, **self.evaluation_results(split, losses["loss"], final=final)}
-        self.evaluation.results = {f"{split}/{name}": value for name, value in results.items()}
+        # A checkpoint holds them, and no scalars of NumPy, which a metric of somebody's own may return.
+        self.evaluation.results = {f"{split}/{name}": float(value) for name, value in results.items()}
         if not (final and split == "val"):  # its curves, of validations, would end in a point of another kind
             self.log_dict(self.evaluation.results, rank_zero_only=False)
 
