@@ -37,8 +37,10 @@ def test_columns_part_first(width: int) -> None:
     assert apart == (width < 90)  # in 120 columns both fit side by side
 
 
-def test_the_text_of_a_named_line_keeps_its_column(width: int) -> None:
-    assert all(row.startswith(" " * 12) and row[12] != " " for row in folded(NAMED).split("\n")[1:])
+@pytest.mark.parametrize("line", [NAMED, "  classes   " + ", ".join(["yellow circle"] * 12)])
+def test_the_text_of_a_named_line_keeps_its_column(line: str, width: int) -> None:
+    first, *rows = folded(line).split("\n")
+    assert first.startswith(line[:20]) and all(row.startswith(" " * 12) and row[12] != " " for row in rows)
 
 
 CHINESE = (

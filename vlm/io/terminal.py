@@ -49,7 +49,7 @@ def columns(text: str) -> int:
 def _folded(line: str, width: int) -> str:
     bare = line.lstrip()
     first = len(line) - len(bare)
-    named = re.match(rf"(?=.{{{NAME}}}\S)\S+ +", line)
+    named = re.match(rf"(?=.{{{NAME}}}\S) *\S+ +", line)
     indent = " " * (NAME if named and named.end() == NAME else first + 4)
     parts = [line] if named and named.end() == NAME else _GAP.split(line)
     lines = parts[:1]

@@ -40,10 +40,9 @@ def first_row(
     labels = next_token_labels(predicted[:1], segments[:1])[0]
     lines = [f"  {name:<10}input -> target"]
     row = zip(tokens[0].tolist(), segments[0].tolist(), labels.tolist(), strict=True)
-    for token, segment, label in list(row)[:shown]:
+    for token, segment, label in [one for one in row if one[1] != PADDING][:shown]:
         target = "(none)" if label == IGNORE else tokenizer.piece(label)
-        where = "padding" if segment == PADDING else str(segment)
-        lines.append(f"  {where:>7}   {tokenizer.piece(token)!r} -> {target!r}")
+        lines.append(f"  {segment:>7}   {tokenizer.piece(token)!r} -> {target!r}")
     return lines
 
 
@@ -52,9 +51,9 @@ def row_lines(rows: InputRows, tokenizer: Tokenizer, *, shown: int) -> list[str]
     read = set() if rows.places is None else set(rows.places.tolist())
     lines = ["  row       token"]
     for place, (token, segment) in enumerate(zip(rows.tokens[0].tolist(), rows.segments[0].tolist(), strict=True)):
-        if segment > 1:
+        if segment > 1 or segment == PADDING:
             break
-        where = "padding" if segment == PADDING else "2" if rows.types is not None and rows.types[0, place] else "1"
+        where = "2" if rows.types is not None and rows.types[0, place] else "1"
         lines.append(f"  {where:>7}   {tokenizer.piece(token)!r}{' <- read' if place in read else ''}")
     return lines[: shown + 1]
 

@@ -122,10 +122,6 @@ class Translation(Task):
             results |= self.metric.dictionary(self.data.split("train")) | self.metric.intervals(seed=self.seed)
         return results
 
-    def notes(self) -> list[str]:
-        signatures = [f"{name:<12}{signature}" for name, signature in self.metric.signatures().items()]
-        return [*signatures, *super().notes()]
-
     def details(self) -> dict[str, Any]:
         return {"signatures": self.metric.signatures(), "texts": self.metric.samples}
 
@@ -133,7 +129,8 @@ class Translation(Task):
         return [{"id": id, "translation": row["translation"]} for id, row in self.metric.samples.items()]
 
     def report(self) -> list[Section]:
-        return translation_sections(list(self.metric.samples.values()), self.notes(), self._alignments)
+        signatures = [f"{name}: {signature}" for name, signature in self.metric.signatures().items()]
+        return translation_sections(list(self.metric.samples.values()), signatures, self._alignments)
 
     def reading(self, batch: Batch, tokens: int) -> list[str]:
         texts, rows = batch["text"], batch["translation"]
