@@ -15,6 +15,7 @@ from vlm.checkpoint.rebuild import rebuild
 from vlm.checkpoint.save import write
 from vlm.cli.main import run as command
 from vlm.decoding.sampling import Sampling
+from vlm.errors import UserError
 from vlm.tasks.language_modeling.predict import TextGenerator, generate
 
 PROMPTS = ["a man in", "the children don't", "two dogs run over the", "a", "a big brown cat is"]
@@ -115,6 +116,59 @@ def test_what_we_export_is_theirs_again(folder: str, tmp_path: Path, name: str) 
     assert torch.equal(again.eval()(tokens).logits, theirs(tokens).logits)
     assert transformers.AutoTokenizer.from_pretrained(out)(PROMPTS).input_ids == tokenizer(PROMPTS).input_ids
     assert read(out)["state_dict"].keys() == read(folder)["state_dict"].keys()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "gemma"])
+def test_sizes_that_follow_from_others_are_exported(folder: str, tmp_path: Path, name: str, monkeypatch) -> None:
+    """As many heads of keys as of queries, of hidden_size / heads each, where their classes have other defaults."""
+    kind, config, options = DECODERS[name]
+    heads = {"num_key_value_heads": 4} | ({} if name == "qwen2" else {"head_dim": 6})
+    monkeypatch.setitem(DECODERS, name, (kind, lambda **sizes: config(**sizes | heads), options))
+    theirs, tokenizer = saved_decoder(folder, name)
+    assert command(["export", str(tmp_path / "out"), "-c", folder]) == 0
+    stated = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert heads.items() <= stated.items() and None not in (stated[key] for key in heads)
+    tokens = tokens_of(tokenizer)
+    again = kind.from_pretrained(tmp_path / "out").eval()
+    assert torch.equal(again(tokens).logits, theirs(tokens).logits)
+
+
+# Values of both keys, and whether they are refused; Gemma's first release has "gelu" and null.
+GEMMA_ACTIVATIONS = [
+    ({"hidden_act": "gelu"}, False),
+    ({"hidden_act": "gelu", "hidden_activation": None}, False),
+    ({"hidden_act": "gelu", "hidden_activation": "gelu_pytorch_tanh"}, False),
+    ({"hidden_act": "gelu_new"}, False),
+    ({"hidden_act": "gelu_fast"}, False),
+    ({"hidden_act": "gelu_python"}, False),  # exact
+    ({"hidden_act": "swish"}, False),
+    ({"hidden_act": None}, False),  # removed
+    ({"hidden_act": "silu", "hidden_activation": "gelu_pytorch_tanh"}, True),
+    ({"hidden_act": "relu2"}, True),
+    ({"hidden_act": "quick_gelu"}, True),
+]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("keys", "refused"), GEMMA_ACTIVATIONS)
+def test_activations_of_gemma_are_theirs(folder: str, tmp_path: Path, keys: dict, refused: bool) -> None:
+    theirs, tokenizer = saved_decoder(folder, "gemma")
+    file = Path(folder) / "config.json"
+    stated = json.loads(file.read_text()) | keys
+    if stated["hidden_act"] is None:
+        del stated["hidden_act"]
+    file.write_text(json.dumps(stated))
+    if refused:
+        with pytest.raises(UserError, match="hidden_act"):
+            read(folder)
+        return
+    ours, tokens = load_model(read(folder)), tokens_of(tokenizer)
+    truth = type(theirs).from_pretrained(folder).eval()(tokens).logits
+    torch.testing.assert_close(ours.head(ours(tokens)), truth, rtol=0, atol=1e-5 * truth.std().item())
+    assert command(["export", str(tmp_path / "out"), "-c", folder]) == 0
+    again = type(theirs).from_pretrained(tmp_path / "out").eval()(tokens).logits
+    torch.testing.assert_close(again, truth, rtol=0, atol=1e-5 * truth.std().item())
 
 
 @torch.no_grad()

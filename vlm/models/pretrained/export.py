@@ -55,10 +55,12 @@ def export_stack(
     own, prefix = getattr(module, "vocabulary_head", None), getattr(module, "prefix", None)
     unknown = {"prefix": prefix is not None, "vocabulary_head": own is not None and not head(own)}
     faults = [f"{key}.{name} is set" for name, held in unknown.items() if held]
+    # Always written: where ours are None, that is follow from other sizes, theirs may have another default.
+    written = sizes | {name: getattr(module.blocks[0].attn, name) for name in ("head_dim", "num_kv_heads")}
     for name, field in stack.sizes.items():
         if isinstance(field, Entry) and name in sizes:
             try:
-                config[field.name] = field.write(sizes[name])
+                config[field.name] = field.write(written[name])
             except ValueError as fault:
                 faults.append(f"{key}.{name} is {sizes.pop(name)}, {fault}")
     config |= {**stack.needed, **stack.written, **(more or {})}

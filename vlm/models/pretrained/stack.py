@@ -17,8 +17,9 @@ from vlm.nn.image_size import sides
 ACTIVATIONS = {
     "relu": "relu",
     "gelu": "gelu",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "gelu_new": "gelu_tanh",
+    "gelu_python": "gelu",
+    # Formulas of one function, which differ by rounding only.
+    **dict.fromkeys(("gelu_pytorch_tanh", "gelu_new", "gelu_fast", "gelu_accurate", "gelu_python_tanh"), "gelu_tanh"),
     "quick_gelu": "quick_gelu",
     "silu": "silu",
     "swish": "silu",

@@ -4,15 +4,27 @@ from dataclasses import replace
 from typing import Any
 
 from vlm.models.pretrained.architecture import Architecture, Model
-from vlm.models.pretrained.architectures.llama import ACTIVATIONS, LLAMA, export_decoder, rotary_and_head
+from vlm.models.pretrained.architectures import llama
+from vlm.models.pretrained.architectures.llama import LLAMA, export_decoder
 from vlm.models.pretrained.fields import Fields, choice, integer
 from vlm.models.pretrained.stack import Part
 
+# The first release states "gelu", but means and was trained with the tanh approximation.
+LEGACY = "gelu"
+ACTIVATIONS = {theirs: ours for theirs, ours in llama.ACTIVATIONS.items() if theirs != LEGACY} | {LEGACY: "geglu_tanh"}
+SECOND_ACTIVATION = choice("hidden_activation", None, ACTIVATIONS)
 
-def more(sizes: dict[str, Any], config: Fields) -> dict[str, Any]:
-    sizes = {**sizes, "embed_scale": sizes["dim"] ** 0.5}
-    own = config.read(choice("hidden_activation", None, ACTIVATIONS))  # takes precedence over hidden_act in old folders
-    return {**sizes, **rotary_and_head(sizes, config, tied=True), **({"activation": own} if own else {})}
+
+def scaled_embedding(sizes: dict[str, Any], config: Fields) -> dict[str, Any]:
+    """Arguments for rotary positions, the head and scaled embeddings.
+
+    Raises:
+        UserError: Both keys of the activation are given and differ; each of them has had precedence in some version of
+            transformers.
+    """
+    if config.read(SECOND_ACTIVATION) not in (None, sizes["activation"]):
+        raise config.fault(SECOND_ACTIVATION.name, "and hidden_act is another activation")
+    return {**llama.rotary_and_head(sizes, config, tied=True), "embed_scale": sizes["dim"] ** 0.5}
 
 
 GEMMA = replace(
@@ -31,7 +43,7 @@ GEMMA = replace(
         "vocab_size": integer("vocab_size", 256000),
         "max_len": integer("max_position_embeddings", 8192),
     },
-    more=more,
+    more=scaled_embedding,
     needed={"attention_bias": False, "use_bidirectional_attention": None},
 )
 ARCHITECTURE = Architecture(

@@ -8,12 +8,14 @@ from vlm.models.decoder import Decoder
 from vlm.models.pretrained.architecture import Architecture, Export, Model, spec_of
 from vlm.models.pretrained.export import export_stack, plain
 from vlm.models.pretrained.fields import Fields, choice, flag, integer, number
+from vlm.models.pretrained.stack import ACTIVATIONS as UNGATED
 from vlm.models.pretrained.stack import Part, Paths, Stack, Weight, layers, tied
 from vlm.nn.position import RotaryPositions
 
 SCALINGS = {"default": None, "linear": "linear", "llama3": "llama3"}
 FREQUENCIES, TRAINED = ("low_freq_factor", "high_freq_factor"), "original_max_position_embeddings"
-ACTIVATIONS = {"silu": "swiglu", "gelu": "geglu", "gelu_pytorch_tanh": "geglu_tanh"}
+GATED = {"silu": "swiglu", "gelu": "geglu", "gelu_tanh": "geglu_tanh"}
+ACTIVATIONS = {theirs: GATED[ours] for theirs, ours in UNGATED.items() if ours in GATED}
 LAYERS: Paths = {
     "norm1": "input_layernorm",
     "attn.qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),

@@ -7,11 +7,14 @@ import torch
 
 from vlm.models.decoder import Decoder
 from vlm.models.pretrained.architecture import Architecture, Model, spec_of, translator
+from vlm.models.pretrained.architectures.llama import ACTIVATIONS as GATED
 from vlm.models.pretrained.fields import Fields, choice, flag, integer, number
+from vlm.models.pretrained.stack import ACTIVATIONS as UNGATED
 from vlm.models.pretrained.stack import Names, Part, Paths, Stack, Weight, layers, tied
 from vlm.models.text_encoder import TextEncoder
 
-ACTIVATIONS = {"relu": "relu", "gated-gelu": "geglu_tanh", "gated-silu": "swiglu", "gelu": "gelu", "silu": "silu"}
+ACTIVATIONS = UNGATED | {f"gated-{theirs}": ours for theirs, ours in GATED.items()}
+ACTIVATIONS["gated-gelu"] = "geglu_tanh"  # legacy, as theirs reads it
 ATTENTION: Paths = {
     "norm1": "layer.0.layer_norm",
     "attn.qkv": tuple(f"layer.0.SelfAttention.{part}" for part in "qkv"),
