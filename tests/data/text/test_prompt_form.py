@@ -1,5 +1,6 @@
 """Prompts and conversations as `transformers` writes and encodes them, whose templates jinja runs."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from chats import TEMPLATES, saved_chat
 from hugging import photos
 from image_text import saved_image_text
 from PIL import Image
+from transformers import AutoProcessor, AutoTokenizer
 
 from vlm.checkpoint.load import read
 from vlm.data.images.image import Preprocess
@@ -80,6 +82,67 @@ def test_conversations_of_text_are_those_of_their_tokenizer(tmp_path: Path, name
             options = {"add_generation_prompt": answering, "return_dict": False}
             truth = theirs.apply_chat_template(theirs_of(turns, parts=False), **options)
             assert form.turns(tokenizer, turns, answering=answering).tokens == truth
+
+
+NAMED = [{"name": "tool_use", "template": "{{ tools }}"}, {"name": "default", "template": TEMPLATES["chatml"]}]
+FILES = {
+    "list": {"tokenizer_config.json": NAMED},
+    "dict": {"tokenizer_config.json": {one["name"]: one["template"] for one in NAMED}},
+    "more files": {
+        "chat_template.jinja": TEMPLATES["chatml"],
+        "additional_chat_templates/tool_use.jinja": "{{ tools }}",
+    },
+    "file named default": {
+        "additional_chat_templates/default.jinja": TEMPLATES["chatml"],
+        "chat_template.jinja": "{{ 1 }}",
+    },
+    "file before config": {"chat_template.jinja": TEMPLATES["chatml"], "tokenizer_config.json": "{{ 1 }}"},
+    "no processor": {"tokenizer_config.json": TEMPLATES["chatml"], "chat_template.json": "{{ 1 }}"},
+}
+
+
+def write_templates(folder: Path, files: dict[str, Any]) -> None:
+    """Gives a folder these chat templates and no other."""
+    (folder / "chat_template.jinja").unlink(missing_ok=True)
+    for name, template in files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        if name.endswith(".jinja"):
+            (folder / name).write_text(template)
+        else:
+            stated = json.loads((folder / name).read_text()) if (folder / name).is_file() else {}
+            (folder / name).write_text(json.dumps(stated | {"chat_template": template}))
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_the_default_of_several_templates_is_read(tmp_path: Path, name: str) -> None:
+    saved(tmp_path / "theirs", "chatml")
+    write_templates(tmp_path / "theirs", FILES[name])
+    about = read(str(tmp_path / "theirs"))["vlm"]
+    form, tokenizer = PromptForm.of(about["form"]), tokenizer_from_state(about["tokenizer"])
+    talk = [Turn(turn.role, turn.text) for turn in TALK]
+    theirs = AutoTokenizer.from_pretrained(tmp_path / "theirs")
+    truth = theirs.apply_chat_template(theirs_of(talk, parts=False), add_generation_prompt=True, return_dict=False)
+    assert form.turns(tokenizer, talk).tokens == truth
+
+
+@pytest.mark.parametrize("first", ["chat_template.json", "processor_config.json"])
+def test_a_processor_prefers_its_own_files(tmp_path: Path, first: str) -> None:
+    saved(tmp_path / "theirs", "smolvlm")
+    template = (tmp_path / "theirs" / "chat_template.jinja").read_text()
+    write_templates(tmp_path / "theirs", {first: template, "chat_template.jinja": "{{ 1 }}"})
+    processor = AutoProcessor.from_pretrained(tmp_path / "theirs")
+    assert processor.apply_chat_template(theirs_of(TALK[1:2]), add_generation_prompt=True).startswith(
+        "<|im_start|>User"
+    )
+    assert read(str(tmp_path / "theirs"))["vlm"]["form"]["chat"] is not None
+
+
+@pytest.mark.parametrize("stated", [[{"name": "default"}], 3, [3], {"default": 3}], ids=str)
+def test_a_damaged_list_of_templates_is_refused(tmp_path: Path, stated: Any) -> None:
+    saved(tmp_path / "theirs", "chatml")
+    write_templates(tmp_path / "theirs", {"tokenizer_config.json": stated})
+    with pytest.raises(UserError, match=r"tokenizer_config\.json: chat_template is"):
+        read(str(tmp_path / "theirs"))
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """Recognises the chat template of a folder by the text that it writes; the template, a program, is never run."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
@@ -13,7 +13,11 @@ from vlm.models.pretrained.folder import Folder
 
 LONGEST = 2**14  # maximum number of characters of a supported template
 TEMPLATE = "chat_template"
-STATED = ("chat_template.json", "processor_config.json", "tokenizer_config.json")
+# Files with templates, in the order in which transformers prefers them, then those that only the other class reads.
+_ONLY, _NAMED = f"{TEMPLATE}.jinja", "additional_chat_templates/default.jinja"
+_PROCESSOR, _TOKENIZER = ("processor_config.json", f"{TEMPLATE}.json"), "tokenizer_config.json"
+OF_TOKENIZERS = (_NAMED, _ONLY, _TOKENIZER, *_PROCESSOR)
+OF_PROCESSORS = (*_PROCESSOR, _ONLY, _NAMED, _TOKENIZER)
 THINK = ("<think>", "</think>")
 TODAY = "%d %b %Y"
 SYSTEM = re.compile(r"<\|im_start\|>system\n(.*)<\|im_end\|>\n", re.DOTALL)  # a whole system turn of ChatML
@@ -96,8 +100,30 @@ def read_chat(folder: Folder) -> tuple[ChatForm | None, bool]:
 
 
 def _template(folder: Folder) -> str | None:
-    """The chat template of a folder, from any of the files that may contain it."""
-    if (text := folder.text(f"{TEMPLATE}.jinja")) is not None:
-        return text
-    files: Sequence[Fields | None] = [folder.json(name) for name in STATED]
-    return next((file.values[TEMPLATE] for file in files if file and isinstance(file.values.get(TEMPLATE), str)), None)
+    """The chat template of a folder, from the file that transformers prefers; empty if no template is the default."""
+    for name in OF_PROCESSORS if folder.architecture.image is not None else OF_TOKENIZERS:
+        if name.endswith(".jinja"):
+            found = folder.text(name)
+        else:
+            found = None if (file := folder.json(name)) is None else _default_template(file)
+        if found is not None:
+            return found
+    return None
+
+
+def _default_template(file: Fields) -> str | None:
+    """The template in a file, or the one named "default" of several; empty if there are only others.
+
+    Raises:
+        UserError: The file has something else in its place.
+    """
+    stated = file.values.get(TEMPLATE)
+    try:
+        if isinstance(stated, list):
+            stated = {one["name"]: one["template"] for one in stated}
+        found = stated.get("default", "") if isinstance(stated, Mapping) else stated
+        if found is None or isinstance(found, str):
+            return found
+    except (KeyError, TypeError):
+        pass
+    raise file.fault(TEMPLATE, 'not a text, nor texts by name such as "default"')
