@@ -7,10 +7,11 @@ from typing import Self
 from vlm.checkpoint.load import read
 from vlm.data.text.hugging_face import read_tokenizer
 from vlm.data.text.library import PieceModelTokenizer
+from vlm.data.text.lone_tokenizer import is_lone_tokenizer, read_lone_tokenizer
 from vlm.data.text.tokenizer import tokenizer_from_state
 from vlm.data.text.tokenizer_base import Row, Tokenizer
 from vlm.errors import UserError
-from vlm.models.pretrained.opened import is_published, opened
+from vlm.models.pretrained.opened import is_published, is_supported, opened
 
 
 class PretrainedTokenizer(Tokenizer):
@@ -19,7 +20,8 @@ class PretrainedTokenizer(Tokenizer):
     Token embeddings from the same source (``init_from``) then keep their meaning.
 
     Args:
-        path: A folder, checkpoint or run's folder, or a model of SentencePiece (.model).
+        path: A folder of a model or of a tokenizer alone, a tokenizer.json, a checkpoint or run's folder, or a model of
+            SentencePiece (.model).
         mask: Whether a mask id is needed.
     """
 
@@ -45,8 +47,11 @@ class PretrainedTokenizer(Tokenizer):
     def _at_path(self) -> Tokenizer:
         if Path(self.path).suffix == ".model":
             return PieceModelTokenizer.of_path(Path(self.path))
-        if is_published(Path(self.path)):
-            return read_tokenizer(opened(self.path))
+        place = Path(self.path)
+        if is_published(place) and is_supported(folder := opened(place)):
+            return read_tokenizer(folder)
+        if is_lone_tokenizer(place):
+            return read_lone_tokenizer(place)
         state = read(self.path)["vlm"].get("tokenizer")
         if not isinstance(state, dict):
             raise UserError(f"tokenizer.path={self.path}: the checkpoint has no tokenizer; give one of a task of text")

@@ -118,8 +118,9 @@ class JsonTokenizer(SubwordTokenizer):
         """The library's tokenizer of a file, after a check of its patterns."""
         from tokenizers import Tokenizer as Library
 
-        if unknown := next((one for one in _patterns(content) if one not in PATTERNS), None):
-            raise ValueError(f"its pattern {unknown!r:.100} is not among those that are known")
+        for component, part in content.items():
+            if unknown := next((one for one in _patterns({component: part}) if one not in PATTERNS), None):
+                raise ValueError(f"the pattern {unknown!r:.100} of its {component} is not among those that are known")
         try:
             library = Library.from_str(json.dumps(content))
         except (KeyboardInterrupt, SystemExit):

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from vlm.models.pretrained.architecture import known_architectures
 from vlm.models.pretrained.folder import CONFIG, Folder
 from vlm.models.pretrained.gguf.file import GGUF, SUFFIX
 
@@ -9,6 +10,11 @@ from vlm.models.pretrained.gguf.file import GGUF, SUFFIX
 def is_published(path: Path) -> bool:
     """Returns True for a Hugging Face folder or a GGUF file."""
     return (path.suffix.lower() == SUFFIX and path.is_file()) or (path.is_dir() and (path / CONFIG).exists())
+
+
+def is_supported(folder: Folder) -> bool:
+    """Returns True if models of the folder's kind can be read."""
+    return str(folder.config.values.get("model_type")).replace("-", "_") in known_architectures()
 
 
 def opened(path: str | Path) -> Folder:
