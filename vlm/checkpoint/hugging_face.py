@@ -114,6 +114,10 @@ def _of_texts(folder: Folder, specified: Specified) -> dict[str, Any]:
         return about
     tokenizer = _fitting_tokenizer(folder, texts)
     about["tokenizer"] = tokenizer.state()
+    if place == "text_encoder" and (text_end := folder.architecture.text_end) is not None:
+        config = folder.parts[place].config
+        if config.read(text_end) not in (2, tokenizer.eos_id):
+            raise config.fault(text_end.name, f"where texts end with {tokenizer.eos_id} in the tokenizer")
     if place != "text_encoder":  # a dual model knows its own length
         about["max_len" if place == "encoder" else "max_tokens"] = texts["args"]["max_len"]
     if specified.task == "translation":

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from vlm.errors import UserError
-from vlm.models.pretrained.fields import Fields
+from vlm.models.pretrained.fields import Entry, Fields
 from vlm.models.pretrained.stack import Names, Part, WeightMap
 
 FOLDER = Path(__file__).parent / "architectures"
@@ -72,8 +72,11 @@ class Architecture:
         image: Form of an image in prompts, for a model that reads images inside its text.
         ends: Pieces for padding, begin and end, if they are not BERT's and the config defines none.
         canonical: Whether texts are converted to lower case and stripped of punctuation.
+        text_end: Field of text_config with the id of the token whose state represents a text, if theirs has it; 2, the
+            value of old folders, means the last id of the vocabulary.
         bare: Whether an encoder reads texts without a begin token.
         pairs: Whether a pair of texts is put into a row as in BERT; False if pairs are not supported.
+        neutral_keys: Keys at the top level of config.json that change nothing, besides those of its stacks.
         export: Converts our model to one of theirs; returns None for a model of another kind.
     """
 
@@ -87,8 +90,10 @@ class Architecture:
     image: ImageText | None = None
     ends: Mapping[str, str] = field(default_factory=lambda: BERT_ENDS)
     canonical: bool = False
+    text_end: Entry | None = None
     bare: bool = False
     pairs: bool = True
+    neutral_keys: tuple[str, ...] = ()
     export: Callable[[nn.Module], Export | None] = lambda model: None
 
 
@@ -154,7 +159,7 @@ def count_exclusive_classes(config: Fields) -> int:
         UserError: The model was trained for several labels per input or for regression. A single output is regression
             in `transformers`, whose pipelines apply a sigmoid to it.
     """
-    if config.values.get("problem_type") not in (None, "single_label_classification"):
+    if config.get("problem_type") not in (None, "single_label_classification"):
         raise config.fault("problem_type", "which is not one class of several")
     names = class_names(config)
     if len(names) == 1:
@@ -169,7 +174,7 @@ def class_names(config: Fields) -> list[str]:
     Raises:
         UserError: They are not numbered from 0, or their number is out of range.
     """
-    count = config.values.get("num_labels", 2)
+    count = config.get("num_labels", 2)
     if "id2label" not in config:
         if type(count) is not int or not 1 <= count <= CLASSES:
             raise config.fault("num_labels", f"not a whole number from 1 to {CLASSES}")

@@ -108,23 +108,30 @@ def _within(value: Any, kinds: tuple[type, ...], low: Any, high: Any) -> Any:
 
 
 class Fields:
-    """An object of a JSON file.
+    """An object of a JSON file, which records the keys that are read.
 
     Args:
         values: Its content.
         file: The file's path.
         within: Path of the object in the file, such as "text_config.".
+        used: Paths of the keys that were read in the whole file, such as "text_config.hidden_size"; default none.
     """
 
-    def __init__(self, values: Mapping[str, Any], file: str, within: str = "") -> None:
+    def __init__(self, values: Mapping[str, Any], file: str, within: str = "", used: set[str] | None = None) -> None:
         self.values, self.file, self.within = values, file, within
+        self.used: set[str] = set() if used is None else used
 
     def __contains__(self, name: str) -> bool:
         return self.values.get(name) is not None
 
     def __or__(self, values: Mapping[str, Any]) -> "Fields":
         """A copy with some values replaced."""
-        return Fields({**self.values, **values}, self.file, self.within)
+        return Fields({**self.values, **values}, self.file, self.within, self.used)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The value of a key as it is."""
+        self.used.add(f"{self.within}{name}")
+        return self.values.get(name, default)
 
     def read(self, field: Entry) -> Any:
         """The value of a field, in our terms.
@@ -132,7 +139,7 @@ class Fields:
         Raises:
             UserError: It is missing or invalid.
         """
-        value = self.values.get(field.name, field.default)
+        value = self.get(field.name, field.default)
         if value is REQUIRED:
             raise UserError(f"{self.file}: has no {self.within}{field.name}; choose another folder")
         if value is None and field.default is None:
@@ -148,12 +155,12 @@ class Fields:
         Raises:
             UserError: It is missing and has no default, or is not an object.
         """
-        value = self.values.get(name, default)
+        value = self.get(name, default)
         if not isinstance(value, Mapping):
             if value is None:
                 raise UserError(f"{self.file}: has no {self.within}{name}; choose another folder")
             raise self.fault(name, "not an object")
-        return Fields(value, self.file, f"{self.within}{name}.")
+        return Fields(value, self.file, f"{self.within}{name}.", self.used)
 
     def require(self, needed: Mapping[str, Any], who: str) -> None:
         """Checks that fields have the needed values, or are omitted.
@@ -164,7 +171,7 @@ class Fields:
             UserError: One has another value.
         """
         for name, value in needed.items():
-            if self.values.get(name, value) != value:
+            if self.get(name, value) != value:
                 raise self.fault(name, f"which {who} does not do")
 
     def fault(self, name: str, words: str) -> UserError:

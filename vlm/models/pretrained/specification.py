@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 from vlm.models.pretrained.architecture import Spec, spec_of
 from vlm.models.pretrained.fields import Fields
 from vlm.models.pretrained.folder import Folder
+from vlm.models.pretrained.neutral import refuse_unread_keys
 from vlm.models.pretrained.stack import Part, Stack
 from vlm.nn.image_size import ImageSize, plain
 
@@ -34,9 +35,15 @@ def specify(folder: Folder, *, image_size: ImageSize | None = None) -> Specified
     """
     parts = {place: _spec(part, image_size) for place, part in folder.parts.items()}
     if folder.origin not in folder.architecture.models:
-        return Specified(None, None, parts)
-    task, build = folder.architecture.models[folder.origin]
-    return Specified(task, build(folder.config, parts), parts)
+        specified = Specified(None, None, parts)
+    else:
+        task, build = folder.architecture.models[folder.origin]
+        specified = Specified(task, build(folder.config, parts), parts)
+    neutral = {"": {*folder.architecture.neutral_keys}}
+    for stack, config, _ in folder.parts.values():
+        neutral.setdefault(config.within, set()).update(stack.neutral_keys)
+    refuse_unread_keys(folder.config, neutral)
+    return specified
 
 
 def _spec(part: Part, image_size: ImageSize | None) -> Spec:

@@ -160,6 +160,8 @@ class Stack:
         extra: Tensors that only some folders have.
         head: Tensors of its vocabulary head, with the prefix if theirs has it.
         needed: Values of config.json that ours requires to compute the same.
+        neutral_keys: Keys of config.json that change nothing in ours, besides those of all architectures.
+        aliases: Further names of keys, which have to agree with them.
         written: Further values for the config.json of an export.
         transposed: Whether linear layers of blocks are stored as (inputs, outputs).
         regrids: Whether image positions are interpolated to other grids, as in its own model.
@@ -174,6 +176,8 @@ class Stack:
     extra: Names = field(default_factory=dict)
     head: Names = field(default_factory=dict)
     needed: Mapping[str, Any] = field(default_factory=dict)
+    neutral_keys: tuple[str, ...] = ()
+    aliases: Mapping[str, str] = field(default_factory=dict)
     written: Mapping[str, Any] = field(default_factory=dict)
     transposed: bool = False
     regrids: bool = False
@@ -185,6 +189,9 @@ class Stack:
             UserError: A value is invalid, or our layers do not support it.
         """
         config.require(self.needed, f"our {self.kind.__name__}")
+        for alias, name in self.aliases.items():
+            if alias in config and config.get(alias) != config.get(name):
+                raise config.fault(alias, f"and {name} is {config.get(name)!r:.60}")
         read = {name: config.read(one) if isinstance(one, Entry) else one for name, one in self.sizes.items()}
         sizes = PLAIN | ({} if self.kind is ViT else {"embed_scale": 1.0}) | read
         if sizes["head_dim"] is None and sizes["dim"] % sizes["num_heads"]:

@@ -31,6 +31,8 @@ ENTRANCE: Names = {
     "embed_norm": "embeddings.LayerNorm",
 }
 NEEDED = {"position_embedding_type": "absolute"}
+NEUTRAL_KEYS = ("directionality", "pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers")
+NEUTRAL_KEYS += ("pooler_size_per_head", "pooler_type", "sinusoidal_pos_embds", "tie_weights_")
 PREDICTIONS: Names = {
     "vocabulary_head.bias": "cls.predictions.bias|cls.predictions.decoder.bias",
     "vocabulary_head.dense": "cls.predictions.transform.dense",
@@ -48,6 +50,7 @@ BERT = Stack(
         **layers(LAYERS, "encoder.layer"),
     },
     needed=NEEDED | {"is_decoder": False, "add_cross_attention": False},
+    neutral_keys=NEUTRAL_KEYS,
 )
 
 
@@ -64,6 +67,7 @@ def token_head(model: TokenClassifier) -> Names:
 
 
 def fills(config: Fields, parts: Mapping[str, Spec]) -> Spec:
+    config.require({"tie_word_embeddings": True}, "our MaskedLanguageModel")
     args = parts["encoder"]["args"]
     head = {"bias": True, "transform": args["activation"], "norm_eps": args["norm_eps"]}
     return spec_of("MaskedLanguageModel", encoder=parts["encoder"], vocab_size=args["vocab_size"], **head)

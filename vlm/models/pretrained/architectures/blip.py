@@ -36,6 +36,8 @@ BLIP_VISION = Stack(
         "norm": "post_layernorm",
         **layers(VISION_LAYERS, "encoder.layers"),
     },
+    needed={"num_channels": 3},
+    neutral_keys=("projection_dim",),
 )
 
 
@@ -57,12 +59,18 @@ BLIP_TEXT = Stack(
     more=text_head,
     names={**bert.ENTRANCE, **layers(TEXT_LAYERS, "encoder.layer")},
     head={**bert.PREDICTIONS, "token_embed.weight": bert.TIED},
-    needed=bert.NEEDED | {"is_decoder": True},
+    needed=bert.NEEDED | {"is_decoder": True, "tie_word_embeddings": True},
+    neutral_keys=(
+        "add_cross_attention",
+        "encoder_hidden_size",
+        "projection_dim",
+    ),  # cross-attention is as wide as the encoder
 )
 
 
 def generation(config: Fields) -> Fields:
     """Decoding options: those of the decoder's part of config.json, with texts that end with [SEP]."""
+    config.require({"tie_word_embeddings": True}, "our Decoder")
     text = config.part("text_config")
     ids = {name: default if name not in text else text.values[name] for name, default in IDS.items()}
     return text | ids | {"decoder_start_token_id": ids["bos_token_id"], "eos_token_id": ids["sep_token_id"]}
@@ -75,5 +83,6 @@ ARCHITECTURE = Architecture(
     },
     models={"BlipForConditionalGeneration": Model("captioning", captioner)},
     generation=generation,
+    neutral_keys=("image_text_hidden_size", "projection_dim"),
     added=("[DEC]", "[ENC]"),
 )

@@ -10,8 +10,9 @@ from vlm.models.dual_encoder import DualEncoder
 from vlm.models.pretrained.architecture import Architecture, Export, Model, Spec, spec_of
 from vlm.models.pretrained.architectures.clip_vision_model import CLIP_VISION, LAYERS, OWN_DEFAULTS, PATCHES, POSITIONS
 from vlm.models.pretrained.export import export_towers
-from vlm.models.pretrained.fields import Fields, integer
-from vlm.models.pretrained.stack import SIZES, Names, Stack, layers, scalar, towers
+from vlm.models.pretrained.fields import Entry, Fields, integer
+from vlm.models.pretrained.neutral import COMMON
+from vlm.models.pretrained.stack import SIZES, Names, Part, Stack, layers, scalar, towers
 
 CLIP_TEXT = Stack(
     kind=Decoder,
@@ -32,9 +33,30 @@ CLIP_TEXT = Stack(
         "norm": "final_layer_norm",
         **layers(LAYERS, "encoder.layers"),
     },
+    neutral_keys=("projection_dim",),  # the model has its own
 )
 WIDTH = integer("projection_dim", 512)
 TOWERS = {"encoder": CLIP_VISION, "text_encoder": CLIP_TEXT}
+
+
+def parts(config: Fields) -> dict[str, Part]:
+    """The parts of both encoders.
+
+    Raises:
+        UserError: An early form of a part, which replaces its values and defaults, differs from it.
+    """
+    for name, stack in (("vision_config", CLIP_VISION), ("text_config", CLIP_TEXT)):
+        early = f"{name}_dict"
+        if early not in config or name not in config:
+            continue
+        replaced, stated = config.part(early), config.part(name)
+        for key, value in replaced.values.items():
+            if key not in COMMON and stated.values.get(key) != value:
+                raise replaced.fault(key, f"and {name}.{key} is {stated.values.get(key)!r:.60}")
+        for entry in filter(lambda entry: isinstance(entry, Entry), stack.sizes.values()):
+            if entry.name not in replaced.values and stated.values.get(entry.name, entry.default) != entry.default:
+                raise stated.fault(entry.name, f"which {early} lacks")
+    return towers(config, TOWERS)
 
 
 def heads(model: DualEncoder) -> Names:
@@ -62,9 +84,10 @@ def export(model: nn.Module) -> Export | None:
 
 
 ARCHITECTURE = Architecture(
-    parts=lambda config: towers(config, TOWERS),
+    parts=parts,
     models={name: Model("contrastive", dual_encoder) for name in ("CLIPModel", "clip")},
     heads={DualEncoder: heads},
     ends={"pad": "<|endoftext|>", "bos": "<|startoftext|>", "eos": "<|endoftext|>"},
+    text_end=integer("eos_token_id", 49407, low=0),
     export=export,
 )

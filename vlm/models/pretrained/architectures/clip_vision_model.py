@@ -45,5 +45,6 @@ CLIP_VISION = Stack(
         **layers(LAYERS, "encoder.layers"),
     },
     needed={"num_channels": 3},
+    neutral_keys=("projection_dim", "vocab_size"),
 )
 ARCHITECTURE = Architecture(parts=lambda config: {"encoder": Part(CLIP_VISION, config)})

@@ -39,6 +39,15 @@ DINOV2 = replace(
         "blocks.*.mlp.fc2": scaled("mlp.fc2", "layer_scale2"),
     },
     needed=vit.NEEDED | {"use_swiglu_ffn": False},
+    # Of backbones for other models, and of masked images.
+    neutral_keys=(
+        "apply_layernorm",
+        "out_features",
+        "out_indices",
+        "reshape_hidden_states",
+        "stage_names",
+        "use_mask_token",
+    ),
     regrids=True,
 )
 

@@ -38,6 +38,8 @@ DISTILBERT = Stack(
         "norm_eps": 1e-12,
     },
     names={**bert.ENTRANCE, **layers(LAYERS, "transformer.layer")},
+    neutral_keys=bert.NEUTRAL_KEYS,
+    aliases={"hidden_size": "dim", "num_attention_heads": "n_heads", "num_hidden_layers": "n_layers"},
 )
 
 

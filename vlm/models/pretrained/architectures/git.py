@@ -46,6 +46,7 @@ GIT_TEXT = Stack(
         "prefix.norm": f"{PROJECTION}.1",
     },
     head={"vocabulary_head.own": "output", "vocabulary_head.bias": "output.bias"},
+    neutral_keys=bert.NEUTRAL_KEYS,
     needed=bert.NEEDED | {"num_image_with_embedding": None},  # used for video
 )
 ARCHITECTURE = Architecture(

@@ -45,7 +45,19 @@ GPT2 = Stack(
     },
     extra=layers(CROSS_LAYERS, "h"),
     head={"token_embed.weight": Weight(("transformer.wte.weight", "lm_head.weight"), tied)},
-    needed={"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False},
+    needed={"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "tie_word_embeddings": True},
+    # Whether the decoder cross-attends shows in its tensors; the others are of a head that ours has not.
+    neutral_keys=(
+        *("add_cross_attention", "is_decoder", "reorder_and_upcast_attn", "summary_activation"),
+        *("summary_proj_to_labels", "summary_type", "summary_use_proj"),
+    ),
+    aliases={
+        "n_ctx": "n_positions",
+        "hidden_size": "n_embd",
+        "max_position_embeddings": "n_positions",
+        "num_attention_heads": "n_head",
+        "num_hidden_layers": "n_layer",
+    },
     written={**dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0), "tie_word_embeddings": True},
     transposed=True,
 )

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from vlm.models.pretrained.architecture import Architecture, ImageText, Model, Spec, spec_of
 from vlm.models.pretrained.architectures.llama import LLAMA
-from vlm.models.pretrained.architectures.llava import TEXT, VISION, head, inside, stack_of
+from vlm.models.pretrained.architectures.llava import NEUTRAL_KEYS, TEXT, VISION, head, inside, stack_of
 from vlm.models.pretrained.architectures.siglip_vision_model import SIGLIP_VISION
 from vlm.models.pretrained.fields import Fields, flag, integer, square
 from vlm.models.pretrained.stack import Part, Weight
@@ -42,6 +42,7 @@ IDEFICS3_VISION = replace(
         "num_heads": integer("num_attention_heads", 16),
         "patch_size": square("patch_size", 32),
     },
+    neutral_keys=(*SIGLIP_VISION.neutral_keys, "max_image_size", "size"),  # of the processor, which states them too
     names={**SIGLIP_VISION.names, "positions.weight": Weight(("embeddings.position_embedding.weight",), bucketed)},
 )
 
@@ -84,6 +85,7 @@ ARCHITECTURE = Architecture(
         (r"^model\.text_model\.", f"{TEXT}model."),
         (r"^lm_head\.", f"{TEXT}lm_head."),
     ),
+    neutral_keys=(*NEUTRAL_KEYS, "max_sequence_length", "video_sampling"),
     image=ImageText(
         "image_token_id", before=f"{AROUND}<global-img>", after=AROUND, tile=f"{AROUND}<row_{{}}_col_{{}}>"
     ),

@@ -7,7 +7,7 @@ from torch import nn
 from vlm.models.decoder import Decoder
 from vlm.models.pretrained.architecture import Architecture, Export, Model, spec_of
 from vlm.models.pretrained.export import export_stack, plain
-from vlm.models.pretrained.fields import Fields, choice, flag, integer, number
+from vlm.models.pretrained.fields import REQUIRED, Fields, choice, flag, integer, number
 from vlm.models.pretrained.stack import ACTIVATIONS as UNGATED
 from vlm.models.pretrained.stack import Part, Paths, Stack, Weight, layers, tied
 from vlm.nn.position import RotaryPositions
@@ -16,6 +16,8 @@ SCALINGS = {"default": None, "linear": "linear", "llama3": "llama3"}
 FREQUENCIES, TRAINED = ("low_freq_factor", "high_freq_factor"), "original_max_position_embeddings"
 GATED = {"silu": "swiglu", "gelu": "geglu", "gelu_tanh": "geglu_tanh"}
 ACTIVATIONS = {theirs: GATED[ours] for theirs, ours in UNGATED.items() if ours in GATED}
+# Of the data and the training code of Llama 1 and Idefics3's decoders.
+NEUTRAL_KEYS = ("max_sequence_length", "num_image_tokens", "perceiver_config", "pixel_shuffle_factor")
 LAYERS: Paths = {
     "norm1": "input_layernorm",
     "attn.qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
@@ -29,7 +31,12 @@ LAYERS: Paths = {
 def rotary_and_head(sizes: dict[str, Any], config: Fields, *, tied: bool = False) -> dict[str, Any]:
     """Arguments for rotary positions, and for an untied head if there is one."""
     head_dim = sizes["head_dim"] or sizes["dim"] // sizes["num_heads"]
-    found: dict[str, Any] = {"positions": spec_of("RotaryPositions", head_dim=head_dim, **_rotary(config))}
+    if head_dim % 2:
+        key = "head_dim" if sizes["head_dim"] else "hidden_size"
+        raise config.fault(key, f"of heads of {head_dim}, where rotary positions need an even number")
+    found: dict[str, Any] = {
+        "positions": spec_of("RotaryPositions", head_dim=head_dim, **_rotary(config, sizes["max_len"]))
+    }
     if config.read(flag("tie_word_embeddings", tied)):
         return found
     return found | {
@@ -37,24 +44,27 @@ def rotary_and_head(sizes: dict[str, Any], config: Fields, *, tied: bool = False
     }
 
 
-def _rotary(config: Fields) -> dict[str, Any]:
+def _rotary(config: Fields, max_len: int) -> dict[str, Any]:
     """Options of rotary positions, from rope_parameters or, in most published folders, rope_theta and rope_scaling."""
-    if "rope_parameters" in config:
-        rope = config.part("rope_parameters")
-    else:
-        rope = config.part("rope_scaling") if "rope_scaling" in config else config.part("rope", {})
-        rope |= {"rope_theta": config.values.get("rope_theta", 10_000.0)}
+    # As theirs reads them: an object that is empty counts as missing, and each key is read inside the object first.
+    name = next((one for one in ("rope_scaling", "rope_parameters") if config.values.get(one)), "")
+    rope = config.part(name, {})
+    outer = {one: config.get(one) for one in ("rope_theta", "partial_rotary_factor", TRAINED) if one in config}
+    for one, value in outer.items():
+        if rope.get(one, value) != value:
+            raise config.fault(one, f"and {name}.{one} is {rope.get(one)!r:.60}")
+    rope |= outer
     if "rope_type" not in rope:
-        rope |= {"rope_type": rope.values.get("type", "default")}
+        rope |= {"rope_type": rope.get("type", "default")}
     rope.require({"partial_rotary_factor": 1.0}, "our RotaryPositions")
     scaling = rope.read(choice("rope_type", "default", SCALINGS))
     options = {"base": float(rope.read(number("rope_theta", 10_000.0, 1, 1e12)))}
     if scaling is None:
         return options
-    options |= {"scaling": scaling, "factor": float(rope.read(number("factor", 1.0, 1, 1e4)))}
+    options |= {"scaling": scaling, "factor": float(rope.read(number("factor", REQUIRED, 1, 1e4)))}
     if scaling == "llama3":
-        options |= {name: float(rope.read(number(name, 1.0, 1e-3, 1e6))) for name in FREQUENCIES}
-        options["trained_len"] = rope.read(integer(TRAINED, 8192))
+        options |= {name: float(rope.read(number(name, REQUIRED, 1e-3, 1e6))) for name in FREQUENCIES}
+        options["trained_len"] = rope.read(integer(TRAINED, max_len))
     return options
 
 
@@ -83,6 +93,7 @@ LLAMA = Stack(
         "vocabulary_head.own": "lm_head",
     },
     needed={"attention_bias": False, "mlp_bias": False},
+    neutral_keys=NEUTRAL_KEYS,
 )
 
 

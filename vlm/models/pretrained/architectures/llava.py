@@ -24,6 +24,9 @@ RENAMED = (
     (r"^model\.language_model\.", f"{TEXT}model."),
     (r"^lm_head\.", f"{TEXT}lm_head."),
 )
+IMAGE_IDS = ("image_token_id", "image_token_index")  # two names of a key
+# The length of prompts, which the processor states too, and sizes that the parts state.
+NEUTRAL_KEYS = ("image_seq_length", "image_seq_len", "vocab_size", "hidden_size", "projection_dim")
 DROPPED = {"default": 1, "full": 0}  # "default" drops the first state, whether or not it is a class token
 LAYER = integer("vision_feature_layer", -2, -1000, 1000)
 
@@ -35,7 +38,7 @@ def stack_of(config: Fields, *stacks: Stack) -> Stack:
         UserError: It is none of the given stacks.
     """
     known = {stack.model_type: stack for stack in stacks}
-    held = str(config.values.get("model_type"))
+    held = str(config.get("model_type"))
     if held not in known:
         raise config.fault("model_type", f"where {' or '.join(known)} can be read")
     return known[held]
@@ -84,6 +87,9 @@ def inside(
 
     def build(config: Fields, parts: Mapping[str, Spec]) -> Spec:
         decoder, backbone = parts["decoder"], parts["encoder"]
+        ids = {name: config.get(name) for name in IMAGE_IDS if name in config}
+        if len({*map(str, ids.values())}) > 1:
+            raise config.fault(IMAGE_IDS[0], f"and {IMAGE_IDS[1]} is {ids[IMAGE_IDS[1]]!r:.60}")
         dim = decoder["args"]["dim"]
         prefix = spec_of("Prefix", dim=dim, context_dim=dim, counted=True, causal=causal)
         decoder["args"]["prefix"] = prefix
@@ -116,4 +122,5 @@ ARCHITECTURE = Architecture(
     heads=head({f"fc{n}": f"multi_modal_projector.linear_{n}" for n in (1, 2)}),
     renamed=RENAMED,
     image=ImageText("image_token_index"),
+    neutral_keys=NEUTRAL_KEYS,
 )

@@ -24,6 +24,16 @@ LAYERS: Paths = {
     "mlp.fc2": "fc2",
 }
 EMBEDDING = "model.shared.weight|model.decoder.embed_tokens.weight"
+NEUTRAL_KEYS = ("extra_pos_embeddings", "is_encoder_decoder", "share_encoder_decoder_embeddings")
+ALIASES = {
+    "hidden_size": "d_model",
+    "num_attention_heads": "encoder_attention_heads",
+    "num_hidden_layers": "encoder_layers",
+}
+# Options of BART, of which Marian's code was a part.
+OLD_OPTIONS = dict.fromkeys(
+    ("add_bias_logits", "add_final_layer_norm", "normalize_before", "normalize_embedding", "is_decoder"), False
+) | {"static_position_embeddings": True, "force_bos_token_to_be_generated": False}
 CROSS_LAYERS: Paths = {
     "norm_cross": "encoder_attn_layer_norm",
     "cross_attn.q": "encoder_attn.q_proj",
@@ -79,6 +89,7 @@ MARIAN = {
         prefix="model.",
         sizes=sizes("encoder", vocab_size=58101, max_len=1024) | {"token_types": None},
         more=sinusoids,
+        aliases=ALIASES,
         names=names("encoder"),
     ),
     "decoder": Stack(
@@ -92,7 +103,8 @@ MARIAN = {
             "token_embed.weight": Weight((EMBEDDING, "lm_head.weight"), tied),
             "vocabulary_head.bias": Weight(("final_logits_bias",), lambda bias: bias[0], lambda bias: bias[None]),
         },
-        needed={"tie_word_embeddings": True},
+        needed={"tie_word_embeddings": True, **OLD_OPTIONS},
+        neutral_keys=NEUTRAL_KEYS,
     ),
 }
 
@@ -103,7 +115,7 @@ def parts(config: Fields) -> dict[str, Part]:
     Raises:
         UserError: The languages have separate vocabularies.
     """
-    if config.values.get("decoder_vocab_size") not in (None, config.values.get("vocab_size", 58101)):
+    if config.get("decoder_vocab_size") not in (None, config.get("vocab_size", 58101)):
         raise config.fault("decoder_vocab_size", "another than vocab_size, where our models have one vocabulary")
     return {place: Part(stack, config) for place, stack in MARIAN.items()}
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from vlm.models.pretrained.architecture import IMAGE, Architecture, ImageText, Model, Spec, spec_of
 from vlm.models.pretrained.architectures.gemma import GEMMA
-from vlm.models.pretrained.architectures.llava import RENAMED, TEXT, VISION, head, inside, stack_of
+from vlm.models.pretrained.architectures.llava import NEUTRAL_KEYS, RENAMED, TEXT, VISION, head, inside, stack_of
 from vlm.models.pretrained.architectures.siglip_vision_model import SIGLIP_VISION
 from vlm.models.pretrained.fields import Fields, flag
 from vlm.models.pretrained.stack import Part
@@ -41,6 +41,7 @@ ARCHITECTURE = Architecture(
     },
     heads=head({"fc": "multi_modal_projector.linear"}),
     renamed=RENAMED,
+    neutral_keys=NEUTRAL_KEYS,
     image=ImageText(
         "image_token_index", starts=False, form=f"{IMAGE}<bos>{{}}\n", caption="caption en", question="answer en {}"
     ),

@@ -19,12 +19,13 @@ QWEN2 = replace(
         "max_len": integer("max_position_embeddings", 32768),
     },
     needed={"use_sliding_window": False},
+    neutral_keys=("sliding_window", "max_window_layers"),  # of sliding windows, which are off
 )
 
 
 def part(stack: Stack, config: Fields) -> Part:
     """The stack's part; raises UserError if a layer has no full attention."""
-    kinds = config.values.get("layer_types")
+    kinds = config.get("layer_types")
     if kinds is not None and (not isinstance(kinds, list) or any(kind != "full_attention" for kind in kinds)):
         raise config.fault("layer_types", "of which our Decoder has full_attention alone")
     return Part(stack, config)

@@ -1,11 +1,12 @@
 """RoBERTa (Liu et al. 2019): BERT with byte-level BPE; its positions start after the padding index."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
 
 from vlm.models.masked_language_model import MaskedLanguageModel
-from vlm.models.pretrained.architecture import Architecture, Model
+from vlm.models.pretrained.architecture import Architecture, Model, Spec
 from vlm.models.pretrained.architectures import bert
 from vlm.models.pretrained.fields import Fields, integer
 from vlm.models.pretrained.stack import Names, Part, Stack, Weight, layers, tied
@@ -43,7 +44,17 @@ ROBERTA = Stack(
     },
     needed=bert.NEEDED
     | {"is_decoder": False, "add_cross_attention": False, "pad_token_id": PADDING, "type_vocab_size": 1},
+    neutral_keys=bert.NEUTRAL_KEYS,
 )
+
+
+def fills(config: Fields, parts: Mapping[str, Spec]) -> Spec:
+    """As BERT's, but its head always has the exact GELU."""
+    spec = bert.fills(config, parts)
+    spec["args"]["transform"] = "gelu"
+    return spec
+
+
 PREDICTIONS: Names = {
     "vocabulary_head.bias": "lm_head.bias|lm_head.decoder.bias",
     "vocabulary_head.dense": "lm_head.dense",
@@ -53,7 +64,7 @@ PREDICTIONS: Names = {
 ARCHITECTURE = Architecture(
     parts=lambda config: {"encoder": Part(ROBERTA, config)},
     models={
-        "RobertaForMaskedLM": Model("masked_language_modeling", bert.fills),
+        "RobertaForMaskedLM": Model("masked_language_modeling", fills),
         "RobertaForSequenceClassification": Model("text_classification", bert.classifies),
         "RobertaForTokenClassification": Model("tagging", bert.tags),
     },

@@ -36,6 +36,7 @@ SIGLIP_TEXT = Stack(
 )
 TOWERS = {"encoder": SIGLIP_VISION, "text_encoder": SIGLIP_TEXT}
 PAD = integer("pad_token_id", 1, low=0)
+WIDTH = integer("projection_size")
 POOL = "vision_model.head"
 
 
@@ -69,7 +70,10 @@ def heads(model: DualEncoder) -> Names:
 
 def dual_encoder(config: Fields, parts: Mapping[str, Spec]) -> Spec:
     images = parts["encoder"]["args"]
-    fill = config.part("text_config").read(PAD)
+    texts = config.part("text_config")
+    fill = texts.read(PAD)
+    if texts.read(WIDTH) not in (None, images["dim"]):
+        raise texts.fault(WIDTH.name, f"not the width of the image encoder, {images['dim']}")
     more = {"pool": "attention_mlp", "text_pool": "last", "text_bias": True, "image_projection": False, "sigmoid": True}
     sizes = {"embed_dim": images["dim"], "pool_heads": images["num_heads"], "text_fill": fill}
     return spec_of("DualEncoder", **parts, **sizes, **more)

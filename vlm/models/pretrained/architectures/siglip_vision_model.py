@@ -24,6 +24,8 @@ SIGLIP_VISION = Stack(
         **layers(LAYERS, "encoder.layers"),
     },
     needed={"num_channels": 3},
+    # Of the pooling, which is part of the model, and of PaliGemma's projector.
+    neutral_keys=("num_image_tokens", "num_positions", "projection_dim", "projector_hidden_act", "vision_use_head"),
     written={"vision_use_head": False},
 )
 ARCHITECTURE = Architecture(parts=lambda config: {"encoder": Part(SIGLIP_VISION, config)})

@@ -82,7 +82,21 @@ def scales(config: Fields) -> bool:
     return config.read(flag("tie_word_embeddings", True)) if stated is None else stated
 
 
-T5_ENCODER = Stack(kind=TextEncoder, model_type="t5", sizes=SIZES | {"token_types": None}, more=positions, names={})
+ALIASES = {
+    "hidden_size": "d_model",
+    "num_attention_heads": "num_heads",
+    "num_hidden_layers": "num_layers",
+    "head_dim": "d_kv",
+}
+T5_ENCODER = Stack(
+    kind=TextEncoder,
+    model_type="t5",
+    sizes=SIZES | {"token_types": None},
+    more=positions,
+    names={},
+    aliases=ALIASES,
+    neutral_keys=("is_encoder_decoder",),
+)
 T5_DECODER = Stack(
     kind=Decoder,
     model_type="t5",
@@ -97,10 +111,14 @@ T5_DECODER = Stack(
 
 
 def parts(config: Fields) -> dict[str, Part]:
-    gated = str(config.values.get("feed_forward_proj")).startswith("gated")
+    stated = str(config.get("feed_forward_proj", "relu"))
+    gated = stated.startswith("gated-")
+    # Newer folders also have what follows from feed_forward_proj; other values would replace it.
+    activation = "gelu_new" if stated == "gated-gelu" else stated.removeprefix("gated-")
+    config.require({"is_gated_act": gated, "dense_act_fn": activation}, f"an MLP of {stated:.40}")
     encoder = names("encoder", {**ATTENTION, **mlp(1, gated=gated)})
     decoder = names("decoder", {**ATTENTION, **CROSS_ATTENTION, **mlp(2, gated=gated)})
-    depth = config.values.get("num_decoder_layers") or config.values.get("num_layers", 6)
+    depth = config.get("num_decoder_layers") or config.get("num_layers", 6)
     return {
         "encoder": Part(replace(T5_ENCODER, names=encoder), config),
         "decoder": Part(replace(T5_DECODER, names=decoder), config | {"num_layers": depth}),

@@ -43,4 +43,8 @@ class TimmStack(Stack):
 
 
 TIMM = TimmStack(kind=TimmEncoder, model_type="timm", sizes={}, names={})
-ARCHITECTURE = Architecture(parts=lambda config: {"encoder": Part(TIMM, config)})
+ARCHITECTURE = Architecture(
+    parts=lambda config: {"encoder": Part(TIMM, config)},
+    # The head is dropped; what the weights are from, and how images are prepared, is read with the preprocessing.
+    neutral_keys=("global_pool", "label_descriptions", "label_names", "num_classes", "num_features", "pretrained_cfg"),
+)

@@ -43,6 +43,12 @@ TROCR = Stack(
         "embed_norm": "layernorm_embedding",
         **layers(marian.LAYERS, "layers"),
     },
+    neutral_keys=("add_cross_attention", "cross_attention_hidden_size", "is_decoder"),  # shown by the tensors
+    aliases={
+        "hidden_size": "d_model",
+        "num_attention_heads": "decoder_attention_heads",
+        "num_hidden_layers": "decoder_layers",
+    },
     extra=layers(marian.CROSS_LAYERS, "layers"),
     head={
         "token_embed.weight": Weight(("model.decoder.embed_tokens.weight", "output_projection.weight"), tied),

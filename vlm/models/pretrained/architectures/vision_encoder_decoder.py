@@ -33,7 +33,7 @@ def parts(config: Fields) -> dict[str, Part]:
     placed = {}
     for place, stacks in STACKS.items():
         inner, known = config.part(place), {stack.model_type: stack for stack in stacks}
-        held = str(inner.values.get("model_type"))
+        held = str(inner.get("model_type"))
         if held not in known:
             raise inner.fault("model_type", f"where {' or '.join(known)} can be read")
         placed[place] = Part(known[held], inner, f"{place}.")
@@ -106,5 +106,6 @@ ARCHITECTURE = Architecture(
     parts=parts,
     models={"VisionEncoderDecoderModel": Model("captioning", captioner)},
     adjust=fold_projection,
+    neutral_keys=("is_encoder_decoder",),
     export=export,
 )

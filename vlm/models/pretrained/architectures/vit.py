@@ -34,6 +34,7 @@ VIT = Stack(
     sizes=SIZES | IMAGE_SIZES | {"qkv_bias": QKV_BIAS},
     names={**ENTRANCE, **layers(LAYERS, "encoder.layer")},
     needed=NEEDED,
+    neutral_keys=("encoder_stride", "pooler_act", "pooler_output_size"),  # of heads that ours has not
 )
 
 

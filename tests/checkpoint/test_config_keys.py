@@ -1,0 +1,57 @@
+"""Every key of config.json, with other valid values: transformers' results, or a refusal that names the key."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from config_keys import FAMILIES, cases, changed, loaded, saved
+
+from vlm.errors import UserError
+
+SEED = 51
+SAMPLE, PAIRS = 6, 20  # changes of each family in the slow tests; pairs of changes under -m nightly
+
+
+@torch.no_grad()
+def verdict(folder: Path, name: str, changes: dict, number: int) -> str:
+    """What becomes of a change: "equal", "refused", "theirs refused", or a fault."""
+    family = FAMILIES[name]
+    try:
+        theirs = saved(folder, family, changes, number)
+        truth, compute = family.compute(theirs, changed(family.config, changes))
+    except Exception:  # of many kinds
+        return "theirs refused"
+    if not truth.isfinite().all():
+        return "theirs refused"
+    try:
+        found = compute(loaded(folder))
+    except UserError as fault:
+        keys = {part for path in changes for part in path.split(".")}
+        named = any(key in str(fault) for key in keys)
+        return "refused" if named else f"FAULT: refused without the key: {fault}"
+    except Exception as fault:
+        return f"FAULT: {type(fault).__name__}: {fault}"
+    if found.shape != truth.shape:
+        return f"FAULT: shape {tuple(found.shape)}, theirs {tuple(truth.shape)}"
+    gap, spread = (found - truth).abs().max().item(), truth.std().item()
+    return "equal" if gap <= 1e-4 * max(spread, 0.1) else f"FAULT: differs by {gap:.1e} of deviation {spread:.2f}"
+
+
+def faults_of(folder: Path, name: str, count: int) -> list[str]:
+    """The faults among some changes; also checks that some are compared."""
+    found = [(changes, verdict(folder, name, changes, at)) for at, changes in cases(FAMILIES[name], SEED, count)]
+    assert any(one == "equal" for _, one in found)
+    return [f"{changes}: {one}" for changes, one in found if one.startswith("FAULT")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_sample_of_keys(tmp_path: Path, name: str) -> None:
+    assert not faults_of(tmp_path / "theirs", name, SAMPLE)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_key(tmp_path: Path, name: str) -> None:
+    """All values of each key, then pairs of keys: about 9,000 folders in 12 minutes of one core."""
+    assert not faults_of(tmp_path / "theirs", name, len(FAMILIES[name].changes()) + PAIRS)
