@@ -163,6 +163,13 @@ def shard_away(folder):
 CONFIG, IMAGES, TOKENS, WEIGHTS = "config.json", "preprocessor_config.json", "tokenizer.json", "model.safetensors"
 config, generation = partial(changing, CONFIG), partial(changing, "generation_config.json")
 Cases = dict[str, tuple[Callable[[Path], Any], str]]
+
+
+def follows(activation):
+    """What newer folders of T5 state besides a gated feed_forward_proj."""
+    return {"dense_act_fn": activation, "is_gated_act": True}
+
+
 OF_ALL: Cases = {
     "auto_map": (config(auto_map={"AutoModel": "evil.Model"}), "auto_map"),
     "other kind": (config(model_type="../vit"), "of type '../vit'"),
@@ -293,11 +300,16 @@ MORE = [
     ("marian", generation(forced_eos_token_id=5), "not the end token"),
     ("t5", config(relative_attention_num_buckets=30), "not a multiple of 4"),
     ("t5", config(relative_attention_max_distance=8), "not more than half of the 32 buckets"),
-    ("t5", config(feed_forward_proj="gated-mish"), "feed_forward_proj is 'gated-mish'"),
+    ("t5", config(feed_forward_proj="gated-mish", **follows("mish")), "feed_forward_proj is 'gated-mish'"),
     ("t5", config(d_kv=-1), "d_kv is -1"),
     ("t5", config(num_decoder_layers="two"), "num_layers is 'two'"),
     ("t5", config(scale_decoder_outputs="no"), "scale_decoder_outputs is 'no'"),
-    ("t5", config(feed_forward_proj="gated-gelu"), "no encoder.block.0.layer.1.DenseReluDense.wi_0"),
+    ("t5", config(feed_forward_proj="gated-silu"), "dense_act_fn is 'relu'|is_gated_act is False"),
+    (
+        "t5",
+        config(feed_forward_proj="gated-gelu", **follows("gelu_new")),
+        "no encoder.block.0.layer.1.DenseReluDense.wi_0",
+    ),
 ]
 
 

@@ -159,7 +159,7 @@ def test_what_cannot_be_represented_is_named(tmp_path):
     settings.write_text(json.dumps(stated))
     split = {"type": "Split", "pattern": {"Regex": "(a+)+b"}, "behavior": "Isolated", "invert": False}
     whole.write_text(json.dumps(content | {"pre_tokenizer": split}))
-    assert "the pattern '(a+)+b' of its pre_tokenizer is not among those that are known" in refusal(fit, [])
+    assert "in its pre_tokenizer, the pattern '(a+)+b' is not among those that are known" in refusal(fit, [])
     whole.write_text(json.dumps(content | {"model": {"type": "Oracle"}}))
     assert "cannot be read" in refusal(fit, []) or "cannot be used" in refusal(fit, [])
     whole.unlink()

@@ -120,7 +120,7 @@ class JsonTokenizer(SubwordTokenizer):
 
         for component, part in content.items():
             if unknown := next((one for one in _patterns({component: part}) if one not in PATTERNS), None):
-                raise ValueError(f"the pattern {unknown!r:.100} of its {component} is not among those that are known")
+                raise ValueError(f"in its {component}, the pattern {unknown!r:.100} is not among those that are known")
         try:
             library = Library.from_str(json.dumps(content))
         except (KeyboardInterrupt, SystemExit):
