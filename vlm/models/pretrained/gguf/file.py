@@ -26,7 +26,7 @@ class _HeaderFields(Fields):
     """Fields made from a header; an error names the header's key."""
 
     def __or__(self, values: Mapping[str, Any]) -> Fields:
-        return _HeaderFields({**self.values, **values}, self.file, self.within)
+        return _HeaderFields({**self.values, **values}, self.file, self.within, self.used)
 
     def fault(self, name: str, words: str) -> UserError:
         value = " ".join(f"{self.values.get(name)!r:.60}".split())
