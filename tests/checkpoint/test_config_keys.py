@@ -9,7 +9,7 @@ from config_keys import FAMILIES, cases, changed, loaded, saved
 from vlm.errors import UserError
 
 SEED = 51
-SAMPLE, PAIRS = 6, 20  # changes of each family in the slow tests; pairs of changes under -m nightly
+SAMPLE, PAIRS = 4, 20  # changes of each family in the slow tests; pairs of changes under -m nightly
 
 
 @torch.no_grad()
@@ -26,8 +26,7 @@ def verdict(folder: Path, name: str, changes: dict, number: int) -> str:
     try:
         found = compute(loaded(folder))
     except UserError as fault:
-        keys = {part for path in changes for part in path.split(".")}
-        named = any(key in str(fault) for key in keys)
+        named = any(path.rpartition(".")[2] in str(fault) for path in changes)
         return "refused" if named else f"FAULT: refused without the key: {fault}"
     except Exception as fault:
         return f"FAULT: {type(fault).__name__}: {fault}"
@@ -38,9 +37,9 @@ def verdict(folder: Path, name: str, changes: dict, number: int) -> str:
 
 
 def faults_of(folder: Path, name: str, count: int) -> list[str]:
-    """The faults among some changes; also checks that some are compared."""
+    """The faults among some changes; the config without a change has to be equal."""
     found = [(changes, verdict(folder, name, changes, at)) for at, changes in cases(FAMILIES[name], SEED, count)]
-    assert any(one == "equal" for _, one in found)
+    assert found[0] == ({}, "equal")
     return [f"{changes}: {one}" for changes, one in found if one.startswith("FAULT")]
 
 
@@ -53,5 +52,5 @@ def test_a_sample_of_keys(tmp_path: Path, name: str) -> None:
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_key(tmp_path: Path, name: str) -> None:
-    """All values of each key, then pairs of keys: about 9,000 folders in 12 minutes of one core."""
+    """All values of each key, then pairs of keys: about 9,700 folders in 15 minutes of one core."""
     assert not faults_of(tmp_path / "theirs", name, len(FAMILIES[name].changes()) + PAIRS)

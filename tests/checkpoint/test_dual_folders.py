@@ -1,6 +1,7 @@
 """CLIP and SigLIP folders as dual encoders, beside transformers."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -10,12 +11,13 @@ from dual import LENGTHS, embedded, embedded_images, saved_dual
 from hugging import photos
 from PIL import Image
 from safetensors.torch import load_file, save_file
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, CLIPModel
 from varied import varied_lines
 
 import vlm
 from vlm.cli.main import run
 from vlm.data.text.inputs import encode_text
+from vlm.errors import UserError
 from vlm.tasks.contrastive.loss import contrastive_loss, sigmoid_loss
 from vlm.tasks.contrastive.predict import DualClassifier
 
@@ -133,3 +135,20 @@ def test_the_loss_of_pairs_is_theirs(folders, name):
     learned += [(ours.model.text_encoder.token_embed.weight, model.text_model.embeddings.token_embedding.weight)]
     for one, other in learned:
         torch.testing.assert_close(one.grad.view_as(other), other.grad, rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+def test_clip_reads_the_end_that_its_config_names(folders, tmp_path):
+    """Or, with 2 as in old folders, the last id; any other token would be read in another place."""
+    folder, _, tokenizer, _ = folders["clip"]
+    shutil.copytree(folder, tmp_path / "clip")
+    config = tmp_path / "clip" / "config.json"
+    stated = json.loads(config.read_text())
+    for end in (2, tokenizer.eos_token_id):
+        config.write_text(json.dumps(stated | {"text_config": stated["text_config"] | {"eos_token_id": end}}))
+        theirs = CLIPModel.from_pretrained(tmp_path / "clip").eval()
+        truth = embedded(theirs, tokenizer, TEXTS)
+        torch.testing.assert_close(DualClassifier(str(tmp_path / "clip")).embed_texts(TEXTS), truth, rtol=0, atol=1e-5)
+    config.write_text(json.dumps(stated | {"text_config": stated["text_config"] | {"eos_token_id": 5}}))
+    with pytest.raises(UserError, match=r"text_config\.eos_token_id is 5, where texts end with"):
+        DualClassifier(str(tmp_path / "clip"))

@@ -257,12 +257,13 @@ def changed(config: Values, changes: Values) -> Values:
 
 
 def cases(family: Family, seed: int, count: int) -> Iterator[tuple[int, Values]]:
-    """Numbered changes: one after the other in a random order, then pairs of them."""
+    """Numbered changes: none, then one after the other in a random order, then pairs of them."""
     draw = random.Random(f"{family.kind} {seed}")
     single = family.changes()
     draw.shuffle(single)
-    for number in range(count):
-        yield number, single[number] if number < len(single) else {**draw.choice(single), **draw.choice(single)}
+    yield 0, {}
+    for number in range(1, count):
+        yield number, single[number - 1] if number <= len(single) else {**draw.choice(single), **draw.choice(single)}
 
 
 def saved(folder: Path, family: Family, changes: Values, seed: int) -> Any:
