@@ -12,8 +12,10 @@ import torch
 from journey import interrupt_at, only_run, same_weights
 
 from vlm.checkpoint import load as ckpt
+from vlm.training.callbacks.bad_samples import BadSamples
 from vlm.training.run.fit import main
 from vlm.training.step import compiling
+from vlm.training.step.optim import Cosine
 
 DROPOUT = ["model.size.dropout=0.1", "trainer.max_epochs=3"]
 ROOT = Path(__file__).parents[2]
@@ -123,3 +125,27 @@ def test_a_timm_run_goes_on_without_the_file_of_its_weights(small_classes, tmp_p
     loaded = ckpt.read(folder / "checkpoints" / "last.ckpt")
     assert loaded["vlm"]["config"]["model"]["encoder"]["weights"] == str(file)  # of how the run began
     assert loaded["global_step"] > 0 and loaded["epoch"] == 1
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_a_longer_schedule_is_announced_and_the_last_rate_can_be_kept(
+    held: bool, trained: Path, tmp_path: Path, monkeypatch, capsys
+) -> None:
+    rates: list[float] = []
+    record = lambda self, trainer, task, optimizer: rates.append(optimizer.param_groups[0]["lr"])  # noqa: E731
+    monkeypatch.setattr(BadSamples, "on_before_optimizer_step", record)
+    run = shutil.copytree(trained, tmp_path / "run")
+    config = ckpt.read(run / "checkpoints" / "last.ckpt")["vlm"]["config"]
+    schedule, highest = Cosine(warmup=config["schedule"]["warmup"]), config["optim"]["lr"]
+    last = highest * schedule.factor(11, 12)
+    options = ["schedule_steps=12", "task.beam=2", "task.length_penalty=0.5"] if held else []
+    assert main([f"resume={run}", "trainer.max_epochs=3", *options]) == 0  # 18 steps instead of 12
+    said = capsys.readouterr().out
+    if held:
+        assert f"learning rate: stays at {last:.1e}, as in the last of the 12 steps" in said
+        assert rates == pytest.approx([last] * 6)
+        assert ckpt.read(run / "checkpoints" / "last.ckpt")["vlm"]["config"]["task"]["beam"] == 2
+    else:
+        assert rates == pytest.approx([highest * schedule.factor(step, 18) for step in range(12, 18)])
+        assert f"learning rate: was {last:.1e} in step 12 and continues at {rates[0]:.1e}" in said
+        assert f"18 steps instead of 12; schedule_steps=12 keeps it at {last:.1e}\n" in said

@@ -6,29 +6,30 @@ from PIL import Image
 
 from vlm.data.images.image import ImageError
 from vlm.data.records import Record
+from vlm.data.records import Split as RecordSplit
 from vlm.tasks.shared.show import example_image
 
 
-class Split:
-    def __init__(self, count: int) -> None:
-        self.count = count
+class Split(RecordSplit):
+    def __init__(self, count: int, damaged: int) -> None:
+        self.count, self.damaged = count, damaged
 
     def __len__(self) -> int:
         return self.count
 
-    def record(self, place: int) -> Record:
+    def record(self, place: int, epoch: int = 0) -> Record:
         def opened() -> Image.Image:
-            if place == 5:
-                raise ImageError("5.png: damaged")
+            if place == self.damaged:
+                raise ImageError(f"{place}.png: damaged")
             return Image.new("RGB", (1024, 512), (place, 0, 0))
 
         return Record(id=str(place), open_image=opened)
 
 
-def shown(count, folder):
+def shown(count, folder, damaged=5):
     """The images of a folder after an example of a split of so many records was written to it."""
     folder.mkdir()
-    data = SimpleNamespace(final_split="test", split=lambda name: Split(count))
+    data = SimpleNamespace(final_split="test", split=lambda name: Split(count, damaged))
     assert example_image(data, folder) == str(folder / "example.png")
     return {path.name: Image.open(path) for path in sorted(folder.iterdir())}
 
@@ -40,3 +41,9 @@ def test_a_gallery_lies_beside_the_example(tmp_path):
     assert {image.size for image in images.values()} == {(512, 256)}
     assert [image.getpixel((0, 0))[0] for image in images.values()] == [10, 15, 20, 25, 30, 35]
     assert [*shown(1, tmp_path / "one")] == ["example.png"]
+
+
+def test_the_example_is_the_first_image_that_can_be_read(tmp_path):
+    """An unreadable first image of the test split would end a complete training with an error."""
+    images = shown(3, tmp_path / "first", damaged=0)
+    assert images["example.png"].getpixel((0, 0))[0] == 1

@@ -21,7 +21,7 @@ from vlm.tasks.image_questions.metrics import AnswerMetric
 from vlm.tasks.image_questions.predict import answer_questions, room_for_prompt
 from vlm.tasks.image_questions.report import answer_sections
 from vlm.tasks.shared.image_text import ImageTextTask
-from vlm.tasks.shared.show import example_image
+from vlm.tasks.shared.show import example_image, example_record
 from vlm.training.data_module import Data
 from vlm.training.step.task import TaskOptions
 
@@ -104,7 +104,7 @@ class ImageQuestions(ImageTextTask):
         return answer_sections(self.answers.answers, scores, self.answers.kinds())
 
     def example(self, data: Data, folder: Path) -> str:
-        question = data.split(data.final_split).record(0)["questions"][0].text
+        question = example_record(data)[0]["questions"][0].text
         return f"vlm answer {example_image(data, folder)} --question {shlex.quote(question)}"
 
 

@@ -1,5 +1,6 @@
 """Translation with a photo: the model reads a text and the image that it describes, and translates the text."""
 
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import Unpack
@@ -11,7 +12,7 @@ from vlm.inference.predictor import normalized
 from vlm.models.encoder_decoder import TextAndImageToText
 from vlm.models.flop import Work
 from vlm.tasks.photo_translation.predict import encode_with_photos
-from vlm.tasks.shared.show import example_image, image_shape
+from vlm.tasks.shared.show import example_image, example_record, image_shape
 from vlm.tasks.translation.metrics import TranslationMetric
 from vlm.tasks.translation.train import Translation, TranslationOptions
 from vlm.training.data_module import Data
@@ -60,4 +61,5 @@ class PhotoTranslation(Translation):
         return [f"batch       {image_shape(batch['images'])}", *super().reading(batch, tokens)]
 
     def example(self, data: Data, folder: Path) -> str:
-        return f"{super().example(data, folder)} --image {example_image(data, folder)}"
+        text = shlex.quote(example_record(data)[0]["text"])
+        return f"vlm translate --text {text} --image {example_image(data, folder)}"

@@ -6,12 +6,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from PIL import Image
 from torch import Tensor
 
 from vlm.data.batch import IGNORE, PADDING, InputRows, next_token_labels
 from vlm.data.images.image import ImageError
+from vlm.data.records import Record
 from vlm.data.text.tokenizer import Tokenizer
-from vlm.errors import printable
+from vlm.errors import UserError, printable
 from vlm.models.frozen_features import Features
 from vlm.training.data_module import Data
 
@@ -89,13 +91,25 @@ def caption_sample(
     return {**sample, "language": language, "line": f"{language} {line}"}
 
 
+def example_record(data: Data) -> tuple[Record, list[Image.Image]]:
+    """The first record of the final split whose images can be read, and its images.
+
+    Raises:
+        UserError: None can be read.
+    """
+    for record in data.split(data.final_split).records():
+        with suppress(ImageError):
+            return record, record.images()
+    raise UserError(f"data: no image of {data.final_split} can be read", 1)
+
+
 def example_image(data: Data, folder: Path) -> str:
-    """Puts the image, or images, of a record of the final split into a folder; returns their paths for a shell.
+    """Puts the image, or images, of `example_record` into a folder; returns their paths for a shell.
 
     It adds smaller images of other records, spread over the split, for the gallery of `vlm demo`.
     """
     split = data.split(data.final_split)
-    images = split.record(0).images()
+    images = example_record(data)[1]
     paths = [folder / ("example.png" if number == 0 else f"example{number}.png") for number in range(len(images))]
     for image, path in zip(images, paths, strict=True):
         image.save(path)

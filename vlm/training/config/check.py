@@ -70,6 +70,7 @@ TYPES = {
     "trust": str | None,
     "test": bool,
     "layer_decay": Annotated[float, Range(above=0)],
+    "schedule_steps": Annotated[int, Range(1)] | None,
     "compile": bool | None,
     "activation_checkpointing": bool | None,  # None in runs older than this key
 }

@@ -9,7 +9,11 @@ from vlm.config.override import parse, read
 from vlm.config.tree import Config, select, sources
 from vlm.errors import UserError
 
-RESUMABLE = ("trainer", "logger", "callbacks", "data.num_workers", "compile", "activation_checkpointing")
+TESTED = ("task.beam", "task.length_penalty")  # only tests use them: validations are greedy
+RESUMABLE = (
+    *("trainer", "logger", "callbacks", "data.num_workers", "compile", "activation_checkpointing", "schedule_steps"),
+    *TESTED,
+)
 
 
 def split_option(argv: list[str], name: str) -> tuple[str | None, list[str]]:

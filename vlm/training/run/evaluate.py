@@ -25,7 +25,7 @@ from vlm.training.step.task import Task
 
 # Config keys that only training reads (TRAINING, STEPS), and keys at any depth that the checkpoint holds (HELD).
 TRAINING = {"optim", "schedule", "logger", "callbacks", "name", "layer_decay", "compile", "activation_checkpointing"}
-TRAINING |= {"resume", "trust"}
+TRAINING |= {"resume", "trust", "schedule_steps"}
 STEPS = {"max_epochs", "max_steps", "max_time", "accumulate_grad_batches", "gradient_clip_val", "log_every_n_steps"}
 STEPS |= {"limit_train_batches", "limit_val_batches", "val_check_interval", "check_val_every_n_epoch"}
 HELD = {"model", "tokenizer", "preprocess", "augment"}

@@ -22,7 +22,7 @@ def resume_run(where: str, overrides: list[str]) -> int:
     Args:
         where: The run's folder, one of its checkpoints, a folder of runs for the newest in it, or "last" for the
             newest run under runs/.
-        overrides: The values that may change: trainer, logger, callbacks, data.num_workers.
+        overrides: The values that may change, see RESUMABLE.
     """
     from vlm.checkpoint import load as ckpt
     from vlm.checkpoint.verify import refusing
@@ -51,7 +51,11 @@ def resume_run(where: str, overrides: list[str]) -> int:
         check_same_run(folder, saved)
     if (ends := reached(loaded, config)) and any(folder.glob("evaluation/*/report.html")):
         if is_rank_zero():
-            print(f"{folder}: the run is finished, at step {loaded['global_step']}; raise {ends} to train on")
+            step = loaded["global_step"]
+            print(
+                f"{folder}: the run is finished, at step {step}; raise {ends} to train on, with schedule_steps={step} "
+                "at the last learning rate"
+            )
         return 0
     if is_rank_zero():
         lock(folder)

@@ -12,7 +12,7 @@ from torch import nn
 
 from vlm.checkpoint import load as ckpt
 from vlm.checkpoint.base import ADAPTERS
-from vlm.checkpoint.stored import contained, freeze
+from vlm.checkpoint.stored import contained, freeze, thaw
 from vlm.config.build import build, spec
 from vlm.config.target import arguments, find, trusted
 from vlm.data.features.source_hash import check_split
@@ -44,7 +44,7 @@ from vlm.training.step.blocks import arrange
 from vlm.training.step.evaluation import EvaluationState
 from vlm.training.step.fsdp import gather, scatter
 from vlm.training.step.lightning_private import leave_signals_to_us, use_launcher
-from vlm.training.step.optim import Optimization
+from vlm.training.step.optim import Optimization, count_steps, schedule_note
 from vlm.training.step.task import Task
 
 
@@ -110,6 +110,7 @@ def build_optimization(config: dict[str, Any]) -> Optimization:
         schedule=build(config["schedule"], "schedule"),
         weight_decay=config["optim"].get("weight_decay", 0.0),
         layer_decay=config["layer_decay"],
+        schedule_steps=config.get("schedule_steps"),
     )
 
 
@@ -191,6 +192,7 @@ class Run:
         check_batches(config, self.data, self.trainer.num_devices * self.trainer.num_nodes)
         if loaded is not None:
             self._check_same_data(loaded)
+            self._print_schedule(loaded)
 
     def _model(self, loaded: dict[str, Any] | None) -> tuple[nn.Module, dict[str, Any], Adapted | None]:
         """The model, ready to train; its specification for checkpoints; and its adapters."""
@@ -232,6 +234,21 @@ class Run:
                 f"data: the run was trained on other data (fingerprint {before}, now {now}); "
                 "restore them, or start a new run"
             )
+
+    def _print_schedule(self, loaded: dict[str, Any]) -> None:
+        """Prints how the learning rate continues, if the overrides of a resumed run change it."""
+        saved, batches = thaw(loaded["vlm"]["config"]), self.data.train_batches()
+        totals = [count_steps(batches, config["trainer"]) or 1 for config in (saved, self.config)]
+        note = schedule_note(
+            build_optimization(saved),
+            build_optimization(self.config),
+            (totals[0], totals[1]),
+            loaded["global_step"],
+            self.config["optim"]["lr"],
+            "schedule_steps" if "schedule_steps" in saved else "+schedule_steps",
+        )
+        if note and is_rank_zero():
+            print(note, flush=True)
 
     def _callbacks(self) -> list[L.Callback]:
         nodes = self.config["callbacks"].items()

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, Protocol, runtime_checkable
@@ -12,6 +12,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from vlm.errors import Range, Share, UserError
+
+LIMITS = ("limit_train_batches", "max_epochs", "max_steps", "accumulate_grad_batches")  # they decide a run's steps
 
 
 class Schedule(Protocol):
@@ -29,6 +31,7 @@ class Optimization:
         schedule: Learning rate over time.
         weight_decay: Decay of the matrices.
         layer_decay: Ratio of a layer's learning rate to that of the layer above.
+        schedule_steps: Steps of the schedule, whose last learning rate holds after them; None for all steps of the run.
     """
 
     optimizer: Callable[[list[dict[str, Any]]], Optimizer]
@@ -36,6 +39,7 @@ class Optimization:
     weight_decay: float
 
     layer_decay: float = 1.0
+    schedule_steps: int | None = None
 
     def optimizer_for(self, model: nn.Module) -> Optimizer:
         """The optimiser of a model's weights.
@@ -49,9 +53,17 @@ class Optimization:
 
     def factors(self, optimizer: Optimizer, total: int) -> list[Callable[[int], float]]:
         """Returns, for each parameter group, a function from a step to its learning rate as a share of the highest."""
-        return [partial(self._factor, total=total, scale=group["scale"]) for group in optimizer.param_groups]
+        return [partial(self.factor, total=total, scale=group["scale"]) for group in optimizer.param_groups]
 
-    def _factor(self, step: int, total: int, scale: float) -> float:
+    def factor(self, step: int, total: int, scale: float = 1.0) -> float:
+        """The learning rate of a step, as a share of the highest.
+
+        Args:
+            total: Steps of the run.
+            scale: Factor of a parameter group.
+        """
+        if self.schedule_steps is not None:
+            step, total = min(step, self.schedule_steps - 1), self.schedule_steps
         return scale * self.schedule.factor(step, total)
 
 
@@ -60,12 +72,50 @@ def total_steps(trainer: L.Trainer) -> int | None:
 
     The trainer's own estimate would create the training loader before a resumed run knows its position.
     """
-    batches = trainer.datamodule.train_batches()  # type: ignore[attr-defined]
-    limit = trainer.limit_train_batches
+    limits = {name: getattr(trainer, name) for name in LIMITS}
+    return count_steps(trainer.datamodule.train_batches(), limits)  # type: ignore[attr-defined]
+
+
+def count_steps(batches: int, limits: Mapping[str, Any]) -> int | None:
+    """Optimiser steps of a run with these batches in an epoch; None for one without an end.
+
+    Args:
+        limits: Values of the trainer, by the names in LIMITS.
+    """
+    limit = limits.get("limit_train_batches")
+    limit = 1.0 if limit is None else limit
     batches = min(batches, limit) if isinstance(limit, int) else int(batches * limit)
-    epochs = trainer.max_epochs or -1
-    steps = -(-batches // trainer.accumulate_grad_batches) * epochs if epochs > 0 else -1
-    return min((count for count in (steps, trainer.max_steps) if count > 0), default=None)
+    epochs = limits.get("max_epochs") or -1
+    steps = -(-batches // (limits.get("accumulate_grad_batches") or 1)) * epochs if epochs > 0 else -1
+    return min((count for count in (steps, limits.get("max_steps") or -1) if count > 0), default=None)
+
+
+def schedule_note(
+    before: Optimization, now: Optimization, totals: tuple[int, int], step: int, highest: float, option: str
+) -> str:
+    """A line about the learning rate of a resumed run whose schedule has changed; "" if the rate has not.
+
+    Args:
+        before, now: Optimisation of the saved config and of the resumed run.
+        totals: Steps of both.
+        step: Steps that are done.
+        highest: Highest learning rate.
+        option: Name of the option that sets the steps of the schedule.
+    """
+    planned = before.schedule_steps or totals[0]
+    last = highest * before.factor(min(step, planned) - 1, totals[0])
+    then = highest * before.factor(min(step, planned - 1), totals[0])
+    rate = highest * now.factor(step, totals[1])
+    if now.schedule_steps != before.schedule_steps and math.isclose(rate, last, rel_tol=0.01):
+        return f"learning rate: stays at {rate:.1e}, as in the last of the {now.schedule_steps or totals[1]:,} steps"
+    if math.isclose(rate, then, rel_tol=0.01):
+        return ""
+    length = now.schedule_steps or totals[1]
+    keep = f"; {option}={step} keeps it at {last:.1e}" if step >= planned else ""
+    return (
+        f"learning rate: was {last:.1e} in step {step:,} and continues at {rate:.1e}, because the schedule now has "
+        f"{length:,} steps instead of {planned:,}{keep}"
+    )
 
 
 def parameter_groups(model: nn.Module, weight_decay: float, layer_decay: float = 1.0) -> list[dict[str, Any]]:

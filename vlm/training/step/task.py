@@ -240,6 +240,14 @@ class Task(L.LightningModule):
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factors)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
+    def on_train_start(self) -> None:
+        """Sets the learning rates of a resumed run by its schedule, which may have changed since the checkpoint."""
+        for config in self.trainer.lr_scheduler_configs:
+            scheduler: Any = config.scheduler
+            rates = zip(scheduler.optimizer.param_groups, scheduler.base_lrs, scheduler.lr_lambdas, strict=True)
+            for group, highest, factor in rates:
+                group["lr"] = highest * factor(scheduler.last_epoch)
+
     def description(self) -> dict[str, Any]:
         """Returns what inference needs beyond the weights, in plain containers, for the checkpoint."""
         kind = type(self)
