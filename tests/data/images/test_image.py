@@ -123,6 +123,68 @@ def test_float_grey_is_scaled(values, expected):
     assert pixels(encode(image, "TIFF"))[0, :, 0].tolist() == expected
 
 
+def tiff(values, bits, photometric, *, kind=1, compression=1, order="<"):
+    """A grey TIFF of one strip, by the specification (TIFF 6.0).
+
+    Args:
+        values: Integers (or floats of 32 bits), (H, W).
+        photometric: 0 if white is zero, 1 if black is.
+        kind: 1 for unsigned, 2 for signed, 3 for float samples.
+        compression: 1 for none, 8 for Deflate.
+    """
+    height, width = values.shape
+    if kind == 3 or bits == 32:
+        rows = values.astype(f"{order}{'f' if kind == 3 else 'i' if kind == 2 else 'u'}4").tobytes()
+    elif bits == 16:
+        rows = values.astype(f"{order}u2").tobytes()
+    else:  # each row is padded to bytes
+        places = (values[..., None] >> np.arange(bits)[::-1]) & 1
+        rows = np.packbits(places.reshape(height, -1), axis=1).tobytes()
+    data = zlib.compress(rows) if compression == 8 else rows
+    data += b"\0" * (len(data) % 2)
+    short = [(258, bits), (259, compression), (262, photometric), (277, 1), (339, kind)]
+    entries = [(tag, 3, value) for tag, value in short]
+    entries += [(256, 4, width), (257, 4, height), (273, 4, 8), (278, 4, height), (279, 4, len(data))]
+    packed = [
+        struct.pack(f"{order}HHI" + {3: "Hxx", 4: "I"}[size], tag, size, 1, v) for tag, size, v in sorted(entries)
+    ]
+    start = (b"II*\0" if order == "<" else b"MM\0*") + struct.pack(f"{order}I", 8 + len(data))
+    return start + data + struct.pack(f"{order}H", len(packed)) + b"".join(packed) + b"\0" * 4
+
+
+@pytest.mark.parametrize("compression", [1, 8])
+@pytest.mark.parametrize("white_is_zero", [False, True])
+@pytest.mark.parametrize(
+    ("bits", "order"), [(1, "<"), (2, "<"), (4, "<"), (8, "<"), (16, "<"), (1, ">"), (2, ">"), (4, ">"), (8, ">")]
+)
+def test_grey_tiff_is_read_whichever_end_is_white(bits, order, white_is_zero, compression):
+    grey = np.random.default_rng(bits).integers(0, 2**bits, (7, 13))
+    most = 2**bits - 1
+    stored = most - grey if white_is_zero else grey
+    data = tiff(stored, bits, int(not white_is_zero), compression=compression, order=order)
+    expected = grey >> 8 if bits == 16 else np.rint(grey * 255 / most)
+    assert np.array_equal(pixels(data)[..., 0], expected)
+
+
+def test_grey_tiff_of_12_bits_is_as_bright_as_it_says():
+    grey = np.random.default_rng(0).integers(0, 2**12, (7, 14))
+    assert np.array_equal(pixels(tiff(grey, 12, 1))[..., 0], grey >> 4)
+
+
+@pytest.mark.parametrize(
+    ("values", "kind", "photometric", "expected"),
+    [
+        ([0, 2**31, 2**32 - 1], 1, 1, [0, 128, 255]),  # unsigned numbers that Pillow holds as signed ones
+        ([0, 100, 255], 1, 1, [0, 100, 255]),
+        ([-100, 0, 155], 2, 1, [0, 100, 255]),
+        ([0.0, 0.2, 1.0], 3, 1, [0, 51, 255]),
+        ([0.0, 0.2, 1.0], 3, 0, [255, 204, 0]),
+    ],
+)
+def test_grey_tiff_of_32_bits(values, kind, photometric, expected):
+    assert pixels(tiff(np.array([values]), 32, photometric, kind=kind))[0, :, 0].tolist() == expected
+
+
 def test_cmyk_of_jpeg():
     colors = np.array([[255, 0, 0], [0, 255, 0], [0, 0, 255], [0, 0, 0], [255, 255, 255]], np.uint8)
     array = np.repeat(np.repeat(colors[None], 16, 0), 16, 1)  # blocks as wide as those of JPEG

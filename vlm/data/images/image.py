@@ -20,7 +20,7 @@ import torch
 from PIL import (
     Image,
     ImageFile,
-    TiffImagePlugin,  # noqa: F401  imported so that Image.open does not load all plugins to find these two
+    TiffImagePlugin,  # imported so that Image.open does not load all plugins to find these two
     WebPImagePlugin,  # noqa: F401
 )
 
@@ -80,8 +80,9 @@ class ImageTooLarge(ImageError):
 def load_image(source: Source, name: str = "<bytes>", *, least: int | None = None) -> Image.Image:
     """Reads an image: upright, RGB, 8 bits, the first frame of an animation, transparency over white.
 
-    The format is detected from the content, not from the file name. 16-bit grey keeps its high byte. 32-bit or float
-    grey is scaled from the first of [0, 1], [0, 255], [0, 65535] that holds its values, else from its own range.
+    The format is detected from the content, not from the file name. 12- and 16-bit grey keeps its high 8 bits. 32-bit
+    or float grey is scaled from the first of [0, 1], [0, 255], [0, 65535] that holds its values, else from its own
+    range. A TIFF whose tags say that white is zero is inverted.
 
     Args:
         source: Path of a regular file, or its content.
@@ -202,35 +203,44 @@ def _bands(image: Image.Image) -> Iterator[tuple[int, Image.Image]]:
 
 
 def _eight_bits(image: Image.Image) -> Image.Image:
-    scale: Callable[[Image.Image], np.ndarray] = _high_byte
-    if not image.mode.startswith("I;16") and (image.mode != "I" or image.format != "PPM"):
-        values = (_finite(band) for _, band in _bands(image))
+    tags: Any = image.tag_v2 if isinstance(image, TiffImagePlugin.TiffImageFile) else {}
+    bits = tags.get(TiffImagePlugin.BITSPERSAMPLE, (16,))[0]
+    if image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PPM"):
+        scale: Callable[[Image.Image], np.ndarray] = partial(_high_bits, bits=12 if bits == 12 else 16)
+    else:
+        # Pillow's mode I holds signed numbers; a TIFF's are unsigned unless its tags say otherwise.
+        unsigned = image.mode == "I" and bits == 32 and tags.get(TiffImagePlugin.SAMPLEFORMAT, (1,))[0] == 1
+        values = (_finite(band, unsigned) for _, band in _bands(image))
         ends = [(float(band.min()), float(band.max())) for band in values]
         low, high = min(0.0, *(low for low, _ in ends)), max(high for _, high in ends)
         top = high if low < 0 else next((top for top in (1.0, 255.0, 65535.0) if high <= top), high)
-        scale = partial(_scaled, low=low, span=(top - low) or 1.0)
+        scale = partial(_scaled, low=low, span=(top - low) or 1.0, unsigned=unsigned)
+    # Pillow inverts images of up to 8 bits itself.
+    white_is_zero = tags.get(TiffImagePlugin.PHOTOMETRIC_INTERPRETATION) == 0
     grey = Image.new("L", image.size)
     for top, band in _bands(image):
-        grey.paste(Image.fromarray(scale(band)), (0, top))
+        eight = scale(band)
+        grey.paste(Image.fromarray(255 - eight if white_is_zero else eight), (0, top))
     return grey
 
 
-def _high_byte(band: Image.Image) -> np.ndarray:
-    """The high byte of 16-bit grey."""
+def _high_bits(band: Image.Image, bits: int) -> np.ndarray:
+    """The high 8 bits of grey of more bits."""
     values = np.asarray(band)
-    grey = (values >> 8).astype(np.uint8)
+    grey = (values >> (bits - 8)).astype(np.uint8)
     transparent = band.info.get("transparency")
     if transparent is not None:
         grey[values == transparent] = 255
     return grey
 
 
-def _scaled(band: Image.Image, low: float, span: float) -> np.ndarray:
-    return np.rint((_finite(band) - low) * (255 / span)).astype(np.uint8)
+def _scaled(band: Image.Image, low: float, span: float, unsigned: bool) -> np.ndarray:
+    return np.rint((_finite(band, unsigned) - low) * (255 / span)).astype(np.uint8)
 
 
-def _finite(band: Image.Image) -> np.ndarray:
-    values = np.array(band, dtype=np.float64)
+def _finite(band: Image.Image, unsigned: bool) -> np.ndarray:
+    stored = np.asarray(band)
+    values = np.array(stored.view(np.uint32) if unsigned else stored, dtype=np.float64)
     values[~np.isfinite(values)] = 0
     return values
 
