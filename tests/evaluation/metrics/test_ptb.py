@@ -103,6 +103,8 @@ PAIRS = [
     ('<a href="x y">link</a> <a b=c> </a b>', '<a\xa0href="x\xa0y"> link </a> < a b = c > < / a b >'),
     ("<!-- x --> <?x y> < a> <3 dogs>", "<!--\xa0x\xa0--> <?x\xa0y> < a > < 3 dogs >"),
     ("a &amp; b &lt;c&gt; &quot;d&quot; &nbsp; &#39; &mdash;", "a & b < c > d &#39;"),
+    ("a &AMP; b &LT;c&Gt; &QUOT;d &NBSP; &MDASH; &EACUTE;", "a & b < c > &quot; d &eacute;"),
+    ("don&apos;t JOHN&APOS;S R&AMP;D s&amp;p-500", "do n't john &apos;s r&d s&p-500"),
     ("   ", ""),
     ("\t\n", ""),
     ("a\nb", "a b"),

@@ -1,5 +1,6 @@
 """Edit distance, and character and word error rates (CER, WER) of texts with one right reading."""
 
+import re
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 
 import numpy as np
@@ -7,6 +8,7 @@ import numpy as np
 from vlm.evaluation.metrics.ngrams import Floats
 
 NAMES = ("cer", "wer")
+_RUN = re.compile(r"\s\s+")
 
 
 def edit_distance(one: Sequence[Hashable], other: Sequence[Hashable]) -> int:
@@ -33,12 +35,17 @@ def edit_distance(one: Sequence[Hashable], other: Sequence[Hashable]) -> int:
 
 
 def error_counts(texts: Iterable[str], references: Iterable[str]) -> Floats:
-    """Edits and length of each reference, in characters and in words between white space. Shapes: (N, 4)"""
+    """Edits and length of each reference, in characters and in words, as jiwer counts them. Shapes: (N, 4)"""
     rows = []
     for text, reference in zip(texts, references, strict=True):
-        sides = ((text, reference), (text.split(), reference.split()))
+        sides = ((text.strip(), reference.strip()), (_words(text), _words(reference)))
         rows.append([count for one, other in sides for count in (edit_distance(one, other), len(other))])
     return np.array(rows, np.float64).reshape(-1, 4)
+
+
+def _words(text: str) -> list[str]:
+    """Splits a text at spaces and at runs of white space. A single tab or line separator is part of a word."""
+    return [word for word in _RUN.sub(" ", text).strip().split(" ") if word]
 
 
 def error_rates(counts: Floats) -> Floats:

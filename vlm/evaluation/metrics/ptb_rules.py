@@ -65,11 +65,11 @@ A_LETTER, _A_MARK, A_DIGIT = "\u00e9", "\u0301", "\u0660"
 _LETTER = f"[A-Za-z{A_LETTER}]"
 _DIGIT = f"[0-9{A_DIGIT}]"
 _ALNUM = f"[A-Za-z0-9{A_LETTER}{A_DIGIT}]"
-_WORD_LETTER = f"(?:[A-Za-z{A_LETTER}{_A_MARK}\xad]|&[aeiouAEIOU](?:acute|grave|uml);)"
+_WORD_LETTER = f"(?:[A-Za-z{A_LETTER}{_A_MARK}\xad]|(?i:&[aeiou](?:acute|grave|uml);))"
 _PART = f"{_WORD_LETTER}(?:{_WORD_LETTER}|{_DIGIT})*"
 _WORD = f"{_PART}(?:[.!?]{_PART})*"
-_APOSTROPHE = "(?:['\x92\u2019]|&apos;)"
-_QUOTE = "(?:['\x92\u2019`\x91\u2018\u201b]|&apos;)"
+_APOSTROPHE = "(?:['\x92\u2019]|(?i:&apos;))"
+_QUOTE = "(?:['\x92\u2019`\x91\u2018\u201b]|(?i:&apos;))"
 _HYPHEN = "[-_\u058a\u2010\u2011]"
 _SPACE = "[ \t\xa0\u2000-\u200a\u3000\n]"
 _STOP = "[,;:\u3001]"
@@ -173,7 +173,7 @@ def scanner() -> Scanner:
 
 
 def _words() -> list[tuple[str, str, Action]]:
-    soft, straight = _replace({"\xad": ""}), _replace(_STRAIGHT)
+    soft = _replace({"\xad": ""})
     clitic = f"{_APOSTROPHE}(?i:[msd]|re|ve|ll)"
     after = f"{_APOSTROPHE}(?:n{_APOSTROPHE}?|em|till?|[2-9]0s|cause)"
     before = f"(?:[ldj]|dunkin|somethin|ol){_APOSTROPHE}"
@@ -195,10 +195,10 @@ def _words() -> list[tuple[str, str, Action]]:
         (f"[yY]{_APOSTROPHE}", _LETTER, _keep),
         (elided, "", _keep),
         (f"{elided}\\.", _STOP, _keep),
-        (clitic, "[^A-Za-z]", straight),
-        (f"[nN]{_QUOTE}[tT]", "[^A-Za-z]", straight),
+        (clitic, "[^A-Za-z]", _straighten),
+        (f"[nN]{_QUOTE}[tT]", "[^A-Za-z]", _straighten),
         ("'", "[A-Za-z][^ \t\n\r\xa0]", _keep),
-        (clitic, "", straight),
+        (clitic, "", _straighten),
     ]
 
 
@@ -214,7 +214,7 @@ def _addresses() -> list[tuple[str, str, Action]]:
         (f"https?://[^{blank}|(){{}}]+{end}", "", _keep),
         (host, "", _keep),
         (f"{host}/[^{blank}|()]+{end}", "", _keep),
-        (f"(?:&lt;|<)?{user}@(?:{domain}\\.)*{domain}(?:&gt;|>)?", "", _keep),
+        (f"(?:(?i:&lt;)|<)?{user}@(?:{domain}\\.)*{domain}(?:(?i:&gt;)|>)?", "", _keep),
         ("@[a-zA-Z_][a-zA-Z_0-9]*", "", _keep),
         (f"#{_WORD_LETTER}+", "", _keep),
     ]
@@ -255,7 +255,7 @@ def _compounds() -> list[tuple[str, str, Action]]:
     soft = _replace({"\xad": ""})
     hyphened = f"[A-Za-z0-9][A-Za-z0-9.,\xad]{_BOUNDED}(?:-(?:[A-Za-z]\\.(?:[A-Za-z]\\.)+|[A-Za-z0-9\xad]+))+"
     joined = f"{_ALNUM}+(?:{_HYPHEN}{_ALNUM}+)*"
-    capitals = "[A-Z]+(?:(?:[+&]|&amp;)[A-Z]+)+"
+    capitals = "[A-Z]+(?:(?:(?i:&amp;)|[+&])[A-Z]+)+"
     file = f"(?:{_ALNUM}|\xad)"
     side = "[A-Za-z0-9]+(?:-[A-Za-z]+){0,2}"
     return [
@@ -277,13 +277,13 @@ def _signs() -> list[tuple[str, str, Action]]:
     faces = "[-^x=~<>']_[-^x=~<>']|\\([-^x=~<>'][_.]?[-^x=~<>']\\)"
     return [
         (_TAG, "", _replace({" ": "\xa0"})),
-        ("&(?:MD|mdash|ndash);|[\x96\x97\u2013-\u2015]|----?", "", _to("--")),
+        ("(?i:&(?:md|mdash|ndash);)|[\x96\x97\u2013-\u2015]|----?", "", _to("--")),
         ("-+", "", _keep),
-        ("&amp;", "", _to("&")),
-        ("&lt;", "", _to("<")),
-        ("&gt;", "", _to(">")),
-        ('&(?:quot|apos|nbsp);|"', "", _to("'")),
-        ("&(?:HT|TL|UR|LR|QC|QL|QR|odq|cdq|#[0-9]+);", "", _keep),
+        ("(?i:&amp;)", "", _to("&")),
+        ("(?i:&lt;)", "", _to("<")),
+        ("(?i:&gt;)", "", _to(">")),
+        ('&(?:quot|apos);|(?i:&nbsp;)|"', "", _to("'")),  # those of quotes are replaced in lower case only
+        ("(?i:&(?:quot|apos|ht|tl|ur|lr|qc|ql|qr|odq|cdq|#[0-9]+);)", "", _keep),
         ("[<>]?[:;=][-o*']?[()DPdpO\\\\{@|\\[\\]]", "[^A-Za-z0-9]", _replace({"(": "-LRB-", ")": "-RRB-"})),
         (faces, "", _replace(_BRACKETS)),
         ("\\.{3,5}|(?:\\.[ \xa0]){2,4}\\.|\u2026", "", _to("...")),
@@ -309,7 +309,11 @@ def _keep(text: str) -> str:
 
 
 def _ampersand(text: str) -> str:
-    return text.replace("&amp;", "&")
+    return re.sub("(?i)&amp;", "&", text)
+
+
+def _straighten(text: str) -> str:
+    return text.replace("&apos;", "'").translate(str.maketrans(_STRAIGHT))
 
 
 def _to(token: str) -> Action:

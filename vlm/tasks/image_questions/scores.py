@@ -56,8 +56,8 @@ def process_answer(answer: str) -> str:
     removed, except before a digit. Apostrophes, colons, other symbols and other punctuation remain.
 
     Differences from the script: "its" gets an apostrophe like other contractions; so do "im", "ive", "id've" and
-    "i'dve", which the script's table has with a capital that no lower-cased answer has; and a typographic apostrophe
-    is an apostrophe.
+    "i'dve", which the script's table has with a capital that no lower-cased answer has; a typographic apostrophe is an
+    apostrophe; and all periods are removed, where the script removes 32.
     """
     text = marked = answer.replace("\u2019", "'").replace("\n", " ").replace("\t", " ").strip()
     in_number = _COMMA_IN_NUMBER.search(marked) is not None
