@@ -1,8 +1,11 @@
 """What holds of every task and of its other models: one is a case of any run of the tests, the others are slow."""
 
+import re
 import shlex
+from contextlib import ExitStack
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from journey import best, only_run, results
@@ -10,7 +13,9 @@ from small import MODELS, TASKS, command, task_of
 
 from vlm.cli.main import run as vlm
 from vlm.config.compose import compose
+from vlm.evaluation.report.controls import CONTROLS, TITLES
 from vlm.training.config.check import check
+from vlm.training.run.evaluate import evaluation_of
 from vlm.training.run.fit import main
 from vlm.training.run.run import build_data, build_model, build_task
 
@@ -54,6 +59,24 @@ def test_an_evaluation_gives_what_the_runs_own_test_gave(task, runs, tmp_path) -
     for file in own.glob("*.json"):
         assert results(tmp_path, file.stem) == results(own, file.stem), file.name
     assert (tmp_path / "report.html").stat().st_size > 1000
+
+
+@pytest.mark.parametrize("task", EACH)
+def test_the_verdict_compares_the_same_samples_as_the_scores(task, runs) -> None:
+    with ExitStack() as stack:
+        _, module, _, scores = evaluation_of(best(runs(task)), [], stack, device="cpu")
+        sentence = module.verdict().sentence
+        found = {name.removeprefix("test/"): value for name, value in scores.items()}
+        judged = next(name for name in module.judged if name in found)
+        controls = [control for control in CONTROLS if f"{judged}@{control}" in found]
+        assert any(name in sentence for name in (judged.replace("_", " "), TITLES.get(judged, judged)))
+        assert re.search(r", on [0-9]+ samples of test \([0-9]+( tokens)? of train\), after [0-9]+ steps$", sentence)
+        for control in controls:
+            if control not in module.ablations and (sides := module.scorers(judged, control)) is not None:
+                own, other, samples = sides
+                values = [float(scorer(np.ones((1, samples)))[0, 0]) for scorer in (own, other)]
+                assert values == pytest.approx([found[judged], found[f"{judged}@{control}"]]), control
+    assert controls, "the evaluation has no control"
 
 
 @pytest.mark.parametrize("task", EACH)

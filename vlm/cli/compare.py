@@ -8,7 +8,8 @@ from typing import Annotated
 from vlm.checkpoint.runs import find_run
 from vlm.errors import UserError, print_error, printable
 from vlm.evaluation.metrics.bootstrap import Difference, paired
-from vlm.evaluation.report.evaluation import TITLES, number
+from vlm.evaluation.report.controls import TITLES
+from vlm.evaluation.report.evaluation import number
 from vlm.inference.options import Option
 from vlm.io import page
 from vlm.io.output import Output, aligned

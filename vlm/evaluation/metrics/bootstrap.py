@@ -76,6 +76,11 @@ def mean_scorer(values: Floats) -> Scorer:
     return lambda draws: draws @ values / draws.sum(1, keepdims=True)
 
 
+def column_scorer(scorer: Scorer, place: int) -> Scorer:
+    """One of several scores. Shapes: scorer (R, M), place in M -> (R, 1)"""
+    return lambda draws: scorer(draws)[:, [place]]
+
+
 def ratio_scorer(counts: Floats) -> Scorer:
     """Ratios of two sums over samples, such as right answers over questions. Shapes: counts (N, 2)"""
 

@@ -5,8 +5,8 @@ from typing import Any
 
 from vlm.errors import UserError
 from vlm.evaluation.metrics import edits
-from vlm.evaluation.metrics.bootstrap import caption_intervals, intervals
-from vlm.evaluation.metrics.coco import CaptionScores, References
+from vlm.evaluation.metrics.bootstrap import Scorer, caption_intervals, caption_scorer, column_scorer, intervals
+from vlm.evaluation.metrics.coco import KEYS, CaptionScores, References
 from vlm.evaluation.metrics.records import RecordMetric
 from vlm.evaluation.metrics.tokens import WORDS, Units
 from vlm.randomness import numpy_rng
@@ -20,6 +20,7 @@ class CaptionMetric(RecordMetric):
         losses: Losses of images, if given.
         unfinished: Images whose caption has the maximum length.
         scores: Result of the last `compute`.
+        controls: Captions of controls for the same images.
     """
 
     predictions: dict[str, str]
@@ -27,6 +28,7 @@ class CaptionMetric(RecordMetric):
     losses: dict[str, float]
     unfinished: set[str]
     scores: CaptionScores | None
+    controls: dict[str, dict[str, str]]
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -98,6 +100,13 @@ class CaptionMetric(RecordMetric):
             return bounds
         return bounds | intervals(edits.NAMES, lambda draws: edits.error_rates(draws @ counts), len(counts), seed=seed)
 
+    def scorers(self, metric: str, control: str) -> tuple[Scorer, Scorer, int]:
+        """Returns the scorers of one of COCO's metrics of the captions and of a control, and the number of images."""
+        assert self.scores is not None, "nothing was computed yet"
+        sides = (self.scores, self.prepared().score(self.controls[control]))
+        own, other = (column_scorer(caption_scorer(scores), KEYS.index(metric)) for scores in sides)
+        return own, other, len(self.predictions)
+
     def per_image(self) -> dict[str, dict[str, Any]]:
         """Results of the last `compute` by image: caption, references, scores, and the loss if known."""
         scores = {} if self.scores is None else self.scores.per_image
@@ -114,7 +123,7 @@ class CaptionMetric(RecordMetric):
     def _start(self) -> None:
         super()._start()
         self.predictions, self.references, self.losses = {}, {}, {}
-        self.unfinished = set()
+        self.unfinished, self.controls = set(), {}
         self.scores = None
 
 

@@ -313,7 +313,7 @@ def _ampersand(text: str) -> str:
 
 
 def _straighten(text: str) -> str:
-    return text.replace("&apos;", "'").translate(str.maketrans(_STRAIGHT))
+    return _replace(_STRAIGHT)(text.replace("&apos;", "'"))
 
 
 def _to(token: str) -> Action:

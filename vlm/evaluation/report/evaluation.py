@@ -10,14 +10,11 @@ from PIL import Image
 from vlm.data.images.image import ImageError
 from vlm.evaluation.report import charts
 from vlm.evaluation.report.confusion import confusion_picture
-from vlm.evaluation.report.controls import CEILING, CONTROLS
+from vlm.evaluation.report.controls import CEILING, CONTROLS, TITLES
 from vlm.evaluation.report.sections import Card, Cards, Confusion, Finding, Note, Part, Pictures, Section, Table, Texts
+from vlm.evaluation.report.verdict import Verdict
 from vlm.io import page
 
-TITLES = {"bleu4": "BLEU-4", "bleu1": "BLEU-1", "bleu2": "BLEU-2", "bleu3": "BLEU-3", "rouge_l": "ROUGE-L"}
-TITLES |= {"cider": "CIDEr", "exact_match": "exact match", "top5": "top 5", "length_ratio": "length ratio"}
-TITLES |= {"bleu": "BLEU", "chrf": "chrF", "rouge1": "ROUGE-1", "rouge2": "ROUGE-2", "rougeL": "ROUGE-L"}
-TITLES |= {"cer": "character errors", "wer": "word errors"}
 ESTIMATES = {"sampled": "sampled"}  # estimates of a score on a part of the split
 
 METRICS = "metrics.csv"  # of a run
@@ -40,6 +37,7 @@ class Evaluation:
         predictions, details: Contents of the files of these names.
         sections: The task's part of the report.
         findings: Faults of the model as a whole.
+        verdict: What the model is better or worse than.
         headlines: Names of the most important metrics.
         curves: Validation metrics to plot over steps.
         remark: Note on the interpretation of the scores.
@@ -55,6 +53,7 @@ class Evaluation:
     details: Mapping[str, Any] = field(default_factory=dict)
     sections: Sequence[Section] = ()
     findings: Sequence[Finding] = ()
+    verdict: Verdict | None = None
     headlines: Sequence[str] = ()
     curves: Sequence[str] = ()
     remark: str = ""
@@ -73,7 +72,8 @@ def evaluation_page(evaluation: Evaluation, *, picture: Picture) -> str:
         picture: Returns the image of a sample by id, or None.
     """
     scores = {name.split("/", 1)[1]: value for name, value in evaluation.results.items()}
-    body = [headlines(scores, evaluation.headlines), *_findings(evaluation.findings), *_grounding(scores)]
+    body = [headlines(scores, evaluation.headlines), *_verdict(evaluation.verdict), *_findings(evaluation.findings)]
+    body += _grounding(scores)
     body.append(scores_section(scores, evaluation.remark))
     if evaluation.run and (drawn := curve_charts(charts.read_curves(evaluation.run / METRICS), evaluation.curves)):
         body.append(page.section("Curves of the run", drawn))
@@ -119,6 +119,13 @@ def scores_section(scores: Results, remark: str = "") -> str:
         notes.append("The column on the right is an estimate of the same loss, from batches drawn at random.")
     table = page.table([*header, *columns.values()], rows)
     return page.section("Scores", *([page.paragraph(" ".join(notes), "soft small")] if notes else []), table)
+
+
+def _verdict(verdict: Verdict | None) -> Iterator[str]:
+    """Yields a section with the verdict and its remedies."""
+    if verdict is not None:
+        advice = [page.paragraph(f"To try next: {'; '.join(verdict.remedies)}.")] if verdict.remedies else []
+        yield page.section("Verdict", page.paragraph(f"{verdict.sentence[:1].upper()}{verdict.sentence[1:]}."), *advice)
 
 
 def _findings(findings: Sequence[Finding]) -> Iterator[str]:

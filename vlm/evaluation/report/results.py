@@ -44,6 +44,7 @@ def write_results(folder: Path, evaluation: Evaluation, *, picture: Picture) -> 
     folder.mkdir(parents=True, exist_ok=True)
     files: dict[str, Any] = {"metrics": evaluation.results, "predictions": list(evaluation.predictions)}
     about = {"task": evaluation.task, "checkpoint": str(evaluation.checkpoint), "split": evaluation.split}
+    about |= {"verdict": evaluation.verdict.sentence} if evaluation.verdict else {}
     files |= {"about": about} if evaluation.task else {}
     files |= {"details": evaluation.details} if evaluation.details else {}
     for name, content in files.items():

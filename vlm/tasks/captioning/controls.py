@@ -26,7 +26,7 @@ def caption_controls(metric: CaptionMetric, train: Split, *, seed: int) -> dict[
     order = numpy_rng(seed, "constant captions").permutation(len(train))[:CANDIDATES]
     candidates = sorted({caption for index in order for caption in train.record(int(index))["captions"][:1]})
     constant, _ = best_constant(prepared, candidates)
-    controls = {
+    controls = metric.controls = {
         "constant": dict.fromkeys(references, constant),
         "shuffled": shuffle_captions(predictions, seed) if len(predictions) > 1 else dict(predictions),
     }

@@ -11,11 +11,12 @@ COMPARED = 30  # fewest captions for which an interval is meaningful
 LONGEST = 4  # longest run of words that is searched for
 TIMES = 3  # consecutive repetitions of a run of words that are a fault
 
+ENCODER = "more images, or a pretrained encoder (model=pretrained): a few hundred images teach none from scratch"
 IMAGES = (
     "train longer (trainer.max_epochs): the first captions of any captioner are all alike",
     "lower optim.lr: a third, or a tenth where the weights are pretrained",
     "vlm check-data: do the captions of the data differ, and are these the right images?",
-    "more images, or a pretrained encoder (model=pretrained): a few hundred images teach none from scratch",
+    ENCODER,
 )
 ENDING = (
     "train longer (trainer.max_epochs): when to end is learned late",

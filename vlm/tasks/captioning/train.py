@@ -1,16 +1,18 @@
 """Image captioning: generates a description of an image."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Unpack
 
 from vlm.data.batch import Batch
 from vlm.errors import Count, Range
+from vlm.evaluation.metrics.bootstrap import Scorer
 from vlm.evaluation.report.sections import Finding, Note, Pictures, Section
 from vlm.inference.attention.maps import word_maps
 from vlm.inference.attention.picture import attention_picture
 from vlm.models.encoder_decoder import VisionLanguageModel
 from vlm.tasks.captioning.doubly_stochastic import DoublyStochastic
+from vlm.tasks.captioning.findings import ENCODER
 from vlm.tasks.captioning.metrics import LanguageMetrics
 from vlm.tasks.captioning.predict import encode_pixels
 from vlm.tasks.captioning.report import caption_sections
@@ -110,10 +112,19 @@ class Captioning(ImageTextTask):
 
     def notes(self) -> list[str]:
         remark = [f"({line})" for line in (*LEGEND, self.remark) if line]
-        return [*remark, *(line for finding in self._findings for line in finding.lines())]
+        return [*remark, *(line for finding in self.findings() for line in finding.lines())]
 
     def findings(self) -> list[Finding]:
-        return self._findings
+        if not self.trained.is_pretrained:
+            return self._findings
+        kept = ([remedy for remedy in one.remedies if remedy != ENCODER] for one in self._findings)
+        return [one._replace(remedies=own) for one, own in zip(self._findings, kept, strict=True)]
+
+    def scorers(self, metric: str, control: str) -> tuple[Scorer, Scorer, int] | None:
+        return None if len(self.metrics.languages) > 1 else self.metrics.first.scorers(metric, control)
+
+    def remedies(self, results: Mapping[str, float]) -> Sequence[str] | None:
+        return [] if self._findings else None  # theirs are more specific
 
     def details(self) -> dict[str, Any]:
         return self.metrics.per_image()

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vlm.errors import UserError
-from vlm.evaluation.metrics.bootstrap import intervals
+from vlm.evaluation.metrics.bootstrap import Scorer, column_scorer, intervals
 from vlm.evaluation.metrics.ngrams import Floats
 from vlm.evaluation.metrics.records import RecordMetric
 
@@ -103,20 +103,23 @@ class RetrievalMetric(RecordMetric):
         shuffled.
         """
         count = len(self._images)
-        shuffled = self._recalls(self._hits_of(self._texts, (self._owners + count // 2) % count))
+        self._shuffled = self._hits_of(self._texts, (self._owners + count // 2) % count)
+        shuffled = self._recalls(self._shuffled)
         bag = self._recalls(self._hits_of(self._bags, self._owners))
         controls = {"chance": self._chance(), "shuffled": shuffled, "bag": bag}
         return {f"{name}@{control}": value for control, values in controls.items() for name, value in values.items()}
 
     def intervals(self, *, seed: int) -> dict[str, float]:
         """Returns metric@low and metric@high: 95% intervals by bootstrap over images with their captions."""
-        counts = self._hits
+        return intervals(NAMES, _recall_scorer(self._hits), len(self._hits), seed=seed)
 
-        def score(draws: Floats) -> Floats:
-            sums = draws @ counts
-            return sums[:, :-1] / np.repeat(np.column_stack([draws.sum(1), sums[:, -1]]), len(DEPTHS), axis=1)
-
-        return intervals(NAMES, score, len(counts), seed=seed)
+    def scorers(self, metric: str, control: str) -> tuple[Scorer, Scorer, int] | None:
+        """Returns the scorers of a metric of the model and of the shuffled control, and the number of images."""
+        if control != "shuffled":
+            return None
+        place = NAMES.index(metric)
+        own, other = (column_scorer(_recall_scorer(hits), place) for hits in (self._hits, self._shuffled))
+        return own, other, len(self._hits)
 
     def _hits_of(self, texts: Tensor, owners: Tensor) -> Floats:
         """Counts of each image: if it retrieves an own text within each depth, its texts that retrieve it, its texts.
@@ -142,6 +145,16 @@ class RetrievalMetric(RecordMetric):
         none = [[comb(texts - size, depth) / max(1, comb(texts, depth)) for size in sizes] for depth in DEPTHS]
         by_image = [1 - sum(misses) / images for misses in none]
         return _named([*by_image, *(min(1.0, depth / images) for depth in DEPTHS)])
+
+
+def _recall_scorer(hits: Floats) -> Scorer:
+    """Recalls of resampled images with their captions, in the order of NAMES."""
+
+    def score(draws: Floats) -> Floats:
+        sums = draws @ hits
+        return sums[:, :-1] / np.repeat(np.column_stack([draws.sum(1), sums[:, -1]]), len(DEPTHS), axis=1)
+
+    return score
 
 
 def _named(shares: Sequence[float]) -> dict[str, float]:

@@ -8,6 +8,7 @@ from typing import Any, Unpack
 from vlm.data.batch import Batch, InputRows
 from vlm.data.text.one_caption_field import OneCaptionField
 from vlm.errors import printable
+from vlm.evaluation.metrics.bootstrap import Scorer
 from vlm.evaluation.report.sections import SHOWN, Card, Cards, Section, random_places
 from vlm.models.dual_encoder import DualEncoder
 from vlm.models.flop import Work
@@ -37,6 +38,7 @@ class Contrastive(Task):
     name = "contrastive"
     headlines = ("text_recall_1", "image_recall_1", "text_recall_10", "image_recall_10")
     curves = ("text_recall_1", "image_recall_1", "text_recall_10", "image_recall_10", "temperature")
+    ablations = ("bag",)  # the model's own scores of captions with shuffled words
     counted_unit = "pairs"
     model: DualEncoder
 
@@ -81,6 +83,9 @@ class Contrastive(Task):
         if final:
             results |= self.metric.controls() | self.metric.intervals(seed=self.seed)
         return results
+
+    def scorers(self, metric: str, control: str) -> tuple[Scorer, Scorer, int] | None:
+        return self.metric.scorers(metric, control)
 
     def predictions(self) -> list[dict[str, Any]]:
         """Returns the first caption that each image retrieves, and the rank of the first one of its own."""

@@ -8,7 +8,8 @@ import numpy as np
 
 from vlm.data.records import Question
 from vlm.errors import UserError
-from vlm.evaluation.metrics.bootstrap import intervals, ratio_scorer
+from vlm.evaluation.metrics.bootstrap import Scorer, intervals, ratio_scorer
+from vlm.evaluation.metrics.ngrams import Floats
 from vlm.evaluation.metrics.records import RecordMetric
 from vlm.tasks.image_questions.scores import anls, caption_scores, vqa_accuracy
 from vlm.tasks.shared.text_controls import MostFrequent
@@ -98,11 +99,25 @@ class AnswerMetric(RecordMetric):
 
     def intervals(self, *, seed: int) -> dict[str, float]:
         """Returns accuracy@low and accuracy@high: a 95% interval by bootstrap over images."""
-        images = {image: place for place, image in enumerate(dict.fromkeys(row["image_id"] for row in self.answers))}
+        counts = self._counts("predicted", self.answers)
+        return intervals(["accuracy"], ratio_scorer(counts), len(counts), seed=seed)
+
+    def scorers(self, control: str) -> tuple[Scorer, Scorer, int]:
+        """Returns the scorers of the accuracy of the model and of a control, and the number of images.
+
+        They cover the questions that were asked under the control.
+        """
+        rows = [row for row in self.answers if control in row]
+        own, other = (self._counts(column, rows) for column in ("predicted", control))
+        return ratio_scorer(own), ratio_scorer(other), len(own)
+
+    def _counts(self, column: str, rows: Sequence[Mapping[str, Any]]) -> Floats:
+        """Counts the right answers and the questions of each image. Shapes: -> (N, 2)"""
+        images = {image: place for place, image in enumerate(dict.fromkeys(row["image_id"] for row in rows))}
         counts = np.zeros((len(images), 2))
-        for row in self.answers:
-            counts[images[row["image_id"]]] += (is_right(row), 1)
-        return intervals(["accuracy"], ratio_scorer(counts), len(images), seed=seed)
+        for row in rows:
+            counts[images[row["image_id"]]] += (is_right(row, column), 1)
+        return counts
 
     def kinds(self) -> list[str]:
         """Returns the kinds of questions, if there are several."""

@@ -1,9 +1,10 @@
 """Questions about images: the model reads an image and a question, and generates the answer."""
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Literal, Unpack
 
 import torch
@@ -12,6 +13,7 @@ from vlm.data.batch import Batch
 from vlm.data.records import Question
 from vlm.data.text.conversation_field import ConversationField
 from vlm.errors import Count, printable
+from vlm.evaluation.metrics.bootstrap import Scorer
 from vlm.evaluation.report.sections import Section
 from vlm.models.context import Context
 from vlm.models.encoder_decoder import VisionLanguageModel
@@ -25,6 +27,8 @@ from vlm.tasks.shared.show import example_image, example_record
 from vlm.training.data_module import Data
 from vlm.training.step.task import TaskOptions
 
+FREE_TEXT = "task.scores=[anls,captions], because these answers are free text, and none equals its reference"
+FREE_WORDS = 3  # mean length from which answers are free text
 READ = 20_000  # training images whose questions the control without images reads
 
 
@@ -92,6 +96,15 @@ class ImageQuestions(ImageTextTask):
             results |= self.answers.intervals(seed=self.seed)
         return results
 
+    def scorers(self, metric: str, control: str) -> tuple[Scorer, Scorer, int]:
+        return self.answers.scorers(control)
+
+    def remedies(self, results: Mapping[str, float]) -> Sequence[str] | None:
+        """Free text is rarely equal word for word; an accuracy of 0 then says nothing."""
+        if results["accuracy"] or not has_free_text(row["answer"] for row in self.answers.answers):
+            return None
+        return [] if "anls" in self.answers.scores else [FREE_TEXT]
+
     def predictions(self) -> list[dict[str, Any]]:
         names = {"image_id": "image_id", "question": "question", "answer": "predicted"}
         return [{name: row[column] for name, column in names.items()} for row in self.answers.answers]
@@ -106,6 +119,11 @@ class ImageQuestions(ImageTextTask):
     def example(self, data: Data, folder: Path) -> str:
         question = example_record(data)[0]["questions"][0].text
         return f"vlm answer {example_image(data, folder)} --question {shlex.quote(question)}"
+
+
+def has_free_text(answers: Iterable[str]) -> bool:
+    """Returns True for answers that are sentences rather than one of a few words."""
+    return fmean(len(answer.split()) for answer in answers) >= FREE_WORDS
 
 
 def _line(question: Question, answer: str) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Unpack
 
+import numpy as np
 from torch import Tensor
 
 from vlm.data.batch import Batch, TextRows
@@ -19,6 +20,8 @@ from vlm.tasks.language_modeling.predict import generate
 from vlm.tasks.shared.show import first_row, text_shape
 from vlm.training.step.losses import Term, token_loss
 from vlm.training.step.task import Task, TaskOptions
+
+MOST_COUNTED = 10_000_000  # tokens of a split that the control counts
 
 
 class LanguageModeling(Task):
@@ -91,12 +94,27 @@ class LanguageModeling(Task):
         sums = [self.token_loss(rows.to(self.device)) for rows in batches]
         self.evaluation.samples = [self._sample(prompt) for prompt in self.prompts]
         estimate = {"loss@sampled": float(sum(s for s, _ in sums) / sum(n for _, n in sums))} if sums else {}
+        bits = tokens / size / math.log(2)  # per byte, of a nat per token
+        control = {"bits_per_byte@unigram": self.unigram_loss(split) * bits} if final else {}
         return {
             "perplexity": math.exp(min(loss, 700.0)),
             "word_perplexity": math.exp(min(loss * tokens / max(1, words), 700.0)),
-            "bits_per_byte": loss * tokens / size / math.log(2),
+            "bits_per_byte": loss * bits,
             **estimate,
+            **control,
         }
+
+    def unigram_loss(self, split: str) -> float:
+        """Returns the loss per token of the frequencies of tokens in train, plus one, without their order."""
+        counts, own = (
+            np.bincount(self.text.tokens(name).tokens[:MOST_COUNTED], minlength=self.tokenizer.vocab_size)
+            for name in ("train", split)
+        )
+        chances = (counts + 1) / (counts + 1).sum()
+        return float(-(own * np.log(chances)).sum() / max(1, own.sum()))
+
+    def training_size(self) -> str:
+        return f"{self.text.counts('train').tokens:,} tokens"
 
     def _sample(self, prompt: str) -> dict[str, Any]:
         (text,) = generate(self.model, self.tokenizer, [prompt], max_tokens=self.prompt_tokens, seed=self.seed)

@@ -54,6 +54,7 @@ class PhotoTranslation(Translation):
         results = super().evaluation_results(split, loss, final=final)
         for name, metric in self.controls.items() if final else ():
             scores = metric.compute()  # type: ignore[operator]
+            self.metric.controls[name] = metric.scores  # type: ignore[assignment]
             results |= {f"{score}@{name}": scores[score] for score in self.headlines}
         return results
 

@@ -1,13 +1,13 @@
 """Classification metrics, exact over any number of processes."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
 from vlm.errors import UserError
-from vlm.evaluation.metrics.bootstrap import intervals, mean_scorer
+from vlm.evaluation.metrics.bootstrap import Scorer, intervals, mean_scorer
 from vlm.evaluation.metrics.records import RecordMetric
 
 TOP = 5
@@ -21,7 +21,11 @@ class ClassificationMetric(RecordMetric):
 
     Args:
         num_classes: Number of classes C.
+    Attributes:
+        controls: Whether a control is right about each sample of the last `compute`.
     """
+
+    controls: dict[str, np.ndarray]  # (B,)
 
     _ids: list[str]
     _labels: np.ndarray  # (B,)
@@ -125,7 +129,19 @@ class ClassificationMetric(RecordMetric):
         Args:
             counts: Training samples of each class.
         """
-        return {"accuracy@constant": float((self._labels == int(np.argmax(counts))).mean())}
+        self.controls["constant"] = self._labels == int(np.argmax(counts))
+        return {"accuracy@constant": float(self.controls["constant"].mean())}
+
+    def scorers(self, control: str) -> tuple[Scorer, Scorer, int]:
+        """Returns scorers of the accuracy of the model and of a control in `controls`, and the number of samples."""
+        own = self._classes[:, 0] == self._labels
+        sides = (mean_scorer(right[:, None].astype(np.float64)) for right in (own, self.controls[control]))
+        return next(sides), next(sides), len(own)
+
+    def answered(self, ids: Iterable[str], right: Iterable[bool]) -> np.ndarray:
+        """Returns if a control is right about each sample of the last `compute`, given that of samples by name."""
+        by_id = dict(zip(ids, right, strict=True))
+        return np.array([by_id[id] for id in self._ids], bool)
 
     def intervals(self, *, seed: int) -> dict[str, float]:
         """Returns accuracy@low and accuracy@high: a 95% interval by bootstrap over samples."""
@@ -134,7 +150,7 @@ class ClassificationMetric(RecordMetric):
 
     def _start(self) -> None:
         super()._start()
-        self._ids = []
+        self._ids, self.controls = [], {}
         self._labels = np.empty(0, dtype=np.int64)
         self._classes, self._values = np.empty((0, 1), dtype=np.int64), np.empty((0, 1))
         self._texts = ()

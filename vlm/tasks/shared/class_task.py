@@ -6,6 +6,7 @@ from typing import Any, Unpack
 from torch import Tensor
 
 from vlm.data.batch import Batch
+from vlm.evaluation.metrics.bootstrap import Scorer
 from vlm.evaluation.report.sections import SHOWN, Confusion, Part, Section, Table, random_places
 from vlm.models.classifier import PoolingClassifier
 from vlm.tasks.shared.class_metrics import ClassificationMetric
@@ -55,6 +56,9 @@ class ClassTask(Task):
             results |= self.metric.constant(self.fields["labels"].counts("train"))  # type: ignore[attr-defined]
             results |= self.metric.intervals(seed=self.seed)
         return results
+
+    def scorers(self, metric: str, control: str) -> tuple[Scorer, Scorer, int] | None:
+        return self.metric.scorers(control) if control in self.metric.controls else None
 
     def line(self, record: Mapping[str, Any]) -> str:
         """Returns a prediction as a line to print."""

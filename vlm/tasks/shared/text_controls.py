@@ -83,11 +83,11 @@ def tag_controls(metric: TaggingMetric, train: Iterable[tuple[Words, Words]]) ->
     pairs = (pair for sentence in train for pair in zip(*sentence, strict=True))
     frequent = MostFrequent(((word, None), tag) for word, tag in pairs)
     sentences = [one.words for one in metric.samples.values()]
-    controls = {
+    metric.controls = {
         "frequent": [[frequent.value((word, None)) for word in words] for words in sentences],
         "constant": [[frequent.value([None])] * len(words) for words in sentences],
     }
-    scores = {control: metric.score(tags) for control, tags in controls.items()}
+    scores = {control: metric.score(tags) for control, tags in metric.controls.items()}
     return {f"{name}@{control}": value for control, values in scores.items() for name, value in values.items()}
 
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vlm.data.text.passages import normalized
-from vlm.evaluation.metrics.bootstrap import intervals, mean_scorer
+from vlm.evaluation.metrics.bootstrap import Scorer, intervals, mean_scorer
 from vlm.evaluation.metrics.records import SampleMetric
 from vlm.tasks.shared.text_controls import MostFrequent, beginnings, overlapping_span
 
@@ -39,9 +39,14 @@ def _f1(predicted: Sequence[str], true: Sequence[str]) -> float:
 
 
 class SpanMetric(SampleMetric[Answered]):
-    """Scores over all questions of all processes."""
+    """Scores over all questions of all processes.
+
+    Attributes:
+        answers: Answers of controls to the questions of the last `compute`.
+    """
 
     kind, unit = Answered, "question"
+    answers: dict[str, list[str]]
 
     def compute(self) -> dict[str, float]:
         """Returns exact_match and f1; also for each kind, if only some questions have an answer.
@@ -72,12 +77,18 @@ class SpanMetric(SampleMetric[Answered]):
         """
         frequent = MostFrequent((beginnings(question), answer) for question, answer in train)
         asked = self.samples.values()
-        answers = {
+        self.answers = {
             "overlap": [overlapping_span(one.question, one.context) for one in asked],
             "question": [frequent.value(beginnings(one.question)) for one in asked],
         }
-        scores = {control: self.score(texts) for control, texts in answers.items()}
+        scores = {control: self.score(texts) for control, texts in self.answers.items()}
         return {f"{name}@{control}": values[name] for control, values in scores.items() for name in NAMES}
+
+    def scorers(self, metric: str, control: str) -> tuple[Scorer, Scorer, int]:
+        """Returns the scorers of a metric of the model and of a control, and the number of questions."""
+        place, texts = NAMES.index(metric), [question.predicted for question in self.samples.values()]
+        own, other = (mean_scorer(self._values(side)[:, [place]]) for side in (texts, self.answers[control]))
+        return own, other, len(texts)
 
     def intervals(self, *, seed: int) -> dict[str, float]:
         """Returns both scores at @low and @high: 95% intervals by bootstrap over questions."""

@@ -13,6 +13,7 @@ from torch import Tensor
 from vlm.data.batch import Batch, SpanRows
 from vlm.data.text.passages import word_places
 from vlm.errors import Count, UserError
+from vlm.evaluation.metrics.bootstrap import Scorer
 from vlm.evaluation.report.sections import Section
 from vlm.models.text_classifiers import TokenClassifier
 from vlm.tasks.shared.text_task import TextTask
@@ -85,6 +86,9 @@ class SpanAnswering(TextTask):
             pairs = ((one["question"], one["answers"][0][0] if one["answers"] else "") for one in train)
             results |= self.metric.controls(pairs) | self.metric.intervals(seed=self.seed)
         return results
+
+    def scorers(self, metric: str, control: str) -> tuple[Scorer, Scorer, int]:
+        return self.metric.scorers(metric, control)
 
     def predictions(self) -> list[dict[str, Any]]:
         names = {"id": "id", "question": "question", "answer": "predicted"}

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vlm.evaluation.metrics.bootstrap import Scorer, intervals
+from vlm.evaluation.metrics.bootstrap import Scorer, column_scorer, intervals
 from vlm.evaluation.metrics.ngrams import Floats
 from vlm.evaluation.metrics.records import SampleMetric
 
@@ -138,6 +138,8 @@ class TaggingMetric(SampleMetric[Sentence]):
 
     Args:
         classes: The tags in training; if they mark spans, these are scored too.
+    Attributes:
+        controls: Tags of controls for the sentences of the last `compute`.
     """
 
     kind, unit = Sentence, "sentence"
@@ -145,6 +147,7 @@ class TaggingMetric(SampleMetric[Sentence]):
     def __init__(self, *, classes: Tags, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.classes, self.scheme = list(classes), find_scheme(classes)
+        self.controls: dict[str, list[Tags]] = {}
 
     def compute(self) -> dict[str, float]:
         """Returns word_accuracy and, for exact spans of all kinds together, span_precision, span_recall and span_f1.
@@ -158,6 +161,14 @@ class TaggingMetric(SampleMetric[Sentence]):
         """Returns the scores of other tags for the same sentences."""
         values = self._scorer(predicted)(np.ones((1, len(predicted))))[0].tolist()
         return dict(zip(NAMES[: None if self.scheme else 1], values, strict=False))
+
+    def scorers(self, metric: str, control: str) -> tuple[Scorer, Scorer, int]:
+        """Returns the scorers of a metric of the model and of a control in `controls`, and the number of sentences."""
+        place = NAMES.index(metric)
+        own, other = (
+            self._scorer(tags) for tags in ([one.predicted for one in self.samples.values()], self.controls[control])
+        )
+        return column_scorer(own, place), column_scorer(other, place), len(self.samples)
 
     def intervals(self, *, seed: int) -> dict[str, float]:
         """Returns word_accuracy and span_f1 at @low and @high: 95% intervals by bootstrap over sentences."""

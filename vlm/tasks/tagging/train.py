@@ -1,6 +1,7 @@
 """Tagging: the model assigns a tag to each word of a text."""
 
 import shlex
+from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, Unpack
@@ -10,6 +11,7 @@ import torch.nn.functional as F
 from vlm.data.batch import IGNORE, Batch
 from vlm.data.text.input_fields import TagField
 from vlm.errors import print_error
+from vlm.evaluation.metrics.bootstrap import Scorer
 from vlm.evaluation.report.sections import SHOWN, Confusion, Section, Table, random_places
 from vlm.models.text_classifiers import TokenClassifier
 from vlm.tasks.shared.text_controls import tag_controls
@@ -69,6 +71,13 @@ class Tagging(TextTask):
             results |= self.metric.intervals(seed=self.seed)
             results |= tag_controls(self.metric, ((record["words"], record["tags"]) for record in train))
         return results
+
+    @property
+    def judged(self) -> Sequence[str]:
+        return "span_f1", "word_accuracy"
+
+    def scorers(self, metric: str, control: str) -> tuple[Scorer, Scorer, int]:
+        return self.metric.scorers(metric, control)
 
     def predictions(self) -> list[dict[str, Any]]:
         return self.metric.rows_of()

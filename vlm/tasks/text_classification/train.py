@@ -59,12 +59,12 @@ class TextClassification(TextTask, ClassTask):
 
     def bag_accuracy(self, data: Data, split: str) -> float:
         """Returns the accuracy of a bag-of-words model learned from train."""
-        train, own = (
-            ((bag_of(self.field.texts_of(record)), record["label"]) for record in data.split(name).records())
-            for name in ("train", split)  # which may be the same
-        )
+        texts = self.field.texts_of
+        train = ((bag_of(texts(record)), record["label"]) for record in data.split("train").records())
         bag = NaiveBayes(train, len(self.classes))
-        right = [bag.predict(words) == label for words, label in own]
+        rows = [(record.id, bag_of(texts(record)), record["label"]) for record in data.split(split).records()]
+        right = [bag.predict(words) == label for _, words, label in rows]
+        self.metric.controls["bag"] = self.metric.answered((id for id, *_ in rows), right)
         return sum(right) / len(right)
 
     def details(self) -> dict[str, Any]:

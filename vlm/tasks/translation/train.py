@@ -10,6 +10,7 @@ from torch import Tensor
 from vlm.data.batch import Batch
 from vlm.data.text.tokenizer import Tokenizer
 from vlm.errors import Count
+from vlm.evaluation.metrics.bootstrap import Scorer
 from vlm.evaluation.report.sections import Section
 from vlm.inference.attention.alignment import Alignment, read_alignment
 from vlm.models.encoder_decoder import TextToText
@@ -121,6 +122,9 @@ class Translation(Task):
         if final:
             results |= self.metric.dictionary(self.data.split("train")) | self.metric.intervals(seed=self.seed)
         return results
+
+    def scorers(self, metric: str, control: str) -> tuple[Scorer, Scorer, int]:
+        return self.metric.scorers(metric, control)
 
     def details(self) -> dict[str, Any]:
         return {"signatures": self.metric.signatures(), "texts": self.metric.samples}

@@ -12,7 +12,8 @@ from vlm.checkpoint.stored import contained, thaw
 from vlm.config import target
 from vlm.config.compose import override
 from vlm.config.tree import resolve
-from vlm.errors import UserError, print_error, printable
+from vlm.errors import UserError, print_error, printable, printable_lines
+from vlm.evaluation.report.verdict import TrainedModel
 from vlm.inference.options import Checkpoint, Device, Option, Overrides, Trust
 from vlm.models.recurrent import RecurrentEncoder
 from vlm.models.text_decoder import TextDecoder
@@ -126,6 +127,7 @@ def evaluate_checkpoint(
                 raise UserError(
                     f"--out {out}: cannot be written ({fault.strerror}); choose another folder", 1
                 ) from fault
+        print(folded(printable_lines("\n".join(task.verdict().lines()))))
         return 1 if failed else 0
 
 
@@ -157,6 +159,7 @@ def evaluation_of(
     from vlm.training.callbacks.progress import Progress
     from vlm.training.config.check import check
     from vlm.training.run.run import build_data, build_task, build_trainer, check_fit, evaluate
+    from vlm.training.run.start import start_places
     from vlm.training.run.train import quiet
 
     quiet()
@@ -186,6 +189,8 @@ def evaluation_of(
     task = build_task(config, model, data)
     if foreign and (search := getattr(task, "search", None)) is not None:  # of a task that generates text
         search.follow(loaded["vlm"].get("decoding", {}), config["task"])
+    steps = None if foreign else loaded["global_step"]
+    task.trained = TrainedModel(steps, foreign or bool(start_places(config)))
     trainer = build_trainer(config, Path("."), logger=False, callbacks=[Progress()])
     results = evaluate(trainer, task, data, split)
     if not results:

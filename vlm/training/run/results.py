@@ -32,6 +32,7 @@ def keep_results(folder: Path, task: Task, results: dict[str, float], data: Any,
         details=task.details(),
         sections=task.report(),
         findings=task.findings(),
+        verdict=task.verdict(),
         headlines=task.headlines,
         curves=task.curves,
     )

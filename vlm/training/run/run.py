@@ -19,6 +19,7 @@ from vlm.data.features.source_hash import check_split
 from vlm.data.fields import Field
 from vlm.data.records import Source
 from vlm.errors import UserError, print_error, printable
+from vlm.evaluation.report.verdict import TrainedModel
 from vlm.nn.precision import has_bfloat16
 from vlm.nn.vocabulary_loss import compile_on_gpu
 from vlm.randomness import key
@@ -289,6 +290,7 @@ class Run:
         """Evaluates the best checkpoint on the final split and keeps the results in the run's folder."""
         loaded = ckpt.read(self.checkpoints.best_or_last, merge=False)
         self.task.load_weights(ckpt.weights(loaded))
+        self.task.trained = TrainedModel(loaded["global_step"], bool(start_places(self.config)))
         results = evaluate(self.trainer, self.task, self.data, self.data.final_split)
         if not results:  # trainer.limit_test_batches=0
             return results

@@ -4,6 +4,7 @@ import logging
 import shlex
 import signal
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,8 @@ def train(config: dict[str, Any], *, folder: Path | None = None, checkpoint: Pat
             results = run.test() if config["test"] else {}
             if run.trainer.is_global_zero:
                 below = "\n".join([split_note(config, results), *(run.task.notes() if results else [])])
-                print(closing(run.checkpoints.best_or_last, results, run.example(), below), flush=True)
+                verdict = run.task.verdict().lines() if results else []
+                print(closing(run.checkpoints.best_or_last, results, run.example(), below, verdict), flush=True)
     except Stopped as stop:
         return leave(run, stop)
     except Exception as fault:
@@ -86,12 +88,13 @@ def resume_command(folder: Path) -> str:
     return train_command(f"resume={folder}")
 
 
-def closing(checkpoint: Path, results: dict[str, float], example: str, below: str) -> str:
+def closing(checkpoint: Path, results: dict[str, float], example: str, below: str, verdict: Sequence[str] = ()) -> str:
     """The last lines of a finished run: scores, paths, and the next command to try, which may quote the data.
 
     Args:
         checkpoint: The evaluated one, in the folder of its run.
         below: Lines below the scores, each after a line end.
+        verdict: Lines on what the model is better or worse than; none without a test.
     """
     folder = checkpoint.parent.parent
     lines = ["", f"run         {folder}", f"checkpoint  {checkpoint}"]
@@ -99,8 +102,11 @@ def closing(checkpoint: Path, results: dict[str, float], example: str, below: st
         report = folder / "evaluation" / next(iter(results)).split("/")[0] / "report.html"
         scores = table(results) + folded(below)
         lines = ["", f"the {checkpoint.stem} checkpoint", scores, *lines, f"report      {report}"]
-    command = shell_line([*shlex.split(example), "-c", str(checkpoint)])
-    return printable_lines("\n".join([*lines, f"try         {command}"]))
+    lines.append(f"try         {shell_line([*shlex.split(example), '-c', str(checkpoint)])}")
+    if not results:
+        command = shell_line(["vlm", "evaluate", "-c", str(checkpoint)])
+        verdict = [f"verdict     none, because nothing was tested; test it with {command}"]
+    return printable_lines("\n".join([*lines, *map(folded, verdict)]))
 
 
 def split_note(config: dict[str, Any], results: dict[str, float]) -> str:

@@ -14,8 +14,9 @@ from torchmetrics import Metric
 from vlm.config.names import FORMAT
 from vlm.data.fields import Field
 from vlm.errors import Share, UserError, did_you_mean, nearest
-from vlm.evaluation.report.controls import below_controls
+from vlm.evaluation.metrics.bootstrap import Scorer, paired
 from vlm.evaluation.report.sections import Finding, Section
+from vlm.evaluation.report.verdict import TrainedModel, Verdict, judged_metric, verdict_of
 from vlm.models.flop import Work
 from vlm.randomness import key, seed_torch
 from vlm.training.data_module import Data
@@ -46,6 +47,7 @@ class Task(L.LightningModule):
         evaluation: The last validation or test.
         about: Further entries of checkpoints: the model's specification, the config, the data's fingerprint.
         left_out: Names of weights that checkpoints leave out because the base of the adapters holds them.
+        trained: How the evaluated model was trained, for the verdict.
     Args:
         model: The model to train.
         fields: Fields that are read of each record, by the names that batches have.
@@ -79,10 +81,12 @@ class Task(L.LightningModule):
         self.evaluation = EvaluationState("val")
         self.about: dict[str, Any] = {}
         self.left_out: Collection[str] = ()
+        self.trained = TrainedModel()
 
     name = ""  # of a task of vlm, in checkpoints and configs; other tasks are named package.module.Class there
     headlines: Sequence[str] = ()  # the few metrics that say most, for the report
     smaller_is_better: Sequence[str] = ("loss",)  # of the metrics that rank the runs of a sweep
+    ablations: Sequence[str] = ()  # controls that a good model need not beat
     curves: Sequence[str] = ()  # metrics of validations that the report draws over steps
     unit = "images"  # what `size` counts
     remark = ""  # how to read the scores of the last evaluation, validations included
@@ -264,8 +268,50 @@ class Task(L.LightningModule):
         return [line for finding in self.findings() for line in finding.lines()]
 
     def findings(self) -> list[Finding]:
-        """Problems of the model that the last evaluation shows, such as scores that a control reaches too."""
-        return below_controls(self.evaluation.results, self.headlines)
+        """Problems of the model that the last evaluation shows, such as texts that do not end."""
+        return []
+
+    def verdict(self) -> Verdict:
+        """What the model of the last evaluation, a test, is better or worse than, and what to try next."""
+        results = {name.split("/", 1)[1]: value for name, value in self.evaluation.results.items()}
+        metric = judged_metric(results, self.judged, smaller=self.smaller_is_better, ignored=self.ablations)
+        difference = None
+        if metric is not None and (sides := self.scorers(metric.name, metric.control)) is not None:
+            own, control, samples = sides
+            (difference,) = paired(control, own, samples, seed=self.seed) if samples > 1 else (None,)
+        ends = [results.get(f"{metric.name}@{end}") for end in ("low", "high")] if metric else []
+        return verdict_of(
+            metric,
+            paired=difference,
+            bounds=(ends[0], ends[1]) if len(ends) == 2 and None not in ends else None,  # type: ignore[arg-type]
+            samples=f"{self.evaluation.used:,} samples of {self.evaluation.split} ({self.training_size()} of train)",
+            trained=self.trained,
+            remedies=self.remedies(results),
+        )
+
+    @property
+    def judged(self) -> Sequence[str]:
+        """The metrics by which the verdict judges the model, the one that says most first."""
+        return self.headlines
+
+    def training_size(self) -> str:
+        """Returns the number of training samples, in words."""
+        return f"{len(self.data.split('train')):,}"
+
+    def scorers(self, metric: str, control: str) -> tuple[Scorer, Scorer, int] | None:
+        """Returns the scorers of a metric of the model and of a control for resampled samples, each with one score.
+
+        The third value is the number of samples. None if the last evaluation did not keep the control's outputs.
+        """
+        return None
+
+    def remedies(self, results: Mapping[str, float]) -> Sequence[str] | None:
+        """What to try if a control is as good as the model; None for what fits the training of any task.
+
+        Args:
+            results: Scores of the last evaluation without the split's name.
+        """
+        return None
 
     def details(self) -> dict[str, Any]:
         """Figures of each class or image in the last evaluation, in plain containers."""

@@ -1,0 +1,96 @@
+"""The verdict on a model: the best control, the interval of the difference, and remedies that fit."""
+
+import numpy as np
+import pytest
+
+from vlm.evaluation.metrics.bootstrap import Difference, mean_scorer, paired
+from vlm.evaluation.report.evaluation import scores_section
+from vlm.evaluation.report.verdict import TrainedModel, judged_metric, verdict_of
+
+SCORES = {"loss": 1.0, "cider": 0.150, "cider@constant": 0.210, "cider@shuffled": 0.1, "cider@low": 0.1}
+SCRATCH, TUNED = TrainedModel(5000), TrainedModel(5000, is_pretrained=True)
+
+
+def verdict(results, *, name="cider", difference=None, trained=SCRATCH, bounds=None, remedies=None, **options):
+    metric = judged_metric(results, [name], **options)
+    gap = None if difference is None else Difference(*difference, p=0.01)
+    where = "40 samples of test (300 of train)"
+    return verdict_of(metric, paired=gap, bounds=bounds, samples=where, trained=trained, remedies=remedies)
+
+
+def test_the_best_control_is_named_with_both_scores_the_paired_interval_samples_and_steps():
+    found = verdict(SCORES, difference=(-0.06, -0.09, -0.03))
+    assert found.sentence == (
+        "worse than the best constant answer: CIDEr 0.1500 against 0.2100, a difference of -0.0600 (95% paired "
+        "interval -0.0900 to -0.0300), on 40 samples of test (300 of train), after 5,000 steps"
+    )
+    assert found.remedies[0].startswith("train longer")
+    first, second = found.lines()
+    assert first.startswith("verdict     worse than") and second.startswith("            to try next: train longer")
+
+
+@pytest.mark.parametrize(
+    ("ends", "words"),
+    [((0.01, 0.2), "better than"), ((-0.2, -0.01), "worse than"), ((-0.1, 0.1), "not clearly better or worse than")],
+)
+def test_an_interval_with_0_is_no_difference(ends, words):
+    better = SCORES | {"cider": 0.21 + sum(ends) / 2}
+    assert verdict(better, difference=(sum(ends) / 2, *ends)).sentence.startswith(f"{words} the best constant answer: ")
+
+
+def test_without_pairs_the_interval_is_that_of_the_models_score():
+    found = verdict(SCORES | {"cider": 0.3}, bounds=(0.25, 0.35))
+    assert "(95% interval of the model's score +0.0400 to +0.140)" in found.sentence
+    assert "interval" not in verdict(SCORES).sentence and verdict(SCORES).sentence.startswith("worse than")
+    assert verdict(SCORES | {"cider": 0.21}).sentence.startswith("no better than")
+
+
+def test_a_pretrained_model_is_not_told_to_use_one():
+    for results in (SCORES, SCORES | {"cider": 0.3}):
+        assert any("model=pretrained" in remedy for remedy in verdict(results).remedies)
+        assert not any("pretrained" in remedy for remedy in verdict(results, trained=TUNED).remedies)
+    assert verdict(SCORES | {"cider": 0.3}, trained=TrainedModel(99)).remedies == ("train longer (trainer.max_epochs)",)
+    assert "fine-tune it" in verdict(SCORES, trained=TrainedModel(None, is_pretrained=True)).remedies[0]
+
+
+def test_a_model_at_its_ceiling_gets_no_advice():
+    right = {"accuracy": 1.0, "accuracy@constant": 0.4}
+    found = verdict(right, name="accuracy")
+    assert found.sentence.startswith("as good as the data allow") and not found.remedies and len(found.lines()) == 1
+    found = verdict(right | {"accuracy@constant": 1.0}, name="accuracy")
+    assert found.sentence.startswith("these data need no model") and not found.remedies
+    limited = {"accuracy": 0.485, "accuracy@constant": 0.1, "accuracy@ceiling": 0.491}
+    assert verdict(limited, name="accuracy", bounds=(0.47, 0.50)).sentence.startswith("as good as the data allow")
+    assert verdict(limited, name="accuracy", bounds=(0.47, 0.48)).sentence.startswith("better than")
+    assert verdict({"bleu": 100.0, "bleu@dictionary": 34.0}, name="bleu").remedies == ()
+
+
+def test_the_tasks_own_remedies_come_first_unless_the_model_is_better():
+    assert verdict(SCORES, remedies=["task.scores=[anls,captions]"]).remedies == ("task.scores=[anls,captions]",)
+    assert verdict(SCORES | {"cider": 0.3}, remedies=["task.scores=[anls,captions]"]).remedies[0].startswith("a pre")
+
+
+def test_lower_is_better_of_some_metrics_and_some_controls_need_not_be_beaten():
+    bits = {"bits_per_byte": 2.0, "bits_per_byte@unigram": 4.0}
+    assert verdict(bits, name="bits_per_byte", smaller=["bits_per_byte"]).sentence.startswith("better than the freq")
+    recall = {"recall": 0.5, "recall@bag": 0.6, "recall@chance": 0.1}
+    assert verdict(recall, name="recall", ignored=["bag"]).sentence.startswith("better than chance")
+    assert verdict({"loss": 1.0}).sentence.startswith("nothing to compare the model with")
+
+
+def test_the_interval_is_of_the_same_resamples():
+    """The difference of systems that differ in one sample of many is known better than either score."""
+    right = np.random.default_rng(0).random((200, 1)).round()
+    other = right.copy()
+    other[:4] = 0
+    (gap,) = paired(mean_scorer(other), mean_scorer(right), 200, seed=0)
+    assert gap.low >= 0 and gap.high < 0.03 and gap.value == pytest.approx(float((right - other).mean()))
+
+
+def test_a_ceiling_is_no_control():
+    """Neither the verdict nor the report's note on controls takes the best possible score for a baseline."""
+    scores = {"loss": 1.4, "loss@ceiling": 1.38, "accuracy": 0.48, "accuracy@ceiling": 0.49}
+    assert judged_metric(scores, ["accuracy"]) is None
+    section = scores_section(scores)
+    assert "<th>ceiling</th>" in section and "best score that is possible" in section
+    assert "should beat" not in section

@@ -1,0 +1,161 @@
+"""The verdict of an evaluation: in one sentence, what the model is better or worse than, and what to try next."""
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
+
+from vlm.evaluation.metrics.bootstrap import LEVEL, Difference
+from vlm.evaluation.report.controls import CEILING, CONTROLS, TITLES
+
+FEW_STEPS = 1000  # of a training, before which more steps are the first thing to try
+FULL = {"bleu": 100.0, "chrf": 100.0, "cider": math.inf}  # largest values of metrics that are not shares
+# Controls within a sentence, where they are called otherwise than in the head of a table.
+PHRASES = {
+    "chance": "chance",
+    "constant": "the best constant answer",
+    "bag": "a bag of words",
+    "frequent": "the most frequent tag of each word",
+    "dictionary": "a word-for-word dictionary",
+    "overlap": "the part of the passage beside most words of the question",
+    "question": "the most frequent answer to the question",
+    "unigram": "the frequencies of tokens",
+    "shuffled": "the same model with the input of another sample",
+    "blank": "the same model with a blank image",
+}
+LONGER = "train longer (trainer.max_epochs)"
+PRETRAINED = "a pretrained model (model=pretrained)"
+MORE = "more data"
+
+
+class TrainedModel(NamedTuple):
+    """How an evaluated model was trained, as far as its checkpoint says.
+
+    Args:
+        steps: Optimiser steps; None if vlm did not train it.
+        is_pretrained: Whether the training started from other weights.
+    """
+
+    steps: int | None = None
+    is_pretrained: bool = False
+
+
+class JudgedMetric(NamedTuple):
+    """The metric by which a model is judged, and the control that comes closest to the model or beats it.
+
+    Args:
+        name, title: The metric's name in the results, and as people write it.
+        control: Name of the best control.
+        value, other: Scores of the model and of the control.
+        smaller_is_better: Whether a lower score is better.
+        ceiling: Best possible score.
+    """
+
+    name: str
+    title: str
+    control: str
+    value: float
+    other: float
+    smaller_is_better: bool
+    ceiling: float
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether the best possible score of these samples is known to be below that of a perfect model."""
+        return not self.smaller_is_better and self.ceiling < FULL.get(self.name, 1.0)
+
+    @property
+    def gain(self) -> float:
+        """How much better the model is."""
+        return (self.other - self.value) if self.smaller_is_better else (self.value - self.other)
+
+    def is_best(self, value: float) -> bool:
+        """Returns True if a score cannot be better."""
+        return value <= self.ceiling if self.smaller_is_better else value >= self.ceiling
+
+
+class Verdict(NamedTuple):
+    """A sentence on a model, and remedies in the order to try."""
+
+    sentence: str
+    remedies: Sequence[str] = ()
+
+    def lines(self) -> list[str]:
+        """Returns the lines of the terminal."""
+        advice = [f"to try next: {'; '.join(self.remedies)}"] if self.remedies else []
+        return [f"{name:<12}{line}" for name, line in zip(("verdict", ""), [self.sentence, *advice], strict=False)]
+
+
+def judged_metric(
+    results: Mapping[str, float], names: Sequence[str], *, smaller: Collection[str] = (), ignored: Collection[str] = ()
+) -> JudgedMetric | None:
+    """Returns the first metric that has a control; None if none has.
+
+    Args:
+        results: Scores without the name of the split, with controls as metric@control.
+        names: Metrics, the one that says most first.
+        smaller: Metrics of which a lower score is better.
+        ignored: Controls that a good model need not beat.
+    """
+    for name in names:
+        known = (control for control in CONTROLS if f"{name}@{control}" in results and control not in ignored)
+        controls = {control: results[f"{name}@{control}"] for control in known}
+        if name in results and controls:
+            less = name in smaller
+            best = (min if less else max)(controls, key=lambda control: controls[control])
+            limits = [results[f"{name}@{limit}"] for limit in CEILING if f"{name}@{limit}" in results]
+            ceiling = limits[0] if limits else -math.inf if less else FULL.get(name, 1.0)
+            title = TITLES.get(name, name.replace("_", " "))
+            return JudgedMetric(name, title, best, results[name], controls[best], less, ceiling)
+    return None
+
+
+def verdict_of(
+    metric: JudgedMetric | None,
+    *,
+    paired: Difference | None,
+    bounds: tuple[float, float] | None,
+    samples: str,
+    trained: TrainedModel,
+    remedies: Sequence[str] | None = None,
+) -> Verdict:
+    """Returns the verdict on a model.
+
+    Args:
+        metric: The metric and its best control; None if the evaluation has no control.
+        paired: The difference of the model's and the control's scores on the same resamples, if the task keeps both.
+        bounds: The interval of the model's score, if known.
+        samples: Numbers of evaluated and of training samples, in words.
+        trained: How the model was trained.
+        remedies: What to try if the model is not better; by default what fits its training.
+    """
+    where = samples + ("" if trained.steps is None else f", after {trained.steps:,} steps")
+    if metric is None:
+        return Verdict(f"nothing to compare the model with: the evaluation has no control; on {where}")
+    control = PHRASES.get(metric.control, CONTROLS[metric.control])
+    scores = f"{metric.title} {metric.value:#.4g} against {metric.other:#.4g}"
+    if metric.is_best(metric.value) and metric.is_best(metric.other):
+        return Verdict(f"these data need no model, for {control} is as good: {scores}, on {where}")
+    if metric.is_best(metric.value) or (bounds is not None and metric.is_limited and metric.is_best(bounds[1])):
+        return Verdict(f"as good as the data allow, and better than {control}: {scores}, on {where}")
+    ends = (paired.low, paired.high) if paired else bounds and tuple(end - metric.other for end in bounds)
+    gap = f"a difference of {metric.value - metric.other:+#.3g}"
+    if ends is not None:
+        kind = "paired interval" if paired else "interval of the model's score"
+        gap += f" ({LEVEL:.0%} {kind} {ends[0]:+#.3g} to {ends[1]:+#.3g})"
+    if ends is not None and ends[0] <= 0 <= ends[1]:
+        word = "not clearly better or worse than"
+    else:
+        word = "better than" if metric.gain > 0 else "worse than" if metric.gain < 0 else "no better than"
+    if remedies is None or word == "better than":
+        remedies = _remedies(word == "better than", trained)
+    return Verdict(f"{word} {control}: {scores}, {gap}, on {where}", tuple(remedies))
+
+
+def _remedies(is_better: bool, trained: TrainedModel) -> tuple[str, ...]:
+    """Returns what to try next, the likeliest first."""
+    if trained.steps is None:
+        return ("fine-tune it on data of this kind (vlm train model=pretrained)",)
+    if is_better:
+        return (LONGER if trained.steps < FEW_STEPS else MORE if trained.is_pretrained else PRETRAINED,)
+    rate = "a third of optim.lr" if trained.is_pretrained else "another optim.lr, or smaller batches"
+    return (LONGER, rate, MORE) if trained.is_pretrained else (LONGER, rate, PRETRAINED, MORE)
