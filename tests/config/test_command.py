@@ -86,6 +86,25 @@ class TestHydrasCommandLine:
         assert [(c["seed"], c["model"]["dim"]) for c in seen] == [(1, 8), (1, 16), (2, 8), (2, 16)]
         assert {c["name"] for c in seen} == {"a b"}
 
+    @pytest.mark.parametrize("stop", [1, 2, 4])
+    def test_a_signal_ends_a_sweep_that_names_the_jobs_left(self, stop):
+        ran, told = [], []
+
+        def job(resolve, overrides, record, learns):
+            ran.append(overrides)
+            record.write_text("{}")
+            return 130 if len(ran) == stop else 0
+
+        def closing(records, left):
+            told.append(left)
+            return ""
+
+        own = command.Sweep(job, closing, lambda record: None, lambda *given: [])
+        swept = ["-m", "seed=1,2", "model.dim=8,16", "name='a b'"]
+        assert command.run(lambda config: 0, swept, sweep=own) == 130
+        jobs = [[f"seed={seed}", f"model.dim={dim}", "name='a b'"] for seed in (1, 2) for dim in (8, 16)]
+        assert told == [jobs[stop - 1 :]] and len(ran) == stop
+
     def test_a_sweep_with_a_faulty_value_starts_no_job(self, refused):
         said = refused("-m", "data=shapes,flikr8k")
         assert said == "data=flikr8k: unknown; choose from captions, flickr8k, shapes; did you mean flickr8k?"

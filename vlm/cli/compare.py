@@ -26,7 +26,8 @@ def compare(
     """Prints evaluations side by side, each compared with the first; returns the exit status.
 
     Raises:
-        UserError: A folder holds no evaluation, there are fewer than two, or two have no sample or no score in common.
+        UserError: A folder holds no evaluation, there are fewer than two, or two are of different splits or have no
+            sample or no score in common.
     """
     if len(folders) < 2:
         raise UserError("compare: give two folders or more that vlm evaluate --out wrote")
@@ -36,6 +37,9 @@ def compare(
     runs = [read(Path(folder), name) for folder, name in zip(folders, short_names(folders), strict=True)]
     differences = [differences_of(runs[0], run, seed=seed) for run in runs[1:]]
     for run in runs[1:]:
+        if run.split != runs[0].split:
+            splits = f"has scores of {runs[0].split}, and {run.name} of {run.split}"
+            raise UserError(f"{runs[0].name}: {splits}; compare evaluations of one split (vlm evaluate --split)", 1)
         if runs[0].scores.keys().isdisjoint(run.scores):
             raise UserError(f"{runs[0].name} and {run.name}: no score in common; compare evaluations of one task", 1)
     header, rows = lines(runs, differences)
@@ -111,7 +115,8 @@ def lines(
 def _cells(difference: Difference | None) -> list[str]:
     if difference is None:
         return ["", ""]
-    mark = "*" if difference.low > 0 or difference.high < 0 else ""
+    low, high = (round(end, 4) for end in (difference.low, difference.high))  # as shown
+    mark = "*" if low > 0 or high < 0 else ""
     return [f"{difference.value:+.4f} ({difference.low:+.4f} to {difference.high:+.4f}){mark}", f"{difference.p:.3f}"]
 
 

@@ -16,8 +16,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import hydra
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig
 
 from vlm.config.compose import ROOT, VERSION, Check, Composed, compose, composed, conf_dir, explained
@@ -35,14 +37,15 @@ class Sweep(NamedTuple):
     Args:
         run: Runs one job. Arguments: a function that returns its config, the overrides that differ between jobs, the
             path of its record, and whether the sweeper is told the score.
-        closing: Returns the last lines of the sweep, from the paths of the jobs' records.
+        closing: Returns the last lines of the sweep, from the paths of the jobs' records, and the arguments of the jobs
+            that a signal kept from ending, the stopped one first.
         score: Returns the score that the sweeper is told of a successful job, from the path of its record.
         study: Begins or continues a study; returns further overrides of the sweeper. Arguments: the sweeper's settings,
             the config, the keys on the command line, and the folder of the records.
     """
 
     run: Callable[[Callable[[], Config], list[str], Path, bool], int | None]
-    closing: Callable[[list[Path]], str]
+    closing: Callable[[list[Path], list[list[str]]], str]
     score: Callable[[Path], float | None]
     study: Callable[[dict[str, Any], Config, list[str], Path], list[str]]
 
@@ -159,8 +162,18 @@ def _run_hydra(main: Main, options: Namespace, check: Check | None, *, prefix: l
             # Optuna's plugin asks for the best trial, which raises if all failed.
         finally:
             if sweep and (records := sorted(Path(scratch).glob("*.json"))):
-                print(sweep.closing(records), flush=True)
+                stopped = sweeps and bool(statuses) and statuses[-1] >= 128
+                left = _jobs(options)[len(statuses) - 1 :] if stopped and "n_trials" not in first.sweeper else []
+                print(sweep.closing(records, left), flush=True)
     return max(statuses, default=0)
+
+
+def _jobs(options: Namespace) -> list[list[str]]:
+    """Returns the arguments of each job of a sweep over all combinations, in their order."""
+    parsed = OverridesParser.create().parse_overrides([quote(text, sweeping=True) for text in options.overrides])
+    (jobs,) = BasicSweeper.split_arguments(parsed, None)
+    flags = _flags(options, *_PLACES)
+    return [[*flags, *(text for text in job if not text.lstrip("+").startswith("hydra"))] for job in jobs]
 
 
 def _single(text: str) -> str:

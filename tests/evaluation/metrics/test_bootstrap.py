@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from vlm.evaluation.metrics import bootstrap
-from vlm.evaluation.metrics.bootstrap import caption_intervals, caption_scorer, mean_scorer
+from vlm.evaluation.metrics.bootstrap import caption_intervals, caption_scorer, mean_scorer, paired
 from vlm.evaluation.metrics.coco import KEYS, References
 
 WORDS = ["a", "the", "dog", "cat", "runs", "sleeps", "on", "in", "grass", "sofa"]
@@ -60,3 +60,9 @@ def test_paired_differences() -> None:
     assert found.low < 0 < found.high and found.p > 0.3
     (found,) = bootstrap.paired(mean_scorer(one), mean_scorer(one), 300, seed=0)
     assert found == (0, 0, 0, 1)
+
+
+def test_sums_in_another_order_are_no_difference():
+    values = np.random.default_rng(0).random((50, 1))
+    (gap,) = paired(mean_scorer(values), lambda draws: (draws[:, ::-1] @ values[::-1]) / 50, 50, seed=0)
+    assert (gap.low, gap.high, gap.p) == (0, 0, 1)

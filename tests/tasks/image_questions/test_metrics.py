@@ -2,6 +2,8 @@
 
 from itertools import combinations
 from statistics import fmean
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -10,6 +12,7 @@ from vlm.errors import UserError
 from vlm.randomness import numpy_rng
 from vlm.tasks.image_questions.metrics import AnswerMetric
 from vlm.tasks.image_questions.scores import anls, process_answer, vqa_accuracy
+from vlm.tasks.image_questions.train import FREE_TEXT, ImageQuestions
 
 ASKED = {
     "a": [Question("what color?", "red", "color"), Question("how many?", "two", "count")],
@@ -169,3 +172,21 @@ def test_the_metric_takes_any_right_answer_and_scores_captions_apart():
     train = [color, color, later, later._replace(before=())]
     scores = metric.controls([*train, later])
     assert scores["accuracy_color@constant"] == 1
+
+
+@pytest.mark.parametrize(
+    ("answer", "scores", "accuracy", "remedies"),
+    [
+        ("a dog runs on grass", (), 0.0, [FREE_TEXT]),
+        ("a dog runs on grass", ("anls",), 0.0, []),
+        ("a dog runs on grass", (), 0.1, None),
+        ("red", (), 0.0, None),  # one of few words: the accuracy says what there is to say
+    ],
+)
+def test_an_accuracy_of_0_on_free_text_names_scores_of_partly_right_answers(answer, scores, accuracy, remedies):
+    metric = AnswerMetric(scores)
+    metric.update(["a"], [[Question("what is this?", answer)]], [["a cat sleeps on a sofa"]])
+    metric.compute()
+    task: Any = SimpleNamespace(answers=metric)
+    assert ImageQuestions.remedies(task, {"accuracy": accuracy}) == remedies
+    assert "task.scores=[anls,captions]" in FREE_TEXT

@@ -1,10 +1,12 @@
 """Jobs of a sweep: their folders, their records, and the closing table."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
+from vlm.cli.main import run as vlm
 from vlm.training.run.fit import main
 from vlm.training.run.sweep import closing, label
 
@@ -57,6 +59,18 @@ class TestClosing:
         assert [line.split()[0] for line in text.splitlines()[3:6]] == ["seed=2", "seed=1", "seed=0"]
         assert "test=false ranks by validation" in text
 
+    def test_says_how_a_stopped_sweep_goes_on(self, tmp_path, monkeypatch):
+        monkeypatch.setattr("sys.argv", ["vlm"])
+        row = record(tmp_path, 0, overrides="seed=1", fault="stopped", folder=str(tmp_path / "run"))
+        left = [["seed=1", "name='a b'"], ["seed=2", "name='a b'"], ["seed=3", "name='a b'"]]
+        commands = [f"""  vlm train seed={n} 'name='"'"'a b'"'"''""" for n in (1, 2, 3)]
+        assert closing([row], left).splitlines()[-4:] == ["stopped: 2 jobs did not run. Go on with:", *commands]
+        (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+        (tmp_path / "run" / "checkpoints" / "last.ckpt").touch()
+        resumed = f"  vlm train resume={tmp_path / 'run'}"
+        assert closing([row], left).splitlines()[-3:] == [resumed, *commands[1:]]
+        assert closing([row], [["seed=1"]] * 30).splitlines()[-1] == "  ... and 10 more"
+
 
 @pytest.mark.slow
 class TestSweep:
@@ -84,3 +98,14 @@ class TestSweep:
         table = capsys.readouterr().out.partition("2 jobs of a sweep")[2].splitlines()[2:]
         assert [line.split()[:2] for line in table] == [["optim.lr=0.001", "val/loss"], ["optim.lr=1e-30", "val/loss"]]
         assert float(table[0].split()[2]) < float(table[1].split()[2])
+        folders = sorted(map(str, (tmp_path / "captioning").iterdir()))
+        assert vlm(["compare", *folders]) == 0
+        said = capsys.readouterr()
+        assert re.search(r"loss +\d\.\d+ +\d\.\d+", said.out) and "*" not in said.out
+        for folder in folders:
+            assert f"{folder}: was not tested; its validation is compared" in said.err
+            assert f"vlm evaluate -c {folder}/checkpoints/best.ckpt --split val --out DIR" in said.err
+        tested = tmp_path / "tested"
+        assert vlm(["evaluate", "-c", folders[0], "--split", "test", "--out", str(tested), "--device", "cpu"]) == 0
+        assert vlm(["compare", folders[0], str(tested)]) == 1
+        assert "of val, and" in capsys.readouterr().err

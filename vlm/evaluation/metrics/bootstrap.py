@@ -16,6 +16,7 @@ from vlm.randomness import numpy_rng
 
 RESAMPLES = 1000
 LEVEL = 0.95
+_ROUNDING = 1e-9  # differences of sums in another order are smaller
 _AT_ONCE = 100  # resamples in memory at once
 
 # Maps counts of each sample in each resample (R, N) to scores (R, M).
@@ -63,6 +64,7 @@ def paired(one: Scorer, other: Scorer, samples: int, *, seed: int) -> list[Diffe
     whole = np.ones((1, samples))
     values = (other(whole) - one(whole))[0]
     gains = np.concatenate([other(draws) - one(draws) for draws in resamples(samples, seed)])
+    gains[np.abs(gains) < _ROUNDING] = 0  # of systems that are the same on a resample
     ends = np.quantile(gains, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)
     # Both counts start at 1, because a finite number of resamples cannot show a probability of 0.
     below, above = ((gains <= 0).sum(0) + 1) / (len(gains) + 1), ((gains >= 0).sum(0) + 1) / (len(gains) + 1)

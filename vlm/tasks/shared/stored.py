@@ -11,9 +11,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from vlm.checkpoint.runs import in_run
 from vlm.errors import UserError, print_error, printable
 from vlm.evaluation.metrics.bootstrap import Scorer, ratio_scorer
 from vlm.inference.tasks import TASKS, resolve, task_name
+from vlm.io.shell import shell_line
 
 
 class Sample(NamedTuple):
@@ -63,7 +65,7 @@ def read(folder: Path, name: str) -> StoredEvaluation:
     """
     place = next((place for place in places(folder) if (place / "metrics.json").is_file()), None)
     if place is None:
-        raise UserError(f"{folder}: holds no metrics.json; give a folder that vlm evaluate --out wrote, or a run's")
+        return _validation(folder, name)
     parts = {part: _json(place / f"{part}.json") for part in ("metrics", "details", "predictions", "about")}
     if parts["about"] is None and (parts["details"] or parts["predictions"]):
         warning = f"{place}: has no about.json, which names the task; its scores are compared, not its samples"
@@ -77,6 +79,28 @@ def read(folder: Path, name: str) -> StoredEvaluation:
     except (KeyError, TypeError, AttributeError, ValueError, StopIteration) as error:
         raise UserError(f"{place}: not what vlm evaluate writes ({error!r}); evaluate again") from error
     return StoredEvaluation(name, split, scores, compared)
+
+
+def _validation(folder: Path, name: str) -> StoredEvaluation:
+    """Reads the scores of a run that was not tested: those of the validation of its best checkpoint.
+
+    Raises:
+        UserError: The folder is not one of a run, or the run was not validated.
+    """
+    checkpoint = in_run(folder)
+    if checkpoint == folder:
+        raise UserError(f"{folder}: holds no metrics.json; give a folder that vlm evaluate --out wrote, or a run's")
+    from vlm.checkpoint.load import read as read_checkpoint  # torch
+
+    results = read_checkpoint(checkpoint, merge=False)["vlm"].get("scores") or {}
+    command = shell_line(["vlm", "evaluate", "-c", str(checkpoint), "--split", "val", "--out", "DIR"])
+    if not results:
+        raise UserError(f"{folder}: was neither tested nor validated; compare what this writes: {command}")
+    warning = f"{folder}: was not tested; its validation is compared, without intervals. For those, compare what this "
+    print_error(printable(f"{warning}writes: {command}"), "warning")
+    split = next(iter(results)).split("/")[0]
+    scores = {key.split("/", 1)[1]: float(value) for key, value in results.items()}
+    return StoredEvaluation(name, split, scores, Compared({}, None))
 
 
 def places(folder: Path) -> list[Path]:

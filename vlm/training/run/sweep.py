@@ -3,7 +3,7 @@
 import json
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from vlm.config.target import find
 from vlm.errors import printable
 from vlm.io.atomic import write_text
 from vlm.io.output import aligned
+from vlm.io.shell import train_command
 from vlm.training.run import slurm
 from vlm.training.run.processes import broadcast_choice, is_rank_zero
 from vlm.training.run.resume import resume_run
@@ -18,6 +19,7 @@ from vlm.training.run.run_folder import new_folder
 from vlm.training.run.train import train
 
 TIME = "2026-11-24_19-06-03"  # form of the first part of a folder's name
+MOST_COMMANDS = 20  # printed after a stopped sweep
 LONGEST = 120  # characters of a label in a folder's name; a file system takes 255 bytes
 
 
@@ -84,9 +86,15 @@ def told(record: Path) -> float | None:
     return score if math.isfinite(score) else None
 
 
-def closing(records: Iterable[Path]) -> str:
-    """The table of a sweep: the overrides, score and folder of each job, the best first and those that failed last."""
+def closing(records: Iterable[Path], left: Sequence[Sequence[str]] = ()) -> str:
+    """The table of a sweep: the overrides, score and folder of each job, the best first and those that failed last.
+
+    Args:
+        records: The records of the jobs, in the order of the jobs.
+        left: The arguments of the jobs that a signal kept from ending, the stopped one first.
+    """
     rows = [json.loads(path.read_text(encoding="utf-8")) for path in records]
+    remaining = _remaining(rows[-1], left) if left else []
     rows.sort(key=lambda row: ("fault" in row, "score" not in row, row.get("metric", ""), _rank(row)))
     scores = aligned([["overrides", "score"], *map(_cells, rows)]).split("\n")
     ends = ["run", *(printable(row.get("fault") or row["folder"]) for row in rows)]
@@ -94,7 +102,23 @@ def closing(records: Iterable[Path]) -> str:
     text = "\n".join(["", f"{len(rows)} job{'s' * (len(rows) > 1)} of a sweep, the best first", *lines])
     if any(str(row.get("metric")).startswith("test/") for row in rows):
         text += "\n(the best of many scores on the test split is a little too good; test=false ranks by validation)"
-    return text
+    return "\n".join([text, *remaining])
+
+
+def _remaining(stopped: Mapping[str, Any], left: Sequence[Sequence[str]]) -> list[str]:
+    """Returns how to go on with a stopped sweep: a command for the stopped job, and one for each that did not run.
+
+    Args:
+        stopped: The record of the stopped job.
+        left: The arguments of the jobs that did not end, the stopped one first.
+    """
+    folder, words = stopped.get("folder", ""), list(map(list, left))
+    if folder and (Path(folder) / "checkpoints" / "last.ckpt").is_file():
+        words[0] = [f"resume={folder}"]
+    count = len(words) - 1
+    lines = ["", f"stopped: {count} job{'s' * (count != 1)} did not run. Go on with:"]
+    lines += [f"  {train_command(*arguments)}" for arguments in words[:MOST_COMMANDS]]
+    return lines + [f"  ... and {len(words) - MOST_COMMANDS} more"] * (len(words) > MOST_COMMANDS)
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
