@@ -70,7 +70,7 @@ def test_the_verdict_compares_the_same_samples_as_the_scores(task, runs) -> None
         judged = next(name for name in module.judged if name in found)
         controls = [control for control in CONTROLS if f"{judged}@{control}" in found]
         assert any(name in sentence for name in (judged.replace("_", " "), TITLES.get(judged, judged)))
-        assert re.search(r", on [0-9]+ samples of test \([0-9]+( tokens)? of train\), after [0-9]+ steps$", sentence)
+        assert re.search(r", on [0-9]+ samples of test \([0-9,]+( tokens)? of train\), after [0-9]+ steps$", sentence)
         for control in controls:
             if control not in module.ablations and (sides := module.scorers(judged, control)) is not None:
                 own, other, samples = sides

@@ -35,11 +35,12 @@ def compare(
     files = [str(file) for folder in folders for place in places(Path(folder)) for file in place.glob("*.json")]
     output = Output(out, inputs=files)
     runs = [read(Path(folder), name) for folder, name in zip(folders, short_names(folders), strict=True)]
-    differences = [differences_of(runs[0], run, seed=seed) for run in runs[1:]]
     for run in runs[1:]:
         if run.split != runs[0].split:
             splits = f"has scores of {runs[0].split}, and {run.name} of {run.split}"
             raise UserError(f"{runs[0].name}: {splits}; compare evaluations of one split (vlm evaluate --split)", 1)
+    differences = [differences_of(runs[0], run, seed=seed) for run in runs[1:]]
+    for run in runs[1:]:
         if runs[0].scores.keys().isdisjoint(run.scores):
             raise UserError(f"{runs[0].name} and {run.name}: no score in common; compare evaluations of one task", 1)
     header, rows = lines(runs, differences)

@@ -133,6 +133,7 @@ def verdict_of(
         return Verdict(f"nothing to compare the model with: the evaluation has no control; on {where}")
     control = PHRASES.get(metric.control, CONTROLS[metric.control])
     scores = f"{metric.title} {metric.value:#.4g} against {metric.other:#.4g}"
+    scores += " (lower is better)" if metric.smaller_is_better else ""
     if metric.is_best(metric.value) and metric.is_best(metric.other):
         return Verdict(f"these data need no model, for {control} is as good: {scores}, on {where}")
     if metric.is_best(metric.value) or (bounds is not None and metric.is_limited and metric.is_best(bounds[1])):
