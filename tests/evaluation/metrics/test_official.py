@@ -19,6 +19,7 @@ import sacrebleu
 from rapidfuzz.distance import Levenshtein
 from rouge_score import rouge_scorer
 from seqeval.metrics import f1_score, precision_score, recall_score
+from seqeval.scheme import BILOU, IOBES
 from torchmetrics.functional.text import squad
 
 from vlm.data.text.scripts import words
@@ -28,7 +29,7 @@ from vlm.evaluation.metrics.texts import NAMES, TextScores
 from vlm.evaluation.metrics.tokens import WORDS
 from vlm.tasks.image_questions.scores import anls, process_answer, vqa_accuracy
 from vlm.tasks.span_answering.metrics import scores as squad_scores
-from vlm.tasks.tagging.metrics import tag_scorer
+from vlm.tasks.tagging.metrics import SCHEMES, tag_scorer
 
 SAMPLE, FULL = 60, 1500  # inputs of each metric
 COUNTS = pytest.mark.parametrize(
@@ -154,14 +155,20 @@ def test_squad_beside_torchmetrics(count):
 
 
 @COUNTS
-def test_spans_beside_seqeval(count):
-    draw = random.Random("spans")
-    tags = ["O", "O", "B-A", "I-A", "B-B", "I-B", "B-a-b", "I-a-b"]
+@pytest.mark.parametrize("name", SCHEMES)
+def test_spans_beside_seqeval(name, count):
+    """IOB as conlleval reads it, the default of seqeval; other schemes strictly."""
+    draw, strict = random.Random("spans"), {"IOBES": IOBES, "BILOU": BILOU}.get(name)
+    tags = ["O", "O", *(f"{mark}-{kind}" for mark in SCHEMES[name].marks for kind in ("A", "B"))]
+    tags += [] if strict else ["B-a-b", "I-a-b"]
+    options = {"mode": "strict", "scheme": strict} if strict else {}
     for _ in range(count // 10):
         true = [draw.choices(tags, k=draw.randint(1, 9)) for _ in range(10)]
         taken = [[draw.choice([tag, tag, draw.choice(tags)]) for tag in sentence] for sentence in true]
-        ours = tag_scorer(true, taken)(np.ones((1, len(true))))[0, 1:]
-        official = [score(true, taken, zero_division=0) for score in (precision_score, recall_score, f1_score)]
+        ours = tag_scorer(true, taken, SCHEMES[name])(np.ones((1, len(true))))[0, 1:]
+        official = [
+            score(true, taken, zero_division=0, **options) for score in (precision_score, recall_score, f1_score)
+        ]
         assert ours == pytest.approx(official), (true, taken)
 
 
