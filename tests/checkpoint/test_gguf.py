@@ -221,3 +221,60 @@ def test_parts_of_another_file_are_refused(tmp_path, changes, words):
         save_gguf(tmp_path / f"a-0000{number + 1}-of-00002.gguf", theirs, tokenizer, values=values, change=keep)
     with pytest.raises(UserError, match=words):
         read(tmp_path / "a-00001-of-00002.gguf")
+
+
+@pytest.mark.parametrize("pre", ["gpt-2", "smollm", "llama-bpe", "qwen2"])
+@pytest.mark.parametrize("begins", [True, False])
+def test_a_text_begins_with_the_token_that_the_header_names(tmp_path, pre, begins):
+    values = {"tokenizer.ggml.add_bos_token": begins, "tokenizer.ggml.bos_token_id": 5}
+    save_gguf(tmp_path / "a.gguf", *decoder("tied"), pre=pre, values=values)
+    assert [*TextGenerator(tmp_path / "a.gguf").tokenizer.starts] == ([5] if begins else [])
+
+
+def test_recommended_sampling_options_are_defaults(tmp_path):
+    """The converter makes them of generation_config.json, so the folder of the same model has the same ones."""
+    options = {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "min_p": 0.1, "repetition_penalty": 1.1}
+    names = dict(zip(options, ("temp", "top_k", "top_p", "min_p", "penalty_repeat"), strict=True))
+    model, tokenizer = decoder("tied")
+    values = {f"general.sampling.{names[name]}": value for name, value in options.items()}
+    save_gguf(tmp_path / "a.gguf", model, tokenizer, values=values | {"tokenizer.ggml.suppress_tokens": [3, 9]})
+    for name, value in options.items():
+        setattr(model.generation_config, name, value)
+    model.generation_config.bad_words_ids = [[3], [9]]
+    model.generation_config.do_sample = True
+    model.save_pretrained(tmp_path / "folder")
+    tokenizer.save_pretrained(tmp_path / "folder")
+    ours, folder = (read(tmp_path / name)["vlm"]["decoding"] for name in ("a.gguf", "folder"))
+    assert ours | {"sample": True} == folder and ours["never"] == [3, 9]
+
+
+@pytest.mark.parametrize(
+    ("values", "kind", "words"),
+    [
+        ({"general.type": "adapter"}, "F32", "general.type is 'adapter', which is not supported; it may be 'model'"),
+        ({"general.quantization_version": 1}, "Q8_0", "general.quantization_version is 1, which is not supported"),
+        (
+            {"general.sampling.penalty_last_n": 64, "general.sampling.penalty_repeat": 1.1},
+            "F32",
+            "penalty_last_n is 64",
+        ),
+        ({"general.sampling.min_p": 2.0}, "F32", "general.sampling.min_p is 2.0, not a number from 0 to 1"),
+        ({"tokenizer.ggml.suppress_tokens": [3, 4000]}, "F32", "suppress_tokens has 4000, which is outside the voc"),
+        ({"tokenizer.ggml.add_eos_token": True}, "F32", "tokenizer.ggml.add_eos_token is True, which is not supported"),
+        ({"adapter.lora.alpha": 16.0}, "F32", "adapter.lora.alpha is 16.0, a key that is not supported"),
+        ({"llama.rope.scaling.factor": 2.0}, "F32", None),
+    ],
+)
+def test_a_key_outside_the_architecture_is_used_or_refused(tmp_path, values, kind, words):
+    model, tokenizer = decoder("tied")
+    save_gguf(tmp_path / "a.gguf", model, tokenizer, values=values, kind=kind)
+    if words is not None:
+        with pytest.raises(UserError, match=words):
+            read(tmp_path / "a.gguf")
+    else:  # llama.cpp scales linearly by a factor without a type
+        model.config.rope_parameters |= {"rope_type": "linear", "factor": 2.0}
+        tokens = torch.randint(300, (2, 40))
+        with torch.no_grad():
+            truth = type(model)(model.config).eval()
+            truth.load_state_dict(model.state_dict())
+            torch.testing.assert_close(logits(tmp_path / "a.gguf", tokens), truth(tokens).logits, rtol=0, atol=1e-4)

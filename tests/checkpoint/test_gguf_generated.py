@@ -159,6 +159,9 @@ class Case:
 
     def _add(self, tensors, name, dice):
         self.named = dice.choice(TENSORS) + dice.choice([".weight", ".weight", ".bias", ".scale", ""])
+        if dice.random() < 0.5:  # a known one with a bias, of another layer or of none
+            old, new = dice.choice([("weight", "bias"), ("blk.1", "blk.2"), ("blk.0.", "")])
+            self.named = name.replace(old, new)
         drawn = np.random.default_rng(0).standard_normal(tensors["token_embd.weight"][0].shape).astype(np.float32)
         self.outcome = "either" if self.named in (*tensors, *OPTIONAL) else "refused"
         tensors[self.named] = drawn, None

@@ -182,6 +182,8 @@ def _is_plain(whole: Mapping[str, Any]) -> bool:
         return False
     if model.get("type") == "BPE":
         usual = all(value in BPE[name] for name, value in model.items() if name in BPE)
+        ends = whole.get("post_processor") or {}
+        usual = usual and not (ends.get("type") == "TemplateProcessing" and ends.get("special_tokens"))
         return usual and not normal and pre.get("type") == "ByteLevel" and pre.get("use_regex", True) is True
     kinds = (model.get("type"), pre.get("type"), normal.get("type"))
     usual = model.get("continuing_subword_prefix", "##") == "##"
