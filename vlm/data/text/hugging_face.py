@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from vlm.data.text.library import JsonTokenizer, PieceModelTokenizer
+from vlm.data.text.library import UNUSED, JsonTokenizer, PieceModelTokenizer
 from vlm.data.text.lines import split_lines
 from vlm.data.text.piece_table import XLM_SPECIAL, PieceTableTokenizer, filled, table_of_xlm_roberta
 from vlm.data.text.subwords import BytePairTokenizer, SubwordTokenizer, WordPieceTokenizer
@@ -87,9 +87,10 @@ def read_tokenizer(folder: Folder, ids: Mapping[str, int | None] | None = None) 
         pieces = _read(folder, whole, settings)
         for piece in added:
             pieces.special.add(pieces.vocab.setdefault(piece, len(pieces.vocab)))
-        listed = _listed(pieces.vocab)
+        listed = _listed(pieces.vocab, rows or 0)
         options = pieces.options | _special_ids(pieces.vocab, ids, ends)
-        return pieces.kind.of(listed, special=pieces.special | {options[name] for name in ids}, **options)
+        unused = {id for id, piece in enumerate(listed) if piece not in pieces.vocab}
+        return pieces.kind.of(listed, special=pieces.special | unused | {options[name] for name in ids}, **options)
     except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as fault:
         reason = f"no {fault}" if isinstance(fault, KeyError) else fault
         raise UserError(f"the tokenizer in {folder} cannot be used: {reason}; choose another folder") from fault
@@ -116,11 +117,16 @@ def _of_table(
     return PieceTableTokenizer.of_models(list(filter(None, models)), table, special=known.values(), bare=bare, **known)
 
 
-def _listed(vocab: Mapping[str, Any]) -> list[str]:
-    """The piece of each id."""
-    listed = [""] * len(vocab)
+def _listed(vocab: Mapping[str, Any], rows: int = 0) -> list[str]:
+    """The piece of each id.
+
+    Args:
+        rows: Number of rows of the weights; those without a piece get a name.
+    """
+    names = [UNUSED.format(id) for id in range(max(rows, len(vocab)))]
+    listed = [*names]
     for piece, id in vocab.items():
-        if type(id) is not int or not 0 <= id < len(listed) or listed[id]:
+        if type(id) is not int or not 0 <= id < len(listed) or listed[id] != names[id]:
             raise ValueError(f"the id of {piece!r:.40} is not unique and below {len(listed)}")
         listed[id] = piece
     return listed

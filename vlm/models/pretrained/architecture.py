@@ -68,6 +68,8 @@ class Architecture:
         adjust: Changes the weights of all stacks, given the names of a folder's tensors.
         generation: Reads decoding options from config.json; by default they are read from generation_config.json.
         added: Pieces that its own code appends to a vocabulary that lacks them.
+        unused: Tensors outside the stacks that folders may hold and a model may not need, such as heads of other tasks;
+            as `patterns_of` yields.
         renamed: Patterns of tensor names in folders of other versions, with the names used here.
         image: Form of an image in prompts, for a model that reads images inside its text.
         ends: Pieces for padding, begin and end, if they are not BERT's and the config defines none.
@@ -86,6 +88,7 @@ class Architecture:
     adjust: Callable[[WeightMap, Collection[str]], WeightMap] = lambda weights, stored: weights
     generation: Callable[[Fields], Fields] | None = None
     added: tuple[str, ...] = ()
+    unused: tuple[str, ...] = ()
     renamed: tuple[tuple[str, str], ...] = ()
     image: ImageText | None = None
     ends: Mapping[str, str] = field(default_factory=lambda: BERT_ENDS)

@@ -16,9 +16,11 @@ from torch import Tensor, nn
 from vlm.errors import UserError
 from vlm.models.decoder import Decoder
 from vlm.models.pretrained.folder import Folder
+from vlm.models.pretrained.quantised import PARTS, dequantise
 from vlm.models.pretrained.report import grouped
 from vlm.models.pretrained.sizes import sizes_built
-from vlm.models.pretrained.stack import LAYER, Part, Weight, WeightMap, prefixed, weight_map
+from vlm.models.pretrained.specification import specify
+from vlm.models.pretrained.stack import LAYER, Part, Weight, WeightMap, compiled, patterns_of, prefixed, weight_map
 from vlm.models.projector import ProjectedEncoder
 from vlm.models.vit import ViT
 from vlm.nn.position import LearnedPositions, regridded
@@ -27,6 +29,8 @@ SIZES = ("dim", "num_heads", "mlp_ratio")  # set once in the config, under model
 # Never compared: values that show in the tensors, and the image size, to which positions are interpolated.
 NEVER = ("prefix", "vocabulary_head", "context_dim", "image_size")
 POSITIONS = "positions.weight"
+FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)  # types of weights
+WHOLE = (torch.int64, torch.int32)  # types of counters
 SHOWN = 20  # maximum number of errors in a message
 LARGE = 2**26  # minimum size in bytes of tensors that are copied first
 # Remedies for values that other parts of the config depend on.
@@ -70,15 +74,14 @@ def hugging_face_state(
     placed = _placed(model, folder)
     _refuse([fault for one in placed for fault in one.faults(folder, placed)])
     stored = folder.weights() if stored is None else stored
-    for pattern, new in folder.architecture.renamed:
-        for name in [*stored]:  # in place, because tensors are removed from `stored`
-            stored[re.sub(pattern, new, name)] = stored.pop(name)
-    state, weights, faults = model.state_dict(), WeightMap(), list[str]()
+    faults = [*_rename(stored, folder), *dequantise(stored, folder.config, dtype or torch.float32)]
+    state, weights, complete = model.state_dict(), WeightMap(), _is_complete(model, folder)
     for one in placed:
-        weights |= one.weights(stored)
+        weights |= one.weights(stored, complete=complete)
         faults += one.foreign(stored, folder)
     weights = folder.architecture.adjust(weights, stored)
-    weights |= _head(model, folder, stored, state)
+    weights |= _head(model, folder, stored, state, complete=complete)
+    faults += _unknown(placed, weights, stored, folder)
     lines = _report(weights, stored, state, folder)
     lines += [note for one in placed for note in one.notes(weights, stored, folder)]
     tensors, more = _make(weights, stored, state, folder, dtype)
@@ -127,20 +130,22 @@ class _Placed:
         if sizes.get("positions") == "learned" and other in stored and (rows := len(stored[other])) > sizes["max_len"]:
             yield f"{folder}: left over: rows {sizes['max_len']} to {rows - 1} of {other}"
 
-    def weights(self, stored: Iterable[str]) -> WeightMap:
+    def weights(self, stored: Iterable[str], *, complete: bool) -> WeightMap:
+        """The weights of the stack, and of its vocabulary head: all, or without `complete` those that are stored."""
         stack, config, prefix = self.part
-        own, theirs = self._inside(stored)
+        own, theirs = _inside(self.part, stored)
         weights = stack.weights(self.module, {name.removeprefix(theirs) for name in own if name.startswith(theirs)})
         if POSITIONS in weights:
             weights[POSITIONS] = _fitted(self.module, weights[POSITIONS], stack.arguments(config).get("image_size"))
-        head = _complete(weight_map(stack.head, self.module.state_dict(), own), own)
+        head = weight_map(stack.head, self.module.state_dict(), own)
+        head = head if complete else _complete(head, own)
         if "vocabulary_head.own.weight" in head:  # then the head is not tied to the embedding
             head.pop("token_embed.weight", None)
         return prefixed(weights, self.ours, prefix + theirs) | prefixed(head, self.ours, prefix)
 
     def foreign(self, stored: Iterable[str], folder: Folder) -> Iterator[str]:
         """Yields a line for each of their modules that our model lacks."""
-        own, theirs = self._inside(stored)
+        own, theirs = _inside(self.part, stored)
         state = {LAYER.sub(".*.", name, count=1) for name in self.module.state_dict()}
         modules = {name.rpartition(".")[0] for name in state}
         for name, other in self.part.stack.names.items():
@@ -149,11 +154,40 @@ class _Placed:
             if name not in state | modules and (held := [one for one in own if one.startswith(first)]):
                 yield f"the model has no {self.ours}{name}, {folder} has {min(held)}; choose model=pretrained"
 
-    def _inside(self, stored: Iterable[str]) -> tuple[set[str], str]:
-        """Their names without the part's prefix, and the stack's own prefix if the folder was saved with a head."""
-        stack, _, prefix = self.part
-        own = {name.removeprefix(prefix) for name in stored if name.startswith(prefix)}
-        return own, stack.prefix if any(name.startswith(stack.prefix) for name in own) else ""
+
+def _inside(part: Part, stored: Iterable[str]) -> tuple[set[str], str]:
+    """Their names without the part's prefix, and the stack's own prefix if the folder was saved with a head."""
+    own = {name.removeprefix(part.prefix) for name in stored if name.startswith(part.prefix)}
+    return own, part.stack.prefix if any(name.startswith(part.stack.prefix) for name in own) else ""
+
+
+def _rename(stored: dict[str, Tensor], folder: Folder) -> Iterator[str]:
+    """Gives tensors the names of this version; yields a line for each two that would have the same name."""
+    for pattern, new in folder.architecture.renamed:
+        for name in [*stored]:  # in place, because tensors are removed from `stored`
+            current = re.sub(pattern, new, name)
+            if current != name and current in stored:
+                yield f"{folder} has both {name} and {current}, two names of one tensor; choose another folder"
+            stored[current] = stored.pop(name)
+
+
+def _unknown(
+    placed: Iterable[_Placed], weights: WeightMap, stored: Mapping[str, Tensor], folder: Folder
+) -> Iterator[str]:
+    """Yields a line for each tensor that no table of the architecture names."""
+    left = stored.keys() - {name for weight in weights.values() for name in weight.stored}
+    patterns = [*folder.architecture.unused]
+    for part in folder.parts.values():
+        _, theirs = _inside(part, stored)
+        # The model may have no place for the text encoder beside an image encoder.
+        unplaced = () if any(one.part is part for one in placed) else patterns_of(part.stack.names)
+        patterns += (f"{part.prefix}{theirs}{name}" for name in (*part.stack.neutral(part.config), *unplaced))
+    known, kind = compiled(patterns), folder.config.values.get("model_type")
+    for name in sorted(left):
+        if not known.fullmatch(name):
+            reason = "is part of weights quantised in a way that cannot be read"
+            reason = reason if name.rpartition(".")[2] in PARTS else f"is no tensor of a {kind} that can be read"
+            yield f"{name} in {folder} {reason}; choose another folder"
 
 
 def _fitted(module: nn.Module, weight: Weight, image_size: Any) -> Weight:
@@ -230,11 +264,30 @@ def _as_text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _head(model: nn.Module, folder: Folder, stored: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> WeightMap:
-    """The tensors outside the stacks that both sides have; without the head if the number of classes differs."""
+def _is_complete(model: nn.Module, folder: Folder) -> bool:
+    """Returns True if the folder describes a model with a head, of this class."""
+    try:
+        described = specify(folder).model
+    except UserError:  # its head is not supported, but its stacks are
+        return False
+    return described is not None and described["name"] == type(model).__name__
+
+
+def _head(
+    model: nn.Module, folder: Folder, stored: Mapping[str, Tensor], state: Mapping[str, Tensor], *, complete: bool
+) -> WeightMap:
+    """The tensors outside the stacks that both sides have; without the head if the number of classes differs.
+
+    Args:
+        complete: Whether the folder has to have all of them.
+    """
     names = folder.architecture.heads.get(type(model))
-    head = _complete(weight_map({} if names is None else names(model), state, stored), stored)
-    if "head.weight" in head and any(len(stored[name]) != len(state["head.weight"]) for name in head["head.weight"][0]):
+    head = weight_map({} if names is None else names(model), state, stored)
+    held = {name.rpartition(".")[0] for name in _complete(head, stored)}  # a layer without its bias is damaged
+    head = {name: weight for name, weight in head.items() if complete or name.rpartition(".")[0] in held}
+    if "head.weight" in head and any(
+        len(stored[name]) != len(state["head.weight"]) for name in head["head.weight"].names if name in stored
+    ):
         return {name: weight for name, weight in head.items() if not name.startswith("head.")}
     return head
 
@@ -252,19 +305,17 @@ def _make(
 ) -> tuple[dict[str, Tensor], list[str]]:
     """Converts their tensors to ours; also returns all errors. Arguments as in `hugging_face_state`."""
     tensors, faults = {}, []
-    uses = Counter(name for names, *_ in weights.values() for name in names)
+    uses = Counter(name for weight in weights.values() for name in weight.stored)
     # The largest are copied first: a copy beside its original then takes no more memory than what is still to come.
     large = {name for name, tensor in state.items() if tensor.nbytes > LARGE}
-    for name, (names, make, _) in sorted(weights.items(), key=lambda one: one[0] not in large):
-        unfit = list(_unfit(name, names, stored, folder, whole=not state[name].is_floating_point()))
+    for name, weight in sorted(weights.items(), key=lambda one: one[0] not in large):
+        names, make = weight.names, weight.read
+        unfit = list(_unfit(name, weight, stored, folder, whole=not state[name].is_floating_point()))
         faults += unfit
         if unfit:
             continue
         try:
             tensors[name] = make(*(stored[other] for other in names))
-        except UserError as fault:
-            faults.append(f"{folder}: {fault}")
-            continue
         except (RuntimeError, IndexError, ValueError):  # shapes that cannot even be concatenated
             tensors[name] = torch.empty(0)
         if tensors[name].shape != state[name].shape:
@@ -272,8 +323,8 @@ def _make(
             faults.append(f"{name} is {tuple(state[name].shape)}, {folder} has {theirs}; choose another folder")
         if dtype is not None:
             tensors[name] = _apart(tensors[name], [stored[other] for other in names], dtype)
-            uses.subtract(names)
-            for other in names:
+            uses.subtract(weight.stored)
+            for other in weight.stored:
                 if not uses[other]:
                     stored.pop(other, None)
     return tensors, faults
@@ -285,23 +336,24 @@ def _apart(tensor: Tensor, parts: Iterable[Tensor], dtype: torch.dtype) -> Tenso
     return tensor.to(dtype if tensor.is_floating_point() else tensor.dtype, copy=shares)
 
 
-def _unfit(
-    name: str, names: Iterable[str], stored: Mapping[str, Tensor], folder: Folder, *, whole: bool
-) -> Iterator[str]:
+def _unfit(name: str, weight: Weight, stored: Mapping[str, Tensor], folder: Folder, *, whole: bool) -> Iterator[str]:
     """Yields errors in the tensors from which one of ours is made.
 
     Args:
         whole: Whether ours may be an integer, such as the number of batches of a batch norm.
     """
-    for other in names:
+    for other in weight.names:
         if other not in stored:
             yield f"{folder} has no {other}, of which {name} is made; fetch it again"
-        elif not (stored[other].is_floating_point() or whole):
-            yield f"{other} in {folder} is {stored[other].dtype}; give weights that are not quantised"
+        elif (dtype := stored[other].dtype) not in (WHOLE if whole else FLOATS):
+            yield f"{other} in {folder} is {dtype}; give weights that are not quantised"
+    for copy, other in weight.copies:
+        if stored[copy].dtype != stored[other].dtype or not torch.equal(stored[copy], stored[other]):
+            yield f"{copy} and {other} in {folder} differ; our model has one tensor for both; choose another folder"
 
 
 def _report(weights: WeightMap, stored: Mapping[str, Tensor], state: Mapping[str, Tensor], folder: Folder) -> list[str]:
-    taken = {name for names, *_ in weights.values() for name in names}
+    taken = {name for weight in weights.values() for name in weight.stored}
     left = grouped(stored.keys() - taken, taken)
     fresh = grouped(state.keys() - weights.keys(), weights.keys())
     lines = [f"{folder}: {len(taken)} tensors taken"]

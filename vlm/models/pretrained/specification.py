@@ -7,6 +7,7 @@ from vlm.models.pretrained.architecture import Spec, spec_of
 from vlm.models.pretrained.fields import Fields
 from vlm.models.pretrained.folder import Folder
 from vlm.models.pretrained.neutral import refuse_unread_keys
+from vlm.models.pretrained.quantised import read_quantisation
 from vlm.models.pretrained.stack import Part, Stack
 from vlm.nn.image_size import ImageSize, plain
 
@@ -33,6 +34,7 @@ def specify(folder: Folder, *, image_size: ImageSize | None = None) -> Specified
     Raises:
         UserError: Our layers do not support it.
     """
+    read_quantisation(folder.config)
     parts = {place: _spec(part, image_size) for place, part in folder.parts.items()}
     if folder.origin not in folder.architecture.models:
         specified = Specified(None, None, parts)

@@ -1,14 +1,13 @@
 """A stack of layers as Hugging Face describes and stores it, in terms of our classes; the basis of architectures."""
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from vlm.errors import UserError
 from vlm.models.pretrained.fields import Entry, Fields, choice, image_size, integer, number, square
 from vlm.models.pretrained.sizes import plain
 from vlm.models.vit import ViT
@@ -61,27 +60,27 @@ def joined(*tensors: Tensor) -> Tensor:
     return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
 
 
-def tied(embedding: Tensor, head: Tensor) -> Tensor:
-    """The shared embedding of input and output, if a folder stores both; raises UserError if they differ."""
-    if not torch.equal(embedding, head):
-        raise UserError("the head's weights are not the embedding's; our model has one for input and output")
-    return embedding
-
-
 class Weight(NamedTuple):
     """The stored form of one of our tensors.
 
     Args:
-        names: Names of their tensors; "a|b" is the first one that exists, "*" the layer number, "{kind}" the last part
-            of our name, "weight" or "bias".
+        names: Names of their tensors; "a|b" is the first one that exists, of which the others have to be copies, "*"
+            the layer number, "{kind}" the last part of our name, "weight" or "bias".
         read: Converts their tensors to ours.
         write: Converts ours to theirs; by default several tensors are concatenated in ours, such as queries, keys and
             values.
+        copies: Names of existing copies, each with the name of its original, such as a head tied to the embedding.
     """
 
     names: tuple[str, ...]
     read: Callable[..., Tensor] = joined
     write: Callable[[Tensor], Tensor] | None = None
+    copies: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def stored(self) -> tuple[str, ...]:
+        """Names of all tensors that it reads or compares."""
+        return (*self.names, *(copy for copy, _ in self.copies))
 
 
 # Our module -> their module, or several that are concatenated in ours.
@@ -128,20 +127,34 @@ def weight_map(names: Names, ours: Iterable[str], stored: Collection[str] = ()) 
         if not isinstance(entry, Weight):
             paths = (entry,) if isinstance(entry, str) else entry
             entry = Weight(paths if pattern in names else tuple(f"{path}.{{kind}}" for path in paths))
-        full = (one.replace("*", number).replace("{kind}", kind) for one in entry.names)
-        found[name] = entry._replace(names=tuple(_first(one, stored) for one in full))
+        full = [one.replace("*", number).replace("{kind}", kind).split("|") for one in entry.names]
+        held = [[one for one in alternatives if one in stored] or alternatives[:1] for alternatives in full]
+        copies = tuple((copy, first) for first, *others in held for copy in others)
+        found[name] = entry._replace(names=tuple(first for first, *_ in held), copies=copies)
     return found
 
 
-def _first(name: str, stored: Collection[str]) -> str:
-    alternatives = name.split("|")
-    return next((one for one in alternatives if one in stored), alternatives[0])
+def patterns_of(names: Names) -> Iterator[str]:
+    """Yields the names of the tensors in a table, with "*" for layer numbers and "{kind}" for "weight" or "bias"."""
+    for ours, entry in names.items():
+        paths = entry.names if isinstance(entry, Weight) else (entry,) if isinstance(entry, str) else entry
+        plain = isinstance(entry, Weight) or ours.rpartition(".")[2] in ("weight", "bias")
+        yield from (name if plain else f"{name}.{{kind}}" for path in paths for name in path.split("|"))
+
+
+def compiled(patterns: Iterable[str]) -> re.Pattern[str]:
+    """The regular expression of the tensor names that patterns such as `patterns_of` yields stand for."""
+    each = (re.escape(one).replace(r"\*", r"\d+").replace(r"\{kind\}", "(?:weight|bias)") for one in patterns)
+    return re.compile("|".join(each), re.ASCII)
 
 
 def prefixed(weights: WeightMap, ours: str, theirs: str) -> WeightMap:
     """Adds prefixes to the names on both sides."""
     return {
-        f"{ours}{name}": one._replace(names=tuple(f"{theirs}{other}" for other in one.names))
+        f"{ours}{name}": one._replace(
+            names=tuple(f"{theirs}{other}" for other in one.names),
+            copies=tuple((f"{theirs}{copy}", f"{theirs}{other}") for copy, other in one.copies),
+        )
         for name, one in weights.items()
     }
 
@@ -159,6 +172,7 @@ class Stack:
         names: Its tensors, without prefixes.
         extra: Tensors that only some folders have.
         head: Tensors of its vocabulary head, with the prefix if theirs has it.
+        unused: Tensors that folders may hold and ours does not need: poolers, masks, counters; as `patterns_of` yields.
         needed: Values of config.json that ours requires to compute the same.
         neutral_keys: Keys of config.json that change nothing in ours, besides those of all architectures.
         aliases: Further names of keys, which have to agree with them.
@@ -175,6 +189,7 @@ class Stack:
     more: Callable[[dict[str, Any], Fields], dict[str, Any]] = lambda sizes, config: {}
     extra: Names = field(default_factory=dict)
     head: Names = field(default_factory=dict)
+    unused: tuple[str, ...] = ()
     needed: Mapping[str, Any] = field(default_factory=dict)
     neutral_keys: tuple[str, ...] = ()
     aliases: Mapping[str, str] = field(default_factory=dict)
@@ -219,8 +234,12 @@ class Stack:
             return found
         linear = [name for name in found if name.startswith("blocks.") and "norm" not in name]
         return found | {
-            name: Weight(found[name].names, torch.t, torch.t) for name in linear if name.endswith(".weight")
+            name: found[name]._replace(read=torch.t, write=torch.t) for name in linear if name.endswith(".weight")
         }
+
+    def neutral(self, config: Fields) -> list[str]:
+        """Patterns of the tensors without prefixes that our stack may leave, as `patterns_of` yields them."""
+        return [*self.unused, *patterns_of(self.extra)]
 
 
 class Part(NamedTuple):

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from vlm.models.masked_language_model import MaskedLanguageModel
 from vlm.models.pretrained.architecture import Architecture, Model, Spec, class_names, count_exclusive_classes, spec_of
 from vlm.models.pretrained.fields import Fields, integer
-from vlm.models.pretrained.stack import SIZES, Names, Part, Paths, Stack, Weight, layers, tied
+from vlm.models.pretrained.stack import SIZES, Names, Part, Paths, Stack, layers, patterns_of
 from vlm.models.text_classifiers import SequenceClassifier, TokenClassifier
 from vlm.models.text_encoder import TextEncoder
 
@@ -38,7 +38,7 @@ PREDICTIONS: Names = {
     "vocabulary_head.dense": "cls.predictions.transform.dense",
     "vocabulary_head.norm": "cls.predictions.transform.LayerNorm",
 }
-TIED = Weight((f"bert.{WORDS}", "cls.predictions.decoder.weight"), tied)
+TIED: Names = {"token_embed.weight": f"bert.{WORDS}|{WORDS}|cls.predictions.decoder.weight"}
 BERT = Stack(
     kind=TextEncoder,
     model_type="bert",
@@ -49,6 +49,8 @@ BERT = Stack(
         "type_embed.weight": "embeddings.token_type_embeddings.weight",
         **layers(LAYERS, "encoder.layer"),
     },
+    head=TIED,
+    unused=("pooler.dense.{kind}", "embeddings.position_ids"),
     needed=NEEDED | {"is_decoder": False, "add_cross_attention": False},
     neutral_keys=NEUTRAL_KEYS,
 )
@@ -96,8 +98,12 @@ ARCHITECTURE = Architecture(
         "BertForQuestionAnswering": Model("span_answering", answers),
     },
     heads={
-        MaskedLanguageModel: lambda model: {**PREDICTIONS, "encoder.token_embed.weight": TIED},
+        MaskedLanguageModel: lambda model: PREDICTIONS,
         SequenceClassifier: class_head,
         TokenClassifier: token_head,
     },
+    unused=(
+        *patterns_of(PREDICTIONS),
+        *("cls.seq_relationship.{kind}", "classifier.{kind}", "qa_outputs.{kind}"),
+    ),
 )

@@ -58,7 +58,8 @@ BLIP_TEXT = Stack(
     },
     more=text_head,
     names={**bert.ENTRANCE, **layers(TEXT_LAYERS, "encoder.layer")},
-    head={**bert.PREDICTIONS, "token_embed.weight": bert.TIED},
+    head={**bert.PREDICTIONS, **bert.TIED},
+    unused=("embeddings.position_ids",),
     needed=bert.NEEDED | {"is_decoder": True, "tie_word_embeddings": True},
     neutral_keys=(
         "add_cross_attention",

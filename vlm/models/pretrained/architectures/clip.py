@@ -8,7 +8,14 @@ from torch import nn
 from vlm.models.decoder import Decoder
 from vlm.models.dual_encoder import DualEncoder
 from vlm.models.pretrained.architecture import Architecture, Export, Model, Spec, spec_of
-from vlm.models.pretrained.architectures.clip_vision_model import CLIP_VISION, LAYERS, OWN_DEFAULTS, PATCHES, POSITIONS
+from vlm.models.pretrained.architectures.clip_vision_model import (
+    CLIP_VISION,
+    LAYERS,
+    OWN_DEFAULTS,
+    PATCHES,
+    POSITIONS,
+    PROJECTION,
+)
 from vlm.models.pretrained.export import export_towers
 from vlm.models.pretrained.fields import Entry, Fields, integer
 from vlm.models.pretrained.neutral import COMMON
@@ -33,6 +40,7 @@ CLIP_TEXT = Stack(
         "norm": "final_layer_norm",
         **layers(LAYERS, "encoder.layers"),
     },
+    unused=("embeddings.position_ids",),
     neutral_keys=("projection_dim",),  # the model has its own
 )
 WIDTH = integer("projection_dim", 512)
@@ -87,6 +95,7 @@ ARCHITECTURE = Architecture(
     parts=parts,
     models={name: Model("contrastive", dual_encoder) for name in ("CLIPModel", "clip")},
     heads={DualEncoder: heads},
+    unused=(PROJECTION, "text_projection.weight", "logit_scale", "classifier.{kind}"),
     ends={"pad": "<|endoftext|>", "bos": "<|startoftext|>", "eos": "<|endoftext|>"},
     text_end=integer("eos_token_id", 49407, low=0),
     export=export,

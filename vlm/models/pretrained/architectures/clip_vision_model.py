@@ -44,7 +44,9 @@ CLIP_VISION = Stack(
         "norm": "post_layernorm",
         **layers(LAYERS, "encoder.layers"),
     },
+    unused=("embeddings.position_ids",),
     needed={"num_channels": 3},
     neutral_keys=("projection_dim", "vocab_size"),
 )
-ARCHITECTURE = Architecture(parts=lambda config: {"encoder": Part(CLIP_VISION, config)})
+PROJECTION = "visual_projection.weight"
+ARCHITECTURE = Architecture(parts=lambda config: {"encoder": Part(CLIP_VISION, config)}, unused=(PROJECTION,))

@@ -42,4 +42,5 @@ ARCHITECTURE = Architecture(
         "DeiTForImageClassificationWithTeacher": Model("classification", classifier("distilled")),
     },
     heads={Classifier: class_head},
+    unused=(*vit.HEADS, *(f"{name}.{{kind}}" for name in HEADS)),
 )

@@ -61,4 +61,5 @@ ARCHITECTURE = Architecture(
     parts=lambda config: {"encoder": Part(DINOV2, config)},
     models={"Dinov2ForImageClassification": Model("classification", classifier("class_mean"))},
     heads={Classifier: class_head},
+    unused=("classifier.{kind}",),
 )

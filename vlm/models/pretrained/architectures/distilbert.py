@@ -6,7 +6,7 @@ from vlm.models.masked_language_model import MaskedLanguageModel
 from vlm.models.pretrained.architecture import Architecture, Model, Spec
 from vlm.models.pretrained.architectures import bert
 from vlm.models.pretrained.fields import Fields, choice, integer
-from vlm.models.pretrained.stack import ACTIVATIONS, Names, Part, Paths, Stack, Weight, layers, tied
+from vlm.models.pretrained.stack import ACTIVATIONS, Names, Part, Paths, Stack, layers, patterns_of
 from vlm.models.text_classifiers import SequenceClassifier, TokenClassifier
 from vlm.models.text_encoder import TextEncoder
 
@@ -22,7 +22,6 @@ PREDICTIONS: Names = {
     "vocabulary_head.bias": "vocab_projector.bias",
     "vocabulary_head.dense": "vocab_transform",
     "vocabulary_head.norm": "vocab_layer_norm",
-    "encoder.token_embed.weight": Weight((f"distilbert.{bert.WORDS}", "vocab_projector.weight"), tied),
 }
 DISTILBERT = Stack(
     kind=TextEncoder,
@@ -38,6 +37,8 @@ DISTILBERT = Stack(
         "norm_eps": 1e-12,
     },
     names={**bert.ENTRANCE, **layers(LAYERS, "transformer.layer")},
+    head={"token_embed.weight": f"distilbert.{bert.WORDS}|{bert.WORDS}|vocab_projector.weight"},
+    unused=("embeddings.position_ids",),
     neutral_keys=bert.NEUTRAL_KEYS,
     aliases={"hidden_size": "dim", "num_attention_heads": "n_heads", "num_hidden_layers": "n_layers"},
 )
@@ -62,4 +63,5 @@ ARCHITECTURE = Architecture(
         SequenceClassifier: lambda model: {"transform": "pre_classifier", "head": "classifier"},
         TokenClassifier: bert.token_head,
     },
+    unused=(*patterns_of(PREDICTIONS), "pre_classifier.{kind}", "classifier.{kind}", "qa_outputs.{kind}"),
 )

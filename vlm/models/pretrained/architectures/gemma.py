@@ -5,7 +5,7 @@ from typing import Any
 
 from vlm.models.pretrained.architecture import Architecture, Model
 from vlm.models.pretrained.architectures import llama
-from vlm.models.pretrained.architectures.llama import LLAMA, export_decoder
+from vlm.models.pretrained.architectures.llama import CLASS_HEAD, LLAMA, export_decoder
 from vlm.models.pretrained.fields import Fields, choice, integer
 from vlm.models.pretrained.stack import Part
 
@@ -49,5 +49,6 @@ GEMMA = replace(
 ARCHITECTURE = Architecture(
     parts=lambda config: {"decoder": Part(GEMMA, config)},
     models={"GemmaForCausalLM": Model("language_modeling", lambda config, parts: parts["decoder"])},
+    unused=CLASS_HEAD,
     export=lambda model: export_decoder(model, GEMMA, "GemmaForCausalLM", norm="rms_plus_one"),
 )

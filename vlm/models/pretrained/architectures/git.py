@@ -45,7 +45,12 @@ GIT_TEXT = Stack(
         "prefix.project": f"{PROJECTION}.0",
         "prefix.norm": f"{PROJECTION}.1",
     },
-    head={"vocabulary_head.own": "output", "vocabulary_head.bias": "output.bias"},
+    head={
+        "token_embed.weight": f"git.{bert.WORDS}|{bert.WORDS}|output.weight",
+        "vocabulary_head.own": "output",
+        "vocabulary_head.bias": "output.bias",
+    },
+    unused=("embeddings.position_ids",),
     neutral_keys=bert.NEUTRAL_KEYS,
     needed=bert.NEEDED | {"num_image_with_embedding": None},  # used for video
 )

@@ -6,7 +6,7 @@ from vlm.models.decoder import Decoder
 from vlm.models.pretrained.architecture import Architecture, Export, Model
 from vlm.models.pretrained.export import export_stack
 from vlm.models.pretrained.fields import choice, integer, number
-from vlm.models.pretrained.stack import ACTIVATIONS, Part, Paths, Stack, Weight, layers, tied
+from vlm.models.pretrained.stack import ACTIVATIONS, Part, Paths, Stack, layers
 from vlm.nn.position import RotaryPositions
 
 LAYERS: Paths = {
@@ -44,7 +44,8 @@ GPT2 = Stack(
         **layers(LAYERS, "h"),
     },
     extra=layers(CROSS_LAYERS, "h"),
-    head={"token_embed.weight": Weight(("transformer.wte.weight", "lm_head.weight"), tied)},
+    head={"token_embed.weight": "transformer.wte.weight|wte.weight|lm_head.weight"},
+    unused=tuple(f"h.*.{layer}.{mask}" for layer in ("attn", "crossattention") for mask in ("bias", "masked_bias")),
     needed={"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "tie_word_embeddings": True},
     # Whether the decoder cross-attends shows in its tensors; the others are of a head that ours has not.
     neutral_keys=(
@@ -74,5 +75,6 @@ def export(model: nn.Module) -> Export | None:
 ARCHITECTURE = Architecture(
     parts=lambda config: {"decoder": Part(GPT2, config)},
     models={"GPT2LMHeadModel": Model("language_modeling", lambda config, parts: parts["decoder"])},
+    unused=("score.weight", "classifier.{kind}", "qa_outputs.{kind}", "multiple_choice_head.summary.{kind}"),
     export=export,
 )

@@ -9,7 +9,7 @@ from vlm.models.pretrained.architecture import Architecture, Export, Model, spec
 from vlm.models.pretrained.export import export_stack, plain
 from vlm.models.pretrained.fields import REQUIRED, Fields, choice, flag, integer, number
 from vlm.models.pretrained.stack import ACTIVATIONS as UNGATED
-from vlm.models.pretrained.stack import Part, Paths, Stack, Weight, layers, tied
+from vlm.models.pretrained.stack import Part, Paths, Stack, layers
 from vlm.nn.position import RotaryPositions
 
 SCALINGS = {"default": None, "linear": "linear", "llama3": "llama3"}
@@ -18,6 +18,7 @@ GATED = {"silu": "swiglu", "gelu": "geglu", "gelu_tanh": "geglu_tanh"}
 ACTIVATIONS = {theirs: GATED[ours] for theirs, ours in UNGATED.items() if ours in GATED}
 # Of the data and the training code of Llama 1 and Idefics3's decoders.
 NEUTRAL_KEYS = ("max_sequence_length", "num_image_tokens", "perceiver_config", "pixel_shuffle_factor")
+CLASS_HEAD = ("score.{kind}",)
 LAYERS: Paths = {
     "norm1": "input_layernorm",
     "attn.qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
@@ -89,9 +90,10 @@ LLAMA = Stack(
     more=rotary_and_head,
     names={"token_embed": "embed_tokens", "norm": "norm", **layers(LAYERS, "layers")},
     head={
-        "token_embed.weight": Weight(("model.embed_tokens.weight", "lm_head.weight"), tied),
+        "token_embed.weight": "model.embed_tokens.weight|embed_tokens.weight|lm_head.weight",
         "vocabulary_head.own": "lm_head",
     },
+    unused=("rotary_emb.inv_freq", "layers.*.self_attn.rotary_emb.inv_freq"),
     needed={"attention_bias": False, "mlp_bias": False},
     neutral_keys=NEUTRAL_KEYS,
 )
@@ -129,5 +131,6 @@ def _rope_scaling(options: dict[str, Any]) -> dict[str, Any] | None:
 ARCHITECTURE = Architecture(
     parts=lambda config: {"decoder": Part(LLAMA, config)},
     models={"LlamaForCausalLM": Model("language_modeling", lambda config, parts: parts["decoder"])},
+    unused=CLASS_HEAD,
     export=lambda model: export_decoder(model, LLAMA, "LlamaForCausalLM", norm="rms", qk_norm=False, qkv_bias=None),
 )

@@ -15,7 +15,7 @@ from vlm.models.pretrained.architectures.qwen2 import QWEN2
 from vlm.models.pretrained.architectures.qwen2 import part as qwen2_part
 from vlm.models.pretrained.architectures.siglip_vision_model import SIGLIP_VISION
 from vlm.models.pretrained.fields import Fields, choice, flag, integer
-from vlm.models.pretrained.stack import ACTIVATIONS, Names, Part, Stack
+from vlm.models.pretrained.stack import ACTIVATIONS, Names, Part, Stack, patterns_of
 
 VISION, TEXT = "vision_tower.", "language_model."
 # Names in folders of versions around 4.55, whose head is outside of the model, and the names used here.
@@ -44,10 +44,14 @@ def stack_of(config: Fields, *stacks: Stack) -> Stack:
     return known[held]
 
 
-def without_norm(stack: Stack) -> Stack:
-    """A copy of a stack without its final norm."""
+def cut_stack(stack: Stack, blocks: int, depth: int) -> Stack:
+    """A copy of a stack of this depth that ends after its first blocks, without its final norm."""
     names = {name: other for name, other in stack.names.items() if name != "norm"}
-    return replace(stack, sizes={**stack.sizes, "final_norm": False}, names=names)
+    rest = [*patterns_of({name: other for name, other in stack.names.items() if name not in names})]
+    layers = [*patterns_of({name: other for name, other in names.items() if name.startswith("blocks.")})]
+    rest += [name.replace("*", str(layer), 1) for layer in range(blocks, depth) for name in layers]
+    sizes = {**stack.sizes, "final_norm": False}
+    return replace(stack, sizes=sizes, names=names, unused=(*stack.unused, *rest))
 
 
 def vision(config: Fields) -> Part:
@@ -57,12 +61,12 @@ def vision(config: Fields) -> Part:
         UserError: There is no such layer.
     """
     inner = config.part("vision_config")
-    stack = without_norm(stack_of(inner, CLIP_VISION, SIGLIP_VISION))
+    stack = stack_of(inner, CLIP_VISION, SIGLIP_VISION)
     depth, layer = inner.read(stack.sizes["depth"]), config.read(LAYER)
     blocks = layer if layer >= 0 else depth + 1 + layer
     if not 1 <= blocks <= depth:
         raise config.fault(LAYER.name, f"which is none of {depth} layers")
-    return Part(stack, inner | {stack.sizes["depth"].name: blocks}, VISION)
+    return Part(cut_stack(stack, blocks, depth), inner | {stack.sizes["depth"].name: blocks}, VISION)
 
 
 def text(config: Fields) -> Part:

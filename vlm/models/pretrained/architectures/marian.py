@@ -1,5 +1,6 @@
 """Marian (Junczys-Dowmunt et al. 2018), the architecture of OPUS-MT's translators (Tiedemann and Thottingal 2020)."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from vlm.models.heads import VocabularyHead
 from vlm.models.pretrained.architecture import Architecture, Export, Model, spec_of, translator
 from vlm.models.pretrained.export import export_stack
 from vlm.models.pretrained.fields import Fields, choice, flag, integer
-from vlm.models.pretrained.stack import ACTIVATIONS, Names, Part, Paths, Stack, Weight, layers, tied
+from vlm.models.pretrained.stack import ACTIVATIONS, Names, Part, Paths, Stack, Weight, layers
 from vlm.models.text_encoder import TextEncoder
 from vlm.nn.position import SplitSinusoids
 
@@ -23,8 +24,7 @@ LAYERS: Paths = {
     "mlp.fc1": "fc1",
     "mlp.fc2": "fc2",
 }
-EMBEDDING = "model.shared.weight|model.decoder.embed_tokens.weight"
-NEUTRAL_KEYS = ("extra_pos_embeddings", "is_encoder_decoder", "share_encoder_decoder_embeddings")
+NEUTRAL_KEYS = ("extra_pos_embeddings", "is_encoder_decoder")
 ALIASES = {
     "hidden_size": "d_model",
     "num_attention_heads": "encoder_attention_heads",
@@ -34,6 +34,12 @@ ALIASES = {
 OLD_OPTIONS = dict.fromkeys(
     ("add_bias_logits", "add_final_layer_norm", "normalize_before", "normalize_embedding", "is_decoder"), False
 ) | {"static_position_embeddings": True, "force_bos_token_to_be_generated": False}
+# The copies of the embedding, of which a folder holds one or more: with one vocabulary, and with one per language.
+SHARED = "model.shared.weight|model.encoder.embed_tokens.weight|model.decoder.embed_tokens.weight|lm_head.weight"
+EMBEDDINGS = {
+    "encoder": "model.encoder.embed_tokens.weight",
+    "decoder": "model.decoder.embed_tokens.weight|lm_head.weight",
+}
 CROSS_LAYERS: Paths = {
     "norm_cross": "encoder_attn_layer_norm",
     "cross_attn.q": "encoder_attn.q_proj",
@@ -79,7 +85,7 @@ def sinusoids_and_bias(sizes: dict[str, Any], config: Fields) -> dict[str, Any]:
 
 
 def names(side: str) -> Names:
-    return {"token_embed.weight": f"shared.weight|{side}.embed_tokens.weight", **layers(LAYERS, f"{side}.layers")}
+    return {"token_embed.weight": "shared.weight", **layers(LAYERS, f"{side}.layers")}
 
 
 MARIAN = {
@@ -91,6 +97,8 @@ MARIAN = {
         more=sinusoids,
         aliases=ALIASES,
         names=names("encoder"),
+        head={"token_embed.weight": SHARED},
+        unused=("encoder.embed_positions.weight",),
     ),
     "decoder": Stack(
         kind=Decoder,
@@ -100,9 +108,10 @@ MARIAN = {
         more=sinusoids_and_bias,
         names={**names("decoder"), **layers(CROSS_LAYERS, "decoder.layers")},
         head={
-            "token_embed.weight": Weight((EMBEDDING, "lm_head.weight"), tied),
+            "token_embed.weight": SHARED,
             "vocabulary_head.bias": Weight(("final_logits_bias",), lambda bias: bias[0], lambda bias: bias[None]),
         },
+        unused=("decoder.embed_positions.weight",),
         needed={"tie_word_embeddings": True, **OLD_OPTIONS},
         neutral_keys=NEUTRAL_KEYS,
     ),
@@ -117,7 +126,12 @@ def parts(config: Fields) -> dict[str, Part]:
     """
     if config.get("decoder_vocab_size") not in (None, config.get("vocab_size", 58101)):
         raise config.fault("decoder_vocab_size", "another than vocab_size, where our models have one vocabulary")
-    return {place: Part(stack, config) for place, stack in MARIAN.items()}
+    if config.read(flag("share_encoder_decoder_embeddings", True)):
+        return {place: Part(stack, config) for place, stack in MARIAN.items()}
+    return {
+        place: Part(replace(stack, head={**stack.head, "token_embed.weight": EMBEDDINGS[place]}), config)
+        for place, stack in MARIAN.items()
+    }
 
 
 def export(model: nn.Module) -> Export | None:

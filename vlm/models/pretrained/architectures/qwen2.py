@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from vlm.models.pretrained.architecture import Architecture, Model
-from vlm.models.pretrained.architectures.llama import LLAMA, export_decoder
+from vlm.models.pretrained.architectures.llama import CLASS_HEAD, LLAMA, export_decoder
 from vlm.models.pretrained.fields import Fields, integer
 from vlm.models.pretrained.stack import Part, Stack
 
@@ -34,5 +34,6 @@ def part(stack: Stack, config: Fields) -> Part:
 ARCHITECTURE = Architecture(
     parts=lambda config: {"decoder": part(QWEN2, config)},
     models={"Qwen2ForCausalLM": Model("language_modeling", lambda config, parts: parts["decoder"])},
+    unused=CLASS_HEAD,
     export=lambda model: export_decoder(model, QWEN2, "Qwen2ForCausalLM", qkv_bias=True),
 )

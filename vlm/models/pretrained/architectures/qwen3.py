@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from vlm.models.pretrained.architecture import Architecture, Model
-from vlm.models.pretrained.architectures.llama import LLAMA, export_decoder
+from vlm.models.pretrained.architectures.llama import CLASS_HEAD, LLAMA, export_decoder
 from vlm.models.pretrained.architectures.qwen2 import QWEN2, part
 from vlm.models.pretrained.fields import integer
 
@@ -17,5 +17,6 @@ QWEN3 = replace(
 ARCHITECTURE = Architecture(
     parts=lambda config: {"decoder": part(QWEN3, config)},
     models={"Qwen3ForCausalLM": Model("language_modeling", lambda config, parts: parts["decoder"])},
+    unused=CLASS_HEAD,
     export=lambda model: export_decoder(model, QWEN3, "Qwen3ForCausalLM", qk_norm="rms"),
 )

@@ -9,7 +9,7 @@ from vlm.models.masked_language_model import MaskedLanguageModel
 from vlm.models.pretrained.architecture import Architecture, Model, Spec
 from vlm.models.pretrained.architectures import bert
 from vlm.models.pretrained.fields import Fields, integer
-from vlm.models.pretrained.stack import Names, Part, Stack, Weight, layers, tied
+from vlm.models.pretrained.stack import Names, Part, Stack, Weight, layers, patterns_of
 from vlm.models.text_classifiers import SequenceClassifier, TokenClassifier
 from vlm.models.text_encoder import TextEncoder
 
@@ -42,6 +42,8 @@ ROBERTA = Stack(
         ),
         **layers(bert.LAYERS, "encoder.layer"),
     },
+    head={"token_embed.weight": f"roberta.{bert.WORDS}|{bert.WORDS}|lm_head.decoder.weight"},
+    unused=bert.BERT.unused,
     needed=bert.NEEDED
     | {"is_decoder": False, "add_cross_attention": False, "pad_token_id": PADDING, "type_vocab_size": 1},
     neutral_keys=bert.NEUTRAL_KEYS,
@@ -59,7 +61,6 @@ PREDICTIONS: Names = {
     "vocabulary_head.bias": "lm_head.bias|lm_head.decoder.bias",
     "vocabulary_head.dense": "lm_head.dense",
     "vocabulary_head.norm": "lm_head.layer_norm",
-    "encoder.token_embed.weight": Weight((f"roberta.{bert.WORDS}", "lm_head.decoder.weight"), tied),
 }
 ARCHITECTURE = Architecture(
     parts=lambda config: {"encoder": Part(ROBERTA, config)},
@@ -73,6 +74,10 @@ ARCHITECTURE = Architecture(
         SequenceClassifier: lambda model: {"transform": "classifier.dense", "head": "classifier.out_proj"},
         TokenClassifier: bert.token_head,
     },
+    unused=(
+        *patterns_of(PREDICTIONS),
+        *("classifier.{kind}", "classifier.dense.{kind}", "classifier.out_proj.{kind}", "qa_outputs.{kind}"),
+    ),
     ends={"pad": "<pad>", "bos": "<s>", "eos": "</s>"},
     pairs=False,
 )

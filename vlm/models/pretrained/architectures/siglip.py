@@ -33,6 +33,7 @@ SIGLIP_TEXT = Stack(
         "norm": "final_layer_norm",
         **layers(LAYERS, "encoder.layers"),
     },
+    unused=("embeddings.position_ids", "head.{kind}"),
 )
 TOWERS = {"encoder": SIGLIP_VISION, "text_encoder": SIGLIP_TEXT}
 PAD = integer("pad_token_id", 1, low=0)
@@ -118,6 +119,7 @@ ARCHITECTURE = Architecture(
         "SiglipModel": Model("contrastive", dual_encoder),
     },
     heads={Classifier: class_head, DualEncoder: heads},
+    unused=("logit_scale", "logit_bias", "classifier.{kind}"),
     ends=dict.fromkeys(("pad", "bos", "eos"), "</s>"),
     canonical=True,
     export=export,

@@ -12,6 +12,11 @@ OWN_SIZES = {
     "class_token": False,
     "image_size": square("image_size", 224),
 }
+# Tensors of the attention pooling.
+POOL = (
+    *("probe", "attention.in_proj_{kind}", "attention.out_proj.{kind}"),
+    *("layernorm.{kind}", "mlp.fc1.{kind}", "mlp.fc2.{kind}"),
+)
 SIGLIP_VISION = Stack(
     kind=ViT,
     model_type="siglip_vision_model",
@@ -23,6 +28,7 @@ SIGLIP_VISION = Stack(
         "norm": "post_layernorm",
         **layers(LAYERS, "encoder.layers"),
     },
+    unused=("embeddings.position_ids", *(f"head.{name}" for name in POOL)),
     needed={"num_channels": 3},
     # Of the pooling, which is part of the model, and of PaliGemma's projector.
     neutral_keys=("num_image_tokens", "num_positions", "projection_dim", "projector_hidden_act", "vision_use_head"),

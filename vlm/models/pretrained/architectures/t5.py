@@ -10,7 +10,7 @@ from vlm.models.pretrained.architecture import Architecture, Model, spec_of, tra
 from vlm.models.pretrained.architectures.llama import ACTIVATIONS as GATED
 from vlm.models.pretrained.fields import Fields, choice, flag, integer, number
 from vlm.models.pretrained.stack import ACTIVATIONS as UNGATED
-from vlm.models.pretrained.stack import Names, Part, Paths, Stack, Weight, layers, tied
+from vlm.models.pretrained.stack import Names, Part, Paths, Stack, Weight, layers
 from vlm.models.text_encoder import TextEncoder
 
 ACTIVATIONS = UNGATED | {f"gated-{theirs}": ours for theirs, ours in GATED.items()}
@@ -26,6 +26,7 @@ CROSS_ATTENTION: Paths = {
     "cross_attn.kv": ("layer.1.EncDecAttention.k", "layer.1.EncDecAttention.v"),
     "cross_attn.proj": "layer.1.EncDecAttention.o",
 }
+EMBEDDING = "shared.weight|encoder.embed_tokens.weight|decoder.embed_tokens.weight"  # copies of one tensor
 BUCKETS, FURTHEST = "relative_attention_num_buckets", "relative_attention_max_distance"
 SIZES: dict[str, Any] = {
     "dim": integer("d_model", 512),
@@ -53,10 +54,10 @@ def mlp(layer: int, *, gated: bool) -> Paths:
     }
 
 
-def names(side: str, paths: Paths) -> Names:
+def names(side: str, paths: Paths, embedding: str) -> Names:
     bias = f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
     return {
-        "token_embed.weight": f"shared.weight|{side}.embed_tokens.weight",
+        "token_embed.weight": embedding,
         "positions.weight": Weight((bias,), torch.t, torch.t),
         "norm": f"{side}.final_layer_norm",
         **layers(paths, f"{side}.block"),
@@ -103,10 +104,8 @@ T5_DECODER = Stack(
     sizes=SIZES,
     more=positions_and_head,
     names={},
-    head={
-        "token_embed.weight": Weight(("shared.weight|decoder.embed_tokens.weight", "lm_head.weight"), tied),
-        "vocabulary_head.own.weight": Weight(("lm_head.weight|shared.weight|decoder.embed_tokens.weight",)),
-    },
+    # Without an effect in all versions of transformers, and in the folders of the first T5.
+    unused=("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",),
 )
 
 
@@ -116,17 +115,21 @@ def parts(config: Fields) -> dict[str, Part]:
     # Newer folders also have what follows from feed_forward_proj; other values would replace it.
     activation = "gelu_new" if stated == "gated-gelu" else stated.removeprefix("gated-")
     config.require({"is_gated_act": gated, "dense_act_fn": activation}, f"an MLP of {stated:.40}")
-    encoder = names("encoder", {**ATTENTION, **mlp(1, gated=gated)})
-    decoder = names("decoder", {**ATTENTION, **CROSS_ATTENTION, **mlp(2, gated=gated)})
+    shared = config.read(flag("tie_word_embeddings", True))
+    embedding = f"{EMBEDDING}|lm_head.weight" if shared else EMBEDDING
+    encoder = names("encoder", {**ATTENTION, **mlp(1, gated=gated)}, embedding)
+    decoder = names("decoder", {**ATTENTION, **CROSS_ATTENTION, **mlp(2, gated=gated)}, embedding)
+    head = {"vocabulary_head.own.weight": embedding if shared else "lm_head.weight"}
     depth = config.get("num_decoder_layers") or config.get("num_layers", 6)
     return {
         "encoder": Part(replace(T5_ENCODER, names=encoder), config),
-        "decoder": Part(replace(T5_DECODER, names=decoder), config | {"num_layers": depth}),
+        "decoder": Part(replace(T5_DECODER, names=decoder, head=head), config | {"num_layers": depth}),
     }
 
 
 ARCHITECTURE = Architecture(
     parts=parts,
     models={name: Model("translation", translator) for name in ("T5ForConditionalGeneration", "T5WithLMHeadModel")},
+    unused=("qa_outputs.{kind}",),
     bare=True,
 )

@@ -41,6 +41,17 @@ class TimmStack(Stack):
             name: Weight((name.removeprefix(BACKBONE),)) for name in module.state_dict() if name.startswith(BACKBONE)
         }
 
+    def neutral(self, config: Fields) -> list[str]:
+        """The layers of the head of classes, which config.json names or else timm's own config of the model."""
+        stated = config.part("pretrained_cfg", {}).values.get("classifier")
+        if stated is None:
+            from timm.models import get_pretrained_cfg
+
+            known = get_pretrained_cfg(config.read(text("architecture", REQUIRED)).partition(".")[0])
+            stated = None if known is None else known.classifier
+        heads = stated if isinstance(stated, list | tuple) else [stated]
+        return [f"{name}.{{kind}}" for name in heads if isinstance(name, str)]
+
 
 TIMM = TimmStack(kind=TimmEncoder, model_type="timm", sizes={}, names={})
 ARCHITECTURE = Architecture(

@@ -8,7 +8,7 @@ from vlm.models.decoder import Decoder
 from vlm.models.pretrained.architecture import Architecture, Model, spec_of
 from vlm.models.pretrained.architectures import marian
 from vlm.models.pretrained.fields import Fields, flag, integer
-from vlm.models.pretrained.stack import Part, Stack, Weight, layers, tied
+from vlm.models.pretrained.stack import Part, Stack, Weight, layers
 
 BEFORE = 2  # number of learned positions that precede the first token's
 
@@ -43,6 +43,7 @@ TROCR = Stack(
         "embed_norm": "layernorm_embedding",
         **layers(marian.LAYERS, "layers"),
     },
+    unused=("embed_positions._float_tensor",),  # shows older versions the type of the model
     neutral_keys=("add_cross_attention", "cross_attention_hidden_size", "is_decoder"),  # shown by the tensors
     aliases={
         "hidden_size": "d_model",
@@ -51,8 +52,8 @@ TROCR = Stack(
     },
     extra=layers(marian.CROSS_LAYERS, "layers"),
     head={
-        "token_embed.weight": Weight(("model.decoder.embed_tokens.weight", "output_projection.weight"), tied),
-        "vocabulary_head.own.weight": Weight(("output_projection.weight",)),
+        "token_embed.weight": "model.decoder.embed_tokens.weight|output_projection.weight",
+        "vocabulary_head.own.weight": "output_projection.weight",
     },
 )
 ARCHITECTURE = Architecture(

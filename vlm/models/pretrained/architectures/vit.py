@@ -25,6 +25,7 @@ ENTRANCE: Names = {
     "patch_embed": "embeddings.patch_embeddings.projection",
     "norm": "layernorm",
 }
+HEADS = ("classifier.{kind}", "decoder.*.{kind}")  # of classes, and of masked patches
 NEEDED = {"num_channels": 3}
 QKV_BIAS = replace(flag("qkv_bias", True), write=lambda own: own is not False)  # None in our config means `bias`
 VIT = Stack(
@@ -33,6 +34,7 @@ VIT = Stack(
     prefix="vit.",
     sizes=SIZES | IMAGE_SIZES | {"qkv_bias": QKV_BIAS},
     names={**ENTRANCE, **layers(LAYERS, "encoder.layer")},
+    unused=("pooler.dense.{kind}", "embeddings.mask_token"),
     needed=NEEDED,
     neutral_keys=("encoder_stride", "pooler_act", "pooler_output_size"),  # of heads that ours has not
 )
@@ -54,5 +56,6 @@ ARCHITECTURE = Architecture(
     parts=lambda config: {"encoder": Part(VIT, config)},
     models={"ViTForImageClassification": Model("classification", classifier("class"))},
     heads={Classifier: class_head},
+    unused=HEADS,
     export=export,
 )
