@@ -1,7 +1,7 @@
 """Reads a Hugging Face folder as a checkpoint: model, tokenizer, preprocessing, special ids, decoding defaults."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -53,9 +53,11 @@ def from_folder(folder: Folder, dtype: torch.dtype = torch.float32) -> dict[str,
         return {"format": FORMAT, "vlm": about, "state_dict": weights, "global_step": 0, "epoch": -1}
 
 
-def describe_folder(folder: Folder) -> tuple[Specified, dict[str, Any]]:
+def describe_folder(folder: Folder, *, images_only: bool = False) -> tuple[Specified, dict[str, Any]]:
     """Returns a folder's model and what a checkpoint holds besides weights, which are not read.
 
+    Args:
+        images_only: Whether a dual encoder is read for its image encoder, and may lack a tokenizer that can be used.
     Raises:
         UserError: As `from_folder`, except for a decoder without a head.
     """
@@ -68,7 +70,9 @@ def describe_folder(folder: Folder) -> tuple[Specified, dict[str, Any]]:
             _check_images(folder, preprocess.image_size, specified.parts["encoder"])
             about["preprocess"] = preprocess.state()
         about["model"] = specified.model
-        about |= _of_texts(folder, specified) | _of_vectors(folder, specified)
+        with suppress(*((UserError,) if images_only and "text_encoder" in specified.parts else ())):
+            about |= _of_texts(folder, specified)
+        about |= _of_vectors(folder, specified)
         if about["task"] in NAMED:
             about["classes"] = class_names(folder.config)
         if about["task"] == "text_classification":

@@ -51,8 +51,10 @@ def start_from(model: nn.Module, places: Mapping[str, str], tokenizer: Any = Non
 
 def _from_folder(model: nn.Module, folder: Folder, key: str, tokenizer: Any) -> list[str]:
     try:
-        # An image encoder may come from a folder that has a tokenizer, such as CLIP's.
-        if tokenizer is not None and any(name.endswith("token_embed") for name, _ in model.named_modules()):
+        # An image encoder may come from a folder that also has a text encoder, such as CLIP's.
+        images_only = "text_encoder" in folder.parts and not hasattr(model, "text_encoder")
+        reads_texts = any(name.endswith("token_embed") for name, _ in model.named_modules())
+        if tokenizer is not None and reads_texts and not images_only:
             check_tokens(folder, tokenizer)
         return load_hugging_face(model, folder)
     except UserError as fault:

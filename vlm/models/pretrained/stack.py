@@ -225,11 +225,9 @@ class Stack:
         """
         own = module.state_dict().keys()
         found = weight_map(self.names, own, stored)
-        found |= {
-            name: one
-            for name, one in weight_map(self.extra, own, stored).items()
-            if not stored or any(other in stored for other in one.names)
-        }
+        extra = weight_map(self.extra, own, stored)
+        if not stored or any(other in stored for one in extra.values() for other in one.names):
+            found |= extra  # of which a folder has all or none
         if not self.transposed:
             return found
         linear = [name for name in found if name.startswith("blocks.") and "norm" not in name]

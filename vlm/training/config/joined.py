@@ -59,7 +59,7 @@ def _encoder(values: Mapping[str, Any], *, fresh: bool) -> Iterator[str]:
         if values["encoder.weights"] is not None:
             yield f"{BACKBONE}.weights={values['encoder.weights']}"
         return
-    _, specified, about = described(place, "model.encoder.path")
+    _, specified, about = described(place, "model.encoder.path", images_only=True)
     encoder = specified.parts.get("encoder")
     if (
         specified.parts.keys() - {"text_encoder"} != {"encoder"}

@@ -13,6 +13,7 @@ MODELS = {
     "captioning": ("base", "ViT"),
     "classification": ("classifier_small", "ViT"),
     "contrastive": ("dual_small", "ViT"),
+    "conversations": ("small", "ViT"),
     "image_questions": ("small", "ViT"),
     "language_modeling": ("gpt2", None),
     "masked_language_modeling": ("masked_lm_small", "TextEncoder"),
@@ -22,7 +23,12 @@ MODELS = {
     "translation": ("translator_small", None),
 }
 LONGEST = 64  # tokens of a caption
-CAPTIONER = "small"  # the model if a folder holds only an encoder; its decoder starts fresh
+FRESH_DECODER = ("captioning", "conversations", "image_questions")  # tasks for which a folder may hold only an encoder
+CAPTIONER = "small"  # the model of these tasks, whose decoder starts fresh
+JOINED = (
+    "for texts about images, join an image encoder and a decoder of Llama's family: model=vision_language "
+    "model.encoder.path=FOLDER model.decoder.path=FOLDER"
+)
 # Learning rates of AdamW: of whole models (Devlin et al. 2019, appendix A.3), of adapters (Hu et al. 2022, table 11),
 # and of an encoder with a decoder that starts fresh (BLIP, Li et al. 2022).
 WHOLE_LR, ADAPTERS_LR, FRESH_LR = "5e-5", "2e-4", "3e-4"
@@ -55,11 +61,12 @@ class Pretrained:
         return list(_of_folder(values["path"], choices))
 
 
-def described(place: str | None, key: str) -> tuple[str, Any, dict[str, Any]]:
+def described(place: str | None, key: str, *, images_only: bool = False) -> tuple[str, Any, dict[str, Any]]:
     """Returns the path of a folder, the specification of its model, and what a checkpoint holds besides weights.
 
     Args:
         key: Config key of the folder, for messages.
+        images_only: See `describe_folder`.
     """
     if not place:
         raise UserError(f"{key}: has no value; give {key}=FOLDER")
@@ -68,22 +75,24 @@ def described(place: str | None, key: str) -> tuple[str, Any, dict[str, Any]]:
     from vlm.models.pretrained.opened import opened
 
     folder = str(fetched(place))
-    return folder, *describe_folder(opened(folder))
+    return folder, *describe_folder(opened(folder), images_only=images_only)
 
 
 def _of_folder(place: str | None, choices: Mapping[str, str]) -> Iterator[str]:
-    folder, specified, about = described(place, "model.path")
+    stated = choices.get("task")
+    folder, specified, about = described(place, "model.path", images_only=stated not in (None, "contrastive"))
     from vlm.data.text.prompt_form import reads_images_inside_texts
 
     if reads_images_inside_texts(about):
         raise UserError(
-            f"model.path={place}: holds a {about['origin']}, which is used, not trained from; choose another"
+            f"model.path={place}: a {about['origin']} is supported for inference only and cannot be fine-tuned; "
+            f"{JOINED}"
         )
-    task = choices.get("task") or specified.task
+    task = stated or specified.task
     whole = task == specified.task
     parts = {place: part for place, part in specified.parts.items() if whole or place != "text_encoder"}
-    _check(folder, task, parts, about["origin"], whole=whole)
-    fresh = task == "captioning" and not whole
+    _check(folder, task, specified, about["origin"])
+    fresh = task in FRESH_DECODER and "decoder" not in parts
     yield from (f"task={task}", f"model={CAPTIONER if fresh else MODELS[str(task)][0]}", f"model.init_from={place}")
     if "optim" not in choices:
         rate = ADAPTERS_LR if choices.get("model/adapt") else FRESH_LR if fresh else WHOLE_LR
@@ -106,19 +115,23 @@ def _of_folder(place: str | None, choices: Mapping[str, str]) -> Iterator[str]:
         yield from of_preprocess(about["preprocess"])
 
 
-def _check(folder: str, task: str | None, parts: Mapping[str, Any], origin: str, *, whole: bool) -> None:
-    if task in MODELS and (whole or (parts.keys() == {"encoder"} and parts["encoder"]["name"] == MODELS[task][1])):
+def _check(folder: str, task: str | None, specified: Any, origin: str) -> None:
+    """Raises a UserError with the tasks that a folder can be trained for, unless `task` is one of them."""
+    encoder = specified.parts.get("encoder")
+    alone = encoder is not None and specified.parts.keys() - {"text_encoder"} == {"encoder"}
+    fit = [name for name, (_, kind) in MODELS.items() if alone and kind == encoder["name"] and name != specified.task]
+    fit = ([specified.task] if specified.task in MODELS else []) + fit
+    if task in fit:
         return
-    if (encoder := parts.get("encoder")) is not None and encoder["name"] == "TimmEncoder":
+    if encoder is not None and encoder["name"] == "TimmEncoder":
         raise UserError(
             f"model.path={folder}: a {origin} of timm; choose model/encoder=timm model.encoder.name={origin} "
             f"model.encoder.weights={folder}/model.safetensors"
         )
-    fit = [name for name, (_, kind) in MODELS.items() if "encoder" in parts and kind == parts["encoder"]["name"]]
-    known = f"say which task it is for: task={' or task='.join(fit)}" if fit else "leave task out"
-    raise UserError(
-        f"model.path={folder}: a {origin} {'is for no task alone' if task is None else f'is not for {task}'}; {known}"
-    )
+    fault = "has no task of its own" if task is None else f"cannot be trained for task={task}"
+    known = f"choose task={' or task='.join(fit)}" if fit else "choose another folder"
+    more = f"; {JOINED}" if task in FRESH_DECODER[1:] else ""
+    raise UserError(f"model.path={folder}: a {origin} {fault}; {known}{more}")
 
 
 def of_encoder(spec: Mapping[str, Any], place: str = "model.encoder", *, alone: bool = True) -> Iterator[str]:
