@@ -185,7 +185,11 @@ ASKED = ["answer", "PHOTO", "-c", "FOLDER", "--question"]
             "reads its images inside prompts, which an evaluation",
         ),
         ("smolvlm", ["caption", "PHOTO", "-c", "FOLDER", "--attention", "maps"], "inside a prompt there are no maps"),
-        ("smolvlm", ["train", "model=pretrained", "model.path=FOLDER"], "is used, not trained from; choose another"),
+        (
+            "smolvlm",
+            ["train", "model=pretrained", "model.path=FOLDER"],
+            "is supported for inference only and cannot be fine-tuned",
+        ),
         ("smolvlm", ["export", "out", "-c", "FOLDER"], "computes a VisionLanguageModel of a ProjectedEncoder"),
     ],
 )

@@ -73,7 +73,9 @@ FOLDERS: dict[str, Callable[[Any], Any]] = {
     },
 }
 # Tensors that transformers misses, and that our models have no use for.
-NEEDLESS = re.compile(r"pooler|mask_token|vision_model\.head|^head\.|post_layernorm|embed_positions|position_ids")
+NEEDLESS = re.compile(
+    r"pooler|mask_token|vision_(model|tower)\.head|^head\.|post_layernorm|embed_positions|position_ids"
+)
 # Copies of one tensor, by the names that transformers ties.
 TIES = [
     {"lm_head.weight", "model.embed_tokens.weight"},
@@ -111,14 +113,14 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("clean")
 
 
-def damage(tensors: dict[str, Tensor], draw: random.Random) -> tuple[set[str], dict[str, Tensor], dict[str, Any]]:
+def damage(tensors: dict[str, Tensor], draw: random.Random, *, tied: bool) -> tuple[set[str], Any, Any]:
     """Puts one fault into a folder's tensors.
 
     Returns:
-        Names that a refusal has to mention one of, the tensors that transformers is to read instead, if not these, and
-        keys of config.json.
+        The names of which a refusal has to mention one; the tensors that transformers is to read instead, {} for the
+        same, and None if it has no such form; keys of config.json.
     """
-    kind = draw.choice(("remove", "rename", "add", "retype", "scale", "tie"))
+    kind = draw.choice([kind for kind in KINDS if tied or kind != "tie"])
     name = draw.choice(sorted(tensors))
     return KINDS[kind](tensors, name, draw)
 
@@ -169,17 +171,14 @@ def scale(tensors: dict[str, Tensor], name: str, draw: random.Random) -> Any:
     config: dict[str, Any] = {"quant_method": "fp8", "weight_block_size": block and [*block], "fmt": "e4m3"}
     if draw.random() < 0.2:
         config |= draw.choice([{"quant_method": "fbgemm_fp8"}, {"fmt": "e3m4"}, {"odd": 1}, {"weight_block_size": [3]}])
-    instead = {}
-    if stored.shape != (5, 7) and all(side % each == 0 for side, each in zip(weight.shape, grid, strict=True)):
+    instead = None
+    sides = zip(weight.shape, (rows, columns), grid, strict=True)
+    # They take the sizes of blocks from the number of scales, so that blocks that are cut off cannot be compared.
+    if stored.shape != (5, 7) and all(count == 1 or side % each == 0 for side, each, count in sides):
         exact = Fp8Dequantize(None)._dequantize_one(tensors[name], factors, torch.float32)
-        # They take blocks from the number of scales, so that only whole blocks can be compared.
-        if all(
-            side % each == 0 or count == 1
-            for side, each, count in zip(weight.shape, (rows, columns), grid, strict=True)
-        ):
-            instead = {one: tensor for one, tensor in tensors.items() if one != f"{name}_scale_inv"} | {name: exact}
+        instead = {one: tensor for one, tensor in tensors.items() if one != f"{name}_scale_inv"} | {name: exact}
     stated = {"quantization_config": config} if draw.random() < 0.8 else {}
-    return {name, f"{name}_scale_inv", "quantization_config"}, instead or None, stated
+    return {name, f"{name}_scale_inv", "quantization_config"}, instead, stated
 
 
 def tie(tensors: dict[str, Tensor], name: str, draw: random.Random) -> Any:
@@ -213,7 +212,6 @@ def read_by_theirs(folder: Path, kind: str, out: Path) -> Path | None:
     for path in out.glob("*.safetensors"):
         path.unlink()
     model.save_pretrained(out)
-    # Its config.json may be laid out in another way, and its head may not be tied any more.
     return out
 
 
@@ -244,7 +242,7 @@ def outcomes(folder: Path) -> Iterator[tuple[str, dict[str, Tensor] | None, str]
 
 
 def check(name: str, number: int, root: Path, work: Path) -> str:
-    """Tries a fault in a folder; returns "equal" or "refused", or a description of what is wrong."""
+    """Tries a fault in a folder: "equal", "refused", "alone" (read without a reference), or what is wrong."""
     draw = random.Random(f"{SEED} {name} {number}")
     torch.manual_seed(number)
     source, kind = clean(name, root)
@@ -252,7 +250,8 @@ def check(name: str, number: int, root: Path, work: Path) -> str:
     shutil.copytree(source, folder)
     tensors = load_file(folder / "model.safetensors")
     before = {one: (tensor.dtype, tensor.shape) for one, tensor in tensors.items()}
-    words, instead, stated = damage(tensors, draw)
+    tied = not name.endswith(("_classes", "_tags", "_spans"))  # these classes have no head that shares the embedding
+    words, instead, stated = damage(tensors, draw, tied=tied)
     names = {one for one in words | {re.sub(pattern, new, one) for one in words for pattern, new in renamed(folder)}}
     theirs = None
     if instead is not None:
@@ -265,13 +264,13 @@ def check(name: str, number: int, root: Path, work: Path) -> str:
     case = f"{name} {number}: {sorted(words)[:4]} {sorted(map(str, after.items()))[:3]} {stated}"
     found = list(outcomes(folder))
     if all(refusal for *_, refusal in found):
-        wrong = [refusal for *_, refusal in found if not any(one and one in refusal for one in names)]
+        wrong = [refusal for *_, refusal in found if not any(len(one) > 3 and one in refusal for one in names)]
         return f"{case}: refused without the name: {wrong[0][:300]}" if wrong else "refused"
     if any(refusal for *_, refusal in found):
         return f"{case}: refused by some alone: {[(function, refusal[:200]) for function, _, refusal in found]}"
     if theirs is None:
         if instead is None:  # no reference, because blocks are cut off
-            return "equal"
+            return "alone"
         return f"{case}: read, where transformers draws at random or fails"
     try:
         truth = by_read(theirs)
@@ -289,7 +288,7 @@ def renamed(folder: Path) -> list[tuple[str, str]]:
 
 
 def try_all(count: int, root: Path, tmp_path: Path) -> None:
-    tally: dict[str, int] = {"equal": 0, "refused": 0}
+    tally: dict[str, int] = {"equal": 0, "refused": 0, "alone": 0}
     faults = []
     for number in range(count):
         name = [*FOLDERS][number % len(FOLDERS)]
@@ -302,7 +301,7 @@ def try_all(count: int, root: Path, tmp_path: Path) -> None:
             faults.append(result)
     print(f"seed {SEED}, {count} folders: {tally}, {len(faults)} faults")
     assert not faults, "\n".join(faults[:40])
-    assert min(tally.values()) > count // 10
+    assert tally["equal"] > count // 10 and tally["refused"] > count // 10
 
 
 @pytest.mark.slow

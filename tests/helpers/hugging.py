@@ -219,7 +219,7 @@ def written(model, tokenizer, pixels, **options):
     return [tokenizer.decode([id for id in row if id < len(tokenizer)], skip_special_tokens=True) for row in rows]
 
 
-def _vision(kind, config, **sizes):
+def vision(kind, config, **sizes):
     return wide(kind(config(**{**SIZES, "image_size": 24, "patch_size": 8, **sizes})))
 
 
@@ -237,21 +237,21 @@ def _siglip(**options):
 SQUARE, LARGER = square(24), square(28)
 # Encoders of images with their processors; each cuts its images in a way of its own.
 ENCODERS = {
-    "vit": lambda: (_vision(t.ViTModel, t.ViTConfig), t.ViTImageProcessor(size=SQUARE)),
-    "deit": lambda: (_vision(t.DeiTModel, t.DeiTConfig), t.DeiTImageProcessor(size=LARGER, crop_size=SQUARE)),
+    "vit": lambda: (vision(t.ViTModel, t.ViTConfig), t.ViTImageProcessor(size=SQUARE)),
+    "deit": lambda: (vision(t.DeiTModel, t.DeiTConfig), t.DeiTImageProcessor(size=LARGER, crop_size=SQUARE)),
     "clip_vision": lambda: (
-        _vision(t.CLIPVisionModel, t.CLIPVisionConfig),
+        vision(t.CLIPVisionModel, t.CLIPVisionConfig),
         t.CLIPImageProcessor(size={"shortest_edge": 24}, crop_size=SQUARE),
     ),
-    "siglip": lambda: (_vision(t.SiglipVisionModel, t.SiglipVisionConfig), t.SiglipImageProcessor(size=SQUARE)),
+    "siglip": lambda: (vision(t.SiglipVisionModel, t.SiglipVisionConfig), t.SiglipImageProcessor(size=SQUARE)),
     "dinov2": lambda: (_dinov2(t.Dinov2Model), t.BitImageProcessor(size={"shortest_edge": 27}, crop_size=SQUARE)),
 }
 LABELS = {"id2label": {0: "cat", 1: "dog", 2: "a, b"}, "label2id": {"cat": 0, "dog": 1, "a, b": 2}}
 TEACHER = t.DeiTForImageClassificationWithTeacher
 CLASSIFIERS = {
-    "vit": lambda: (_vision(t.ViTForImageClassification, t.ViTConfig, **LABELS), ENCODERS["vit"]()[1]),
-    "deit": lambda: (_vision(t.DeiTForImageClassification, t.DeiTConfig, **LABELS), ENCODERS["deit"]()[1]),
-    "deit_teacher": lambda: (_vision(TEACHER, t.DeiTConfig, **LABELS), ENCODERS["deit"]()[1]),
+    "vit": lambda: (vision(t.ViTForImageClassification, t.ViTConfig, **LABELS), ENCODERS["vit"]()[1]),
+    "deit": lambda: (vision(t.DeiTForImageClassification, t.DeiTConfig, **LABELS), ENCODERS["deit"]()[1]),
+    "deit_teacher": lambda: (vision(TEACHER, t.DeiTConfig, **LABELS), ENCODERS["deit"]()[1]),
     "siglip": lambda: (_siglip(**LABELS), ENCODERS["siglip"]()[1]),
     "dinov2": lambda: (_dinov2(t.Dinov2ForImageClassification, **LABELS), ENCODERS["dinov2"]()[1]),
 }

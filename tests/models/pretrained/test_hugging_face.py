@@ -315,6 +315,43 @@ def test_damaged_files_are_refused(gpt2, saved, folder, name, damage, words):
     assert re.search(words, refused(decoder(), path)[0])
 
 
+def test_tensors_that_no_table_names_are_refused(gpt2, saved, folder):
+    path = saved(gpt2())
+    new = {"transformer.h.0.attn.c_attn.weight_scale": torch.ones(1), "transformer.h.7.ln_1.bias": torch.ones(24)}
+    edit_tensors(folder, lambda tensors: tensors | new | {"score.weight": torch.ones(2, 24)})
+    assert refused(decoder(), path) == [
+        f"transformer.h.0.attn.c_attn.weight_scale in {path} is part of weights quantised in a way that cannot be "
+        "read; choose another folder",
+        f"transformer.h.7.ln_1.bias in {path} is no tensor of a gpt2 that can be read; choose another folder",
+    ]
+    edit_tensors(folder, lambda tensors: {name: one for name, one in tensors.items() if name not in new})
+    assert loaded(decoder(), path)[1] == f"{path}: left over: score (1 tensor)"
+
+
+def test_weights_of_eight_bits_without_scales_are_refused_and_float64_is_read(gpt2, saved, folder):
+    theirs, name = gpt2(), "transformer.ln_f.weight"
+    path = saved(theirs)
+    for dtype in (torch.float8_e4m3fn, torch.float8_e5m2, torch.uint8, torch.int8, torch.bool):
+        edit_tensors(folder, lambda tensors, dtype=dtype: tensors | {name: torch.ones(24).to(dtype)})
+        assert refused(decoder(), path) == [f"{name} in {path} is {dtype}; give weights that are not quantised"]
+    edit_tensors(folder, lambda tensors: tensors | {name: theirs.transformer.ln_f.weight.detach().double()})
+    model = decoder()
+    loaded(model, path)
+    assert model.norm.weight.equal(theirs.transformer.ln_f.weight)
+
+
+@pytest.mark.parametrize("name", ["gamma", "weight"])
+def test_one_tensor_under_two_names_is_refused(name, saved, folder):
+    config = BertConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8)
+    path = saved(BertModel(config))
+    edit_tensors(folder, lambda tensors: tensors | {f"embeddings.LayerNorm.{name}": torch.ones(8)})
+    if name == "gamma":
+        with pytest.raises(UserError, match=r"has both embeddings\.LayerNorm\.(gamma|weight) and"):
+            Folder(path).weights()
+    else:
+        assert Folder(path).weights()
+
+
 def test_pickles_are_not_read_and_converting_them_is_told(gpt2, saved, folder):
     path = saved(gpt2())
     (folder / "model.safetensors").unlink()

@@ -1,21 +1,35 @@
 """Training from a Hugging Face folder: nothing of its sizes, tokenizer and preprocessing is typed."""
 
+from functools import partial
+
 import hugging as hf
 import pytest
 import torch
 from dual import saved_dual
+from image_text import saved_image_text
 from small import COMMON, TASKS
-from transformers import BertForMaskedLM, BertForSequenceClassification, BertModel
+from transformers import (
+    BertForMaskedLM,
+    BertForSequenceClassification,
+    BertModel,
+    ViTConfig,
+    ViTImageProcessor,
+    ViTModel,
+)
 
 from vlm.checkpoint.hugging_face import describe_folder
 from vlm.checkpoint.load import load_model, read
+from vlm.checkpoint.rebuild import rebuild
+from vlm.checkpoint.start import start_from
 from vlm.cli.main import run as vlm
 from vlm.config.compose import compose
 from vlm.errors import UserError
+from vlm.models.classifier import Classifier
 from vlm.models.pretrained.folder import Folder
 from vlm.models.pretrained.load import load_hugging_face
 from vlm.tasks.captioning.predict import Captioner
 from vlm.tasks.contrastive.predict import DualClassifier
+from vlm.training.config.joined import Joined
 from vlm.training.config.pretrained import Pretrained
 from vlm.training.run.fit import main
 
@@ -141,11 +155,23 @@ def saved_vit(folder):
 @pytest.mark.parametrize(
     ("save", "task", "words"),
     [
-        (saved_vit, {}, "for no task alone; .*task=captioning or task=class"),
-        (saved_vit, {"task": "tagging"}, "a ViTModel is not for tagging"),
+        (saved_vit, {}, "has no task of its own; choose task=captioning or task=class"),
+        (
+            saved_vit,
+            {"task": "tagging"},
+            "a ViTModel cannot be trained for task=tagging; choose task=captioning or task=cla",
+        ),
         (lambda folder: hf.saved_bert(folder, BertModel), {}, "task=masked_language_modeling or task=text_class"),
-        (hf.saved_captioner, {"task": "classification"}, "is not for classification"),
-        (hf.saved_gpt2, {"task": "captioning"}, "is not for captioning; leave task out"),
+        (
+            hf.saved_captioner,
+            {"task": "classification"},
+            "cannot be trained for task=classification; choose task=captioning$",
+        ),
+        (
+            hf.saved_gpt2,
+            {"task": "captioning"},
+            "cannot be trained for task=captioning; choose task=language_modeling$",
+        ),
     ],
     ids=["no task", "other inputs", "no task of texts", "half a captioner", "no encoder"],
 )
@@ -153,6 +179,61 @@ def test_a_folder_is_refused_for_a_task_that_it_is_not_for(tmp_path, save, task,
     save(tmp_path / "theirs")
     with pytest.raises(UserError, match=words):
         Pretrained.overrides({"path": str(tmp_path / "theirs")}, task)
+
+
+@pytest.mark.parametrize("task", ["image_questions", "conversations"])
+@pytest.mark.parametrize(
+    ("save", "words"),
+    [
+        (
+            hf.saved_gpt2,
+            "a GPT2LMHeadModel cannot be trained for task={}; choose task=language_modeling; for texts about",
+        ),
+        (partial(hf.saved_decoder, name="llama"), "a LlamaForCausalLM cannot be trained for task={}"),
+        (hf.saved_captioner, "a VisionEncoderDecoderModel cannot be trained for task={}; choose task=captioning; for"),
+        (
+            partial(saved_image_text, name="llava_clip"),
+            "a LlavaForConditionalGeneration is supported for inference only",
+        ),
+    ],
+    ids=["gpt2", "llama", "captioner", "llava"],
+)
+def test_a_folder_that_cannot_answer_about_images_says_what_can(tmp_path, capsys, save, words, task):
+    save(tmp_path / "theirs")
+    assert vlm(["train", "model=pretrained", f"model.path={tmp_path / 'theirs'}", f"task={task}"]) == 2
+    said = capsys.readouterr().err
+    assert words.format(task) in said and "model=vision_language model.encoder.path=FOLDER" in said
+
+
+@pytest.mark.slow
+def test_an_image_encoder_is_trained_for_questions(tmp_path):
+    folder = tmp_path / "theirs"
+    hf.saved(folder, (hf.vision(ViTModel, ViTConfig, image_size=32), ViTImageProcessor(size=hf.square(32))))
+    own = [text for text in TASKS["image_questions"] if "model" not in text and "image_size" not in text]
+    path = trained(tmp_path, "task=image_questions", *own, *SHORT, *FROZEN)
+    assert encoder_of(path) <= start_of(path, folder)
+
+
+def test_a_siglip_without_its_tokenizer_is_an_image_encoder(tmp_path):
+    folder = tmp_path / "theirs"
+    saved_dual("siglip", folder)
+    for name in ("spiece.model", "tokenizer.json", "tokenizer_config.json"):
+        (folder / name).unlink(missing_ok=True)
+    for task in ("captioning", "classification"):
+        given = Pretrained.overrides({"path": str(folder)}, {"task": task})
+        assert "model/encoder=vit" in given and not any(text.startswith("tokenizer") for text in given)
+    joined = {"encoder.path": str(folder), "encoder.name": None, "encoder.weights": None, "init_from": None}
+    hf.saved_decoder(tmp_path / "llama", "llama")
+    given = Joined.overrides(joined | {"decoder.path": str(tmp_path / "llama")}, {})
+    assert f"model.encoder.backbone.init_from={folder}" in given
+    with pytest.raises(UserError, match=r"there is no (tokenizer\.json|spiece\.model)"):
+        Pretrained.overrides({"path": str(folder)}, {"task": "contrastive"})
+    model = Classifier(
+        encoder=rebuild(describe_folder(Folder(folder), images_only=True)[0].parts["encoder"]),
+        num_classes=2,
+        pool="mean",
+    )
+    assert any("tensors taken" in line for line in start_from(model, {"": str(folder)}, tokenizer=None))
 
 
 TEXTS = ["data.source.train_documents=10", "data.source.val_documents=3", "data.train_samples=16", "data.max_len=32"]

@@ -176,12 +176,19 @@ class Folder:
         from safetensors import SafetensorError
 
         tensors: dict[str, Tensor] = {}
+        stored: dict[str, str] = {}
         for path in self._weight_files():
             try:
-                tensors |= {name: tensor if mapped else tensor.clone() for name, tensor in _tensors(path)}
+                for name, tensor in _tensors(path):
+                    current = OLD_NORMS.sub(lambda match: NEW_NAMES[match[0]], name)
+                    if current in tensors:
+                        raise UserError(
+                            f"{self} has both {stored[current]} and {name}, one tensor twice; choose another folder"
+                        )
+                    tensors[current], stored[current] = tensor if mapped else tensor.clone(), name
             except (OSError, SafetensorError) as fault:
                 raise UserError(f"{path} cannot be read ({fault}); fetch it again") from fault
-        return {OLD_NORMS.sub(lambda match: NEW_NAMES[match[0]], name): tensor for name, tensor in tensors.items()}
+        return tensors
 
     def _weight_files(self) -> list[Path]:
         whole = self.file("model.safetensors")

@@ -13,7 +13,6 @@ MODELS = {
     "captioning": ("base", "ViT"),
     "classification": ("classifier_small", "ViT"),
     "contrastive": ("dual_small", "ViT"),
-    "conversations": ("small", "ViT"),
     "image_questions": ("small", "ViT"),
     "language_modeling": ("gpt2", None),
     "masked_language_modeling": ("masked_lm_small", "TextEncoder"),
@@ -23,7 +22,7 @@ MODELS = {
     "translation": ("translator_small", None),
 }
 LONGEST = 64  # tokens of a caption
-FRESH_DECODER = ("captioning", "conversations", "image_questions")  # tasks for which a folder may hold only an encoder
+FRESH_DECODER = ("captioning", "image_questions")  # tasks for which a folder may hold only an encoder
 CAPTIONER = "small"  # the model of these tasks, whose decoder starts fresh
 JOINED = (
     "for texts about images, join an image encoder and a decoder of Llama's family: model=vision_language "
@@ -130,7 +129,7 @@ def _check(folder: str, task: str | None, specified: Any, origin: str) -> None:
         )
     fault = "has no task of its own" if task is None else f"cannot be trained for task={task}"
     known = f"choose task={' or task='.join(fit)}" if fit else "choose another folder"
-    more = f"; {JOINED}" if task in FRESH_DECODER[1:] else ""
+    more = f"; {JOINED}" if task in ("image_questions", "conversations") else ""
     raise UserError(f"model.path={folder}: a {origin} {fault}; {known}{more}")
 
 
