@@ -216,7 +216,9 @@ def _expanded(target: str, tree: DictConfig, chosen: list[str], given: list[Over
     choices, said = dict(tree.hydra.runtime.choices), []
     if choices.get("experiment"):  # it makes choices of its own, and its values override the folder's
         model: Any = OmegaConf.to_container(tree.model, resolve=False)
-        groups = tuple(f"{group.replace('/', '.')}." for group in choices if group.startswith("model/"))
+        groups = tuple(
+            f"{group.replace('/', '.')}." for group in choices if group.startswith("model/") and choices[group]
+        )
         said = [
             f"{key}={json.dumps(value)}"
             for key, value in walk(model, "model")  # except those of options that are chosen separately
