@@ -75,6 +75,28 @@ def test_texts_are_theirs(folder: str, name: str) -> None:
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("beams", [1, 3])
+def test_what_a_folder_bans_or_forces_holds(folder: str, beams: int) -> None:
+    """Without options too, which decode in another way than a search."""
+    torch.manual_seed(2)
+    theirs, tokenizer = saved_decoder(folder, "llama")
+    ours = TextGenerator(folder)
+    free = generate(ours.model, ours.tokenizer, PROMPTS, max_tokens=12, seed=0, sampling=Sampling(temperature=0.0))
+    banned = sorted({token for text in free for token in text.tokens[:2]})
+    theirs.generation_config.update(bad_words_ids=[[token] for token in banned], renormalize_logits=True)
+    theirs.generation_config.forced_eos_token_id = tokenizer.eos_token_id
+    theirs.generation_config.save_pretrained(folder)
+    ours = TextGenerator(folder)
+    found = dict(ours.results([PROMPTS], ours.options(max_tokens=12, sample=False, beam=beams)))
+    for place, prompt in enumerate(PROMPTS):
+        ids = tokenizer(prompt, return_tensors="pt").input_ids
+        row = theirs.generate(ids, max_new_tokens=12, do_sample=False, num_beams=beams)[0, ids.shape[1] :]
+        assert found[place][0].text == tokenizer.decode(row, skip_special_tokens=True), prompt
+    drawn = [texts[0] for _, texts in ours.results([PROMPTS], ours.options(max_tokens=12, sample=True))]
+    assert not {token for text in drawn for token in text.tokens} & {*banned}
+
+
+@torch.no_grad()
 def test_any_of_several_ends_ends_a_text(folder: str, tmp_path: Path) -> None:
     """Greedy, by beams, drawn and under a rule, as `generate` has them; each end comes first somewhere."""
     torch.manual_seed(4)

@@ -7,7 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vlm.decoding.constraints import Rules
 from vlm.decoding.sampling import Sampling
+from vlm.decoding.token_history import TokenHistory, draw_next, history_of
 from vlm.models.context import Context
 from vlm.models.text_decoder import TextDecoder
 from vlm.nn.step import replay
@@ -39,6 +41,7 @@ def continue_texts(
     context: Context | None = None,
     keys: Sequence[Sequence[int]] | None = None,
     ended: set[int] | None = None,
+    rules: Rules = Rules(),  # noqa: B008  # frozen
 ) -> Iterator[list[SampledToken]]:
     """Continues texts token by token until the end token or max_tokens.
 
@@ -52,6 +55,7 @@ def continue_texts(
         context: One row per prompt; None for a decoder without context.
         keys: Keys of each prompt's random draws, in addition to the seed; default the prompt.
         ended: Indices of texts that have ended. They are added here; the caller may add others to end them.
+        rules: Constraints on the texts, without a prefix or required words; they read the keys as prompts.
     Yields:
         The tokens of each step, for every unfinished text.
     """
@@ -59,7 +63,8 @@ def continue_texts(
     device = decoder.token_embed.weight.device
     # Random numbers are copied to the device once: a copy in each step would wait for the device.
     seeds = [seed] * len(texts) if isinstance(seed, int) else seed
-    parts = zip(seeds, keys or prompts, strict=True)
+    read_prompts = keys or prompts
+    parts = zip(seeds, read_prompts, strict=True)
     numbers = [numpy_rng(one, "text", *key).random(max_tokens) for one, key in parts]
     draws = torch.from_numpy(np.array(numbers)).to(device)  # (R, max_tokens)
     rows = [row for row in range(len(texts)) if max_tokens > 0]
@@ -68,6 +73,7 @@ def continue_texts(
     room = min(decoder.max_len, longest + -longest % ROOM)
     ended = set() if ended is None else ended
     steps: Stepper | None = None
+    history: TokenHistory | None = None
     tokens, begins = torch.empty(0), [-1] * len(texts)
     for step in range(max_tokens):
         if len(ended) == len(texts):
@@ -81,9 +87,12 @@ def continue_texts(
             seen = [texts[row][at:] for row, at in zip(rows, begins, strict=True)]
             steps, logits = _read(seen, decoder, room, None if context is None else context.rows(index))
             drawing = draws[index]
+            answers = [texts[row][len(prompts[row]) :] for row in rows]
+            begun = [read_prompts[row] for row in rows]
+            history = history_of(rules, begun, answers, most=max_tokens, device=device)
         else:
             logits = steps.logits(tokens[:, None])  # (R, V)
-        tokens = sampling.draw(logits, drawing[:, step])
+        tokens = draw_next(sampling, logits, drawing[:, step], history, (eos_id, *ends))
         logprobs = logits.log_softmax(-1).gather(-1, tokens[:, None])[:, 0]
         read = torch.stack([tokens, logprobs], 1).tolist()  # the only synchronisation of a step; float32 holds all ids
         pairs = zip(rows, read, strict=True)
@@ -98,6 +107,8 @@ def continue_texts(
             index = torch.tensor(going, device=device, dtype=torch.long)
             tokens, drawing = tokens[index], drawing[index]
             steps.state.select(index)
+            if history is not None:
+                history.select(index)
 
 
 def context_begin(length: int, window: int) -> int:

@@ -5,7 +5,44 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from vlm.decoding.constraints import Rules, follows, penalise, repeats, within
+from vlm.decoding.constraints import Rules, allow_end, follows, penalise, repeats, within
+from vlm.decoding.sampling import Sampling
+
+
+def history_of(
+    rules: Rules, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]], *, most: int, device: torch.device
+) -> "TokenHistory | None":
+    """Returns the tokens of prompts and their answers so far; None if no constraint needs them.
+
+    Args:
+        prompts: Their tokens. Negative ones stand for states of images, which no constraint reads.
+        most: Maximum number of tokens of an answer.
+    """
+    if not rules.read_texts:
+        return None
+    known = [[max(token, prompt[0], 0) if token < 0 else token for token in prompt] for prompt in prompts]
+    longest = max(map(len, known)) + most
+    history = TokenHistory(rules, rows=len(known), beams=1, max_len=longest, bos_id=0, device=device)
+    history.read([[*prompt, *answer] for prompt, answer in zip(known, answers, strict=True)])
+    history.begun = torch.tensor([len(prompt) for prompt in known], device=device)[:, None, None]
+    return history
+
+
+def draw_next(
+    sampling: Sampling, logits: Tensor, uniform: Tensor, history: "TokenHistory | None", ends: Sequence[int]
+) -> Tensor:
+    """Draws the next token of each text under its constraints, and adds it to the history, if there is one.
+
+    Shapes:
+        logits (R, V), uniform (R,) -> tokens (R,)
+    """
+    if history is None:
+        return sampling.draw(logits, uniform)
+    scores = history.constrain(logits.clone(), ends)
+    allow_end(scores, ends[0])
+    tokens = sampling.draw(scores, uniform)
+    history.append(tokens[:, None], None)
+    return tokens
 
 
 class TokenHistory:

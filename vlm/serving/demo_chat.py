@@ -44,7 +44,7 @@ class Talk:
 
     def __init__(self, predictor: ChatPredictor, photo: Callable[[str, int], Image.Image]) -> None:
         self.predictor, self.photo, self.kept = predictor, photo, KeptText(predictor.decoder)
-        sampling, _ = predictor.planned(ChatOptions())
+        sampling, *_ = predictor.planned(ChatOptions())
         self.temperature = sampling.temperature  # that of `vlm chat` without options
         self.hottest = max(HOTTEST, self.temperature)
 

@@ -1,5 +1,6 @@
 """Conversations: what stays in the cache gives the texts of a fresh reading, by `transformers` too."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import vlm
 from vlm.data.text.conversation import Turn
 from vlm.models.context import PLACE
 from vlm.models.decoder import Decoder
+from vlm.tasks.chat.predictor import Said
 from vlm.tasks.chat.session import Chat, Full
 
 QUESTIONS = [f"{word} {number}?" for number in range(5) for word in ("what is", "how many", "why red", "is it the cat")]
@@ -53,6 +55,42 @@ def test_twenty_turns_with_an_image_are_those_of_a_fresh_reading(folder: str, tm
     assert len(QUESTIONS) == 20
     assert max(read[1:]) < 60 and read[0] > 4  # of each turn, what is new; the image is read once
     assert chat.turns[0] == Turn("user", QUESTIONS[0], 1) and len(chat.turns) == 40
+
+
+RULES: dict[str, dict[str, Any]] = {
+    "repetition_penalty": {"repetition_penalty": 1.5},
+    "no_repeat_ngram_size": {"no_repeat_ngram_size": 2},
+    "min_new_tokens": {"min_new_tokens": 12},
+    "all": {"repetition_penalty": 1.2, "no_repeat_ngram_size": 3, "min_new_tokens": 5},
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", [*RULES, "bad_words_ids"])
+def test_rules_of_the_folder_hold_in_conversations(folder: str, name: str) -> None:
+    """As `transformers` applies them, in a conversation turn by turn and in those that a service answers together."""
+    saved_chat(folder, "chatml")
+    plain = vlm.load(folder, device="cpu", precision="fp32").chat(sample=False, max_tokens=20)
+    free = [plain.say(question) and list(plain.reply.tokens) for question in QUESTIONS[:1]]
+    stated = RULES.get(name) or {"bad_words_ids": [[token] for token in dict.fromkeys(free[0][:4])]}
+    path = Path(folder) / "generation_config.json"
+    known = json.loads(path.read_text())
+    ends = [known["eos_token_id"], free[0][4]]  # without a minimum, the answer would be short
+    stated = stated | ({"eos_token_id": ends} if "min_new_tokens" in stated else {})
+    path.write_text(json.dumps({**known, **stated, "renormalize_logits": True}))
+    model, theirs = vlm.load(folder, device="cpu", precision="fp32"), t.AutoModelForCausalLM.from_pretrained(folder)
+    chat = model.chat(sample=False, max_tokens=20)
+    truths = []
+    for question in QUESTIONS[:3]:
+        chat.say(question)
+        truths.append(fresh(theirs, chat.tokens()[: chat.reply.read], None, 20, chat.predictor.ends))
+        assert chat.reply.tokens == truths[-1]
+    assert truths[0][: len(free[0])] != free[0] and len(truths[0]) >= stated.get("min_new_tokens", 0)
+    said = [[Said(turn) for turn in chat.turns[: 2 * place + 1]] for place in range(3)]
+    prompts = [chat.predictor.prepare(one, chat.options) for one in said]
+    replies = dict(chat.predictor.results([prompts], chat.options))
+    alone = [next(iter(chat.predictor.results([[prompt]], chat.options)))[1].tokens for prompt in prompts]
+    assert [replies[place].tokens for place in range(3)] == alone and alone[0] == truths[0]
 
 
 def steps(chat: Chat) -> list[int]:

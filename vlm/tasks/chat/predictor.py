@@ -1,7 +1,7 @@
 """Conversations with a trained model: how it reads one, and its answers to many at once."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import takewhile
 from typing import Annotated, Any, NamedTuple
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from vlm.data.images.image import Preprocess
 from vlm.data.text.conversation import Turn
+from vlm.decoding.constraints import Rules, within
 from vlm.decoding.continuation import SampledToken, continue_texts
 from vlm.decoding.sampling import Sampling
 from vlm.errors import UserError
@@ -120,12 +121,15 @@ class ChatPredictor(TextPredictor):
             raise UserError("--stop: is empty, which would end every answer before it begins; give a text, or none")
         self.planned(options)
 
-    def planned(self, options: ChatOptions) -> tuple[Sampling, int]:
-        """Returns the sampling of an answer, and its maximum length in tokens."""
+    def planned(self, options: ChatOptions) -> tuple[Sampling, int, Rules]:
+        """Returns the sampling of an answer, its maximum length in tokens, and the checkpoint's constraints on it."""
         own = {name: getattr(options, name) for name in SamplingOptions.__dataclass_fields__}
         chosen = DecodingOptions(**own, beam=1).resolve(self.decoding, draws=True)
         drawn = chosen.sampling() if chosen.sample is not False else Sampling(temperature=0.0)
-        return drawn, chosen.max_tokens or MAX_TOKENS
+        rules = chosen.rules(self.tokenizer)
+        never = within(self.decoding.get("never", ()), self.tokenizer.vocab_size)
+        rules = replace(rules, banned=(*rules.banned, *((token,) for token in never)))
+        return drawn, chosen.max_tokens or MAX_TOKENS, rules
 
     def views(self, image: Any) -> tuple[Tensor, tuple[int, int]]:
         """Preprocesses an image: whole or in squares, uint8 (T, 3, H, W), and the rows and columns of squares.
@@ -167,7 +171,7 @@ class ChatPredictor(TextPredictor):
 
     def _together(self, batches: Iterable[Sequence[Prompt] | None], options: ChatOptions) -> Iterator[Sequence[Prompt]]:
         """Yields groups of prompts whose caches fit in memory: at most `TOGETHER` tokens, or a single prompt."""
-        _, most = self.planned(options)
+        _, most, _ = self.planned(options)
         for batch in batches:
             some: list[Prompt] = []
             for prompt in batch or ():
@@ -182,10 +186,10 @@ class ChatPredictor(TextPredictor):
         self, batch: Sequence[Prompt], replies: Sequence[Reply], options: ChatOptions, watch: Watch | None
     ) -> Iterator[int]:
         """Fills the replies to prompts; yields the place of each when it is complete."""
-        sampling, most = self.planned(options)
+        sampling, most, rules = self.planned(options)
         rooms = [self.decoder.max_len - len(prompt.tokens) for prompt in batch]
         ended = set[int]()
-        same: Any = {"sampling": sampling, "max_tokens": min(most, max(rooms)), "ended": ended}
+        same: Any = {"sampling": sampling, "max_tokens": min(most, max(rooms)), "ended": ended, "rules": rules}
         for drawn in self._drawn(batch, same | {"seed": [prompt.seed for prompt in batch]}):
             for item in drawn:
                 reply = replies[item.prompt]

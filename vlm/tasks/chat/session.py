@@ -10,6 +10,7 @@ from torch import Tensor
 
 from vlm.data.text.conversation import Turn
 from vlm.decoding.kept import KeptText
+from vlm.decoding.token_history import draw_next, history_of
 from vlm.errors import UserError
 from vlm.models.context import PLACE
 from vlm.randomness import numpy_rng
@@ -166,17 +167,18 @@ class Chat:
         return tokens
 
     def _answered(self, exchange: Exchange, prompt: Sequence[int]) -> Iterator[str]:
-        sampling, most = self.predictor.planned(self.options)
+        sampling, most, rules = self.predictor.planned(self.options)
         most = min(most, self.predictor.decoder.max_len - len(prompt))
         states = [image.states for one in self.exchanges for image in one.images]
         laid = torch.cat(states) if states else None
         seen = (PLACE if token < 0 else token for token in prompt)
         draws = torch.from_numpy(numpy_rng(self.options.seed, "text", *seen).random(most)).to(self.predictor.device)
+        history = history_of(rules, [prompt], [[]], most=most, device=self.predictor.decoder.token_embed.weight.device)
         reply, ends, written = Reply(read=len(prompt), tokens=exchange.answer), self.predictor.ends, 0
         self.reply = reply
         while len(reply.tokens) < most and not reply.ended:
             logits = self._kept.logits([*prompt, *reply.tokens], laid)
-            token = int(sampling.draw(logits, draws[len(reply.tokens)][None]))
+            token = int(draw_next(sampling, logits, draws[len(reply.tokens)][None], history, ends))
             reply.logprob += float(logits.log_softmax(-1)[0, token])
             if token in ends:
                 reply.ended = True

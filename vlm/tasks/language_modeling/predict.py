@@ -143,7 +143,8 @@ class TextGenerator(TextPredictor):
         chosen.max_tokens = chosen.max_tokens or MAX_TOKENS
         rules = chosen.rules(self.tokenizer)
         sample = chosen.beam == 1 if chosen.sample is None else chosen.sample
-        if chosen.beam == chosen.results == chosen.groups == 1 and not rules.read_texts and not rules.required:
+        free = not (rules.read_texts or rules.required or self.decoding.get("never") or self.decoding.get("forced_end"))
+        if chosen.beam == chosen.results == chosen.groups == 1 and free:
             return chosen.sampling() if sample else replace(chosen.sampling(), temperature=0.0), chosen
         return chosen.search(rules, sample=sample), chosen
 
