@@ -266,6 +266,7 @@ def agree(write: Callable[[Path, list[Sample]], list[str]], fault: str, count: i
         assert checked == 1 or checked == trained == 2
     elif fault != "no limit on unreadable images":  # without the callback, nothing names them
         named = [line.removeprefix("skipped: ") for line in run.out.splitlines() if line.startswith("skipped: ")]
+        named += {line for line in run.out.splitlines() if line.startswith("skipped in validation: ")}
         more = [int(line.removesuffix(" more").replace(",", "")) for line in named if line.endswith(" more")]
         skipped = len(named) - len(more) + sum(more)
         stated = re.search(r"; skips ([\d,]+):", plan)

@@ -141,7 +141,7 @@ def test_check_data_finds_every_planted_fault_in_a_table(table: Path, tmp_path: 
     assert vlm(["check-data", *data]) == 1
     said = capsys.readouterr().out
     faults = "SPOILS      text in two splits: 1|duplicate text: 2|one text in two classes: 1|over-long text: 1"
-    faults += "|empty text: 1|text without a label: 1|characters spelled in bytes|line 46: no text|classes     2"
+    faults += "|empty text: 1|sample without a label: 1|characters spelled in bytes|line 46: no text|classes     2"
     for fault in faults.split("|"):
         assert fault in said, fault
     assert "train: 30 = test: 31" not in said

@@ -21,7 +21,7 @@ from vlm.evaluation.data_check.faults import (
     source_faults,
 )
 from vlm.evaluation.data_check.pairs import pair_faults
-from vlm.evaluation.data_check.texts import answer_faults, tag_faults, text_faults, text_source_faults
+from vlm.evaluation.data_check.texts import answer_faults, tag_faults, text_faults
 from vlm.evaluation.report.data_page import data_page, write_page
 from vlm.inference.options import Option, Overrides
 from vlm.io.output import output_folder
@@ -90,6 +90,7 @@ def inspect_data(
     limit = FRESH if limit is None and data.source.drawn else limit
     splits |= {name: data.split(name) for name in NAMES if name in data.splits}
     about.append(f"data        {type(data.source).__name__}")
+    source_faults(data.source, sum(map(len, splits.values())), faults)
     if "document" in data.source.holds:
         about += [f"{name:<12}{size:,} characters" for name, size in document_faults(splits, faults).items()]
         data.learn_tokenizers()
@@ -124,7 +125,6 @@ def image_lines(data: Any, splits: dict[str, Any], faults: Faults, limit: int | 
     """Checks images, and captions if there are any; returns a line for each fact."""
     drawn = data.source.drawn
     lines = sizes(splits, "images", limit)
-    lines += [f"left out    {line}" for line in source_faults(data.source, sum(map(len, splits.values())), faults)]
     image_faults(
         read_images(splits, faults, limit=limit), faults, drawn=drawn, shorter=min(data.images[1].preprocess.image_size)
     )
@@ -148,7 +148,6 @@ def text_lines(data: Any, splits: dict[str, Any], faults: Faults, limit: int | N
     """Checks texts and their labels, tags or translations; returns a line for each fact."""
     drawn = data.source.drawn
     lines = sizes(splits, "samples", limit)
-    lines += [f"left out    {line}" for line in text_source_faults(data.source, sum(map(len, splits.values())), faults)]
     fields = data.fields.values()
     data.learn_tokenizers()
     for target in (field for field in fields if isinstance(field, TargetField)):

@@ -244,57 +244,39 @@ def _shown(tokenizer: Tokenizer, spelled: Sequence[int]) -> str:
     return f"{characters[:8]} in: " if "\ufffd" not in characters else ""
 
 
-# Kind of problem by kind of message; the noun is that of the source, such as caption or conversation.
+# Kind of problem by kind of a source's message, if they differ; the noun is the source's: caption, conversation, ...
 SOURCE_KINDS = {
+    "": "unusable entry",
     "empty caption": "empty {noun}",
     "no image": "{noun} without an image",
-    "missing image": "missing image",
-    "no caption": "image without a {noun}",
+    "no caption": "sample without a {noun}",
+    "no label": "sample without a label",
     "two splits": "image in two splits",
-    "invalid row": "invalid row",
 }
+STOPPING = ("image in two splits", "unequal files")  # what a source lists only inside `collect_errors`
 
 
-def skipped_by_kind(source: Source, known: Mapping[str, str]) -> tuple[dict[str, list[str]], list[str]]:
-    """Groups the messages of a source about skipped entries by kind; also returns those of unknown kind.
-
-    Args:
-        known: Kind of problem by kind of message.
-    """
-    kinds: dict[str, list[str]] = defaultdict(list)
-    others = []
-    for line in source.skipped:
-        kind = known.get(line.kind) if isinstance(line, Skipped) else None
-        if kind is None:
-            others.append(line)
-        else:
-            kinds[kind].append(line)
-    return kinds, others
-
-
-def source_faults(source: Source, images: int, faults: Faults) -> list[str]:
-    """Records the messages of an image source by kind; returns those of unknown kind.
+def source_faults(source: Source, samples: int, faults: Faults) -> None:
+    """Records what a source skips, repeats or never mentions, by kind.
 
     Args:
-        images: Number of images of all splits.
+        samples: Number of samples of all splits.
     """
     noun = getattr(source, "text", "caption")
-    names = {kind: name.format(noun=noun) for kind, name in SOURCE_KINDS.items()}
-    kinds, others = skipped_by_kind(source, names)
-    rows = source.rows or images + len(source.skipped)
-    alone = kinds.pop(names["no caption"], [])
-    unnamed = [f"{path}: no {noun} names it" for path in source.uncaptioned()]
-    missing = kinds.pop("missing image", [])
+    kinds: dict[str, list[str]] = defaultdict(list)
+    for line in source.skipped:
+        kind = line.kind if isinstance(line, Skipped) else ""
+        kinds[SOURCE_KINDS.get(kind, kind).replace("{noun}", noun)].append(line)
+    rows = source.rows or samples + len(source.skipped)
     for kind, lines in kinds.items():
-        faults.add(kind, lines, rows)
-    faults.add("missing image", missing, images + len(missing))
-    faults.add(names["no caption"], [*alone, *unnamed], images + len(alone) + len(unnamed))
+        faults.add(kind, lines, samples + len(lines) if kind == "missing image" else rows)
+    faults.skipped += [kind for kind in kinds if kind not in STOPPING]
     faults.add("repeated caption", source.repeated, rows)
-    faults.skipped += [kind for kind in (*kinds, "missing image") if kind != names["two splits"]]
+    uncaptioned = [f"{path}: no {noun} names it" for path in source.uncaptioned()]
+    faults.add(f"image without a {noun}", uncaptioned, samples + len(uncaptioned))
     damaged, files = source.damaged()
     if files:
         faults.add("damaged shard", damaged, files)
-    return others
 
 
 def document_faults(splits: Mapping[str, Split], faults: Faults) -> dict[str, int]:

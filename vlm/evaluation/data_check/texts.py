@@ -3,25 +3,12 @@
 from collections import Counter
 from collections.abc import Mapping
 
-from vlm.data.records import Source, Split
+from vlm.data.records import Split
 from vlm.data.text.input_fields import EncodedField
 from vlm.data.text.passages import covering, normalized, word_places
-from vlm.evaluation.data_check.faults import Faults, cover, skipped_by_kind
+from vlm.evaluation.data_check.faults import Faults, cover
 
-KINDS = {"empty text": "empty text", "no label": "text without a label", "unequal files": "unequal files"}
-KINDS |= {"invalid row": "invalid row"}
-QUESTION_KINDS = ("answer not in its context", "question without an answer", "question without an id of its own")
-KINDS |= {kind: kind for kind in QUESTION_KINDS}
 SHOWN = 60  # characters of a text
-
-
-def text_source_faults(source: Source, samples: int, faults: Faults) -> list[str]:
-    """Records the messages of a text source about skipped entries by kind; returns those of unknown kind."""
-    kinds, others = skipped_by_kind(source, KINDS)
-    for kind, lines in kinds.items():
-        faults.add(kind, lines, source.rows or samples + len(source.skipped))
-        faults.skipped.append(kind)
-    return others
 
 
 def text_faults(
