@@ -85,15 +85,17 @@ def cut(pre):
     parts = {
         "gpt-2": [whole],
         "smollm": [pre_tokenizers.Digits(individual_digits=True), whole],
+        "refact": [pre_tokenizers.Digits(individual_digits=True), whole],
+        "smaug-bpe": [pre_tokenizers.Split(tokenizers.Regex(words + "{1,3}" + rest), "isolated")],
         "llama-bpe": [pre_tokenizers.Split(tokenizers.Regex(words + "{1,3}" + rest), "isolated")],
         "qwen2": [pre_tokenizers.Split(tokenizers.Regex(words + rest), "isolated")],
     }[pre]
-    if pre in ("llama-bpe", "qwen2"):
+    if pre in ("llama-bpe", "smaug-bpe", "qwen2"):
         parts.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
     return pre_tokenizers.Sequence(parts), normalizers.NFC() if pre == "qwen2" else None
 
 
-@pytest.mark.parametrize("pre", ["gpt-2", "smollm", "llama-bpe", "qwen2"])
+@pytest.mark.parametrize("pre", ["gpt-2", "smollm", "refact", "llama-bpe", "smaug-bpe", "qwen2"])
 def test_ids_are_those_of_the_named_pre_tokenizer(tmp_path, pre):
     texts = [*TEXTS, *LINES * 3, "e\u0301 12 345 6789   10"]
     theirs, others = byte_pairs(400, texts), byte_pairs(400, texts)

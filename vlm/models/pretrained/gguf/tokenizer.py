@@ -9,6 +9,7 @@ KEY, LONGEST = "tokenizer.ggml.", 1024
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED = 1, 2, 3, 4, 5
 BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
 GPT2 = [BYTES | {"use_regex": True}]
+SMOLLM = [{"type": "Digits", "individual_digits": True}, *GPT2]
 _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
 _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
@@ -20,11 +21,12 @@ def _split(numbers: str) -> list[dict[str, Any]]:
 
 
 LLAMA3, QWEN2 = _split(r"\p{N}{1,3}"), _split(r"\p{N}")
-# Pre-tokenizers of BPE, by the name in tokenizer.ggml.pre.
+# Pre-tokenizers of BPE, by the name in tokenizer.ggml.pre; those of one line have the same patterns in llama.cpp.
 CUTS: dict[str, list[dict[str, Any]]] = {
     "gpt-2": GPT2,
-    "smollm": [{"type": "Digits", "individual_digits": True}, *GPT2],
+    **dict.fromkeys(("smollm", "refact", "starcoder"), SMOLLM),
     **dict.fromkeys(("llama-bpe", "llama3", "llama-v3"), LLAMA3),
+    "smaug-bpe": [*LLAMA3],  # another list: no begin token, and merges are not ignored
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), QWEN2),
 }
 
