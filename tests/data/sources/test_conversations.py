@@ -123,3 +123,12 @@ def test_a_question_may_have_the_answers_of_several_people(root):
     (question,) = source.split("train").record(0)["questions"]
     assert question == Question("what?", "cat", answers=("dog", "cat", "cat"))
     assert question.accepts("dog") and not question.accepts("bird")
+
+
+def test_marks_of_rows_without_an_image_and_of_answers_are_not_counted(root):
+    """LLaVA's mix has rows with a null or empty image; an answer may be about the mark itself."""
+    rows = [{"image": image, "conversations": LLAVA} for image in (None, "", [])]
+    answer = {"from": "gpt", "value": "The <image> tag."}
+    source = read(root, {"image": "a.png", "conversations": [LLAVA[0], answer]}, *rows)
+    assert [line.kind for line in source.skipped] == ["no image"] * 3
+    assert len(source.split("train").record(0)["questions"]) == 1

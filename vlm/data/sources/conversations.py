@@ -87,8 +87,8 @@ class Conversations(CaptionSource):
         name = SEPARATOR.join(map(str.strip, images))
         self._mention(name)
         said = turns(cells.values["conversation_column"])
-        marks = sum(words.count(IMAGE) for _, words in said)
-        if marks not in (0, len(images)):
+        marks = sum(words.count(IMAGE) for role, words in said if role == "user")  # an answer may be about the mark
+        if images and marks not in (0, len(images)):  # a row without an image is skipped as such
             raise RowError(f"its turns have {marks} {IMAGE} for {len(images)} images")
         conversation = questions([(role, words.replace(IMAGE, "").strip()) for role, words in said], kind)
         yield Row(name, conversation, cells.split, cells.where)
