@@ -1,6 +1,7 @@
 """Minimal pairs: their tables, their scores, and the likelihoods of sentences against Hugging Face's GPT-2."""
 
 import json
+import re
 
 import pytest
 import torch
@@ -69,7 +70,11 @@ def test_likelihoods_are_those_of_hugging_face(tmp_path, capsys):
     assert found == pytest.approx(truth, rel=1e-5)
     accuracy = sum(good > bad for good, bad in zip(truth[::2], truth[1::2], strict=True)) / 3
     assert json.loads((tmp_path / "out/metrics.json").read_text())["pairs/accuracy"] == pytest.approx(accuracy)
-    assert f"all         3    {accuracy:.4f}" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert f"all         3    {accuracy:.4f}" in said
+    assert re.fullmatch(
+        r"verdict     .* chance: accuracy [0-9.]+ against 0.5000, .*, on 3 pairs", said.splitlines()[-1]
+    )
     assert (tmp_path / "out/report.html").is_file()
 
 

@@ -13,6 +13,7 @@ Known differences, none of which affects ordinary English captions:
 - Line separators inside a caption (carriage return, form feed, U+2028, ...) are spaces here; there they start a new
   caption.
 - A capital sigma at the end of a word with digits or marks is lower-cased by Unicode's rule, not by Java's.
+- A dotted capital I is no letter i here; there `'tİs` begins as `'tis` does.
 - Letters and digits that Unicode added after version 6.0 are kept here and dropped there.
 - A token that is only a soft hyphen is dropped here; there it is an empty token.
 - URLs are searched within 255 characters, and characters above U+FFFF count as one, not two.

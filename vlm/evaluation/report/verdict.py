@@ -155,7 +155,7 @@ def verdict_of(
 def _remedies(is_better: bool, trained: TrainedModel) -> tuple[str, ...]:
     """Returns what to try next, the likeliest first."""
     if trained.steps is None:
-        return ("fine-tune it on data of this kind (vlm train model=pretrained)",)
+        return () if is_better else ("fine-tune it on data of this kind (vlm train model=pretrained)",)
     if is_better:
         return (LONGER if trained.steps < FEW_STEPS else MORE if trained.is_pretrained else PRETRAINED,)
     rate = "a third of optim.lr" if trained.is_pretrained else "another optim.lr, or smaller batches"

@@ -8,9 +8,11 @@ from vlm.evaluation.minimal_pairs import Pair, pair_scores, read_pairs
 from vlm.evaluation.report.evaluation import Evaluation
 from vlm.evaluation.report.results import write_results
 from vlm.evaluation.report.sections import Section, Table
+from vlm.evaluation.report.verdict import TrainedModel, judged_metric, verdict_of
 from vlm.inference.options import ModelOptions
 from vlm.inference.predictor import load_predictor
 from vlm.io.output import aligned
+from vlm.io.terminal import folded
 
 BATCH = 32  # sentences
 HEADER = ["pairs", "number", "accuracy", "low", "high"]
@@ -36,22 +38,33 @@ def evaluate_pairs(
     ]
     scores = pair_scores(pairs, [row["good_logprob"] - row["bad_logprob"] for row in rows])
     table = [[printable(kind) or "all", *_cells(score)] for kind, score in scores.items()]
-    print(f"{aligned([HEADER, *table])}\n\n(a choice by chance has 0.5)")
+    print(f"{aligned([HEADER, *table])}\n")
+    results = scores[""] | {"accuracy@chance": 0.5}
+    verdict = verdict_of(
+        judged_metric(results, ["accuracy"]),
+        paired=None,
+        bounds=(results["accuracy@low"], results["accuracy@high"]),
+        samples=f"{len(pairs):,} pairs",
+        trained=TrainedModel(),
+        remedies=(),
+    )
     if folder is not None:
         evaluation = Evaluation(
             title=f"Minimal pairs: {Path(path).name}",
             task=predictor.task,
             split="pairs",
             used=len(pairs),
-            results={f"pairs/{name}": value for name, value in scores[""].items() if name != "pairs"},
+            results={f"pairs/{name}": value for name, value in results.items() if name != "pairs"},
             checkpoint=Path(model.checkpoint),
             predictions=rows,
             details={"kinds": scores},
             sections=[Section("Kinds", [Table(HEADER, table)])],
             headlines=("accuracy",),
+            verdict=verdict,
         )
         write_results(folder, evaluation, picture=lambda name: None)
         print(f"report      {folder / 'report.html'}")
+    print(folded("\n".join(verdict.lines())))
     return 0
 
 

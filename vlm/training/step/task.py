@@ -279,12 +279,14 @@ class Task(L.LightningModule):
         if metric is not None and (sides := self.scorers(metric.name, metric.control)) is not None:
             own, control, samples = sides
             (difference,) = paired(control, own, samples, seed=self.seed) if samples > 1 else (None,)
+        known = self.trained.steps is not None and "train" in self.data.splits
+        trained_on = f" ({self.training_size()} of train)" if known else ""
         ends = [results.get(f"{metric.name}@{end}") for end in ("low", "high")] if metric else []
         return verdict_of(
             metric,
             paired=difference,
             bounds=(ends[0], ends[1]) if len(ends) == 2 and None not in ends else None,  # type: ignore[arg-type]
-            samples=f"{self.evaluation.used:,} samples of {self.evaluation.split} ({self.training_size()} of train)",
+            samples=f"{self.evaluation.used:,} samples of {self.evaluation.split}{trained_on}",
             trained=self.trained,
             remedies=self.remedies(results),
         )
