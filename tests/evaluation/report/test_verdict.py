@@ -76,7 +76,7 @@ def test_lower_is_better_of_some_metrics_and_some_controls_need_not_be_beaten():
     bits = {"bits_per_byte": 2.0, "bits_per_byte@unigram": 4.0}
     found = verdict(bits, name="bits_per_byte", smaller=["bits_per_byte"]).sentence
     assert found.startswith(
-        "better than the frequencies of tokens: bits per byte 2.000 against 4.000 (lower is better)"
+        "better than the frequencies of tokens: bits per byte 2.0000 against 4.0000 (lower is better)"
     )
     recall = {"recall": 0.5, "recall@bag": 0.6, "recall@chance": 0.1}
     assert verdict(recall, name="recall", ignored=["bag"]).sentence.startswith("better than chance")

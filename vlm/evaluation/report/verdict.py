@@ -132,7 +132,7 @@ def verdict_of(
     if metric is None:
         return Verdict(f"nothing to compare the model with: the evaluation has no control; on {where}")
     control = PHRASES.get(metric.control, CONTROLS[metric.control])
-    scores = f"{metric.title} {metric.value:#.4g} against {metric.other:#.4g}"
+    scores = f"{metric.title} {_number(metric.value)} against {_number(metric.other)}"
     scores += " (lower is better)" if metric.smaller_is_better else ""
     if metric.is_best(metric.value) and metric.is_best(metric.other):
         return Verdict(f"these data need no model, for {control} is as good: {scores}, on {where}")
@@ -150,6 +150,10 @@ def verdict_of(
     if remedies is None or word == "better than":
         remedies = _remedies(word == "better than", trained)
     return Verdict(f"{word} {control}: {scores}, {gap}, on {where}", tuple(remedies))
+
+
+def _number(value: float) -> str:
+    return f"{value:.4f}" if abs(value) < 10 else f"{value:.2f}"
 
 
 def _remedies(is_better: bool, trained: TrainedModel) -> tuple[str, ...]:

@@ -124,7 +124,8 @@ class Captioning(ImageTextTask):
         return None if len(self.metrics.languages) > 1 else self.metrics.first.scorers(metric, control)
 
     def remedies(self, results: Mapping[str, float]) -> Sequence[str] | None:
-        return [] if self._findings else None  # theirs are more specific
+        found = self.findings()
+        return found[0].remedies[:2] if found else None  # more specific than those of any task
 
     def details(self) -> dict[str, Any]:
         return self.metrics.per_image()
