@@ -161,6 +161,14 @@ def test_the_command_prints_the_address_of_conversations(words: str, monkeypatch
     assert f"chat        http://127.0.0.1:{{port}}/v1 (model {Path(words).name})" in printed
 
 
+def test_an_option_that_conversations_do_not_have_is_named(
+    words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("vlm.serving.serve.listen", lambda app, **options: 0)
+    assert run(["serve", "-c", words, "--beam", "3", "--max-tokens", "9"]) == 0
+    assert capsys.readouterr().err == "warning: --beam applies to /predict and not to conversations\n"
+
+
 def test_the_command_gives_its_seed_to_conversations(words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """`--seed 0` too, which is not the same as no seed."""
     found = []

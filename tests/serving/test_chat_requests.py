@@ -62,7 +62,7 @@ def test_each_field_of_the_client_is_known_to_the_generator() -> None:
     assert fields_of(REQUEST).keys() == NEUTRAL.keys() | SUPPORTED.keys()
 
 
-@pytest.mark.parametrize("seed", [0, *FULL])
+@pytest.mark.parametrize("seed", [pytest.param(0, marks=pytest.mark.slow), *FULL])
 def test_what_changes_nothing_is_accepted_and_changes_nothing(services: Any, seed: int) -> None:
     dice, plain = random.Random(seed), dict[str, Any]()
     for number in range(60):

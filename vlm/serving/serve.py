@@ -66,7 +66,9 @@ def serve(
     if host not in LOCAL and key is None:
         print_error(f"whoever reaches {host} may use the service; {KEY} sets a key", "warning")
     lines = [f"serving     {url}/predict" for url in urls(host)]
-    if service.is_chat:
+    if service.is_chat and service.chat is not None:
+        for option in sorted(defaults.keys() - service.chat.defaults.keys()):
+            print_error(f"--{option.replace('_', '-')} applies to /predict and not to conversations", "warning")
         lines += [f"chat        {url}/v1 (model {printable(name)})" for url in urls(host)]
     lines += [f"page        {url}/" for url in urls(host)]
     return listen(make_app(service), host=host, port=port, lines=lines, connections=2 * queue + SPARE, grace=GRACE)
