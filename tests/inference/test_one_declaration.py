@@ -240,3 +240,14 @@ def test_help_of_a_method_shows_every_option(task: str) -> None:
             assert f"{one.name}: {known[one.name].help}" in method.__doc__
             assert shown[one.name].default == (shown[one.name].empty if one.default is MISSING else one.default)
         assert method.__name__ == command.name and "lambda" not in pydoc.render_doc(method)
+
+
+@pytest.mark.parametrize("task", [task for task in TASKS if {"question", "pair", "image"} & {*CASES[task][1]}])
+def test_a_part_of_an_input_may_be_given_by_position(task: str) -> None:
+    model, (inputs, values) = vlm.load(tiny(task), device="cpu", precision="fp32"), CASES[task]
+    (name,) = {"question", "pair", "image"} & {*values}
+    others = {key: value for key, value in values.items() if key != name}
+    answers = model.predict(inputs, values[name], **others)
+    assert plain(answers) == plain(getattr(model, TASKS[task].main.name)(inputs, **values))
+    with pytest.raises(vlm.Error, match=f"{name}: given twice, by position and by name"):
+        model.predict(inputs, values[name], **values)
