@@ -37,7 +37,8 @@ DESCRIPTION = {
 }
 # Read elsewhere: ids and decoding options by Folder.generation, quantisation where the weights are read.
 ELSEWHERE = {
-    *("bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "decoder_start_token_id", "prefix"),
+    *("bos_token_id", "cls_token_id", "eos_token_id", "mask_token_id", "pad_token_id", "sep_token_id", "unk_token_id"),
+    *("decoder_start_token_id", "prefix"),
     *("bad_words_ids", "begin_suppress_tokens", "diversity_penalty", "do_sample", "early_stopping"),
     *("encoder_no_repeat_ngram_size", "exponential_decay_length_penalty", "forced_bos_token_id"),
     *("forced_eos_token_id", "length_penalty", "max_length", "max_new_tokens", "min_length", "min_new_tokens"),

@@ -96,7 +96,7 @@ T5_ENCODER = Stack(
     more=positions,
     names={},
     aliases=ALIASES,
-    neutral_keys=("is_encoder_decoder",),
+    needed={"is_encoder_decoder": True},
 )
 T5_DECODER = Stack(
     kind=Decoder,
