@@ -389,7 +389,8 @@ def image_texts(theirs: Any, config: Values) -> Result:
     pixels, before, after, text = pixels_of(config["vision_config"])[:1], [7, 8], [9, 10, 11], [12, 13, 14, 15]
     tiles = type(theirs).__name__.startswith(("Idefics3", "SmolVLM"))
     given = {"pixel_values": pixels[:, None] if tiles else pixels}
-    places = theirs.get_image_features(**given).pooler_output.numel() // theirs.config.text_config.hidden_size
+    states = theirs.get_image_features(**given).pooler_output  # a tensor, or one for each image
+    places = sum(part.numel() for part in states) // theirs.config.text_config.hidden_size
     image_id = theirs.config.image_token_id
     ids = torch.tensor([[*before, *[image_id] * places, *after, *text]])
     given |= {"input_ids": ids, "attention_mask": torch.ones_like(ids)}

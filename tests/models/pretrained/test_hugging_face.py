@@ -228,7 +228,10 @@ def test_another_stem_and_other_positions_are_refused(hf_vit, saved):
 
 @pytest.mark.parametrize(
     "name, value",
-    [("activation_function", "mish"), ("scale_attn_by_inverse_layer_idx", True), ("scale_attn_weights", False)],
+    [
+        *(("activation_function", "mish"), ("scale_attn_by_inverse_layer_idx", True), ("scale_attn_weights", False)),
+        *(("n_ctx", 7), ("sliding_window", 4), ("logit_scale", 0.5)),
+    ],
 )
 def test_what_our_layers_do_not_do_is_refused(gpt2, saved, folder, name, value):
     path = saved(gpt2())

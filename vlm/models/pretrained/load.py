@@ -16,10 +16,11 @@ from torch import Tensor, nn
 from vlm.errors import UserError
 from vlm.models.decoder import Decoder
 from vlm.models.pretrained.folder import Folder
+from vlm.models.pretrained.neutral import refuse_unread_keys
 from vlm.models.pretrained.quantised import PARTS, dequantise
 from vlm.models.pretrained.report import grouped
 from vlm.models.pretrained.sizes import sizes_built
-from vlm.models.pretrained.specification import specify
+from vlm.models.pretrained.specification import neutral_keys, specify
 from vlm.models.pretrained.stack import LAYER, Part, Weight, WeightMap, compiled, patterns_of, prefixed, weight_map
 from vlm.models.projector import ProjectedEncoder
 from vlm.models.vit import ViT
@@ -73,6 +74,8 @@ def hugging_face_state(
     """
     placed = _placed(model, folder)
     _refuse([fault for one in placed for fault in one.faults(folder, placed)])
+    for one in placed:
+        refuse_unread_keys(one.part.config, neutral_keys(folder))
     stored = folder.weights() if stored is None else stored
     faults = [*_rename(stored, folder), *dequantise(stored, folder.config, dtype or torch.float32)]
     state, weights, complete = model.state_dict(), WeightMap(), _is_complete(model, folder)

@@ -41,11 +41,16 @@ def specify(folder: Folder, *, image_size: ImageSize | None = None) -> Specified
     else:
         task, build = folder.architecture.models[folder.origin]
         specified = Specified(task, build(folder.config, parts), parts)
+    refuse_unread_keys(folder.config, neutral_keys(folder))
+    return specified
+
+
+def neutral_keys(folder: Folder) -> dict[str, set[str]]:
+    """The keys that change nothing, by the path of an object in config.json."""
     neutral = {"": {*folder.architecture.neutral_keys}}
     for stack, config, _ in folder.parts.values():
         neutral.setdefault(config.within, set()).update(stack.neutral_keys)
-    refuse_unread_keys(folder.config, neutral)
-    return specified
+    return neutral
 
 
 def _spec(part: Part, image_size: ImageSize | None) -> Spec:
