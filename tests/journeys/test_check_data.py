@@ -192,3 +192,25 @@ def test_likeness() -> None:
 def test_wrong_use(tmp_path: Path, capsys) -> None:
     assert vlm(["check-data", "data=captions", f"data.root={tmp_path / 'none'}"]) == 2
     assert "no such folder" in capsys.readouterr().err
+
+
+def test_a_table_without_its_key_is_named(clean: Path, capsys) -> None:
+    write(clean, rows_of())
+    for command in ("check-data", "train"):
+        assert vlm([command, str(clean / "captions.csv")]) == 2
+        assert f"for a data set in this file, give data.path={clean / 'captions.csv'}" in capsys.readouterr().err
+
+
+def test_the_last_line_says_what_training_does(clean: Path, capsys) -> None:
+    rows = [[name, text, split.replace("test", "val")] for name, text, split in rows_of()]
+    assert vlm(["check-data", *write(clean, rows)]) == 0
+    plan = "training    trains on 32 samples, validates on 8, tests on 8 of val, because there is no test split"
+    assert capsys.readouterr().out.splitlines()[-1] == plan
+    (clean / "000.png").rename(clean / "000.PNG")
+    overrides = write(clean, rows)
+    assert vlm(["check-data", *overrides]) == 1
+    said = capsys.readouterr().out
+    assert f"1 of 40 images are missing, such as {clean / '000.png'}; {clean} has 000.PNG, so correct the names" in said
+    assert said.splitlines()[-1].startswith(f"training    stops: {clean / 'captions.csv'}: 1 of 40 images are missing")
+    assert vlm(["train", *overrides]) == 2
+    assert "so correct the names in the file" in capsys.readouterr().err
