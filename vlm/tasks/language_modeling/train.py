@@ -95,7 +95,9 @@ class LanguageModeling(Task):
         self.evaluation.samples = [self._sample(prompt) for prompt in self.prompts]
         estimate = {"loss@sampled": float(sum(s for s, _ in sums) / sum(n for _, n in sums))} if sums else {}
         bits = tokens / size / math.log(2)  # per byte, of a nat per token
-        control = {"bits_per_byte@unigram": self.unigram_loss(split) * bits} if final else {}
+        # A foreign model's text is not encoded yet, and that of train may be long.
+        counted = final and self.trained.steps is not None and "train" in self.data.splits
+        control = {"bits_per_byte@unigram": self.unigram_loss(split) * bits} if counted else {}
         return {
             "perplexity": math.exp(min(loss, 700.0)),
             "word_perplexity": math.exp(min(loss * tokens / max(1, words), 700.0)),
