@@ -33,8 +33,8 @@ import vlm as vlm_api
 from vlm.cli.main import run as vlm
 from vlm.config.compose import compose
 from vlm.training.config.check import check
+from vlm.training.config.nodes import check_fit
 from vlm.training.run.fit import main
-from vlm.training.run.run import check_fit
 
 ROOT = Path(__file__).parents[2]
 ANOTHER_NAME = "text_to_text"  # of translation

@@ -43,7 +43,7 @@ def check(
         UserError: The config is at fault, or the data cannot be opened at all.
     """
     from vlm.training.config.check import check as check_config
-    from vlm.training.run.run import check_fit
+    from vlm.training.config.nodes import check_fit
 
     config = compose(overrides or [], check_config)
     check_fit(config)

@@ -26,7 +26,8 @@ def shard(
     from vlm.data.sources.shards import Shards
     from vlm.io.shell import train_command
     from vlm.training.config.check import check
-    from vlm.training.run.run import build_data, check_fit, skipped_lines
+    from vlm.training.config.nodes import check_fit
+    from vlm.training.run.run import build_data, skipped_lines
 
     config = compose(overrides or [], check)
     check_fit(config)

@@ -23,6 +23,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig
 
 from vlm.config.compose import ROOT, VERSION, Check, Composed, compose, composed, conf_dir, explained
+from vlm.config.early import compose_early
 from vlm.config.override import parse, path_option, quote
 from vlm.config.tree import Config
 from vlm.config.untrusted import readable
@@ -83,11 +84,26 @@ def run(main: Main, argv: list[str], check: Check | None = None, *, sweep: Sweep
         flags = {name for name, value in vars(options).items() if value} - {*_PLACES, "overrides", "run"}
         if flags or any(text.lstrip("+~").startswith(("hydra.", "hydra/")) for text in options.overrides):
             return _run_hydra(main, options, check, prefix=_prefix(argv), sweep=sweep)
-        config = compose(options.overrides, check, options)
+        config = _compose(options, check)
         config.typed = argv
         return main(config)
 
     return _status(job)
+
+
+def _compose(options: Namespace, check: Check | None) -> Config:
+    """Composes and checks a config; its faults are reported before torch is imported, where possible."""
+
+    def make() -> Config:
+        return compose(options.overrides, check, options)
+
+    trusts = any(text.lstrip("+").startswith("trust=") for text in options.overrides)  # packages that may do anything
+    config = None if trusts else compose_early(make)
+    if config is None:
+        return make()
+    if check:
+        check(config)
+    return config
 
 
 def report(fault: UserError) -> int:

@@ -84,9 +84,7 @@ def check(config: Config, *, resolved: bool = True) -> None:
             are reported.
     """
     from vlm.checkpoint.verify import out_of_bounds  # torch loads with it
-    from vlm.training.config.nodes import data_node, model_node
-    from vlm.training.feature_cache import feature_faults
-    from vlm.training.run.run import check_fit
+    from vlm.training.config.nodes import check_fit, data_node, model_node
 
     _refuse(missing_groups(config))
     _refuse(named_faults(config))
@@ -102,7 +100,7 @@ def check(config: Config, *, resolved: bool = True) -> None:
         *patch_faults(config),
         *place_faults(config),
         *model_faults(config),
-        *feature_faults(config),
+        *cache_faults(config),
     ]
     _refuse(origins(config.tree, [*faults, *accumulation_faults(config), *reward_faults(config)]))
 
@@ -162,11 +160,22 @@ def accumulation_faults(config: dict[str, Any]) -> list[str]:
     return [f"{what}, which task={config['task_name']} needs; set it to 1 (data.batch_size and devices may grow)"]
 
 
+def cache_faults(config: dict[str, Any]) -> list[str]:
+    """Returns an error for each reason why the features of the encoder cannot be cached, if they are to be."""
+    if not config["data"].get("cache_features"):
+        return []
+    from vlm.training.feature_cache import feature_faults  # imports torch
+
+    return list(feature_faults(config))
+
+
 def reward_faults(config: dict[str, Any]) -> list[str]:
     """An error if training uses a reward but does not start from a trained captioner."""
-    from vlm.training.run.start import start_places
+    if config["task"].get("reward") is None:
+        return []
+    from vlm.training.run.start import start_places  # imports torch
 
-    if config["task"].get("reward") is None or start_places(config):
+    if start_places(config):
         return []
     return ["task.reward: rewards captions that the model draws; name one that captions by model.init_from=RUN"]
 

@@ -4,6 +4,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from vlm.config.build import takes
+from vlm.config.target import find
+from vlm.data.records import Source
+from vlm.errors import UserError
 from vlm.training.data_module import Data
 
 # Groups under `model` that other keys refer to; the model's class does not take them.
@@ -35,3 +38,21 @@ def inject(value: Any, injected: Mapping[str, Any]) -> Any:
         return value
     filled = {key: inject(child, injected) for key, child in value.items()}
     return filled | ({name: injected[name] for name in injected if takes(value, name)} if "_target_" in value else {})
+
+
+def check_fit(config: dict[str, Any], source: type[Source] | None = None) -> None:
+    """Checks that the records of a source have what the task reads.
+
+    Args:
+        source: Source to check instead of the config's.
+    Raises:
+        UserError: They lack a value; the message names the source and the task.
+    """
+    own: Any = source or find(config["data"]["source"]["_target_"])
+    fields: list[Any] = [find(node["_target_"]) for node in config["task"]["fields"].values()]
+    needs = sorted({name for field in fields for name in field.needs})
+    if lacking := [name for name in needs if name not in own.holds]:
+        raise UserError(
+            f"data: records of {own.__name__} hold {' and '.join(own.holds)}, while task={config['task_name']} "
+            f"reads {' and '.join(lacking)}; choose other data, or another task"
+        )

@@ -158,7 +158,8 @@ def evaluation_of(
     from vlm.checkpoint.verify import refusing
     from vlm.training.callbacks.progress import Progress
     from vlm.training.config.check import check
-    from vlm.training.run.run import build_data, build_task, build_trainer, check_fit, evaluate
+    from vlm.training.config.nodes import check_fit
+    from vlm.training.run.run import build_data, build_task, build_trainer, evaluate
     from vlm.training.run.start import start_places
     from vlm.training.run.train import quiet
 

@@ -17,7 +17,6 @@ from vlm.config.build import build, spec
 from vlm.config.target import arguments, find, trusted
 from vlm.data.features.source_hash import check_split
 from vlm.data.fields import Field
-from vlm.data.records import Source
 from vlm.errors import UserError, print_error, printable
 from vlm.evaluation.report.verdict import TrainedModel
 from vlm.nn.precision import has_bfloat16
@@ -28,7 +27,7 @@ from vlm.training.callbacks.compiling import CompileMessages
 from vlm.training.callbacks.fault_tolerant_logger import FaultTolerantLogger
 from vlm.training.callbacks.progress import Progress
 from vlm.training.callbacks.signals import StopOnSignal
-from vlm.training.config.nodes import data_node, inject, model_node
+from vlm.training.config.nodes import check_fit, data_node, inject, model_node
 from vlm.training.config.preparation import prepared
 from vlm.training.data_module import Data
 from vlm.training.device_images import move_images_to_device
@@ -321,24 +320,6 @@ def check_batches(config: dict[str, Any], data: Data, devices: int) -> None:
             "trainer.check_val_every_n_epoch=null to count batches across epochs"
         )
     check_devices(config["data"]["batch_size"], len(data.samples("train", training=True)), devices)
-
-
-def check_fit(config: dict[str, Any], source: type[Source] | None = None) -> None:
-    """Checks that the records of a source have what the task reads.
-
-    Args:
-        source: Source to check instead of the config's.
-    Raises:
-        UserError: They lack a value; the message names the source and the task.
-    """
-    own: Any = source or find(config["data"]["source"]["_target_"])
-    fields: list[Any] = [find(node["_target_"]) for node in config["task"]["fields"].values()]
-    needs = sorted({name for field in fields for name in field.needs})
-    if lacking := [name for name in needs if name not in own.holds]:
-        raise UserError(
-            f"data: records of {own.__name__} hold {' and '.join(own.holds)}, while task={config['task_name']} "
-            f"reads {' and '.join(lacking)}; choose other data, or another task"
-        )
 
 
 def skipped_lines(skipped: Sequence[str], shown: int = 5) -> list[str]:
