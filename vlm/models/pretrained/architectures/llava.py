@@ -65,7 +65,7 @@ def vision(config: Fields) -> Part:
     depth, layer = inner.read(stack.sizes["depth"]), config.read(LAYER)
     blocks = layer if layer >= 0 else depth + 1 + layer
     if not 1 <= blocks <= depth:
-        raise config.fault(LAYER.name, f"which is none of {depth} layers")
+        raise inner.fault(stack.sizes["depth"].name, f"of which {LAYER.name} {layer} is none")
     return Part(cut_stack(stack, blocks, depth), inner | {stack.sizes["depth"].name: blocks}, VISION)
 
 
