@@ -168,7 +168,9 @@ def test_each_command_is_judged_or_has_a_reason_not_to_be() -> None:
     assert [part for part in JUDGED if not any(command.startswith(part) for command in USED)] == []
 
 
-@pytest.mark.parametrize("command", [pytest.param(command, marks=marks(command)) for command in ANSWERED])
+@pytest.mark.parametrize(
+    "command", [pytest.param(command, marks=marks(command), id=command.partition(" -c ")[0]) for command in ANSWERED]
+)
 def test_the_answer_is_right(command, trained, tmp_path, monkeypatch, capsys) -> None:
     for task in set(re.findall(r"runs/(\w+)/DATE_TIME", command)):
         (tmp_path / "runs" / task).mkdir(parents=True)
