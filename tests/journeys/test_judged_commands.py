@@ -64,16 +64,21 @@ def judge_captions(text: str) -> None:
     assert first and all(caption in TRUE[name] for name, caption in first.items()), first
 
 
+def most_probable(classes: str) -> str:
+    """The first of the classes with probabilities that a line ends with: red circle 0.9753  red cross 0.0145."""
+    return classes.split("  ")[0].rsplit(" ", 1)[0]
+
+
 def judge_classes(text: str) -> None:
     """The most probable class of each image of a single object."""
-    found = {name: classes.rsplit(" ", 1)[0] for name, classes, *_ in rows(text)}
+    found = {name: most_probable(classes) for name, classes in rows(text)}
     alone = {name: captions for name, captions in TRUE.items() if len(captions) == 1}
     assert alone and all({f"a large {found[name]}"} == captions for name, captions in alone.items()), text
 
 
 def judge_labels(text: str) -> None:
     """The most probable label of each image that one of the labels is a caption of."""
-    found = {name: label.rsplit(" ", 1)[0] for name, label, *_ in rows(text)}
+    found = {name: most_probable(labels) for name, labels in rows(text)}
     labels = set(re.findall(r"a large red circle|a small blue cross below a small red circle", text))
     judged = {name: captions & labels for name, captions in TRUE.items() if captions & labels}
     assert len(labels) == 2 and len(judged) == 3, text
