@@ -27,7 +27,7 @@ NEUTRAL: dict[str, list[Any] | None] = {
     "prompt_cache_key": None,
     "prompt_cache_options": None,
     "prompt_cache_retention": None,
-    "reasoning_effort": [],
+    "reasoning_effort": ["none"],  # of models that write no thoughts
     "response_format": [{"type": "text"}],
     "safety_identifier": None,
     "service_tier": ["auto", "default"],

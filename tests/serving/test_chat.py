@@ -369,3 +369,17 @@ def test_the_lines_of_the_page_run_as_written(
     monkeypatch.setattr(openai, "OpenAI", lambda **options: kind(**options, http_client=http))
     exec(asked.replace("127.0.0.1:8000", "127.0.0.1"), {})
     assert capsys.readouterr().out.strip()
+
+
+def test_thoughts_cannot_be_turned_off_silently(tmp_path: Path) -> None:
+    """The template of Qwen3 has a switch for them, which is not supported; other templates have none."""
+    torch.manual_seed(5)
+    off = ({"reasoning_effort": "none"}, {"chat_template_kwargs": {"enable_thinking": False}})
+    for name, status in (("qwen3", 400), ("chatml", 200)):
+        saved_chat(tmp_path / name, name, room=512)
+        http = client(str(tmp_path / name))
+        on = {"chat_template_kwargs": {"enable_thinking": True}}
+        for fields, code in ((on, 200), *((one, status) for one in off)):
+            answer = http.post(PATH, json={"messages": [USER], "max_tokens": 2, **fields})
+            assert answer.status_code == code, answer.text
+            assert code == 200 or next(iter(fields)) in answer.json()["error"]["message"]

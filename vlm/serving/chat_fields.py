@@ -102,6 +102,7 @@ def read_fields(content: Mapping[str, Any], *, thinks: bool) -> dict[str, Any]:
     Raises:
         HTTPException: A field is unknown, of another type, or has a value that is not supported.
     """
+    neutral_values = NEUTRAL if thinks else {**NEUTRAL, "reasoning_effort": ("none",)}
     for name, value in content.items():
         kind = LABELS.get(name, TYPES.get(name))
         if kind is not None and not fits(value, kind):
@@ -110,7 +111,7 @@ def read_fields(content: Mapping[str, Any], *, thinks: bool) -> dict[str, Any]:
             neutral: Mapping[str, tuple[Any, ...]] = {"enable_thinking": (True,) if thinks else (True, False)}
             _check_part(f"{name}.", value, neutral)
         elif kind is None and name not in OPTIONS:
-            _check_neutral(name, value, NEUTRAL)
+            _check_neutral(name, value, neutral_values)
     _check_part(
         "stream_options.", content.get("stream_options", {}), {"include_usage": (True, False), **STREAM_NEUTRAL}
     )
