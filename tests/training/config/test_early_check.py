@@ -96,3 +96,9 @@ import torch
 assert torch.zeros(3).sum() == 0
 """
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_a_missing_run_is_reported_without_torch(tmp_path):
+    script = "import sys; from vlm.training.run.fit import main; print(main(['resume=nope']), 'torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path, check=True)
+    assert done.stdout == "2 False\n" and "resume=nope: no such run or checkpoint" in done.stderr

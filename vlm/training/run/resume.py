@@ -24,14 +24,15 @@ def resume_run(where: str, overrides: list[str]) -> int:
             newest run under runs/.
         overrides: The values that may change, see RESUMABLE.
     """
+    package, overrides = split_option(overrides, "trust")
+    target.trust(*filter(None, [package]))
+    path = Path(broadcast_choice(lambda: str(find(where))))  # a missing run is reported before torch is imported
+
     from vlm.checkpoint import load as ckpt
     from vlm.checkpoint.verify import refusing
     from vlm.training.config.check import check
     from vlm.training.run.train import train
 
-    package, overrides = split_option(overrides, "trust")
-    target.trust(*filter(None, [package]))
-    path = Path(broadcast_choice(lambda: str(find(where))))
     folder = path.parent.parent
     loaded = ckpt.read(path)
     if "optimizer_states" not in loaded:
