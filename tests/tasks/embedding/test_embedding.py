@@ -256,7 +256,10 @@ def test_what_a_folder_asks_for_and_is_not_done_is_a_line(tmp_path, stated, line
         ({"model_args": {"depth": 9}}, "model_args.depth is 9, which is not passed on to timm"),
         ({"pretrained_cfg": {"input_size": [1, 160, 160]}}, "input_size is .*, not of images in three"),
         ({"pretrained_cfg": {"mean": "x"}}, "pretrained_cfg.mean is 'x', not a list of 3 numbers"),
-        ({"architecture": "test_resnet"}, "of which backbone.* is made; fetch it again"),
+        (
+            {"architecture": "test_resnet"},
+            r"blocks\.0\.attn\.proj\.bias in .* is no tensor of a test_resnet that can be read",
+        ),
     ],
 )
 def test_a_folder_of_timm_that_cannot_be_used_is_a_line(tmp_path, change, line):

@@ -185,7 +185,7 @@ def _unknown(
         # The model may have no place for the text encoder beside an image encoder.
         unplaced = () if any(one.part is part for one in placed) else patterns_of(part.stack.names)
         patterns += (f"{part.prefix}{theirs}{name}" for name in (*part.stack.neutral(part.config), *unplaced))
-    known, kind = compiled(patterns), folder.config.values.get("model_type")
+    known, kind = compiled(patterns), folder.config.values.get("model_type", folder.origin)
     for name in sorted(left):
         if not known.fullmatch(name):
             reason = "is part of weights quantised in a way that cannot be read"
