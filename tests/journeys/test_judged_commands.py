@@ -19,11 +19,11 @@ SAMPLE = ROOT / "data" / "sample"
 USES = re.compile(r"vlm (caption|classify|translate|tag|answer|fill|retrieve|generate|predict) ")
 # The page's own training, how its run is named, and the score on test that it is to reach.
 TRAININGS = {
-    "classification": ("accuracy", 0.98),
+    "classification": ("accuracy", 0.95),
     "contrastive": ("text_recall_1", 0.9),
     "image_questions": ("accuracy", 0.95),
     "masked_language_modeling": ("accuracy", 0.45),
-    "photo_translation": ("exact_match", 0.9),
+    "photo_translation": ("exact_match", 0.5),
     "span_answering": ("exact_match", 0.9),
     "tagging": ("word_accuracy", 0.99),
     "text_classification": ("accuracy", 0.93),
