@@ -312,6 +312,7 @@ def saved_decoder(folder, name, *, tokenizer=None, ends=None, old=False, dtype=N
         stated = json.loads(path.read_text())
         rope = stated.pop("rope_parameters")
         theta, kind_of = rope.pop("rope_theta"), rope.pop("rope_type")
-        scaling = None if kind_of == "default" else {"type" if kind_of == "linear" else "rope_type": kind_of, **rope}
+        both = {"type": kind_of} | ({} if kind_of == "linear" else {"rope_type": kind_of})  # Llama 3's have both
+        scaling = None if kind_of == "default" else {**both, **rope}
         path.write_text(json.dumps(stated | {"rope_theta": theta, "rope_scaling": scaling}))
     return model, tokenizer

@@ -55,8 +55,9 @@ def _rotary(config: Fields, max_len: int) -> dict[str, Any]:
         if rope.get(one, value) != value:
             raise config.fault(one, f"and {name}.{one} is {rope.get(one)!r:.60}")
     rope |= outer
+    old_type = rope.get("type", "default")  # many folders state both
     if "rope_type" not in rope:
-        rope |= {"rope_type": rope.get("type", "default")}
+        rope |= {"rope_type": old_type}
     rope.require({"partial_rotary_factor": 1.0}, "our RotaryPositions")
     scaling = rope.read(choice("rope_type", "default", SCALINGS))
     options = {"base": float(rope.read(number("rope_theta", 10_000.0, 1, 1e12)))}
