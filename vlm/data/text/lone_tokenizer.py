@@ -74,7 +74,7 @@ def _read(path: Path, folder: Folder) -> Tokenizer:
         raise UserError(f"{path}: {model} has no piece for the added token {added!r:.40}; save it with {WHOLE}")
     begins = (_settings(folder).get("add_bos_token") is True) and found["bos"] is not None
     starts = [ids["bos"]] if begins else []
-    return PieceModelTokenizer.of_file(folder.bytes(model) or b"", size=0, starts=starts, **ids)
+    return PieceModelTokenizer.of_file(folder.bytes(model) or b"", size=0, starts=starts, bare=False, **ids)
 
 
 def _settings(folder: Folder) -> dict[str, Any]:

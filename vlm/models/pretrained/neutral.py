@@ -8,7 +8,7 @@ from typing import Any
 
 from vlm.models.pretrained.fields import Fields
 
-OFF = (None, False, {}, [])  # values that switch off whatever a key is for
+OFF: tuple[Any, ...] = (None, False, {}, [])  # values that switch off whatever a key is for
 # Neutral with any value. Rates of dropout, initial values and gradient checkpointing matter in training only, which has
 # its own settings here.
 DROPOUTS = {

@@ -31,8 +31,10 @@ ENTRANCE: Names = {
     "embed_norm": "embeddings.LayerNorm",
 }
 NEEDED = {"position_embedding_type": "absolute"}
-NEUTRAL_KEYS = ("directionality", "pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers")
-NEUTRAL_KEYS += ("pooler_size_per_head", "pooler_type", "sinusoidal_pos_embds", "tie_weights_")
+NEUTRAL_KEYS = (
+    *("directionality", "pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers"),
+    *("pooler_size_per_head", "pooler_type", "sinusoidal_pos_embds", "tie_weights_"),
+)
 PREDICTIONS: Names = {
     "vocabulary_head.bias": "cls.predictions.bias|cls.predictions.decoder.bias",
     "vocabulary_head.dense": "cls.predictions.transform.dense",
