@@ -2,6 +2,8 @@
 
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -118,3 +120,17 @@ def test_a_run_is_resumed_by_its_name(capsys) -> None:
         assert main([f"resume={given}"]) == 2
         said.append(capsys.readouterr().err.replace(f"resume={given}", ""))
     assert [*{*said}] == said[:1] and "last.ckpt has no optimiser state" in said[0]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["caption", "x.jpg", "-c", "nope.ckpt"], "nope.ckpt: no such checkpoint"),
+        (["evaluate", "-c", "nope.ckpt", "--split", "test"], "nope.ckpt: no such checkpoint"),
+        (["evaluate", "--split", "tset"], "--split tset: not one of train, val, test; did you mean test?"),
+    ],
+)
+def test_mistyped_checkpoints_and_splits_are_reported_before_torch_is_imported(words, message, tmp_path):
+    script = f"import sys\nfrom vlm.cli.main import run\nprint(run({words!r}), 'torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path, check=True)
+    assert done.stdout == "2 False\n" and message in done.stderr

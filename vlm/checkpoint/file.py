@@ -15,7 +15,7 @@ from torch import Tensor
 
 from vlm.checkpoint.hub import fetched
 from vlm.checkpoint.hugging_face import from_folder
-from vlm.checkpoint.runs import in_run, suggest_run
+from vlm.checkpoint.runs import in_run, no_checkpoint
 from vlm.checkpoint.specification import from_specification, is_specified
 from vlm.checkpoint.verify import check_archive, check_content, check_sizes, refusing
 from vlm.config.names import FORMAT
@@ -68,10 +68,7 @@ def _read(path: Path, dtype: torch.dtype) -> dict[str, Any]:
     if (path / GRAPHS_DESCRIPTION).is_file():
         raise UserError(f"{path}: holds graphs for other programs; give the checkpoint that they were exported from")
     if not path.is_file():
-        raise UserError(
-            f"{path}: no such checkpoint; give a run's folder, or a .ckpt file as under runs/NAME/TIME/checkpoints/"
-            f"{suggest_run(path)}"
-        )
+        raise no_checkpoint(path)
     if not zipfile.is_zipfile(path):
         raise UserError(f"{path}: is not a checkpoint, or is incomplete; give a .ckpt file written by vlm")
     try:

@@ -64,6 +64,12 @@ def suggest_run(place: str | os.PathLike[str]) -> str:
     return did_you_mean(f"{RUNS / name}" if name else "")
 
 
+def no_checkpoint(path: str | os.PathLike[str]) -> UserError:
+    """Returns the error about a path at which there is no checkpoint."""
+    where = "give a run's folder, or a .ckpt file as under runs/NAME/TIME/checkpoints/"
+    return UserError(f"{path}: no such checkpoint; {where}{suggest_run(path)}")
+
+
 def in_run(place: str | os.PathLike[str]) -> Path:
     """The best checkpoint of a run; arguments as in `find_run`, and other paths are returned unchanged.
 

@@ -10,14 +10,17 @@ from typing import Annotated
 import typer
 
 from vlm import __version__
+from vlm.checkpoint.hub import PREFIX as HUB
+from vlm.checkpoint.runs import in_run, no_checkpoint
 from vlm.cli import use
 from vlm.cli.options import as_typer
-from vlm.errors import UserError, is_out_of_memory, print_error
+from vlm.errors import UserError, did_you_mean, is_out_of_memory, nearest, print_error
 from vlm.inference.tasks import TASKS, resolve
 from vlm.tuning import tune
 
 PREDICT = "Use a model of any task, also of your own package (--trust): what the command of its task does."
 TRAIN = "Train a model: vlm train [OVERRIDES], the same as python train.py."
+SPLIT_NAMES = ("train", "val", "test")
 DECODING = {"generate", "translate", "chat"}  # commands that decode texts without reading photos at the same time
 # Commands other than those of tasks: the function of each, imported when it is called, and its help.
 COMMANDS = {
@@ -119,7 +122,30 @@ def run(argv: Sequence[str]) -> int:
     """Runs a command in this process; returns its exit status."""
     if argv[:1] == ["train"] and "_VLM_COMPLETE" not in os.environ:
         return resolve("vlm.training.run.fit:main")(list(argv[1:]))
-    return _report(lambda: app(argv)(list(argv), prog_name="vlm", standalone_mode=False))
+
+    def call() -> int | None:
+        check_typed(argv)
+        return app(argv)(list(argv), prog_name="vlm", standalone_mode=False)
+
+    return _report(call)
+
+
+def check_typed(argv: Sequence[str]) -> None:
+    """Checks the checkpoint and the split of a command line before a command is imported, which takes seconds.
+
+    Raises:
+        UserError: There is no such checkpoint or split.
+    """
+    if not {"-h", "--help"}.isdisjoint(argv) or "_VLM_COMPLETE" in os.environ:
+        return
+    checkpoint = use.option_value(argv, "-c", "--checkpoint")
+    if checkpoint and not checkpoint.startswith(HUB) and not (path := in_run(checkpoint)).exists():
+        raise no_checkpoint(path)
+    split = use.option_value(argv, "--split") if argv[:1] == ["evaluate"] else None
+    if split is not None and split not in SPLIT_NAMES:
+        raise UserError(
+            f"--split {split}: not one of {', '.join(SPLIT_NAMES)}{did_you_mean(nearest(split, SPLIT_NAMES))}"
+        )
 
 
 def read_any_name() -> None:

@@ -47,7 +47,7 @@ def command_of(name: str) -> Callable[..., int]:
 def predict_of(argv: Sequence[str]) -> Callable[..., int]:
     """Returns the function of `vlm predict`, with the options of all tasks, and of a user's task that `argv` names."""
     kinds = {task: resolve(entry.predictor) for task, entry in TASKS.items()}
-    checkpoint, trust = _value(argv, "-c", "--checkpoint"), _value(argv, "--trust")
+    checkpoint, trust = option_value(argv, "-c", "--checkpoint"), option_value(argv, "--trust")
     if checkpoint is not None and trust is not None:
         from vlm.inference.predictor import predictor_of
 
@@ -56,7 +56,7 @@ def predict_of(argv: Sequence[str]) -> Callable[..., int]:
     return _shared(kinds, any_task=True)
 
 
-def _value(argv: Sequence[str], *names: str) -> str | None:
+def option_value(argv: Sequence[str], *names: str) -> str | None:
     """Returns the value of an option in a command line."""
     for place, word in enumerate(argv):
         for name in names:

@@ -97,8 +97,14 @@ def _compose(options: Namespace, check: Check | None) -> Config:
     def make() -> Config:
         return compose(options.overrides, check, options)
 
-    trusts = any(text.lstrip("+").startswith("trust=") for text in options.overrides)  # packages that may do anything
-    config = None if trusts else compose_early(make)
+    typed = [text.lstrip("+~").partition("=")[0] for text in options.overrides]
+    config = None
+    if "trust" not in typed:  # a user's package may do anything when it is imported
+        try:
+            config = compose_early(make)
+        except UserError as fault:
+            if any(key in str(fault) for key in typed):
+                raise  # what the user typed is at fault; any other fault is for the check with the real libraries
     if config is None:
         return make()
     if check:
