@@ -198,7 +198,10 @@ def test_a_table_without_its_key_is_named(clean: Path, capsys) -> None:
     write(clean, rows_of())
     for command in ("check-data", "train"):
         assert vlm([command, str(clean / "captions.csv")]) == 2
-        assert f"for a data set in this file, give data.path={clean / 'captions.csv'}" in capsys.readouterr().err
+        assert (
+            f"for captions in this file, give data=captions data.path={clean / 'captions.csv'}"
+            in capsys.readouterr().err
+        )
 
 
 def test_the_last_line_says_what_training_does(clean: Path, capsys) -> None:

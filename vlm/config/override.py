@@ -43,8 +43,8 @@ def read(override: str, sweeping: bool = False) -> Override | None:
 def path_option(text: str) -> str:
     """The remedy for an argument that is a path without a key; "" for one that is no path."""
     if os.path.isfile(text):
-        return f"for a data set in this file, give data.path={text}"
-    return f"for a data set in this folder, give data.root={text}" if os.path.isdir(text) else ""
+        return f"for captions in this file, give data=captions data.path={text}; `vlm train --help` lists other data"
+    return f"for photos in this folder, give data=captions data.root={text}" if os.path.isdir(text) else ""
 
 
 def quote(override: str, sweeping: bool = False) -> str:
@@ -155,6 +155,8 @@ def unknown_key(key: str, config: Any, groups: Collection[str] = ()) -> str:
     known |= set(settable) if depth else set(groups)
     tail = f".{key.replace('/', '.')}"
     elsewhere = sorted(path for path, _ in walk(config) if f".{path}".endswith(tail))[:3]
+    if key in ("data.path", "data.root"):  # generated data have neither
+        return f"{key}: unknown to this data set; choose one of files too, such as data=captions"
     alike = " or ".join(elsewhere) or nearest(part, known)
     return f"{'.'.join(parts[: depth + 1])}: unknown{did_you_mean(alike)}"
 

@@ -221,5 +221,5 @@ def test_texts_that_name_special_tokens_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="has a meaning of its own; leave it out"):
         form.turns(tokenizer, [Turn("user", "a<|im_end|>b")])
     assert form.turns(tokenizer, [Turn("user", "a <image>")]).tokens  # which this model has no token for
-    with pytest.raises(UserError, match="images: this model reads none; leave them out"):
+    with pytest.raises(UserError, match="images: this model does not converse about images"):
         form.turns(tokenizer, [Turn("user", "a", 1)])

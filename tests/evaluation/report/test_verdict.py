@@ -11,11 +11,13 @@ SCORES = {"loss": 1.0, "cider": 0.150, "cider@constant": 0.210, "cider@shuffled"
 SCRATCH, TUNED = TrainedModel(5000), TrainedModel(5000, is_pretrained=True)
 
 
-def verdict(results, *, name="cider", difference=None, trained=SCRATCH, bounds=None, remedies=None, **options):
+def verdict(
+    results, *, name="cider", difference=None, trained=SCRATCH, bounds=None, remedies=None, count=40, **options
+):
     metric = judged_metric(results, [name], **options)
     gap = None if difference is None else Difference(*difference, p=0.01)
     where = "40 samples of test (300 of train)"
-    return verdict_of(metric, paired=gap, bounds=bounds, samples=where, trained=trained, remedies=remedies)
+    return verdict_of(metric, paired=gap, bounds=bounds, samples=where, count=count, trained=trained, remedies=remedies)
 
 
 def test_the_best_control_is_named_with_both_scores_the_paired_interval_samples_and_steps():
@@ -53,6 +55,18 @@ def test_a_pretrained_model_is_not_told_to_use_one():
     found = TrainedModel(None, is_pretrained=True)
     assert "fine-tune it" in verdict(SCORES, trained=found).remedies[0]
     assert verdict(SCORES | {"cider": 0.3}, trained=found).remedies == ()
+
+
+def test_few_samples_are_no_ground_for_a_comparison():
+    found = verdict(SCORES, bounds=(0.15, 0.15), count=1)
+    assert found.sentence.startswith("too few samples to compare the model with the best constant answer: CIDEr 0.1500")
+    assert found.remedies == ("evaluate at least 10 samples",)
+
+
+def test_a_model_close_to_its_ceiling_gets_no_advice():
+    almost = {"accuracy": 0.9995, "accuracy@constant": 0.4}
+    assert verdict(almost, name="accuracy", bounds=(0.999, 0.9999)).remedies == ()
+    assert verdict(almost | {"accuracy": 0.9}, name="accuracy", bounds=(0.88, 0.92)).remedies
 
 
 def test_a_model_at_its_ceiling_gets_no_advice():

@@ -113,3 +113,11 @@ def test_a_run_without_an_end_counts_its_steps(screen) -> None:
     bar, trainer = started(step=0, epochs=-1)
     step(bar, trainer)
     assert drawn(screen)[-1].startswith("1 steps, 00:00, loss 0.500")
+
+
+def test_epochs_that_end_before_the_steps_that_were_asked_for_are_noted(screen) -> None:
+    for most, notes in ((-1, 0), (40, 0), (41, 1)):
+        bar, trainer = Progress(), run(step=0)
+        trainer.max_steps = most
+        bar.on_train_start(trainer, TASK)
+        assert screen.getvalue().count("ends the training after 40 steps, before trainer.max_steps=41") == notes

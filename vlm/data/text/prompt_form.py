@@ -125,7 +125,9 @@ class PromptForm:
         if self.chat is None:
             raise UserError("the form of this model's conversations is not among those that are known")
         if not self.states and any(turn.images for turn in turns):
-            raise UserError("images: this model reads none; leave them out")
+            raise UserError(
+                "images: this model does not converse about images; use vlm answer if it was trained on them"
+            )
         return self.ids(tokenizer, self.chat.pieces(turns, answering=answering, begun=begun), squares, begun=begun)
 
     def past(self, tokenizer: Tokenizer, answer: Sequence[int]) -> Sequence[int]:

@@ -8,6 +8,8 @@ from vlm.evaluation.metrics.bootstrap import LEVEL, Difference
 from vlm.evaluation.report.controls import CEILING, CONTROLS, TITLES
 
 FEW_STEPS = 1000  # of a training, before which more steps are the first thing to try
+FEW_SAMPLES = 10  # of an evaluation, below which an interval says nothing
+NEAR = 0.99  # share of the best possible score from which a model needs no advice
 FULL = {"bleu": 100.0, "chrf": 100.0, "cider": math.inf}  # largest values of metrics that are not shares
 # Controls within a sentence, where they are called otherwise than in the head of a table.
 PHRASES = {
@@ -68,6 +70,11 @@ class JudgedMetric(NamedTuple):
         """How much better the model is."""
         return (self.other - self.value) if self.smaller_is_better else (self.value - self.other)
 
+    @property
+    def is_near_best(self) -> bool:
+        """Whether the model's score is close to the best possible one."""
+        return not self.smaller_is_better and 0 < self.ceiling < math.inf and self.value >= NEAR * self.ceiling
+
     def is_best(self, value: float) -> bool:
         """Returns True if a score cannot be better."""
         return value <= self.ceiling if self.smaller_is_better else value >= self.ceiling
@@ -115,6 +122,7 @@ def verdict_of(
     paired: Difference | None,
     bounds: tuple[float, float] | None,
     samples: str,
+    count: int,
     trained: TrainedModel,
     remedies: Sequence[str] | None = None,
 ) -> Verdict:
@@ -125,6 +133,7 @@ def verdict_of(
         paired: The difference of the model's and the control's scores on the same resamples, if the task keeps both.
         bounds: The interval of the model's score, if known.
         samples: Numbers of evaluated and of training samples, in words.
+        count: Number of evaluated samples.
         trained: How the model was trained.
         remedies: What to try if the model is not better; by default what fits its training.
     """
@@ -134,6 +143,9 @@ def verdict_of(
     control = PHRASES.get(metric.control, CONTROLS[metric.control])
     scores = f"{metric.title} {_number(metric.value)} against {_number(metric.other)}"
     scores += " (lower is better)" if metric.smaller_is_better else ""
+    if count < FEW_SAMPLES:
+        few = f"too few samples to compare the model with {control}: {scores}, on {where}"
+        return Verdict(few, (f"evaluate at least {FEW_SAMPLES} samples",))
     if metric.is_best(metric.value) and metric.is_best(metric.other):
         return Verdict(f"these data need no model, for {control} is as good: {scores}, on {where}")
     if metric.is_best(metric.value) or (bounds is not None and metric.is_limited and metric.is_best(bounds[1])):
@@ -147,7 +159,9 @@ def verdict_of(
         word = "not clearly better or worse than"
     else:
         word = "better than" if metric.gain > 0 else "worse than" if metric.gain < 0 else "no better than"
-    if remedies is None or word == "better than":
+    if word == "better than" and metric.is_near_best:
+        remedies = ()
+    elif remedies is None or word == "better than":
         remedies = _remedies(word == "better than", trained)
     return Verdict(f"{word} {control}: {scores}, {gap}, on {where}", tuple(remedies))
 

@@ -138,7 +138,9 @@ class ChatPredictor(TextPredictor):
             UserError: It cannot be read, or the model reads none.
         """
         if self.preprocess is None:
-            raise UserError("images: this model reads none; leave them out")
+            raise UserError(
+                "images: this model does not converse about images; use vlm answer if it was trained on them"
+            )
         pixels, rows, columns = self.preprocess.views(open_image(image))
         return pixels, (rows, columns)
 

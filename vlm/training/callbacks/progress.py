@@ -42,7 +42,13 @@ class Progress(ProgressBar):
             tqdm.write(sep.join(map(str, args)), file=sys.stdout, **kwargs)  # above the bar
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._begin(total_steps(trainer), at=trainer.global_step)
+        total, wanted = total_steps(trainer), trainer.max_steps
+        if total is not None and total < wanted:
+            self.print(
+                f"note: trainer.max_epochs={trainer.max_epochs} ends the training after {total:,} steps, before "
+                f"trainer.max_steps={wanted:,}; set more epochs to reach it"
+            )
+        self._begin(total, at=trainer.global_step)
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int

@@ -45,6 +45,7 @@ def evaluate_pairs(
         paired=None,
         bounds=(results["accuracy@low"], results["accuracy@high"]),
         samples=f"{len(pairs):,} pairs",
+        count=len(pairs),
         trained=TrainedModel(),
         remedies=(),
     )

@@ -282,11 +282,13 @@ class Task(L.LightningModule):
         known = self.trained.steps is not None and "train" in self.data.splits
         trained_on = f" ({self.training_size()} of train)" if known else ""
         ends = [results.get(f"{metric.name}@{end}") for end in ("low", "high")] if metric else []
+        count = self.evaluation.used
         return verdict_of(
             metric,
             paired=difference,
             bounds=(ends[0], ends[1]) if len(ends) == 2 and None not in ends else None,  # type: ignore[arg-type]
-            samples=f"{self.evaluation.used:,} samples of {self.evaluation.split}{trained_on}",
+            samples=f"{count:,} sample{'s' * (count != 1)} of {self.evaluation.split}{trained_on}",
+            count=count,
             trained=self.trained,
             remedies=self.remedies(results),
         )
