@@ -13,7 +13,14 @@ from vlm.models.encoder_decoder import VisionLanguageModel
 from vlm.models.timm_encoder import TimmEncoder
 from vlm.models.vit import ViT
 from vlm.nn.recurrent import AdditiveAttention
-from vlm.training.step.optim import Constant, Cosine, Optimization, layer_depths, parameter_groups
+from vlm.training.step.optim import (
+    Constant,
+    Cosine,
+    Optimization,
+    layer_depths,
+    parameter_groups,
+    schedule_note,
+)
 
 
 @pytest.fixture(params=["vit", "timm"])
@@ -160,3 +167,11 @@ def test_lower_layers_learn_more_slowly(model):
     known = {id(parameter): name for name, parameter in model.named_parameters()}
     for group in groups:
         assert {0.5 ** depths[known[id(p)]] for p in group["params"]} == {group["scale"]}
+
+
+def test_the_line_on_a_changed_schedule_is_for_runs_with_steps_left():
+    """A cosine over 12 steps ends at 0; over 18, step 12 is back up; a run without steps left says nothing."""
+    optimization = Optimization(optimizer=torch.optim.AdamW, schedule=Cosine(warmup=0), weight_decay=0.1)
+    note = partial(schedule_note, optimization, optimization, step=12, highest=1.0, option="schedule_steps")
+    assert "because the schedule now has 18 steps instead of 12; schedule_steps=12 keeps it" in note(totals=(12, 18))
+    assert note(totals=(12, 12)) == ""

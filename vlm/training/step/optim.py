@@ -93,7 +93,7 @@ def count_steps(batches: int, limits: Mapping[str, Any]) -> int | None:
 def schedule_note(
     before: Optimization, now: Optimization, totals: tuple[int, int], step: int, highest: float, option: str
 ) -> str:
-    """A line about the learning rate of a resumed run whose schedule has changed; "" if the rate has not.
+    """A line about the learning rate of a resumed run whose schedule has changed; "" if the rate has not, or no step is left.
 
     Args:
         before, now: Optimisation of the saved config and of the resumed run.
@@ -102,6 +102,8 @@ def schedule_note(
         highest: Highest learning rate.
         option: Name of the option that sets the steps of the schedule.
     """
+    if step >= totals[1]:  # nothing is left to train
+        return ""
     planned = before.schedule_steps or totals[0]
     last = highest * before.factor(min(step, planned) - 1, totals[0])
     then = highest * before.factor(min(step, planned - 1), totals[0])
