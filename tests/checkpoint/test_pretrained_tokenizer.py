@@ -38,7 +38,7 @@ def test_it_is_that_of_the_checkpoint(task, pytestconfig):
 def test_a_checkpoint_without_one_is_refused(pytestconfig):
     path = pytestconfig.rootpath / FILES / "classification.ckpt"
     assert "the checkpoint has no tokenizer" in refusal(PretrainedTokenizer(path=str(path)).fit, [])
-    assert "no such checkpoint" in refusal(PretrainedTokenizer(path="nowhere").fit, [])
+    assert "nowhere: no such file or folder; give a folder" in refusal(PretrainedTokenizer(path="nowhere").fit, [])
 
 
 def test_masked_words_need_an_id_for_masks(pytestconfig):

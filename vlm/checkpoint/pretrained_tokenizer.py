@@ -4,7 +4,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Self
 
+from vlm.checkpoint.file import locate
 from vlm.checkpoint.load import read
+from vlm.checkpoint.specification import is_specified
 from vlm.data.text.hugging_face import read_tokenizer
 from vlm.data.text.library import PieceModelTokenizer
 from vlm.data.text.lone_tokenizer import is_lone_tokenizer, read_lone_tokenizer
@@ -52,6 +54,13 @@ class PretrainedTokenizer(Tokenizer):
             return read_tokenizer(folder)
         if is_lone_tokenizer(place):
             return read_lone_tokenizer(place)
+        found = locate(self.path)
+        if not found.is_file() and not is_specified(found):
+            what = "has no tokenizer that can be read" if found.exists() else "no such file or folder"
+            raise UserError(
+                f"tokenizer.path={self.path}: {what}; give a folder that a tokenizer of transformers was saved in, its "
+                "tokenizer.json, a SentencePiece .model, a checkpoint or a run"
+            )
         state = read(self.path)["vlm"].get("tokenizer")
         if not isinstance(state, dict):
             raise UserError(f"tokenizer.path={self.path}: the checkpoint has no tokenizer; give one of a task of text")

@@ -175,7 +175,8 @@ def class_lines(fields: Iterable[Field], unit: str) -> list[str]:
     for labels in (field for field in fields if isinstance(field, LabelField)):
         counts = dict(zip(labels.classes, labels.counts("train"), strict=True))
         least, most = min(counts, key=counts.__getitem__), max(counts, key=counts.__getitem__)
-        lines.append(f"classes     {len(counts)}; {counts[least]:,} {unit} of {least} to {counts[most]:,} of {most}")
+        shares = f"{counts[least]:,} {unit} of {least} to {counts[most]:,} of {most}"
+        lines.append(f"classes     {len(counts)}; {shares if least != most else f'{counts[most]:,} {unit} of each'}")
     return lines
 
 

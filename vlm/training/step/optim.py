@@ -93,7 +93,9 @@ def count_steps(batches: int, limits: Mapping[str, Any]) -> int | None:
 def schedule_note(
     before: Optimization, now: Optimization, totals: tuple[int, int], step: int, highest: float, option: str
 ) -> str:
-    """A line about the learning rate of a resumed run whose schedule has changed; "" if the rate has not, or no step is left.
+    """A line about the learning rate of a resumed run whose schedule has changed.
+
+    It is empty if the rate is the same, or if no step is left.
 
     Args:
         before, now: Optimisation of the saved config and of the resumed run.
