@@ -102,7 +102,7 @@ def test_a_named_token_ends_first_and_exceptions_hold_for_it_too(tmp_path):
     [
         ({"eos_token_id": 10**6}, "tokenizer.ggml.eos_token_id is 1000000, which is outside the vocabulary"),
         ({"eot_token_id": 10**6}, "tokenizer.ggml.eot_token_id is 1000000, which is outside the vocabulary"),
-        ({"fim_pad_token_id": "end"}, "tokenizer.ggml.fim_pad_token_id is 'end', which is outside the vocabulary"),
+        ({"fim_pad_token_id": "end"}, "tokenizer.ggml.fim_pad_token_id is 'end', not of type int"),
     ],
 )
 def test_a_named_token_that_does_not_exist_is_refused_by_its_key(tmp_path, values, words):

@@ -134,3 +134,9 @@ def test_mistyped_checkpoints_and_splits_are_reported_before_torch_is_imported(w
     script = f"import sys\nfrom vlm.cli.main import run\nprint(run({words!r}), 'torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path, check=True)
     assert done.stdout == "2 False\n" and message in done.stderr
+
+
+def test_a_missing_run_is_reported_before_torch_is_imported(tmp_path):
+    script = "import sys; from vlm.training.run.fit import main; print(main(['resume=nope']), 'torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path, check=True)
+    assert done.stdout == "2 False\n" and "resume=nope: no such run or checkpoint" in done.stderr

@@ -23,7 +23,6 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig
 
 from vlm.config.compose import ROOT, VERSION, Check, Composed, compose, composed, conf_dir, explained
-from vlm.config.early import compose_early
 from vlm.config.override import parse, path_option, quote
 from vlm.config.tree import Config
 from vlm.config.untrusted import readable
@@ -84,32 +83,11 @@ def run(main: Main, argv: list[str], check: Check | None = None, *, sweep: Sweep
         flags = {name for name, value in vars(options).items() if value} - {*_PLACES, "overrides", "run"}
         if flags or any(text.lstrip("+~").startswith(("hydra.", "hydra/")) for text in options.overrides):
             return _run_hydra(main, options, check, prefix=_prefix(argv), sweep=sweep)
-        config = _compose(options, check)
+        config = compose(options.overrides, check, options)
         config.typed = argv
         return main(config)
 
     return _status(job)
-
-
-def _compose(options: Namespace, check: Check | None) -> Config:
-    """Composes and checks a config; its faults are reported before torch is imported, where possible."""
-
-    def make() -> Config:
-        return compose(options.overrides, check, options)
-
-    typed = [text.lstrip("+~").partition("=")[0] for text in options.overrides]
-    config = None
-    if "trust" not in typed:  # a user's package may do anything when it is imported
-        try:
-            config = compose_early(make)
-        except UserError as fault:
-            if any(key in str(fault) for key in typed):
-                raise  # what the user typed is at fault; any other fault is for the check with the real libraries
-    if config is None:
-        return make()
-    if check:
-        check(config)
-    return config
 
 
 def report(fault: UserError) -> int:
