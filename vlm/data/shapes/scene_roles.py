@@ -28,12 +28,12 @@ def the_one_is(statement: Statement) -> list[Phrase]:
     return [*_definite(statement.subject, "subject"), ("is", ""), *_places(statement, _definite)]
 
 
-def inverted(statement: Statement) -> list[Phrase]:
+def place_before_subject(statement: Statement) -> list[Phrase]:
     """Left of a blue cross is a red circle."""
     return [*_places(statement, _indefinite), ("is", ""), *_indefinite(statement.subject, "subject")]
 
 
-def with_subject_beside(statement: Statement) -> list[Phrase]:
+def landmark_with_subject(statement: Statement) -> list[Phrase]:
     """A blue cross with a red circle left of it."""
     (relation, landmark), *_ = statement.places
     subject = _indefinite(statement.subject, "subject")
@@ -61,8 +61,8 @@ def _places(statement: Statement, noun_phrase: Callable[[Kind, str], list[Phrase
 # Forms of a sentence by the number of its landmarks.
 FORMS: dict[int, tuple[Callable[[Statement], list[Phrase]], ...]] = {
     0: (caption, there_is),
-    1: (caption, there_is, the_one_is, inverted, with_subject_beside),
-    2: (caption, there_is, the_one_is, inverted),
+    1: (caption, there_is, the_one_is, place_before_subject, landmark_with_subject),
+    2: (caption, there_is, the_one_is, place_before_subject),
 }
 
 
