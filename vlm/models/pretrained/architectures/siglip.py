@@ -34,6 +34,7 @@ SIGLIP_TEXT = Stack(
         **layers(LAYERS, "encoder.layers"),
     },
     unused=("embeddings.position_ids", "head.{kind}"),
+    neutral_keys=("projection_size",),  # rows of the head, which the dual encoder reads
 )
 TOWERS = {"encoder": SIGLIP_VISION, "text_encoder": SIGLIP_TEXT}
 PAD = integer("pad_token_id", 1, low=0)
