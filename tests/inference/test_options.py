@@ -1,6 +1,7 @@
 """Options of decoding: the user's, then the checkpoint's own, then plain ones."""
 
 import pytest
+from tiny_checkpoints import FILES
 
 from vlm.cli.main import run
 from vlm.decoding.constraints import Rules
@@ -65,7 +66,7 @@ def test_options_that_are_none_are_refused(stored):
 )
 @pytest.mark.parametrize("command", [["caption", "image.png"], ["generate", "--prompt", "A"], ["translate"]])
 def test_more_than_a_search_can_hold_is_refused_at_once(command, option, value, most, capsys):
-    assert run([*command, "-c", "none.ckpt", option, value]) == 2
+    assert run([*command, "-c", str(FILES / "captioning.ckpt"), option, value]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"error: Invalid value for '{option}': ") and str(most) in line
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import hostile_files
 import pytest
 import torch
+from tiny_checkpoints import FILES
 
 from vlm.cli.main import run
 from vlm.errors import UserError
@@ -125,7 +126,7 @@ def test_info_of_a_task_of_ones_own(counting, capsys):
 
 
 def test_a_prompt_that_is_no_utf8_is_refused(capsys):
-    assert run(["generate", "--prompt", "caf\udce9", "-c", "none.ckpt"]) == 2
+    assert run(["generate", "--prompt", "caf\udce9", "-c", str(FILES / "language_modeling.ckpt")]) == 2
     assert capsys.readouterr().err == r"error: text caf\udce9: is not UTF-8; give text in UTF-8" + "\n"
 
 

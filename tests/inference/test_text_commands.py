@@ -100,7 +100,7 @@ def test_a_want_of_memory_is_a_line_and_status_1(fault, monkeypatch, capsys):
         raise fault
 
     monkeypatch.setattr("vlm.inference.info.describe", exhausted)
-    assert main.run(["info", "-c", "x.ckpt"]) == 1
+    assert main.run(["info", "-c", str(FILES / "captioning.ckpt")]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: out of memory; lower --batch-size")
 
@@ -108,7 +108,7 @@ def test_a_want_of_memory_is_a_line_and_status_1(fault, monkeypatch, capsys):
 def test_other_faults_keep_their_traceback(monkeypatch):
     monkeypatch.setattr("vlm.inference.info.describe", lambda checkpoint: (_ for _ in ()).throw(RuntimeError("a bug")))
     with pytest.raises(RuntimeError, match="a bug"):
-        main.run(["info", "-c", "x.ckpt"])
+        main.run(["info", "-c", str(FILES / "captioning.ckpt")])
 
 
 def test_a_trace_does_not_take_the_place_of_the_results(vlm, tmp_path, monkeypatch):

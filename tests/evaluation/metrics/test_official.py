@@ -8,10 +8,12 @@ import ast
 import random
 import re
 import shutil
+import sys
 import warnings
 from importlib.util import find_spec
 from pathlib import Path
 
+import absl.logging
 import jiwer
 import numpy as np
 import pytest
@@ -31,6 +33,9 @@ from vlm.tasks.image_questions.scores import anls, process_answer, vqa_accuracy
 from vlm.tasks.span_answering.metrics import scores as squad_scores
 from vlm.tasks.tagging.metrics import SCHEMES, tag_scorer
 
+# absl, which rouge_score imports, logs to the stderr of its import: a file of pytest's, which it would close when
+# another library configures logging.
+absl.logging.get_absl_handler().python_handler.stream = sys.__stderr__
 SAMPLE, FULL = 60, 1500  # inputs of each metric
 COUNTS = pytest.mark.parametrize(
     "count", [pytest.param(SAMPLE, marks=pytest.mark.slow), pytest.param(FULL, marks=pytest.mark.nightly)]
