@@ -240,7 +240,8 @@ def test_a_long_template_takes_no_time(tmp_path, text, capsys):
     save_gguf(tmp_path / "a.gguf", *decoder("tied"), values={"tokenizer.chat_template": text * 10**5})
     start = time.process_time()
     assert command(["chat", "-c", str(tmp_path / "a.gguf")]) == 2
-    assert "has no form of conversations" in capsys.readouterr().err and time.process_time() - start < 5
+    assert time.process_time() - start < 5
+    assert "has no chat template that vlm can use; use `vlm generate`" in capsys.readouterr().err
 
 
 def mutated(good: bytes, chance: random.Random) -> bytes:

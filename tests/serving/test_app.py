@@ -14,12 +14,14 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPConnection
+from io import BytesIO
 from pathlib import Path
 from zlib import crc32
 
 import pytest
 import torch
 from listening import listening
+from PIL import Image
 from services import CAPTIONER, CASES, client, client_of, predictor_of, service, tiny
 from tiny_checkpoints import IMAGES, ROOT
 from used import used
@@ -63,10 +65,25 @@ def test_images_come_in_any_form(truth):
         ({"content": bytes(100_001)}, 413, "the body has more than 100,000 bytes"),
         ({"json": {"images": []}}, 422, "0 inputs in a request; send 1 to 64"),
         ({"json": {"images": ["AA=="] * 65}}, 422, "65 inputs in a request"),
-        ({"json": {"images": [3]}}, 400, "the body is not JSON such as"),
-        ({"json": ["AA=="]}, 400, "the body is not JSON such as"),
-        ({"content": b"{", "headers": {"Content-Type": "application/json"}}, 400, "the body is not JSON such as"),
-        ({"files": [("a", ("a", b"x")), ("b", ("b", b"x"))]}, 400, "image 1: damaged"),
+        ({"json": {"images": [3]}}, 400, "images: item 1: expected a string, an image in base64"),
+        ({"json": {"images": ["AA==", "photo.jpg"]}}, 400, 'images: item 2: "photo.jpg" is not base64; send the file'),
+        ({"json": {"image": "http://a.org/b.jpg"}}, 400, 'image: "http://a.org/b.jpg" is not base64; send the file'),
+        ({"json": {"image": "data:image/png,abc"}}, 400, 'image: "data:image/png,abc" is not base64; send the file'),
+        ({"json": {"images": "AA=="}}, 400, "images: expected a list of strings; image takes one string"),
+        ({"json": {"text": "a"}}, 400, 'the JSON has neither image nor images; send {"images": ["BASE64", ...]}'),
+        ({"json": ["AA=="]}, 400, "the JSON is not an object; send"),
+        ({"content": b"{", "headers": {"Content-Type": "application/json"}}, 400, "the body is not valid JSON; send"),
+        ({"files": [("image", ("a", b"x")), ("image", ("b", b"x"))]}, 400, "image 1: damaged"),
+        ({"files": [("image", ("a", b"x")), ("beam", ("b", b"3"))]}, 422, "beam: is not a field for files; upload"),
+        ({"files": [("photo", ("a", b"x"))]}, 422, "photo: is not a field for files; upload a file as image (curl"),
+        ({"files": [("image", (None, "a.jpg"))]}, 400, "image: expected a file, not the text 'a.jpg'; upload it with"),
+        ({"files": [("image", ("a", b"x")), ("tpo", (None, "3"))]}, 422, "tpo: unknown to captioning"),
+        ({"data": {"image": "photo.jpg"}}, 415, "URL-encoded forms are not supported; send a multipart form"),
+        ({"content": b"x", "params": {"beam": 3}}, 422, "beam: is a query parameter; send options as fields"),
+        ({"json": {"image": "AA==", "beam": "x"}}, 422, "beam: expected an integer (at least 1 and at most 1024), not"),
+        ({"json": {"image": "AA==", "temperature": "hot"}}, 422, 'temperature: expected a number, not "hot"'),
+        ({"json": {"image": "AA==", "ban": 3}}, 422, "ban: expected a list of strings, not 3"),
+        ({"json": {"image": "AA==", "sample": "yes"}}, 422, 'sample: expected true or false, not "yes"'),
         ({"json": {"image": "AA==", "tpo": 3}}, 422, "tpo: unknown to captioning"),
         ({"content": b"x", "headers": {"Content-Type": "multipart/form-data"}}, 400, "boundary"),
     ],
@@ -75,6 +92,25 @@ def test_bad_input_is_a_line(body, code, line):
     answer = client(max_bytes=100_000).post("/predict", **body)
     assert answer.status_code == code and line in answer.json()["detail"]
     assert len(answer.json()["detail"].splitlines()) == 1 and "Traceback" not in answer.text
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "GIF", "WEBP", "BMP", "TIFF", "PPM", "PNG"])
+def test_a_cut_image_is_reported_in_our_words(kind):
+    """Pillow's are "Truncated File Read", "could not create decoder object" and others."""
+    file = BytesIO()
+    Image.open(BytesIO(PHOTOS[0])).convert("RGB").save(file, kind)
+    content = file.getvalue()
+    for length in (30, len(content) // 2):
+        answer = client().post("/predict", content=content[:length])
+        assert answer.status_code == 400
+        assert re.fullmatch(
+            "image 1: (the file is truncated or damaged|damaged, or not an .*)", answer.json()["detail"]
+        )
+
+
+def test_an_image_may_be_a_data_url(truth):
+    image = f"data:image/png;base64,{base64.b64encode(PHOTOS[0]).decode()}"
+    assert same(client().post("/predict", json={"image": image}).json()["results"], truth[:1])
 
 
 def test_an_image_of_too_many_pixels_is_refused():
@@ -149,12 +185,20 @@ def test_metrics_count_and_the_schema_is_there():
     assert "/predict" in http.get("/openapi.json").json()["paths"]
 
 
-@pytest.mark.parametrize("wrong", [{"texts": "a red circle"}, {"texts": {"a": 1}}, {"text": ["a", "b"]}, {"text": 3}])
-def test_texts_are_one_or_a_list(wrong):
+@pytest.mark.parametrize(
+    ("wrong", "line"),
+    [
+        ({"texts": "a red circle"}, "texts: expected a list of strings; text takes one string"),
+        ({"texts": {"a": 1}}, "texts: expected a list of strings; text takes one string"),
+        ({"text": ["a", "b"]}, "text: expected a string"),
+        ({"text": 3}, "text: expected a string"),
+    ],
+)
+def test_texts_are_one_or_a_list(wrong, line):
     http = client(tiny("translation"))
     assert http.post("/predict", json={"text": "a red circle"}).json()["results"][0]["text"]
     answer = http.post("/predict", json=wrong)
-    assert answer.status_code == 400 and answer.json()["detail"].startswith("the body is not JSON such as")
+    assert answer.status_code == 400 and answer.json()["detail"] == line
 
 
 @pytest.mark.parametrize(("body", "kind"), [(b"\xff\xfe", "text/plain"), (b'{"text": "\\ud800"}', "application/json")])

@@ -292,8 +292,8 @@ HOSTILE: dict[str, tuple[Any, int, str]] = {
         "only the user shows",
     ),
     "other model": ({"messages": [USER], "model": "gpt-9"}, 404, "there is no 'gpt-9'"),
-    "model of another type": ({"messages": [USER], "model": 3}, 400, "model: is not of its type"),
-    "stream of another type": ({"messages": [USER], "stream": "yes"}, 400, "stream: is not of its type"),
+    "model of another type": ({"messages": [USER], "model": 3}, 400, "model: expected a string, not 3"),
+    "stream of another type": ({"messages": [USER], "stream": "yes"}, 400, 'stream: expected true or false, not "yes"'),
     "unknown": ({"messages": [USER], "nonsense": 1}, 400, "nonsense: is unknown"),
     "two": ({"messages": [USER], "n": 2}, 400, "n: only 1"),
     "tools": ({"messages": [USER], "tools": [{"type": "function"}]}, 400, r"tools: only \[\]"),
@@ -341,15 +341,18 @@ def test_images_beyond_the_window_are_refused_before_they_are_decoded(asked: Any
 
 
 def test_models_that_do_not_converse_say_so() -> None:
-    for path, words in ((CAPTIONER, "no form of conversations"), (tiny("tagging"), "reads no conversations")):
+    for path, task, kind in ((CAPTIONER, "captioning", "an image"), (tiny("tagging"), "tagging", "a text")):
         http = client(path)
+        words = f"a model for {task} does not chat; send {kind} to POST /predict (see GET /)"
         for answer in (http.get("/v1/models"), http.post(PATH, json={"messages": [USER]})):
-            assert answer.status_code == 404 and words in answer.json()["error"]["message"]
+            assert answer.status_code == 404 and answer.json()["error"]["message"] == words
+        assert f"There is no {PATH}: {words}." in http.get("/").text
 
 
 def test_other_paths_answer_as_before(words: str) -> None:
     http = client(words)
-    assert http.get("/nowhere").json() == {"detail": "Not Found"}
+    assert http.get("/nowhere").json() == {"detail": "there is no /nowhere; GET / lists the paths"}
+    assert http.get("/predict").json() == {"detail": "/predict: does not take GET; use POST"}
     assert http.post("/predict", json={"text": "a", "max_tokens": 3}).status_code == 200
     http.post(PATH, json={"messages": [USER], "max_tokens": 1})
     assert 'vlm_requests_total{code="200"} 2' in http.get("/metrics").text

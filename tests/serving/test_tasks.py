@@ -94,6 +94,6 @@ def test_a_path_of_a_client_opens_no_file():
     for name, value in (("image", IMAGES[0]), ("images", IMAGES[:2])):
         body = {"texts": TEXTS, name: value}
         answer = client(tiny("photo_translation")).post("/predict", json=body)
-        assert answer.status_code == 400 and answer.json()["detail"].startswith("the body is not JSON such as")
+        assert answer.status_code == 400 and answer.json()["detail"].startswith(f"{name}: ")
     answer = client(tiny("span_answering")).post("/predict", json={"text": IMAGES[0], "question": "what?"})
     assert answer.json()["results"][0]["text"] in ("", *IMAGES[0].split("/"), IMAGES[0]) or answer.status_code == 200

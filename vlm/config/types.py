@@ -1,6 +1,7 @@
 """Compares plain values of a config with annotations, converts them, and describes mismatches."""
 
 import inspect
+import json
 import math
 import os
 import types
@@ -17,6 +18,12 @@ from vlm.errors import Limit, did_you_mean, nearest
 _SEQUENCES = (list, set, frozenset, abc.Sequence, abc.Iterable, abc.Collection, abc.MutableSequence, abc.Set)
 _MAPPINGS = (dict, abc.Mapping, abc.MutableMapping)
 _NUMBERS = {int: int, float: int | float}  # an int passes for a float
+_JSON_TYPES = {
+    int: ("an integer", "integers"),
+    float: ("a number", "numbers"),
+    str: ("a string", "strings"),
+    bool: ("true or false", "booleans"),
+}
 
 
 @dataclass(frozen=True)
@@ -119,6 +126,31 @@ def describe_mismatch(value: Any, hint: Any) -> str:
         return f"{text}, expected {show(hint)}"
     finite = not isinstance(value, float) or math.isfinite(value)
     return f"{text} is {'out of range' if finite else 'not finite'}, expected {show(hint)}"
+
+
+def describe_json_mismatch(value: Any, hint: Any) -> str:
+    """The annotation and the value for clients that send JSON, such as ``expected an integer, not "abc"``."""
+    text = json.dumps(value, ensure_ascii=False)
+    return f"expected {describe_json_type(hint)}, not {text if len(text) <= 60 else f'{text[:57]}...'}"
+
+
+def describe_json_type(hint: Any, *, plural: bool = False) -> str:
+    """An annotation in JSON's terms: ``an integer (at least 1)`` for ``Count | None``, since null sets nothing."""
+    kind, args, limits = _apart(hint)
+    bounds = " and ".join(filter(None, map(str, limits)))
+    if bounds:
+        return f"{describe_json_type(_base(hint), plural=plural)} ({bounds})"
+    if kind is Union:
+        options = [describe_json_type(option, plural=plural) for option in args if option is not type(None)]
+        return " or ".join(dict.fromkeys(options))
+    if kind is Literal:
+        return " or ".join(json.dumps(option) for option in args)
+    if kind in _SEQUENCES or kind is tuple or kind in _MAPPINGS:
+        name, of = ("objects" if kind in _MAPPINGS else "lists"), args[-1:]
+        name = name if plural else "an object" if kind in _MAPPINGS else "a list"
+        return f"{name} of {describe_json_type(of[0], plural=True)}" if of else name
+    names = _JSON_TYPES.get(kind)
+    return getattr(kind, "__name__", str(kind)) if names is None else names[plural]
 
 
 def show(hint: Any, bounded: bool = True) -> str:

@@ -308,7 +308,7 @@ def checked(kind: type[OptionsType], values: Mapping[str, Any], *, use: str, cli
     Raises:
         UserError: A name is unknown, a value has another type or is out of range, or a required one is missing.
     """
-    from vlm.config.types import describe_mismatch, fits
+    from vlm.config.types import describe_json_mismatch, describe_mismatch, fits
 
     closed = ("machine", "command") if client else ("command",)
     known = {name: one for name, one in declared(kind).items() if one.scope not in closed}
@@ -319,7 +319,7 @@ def checked(kind: type[OptionsType], values: Mapping[str, Any], *, use: str, cli
         value, option = list(given) if isinstance(given, tuple) else given, known[name]
         hint: Any = Annotated[hints[name], Range(option.least, option.most)]
         if not fits(value, hint):
-            raise UserError(f"{name}: {describe_mismatch(value, hint)}")
+            raise UserError(f"{name}: {(describe_json_mismatch if client else describe_mismatch)(value, hint)}")
     if missing := [name for name in needed(kind) if name not in values]:
         raise UserError(f"{missing[0]}: missing; {use} needs it")
     return kind(**values)

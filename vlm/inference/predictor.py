@@ -68,6 +68,8 @@ class Predictor(ABC):
         fields: The fields of a record that a line of text shows.
         options: The dataclass of its options.
         arguments: The class of its inputs.
+        model_task: The checkpoint's task, a key of TASKS or package.module.Class; a predictor that several tasks share,
+            such as that of chat, has another `task`.
         trained_task: The task that was trained, by its name in conf/task, such as conversations, whose models `task`
             calls image_questions; `task` if the checkpoint is of no run.
         run_name: The name of the run that trained the model, if any.
@@ -106,6 +108,7 @@ class Predictor(ABC):
                 raise misused(path, held, self.task)
             config = about.get("config") or {}
             names = {name: config[name] for name in ("task_name", "name") if isinstance(config.get(name), str)}
+            self.model_task = held
             self.trained_task, self.run_name = names.get("task_name") or held, names.get("name")
             self.restore(about)
             self.model: Any = ckpt.load_model(loaded, trust=trust, dtype=dtype).to(device)

@@ -119,6 +119,11 @@ def commands_of(task: str) -> tuple[str, ...]:
     return tuple(command.name for command in TASKS[task].commands) if task in TASKS else ("predict",)
 
 
+def suggest_commands(task: str, *excluded: str) -> str:
+    """Returns the commands of a task for a message, such as "`vlm caption` or `vlm embed`"."""
+    return " or ".join(f"`vlm {name}`" for name in commands_of(task) if name not in excluded)
+
+
 def uses(task: str, predictor: type) -> bool:
     """Returns True if a predictor is that of a command of a task."""
     path = f"{predictor.__module__}:{predictor.__qualname__}"

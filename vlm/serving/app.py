@@ -114,6 +114,8 @@ class Service:
         With `Accept: text/event-stream` they come as events: `token`, one a token as it is written, with the text so
         far; then `result`, with what is the answer otherwise, or `error`.
         """
+        for name in request.query_params:
+            raise HTTPException(422, f"{name[:60]}: is a query parameter; send options as fields of a form or of JSON")
         async with self.bodies.read(request.headers, request.receive) as body:
             if self.engine.waiting >= self.engine.most:
                 raise Full
@@ -159,6 +161,8 @@ class Service:
         paths = {path: about for path, about in PATHS.items() if self.is_chat or not path.startswith("/v1")}
         examples = _examples(self.predictor, str(request.base_url).rstrip("/"), is_chat=self.is_chat)
         body = [table(("path", "what"), paths.items()), f"<pre>{escape(examples)}</pre>"]
+        if not self.is_chat:
+            body.append(f"<p>There is no {CHAT}: {escape(self._no_chat())}.</p>")
         return HTMLResponse(page(name, f"A model for {self.predictor.trained_task}.", body), headers=PAGE_HEADERS)
 
     async def models(self) -> dict[str, Any]:
@@ -181,12 +185,17 @@ class Service:
             HTTPException: The model reads none.
         """
         try:
-            if self.chat is None:
-                raise UserError(f"a model for {self.predictor.trained_task} reads no conversations; use /predict")
-            self.chat.predictor.check_chat()
+            if self.chat is not None:
+                self.chat.predictor.check_chat()
+                return self.chat
         except UserError as fault:
-            raise HTTPException(404, str(fault)) from fault
-        return self.chat
+            raise HTTPException(404, self._no_chat()) from fault
+        raise HTTPException(404, self._no_chat())
+
+    def _no_chat(self) -> str:
+        """Returns what to use instead of conversations."""
+        kind = "an image" if self.predictor.arguments.kind == "image" else "a text"
+        return f"a model for {self.predictor.trained_task} does not chat; send {kind} to POST /predict (see GET /)"
 
     def _streamed(self, asked: Read, since: float) -> Response:
         grow, grown = _queue()
@@ -367,6 +376,12 @@ def make_app(service: Service) -> FastAPI:
         return refusal(request, 413 if isinstance(fault, ImageTooLarge) else 400, str(fault))
 
     def raised(request: Request, fault: Any) -> Response:
+        path = request.url.path[:60]
+        if fault.detail == "Not Found":  # of a path that the application does not have
+            return refusal(request, 404, f"there is no {path}; GET / lists the paths")
+        if fault.detail == "Method Not Allowed":
+            allowed = (fault.headers or {}).get("Allow", "another method")
+            return refusal(request, 405, f"{path}: does not take {request.method}; use {allowed}", fault.headers)
         return refusal(request, fault.status_code, str(fault.detail), fault.headers)
 
     busy = "too many inputs wait; try again in a moment"

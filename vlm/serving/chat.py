@@ -3,7 +3,6 @@
 import asyncio
 import json
 import logging
-import re
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
@@ -11,7 +10,6 @@ from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
-from urllib.parse import unquote_to_bytes
 from uuid import uuid4
 
 from starlette.exceptions import HTTPException
@@ -29,7 +27,7 @@ from vlm.serving.chat_fields import (
     refused,
     without_nulls,
 )
-from vlm.serving.contents import BLANKS, MAX_TEXT, as_json, decode_base64
+from vlm.serving.contents import BLANKS, MAX_TEXT, as_json, decode_data_url
 from vlm.serving.events import FAILED, growth
 from vlm.serving.job import Texts
 from vlm.serving.reader import Photo, Reader, photos
@@ -174,13 +172,11 @@ def _content(image: Any, name: str) -> bytes:
     check_keys(fields, ("url", "detail"), f"{name}: image_url")
     if fields.get("detail", "auto") not in DETAILS:
         raise refused(f"{name}: image_url: detail is not one of {', '.join(DETAILS)}")
-    head, comma, data = url.strip(BLANKS).partition(",")
+    head, comma, _ = url.strip(BLANKS).partition(",")
     if not head.lower().startswith("data:") or not comma:
         raise refused(f"{name}: its image is no data URL; send data:image/jpeg;base64,... (no address is fetched)")
     try:
-        if re.search(r"; *base64$", head, re.IGNORECASE) is None:
-            raise ValueError
-        return decode_base64(unquote_to_bytes(data))
+        return decode_data_url(url)
     except ValueError as fault:
         raise refused(f"{name}: its image is not in base64") from fault
 

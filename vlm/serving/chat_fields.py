@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from starlette.exceptions import HTTPException
 
-from vlm.config.types import fits
+from vlm.config.types import describe_json_mismatch, fits
 from vlm.errors import printable
 
 MAX_STOPS = 16
@@ -106,7 +106,7 @@ def read_fields(content: Mapping[str, Any], *, thinks: bool) -> dict[str, Any]:
     for name, value in content.items():
         kind = LABELS.get(name, TYPES.get(name))
         if kind is not None and not fits(value, kind):
-            raise refused(f"{name}: is not of its type")
+            raise refused(f"{name}: {describe_json_mismatch(value, kind)}")
         if name == "chat_template_kwargs":
             neutral: Mapping[str, tuple[Any, ...]] = {"enable_thinking": (True,) if thinks else (True, False)}
             _check_part(f"{name}.", value, neutral)
@@ -125,7 +125,7 @@ def read_fields(content: Mapping[str, Any], *, thinks: bool) -> dict[str, Any]:
 
 def _check_part(prefix: str, fields: Any, neutral: Mapping[str, tuple[Any, ...]]) -> None:
     if not isinstance(fields, dict):
-        raise refused(f"{prefix[:-1]}: is not of its type")
+        raise refused(f"{prefix[:-1]}: {describe_json_mismatch(fields, dict)}")
     for name, value in fields.items():
         _check_neutral(name, value, neutral, prefix=prefix)
 

@@ -3,14 +3,18 @@
 import base64
 import json
 import logging
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
+from urllib.parse import unquote_to_bytes
 
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import FormParser, parse_options_header
 from starlette.exceptions import HTTPException
+
+from vlm.errors import printable
 
 MAX_TEXT = 2**20  # bytes of a body without images
 MAX_PARTS = 1024  # of a form
@@ -18,6 +22,8 @@ MAX_VALUES = 2**16  # of JSON; parsing millions would block all other requests
 logging.getLogger("python_multipart").setLevel(logging.ERROR)  # else it warns about each damaged form
 BLANKS = "\t\n\f\r "  # ASCII white space
 URL_ALPHABET = bytes.maketrans(b"-_", b"+/")
+MAX_FILE_NAME = 4096  # bytes of a form's text that may be meant as the name of a file
+_URL_ENCODED = re.compile(rb"(images?|texts?)=")
 INPUTS = {"image": "image", "images": "image", "text": "text", "texts": "text"}
 
 
@@ -40,10 +46,9 @@ class Contents:
         """Parses a body.
 
         Args:
-            main: Kind, image or text, of a body that is neither a form nor JSON, and of a form's file with another
-                name.
+            main: Kind, image or text, of a body that is neither a form nor JSON.
         Raises:
-            HTTPException: It is damaged, or too large.
+            HTTPException: It is damaged or too large, or a field does not hold what its name says.
         """
         kind = content_type.partition(";")[0].strip().lower()
         contents = cls()
@@ -51,6 +56,9 @@ class Contents:
             contents._add_form(content_type, body, main)
         elif kind == "application/json":
             contents._add_json(body, main)
+        elif kind == "application/x-www-form-urlencoded" and _URL_ENCODED.match(body):  # curl -d text=...
+            line = f"URL-encoded forms are not supported; send a multipart form (curl -F {main}=...) or JSON"
+            raise HTTPException(415, line)
         else:
             contents._add(main, bytes(body))
         if not contents.images and len(body) > MAX_TEXT:
@@ -78,10 +86,17 @@ class Contents:
                 raise HTTPException(413, f"the form has more than {MAX_PARTS:,} parts")
             name = (part.field_name or b"").decode(errors="replace")
             if file:
+                if name not in INPUTS:
+                    line = f"is not a field for files; upload a file as {main} (curl -F {main}=@FILE)"
+                    raise HTTPException(422, f"{printable(name)[:60]}: {line}")
                 part.file_object.seek(0)
-                self._add(INPUTS.get(name, main), part.file_object.read())
+                self._add(INPUTS[name], part.file_object.read())
             elif name in INPUTS:
-                self._add(INPUTS[name], part.value or b"")
+                value = part.value or b""
+                if INPUTS[name] == "image" and len(value) < MAX_FILE_NAME and value.isascii():
+                    line = f"expected a file, not the text {value.decode()!r:.60}; upload it with curl -F {name}=@FILE"
+                    raise HTTPException(400, f"{name}: {line}")
+                self._add(INPUTS[name], value)
             else:
                 self._add(name, (part.value or b"").decode(errors="replace"))
 
@@ -99,31 +114,57 @@ class Contents:
             raise HTTPException(400, f"the form cannot be read: {fault}") from fault
 
     def _add_json(self, body: bytearray, main: str) -> None:
+        example = '{"images": ["BASE64", ...]}' if main == "image" else '{"texts": ["...", ...]}'
         try:
             content = as_json(body)
-            for name, value in content.items():
-                self._add_value(name, value)
-            if not {main, f"{main}s"} & content.keys():
-                raise KeyError(main)
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as fault:
-            example = f'{{"{main}s": [...]}}, images in base64'
-            raise HTTPException(400, f"the body is not JSON such as {example}") from fault
+        except (ValueError, RecursionError) as fault:
+            raise HTTPException(400, f"the body is not valid JSON; send {example}") from fault
+        if not isinstance(content, dict):
+            raise HTTPException(400, f"the JSON is not an object; send {example}")
+        for name, value in content.items():
+            kind = INPUTS.get(name)
+            if kind is None:
+                self._add(name, value)
+            elif name == kind:
+                self._add(kind, _read_input(name, value, kind))
+            elif isinstance(value, list):
+                for place, item in enumerate(value, start=1):
+                    self._add(kind, _read_input(f"{name}: item {place}", item, kind))
+            else:
+                raise HTTPException(400, f"{name}: expected a list of strings; {kind} takes one string")
+        if not {main, f"{main}s"} & content.keys():
+            raise HTTPException(400, f"the JSON has neither {main} nor {main}s; send {example}")
 
-    def _add_value(self, name: str, value: Any) -> None:
-        kind = INPUTS.get(name)
-        if kind is None:
-            self._add(name, value)
-            return
-        if name != kind and not isinstance(value, list):
-            raise TypeError(name)
-        for one in [value] if name == kind else value:
-            self._add(kind, _input(one, kind))
 
+def _read_input(name: str, value: Any, kind: str) -> str | bytes:
+    """Returns a text, or the bytes of an image that JSON holds in base64, with or without the head of a data URL.
 
-def _input(value: Any, kind: str) -> str | bytes:
+    Raises:
+        HTTPException: The value is something else.
+    """
     if not isinstance(value, str):
-        raise TypeError(value)
-    return decode_base64(value.encode()) if kind == "image" else value
+        raise HTTPException(400, f"{name}: expected a string{', an image in base64' if kind == 'image' else ''}")
+    if kind == "text":
+        return value
+    try:
+        return decode_data_url(value) if value.strip(BLANKS)[:5].lower() == "data:" else decode_base64(value.encode())
+    except ValueError as fault:
+        shown = value if len(value) <= 60 else f"{value[:57]}..."
+        remedy = "send the file's content in base64 or as a data URL, or upload the file as a form"
+        line = f"{name}: {json.dumps(shown)} is not base64; {remedy} (curl -F image=@FILE)"
+        raise HTTPException(400, line) from fault
+
+
+def decode_data_url(url: str) -> bytes:
+    """Decodes a URL such as data:image/png;base64,...
+
+    Raises:
+        ValueError: It is not a data URL in base64.
+    """
+    head, _, data = url.strip(BLANKS).partition(",")
+    if re.fullmatch(r"data:.*; *base64", head, re.IGNORECASE | re.DOTALL) is None:
+        raise ValueError("it does not begin with data:...;base64,")
+    return decode_base64(unquote_to_bytes(data))
 
 
 def decode_base64(text: bytes) -> bytes:

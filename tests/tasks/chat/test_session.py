@@ -225,7 +225,7 @@ def test_models_that_do_not_converse_say_so(folder: str) -> None:
     saved_image_text(folder, "paligemma")
     for path, words in (
         (folder, "reads one instruction and no conversation"),
-        (FILES / "captioning.ckpt", "has no form of conversations"),
+        (FILES / "captioning.ckpt", "has no chat template that vlm can use; use `vlm caption` or `vlm embed`"),
         (FILES / "tagging.ckpt", "chat: a model for tagging does not have it; use model"),
     ):
         with pytest.raises(vlm.Error, match=words):

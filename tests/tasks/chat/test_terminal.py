@@ -71,7 +71,12 @@ def test_faults_are_a_line_each_and_the_others_are_answered(folder: str, say: An
     lines = err.splitlines()
     assert len(lines) == 3 and "nothing was said yet" in lines[0] and "has a meaning of its own" in lines[2]
     for asked, given, status, said in (
-        ("what?\n", ["-c", str(FILES / "captioning.ckpt")], 2, "has no form of conversations"),
+        (
+            "what?\n",
+            ["-c", str(FILES / "captioning.ckpt")],
+            2,
+            "has no chat template that vlm can use; use `vlm caption` or `vlm embed`",
+        ),
         ("/exit\n", words, 1, "is no command; there are /image, /forget, /reset, /quit"),
         ("/RESET\n", words, 1, "is no command; there are /image, /forget, /reset, /quit"),
         ("what?\n", [*words, "--system", "long " * 99], 1, "say less, or give a shorter --system\n"),

@@ -125,6 +125,8 @@ def _image_error(name: str, error: Exception) -> ImageError:
         return ImageError(f"{name}: damaged, or not an image of a known format ({', '.join(FORMATS)})")
     if isinstance(error, Image.DecompressionBombError):
         return ImageTooLarge(f"{name}: has more than {MAX_PIXELS:,} pixels")
+    if not isinstance(error, ImageError | ValueError | MemoryError) and not getattr(error, "strerror", None):
+        return ImageError(f"{name}: the file is truncated or damaged")  # in Pillow: "Truncated File Read", and others
     kind = ImageTooLarge if isinstance(error, ImageTooLarge) else ImageError
     return kind(f"{name}: {getattr(error, 'strerror', None) or _one_line(error)}")
 

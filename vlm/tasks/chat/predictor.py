@@ -18,6 +18,7 @@ from vlm.errors import UserError
 from vlm.inference.inputs import open_image
 from vlm.inference.options import DecodingOptions, Option, Options, SamplingOptions, stored_options
 from vlm.inference.predictor import Rows, Watch, check_outputs
+from vlm.inference.tasks import suggest_commands
 from vlm.inference.text_predictor import TextPredictor
 from vlm.models.context import Context, interleaved
 from vlm.models.decoder import Decoder
@@ -110,7 +111,9 @@ class ChatPredictor(TextPredictor):
             UserError: It does not, or its chat format is unknown.
         """
         if self.form is None or self.form.chat is None:
-            raise UserError("this model has no form of conversations that is known; use another command of `vlm info`")
+            unusable = ("chat", "answer") if self.form is None and self.model_task == "captioning" else ("chat",)
+            remedy = f"use {suggest_commands(self.model_task, *unusable)}"
+            raise UserError(f"this model for {self.model_task} has no chat template that vlm can use; {remedy}")
         prefix = self.decoder.prefix
         if "assistant" not in self.form.chat.heads or not (prefix is None or prefix.causal):
             raise UserError("this model reads one instruction and no conversation; use `vlm answer`")
