@@ -19,7 +19,11 @@ from image_text import saved_image_text
 from services import CAPTIONER, client, client_of, running, service, tiny
 
 import vlm
+from vlm.checkpoint.load import read
+from vlm.checkpoint.save import write
 from vlm.cli.main import run
+from vlm.data.text.conversation import PLAIN
+from vlm.data.text.prompt_form import PromptForm
 from vlm.tasks.chat.predictor import ChatPredictor
 
 pytest.importorskip("fastapi")
@@ -347,6 +351,24 @@ def test_models_that_do_not_converse_say_so() -> None:
         for answer in (http.get("/v1/models"), http.post(PATH, json={"messages": [USER]})):
             assert answer.status_code == 404 and answer.json()["error"]["message"] == words
         assert f"There is no {PATH}: {words}." in http.get("/").text
+
+
+@pytest.mark.parametrize(("task", "how"), [("captioning", "by cross-attention"), ("image_questions", "causal order")])
+def test_models_that_read_images_beside_conversations_say_what_to_train(
+    task: str, how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What task=conversations makes by default; once, `vlm serve` offered conversations with it without an image."""
+    loaded = read(tiny(task))
+    loaded["vlm"] |= {"task": "image_questions", "form": PromptForm(chat=PLAIN, starts=False).state()}
+    write(path := tmp_path / "conversations.ckpt", loaded)
+    answer = client(str(path)).post(PATH, json={"messages": [USER]})
+    assert answer.status_code == 404 and how in answer.json()["error"]["message"]
+    with pytest.raises(vlm.Error, match=re.escape("model.fusion.causal=true")):
+        vlm.load(path, device="cpu").chat()
+    assert run(["chat", "-c", str(path), "--device", "cpu"]) == 2 and "model=vision_language" in capsys.readouterr().err
+    printed = list[str]()
+    monkeypatch.setattr("vlm.serving.serve.listen", lambda app, *, lines, **options: printed.extend(lines) or 0)
+    assert run(["serve", "-c", str(path)]) == 0 and not any("chat" in line for line in printed)
 
 
 def test_other_paths_answer_as_before(words: str) -> None:

@@ -26,6 +26,10 @@ from vlm.nn.step.packed import prepack, prepack_for_decoding
 from vlm.tasks.captioning.predict import encode_pixels
 
 MAX_TOKENS = 256  # default length of an answer
+TO_CHAT = (
+    "to chat, train task=conversations with model=vision_language, or with model/fusion=prefix "
+    "model.fusion.causal=true model.fusion.counted=true model/position=rotary"
+)
 TOGETHER = 2**15  # most tokens of prompts and answers in a batch, since the cache of a long one takes much memory
 
 
@@ -114,9 +118,12 @@ class ChatPredictor(TextPredictor):
             unusable = ("chat", "answer") if self.form is None and self.model_task == "captioning" else ("chat",)
             remedy = f"use {suggest_commands(self.model_task, *unusable)}"
             raise UserError(f"this model for {self.model_task} has no chat template that vlm can use; {remedy}")
-        prefix = self.decoder.prefix
-        if "assistant" not in self.form.chat.heads or not (prefix is None or prefix.causal):
+        if "assistant" not in self.form.chat.heads:
             raise UserError("this model reads one instruction and no conversation; use `vlm answer`")
+        prefix = getattr(self.decoder, "prefix", None)
+        if self.preprocess is not None and not (prefix is not None and prefix.causal and prefix.counted):
+            how = "beside the text, by cross-attention" if prefix is None else "before the text, without a causal order"
+            raise UserError(f"this model reads an image {how}, so it answers single questions (vlm answer); {TO_CHAT}")
 
     def check_options(self, options: ChatOptions) -> None:
         self.check_chat()
