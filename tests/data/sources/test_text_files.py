@@ -224,3 +224,16 @@ def test_stamps_of_scene_texts_tell_every_option():
     others = [{"seed": 1}, {"scenes": 4}, {"train_documents": 41}, {"max_objects": 3}, {"shapes": ["circle", "cross"]}]
     found = [stamps(scenes(**options)) for options in ({}, *others, {})]
     assert len(set(found)) == len(others) + 1 and found[0] == found[-1]
+
+
+def test_lines_are_texts_for_a_task_that_reads_texts(tmp_path):
+    lines = [f"line {number}" for number in range(50)]
+    (path := tmp_path / "t.txt").write_text("\n\n".join(lines))
+    source = TextFiles(path=str(path), needs=("text",))
+    texts = {name: [record["text"] for record in source.split(name).records()] for name in source.splits}
+    assert texts["train"] + texts["val"] == lines and 4 <= len(texts["val"]) <= 6  # whole lines, none in both
+    ids = [record.id for name in source.splits for record in source.split(name).records()]
+    assert ids[:2] == ["t.txt:1", "t.txt:3"] and len(set(ids)) == 50
+    path.write_text("one line alone")
+    with pytest.raises(UserError, match="no line of text is in the split val"):
+        TextFiles(path=str(path), needs=("text",)).split("val")

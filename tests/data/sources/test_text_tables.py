@@ -184,3 +184,18 @@ def test_faults_of_translations_are_named(tmp_path):
     assert "data.source.translation_column" in refusal(translations, tmp_path, "text,german\na,b\n")
     message = refusal(translations, tmp_path, '{"text": "a", "translation": 3}\n', "pairs.jsonl")
     assert "line 1: translation 3 is not text" in message
+
+
+def test_a_task_without_labels_reads_tables_that_have_none_or_some(tmp_path):
+    lines = [f"text {number}" for number in range(40)]
+    for content in (
+        "\n".join(["text", *lines]),
+        "\n".join(["text,label", *(f"{line}," for line in lines[:-1]), "z,a"]),
+    ):
+        (path := tmp_path / "t.csv").write_text(content)
+        table = TextTable(path=str(path), needs=("text",))
+        assert table.holds == ("text",) and table.splits == ("train", "val", "test") and not table.skipped
+        assert sum(len(table.split(name)) for name in table.splits) == 40
+    (plain := tmp_path / "plain.txt").write_text("It was late.\nIt rained.\n")
+    with pytest.raises(UserError, match=f"data=text data.path={plain}"):
+        TextTable(path=str(plain), needs=("text",))

@@ -48,6 +48,7 @@ class ClassFolders(Source):
     holds = ("image", "label")
     suffixes: ClassVar[Collection[str]] = SUFFIXES
     unit: ClassVar[str] = "image"
+    unlabelled: ClassVar[str] = ""  # another way to read a folder without class folders, for the error message
 
     def __init__(
         self,
@@ -117,7 +118,7 @@ class ClassFolders(Source):
         self._leave_out([parts for parts in files if len(parts) == 1], "in no class folder")
         files = [parts for parts in files if len(parts) > 1]
         if not files:
-            raise self._fault(f"has {self.unit}s, but none in a class folder")
+            raise self._fault(f"has {self.unit}s, but none in a class folder", self.unlabelled)
         empty = {parts[:1] for parts in folders if parts} - {parts[:1] for parts in files}
         self._set_classes({parts[0] for parts in files}, empty)
         classed = [self._file(parts, parts[0]) for parts in files]
@@ -141,11 +142,11 @@ class ClassFolders(Source):
             where = f"{self.place.path}/{self._base}{folder}".rstrip("/")
             self.skipped.append(f"{where}: {count} {self.unit}{'s' * (count > 1)} {why}")
 
-    def _fault(self, what: str) -> UserError:
+    def _fault(self, what: str, remedy: str = "") -> UserError:
         file = self.unit.upper()
         return UserError(
             f"{self.place.path}: {what}; set {self._setting} to a folder with CLASS/{file}, or with "
-            f"train/CLASS/{file} and val/CLASS/{file}"
+            f"train/CLASS/{file} and val/CLASS/{file}{remedy}"
         )
 
 

@@ -163,9 +163,9 @@ def read_cells(
 
     reject = reject or refuse_row
     if stored.is_columns(path):
-        yield from _stored_rows(path, columns)
+        yield from _stored_rows(path, columns, optional)
     elif names is not None:
-        named = _find_columns(str(path), names, columns)
+        named = _find_columns(str(path), names, columns, optional)
         known = {key: list(names).index(column) for key, column in named.items()}
         for line, row in headerless_rows(path, read_text(path), names, delimiter or "\t", quoting, notes, reject):
             yield Cells({key: row[place] for key, place in known.items()}, f"line {line}")
@@ -223,7 +223,7 @@ def _match_columns(
         if not present:
             raise RowError(f"is empty; it needs the columns {lacking}")
         if any(_VALUE.search(name) for name in present):
-            first = ", ".join(columns[key] for key in known if key != "split_column")
+            first = ", ".join(columns[key] for key in known if key != "split_column" and key not in optional)
             raise RowError(f"its first line holds no names of columns; put the line {first!r} above it")
         keys = " and ".join(f"data.source.{key}" for key in missing)
         shown = ", ".join(map(repr, present))
@@ -232,11 +232,11 @@ def _match_columns(
     return {key: column for key, column in known.items() if column is not None}
 
 
-def _stored_rows(path: Path, columns: Mapping[str, str]) -> Iterator[Cells]:
+def _stored_rows(path: Path, columns: Mapping[str, str], optional: Collection[str]) -> Iterator[Cells]:
     """Rows of columnar tables; the split defaults to that of the file."""
     for file, split in stored.column_files(path):
         table = stored.open_columns(file)
-        known = _find_columns(str(file), table.names, columns)
+        known = _find_columns(str(file), table.names, columns, optional)
         inside = {key for key, name in known.items() if key == "image_column" and table.is_image(name)}
         place = "" if file == path else f"{file.relative_to(path)} "
         counts = {key: table.counts(known[key]) for key in inside}

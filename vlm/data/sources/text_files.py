@@ -1,5 +1,6 @@
 """Your own text: a file, or a folder of files."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 from vlm.data.records import NAMES, SPLITS, Listed, Record, Source, Split
 from vlm.data.store.places import walk
 from vlm.data.text.documents import FileDocument
-from vlm.errors import Share, UserError
+from vlm.errors import Injected, Share, UserError
 from vlm.randomness import key
 
 SUFFIXES = (".txt", ".md")
@@ -15,6 +16,8 @@ SUFFIXES = (".txt", ".md")
 
 class TextFiles(Source):
     """Your own text: a file (one document), or a folder in which each .txt or .md file is a document.
+
+    For a task that reads texts and no documents, such as masked words, each line is a text.
 
     Splits are separate files if `val_path` or `test_path` is given, or subfolders if all files are in folders named
     like splits. Missing splits are held out from train: some of several files, chosen by name, or the last part of a
@@ -28,11 +31,12 @@ class TextFiles(Source):
         val_fraction: Share held out for validation if there is no validation split.
         test_fraction: Share held out for test if there is neither a validation nor a test split.
         seed: Seed of the held-out files.
+        needs: The values that the task reads: ``document``, or ``text`` for each line.
     Raises:
         UserError: A file or folder is missing or empty, or the fractions leave a split without text.
     """
 
-    holds = ("document",)
+    holds = ("document", "text")  # one of them, see `needs`
     name = "text"
 
     def __init__(
@@ -45,7 +49,9 @@ class TextFiles(Source):
         val_fraction: Share = 0.1,
         test_fraction: Share = 0.0,
         seed: int = 0,
+        needs: Injected[Sequence[str]] = ("document",),
     ) -> None:
+        self.holds = ("text",) if "text" in needs else ("document",)
         if (path is None) == (root is None):
             raise UserError("data.path, data.root: give one of them, data.path=FILE or data.root=FOLDER of text files")
         if root is not None and (val_path or test_path):
@@ -68,7 +74,12 @@ class TextFiles(Source):
         self._parts = parts
 
     def open(self, name: str) -> Split:
-        return Listed(self._parts[name], _record)
+        if "text" not in self.holds:
+            return Listed(self._parts[name], _record)
+        lines = [(document, *line) for document in self._parts[name] for line in document.texts()]
+        if not lines:
+            raise UserError(f"data: no line of text is in the split {name}; add text, or set data.source.val_fraction")
+        return Listed(lines, _line_record)
 
     def _folder(self, root: Path) -> dict[str, list[FileDocument]]:
         """The documents of a folder and its subfolders, by split if all are in folders named like splits."""
@@ -94,6 +105,11 @@ class TextFiles(Source):
 
 def _record(document: FileDocument, epoch: int) -> Record:
     return Record(document.name, {"document": document}, read_stamp=document.stamp)
+
+
+def _line_record(line: tuple[FileDocument, int, str], epoch: int) -> Record:
+    document, number, text = line
+    return Record(f"{document.name}:{number}", {"text": text}, read_stamp=document.stamp)
 
 
 def _file(split: str, path: Path) -> FileDocument:

@@ -24,6 +24,7 @@ class TextFolders(ClassFolders):
     holds = ("text", "label")
     suffixes = (".txt",)
     unit = "text"
+    unlabelled = "; a task without classes reads such texts by data=text"
 
     def __init__(
         self,

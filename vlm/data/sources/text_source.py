@@ -113,7 +113,7 @@ class TextSource(Source):
         if len(stated) > 1:
             refuse(f"{path}: only some rows have a split; give all or none of them one")
         names = [self._drawn_as(one) for one in samples]
-        if "label" in self.holds:
+        if all("label" in known for _, known in rows):
             parts = draw_stratified([known["label"] for _, known in rows], names, fractions, seed)
         else:
             parts = draw(names, fractions, seed)

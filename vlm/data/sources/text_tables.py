@@ -10,7 +10,7 @@ from vlm.data.sources.delimited import Quoting
 from vlm.data.sources.tables import Cells, read_table
 from vlm.data.sources.text_source import FileOptions, Sample, TextSource
 from vlm.data.text.lines import one_line
-from vlm.errors import UserError
+from vlm.errors import Injected, UserError
 
 MISSING = {"na", "n/a", "#n/a", "<na>", "nan", "null", "none"}  # what other tools write or read as a missing value
 
@@ -39,6 +39,7 @@ class TableSource(TextSource):
     """
 
     clean = staticmethod(str.strip)  # converts a cell to text
+    optional: Sequence[str] = ()  # names of values that a row may lack
 
     def __init__(
         self,
@@ -58,13 +59,15 @@ class TableSource(TextSource):
     def samples(self, path: Path) -> Iterator[Sample]:
         def convert(cells: Cells) -> Iterator[Sample]:
             known = self._known(cells)
+            known = {name: value for name, value in known.items() if value or name not in self.optional}
             empty = [name for name, value in known.items() if not value]
             if empty:
                 self._skip(path, cells.where, f"no {empty[0]}", "empty text" if empty[0] != "label" else "no label")
             else:
                 yield Sample(cells.where.removeprefix("line "), known, cells.split)
 
-        return read_table(RowChecker(path, self), self._columns, convert, **self._lines)
+        optional = [f"{name}_column" for name in self.optional]
+        return read_table(RowChecker(path, self), self._columns, convert, optional=optional, **self._lines)
 
     def _known(self, cells: Cells) -> dict[str, str]:
         known = {}
@@ -80,12 +83,13 @@ class TableSource(TextSource):
 
 
 class TextTable(TableSource):
-    """Texts, or pairs of texts, with labels.
+    """Texts, or pairs of texts, with labels; a task that does not need labels reads tables without them too.
 
     Args:
         text_column: Name of the column of texts.
         pair_column: Name of the column of second texts; None for single texts.
         label_column: Name of the column of labels.
+        needs: The values that the task reads; without ``label``, rows may have none.
         options: See TableSource; held-out samples are stratified by class.
     Raises:
         UserError: As in TableSource; or there are fewer than two labels, or val or test has one that train lacks.
@@ -100,11 +104,24 @@ class TextTable(TableSource):
         text_column: str = "text",
         pair_column: str | None = None,
         label_column: str = "label",
+        needs: Injected[Sequence[str]] = ("text", "label"),
         **options: Unpack[TableOptions],
     ) -> None:
+        self.optional = [] if "label" in needs else ["label"]
         pair = {} if pair_column is None else {"pair": pair_column}
         super().__init__({"text": text_column, **pair, "label": label_column}, **options)
-        self._number_labels(options["path"])
+        if "label" in needs:
+            self._number_labels(options["path"])
+        else:
+            self.holds = ("text",)
+
+    def samples(self, path: Path) -> Iterator[Sample]:
+        try:
+            yield from super().samples(path)
+        except UserError as error:
+            if not self.optional or path.suffix.lower() != ".txt":
+                raise
+            raise UserError(f"{error}; or read plain text, a text per line, by data=text data.path={path}") from error
 
     def _number_labels(self, path: str) -> None:
         """Numbers the labels in alphabetical order."""

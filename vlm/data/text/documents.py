@@ -66,6 +66,15 @@ class FileDocument:
                 yield kept
             at += len(line)
 
+    def texts(self) -> Iterator[tuple[int, str]]:
+        """Yields the number and the text of each line that begins in the part, without blank lines."""
+        count = _characters(self.path) if (self.start, self.stop) != (0.0, 1.0) else 0
+        first, last, at = int(count * self.start), int(count * self.stop), 0
+        for number, line in enumerate(read_lines(self.path), 1):
+            if (not count or first <= at < last) and (text := line.strip()):
+                yield number, text
+            at += len(line)
+
     def size(self) -> int:
         """Approximate size in bytes."""
         return int(self.path.stat().st_size * (self.stop - self.start))
