@@ -34,6 +34,7 @@ from vlm.serving.events import FAILED, HEADERS, MEDIA_TYPE, events
 from vlm.serving.job import Job, Texts
 from vlm.serving.reader import Read, Reader
 from vlm.serving.sites import Sites
+from vlm.tasks.chat.predictor import TO_CHAT
 
 BODY = {
     "image/*": {"schema": {"type": "string", "format": "binary"}},
@@ -195,7 +196,9 @@ class Service:
     def _no_chat(self) -> str:
         """Returns what to use instead of conversations."""
         kind = "an image" if self.predictor.arguments.kind == "image" else "a text"
-        return f"a model for {self.predictor.trained_task} does not chat; send {kind} to POST /predict (see GET /)"
+        line = f"a model for {self.predictor.trained_task} does not chat; send {kind} to POST /predict (see GET /)"
+        form = None if self.chat is None else self.chat.predictor.form
+        return f"{line}; {TO_CHAT}" if form is not None and "assistant" in getattr(form.chat, "heads", ()) else line
 
     def _streamed(self, asked: Read, since: float) -> Response:
         grow, grown = _queue()
