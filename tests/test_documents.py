@@ -74,7 +74,8 @@ def test_the_page_on_metrics_adds_one(tmp_path: Path, monkeypatch: pytest.Monkey
     """Its class and its command as they are written: Cohen's kappa is in each file of scores and chooses the best."""
     page = (ROOT / "docs" / "own-metric.md").read_text()
     (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    (command,) = re.findall(r"^PYTHONPATH=\. vlm train (.*?)\n```", page, re.DOTALL | re.MULTILINE)
+    (command,) = re.findall(r"^PYTHONPATH=\. vlm train (task=.*?)\n```", page, re.DOTALL | re.MULTILINE)
+    (evaluation, resuming) = re.findall(r"^PYTHONPATH=\. vlm (.* -c last .*|.* resume=last .*)$", page, re.MULTILINE)
     (tmp_path / "mymetrics.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
@@ -92,6 +93,7 @@ def test_the_page_on_metrics_adds_one(tmp_path: Path, monkeypatch: pytest.Monkey
     assert vlm(["classify", str(ROOT / "data" / "sample"), "-c", best]) == 0
     assert vlm(["evaluate", "-c", best, "--trust", "mymetrics", "--out", "scores"]) == 0
     assert json.loads((tmp_path / "scores" / "metrics.json").read_text()).keys() == scores.keys()
+    assert vlm(evaluation.split()) == 0 and main(resuming.split()[1:]) == 0
 
 
 def kappa(confusion: list[list[int]]) -> float:

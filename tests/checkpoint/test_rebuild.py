@@ -1,16 +1,22 @@
 """Models rebuilt from what a checkpoint names, and what may not be named."""
 
+import re
 import resource
 import sys
 import time
+from typing import Any
 
 import pytest
 import torch
+from tiny_checkpoints import FILES, IMAGES
 from torch import nn
 
 from vlm.checkpoint import load as ckpt
 from vlm.checkpoint.rebuild import rebuild
 from vlm.checkpoint.save import write
+from vlm.checkpoint.stored import GROUPS, thaw
+from vlm.cli.main import run
+from vlm.config import target
 from vlm.config.names import FORMAT
 from vlm.errors import UserError
 from vlm.models import timm_encoder
@@ -74,7 +80,7 @@ def package(tmp_path, monkeypatch):
 def test_a_class_of_another_package_needs_trust(package):
     whole = saved({"name": package, "args": {"dim": 3}}, nn.ModuleDict({"fc": nn.Linear(3, 3)}))
     for trust in (None, "", "min", "nets", "other", "vlm"):
-        with pytest.raises(UserError, match=r"--trust PACKAGE"):
+        with pytest.raises(UserError, match="add --trust mine"):
             ckpt.load_model(whole, trust=trust)
     assert "mine" not in sys.modules
     for trust in ("mine", "mine.nets"):
@@ -142,3 +148,23 @@ def test_a_checkpoint_without_its_parts_is_refused(missing):
     del whole[missing]
     with pytest.raises(UserError, match="do not fit"):
         ckpt.load_model(whole)
+
+
+def test_the_advice_names_the_package_and_its_folder_until_both_are_given(monkeypatch, capsys):
+    """With --trust alone, the advice was to use --trust."""
+    config: dict[str, Any] = dict.fromkeys(("seed", "name", "runs", "task_name"), "") | {"seed": 0}
+    config |= {key: {} for key in GROUPS} | {"task": {"_class_": "absent.Task"}}
+    folder = "add --trust absent (to vlm train: trust=absent), with PYTHONPATH set to the folder that contains absent"
+    with pytest.raises(UserError, match=re.escape(folder)):
+        thaw(config)
+    monkeypatch.setattr(target, "_allowed", [*target._allowed, "absent"])
+    with pytest.raises(UserError) as fault:
+        thaw(config)
+    assert "--trust" not in str(fault.value)
+    checkpoint = str(FILES / "classification.ckpt")
+    missing = "there is no such package; install it, or set PYTHONPATH to the folder that contains it"
+    for command in (["classify", *IMAGES[:1]], ["evaluate"]):
+        assert run([*command, "-c", checkpoint, "--trust", "absent"]) == 2
+        assert capsys.readouterr().err.startswith(f"error: --trust absent: {missing}")
+    assert run(["evaluate", "-c", checkpoint, "trust=absent"]) == 2
+    assert capsys.readouterr().err == "error: trust=absent: is for training; give --trust absent here\n"

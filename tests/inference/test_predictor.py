@@ -107,7 +107,9 @@ def test_predict_offers_the_options_of_a_task_of_ones_own(counting, capsys):
 @pytest.mark.parametrize("options", [[], ["--trust", "other"], ["--trust", "out"]])
 def test_a_package_that_is_not_trusted_is_not_imported(counting, options, capsys):
     assert run(["predict", "one", "-c", counting, *options]) == 2
-    assert "--trust PACKAGE" in capsys.readouterr().err and "outside" not in sys.modules
+    assert (
+        "add --trust outside (to vlm train: trust=outside)" in capsys.readouterr().err and "outside" not in sys.modules
+    )
 
 
 @pytest.mark.parametrize(

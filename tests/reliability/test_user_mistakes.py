@@ -46,7 +46,8 @@ def trained(table: Path, *more: str) -> int:
         ("task.freeze=[encodr]", "task.freeze: encodr is no part of the model, which has encoder, decoder; did you me"),
         ("task.freeze=[encoder,decoder]", "task.freeze: leaves nothing to train"),
         ("data.preprocess.mean=[1,2]", "data.preprocess.mean=[1, 2]: is invalid; give three numbers"),
-        ("trust=no_such_package", "trust=no_such_package: there is no such package; install it"),
+        ("trust=no_such_package", "trust=no_such_package: there is no such package; install it, or set PYTHONPATH to"),
+        ("--trust=mymetrics", "--trust: training takes values as KEY=VALUE; give trust=mymetrics in its place"),
     ],
 )
 def test_a_config_that_cannot_work_is_a_line(table, given, line, tmp_path, capsys, monkeypatch) -> None:

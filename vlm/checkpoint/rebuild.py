@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from vlm.config.names import MODELS, modules
+from vlm.config.target import suggest_trust
 from vlm.errors import UserError
 
 MAX_PARTS = 1000  # of a specification, which may refer to the same part repeatedly
@@ -57,8 +58,8 @@ def _find_class(name: Any, trust: Sequence[str]) -> type[nn.Module]:
             ) from fault
     else:
         raise UserError(
-            f"the checkpoint names {name!r}, which is not a model class of vlm; if you trust its author, "
-            "use --trust PACKAGE"
+            f"the checkpoint names {name!r}, which is not a model class of vlm; "
+            f"{suggest_trust(str(name).partition('.')[0])}"
         )
     kind = getattr(module, class_name, None)
     if not (isinstance(kind, type) and issubclass(kind, nn.Module) and kind.__module__ == module.__name__):

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from vlm.config import names
-from vlm.config.target import arguments, find
+from vlm.config.target import arguments, find, suggest_trust, trusted
 from vlm.config.tree import FORMULAS, Config, escape, put, resolve, select
 from vlm.errors import UserError
 
@@ -153,8 +153,8 @@ def _class_fault(name: Any) -> str | None:
         find(target)
     except UserError as fault:
         package = str(name).partition(".")[0]
-        theirs = "." in str(name) and package not in ("vlm", "lightning", "torch")
-        return f"{fault}{f'; if you trust its author, use --trust {package}' if theirs else ''}"
+        theirs = "." in str(name) and package not in ("vlm", "lightning", "torch", *trusted())
+        return f"{fault}; {suggest_trust(package)}" if theirs else str(fault)
     if target in _ALLOWED or not target.startswith("lightning."):
         return None
     return f"{str(name)[:100]} is not built for a checkpoint"

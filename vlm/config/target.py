@@ -35,15 +35,29 @@ def trust(*packages: str) -> None:
     _allowed.extend(package for package in packages if package not in _allowed)
 
 
-def check_package(package: str) -> None:
-    """Checks that a package that the user trusts is installed.
+def check_package(package: str, option: str = "trust=") -> None:
+    """Checks that Python finds a package that the user trusts.
 
+    Args:
+        option: How the user gave it, for the message.
     Raises:
-        UserError: It is not.
+        UserError: Python does not find it.
     """
+    if not is_importable(package):
+        remedy = "install it, or set PYTHONPATH to the folder that contains it: PYTHONPATH=FOLDER vlm ..."
+        raise UserError(f"{option}{package}: there is no such package; {remedy}")
+
+
+def is_importable(package: str) -> bool:
+    """Returns True if Python finds a package, without importing it."""
     first = package.split(".")[0]
-    if first not in sys.modules and (not first.isidentifier() or find_spec(first) is None):
-        raise UserError(f"trust={package}: there is no such package; install it, or set PYTHONPATH to its folder")
+    return first in sys.modules or (first.isidentifier() and find_spec(first) is not None)
+
+
+def suggest_trust(package: str) -> str:
+    """Returns the remedy for a checkpoint with a class of a package that the user has not trusted."""
+    path = "" if is_importable(package) else f", with PYTHONPATH set to the folder that contains {package}"
+    return f"if you trust its author, add --trust {package} (to vlm train: trust={package}){path}"
 
 
 def trusted() -> tuple[str, ...]:

@@ -109,8 +109,11 @@ class ModelOptions:
 
     def load(self, kind: Callable[..., Loaded], **options: Any) -> Loaded:
         """Loads the predictor of the checkpoint on the device and in the precision of the options."""
+        from vlm.config.target import check_package
         from vlm.inference.device import choose_device, choose_precision
 
+        if self.trust is not None:
+            check_package(self.trust, "--trust ")
         device = choose_device(self.device)
         dtype = choose_precision(self.precision, device)
         options |= {"device": device, "dtype": dtype, "int8": self.precision == "int8"}

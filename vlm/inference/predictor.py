@@ -44,6 +44,7 @@ from torch import Tensor, nn
 
 from vlm.checkpoint import load as ckpt
 from vlm.checkpoint.verify import refusing
+from vlm.config.target import suggest_trust
 from vlm.data.images.image import Preprocess
 from vlm.errors import UserError
 from vlm.inference.arguments import Arguments, WordArguments
@@ -297,7 +298,7 @@ def predictor_of(path: str, *, trust: str | None = None, task: str | None = None
         return resolve(TASKS[task].predictor)
     module, _, name = task.rpartition(".")
     if trust is None or not f"{module}.".startswith(f"{trust}."):
-        raise UserError(f"{path}: its task {task!r} is not one of vlm's; if you trust its author, use --trust PACKAGE")
+        raise UserError(f"{path}: its task {task!r} is not one of vlm's; {suggest_trust(task.partition('.')[0])}")
     try:
         kind = getattr(importlib.import_module(module), name, None)
     except ImportError as fault:

@@ -136,4 +136,16 @@ def test_a_warning_comes_once_and_not_in_the_first_half_of_a_run(tmp_path, capsy
     told = capsys.readouterr()
     assert told.err.count("the model ignored its images") == 1
     before = told.err + told.out
-    assert "few steps: 15 so far" in before  # of 30, after five epochs
+    causes = before.partition("likely causes:\n")[2]
+    assert causes.startswith("  - few steps: 15 so far; train longer")  # of 30, after five epochs
+
+
+def test_too_few_steps_are_the_first_cause() -> None:
+    """Before any sign, such as that of images that are not normalised: so few steps cause these too."""
+    encoder = torch.nn.Linear(1, 1).requires_grad_(False)
+    ours = SimpleNamespace(model=SimpleNamespace(encoder=encoder), evaluation=SimpleNamespace(samples=[]))
+    for steps in (6, 5000):
+        trainer = SimpleNamespace(global_step=steps, optimizers=[])
+        first, *others = ImageUseMonitor().causes(trainer, ours)  # type: ignore[arg-type]
+        assert first.startswith("few steps: 6 so far" if steps == 6 else "a frozen encoder")
+        assert len(others) == (2 if steps == 6 else 1)

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from vlm.errors import Count, Share, SharedError
+from vlm.evaluation.report.verdict import FEW_STEPS, LONGER
 from vlm.io.terminal import folded
 from vlm.models.frozen_features import Features
 from vlm.tasks.captioning.findings import text_findings
 from vlm.tasks.captioning.metrics import LanguageMetrics
 from vlm.training.step.optim import total_steps
 
-FEW_STEPS = 1000
 SAMPLES = 32  # images of the last validation that are checked for causes
 FEW_IMAGES = 10  # fewest distinct references for which captions can be called collapsed
 
@@ -134,8 +134,10 @@ class ImageUseMonitor(L.Callback):
 
     @torch.no_grad()
     def causes(self, trainer: L.Trainer, task: Any) -> list[str]:
-        """Returns the likely causes: first those with signs, then those without."""
-        shown = [*_of_encoder(task, self._train_pixels), *_of_training(trainer, self.losses)]
+        """Returns the likely causes: first too few steps, as in a verdict, then those with signs, then one without."""
+        few = f"few steps: {trainer.global_step} so far; {LONGER}: small models may need thousands to see anything"
+        shown = [few] if trainer.global_step < FEW_STEPS else []
+        shown += [*_of_encoder(task, self._train_pixels), *_of_training(trainer, self.losses)]
         return [*shown, "images that do not belong to their captions: see some with vlm check-data --out DIR"]
 
 
@@ -161,5 +163,3 @@ def _of_training(trainer: L.Trainer, losses: list[float]) -> Iterator[str]:
     rate = max((group["lr"] for optimizer in trainer.optimizers for group in optimizer.param_groups), default=0.0)
     if len(losses) > 1 and losses[-1] > 0.98 * losses[0]:
         yield f"the learning rate: val/loss went from {losses[0]:.4f} to {losses[-1]:.4f}; optim.lr is {rate:.1e} now"
-    if trainer.global_step < FEW_STEPS:
-        yield f"few steps: {trainer.global_step} so far; small models may need thousands to see anything"

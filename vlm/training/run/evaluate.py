@@ -20,7 +20,7 @@ from vlm.models.text_decoder import TextDecoder
 from vlm.models.text_encoder import TextEncoder
 from vlm.training.callbacks.bad_samples import LIMIT
 from vlm.training.config.foreign import foreign_config
-from vlm.training.config.overrides import check_effective
+from vlm.training.config.overrides import check_effective, split_option
 from vlm.training.data_module import Data
 from vlm.training.step.task import Task
 
@@ -164,7 +164,11 @@ def evaluation_of(
     from vlm.training.run.train import quiet
 
     quiet()
+    package, overrides = split_option(overrides, "trust")
+    if package is not None:
+        raise UserError(f"trust={package}: is for training; give --trust {package} here")
     if trust is not None:
+        target.check_package(trust, "--trust ")
         target.trust(trust)
     loaded = ckpt.read(path)
     foreign = "config" not in loaded["vlm"]  # not trained by a run of vlm

@@ -28,6 +28,7 @@ def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     with readers_may_leave():
         try:
+            _refuse_trust_option(argv)
             where, overrides = split_option(argv, "resume")
             if where is not None:
                 return resume_run(where, overrides)
@@ -36,6 +37,19 @@ def main(argv: list[str] | None = None) -> int:
             return report(fault)
         except KeyboardInterrupt:
             return 128 + signal.SIGINT
+
+
+def _refuse_trust_option(argv: Sequence[str]) -> None:
+    """Names the form of training for an option that all other commands have.
+
+    Raises:
+        UserError: The arguments hold --trust.
+    """
+    for place, text in enumerate(argv):
+        option, _, value = text.partition("=")
+        if option == "--trust":
+            value = value or next(iter(argv[place + 1 : place + 2]), "PACKAGE")
+            raise UserError(f"--trust: training takes values as KEY=VALUE; give trust={value} in its place")
 
 
 def fit(overrides: Sequence[str]) -> Path:

@@ -25,7 +25,9 @@ def resume_run(where: str, overrides: list[str]) -> int:
         overrides: The values that may change, see RESUMABLE.
     """
     package, overrides = split_option(overrides, "trust")
-    target.trust(*filter(None, [package]))
+    if package is not None:
+        target.check_package(package)
+        target.trust(package)
     path = Path(broadcast_choice(lambda: str(find(where))))  # a missing run is reported before torch is imported
 
     from vlm.checkpoint import load as ckpt
