@@ -41,7 +41,8 @@ SCORES = {
     "captioning": "bleu4 cider rouge_l exact_match distinct cider@constant cider@shuffled bleu4@constant length_ratio "
     "novelty cider@low cider@high bleu4@low loss@shuffled loss@blank",
     "classification": "accuracy top5 balanced_accuracy calibration_error accuracy@constant accuracy@low accuracy@high",
-    "language_modeling": "loss@sampled perplexity word_perplexity bits_per_byte bits_per_byte@unigram",
+    "language_modeling": "loss@sampled perplexity word_perplexity bits_per_byte bits_per_byte@unigram "
+    "bits_per_byte@low bits_per_byte@high",
 }
 KEPT = "last.ckpt best.ckpt config.yaml metrics.csv metrics.json predictions.json report.html"
 RUNS = [

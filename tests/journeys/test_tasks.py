@@ -1,5 +1,6 @@
 """What holds of every task and of its other models: one is a case of any run of the tests, the others are slow."""
 
+import html
 import re
 import shlex
 from contextlib import ExitStack
@@ -72,17 +73,27 @@ def test_the_verdict_compares_the_same_samples_as_the_scores(task, runs) -> None
         assert any(name in sentence for name in (judged.replace("_", " "), TITLES.get(judged, judged)))
         assert re.search(r", on [0-9]+ samples of test \([0-9,]+( tokens)? of train\), after [0-9]+ steps$", sentence)
         for control in controls:
-            if control not in module.ablations and (sides := module.scorers(judged, control)) is not None:
-                own, other, samples = sides
+            if control not in module.ablations and control != "chance":  # which is no system with outputs
+                own, other, samples = module.scorers(judged, control)
                 values = [float(scorer(np.ones((1, samples)))[0, 0]) for scorer in (own, other)]
                 assert values == pytest.approx([found[judged], found[f"{judged}@{control}"]]), control
     assert controls, "the evaluation has no control"
 
 
+def check_the_verdict(printed: str, evaluation: Path) -> None:
+    """Checks that an output ends with one verdict, and that the evaluation's files have the same sentence."""
+    assert len(re.findall(r"^verdict ", printed, re.MULTILINE)) == 1
+    sentence = re.sub(r"\s+", " ", printed.partition("\nverdict ")[2].partition("to try next:")[0]).strip()
+    assert results(evaluation, "about")["verdict"] == sentence
+    assert html.escape(sentence) in (evaluation / "report.html").read_text(encoding="utf-8")
+
+
 @pytest.mark.parametrize("task", EACH)
 def test_the_command_that_a_run_prints_works(task, runs, capsys, monkeypatch) -> None:
     monkeypatch.chdir(runs(task).parents[1])
+    capsys.readouterr()
     assert main([f"resume={runs(task)}"]) == 0
+    check_the_verdict(capsys.readouterr().out, runs(task) / "evaluation" / "test")
     checkpoint = best(runs(task))
     config = compose(small(task))
     data = build_data(config)

@@ -31,21 +31,37 @@ from vlm.errors import UserError, print_error
 Main = Callable[[Config], int | None]
 
 
+class StoppedStudy(NamedTuple):
+    """A study of which a signal stopped a trial.
+
+    Args:
+        arguments: The arguments of its command line.
+        trials: Number of trials in all.
+        left: Number of trials that did not end, with the stopped one.
+        is_stored: Whether the same command continues it.
+    """
+
+    arguments: list[str]
+    trials: int
+    left: int
+    is_stored: bool
+
+
 class Sweep(NamedTuple):
     """The functions that run the jobs of a sweep and summarise them.
 
     Args:
         run: Runs one job. Arguments: a function that returns its config, the overrides that differ between jobs, the
             path of its record, and whether the sweeper is told the score.
-        closing: Returns the last lines of the sweep, from the paths of the jobs' records, and the arguments of the jobs
-            that a signal kept from ending, the stopped one first.
+        closing: Returns the last lines of the sweep, from the paths of the jobs' records, the arguments of the jobs
+            that a signal kept from ending, the stopped one first, and the study that a signal stopped, if any.
         score: Returns the score that the sweeper is told of a successful job, from the path of its record.
         study: Begins or continues a study; returns further overrides of the sweeper. Arguments: the sweeper's settings,
             the config, the keys on the command line, and the folder of the records.
     """
 
     run: Callable[[Callable[[], Config], list[str], Path, bool], int | None]
-    closing: Callable[[list[Path], list[list[str]]], str]
+    closing: Callable[[list[Path], list[list[str]], StoppedStudy | None], str]
     score: Callable[[Path], float | None]
     study: Callable[[dict[str, Any], Config, list[str], Path], list[str]]
 
@@ -145,14 +161,21 @@ def _run_hydra(main: Main, options: Namespace, check: Check | None, *, prefix: l
         if "HYDRA_FULL_ERROR" not in os.environ:
             os.environ["HYDRA_FULL_ERROR"] = "1"  # raise, rather than print and exit
             stack.callback(os.environ.pop, "HYDRA_FULL_ERROR")
-        line = [*ours, *first.overrides]
+        line, study = [*ours, *first.overrides], None
         if sweep and "n_trials" in first.sweeper and sweeps:
             typed = [text.partition("=")[0] for text in first.overrides]
-            line += sweep.study(first.sweeper, first.config(None), typed, Path(scratch))
+            further = sweep.study(first.sweeper, first.config(None), typed, Path(scratch))
+            line, trials = [*line, *further], first.sweeper["n_trials"]
+            left = next((int(text.rpartition("=")[2]) for text in further if "sweeper.n_trials=" in text), trials)
+            study = StoppedStudy([*_flags(options), *options.overrides], trials, left, bool(first.sweeper["storage"]))
         stack.enter_context(_argv([prefix[0], *_flags(options), *line]))
         printed = stack.enter_context(redirect_stderr(io.StringIO())) if options.cfg else io.StringIO()
+        interrupted = False  # between two jobs
         try:
             hydra.main(str(conf_dir()), ROOT, VERSION)(job)()
+        except KeyboardInterrupt:
+            interrupted = True
+            raise
         except SystemExit as exit:
             if exit.code and not statuses:
                 raise UserError(printed.getvalue().strip() or "Hydra gave up on this command line") from None
@@ -162,9 +185,11 @@ def _run_hydra(main: Main, options: Namespace, check: Check | None, *, prefix: l
             # Optuna's plugin asks for the best trial, which raises if all failed.
         finally:
             if sweep and (records := sorted(Path(scratch).glob("*.json"))):
-                stopped = sweeps and bool(statuses) and statuses[-1] >= 128
-                left = _jobs(options)[len(statuses) - 1 :] if stopped and "n_trials" not in first.sweeper else []
-                print(sweep.closing(records, left), flush=True)
+                ended = sum(status < 128 for status in statuses)
+                stopped = sweeps and (interrupted or ended < len(statuses))
+                jobs = _jobs(options)[ended:] if stopped and not study else []
+                study = study._replace(left=study.left - ended) if stopped and study else None
+                print(sweep.closing(records, jobs, study), flush=True)
     return max(statuses, default=0)
 
 

@@ -90,7 +90,9 @@ TASKS = {
         "answer", ANSWER, "image_questions.predict:ImageQuestionAnswerer", _CHAT, like="image_questions"
     ),
     "language_modeling": Task(_GENERATOR, (_CHAT,)),
-    "masked_language_modeling": _task("fill", FILL, "masked_language_modeling.predict:GapFiller"),
+    "masked_language_modeling": _task(
+        "fill", FILL, "masked_language_modeling.predict:GapFiller", like="masked_language_modeling"
+    ),
     "photo_translation": _task("translate", TRANSLATE, "photo_translation.predict:PhotoTranslator", like="translation"),
     "span_answering": _task("answer", ANSWER, "span_answering.predict:SpanAnswerer", like="span_answering"),
     "tagging": _task("tag", TAG, "tagging.predict:Tagger", like="tagging"),

@@ -3,10 +3,13 @@
 import math
 from collections import Counter, defaultdict
 
+import numpy as np
 import pytest
 
 from vlm.data.shapes.scene_words import SceneWords
 from vlm.errors import UserError
+from vlm.evaluation.metrics.bootstrap import paired, resamples
+from vlm.tasks.masked_language_modeling.compare import compared
 from vlm.tasks.masked_language_modeling.metrics import Filled, MaskedMetric
 
 LOOKS = {"shapes": ["circle", "cross"], "colors": ["red", "blue", "green"], "sizes": ["small", "large"]}
@@ -35,6 +38,36 @@ def test_scores_by_hand():
     assert made.intervals(seed=0).keys() == {"accuracy@low", "accuracy@high"}
     with pytest.raises(UserError, match="no word"):
         MaskedMetric().compute()
+
+
+def test_the_difference_from_the_constant_is_that_of_every_resample_written_out():
+    texts = [
+        Filled("a b a", [0, 1], ["a", "b"], ["a", "b"], None, 0),
+        Filled("a c c", [0, 2], ["a", "c"], ["b", "c"], None, 0),
+        Filled("a", [0], ["a"], ["a"], None, 0),
+    ]
+    made = metric(*texts)
+    made.compute(), made.constant()  # the constant is "a"
+    gains = []
+    for block in resamples(3, 5):
+        for counts in block.astype(int):
+            drawn = [text for text, times in zip(texts, counts, strict=True) for _ in range(times)]
+            pairs = [pair for text in drawn for pair in zip(text.true, text.predicted, strict=True)]
+            gains.append(sum((one == other) - (one == "a") for one, other in pairs) / len(pairs))
+    model, constant, samples = made.scorers()
+    (difference,) = paired(constant, model, samples, seed=5)
+    assert difference.value == pytest.approx(4 / 5 - 3 / 5)
+    assert [difference.low, difference.high] == pytest.approx(np.quantile(gains, [0.025, 0.975]).tolist())
+
+
+def test_runs_are_compared_by_the_gaps_of_each_text():
+    """Another tokenizer masks other tokens of the same texts."""
+    rows = [{"id": "1", "text": "a b", "true": ["a"], "predicted": ["a"]}]
+    others = [{"id": "1", "text": "a b", "true": ["b", "a"], "predicted": ["b", "b"]}]
+    (one,), (other,) = (compared({}, side).samples[""].values() for side in (rows, others))
+    assert one.true == other.true
+    names, scorer = compared({}, others).scoring([one, other])
+    assert names == ("accuracy",) and scorer(np.array([[1.0, 1.0], [0.0, 2.0]]))[:, 0] == pytest.approx([2 / 3, 0.5])
 
 
 @pytest.mark.parametrize(

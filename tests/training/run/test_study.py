@@ -4,9 +4,11 @@ import csv
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
+import time
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -89,7 +91,7 @@ class TestStudy:
         done = sorted((trial for trial in trials if trial.value is not None), key=lambda trial: trial.value)
         assert ranked(printed.out) == [
             *((str(trial.params["optim.lr"]), f"{trial.value:.4f}") for trial in done),
-            (str(trials[1].params["optim.lr"]), "failed"),
+            (str(trials[1].params["optim.lr"]), "stopped"),
         ]
         for trial in done:  # as its run wrote it
             (folder,) = (tmp_path / "runs/language_modeling").glob(f"*_optim.lr={trial.params['optim.lr']}_*")
@@ -101,6 +103,22 @@ class TestStudy:
         assert "lr is told val/loss, to minimize, not val/bits_per_byte" in capsys.readouterr().err
         assert main([*line, f"hydra.sweeper.storage=sqlite:///{tmp_path}/no/study.db"]) == 2
         assert "error: hydra.sweeper.storage: sqlite:" in capsys.readouterr().err
+
+    def test_stopped_by_a_signal_says_what_is_left_and_continues(self, tmp_path, capsys):
+        line = [*STUDY, f"hydra.sweeper.storage=sqlite:///{tmp_path}/study.db", f"runs={tmp_path}/runs"]
+        pipes: dict = {"stderr": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        process = subprocess.Popen([sys.executable, "train.py", *line], cwd=ROOT, **pipes)
+        while "job 1:" not in process.stderr.readline():
+            assert process.poll() is None
+        while len(list((tmp_path / "runs/language_modeling").iterdir())) < 2:  # the folder of the second run
+            time.sleep(0.05)
+        os.kill(process.pid, signal.SIGINT)
+        printed = process.communicate()[0]
+        assert process.returncode == 130 and "stopped: 3 of 4 trials are left. Continue with the same command" in printed
+        assert [score for _, score in ranked(printed)][-1] == "stopped" and "status 130" not in printed
+        command = next(text for text in printed.splitlines() if "train.py --multirun hydra/sweeper=optuna" in text)
+        assert main(shlex.split(command.partition("train.py ")[2])) == 0
+        assert "study lr: 1 of 4 trials are done" in capsys.readouterr().err
 
     def test_is_not_told_of_a_trial_that_failed_and_goes_on(self, capsys, tmp_path):
         line = [*STUDY, "model.size.depth=choice(0)", "hydra.sweeper.n_trials=2", f"runs={tmp_path}"]

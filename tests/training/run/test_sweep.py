@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from vlm.cli.main import run as vlm
+from vlm.config.command import StoppedStudy
 from vlm.training.run.fit import main
 from vlm.training.run.sweep import closing, label
 
@@ -61,7 +62,7 @@ class TestClosing:
 
     def test_says_how_a_stopped_sweep_goes_on(self, tmp_path, monkeypatch):
         monkeypatch.setattr("sys.argv", ["vlm"])
-        row = record(tmp_path, 0, overrides="seed=1", fault="stopped", folder=str(tmp_path / "run"))
+        row = record(tmp_path, 0, overrides="seed=1", stopped=True, folder=str(tmp_path / "run"))
         left = [["seed=1", "name='a b'"], ["seed=2", "name='a b'"], ["seed=3", "name='a b'"]]
         commands = [f"""  vlm train seed={n} 'name='"'"'a b'"'"''""" for n in (1, 2, 3)]
         assert closing([row], left).splitlines()[-4:] == ["stopped: 2 jobs did not run. Go on with:", *commands]
@@ -70,6 +71,25 @@ class TestClosing:
         resumed = f"  vlm train resume={tmp_path / 'run'}"
         assert closing([row], left).splitlines()[-3:] == [resumed, *commands[1:]]
         assert closing([row], [["seed=1"]] * 30).splitlines()[-1] == "  ... and 10 more"
+        assert f"seed=1     stopped  {tmp_path / 'run'}" in closing([row], left)
+        ended = record(tmp_path, 1, overrides="seed=0", folder=str(tmp_path / "run"))  # the signal came between jobs
+        assert closing([ended], left).splitlines()[-4:] == ["stopped: 3 jobs did not run. Go on with:", *commands]
+
+    def test_says_how_many_trials_of_a_stopped_study_are_left_and_how_it_continues(self, tmp_path, monkeypatch):
+        monkeypatch.setattr("sys.argv", ["vlm"])
+        run = tmp_path / "run"
+        row = record(tmp_path, 0, overrides="seed=1", stopped=True, folder=str(run))
+        line = ["-m", "hydra/sweeper=optuna", "seed=range(1,9)"]
+        study = StoppedStudy(line, trials=8, left=5, is_stored=True)
+        said = closing([row], study=study).splitlines()[-2:]
+        assert said[0].startswith("stopped: 5 of 8 trials are left. Continue with the same command, which draws")
+        assert said[1] == "  vlm train -m hydra/sweeper=optuna 'seed=range(1,9)'"
+        (run / "checkpoints").mkdir(parents=True)
+        (run / "checkpoints" / "last.ckpt").touch()
+        said = closing([row], study=study._replace(is_stored=False)).splitlines()[-4:]
+        assert said[0].startswith("stopped: 5 of 8 trials are left. The study is not stored, so a new one starts")
+        assert said[1].endswith(" hydra.sweeper.study_name=NAME hydra.sweeper.storage=sqlite:///FILE.db")
+        assert said[3] == f"  vlm train resume={run}"
 
 
 @pytest.mark.slow

@@ -13,12 +13,14 @@ from vlm.data.batch import Batch, TextRows
 from vlm.data.text.text_field import TextField
 from vlm.data.text.tokenizer import Tokenizer
 from vlm.errors import Count, Range, Share, printable
+from vlm.evaluation.metrics.bootstrap import Scorer
 from vlm.evaluation.report.sections import Section, Texts
 from vlm.models.flop import Work
 from vlm.models.text_decoder import TextDecoder
+from vlm.tasks.language_modeling.metrics import WindowLosses, WindowMetric, unigram_losses
 from vlm.tasks.language_modeling.predict import generate
 from vlm.tasks.shared.show import first_row, text_shape
-from vlm.training.step.losses import Term, token_loss
+from vlm.training.step.losses import Term, row_losses, token_loss
 from vlm.training.step.task import Task, TaskOptions
 
 MOST_COUNTED = 10_000_000  # tokens of a split that the control counts
@@ -57,6 +59,8 @@ class LanguageModeling(Task):
         super().__init__(model=model, **options)
         self.sampled_batches = sampled_batches
         self.prompts, self.prompt_tokens, self.z_loss = prompts, prompt_tokens, z_loss
+        self.windows = WindowMetric()
+        self._unigram: np.ndarray | None = None
 
     @property
     def text(self) -> TextField:
@@ -76,44 +80,68 @@ class LanguageModeling(Task):
 
     def token_loss(self, rows: TextRows, **options: float) -> tuple[Tensor, int]:
         """Returns the summed cross-entropy in nats and the number of predicted tokens; see `losses.token_loss`."""
+        return token_loss(self.hidden(rows), rows.targets, self.model.head_parts, **options)
+
+    def hidden(self, rows: TextRows) -> Tensor:
+        """Returns the states from which the targets are predicted: (B, L, D)."""
         segments = None if rows.segments is None else rows.segments[:, :-1]
-        hidden = self.model(rows.tokens[:, :-1], segments, bounds=rows.bounds)
-        return token_loss(hidden, rows.targets, self.model.head_parts, **options)
+        return self.model(rows.tokens[:, :-1], segments, bounds=rows.bounds)
 
     def loss(self, batch: Batch) -> dict[str, Term]:
         options = {"label_smoothing": self.label_smoothing, "z_loss": self.z_loss}
         return {"tokens": Term(*self.token_loss(batch["text"], **options))}
 
+    def on_evaluation_start(self) -> None:
+        super().on_evaluation_start()
+        # A foreign model's text is not encoded yet, and that of train may be long.
+        counted = self.trainer.testing and self.trained.steps is not None and "train" in self.data.splits
+        self._unigram = self.unigram_logprobs() if counted else None
+
     def evaluation_step(self, batch: Batch, *, final: bool) -> None:
-        self.evaluation.add_loss({"tokens": Term(*self.token_loss(batch["text"]))})
+        rows: TextRows = batch["text"]
+        if not final:
+            return self.evaluation.add_loss({"tokens": Term(*self.token_loss(rows))})
+        losses, counts = row_losses(self.hidden(rows), rows.targets, self.model.head_parts)
+        self.evaluation.add_loss({"tokens": Term(losses.sum(), rows.targets.count)})
+        unigram: list[Any] = [None] * len(batch.ids)
+        if self._unigram is not None:
+            unigram = unigram_losses(rows.tokens[:, 1:], rows.targets, self._unigram)
+        columns = zip(counts.tolist(), losses.tolist(), unigram, strict=True)
+        self.windows.update(batch.ids, [WindowLosses(*window) for window in columns])
 
     def evaluation_results(self, split: str, loss: float, *, final: bool) -> dict[str, float]:
-        tokens, size, words = self.text.counts(split)
+        tokens, _, words = self.text.counts(split)
         batch_size = self.data.batch_size
         batches = self.text.sampled(split, batches=self.sampled_batches, batch_size=batch_size, seed=self.seed)
         sums = [self.token_loss(rows.to(self.device)) for rows in batches]
         self.evaluation.samples = [self._sample(prompt) for prompt in self.prompts]
         estimate = {"loss@sampled": float(sum(s for s, _ in sums) / sum(n for _, n in sums))} if sums else {}
-        bits = tokens / size / math.log(2)  # per byte, of a nat per token
-        # A foreign model's text is not encoded yet, and that of train may be long.
-        counted = final and self.trained.steps is not None and "train" in self.data.splits
-        control = {"bits_per_byte@unigram": self.unigram_loss(split) * bits} if counted else {}
-        return {
+        bits = self._bits_per_nat(split)
+        results = {
             "perplexity": math.exp(min(loss, 700.0)),
             "word_perplexity": math.exp(min(loss * tokens / max(1, words), 700.0)),
             "bits_per_byte": loss * bits,
             **estimate,
-            **control,
         }
+        if final:
+            losses = self.windows.compute()
+            results |= self.windows.intervals("bits_per_byte", bits, seed=self.seed)
+            results |= {"bits_per_byte@unigram": losses["unigram"] * bits} if "unigram" in losses else {}
+        return results
 
-    def unigram_loss(self, split: str) -> float:
-        """Returns the loss per token of the frequencies of tokens in train, plus one, without their order."""
-        counts, own = (
-            np.bincount(self.text.tokens(name).tokens[:MOST_COUNTED], minlength=self.tokenizer.vocab_size)
-            for name in ("train", split)
-        )
-        chances = (counts + 1) / (counts + 1).sum()
-        return float(-(own * np.log(chances)).sum() / max(1, own.sum()))
+    def scorers(self, metric: str, control: str) -> tuple[Scorer, Scorer, int] | None:
+        return self.windows.scorers(self._bits_per_nat(self.evaluation.split))
+
+    def unigram_logprobs(self) -> np.ndarray:
+        """Returns the log-probability of each token by its frequency in train, plus one: (V,)."""
+        tokens = self.text.tokens("train").tokens[:MOST_COUNTED]
+        counts = np.bincount(tokens, minlength=self.tokenizer.vocab_size) + 1
+        return np.log(counts / counts.sum())
+
+    def _bits_per_nat(self, split: str) -> float:
+        """Returns the bits per byte of a split of a loss of one nat per token."""
+        counts = self.text.counts(split)
+        return counts.tokens / counts.bytes / math.log(2)
 
     def training_size(self) -> str:
         return f"{self.text.counts('train').tokens:,} tokens"

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vlm.evaluation.metrics.bootstrap import intervals, ratio_scorer
+from vlm.evaluation.metrics.bootstrap import Scorer, intervals, ratio_scorer
 from vlm.evaluation.metrics.ngrams import Floats
 from vlm.evaluation.metrics.records import SampleMetric
 
@@ -37,6 +37,7 @@ class MaskedMetric(SampleMetric[Filled]):
     """Scores over all texts of all processes."""
 
     kind, unit = Filled, "word"
+    _constant: str  # the most frequent token of the gaps, once `constant` has counted them
 
     def compute(self) -> dict[str, float]:
         """Returns accuracy of the tokens in gaps, and pseudo_perplexity per token of the texts with a likelihood.
@@ -55,7 +56,14 @@ class MaskedMetric(SampleMetric[Filled]):
     def constant(self) -> dict[str, float]:
         """Returns accuracy@constant, of the most frequent token of the gaps if it were predicted for each."""
         tokens = Counter(token for text in self.samples.values() for token in text.true)
-        return {"accuracy@constant": max(tokens.values()) / tokens.total()}
+        self._constant, count = max(tokens.items(), key=lambda item: item[1])
+        return {"accuracy@constant": count / tokens.total()}
+
+    def scorers(self) -> tuple[Scorer, Scorer, int]:
+        """Returns scorers of the accuracy of the model and of `constant`, and the number of texts."""
+        hits = [[text.true.count(self._constant), len(text.true)] for text in self.samples.values()]
+        model = self._counts()
+        return ratio_scorer(model), ratio_scorer(np.array(hits, np.float64)), len(model)
 
     def ceiling(self, chances: Chances) -> dict[str, float]:
         """Returns the scores of a reader who knows the grammar that generated the texts, a limit for models.

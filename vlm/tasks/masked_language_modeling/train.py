@@ -8,6 +8,7 @@ from typing import Any, Unpack
 
 from vlm.data.batch import Batch, MaskedRows
 from vlm.errors import Count
+from vlm.evaluation.metrics.bootstrap import Scorer
 from vlm.evaluation.report.sections import Section, Table, random_places
 from vlm.models.masked_language_model import MaskedLanguageModel
 from vlm.nn.vocabulary_loss import vocabulary_loss
@@ -83,8 +84,12 @@ class MaskedLanguageModeling(TextTask):
             results |= self.metric.ceiling(self.data.source.chances)
         return results
 
+    def scorers(self, metric: str, control: str) -> tuple[Scorer, Scorer, int] | None:
+        return self.metric.scorers() if (metric, control) == ("accuracy", "constant") else None
+
     def predictions(self) -> list[dict[str, Any]]:
-        return [{name: row[name] for name in ("id", "text", "gaps", "predicted")} for row in self.metric.rows_of()]
+        names = ("id", "text", "gaps", "true", "predicted")
+        return [{name: row[name] for name in names} for row in self.metric.rows_of()]
 
     def report(self) -> list[Section]:
         rows = self.metric.rows_of()

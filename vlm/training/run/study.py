@@ -83,6 +83,6 @@ def _record(trial: Any, config: dict[str, Any], typed: list[str]) -> dict[str, A
     overrides = [f"{name}={trial.params[name]}" for name in names]
     folder = str(next(reversed(folders_of(config, overrides)), "?"))
     row = {"overrides": " ".join(overrides), "folder": folder}
-    if trial.value is None:
-        return row | {"fault": f"{'failed' if trial.state.is_finished() else 'not finished'}: {folder}"}
-    return row | {"score": trial.value}
+    if trial.value is not None:
+        return row | {"score": trial.value}
+    return row | ({"fault": f"failed: {folder}"} if trial.state.is_finished() else {"stopped": True})

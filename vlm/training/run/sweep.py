@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from vlm.config.command import StoppedStudy
 from vlm.config.target import find
 from vlm.errors import printable
 from vlm.io.atomic import write_text
@@ -51,7 +52,15 @@ def run_job(resolve: Callable[[], dict[str, Any]], overrides: list[str], record:
         folder = begun or Path(broadcast_choice(lambda: str(new_folder(config, label(overrides)))))
         row["folder"] = str(folder)
         status = resume_run(str(folder), []) if begun else train(config, folder=folder)
-        row |= {"fault": f"ended with status {status}"} if status else main_score(config, folder, tested=not learns)
+        if status >= 128:
+            row["stopped"] = True
+        elif status:
+            row["fault"] = f"ended with status {status}"
+        else:
+            row |= main_score(config, folder, tested=not learns)
+    except KeyboardInterrupt:
+        row["stopped"] = True
+        raise
     except BaseException as fault:
         row["fault"] = (str(fault) or type(fault).__name__).split("\n")[0]
         raise
@@ -86,19 +95,21 @@ def told(record: Path) -> float | None:
     return score if math.isfinite(score) else None
 
 
-def closing(records: Iterable[Path], left: Sequence[Sequence[str]] = ()) -> str:
+def closing(records: Iterable[Path], left: Sequence[Sequence[str]] = (), study: StoppedStudy | None = None) -> str:
     """The table of a sweep: the overrides, score and folder of each job, the best first and those that failed last.
 
     Args:
         records: The records of the jobs, in the order of the jobs.
         left: The arguments of the jobs that a signal kept from ending, the stopped one first.
+        study: The study that a signal stopped; None if none was stopped.
     """
     rows = [json.loads(path.read_text(encoding="utf-8")) for path in records]
-    remaining = _remaining(rows[-1], left) if left else []
-    rows.sort(key=lambda row: ("fault" in row, "score" not in row, row.get("metric", ""), _rank(row)))
+    stopped = rows[-1] if "stopped" in rows[-1] else {}
+    remaining = _remaining(stopped, left) if left else _trials_left(stopped, study) if study else []
+    rows.sort(key=lambda row: (*_unscored(row), row.get("metric", ""), _rank(row)))
     scores = aligned([["overrides", "score"], *map(_cells, rows)]).split("\n")
-    ends = ["run", *(printable(row.get("fault") or row["folder"]) for row in rows)]
-    lines = [f"{score}  {end}" for score, end in zip(scores, ends, strict=True)]
+    ends = ["run", *(printable(row.get("fault") or row.get("folder", "")) for row in rows)]
+    lines = [f"{score}  {end}".rstrip() for score, end in zip(scores, ends, strict=True)]
     text = "\n".join(["", f"{len(rows)} job{'s' * (len(rows) > 1)} of a sweep, the best first", *lines])
     if any(str(row.get("metric")).startswith("test/") for row in rows):
         text += "\n(the best of many scores on the test split is a little too good; test=false ranks by validation)"
@@ -109,21 +120,51 @@ def _remaining(stopped: Mapping[str, Any], left: Sequence[Sequence[str]]) -> lis
     """Returns how to go on with a stopped sweep: a command for the stopped job, and one for each that did not run.
 
     Args:
-        stopped: The record of the stopped job.
+        stopped: The record of the stopped job; empty if the signal came between two jobs.
         left: The arguments of the jobs that did not end, the stopped one first.
     """
-    folder, words = stopped.get("folder", ""), list(map(list, left))
-    if folder and (Path(folder) / "checkpoints" / "last.ckpt").is_file():
-        words[0] = [f"resume={folder}"]
-    count = len(words) - 1
+    words = [_resuming(stopped) or left[0], *left[1:]]
+    count = len(words) - bool(stopped)
     lines = ["", f"stopped: {count} job{'s' * (count != 1)} did not run. Go on with:"]
     lines += [f"  {train_command(*arguments)}" for arguments in words[:MOST_COMMANDS]]
     return lines + [f"  ... and {len(words) - MOST_COMMANDS} more"] * (len(words) > MOST_COMMANDS)
 
 
+def _trials_left(stopped: Mapping[str, Any], study: StoppedStudy) -> list[str]:
+    """Returns how many trials of a stopped study are left, and how to continue.
+
+    Args:
+        stopped: The record of the stopped trial; empty if the signal came between two trials.
+    """
+    lines = ["", f"stopped: {study.left} of {study.trials} trials are left."]
+    if study.is_stored:
+        lines[-1] += f" Continue with the same command{', which draws the stopped trial again' * bool(stopped)}:"
+        lines.append(f"  {train_command(*study.arguments)}")
+    else:
+        lines[-1] += " The study is not stored, so a new one starts from its first trial. One that can continue:"
+        stored = "hydra.sweeper.study_name=NAME", "hydra.sweeper.storage=sqlite:///FILE.db"
+        lines.append(f"  {train_command(*study.arguments, *stored)}")
+    if resuming := _resuming(stopped):
+        lines += ["The run of the stopped trial resumes with this, outside of the study:"]
+        lines += [f"  {train_command(*resuming)}"]
+    return lines
+
+
+def _resuming(stopped: Mapping[str, Any]) -> list[str]:
+    """Returns the arguments that resume a stopped job; none if it saved no checkpoint."""
+    folder = stopped.get("folder", "")
+    saved = folder and (Path(folder) / "checkpoints" / "last.ckpt").is_file()
+    return [f"resume={folder}"] if saved else []
+
+
+def _unscored(row: Mapping[str, Any]) -> tuple[bool, bool, bool]:
+    return "fault" in row, "stopped" in row, "score" not in row
+
+
 def _cells(row: dict[str, Any]) -> list[str]:
-    if "fault" in row:
-        return [row["overrides"], "failed"]
+    for word, key in (("failed", "fault"), ("stopped", "stopped")):
+        if key in row:
+            return [row["overrides"], word]
     return [row["overrides"], f"{row['metric']} {row['score']:.4f}" if "score" in row else "none"]
 
 
