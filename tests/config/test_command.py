@@ -95,7 +95,8 @@ class TestHydrasCommandLine:
             record.write_text("{}")
             return 130 if len(ran) == stop else 0
 
-        def closing(records, left):
+        def closing(records, left, study):
+            assert study is None
             told.append(left)
             return ""
 
