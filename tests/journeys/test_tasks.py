@@ -1,9 +1,10 @@
 """What holds of every task and of its other models: one is a case of any run of the tests, the others are slow."""
 
 import html
+import io
 import re
 import shlex
-from contextlib import ExitStack
+from contextlib import ExitStack, redirect_stdout
 from pathlib import Path
 
 import numpy as np
@@ -46,17 +47,30 @@ def runs(tmp_path_factory: pytest.TempPathFactory):
     def run(task: str) -> Path:
         if task not in made:
             place = tmp_path_factory.mktemp(task)
-            assert main(small(task, "trainer.max_epochs=1", f"runs={place}")) == 0
+            with redirect_stdout(io.StringIO()) as printed:
+                assert main(small(task, "trainer.max_epochs=1", f"runs={place}")) == 0
             made[task] = only_run(place)
+            (made[task] / "printed.txt").write_text(printed.getvalue(), encoding="utf-8")
         return made[task]
 
     return run
 
 
+def check_the_verdict(printed: str, evaluation: Path) -> None:
+    """Checks that an output ends with one verdict, and that the evaluation's files have the same sentence."""
+    assert len(re.findall(r"^verdict ", printed, re.MULTILINE)) == 1
+    sentence = re.sub(r"\s+", " ", printed.partition("\nverdict ")[2].partition("to try next:")[0]).strip()
+    assert results(evaluation, "about")["verdict"] == sentence
+    assert html.escape(sentence) in (evaluation / "report.html").read_text(encoding="utf-8")
+
+
 @pytest.mark.parametrize("task", EACH)
-def test_an_evaluation_gives_what_the_runs_own_test_gave(task, runs, tmp_path) -> None:
-    assert vlm(["evaluate", "-c", best(runs(task)), "--out", str(tmp_path), *CPU]) == 0
+def test_an_evaluation_gives_what_the_runs_own_test_gave(task, runs, tmp_path, capsys) -> None:
     own = runs(task) / "evaluation" / "test"
+    check_the_verdict((runs(task) / "printed.txt").read_text(encoding="utf-8"), own)
+    capsys.readouterr()
+    assert vlm(["evaluate", "-c", best(runs(task)), "--out", str(tmp_path), *CPU]) == 0
+    check_the_verdict(capsys.readouterr().out, tmp_path)
     for file in own.glob("*.json"):
         assert results(tmp_path, file.stem) == results(own, file.stem), file.name
     assert (tmp_path / "report.html").stat().st_size > 1000
@@ -80,20 +94,10 @@ def test_the_verdict_compares_the_same_samples_as_the_scores(task, runs) -> None
     assert controls, "the evaluation has no control"
 
 
-def check_the_verdict(printed: str, evaluation: Path) -> None:
-    """Checks that an output ends with one verdict, and that the evaluation's files have the same sentence."""
-    assert len(re.findall(r"^verdict ", printed, re.MULTILINE)) == 1
-    sentence = re.sub(r"\s+", " ", printed.partition("\nverdict ")[2].partition("to try next:")[0]).strip()
-    assert results(evaluation, "about")["verdict"] == sentence
-    assert html.escape(sentence) in (evaluation / "report.html").read_text(encoding="utf-8")
-
-
 @pytest.mark.parametrize("task", EACH)
 def test_the_command_that_a_run_prints_works(task, runs, capsys, monkeypatch) -> None:
     monkeypatch.chdir(runs(task).parents[1])
-    capsys.readouterr()
     assert main([f"resume={runs(task)}"]) == 0
-    check_the_verdict(capsys.readouterr().out, runs(task) / "evaluation" / "test")
     checkpoint = best(runs(task))
     config = compose(small(task))
     data = build_data(config)

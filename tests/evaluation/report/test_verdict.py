@@ -47,6 +47,13 @@ def test_without_pairs_the_interval_is_that_of_the_models_score():
     assert verdict(SCORES | {"cider": 0.21}).sentence.startswith("no better than")
 
 
+def test_scores_that_differ_by_rounding_only_are_equal():
+    """1/12 and the mean of 12 chances of 1/12 were "worse than chance ... a difference of -4.16e-17"."""
+    found = verdict(SCORES | {"cider": 0.21 - 4e-17, "cider@constant": 0.21 + 4e-17})
+    assert found.sentence.startswith("no better than") and "a difference of 0, on" in found.sentence
+    assert "(95% paired interval 0 to +0.100)" in verdict(SCORES, difference=(0.05, -1e-17, 0.1)).sentence
+
+
 def test_a_pretrained_model_is_not_told_to_use_one():
     for results in (SCORES, SCORES | {"cider": 0.3}):
         assert any("model=pretrained" in remedy for remedy in verdict(results).remedies)

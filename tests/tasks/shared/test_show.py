@@ -1,13 +1,14 @@
-"""Images of a run's samples."""
+"""Images of a run's samples, and the first rows of a batch."""
 
 from types import SimpleNamespace
 
+import torch
 from PIL import Image
 
 from vlm.data.images.image import ImageError
 from vlm.data.records import Record
 from vlm.data.records import Split as RecordSplit
-from vlm.tasks.shared.show import example_image
+from vlm.tasks.shared.show import example_image, row_lines
 
 
 class Split(RecordSplit):
@@ -47,3 +48,20 @@ def test_the_example_is_the_first_image_that_can_be_read(tmp_path):
     """An unreadable first image of the test split would end a complete training with an error."""
     images = shown(3, tmp_path / "first", damaged=0)
     assert images["example.png"].getpixel((0, 0))[0] == 1
+
+
+def test_a_row_is_a_line_for_each_of_its_texts():
+    """Sixteen lines of one token each, with "<- read", were more than the scores of the whole training."""
+    tokenizer = SimpleNamespace(piece=["<s>", "▁a", "▁dog", "</s>", "<pad>"].__getitem__)
+    tokens, segments = torch.tensor([[0, 1, 2, 1, 2, 3, 4]]), torch.tensor([[1, 1, 1, 1, 1, 1, 0]])
+    rows = SimpleNamespace(tokens=tokens, segments=segments, types=None, places=torch.tensor([2, 4]))
+    assert row_lines(rows, tokenizer, shown=5) == [
+        "  tokens    '<s>' '▁a' '▁dog'* '▁a' '▁dog'* ...",
+        "            (▁ is a space; the model's output is read at tokens with *)",
+    ]
+    rows.types = torch.tensor([[0, 0, 0, 1, 2, 2, 0]])  # 2 marks words of the first text
+    assert row_lines(rows, tokenizer, shown=5) == [
+        "  first     '<s>' '▁a' '▁dog'",
+        "  second    '▁a' '▁dog' '</s>'",
+        "            (▁ is a space)",
+    ]

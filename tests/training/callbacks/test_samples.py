@@ -75,6 +75,17 @@ def test_a_validation_is_a_line_and_the_last_ones_samples_follow(count, show, pl
     assert lines[3:] == ["samples of the last validation", "(by x)", *(f"  sample {n}" for n in places), ""]
 
 
+def test_the_lines_of_a_sample_are_indented_and_the_mark_of_right_ones_is_explained(tmp_path, capsys):
+    """Questions about one image ran on in one folded line, and nothing said what = means."""
+    validated(["what? red (right)\nhow many? one (true: two)"], tmp_path, {}, show=1)
+    assert capsys.readouterr().out.endswith(
+        "\nsamples of the last validation\n  what? red (right)\n    how many? one (true: two)\n"
+    )
+    validated(["= 'a dog'", "  'a cat'"], tmp_path, {}, show=2)
+    said = capsys.readouterr().out
+    assert said.endswith("samples of the last validation (= marks those that are right)\n  = 'a dog'\n    'a cat'\n")
+
+
 def test_samples_of_every_validation_are_shown_where_that_is_asked(tmp_path, capsys):
     validated(["one"], tmp_path, {"val/loss": 1.0}, show=1, every_validation=True)
     assert capsys.readouterr().out == "step 3: loss 1.0000\n  one\n" * 2

@@ -114,7 +114,9 @@ class TestStudy:
             time.sleep(0.05)
         os.kill(process.pid, signal.SIGINT)
         printed = process.communicate()[0]
-        assert process.returncode == 130 and "stopped: 3 of 4 trials are left. Continue with the same command" in printed
+        assert (
+            process.returncode == 130 and "stopped: 3 of 4 trials are left. Continue with the same command" in printed
+        )
         assert [score for _, score in ranked(printed)][-1] == "stopped" and "status 130" not in printed
         command = next(text for text in printed.splitlines() if "train.py --multirun hydra/sweeper=optuna" in text)
         assert main(shlex.split(command.partition("train.py ")[2])) == 0

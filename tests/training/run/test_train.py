@@ -10,7 +10,7 @@ from vlm.cli.main import run as vlm
 from vlm.training.callbacks.signals import Stopped
 from vlm.training.run.faults import standing
 from vlm.training.run.fit import main
-from vlm.training.run.train import closing, leave, split_note
+from vlm.training.run.train import closing, column_note, leave, split_note
 from vlm.training.step.finite import NotFiniteError
 
 
@@ -86,3 +86,13 @@ def test_a_text_of_control_characters_trains_and_prints_none(text, tmp_path, cap
     assert main(["task=language_modeling", *data, *small, f"runs={tmp_path / 'runs'}"]) == 0
     said = capsys.readouterr().out
     assert "try         vlm generate --prompt" in said and said.replace("\n", "").isprintable()
+
+
+def test_the_columns_of_a_table_are_explained():
+    assert column_note({"test/loss": 1.0, "test/accuracy": 0.5}) == ""
+    scores = [f"test/accuracy{place}" for place in ("", "@low", "@high", "@bag", "@constant", "@ceiling")]
+    assert column_note(dict.fromkeys([*scores, "test/loss@sampled"], 0.5)) == (
+        "(low, high: 95% interval; constant, bag: baselines, which a model should beat; ceiling: best score that is "
+        "possible; sampled: estimate from random batches)"
+    )
+    assert column_note({"test/bleu@dictionary": 1.0}) == "(dictionary: baseline, which a model should beat)"

@@ -10,6 +10,7 @@ from vlm.evaluation.report.controls import CEILING, CONTROLS, TITLES
 FEW_STEPS = 1000  # of a training, before which more steps are the first thing to try
 FEW_SAMPLES = 10  # of an evaluation, below which an interval says nothing
 NEAR = 0.99  # share of the best possible score from which a model needs no advice
+ROUNDING = 1e-9  # differences that are smaller are those of sums in another order
 FULL = {"bleu": 100.0, "chrf": 100.0, "cider": math.inf}  # largest values of metrics that are not shares
 # Controls within a sentence, where they are called otherwise than in the head of a table.
 PHRASES = {
@@ -67,8 +68,9 @@ class JudgedMetric(NamedTuple):
 
     @property
     def gain(self) -> float:
-        """How much better the model is."""
-        return (self.other - self.value) if self.smaller_is_better else (self.value - self.other)
+        """How much better the model is; 0 for scores that differ by rounding only."""
+        gain = (self.other - self.value) if self.smaller_is_better else (self.value - self.other)
+        return gain if abs(gain) > ROUNDING else 0.0
 
     @property
     def is_near_best(self) -> bool:
@@ -151,10 +153,10 @@ def verdict_of(
     if metric.is_best(metric.value) or (bounds is not None and metric.is_limited and metric.is_best(bounds[1])):
         return Verdict(f"as good as the data allow, and better than {control}: {scores}, on {where}")
     ends = (paired.low, paired.high) if paired else bounds and tuple(end - metric.other for end in bounds)
-    gap = f"a difference of {metric.value - metric.other:+#.3g}"
+    gap = f"a difference of {_signed(metric.value - metric.other)}"
     if ends is not None:
         kind = "paired interval" if paired else "interval of the model's score"
-        gap += f" ({LEVEL:.0%} {kind} {ends[0]:+#.3g} to {ends[1]:+#.3g})"
+        gap += f" ({LEVEL:.0%} {kind} {_signed(ends[0])} to {_signed(ends[1])})"
     if ends is not None and ends[0] <= 0 <= ends[1]:
         word = "not clearly better or worse than"
     else:
@@ -168,6 +170,10 @@ def verdict_of(
 
 def _number(value: float) -> str:
     return f"{value:.4f}" if abs(value) < 10 else f"{value:.2f}"
+
+
+def _signed(value: float) -> str:
+    return "0" if abs(value) <= ROUNDING else f"{value:+#.3g}"
 
 
 def _remedies(is_better: bool, trained: TrainedModel) -> tuple[str, ...]:

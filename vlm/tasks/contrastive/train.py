@@ -119,4 +119,5 @@ class Contrastive(Task):
 
 def _line(row: Mapping[str, Any]) -> str:
     mark = "=" if row["rank"] == 1 else " "
-    return f"{mark} {printable(row['caption'])!r:60} its own is number {row['rank']:,}: {row['image_id']}"
+    rank = "" if row["rank"] == 1 else f"; its own text is number {row['rank']:,} of those ranked"
+    return f"{mark} {row['image_id']}: {printable(row['caption'])!r}{rank}"

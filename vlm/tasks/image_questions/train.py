@@ -73,7 +73,7 @@ class ImageQuestions(ImageTextTask):
         self.answers.update(batch.ids, rows.references, answers)
         for id, questions, texts in zip(batch.ids, rows.references, answers, strict=True):
             lines = (_line(question, text) for question, text in zip(questions, texts, strict=True))
-            self.evaluation.samples.append({"image_id": id, "line": "   ".join(lines)})
+            self.evaluation.samples.append({"image_id": id, "line": "\n".join(lines)})
         if not final:
             return
         blank = self.blank(batch["images"]).rows(torch.zeros(len(batch.ids), dtype=torch.long, device=self.device))
@@ -127,5 +127,5 @@ def has_free_text(answers: Iterable[str]) -> bool:
 
 
 def _line(question: Question, answer: str) -> str:
-    mark = "=" if question.accepts(answer) else f"(right: {printable(question.answer)})"
+    mark = "(right)" if question.accepts(answer) else f"(true: {printable(question.answer)})"
     return f"{printable(question.text)} {printable(answer)} {mark}"

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from vlm.data.batch import Batch, MaskedRows
-from vlm.errors import Count
+from vlm.errors import Count, printable
 from vlm.evaluation.metrics.bootstrap import Scorer
 from vlm.evaluation.report.sections import Section, Table, random_places
 from vlm.models.masked_language_model import MaskedLanguageModel
@@ -103,4 +103,5 @@ class MaskedLanguageModeling(TextTask):
 def _line(row: Mapping[str, Any]) -> str:
     """Returns a text with its predicted tokens, each followed by the true one if it is wrong."""
     pairs = zip(row["predicted"], row["true"], strict=True)
-    return f"{row['text'][:200]}   " + " ".join(one if one == true else f"{one}({true})" for one, true in pairs)
+    filled = ", ".join(one if one == true else f"{one} (true: {true})" for one, true in pairs)
+    return f"{printable(row['text'][:200])}   filled: {filled}"

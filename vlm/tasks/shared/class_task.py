@@ -6,6 +6,7 @@ from typing import Any, Unpack
 from torch import Tensor
 
 from vlm.data.batch import Batch
+from vlm.errors import printable
 from vlm.evaluation.metrics.bootstrap import Scorer
 from vlm.evaluation.report.sections import SHOWN, Confusion, Part, Section, Table, random_places
 from vlm.models.classifier import PoolingClassifier
@@ -64,7 +65,7 @@ class ClassTask(Task):
         """Returns a prediction as a line to print."""
         mark = "=" if record["predicted"] == record["label"] else " "
         name = record.get("image") or " | ".join(record[name] for name in ("text", "pair") if name in record)
-        return f"{mark} {record['predicted']} {record['probability']:.3f}   true: {record['label']}   {name}"
+        return f"{mark} {record['predicted']} {record['probability']:.3f}   true: {record['label']}   {printable(name)}"
 
     def predictions(self) -> list[dict[str, Any]]:
         return self.metric.predictions(self.classes)

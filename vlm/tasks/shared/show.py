@@ -49,15 +49,22 @@ def first_row(
 
 
 def row_lines(rows: InputRows, tokenizer: Tokenizer, *, shown: int) -> list[str]:
-    """Returns lines that show the start of a batch's first text; tokens that a head reads are marked."""
-    read = set() if rows.places is None else set(rows.places.tolist())
-    lines = ["  row       token"]
-    for place, (token, segment) in enumerate(zip(rows.tokens[0].tolist(), rows.segments[0].tolist(), strict=True)):
-        if segment > 1 or segment == PADDING:
-            break
-        where = "2" if rows.types is not None and rows.types[0, place] else "1"
-        lines.append(f"  {where:>7}   {tokenizer.piece(token)!r}{' <- read' if place in read else ''}")
-    return lines[: shown + 1]
+    """Returns lines with the first tokens of a batch's first sample; of two texts, a line each.
+
+    Of one text, the tokens that a head reads have a *; of two texts it reads the first token, or all.
+    """
+    pairs = list(zip(rows.tokens[0].tolist(), rows.segments[0].tolist(), strict=True))
+    length = next((at for at, (_, segment) in enumerate(pairs) if segment > 1 or segment == PADDING), len(pairs))
+    kinds = [0] * length if rows.types is None else rows.types[0, :length].clamp(max=1).tolist()
+    read = set() if rows.places is None or any(kinds) else set(rows.places.tolist())
+    lines = []
+    for kind, name in enumerate(["first", "second"] if any(kinds) else ["tokens"]):
+        places = [at for at in range(length) if kinds[at] == kind]
+        pieces = [f"{tokenizer.piece(pairs[at][0])!r}{'*' * (at in read)}" for at in places[:shown]]
+        lines.append(f"  {name:<10}{' '.join(pieces)}{' ...' * (len(places) > shown)}")
+    notes = {"▁": "▁ is a space", "*": "the model's output is read at tokens with *"}
+    legend = [note for sign, note in notes.items() if any(sign in line for line in lines)]
+    return lines + [f"            ({'; '.join(legend)})"] * bool(legend)
 
 
 def shape(tensor: Tensor) -> str:

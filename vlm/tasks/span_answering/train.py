@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vlm.data.batch import Batch, SpanRows
+from vlm.data.batch import PADDING, Batch, SpanRows
 from vlm.data.text.passages import word_places
 from vlm.errors import Count, UserError
 from vlm.evaluation.metrics.bootstrap import Scorer
@@ -101,8 +101,13 @@ class SpanAnswering(TextTask):
         return span_sections(self.metric.rows_of())
 
     def reading(self, batch: Batch, tokens: int) -> list[str]:
-        ends = " to ".join(str(place) for place in batch["questions"].ends[0].tolist())
-        return [*super().reading(batch, tokens), f"  answer    tokens {ends}"]
+        rows, tokenizer = batch["questions"], self.field.tokenizer
+        start, last = rows.ends[0].tolist()  # first tokens of words
+        length = int((rows.segments[0] != PADDING).sum()) - 1  # without the end token
+        stop = min([place for place in rows.places.tolist() if last < place < length], default=length)
+        pieces = [repr(tokenizer.piece(token)) for token in rows.tokens[0, start:stop].tolist()]
+        answer = " ".join(pieces) if last else "none in this part of the passage"
+        return [*super().reading(batch, tokens), f"  answer    {answer}"]
 
     def example(self, data: Data, folder: Path) -> str:
         record = data.split(data.final_split).record(0)

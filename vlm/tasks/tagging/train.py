@@ -109,4 +109,4 @@ class Tagging(TextTask):
 def _line(one: Sentence) -> str:
     """Returns a sentence with its predicted tags, each followed by the true one if it is wrong."""
     triples = zip(one.words, one.predicted, one.tags, strict=True)
-    return " ".join(f"{word}/{taken}" + ("" if taken == true else f"({true})") for word, taken, true in triples)
+    return " ".join(f"{word}/{taken}" + ("" if taken == true else f" (true: {true})") for word, taken, true in triples)

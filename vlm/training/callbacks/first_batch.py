@@ -61,7 +61,7 @@ def parameters(model: nn.Module) -> list[str]:
     total = sum(p.numel() for p in model.parameters())
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     parts = ", ".join(f"{name} {count:,}" for name, count in counts.items() if count)
-    return [f"parameters  {total:,} ({parts}); {trained:,} are trained"]
+    return [f"parameters  {total:,} ({parts}); {'all' if trained == total else f'{trained:,}'} are trained"]
 
 
 def truncated(task: Task) -> Iterator[str]:

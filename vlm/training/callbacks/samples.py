@@ -41,7 +41,8 @@ class Samples(L.Callback):
         # Evenly spaced, because samples of class folders are ordered by class.
         shown = samples[:: max(1, len(samples) // max(1, self.show))][: self.show]
         self._lines = [f"({task.remark})"] if task.remark else []
-        self._lines += [f"  {sample['line']}" for sample in shown]
+        for sample in shown:  # several lines have a common indentation
+            self._lines += [f"{'    ' if at else '  '}{line}" for at, line in enumerate(sample["line"].split("\n"))]
         if self.every_validation:
             self._print_lines()
         if not samples:
@@ -60,7 +61,8 @@ class Samples(L.Callback):
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if self._lines:
-            print("\nsamples of the last validation")
+            marked = any(line.startswith("  = ") for line in self._lines)
+            print(f"\nsamples of the last validation{' (= marks those that are right)' * marked}")
             self._print_lines()
 
     def _print_lines(self) -> None:

@@ -94,7 +94,7 @@ def evaluate_checkpoint(
     from vlm.io.output import output_folder
     from vlm.io.terminal import folded
     from vlm.training.run.results import keep_results
-    from vlm.training.run.train import split_note, table
+    from vlm.training.run.train import column_note, split_note, table
 
     with ExitStack() as stack:
         folder = None if out is None else output_folder(out)
@@ -112,7 +112,7 @@ def evaluate_checkpoint(
         unreadable, used = task.evaluation.unreadable, task.evaluation.used
         limit = unreadable_limit(config)
         failed = len(unreadable) > limit * (used + len(unreadable))
-        print(table(results) + folded("\n".join([split_note(config, results), *task.notes()])))
+        print(table(results) + folded("\n".join([split_note(config, results), column_note(results), *task.notes()])))
         share = f"{len(unreadable) / max(1, used + len(unreadable)):.1%}"
         bound = f"more than the {limit:.0%}" if failed else f"up to {limit:.0%} may be"
         skipped = f", {len(unreadable):,} unreadable and skipped ({share}; {bound})" if unreadable else ""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vlm.errors import SharedError, UserError, printable_lines
+from vlm.evaluation.report.controls import CONTROLS
 from vlm.io.output import aligned
 from vlm.io.shell import shell_line, train_command
 from vlm.io.terminal import folded
@@ -34,7 +35,8 @@ def train(config: dict[str, Any], *, folder: Path | None = None, checkpoint: Pat
             run.fit()
             results = run.test() if config["test"] else {}
             if run.trainer.is_global_zero:
-                below = "\n".join([split_note(config, results), *(run.task.notes() if results else [])])
+                notes = [column_note(results), *run.task.notes()] if results else []
+                below = "\n".join([split_note(config, results), *notes])
                 verdict = run.task.verdict().lines() if results else []
                 print(closing(run.checkpoints.best_or_last, results, run.example(), below, verdict), flush=True)
     except Stopped as stop:
@@ -118,6 +120,17 @@ def split_note(config: dict[str, Any], results: dict[str, float]) -> str:
     if not monitor.startswith(f"{split}/"):
         return ""
     return f"\n({split} also chose the checkpoint, by {monitor.split('/')[1]}: its scores are a little too good)"
+
+
+def column_note(results: dict[str, float]) -> str:
+    """Returns what the columns of `table` beside the model's are."""
+    columns = dict.fromkeys(name.split("@")[1] for name in results if "@" in name)
+    notes = ["low, high: 95% interval"] if "low" in columns else []
+    if baselines := [name for name in CONTROLS if name in columns]:
+        notes.append(f"{', '.join(baselines)}: baseline{'s' * (len(baselines) > 1)}, which a model should beat")
+    notes += ["ceiling: best score that is possible"] if "ceiling" in columns else []
+    notes += ["sampled: estimate from random batches"] if "sampled" in columns else []
+    return f"({'; '.join(notes)})" if notes else ""
 
 
 def table(results: dict[str, float]) -> str:
