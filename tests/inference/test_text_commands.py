@@ -188,3 +188,16 @@ def test_what_is_missing_or_too_much_is_named_as_it_is_typed(task, words, line, 
 def test_an_empty_question_is_refused(task, vlm):
     expected = (2, [], ["error: --question: is empty; give a question, or several"])
     assert vlm(task, "answer", "story.txt", "--question", "where?", "--question", "") == expected
+
+
+def test_info_shows_sizes_and_no_other_arguments(capsys) -> None:
+    assert main.run(["info", "-c", str(FILES / "captioning.ckpt")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:5] == [
+        "task        captioning",
+        "model       VisionLanguageModel, 13,632 parameters",
+        "  encoder: ViT (image_size=32 patch_size=8 dim=16 depth=1 num_heads=2)",
+        "  decoder: Decoder (vocab_size=259 max_len=32 dim=16 depth=1 num_heads=2)",
+        "    positions: LearnedPositions (max_len=32 dim=16)",
+    ]
+    assert "None" not in "".join(lines) and lines[-3] == "data        Shapes" and lines[-1].startswith("scores ")

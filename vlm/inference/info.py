@@ -1,6 +1,6 @@
 """Describes a checkpoint."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from vlm.checkpoint import load as ckpt
@@ -11,9 +11,25 @@ from vlm.config.tree import resolve as resolved
 from vlm.errors import printable
 from vlm.inference.tasks import TASKS, resolve, task_name
 
+# Arguments of models that say how large they are, in the order in which they are shown.
+SIZES = (
+    "image_size",
+    "patch_size",
+    "vocab_size",
+    "max_len",
+    "dim",
+    "depth",
+    "encoder_depth",
+    "decoder_depth",
+    "num_heads",
+    "embed_dim",
+    "attention_dim",
+    "num_classes",
+)
+
 
 def describe(path: str) -> str:
-    """Returns a few lines about a checkpoint: task, model, tokenizer, classes, data, step, scores.
+    """Returns a few lines about a checkpoint: task, model with sizes, tokenizer, classes, data, step, scores.
 
     Raises:
         UserError: There is no such checkpoint, or it cannot be read.
@@ -31,8 +47,8 @@ def _lines(loaded: dict[str, Any]) -> list[str]:
     scores = {name: value for name, value in about["scores"].items() if "@" not in name}
     lines = [
         f"task        {about['task']}",
-        f"model       {count:,} parameters",
-        *_model(about["model"], "  "),
+        f"model       {_class_of(about['model'])}, {count:,} parameters",
+        *_parts(about["model"], "  "),
         *(() if predictor is None else predictor.describe(about)),
         *_trained(loaded),
         *_adapters(loaded.get(ADAPTERS)),
@@ -67,14 +83,18 @@ def preprocess_line(preprocess: Mapping[str, Any]) -> str:
     return f"preprocess  {_plain(preprocess)}"
 
 
-def _model(spec: dict[str, Any], indent: str) -> list[str]:
-    parts = {name: value for name, value in spec["args"].items() if isinstance(value, dict) and "name" in value}
-    plain = {name: value for name, value in spec["args"].items() if name not in parts}
-    lines = [f"{indent}{spec['name'].rpartition('.')[2]} {_plain(plain)}".rstrip()]
-    for name, part in parts.items():
-        nested = _model(part, f"{indent}  ")
-        lines += [f"{indent}  {name}: {nested[0].strip()}", *nested[1:]]
-    return lines
+def _parts(spec: dict[str, Any], indent: str) -> Iterator[str]:
+    """Yields a line for each part of a model, with its sizes; the other arguments are in the run's config.yaml."""
+    for name, value in spec["args"].items():
+        if isinstance(value, dict) and "name" in value:
+            yield f"{indent}{name}: {_class_of(value)}"
+            yield from _parts(value, f"{indent}  ")
+
+
+def _class_of(spec: dict[str, Any]) -> str:
+    """Returns the class of a model or a part, and its sizes, such as "ViT (image_size=32 dim=16 depth=1)"."""
+    sizes = {name: spec["args"][name] for name in SIZES if spec["args"].get(name) is not None}
+    return spec["name"].rpartition(".")[2] + (f" ({_plain(sizes)})" if sizes else "")
 
 
 def _plain(values: Mapping[str, Any]) -> str:

@@ -11,6 +11,7 @@ from journey import only_run
 from small import command
 
 from vlm.checkpoint import load as ckpt
+from vlm.io.shell import train_command
 from vlm.training.run.fit import main
 
 STEPS = 3  # fewer than an epoch has
@@ -100,4 +101,7 @@ def test_a_monitor_that_is_not_logged_is_refused(tmp_path, capsys) -> None:
     assert main([*SMALL, f"runs={tmp_path}", "callbacks.checkpoints.monitor=val/los"]) == 2
     error = capsys.readouterr().err
     assert "callbacks.checkpoints.monitor" in error and "val/los " in error and "val/loss" in error
-    assert f"resume={only_run(tmp_path)}" in error and "Traceback" not in error
+    assert "did you mean val/loss?" in error and "Traceback" not in error
+    command = f"resume={only_run(tmp_path)} callbacks.checkpoints.monitor=val/loss"
+    assert error.rstrip().endswith(f"go on with: {train_command(command.split()[0], command.split()[1])}")
+    assert main(command.split()) == 0

@@ -58,6 +58,11 @@ def test_a_test_without_batches_has_no_scores(tmp_path, capsys):
     assert not list(tmp_path.glob("*/*/evaluation"))
     assert vlm(["evaluate", "-c", str(checkpoint)]) == 2
     assert "trainer.limit_test_batches: leaves no batch" in capsys.readouterr().err
+    for split, seen in (("train", True), ("val", False)):
+        assert vlm(["evaluate", "-c", str(checkpoint), "--split", split, "trainer.limit_test_batches=1.0"]) == 0
+        said = " ".join(capsys.readouterr().out.split())
+        assert ("(the model was trained on these samples: its scores on new ones are lower)" in said) == seen
+        assert ("which the model was trained on" in said) == seen
 
 
 @pytest.mark.parametrize(("precision", "advised"), [("bf16-mixed", True), ("32-true", False), ("64-true", False)])

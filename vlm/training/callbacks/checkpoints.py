@@ -11,7 +11,7 @@ from lightning.pytorch.plugins.io import CheckpointIO
 
 from vlm.checkpoint import load as ckpt
 from vlm.checkpoint import save
-from vlm.errors import Count, SharedError
+from vlm.errors import Count, SharedError, did_you_mean, nearest
 from vlm.training.step.finite import refuse_non_finite
 from vlm.training.step.lightning_private import as_between_batches, log_step_now, validates
 from vlm.training.step.step import accumulates
@@ -155,9 +155,15 @@ def same_metric(callback: Any, state: Mapping[str, Any]) -> bool:
 
 
 def not_logged(key: str, metric: str, scores: Mapping[str, Any]) -> SharedError:
-    """The error for a config key that names a metric which is never logged."""
-    logged = ", ".join(sorted(name for name in scores if name.startswith("val/")))
-    return SharedError(f"{key}: no {metric} is logged; choose one of {logged}")
+    """The error for a config key that names a metric which is never logged.
+
+    Its attribute `overrides` is what the command that resumes the run must correct.
+    """
+    logged = sorted(name for name in scores if name.startswith("val/"))
+    near = nearest(metric, logged)
+    fault = SharedError(f"{key}: no {metric} is logged; choose one of {', '.join(logged)}{did_you_mean(near)}")
+    fault.overrides = [f"{key}={near or 'val/loss'}"]  # type: ignore[attr-defined]
+    return fault
 
 
 def evaluated(checkpoint: Mapping[str, Any]) -> dict[str, Any]:

@@ -112,7 +112,9 @@ def evaluate_checkpoint(
         unreadable, used = task.evaluation.unreadable, task.evaluation.used
         limit = unreadable_limit(config)
         failed = len(unreadable) > limit * (used + len(unreadable))
-        print(table(results) + folded("\n".join([split_note(config, results), column_note(results), *task.notes()])))
+        seen = "\n(the model was trained on these samples: its scores on new ones are lower)"
+        note = seen if task.trained.has_seen_samples else split_note(config, results)
+        print(table(results) + folded("\n".join([note, column_note(results), *task.notes()])))
         share = f"{len(unreadable) / max(1, used + len(unreadable)):.1%}"
         bound = f"more than the {limit:.0%}" if failed else f"up to {limit:.0%} may be"
         skipped = f", {len(unreadable):,} unreadable and skipped ({share}; {bound})" if unreadable else ""
@@ -195,7 +197,8 @@ def evaluation_of(
     if foreign and (search := getattr(task, "search", None)) is not None:  # of a task that generates text
         search.follow(loaded["vlm"].get("decoding", {}), config["task"])
     steps = None if foreign else loaded["global_step"]
-    task.trained = TrainedModel(steps, foreign or bool(start_places(config)))
+    has_seen = not foreign and split == "train" and data.fingerprint() == loaded["vlm"]["data"]
+    task.trained = TrainedModel(steps, foreign or bool(start_places(config)), has_seen)
     trainer = build_trainer(config, Path("."), logger=False, callbacks=[Progress()])
     results = evaluate(trainer, task, data, split)
     if not results:

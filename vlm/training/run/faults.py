@@ -62,7 +62,7 @@ def standing(folder: Path, fault: Exception, *, precision: str) -> str:
     saved = [path for name in ("last", "previous") if (path := folder / "checkpoints" / f"{name}.ckpt").is_file()]
     if not saved:
         return "no checkpoint had been written yet: start the run again"
-    command = train_command(f"resume={folder}")
+    command = train_command(f"resume={folder}", *getattr(fault, "overrides", ()))
     if getattr(fault, "repeats", False):
         finer = f", unless it computes in more bits: {command} trainer.precision=32-true; else"
         again = f"the last good state is in {saved[0]}; from there the same comes again"
