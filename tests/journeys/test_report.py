@@ -274,7 +274,7 @@ def test_answers_are_compared_question_by_question(tmp_path: Path, capsys) -> No
     for name, gain in (("one", 0.0), ("two", 0.1)):
         rows = [{"id": f"q{n}", "exact_match": 0.0, "f1": f1 + gain} for n, f1 in enumerate(scores)]
         stored(tmp_path / name, "span_answering", {"f1": scores.mean() + gain}, details={"questions": rows})
-    assert compared(tmp_path, capsys)["f1"] == [0.1, 0.1, 0.1]
+    assert compared(tmp_path, capsys)["F1"] == [0.1, 0.1, 0.1]
 
 
 def test_tags_are_compared_sentence_by_sentence(tmp_path: Path, capsys) -> None:
@@ -288,7 +288,7 @@ def test_tags_are_compared_sentence_by_sentence(tmp_path: Path, capsys) -> None:
     gains = compared(tmp_path, capsys)
     spread = 1.96 * (1 / 3 * 2 / 3 / 60) ** 0.5 / 2  # of half the share of sentences that the other has and one lacks
     assert gains["word accuracy"] == pytest.approx([1 / 6, 1 / 6 - spread, 1 / 6 + spread], abs=0.012)
-    assert gains["span f1"][0] == pytest.approx(0.8 - 0.5, abs=1e-4) and gains["span f1"][1] > 0.15
+    assert gains["span F1"][0] == pytest.approx(0.8 - 0.5, abs=1e-4) and gains["span F1"][1] > 0.15
     other = json.loads((tmp_path / "two" / "predictions.json").read_text())
     other[7]["tags"] = ["O", "O"]
     (tmp_path / "two" / "predictions.json").write_text(json.dumps(other))
