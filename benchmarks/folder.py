@@ -20,10 +20,11 @@ from pathlib import Path
 from torch import Tensor
 
 from vlm.data.images.image import load_image
+from vlm.inference.command_options import CaptionOptions
 from vlm.inference.inputs import default_workers, find_images
 from vlm.inference.use import write_results
 from vlm.io.output import Output, Records
-from vlm.tasks.captioning.predict import Captioner, CaptionOptions
+from vlm.tasks.captioning.predict import Captioner
 
 Run = Callable[[], list[str]]
 

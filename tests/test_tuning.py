@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from tiny_checkpoints import FILES
 
 from vlm import machine, tuning
 from vlm.cli.main import run
@@ -91,5 +92,5 @@ def test_texts_of_a_closed_stdin_are_none(monkeypatch, capsys) -> None:
     """Which is open on nothing, as above."""
     with open(os.devnull) as nothing:
         monkeypatch.setattr(sys, "stdin", nothing)
-        assert run(["tag", "-c", "none.ckpt"]) == 2
+        assert run(["tag", "-c", str(FILES / "tagging.ckpt")]) == 2
     assert capsys.readouterr().err.startswith("error: there is no text; give --text TEXT")

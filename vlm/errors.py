@@ -3,7 +3,7 @@
 import errno
 import math
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Annotated, Any, TypeVar
@@ -93,6 +93,13 @@ def nearest(name: str, names: Iterable[str]) -> str:
 def did_you_mean(name: str) -> str:
     """Returns the end of a message, if there is a similar name."""
     return f"; did you mean {name}?" if name else ""
+
+
+def unknown_choice(name: str, value: str, choices: Sequence[str]) -> UserError:
+    """Returns the error for a value that is not one of an option's choices."""
+    *others, last = choices
+    known = f"{', '.join(others)} or {last}"
+    return UserError(f"{name}: {value!r} is unknown; choose {known}{did_you_mean(nearest(value, choices))}")
 
 
 def _shortened(line: str) -> str:

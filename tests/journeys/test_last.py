@@ -127,10 +127,9 @@ def test_a_run_is_resumed_by_its_name(capsys) -> None:
     [
         (["caption", "x.jpg", "-c", "nope.ckpt"], "nope.ckpt: no such checkpoint"),
         (["evaluate", "-c", "nope.ckpt", "--split", "test"], "nope.ckpt: no such checkpoint"),
-        (["evaluate", "--split", "tset"], "--split tset: not one of train, val, test; did you mean test?"),
     ],
 )
-def test_mistyped_checkpoints_and_splits_are_reported_before_torch_is_imported(words, message, tmp_path):
+def test_missing_checkpoints_are_reported_before_torch_is_imported(words, message, tmp_path):
     script = f"import sys\nfrom vlm.cli.main import run\nprint(run({words!r}), 'torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path, check=True)
     assert done.stdout == "2 False\n" and message in done.stderr

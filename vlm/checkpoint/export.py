@@ -26,7 +26,6 @@ from vlm.models.pretrained.export import described
 from vlm.models.pretrained.folder import OWN
 from vlm.nn.image_size import shown
 
-FORMS = ("huggingface", "safetensors", *GRAPHS)
 WEIGHTS = "model.safetensors"
 Content = str | bytes | Callable[[Path], object]  # content of a file, or a function that writes it
 
@@ -46,8 +45,6 @@ def export(path: str, folder: str, *, form: str, trust: str | None = None) -> li
         UserError: The checkpoint is damaged, Hugging Face has no class or vlm no graph for its model, a package is
             missing, or the folder cannot be written.
     """
-    if form not in FORMS:
-        raise UserError(f"--to: {form!r} is unknown; choose one of {', '.join(FORMS)}")
     loaded = read(path)
     with refusing(path):
         model = load_model(loaded, trust=trust)  # checks that the weights fit before anything is written

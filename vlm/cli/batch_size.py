@@ -1,25 +1,54 @@
-"""`vlm bench`, and the largest batch that fits into memory, for its option --find-batch."""
+"""Short trainings of `vlm bench`, and the largest batch that fits into memory, for its option --find-batch."""
 
 import gc
-import json
-import sys
-from collections.abc import Callable
-from contextlib import redirect_stdout
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import lightning as L
 import torch
 from torch.utils.data import DataLoader
 
-from vlm.cli.bench import measure, text, trained
 from vlm.errors import UserError
-from vlm.inference.options import Option, Overrides
 from vlm.training.step.step_loader import StepLoader
 
 STEPS = 2  # the first creates the optimiser's moments; the second reaches the memory's peak
 USABLE = 0.9  # share of the free memory that an estimate may use
+# Callbacks that take no part in a step: they print, evaluate or save.
+LEFT_OUT = ("progress", "pace", "audit", "samples", "grounding", "checkpoints", "signals", "throughput")
+
+
+@contextmanager
+def trained(config: dict[str, Any], callback: Any, *, steps: int) -> Iterator[Any]:
+    """Context with a run of a config that trains for some steps, in a temporary folder.
+
+    Args:
+        callback: Takes part in the training.
+        steps: Number of optimiser steps.
+    """
+    from vlm.training.callbacks.signals import Stopped, stopping
+    from vlm.training.run import run_folder
+    from vlm.training.run.processes import broadcast_choice
+    from vlm.training.run.run import Run
+
+    trainer = {"max_epochs": -1, "max_steps": steps, "max_time": None, "limit_val_batches": 0}
+    callbacks = {name: node for name, node in config["callbacks"].items() if name not in LEFT_OUT}
+    logger = {"csv": config["logger"].get("csv")}
+    config = {**config, "trainer": {**config["trainer"], **trainer}, "callbacks": callbacks, "logger": logger}
+    with tempfile.TemporaryDirectory(prefix="vlm-bench-") as scratch:
+        folder = Path(broadcast_choice(lambda: scratch)) / "run"
+        try:
+            with stopping():
+                run = Run(config, folder=folder)
+                run.trainer.callbacks.append(callback)  # type: ignore[attr-defined]
+                yield run
+        except Stopped as stop:
+            raise UserError(str(stop), stop.status) from stop
+        finally:
+            run_folder.leave()
 
 
 class Peak(L.Callback):
@@ -158,32 +187,3 @@ def kilobytes(path: str, name: str) -> int:
         return 1024 * int(next(line.split()[1] for line in lines if line.startswith(f"{name}:")))
     except (OSError, StopIteration) as fault:
         raise UserError(f"--find-batch: on a CPU it needs Linux, which tells {name} in {path}") from fault
-
-
-def bench(
-    overrides: Overrides = None,
-    steps: Annotated[int, Option("Optimiser steps that are timed.", least=1)] = 20,
-    form: Annotated[str, Option("text or json.", ("--format",))] = "text",
-    find_batch: Annotated[
-        bool, Option("The largest data.batch_size that fits, by trying on a GPU.", ("--find-batch",))
-    ] = False,
-) -> int:
-    """Times training steps of a config, or finds its largest batch; returns the exit status."""
-    if form not in ("text", "json"):
-        raise UserError(f"--format: {form!r} is unknown; choose text or json")
-    from vlm.config.compose import compose
-    from vlm.training.config.check import check
-    from vlm.training.run.faults import explain
-    from vlm.training.run.train import quiet
-
-    config = compose(overrides or [], check)
-    quiet()
-    try:
-        with redirect_stdout(sys.stderr):  # only the figures go to stdout
-            figures = largest_batch(config) if find_batch else measure(config, steps=steps)
-    except Exception as fault:
-        explained = explain(fault, None)
-        raise explained from (None if explained is fault else fault)
-    if figures:
-        print(json.dumps(figures, indent=1) if form == "json" else text(figures), flush=True)
-    return 0

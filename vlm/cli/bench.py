@@ -1,16 +1,42 @@
 """`vlm bench`: measures the speed of training a config, and keeps nothing of the training."""
 
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
+import json
+import sys
+from contextlib import redirect_stdout
+from typing import Annotated, Any
 
-from vlm.errors import UserError
+from vlm.inference.options import Option, Overrides
 
 WARM_UP = 5  # minimum of untimed steps, in which memory is allocated and queues of batches settle
-# Callbacks that take no part in a step: they print, evaluate or save.
-LEFT_OUT = ("progress", "pace", "audit", "samples", "grounding", "checkpoints", "signals", "throughput")
+
+
+def bench(
+    overrides: Overrides = None,
+    steps: Annotated[int, Option("Optimiser steps that are timed.", least=1)] = 20,
+    form: Annotated[str, Option("text or json.", ("--format",), choices=("text", "json"))] = "text",
+    find_batch: Annotated[
+        bool, Option("The largest data.batch_size that fits, by trying on a GPU.", ("--find-batch",))
+    ] = False,
+) -> int:
+    """Times training steps of a config, or finds its largest batch; returns the exit status."""
+    from vlm.config.compose import compose
+    from vlm.training.config.check import check
+
+    config = compose(overrides or [], check)
+    from vlm.cli.batch_size import largest_batch
+    from vlm.training.run.faults import explain
+    from vlm.training.run.train import quiet
+
+    quiet()
+    try:
+        with redirect_stdout(sys.stderr):  # only the figures go to stdout
+            figures = largest_batch(config) if find_batch else measure(config, steps=steps)
+    except Exception as fault:
+        explained = explain(fault, None)
+        raise explained from (None if explained is fault else fault)
+    if figures:
+        print(json.dumps(figures, indent=1) if form == "json" else text(figures), flush=True)
+    return 0
 
 
 def measure(config: dict[str, Any], *, steps: int) -> dict[str, Any]:
@@ -20,6 +46,7 @@ def measure(config: dict[str, Any], *, steps: int) -> dict[str, Any]:
         config: The resolved config.
         steps: Optimiser steps that are timed.
     """
+    from vlm.cli.batch_size import trained
     from vlm.data.workers import default_workers
     from vlm.training.callbacks.step_times import StepTimes
 
@@ -45,36 +72,6 @@ def measure(config: dict[str, Any], *, steps: int) -> dict[str, Any]:
             "warm_up": times.warm_up,
             **times.result,
         }
-
-
-@contextmanager
-def trained(config: dict[str, Any], callback: Any, *, steps: int) -> Iterator[Any]:
-    """Context with a run of a config that trains for some steps, in a temporary folder.
-
-    Args:
-        callback: Takes part in the training.
-        steps: Number of optimiser steps.
-    """
-    from vlm.training.callbacks.signals import Stopped, stopping
-    from vlm.training.run import run_folder
-    from vlm.training.run.processes import broadcast_choice
-    from vlm.training.run.run import Run
-
-    trainer = {"max_epochs": -1, "max_steps": steps, "max_time": None, "limit_val_batches": 0}
-    callbacks = {name: node for name, node in config["callbacks"].items() if name not in LEFT_OUT}
-    logger = {"csv": config["logger"].get("csv")}
-    config = {**config, "trainer": {**config["trainer"], **trainer}, "callbacks": callbacks, "logger": logger}
-    with tempfile.TemporaryDirectory(prefix="vlm-bench-") as scratch:
-        folder = Path(broadcast_choice(lambda: scratch)) / "run"
-        try:
-            with stopping():
-                run = Run(config, folder=folder)
-                run.trainer.callbacks.append(callback)  # type: ignore[attr-defined]
-                yield run
-        except Stopped as stop:
-            raise UserError(str(stop), stop.status) from stop
-        finally:
-            run_folder.leave()
 
 
 def device_name(device: Any) -> str:

@@ -1,15 +1,13 @@
-"""`vlm check-data`: checks a data set before training on it."""
+"""What `vlm check-data` finds in a data set."""
 
 from collections.abc import Iterable
-from typing import Annotated, Any
+from typing import Any
 
-from vlm.config.compose import compose
 from vlm.data.fields import CaptionField, Field, LabelField
-from vlm.data.records import NAMES, Split, collect_errors
+from vlm.data.records import NAMES, Split
 from vlm.data.text.input_fields import EncodedField
 from vlm.data.text.target_field import TargetField
 from vlm.data.text.tokenizer import Tokenizer
-from vlm.errors import UserError, printable
 from vlm.evaluation.data_check.faults import (
     REMEDIES,
     Faults,
@@ -22,51 +20,9 @@ from vlm.evaluation.data_check.faults import (
 )
 from vlm.evaluation.data_check.pairs import pair_faults
 from vlm.evaluation.data_check.texts import answer_faults, tag_faults, text_faults
-from vlm.evaluation.report.data_page import data_page, write_page
-from vlm.inference.options import Option, Overrides
-from vlm.io.output import output_folder
-from vlm.io.terminal import folded
 
 NAMED = 8  # faults printed of each kind
 FRESH = 1000  # samples read of a split if every epoch draws new ones
-
-
-def check(
-    overrides: Overrides = None,
-    out: Annotated[str | None, Option("Folder for a page with faults and samples.", metavar="DIR")] = None,
-    limit: Annotated[int | None, Option("Samples of each split that are read; all by default.", least=1)] = None,
-    seed: Annotated[int, Option("Seed of the choice of samples on the page.")] = 0,
-) -> int:
-    """Prints what is wrong with a data set, and what training would do; returns 1 if it would stop or be spoiled.
-
-    Raises:
-        UserError: The config is at fault, or the data cannot be opened at all.
-    """
-    from vlm.training.config.check import check as check_config
-    from vlm.training.config.nodes import check_fit
-
-    config = compose(overrides or [], check_config)
-    check_fit(config)
-    folder = None if out is None else output_folder(out)
-    faults, about, splits = Faults(), list[str](), dict[str, Split]()
-    with collect_errors() as faults.errors:
-        try:
-            training = inspect_data(config, faults, about, splits, limit)
-        except UserError as error:
-            if not about and not faults.errors:  # it cannot be opened
-                raise
-            faults.errors.append(str(error))
-    if faults.errors:
-        more = len(faults.errors) - 1
-        also = f" (and for {more} other reason{'s' * (more > 1)}, see STOPS)" if more else ""
-        first = faults.errors[0].partition("\n")[0].removesuffix(":")
-        training = f"stops: {first}{also}"
-    lines = [*about, *fault_lines(faults), f"training    {training}"]
-    print(folded("\n".join(map(printable, lines))), flush=True)
-    if folder is not None:
-        write_page(folder, data_page(about or ["data"], faults, splits, seed=seed))
-        print(f"page        {folder / 'report.html'}")
-    return 1 if faults.errors or faults.spoiling else 0
 
 
 def inspect_data(

@@ -9,7 +9,6 @@ from vlm.checkpoint.runs import find_run
 from vlm.errors import UserError, print_error, printable
 from vlm.evaluation.metrics.bootstrap import Difference, paired
 from vlm.evaluation.report.controls import TITLES
-from vlm.evaluation.report.evaluation import number
 from vlm.inference.options import Option
 from vlm.io import page
 from vlm.io.output import Output, aligned
@@ -100,6 +99,8 @@ def lines(
     runs: Sequence[StoredEvaluation], differences: Sequence[Mapping[str, Difference]]
 ) -> tuple[list[str], list[list[str]]]:
     """Returns a header, and a row per metric: each run's score and difference from the first, with interval and p."""
+    from vlm.evaluation.report.evaluation import number  # torch
+
     header = ["", runs[0].name]
     for run in runs[1:]:
         header += [run.name, "difference (95% interval)", "p"]

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated
 
 from vlm import __version__, machine
-from vlm.errors import UserError, printable
+from vlm.errors import printable
 from vlm.inference.options import Option
 
 NAME = "vlm-lightning"
@@ -23,10 +23,8 @@ GIB = 1 << 30
 _REQUIREMENT = re.compile(r"^([\w.-]+).*extra == ['\"]([\w-]+)['\"]")
 
 
-def doctor(form: Annotated[str, Option("text or jsonl.", ("--format",))] = "text") -> int:
+def doctor(form: Annotated[str, Option("text or jsonl.", ("--format",), choices=("text", "jsonl"))] = "text") -> int:
     """What this machine offers, what will be chosen on it, and what is missing: for reports of faults."""
-    if form not in ("text", "jsonl"):
-        raise UserError(f"--format: {form!r} is unknown; choose text or jsonl")
     for name, fact in facts():
         if form == "jsonl":
             print(json.dumps({"name": name, "fact": fact}, ensure_ascii=False))

@@ -1,4 +1,4 @@
-"""The `vlm` command. torch is imported only inside a command."""
+"""The `vlm` command. torch is imported only when a command runs, so that mistakes and --help take no seconds."""
 
 import errno
 import os
@@ -10,32 +10,29 @@ from typing import Annotated
 import typer
 
 from vlm import __version__
-from vlm.checkpoint.hub import PREFIX as HUB
-from vlm.checkpoint.runs import in_run, no_checkpoint
 from vlm.cli import use
 from vlm.cli.options import as_typer
-from vlm.errors import UserError, did_you_mean, is_out_of_memory, nearest, print_error
+from vlm.errors import UserError, is_out_of_memory, print_error
 from vlm.inference.tasks import TASKS, resolve
 from vlm.tuning import tune
 
 PREDICT = "Use a model of any task, also of your own package (--trust): what the command of its task does."
 TRAIN = "Train a model: vlm train [OVERRIDES], the same as python train.py."
-SPLIT_NAMES = ("train", "val", "test")
 DECODING = {"generate", "translate", "chat"}  # commands that decode texts without reading photos at the same time
 # Commands other than those of tasks: the function of each, imported when it is called, and its help.
 COMMANDS = {
     "bench": (
-        "vlm.cli.batch_size:bench",
+        "vlm.cli.bench:bench",
         "Time training steps of any config, as vlm train would take them.",
     ),
     "serve": ("vlm.serving.serve:serve", "Serve a model over HTTP: POST /predict, /health, /metrics, /openapi.json."),
     "demo": ("vlm.serving.demo:demo", "Try a model of any task on a page in the browser."),
     "evaluate": (
-        "vlm.training.run.evaluate:evaluate_checkpoint",
+        "vlm.cli.checkpoint_commands:evaluate",
         "Evaluate a checkpoint on a split of its data, with the controls any model should beat.",
     ),
     "info": (
-        "vlm.cli.pretrained:info",
+        "vlm.cli.checkpoint_commands:info",
         "Show the contents of a checkpoint: task, model, tokenizer, data, step and scores.",
     ),
     "score": (
@@ -51,19 +48,19 @@ COMMANDS = {
         "What this machine offers, what will be chosen on it, and what is missing: for reports of faults.",
     ),
     "check-data": (
-        "vlm.cli.check_data:check",
+        "vlm.cli.data_commands:check_data",
         "Look a data set over before hours are spent on it; exit status 1 if something would spoil a run.",
     ),
     "shard": (
-        "vlm.cli.shard:shard",
+        "vlm.cli.data_commands:shard",
         "Write a data set of images as shards: tars with checksums, which data=webdataset reads where they lie.",
     ),
     "import": (
-        "vlm.cli.pretrained:import_folder",
+        "vlm.cli.checkpoint_commands:import_folder",
         "Make one checkpoint file of a Hugging Face folder, or of adapters and their base.",
     ),
     "export": (
-        "vlm.cli.pretrained:export",
+        "vlm.cli.checkpoint_commands:export",
         "Write a checkpoint as a folder for others: weights or graphs, tokenizer, preprocessing, model card.",
     ),
 }
@@ -123,29 +120,7 @@ def run(argv: Sequence[str]) -> int:
     if argv[:1] == ["train"] and "_VLM_COMPLETE" not in os.environ:
         return resolve("vlm.training.run.fit:main")(list(argv[1:]))
 
-    def call() -> int | None:
-        check_typed(argv)
-        return app(argv)(list(argv), prog_name="vlm", standalone_mode=False)
-
-    return _report(call)
-
-
-def check_typed(argv: Sequence[str]) -> None:
-    """Checks the checkpoint and the split of a command line before a command is imported, which takes seconds.
-
-    Raises:
-        UserError: There is no such checkpoint or split.
-    """
-    if not {"-h", "--help"}.isdisjoint(argv) or "_VLM_COMPLETE" in os.environ:
-        return
-    checkpoint = use.option_value(argv, "-c", "--checkpoint")
-    if checkpoint and not checkpoint.startswith(HUB) and not (path := in_run(checkpoint)).exists():
-        raise no_checkpoint(path)
-    split = use.option_value(argv, "--split") if argv[:1] == ["evaluate"] else None
-    if split is not None and split not in SPLIT_NAMES:
-        raise UserError(
-            f"--split {split}: not one of {', '.join(SPLIT_NAMES)}{did_you_mean(nearest(split, SPLIT_NAMES))}"
-        )
+    return _report(lambda: app(argv)(list(argv), prog_name="vlm", standalone_mode=False))
 
 
 def read_any_name() -> None:

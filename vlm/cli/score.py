@@ -22,7 +22,7 @@ def score(
         ),
     ],
     per_image: Annotated[bool, Option("The scores of each image too.", ("--per-image",))] = False,
-    form: Annotated[str, Option("text, json or csv.", ("--format",))] = "text",
+    form: Annotated[str, Option("text, json or csv.", ("--format",), choices=tuple(FORMS))] = "text",
     out: Out = None,
     java: Annotated[bool, Option("METEOR and SPICE too, where pycocoevalcap and Java are there.")] = True,
     clip: Annotated[str | None, Option("CLIPScore too, by the CLIPModel in this folder.", metavar="FOLDER")] = None,
@@ -41,8 +41,6 @@ def score(
     """
     if (clip is None) != (images is None):
         raise UserError("--clip and --images: need each other; give the folder of a CLIP model and that of the images")
-    if form not in FORMS:
-        raise UserError(f"--format: {form!r} is unknown; choose text, json or csv")
     output = Output(out, inputs=[results, references, *filter(None, [references_of])])
     if results.endswith(".txt") and references.endswith(".txt"):
         if clip or per_image or references_of:

@@ -1,18 +1,12 @@
-"""The commands that use a model: each task's own, and `vlm predict` for any."""
+"""The commands that use a model: each task's own, and `vlm predict` for any. torch is imported when they run."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, field, fields, make_dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 from vlm.errors import UserError
-from vlm.inference.options import (
-    ModelOptions,
-    Option,
-    OutputOptions,
-    declared,
-    hints_of,
-)
-from vlm.inference.tasks import TASKS, misused, resolve, task_name, tasks_of
+from vlm.inference.options import ModelOptions, Option, OutputOptions, check_checkpoint, declared, hints_of
+from vlm.inference.tasks import TASKS, Command, misused, resolve, task_name, tasks_of
 
 if TYPE_CHECKING:
     from vlm.inference.predictor import Predictor
@@ -24,36 +18,36 @@ Words = Annotated[
 
 
 def command_of(name: str) -> Callable[..., int]:
-    """The function of a task's command; torch is imported.
+    """The function of a task's command; torch is imported only when it runs.
 
     If several tasks share the name, it has the options of all; the checkpoint's task decides which apply.
     """
     commands = tasks_of(name)
-    functions = {command.function for command in commands.values()}
-    if len(functions) == 1 and (function := functions.pop()) is not None:
-        return resolve(function)
-    kinds = {task: resolve(command.predictor) for task, command in commands.items()}
-    if len(kinds) > 1:
-        return _shared(kinds)
-    (kind,) = kinds.values()
+    first = next(iter(commands.values()))
+    if first.function is not None:
+        return resolve(first.function)
+    if len(commands) > 1:
+        return _shared(commands)
 
     def run(arguments: Any, model: ModelOptions, output: OutputOptions, options: Any) -> int:
-        return use(kind, arguments, model, output, options)
+        return use(resolve(first.predictor), arguments, model, output, options)
 
-    run.__annotations__ |= {"arguments": kind.arguments, "options": kind.options}
+    run.__annotations__ |= {"arguments": first.arguments, "options": first.options}
     return run
 
 
 def predict_of(argv: Sequence[str]) -> Callable[..., int]:
     """Returns the function of `vlm predict`, with the options of all tasks, and of a user's task that `argv` names."""
-    kinds = {task: resolve(entry.predictor) for task, entry in TASKS.items()}
+    commands = {task: entry.main for task, entry in TASKS.items()}
     checkpoint, trust = option_value(argv, "-c", "--checkpoint"), option_value(argv, "--trust")
     if checkpoint is not None and trust is not None:
+        check_checkpoint(checkpoint)
         from vlm.inference.predictor import predictor_of
 
         kind = predictor_of(checkpoint, trust=trust)
-        kinds.setdefault(kind.task, kind)
-    return _shared(kinds, any_task=True)
+        path = f"{kind.__module__}:{kind.__qualname__}"
+        commands.setdefault(kind.task, Command("predict", "", path, kind.options, kind.arguments))
+    return _shared(commands, any_task=True)
 
 
 def option_value(argv: Sequence[str], *names: str) -> str | None:
@@ -67,16 +61,16 @@ def option_value(argv: Sequence[str], *names: str) -> str | None:
     return None
 
 
-def _shared(kinds: Mapping[str, type["Predictor"]], *, any_task: bool = False) -> Callable[..., int]:
+def _shared(commands: Mapping[str, Command], *, any_task: bool = False) -> Callable[..., int]:
     """Returns a command of several tasks, with the options of all.
 
     Args:
-        kinds: The predictor of each task.
+        commands: The command of each task.
         any_task: Whether its arguments are words that each task reads in its own way.
     """
-    options = _merged("Options", [kind.options for kind in kinds.values()])
+    options = _merged("Options", [command.options for command in commands.values()])
     named = make_dataclass("Arguments", [("inputs", Words, field(default=None))], kw_only=True)
-    arguments = named if any_task else _merged("Arguments", [kind.arguments for kind in kinds.values()])
+    arguments = named if any_task else _merged("Arguments", [command.arguments for command in commands.values()])
 
     def run(arguments: Any, model: ModelOptions, output: OutputOptions, options: Any) -> int:
         from vlm.checkpoint.load import read
@@ -86,9 +80,12 @@ def _shared(kinds: Mapping[str, type["Predictor"]], *, any_task: bool = False) -
         loaded = model.load(lambda path, dtype, **others: read(path, dtype=dtype))
         with refusing(model.checkpoint):
             task = task_name(loaded["vlm"]["task"])
-        if task not in kinds and not any_task:
-            raise misused(model.checkpoint, task, *kinds)
-        kind = kinds[task] if task in kinds else predictor_of(model.checkpoint, trust=model.trust, task=task)
+        if task not in commands and not any_task:
+            raise misused(model.checkpoint, task, *commands)
+        known = task in TASKS
+        kind = (
+            resolve(commands[task].predictor) if known else predictor_of(model.checkpoint, trust=model.trust, task=task)
+        )
         own = _own(kind.options, options, task)
         words = kind.arguments.of(arguments.inputs or []) if any_task else _own(kind.arguments, arguments, task)
         return use(kind, words, model, output, own, loaded=loaded)

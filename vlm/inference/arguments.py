@@ -1,4 +1,4 @@
-"""Inputs of tasks, from the command line and from Python."""
+"""Inputs of tasks, from the command line and from Python. torch is imported only when images are named."""
 
 import os
 import sys
@@ -11,7 +11,6 @@ from typing import Annotated, Any, ClassVar, Self
 from vlm.data.text.documents import read_lines
 from vlm.data.text.lines import split_lines
 from vlm.errors import UserError
-from vlm.inference.inputs import find_images, several_images
 from vlm.inference.options import Kind, Option, refuse_undecoded
 
 Texts = Annotated[list[str] | None, Option("A text; may be repeated. Without one, lines of stdin.")]
@@ -86,6 +85,8 @@ class ImageArguments(Arguments):
     images: Annotated[list[str], Option("Image files, folders or patterns.", positional=True)]
 
     def read(self) -> list[str]:
+        from vlm.inference.inputs import find_images  # torch
+
         return find_images(self.images)
 
     def paths(self, inputs: Sequence[Any]) -> list[str]:
@@ -93,6 +94,8 @@ class ImageArguments(Arguments):
 
     @classmethod
     def several(cls, value: Any) -> tuple[list[Any], bool]:
+        from vlm.inference.inputs import several_images  # torch
+
         return several_images(value)
 
 
@@ -105,6 +108,8 @@ class ImageFileArguments(Arguments):
     files: Files
 
     def read(self) -> list[str]:
+        from vlm.inference.inputs import find_images  # torch
+
         return find_images(self.files, repeated=True)
 
     paths = ImageArguments.paths

@@ -2,7 +2,7 @@
 
 import torch
 
-from vlm.errors import UserError
+from vlm.errors import UserError, unknown_choice
 from vlm.nn.precision import has_bfloat16, why_int8
 
 
@@ -16,7 +16,7 @@ def choose_device(name: str) -> str:
     if name == "auto":
         return next(device for device, there in here.items() if there)
     if name not in here:
-        raise UserError(f"--device: {name!r} is unknown; choose auto, cpu, cuda or mps")
+        raise unknown_choice("--device", name, ("auto", "cpu", "cuda", "mps"))
     if not here[name]:
         raise UserError(f"--device {name}: this machine has no {name.upper()} device that torch can use; choose cpu")
     return name
@@ -28,8 +28,8 @@ def choose_precision(name: str, device: str) -> torch.dtype:
     Raises:
         UserError: It is unknown, or int8 on a device without fast 8-bit products.
     """
-    if name not in ("auto", "fp32", "bf16", "int8"):
-        raise UserError(f"--precision: {name!r} is unknown; choose auto, fp32, bf16 or int8")
+    if name not in (choices := ("auto", "fp32", "bf16", "int8")):
+        raise unknown_choice("--precision", name, choices)
     there, why = why_int8(device) if name == "int8" else (True, "")
     if not there:
         raise UserError(f"--precision int8 on {device}: {why}; choose auto")

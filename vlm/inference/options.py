@@ -7,7 +7,8 @@ from dataclasses import MISSING, dataclass, fields, replace
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar, get_type_hints
 
-from vlm.checkpoint.runs import in_run
+from vlm.checkpoint.hub import PREFIX as HUB
+from vlm.checkpoint.runs import in_run, no_checkpoint
 from vlm.errors import Range, UserError, did_you_mean, excerpt, nearest
 
 if TYPE_CHECKING:
@@ -34,6 +35,8 @@ class Option:
         beside: Its kind, if it is a part of the input (a question, a second text, a photo) and not a setting.
         scope: Who may set it: "anyone"; "machine": a command or Python, but no client of a service; "command": only the
             command line.
+        choices: The values that a command line may give; all by default.
+        check: Called with its value on a command line before the command runs, which may take seconds to begin.
     """
 
     help: str
@@ -45,11 +48,24 @@ class Option:
     typed: Any = None
     beside: Kind | None = None
     scope: Literal["anyone", "machine", "command"] = "anyone"
+    choices: tuple[str, ...] = ()
+    check: Callable[[str], None] | None = None
 
 
 MOST_TEXTS = 1024  # texts of an input decoded in parallel; memory and time of a step grow with them
 MANY_TEXTS = 128  # from this number on, the user is warned
 MOST_TOKENS = 2**20
+
+
+def check_checkpoint(place: str) -> None:
+    """Checks that a checkpoint of this machine exists; those of the Hub are not looked up.
+
+    Raises:
+        UserError: There is none.
+    """
+    if not place.startswith(HUB) and not (path := in_run(place)).exists():
+        raise no_checkpoint(path)
+
 
 Checkpoint = Annotated[
     str,
@@ -57,11 +73,16 @@ Checkpoint = Annotated[
         "A .ckpt file, a run's folder or name, last (the newest run), a Hugging Face folder, a GGUF file, hf:ORG/NAME.",
         ("-c", "--checkpoint"),
         metavar="CKPT",
+        check=check_checkpoint,
     ),
 ]
-Device = Annotated[str, Option("auto, cpu, cuda or mps.")]
+Device = Annotated[str, Option("auto, cpu, cuda or mps.", choices=("auto", "cpu", "cuda", "mps"))]
 Precision = Annotated[
-    str, Option("auto, fp32, bf16, or int8: weights of 8 bits on a CPU; auto is bf16 where the device is faster in it.")
+    str,
+    Option(
+        "auto, fp32, bf16, or int8: weights of 8 bits on a CPU; auto is bf16 where the device is faster in it.",
+        choices=("auto", "fp32", "bf16", "int8"),
+    ),
 ]
 BatchSize = Annotated[int, Option("Number of inputs in a batch.", least=1, scope="machine")]
 Trust = Annotated[str | None, Option("Package of your own whose classes may be loaded.")]

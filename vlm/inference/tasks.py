@@ -1,10 +1,39 @@
-"""The tasks of vlm: the predictor class and the commands of each. Nothing is imported before it is used."""
+"""The tasks of vlm: the commands of each, with their options and predictor, which is imported when it is used."""
 
 import importlib
 from dataclasses import dataclass
 from typing import Any
 
 from vlm.errors import UserError
+from vlm.inference.arguments import (
+    Arguments,
+    FileArguments,
+    ImageArguments,
+    ImageFileArguments,
+    LineArguments,
+    TextArguments,
+    WordArguments,
+)
+from vlm.inference.command_options import (
+    CaptionOptions,
+    ChatOptions,
+    ClassOptions,
+    EmbeddingArguments,
+    EmbeddingOptions,
+    FillOptions,
+    GapArguments,
+    GenerationOptions,
+    LabelOptions,
+    PhotoTranslationOptions,
+    PromptArguments,
+    PromptedQuestionOptions,
+    QuestionOptions,
+    RetrievalOptions,
+    SpanOptions,
+    TaggingOptions,
+    TextClassOptions,
+)
+from vlm.inference.options import Options, WritingOptions
 
 ANSWER = "Answer questions about images, or about text files: one line each, PATH<TAB>QUESTION<TAB>ANSWER."
 CHAT = "Converse with a model about images, or in words alone: it answers in the terminal, word by word."
@@ -26,12 +55,16 @@ class Command:
         name: Its name on the command line; the method of the Python API has the same.
         help: Its line in --help.
         predictor: "module:Class" of the `Predictor`.
-        function: "module:name" of a function that runs the command, if it does more than others.
+        options, arguments: The classes that the predictor has under these names.
+        function: "module:name" of a function that runs the command, if it does more than others. Its module is imported
+            without torch.
     """
 
     name: str
     help: str
     predictor: str
+    options: type[Options]
+    arguments: type[Arguments]
     function: str | None = None
 
 
@@ -58,48 +91,67 @@ class Task:
         return self.main.predictor
 
 
-EMBEDDING = Command("embed", EMBED, "vlm.tasks.embedding.predict:Embedder")
+def _command(
+    name: str,
+    help: str,
+    predictor: str,
+    options: type[Options],
+    arguments: type[Arguments],
+    function: str | None = None,
+) -> Command:
+    """A command of a task of vlm; predictor and function are those of `Command` without `vlm.tasks.`."""
+    return Command(name, help, f"vlm.tasks.{predictor}", options, arguments, function and f"vlm.tasks.{function}")
 
 
-def _task(
-    name: str, help: str, predictor: str, *more: Command, function: str | None = None, like: str | None = None
-) -> Task:
+def _task(main: Command, *more: Command, compared_as: str | None = None) -> Task:
     """A task whose models have an encoder.
 
     Args:
-        predictor: "module:Class" within vlm.tasks.
-        like: The task whose comparison of evaluations it uses.
+        compared_as: The task whose comparison of evaluations it uses.
     """
-    compared = like and f"vlm.tasks.{like}.compare:compared"
-    return Task(Command(name, help, f"vlm.tasks.{predictor}", function), (*more, EMBEDDING), compared)
+    return Task(main, (*more, EMBEDDING), compared_as and f"vlm.tasks.{compared_as}.compare:compared")
 
 
-_RETRIEVE = Command("retrieve", RETRIEVE, "vlm.tasks.contrastive.predict:ImageRetriever")
-_CAPTIONER = ("caption", CAPTION, "captioning.predict:Captioner")
-_ANSWERER = Command("answer", ANSWER, "vlm.tasks.image_questions.prompted:PromptedAnswerer")
-_CHAT = Command("chat", CHAT, "vlm.tasks.chat.predictor:ChatPredictor", "vlm.tasks.chat.terminal:chat")
-_GENERATOR = Command("generate", GENERATE, "vlm.tasks.language_modeling.predict:TextGenerator")
+EMBEDDING = _command("embed", EMBED, "embedding.predict:Embedder", EmbeddingOptions, EmbeddingArguments)
+_CAPTION = _command(
+    "caption", CAPTION, "captioning.predict:Captioner", CaptionOptions, ImageArguments, "captioning.command:caption"
+)
+_ANSWER_IN_PROMPT = _command(
+    "answer", ANSWER, "image_questions.prompted:PromptedAnswerer", PromptedQuestionOptions, ImageFileArguments
+)
+_ANSWER_ABOUT_IMAGE = _command(
+    "answer", ANSWER, "image_questions.predict:ImageQuestionAnswerer", QuestionOptions, ImageFileArguments
+)
+_ANSWER_FROM_TEXT = _command("answer", ANSWER, "span_answering.predict:SpanAnswerer", SpanOptions, FileArguments)
+_CHAT = _command("chat", CHAT, "chat.predictor:ChatPredictor", ChatOptions, WordArguments, "chat.terminal:chat")
+_CLASSIFY_IMAGE = _command("classify", CLASSIFY, "classification.predict:ImageClassifier", ClassOptions, ImageArguments)
+_CLASSIFY_BY_LABELS = _command("classify", CLASSIFY, "contrastive.predict:DualClassifier", LabelOptions, ImageArguments)
+_CLASSIFY_TEXT = _command(
+    "classify", CLASSIFY, "text_classification.predict:TextClassifier", TextClassOptions, TextArguments
+)
+_RETRIEVE = _command("retrieve", RETRIEVE, "contrastive.predict:ImageRetriever", RetrievalOptions, ImageArguments)
+_GENERATE = _command(
+    "generate", GENERATE, "language_modeling.predict:TextGenerator", GenerationOptions, PromptArguments
+)
+_FILL = _command("fill", FILL, "masked_language_modeling.predict:GapFiller", FillOptions, GapArguments)
+_TAG = _command("tag", TAG, "tagging.predict:Tagger", TaggingOptions, TextArguments)
+_TRANSLATE = _command("translate", TRANSLATE, "translation.predict:Translator", WritingOptions, LineArguments)
+_TRANSLATE_WITH_PHOTO = _command(
+    "translate", TRANSLATE, "photo_translation.predict:PhotoTranslator", PhotoTranslationOptions, LineArguments
+)
 TASKS = {
-    "captioning": _task(
-        *_CAPTIONER, _ANSWERER, _CHAT, function="vlm.tasks.captioning.predict:caption", like="captioning"
-    ),
-    "classification": _task("classify", CLASSIFY, "classification.predict:ImageClassifier", like="classification"),
-    "contrastive": _task("classify", CLASSIFY, "contrastive.predict:DualClassifier", _RETRIEVE, like="contrastive"),
+    "captioning": _task(_CAPTION, _ANSWER_IN_PROMPT, _CHAT, compared_as="captioning"),
+    "classification": _task(_CLASSIFY_IMAGE, compared_as="classification"),
+    "contrastive": _task(_CLASSIFY_BY_LABELS, _RETRIEVE, compared_as="contrastive"),
     "embedding": Task(EMBEDDING),
-    "image_questions": _task(
-        "answer", ANSWER, "image_questions.predict:ImageQuestionAnswerer", _CHAT, like="image_questions"
-    ),
-    "language_modeling": Task(_GENERATOR, (_CHAT,)),
-    "masked_language_modeling": _task(
-        "fill", FILL, "masked_language_modeling.predict:GapFiller", like="masked_language_modeling"
-    ),
-    "photo_translation": _task("translate", TRANSLATE, "photo_translation.predict:PhotoTranslator", like="translation"),
-    "span_answering": _task("answer", ANSWER, "span_answering.predict:SpanAnswerer", like="span_answering"),
-    "tagging": _task("tag", TAG, "tagging.predict:Tagger", like="tagging"),
-    "text_classification": _task(
-        "classify", CLASSIFY, "text_classification.predict:TextClassifier", like="classification"
-    ),
-    "translation": _task("translate", TRANSLATE, "translation.predict:Translator", like="translation"),
+    "image_questions": _task(_ANSWER_ABOUT_IMAGE, _CHAT, compared_as="image_questions"),
+    "language_modeling": Task(_GENERATE, (_CHAT,)),
+    "masked_language_modeling": _task(_FILL, compared_as="masked_language_modeling"),
+    "photo_translation": _task(_TRANSLATE_WITH_PHOTO, compared_as="translation"),
+    "span_answering": _task(_ANSWER_FROM_TEXT, compared_as="span_answering"),
+    "tagging": _task(_TAG, compared_as="tagging"),
+    "text_classification": _task(_CLASSIFY_TEXT, compared_as="classification"),
+    "translation": _task(_TRANSLATE, compared_as="translation"),
 }
 # Task names in checkpoints of earlier versions, with the current names.
 ALIASES: dict[str, str] = {}

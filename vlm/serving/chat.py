@@ -16,6 +16,7 @@ from starlette.exceptions import HTTPException
 
 from vlm.data.text.conversation import Role, Turn
 from vlm.errors import UserError, printable
+from vlm.inference.command_options import ChatOptions
 from vlm.inference.options import checked
 from vlm.serving.chat_fields import (
     CACHE_HINTS,
@@ -31,7 +32,7 @@ from vlm.serving.contents import BLANKS, MAX_TEXT, as_json, decode_data_url
 from vlm.serving.events import FAILED, growth
 from vlm.serving.job import Texts
 from vlm.serving.reader import Photo, Reader, photos
-from vlm.tasks.chat.predictor import ChatOptions, ChatPredictor, Prompt, Said, full, shown, spoken
+from vlm.tasks.chat.predictor import ChatPredictor, Prompt, Said, full, shown, spoken
 
 MOST_TURNS = 1024
 SEEDS = 2**62  # number of seeds that a request without one draws from

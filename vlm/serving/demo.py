@@ -7,7 +7,6 @@ from typing import Annotated, Any
 
 from vlm.errors import UserError, print_error
 from vlm.inference.options import ModelOptions, Option
-from vlm.inference.predictor import load_predictor
 from vlm.serving.server import LOCAL, listen, urls
 
 GRACE = 5  # seconds after a signal in which pages requested before it are still sent
@@ -52,6 +51,7 @@ def make_app(model: ModelOptions, *, local: bool, queue: int, max_bytes: int, ra
         from vlm.serving.demo_page import Page, mounted
     except ModuleNotFoundError as fault:
         raise UserError(f'vlm demo: needs {fault.name}; pip install "vlm-lightning[demo]"') from fault
+    from vlm.inference.predictor import load_predictor
     from vlm.serving.demo_examples import samples_of
     from vlm.serving.demo_uses import form_of
 

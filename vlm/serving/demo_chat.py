@@ -9,11 +9,12 @@ from PIL import Image
 
 from vlm.decoding.kept import KeptText
 from vlm.errors import UserError
+from vlm.inference.command_options import ChatOptions
 from vlm.inference.predictor import Predictor
 from vlm.inference.tasks import resolve, tasks_of
 from vlm.io.page import escape
 from vlm.serving import demo_html as html
-from vlm.tasks.chat.predictor import ChatOptions, ChatPredictor
+from vlm.tasks.chat.predictor import ChatPredictor
 from vlm.tasks.chat.session import Chat
 
 MAX_TEXT = 20_000  # characters of a message

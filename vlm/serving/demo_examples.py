@@ -10,7 +10,7 @@ from PIL import Image
 
 from vlm.data.images.image import SUFFIXES, ImageError, load_image
 from vlm.data.text.lines import split_lines
-from vlm.tasks.masked_language_modeling.predict import GAP
+from vlm.inference.command_options import GAP
 
 MOST = 8  # most images, and most texts
 MAX_RECORDS_BYTES = 2**22

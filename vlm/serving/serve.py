@@ -9,7 +9,6 @@ from typing import Annotated, Any
 from vlm.checkpoint.hub import PREFIX
 from vlm.errors import UserError, print_error, printable
 from vlm.inference.options import BatchSize, DecodingOptions, Language, ModelOptions, Option
-from vlm.inference.predictor import load_predictor
 from vlm.serving.server import LOCAL, listen, urls
 
 KEY = "VLM_SERVE_KEY"
@@ -55,6 +54,8 @@ def serve(
         from vlm.serving.sites import Sites
     except ModuleNotFoundError as fault:
         raise UserError(f'vlm serve: needs {fault.name}; pip install "vlm-lightning[serve]"') from fault
+    from vlm.inference.predictor import load_predictor
+
     key, sites = key_of(os.environ), Sites(local=host in LOCAL, origins=allow_origin or ())
     predictor = model.load(load_predictor)
     unset = vars(ServiceDecodingOptions())

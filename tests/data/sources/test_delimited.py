@@ -4,7 +4,7 @@ import pytest
 from captioned import NO_HOLD_OUT, picture, refusal
 from pyarrow import csv as arrow
 
-from vlm.cli.check_data import check
+from vlm.cli.data_commands import check_data
 from vlm.data.sources.captions import Captions
 from vlm.data.sources.image_tables import ImageTable
 from vlm.data.sources.questions import QuestionTable
@@ -131,9 +131,9 @@ def test_quoted_cells_of_lines_without_a_header(tmp_path):
 def test_the_choice_is_printed(tmp_path, capsys):
     _, text = tsv_without_quoting(("text", "label"))
     path = write(tmp_path / "t.tsv", text)
-    assert check(["task=text_classification", "data=texts", f"data.path={path}"]) in (0, 1)
+    assert check_data(["task=text_classification", "data=texts", f"data.path={path}"]) in (0, 1)
     assert f"note: {path}: read without quoting" in capsys.readouterr().err
-    check(["task=text_classification", "data=texts", f"data.path={path}", "data.source.quoting=none"])
+    check_data(["task=text_classification", "data=texts", f"data.path={path}", "data.source.quoting=none"])
     assert "quoting" not in capsys.readouterr().err
 
 

@@ -1,8 +1,7 @@
-"""Captioning images with a trained model, and the command `caption` with its output files."""
+"""Captioning images with a trained model."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from PIL import Image
@@ -11,30 +10,17 @@ from torch import Tensor
 from vlm.data.images.image import Preprocess
 from vlm.data.text.prompt_form import refuse_marks
 from vlm.errors import UserError
-from vlm.inference.arguments import ImageArguments
+from vlm.inference.command_options import CaptionOptions
 from vlm.inference.image_predictor import ImagePredictor, image_keys
-from vlm.inference.inputs import find_images, open_image
+from vlm.inference.inputs import open_image
 from vlm.inference.options import (
-    ImageOptions,
-    Language,
-    ModelOptions,
-    Option,
-    OutputOptions,
-    Prompt,
-    WritingOptions,
     prompt_of,
-    refuse,
 )
 from vlm.inference.predictor import check_outputs, normalized
 from vlm.inference.text_predictor import TextPredictor
-from vlm.inference.use import Observer, write_results
-from vlm.inference.writing import Trace, Writer
-from vlm.io.files import listed
-from vlm.io.output import Output, Records
-from vlm.io.resume_output import begun
+from vlm.inference.writing import Writer
 from vlm.models.context import Context, interleaved
 from vlm.models.encoder_decoder import VisionLanguageModel, encode_in_parts
-from vlm.tasks.captioning.sidecars import Sidecars, without_sidecars
 
 
 @torch.inference_mode()
@@ -42,14 +28,6 @@ def encode_pixels(model: VisionLanguageModel, preprocess: Preprocess, pixels: Te
     """Encodes preprocessed images: uint8 (B, 3, H, W) -> states (B, S, D)."""
     with torch.autocast(pixels.device.type, enabled=False):
         return encode_in_parts(model, normalized(model, preprocess, pixels))
-
-
-@dataclass(kw_only=True)
-class CaptionOptions(WritingOptions, ImageOptions):
-    """Options of captioning."""
-
-    language: Language = None
-    prompt: Prompt = None
 
 
 class ImageTextPredictor(ImagePredictor, TextPredictor):
@@ -148,102 +126,3 @@ class Captioner(ImageWriter):
         pixels = self.pixels(opened)
         ((_, texts),) = self.results([[pixels]], options)
         return AttentionPicture(texts[0], drawing.png(pixels, texts[0], drawing.view(opened)))
-
-
-@dataclass(kw_only=True)
-class CaptionFiles:
-    """Options of `vlm caption` on the files that it writes, and on shards."""
-
-    attention: Annotated[str | None, Option("Write a picture of the attention for each caption.", metavar="DIR")] = None
-    resume: Annotated[bool, Option("Skip images that --out has; append the others.", ("--continue",))] = False
-    sidecar: Annotated[bool, Option("Write photo.txt beside photo.jpg, where there is none.", ("--sidecar",))] = False
-    overwrite: Annotated[bool, Option("With --sidecar: replace those that are there.", ("--overwrite",))] = False
-    engine: Annotated[str | None, Option("ray: a cluster of Ray shares the shards.")] = None
-
-
-def caption(
-    arguments: ImageArguments, model: ModelOptions, output: OutputOptions, options: CaptionOptions, files: CaptionFiles
-) -> int:
-    """Captions images, or shards of images, as the options say; returns the exit status."""
-    names = listed(arguments.images)
-    if files.overwrite and not files.sidecar:
-        raise UserError("--overwrite replaces what --sidecar wrote; give --sidecar too")
-    beside = {"--continue": files.resume, "--sidecar": files.sidecar}
-    if any(name.endswith(".tar") for name in names):
-        refuse("shards", {"--trace": options.trace, "--attention": files.attention, **beside})
-        return _caption_shards(names, model, output, options, engine=files.engine)
-    refuse("images", {"--engine": files.engine})
-    paths, records = find_images(names), None
-    if files.sidecar:
-        others = {"--out": output.out, "--format": output.form != "text", "--continue": files.resume}
-        refuse("--sidecar", others | {"--results": options.results > 1})
-        paths, records = without_sidecars(paths, overwrite=files.overwrite), Sidecars()
-    return _caption_images(paths, records, model, output, options, files)
-
-
-def _caption_shards(
-    tars: Sequence[str], model: ModelOptions, output: OutputOptions, options: CaptionOptions, *, engine: str | None
-) -> int:
-    """Captions the images of shards as the options say."""
-    from vlm.tasks.captioning.ray_captions import caption_on_ray
-    from vlm.tasks.captioning.shard_captions import Plan, caption_by_rank, caption_shards
-
-    engines = {None: caption_by_rank, "ray": caption_on_ray}
-    if engine not in engines:
-        raise UserError(f"--engine {engine}: is unknown; give ray, or leave it out")
-    plan = Plan(model=model, output=output, options=options, kind=Captioner)
-    return caption_shards(tars, plan, engine=engines[engine])
-
-
-def _caption_images(
-    paths: Sequence[str],
-    records: Records | None,
-    model: ModelOptions,
-    output: OutputOptions,
-    options: CaptionOptions,
-    files: CaptionFiles,
-) -> int:
-    """Captions image files into the records, by default those of --out."""
-    read = [*paths, model.checkpoint]
-    out = Output(output.out, inputs=read, append=files.resume)
-    records = _records(output.form, out) if records is None else records
-    captioner = model.load(Captioner)
-    captioner.check_options(options)
-    trace = Trace(options.trace, captioner, options, inputs=read, out=output.out)
-    observer = None if files.attention is None else _attention(captioner, files.attention)
-    if files.resume:
-        paths = _left_over(paths, records, results=options.results, attention=observer is not None)
-    with out, records, trace:
-        return write_results(captioner, paths, options, records, trees=trace.trees, observer=observer)
-
-
-def _records(form: str, output: Output) -> Records:
-    """Returns the writer of captions: lines or a table as they come, or a page at the end."""
-    if form != "html":
-        return Records(form=form, fields=Captioner.fields, output=output)
-    if output.path is None:
-        raise UserError("--format html needs --out FILE")
-    from vlm.tasks.captioning.caption_page import CaptionPage
-
-    return CaptionPage(output)
-
-
-def _attention(captioner: Captioner, folder: str) -> Observer:
-    """Draws the pictures of --attention."""
-    from vlm.inference.attention.folder import AttentionFolder
-
-    return AttentionFolder(captioner, folder)
-
-
-def _left_over(paths: Sequence[str], records: Records, *, results: int, attention: bool) -> list[str]:
-    """Returns the images that --continue still has to caption.
-
-    Raises:
-        UserError: The options or the file of --out do not allow continuing.
-    """
-    if records.output.path is None or records.form == "html":
-        raise UserError("--continue needs --out FILE, in text, jsonl or csv, which it continues")
-    columns = ["image", *(["rank"] if results > 1 else []), "caption", "logprob", "confidence"]
-    columns += ["attention"] if attention else []
-    has = begun(records.output.path, form=records.form, columns=columns, paths=paths, results=results)
-    return [path for path in paths if not has(path)]

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import takewhile
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,8 +15,9 @@ from vlm.decoding.constraints import Rules, within
 from vlm.decoding.continuation import SampledToken, continue_texts
 from vlm.decoding.sampling import Sampling
 from vlm.errors import UserError
+from vlm.inference.command_options import ChatOptions
 from vlm.inference.inputs import open_image
-from vlm.inference.options import DecodingOptions, Option, Options, SamplingOptions, stored_options
+from vlm.inference.options import DecodingOptions, SamplingOptions, stored_options
 from vlm.inference.predictor import Rows, Watch, check_outputs
 from vlm.inference.tasks import suggest_commands
 from vlm.inference.text_predictor import TextPredictor
@@ -31,13 +32,6 @@ TO_CHAT = (
     "model.fusion.causal=true model.fusion.counted=true model/position=rotary"
 )
 TOGETHER = 2**15  # most tokens of prompts and answers in a batch, since the cache of a long one takes much memory
-
-
-@dataclass(kw_only=True)
-class ChatOptions(SamplingOptions, Options):
-    """Options of answers in a conversation."""
-
-    stop: Annotated[list[str] | None, Option("A text that ends an answer; may be repeated.", metavar="TEXT")] = None
 
 
 class Said(NamedTuple):

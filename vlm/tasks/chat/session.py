@@ -12,9 +12,10 @@ from vlm.data.text.conversation import Turn
 from vlm.decoding.kept import KeptText
 from vlm.decoding.token_history import draw_next, history_of
 from vlm.errors import UserError
+from vlm.inference.command_options import ChatOptions
 from vlm.models.context import PLACE
 from vlm.randomness import numpy_rng
-from vlm.tasks.chat.predictor import ChatOptions, ChatPredictor, Reply, full, shown, spoken
+from vlm.tasks.chat.predictor import ChatPredictor, Reply, full, shown, spoken
 
 _NUMBERS = count(1)
 

@@ -1,17 +1,17 @@
-"""The command `vlm chat`: a conversation in the terminal."""
+"""The command `vlm chat`: a conversation in the terminal. torch is imported only when it runs."""
 
 import re
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Annotated
+from typing import TYPE_CHECKING
 
 from vlm.errors import UserError, print_error, printable_lines
-from vlm.inference.inputs import find_images
-from vlm.inference.options import ModelOptions, Option, refuse_undecoded
-from vlm.tasks.chat.predictor import ChatOptions, ChatPredictor
-from vlm.tasks.chat.session import Chat, Full
+from vlm.inference.command_options import ChatArguments, ChatOptions
+from vlm.inference.options import ModelOptions, refuse_undecoded
+
+if TYPE_CHECKING:
+    from vlm.tasks.chat.session import Chat
 
 COMMANDS = {
     "/image": "PATH: shows an image with what you say next",
@@ -22,20 +22,15 @@ COMMANDS = {
 ROOM = "/forget drops the oldest question, /reset begins anew; with --forget the oldest leave by themselves"
 
 
-@dataclass(kw_only=True)
-class ChatArguments:
-    """Options of the beginning of a conversation."""
-
-    images: Annotated[list[str] | None, Option("Images that are shown first.", positional=True)] = None
-    system: Annotated[str | None, Option("What the model is told before the first turn.")] = None
-    forget: Annotated[bool, Option("The oldest question leaves where there is no more room.", ("--forget",))] = False
-
-
 def chat(arguments: ChatArguments, model: ModelOptions, options: ChatOptions) -> int:
     """Converses until the input ends; returns the exit status: 1 if something that was said had no answer.
 
     If stdin is a file or a pipe, each of its lines is a message of the user.
     """
+    from vlm.inference.inputs import find_images
+    from vlm.tasks.chat.predictor import ChatPredictor
+    from vlm.tasks.chat.session import Chat, Full
+
     paths = find_images(arguments.images or [], repeated=True)
     predictor = model.load(ChatPredictor)
     predictor.prepack(1)
@@ -72,8 +67,10 @@ def _lines(*, typed: bool) -> Iterator[str]:
             yield line
 
 
-def _obey(talk: Chat, name: str, rest: str) -> None:
+def _obey(talk: "Chat", name: str, rest: str) -> None:
     if name == "/image":
+        from vlm.inference.inputs import find_images
+
         for path in find_images([rest]):
             talk.show(path)
     elif name == "/reset":
@@ -84,7 +81,7 @@ def _obey(talk: Chat, name: str, rest: str) -> None:
         raise UserError("/forget: nothing was said yet")
 
 
-def _answer(talk: Chat, line: str) -> None:
+def _answer(talk: "Chat", line: str) -> None:
     """Writes the answer to a line as it grows; an interrupt ends it."""
     refuse_undecoded([line])
     written = False

@@ -1,7 +1,6 @@
 """Classifying images with a trained model."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -9,8 +8,8 @@ from PIL import Image
 from torch import Tensor, nn
 
 from vlm.data.images.image import Preprocess
+from vlm.inference.command_options import ClassOptions
 from vlm.inference.image_predictor import ImagePredictor
-from vlm.inference.options import ImageOptions, Top
 from vlm.inference.predictor import BatchPredictor, Rows, check_outputs, normalized
 from vlm.inference.ranking import Classes, ranked, ranked_record
 from vlm.nn.precision import widest
@@ -26,13 +25,6 @@ def class_probabilities(model: nn.Module, preprocess: Preprocess, pixels: Tensor
     # In float64 a very small probability is not rounded to 0, whose logarithm would be infinite.
     logits = model(normalized(model, preprocess, pixels))
     return logits.to(widest(logits.device)).softmax(-1)
-
-
-@dataclass(kw_only=True)
-class ClassOptions(ImageOptions):
-    """Options of classifying images."""
-
-    top: Top = 1
 
 
 class ImageClassifier(BatchPredictor, ImagePredictor):

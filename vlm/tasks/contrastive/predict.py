@@ -2,10 +2,9 @@
 
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby
-from typing import Annotated, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -17,8 +16,9 @@ from vlm.data.images.image import Preprocess
 from vlm.data.text.inputs import encode_text
 from vlm.errors import UserError
 from vlm.inference.arguments import read_texts
+from vlm.inference.command_options import LabelOptions, RetrievalOptions
 from vlm.inference.image_predictor import ImagePredictor
-from vlm.inference.options import ImageOptions, Option, Top, as_list, refuse_undecoded
+from vlm.inference.options import as_list, refuse_undecoded
 from vlm.inference.predictor import BatchPredictor, Rows, check_outputs, normalized
 from vlm.inference.ranking import Classes, ranked, ranked_record
 from vlm.inference.text.text_rows import note_cut
@@ -30,7 +30,6 @@ ROWS = 256  # texts embedded at a time
 KEPT = 16  # lists of classes whose embeddings are cached
 
 Texts = tuple[str, ...]
-Repeated = str | list[str] | None
 
 
 @torch.inference_mode()
@@ -46,24 +45,6 @@ def embed_rows(model: DualEncoder, rows: InputRows) -> Tensor:
     assert rows.places is not None
     with torch.autocast(rows.tokens.device.type, enabled=False):
         return model.embed_texts(rows.tokens, rows.segments, rows.places, rows.layout)
-
-
-@dataclass(kw_only=True)
-class LabelOptions(ImageOptions):
-    """Options of classifying images among classes that are named."""
-
-    label: Annotated[
-        Repeated,
-        Option("A class, for a model trained on captions; may be repeated.", typed=list[str], beside="text"),
-    ] = None
-    labels: Annotated[str | None, Option("File of such classes, one per line.", metavar="FILE", scope="command")] = None
-    prompt: Annotated[
-        Repeated, Option(f"Text around such a class: 'a photo of a {PLACE}'.", typed=list[str], beside="text")
-    ] = None
-    top: Top = 1
-
-    def files(self) -> list[str]:
-        return [] if self.labels is None else [self.labels]
 
 
 class DualPredictor(BatchPredictor, ImagePredictor, TextPredictor):
@@ -149,16 +130,6 @@ class DualClassifier(DualPredictor):
 
     def record(self, source: Any, result: Classes, options: Any, *, form: str = "jsonl") -> Rows:
         return [ranked_record(form, {"image": self.name_of(source)}, result)]
-
-
-@dataclass(kw_only=True)
-class RetrievalOptions(ImageOptions):
-    """Options of ranking images by texts."""
-
-    text: Annotated[
-        str | list[str], Option("Text to rank the images by; may be repeated.", typed=list[str], beside="text")
-    ]
-    top: Annotated[int, Option("Number of images for each text, the most similar first.", least=1)] = 10
 
 
 class ImageRetriever(DualPredictor):

@@ -1,10 +1,9 @@
 """Vectors of images and texts: the pooled states of an encoder. The task has no training of its own."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,11 +15,11 @@ from vlm.data.images.image import Preprocess
 from vlm.data.text.inputs import Input, encode_text
 from vlm.data.text.tokenizer import tokenizer_from_state
 from vlm.errors import UserError
-from vlm.inference.arguments import Arguments, Texts, read_texts
+from vlm.inference.arguments import read_texts
+from vlm.inference.command_options import EmbeddingArguments, EmbeddingOptions, ImagesToEmbed
 from vlm.inference.image_predictor import ImagePredictor
 from vlm.inference.info import preprocess_line, tokenizer_line
 from vlm.inference.inputs import several_images
-from vlm.inference.options import ImageOptions, Option
 from vlm.inference.predictor import BatchPredictor, Rows, check_outputs, normalized
 from vlm.inference.text.text_rows import note_cut
 from vlm.inference.text_predictor import TextPredictor
@@ -34,47 +33,6 @@ from vlm.models.text_encoder import TextEncoder
 from vlm.models.timm_encoder import TimmEncoder
 
 POOLINGS: dict[str, Pool] = {"mean": "mean", "first": "class"}
-
-
-@dataclass(kw_only=True)
-class EmbeddingArguments(Arguments):
-    """Images and texts. In Python a str is a text, to a model that reads none a path."""
-
-    types = (object,)  # `prepare` checks them
-    files: Annotated[
-        list[str] | None,
-        Option("Images, folders or patterns; for a model of texts, files with one text per line.", positional=True),
-    ] = None
-    text: Texts = None
-
-    def read(self) -> list[Any]:
-        texts = read_texts([], self.text or []) if self.text or not self.files else []
-        return [*map(Path, self.files or []), *texts]
-
-    def paths(self, inputs: Sequence[Any]) -> list[str]:
-        return list(self.files or [])
-
-    @classmethod
-    def several(cls, value: Any) -> tuple[list[Any], bool]:
-        return several_images(value) if isinstance(value, np.ndarray) else super().several(value)
-
-
-class ImagesToEmbed(EmbeddingArguments):
-    """The arguments for a model that reads no texts."""
-
-    kind = "image"
-
-
-@dataclass(kw_only=True)
-class EmbeddingOptions(ImageOptions):
-    """Options of embedding."""
-
-    pooling: Annotated[
-        str | None, Option("mean of the encoder's states, or first for the first state; by default the model's own.")
-    ] = None
-    normalize: Annotated[
-        bool | None, Option("Scale vectors to length 1, or not; by default the model's own.", ("--normalize/--as-is",))
-    ] = None
 
 
 class Embedder(BatchPredictor, ImagePredictor, TextPredictor):

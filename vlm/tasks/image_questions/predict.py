@@ -14,8 +14,9 @@ from vlm.decoding.continuation import continue_texts
 from vlm.decoding.sampling import Sampling
 from vlm.errors import UserError
 from vlm.inference.arguments import ImageFileArguments
+from vlm.inference.command_options import QuestionOptions
 from vlm.inference.inputs import open_image
-from vlm.inference.options import ImageOptions, Question, questions_of, stored_options
+from vlm.inference.options import questions_of, stored_options
 from vlm.inference.predictor import BatchPredictor, Rows
 from vlm.inference.text.text_rows import note_cut
 from vlm.models.context import Context
@@ -66,13 +67,6 @@ def answer_questions(
 def room_for_prompt(model: VisionLanguageModel, max_tokens: int) -> int:
     """Returns the most tokens of a question that leave room for an answer."""
     return max(1, model.decoder.max_len - 1 - max_tokens)
-
-
-@dataclass(kw_only=True)
-class QuestionOptions(ImageOptions):
-    """Options of answering questions about images."""
-
-    question: Question
 
 
 class ImageQuestionAnswerer(BatchPredictor, ImageTextPredictor):

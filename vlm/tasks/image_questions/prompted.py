@@ -1,25 +1,17 @@
 """Answering questions about images with a model that reads them inside its prompts."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from vlm.errors import UserError
 from vlm.inference.arguments import ImageFileArguments
-from vlm.inference.options import ImageOptions, Prompt, Question, WritingOptions, prompt_of, questions_of
+from vlm.inference.command_options import PromptedQuestionOptions
+from vlm.inference.options import prompt_of, questions_of
 from vlm.inference.predictor import Rows, Watch
 from vlm.inference.writing import Text, one_or_list
 from vlm.tasks.captioning.predict import ImageWriter, Prompted
 
 Asked = tuple[Any, list[str]]  # an image and the questions about it
-
-
-@dataclass(kw_only=True)
-class PromptedQuestionOptions(WritingOptions, ImageOptions):
-    """Options of answering questions about images inside prompts."""
-
-    question: Question
-    prompt: Prompt = None
 
 
 class PromptedAnswerer(ImageWriter):

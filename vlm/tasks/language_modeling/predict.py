@@ -1,9 +1,9 @@
 """Text generation with a trained language model."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import takewhile
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
@@ -14,8 +14,8 @@ from vlm.decoding.loop import TEXTS, decode
 from vlm.decoding.options import Decoding, Hypothesis
 from vlm.decoding.sampling import Sampling
 from vlm.errors import UserError
-from vlm.inference.arguments import Arguments, read_texts
-from vlm.inference.options import DecodingOptions, Option, Options, stored_options
+from vlm.inference.command_options import GenerationOptions, PromptArguments
+from vlm.inference.options import stored_options
 from vlm.inference.predictor import Rows, Watch, check_outputs
 from vlm.inference.text.terminal import Continuation, TerminalWriter
 from vlm.inference.text.text_rows import note_cut
@@ -102,22 +102,6 @@ def ended(
 
 def _continuation(tokenizer: Tokenizer, prompt: str, text: Grown) -> Continuation:
     return Continuation(prompt, tokenizer.decode(text.tokens), text.logprob, text.tokens)
-
-
-@dataclass(kw_only=True)
-class PromptArguments(Arguments):
-    """Prompts; on a command line, lines of stdin by default."""
-
-    words = "prompt"
-    prompt: Annotated[list[str] | None, Option("Text to continue; may be repeated. By default, lines of stdin.")] = None
-
-    def read(self) -> list[str]:
-        return read_texts([], self.prompt or [], named="--prompt TEXT")
-
-
-@dataclass(kw_only=True)
-class GenerationOptions(DecodingOptions, Options):
-    """Options of writing text that goes on from prompts."""
 
 
 class TextGenerator(TextPredictor):

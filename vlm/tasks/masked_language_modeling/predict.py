@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,14 +10,12 @@ from torch import Tensor
 from vlm.data.batch import InputRows
 from vlm.data.text.inputs import Input
 from vlm.errors import UserError, excerpt
-from vlm.inference.arguments import Arguments, read_texts
-from vlm.inference.options import Option, Options
+from vlm.inference.command_options import GAP, FillOptions, GapArguments
 from vlm.inference.predictor import BatchPredictor, Rows, check_outputs
 from vlm.inference.text.text_rows import encoded_rows
 from vlm.inference.text_predictor import TextPredictor
 from vlm.models.masked_language_model import MaskedLanguageModel
 
-GAP = "[MASK]"
 ROWS = 256  # rows at a time, each with one masked token
 
 
@@ -53,26 +51,6 @@ class Filled:
 
     text: str
     gaps: tuple[dict[str, float], ...]
-
-
-@dataclass(kw_only=True)
-class GapArguments(Arguments):
-    """Texts with gaps, by default lines of stdin."""
-
-    words = "texts"
-    texts: Annotated[
-        list[str] | None, Option(f"Texts with {GAP} for each word; without any, lines of stdin.", positional=True)
-    ] = None
-
-    def read(self) -> list[str]:
-        return read_texts([], self.texts or [])
-
-
-@dataclass(kw_only=True)
-class FillOptions(Options):
-    """Options of filling in gaps."""
-
-    top: Annotated[int, Option("Number of words for each gap, the likeliest first.", least=1)] = 1
 
 
 class GapFiller(BatchPredictor, TextPredictor):

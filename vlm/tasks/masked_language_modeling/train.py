@@ -10,10 +10,11 @@ from vlm.data.batch import Batch, MaskedRows
 from vlm.errors import Count, printable
 from vlm.evaluation.metrics.bootstrap import Scorer
 from vlm.evaluation.report.sections import Section, Table, random_places
+from vlm.inference.command_options import GAP
 from vlm.models.masked_language_model import MaskedLanguageModel
 from vlm.nn.vocabulary_loss import vocabulary_loss
 from vlm.tasks.masked_language_modeling.metrics import Filled, MaskedMetric
-from vlm.tasks.masked_language_modeling.predict import GAP, gap_probabilities, pseudo_log_likelihood
+from vlm.tasks.masked_language_modeling.predict import gap_probabilities, pseudo_log_likelihood
 from vlm.tasks.shared.text_task import TextTask
 from vlm.training.data_module import Data
 from vlm.training.step.losses import Term

@@ -1,8 +1,7 @@
 """Translating texts that each have a photo, with a trained model."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
 import torch
 from PIL import Image
@@ -12,9 +11,9 @@ from vlm.data.batch import InputRows
 from vlm.data.images.image import Preprocess
 from vlm.errors import UserError
 from vlm.inference.arguments import LineArguments
+from vlm.inference.command_options import PhotoTranslationOptions
 from vlm.inference.image_predictor import ImagePredictor, image_keys
 from vlm.inference.inputs import open_image, several_images
-from vlm.inference.options import ImageOptions, Option, WritingOptions
 from vlm.inference.predictor import normalized
 from vlm.models.context import Context
 from vlm.models.encoder_decoder import TextAndImageToText
@@ -36,19 +35,6 @@ def encode_with_photos(
     else:
         images = normalized(model, preprocess, pixels)
     return encode_texts(model, texts, images=images)
-
-
-@dataclass(kw_only=True)
-class PhotoTranslationOptions(WritingOptions, ImageOptions):
-    """Options of translating texts with photos."""
-
-    image: Annotated[
-        Any,
-        Option("Image of each text in order, or one for all.", typed=list[str], beside="image", metavar="FILE"),
-    ]
-
-    def files(self) -> list[str]:
-        return list(self.image)
 
 
 class PhotoTranslator(ImagePredictor, Translator):

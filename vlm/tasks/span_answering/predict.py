@@ -1,7 +1,6 @@
 """Answering questions about texts by a part of the text, with a trained model."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,7 +12,8 @@ from vlm.data.text.documents import read_lines
 from vlm.data.text.passages import Window, WordSpan, encode_passage, word_places
 from vlm.errors import UserError
 from vlm.inference.arguments import FileArguments
-from vlm.inference.options import Options, Question, questions_of
+from vlm.inference.command_options import SpanOptions
+from vlm.inference.options import questions_of
 from vlm.inference.predictor import BatchPredictor, Rows, check_outputs
 from vlm.inference.text.text_rows import note_cut
 from vlm.inference.text_predictor import TextPredictor
@@ -98,13 +98,6 @@ def choose_answer(
         return SpanAnswer("", -1, least.abstained)
     start, stop = words[first + span.first].start, words[first + span.last].stop
     return SpanAnswer(context[start:stop], start, span.probability)
-
-
-@dataclass(kw_only=True)
-class SpanOptions(Options):
-    """Options of answering questions about texts."""
-
-    question: Question
 
 
 class SpanAnswerer(BatchPredictor, TextPredictor):

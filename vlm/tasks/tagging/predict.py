@@ -1,9 +1,8 @@
 """Tagging the words of texts with a trained model."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,7 +11,7 @@ from vlm.data.batch import InputRows
 from vlm.data.text.inputs import encode_words
 from vlm.data.text.words import split_words
 from vlm.inference.arguments import TextArguments
-from vlm.inference.options import Option, Options
+from vlm.inference.command_options import TaggingOptions
 from vlm.inference.predictor import BatchPredictor, Rows, check_outputs
 from vlm.inference.text_predictor import TextPredictor
 from vlm.models.text_classifiers import TokenClassifier
@@ -32,13 +31,6 @@ class Tagged(NamedTuple):
     word: str
     tag: str
     probability: float
-
-
-@dataclass(kw_only=True)
-class TaggingOptions(Options):
-    """Options of tagging."""
-
-    words: Annotated[bool, Option("Split at spaces alone; by default, also before punctuation and n't.")] = False
 
 
 class Tagger(BatchPredictor, TextPredictor):

@@ -1,9 +1,8 @@
 """Classifying texts, or pairs of texts, with a trained model."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import zip_longest
-from typing import Annotated, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,7 +11,8 @@ from vlm.data.batch import InputRows
 from vlm.data.text.inputs import encode_text
 from vlm.errors import UserError, excerpt
 from vlm.inference.arguments import TextArguments
-from vlm.inference.options import Option, Options, Top, as_list, refuse_undecoded
+from vlm.inference.command_options import TextClassOptions
+from vlm.inference.options import as_list, refuse_undecoded
 from vlm.inference.predictor import BatchPredictor, Rows, check_outputs
 from vlm.inference.ranking import Classes, ranked, ranked_record
 from vlm.inference.text.text_rows import note_cut
@@ -26,17 +26,6 @@ Sample = tuple[str | None, ...]  # the texts of a sample; None for a missing one
 def text_probabilities(model: SequenceClassifier, rows: InputRows) -> Tensor:
     """Returns class probabilities of texts, for validation, test and `vlm classify`: (B, C), float64."""
     return model(rows.tokens, rows.segments, rows.types, rows.layout).double().softmax(-1)
-
-
-@dataclass(kw_only=True)
-class TextClassOptions(Options):
-    """Options of classifying texts."""
-
-    pair: Annotated[
-        str | list[str] | None,
-        Option("Second text of each pair, in order.", typed=list[str], beside="text", metavar="TEXT"),
-    ] = None
-    top: Top = 1
 
 
 class TextClassifier(BatchPredictor, TextPredictor):

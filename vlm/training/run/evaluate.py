@@ -4,7 +4,7 @@ import os
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Any
+from typing import Any
 
 from torch import nn
 
@@ -12,9 +12,8 @@ from vlm.checkpoint.stored import contained, thaw
 from vlm.config import target
 from vlm.config.compose import override
 from vlm.config.tree import resolve
-from vlm.errors import UserError, print_error, printable, printable_lines
+from vlm.errors import UserError
 from vlm.evaluation.report.verdict import TrainedModel
-from vlm.inference.options import Checkpoint, Device, Option, Overrides, Trust
 from vlm.models.recurrent import RecurrentEncoder
 from vlm.models.text_decoder import TextDecoder
 from vlm.models.text_encoder import TextEncoder
@@ -67,70 +66,6 @@ def with_writable_cache(config: dict[str, Any], stack: ExitStack) -> dict[str, A
     if own.is_dir() and os.access(own, os.W_OK):
         return config
     return config | {"runs": stack.enter_context(TemporaryDirectory(prefix="vlm-"))}
-
-
-def evaluate_checkpoint(
-    checkpoint: Checkpoint,
-    overrides: Overrides = None,
-    split: Annotated[str | None, Option("train, val or test; by default test, else val.")] = None,
-    out: Annotated[str | None, Option("Folder for metrics.json and the predictions.", metavar="DIR")] = None,
-    device: Device = "auto",
-    batch_size: Annotated[int | None, Option("Number of inputs in a batch.", least=1)] = None,
-    trust: Trust = None,
-    pairs: Annotated[
-        str | None,
-        Option("Table of sentences, good and bad: how often a language model prefers the good one.", metavar="FILE"),
-    ] = None,
-) -> int:
-    """Evaluates a checkpoint, prints its scores and controls, and writes them to `out`; returns the exit status.
-
-    Unreadable samples are skipped and named. The status is 1 if they are more than the run's training would accept.
-
-    Raises:
-        UserError: As `evaluation_of` or `evaluate_pairs`; or `out` holds another evaluation.
-    """
-    from vlm.checkpoint.load import locate
-    from vlm.evaluation.report.results import check_no_results
-    from vlm.io.output import output_folder
-    from vlm.io.terminal import folded
-    from vlm.training.run.results import keep_results
-    from vlm.training.run.train import column_note, split_note, table
-
-    with ExitStack() as stack:
-        folder = None if out is None else output_folder(out)
-        if folder is not None:
-            check_no_results(folder)
-        if pairs is not None:
-            from vlm.training.run.minimal_pairs import evaluate_pairs
-
-            if overrides or split:
-                raise UserError("--pairs: takes the place of a data set; leave --split and overrides out")
-            return evaluate_pairs(checkpoint, pairs, folder, device=device, batch_size=batch_size, trust=trust)
-        config, task, data, results = evaluation_of(
-            checkpoint, overrides or [], stack, split=split, device=device, batch_size=batch_size, trust=trust
-        )
-        unreadable, used = task.evaluation.unreadable, task.evaluation.used
-        limit = unreadable_limit(config)
-        failed = len(unreadable) > limit * (used + len(unreadable))
-        seen = "\n(the model was trained on these samples: its scores on new ones are lower)"
-        note = seen if task.trained.has_seen_samples else split_note(config, results)
-        print(table(results) + folded("\n".join([note, column_note(results), *task.notes()])))
-        share = f"{len(unreadable) / max(1, used + len(unreadable)):.1%}"
-        bound = f"more than the {limit:.0%}" if failed else f"up to {limit:.0%} may be"
-        skipped = f", {len(unreadable):,} unreadable and skipped ({share}; {bound})" if unreadable else ""
-        print(f"\nsamples     {used:,} used{skipped}")
-        for reason in unreadable:
-            print_error(printable(reason), "error" if failed else "skipped")
-        if folder is not None:
-            try:
-                keep_results(folder, task, results, data, checkpoint=locate(checkpoint))
-                print(f"report      {folder / 'report.html'}")
-            except OSError as fault:
-                raise UserError(
-                    f"--out {out}: cannot be written ({fault.strerror}); choose another folder", 1
-                ) from fault
-        print(folded(printable_lines("\n".join(task.verdict().lines()))))
-        return 1 if failed else 0
 
 
 def unreadable_limit(config: dict[str, Any]) -> float:

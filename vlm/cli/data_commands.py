@@ -1,15 +1,58 @@
-"""`vlm shard`: writes a data set as shards."""
+"""`vlm check-data` and `vlm shard`. torch is imported only when they run."""
 
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
-from vlm.config.compose import compose
-from vlm.data.records import NAMES
-from vlm.data.store.shard_writer import files_of, write_manifest, write_split
 from vlm.errors import UserError, print_error, printable
 from vlm.inference.options import Option, Overrides
 from vlm.io.files import progress
+from vlm.io.output import output_folder
+
+
+def check_data(
+    overrides: Overrides = None,
+    out: Annotated[str | None, Option("Folder for a page with faults and samples.", metavar="DIR")] = None,
+    limit: Annotated[int | None, Option("Samples of each split that are read; all by default.", least=1)] = None,
+    seed: Annotated[int, Option("Seed of the choice of samples on the page.")] = 0,
+) -> int:
+    """Prints what is wrong with a data set, and what training would do; returns 1 if it would stop or be spoiled.
+
+    Raises:
+        UserError: The config is at fault, or the data cannot be opened at all.
+    """
+    from vlm.config.compose import compose
+    from vlm.training.config.check import check
+
+    config = compose(overrides or [], check)
+    from vlm.cli.check_data import fault_lines, inspect_data
+    from vlm.data.records import Split, collect_errors
+    from vlm.evaluation.data_check.faults import Faults
+    from vlm.evaluation.report.data_page import data_page, write_page
+    from vlm.io.terminal import folded
+    from vlm.training.config.nodes import check_fit
+
+    check_fit(config)
+    folder = None if out is None else output_folder(out)
+    faults, about, splits = Faults(), list[str](), dict[str, Split]()
+    with collect_errors() as faults.errors:
+        try:
+            training = inspect_data(config, faults, about, splits, limit)
+        except UserError as error:
+            if not about and not faults.errors:  # it cannot be opened
+                raise
+            faults.errors.append(str(error))
+    if faults.errors:
+        more = len(faults.errors) - 1
+        also = f" (and for {more} other reason{'s' * (more > 1)}, see STOPS)" if more else ""
+        first = faults.errors[0].partition("\n")[0].removesuffix(":")
+        training = f"stops: {first}{also}"
+    lines = [*about, *fault_lines(faults), f"training    {training}"]
+    print(folded("\n".join(map(printable, lines))), flush=True)
+    if folder is not None:
+        write_page(folder, data_page(about or ["data"], faults, splits, seed=seed))
+        print(f"page        {folder / 'report.html'}")
+    return 1 if faults.errors or faults.spoiling else 0
 
 
 def shard(
@@ -23,13 +66,17 @@ def shard(
     Raises:
         UserError: The config is at fault, the data cannot be opened, are no images, or the folder cannot be written.
     """
-    from vlm.data.sources.shards import Shards
-    from vlm.io.shell import train_command
+    from vlm.config.compose import compose
     from vlm.training.config.check import check
+
+    config = compose(overrides or [], check)
+    from vlm.data.records import NAMES
+    from vlm.data.sources.shards import Shards
+    from vlm.data.store.shard_writer import files_of, write_manifest, write_split
+    from vlm.io.shell import train_command
     from vlm.training.config.nodes import check_fit
     from vlm.training.run.run import build_data, skipped_lines
 
-    config = compose(overrides or [], check)
     check_fit(config)
     folder = _empty(Path(out))
     data: Any = build_data(config)

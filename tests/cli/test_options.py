@@ -1,0 +1,78 @@
+"""The command line is made without torch, so that a mistake is answered at once."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tiny_checkpoints import FILES
+from typer.main import get_group
+
+from vlm.cli.main import COMMANDS, app, run
+from vlm.inference.tasks import TASKS, resolve
+
+OF_TASKS = {f"{task} {command.name}": command for task, entry in TASKS.items() for command in entry.commands}
+NAMES = sorted({command.name for command in OF_TASKS.values()} | {"predict", *COMMANDS})
+CAPTIONER = str(FILES / "captioning.ckpt")
+
+
+def long_flags(name: str) -> list[str]:
+    """The options of a command that have a value, as they are typed; the program's own are left out."""
+    parameters = get_group(app([name])).commands[name].params  # type: ignore[attr-defined]
+    flags = [flag for one in parameters if not getattr(one, "is_flag", False) for flag in one.opts]
+    return [flag for flag in flags if flag.startswith("--")]
+
+
+def test_no_heavy_library_is_imported_before_a_command_runs() -> None:
+    program = (
+        "import sys\nfrom vlm.cli.main import run\n"
+        f"print([run([name, '--help']) for name in {NAMES!r}], file=sys.stderr)\n"
+        "print({'torch', 'lightning', 'transformers', 'torchvision', 'gradio'} & sys.modules.keys(), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stderr == f"{[0] * len(NAMES)}\nset()\n"
+    assert done.stdout.count("Usage: ") == len(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_misspelt_option_is_answered_with_the_nearest_one(name: str, capsys) -> None:
+    for flag in long_flags(name):
+        assert run([name, f"{flag}q", "1"]) == 2
+        said = capsys.readouterr().err
+        assert said.startswith(f"error: No such option: {flag}q ") and flag in said.removeprefix(f"{flag}q")
+        assert said.endswith(f" (see vlm {name} --help)\n") and said.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", OF_TASKS.values(), ids=OF_TASKS)
+def test_a_command_has_the_options_and_arguments_of_its_predictor(command) -> None:
+    kind = resolve(command.predictor)
+    assert kind.options is command.options and kind.arguments is command.arguments
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["caption", "a.png", "-c", "nope.ckpt", "--beam", "x"], "Invalid value for '--beam': "),
+        (["caption", "a.png", "-c", "nope.ckpt", "--device", "gpu"], "--device: 'gpu' is unknown; choose auto, cpu, "),
+        (
+            ["chat", "-c", CAPTIONER, "--precision", "bf61"],
+            "--precision: 'bf61' is unknown; choose auto, fp32, bf16 or",
+        ),
+        (["chat", "-c", "nope.ckpt"], "nope.ckpt: no such checkpoint"),
+        (["predict", "x", "-c", "nope.ckpt", "--trust", "mine"], "nope.ckpt: no such checkpoint"),
+        (
+            ["evaluate", "-c", "nope.ckpt", "--split", "tset"],
+            "--split: 'tset' is unknown; choose train, val or test; d",
+        ),
+        (["export", "out", "-c", "nope.ckpt", "--to", "onx"], "--to: 'onx' is unknown; choose huggingface, safetens"),
+        (
+            ["score", "a.json", "b.json", "--format", "jsn"],
+            "--format: 'jsn' is unknown; choose text, json or csv; did ",
+        ),
+        (["bench", "--format", "jsn"], "--format: 'jsn' is unknown; choose text or json; did you mean json?"),
+    ],
+)
+def test_a_wrong_value_is_answered_before_torch_is_imported(words: list[str], message: str, tmp_path: Path) -> None:
+    program = f"import sys\nfrom vlm.cli.main import run\nprint(run({words!r}), 'torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path, check=True)
+    assert (done.stdout, done.stderr[: len(message) + 7]) == ("2 False\n", f"error: {message}")

@@ -1,0 +1,128 @@
+"""`vlm evaluate`, `vlm info`, `vlm import` and `vlm export`. torch is imported only when they run."""
+
+import os
+from contextlib import ExitStack
+from typing import Annotated
+
+from vlm.errors import UserError, print_error, printable, printable_lines
+from vlm.inference.options import Checkpoint, Device, Option, Overrides, Trust
+
+
+def evaluate(
+    checkpoint: Checkpoint,
+    overrides: Overrides = None,
+    split: Annotated[
+        str | None, Option("train, val or test; by default test, else val.", choices=("train", "val", "test"))
+    ] = None,
+    out: Annotated[str | None, Option("Folder for metrics.json and the predictions.", metavar="DIR")] = None,
+    device: Device = "auto",
+    batch_size: Annotated[int | None, Option("Number of inputs in a batch.", least=1)] = None,
+    trust: Trust = None,
+    pairs: Annotated[
+        str | None,
+        Option("Table of sentences, good and bad: how often a language model prefers the good one.", metavar="FILE"),
+    ] = None,
+) -> int:
+    """Evaluates a checkpoint, prints its scores and controls, and writes them to `out`; returns the exit status.
+
+    Unreadable samples are skipped and named. The status is 1 if they are more than the run's training would accept.
+
+    Raises:
+        UserError: As `evaluation_of` or `evaluate_pairs`; or `out` holds another evaluation.
+    """
+    from vlm.checkpoint.load import locate
+    from vlm.evaluation.report.results import check_no_results
+    from vlm.io.output import output_folder
+    from vlm.io.terminal import folded
+    from vlm.training.run.evaluate import evaluation_of, unreadable_limit
+    from vlm.training.run.results import keep_results
+    from vlm.training.run.train import column_note, split_note, table
+
+    with ExitStack() as stack:
+        folder = None if out is None else output_folder(out)
+        if folder is not None:
+            check_no_results(folder)
+        if pairs is not None:
+            from vlm.training.run.minimal_pairs import evaluate_pairs
+
+            if overrides or split:
+                raise UserError("--pairs: takes the place of a data set; leave --split and overrides out")
+            return evaluate_pairs(checkpoint, pairs, folder, device=device, batch_size=batch_size, trust=trust)
+        config, task, data, results = evaluation_of(
+            checkpoint, overrides or [], stack, split=split, device=device, batch_size=batch_size, trust=trust
+        )
+        unreadable, used = task.evaluation.unreadable, task.evaluation.used
+        limit = unreadable_limit(config)
+        failed = len(unreadable) > limit * (used + len(unreadable))
+        seen = "\n(the model was trained on these samples: its scores on new ones are lower)"
+        note = seen if task.trained.has_seen_samples else split_note(config, results)
+        print(table(results) + folded("\n".join([note, column_note(results), *task.notes()])))
+        share = f"{len(unreadable) / max(1, used + len(unreadable)):.1%}"
+        bound = f"more than the {limit:.0%}" if failed else f"up to {limit:.0%} may be"
+        skipped = f", {len(unreadable):,} unreadable and skipped ({share}; {bound})" if unreadable else ""
+        print(f"\nsamples     {used:,} used{skipped}")
+        for reason in unreadable:
+            print_error(printable(reason), "error" if failed else "skipped")
+        if folder is not None:
+            try:
+                keep_results(folder, task, results, data, checkpoint=locate(checkpoint))
+                print(f"report      {folder / 'report.html'}")
+            except OSError as fault:
+                raise UserError(
+                    f"--out {out}: cannot be written ({fault.strerror}); choose another folder", 1
+                ) from fault
+        print(folded(printable_lines("\n".join(task.verdict().lines()))))
+        return 1 if failed else 0
+
+
+def import_folder(
+    folder: Annotated[str, Option("A Hugging Face folder, hf:ORG/NAME, a GGUF file, or adapters.", positional=True)],
+    out: Annotated[str, Option("The checkpoint to write.", metavar="FILE")],
+) -> int:
+    """Make one checkpoint file of a Hugging Face folder or GGUF file, or of adapters and their base."""
+    from vlm.checkpoint.adapters import as_one
+    from vlm.checkpoint.hugging_face import from_folder
+    from vlm.checkpoint.load import load_model, locate, read
+    from vlm.checkpoint.save import write
+    from vlm.inference.info import describe
+    from vlm.io.output import refuse_unwritable
+    from vlm.models.pretrained.opened import is_published, opened
+
+    place = locate(folder)
+    published = is_published(place)
+    if not published and not place.is_file():
+        raise UserError(f"{folder}: is not a Hugging Face folder: it has no config.json; give one that has")
+    refuse_unwritable(os.path.realpath(out), f"--out {out}")
+    checkpoint = from_folder(opened(place)) if published else as_one(place, read(place))
+    load_model(checkpoint)  # before anything is written
+    write(out, checkpoint)
+    print(describe(out))
+    return 0
+
+
+def export(
+    folder: Annotated[str, Option("The folder to write; it is made, or is empty.", metavar="DIR", positional=True)],
+    checkpoint: Checkpoint,
+    to: Annotated[
+        str,
+        Option(
+            "huggingface, for transformers; safetensors, for vlm; onnx or pt2: graphs that need neither.",
+            choices=("huggingface", "safetensors", "onnx", "pt2"),
+        ),
+    ] = "huggingface",
+    trust: Trust = None,
+) -> int:
+    """Write a checkpoint as a folder for others: weights or graphs, tokenizer, preprocessing, model card."""
+    from vlm.checkpoint.export import export as write
+
+    for name in write(checkpoint, folder, form=to, trust=trust):
+        print(os.path.join(folder, name))
+    return 0
+
+
+def info(checkpoint: Checkpoint) -> int:
+    """Prints what a checkpoint holds."""
+    from vlm.inference.info import describe
+
+    print(describe(checkpoint))
+    return 0

@@ -1,0 +1,229 @@
+"""Options and arguments of the tasks' commands, from which the command line is made; torch is not imported.
+
+A predictor names its two classes as `options` and `arguments`, and `TASKS` names the same ones for the command line.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from vlm.inference.arguments import Arguments, Texts, read_texts
+from vlm.inference.options import (
+    DecodingOptions,
+    ImageOptions,
+    Language,
+    Option,
+    Options,
+    Prompt,
+    Question,
+    SamplingOptions,
+    Top,
+    WritingOptions,
+)
+
+GAP = "[MASK]"
+
+
+@dataclass(kw_only=True)
+class CaptionOptions(WritingOptions, ImageOptions):
+    """Options of captioning."""
+
+    language: Language = None
+    prompt: Prompt = None
+
+
+@dataclass(kw_only=True)
+class CaptionFiles:
+    """Options of `vlm caption` on the files that it writes, and on shards."""
+
+    attention: Annotated[str | None, Option("Write a picture of the attention for each caption.", metavar="DIR")] = None
+    resume: Annotated[bool, Option("Skip images that --out has; append the others.", ("--continue",))] = False
+    sidecar: Annotated[bool, Option("Write photo.txt beside photo.jpg, where there is none.", ("--sidecar",))] = False
+    overwrite: Annotated[bool, Option("With --sidecar: replace those that are there.", ("--overwrite",))] = False
+    engine: Annotated[str | None, Option("ray: a cluster of Ray shares the shards.")] = None
+
+
+@dataclass(kw_only=True)
+class PromptedQuestionOptions(WritingOptions, ImageOptions):
+    """Options of answering questions about images inside prompts."""
+
+    question: Question
+    prompt: Prompt = None
+
+
+@dataclass(kw_only=True)
+class QuestionOptions(ImageOptions):
+    """Options of answering questions about images."""
+
+    question: Question
+
+
+@dataclass(kw_only=True)
+class ClassOptions(ImageOptions):
+    """Options of classifying images."""
+
+    top: Top = 1
+
+
+@dataclass(kw_only=True)
+class LabelOptions(ImageOptions):
+    """Options of classifying images among classes that are named."""
+
+    label: Annotated[
+        str | list[str] | None,
+        Option("A class, for a model trained on captions; may be repeated.", typed=list[str], beside="text"),
+    ] = None
+    labels: Annotated[str | None, Option("File of such classes, one per line.", metavar="FILE", scope="command")] = None
+    prompt: Annotated[
+        str | list[str] | None, Option("Text around such a class: 'a photo of a {}'.", typed=list[str], beside="text")
+    ] = None
+    top: Top = 1
+
+    def files(self) -> list[str]:
+        return [] if self.labels is None else [self.labels]
+
+
+@dataclass(kw_only=True)
+class RetrievalOptions(ImageOptions):
+    """Options of ranking images by texts."""
+
+    text: Annotated[
+        str | list[str], Option("Text to rank the images by; may be repeated.", typed=list[str], beside="text")
+    ]
+    top: Annotated[int, Option("Number of images for each text, the most similar first.", least=1)] = 10
+
+
+@dataclass(kw_only=True)
+class TextClassOptions(Options):
+    """Options of classifying texts."""
+
+    pair: Annotated[
+        str | list[str] | None,
+        Option("Second text of each pair, in order.", typed=list[str], beside="text", metavar="TEXT"),
+    ] = None
+    top: Top = 1
+
+
+@dataclass(kw_only=True)
+class TaggingOptions(Options):
+    """Options of tagging."""
+
+    words: Annotated[bool, Option("Split at spaces alone; by default, also before punctuation and n't.")] = False
+
+
+@dataclass(kw_only=True)
+class SpanOptions(Options):
+    """Options of answering questions about texts."""
+
+    question: Question
+
+
+@dataclass(kw_only=True)
+class GapArguments(Arguments):
+    """Texts with gaps, by default lines of stdin."""
+
+    words = "texts"
+    texts: Annotated[
+        list[str] | None, Option(f"Texts with {GAP} for each word; without any, lines of stdin.", positional=True)
+    ] = None
+
+    def read(self) -> list[str]:
+        return read_texts([], self.texts or [])
+
+
+@dataclass(kw_only=True)
+class FillOptions(Options):
+    """Options of filling in gaps."""
+
+    top: Annotated[int, Option("Number of words for each gap, the likeliest first.", least=1)] = 1
+
+
+@dataclass(kw_only=True)
+class PromptArguments(Arguments):
+    """Prompts; on a command line, lines of stdin by default."""
+
+    words = "prompt"
+    prompt: Annotated[list[str] | None, Option("Text to continue; may be repeated. By default, lines of stdin.")] = None
+
+    def read(self) -> list[str]:
+        return read_texts([], self.prompt or [], named="--prompt TEXT")
+
+
+@dataclass(kw_only=True)
+class GenerationOptions(DecodingOptions, Options):
+    """Options of writing text that goes on from prompts."""
+
+
+@dataclass(kw_only=True)
+class PhotoTranslationOptions(WritingOptions, ImageOptions):
+    """Options of translating texts with photos."""
+
+    image: Annotated[
+        Any,
+        Option("Image of each text in order, or one for all.", typed=list[str], beside="image", metavar="FILE"),
+    ]
+
+    def files(self) -> list[str]:
+        return list(self.image)
+
+
+@dataclass(kw_only=True)
+class EmbeddingArguments(Arguments):
+    """Images and texts. In Python a str is a text, to a model that reads none a path."""
+
+    types = (object,)  # `prepare` checks them
+    files: Annotated[
+        list[str] | None,
+        Option("Images, folders or patterns; for a model of texts, files with one text per line.", positional=True),
+    ] = None
+    text: Texts = None
+
+    def read(self) -> list[Any]:
+        texts = read_texts([], self.text or []) if self.text or not self.files else []
+        return [*map(Path, self.files or []), *texts]
+
+    def paths(self, inputs: Sequence[Any]) -> list[str]:
+        return list(self.files or [])
+
+    @classmethod
+    def several(cls, value: Any) -> tuple[list[Any], bool]:
+        import numpy as np
+
+        from vlm.inference.inputs import several_images
+
+        return several_images(value) if isinstance(value, np.ndarray) else super().several(value)
+
+
+class ImagesToEmbed(EmbeddingArguments):
+    """The arguments for a model that reads no texts."""
+
+    kind = "image"
+
+
+@dataclass(kw_only=True)
+class EmbeddingOptions(ImageOptions):
+    """Options of embedding."""
+
+    pooling: Annotated[
+        str | None, Option("mean of the encoder's states, or first for the first state; by default the model's own.")
+    ] = None
+    normalize: Annotated[
+        bool | None, Option("Scale vectors to length 1, or not; by default the model's own.", ("--normalize/--as-is",))
+    ] = None
+
+
+@dataclass(kw_only=True)
+class ChatArguments:
+    """Options of the beginning of a conversation."""
+
+    images: Annotated[list[str] | None, Option("Images that are shown first.", positional=True)] = None
+    system: Annotated[str | None, Option("What the model is told before the first turn.")] = None
+    forget: Annotated[bool, Option("The oldest question leaves where there is no more room.", ("--forget",))] = False
+
+
+@dataclass(kw_only=True)
+class ChatOptions(SamplingOptions, Options):
+    """Options of answers in a conversation."""
+
+    stop: Annotated[list[str] | None, Option("A text that ends an answer; may be repeated.", metavar="TEXT")] = None

@@ -1,0 +1,143 @@
+"""The command `vlm caption` and its output files. torch is imported only when it runs.
+
+A sidecar is the caption of photo.jpg in photo.txt next to it, a format for training image generators.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from vlm.errors import UserError
+from vlm.inference.arguments import ImageArguments
+from vlm.inference.command_options import CaptionFiles, CaptionOptions
+from vlm.inference.options import ModelOptions, OutputOptions, refuse
+from vlm.io.atomic import write_text
+from vlm.io.files import listed
+from vlm.io.output import Output, Records
+from vlm.io.resume_output import begun
+
+
+def caption(
+    arguments: ImageArguments, model: ModelOptions, output: OutputOptions, options: CaptionOptions, files: CaptionFiles
+) -> int:
+    """Captions images, or shards of images, as the options say; returns the exit status."""
+    names = listed(arguments.images)
+    if files.overwrite and not files.sidecar:
+        raise UserError("--overwrite replaces what --sidecar wrote; give --sidecar too")
+    beside = {"--continue": files.resume, "--sidecar": files.sidecar}
+    if any(name.endswith(".tar") for name in names):
+        refuse("shards", {"--trace": options.trace, "--attention": files.attention, **beside})
+        return _caption_shards(names, model, output, options, engine=files.engine)
+    refuse("images", {"--engine": files.engine})
+    from vlm.inference.inputs import find_images
+
+    paths, records = find_images(names), None
+    if files.sidecar:
+        others = {"--out": output.out, "--format": output.form != "text", "--continue": files.resume}
+        refuse("--sidecar", others | {"--results": options.results > 1})
+        paths, records = without_sidecars(paths, overwrite=files.overwrite), Sidecars()
+    return _caption_images(paths, records, model, output, options, files)
+
+
+def _caption_shards(
+    tars: Sequence[str], model: ModelOptions, output: OutputOptions, options: CaptionOptions, *, engine: str | None
+) -> int:
+    """Captions the images of shards as the options say."""
+    from vlm.tasks.captioning.predict import Captioner
+    from vlm.tasks.captioning.ray_captions import caption_on_ray
+    from vlm.tasks.captioning.shard_captions import Plan, caption_by_rank, caption_shards
+
+    engines = {None: caption_by_rank, "ray": caption_on_ray}
+    if engine not in engines:
+        raise UserError(f"--engine {engine}: is unknown; give ray, or leave it out")
+    plan = Plan(model=model, output=output, options=options, kind=Captioner)
+    return caption_shards(tars, plan, engine=engines[engine])
+
+
+def _caption_images(
+    paths: Sequence[str],
+    records: Records | None,
+    model: ModelOptions,
+    output: OutputOptions,
+    options: CaptionOptions,
+    files: CaptionFiles,
+) -> int:
+    """Captions image files into the records, by default those of --out."""
+    from vlm.inference.use import write_results
+    from vlm.inference.writing import Trace
+    from vlm.tasks.captioning.predict import Captioner
+
+    read = [*paths, model.checkpoint]
+    out = Output(output.out, inputs=read, append=files.resume)
+    records = _records(output.form, out) if records is None else records
+    captioner = model.load(Captioner)
+    captioner.check_options(options)
+    trace = Trace(options.trace, captioner, options, inputs=read, out=output.out)
+    observer = None
+    if files.attention is not None:
+        from vlm.inference.attention.folder import AttentionFolder
+
+        observer = AttentionFolder(captioner, files.attention)
+    if files.resume:
+        paths = _left_over(paths, records, results=options.results, attention=observer is not None)
+    with out, records, trace:
+        return write_results(captioner, paths, options, records, trees=trace.trees, observer=observer)
+
+
+def _records(form: str, output: Output) -> Records:
+    """Returns the writer of captions: lines or a table as they come, or a page at the end."""
+    if form != "html":
+        return Records(form=form, fields=("image", "caption"), output=output)
+    if output.path is None:
+        raise UserError("--format html needs --out FILE")
+    from vlm.tasks.captioning.caption_page import CaptionPage
+
+    return CaptionPage(output)
+
+
+def _left_over(paths: Sequence[str], records: Records, *, results: int, attention: bool) -> list[str]:
+    """Returns the images that --continue still has to caption.
+
+    Raises:
+        UserError: The options or the file of --out do not allow continuing.
+    """
+    if records.output.path is None or records.form == "html":
+        raise UserError("--continue needs --out FILE, in text, jsonl or csv, which it continues")
+    columns = ["image", *(["rank"] if results > 1 else []), "caption", "logprob", "confidence"]
+    columns += ["attention"] if attention else []
+    has = begun(records.output.path, form=records.form, columns=columns, paths=paths, results=results)
+    return [path for path in paths if not has(path)]
+
+
+def sidecar(image: str) -> Path:
+    """Returns the file of an image's caption."""
+    return Path(image).with_suffix(".txt")
+
+
+def without_sidecars(paths: Sequence[str], *, overwrite: bool) -> list[str]:
+    """Returns the images that have still to be captioned.
+
+    Args:
+        overwrite: Whether to include those that have a sidecar.
+    Raises:
+        UserError: Two images would share a sidecar.
+    """
+    owners: dict[Path, str] = {}
+    for path in paths:
+        if (other := owners.setdefault(sidecar(path), path)) != path:
+            raise UserError(f"--sidecar: {other} and {path} would share {sidecar(path)}; rename one of them")
+    return [path for path in paths if overwrite or not sidecar(path).exists()]
+
+
+class Sidecars(Records):
+    """Records whose texts are written beside their images, each file completely or not at all."""
+
+    def __init__(self) -> None:
+        super().__init__(form="text", fields=("image", "caption"), output=Output(None))
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        path = sidecar(record["image"])
+        try:
+            write_text(path, f"{record['caption']}\n")
+        except OSError as fault:
+            raise UserError(f"{path}: cannot be written ({fault.strerror}); free space, or allow writing", 1) from fault
