@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vlm.errors import UserError as Error
+from vlm.inference.command_options import AnswerOptions
 from vlm.inference.methods import bind, documentation_of, signature_of
 from vlm.inference.options import ModelOptions, checked
 from vlm.inference.tasks import commands_of, resolve, tasks_of
@@ -94,9 +95,9 @@ class Model:
         """A conversation: `say` answers, `stream` yields the answer as it grows.
 
         Args:
-            images: Paths, images of Pillow, or arrays (H, W, 3), which stand before the first words.
-            system: What the model is told before the first turn.
-            forget: Whether the oldest question and its answer leave where there is no room for more.
+            images: Paths, images of Pillow, or arrays (H, W, 3), attached to the first user message.
+            system: System prompt.
+            forget: Whether to drop the oldest user turn and its answer when the context window is full.
             options: Options of `vlm chat`.
         """
         if "chat" not in self._commands:
@@ -108,7 +109,7 @@ class Model:
         if not (self._plain or self._used):
             predictor.prepack(1)
             self._used = True
-        chat = Chat(predictor, checked(kind.options, options, use="chat"), system=system, forget=forget)
+        chat = Chat(predictor, checked(AnswerOptions, options, use="chat"), system=system, forget=forget)
         for image in images:
             chat.show(image)
         return chat
@@ -198,8 +199,8 @@ def load(path: PathLike, *, device: str = "auto", precision: str = "auto", trust
         path: A checkpoint, a run's folder or name, `last` (the newest run), a Hugging Face folder, a GGUF file,
             `hf:ORG/NAME`.
         device: auto, cpu, cuda or mps.
-        precision: auto, fp32, bf16, or int8: weights of 8 bits on a CPU; auto is bf16 where the device is faster in it.
-        trust: Package of your own whose classes may be loaded.
+        precision: auto, fp32, bf16 or int8 (8-bit weights, CPU only). auto: bf16 if the device computes it faster.
+        trust: Python package that a checkpoint may load classes from.
     Raises:
         Error: The path holds no model, is damaged, or its model does not run on this machine.
     """

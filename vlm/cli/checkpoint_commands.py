@@ -14,13 +14,16 @@ def evaluate(
     split: Annotated[
         str | None, Option("train, val or test; by default test, else val.", choices=("train", "val", "test"))
     ] = None,
-    out: Annotated[str | None, Option("Folder for metrics.json and the predictions.", metavar="DIR")] = None,
+    out: Annotated[str | None, Option("Output folder for metrics.json and the predictions.", metavar="DIR")] = None,
     device: Device = "auto",
     batch_size: Annotated[int | None, Option("Number of inputs in a batch.", least=1)] = None,
     trust: Trust = None,
     pairs: Annotated[
         str | None,
-        Option("Table of sentences, good and bad: how often a language model prefers the good one.", metavar="FILE"),
+        Option(
+            "Table of minimal pairs (columns good, bad). Reports how often the model scores the good sentence higher.",
+            metavar="FILE",
+        ),
     ] = None,
 ) -> int:
     """Evaluates a checkpoint, prints its scores and controls, and writes them to `out`; returns the exit status.
@@ -77,9 +80,9 @@ def evaluate(
 
 def import_folder(
     folder: Annotated[str, Option("A Hugging Face folder, hf:ORG/NAME, a GGUF file, or adapters.", positional=True)],
-    out: Annotated[str, Option("The checkpoint to write.", metavar="FILE")],
+    out: Annotated[str, Option("Output checkpoint.", metavar="FILE")],
 ) -> int:
-    """Make one checkpoint file of a Hugging Face folder or GGUF file, or of adapters and their base."""
+    """Converts a Hugging Face folder, a GGUF file or adapters with their base to one checkpoint; returns the status."""
     from vlm.checkpoint.adapters import as_one
     from vlm.checkpoint.hugging_face import from_folder
     from vlm.checkpoint.load import load_model, locate, read
@@ -101,18 +104,18 @@ def import_folder(
 
 
 def export(
-    folder: Annotated[str, Option("The folder to write; it is made, or is empty.", metavar="DIR", positional=True)],
+    folder: Annotated[str, Option("Output folder. Created if missing; must be empty.", metavar="DIR", positional=True)],
     checkpoint: Checkpoint,
     to: Annotated[
         str,
         Option(
-            "huggingface, for transformers; safetensors, for vlm; onnx or pt2: graphs that need neither.",
+            "huggingface: for transformers; safetensors: for vlm; onnx or pt2: runs without vlm or transformers.",
             choices=("huggingface", "safetensors", "onnx", "pt2"),
         ),
     ] = "huggingface",
     trust: Trust = None,
 ) -> int:
-    """Write a checkpoint as a folder for others: weights or graphs, tokenizer, preprocessing, model card."""
+    """Writes a checkpoint as a folder in another format, prints the files and returns the exit status."""
     from vlm.checkpoint.export import export as write
 
     for name in write(checkpoint, folder, form=to, trust=trust):

@@ -12,8 +12,8 @@ from vlm.io.output import output_folder
 
 def check_data(
     overrides: Overrides = None,
-    out: Annotated[str | None, Option("Folder for a page with faults and samples.", metavar="DIR")] = None,
-    limit: Annotated[int | None, Option("Samples of each split that are read; all by default.", least=1)] = None,
+    out: Annotated[str | None, Option("Output folder for an HTML page with faults and samples.", metavar="DIR")] = None,
+    limit: Annotated[int | None, Option("Read at most N samples per split. By default, all.", least=1)] = None,
     seed: Annotated[int, Option("Seed of the choice of samples on the page.")] = 0,
 ) -> int:
     """Prints what is wrong with a data set, and what training would do; returns 1 if it would stop or be spoiled.
@@ -56,10 +56,10 @@ def check_data(
 
 
 def shard(
-    out: Annotated[str, Option("Folder that is made for the shards.", metavar="DIR")],
+    out: Annotated[str, Option("Output folder. Created if missing; must be empty.", metavar="DIR")],
     overrides: Overrides = None,
-    shard_size: Annotated[int, Option("The most images of a shard.", least=1)] = 10_000,
-    shard_mb: Annotated[int, Option("Megabytes at which a shard is ended.", least=1)] = 1000,
+    shard_size: Annotated[int, Option("Maximum number of images per shard.", least=1)] = 10_000,
+    shard_mb: Annotated[int, Option("Maximum size of a shard, in megabytes.", least=1)] = 1000,
 ) -> int:
     """Writes every split of a data set of images as shards and returns the exit status: 1 if images are missing.
 

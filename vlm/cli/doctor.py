@@ -24,7 +24,7 @@ _REQUIREMENT = re.compile(r"^([\w.-]+).*extra == ['\"]([\w-]+)['\"]")
 
 
 def doctor(form: Annotated[str, Option("text or jsonl.", ("--format",), choices=("text", "jsonl"))] = "text") -> int:
-    """What this machine offers, what will be chosen on it, and what is missing: for reports of faults."""
+    """Prints hardware, versions, chosen defaults and missing packages; returns the exit status."""
     for name, fact in facts():
         if form == "jsonl":
             print(json.dumps({"name": name, "fact": fact}, ensure_ascii=False))

@@ -16,7 +16,7 @@ from vlm.errors import UserError, is_out_of_memory, print_error
 from vlm.inference.tasks import TASKS, resolve
 from vlm.tuning import tune
 
-PREDICT = "Use a model of any task, also of your own package (--trust): what the command of its task does."
+PREDICT = "Run a model of any task, also one from your own package (--trust), like the command of its task."
 TRAIN = "Train a model: vlm train [OVERRIDES], the same as python train.py."
 DECODING = {"generate", "translate", "chat"}  # commands that decode texts without reading photos at the same time
 # Commands other than those of tasks: the function of each, imported when it is called, and its help.
@@ -45,23 +45,23 @@ COMMANDS = {
     ),
     "doctor": (
         "vlm.cli.doctor:doctor",
-        "What this machine offers, what will be chosen on it, and what is missing: for reports of faults.",
+        "Print hardware, versions, chosen defaults and missing packages, for bug reports.",
     ),
     "check-data": (
         "vlm.cli.data_commands:check_data",
-        "Look a data set over before hours are spent on it; exit status 1 if something would spoil a run.",
+        "Validate a data set before training. Exits with status 1 if it finds a problem that would invalidate a run.",
     ),
     "shard": (
         "vlm.cli.data_commands:shard",
-        "Write a data set of images as shards: tars with checksums, which data=webdataset reads where they lie.",
+        "Write an image data set as WebDataset shards with checksums; data=webdataset reads them in place.",
     ),
     "import": (
         "vlm.cli.checkpoint_commands:import_folder",
-        "Make one checkpoint file of a Hugging Face folder, or of adapters and their base.",
+        "Convert a Hugging Face folder, or adapters and their base model, to a single checkpoint file.",
     ),
     "export": (
         "vlm.cli.checkpoint_commands:export",
-        "Write a checkpoint as a folder for others: weights or graphs, tokenizer, preprocessing, model card.",
+        "Export a checkpoint to Hugging Face, safetensors, ONNX or torch.export format.",
     ),
 }
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)

@@ -13,22 +13,27 @@ from vlm.io.output import Output
 
 def score(
     results: Annotated[
-        str, Option("COCO's result format, or a text a line: FILE.txt.", metavar="RESULTS.json", positional=True)
+        str,
+        Option("COCO's result format, or FILE.txt with one text per line.", metavar="RESULTS.json", positional=True),
     ],
     references: Annotated[
         str,
         Option(
-            "COCO's annotation format, or a reference a line: FILE.txt.", metavar="REFERENCES.json", positional=True
+            "COCO's annotation format, or FILE.txt with one reference per line.",
+            metavar="REFERENCES.json",
+            positional=True,
         ),
     ],
-    per_image: Annotated[bool, Option("The scores of each image too.", ("--per-image",))] = False,
+    per_image: Annotated[bool, Option("Also print the scores of each image.", ("--per-image",))] = False,
     form: Annotated[str, Option("text, json or csv.", ("--format",), choices=tuple(FORMS))] = "text",
     out: Out = None,
-    java: Annotated[bool, Option("METEOR and SPICE too, where pycocoevalcap and Java are there.")] = True,
-    clip: Annotated[str | None, Option("CLIPScore too, by the CLIPModel in this folder.", metavar="FOLDER")] = None,
+    java: Annotated[bool, Option("Also compute METEOR and SPICE if pycocoevalcap and Java are installed.")] = True,
+    clip: Annotated[
+        str | None, Option("Also compute CLIPScore with the CLIPModel in this folder.", metavar="FOLDER")
+    ] = None,
     images: Annotated[str | None, Option("Folder of the images, for --clip.", metavar="DIR")] = None,
     references_of: Annotated[
-        str | None, Option("References of a larger set, for the weights of CIDEr.", metavar="FILE")
+        str | None, Option("Reference file for CIDEr's document frequencies.", metavar="FILE")
     ] = None,
 ) -> int:
     """Prints the scores of captions, or of lines of text.

@@ -13,8 +13,8 @@ from vlm.data.text.lines import split_lines
 from vlm.errors import UserError
 from vlm.inference.options import Kind, Option, refuse_undecoded
 
-Texts = Annotated[list[str] | None, Option("A text; may be repeated. Without one, lines of stdin.")]
-Files = Annotated[list[str], Option("Images, or text files where the model reads texts.", positional=True)]
+Texts = Annotated[list[str] | None, Option("Input text. Repeatable. By default, lines of stdin.")]
+Files = Annotated[list[str], Option("Images, or text files if the model reads texts.", positional=True)]
 
 
 @dataclass(kw_only=True)
@@ -145,7 +145,9 @@ class TextArguments(Arguments):
 class LineArguments(Arguments):
     """Texts; on a command line, lines of files, or of stdin by default."""
 
-    files: Annotated[list[str] | None, Option("Files, a text a line; without any, stdin.", positional=True)] = None
+    files: Annotated[list[str] | None, Option("Files with one text per line. By default, stdin.", positional=True)] = (
+        None
+    )
     text: Texts = None
 
     def read(self) -> list[str]:

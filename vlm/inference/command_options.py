@@ -38,10 +38,14 @@ class CaptionFiles:
     """Options of `vlm caption` on the files that it writes, and on shards."""
 
     attention: Annotated[str | None, Option("Write a picture of the attention for each caption.", metavar="DIR")] = None
-    resume: Annotated[bool, Option("Skip images that --out has; append the others.", ("--continue",))] = False
-    sidecar: Annotated[bool, Option("Write photo.txt beside photo.jpg, where there is none.", ("--sidecar",))] = False
-    overwrite: Annotated[bool, Option("With --sidecar: replace those that are there.", ("--overwrite",))] = False
-    engine: Annotated[str | None, Option("ray: a cluster of Ray shares the shards.")] = None
+    resume: Annotated[bool, Option("Skip images that are already in --out; append the others.", ("--continue",))] = (
+        False
+    )
+    sidecar: Annotated[
+        bool, Option("Write each caption to photo.txt next to photo.jpg, unless it exists.", ("--sidecar",))
+    ] = False
+    overwrite: Annotated[bool, Option("With --sidecar: replace existing files.", ("--overwrite",))] = False
+    engine: Annotated[str | None, Option("ray: distribute the shards over a Ray cluster.")] = None
 
 
 @dataclass(kw_only=True)
@@ -72,11 +76,16 @@ class LabelOptions(ImageOptions):
 
     label: Annotated[
         str | list[str] | None,
-        Option("A class, for a model trained on captions; may be repeated.", typed=list[str], beside="text"),
+        Option("A class, for a model trained on captions. Repeatable.", typed=list[str], beside="text"),
     ] = None
     labels: Annotated[str | None, Option("File of such classes, one per line.", metavar="FILE", scope="command")] = None
     prompt: Annotated[
-        str | list[str] | None, Option("Text around such a class: 'a photo of a {}'.", typed=list[str], beside="text")
+        str | list[str] | None,
+        Option(
+            "Prompt template with {} for the class, such as 'a photo of a {}'. Repeatable.",
+            typed=list[str],
+            beside="text",
+        ),
     ] = None
     top: Top = 1
 
@@ -88,10 +97,8 @@ class LabelOptions(ImageOptions):
 class RetrievalOptions(ImageOptions):
     """Options of ranking images by texts."""
 
-    text: Annotated[
-        str | list[str], Option("Text to rank the images by; may be repeated.", typed=list[str], beside="text")
-    ]
-    top: Annotated[int, Option("Number of images for each text, the most similar first.", least=1)] = 10
+    text: Annotated[str | list[str], Option("Text to rank the images by. Repeatable.", typed=list[str], beside="text")]
+    top: Annotated[int, Option("Number of images for each text, most similar first.", least=1)] = 10
 
 
 @dataclass(kw_only=True)
@@ -100,7 +107,7 @@ class TextClassOptions(Options):
 
     pair: Annotated[
         str | list[str] | None,
-        Option("Second text of each pair, in order.", typed=list[str], beside="text", metavar="TEXT"),
+        Option("Second text of each pair, in order. Repeatable.", typed=list[str], beside="text", metavar="TEXT"),
     ] = None
     top: Top = 1
 
@@ -109,7 +116,7 @@ class TextClassOptions(Options):
 class TaggingOptions(Options):
     """Options of tagging."""
 
-    words: Annotated[bool, Option("Split at spaces alone; by default, also before punctuation and n't.")] = False
+    words: Annotated[bool, Option("Split only at spaces; by default, also before punctuation and n't.")] = False
 
 
 @dataclass(kw_only=True)
@@ -125,7 +132,7 @@ class GapArguments(Arguments):
 
     words = "texts"
     texts: Annotated[
-        list[str] | None, Option(f"Texts with {GAP} for each word; without any, lines of stdin.", positional=True)
+        list[str] | None, Option(f"Texts with {GAP} for each masked word. By default, lines of stdin.", positional=True)
     ] = None
 
     def read(self) -> list[str]:
@@ -136,7 +143,7 @@ class GapArguments(Arguments):
 class FillOptions(Options):
     """Options of filling in gaps."""
 
-    top: Annotated[int, Option("Number of words for each gap, the likeliest first.", least=1)] = 1
+    top: Annotated[int, Option(f"Number of words for each {GAP}, most probable first.", least=1)] = 1
 
 
 @dataclass(kw_only=True)
@@ -144,7 +151,7 @@ class PromptArguments(Arguments):
     """Prompts; on a command line, lines of stdin by default."""
 
     words = "prompt"
-    prompt: Annotated[list[str] | None, Option("Text to continue; may be repeated. By default, lines of stdin.")] = None
+    prompt: Annotated[list[str] | None, Option("Text to continue. Repeatable. By default, lines of stdin.")] = None
 
     def read(self) -> list[str]:
         return read_texts([], self.prompt or [], named="--prompt TEXT")
@@ -161,7 +168,12 @@ class PhotoTranslationOptions(WritingOptions, ImageOptions):
 
     image: Annotated[
         Any,
-        Option("Image of each text in order, or one for all.", typed=list[str], beside="image", metavar="FILE"),
+        Option(
+            "Image for each text, in order, or one for all. Repeatable.",
+            typed=list[str],
+            beside="image",
+            metavar="FILE",
+        ),
     ]
 
     def files(self) -> list[str]:
@@ -217,13 +229,21 @@ class EmbeddingOptions(ImageOptions):
 class ChatArguments:
     """Options of the beginning of a conversation."""
 
-    images: Annotated[list[str] | None, Option("Images that are shown first.", positional=True)] = None
-    system: Annotated[str | None, Option("What the model is told before the first turn.")] = None
-    forget: Annotated[bool, Option("The oldest question leaves where there is no more room.", ("--forget",))] = False
+    images: Annotated[list[str] | None, Option("Images attached to the first user message.", positional=True)] = None
+    system: Annotated[str | None, Option("System prompt.")] = None
+    forget: Annotated[
+        bool,
+        Option("When the context window is full, drop the oldest user turn and its answer.", ("--forget",)),
+    ] = False
 
 
 @dataclass(kw_only=True)
-class ChatOptions(SamplingOptions, Options):
-    """Options of answers in a conversation."""
+class AnswerOptions(SamplingOptions):
+    """Options of an answer in a conversation."""
 
-    stop: Annotated[list[str] | None, Option("A text that ends an answer; may be repeated.", metavar="TEXT")] = None
+    stop: Annotated[list[str] | None, Option("Stop generating at this string. Repeatable.", metavar="TEXT")] = None
+
+
+@dataclass(kw_only=True)
+class ChatOptions(AnswerOptions, Options):
+    """Options of the answers of many conversations at the same time, as a service computes them."""

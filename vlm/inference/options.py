@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from vlm.decoding.sampling import Sampling
 
 Loaded = TypeVar("Loaded")
-OptionsType = TypeVar("OptionsType", bound="Options")
+OptionsType = TypeVar("OptionsType", bound="Options | SamplingOptions")
 Kind = Literal["text", "image"]
 
 
@@ -80,12 +80,12 @@ Device = Annotated[str, Option("auto, cpu, cuda or mps.", choices=("auto", "cpu"
 Precision = Annotated[
     str,
     Option(
-        "auto, fp32, bf16, or int8: weights of 8 bits on a CPU; auto is bf16 where the device is faster in it.",
+        "auto, fp32, bf16 or int8 (8-bit weights, CPU only). auto: bf16 if the device computes it faster than fp32.",
         choices=("auto", "fp32", "bf16", "int8"),
     ),
 ]
 BatchSize = Annotated[int, Option("Number of inputs in a batch.", least=1, scope="machine")]
-Trust = Annotated[str | None, Option("Package of your own whose classes may be loaded.")]
+Trust = Annotated[str | None, Option("Python package that a checkpoint may load classes from.")]
 Out = Annotated[str | None, Option("Write to this file instead of stdout.", metavar="FILE")]
 Form = Annotated[
     str,
@@ -98,7 +98,7 @@ Form = Annotated[
 Language = Annotated[str | None, Option("Language of the captions; by default the first of the model.")]
 Question = Annotated[
     str | list[str],
-    Option("Question about each input; may be repeated.", typed=list[str], beside="text", metavar="TEXT"),
+    Option("Question about each input. Repeatable.", typed=list[str], beside="text", metavar="TEXT"),
 ]
 Prompt = Annotated[
     str | list[str] | None,
@@ -108,7 +108,7 @@ Prompt = Annotated[
         metavar="TEXT",
     ),
 ]
-Top = Annotated[int, Option("Number of classes for each input, the likeliest first.", least=1)]
+Top = Annotated[int, Option("Number of classes for each input, most probable first.", least=1)]
 
 
 Overrides = Annotated[
@@ -166,7 +166,7 @@ class ImageOptions(Options):
 
     workers: Annotated[
         int | None,
-        Option("Threads that read images ahead; by default one per CPU, up to 8.", least=0, most=64, scope="machine"),
+        Option("Threads that read images ahead. By default one per CPU, up to 8.", least=0, most=64, scope="machine"),
     ] = None
 
 
@@ -187,7 +187,14 @@ OF_SEARCH = ("early_stopping", "end_counts", "forced_end")  # what a checkpoint 
 class SamplingOptions:
     """Options of texts that are written token by token; None for those that a checkpoint or `PLAIN` says."""
 
-    max_tokens: Annotated[int | None, Option("Maximum length of a text, in tokens.", least=1, most=MOST_TOKENS)] = None
+    max_tokens: Annotated[
+        int | None,
+        Option(
+            "Maximum number of tokens per text. By default the model's, or 256 for generate and chat.",
+            least=1,
+            most=MOST_TOKENS,
+        ),
+    ] = None
     sample: Annotated[
         bool | None,
         Option("Sample tokens, or take the most probable; language models sample by default.", ("--sample/--greedy",)),
@@ -196,7 +203,7 @@ class SamplingOptions:
     top_k: Annotated[int | None, Option("Sample from the k most probable tokens.")] = None
     top_p: Annotated[float | None, Option("Sample from the likeliest tokens with this total probability.")] = None
     min_p: Annotated[float | None, Option("Sample from tokens with this share of the highest probability.")] = None
-    seed: Annotated[int, Option("Random seed; the same seed gives the same text.")] = 0
+    seed: Annotated[int, Option("Random seed of sampling. The same seed gives the same text.")] = 0
 
     def sampling(self) -> "Sampling":
         """Returns the settings of sampling."""
@@ -214,7 +221,7 @@ class SamplingOptions:
 class DecodingOptions(SamplingOptions):
     """Options of every command that writes text; None for those that `resolve` fills in."""
 
-    min_tokens: Annotated[int | None, Option("Minimum length of a text, in tokens.", least=0)] = None
+    min_tokens: Annotated[int | None, Option("Minimum number of tokens per text.", least=0)] = None
     beam: Annotated[
         int | None,
         Option(
@@ -224,13 +231,13 @@ class DecodingOptions(SamplingOptions):
         ),
     ] = None
     length_penalty: Annotated[float | None, Option("Beams are ranked by log-probability / length ** PENALTY.")] = None
-    groups: Annotated[int, Option("Groups of beams that avoid each other's tokens.", least=1)] = 1
+    groups: Annotated[int, Option("Groups of diverse beam search, which must divide --beam.", least=1)] = 1
     diversity: Annotated[float, Option("Penalty for a token that an earlier group chose.")] = 0.5
     results: Annotated[int, Option("Texts for each input.", least=1, most=MOST_TEXTS)] = 1
     no_repeat_ngram: Annotated[int | None, Option("No sequence of this many tokens occurs twice.", least=0)] = None
     repetition_penalty: Annotated[float | None, Option("Above 1 makes repeated tokens less probable.")] = None
-    ban: Annotated[list[str] | None, Option("A word that must not occur; may be repeated.", metavar="WORD")] = None
-    require: Annotated[list[str] | None, Option("A word that must occur; may be repeated.", metavar="WORD")] = None
+    ban: Annotated[list[str] | None, Option("A word that must not occur. Repeatable.", metavar="WORD")] = None
+    require: Annotated[list[str] | None, Option("A word that must occur. Repeatable.", metavar="WORD")] = None
 
     def resolve(self, stored: Mapping[str, Any], *, draws: bool = False) -> Self:
         """Returns a copy in which unset options are filled in from the checkpoint's defaults, else from PLAIN.

@@ -9,6 +9,7 @@ A task defines in its `predict.py` how its models are used:
     results(batches, options)        yields each result as soon as it is ready
     record(source, result, options)  returns the records to write of a result
 
+Tasks of vlm declare the first two in `inference/command_options.py`, so that the command line is made without torch.
 The task's command, `vlm predict`, the method of the Python API, `vlm serve` and the page of `vlm demo` use these in the
 same four steps:
 

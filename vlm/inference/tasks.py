@@ -35,16 +35,16 @@ from vlm.inference.command_options import (
 )
 from vlm.inference.options import Options, WritingOptions
 
-ANSWER = "Answer questions about images, or about text files: one line each, PATH<TAB>QUESTION<TAB>ANSWER."
-CHAT = "Converse with a model about images, or in words alone: it answers in the terminal, word by word."
-CAPTION = 'Caption images: one line an image, PATH<TAB>CAPTION. "-" reads paths from stdin.'
-CLASSIFY = "Classify images, or texts: one line each, PATH or TEXT<TAB>CLASS PROBABILITY."
-EMBED = "Make vectors of images or texts: an encoder's states, pooled. --out vectors.npy is a matrix."
-FILL = 'Fill in the gaps of texts such as "a [MASK] circle": one line a text.'
-GENERATE = "Write text that goes on from prompts: token by token as it comes, or the best of a search."
-RETRIEVE = "Rank images by a text: one line each, TEXT<TAB>PATH<TAB>SIMILARITY."
-TAG = "Tag the words of texts: one line a text, WORD/TAG WORD/TAG ..."
-TRANSLATE = "Translate texts: lines of files or of stdin, one translation a line."
+ANSWER = "Answer questions about images or text files: one line per answer, PATH<TAB>QUESTION<TAB>ANSWER."
+CHAT = "Chat with a model in the terminal, with or without images. Answers are streamed."
+CAPTION = 'Caption images: one line per image, PATH<TAB>CAPTION. "-" reads paths from stdin.'
+CLASSIFY = "Classify images or texts: one line per input, PATH or TEXT<TAB>CLASS PROBABILITY."
+EMBED = "Embed images or texts. With --out FILE.npy, writes a float32 array of shape (inputs, dim)."
+FILL = 'Fill in masked words, e.g. "a [MASK] circle". One line per text.'
+GENERATE = "Continue prompts. Sampled text is streamed; beam search prints the best sequence."
+RETRIEVE = "Rank images by similarity to a text: one line per image, TEXT<TAB>PATH<TAB>SIMILARITY."
+TAG = "Tag the words of texts: one line per text, WORD/TAG WORD/TAG ..."
+TRANSLATE = "Translate texts: lines of files or stdin, one translation per line."
 
 
 @dataclass(frozen=True)

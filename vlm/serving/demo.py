@@ -16,11 +16,11 @@ MEGABYTE = 10**6
 
 def demo(
     model: ModelOptions,
-    host: Annotated[str, Option("Address to listen on; by default this machine alone reaches it.")] = "127.0.0.1",
-    port: Annotated[int, Option("Port to listen on; 0 for any that is free.", least=0, most=65535)] = 7860,
-    queue: Annotated[int, Option("Requests that may wait; more are refused.", least=1)] = 16,
-    max_mb: Annotated[int, Option("Megabytes of the largest photo.", least=1)] = 16,
-    rate: Annotated[int, Option("Requests that a client may send in a minute.", least=1)] = 120,
+    host: Annotated[str, Option("Bind address. The default accepts local connections only.")] = "127.0.0.1",
+    port: Annotated[int, Option("Port to listen on; 0 for any free port.", least=0, most=65535)] = 7860,
+    queue: Annotated[int, Option("Maximum number of queued requests; further ones are refused.", least=1)] = 16,
+    max_mb: Annotated[int, Option("Maximum size of a photo, in megabytes.", least=1)] = 16,
+    rate: Annotated[int, Option("Maximum number of requests per client and minute.", least=1)] = 120,
 ) -> int:
     """Shows the page of a model until a signal; returns 128 and its number as the exit status.
 

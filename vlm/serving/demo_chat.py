@@ -9,7 +9,7 @@ from PIL import Image
 
 from vlm.decoding.kept import KeptText
 from vlm.errors import UserError
-from vlm.inference.command_options import ChatOptions
+from vlm.inference.command_options import AnswerOptions
 from vlm.inference.predictor import Predictor
 from vlm.inference.tasks import resolve, tasks_of
 from vlm.io.page import escape
@@ -45,7 +45,7 @@ class Talk:
 
     def __init__(self, predictor: ChatPredictor, photo: Callable[[str, int], Image.Image]) -> None:
         self.predictor, self.photo, self.kept = predictor, photo, KeptText(predictor.decoder)
-        sampling, *_ = predictor.planned(ChatOptions())
+        sampling, *_ = predictor.planned(AnswerOptions())
         self.temperature = sampling.temperature  # that of `vlm chat` without options
         self.hottest = max(HOTTEST, self.temperature)
 
@@ -58,7 +58,7 @@ class Talk:
         *sources, words, temperature, known = inputs
         chat, shown = known or (None, "")
         try:
-            options = ChatOptions(sample=True, temperature=self._bounded(temperature))
+            options = AnswerOptions(sample=True, temperature=self._bounded(temperature))
             chat = chat or Chat(self.predictor, options, forget=True, kept=self.kept)
             chat.options = options
             source = str(sources[0] or "") if sources else ""

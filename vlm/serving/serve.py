@@ -31,13 +31,13 @@ def serve(
     decoding: ServiceDecodingOptions,
     batch_size: BatchSize = 32,
     language: Language = None,
-    host: Annotated[str, Option("Address to listen on; by default this machine alone reaches it.")] = "127.0.0.1",
-    port: Annotated[int, Option("Port to listen on; 0 for any that is free.", least=0, most=65535)] = 8000,
-    queue: Annotated[int, Option("Inputs that may wait; more are refused.", least=1)] = 256,
-    max_mb: Annotated[int, Option("Megabytes of the largest request.", least=1)] = 32,
+    host: Annotated[str, Option("Bind address. The default accepts local connections only.")] = "127.0.0.1",
+    port: Annotated[int, Option("Port to listen on; 0 for any free port.", least=0, most=65535)] = 8000,
+    queue: Annotated[int, Option("Maximum number of queued inputs; further requests get HTTP 503.", least=1)] = 256,
+    max_mb: Annotated[int, Option("Maximum size of a request, in megabytes.", least=1)] = 32,
     timeout: Annotated[int, Option("Seconds without a new token after which a request ends with 503.", least=1)] = 60,
     allow_origin: Annotated[
-        list[str] | None, Option("Origin of web pages that may ask, or *; may be repeated.", metavar="ORIGIN")
+        list[str] | None, Option("Allowed CORS origin, or *. Repeatable.", metavar="ORIGIN")
     ] = None,
 ) -> int:
     """Serves a model until a signal; returns 128 and its number as the exit status.

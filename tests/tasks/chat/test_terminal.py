@@ -24,7 +24,7 @@ from tiny_checkpoints import FILES
 import vlm
 from vlm.cli.main import run
 from vlm.decoding.kept import KeptText
-from vlm.inference.command_options import ChatOptions
+from vlm.inference.command_options import AnswerOptions
 from vlm.inference.options import ModelOptions
 from vlm.tasks.chat.predictor import ChatPredictor
 from vlm.tasks.chat.session import Chat
@@ -96,7 +96,7 @@ def test_an_interrupt_at_any_moment_ends_the_answer_and_leaves_the_conversation_
 ) -> None:
     saved_chat(folder, "llama3", room=100_000)
     monkeypatch.setattr(ChatPredictor, "ends", ())  # no answer ends before it is interrupted
-    dice, options = random.Random(0), ChatOptions(sample=False, max_tokens=90_000)
+    dice, options = random.Random(0), AnswerOptions(sample=False, max_tokens=90_000)
     predictor = ModelOptions(checkpoint=folder, device="cpu", precision="fp32").load(ChatPredictor)
 
     class Interrupted(Chat):

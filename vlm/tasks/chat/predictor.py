@@ -15,7 +15,7 @@ from vlm.decoding.constraints import Rules, within
 from vlm.decoding.continuation import SampledToken, continue_texts
 from vlm.decoding.sampling import Sampling
 from vlm.errors import UserError
-from vlm.inference.command_options import ChatOptions
+from vlm.inference.command_options import AnswerOptions, ChatOptions
 from vlm.inference.inputs import open_image
 from vlm.inference.options import DecodingOptions, SamplingOptions, stored_options
 from vlm.inference.predictor import Rows, Watch, check_outputs
@@ -119,13 +119,13 @@ class ChatPredictor(TextPredictor):
             how = "beside the text, by cross-attention" if prefix is None else "before the text, without a causal order"
             raise UserError(f"this model reads an image {how}, so it answers single questions (vlm answer); {TO_CHAT}")
 
-    def check_options(self, options: ChatOptions) -> None:
+    def check_options(self, options: AnswerOptions) -> None:
         self.check_chat()
         if "" in (options.stop or ()):
             raise UserError("--stop: is empty, which would end every answer before it begins; give a text, or none")
         self.planned(options)
 
-    def planned(self, options: ChatOptions) -> tuple[Sampling, int, Rules]:
+    def planned(self, options: AnswerOptions) -> tuple[Sampling, int, Rules]:
         """Returns the sampling of an answer, its maximum length in tokens, and the checkpoint's constraints on it."""
         own = {name: getattr(options, name) for name in SamplingOptions.__dataclass_fields__}
         chosen = DecodingOptions(**own, beam=1).resolve(self.decoding, draws=True)
@@ -153,7 +153,7 @@ class ChatPredictor(TextPredictor):
         assert self.preprocess is not None
         return encode_pixels(self.model, self.preprocess, pixels.to(self.device)).states.flatten(0, 1)
 
-    def prepare(self, source: Sequence[Said], options: ChatOptions) -> Prompt:
+    def prepare(self, source: Sequence[Said], options: AnswerOptions) -> Prompt:
         assert self.form is not None
         found = [self.views(image) for said in source for image in said.images]
         tokens = self.form.turns(
@@ -165,7 +165,7 @@ class ChatPredictor(TextPredictor):
         return Prompt(tokens, pixels, options.seed)
 
     def results(
-        self, batches: Iterable[Sequence[Prompt] | None], options: ChatOptions, *, watch: Watch | None = None
+        self, batches: Iterable[Sequence[Prompt] | None], options: AnswerOptions, *, watch: Watch | None = None
     ) -> Iterator[tuple[int, Reply]]:
         done = 0
         for batch in self._together(takewhile(bool, batches), options):
@@ -175,7 +175,9 @@ class ChatPredictor(TextPredictor):
                 yield done + place, replies[place]
             done += len(batch)
 
-    def _together(self, batches: Iterable[Sequence[Prompt] | None], options: ChatOptions) -> Iterator[Sequence[Prompt]]:
+    def _together(
+        self, batches: Iterable[Sequence[Prompt] | None], options: AnswerOptions
+    ) -> Iterator[Sequence[Prompt]]:
         """Yields groups of prompts whose caches fit in memory: at most `TOGETHER` tokens, or a single prompt."""
         _, most, _ = self.planned(options)
         for batch in batches:
@@ -189,7 +191,7 @@ class ChatPredictor(TextPredictor):
             yield some
 
     def _replies(
-        self, batch: Sequence[Prompt], replies: Sequence[Reply], options: ChatOptions, watch: Watch | None
+        self, batch: Sequence[Prompt], replies: Sequence[Reply], options: AnswerOptions, watch: Watch | None
     ) -> Iterator[int]:
         """Fills the replies to prompts; yields the place of each when it is complete."""
         sampling, most, rules = self.planned(options)
@@ -219,7 +221,7 @@ class ChatPredictor(TextPredictor):
                 self.decoder, prompts, context=context, keys=keys, eos_id=first, ends=others, **options
             )
 
-    def _grow(self, reply: Reply, item: SampledToken, options: ChatOptions) -> bool:
+    def _grow(self, reply: Reply, item: SampledToken, options: AnswerOptions) -> bool:
         """Adds a token to a reply; returns True if the reply is complete."""
         reply.logprob += item.logprob
         if item.token in self.ends:

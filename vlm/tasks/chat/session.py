@@ -12,7 +12,7 @@ from vlm.data.text.conversation import Turn
 from vlm.decoding.kept import KeptText
 from vlm.decoding.token_history import draw_next, history_of
 from vlm.errors import UserError
-from vlm.inference.command_options import ChatOptions
+from vlm.inference.command_options import AnswerOptions
 from vlm.models.context import PLACE
 from vlm.randomness import numpy_rng
 from vlm.tasks.chat.predictor import ChatPredictor, Reply, full, shown, spoken
@@ -70,7 +70,7 @@ class Chat:
     def __init__(
         self,
         predictor: ChatPredictor,
-        options: ChatOptions,
+        options: AnswerOptions,
         *,
         system: str | None = None,
         forget: bool = False,

@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from vlm.errors import UserError, print_error, printable_lines
-from vlm.inference.command_options import ChatArguments, ChatOptions
+from vlm.inference.command_options import AnswerOptions, ChatArguments
 from vlm.inference.options import ModelOptions, refuse_undecoded
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ COMMANDS = {
 ROOM = "/forget drops the oldest question, /reset begins anew; with --forget the oldest leave by themselves"
 
 
-def chat(arguments: ChatArguments, model: ModelOptions, options: ChatOptions) -> int:
+def chat(arguments: ChatArguments, model: ModelOptions, options: AnswerOptions) -> int:
     """Converses until the input ends; returns the exit status: 1 if something that was said had no answer.
 
     If stdin is a file or a pipe, each of its lines is a message of the user.
