@@ -198,7 +198,7 @@ def test_a_page_of_captions_links_to_the_pictures(caption, tmp_path):
     "options, named",
     [
         (["--continue"], "--continue"),
-        (["--precision", "int4"], "error: --precision: 'int4' is unknown; choose auto, fp32, bf16 or int8\n"),
+        (["--precision", "int4"], "error: --precision: 'int4' is unknown; choose auto, fp32, bf16 or int8; did you "),
         (["--trace", "x"], "--trace"),
         (["--format", "html"], "--format html"),
         (["--sample", "--beam", "2"], "--sample"),
