@@ -170,7 +170,7 @@ ASKED = ["answer", "PHOTO", "-c", "FOLDER", "--question"]
 @pytest.mark.parametrize(
     ("name", "words", "said"),
     [
-        ("llava_siglip", [*ASKED, "a", "--prompt", "say {"], "has no {} for the question"),
+        ("llava_siglip", [*ASKED, "a", "--prompt", "say {"], "--prompt must contain {} as a placeholder for"),
         ("llava_siglip", [*ASKED, "a", "--trace", "tree.json", "--beam", "2"], "--trace: is for captions"),
         ("llava_siglip", [*ASKED, "a", "--prompt", "{} <image> <image>"], "has 2 <image>; give one with <image> once"),
         (

@@ -92,7 +92,7 @@ def test_an_image_that_cannot_be_read_is_named_and_the_others_are_ranked(tmp_pat
     ("arguments", "said"),
     [
         (["classify", *tiny.IMAGES], "--label: missing"),
-        (["classify", *tiny.IMAGES, "--label", "x", "--prompt", "a photo"], "--prompt a photo: has no {}"),
+        (["classify", *tiny.IMAGES, "--label", "x", "--prompt", "a photo"], "--prompt a photo: must contain {}"),
         (["classify", "--label", "x"], "IMAGES: missing"),
         (["classify", *tiny.IMAGES, "--label", "x", "--pair", "y"], "--pair: a model for contrastive takes none"),
         (["predict", *tiny.IMAGES], "--label: missing"),

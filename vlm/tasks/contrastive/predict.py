@@ -112,7 +112,7 @@ class DualClassifier(DualPredictor):
             raise UserError("--label: missing; name the classes by --label CLASS, repeated, or by --labels FILE")
         refuse_undecoded([*classes, *prompts])
         if wrong := [prompt for prompt in prompts if PLACE not in prompt]:
-            raise UserError(f"--prompt {wrong[0]}: has no {PLACE}; put it where the class is to stand")
+            raise UserError(f"--prompt {wrong[0]}: must contain {PLACE} as a placeholder for the class")
         return [(one, (classes, tuple(prompts))) for one in inputs]
 
     def compare(self, images: Tensor, texts: tuple[Texts, Texts], options: LabelOptions) -> Iterator[Classes]:

@@ -30,7 +30,7 @@ class PromptedAnswerer(ImageWriter):
         if options.trace is not None:
             raise UserError("--trace: is for captions, one tree an image; leave it out")
         if (prompt := prompt_of(options.prompt)) is not None and "{}" not in prompt:
-            raise UserError("--prompt: has no {} for the question; put it where the question stands")
+            raise UserError("--prompt must contain {} as a placeholder for the question")
 
     def sources(self, inputs: Sequence[Any], options: PromptedQuestionOptions) -> list[Asked]:
         questions = questions_of(options.question)

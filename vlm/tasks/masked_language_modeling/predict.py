@@ -66,7 +66,7 @@ class GapFiller(BatchPredictor, TextPredictor):
         super().restore(about)
         self.max_len = int(about["max_len"])
         if (mask_id := self.tokenizer.mask_id) is None:
-            raise UserError("the checkpoint's tokenizer has no id for gaps; use another checkpoint")
+            raise UserError("the tokenizer has no mask token; use another checkpoint")
         self.mask_id = mask_id
 
     def check(self) -> None:
