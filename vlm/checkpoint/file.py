@@ -13,11 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vlm.checkpoint.bounds import check_sizes
 from vlm.checkpoint.hub import fetched
 from vlm.checkpoint.hugging_face import from_folder
 from vlm.checkpoint.runs import in_run, no_checkpoint
 from vlm.checkpoint.specification import from_specification, is_specified
-from vlm.checkpoint.verify import check_archive, check_content, check_sizes, refusing
+from vlm.checkpoint.verify import check_archive, check_content, refusing
 from vlm.config.names import FORMAT
 from vlm.errors import UserError
 from vlm.models.pretrained.opened import is_published, opened

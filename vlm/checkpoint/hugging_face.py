@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
+from vlm.checkpoint.bounds import check_sizes
 from vlm.checkpoint.decoding_defaults import decoding_defaults
 from vlm.checkpoint.rebuild import rebuild_shapes
 from vlm.checkpoint.sentence_transformers import stated_embedding
-from vlm.checkpoint.verify import check_sizes
 from vlm.config.names import FORMAT
 from vlm.data.images.hugging_face import read_preprocess
 from vlm.data.text.hugging_face import read_tokenizer

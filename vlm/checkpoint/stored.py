@@ -46,7 +46,7 @@ def thaw(stored: Any) -> Config:
     tree = interpolated(stored)
     config = resolve(tree)
     try:
-        from vlm.checkpoint.verify import check_sizes  # torch loads with it
+        from vlm.checkpoint.bounds import check_sizes
 
         check_sizes({"config": config})
     except ValueError as fault:

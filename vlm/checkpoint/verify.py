@@ -18,22 +18,6 @@ from vlm.errors import UserError
 MAX_VALUES = 1_000_000  # in all containers, counted once per reference
 MAX_DEPTH = 100
 MAX_TEXT = 2**28  # characters
-# Ranges of sizes that are not bounded by stored tensors; far larger than in any model or data set of vlm.
-BOUNDS = {
-    **dict.fromkeys(("image_size", "patch_size"), (1, 4096)),
-    **dict.fromkeys(("depth", "encoder_depth", "decoder_depth"), (1, 1000)),
-    "order": (2, 2**20),
-    **dict.fromkeys(("max_len", "max_tokens", "prompt_tokens", "batch_size", "eval_batch_size"), (1, 2**20)),
-    **dict.fromkeys(("num_workers", "repeats", "num_nodes"), (0, 1024)),
-    **{
-        f"{split}_{what}": (0, 10**7)  # their order is held in memory
-        for split in ("train", "val", "test")
-        for what in ("scenes", "documents", "pairs", "captions", "stories", "lines")
-    },
-    **dict.fromkeys(("scenes", "max_objects", "captions_per_image"), (1, 1000)),
-    **dict.fromkeys(("beam", "results"), (1, 1024)),
-    "devices": (-1, 128),  # -1: all there are
-}
 # Globals that a file may name: dictionaries, and tensors with their storages.
 GLOBALS = {
     "collections.OrderedDict",
@@ -110,38 +94,6 @@ def _check_leaf(value: Any) -> None:
             raise ValueError("a tensor claims more than it holds")
     elif isinstance(value, int) and value.bit_length() > 64:
         raise ValueError("a number is too large")
-
-
-def check_sizes(value: Any) -> None:
-    """Checks all sizes in a specification before anything is built.
-
-    Raises:
-        ValueError: A size is out of range.
-    """
-    for fault in out_of_bounds(value):
-        raise ValueError(fault)
-
-
-def out_of_bounds(value: Any, path: str = "") -> Iterator[str]:
-    """Yields a message for each size in a specification or config that is out of range, and for each huge integer."""
-    children = (
-        value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list | tuple) else ()
-    )
-    for key, child in children:
-        where = f"{path}.{key}" if path else str(key)
-        bounds = BOUNDS.get(key) if isinstance(key, str) else None
-        if isinstance(child, int) and child.bit_length() > 63:
-            yield f"{where}: the number is too large"
-        elif bounds and not _inside(child, bounds):
-            yield f"{where}: {child} is out of bounds, {bounds[0]} to {bounds[1]}"
-        yield from out_of_bounds(child, where)
-
-
-def _inside(size: Any, bounds: tuple[int, int]) -> bool:
-    """Returns True if a number, or each of several such as height and width, lies within bounds."""
-    if isinstance(size, list | tuple):
-        return all(_inside(one, bounds) for one in size if isinstance(one, int | float))
-    return not isinstance(size, int | float) or bounds[0] <= size <= bounds[1]
 
 
 @contextmanager

@@ -9,9 +9,10 @@ from collections.abc import Collection, Iterator, Mapping
 from functools import partial
 from typing import Any
 
-from vlm.config.target import arguments, find, injects, is_injected, takes_any
+from vlm.config.signatures import injects
+from vlm.config.target import Signature, SignatureLookup, is_injected, signature
 from vlm.config.tree import origins, transform
-from vlm.config.types import Product, describe_mismatch, fits, hints
+from vlm.config.types import Product, describe_mismatch, fits
 from vlm.errors import UserError, did_you_mean, nearest
 
 RESERVED = ("_target_", "_partial_")
@@ -23,6 +24,7 @@ def check(
     *,
     types: Mapping[str, Any] | None = None,
     injected: Mapping[str, Collection[str]] | None = None,
+    look_up: SignatureLookup = signature,
 ) -> None:
     """Compares every node that has a ``_target_`` with the signature of the class it names; builds nothing.
 
@@ -31,6 +33,7 @@ def check(
         tree: The config with its interpolations, which lead to the keys where values are set; None if it has none.
         types: Annotations of values that belong to no ``_target_``, such as ``seed``, by key.
         injected: Arguments that the program supplies, by path of the node, besides those annotated as Injected.
+        look_up: Returns the signature of a target; a node whose signature it does not know is not checked.
     Raises:
         UserError: With a line for each fault, named by the key where the value is set.
     """
@@ -38,8 +41,11 @@ def check(
 
     def look(node: dict[str, Any], raw: dict[str, Any], path: str) -> Product:
         try:
-            faults.extend(f"{path}.{fault}" for fault in _node_faults(node, raw, (injected or {}).get(path, ())))
-            return product(node)
+            if (known := look_up(node["_target_"])) is None:
+                return Product(Any)
+            found = _node_faults(known, node, raw, (injected or {}).get(path, ()), look_up)
+            faults.extend(f"{path}.{fault}" for fault in found)
+            return product(node, look_up)
         except UserError as error:
             faults.append(f"{path}._target_: {error}")
             return Product(Any)
@@ -52,9 +58,14 @@ def check(
         raise UserError("\n".join(origins(tree or config, faults)))
 
 
-def _node_faults(node: dict[str, Any], raw: dict[str, Any], injected: Collection[str]) -> Iterator[str]:
-    target = find(node["_target_"])
-    known = arguments(target)
+def _node_faults(
+    signature: Signature,
+    node: dict[str, Any],
+    raw: dict[str, Any],
+    injected: Collection[str],
+    look_up: SignatureLookup,
+) -> Iterator[str]:
+    known = signature.arguments
     filled = {name for name, parameter in known.items() if is_injected(parameter)}
     if not isinstance(node.get("_partial_", False), bool):
         yield f"_partial_: {describe_mismatch(node['_partial_'], bool)}"
@@ -63,9 +74,9 @@ def _node_faults(node: dict[str, Any], raw: dict[str, Any], injected: Collection
             forgotten = node[key] is None and known[key].default is None  # an annotation that leaves out "| None"
             if not forgotten and not fits(node[key], known[key].annotation):
                 yield f"{key}: {describe_mismatch(node[key], known[key].annotation)}"
-        elif injects(raw, key):
+        elif injects(raw, key, look_up):
             yield f"{key}: is filled in by the program; remove it"
-        elif not takes_any(target) or str(key).startswith("_"):
+        elif not signature.takes_any or str(key).startswith("_"):
             yield f"{key}: unknown{did_you_mean(nearest(str(key), known.keys() - filled))}"
     if not node.get("_partial_"):
         for name, parameter in known.items():
@@ -73,8 +84,7 @@ def _node_faults(node: dict[str, Any], raw: dict[str, Any], injected: Collection
                 yield f"{name}: missing; {node['_target_'].rpartition('.')[2]} needs it"
 
 
-def product(node: Mapping[str, Any]) -> Product:
+def product(node: Mapping[str, Any], look_up: SignatureLookup = signature) -> Product:
     """The type of the object that a node builds."""
-    target = find(node["_target_"])
-    kind = target if inspect.isclass(target) else hints(target).get("return", Any)
-    return Product(partial if node.get("_partial_") else kind)
+    known = look_up(node["_target_"])
+    return Product(Any if known is None else partial if node.get("_partial_") else known.kind)

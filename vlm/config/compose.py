@@ -33,7 +33,7 @@ from vlm.errors import UserError, did_you_mean, is_interrupt, nearest
 class Check(Protocol):
     """Raises a UserError if a config has a fault."""
 
-    def __call__(self, config: Config, *, resolved: bool = True) -> None: ...
+    def __call__(self, config: Config, *, resolved: bool = True, imports: bool = True) -> None: ...
 
 
 ROOT = "config"
@@ -74,7 +74,7 @@ class Composed(NamedTuple):
             raise
         try:
             if check:
-                check(config)
+                check(config, imports=False) if self.faults else check(config)
         except UserError as fault:
             raise UserError("\n".join([*self.faults, str(fault)])) from fault
         if self.faults:

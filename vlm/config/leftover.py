@@ -6,7 +6,7 @@ from typing import Any
 import hydra
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from vlm.config.target import arguments_of
+from vlm.config.signatures import arguments_of
 
 WHOLE = ("experiment", "task", "debug", "hydra")  # groups whose options set keys of the whole config
 

@@ -18,7 +18,8 @@ from omegaconf.errors import (
     OmegaConfBaseException,
 )
 
-from vlm.config.target import arguments_of, injects
+from vlm.config.signatures import arguments_of, injects
+from vlm.config.target import signature
 from vlm.config.tree import MissingKey, escape, is_plain, origin, reach, walk
 from vlm.errors import UserError, did_you_mean, nearest
 
@@ -104,7 +105,7 @@ def _interpolated(config: Any, key: str) -> str | None:
 
 def _is_one_value(node: Any, argument: str) -> bool:
     """Returns True if an argument takes a dict or other types, so that a new dict replaces the old one."""
-    parameter = arguments_of(node).get(argument)
+    parameter = arguments_of(node, signature).get(argument)
     return parameter is not None and any(get_origin(kind) is dict for kind in get_args(parameter.annotation))
 
 

@@ -4,7 +4,8 @@ import inspect
 import pkgutil
 import sys
 from collections.abc import Callable, Collection, Mapping
-from functools import cache
+from dataclasses import dataclass
+from functools import cache, cached_property
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, NotRequired, Required, Unpack, get_args, get_origin, get_type_hints
@@ -12,8 +13,8 @@ from typing import Any, NotRequired, Required, Unpack, get_args, get_origin, get
 from vlm.config.types import hints
 from vlm.errors import INJECTED, UserError, did_you_mean, nearest
 
-_allowed = ["vlm", "lightning", "torch.optim"]
-_OURS = len(_allowed)
+PACKAGES = ("vlm", "lightning", "torch.optim")
+_allowed = [*PACKAGES]
 _CLASSES_ONLY = ("vlm", "lightning", "torch")  # their functions may act on files and processes
 # Modules with the parts of a run.
 _ROOMS = ("vlm.training", "vlm.data", "vlm.models", "vlm.nn", "vlm.tasks", "vlm.checkpoint.pretrained_tokenizer")
@@ -28,6 +29,11 @@ def limit(limits: Mapping[str, Mapping[str, Any]]) -> None:
         limits: Annotations by argument, by the beginning of a class's dotted name.
     """
     _limits.update(limits)
+
+
+def limits_of(target: str) -> Mapping[str, Any]:
+    """Returns the annotations that `limit` set for the arguments of a class, by its dotted name."""
+    return next((limits for package, limits in _limits.items() if target.startswith(package)), {})
 
 
 def trust(*packages: str) -> None:
@@ -62,7 +68,64 @@ def suggest_trust(package: str) -> str:
 
 def trusted() -> tuple[str, ...]:
     """Returns the packages that the user trusts."""
-    return tuple(_allowed[_OURS:])
+    return tuple(_allowed[len(PACKAGES) :])
+
+
+@dataclass(frozen=True)
+class Signature:
+    """What a target takes.
+
+    Args:
+        kind: The class of the object that it makes; Any if it is unknown.
+        parameters: Its parameters by name, with evaluated annotations.
+    """
+
+    kind: Any
+    parameters: Mapping[str, inspect.Parameter]
+
+    @cached_property
+    def arguments(self) -> dict[str, inspect.Parameter]:
+        """The parameters that may be passed by name."""
+        keyword = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+        return {name: parameter for name, parameter in self.parameters.items() if parameter.kind in keyword}
+
+    @property
+    def takes_any(self) -> bool:
+        """Whether it has ``**kwargs``."""
+        return any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in self.parameters.values())
+
+
+SignatureLookup = Callable[[Any], Signature | None]  # None if the signature is not known
+
+
+def signature(name: Any) -> Signature:
+    """Imports a target and returns its signature.
+
+    Raises:
+        UserError: As `find`.
+    """
+    target = find(name)
+    kind = target if inspect.isclass(target) else hints(target).get("return", Any)
+    return Signature(kind, parameters(target))
+
+
+def check_name(name: Any) -> None:
+    """Checks that a target's name is one that may be built.
+
+    Raises:
+        UserError: It is not; the message does not begin with a key.
+    """
+    if not isinstance(name, str) or not _inside(name, _allowed):
+        raise UserError(f"{name} may not be built; only {_listed()} may")
+    if not all(part.isidentifier() and not part.startswith("_") for part in name.split(".")):
+        raise UserError(f"{name} is not a public dotted name")
+    if not _buildable(name):
+        raise UserError(f"{name} may not be built; a target is a class of {_listed()}")
+
+
+def is_allowed(name: str) -> bool:
+    """Returns True for a name inside an allowed package, in a part of it that a target may be of."""
+    return _inside(name, _allowed) and _buildable(name)
 
 
 def find(name: Any) -> Callable[..., Any]:
@@ -71,17 +134,12 @@ def find(name: Any) -> Callable[..., Any]:
     Raises:
         UserError: The name is not allowed or does not exist, or an import fails; the message does not begin with a key.
     """
-    if not isinstance(name, str) or not _inside(name, _allowed):
-        raise UserError(f"{name} may not be built; only {_listed()} may")
-    if not all(part.isidentifier() and not part.startswith("_") for part in name.split(".")):
-        raise UserError(f"{name} is not a public dotted name")
-    if not _buildable(name):
-        raise UserError(f"{name} may not be built; a target is a class of {_listed()}")
+    check_name(name)
     target = _import(name)
     # A name may pass through a module's imports (vlm.x.os.system), so the module that defines the target is checked.
     home = f"{getattr(target, '__module__', '')}."
     callable_kind = inspect.isclass(target) or (inspect.isroutine(target) and not _inside(name, _CLASSES_ONLY))
-    if not callable_kind or not _inside(home, _allowed) or not _buildable(home):
+    if not callable_kind or not is_allowed(home):
         raise UserError(f"{name} may not be built; a target is a class of {_listed()}")
     return target
 
@@ -91,7 +149,7 @@ def parameters(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     """Returns the parameters of a target with evaluated annotations; ``**options: Unpack[...]`` is expanded."""
     annotations = hints(target)
     home = f"{target.__module__}.{target.__qualname__}"
-    annotations |= next((limits for package, limits in _limits.items() if home.startswith(package)), {})
+    annotations |= limits_of(home)
     listed: dict[str, inspect.Parameter] = {}
     for name, parameter in inspect.signature(target).parameters.items():
         hint = annotations.get(name, Any)
@@ -120,33 +178,17 @@ def _options(options: Any) -> dict[str, inspect.Parameter]:
 
 def arguments(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     """The parameters that may be passed by name."""
-    keyword = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    return {name: parameter for name, parameter in parameters(target).items() if parameter.kind in keyword}
+    return Signature(target, parameters(target)).arguments
 
 
 def takes_any(target: Callable[..., Any]) -> bool:
     """Returns True for a target with ``**kwargs``."""
-    return any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters(target).values())
+    return Signature(target, parameters(target)).takes_any
 
 
 def is_injected(parameter: inspect.Parameter) -> bool:
     """Returns True for a parameter that the program supplies, by its annotation."""
     return INJECTED in getattr(parameter.annotation, "__metadata__", ())
-
-
-def arguments_of(node: Any) -> dict[str, inspect.Parameter]:
-    """The arguments of a node's class; empty if it is not a node or cannot be built."""
-    try:
-        return arguments(find(node["_target_"])) if isinstance(node, Mapping) and "_target_" in node else {}
-    except UserError:
-        return {}
-
-
-def injects(node: Any, argument: str) -> bool:
-    """Returns True if the program supplies an argument of this name to a node's class, or one below it."""
-    if parameter := arguments_of(node).get(argument):
-        return is_injected(parameter)
-    return isinstance(node, Mapping) and any(injects(child, argument) for child in node.values())
 
 
 def _import(name: str) -> Any:

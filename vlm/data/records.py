@@ -304,6 +304,7 @@ class Source:
     """
 
     holds: ClassVar[tuple[str, ...]] = ()
+    needs_one_of: ClassVar[tuple[str, ...]] = ()
     name: str = ""
     splits: tuple[str, ...] = ()
     classes: Sequence[str] = ()

@@ -42,6 +42,7 @@ class Captions(CaptionSource):
     """
 
     name = "captions"
+    needs_one_of = ("root", "path")
 
     def __init__(
         self,

@@ -3,12 +3,15 @@
 from collections.abc import Iterator
 from typing import Annotated, Any
 
+from vlm.checkpoint.bounds import out_of_bounds
 from vlm.config.check import check as check_nodes
 from vlm.config.check import product
-from vlm.config.target import find, limit, parameters
-from vlm.config.tree import Config, origins, select, walk
+from vlm.config.signatures import quick_signature, read_signature
+from vlm.config.target import SignatureLookup, find, limit, signature
+from vlm.config.tree import Config, origin, origins, select, walk
 from vlm.config.types import describe_mismatch, fits, show
 from vlm.errors import INJECTED, Count, Limit, Range, Rate, UserError
+from vlm.training.config.nodes import check_fit, data_node, model_node
 from vlm.training.config.overrides import short_text
 
 Batches = Annotated[int | float | None, Range(0)]
@@ -76,33 +79,57 @@ TYPES = {
 }
 
 
-def check(config: Config, *, resolved: bool = True) -> None:
+def check(config: Config, *, resolved: bool = True, imports: bool = True) -> None:
     """Reports every fault of a config at once, before anything is read or written.
+
+    Signatures are read from source files first, because importing torch and Lightning takes seconds. The imported
+    classes decide on what the files do not say.
 
     Args:
         resolved: False if the config's interpolations could not be resolved: then only data and models for another task
             are reported.
+        imports: False to report only what source files say, because the config has other faults already.
     """
-    from vlm.checkpoint.verify import out_of_bounds  # torch loads with it
-    from vlm.training.config.nodes import check_fit, data_node, model_node
+    if not resolved:
+        return _check_parts(config, quick_signature)
+    _check(config, read_signature)
+    if imports:
+        _check(config, signature)
 
+
+def _check_parts(config: dict[str, Any], look_up: SignatureLookup) -> None:
+    """Checks that a config has all groups, and that its data and its model fit the task."""
     _refuse(missing_groups(config))
     _refuse(named_faults(config))
-    if not resolved:
-        _refuse(model_faults(config))
-        return check_fit(config)
-    nodes = {"data": data_node(config), "model": model_node(config)}
+    _refuse(model_faults(config, look_up))
+    check_fit(config, look_up=look_up)
+
+
+def _check(config: Config, look_up: SignatureLookup) -> None:
+    _refuse(missing_groups(config))
+    _refuse(named_faults(config))
+    nodes = {"data": data_node(config, look_up), "model": model_node(config)}
     nodes |= {"model.adapt": adapt} if (adapt := config["model"].get("adapt")) else {}
-    check_nodes({**config, **nodes}, config.tree, types=TYPES, injected=COMPLETED)
+    check_nodes({**config, **nodes}, config.tree, types=TYPES, injected=COMPLETED, look_up=look_up)
+    if look_up is read_signature and _computes(config):
+        return
     faults = [
         *out_of_bounds(config),
         *size_faults(nodes, ""),
         *patch_faults(config),
         *place_faults(config),
-        *model_faults(config),
+        *model_faults(config, look_up),
+        *source_faults(config, look_up),
         *cache_faults(config),
     ]
     _refuse(origins(config.tree, [*faults, *accumulation_faults(config), *reward_faults(config)]))
+    check_fit(config, look_up=look_up)
+
+
+def _computes(config: dict[str, Any]) -> bool:
+    """Returns True if checks of a config call methods of its classes, which must be imported for it."""
+    accumulates = (config["trainer"].get("accumulate_grad_batches") or 1) != 1
+    return accumulates or bool(config["data"].get("cache_features")) or config["task"].get("reward") is not None
 
 
 def _refuse(faults: list[str]) -> None:
@@ -141,20 +168,34 @@ def place_faults(config: dict[str, Any]) -> list[str]:
     return [f"{key}: {describe_mismatch(value, str | None)}" for key, value in places if not fits(value, str | None)]
 
 
-def model_faults(config: dict[str, Any]) -> list[str]:
+def model_faults(config: dict[str, Any], look_up: SignatureLookup) -> list[str]:
     """An error if the task cannot train this type of model."""
-    model, wanted = product(config["model"]), parameters(find(config["task"]["_target_"])).get("model")
+    model, task = product(config["model"], look_up), look_up(config["task"]["_target_"])
+    wanted = task.parameters.get("model") if task else None
     if wanted is None or fits(model, wanted.annotation):
         return []
     what = f"model: {model} does not fit task={config['task_name']}, which needs a {show(wanted.annotation)}"
     return [f"{what}; choose another model, or none, and the task brings its own"]
 
 
+def source_faults(config: Config, look_up: SignatureLookup) -> list[str]:
+    """An error if none of the arguments of the data's source is given of which it needs one."""
+    node = config["data"]["source"]
+    known = look_up(node["_target_"])
+    names = getattr(known.kind, "needs_one_of", ()) if known else ()
+    if not names or any(node.get(name) is not None for name in names):
+        return []
+    first, *others = (origin(config.tree, f"data.source.{name}") for name in names)
+    return [f"{first}: missing, and {' and '.join(others)} too; give a folder of images, or a table of them"]
+
+
 def accumulation_faults(config: dict[str, Any]) -> list[str]:
     """An error if batches are accumulated although a loss compares the samples of a batch."""
     count = config["trainer"].get("accumulate_grad_batches") or 1
+    if count == 1:
+        return []
     task: Any = find(config["task"]["_target_"])
-    if count == 1 or not task.compares_samples(config["task"]):
+    if not task.compares_samples(config["task"]):
         return []
     what = f"trainer.accumulate_grad_batches: {count} batches do not compare their samples as one large batch does"
     return [f"{what}, which task={config['task_name']} needs; set it to 1 (data.batch_size and devices may grow)"]
