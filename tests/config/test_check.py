@@ -243,9 +243,9 @@ def test_every_node_is_looked_at_once(monkeypatch):
     looked = []
     look = checks._node_faults
 
-    def counted(node, raw, injected):
+    def counted(known, node, raw, injected, look_up):
         looked.append(raw["_target_"].rpartition(".")[2])
-        return look(node, raw, injected)
+        return look(known, node, raw, injected, look_up)
 
     monkeypatch.setattr(checks, "_node_faults", counted)
     assert faults({"a": node("Model", vocab_size=1, parts=[node("ViT", dim=1)], encoder=node("ViT", dim=1))}) == []

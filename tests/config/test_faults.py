@@ -72,7 +72,7 @@ class TestFaults:
         assert len(said.splitlines()) <= 2
 
     def test_all_at_once(self, refused):
-        def with_types(given):
+        def with_types(given, imports):
             check(given, types={"seed": int})
 
         argv = ["model.encoder.dpeth=3", "data=flikr8k", "seed=abc", "nmae=x", "optim.lr=fast", "data.num_worker=2"]

@@ -74,7 +74,7 @@ class Composed(NamedTuple):
             raise
         try:
             if check:
-                check(config, imports=False) if self.faults else check(config)
+                check(config, imports=not self.faults)
         except UserError as fault:
             raise UserError("\n".join([*self.faults, str(fault)])) from fault
         if self.faults:
@@ -96,6 +96,7 @@ def compose(overrides: list[str], check: Check | None = None, options: Namespace
         overrides: KEY=VALUE, as the shell delivers them.
         check: Raises a UserError if a composed config has a fault. A config that lacks a key which another one refers
             to is passed with ``resolved=False``, since options that do not fit together may be the cause.
+            One with faults of its own is passed with ``imports=False``, so that these are reported without delay.
         options: Hydra's flags that name folders of configs.
     Raises:
         UserError: With a line for each fault, which names the key that was typed.

@@ -291,6 +291,7 @@ class Source:
     Attributes:
         holds: Names of the values of its records, as a class attribute, so that a task can be checked before data are
             read.
+        needs_one_of: Arguments of which one must be given, as a class attribute.
         name: Name of the data set in reports.
         splits: Names of non-empty splits, out of ``train``, ``val`` and ``test`` in this order.
         classes: Names of the labels; empty if records have no label.
