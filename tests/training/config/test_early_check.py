@@ -37,7 +37,6 @@ FAULTS = [
     ["model.encoder.dpeth=6", "optim.lrr=1e-3", "optim.lr=-1"],
     ["model.init_from=3"],
     ["data.image_size=2"],
-    ["data=captions"],
     ["data=captions", "data.pat=x"],
     ["data=questions"],
     ["data=webdataset_classes"],

@@ -94,6 +94,7 @@ def check(config: Config, *, resolved: bool = True, imports: bool = True) -> Non
         return _check_parts(config, quick_signature)
     _check(config, read_signature)
     if imports:
+        _refuse(source_faults(config, quick_signature))
         _check(config, signature)
 
 
@@ -119,7 +120,6 @@ def _check(config: Config, look_up: SignatureLookup) -> None:
         *patch_faults(config),
         *place_faults(config),
         *model_faults(config, look_up),
-        *source_faults(config, look_up),
         *cache_faults(config),
     ]
     _refuse(origins(config.tree, [*faults, *accumulation_faults(config), *reward_faults(config)]))
