@@ -99,7 +99,7 @@ def test_bases_are_read():
 
 
 @pytest.mark.parametrize(
-    "name", ["strangers.parts.ViT", "vlm.data.fields.Nothing", "vlm.nowhere.Class", "lightning.No"]
+    "name", ["strangers.parts.ViT", "vlm.data.fields.Nothing", "vlm.models.nowhere.Class", "lightning.No"]
 )
 def test_what_has_no_source_is_left_to_the_import(name, strangers):
     assert read_signature(name) is None

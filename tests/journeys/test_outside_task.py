@@ -59,7 +59,7 @@ def test_it_is_used(trained, capsys) -> None:
 
 def test_it_is_not_used_without_trust(trained, monkeypatch, capsys) -> None:
     """Even where the package can be imported."""
-    monkeypatch.setattr(target, "_allowed", target._allowed[: target._OURS])  # as in a fresh process
+    monkeypatch.setattr(target, "_allowed", [*target.PACKAGES])  # as in a fresh process
     for command in (["predict", "1,0,0,1"], ["evaluate"]):
         assert vlm([*command, "-c", best(trained)]) == 2
         said = capsys.readouterr()
