@@ -240,6 +240,8 @@ def test_help_of_a_method_shows_every_option(task: str) -> None:
             assert f"{one.name}: {known[one.name].help}" in method.__doc__
             assert shown[one.name].default == (shown[one.name].empty if one.default is MISSING else one.default)
         assert method.__name__ == command.name and "lambda" not in pydoc.render_doc(method)
+        summary = method.__doc__.splitlines()[0]
+        assert command.help.startswith(summary[:-1]) and summary.count(".") == 1 and "--" not in summary
 
 
 @pytest.mark.parametrize("task", [task for task in TASKS if {"question", "pair", "image"} & {*CASES[task][1]}])

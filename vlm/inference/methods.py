@@ -1,5 +1,6 @@
 """Methods of the Python API: signature, documentation and arguments of a command, made from its options dataclass."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, Field, fields
 from functools import cache
@@ -63,7 +64,8 @@ def signature_of(kind: type["Predictor"]) -> Signature:
 def documentation_of(command: Command, kind: type["Predictor"]) -> str:
     """The docstring of the method of a command."""
     known = declared(kind.options)
-    lines = [f"{command.help.partition(':')[0]}.", "", "Args:"]
+    summary = re.split(r"[:.](?:\s|$)", command.help)[0]  # without what concerns the command line only
+    lines = [f"{summary}.", "", "Args:"]
     lines.append(f"    {INPUTS}: One {kind.arguments.kind}, which gives one result, or a list, which gives a list.")
     for one in _offered(kind):
         default = "" if one.default in (MISSING, None) else f" [default: {one.default!r}]"
