@@ -33,7 +33,7 @@ def test_the_batch_size_changes_no_control(checkpoint: str, tmp_path: Path) -> N
 def test_what_cannot_be_evaluated_is_refused_before_the_evaluation(checkpoint: str, capsys, monkeypatch) -> None:
     monkeypatch.setattr("vlm.training.run.run.evaluate", None)
     assert vlm(["evaluate", "-c", checkpoint, "--split", "validation"]) == 2
-    assert "--split validation: not one of train, val, test" in capsys.readouterr().err
+    assert "--split: 'validation' is unknown; choose train, val or test" in capsys.readouterr().err
     before = Path(checkpoint).read_bytes()
     for out in ("/dev/null/out", checkpoint):
         assert vlm(["evaluate", "-c", checkpoint, "--out", out, "--device", "cpu"]) == 2
