@@ -327,14 +327,17 @@ def test_what_cannot_be_compared_is_a_line(tmp_path: Path, capsys) -> None:
     one, other = (evaluation(tmp_path / name, dict.fromkeys(GOOD, "a")) for name in ("one", "two\x1b[31m"))
     rows = [{"image": "x.png", "label": "a", "predicted": "a"}]
     classes = stored(tmp_path / "classes", "classification", {"loss": 1.0}, predictions=rows)
+    rows = [{"image": "y.png", "label": "a", "predicted": "a"}]
+    others = stored(tmp_path / "others", "classification", {"loss": 1.0}, predictions=rows)
     texts = [stored(tmp_path / name, "language_modeling", {name: 1.0}) for name in ("bits_per_byte", "bleu")]
     metrics = tmp_path / "one" / "metrics.json"
     before = metrics.read_bytes()
     for arguments, status, said in (
-        ([one, classes], 1, "no sample in common"),
-        ([classes, one], 1, "no sample in common"),
+        ([one, classes], 1, "error: one: is of the task captioning, and classes of classification; compare runs of"),
+        ([classes, one], 1, "error: classes: is of the task classification, and one of captioning; compare runs of"),
+        ([classes, others], 1, "no sample in common"),
         (texts, 1, "error: bits_per_byte and bleu: no score in common; compare evaluations of one task\n"),
-        ([one], 2, "two folders"),
+        ([one], 2, "one run has nothing to be compared with; give two or more: vlm compare RUN OTHER_RUN"),
         ([one, str(tmp_path)], 2, "holds no metrics.json"),
         ([one, other, "--out", str(metrics)], 2, "is also read"),
     ):

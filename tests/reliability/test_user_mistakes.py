@@ -97,6 +97,10 @@ def test_names_with_any_sign_train_caption_and_go_on(table, tmp_path, capsys, mo
         (["classify", "-c", CONTRASTIVE, IMAGES[0], "--labels", os.devnull], f"{os.devnull}: is empty; write"),
         (["answer", "-c", ANSWERER, os.devnull, "--question", "who?"], f"{os.devnull}: is empty; give one"),
         (["retrieve", "-c", CONTRASTIVE, IMAGES[0], "--text", " "], "--text: is empty; give a text that images"),
+        (
+            ["score", "hyp.txt"],
+            "Missing argument 'REFERENCES.json'; give results and references: vlm score results",
+        ),
         (["caption", IMAGES[0]], "Missing option '-c' / '--checkpoint' (see vlm caption --help)"),
         (["caption", "-c", CAPTIONER, IMAGES[0], "--beam", "0"], "Invalid value for '--beam'"),
     ],

@@ -12,6 +12,7 @@ from vlm.evaluation.report.controls import TITLES
 from vlm.inference.options import Option
 from vlm.io import page
 from vlm.io.output import Output, aligned
+from vlm.io.shell import shell_line
 from vlm.tasks.shared.stored import StoredEvaluation, places, read
 
 
@@ -25,16 +26,19 @@ def compare(
     """Prints evaluations side by side, each compared with the first; returns the exit status.
 
     Raises:
-        UserError: A folder holds no evaluation, there are fewer than two, or two are of different splits or have no
-            sample or no score in common.
+        UserError: A folder holds no evaluation, there are fewer than two, or two are of different tasks or splits or
+            have no sample or no score in common.
     """
     if len(folders) < 2:
-        raise UserError("compare: give two folders or more that vlm evaluate --out wrote")
+        raise UserError("one run has nothing to be compared with; give two or more: vlm compare RUN OTHER_RUN")
     folders = [str(find_run(folder)) for folder in folders]
     files = [str(file) for folder in folders for place in places(Path(folder)) for file in place.glob("*.json")]
     output = Output(out, inputs=files)
     runs = [read(Path(folder), name) for folder, name in zip(folders, short_names(folders), strict=True)]
     for run in runs[1:]:
+        if not run.is_comparable(runs[0]):
+            tasks = f"is of the task {runs[0].task}, and {run.name} of {run.task}"
+            raise UserError(f"{runs[0].name}: {tasks}; compare runs of one task", 1)
         if run.split != runs[0].split:
             splits = f"has scores of {runs[0].split}, and {run.name} of {run.split}"
             raise UserError(f"{runs[0].name}: {splits}; compare evaluations of one split (vlm evaluate --split)", 1)
@@ -42,6 +46,7 @@ def compare(
     for run in runs[1:]:
         if runs[0].scores.keys().isdisjoint(run.scores):
             raise UserError(f"{runs[0].name} and {run.name}: no score in common; compare evaluations of one task", 1)
+    _warn_of_untested(runs)
     header, rows = lines(runs, differences)
     print(aligned([header, *rows]))
     if out is not None:
@@ -50,6 +55,17 @@ def compare(
         with output:
             output.write(page.page(title, f"{runs[0].split} split", body))
     return 0
+
+
+def _warn_of_untested(runs: Sequence[StoredEvaluation]) -> None:
+    """Names the runs whose validation is compared, in one warning."""
+    untested = [run for run in runs if run.checkpoint is not None]
+    if untested:
+        names = ", ".join(run.name for run in untested)
+        command = shell_line(["vlm", "evaluate", "-c", str(untested[0].checkpoint), "--split", "val", "--out", "DIR"])
+        remedy = f"for intervals, evaluate each and compare the folders that this writes: {command}"
+        compared = "validations are compared, without intervals"
+        print_error(printable(f"not tested: {names}; their {compared}; {remedy}"), "warning")
 
 
 def short_names(folders: Sequence[str]) -> list[str]:

@@ -18,6 +18,11 @@ from vlm.tuning import tune
 
 PREDICT = "Run a model of any task, also one from your own package (--trust), like the command of its task."
 TRAIN = "Train a model: vlm train [OVERRIDES], the same as python train.py."
+# What to write where an argument is missing, by command.
+MISSING_ARGUMENT = {
+    "vlm score": "; give results and references: vlm score results.json annotations.json, or, with a text per line, "
+    "vlm score hypotheses.txt references.txt"
+}
 DECODING = {"generate", "translate", "chat"}  # commands that decode texts without reading photos at the same time
 # Commands other than those of tasks: the function of each, imported when it is called, and its help.
 COMMANDS = {
@@ -153,7 +158,8 @@ def _report(command: Callable[[], int | None]) -> int:
             print(reason, file=sys.stderr)
         elif reason:
             typed = fault.ctx.command_path if fault.ctx else "vlm"  # type: ignore[attr-defined]
-            print_error(f"{reason.rstrip('.')} (see {typed} --help)")
+            example = MISSING_ARGUMENT.get(typed, "") if reason.startswith("Missing argument") else ""
+            print_error(f"{reason.rstrip('.')}{example} (see {typed} --help)")
         return 2
     except (typer.Abort, KeyboardInterrupt):
         return 130

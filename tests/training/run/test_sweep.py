@@ -122,9 +122,10 @@ class TestSweep:
         assert vlm(["compare", *folders]) == 0
         said = capsys.readouterr()
         assert re.search(r"loss +\d\.\d+ +\d\.\d+", said.out) and "*" not in said.out
-        for folder in folders:
-            assert f"{folder}: was not tested; its validation is compared" in said.err
-            assert f"vlm evaluate -c {folder}/checkpoints/best.ckpt --split val --out DIR" in said.err
+        names = ", ".join(Path(folder).name for folder in folders)
+        assert said.err.startswith(f"warning: not tested: {names}; their validations are compared, without intervals")
+        assert said.err.count("warning: ") == 1
+        assert f"vlm evaluate -c {folders[0]}/checkpoints/best.ckpt --split val --out DIR" in said.err
         tested = tmp_path / "tested"
         assert vlm(["evaluate", "-c", folders[0], "--split", "test", "--out", str(tested), "--device", "cpu"]) == 0
         assert vlm(["compare", folders[0], str(tested)]) == 1

@@ -49,12 +49,23 @@ class StoredEvaluation:
         split: The split.
         scores: By metric, as in metrics.json without the split.
         compared: Its samples; none if the task compares none, or the folder does not name it.
+        task: The task; None if the folder does not name it.
+        checkpoint: The checkpoint whose stored validation these scores are; None for an evaluation's folder.
     """
 
     name: str
     split: str
     scores: dict[str, float]
     compared: Compared
+    task: str | None = None
+    checkpoint: Path | None = None
+
+    def is_comparable(self, other: "StoredEvaluation") -> bool:
+        """Returns True if two evaluations are of one task, of tasks with the same scores, or of unknown ones."""
+        if self.task is None or other.task is None or self.task == other.task:
+            return True
+        compared = [TASKS[task].compared for task in (self.task, other.task) if task in TASKS]
+        return len(compared) == 2 and compared[0] is not None and compared[0] == compared[1]
 
 
 def read(folder: Path, name: str) -> StoredEvaluation:
@@ -73,12 +84,13 @@ def read(folder: Path, name: str) -> StoredEvaluation:
     try:
         split = next(iter(parts["metrics"])).split("/")[0]
         scores = {key.split("/", 1)[1]: float(value) for key, value in parts["metrics"].items()}
-        task = TASKS.get(task_name((parts["about"] or {}).get("task")))
+        named = (parts["about"] or {}).get("task")
+        task = TASKS.get(task_name(named))
         asked = resolve(task.compared) if task and task.compared else lambda details, predictions: Compared({}, None)
         compared = asked(parts["details"] or {}, parts["predictions"] or ())
     except (KeyError, TypeError, AttributeError, ValueError, StopIteration) as error:
         raise UserError(f"{place}: not what vlm evaluate writes ({error!r}); evaluate again") from error
-    return StoredEvaluation(name, split, scores, compared)
+    return StoredEvaluation(name, split, scores, compared, None if named is None else task_name(named))
 
 
 def _validation(folder: Path, name: str) -> StoredEvaluation:
@@ -92,15 +104,14 @@ def _validation(folder: Path, name: str) -> StoredEvaluation:
         raise UserError(f"{folder}: holds no metrics.json; give a folder that vlm evaluate --out wrote, or a run's")
     from vlm.checkpoint.load import read as read_checkpoint  # torch
 
-    results = read_checkpoint(checkpoint, merge=False)["vlm"].get("scores") or {}
-    command = shell_line(["vlm", "evaluate", "-c", str(checkpoint), "--split", "val", "--out", "DIR"])
+    about = read_checkpoint(checkpoint, merge=False)["vlm"]
+    results = about.get("scores") or {}
     if not results:
+        command = shell_line(["vlm", "evaluate", "-c", str(checkpoint), "--split", "val", "--out", "DIR"])
         raise UserError(f"{folder}: was neither tested nor validated; compare what this writes: {command}")
-    warning = f"{folder}: was not tested; its validation is compared, without intervals. For those, compare what this "
-    print_error(printable(f"{warning}writes: {command}"), "warning")
     split = next(iter(results)).split("/")[0]
     scores = {key.split("/", 1)[1]: float(value) for key, value in results.items()}
-    return StoredEvaluation(name, split, scores, Compared({}, None))
+    return StoredEvaluation(name, split, scores, Compared({}, None), task_name(about["task"]), checkpoint)
 
 
 def places(folder: Path) -> list[Path]:
