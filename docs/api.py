@@ -12,6 +12,7 @@ from typing import Any, get_type_hints
 import vlm
 from vlm.inference import ranking, writing
 from vlm.inference.attention.drawing import AttentionPicture
+from vlm.inference.methods import returned
 from vlm.inference.options import DecodingOptions, declared
 from vlm.inference.predictor import Predictor
 from vlm.inference.tasks import TASKS, resolve
@@ -88,6 +89,7 @@ def method(name: str, kind: type[Predictor], task: str) -> list[str]:
         described(kind),
         f"Inputs: {inputs}",
         "\n".join([*rows, ""]),
+        textwrap.fill(f"Returns: {returned(kind)[0].lower()}{returned(kind)[1:]}", 120) + "\n",
     ]
 
 

@@ -242,6 +242,22 @@ def test_help_of_a_method_shows_every_option(task: str) -> None:
         assert method.__name__ == command.name and "lambda" not in pydoc.render_doc(method)
         summary = method.__doc__.splitlines()[0]
         assert command.help.startswith(summary[:-1]) and summary.count(".") == 1 and "--" not in summary
+        returned = method.__doc__.partition("\nReturns:\n")[2]
+        assert returned.strip() and (kind.result is None) == (command.name in ("embed", "retrieve"))
+        assert kind.result is None or kind.result.__name__ in returned
+        for name in getattr(kind.result, "_fields", None) or getattr(kind.result, "__dataclass_fields__", ()):
+            assert f"\n        {name}: " in f"\n{returned}", (command.name, name)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_method_returns_what_its_help_says(task: str, story: None) -> None:
+    inputs, options = CASES[task]
+    model = vlm.load(tiny(task), device="cpu", precision="fp32")
+    result = getattr(model, TASKS[task].main.name)(inputs, **options)
+    while isinstance(result, list):
+        (result, *_) = result
+    expected = resolve(TASKS[task].predictor).result or np.ndarray
+    assert isinstance(result, expected)
 
 
 @pytest.mark.parametrize("task", [task for task in TASKS if {"question", "pair", "image"} & {*CASES[task][1]}])

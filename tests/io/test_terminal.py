@@ -4,7 +4,7 @@ import io
 
 import pytest
 
-from vlm.io.terminal import columns, folded, line_width
+from vlm.io.terminal import PIPE_WIDTH, columns, folded, line_width
 
 SCORES = "step 24: " + "  ".join(f"metric{n} 0.{n:04}" for n in range(30))
 SAMPLE = "  'A man in a shirt .'" + " " * 40 + "reference: 'Two children in swimsuits stand talking in a lake .'"
@@ -77,3 +77,11 @@ def test_a_path_is_not_broken(width: int) -> None:
 def test_a_file_gets_whole_lines() -> None:
     assert folded(SCORES) == SCORES and folded(CHINESE) == CHINESE
     assert line_width(io.StringIO()) is None
+
+
+def test_sentences_for_a_pipe_have_80_columns_and_commands_stay_whole() -> None:
+    command = "(vlm train model=pretrained model.path=FOLDER)"
+    line = f"            to try next: {'more data; ' * 4}fine-tune it on data of this kind {command}"
+    rows = folded(line, pipe_width=PIPE_WIDTH).split("\n")
+    assert len(rows) > 1 and max(map(len, rows)) <= 80 and " ".join(rows).split() == line.split()
+    assert any(command in row for row in rows) and folded(line) == line

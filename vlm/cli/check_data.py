@@ -122,7 +122,7 @@ def text_lines(data: Any, splits: dict[str, Any], faults: Faults, limit: int | N
 
 def tokenizer_line(tokenizer: Tokenizer, shares: dict[str, float]) -> str:
     coverage = ", ".join(f"{name} {share:.2%}" for name, share in shares.items())
-    return f"tokenizer   {tokenizer.vocab_size:,} pieces; share of tokens that are such: {coverage}"
+    return f"tokenizer   {tokenizer.vocab_size:,} pieces; share of the texts' tokens that are one of them: {coverage}"
 
 
 def class_lines(fields: Iterable[Field], unit: str) -> list[str]:

@@ -36,7 +36,7 @@ def evaluate(
     from vlm.checkpoint.load import locate
     from vlm.evaluation.report.results import check_no_results
     from vlm.io.output import output_folder
-    from vlm.io.terminal import folded
+    from vlm.io.terminal import PIPE_WIDTH, folded
     from vlm.training.run.evaluate import evaluation_of, unreadable_limit
     from vlm.training.run.results import keep_results
     from vlm.training.run.train import column_note, split_note, table
@@ -74,7 +74,7 @@ def evaluate(
                 raise UserError(
                     f"--out {out}: cannot be written ({fault.strerror}); choose another folder", 1
                 ) from fault
-        print(folded(printable_lines("\n".join(task.verdict().lines()))))
+        print(folded(printable_lines("\n".join(task.verdict().lines())), pipe_width=PIPE_WIDTH))
         return 1 if failed else 0
 
 

@@ -1,7 +1,8 @@
 """Methods of the Python API: signature, documentation and arguments of a command, made from its options dataclass."""
 
+import inspect
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, fields
 from functools import cache
 from inspect import Parameter, Signature
@@ -70,7 +71,18 @@ def documentation_of(command: Command, kind: type["Predictor"]) -> str:
     for one in _offered(kind):
         default = "" if one.default in (MISSING, None) else f" [default: {one.default!r}]"
         lines.append(f"    {one.name}: {known[one.name].help}{default}")
-    return "\n".join(lines)
+    return "\n".join([*lines, "", "Returns:", f"    {returned(kind)}", *_fields_of(kind.result)])
+
+
+def returned(kind: type["Predictor"]) -> str:
+    """Returns the sentence on what a method returns."""
+    return kind.returns if kind.returns.endswith(".") else f"{kind.returns}; of several inputs, a list."
+
+
+def _fields_of(result: type | None) -> Iterator[str]:
+    """Yields a line for each field of a result, as its docstring describes it."""
+    if result is not None:
+        yield from (f"    {line}" for line in inspect.getdoc(result).partition("Args:\n")[2].splitlines())  # type: ignore[union-attr]
 
 
 def _offered(kind: type["Predictor"]) -> list[Field]:

@@ -70,6 +70,8 @@ class Predictor(ABC):
         fields: The fields of a record that a line of text shows.
         options: The dataclass of its options.
         arguments: The class of its inputs.
+        result: The class of a result in Python; None if its fields need no list.
+        returns: What Python gets for one input.
         model_task: The checkpoint's task, a key of TASKS or package.module.Class; a predictor that several tasks share,
             such as that of chat, has another `task`.
         trained_task: The task that was trained, by its name in conf/task, such as conversations, whose models `task`
@@ -90,6 +92,8 @@ class Predictor(ABC):
     fields: ClassVar[tuple[str, ...]]
     options: ClassVar[Any] = Options
     arguments: ClassVar[type[Arguments]] = WordArguments
+    result: ClassVar[type | None] = None
+    returns: ClassVar[str] = "The result of the model"
 
     def __init__(
         self,

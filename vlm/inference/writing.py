@@ -33,6 +33,7 @@ class Text:
     """A text that a model wrote.
 
     Args:
+        text: The text, with the prefix.
         logprob: Log-probability in nats.
         confidence: The geometric mean of its tokens' probabilities.
         tokens: The ids that were written, with the prefix and without the end token. Encoding the text again may give
@@ -177,6 +178,9 @@ class Writer(TextPredictor):
             elif batch:
                 keys = range(len(batch)) if decoding.sampling is None else self.keys(batch)
                 yield keys, self.encode(batch)
+
+    result = Text
+    returns = "A Text; with results=N, a list of N, the best first"
 
     def answer(self, result: list[Text], options: WritingOptions) -> Any:
         return one_or_list(result, options)

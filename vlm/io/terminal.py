@@ -8,6 +8,8 @@ from unicodedata import category, east_asian_width
 
 _GAP = re.compile(r"(?<=\S) {2,}(?=\S)")  # between columns or scores
 _OPTION = re.compile(r"(--[\w-]+) (?=[A-Z0-9])")  # an option, followed by its value
+_COMMAND = re.compile(r"\((?:vlm|python) [^()]*\)")
+PIPE_WIDTH = 80  # columns of sentences in a file or pipe
 # Before a letter of a script without spaces: Thai, Lao, Burmese, Khmer, kana, Han. What is written above or below a
 # letter, and punctuation after it, stays with it.
 _LETTERS = (
@@ -23,16 +25,17 @@ def line_width(stream: TextIO) -> int | None:
     return shutil.get_terminal_size().columns - 1 if stream.isatty() else None
 
 
-def folded(text: str, stream: TextIO | None = None) -> str:
-    """Folds lines that are too long for the terminal; text for a file or pipe is unchanged.
+def folded(text: str, stream: TextIO | None = None, *, pipe_width: int | None = None) -> str:
+    """Folds lines that are too long for the terminal.
 
     Lines break between columns first, then between words, or between characters of scripts without spaces. They never
-    break inside an option or before its value.
+    break inside an option, before its value, or inside a command in brackets, such as (vlm train model=pretrained).
 
     Args:
         stream: Target of the text; default stdout.
+        pipe_width: Columns of a line for a file or pipe; by default its text is unchanged.
     """
-    width = line_width(stream or sys.stdout)
+    width = line_width(stream or sys.stdout) or pipe_width
     if width is None:
         return text
     return "\n".join(line if columns(line) <= width else _folded(line, width) for line in text.split("\n"))
@@ -65,6 +68,7 @@ def _folded(line: str, width: int) -> str:
 def _wrap(text: str, width: int, indent: str) -> str:
     """Breaks a line between words, and words between characters of scripts without spaces."""
     rows = [""]
+    text = _COMMAND.sub(lambda command: command[0].replace(" ", "\xa0"), text)
     for gap, word in re.findall(r"( *)([^ ]+)", _OPTION.sub("\\1\xa0", text)):
         for piece in _BREAK.split(word):
             if columns(rows[-1] + gap + piece) > width and rows[-1].strip():

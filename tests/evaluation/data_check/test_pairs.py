@@ -2,7 +2,7 @@
 
 from vlm.data.records import Listed, Record
 from vlm.data.text.tokenizer import ByteTokenizer
-from vlm.evaluation.data_check.faults import Faults
+from vlm.evaluation.data_check.faults import LIMITS, REMEDIES, Faults
 from vlm.evaluation.data_check.pairs import pair_faults
 
 TRAIN = [("a dog", "ein Hund"), ("a cat sleeps under a tree", "@@"), ("a dog", "ein Hund"), ("a dog", "der Hund")]
@@ -32,3 +32,7 @@ def test_each_fault_is_named_with_its_pair():
 
 def test_sentences_that_are_drawn_may_come_again():
     assert "duplicate pair" not in found(drawn=True).by_kind
+
+
+def test_each_kind_that_may_spoil_a_run_has_a_remedy():
+    assert not LIMITS.keys() - REMEDIES.keys()

@@ -1,5 +1,9 @@
 """The loss of language modelling."""
 
+import shlex
+from pathlib import Path
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -20,3 +24,21 @@ def test_z_loss_is_palms():
     (term,), (without,) = task.loss(batch).values(), plain.loss(batch).values()
     assert term.total.item() == pytest.approx((without.total + added).item(), rel=1e-6) and term.count == 10
     assert task.token_loss(batch["text"])[0].item() == without.total.item()
+
+
+@pytest.mark.parametrize(
+    ("text", "prompt"),
+    [
+        ("nd he went.\nA large dog ran", "A large"),  # a split that begins inside a word
+        ("nd he went home", "he went"),
+        ("word", "word"),
+    ],
+)
+def test_the_prompt_to_try_begins_with_a_word(text: str, prompt: str) -> None:
+    tokens = SimpleNamespace(tokens=torch.tensor([*text.encode()]))
+    ours = SimpleNamespace(
+        tokenizer=SimpleNamespace(decode=lambda ids: bytes(ids).decode()),
+        text=SimpleNamespace(tokens=lambda split: tokens),
+    )
+    example = LanguageModeling.example(ours, SimpleNamespace(final_split="test"), Path())  # type: ignore[arg-type]
+    assert shlex.split(example) == ["vlm", "generate", "--prompt", prompt]

@@ -75,9 +75,10 @@ def test_more_bits_are_advised_to_whom_they_may_help(precision, advised, tmp_pat
 
 def test_the_closing_lines_send_no_commands_to_a_terminal():
     said = closing(Path("runs/a/checkpoints/best.ckpt"), {}, "vlm generate --prompt '\0\x1b[2J'", "")
-    assert said.splitlines()[-2:] == [
+    assert said.splitlines()[-3:] == [
         r"try         vlm generate --prompt $'\x00\x1b[2J' -c runs/a/checkpoints/best.ckpt",
-        "verdict     none, because nothing was tested; test it with vlm evaluate -c runs/a/checkpoints/best.ckpt",
+        "verdict     none, because nothing was tested; test it with",
+        "            vlm evaluate -c runs/a/checkpoints/best.ckpt",
     ]
 
 

@@ -12,6 +12,8 @@ class Continuation:
     """Text after a prompt.
 
     Args:
+        prompt: The prompt.
+        text: The text after it.
         logprob: Log-probability in nats.
         tokens: Its tokens, without the end token.
     """

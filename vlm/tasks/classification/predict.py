@@ -31,6 +31,8 @@ class ImageClassifier(BatchPredictor, ImagePredictor):
     """A trained classifier, ready to use: the likeliest classes of each image; arguments as in Predictor."""
 
     task = "classification"
+    result = Classes
+    returns = "A Classes object"
     fields = ("image", "classes")
     options = ClassOptions
 

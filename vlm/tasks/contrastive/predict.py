@@ -100,6 +100,8 @@ class DualPredictor(BatchPredictor, ImagePredictor, TextPredictor):
 class DualClassifier(DualPredictor):
     """Classifies images among classes that are named: the likeliest of each; arguments as in Predictor."""
 
+    result = Classes
+    returns = "A Classes object"
     fields = ("image", "classes")
     options = LabelOptions
 
@@ -135,6 +137,7 @@ class DualClassifier(DualPredictor):
 class ImageRetriever(DualPredictor):
     """Ranks images by their similarity to texts: the most similar images of each text; arguments as in Predictor."""
 
+    returns = "A list with the (image, similarity) pairs of each text, the most similar first."
     fields = ("text", "image", "similarity")
     options = RetrievalOptions
 

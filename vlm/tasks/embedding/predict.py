@@ -46,6 +46,7 @@ class Embedder(BatchPredictor, ImagePredictor, TextPredictor):
         max_len: Maximum number of tokens of a text, if it is less than that of the encoder.
     """
 
+    returns = "A NumPy array of float32, the vector (dim,)"
     task = "embedding"
     fields = ("input", "embedding")
     options = EmbeddingOptions

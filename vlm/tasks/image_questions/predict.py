@@ -26,7 +26,13 @@ from vlm.tasks.captioning.predict import ImageTextPredictor, encode_pixels
 
 @dataclass
 class ImageAnswer:
-    """An answer about an image, with its log-probability in nats."""
+    """An answer about an image.
+
+    Args:
+        text: The answer.
+        logprob: Its log-probability in nats.
+        tokens: The ids that were written.
+    """
 
     text: str = ""
     logprob: float = 0.0
@@ -75,6 +81,8 @@ class ImageQuestionAnswerer(BatchPredictor, ImageTextPredictor):
     A model trained on several images per record takes that many consecutive images for each answer.
     """
 
+    result = ImageAnswer
+    returns = "An ImageAnswer; with a list of questions, a list of them"
     task = "image_questions"
     fields = ("image", "question", "answer")
     options = QuestionOptions

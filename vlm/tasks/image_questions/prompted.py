@@ -17,6 +17,7 @@ Asked = tuple[Any, list[str]]  # an image and the questions about it
 class PromptedAnswerer(ImageWriter):
     """Answers questions about each image, each in a prompt of its own; arguments as in Predictor."""
 
+    returns = "A Text; with results=N, a list of N, the best first; with a list of questions, a list of these"
     task = "captioning"
     fields = ("image", "question", "answer")
     names = ("image", "answer")

@@ -107,6 +107,8 @@ def _continuation(tokenizer: Tokenizer, prompt: str, text: Grown) -> Continuatio
 class TextGenerator(TextPredictor):
     """A trained language model, ready to write text that goes on from prompts; arguments as in Predictor."""
 
+    result = Continuation
+    returns = "A Continuation; with results=N, a list of N, the best first"
     task = "language_modeling"
     fields = ("prompt", "text")
     options = GenerationOptions

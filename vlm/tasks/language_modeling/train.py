@@ -164,5 +164,7 @@ class LanguageModeling(Task):
         return lines + first_row(rows.tokens, segments, self.tokenizer, name="document", shown=tokens)
 
     def example(self, data: Any, folder: Path) -> str:
-        words = self.tokenizer.decode(self.text.tokens(data.final_split).tokens[:64].tolist()).split()
-        return f"vlm generate --prompt {shlex.quote(' '.join([word for word in words if word.isprintable()][:2]))}"
+        text = self.tokenizer.decode(self.text.tokens(data.final_split).tokens[:64].tolist())
+        line = text.partition("\n")[2]  # a split of one file may begin inside a word
+        words = [word for word in (line.split() or text.split()[1:] or text.split()) if word.isprintable()]
+        return f"vlm generate --prompt {shlex.quote(' '.join(words[:2]))}"

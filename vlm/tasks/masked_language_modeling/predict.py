@@ -56,6 +56,8 @@ class Filled:
 class GapFiller(BatchPredictor, TextPredictor):
     """A trained masked language model, ready to use; arguments as in Predictor. A gap is one token."""
 
+    result = Filled
+    returns = "A Filled object"
     task = "masked_language_modeling"
     fields = ("text", "filled")
     options = FillOptions

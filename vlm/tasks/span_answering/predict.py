@@ -41,7 +41,13 @@ class Span(NamedTuple):
 
 
 class SpanAnswer(NamedTuple):
-    """A part of a text as an answer, with its start in code points; empty where the text has no answer."""
+    """A part of a text as an answer.
+
+    Args:
+        text: The answer; empty if the text has none.
+        start: Where it begins, in code points.
+        probability: Its probability.
+    """
 
     text: str
     start: int
@@ -103,6 +109,8 @@ def choose_answer(
 class SpanAnswerer(BatchPredictor, TextPredictor):
     """Answers questions about each text by a part of it; arguments as in Predictor."""
 
+    result = SpanAnswer
+    returns = "A SpanAnswer; with a list of questions, a list of them"
     task = "span_answering"
     fields = ("file", "question", "answer")
     options = SpanOptions

@@ -26,7 +26,13 @@ def tag_probabilities(model: TokenClassifier, rows: InputRows) -> Tensor:
 
 
 class Tagged(NamedTuple):
-    """A word with its likeliest tag, and the probability of that."""
+    """A word with its likeliest tag.
+
+    Args:
+        word: The word.
+        tag: Its likeliest tag.
+        probability: The probability of the tag.
+    """
 
     word: str
     tag: str
@@ -36,6 +42,8 @@ class Tagged(NamedTuple):
 class Tagger(BatchPredictor, TextPredictor):
     """A trained tagger, ready to use: the words of each text with their tags; arguments as in Predictor."""
 
+    result = Tagged
+    returns = "A list with a Tagged for each word"
     task = "tagging"
     fields = ("tagged",)
     options = TaggingOptions

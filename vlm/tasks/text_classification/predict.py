@@ -32,6 +32,8 @@ class TextClassifier(BatchPredictor, TextPredictor):
     """A trained classifier of texts or of pairs of texts: the likeliest classes of each; arguments as in Predictor."""
 
     task = "text_classification"
+    result = Classes
+    returns = "A Classes object"
     fields = ("text", "classes")
     options = TextClassOptions
     arguments = TextArguments

@@ -12,7 +12,7 @@ from vlm.evaluation.report.verdict import TrainedModel, judged_metric, verdict_o
 from vlm.inference.options import ModelOptions
 from vlm.inference.predictor import load_predictor
 from vlm.io.output import aligned
-from vlm.io.terminal import folded
+from vlm.io.terminal import PIPE_WIDTH, folded
 
 BATCH = 32  # sentences
 HEADER = ["pairs", "number", "accuracy", "low", "high"]
@@ -65,7 +65,7 @@ def evaluate_pairs(
         )
         write_results(folder, evaluation, picture=lambda name: None)
         print(f"report      {folder / 'report.html'}")
-    print(folded("\n".join(verdict.lines())))
+    print(folded("\n".join(verdict.lines()), pipe_width=PIPE_WIDTH))
     return 0
 
 

@@ -12,7 +12,7 @@ from vlm.errors import SharedError, UserError, printable_lines
 from vlm.evaluation.report.controls import CONTROLS
 from vlm.io.output import aligned
 from vlm.io.shell import shell_line, train_command
-from vlm.io.terminal import folded
+from vlm.io.terminal import PIPE_WIDTH, folded
 from vlm.training.run import run_folder
 
 
@@ -106,9 +106,13 @@ def closing(checkpoint: Path, results: dict[str, float], example: str, below: st
         lines = ["", f"the {checkpoint.stem} checkpoint", scores, *lines, f"report      {report}"]
     lines.append(f"try         {shell_line([*shlex.split(example), '-c', str(checkpoint)])}")
     if not results:
-        command = shell_line(["vlm", "evaluate", "-c", str(checkpoint)])
-        verdict = [f"verdict     none, because nothing was tested; test it with {command}"]
-    return printable_lines("\n".join([*lines, *map(folded, verdict)]))
+        verdict = ["verdict     none, because nothing was tested; test it with"]
+    sentences = folded("\n".join(verdict), pipe_width=PIPE_WIDTH).splitlines()
+    if not results:
+        sentences.append(
+            f"            {shell_line(['vlm', 'evaluate', '-c', str(checkpoint)])}"
+        )  # to be copied: one line
+    return printable_lines("\n".join([*lines, *sentences]))
 
 
 def split_note(config: dict[str, Any], results: dict[str, float]) -> str:
