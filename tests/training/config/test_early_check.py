@@ -138,8 +138,9 @@ def lines_of(config, look_up):
     return []
 
 
-# Left to the imported classes: types of torch and Lightning, and what methods of the task decide.
-LEFT = ("expected Module", "Accelerator", "Strategy", "Profiler", "task.reward: rewards", "accumulate_grad_batches:")
+# Left to the imported classes: types of torch and Lightning, and what methods of the task and of the encoder decide.
+LEFT = ("expected Module", "Accelerator", "Strategy", "Profiler")
+LEFT += ("task.reward: rewards", "accumulate_grad_batches:", "data.cache_features:")
 
 
 def check_generated(task, seeds):
