@@ -215,7 +215,8 @@ FOREIGN = {
         lambda path: torch.save({"format": 1, "vlm": {}}, path),
         "has format 1, .* reads format 2; .*train again",
     ),
-    "folder": (lambda path: path.mkdir(), "no such checkpoint"),
+    "folder": (lambda path: path.mkdir(), "it has neither config.json .* nor checkpoints/"),
+    "stopped run": (lambda path: (path / "checkpoints").mkdir(parents=True), "neither best.ckpt nor last.ckpt"),
     "graphs": (graphs_folder, "holds graphs for other programs; give the checkpoint"),
     "nothing": (lambda path: None, "no such checkpoint"),
 }

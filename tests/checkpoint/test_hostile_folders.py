@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+import transformers
 from dual import saved_dual
 from hugging import CAPTIONERS, CLASSIFIERS, LABELS, saved, saved_bert, saved_decoder, saved_gpt2, saved_reader
 from image_text import saved_image_text
@@ -383,3 +384,14 @@ def test_any_config_is_read_or_refused_in_a_line(saved_folders, tmp_path, name):
         assert time.process_time() - started < 5, what
         shutil.rmtree(folder)
     assert MUTATIONS / 5 < read_whole < MUTATIONS  # most keys are none that a model of ours depends on
+
+
+def test_names_of_fewer_classes_than_the_head_has_are_counted(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    images = {"image_size": 8, "patch_size": 4, "num_labels": 3}
+    transformers.ViTForImageClassification(transformers.ViTConfig(**sizes, **images)).save_pretrained(tmp_path)
+    transformers.ViTImageProcessor(size={"height": 8, "width": 8}).save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text()) | {"id2label": {"0": "a", "1": "b"}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match=r"config\.json: id2label has 2 classes, the weights of the head have 3"):
+        read(tmp_path)

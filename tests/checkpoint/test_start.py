@@ -163,7 +163,7 @@ def test_a_part_that_the_model_lacks_and_a_file_that_is_absent_are_refused(saved
     with pytest.raises(UserError, match="no such checkpoint"):
         start_from(rebuild(decoder()), {"": "nowhere"})
     (tmp_path / "empty").mkdir()
-    with pytest.raises(UserError, match=r"no such checkpoint; give a run's folder, or a \.ckpt file"):
+    with pytest.raises(UserError, match=r"it has neither config\.json .*give a run's folder, or a \.ckpt file"):
         start_from(rebuild(vit()), {"": str(tmp_path / "empty")})
 
 

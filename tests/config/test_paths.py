@@ -7,6 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from vlm.config.compose import compose
+from vlm.config.override import quote
 
 odd = st.text(
     alphabet=st.one_of(
@@ -82,3 +83,8 @@ class TestPaths:
 
     def test_paths_can_be_swept_over(self, collect):
         assert [c["data"]["root"] for c in collect("-m", "data.root=/a b,/c")[1]] == ["/a b", "/c"]
+
+
+def test_a_value_of_spaces_is_kept() -> None:
+    """As the delimiter ' ', which a shell delivers without its quotes."""
+    assert quote("data.source.delimiter= ") == "data.source.delimiter=' '"

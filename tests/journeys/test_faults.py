@@ -2,6 +2,7 @@
 
 import pytest
 
+from vlm.cli.main import run
 from vlm.training.run.fit import main
 
 FAULTS = [
@@ -23,6 +24,19 @@ def test_a_part_for_another_task_is_refused_before_data_are_read(
     err = capsys.readouterr().err
     assert err.startswith(f"error: {start}") and said in err
     assert len(err.splitlines()) <= 2 and "Traceback" not in err and not (tmp_path / "runs").exists()
+
+
+def test_sources_are_named_where_data_have_no_path(capsys) -> None:
+    assert main(["task=masked_language_modeling", "data=joined_texts", "data.path=x"]) == 2
+    assert "data.path: unknown to this data set; it has data.source.sources" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["train", "check-data"])
+def test_the_name_of_an_option_alone_is_completed(command, tmp_path, capsys, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run([command, "captions"]) == 2 and "write data=captions" in capsys.readouterr().err
+    assert run([command, "conversations"]) == 2
+    assert "write data=conversations or task=conversations" in capsys.readouterr().err
 
 
 def test_a_size_that_nothing_gives_is_named(tmp_path, capsys) -> None:

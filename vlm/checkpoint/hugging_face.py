@@ -19,7 +19,7 @@ from vlm.data.text.tokenizer_base import Tokenizer
 from vlm.errors import UserError
 from vlm.models.pretrained.architecture import Spec, class_names
 from vlm.models.pretrained.folder import Folder
-from vlm.models.pretrained.load import hugging_face_state
+from vlm.models.pretrained.load import hugging_face_state, stored_classes
 from vlm.models.pretrained.specification import Specified, specify
 from vlm.nn.image_size import ImageSize, plain, sides
 
@@ -47,6 +47,11 @@ def from_folder(folder: Folder, dtype: torch.dtype = torch.float32) -> dict[str,
         stored = folder.weights(mapped=True)
         model = rebuild_shapes(about["model"])  # compared with the stored shapes before anything is allocated
         state, _ = hugging_face_state(model, folder, stored, dtype=dtype)
+        held, named = stored_classes(model, folder, stored), len(about.get("classes", ()))
+        if held is not None and named and held != named:
+            key = "id2label" if "id2label" in folder.config else "num_labels"
+            what = f"{key} has {named} classes, the weights of the head have {held}"
+            raise UserError(f"{folder.config.file}: {what}; correct {key}, or use the weights that belong to it")
         if lacking := sorted(model.state_dict().keys() - state.keys()):
             raise UserError(f"{folder} has no weights for {', '.join(lacking[:3])}; fetch it again")
         weights = {f"model.{name}": tensor for name, tensor in state.items()}

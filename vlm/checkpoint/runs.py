@@ -67,6 +67,12 @@ def suggest_run(place: str | os.PathLike[str]) -> str:
 def no_checkpoint(path: str | os.PathLike[str]) -> UserError:
     """Returns the error about a path at which there is no checkpoint."""
     where = "give a run's folder, or a .ckpt file as under runs/NAME/TIME/checkpoints/"
+    if (folder := Path(path)).is_dir():
+        if (folder / "checkpoints").is_dir():
+            lacks = f"its checkpoints/ has neither {' nor '.join(BEST)}; its run stopped before it saved"
+        else:
+            lacks = "it has neither config.json (of a Hugging Face model) nor checkpoints/ (of a run)"
+        return UserError(f"{path}: no checkpoint in this folder: {lacks}; {where}")
     return UserError(f"{path}: no such checkpoint; {where}{suggest_run(path)}")
 
 

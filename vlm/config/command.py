@@ -22,8 +22,8 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig
 
-from vlm.config.compose import ROOT, VERSION, Check, Composed, compose, composed, conf_dir, explained
-from vlm.config.override import parse, path_option, quote
+from vlm.config.compose import ROOT, VERSION, Check, Composed, bare_word_remedy, compose, composed, conf_dir, explained
+from vlm.config.override import parse, quote
 from vlm.config.tree import Config
 from vlm.config.untrusted import readable
 from vlm.errors import UserError, print_error
@@ -248,7 +248,7 @@ def _parse(argv: list[str]) -> Namespace:
         raise UserError(f"{reason}; values are given as KEY=VALUE, such as trainer.max_epochs=5") from None
     for text in options.overrides:
         if not text.partition("=")[0].strip("+~ ") or ("=" not in text and not text.startswith("~")):
-            remedy = path_option(text)
+            remedy = bare_word_remedy(text)
             raise UserError(
                 f"{text}: is not of the form KEY=VALUE, such as trainer.max_epochs=5{remedy and f'; {remedy}'}"
             )

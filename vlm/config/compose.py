@@ -236,12 +236,18 @@ def _readable(text: str, sweeping: bool, faults: list[str]) -> Override | None:
     """Reads an override; adds to `faults` and returns None if it is unreadable, or has several values and no sweep."""
     override = read(text, sweeping)
     if override is None:
-        remedy = path_option(text) or "put quotes around the value where it holds , = ( [ or {"
+        remedy = bare_word_remedy(text) or "put quotes around the value where it holds , = ( [ or {"
         faults.append(f"{text}: cannot be read as KEY=VALUE; {remedy}")
     elif override.is_sweep_override() and not sweeping:
         faults.append(f"{text}: has several values; add -m to run each, or write [...] around them for a list")
         return None
     return override
+
+
+def bare_word_remedy(text: str) -> str:
+    """The remedy for an argument without a key: a path, or the name of an option; "" for others."""
+    options = sorted(f"{path.parent.name}={text}" for path in conf_dir().glob("*/*.yaml") if path.stem == text)
+    return path_option(text) or (f"to choose this option, write {' or '.join(options)}" if options else "")
 
 
 def _singles(override: Override) -> list[Override]:

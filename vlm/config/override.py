@@ -20,7 +20,7 @@ from omegaconf.errors import (
 
 from vlm.config.signatures import arguments_of, injects
 from vlm.config.target import signature
-from vlm.config.tree import MissingKey, escape, is_plain, origin, reach, walk
+from vlm.config.tree import MissingKey, escape, is_plain, origin, reach, select, walk
 from vlm.errors import UserError, did_you_mean, nearest
 
 _PATH_KEYS = ("root", "path")  # by convention paths: of a folder and of a file
@@ -156,8 +156,12 @@ def unknown_key(key: str, config: Any, groups: Collection[str] = ()) -> str:
     known |= set(settable) if depth else set(groups)
     tail = f".{key.replace('/', '.')}"
     elsewhere = sorted(path for path, _ in walk(config) if f".{path}".endswith(tail))[:3]
-    if key in ("data.path", "data.root"):  # generated data have neither
-        return f"{key}: unknown to this data set; choose one of files too, such as data=captions"
+    if key in ("data.path", "data.root"):
+        places = [
+            name for name in ("data.root", "data.path", "data.source.sources") if select(config, name, key) != key
+        ]
+        remedy = f"it has {' and '.join(places)}" if places else "choose one of files too, such as data=captions"
+        return f"{key}: unknown to this data set; {remedy}"  # generated data have neither
     alike = " or ".join(elsewhere) or nearest(part, known)
     return f"{'.'.join(parts[: depth + 1])}: unknown{did_you_mean(alike)}"
 
@@ -177,7 +181,8 @@ def _is_plain(key: str, value: str, parsed: Override | None, sweeping: bool) -> 
         return not exists
     if isinstance(meant, str):
         # Hydra writes values out again for the jobs of a sweep; a value that it would escape there must be quoted.
-        return not like_path or meant == parsed.get_value_element_as_str() == value
+        # Hydra would strip spaces around it, such as the delimiter ' '.
+        return value == value.strip() and (not like_path or meant == parsed.get_value_element_as_str() == value)
     return not names_path
 
 

@@ -92,6 +92,7 @@ def test_a_sentence_with_a_bad_line_is_left_out_and_named(tmp_path):
         (TREEBANK, {"word_column": "FORM", "tag_column": "NER"}, ["'NER'", "LEMMA", "data.source.tag_column"]),
         ("a\n\nb\n", {}, ["no usable sample", "2 faults", "line 1: no tag"]),
         ("", {}, ["no usable sample"]),
+        ("a O\nb O\n", {}, ["no line has a tab", "set data.source.delimiter=' '"]),
     ],
 )
 def test_faults_are_named(text, options, parts, tmp_path):

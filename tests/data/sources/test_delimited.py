@@ -6,9 +6,11 @@ from pyarrow import csv as arrow
 
 from vlm.cli.data_commands import check_data
 from vlm.data.sources.captions import Captions
+from vlm.data.sources.delimited import read_rows
 from vlm.data.sources.image_tables import ImageTable
 from vlm.data.sources.questions import QuestionTable
 from vlm.data.sources.text_tables import TextTable, TranslationTable
+from vlm.errors import UserError
 
 # The keys of a record that hold the cells of the two columns of a table, by source.
 SOURCES = {
@@ -100,7 +102,7 @@ def test_rows_joined_by_stray_quotation_marks_of_a_csv_are_named(tmp_path):
     assert cells(source, SOURCES["texts"][2]) == rows and not source.notes
     unclosed = write(tmp_path / "u.csv", text.replace('32"', "32"))
     message = refusal(TextTable, path=unclosed, **NO_HOLD_OUT)
-    assert "u.csv, line 41" in message and "data.source.quoting=none" in message
+    assert "u.csv, line 9: " in message and "(line 41: " in message and "data.source.quoting=none" in message
 
 
 @pytest.mark.parametrize("row", ['a,"two\nlines",x', '"two\nlines",b,x', 'a,b,"two\nlines, or\nthree"', 'a,"1,\n2",x'])
@@ -148,3 +150,11 @@ def test_a_first_line_that_states_the_delimiter(tmp_path, end):
     lines[5] = "film"
     damaged = TextTable(path=write(tmp_path / "damaged.csv", end.join(["sep=;", *lines, ""])), **NO_HOLD_OUT)
     assert "line 7" in "".join(damaged.skipped)
+
+
+@pytest.mark.parametrize("after", ["", '14,"fine, this"\n15,x\n'])
+def test_a_quotation_mark_without_an_end_is_named_where_its_cell_begins(after, tmp_path):
+    rows = [f"{number},text {number}\n" for number in range(3, 14)]
+    (path := tmp_path / "t.csv").write_text('id,text\n1,"two\nlines ""so"""\n2,"open\n' + "".join(rows) + after)
+    with pytest.raises(UserError, match="line 4: the quoted cell that begins here does not end properly"):
+        list(read_rows(path, path.read_text(), ",", "auto", []))

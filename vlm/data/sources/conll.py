@@ -55,6 +55,9 @@ class Conll(TextSource):
         names: Sequence[str] = next((_column_names(cells) for _, cells in lines if _column_names(cells)), ())
         widths = Counter(len(cells) for _, cells in lines if cells and not cells[0].startswith("#"))
         width = widths.most_common(1)[0][0] if widths else 0
+        if width == 1 and "\t" in self._delimiter and any(" " in cells[0].strip() for _, cells in lines if cells):
+            found = f"no line has a tab between columns, which data.source.delimiter={self._delimiter!r} expects"
+            raise UserError(f"{path}: {found}; for columns separated by spaces, set data.source.delimiter=' '")
         names = names or (CONLL_U if width == len(CONLL_U) else ())
         sentence: list[Line] = []
         for number, cells in (*lines, (0, [])):

@@ -120,8 +120,12 @@ def _quoted_rows(path: Path, text: str, delimiter: str, notes: list[str]) -> Ite
                 yield TextRow(reader.line_num, cells)
     except csv.Error as error:
         reason = "a carriage return in a cell without quotes" if "new-line character" in str(error) else error
+        where = reader.line_num
+        if where - before > 1:
+            reason = f"the quoted cell that begins here does not end properly (line {where}: {reason})"
+            where = _open_quote(text, before, where, delimiter)
         raise UserError(
-            f'{path}, line {reader.line_num}: {reason}; quote (") the cell and double the quotes inside, or set '
+            f'{path}, line {where}: {reason}; quote (") the cell and double the quotes inside, or set '
             "data.source.quoting=none if quotation marks are text"
         ) from error
     if joined:
@@ -129,6 +133,25 @@ def _quoted_rows(path: Path, text: str, delimiter: str, notes: list[str]) -> Ite
             f"{path}: {joined:,} quoted cell{'s' * (joined > 1)} may be several rows joined by stray quotation marks "
             f"({first}); if so, set data.source.quoting=none"
         )
+
+
+def _open_quote(text: str, first: int, last: int, delimiter: str) -> int:
+    """Number of the line, of those after `first` and up to `last`, in which the last quoted cell begins."""
+    lines = text.split("\n")[first:last]
+    is_open, begin = False, first + 1
+    for number, line in enumerate(lines, first + 1):
+        start_of_cell, place = True, 0
+        while place < len(line):
+            char = line[place]
+            if is_open and line.startswith('""', place):
+                place += 1
+            elif is_open and char == '"':
+                is_open = False
+            elif not is_open and char == '"' and start_of_cell:
+                is_open, begin = True, number
+            start_of_cell = not is_open and char == delimiter
+            place += 1
+    return begin
 
 
 def _swallowed(cells: Sequence[str], delimiter: str, width: int) -> str:

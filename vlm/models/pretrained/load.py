@@ -295,6 +295,14 @@ def _head(
     return head
 
 
+def stored_classes(model: nn.Module, folder: Folder, stored: Mapping[str, Tensor]) -> int | None:
+    """Number of classes of the stored head; None if the architecture has no head for this model, or none is stored."""
+    names = folder.architecture.heads.get(type(model))
+    head = weight_map({} if names is None else names(model), model.state_dict(), stored)
+    found = (len(stored[name]) for name in head["head.weight"].names if name in stored) if "head.weight" in head else ()
+    return next(iter(found), None)
+
+
 def _complete(weights: WeightMap, stored: Collection[str]) -> WeightMap:
     return {name: weight for name, weight in weights.items() if all(one in stored for one in weight.names)}
 
