@@ -51,7 +51,7 @@ class TextFiles(Source):
         seed: int = 0,
         needs: Injected[Sequence[str]] = ("document",),
     ) -> None:
-        self.holds = ("text",) if "text" in needs else ("document",)
+        self.holds = ("text",) if "text" in needs else ("document",)  # type: ignore[misc, assignment]  # narrower than the class says
         if (path is None) == (root is None):
             raise UserError("data.path, data.root: give one of them, data.path=FILE or data.root=FOLDER of text files")
         if root is not None and (val_path or test_path):

@@ -113,7 +113,7 @@ class TextTable(TableSource):
         if "label" in needs:
             self._number_labels(options["path"])
         else:
-            self.holds = ("text",)
+            self.holds = ("text",)  # type: ignore[misc, assignment]  # narrower than the class says
 
     def samples(self, path: Path) -> Iterator[Sample]:
         try:
