@@ -21,7 +21,7 @@ from vlm.evaluation.data_check.faults import (
 from vlm.evaluation.data_check.pairs import pair_faults
 from vlm.evaluation.data_check.texts import answer_faults, tag_faults, text_faults
 
-NAMED = 8  # faults printed of each kind
+MAX_PRINTED = 8  # faults printed of each kind
 FRESH = 1000  # samples read of a split if every epoch draws new ones
 
 
@@ -139,18 +139,18 @@ def class_lines(fields: Iterable[Field], unit: str) -> list[str]:
 def fault_lines(faults: Faults) -> list[str]:
     """Returns lines on what stops a run, spoils it, is skipped or is only noted, with the first few of each kind."""
     lines: list[str] = []
-    for error in faults.errors[:NAMED]:
+    for error in faults.errors[:MAX_PRINTED]:
         first, *others = error.split("\n")
         lines += ["", f"{'STOPS':<12}{first}", *(f"  {line}" for line in others)]
-    if len(faults.errors) > NAMED:
-        lines += ["", f"{'STOPS':<12}and {len(faults.errors) - NAMED:,} more"]
+    if len(faults.errors) > MAX_PRINTED:
+        lines += ["", f"{'STOPS':<12}and {len(faults.errors) - MAX_PRINTED:,} more"]
     kinds = [kind for kind, named in faults.by_kind.items() if named]
     for kind in sorted(kinds, key=lambda kind: (kind not in faults.spoiling, kind not in faults.skipped)):
         named = faults.by_kind[kind]
         mark = "SPOILS" if kind in faults.spoiling else "skipped" if kind in faults.skipped else "note"
         lines += ["", f"{mark:<12}{kind}: {len(named):,} ({faults.share(kind):.1%} of {faults.looked_at[kind]:,})"]
-        lines += [f"  {line}" for line in named[:NAMED]]
-        lines += [f"  and {len(named) - NAMED:,} more"] if len(named) > NAMED else []
+        lines += [f"  {line}" for line in named[:MAX_PRINTED]]
+        lines += [f"  and {len(named) - MAX_PRINTED:,} more"] if len(named) > MAX_PRINTED else []
         lines += [f"  remedy: {REMEDIES[kind]}"] if kind in REMEDIES else []
     if not lines:
         return ["verdict     found nothing"]

@@ -16,7 +16,7 @@ from vlm.nn.step import replay
 from vlm.nn.step.replay import Stepper
 from vlm.randomness import numpy_rng
 
-ROOM = 64  # lengths of a cache are multiples of this, so that a GPU records few different steps
+LENGTH_STEP = 64  # lengths of a cache are multiples of this, so that a GPU records few different steps
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def continue_texts(
     rows = [row for row in range(len(texts)) if max_tokens > 0]
     # A cache for the whole window would take gigabytes of a decoder that reads 100,000 tokens.
     longest = max(map(len, texts), default=0) + max_tokens
-    room = min(decoder.max_len, longest + -longest % ROOM)
+    room = min(decoder.max_len, longest + -longest % LENGTH_STEP)
     ended = set() if ended is None else ended
     steps: Stepper | None = None
     history: TokenHistory | None = None

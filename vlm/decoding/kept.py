@@ -10,7 +10,7 @@ from vlm.models.decoder import Decoder
 from vlm.nn.attention import changing_lengths
 from vlm.nn.step.state import DecodeState
 
-ROOM = 256  # the cache grows by multiples of this
+CACHE_STEP = 256  # the cache grows by multiples of this
 
 
 class KeptText:
@@ -39,8 +39,8 @@ class KeptText:
         known = self._common(text)
         state = self._state
         if state is None:
-            state = self._state = self.decoder.start(None, rows=1, max_len=min(self.decoder.max_len, ROOM))
-        state.rewind(known, min(self.decoder.max_len, len(text) + -len(text) % ROOM))
+            state = self._state = self.decoder.start(None, rows=1, max_len=min(self.decoder.max_len, CACHE_STEP))
+        state.rewind(known, min(self.decoder.max_len, len(text) + -len(text) % CACHE_STEP))
         self._read = self._read[:known]  # valid even if the step fails
         device = self.decoder.token_embed.weight.device
         new = torch.tensor([text[known:]], device=device)

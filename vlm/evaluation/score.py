@@ -77,9 +77,9 @@ def score(captioned: Captioned, *, java: bool, larger: Mapping[str, Sequence[str
             del row["cider"]
         scores.absent["cider"] = ONE_IMAGE
     if (counts := edits.caption_counts(captioned.predictions, captioned.references)) is not None:
-        scores.corpus |= dict(zip(edits.NAMES, edits.error_rates(counts.sum(0)).tolist(), strict=True))
+        scores.corpus |= dict(zip(edits.ERROR_RATES, edits.error_rates(counts.sum(0)).tolist(), strict=True))
         for image, row in zip(captioned.predictions, edits.error_rates(counts).tolist(), strict=True):
-            scores.per_image[image] |= dict(zip(edits.NAMES, row, strict=True))
+            scores.per_image[image] |= dict(zip(edits.ERROR_RATES, row, strict=True))
     if java:
         corpus, rows, absent = java_scores(captioned.predictions, captioned.references, scores.units)
         scores.absent |= absent

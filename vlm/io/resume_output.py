@@ -36,7 +36,7 @@ def begun(
     except OSError as fault:
         raise UserError(f"--out {file}: cannot be read ({fault.strerror}); choose another file") from fault
     try:
-        images, ends = {"text": _text, "jsonl": _json_lines, "csv": _csv}[form](content, columns)
+        images, ends = {"text": _read_text_records, "jsonl": _json_lines, "csv": _csv}[form](content, columns)
         written = {_written(path, form) for path in paths}
         if images and not any(image in written or os.path.exists(image) for image in images):
             raise ValueError("its images are unknown")
@@ -86,7 +86,7 @@ def _lines(content: bytes) -> list[bytes]:
     return [line + b"\n" for line in lines[:-1]]
 
 
-def _text(content: bytes, columns: Sequence[str]) -> tuple[list[str], list[int]]:
+def _read_text_records(content: bytes, columns: Sequence[str]) -> tuple[list[str], list[int]]:
     """The image of each record, and the end offset of each record, after a leading 0."""
     images, ends = [], [0]
     for line in _lines(content):

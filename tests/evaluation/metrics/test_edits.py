@@ -8,7 +8,7 @@ import pytest
 from torchmetrics.functional.text import char_error_rate, word_error_rate
 
 from vlm.evaluation.metrics.captions import CaptionMetric
-from vlm.evaluation.metrics.edits import NAMES, caption_rates, edit_distance, error_counts, error_rates
+from vlm.evaluation.metrics.edits import ERROR_RATES, caption_rates, edit_distance, error_counts, error_rates
 
 DRAW = random.Random(0)
 
@@ -54,7 +54,7 @@ def test_captions_with_one_reference_have_error_rates():
     metric.update(ids, texts, [[line] for line in lines])
     scores, bounds = metric.compute(), metric.intervals(seed=0)
     assert scores["cer"] == pytest.approx(float(char_error_rate(texts, lines)))
-    for name in NAMES:
+    for name in ERROR_RATES:
         assert bounds[f"{name}@low"] < scores[name] < bounds[f"{name}@high"]
     metric.update(["30"], ["a"], [["a", "b"]])
     assert "cer" not in metric.compute()

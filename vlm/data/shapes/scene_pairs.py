@@ -16,7 +16,7 @@ CLASSES = ("different", "same")
 OTHER_RELATION = 0.15  # share of different pairs with an unrelated relation, which a bag of words could detect
 
 
-def caption(one: Kind, relation: str, other: Kind) -> str:
+def relation_caption(one: Kind, relation: str, other: Kind) -> str:
     return f"a {one} {relation} a {other}"
 
 
@@ -28,14 +28,14 @@ def second(one: Kind, relation: str, other: Kind, same: bool, rng: np.random.Gen
     """
     inverse = INVERSE[relation]
     if same:
-        return caption(other, inverse, one)
+        return relation_caption(other, inverse, one)
     if rng.random() < OTHER_RELATION:
         wrong = [name for name in INVERSE if name != inverse]
-        return caption(other, wrong[int(rng.integers(len(wrong)))], one)
+        return relation_caption(other, wrong[int(rng.integers(len(wrong)))], one)
     if rng.random() < 0.5:
-        return caption(one, inverse, other)
+        return relation_caption(one, inverse, other)
     one, other = swap_part(one, other, rng)
-    return caption(other, inverse, one)
+    return relation_caption(other, inverse, one)
 
 
 def swap_part(one: Kind, other: Kind, rng: np.random.Generator) -> tuple[Kind, Kind]:
@@ -85,5 +85,5 @@ class ScenePairs(DrawnSource):
         kinds = combinations[int(rng.integers(len(combinations)))]
         one, other = (kinds[at] for at in rng.permutation(2))
         relation = tuple(INVERSE)[rng.integers(len(INVERSE))]
-        text, pair = caption(one, relation, other), second(one, relation, other, bool(label), rng)
+        text, pair = relation_caption(one, relation, other), second(one, relation, other, bool(label), rng)
         return keys.record({"text": text, "pair": pair, "label": label, "class": CLASSES[label]})

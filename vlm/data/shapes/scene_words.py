@@ -9,7 +9,7 @@ import numpy as np
 
 from vlm.data.records import Record
 from vlm.data.shapes.drawn import Keys
-from vlm.data.shapes.scene_pairs import INVERSE, caption
+from vlm.data.shapes.scene_pairs import INVERSE, relation_caption
 from vlm.data.shapes.scene_source import KindOptions, SceneSource
 from vlm.data.shapes.scenes import COLORS, RADII, SHAPES, valid_captions
 from vlm.errors import Count
@@ -71,7 +71,7 @@ class SceneWords(SceneSource):
     def _captions(self) -> dict[int, np.ndarray]:
         """All captions of one and two objects, split into words, by number of words: (captions, words)."""
         pairs = ((one, relation, other) for one, other in permutations(self.kinds, 2) for relation in INVERSE)
-        texts = [*(f"a {kind}" for kind in self.kinds), *(caption(*parts) for parts in pairs)]
+        texts = [*(f"a {kind}" for kind in self.kinds), *(relation_caption(*parts) for parts in pairs)]
         by_length: dict[int, list[list[str]]] = {}
         for words in map(str.split, texts):
             by_length.setdefault(len(words), []).append(words)

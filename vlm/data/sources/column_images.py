@@ -8,7 +8,8 @@ from PIL import Image
 
 from vlm.data.images.image import ImageError, load_image, read_bytes
 from vlm.data.sources.tables import find_column
-from vlm.data.store.columns import SUFFIXES, open_columns
+from vlm.data.store.columns import SUFFIXES as TABLE_SUFFIXES
+from vlm.data.store.columns import open_columns
 from vlm.data.store.places import Folder
 from vlm.data.store.storage import stamp
 from vlm.errors import UserError
@@ -18,7 +19,7 @@ def table_of(name: str) -> tuple[str, int, int] | None:
     """Parses an image name FILE/ROW or FILE/ROW:PLACE into table, row and place in the row; None for a file's name."""
     table, _, cell = name.replace(os.sep, "/").rpartition("/")
     row, _, place = cell.partition(":")
-    known = table.lower().endswith(SUFFIXES) and row.isdecimal() and (place or "0").isdecimal()
+    known = table.lower().endswith(TABLE_SUFFIXES) and row.isdecimal() and (place or "0").isdecimal()
     return (table, int(row), int(place or 0)) if known else None
 
 
@@ -47,7 +48,7 @@ class FolderWithTables(Folder):
         return super().has(name) if inside is None else super().has(inside[0])
 
     def names(self, folder: str) -> Collection[str]:
-        return () if folder.lower().endswith(SUFFIXES) else super().names(folder)
+        return () if folder.lower().endswith(TABLE_SUFFIXES) else super().names(folder)
 
     def read(self, name: str) -> bytes:
         inside = table_of(name)

@@ -12,7 +12,7 @@ from PIL import Image
 from vlm.data.images.image import ImageError, load_image, read_bytes
 from vlm.data.store.columns import is_columns
 from vlm.data.store.storage import stamp
-from vlm.data.store.tar import Span, TarError, members, read_span
+from vlm.data.store.tar import Span, TarError, members, read_local_span
 from vlm.errors import UserError, nearest
 
 
@@ -125,7 +125,7 @@ class Tar:
 
     def read(self, name: str) -> bytes:
         try:
-            return read_span(str(self.path), self._spans[name])
+            return read_local_span(str(self.path), self._spans[name])
         except (OSError, ValueError) as fault:
             raise ImageError(f"{self.path}/{name}: {getattr(fault, 'strerror', None) or fault}") from fault
 

@@ -134,9 +134,9 @@ def write_file(path: str, data: bytes) -> None:
 
 
 def read_span(path: str, span: Span) -> bytes:
-    """The content of a tar member, see `vlm.data.store.tar.read_span`."""
+    """The content of a tar member, see `vlm.data.store.tar.read_local_span`."""
     if not is_url(path):
-        return tar.read_span(path, span)
+        return tar.read_local_span(path, span)
     tar.check_span(span)
     end = span.offset + span.size
     data = _remote(path, lambda fs, key: fs.cat_file(key, start=span.offset, end=end)) if span.size else b""

@@ -95,7 +95,7 @@ def check_span(span: Span) -> None:
         raise ValueError(f"the file has {span.size:,} bytes; at most {MAX_BYTES:,} are allowed")
 
 
-def read_span(path: str, span: Span) -> bytes:
+def read_local_span(path: str, span: Span) -> bytes:
     """The content of a member.
 
     Raises:

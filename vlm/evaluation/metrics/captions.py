@@ -98,7 +98,9 @@ class CaptionMetric(RecordMetric):
         bounds = caption_intervals(self.scores, exact, seed=seed)
         if (counts := edits.caption_counts(self.predictions, self.references)) is None:
             return bounds
-        return bounds | intervals(edits.NAMES, lambda draws: edits.error_rates(draws @ counts), len(counts), seed=seed)
+        return bounds | intervals(
+            edits.ERROR_RATES, lambda draws: edits.error_rates(draws @ counts), len(counts), seed=seed
+        )
 
     def scorers(self, metric: str, control: str) -> tuple[Scorer, Scorer, int]:
         """Returns the scorers of one of COCO's metrics of the captions and of a control, and the number of images."""

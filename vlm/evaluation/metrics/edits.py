@@ -7,7 +7,7 @@ import numpy as np
 
 from vlm.evaluation.metrics.ngrams import Floats
 
-NAMES = ("cer", "wer")
+ERROR_RATES = ("cer", "wer")
 _RUN = re.compile(r"\s\s+")
 
 
@@ -63,4 +63,4 @@ def caption_counts(captions: Mapping[str, str], references: Mapping[str, Sequenc
 def caption_rates(captions: Mapping[str, str], references: Mapping[str, Sequence[str]]) -> dict[str, float]:
     """Returns the error rates of captions by name; empty unless each image has one reference."""
     counts = caption_counts(captions, references)
-    return {} if counts is None else dict(zip(NAMES, error_rates(counts.sum(0)).tolist(), strict=True))
+    return {} if counts is None else dict(zip(ERROR_RATES, error_rates(counts.sum(0)).tolist(), strict=True))

@@ -12,7 +12,7 @@ from vlm.evaluation.metrics.bootstrap import intervals
 from vlm.evaluation.metrics.ngrams import Floats
 from vlm.evaluation.metrics.rouge import rouge
 
-NAMES = ("bleu", "chrf", "rouge1", "rouge2", "rougeL", "exact_match", *edits.NAMES)
+NAMES = ("bleu", "chrf", "rouge1", "rouge2", "rougeL", "exact_match", *edits.ERROR_RATES)
 
 
 class TextScores:

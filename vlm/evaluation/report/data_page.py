@@ -12,7 +12,7 @@ from vlm.io.atomic import write_text
 from vlm.randomness import numpy_rng
 
 SAMPLES = 12  # per split
-NAMED = 50  # messages per kind
+MAX_MESSAGES = 50  # messages per kind
 
 
 def data_page(about: Sequence[str], faults: Faults, splits: Mapping[str, Split], *, seed: int) -> str:
@@ -40,8 +40,11 @@ def _faults(faults: Faults) -> str:
     for kind, lines in faults.by_kind.items():
         spoils = kind in faults.spoiling
         head = f"{kind}: {len(lines):,} ({faults.share(kind):.1%}){', which would spoil a run' if spoils else ''}"
-        more = [f"and {len(lines) - NAMED:,} more"] if len(lines) > NAMED else []
-        parts += [page.paragraph(head, "bad" if spoils else ""), page.preformatted("\n".join([*lines[:NAMED], *more]))]
+        more = [f"and {len(lines) - MAX_MESSAGES:,} more"] if len(lines) > MAX_MESSAGES else []
+        parts += [
+            page.paragraph(head, "bad" if spoils else ""),
+            page.preformatted("\n".join([*lines[:MAX_MESSAGES], *more])),
+        ]
     return page.section("Faults", *parts)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 from vlm.tasks.shared.stored import Compared, Sample, shares
 
 
-def compared(details: Any, predictions: Sequence[Mapping[str, Any]]) -> Compared:
+def select_classes(details: Any, predictions: Sequence[Mapping[str, Any]]) -> Compared:
     """Returns the predicted classes."""
     samples = {row.get("image", row.get("id")): Sample([row["label"]], [row["predicted"]]) for row in predictions}
     return Compared({"": samples}, shares)

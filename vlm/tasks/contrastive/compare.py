@@ -9,12 +9,12 @@ from vlm.evaluation.metrics.bootstrap import Scorer, mean_scorer
 from vlm.tasks.shared.stored import Compared, Sample
 
 
-def compared(details: Any, predictions: Sequence[Mapping[str, Any]]) -> Compared:
+def select_ranks(details: Any, predictions: Sequence[Mapping[str, Any]]) -> Compared:
     """Returns the rank of each image's own text."""
-    return Compared({"": {row["image_id"]: Sample(None, row["rank"]) for row in predictions}}, _scores)
+    return Compared({"": {row["image_id"]: Sample(None, row["rank"]) for row in predictions}}, _score_ranks)
 
 
-def _scores(samples: Sequence[Sample]) -> tuple[Sequence[str], Scorer]:
+def _score_ranks(samples: Sequence[Sample]) -> tuple[Sequence[str], Scorer]:
     from vlm.tasks.contrastive.metrics import DEPTHS  # torchmetrics takes long to import
 
     hits = np.array([[sample.predicted <= depth for depth in DEPTHS] for sample in samples], np.float64)

@@ -6,7 +6,7 @@ from typing import Any
 from vlm.tasks.shared.stored import Compared, Sample, shares
 
 
-def compared(details: Mapping[str, Any], predictions: Any) -> Compared:
+def select_image_answers(details: Mapping[str, Any], predictions: Any) -> Compared:
     """Returns the answers to all questions of an image as one sample, because they are correlated."""
     images: dict[str, tuple[list[str], list[str]]] = {}
     for row in details.get("questions", ()):

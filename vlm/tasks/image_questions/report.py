@@ -6,7 +6,7 @@ from typing import Any
 from vlm.evaluation.report.sections import SHOWN, Card, Cards, Section, Table, random_places
 from vlm.tasks.image_questions.metrics import is_right
 
-COLUMNS = {"": "model", "@constant": "question alone", "@shuffled": "other image", "@blank": "blank image"}
+CONTROL_NAMES = {"": "model", "@constant": "question alone", "@shuffled": "other image", "@blank": "blank image"}
 
 
 def answer_sections(
@@ -19,9 +19,9 @@ def answer_sections(
         scores: Accuracies by name, including those of controls.
         kinds: Kinds of the questions.
     """
-    controls = [control for control in COLUMNS if f"accuracy{control}" in scores]
+    controls = [control for control in CONTROL_NAMES if f"accuracy{control}" in scores]
     cells = [[kind, *(_share(scores.get(f"accuracy_{kind}{control}")) for control in controls)] for kind in kinds]
-    table = Table(["kind of question", *(COLUMNS[control] for control in controls)], cells)
+    table = Table(["kind of question", *(CONTROL_NAMES[control] for control in controls)], cells)
     sections = [Section("Kinds of question", [table])] if cells else []
     wrong = [row for row in rows if not is_right(row)]
     chosen = {

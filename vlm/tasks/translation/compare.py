@@ -7,14 +7,14 @@ from vlm.evaluation.metrics.bootstrap import Scorer
 from vlm.tasks.shared.stored import Compared, Sample
 
 
-def compared(details: Mapping[str, Any], predictions: Any) -> Compared:
+def select_translations(details: Mapping[str, Any], predictions: Any) -> Compared:
     """Returns the translations."""
     texts = details.get("texts", {})
     samples = {name: Sample(row["reference"], row["translation"]) for name, row in texts.items()}
-    return Compared({"": samples}, _scores)
+    return Compared({"": samples}, _score_translations)
 
 
-def _scores(samples: Sequence[Sample]) -> tuple[Sequence[str], Scorer]:
+def _score_translations(samples: Sequence[Sample]) -> tuple[Sequence[str], Scorer]:
     from vlm.evaluation.metrics.texts import NAMES, TextScores  # sacreBLEU takes long to import
 
     true, predicted = zip(*samples, strict=True)

@@ -9,7 +9,7 @@ from vlm.models.pretrained.stack import SIZES, Names, Part, Paths, Stack, layers
 from vlm.models.text_classifiers import SequenceClassifier, TokenClassifier
 from vlm.models.text_encoder import TextEncoder
 
-LAYERS: Paths = {
+BERT_LAYERS: Paths = {
     "norm1": "attention.output.LayerNorm",
     "attn.qkv": ("attention.self.query", "attention.self.key", "attention.self.value"),
     "attn.proj": "attention.output.dense",
@@ -35,7 +35,7 @@ NEUTRAL_KEYS = (
     *("directionality", "pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers"),
     *("pooler_size_per_head", "pooler_type", "sinusoidal_pos_embds", "tie_weights_"),
 )
-PREDICTIONS: Names = {
+BERT_PREDICTIONS: Names = {
     "vocabulary_head.bias": "cls.predictions.bias|cls.predictions.decoder.bias",
     "vocabulary_head.dense": "cls.predictions.transform.dense",
     "vocabulary_head.norm": "cls.predictions.transform.LayerNorm",
@@ -49,7 +49,7 @@ BERT = Stack(
     names={
         **ENTRANCE,
         "type_embed.weight": "embeddings.token_type_embeddings.weight",
-        **layers(LAYERS, "encoder.layer"),
+        **layers(BERT_LAYERS, "encoder.layer"),
     },
     head=TIED,
     unused=("pooler.dense.{kind}", "embeddings.position_ids"),
@@ -70,14 +70,14 @@ def token_head(model: TokenClassifier) -> Names:
     return {f"head.{kind}": f"qa_outputs.{kind}|classifier.{kind}" for kind in ("weight", "bias")}
 
 
-def fills(config: Fields, parts: Mapping[str, Spec]) -> Spec:
+def bert_fills(config: Fields, parts: Mapping[str, Spec]) -> Spec:
     config.require({"tie_word_embeddings": True}, "our MaskedLanguageModel")
     args = parts["encoder"]["args"]
     head = {"bias": True, "transform": args["activation"], "norm_eps": args["norm_eps"]}
     return spec_of("MaskedLanguageModel", encoder=parts["encoder"], vocab_size=args["vocab_size"], **head)
 
 
-def classifies(config: Fields, parts: Mapping[str, Spec]) -> Spec:
+def bert_classifies(config: Fields, parts: Mapping[str, Spec]) -> Spec:
     count = count_exclusive_classes(config)
     return spec_of("SequenceClassifier", encoder=parts["encoder"], num_classes=count, pool="class", transform=True)
 
@@ -90,22 +90,22 @@ def answers(config: Fields, parts: Mapping[str, Spec]) -> Spec:
     return spec_of("TokenClassifier", encoder=parts["encoder"], num_classes=2)
 
 
-ARCHITECTURE = Architecture(
+BERT_ARCHITECTURE = Architecture(
     parts=lambda config: {"encoder": Part(BERT, config)},
     models={
-        "BertForMaskedLM": Model("masked_language_modeling", fills),
-        "BertForPreTraining": Model("masked_language_modeling", fills),
-        "BertForSequenceClassification": Model("text_classification", classifies),
+        "BertForMaskedLM": Model("masked_language_modeling", bert_fills),
+        "BertForPreTraining": Model("masked_language_modeling", bert_fills),
+        "BertForSequenceClassification": Model("text_classification", bert_classifies),
         "BertForTokenClassification": Model("tagging", tags),
         "BertForQuestionAnswering": Model("span_answering", answers),
     },
     heads={
-        MaskedLanguageModel: lambda model: PREDICTIONS,
+        MaskedLanguageModel: lambda model: BERT_PREDICTIONS,
         SequenceClassifier: class_head,
         TokenClassifier: token_head,
     },
     unused=(
-        *patterns_of(PREDICTIONS),
+        *patterns_of(BERT_PREDICTIONS),
         *("cls.seq_relationship.{kind}", "classifier.{kind}", "qa_outputs.{kind}"),
     ),
 )

@@ -18,7 +18,7 @@ VISION_LAYERS: Paths = {
     "mlp.fc2": "mlp.fc2",
 }
 TEXT_LAYERS: Paths = {
-    **bert.LAYERS,
+    **bert.BERT_LAYERS,
     "norm_cross": "crossattention.output.LayerNorm",
     "cross_attn.q": "crossattention.self.query",
     "cross_attn.kv": ("crossattention.self.key", "crossattention.self.value"),
@@ -58,7 +58,7 @@ BLIP_TEXT = Stack(
     },
     more=text_head,
     names={**bert.ENTRANCE, **layers(TEXT_LAYERS, "encoder.layer")},
-    head={**bert.PREDICTIONS, **bert.TIED},
+    head={**bert.BERT_PREDICTIONS, **bert.TIED},
     unused=("embeddings.position_ids",),
     needed=bert.NEEDED | {"is_decoder": True, "tie_word_embeddings": True},
     neutral_keys=(
@@ -77,7 +77,7 @@ def generation(config: Fields) -> Fields:
     return text | ids | {"decoder_start_token_id": ids["bos_token_id"], "eos_token_id": ids["sep_token_id"]}
 
 
-ARCHITECTURE = Architecture(
+BLIP_ARCHITECTURE = Architecture(
     parts=lambda config: {
         "encoder": Part(BLIP_VISION, config.part("vision_config"), "vision_model."),
         "decoder": Part(BLIP_TEXT, config.part("text_config"), "text_decoder."),

@@ -43,8 +43,8 @@ CLIP_TEXT = Stack(
     unused=("embeddings.position_ids",),
     neutral_keys=("projection_dim",),  # the model has its own
 )
-WIDTH = integer("projection_dim", 512)
-TOWERS = {"encoder": CLIP_VISION, "text_encoder": CLIP_TEXT}
+CLIP_WIDTH = integer("projection_dim", 512)
+CLIP_TOWERS = {"encoder": CLIP_VISION, "text_encoder": CLIP_TEXT}
 
 
 def parts(config: Fields) -> dict[str, Part]:
@@ -64,10 +64,10 @@ def parts(config: Fields) -> dict[str, Part]:
         for entry in filter(lambda entry: isinstance(entry, Entry), stack.sizes.values()):
             if entry.name not in replaced.values and stated.values.get(entry.name, entry.default) != entry.default:
                 raise stated.fault(entry.name, f"which {early} lacks")
-    return towers(config, TOWERS)
+    return towers(config, CLIP_TOWERS)
 
 
-def heads(model: DualEncoder) -> Names:
+def clip_heads(model: DualEncoder) -> Names:
     """Names of projections and scale, if our model pools like theirs."""
     if (model.pool, model.text_pool, model.text_fill) != ("class", "last", None):
         return {}
@@ -75,28 +75,28 @@ def heads(model: DualEncoder) -> Names:
     return names | {"log_scale": scalar("logit_scale")}
 
 
-def dual_encoder(config: Fields, parts: Mapping[str, Spec]) -> Spec:
-    return spec_of("DualEncoder", **parts, embed_dim=config.read(WIDTH), pool="class", text_pool="last")
+def clip_dual_encoder(config: Fields, parts: Mapping[str, Spec]) -> Spec:
+    return spec_of("DualEncoder", **parts, embed_dim=config.read(CLIP_WIDTH), pool="class", text_pool="last")
 
 
-def export(model: nn.Module) -> Export | None:
-    if not isinstance(model, DualEncoder) or not isinstance(model.text_encoder, Decoder) or not heads(model):
+def clip_export(model: nn.Module) -> Export | None:
+    if not isinstance(model, DualEncoder) or not isinstance(model.text_encoder, Decoder) or not clip_heads(model):
         return None
-    config, tensors = export_towers(model, TOWERS, heads(model))
+    config, tensors = export_towers(model, CLIP_TOWERS, clip_heads(model))
     # Their model has no patch bias, so it is added to the positions of the patches.
     patches, positions = (f"{CLIP_VISION.prefix}{name}" for name in (PATCHES, POSITIONS))
     weight, bias = (model.encoder.get_parameter(f"patch_embed.{name}") for name in ("weight", "bias"))
     tensors |= {patches: weight, positions: torch.cat([tensors[positions][:1], tensors[positions][1:] + bias])}
-    about = {"model_type": "clip", "architectures": ["CLIPModel"], WIDTH.name: len(model.text_projection.weight)}
+    about = {"model_type": "clip", "architectures": ["CLIPModel"], CLIP_WIDTH.name: len(model.text_projection.weight)}
     return about | config, tensors
 
 
-ARCHITECTURE = Architecture(
+CLIP_ARCHITECTURE = Architecture(
     parts=parts,
-    models={name: Model("contrastive", dual_encoder) for name in ("CLIPModel", "clip")},
-    heads={DualEncoder: heads},
+    models={name: Model("contrastive", clip_dual_encoder) for name in ("CLIPModel", "clip")},
+    heads={DualEncoder: clip_heads},
     unused=(PROJECTION, "text_projection.weight", "logit_scale", "classifier.{kind}"),
     ends={"pad": "<|endoftext|>", "bos": "<|startoftext|>", "eos": "<|endoftext|>"},
     text_end=integer("eos_token_id", 49407, low=0),
-    export=export,
+    export=clip_export,
 )

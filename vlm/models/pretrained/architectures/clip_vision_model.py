@@ -49,4 +49,6 @@ CLIP_VISION = Stack(
     neutral_keys=("projection_dim", "vocab_size"),
 )
 PROJECTION = "visual_projection.weight"
-ARCHITECTURE = Architecture(parts=lambda config: {"encoder": Part(CLIP_VISION, config)}, unused=(PROJECTION,))
+CLIP_VISION_MODEL_ARCHITECTURE = Architecture(
+    parts=lambda config: {"encoder": Part(CLIP_VISION, config)}, unused=(PROJECTION,)
+)

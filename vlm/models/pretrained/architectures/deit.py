@@ -10,7 +10,7 @@ from vlm.models.pretrained.architecture import Architecture, Model, classifier
 from vlm.models.pretrained.architectures import vit
 from vlm.models.pretrained.stack import Names, Part, Weight, token
 
-HEADS = ("cls_classifier", "distillation_classifier")
+DEIT_HEADS = ("cls_classifier", "distillation_classifier")
 DEIT = replace(
     vit.VIT,
     model_type="deit",
@@ -20,11 +20,11 @@ DEIT = replace(
 )
 
 
-def class_head(model: Classifier) -> Names:
+def deit_class_head(model: Classifier) -> Names:
     """Names of the head; two heads with averaged logits become one head that reads both tokens, concatenated."""
     if model.pool != "distilled":
-        return vit.class_head(model)
-    weights, biases = (tuple(f"{name}.{kind}" for name in HEADS) for kind in ("weight", "bias"))
+        return vit.vit_class_head(model)
+    weights, biases = (tuple(f"{name}.{kind}" for name in DEIT_HEADS) for kind in ("weight", "bias"))
     return {
         "head.weight": Weight(weights, _side_by_side),
         "head.bias": Weight(biases, lambda first, second: (first + second) / 2),
@@ -35,12 +35,12 @@ def _side_by_side(first: Tensor, second: Tensor) -> Tensor:
     return torch.cat([first, second], dim=1) / 2
 
 
-ARCHITECTURE = Architecture(
+DEIT_ARCHITECTURE = Architecture(
     parts=lambda config: {"encoder": Part(DEIT, config)},
     models={
         "DeiTForImageClassification": Model("classification", classifier("class")),
         "DeiTForImageClassificationWithTeacher": Model("classification", classifier("distilled")),
     },
-    heads={Classifier: class_head},
-    unused=(*vit.HEADS, *(f"{name}.{{kind}}" for name in HEADS)),
+    heads={Classifier: deit_class_head},
+    unused=(*vit.VIT_HEADS, *(f"{name}.{{kind}}" for name in DEIT_HEADS)),
 )

@@ -21,7 +21,12 @@ def _scaled(tensor: Tensor, scale: Tensor) -> Tensor:
     return scale[:, None] * tensor if tensor.dim() == 2 else scale * tensor
 
 
-LAYERS: Paths = {"norm1": "norm1", "attn.qkv": vit.LAYERS["attn.qkv"], "norm2": "norm2", "mlp.fc1": "mlp.fc1"}
+DINOV2_LAYERS: Paths = {
+    "norm1": "norm1",
+    "attn.qkv": vit.VIT_LAYERS["attn.qkv"],
+    "norm2": "norm2",
+    "mlp.fc1": "mlp.fc1",
+}
 DINOV2 = replace(
     vit.VIT,
     model_type="dinov2",
@@ -34,7 +39,7 @@ DINOV2 = replace(
     },
     names={
         **vit.ENTRANCE,
-        **layers(LAYERS, "encoder.layer"),
+        **layers(DINOV2_LAYERS, "encoder.layer"),
         "blocks.*.attn.proj": scaled("attention.output.dense", "layer_scale1"),
         "blocks.*.mlp.fc2": scaled("mlp.fc2", "layer_scale2"),
     },
@@ -52,14 +57,14 @@ DINOV2 = replace(
 )
 
 
-def class_head(model: Classifier) -> Names:
+def dinov2_class_head(model: Classifier) -> Names:
     """Name of the head, if our model reads class token and mean of the patches like theirs."""
     return {"head": "classifier"} if model.pool == "class_mean" else {}
 
 
-ARCHITECTURE = Architecture(
+DINOV2_ARCHITECTURE = Architecture(
     parts=lambda config: {"encoder": Part(DINOV2, config)},
     models={"Dinov2ForImageClassification": Model("classification", classifier("class_mean"))},
-    heads={Classifier: class_head},
+    heads={Classifier: dinov2_class_head},
     unused=("classifier.{kind}",),
 )

@@ -10,7 +10,7 @@ from vlm.models.pretrained.stack import ACTIVATIONS, Names, Part, Paths, Stack, 
 from vlm.models.text_classifiers import SequenceClassifier, TokenClassifier
 from vlm.models.text_encoder import TextEncoder
 
-LAYERS: Paths = {
+DISTILBERT_LAYERS: Paths = {
     "norm1": "sa_layer_norm",
     "attn.qkv": ("attention.q_lin", "attention.k_lin", "attention.v_lin"),
     "attn.proj": "attention.out_lin",
@@ -18,7 +18,7 @@ LAYERS: Paths = {
     "mlp.fc1": "ffn.lin1",
     "mlp.fc2": "ffn.lin2",
 }
-PREDICTIONS: Names = {
+DISTILBERT_PREDICTIONS: Names = {
     "vocabulary_head.bias": "vocab_projector.bias",
     "vocabulary_head.dense": "vocab_transform",
     "vocabulary_head.norm": "vocab_layer_norm",
@@ -36,7 +36,7 @@ DISTILBERT = Stack(
         "activation": choice("activation", "gelu", ACTIVATIONS),
         "norm_eps": 1e-12,
     },
-    names={**bert.ENTRANCE, **layers(LAYERS, "transformer.layer")},
+    names={**bert.ENTRANCE, **layers(DISTILBERT_LAYERS, "transformer.layer")},
     head={"token_embed.weight": f"distilbert.{bert.WORDS}|{bert.WORDS}|vocab_projector.weight"},
     unused=("embeddings.position_ids",),
     neutral_keys=bert.NEUTRAL_KEYS,
@@ -44,24 +44,24 @@ DISTILBERT = Stack(
 )
 
 
-def classifies(config: Fields, parts: Mapping[str, Spec]) -> Spec:
-    spec = bert.classifies(config, parts)
+def distilbert_classifies(config: Fields, parts: Mapping[str, Spec]) -> Spec:
+    spec = bert.bert_classifies(config, parts)
     spec["args"]["transform"] = "relu"
     return spec
 
 
-ARCHITECTURE = Architecture(
+DISTILBERT_ARCHITECTURE = Architecture(
     parts=lambda config: {"encoder": Part(DISTILBERT, config)},
     models={
-        "DistilBertForMaskedLM": Model("masked_language_modeling", bert.fills),
-        "DistilBertForSequenceClassification": Model("text_classification", classifies),
+        "DistilBertForMaskedLM": Model("masked_language_modeling", bert.bert_fills),
+        "DistilBertForSequenceClassification": Model("text_classification", distilbert_classifies),
         "DistilBertForTokenClassification": Model("tagging", bert.tags),
         "DistilBertForQuestionAnswering": Model("span_answering", bert.answers),
     },
     heads={
-        MaskedLanguageModel: lambda model: PREDICTIONS,
+        MaskedLanguageModel: lambda model: DISTILBERT_PREDICTIONS,
         SequenceClassifier: lambda model: {"transform": "pre_classifier", "head": "classifier"},
         TokenClassifier: bert.token_head,
     },
-    unused=(*patterns_of(PREDICTIONS), "pre_classifier.{kind}", "classifier.{kind}", "qa_outputs.{kind}"),
+    unused=(*patterns_of(DISTILBERT_PREDICTIONS), "pre_classifier.{kind}", "classifier.{kind}", "qa_outputs.{kind}"),
 )

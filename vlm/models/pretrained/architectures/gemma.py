@@ -11,8 +11,10 @@ from vlm.models.pretrained.stack import Part
 
 # The first release states "gelu", but means and was trained with the tanh approximation.
 LEGACY = "gelu"
-ACTIVATIONS = {theirs: ours for theirs, ours in llama.ACTIVATIONS.items() if theirs != LEGACY} | {LEGACY: "geglu_tanh"}
-SECOND_ACTIVATION = choice("hidden_activation", None, ACTIVATIONS)
+GEMMA_ACTIVATIONS = {theirs: ours for theirs, ours in llama.LLAMA_ACTIVATIONS.items() if theirs != LEGACY} | {
+    LEGACY: "geglu_tanh"
+}
+SECOND_ACTIVATION = choice("hidden_activation", None, GEMMA_ACTIVATIONS)
 
 
 def scaled_embedding(sizes: dict[str, Any], config: Fields) -> dict[str, Any]:
@@ -38,7 +40,7 @@ GEMMA = replace(
         "num_kv_heads": integer("num_key_value_heads", 16),
         "head_dim": integer("head_dim", 256),
         "hidden": integer("intermediate_size", 24576),
-        "activation": choice("hidden_act", "gelu_pytorch_tanh", ACTIVATIONS),
+        "activation": choice("hidden_act", "gelu_pytorch_tanh", GEMMA_ACTIVATIONS),
         "norm": "rms_plus_one",
         "vocab_size": integer("vocab_size", 256000),
         "max_len": integer("max_position_embeddings", 8192),
@@ -46,7 +48,7 @@ GEMMA = replace(
     more=scaled_embedding,
     needed={"attention_bias": False, "use_bidirectional_attention": None},
 )
-ARCHITECTURE = Architecture(
+GEMMA_ARCHITECTURE = Architecture(
     parts=lambda config: {"decoder": Part(GEMMA, config)},
     models={"GemmaForCausalLM": Model("language_modeling", lambda config, parts: parts["decoder"])},
     unused=CLASS_HEAD,

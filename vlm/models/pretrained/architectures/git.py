@@ -10,7 +10,7 @@ from vlm.models.pretrained.architectures.clip_vision_model import CLIP_VISION
 from vlm.models.pretrained.fields import Fields, flag, integer, square
 from vlm.models.pretrained.stack import Part, Stack, layers
 
-PROJECTION = "visual_projection.visual_projection"
+GIT_PROJECTION = "visual_projection.visual_projection"
 GIT_VISION = replace(CLIP_VISION, sizes={**CLIP_VISION.sizes, "patch_size": square("patch_size", 16)})
 
 
@@ -41,9 +41,9 @@ GIT_TEXT = Stack(
     more=prefix_and_head,
     names={
         **bert.ENTRANCE,
-        **layers(bert.LAYERS, "encoder.layer"),
-        "prefix.project": f"{PROJECTION}.0",
-        "prefix.norm": f"{PROJECTION}.1",
+        **layers(bert.BERT_LAYERS, "encoder.layer"),
+        "prefix.project": f"{GIT_PROJECTION}.0",
+        "prefix.norm": f"{GIT_PROJECTION}.1",
     },
     head={
         "token_embed.weight": f"git.{bert.WORDS}|{bert.WORDS}|output.weight",
@@ -54,7 +54,7 @@ GIT_TEXT = Stack(
     neutral_keys=bert.NEUTRAL_KEYS,
     needed=bert.NEEDED | {"num_image_with_embedding": None},  # used for video
 )
-ARCHITECTURE = Architecture(
+GIT_ARCHITECTURE = Architecture(
     parts=lambda config: {
         "encoder": Part(GIT_VISION, vision_config(config), "git.image_encoder."),
         "decoder": Part(GIT_TEXT, config),

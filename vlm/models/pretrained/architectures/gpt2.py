@@ -9,7 +9,7 @@ from vlm.models.pretrained.fields import choice, integer, number
 from vlm.models.pretrained.stack import ACTIVATIONS, Part, Paths, Stack, layers
 from vlm.nn.position import RotaryPositions
 
-LAYERS: Paths = {
+GPT2_LAYERS: Paths = {
     "norm1": "ln_1",
     "attn.qkv": "attn.c_attn",
     "attn.proj": "attn.c_proj",
@@ -41,7 +41,7 @@ GPT2 = Stack(
         "token_embed.weight": "wte.weight",
         "positions.weight": "wpe.weight",
         "norm": "ln_f",
-        **layers(LAYERS, "h"),
+        **layers(GPT2_LAYERS, "h"),
     },
     extra=layers(CROSS_LAYERS, "h"),
     head={"token_embed.weight": "transformer.wte.weight|wte.weight|lm_head.weight"},
@@ -72,7 +72,7 @@ def export(model: nn.Module) -> Export | None:
     return config | {"architectures": ["GPT2LMHeadModel"]}, named
 
 
-ARCHITECTURE = Architecture(
+GPT2_ARCHITECTURE = Architecture(
     parts=lambda config: {"decoder": Part(GPT2, config)},
     models={"GPT2LMHeadModel": Model("language_modeling", lambda config, parts: parts["decoder"])},
     unused=("score.weight", "classifier.{kind}", "qa_outputs.{kind}", "multiple_choice_head.summary.{kind}"),

@@ -47,7 +47,7 @@ IDEFICS3_VISION = replace(
 )
 
 
-def vision(config: Fields) -> Part:
+def idefics3_vision(config: Fields) -> Part:
     """The encoder's part.
 
     Raises:
@@ -64,7 +64,7 @@ def vision(config: Fields) -> Part:
     return Part(IDEFICS3_VISION, inner, VISION)
 
 
-def text(config: Fields) -> Part:
+def idefics3_text(config: Fields) -> Part:
     """The decoder's part; the top-level config defines whether the head is tied to the embedding."""
     inner = config.part("text_config")
     tied = flag("tie_word_embeddings", False)
@@ -76,8 +76,8 @@ def shuffled(config: Fields, widths: dict[str, Any]) -> Spec:
 
 
 MODEL = Model("captioning", inside(shuffled, drop=lambda config: 0))
-ARCHITECTURE = Architecture(
-    parts=lambda config: {"encoder": vision(config), "decoder": text(config)},
+IDEFICS3_ARCHITECTURE = Architecture(
+    parts=lambda config: {"encoder": idefics3_vision(config), "decoder": idefics3_text(config)},
     models={"Idefics3ForConditionalGeneration": MODEL},
     heads=head({"fc": "model.connector.modality_projection.proj"}),
     renamed=(

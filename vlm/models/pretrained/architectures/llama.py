@@ -15,11 +15,11 @@ from vlm.nn.position import RotaryPositions
 SCALINGS = {"default": None, "linear": "linear", "llama3": "llama3"}
 FREQUENCIES, TRAINED = ("low_freq_factor", "high_freq_factor"), "original_max_position_embeddings"
 GATED = {"silu": "swiglu", "gelu": "geglu", "gelu_tanh": "geglu_tanh"}
-ACTIVATIONS = {theirs: GATED[ours] for theirs, ours in UNGATED.items() if ours in GATED}
+LLAMA_ACTIVATIONS = {theirs: GATED[ours] for theirs, ours in UNGATED.items() if ours in GATED}
 # Of the data and the training code of Llama 1 and Idefics3's decoders.
 NEUTRAL_KEYS = ("max_sequence_length", "num_image_tokens", "perceiver_config", "pixel_shuffle_factor")
 CLASS_HEAD = ("score.{kind}",)
-LAYERS: Paths = {
+LLAMA_LAYERS: Paths = {
     "norm1": "input_layernorm",
     "attn.qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
     "attn.proj": "self_attn.o_proj",
@@ -81,7 +81,7 @@ LLAMA = Stack(
         "num_kv_heads": integer("num_key_value_heads"),
         "head_dim": integer("head_dim"),
         "hidden": integer("intermediate_size", 11008),
-        "activation": choice("hidden_act", "silu", ACTIVATIONS),
+        "activation": choice("hidden_act", "silu", LLAMA_ACTIVATIONS),
         "norm": "rms",
         "norm_eps": number("rms_norm_eps", 1e-6),
         "bias": False,
@@ -89,7 +89,7 @@ LLAMA = Stack(
         "max_len": integer("max_position_embeddings", 2048),
     },
     more=rotary_and_head,
-    names={"token_embed": "embed_tokens", "norm": "norm", **layers(LAYERS, "layers")},
+    names={"token_embed": "embed_tokens", "norm": "norm", **layers(LLAMA_LAYERS, "layers")},
     head={
         "token_embed.weight": "model.embed_tokens.weight|embed_tokens.weight|lm_head.weight",
         "vocabulary_head.own": "lm_head",
@@ -129,7 +129,7 @@ def _rope_scaling(options: dict[str, Any]) -> dict[str, Any] | None:
     return rope | {name: options[name] for name in FREQUENCIES} | {TRAINED: options["trained_len"]}
 
 
-ARCHITECTURE = Architecture(
+LLAMA_ARCHITECTURE = Architecture(
     parts=lambda config: {"decoder": Part(LLAMA, config)},
     models={"LlamaForCausalLM": Model("language_modeling", lambda config, parts: parts["decoder"])},
     unused=CLASS_HEAD,

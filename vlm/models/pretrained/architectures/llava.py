@@ -54,7 +54,7 @@ def cut_stack(stack: Stack, blocks: int, depth: int) -> Stack:
     return replace(stack, sizes=sizes, names=names, unused=(*stack.unused, *rest))
 
 
-def vision(config: Fields) -> Part:
+def llava_vision(config: Fields) -> Part:
     """The encoder up to the layer whose states are read.
 
     Raises:
@@ -69,7 +69,7 @@ def vision(config: Fields) -> Part:
     return Part(cut_stack(stack, blocks, depth), inner | {stack.sizes["depth"].name: blocks}, VISION)
 
 
-def text(config: Fields) -> Part:
+def llava_text(config: Fields) -> Part:
     """The decoder's part; its head is tied to the embedding if config.json or its part for the text says so."""
     inner = config.part("text_config")
     stack = stack_of(inner, LLAMA, QWEN2)
@@ -120,8 +120,8 @@ def head(names: Names) -> Mapping[type, Callable[[Any], Names]]:
     return {VisionLanguageModel: lambda model: named}
 
 
-ARCHITECTURE = Architecture(
-    parts=lambda config: {"encoder": vision(config), "decoder": text(config)},
+LLAVA_ARCHITECTURE = Architecture(
+    parts=lambda config: {"encoder": llava_vision(config), "decoder": llava_text(config)},
     models={"LlavaForConditionalGeneration": Model("captioning", inside(mlp, drop=dropped))},
     heads=head({f"fc{n}": f"multi_modal_projector.linear_{n}" for n in (1, 2)}),
     renamed=RENAMED,

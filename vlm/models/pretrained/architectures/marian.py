@@ -25,7 +25,7 @@ LAYERS: Paths = {
     "mlp.fc2": "fc2",
 }
 NEUTRAL_KEYS = ("extra_pos_embeddings", "is_encoder_decoder")
-ALIASES = {
+MARIAN_ALIASES = {
     "hidden_size": "d_model",
     "num_attention_heads": "encoder_attention_heads",
     "num_hidden_layers": "encoder_layers",
@@ -84,7 +84,7 @@ def sinusoids_and_bias(sizes: dict[str, Any], config: Fields) -> dict[str, Any]:
     return sinusoids(sizes, config) | {"vocabulary_head": head}
 
 
-def names(side: str) -> Names:
+def marian_names(side: str) -> Names:
     return {"token_embed.weight": "shared.weight", **layers(LAYERS, f"{side}.layers")}
 
 
@@ -95,8 +95,8 @@ MARIAN = {
         prefix="model.",
         sizes=sizes("encoder", vocab_size=58101, max_len=1024) | {"token_types": None},
         more=sinusoids,
-        aliases=ALIASES,
-        names=names("encoder"),
+        aliases=MARIAN_ALIASES,
+        names=marian_names("encoder"),
         head={"token_embed.weight": SHARED},
         unused=("encoder.embed_positions.weight",),
     ),
@@ -106,7 +106,7 @@ MARIAN = {
         prefix="model.",
         sizes=sizes("decoder", vocab_size=58101, max_len=1024),
         more=sinusoids_and_bias,
-        names={**names("decoder"), **layers(CROSS_LAYERS, "decoder.layers")},
+        names={**marian_names("decoder"), **layers(CROSS_LAYERS, "decoder.layers")},
         head={
             "token_embed.weight": SHARED,
             "vocabulary_head.bias": Weight(("final_logits_bias",), lambda bias: bias[0], lambda bias: bias[None]),
@@ -118,7 +118,7 @@ MARIAN = {
 }
 
 
-def parts(config: Fields) -> dict[str, Part]:
+def marian_parts(config: Fields) -> dict[str, Part]:
     """The parts of both stacks.
 
     Raises:
@@ -164,8 +164,8 @@ def biased(head: VocabularyHead) -> bool:
     return head.own is None and bias is not None and transform is None
 
 
-ARCHITECTURE = Architecture(
-    parts=parts,
+MARIAN_ARCHITECTURE = Architecture(
+    parts=marian_parts,
     export=export,
     models={"MarianMTModel": Model("translation", translator)},
     bare=True,

@@ -14,7 +14,7 @@ BOTH = "use_bidirectional_attention"
 GEMMA_TEXT = replace(GEMMA, needed={"attention_bias": False, BOTH: True})
 
 
-def text(config: Fields) -> Part:
+def paligemma_text(config: Fields) -> Part:
     """The decoder's part.
 
     Raises:
@@ -31,10 +31,10 @@ def linear(config: Fields, widths: dict[str, Any]) -> Spec:
     return spec_of("LinearProjector", **widths)
 
 
-ARCHITECTURE = Architecture(
+PALIGEMMA_ARCHITECTURE = Architecture(
     parts=lambda config: {
         "encoder": Part(SIGLIP_VISION, config.part("vision_config"), VISION),
-        "decoder": text(config),
+        "decoder": paligemma_text(config),
     },
     models={
         "PaliGemmaForConditionalGeneration": Model("captioning", inside(linear, causal=False, drop=lambda config: 0))

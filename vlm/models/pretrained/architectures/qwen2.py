@@ -31,7 +31,7 @@ def part(stack: Stack, config: Fields) -> Part:
     return Part(stack, config)
 
 
-ARCHITECTURE = Architecture(
+QWEN2_ARCHITECTURE = Architecture(
     parts=lambda config: {"decoder": part(QWEN2, config)},
     models={"Qwen2ForCausalLM": Model("language_modeling", lambda config, parts: parts["decoder"])},
     unused=CLASS_HEAD,

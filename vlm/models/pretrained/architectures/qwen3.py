@@ -14,7 +14,7 @@ QWEN3 = replace(
     names={**LLAMA.names, **{f"blocks.*.attn.head_norm.{one}": f"layers.*.self_attn.{one}_norm" for one in "qk"}},
     needed={**QWEN2.needed, "attention_bias": False},
 )
-ARCHITECTURE = Architecture(
+QWEN3_ARCHITECTURE = Architecture(
     parts=lambda config: {"decoder": part(QWEN3, config)},
     models={"Qwen3ForCausalLM": Model("language_modeling", lambda config, parts: parts["decoder"])},
     unused=CLASS_HEAD,

@@ -40,7 +40,7 @@ ROBERTA = Stack(
         "positions.weight": Weight(
             ("embeddings.position_embeddings.weight", "embeddings.token_type_embeddings.weight"), add_type
         ),
-        **layers(bert.LAYERS, "encoder.layer"),
+        **layers(bert.BERT_LAYERS, "encoder.layer"),
     },
     head={"token_embed.weight": f"roberta.{bert.WORDS}|{bert.WORDS}|lm_head.decoder.weight"},
     unused=bert.BERT.unused,
@@ -50,32 +50,32 @@ ROBERTA = Stack(
 )
 
 
-def fills(config: Fields, parts: Mapping[str, Spec]) -> Spec:
+def roberta_fills(config: Fields, parts: Mapping[str, Spec]) -> Spec:
     """As BERT's, but its head always has the exact GELU."""
-    spec = bert.fills(config, parts)
+    spec = bert.bert_fills(config, parts)
     spec["args"]["transform"] = "gelu"
     return spec
 
 
-PREDICTIONS: Names = {
+ROBERTA_PREDICTIONS: Names = {
     "vocabulary_head.bias": "lm_head.bias|lm_head.decoder.bias",
     "vocabulary_head.dense": "lm_head.dense",
     "vocabulary_head.norm": "lm_head.layer_norm",
 }
-ARCHITECTURE = Architecture(
+ROBERTA_ARCHITECTURE = Architecture(
     parts=lambda config: {"encoder": Part(ROBERTA, config)},
     models={
-        "RobertaForMaskedLM": Model("masked_language_modeling", fills),
-        "RobertaForSequenceClassification": Model("text_classification", bert.classifies),
+        "RobertaForMaskedLM": Model("masked_language_modeling", roberta_fills),
+        "RobertaForSequenceClassification": Model("text_classification", bert.bert_classifies),
         "RobertaForTokenClassification": Model("tagging", bert.tags),
     },
     heads={
-        MaskedLanguageModel: lambda model: PREDICTIONS,
+        MaskedLanguageModel: lambda model: ROBERTA_PREDICTIONS,
         SequenceClassifier: lambda model: {"transform": "classifier.dense", "head": "classifier.out_proj"},
         TokenClassifier: bert.token_head,
     },
     unused=(
-        *patterns_of(PREDICTIONS),
+        *patterns_of(ROBERTA_PREDICTIONS),
         *("classifier.{kind}", "classifier.dense.{kind}", "classifier.out_proj.{kind}", "qa_outputs.{kind}"),
     ),
     ends={"pad": "<pad>", "bos": "<s>", "eos": "</s>"},

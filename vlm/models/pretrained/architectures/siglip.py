@@ -36,10 +36,10 @@ SIGLIP_TEXT = Stack(
     unused=("embeddings.position_ids", "head.{kind}"),
     neutral_keys=("projection_size",),  # rows of the head, which the dual encoder reads
 )
-TOWERS = {"encoder": SIGLIP_VISION, "text_encoder": SIGLIP_TEXT}
+SIGLIP_TOWERS = {"encoder": SIGLIP_VISION, "text_encoder": SIGLIP_TEXT}
 PAD = integer("pad_token_id", 1, low=0)
-WIDTH = integer("projection_size")
-POOL = "vision_model.head"
+SIGLIP_WIDTH = integer("projection_size")
+SIGLIP_POOL = "vision_model.head"
 
 
 def _third(first: int, last: int, name: str) -> Weight:
@@ -49,18 +49,18 @@ def _third(first: int, last: int, name: str) -> Weight:
         size = len(joined) // 3
         return joined[first * size : last * size]
 
-    return Weight((f"{POOL}.attention.{name}",), read)
+    return Weight((f"{SIGLIP_POOL}.attention.{name}",), read)
 
 
-def heads(model: DualEncoder) -> Names:
+def siglip_heads(model: DualEncoder) -> Names:
     """Names of pooling, projection and scale, if our model pools like theirs."""
     if (model.pool, model.text_pool) != ("attention_mlp", "last") or model.text_fill is None or model.bias is None:
         return {}
     names: Names = {
-        "attention_pool.query": token(f"{POOL}.probe"),
-        "attention_pool.attn.proj": f"{POOL}.attention.out_proj",
-        "attention_pool.norm": f"{POOL}.layernorm",
-        **{f"attention_pool.mlp.{layer}": f"{POOL}.mlp.{layer}" for layer in ("fc1", "fc2")},
+        "attention_pool.query": token(f"{SIGLIP_POOL}.probe"),
+        "attention_pool.attn.proj": f"{SIGLIP_POOL}.attention.out_proj",
+        "attention_pool.norm": f"{SIGLIP_POOL}.layernorm",
+        **{f"attention_pool.mlp.{layer}": f"{SIGLIP_POOL}.mlp.{layer}" for layer in ("fc1", "fc2")},
         **{f"attention_pool.attn.q.{kind}": _third(0, 1, f"in_proj_{kind}") for kind in ("weight", "bias")},
         **{f"attention_pool.attn.kv.{kind}": _third(1, 3, f"in_proj_{kind}") for kind in ("weight", "bias")},
         "text_projection": "text_model.head",
@@ -70,12 +70,12 @@ def heads(model: DualEncoder) -> Names:
     return names
 
 
-def dual_encoder(config: Fields, parts: Mapping[str, Spec]) -> Spec:
+def siglip_dual_encoder(config: Fields, parts: Mapping[str, Spec]) -> Spec:
     images = parts["encoder"]["args"]
     texts = config.part("text_config")
     fill = texts.read(PAD)
-    if texts.read(WIDTH) not in (None, images["dim"]):
-        raise texts.fault(WIDTH.name, f"not the width of the image encoder, {images['dim']}")
+    if texts.read(SIGLIP_WIDTH) not in (None, images["dim"]):
+        raise texts.fault(SIGLIP_WIDTH.name, f"not the width of the image encoder, {images['dim']}")
     more = {"pool": "attention_mlp", "text_pool": "last", "text_bias": True, "image_projection": False, "sigmoid": True}
     sizes = {"embed_dim": images["dim"], "pool_heads": images["num_heads"], "text_fill": fill}
     return spec_of("DualEncoder", **parts, **sizes, **more)
@@ -89,21 +89,26 @@ def class_head(model: Classifier) -> Names:
 def export_dual(model: DualEncoder) -> Export | None:
     """Exports both encoders, if our model pools and projects like theirs."""
     pool, images = model.attention_pool, model.encoder
-    if not heads(model) or pool is None or type(images) is not ViT or not isinstance(model.text_encoder, TextEncoder):
+    if (
+        not siglip_heads(model)
+        or pool is None
+        or type(images) is not ViT
+        or not isinstance(model.text_encoder, TextEncoder)
+    ):
         return None
     unlike = pool.attn.num_heads != images.blocks[0].attn.num_heads  # type: ignore[union-attr]
     if unlike or not isinstance(model.image_projection, nn.Identity) or model.text_projection.bias is None:
         return None
-    config, tensors = export_towers(model, TOWERS, heads(model))
+    config, tensors = export_towers(model, SIGLIP_TOWERS, siglip_heads(model))
     for kind in ("weight", "bias"):
         parts = (pool.get_parameter(f"attn.{name}.{kind}") for name in ("q", "kv"))
-        tensors[f"{POOL}.attention.in_proj_{kind}"] = torch.cat([*parts])
+        tensors[f"{SIGLIP_POOL}.attention.in_proj_{kind}"] = torch.cat([*parts])
     config["vision_config"] |= {"vision_use_head": True}
     config["text_config"] |= {PAD.name: model.text_fill, "projection_size": len(model.text_projection.weight)}
     return {"model_type": "siglip", "architectures": ["SiglipModel"]} | config, tensors
 
 
-def export(model: nn.Module) -> Export | None:
+def siglip_export(model: nn.Module) -> Export | None:
     if isinstance(model, DualEncoder):
         return export_dual(model)
     if not isinstance(model, Classifier) or type(model.encoder) is not ViT or model.encoder.class_token is not None:
@@ -113,15 +118,15 @@ def export(model: nn.Module) -> Export | None:
     return whole, tensors
 
 
-ARCHITECTURE = Architecture(
-    parts=lambda config: towers(config, TOWERS),
+SIGLIP_ARCHITECTURE = Architecture(
+    parts=lambda config: towers(config, SIGLIP_TOWERS),
     models={
         "SiglipForImageClassification": Model("classification", classifier("mean")),
-        "SiglipModel": Model("contrastive", dual_encoder),
+        "SiglipModel": Model("contrastive", siglip_dual_encoder),
     },
-    heads={Classifier: class_head, DualEncoder: heads},
+    heads={Classifier: class_head, DualEncoder: siglip_heads},
     unused=("logit_scale", "logit_bias", "classifier.{kind}"),
     ends=dict.fromkeys(("pad", "bos", "eos"), "</s>"),
     canonical=True,
-    export=export,
+    export=siglip_export,
 )

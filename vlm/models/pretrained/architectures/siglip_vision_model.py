@@ -13,7 +13,7 @@ OWN_SIZES = {
     "image_size": square("image_size", 224),
 }
 # Tensors of the attention pooling.
-POOL = (
+SIGLIP_VISION_MODEL_POOL = (
     *("probe", "attention.in_proj_{kind}", "attention.out_proj.{kind}"),
     *("layernorm.{kind}", "mlp.fc1.{kind}", "mlp.fc2.{kind}"),
 )
@@ -28,10 +28,10 @@ SIGLIP_VISION = Stack(
         "norm": "post_layernorm",
         **layers(LAYERS, "encoder.layers"),
     },
-    unused=("embeddings.position_ids", *(f"head.{name}" for name in POOL)),
+    unused=("embeddings.position_ids", *(f"head.{name}" for name in SIGLIP_VISION_MODEL_POOL)),
     needed={"num_channels": 3},
     # Of the pooling, which is part of the model, and of PaliGemma's projector.
     neutral_keys=("num_image_tokens", "num_positions", "projection_dim", "projector_hidden_act", "vision_use_head"),
     written={"vision_use_head": False},
 )
-ARCHITECTURE = Architecture(parts=lambda config: {"encoder": Part(SIGLIP_VISION, config)})
+SIGLIP_VISION_MODEL_ARCHITECTURE = Architecture(parts=lambda config: {"encoder": Part(SIGLIP_VISION, config)})

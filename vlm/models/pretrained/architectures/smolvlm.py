@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from vlm.models.pretrained.architectures.idefics3 import ARCHITECTURE as IDEFICS3
+from vlm.models.pretrained.architectures.idefics3 import IDEFICS3_ARCHITECTURE
 from vlm.models.pretrained.architectures.idefics3 import MODEL
 
-ARCHITECTURE = replace(IDEFICS3, models={"SmolVLMForConditionalGeneration": MODEL})
+SMOLVLM_ARCHITECTURE = replace(IDEFICS3_ARCHITECTURE, models={"SmolVLMForConditionalGeneration": MODEL})

@@ -7,14 +7,14 @@ import torch
 
 from vlm.models.decoder import Decoder
 from vlm.models.pretrained.architecture import Architecture, Model, spec_of, translator
-from vlm.models.pretrained.architectures.llama import ACTIVATIONS as GATED
+from vlm.models.pretrained.architectures.llama import LLAMA_ACTIVATIONS as GATED
 from vlm.models.pretrained.fields import Fields, choice, flag, integer, number
 from vlm.models.pretrained.stack import ACTIVATIONS as UNGATED
 from vlm.models.pretrained.stack import Names, Part, Paths, Stack, Weight, layers
 from vlm.models.text_encoder import TextEncoder
 
-ACTIVATIONS = UNGATED | {f"gated-{theirs}": ours for theirs, ours in GATED.items()}
-ACTIVATIONS["gated-gelu"] = "geglu_tanh"  # legacy, as theirs reads it
+T5_ACTIVATIONS = UNGATED | {f"gated-{theirs}": ours for theirs, ours in GATED.items()}
+T5_ACTIVATIONS["gated-gelu"] = "geglu_tanh"  # legacy, as theirs reads it
 ATTENTION: Paths = {
     "norm1": "layer.0.layer_norm",
     "attn.qkv": tuple(f"layer.0.SelfAttention.{part}" for part in "qkv"),
@@ -34,7 +34,7 @@ SIZES: dict[str, Any] = {
     "num_heads": integer("num_heads", 8),
     "head_dim": integer("d_kv", 64),
     "hidden": integer("d_ff", 2048),
-    "activation": choice("feed_forward_proj", "relu", ACTIVATIONS),
+    "activation": choice("feed_forward_proj", "relu", T5_ACTIVATIONS),
     "norm": "rms",
     "norm_eps": number("layer_norm_epsilon", 1e-6),
     "attn_scale": 1.0,
@@ -54,7 +54,7 @@ def mlp(layer: int, *, gated: bool) -> Paths:
     }
 
 
-def names(side: str, paths: Paths, embedding: str) -> Names:
+def t5_names(side: str, paths: Paths, embedding: str) -> Names:
     bias = f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
     return {
         "token_embed.weight": embedding,
@@ -83,7 +83,7 @@ def scales(config: Fields) -> bool:
     return config.read(flag("tie_word_embeddings", True)) if stated is None else stated
 
 
-ALIASES = {
+T5_ALIASES = {
     "hidden_size": "d_model",
     "num_attention_heads": "num_heads",
     "num_hidden_layers": "num_layers",
@@ -95,7 +95,7 @@ T5_ENCODER = Stack(
     sizes=SIZES | {"token_types": None},
     more=positions,
     names={},
-    aliases=ALIASES,
+    aliases=T5_ALIASES,
     needed={"is_encoder_decoder": True},
 )
 T5_DECODER = Stack(
@@ -109,7 +109,7 @@ T5_DECODER = Stack(
 )
 
 
-def parts(config: Fields) -> dict[str, Part]:
+def t5_parts(config: Fields) -> dict[str, Part]:
     stated = str(config.get("feed_forward_proj", "relu"))
     gated = stated.startswith("gated-")
     # Newer folders also have what follows from feed_forward_proj; other values would replace it.
@@ -117,8 +117,8 @@ def parts(config: Fields) -> dict[str, Part]:
     config.require({"is_gated_act": gated, "dense_act_fn": activation}, f"an MLP of {stated:.40}")
     shared = config.read(flag("tie_word_embeddings", True))
     embedding = f"{EMBEDDING}|lm_head.weight" if shared else EMBEDDING
-    encoder = names("encoder", {**ATTENTION, **mlp(1, gated=gated)}, embedding)
-    decoder = names("decoder", {**ATTENTION, **CROSS_ATTENTION, **mlp(2, gated=gated)}, embedding)
+    encoder = t5_names("encoder", {**ATTENTION, **mlp(1, gated=gated)}, embedding)
+    decoder = t5_names("decoder", {**ATTENTION, **CROSS_ATTENTION, **mlp(2, gated=gated)}, embedding)
     head = {"vocabulary_head.own.weight": embedding if shared else "lm_head.weight"}
     depth = config.get("num_decoder_layers") or config.get("num_layers", 6)
     return {
@@ -127,8 +127,8 @@ def parts(config: Fields) -> dict[str, Part]:
     }
 
 
-ARCHITECTURE = Architecture(
-    parts=parts,
+T5_ARCHITECTURE = Architecture(
+    parts=t5_parts,
     models={name: Model("translation", translator) for name in ("T5ForConditionalGeneration", "T5WithLMHeadModel")},
     unused=("qa_outputs.{kind}",),
     bare=True,

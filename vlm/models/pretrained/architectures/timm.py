@@ -54,7 +54,7 @@ class TimmStack(Stack):
 
 
 TIMM = TimmStack(kind=TimmEncoder, model_type="timm", sizes={}, names={})
-ARCHITECTURE = Architecture(
+TIMM_ARCHITECTURE = Architecture(
     parts=lambda config: {"encoder": Part(TIMM, config)},
     # The head is dropped; what the weights are from, and how images are prepared, is read with the preprocessing.
     neutral_keys=("global_pool", "label_descriptions", "label_names", "num_classes", "num_features", "pretrained_cfg"),

@@ -56,7 +56,7 @@ TROCR = Stack(
         "vocabulary_head.own.weight": "output_projection.weight",
     },
 )
-ARCHITECTURE = Architecture(
+TROCR_ARCHITECTURE = Architecture(
     parts=lambda config: {"decoder": Part(TROCR, config)},
     models={"TrOCRForCausalLM": Model("language_modeling", lambda config, parts: parts["decoder"])},
 )

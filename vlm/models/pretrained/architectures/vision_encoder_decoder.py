@@ -21,7 +21,7 @@ from vlm.models.pretrained.stack import Part, Weight, WeightMap
 from vlm.models.vit import ViT
 
 STACKS = {"encoder": (VIT, DEIT, SIGLIP_VISION), "decoder": (GPT2, TROCR)}
-PROJECTION = "enc_to_dec_proj"
+VISION_ENCODER_DECODER_PROJECTION = "enc_to_dec_proj"
 
 
 def parts(config: Fields) -> dict[str, Part]:
@@ -42,7 +42,7 @@ def parts(config: Fields) -> dict[str, Part]:
 
 def fold_projection(weights: WeightMap, stored: Collection[str]) -> WeightMap:
     """Merges a projection of the encoder's states into the key and value projections, which are linear too."""
-    p, b = f"{PROJECTION}.weight", f"{PROJECTION}.bias"
+    p, b = f"{VISION_ENCODER_DECODER_PROJECTION}.weight", f"{VISION_ENCODER_DECODER_PROJECTION}.bias"
     if p not in stored:
         return weights
     folded = dict(weights)
@@ -98,11 +98,14 @@ def _widened(dim: int, width: int, tensors: dict[str, Tensor]) -> dict[str, Tens
     """A projection that pads the encoder's states with zeros to the decoder's width, and the layers that read them."""
     layers = {name: tensor for name, tensor in tensors.items() if name.endswith("crossattention.c_attn.weight")}
     filled = {name: torch.cat([one, one.new_zeros(width - dim, 2 * width)]) for name, one in layers.items()}
-    projection = {f"{PROJECTION}.weight": torch.eye(width, dim), f"{PROJECTION}.bias": torch.zeros(width)}
+    projection = {
+        f"{VISION_ENCODER_DECODER_PROJECTION}.weight": torch.eye(width, dim),
+        f"{VISION_ENCODER_DECODER_PROJECTION}.bias": torch.zeros(width),
+    }
     return filled | projection
 
 
-ARCHITECTURE = Architecture(
+VISION_ENCODER_DECODER_ARCHITECTURE = Architecture(
     parts=parts,
     models={"VisionEncoderDecoderModel": Model("captioning", captioner)},
     adjust=fold_projection,

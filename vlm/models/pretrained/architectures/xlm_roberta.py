@@ -6,8 +6,8 @@ from vlm.models.pretrained.architectures import roberta
 from vlm.models.pretrained.stack import Part
 
 XLM_ROBERTA = replace(roberta.ROBERTA, model_type="xlm-roberta")
-ARCHITECTURE = replace(
-    roberta.ARCHITECTURE,
+XLM_ROBERTA_ARCHITECTURE = replace(
+    roberta.ROBERTA_ARCHITECTURE,
     parts=lambda config: {"encoder": Part(XLM_ROBERTA, config)},
-    models={f"XLM{name}": model for name, model in roberta.ARCHITECTURE.models.items()},
+    models={f"XLM{name}": model for name, model in roberta.ROBERTA_ARCHITECTURE.models.items()},
 )

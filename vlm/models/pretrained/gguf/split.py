@@ -7,7 +7,7 @@ from vlm.errors import UserError
 from vlm.models.pretrained.gguf.header import Header, Place, read_header
 
 PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})(\.gguf)", re.IGNORECASE | re.ASCII)
-NUMBER, COUNT, TENSORS = "split.no", "split.count", "split.tensors.count"
+PART_NUMBER, COUNT, TENSORS = "split.no", "split.count", "split.tensors.count"
 MOST_PARTS, NAMED = 1000, 3  # missing parts that are named in a message
 
 
@@ -32,8 +32,8 @@ def read_parts(path: Path) -> Header:
     values, places = read_header(paths[0]).values, dict[str, Place]()
     for number, part in enumerate(paths):
         read = read_header(part)
-        expected = values | {NUMBER: number, COUNT: count}
-        for key in (NUMBER, COUNT, *read.values):
+        expected = values | {PART_NUMBER: number, COUNT: count}
+        for key in (PART_NUMBER, COUNT, *read.values):
             if (stated := read.values.get(key)) != expected.get(key):
                 raise ValueError(f"{key} is {stated!r:.40} in {part.name}, not {expected.get(key)!r:.40}")
         if twice := next((name for name in read.tensors if name in places), None):
