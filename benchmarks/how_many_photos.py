@@ -25,7 +25,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 from vlm.data.sources.captions import Flickr8k
-from vlm.io.atomic import write_text
+from vlm.io.files import write_text
 
 ROOT = Path(__file__).resolve().parents[1]
 METRICS = {"cider": "CIDEr", "bleu4": "BLEU-4"}

@@ -191,7 +191,7 @@ def main() -> int:
         results["memory"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
         torch.save(results, Path(work) / side)
         return 0
-    from vlm.checkpoint.hub import fetched
+    from vlm.checkpoint.locate import fetched
     from vlm.errors import UserError
 
     print(row(HEAD), row(["---"] * len(HEAD)), sep="\n", flush=True)

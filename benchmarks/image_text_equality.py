@@ -139,7 +139,7 @@ def theirs(name: str, folder: Path) -> dict[str, Any]:
 @torch.inference_mode()
 def ours(folder: Path) -> dict[str, Any]:
     """Returns the same of vlm, from the image files, and logits in float64."""
-    from vlm.tasks.image_questions.prompted import PromptedAnswerer
+    from vlm.tasks.image_questions.predict import PromptedAnswerer
 
     answerer = PromptedAnswerer(str(folder / "model"))
     results: dict[str, Any] = {"pixels": [], "tokens": [], "logits": [], "texts": [], "exact": []}

@@ -9,7 +9,7 @@ from typing import Any
 import lightning as L
 import torch
 
-from vlm.training.callbacks.step_times import between, finish, mark
+from vlm.training.callbacks.speed import between, finish, mark
 
 
 class Interleaved(L.Callback):

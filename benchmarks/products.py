@@ -21,8 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vlm.nn.step.int8 import Int8Linear
-from vlm.nn.step.packed import PackedLinear, split_product
+from vlm.nn.step.packed import Int8Linear, PackedLinear, split_product
 
 Product = Callable[[Tensor], Tensor]
 Shape = tuple[int, int]  # outputs, inputs

@@ -23,11 +23,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 from interleaved import report
 
 from vlm.data.images.image import Preprocess
-from vlm.data.order import TrainBatches
 from vlm.data.records import Split
+from vlm.data.samples import TrainBatches
 from vlm.data.sources.captions import Flickr8k
 from vlm.data.sources.shards import Shards
-from vlm.data.store.shard_writer import files_of, write_manifest, write_split
+from vlm.data.store.shard_sets import files_of, write_manifest, write_split
 
 Read = Callable[[int], object]
 

@@ -39,8 +39,8 @@ from torch import Tensor, nn
 
 from vlm.config.compose import compose
 from vlm.data.batch import Batch, InputRows
+from vlm.decoding.loop import search
 from vlm.decoding.options import Decoding
-from vlm.decoding.search import search
 from vlm.nn.precision import has_bfloat16
 from vlm.nn.step.packed import prepack, prepack_for_decoding
 from vlm.training.run.run import Run, build_model

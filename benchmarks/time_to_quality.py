@@ -45,7 +45,7 @@ from time_budget import Clock
 from tuned_peers import Captions, Curve, Texts, train_peer
 
 from vlm.config.compose import compose
-from vlm.io.atomic import write_text
+from vlm.io.files import write_text
 from vlm.training.run.train import quiet
 
 ROOT = Path(__file__).resolve().parents[1]

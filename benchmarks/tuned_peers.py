@@ -21,8 +21,7 @@ from transformers.trainer_pt_utils import LengthGroupedSampler
 
 from vlm.evaluation.metrics.captions import CaptionMetric
 from vlm.nn.precision import has_bfloat16
-from vlm.training.config.preparation import prepared
-from vlm.training.run.run import build_data
+from vlm.training.run.run import build_data, prepared
 from vlm.training.step.optim import Cosine
 
 BFLOAT16 = has_bfloat16("cpu")

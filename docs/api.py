@@ -11,7 +11,7 @@ from typing import Any, get_type_hints
 
 import vlm
 from vlm.inference import ranking, writing
-from vlm.inference.attention.drawing import AttentionPicture
+from vlm.inference.attention.pictures import AttentionPicture
 from vlm.inference.methods import returned
 from vlm.inference.options import DecodingOptions, declared
 from vlm.inference.predictor import Predictor

@@ -21,7 +21,7 @@ from vlm.tuning import tune
 if TYPE_CHECKING:
     from torch import nn
 
-    from vlm.inference.attention.drawing import AttentionPicture
+    from vlm.inference.attention.pictures import AttentionPicture
     from vlm.inference.predictor import Predictor
     from vlm.tasks.chat.session import Chat
 

@@ -22,7 +22,7 @@ from torch.profiler import ProfilerActivity, profile
 from vlm.cli import bench
 from vlm.config.compose import compose
 from vlm.data.text.text_field import TextField
-from vlm.training.callbacks.step_times import StepTimes
+from vlm.training.callbacks.speed import StepTimes
 from vlm.training.data_module import Data
 from vlm.training.run.train import quiet
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import hostile_files as files
 import pytest
 
-from vlm.checkpoint.save import write
+from vlm.checkpoint.file import write
 from vlm.checkpoint.stored import contained
 from vlm.cli.main import run as vlm
 from vlm.training.run import evaluate, resume, run  # noqa: F401  imported before the clock runs

@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 from vlm.checkpoint import load as ckpt
+from vlm.checkpoint.file import write
 from vlm.checkpoint.rebuild import rebuild
-from vlm.checkpoint.save import write
 from vlm.config.names import FORMAT
 from vlm.errors import UserError
 from vlm.models.encoder_decoder import VisionLanguageModel

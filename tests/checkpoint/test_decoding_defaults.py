@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from vlm.checkpoint.decoding_defaults import OPTIONS, REFUSED, decoding_defaults
+from vlm.checkpoint.hugging_face import OPTIONS, REFUSED, decoding_defaults
 from vlm.decoding.sampling import Sampling
 from vlm.errors import UserError
 from vlm.inference.options import DecodingOptions

@@ -18,8 +18,8 @@ import vlm
 from vlm.cli.main import run
 from vlm.data.text.inputs import encode_text
 from vlm.errors import UserError
-from vlm.tasks.contrastive.loss import contrastive_loss, sigmoid_loss
 from vlm.tasks.contrastive.predict import DualClassifier
+from vlm.tasks.contrastive.train import contrastive_loss, sigmoid_loss
 
 NAMES = ("clip", "siglip")
 EXACT = ["--precision", "fp32"]

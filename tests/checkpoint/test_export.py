@@ -15,12 +15,12 @@ from safetensors.torch import load_file, save_file
 from small import TASKS as SMALL
 
 import vlm
+from vlm.checkpoint.file import write
 from vlm.checkpoint.load import load_model, read, weights
-from vlm.checkpoint.save import write
 from vlm.cli.main import run as command
 from vlm.data.images.image import Preprocess
 from vlm.data.text.export import tokenizer_files
-from vlm.data.text.token_check import check_tokens
+from vlm.data.text.hugging_face import check_tokens
 from vlm.data.text.tokenizer import ByteTokenizer, CharTokenizer, SentencePieceTokenizer
 from vlm.errors import UserError
 from vlm.models.classifier import Classifier

@@ -16,7 +16,7 @@ import vlm
 from vlm.checkpoint.load import load_model, read
 from vlm.cli.main import run as command
 from vlm.errors import UserError
-from vlm.models.pretrained.gguf.tensors import TYPES
+from vlm.models.pretrained.gguf.file import TYPES
 from vlm.tasks.language_modeling.predict import TextGenerator
 
 KINDS = [kind for kind in TYPES if kind in gguf.GGMLQuantizationType.__members__]  # older versions have fewer

@@ -16,10 +16,9 @@ from vlm.cli.main import run as command
 from vlm.data.shapes.scene_captions import main as draw
 from vlm.data.text.tokenizer import tokenizer_from_state
 from vlm.errors import UserError
-from vlm.models.context import Context
+from vlm.models.context import Context, Prefix
 from vlm.models.decoder import Decoder
 from vlm.models.encoder_decoder import TextToText, VisionLanguageModel
-from vlm.models.fusion import Prefix
 from vlm.models.graphs import Graph, graphs_of, step_graph
 from vlm.models.recurrent import RecurrentEncoder
 from vlm.models.text_encoder import TextEncoder

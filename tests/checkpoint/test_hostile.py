@@ -3,8 +3,8 @@
 import pytest
 import tiny_checkpoints as tiny
 
+from vlm.checkpoint.file import write
 from vlm.checkpoint.load import read
-from vlm.checkpoint.save import write
 from vlm.cli.main import run as vlm
 
 EACH = [task if task == "tagging" else pytest.param(task, marks=pytest.mark.slow) for task in tiny.TASKS]

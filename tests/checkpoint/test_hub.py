@@ -11,9 +11,8 @@ import pytest
 import torch
 
 import vlm
-from vlm.checkpoint.base import find_base
-from vlm.checkpoint.hub import fetched
-from vlm.checkpoint.load import load_model, read
+from vlm.checkpoint.load import find_base, load_model, read
+from vlm.checkpoint.locate import fetched
 from vlm.checkpoint.start import start_from
 from vlm.cli.main import run as command
 from vlm.errors import printable

@@ -10,9 +10,9 @@ import torch
 import transformers
 from hugging import DECODERS, TEXTS, saved_decoder, saved_gpt2
 
+from vlm.checkpoint.file import write
 from vlm.checkpoint.load import load_model, read
 from vlm.checkpoint.rebuild import rebuild
-from vlm.checkpoint.save import write
 from vlm.cli.main import run as command
 from vlm.decoding.sampling import Sampling
 from vlm.errors import UserError

@@ -14,7 +14,7 @@ from vlm.checkpoint.load import read
 from vlm.cli.main import run
 from vlm.data.text.passages import encode_passage
 from vlm.errors import UserError
-from vlm.inference.text.text_rows import encoded_rows
+from vlm.inference.predictor import encoded_rows
 from vlm.tasks.masked_language_modeling.predict import GapFiller
 from vlm.tasks.span_answering.predict import SpanAnswerer, span_scores
 from vlm.tasks.tagging.predict import Tagger

@@ -13,14 +13,14 @@ from image_text import MODELS, saved_image_text
 from PIL import Image
 
 import vlm
+from vlm.checkpoint.file import write
 from vlm.checkpoint.load import read
-from vlm.checkpoint.save import write
 from vlm.cli.main import run as command
 from vlm.errors import UserError
-from vlm.inference.text.text_words import word_probabilities
+from vlm.inference.writing import word_probabilities
 from vlm.models.context import PLACE
 from vlm.tasks.captioning.predict import Captioner
-from vlm.tasks.image_questions.prompted import PromptedAnswerer
+from vlm.tasks.image_questions.predict import PromptedAnswerer
 
 QUESTIONS = ["what is it?", "how many dogs run", "red", "is the cat\non the table?", "a"]
 QUESTIONS += ["why", "where?", "the big one"]

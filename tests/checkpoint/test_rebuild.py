@@ -12,8 +12,8 @@ from tiny_checkpoints import FILES, IMAGES
 from torch import nn
 
 from vlm.checkpoint import load as ckpt
+from vlm.checkpoint.file import write
 from vlm.checkpoint.rebuild import rebuild
-from vlm.checkpoint.save import write
 from vlm.checkpoint.stored import GROUPS, thaw
 from vlm.cli.main import run
 from vlm.config import target

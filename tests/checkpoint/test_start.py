@@ -9,10 +9,9 @@ from tiny_checkpoints import FILES
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.functional import resize
 
-from vlm.checkpoint.base import base_weights
-from vlm.checkpoint.load import read, weights
+from vlm.checkpoint.file import write
+from vlm.checkpoint.load import base_weights, read, weights
 from vlm.checkpoint.rebuild import rebuild
-from vlm.checkpoint.save import write
 from vlm.checkpoint.start import start_from
 from vlm.cli.main import run as vlm
 from vlm.config.names import FORMAT

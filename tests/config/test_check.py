@@ -2,7 +2,7 @@
 
 import pytest
 
-from vlm.config.check import check
+from vlm.config.build import check
 from vlm.errors import UserError
 
 pytestmark = pytest.mark.usefixtures("strangers")
@@ -142,7 +142,7 @@ def test_only_what_may_be_built_is_imported(python, tmp_path):
     (tmp_path / "canary.py").write_text("print('imported')\nclass Quiet: ...\n")
     done = python(
         """
-        from vlm.config.check import check
+        from vlm.config.build import check
         try:
             check({"a": {"_target_": "canary.Quiet"}, "b": {"_target_": "vlm.cli.main.main"}})
         except Exception as fault:
@@ -238,7 +238,7 @@ def test_what_the_program_supplies_to_a_part_is_no_argument_of_the_whole_either(
 
 
 def test_every_node_is_looked_at_once(monkeypatch):
-    from vlm.config import check as checks
+    from vlm.config import build as checks
 
     looked = []
     look = checks._node_faults

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from vlm.config.check import check
+from vlm.config.build import check
 
 
 class TestFaults:

@@ -38,7 +38,7 @@ def test_a_name_is_the_same_when_its_module_has_moved():
     assert names.full("ViT") == "vlm.models.vit.ViT"
 
 
-@pytest.mark.parametrize("target", ["vlm.models.vit.Nothing", "vlm.checkpoint.save.write", "vlm.models.vit"])
+@pytest.mark.parametrize("target", ["vlm.models.vit.Nothing", "vlm.checkpoint.file.write", "vlm.models.vit"])
 def test_what_is_no_class_of_a_run_cannot_be_stored(target):
     with pytest.raises(UserError, match=re.escape(target)):
         names.short(target)

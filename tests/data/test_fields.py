@@ -7,14 +7,12 @@ import torch
 from captioned import refusal
 from PIL import Image
 
-from vlm.data.fields import CaptionField, ImageField, LabelField, learn_tokenizers
+from vlm.data.fields import CaptionField, ImageField, LabelField, PairedImageField, learn_tokenizers
 from vlm.data.images.augment import Augment
-from vlm.data.images.cached_images import CachedImages
-from vlm.data.images.device_field import DeviceImageField
-from vlm.data.images.image import Preprocess
-from vlm.data.paired_images import PairedImageField
+from vlm.data.images.image import CachedImages, Preprocess
 from vlm.data.records import Listed, Record, Source
 from vlm.data.text.tokenizer import CharTokenizer
+from vlm.training.device_images import DeviceImageField
 
 TRAIN, VAL = [["a cat", "cats"], ["a dog"]], [["xyz"]]
 

@@ -7,8 +7,8 @@ from itertools import chain, pairwise
 import numpy as np
 import pytest
 
-from vlm.data.order import EvalBatches, Key, TrainBatches
-from vlm.data.pairs import BLOCK, block_of, partner
+from vlm.data.fields import BLOCK, block_of, partner
+from vlm.data.samples import EvalBatches, Key, TrainBatches
 from vlm.errors import UserError
 
 SIZE, BATCH = 1000, 24

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from vlm.data.ranks import Rank, rank_by_launcher
+from vlm.machine import Rank, rank_by_launcher
 from vlm.training.run.processes import started
 
 TORCHRUN = {"TORCHELASTIC_RUN_ID": "1", "RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}

@@ -7,8 +7,7 @@ from classed import lay_out
 from vlm.data.fields import ImageField, LabelField
 from vlm.data.images.class_augment import ClassAugment
 from vlm.data.images.image import Preprocess
-from vlm.data.order import Key
-from vlm.data.samples import RecordDataset
+from vlm.data.samples import Key, RecordDataset
 from vlm.data.sources.class_folders import ClassFolders
 
 KEYS = [Key(0, index) for index in range(6)]

@@ -6,12 +6,10 @@ from functools import partial
 import pytest
 import torch
 
-from vlm.models.context import Context
+from vlm.models.context import Context, Prefix
 from vlm.models.decoder import Decoder
-from vlm.models.fusion import Prefix
 from vlm.models.heads import VocabularyHead
-from vlm.models.recurrent import RecurrentDecoder
-from vlm.models.soft_attention import BahdanauDecoder, ShowAttendTellDecoder
+from vlm.models.recurrent import BahdanauDecoder, RecurrentDecoder, ShowAttendTellDecoder
 
 SLOW = pytest.mark.slow
 TRANSFORMERS = {"cross": lambda: {"context_dim": 6}, "prefix": lambda: {"prefix": Prefix(dim=16, context_dim=6)}}

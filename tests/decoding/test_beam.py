@@ -8,9 +8,9 @@ import torch
 
 from vlm.decoding.beam import best, part_size
 from vlm.decoding.constraints import Rules
+from vlm.decoding.loop import search
 from vlm.decoding.options import Decoding
 from vlm.decoding.sampling import Sampling
-from vlm.decoding.search import search
 from vlm.errors import UserError
 from vlm.models.context import Context
 

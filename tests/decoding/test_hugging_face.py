@@ -5,8 +5,8 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, VisionEncoderDecoderModel, ViTConfig, ViTModel
 
 from vlm.decoding.constraints import Rules
+from vlm.decoding.loop import search
 from vlm.decoding.options import Decoding
-from vlm.decoding.search import search
 from vlm.models.decoder import Decoder
 from vlm.models.encoder_decoder import VisionLanguageModel
 from vlm.models.pretrained.folder import Folder

@@ -9,12 +9,11 @@ import torch
 from searches import BOS, IMAGES, MAX_LEN, POSITIONS, SEARCHES, V, common_token, part, run, same
 
 from vlm.decoding.beam import Beam
+from vlm.decoding.beam_row import as_json
 from vlm.decoding.constraints import Rules
-from vlm.decoding.loop import decode
+from vlm.decoding.loop import decode, search
 from vlm.decoding.options import Decoding
 from vlm.decoding.sampling import Sampling
-from vlm.decoding.search import search
-from vlm.decoding.trace import as_json
 from vlm.nn.step.replay import Stepper
 from vlm.randomness import numpy_rng
 

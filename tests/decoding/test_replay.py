@@ -11,12 +11,10 @@ from waits import Waits, wait_of
 
 from vlm.decoding.constraints import Rules
 from vlm.decoding.continuation import continue_texts
-from vlm.decoding.loop import _Loop
+from vlm.decoding.loop import _Loop, search
 from vlm.decoding.options import Decoding
 from vlm.decoding.sampling import Sampling
-from vlm.decoding.search import search
-from vlm.nn.step.fixed_state import FixedDecodeState
-from vlm.nn.step.replay import StepperPool
+from vlm.nn.step.replay import FixedDecodeState, StepperPool
 
 LONG = 24  # steps, so that most of them are replayed
 ALL_RULES = Rules(no_repeat_ngram=2, repetition_penalty=1.2, min_tokens=2, banned=((3,), (4, 5)), prefix=(6,))

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from vlm.decoding.required import RequiredWords, missing, next_tokens, progress, room_needed
+from vlm.decoding.constraints import RequiredWords, missing, next_tokens, progress, room_needed
 
 CASES = {
     "one": (((1, 2, 1, 3),),),

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from vlm.decoding.search import greedy
+from vlm.decoding.loop import greedy
 from vlm.models.context import Context
 
 V, MAX_LEN, BOS = 31, 10, 1

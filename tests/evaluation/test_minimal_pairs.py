@@ -9,7 +9,7 @@ from hugging import saved_gpt2
 
 from vlm.cli.main import run as vlm
 from vlm.errors import UserError
-from vlm.evaluation.minimal_pairs import Pair, pair_scores, read_pairs
+from vlm.training.run.minimal_pairs import Pair, pair_scores, read_pairs
 
 PAIRS = [("a man climbs a rock", "a man climb a rock"), ("two dogs run", "two dogs runs over"), ("a bird", "bird a")]
 

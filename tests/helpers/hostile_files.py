@@ -9,8 +9,8 @@ import zipfile
 
 import torch
 
+from vlm.checkpoint.file import write
 from vlm.checkpoint.rebuild import rebuild
-from vlm.checkpoint.save import write
 from vlm.checkpoint.stored import freeze
 from vlm.config.compose import compose
 from vlm.config.names import FORMAT
@@ -236,9 +236,11 @@ def target(path, value):
 # Checkpoints whose config would do harm where it is built: `vlm evaluate`, and `resume`.
 CONFIGS = {
     "config names os.system": target("data.source._class_", "os.system"),
-    "config names a function of ours": target("callbacks.x", {"_class_": "vlm.checkpoint.save.write", "path": CANARY}),
-    "config names a target": target("callbacks.x", {"_target_": "vlm.training.callbacks.ema.EMA", "decay": 0.9}),
-    "config names a dotted class of ours": target("callbacks.x", {"_class_": "vlm.training.callbacks.ema.EMA"}),
+    "config names a function of ours": target("callbacks.x", {"_class_": "vlm.checkpoint.file.write", "path": CANARY}),
+    "config names a target": target(
+        "callbacks.x", {"_target_": "vlm.training.callbacks.checkpoints.EMA", "decay": 0.9}
+    ),
+    "config names a dotted class of ours": target("callbacks.x", {"_class_": "vlm.training.callbacks.checkpoints.EMA"}),
     "config writes elsewhere": target(
         "callbacks.x", {"_class_": "lightning.pytorch.callbacks.ModelCheckpoint", "dirpath": f"../{CANARY}"}
     ),

@@ -11,7 +11,7 @@ from PIL import Image
 
 from vlm.checkpoint import load as ckpt
 from vlm.randomness import numpy_rng
-from vlm.training.callbacks.first_batch import ShowFirstBatch
+from vlm.training.callbacks.progress import ShowFirstBatch
 
 
 def only_run(runs: Path) -> Path:

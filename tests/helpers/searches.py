@@ -6,10 +6,9 @@ import pytest
 import torch
 
 from vlm.decoding.constraints import Rules
-from vlm.decoding.loop import decode
+from vlm.decoding.loop import decode, search
 from vlm.decoding.options import Decoding
 from vlm.decoding.sampling import Sampling
-from vlm.decoding.search import search
 from vlm.models.context import Context
 from vlm.nn.position import LearnedPositionsEachLayer, RelativeBias, RotaryPositions, SinusoidalPositions
 

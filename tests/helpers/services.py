@@ -30,7 +30,7 @@ def tiny(task: str) -> str:
 def service(path: str = CAPTIONER, *, local: bool = True, origins: tuple[str, ...] = (), **options: Any) -> Any:
     """A service of a model; options of the task are defaults of it."""
     from vlm.serving.app import Service
-    from vlm.serving.sites import Sites
+    from vlm.serving.server import Sites
 
     limits: dict[str, Any] = {"rows": 8, "most": 64, "max_bytes": 2**25, "timeout": 60, "key": None}
     limits = {name: options.pop(name, value) for name, value in limits.items()}

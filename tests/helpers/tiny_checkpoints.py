@@ -12,8 +12,8 @@ import tempfile
 from contextlib import redirect_stdout
 from pathlib import Path
 
+from vlm.checkpoint.file import write
 from vlm.checkpoint.load import read
-from vlm.checkpoint.save import write
 from vlm.cli.main import run as vlm
 from vlm.training.run.fit import main as train
 

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from vlm.data.order import EvalBatches, TrainBatches
-from vlm.tasks.contrastive.loss import contrastive_loss
+from vlm.data.samples import EvalBatches, TrainBatches
+from vlm.tasks.contrastive.train import contrastive_loss
 from vlm.training.step.losses import Term
 from vlm.training.step.optim import Constant, Optimization
 from vlm.training.step.step_loader import StepLoader

@@ -192,7 +192,7 @@ HYDRA = "# @package _global_\nhydra:\n"
 HANDLER = "    handlers:\n      x:\n"
 CONFIG_FILES = {
     "names os.system": "# @package _global_\nmodel:\n  encoder:\n    _target_: os.system\n    x: touch canary\n",
-    "names our function": "# @package _global_\ncallbacks:\n  x:\n    _target_: vlm.checkpoint.save.write\n"
+    "names our function": "# @package _global_\ncallbacks:\n  x:\n    _target_: vlm.checkpoint.file.write\n"
     "    path: canary\n    checkpoint: {}\n",
     "has hydra call": f"{HYDRA}  callbacks:\n    x:\n      _target_: os.mkdir\n      path: canary\n",
     "sets the environment": f"{HYDRA}  job:\n    env_set:\n      LD_PRELOAD: evil.so\n",

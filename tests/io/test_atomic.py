@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from vlm.io.atomic import atomic_write
+from vlm.io.files import atomic_write
 
 
 def write(path, content: bytes, **options) -> None:

@@ -8,8 +8,7 @@ import os
 import pytest
 
 from vlm.errors import UserError, printable
-from vlm.io.output import Output, Records, aligned, csv_text
-from vlm.io.resume_output import begun
+from vlm.io.output import Output, Records, aligned, begun, csv_text
 
 UNDECODED = os.fsdecode(b"\xff\n.png")
 RECORDS = [

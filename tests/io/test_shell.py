@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from vlm.io.shell import shell_line
+from vlm.io.terminal import shell_line
 from vlm.training.run.train import closing
 
 TEXTS = ["plain", "two words", 'it\'s "so" `here` $HOME \\n !!', "", "a\nb\ttab\r", "\U0001f468\u200d\U0001f469 'x' \\"]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from vlm.io.shell import train_command
+from vlm.io.terminal import train_command
 
 
 @pytest.mark.parametrize(

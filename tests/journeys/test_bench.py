@@ -10,8 +10,8 @@ import pytest
 import torch
 from journey import only_run
 
-from vlm.cli import batch_size
-from vlm.cli.batch_size import Trial, heaviest, largest
+from vlm.cli import bench as batch_size
+from vlm.cli.bench import Trial, heaviest, largest
 from vlm.cli.main import run as vlm
 from vlm.config.compose import compose
 from vlm.training.run.fit import main
@@ -96,7 +96,7 @@ def test_trials_take_the_heaviest_batch(small, tmp_path) -> None:
 # In a process of its own: memory that other tests left free would be filled first.
 MEMORY = """
 import contextlib, io, json, sys
-from vlm.cli import batch_size
+from vlm.cli import bench as batch_size
 from vlm.cli.main import run
 from vlm.config.compose import compose
 batch_size.available_memory = lambda: 2**29

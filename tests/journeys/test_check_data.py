@@ -10,8 +10,8 @@ import pytest
 from PIL import Image
 
 from vlm.cli.main import run as vlm
-from vlm.data.images.image_hash import exact, image_hash, near
 from vlm.data.shapes.scene_captions import Shapes
+from vlm.evaluation.data_check.faults import exact, image_hash, near
 
 WORDS = ["a dog", "two cats", "one man", "the child", "some birds"]
 PLACES = ["on the grass", "by the river", "in the snow", "under a tree", "at home", "on a red sofa"]

@@ -12,7 +12,7 @@ from journey import interrupt_at, results, same_weights
 
 from vlm.checkpoint import load as ckpt
 from vlm.cli.main import run as vlm
-from vlm.data.shapes.drawn import DrawnSplit
+from vlm.data.shapes.scene_source import DrawnSplit
 from vlm.training.run.fit import main
 
 ROOT = Path(__file__).parents[2]

@@ -10,7 +10,7 @@ from small import MODELS, command, task_of
 from used import used
 
 from vlm.checkpoint.load import load_model, read
-from vlm.checkpoint.verify import refusing
+from vlm.checkpoint.rebuild import refusing
 from vlm.cli.main import run as vlm
 from vlm.errors import UserError
 from vlm.training.run.fit import main

@@ -7,7 +7,7 @@ import pytest
 from journey import only_run
 
 from vlm.data.records import Record
-from vlm.data.shapes.drawn import DrawnSplit
+from vlm.data.shapes.scene_source import DrawnSplit
 from vlm.training.run.fit import main
 
 # The default data, model and schedule, on a sixteenth of the scenes.

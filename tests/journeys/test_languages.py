@@ -17,10 +17,10 @@ import vlm as vlm_api
 from vlm.checkpoint import load as ckpt
 from vlm.cli.main import run as vlm
 from vlm.data.images.image import load_image
-from vlm.data.sources.flickr8k_languages import Flickr8kLanguages
+from vlm.data.sources.captions import Flickr8kLanguages
 from vlm.evaluation.metrics.captions import CaptionMetric
-from vlm.inference.text.text_words import word_probabilities
-from vlm.serving.demo_uses import Values, form_of
+from vlm.inference.writing import word_probabilities
+from vlm.serving.demo_forms import Values, form_of
 from vlm.tasks.captioning.predict import Captioner
 from vlm.training.run.fit import main
 

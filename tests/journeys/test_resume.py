@@ -14,7 +14,7 @@ from journey import interrupt_at, only_run, same_weights
 from vlm.checkpoint import load as ckpt
 from vlm.training.callbacks.bad_samples import BadSamples
 from vlm.training.run.fit import main
-from vlm.training.step import compiling
+from vlm.training.step import blocks as compiling
 from vlm.training.step.optim import Cosine
 
 DROPOUT = ["model.size.dropout=0.1", "trainer.max_epochs=3"]

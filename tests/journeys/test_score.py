@@ -172,7 +172,7 @@ def test_files_that_are_read_are_not_written_over_and_ids_send_no_commands(tmp_p
 
 
 def test_absent_metrics_say_why(tmp_path, capsys, monkeypatch) -> None:
-    monkeypatch.setattr("vlm.evaluation.metrics.java.find_spec", lambda name: None)
+    monkeypatch.setattr("vlm.evaluation.score.find_spec", lambda name: None)
     assert vlm(["score", *files(tmp_path)]) == 0
     said = capsys.readouterr().out
     for name in ("meteor", "spice"):

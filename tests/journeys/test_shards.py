@@ -96,7 +96,7 @@ def test_shards_of_a_process_that_was_killed_are_not_taken_for_all(files, tmp_pa
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("vlm.data.store.shard_writer.build_index", killed)
+        patch.setattr("vlm.data.store.shard_sets.build_index", killed)
         assert vlm(["shard", *files, "--out", str(tmp_path / "set"), "--shard-size", "7"]) == 130
     assert (tmp_path / "set" / "train" / "000000.tar").is_file()
     with pytest.raises(UserError, match=r"shards\.json: is no valid manifest .*incomplete"):

@@ -82,7 +82,7 @@ NEEDS = {
     **{key: ["model.encoder.patch_size=4"] for key in ("fashion_mnist", "mnist")},
     "questions": ["data.root=.", "data.path=questions.csv"],
     "conversations": ["data.root=.", "data.path=chats.jsonl"],
-    "joined_texts": ["data.source.sources=[{_target_:vlm.data.sources.text_folders.TextFolders,root:.}]"],
+    "joined_texts": ["data.source.sources=[{_target_:vlm.data.sources.class_folders.TextFolders,root:.}]"],
     "aligned": ["data.root=.", "data.from=en", "data.to=de"],
     "multi30k_photos": ["data.root=.", "data.photos=."],
     "pretrained": ["tokenizer.path=."],

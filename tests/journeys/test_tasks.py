@@ -15,7 +15,7 @@ from small import MODELS, TASKS, command, task_of
 
 from vlm.cli.main import run as vlm
 from vlm.config.compose import compose
-from vlm.evaluation.report.controls import CONTROLS, TITLES
+from vlm.evaluation.report.verdict import CONTROLS, TITLES
 from vlm.training.config.check import check
 from vlm.training.run.evaluate import evaluation_of
 from vlm.training.run.fit import main

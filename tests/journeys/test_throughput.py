@@ -7,7 +7,7 @@ import pytest
 from journey import only_run
 
 from vlm.models.flop import Work, model_flop
-from vlm.training.callbacks import throughput
+from vlm.training.callbacks import speed as throughput
 from vlm.training.run.fit import main
 from vlm.training.step import step_loader
 from vlm.training.step.step_loader import StepLoader

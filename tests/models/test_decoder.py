@@ -4,13 +4,12 @@ import pytest
 import torch
 
 from vlm.data.batch import Targets, next_token_labels
-from vlm.decoding.search import greedy
-from vlm.models.context import Context
+from vlm.decoding.loop import greedy
+from vlm.models.context import Context, Prefix
 from vlm.models.decoder import Decoder
-from vlm.models.fusion import Prefix
 from vlm.models.heads import VocabularyHead
-from vlm.nn.bucketed_bias import BucketedBias
 from vlm.nn.position import (
+    BucketedBias,
     LearnedPositions,
     LearnedPositionsEachLayer,
     Positions,

@@ -10,26 +10,26 @@ from torch import nn
 
 import vlm.models
 from vlm.data.batch import Targets, next_token_labels, pack
-from vlm.decoding.search import greedy
+from vlm.decoding.loop import greedy
 from vlm.errors import UserError
-from vlm.models.classifier import AttentionPool, Classifier
-from vlm.models.context import Context
-from vlm.models.decoder import Decoder
+from vlm.models.classifier import AttentionPool, Classifier, SequenceClassifier, TokenClassifier
+from vlm.models.context import Context, Prefix
+from vlm.models.decoder import Decoder, TextDecoder
 from vlm.models.dual_encoder import DualEncoder
-from vlm.models.encoder_decoder import TextAndImageToText, TextToText, VisionLanguageModel
-from vlm.models.fusion import Prefix
+from vlm.models.encoder_decoder import (
+    LinearProjector,
+    MLPProjector,
+    ProjectedEncoder,
+    TextAndImageToText,
+    TextToText,
+    VisionLanguageModel,
+)
 from vlm.models.heads import VocabularyHead
-from vlm.models.masked_language_model import MaskedLanguageModel
 from vlm.models.neural_lm import NeuralLanguageModel
-from vlm.models.projector import LinearProjector, MLPProjector, ProjectedEncoder
-from vlm.models.recurrent import Bridge, RecurrentDecoder, RecurrentEncoder
-from vlm.models.several_images import SeveralImages
-from vlm.models.soft_attention import BahdanauDecoder, ShowAttendTellDecoder
-from vlm.models.text_classifiers import SequenceClassifier, TokenClassifier
-from vlm.models.text_decoder import TextDecoder
-from vlm.models.text_encoder import TextEncoder
+from vlm.models.recurrent import BahdanauDecoder, Bridge, RecurrentDecoder, RecurrentEncoder, ShowAttendTellDecoder
+from vlm.models.text_encoder import MaskedLanguageModel, TextEncoder
 from vlm.models.timm_encoder import TimmEncoder
-from vlm.models.vit import ViT
+from vlm.models.vit import SeveralImages, ViT
 from vlm.training.step.losses import token_loss
 
 V, D, MAX_LEN = 31, 24, 20

@@ -5,23 +5,20 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from vlm.models.classifier import Classifier
+from vlm.models.classifier import Classifier, SequenceClassifier, TokenClassifier
+from vlm.models.context import Prefix
 from vlm.models.decoder import Decoder
 from vlm.models.dual_encoder import DualEncoder
 from vlm.models.encoder_decoder import TextAndImageToText, TextToText, VisionLanguageModel
 from vlm.models.flop import Work, model_flop
 from vlm.models.frozen_features import Features
-from vlm.models.fusion import Prefix
 from vlm.models.heads import VocabularyHead
 from vlm.models.neural_lm import NeuralLanguageModel
-from vlm.models.recurrent import RecurrentDecoder, RecurrentEncoder
-from vlm.models.several_images import SeveralImages
-from vlm.models.soft_attention import BahdanauDecoder, ShowAttendTellDecoder
-from vlm.models.text_classifiers import SequenceClassifier, TokenClassifier
+from vlm.models.recurrent import BahdanauDecoder, RecurrentDecoder, RecurrentEncoder, ShowAttendTellDecoder
 from vlm.models.text_encoder import TextEncoder
 from vlm.models.timm_encoder import TimmEncoder
-from vlm.models.vit import ViT
-from vlm.nn.stems import ConvPoolStem, ConvStem
+from vlm.models.vit import SeveralImages, ViT
+from vlm.nn.embeddings import ConvPoolStem, ConvStem
 
 STEMS = {"patches": lambda: None, "conv": lambda: ConvStem(patch_size=8, dim=24)}
 STEMS["pool"] = lambda: ConvPoolStem(patch_size=8, dim=24)

@@ -6,8 +6,7 @@ from torch import nn
 
 from vlm.models.context import Context
 from vlm.models.neural_lm import NeuralLanguageModel
-from vlm.models.recurrent import RecurrentDecoder, RecurrentEncoder
-from vlm.models.soft_attention import BahdanauDecoder, ShowAttendTellDecoder
+from vlm.models.recurrent import BahdanauDecoder, RecurrentDecoder, RecurrentEncoder, ShowAttendTellDecoder
 
 V, D, C, MAX_LEN = 13, 8, 6, 20
 SIZES = {"vocab_size": V, "max_len": MAX_LEN, "dim": D}

@@ -6,16 +6,14 @@ from hugging import saved_git
 
 from vlm.checkpoint.load import load_model, read
 from vlm.data.batch import pack
-from vlm.decoding.loop import decode
+from vlm.decoding.loop import decode, search
 from vlm.decoding.options import Decoding
-from vlm.decoding.search import search
 from vlm.errors import UserError
-from vlm.models.context import PLACE, Context, interleaved
+from vlm.models.context import PLACE, Context, Prefix, interleaved
 from vlm.models.decoder import Decoder
-from vlm.models.fusion import Prefix
 from vlm.nn.mask import Texts, causal_within, with_prefix
 from vlm.nn.position import RotaryPositions
-from vlm.nn.step.fixed_state import FixedDecodeState
+from vlm.nn.step.replay import FixedDecodeState
 
 V, D, DEPTH, N, MAX_LEN = 31, 24, 2, 3, 20
 

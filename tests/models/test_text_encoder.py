@@ -14,16 +14,16 @@ from transformers import (
 
 from vlm.data.batch import InputRows
 from vlm.data.text.inputs import Encoded, Input, input_rows
+from vlm.models.classifier import SequenceClassifier, TokenClassifier
 from vlm.models.decoder import Decoder
 from vlm.models.dual_encoder import DualEncoder
 from vlm.models.encoder_decoder import TextToText
-from vlm.models.masked_language_model import MaskedLanguageModel
-from vlm.models.text_classifiers import SequenceClassifier, TokenClassifier
-from vlm.models.text_encoder import TextEncoder
+from vlm.models.text_encoder import MaskedLanguageModel, TextEncoder
 from vlm.models.vit import ViT
-from vlm.nn.bucketed_bias import BucketedBias
+from vlm.nn.embeddings import Spelling
 from vlm.nn.mask import within
 from vlm.nn.position import (
+    BucketedBias,
     LearnedPositionsEachLayer,
     Positions,
     RelativeBias,
@@ -31,7 +31,6 @@ from vlm.nn.position import (
     SinusoidalPositions,
     SplitSinusoids,
 )
-from vlm.nn.spelling import Spelling
 from vlm.tasks.masked_language_modeling.predict import gap_probabilities, pseudo_log_likelihood
 from vlm.tasks.span_answering.predict import span_scores
 

@@ -7,9 +7,8 @@ from torch import nn
 from vlm.models.context import Context, concat_batches, concat_states
 from vlm.models.decoder import Decoder
 from vlm.models.encoder_decoder import TextAndImageToText, TextToText, VisionLanguageModel, encode_in_parts
-from vlm.models.several_images import SeveralImages
 from vlm.models.text_encoder import TextEncoder
-from vlm.models.vit import ViT
+from vlm.models.vit import SeveralImages, ViT
 from vlm.nn.attention import recorded
 
 V, D, N, MAX_LEN = 31, 24, 3, 16

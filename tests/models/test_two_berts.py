@@ -7,8 +7,8 @@ from hugging import wide
 from transformers import BertConfig, BertLMHeadModel, BertModel, EncoderDecoderModel
 
 from vlm.config.compose import compose
+from vlm.decoding.loop import search
 from vlm.decoding.options import Decoding
-from vlm.decoding.search import search
 from vlm.training.run.run import build_model
 
 V, D, MAX_LEN, BOS, EOS = 31, 24, 16, 1, 2

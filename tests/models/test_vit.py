@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from vlm.models.vit import ViT
+from vlm.nn.embeddings import ConvStem
 from vlm.nn.image_size import sides
 from vlm.nn.position import (
     LearnedPositions,
@@ -15,7 +16,6 @@ from vlm.nn.position import (
     RotaryPositions,
     SinusoidalPositions,
 )
-from vlm.nn.stems import ConvStem
 
 SIZES = {"image_size": 24, "patch_size": 8, "dim": 12, "depth": 2, "num_heads": 3}
 VARIANTS = {

@@ -15,7 +15,7 @@ from vlm.nn.attention import (
     same_kernels,
 )
 from vlm.nn.mask import Texts, causal_within, within_segments
-from vlm.nn.step.cache import KeyValueCache
+from vlm.nn.step.block import KeyValueCache
 
 B, N, K = 3, 2, 5
 

@@ -11,8 +11,8 @@ from transformers.models.t5.modeling_t5 import T5Attention
 from transformers.models.trocr.modeling_trocr import TrOCRSinusoidalPositionalEmbedding
 
 from vlm.nn.attention import SelfAttention
-from vlm.nn.bucketed_bias import BucketedBias
 from vlm.nn.position import (
+    BucketedBias,
     GridPositions,
     LearnedPositions,
     LearnedPositionsEachLayer,

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from vlm.nn.spelling import Spelling
+from vlm.nn.embeddings import Spelling
 
 ACUTE = " \N{LATIN SMALL LETTER E WITH ACUTE}"
 PIECES = [b"", b"", b" the", b" c", b"at", b"s", ACUTE.encode(), b" longerword", b"\xff"]

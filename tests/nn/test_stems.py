@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from vlm.nn.stems import ConvPoolStem, ConvStem, PatchEmbed
+from vlm.nn.embeddings import ConvPoolStem, ConvStem, PatchEmbed
 
 tiny = partial(ConvPoolStem, stride=1)
 STEMS = [PatchEmbed, ConvStem, ConvPoolStem, tiny]

@@ -18,7 +18,7 @@ MOMENTS += [("os.replace", 2, "before"), ("os.replace", 2, "after"), ("os.fsync"
 
 DIE = """
 import os, signal, tempfile, torch
-from vlm.checkpoint import save
+from vlm.checkpoint import file as save
 saves, calls, write, function = 0, 0, save.write, {name}
 def counted(path, *args, **kwargs):
     global saves, calls

@@ -12,7 +12,7 @@ from journey import only_run
 from small import command
 
 from vlm.checkpoint import load as ckpt
-from vlm.training.callbacks.samples import Samples
+from vlm.training.callbacks.progress import Samples
 from vlm.training.run.fit import main
 
 pytestmark = pytest.mark.slow

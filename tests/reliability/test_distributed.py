@@ -13,7 +13,7 @@ from kills import Nursery
 from small import COMPARING, MODELS, TASKS, accumulated, command, task_of
 
 from vlm.checkpoint import load as ckpt
-from vlm.training.step import compiling
+from vlm.training.step import blocks as compiling
 
 pytestmark = pytest.mark.slow
 

@@ -14,7 +14,7 @@ from kills import Nursery
 from small import command
 
 from vlm.checkpoint import load as ckpt
-from vlm.checkpoint.save import write
+from vlm.checkpoint.file import write
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from vlm.checkpoint import load as ckpt
-from vlm.checkpoint.save import write
+from vlm.checkpoint.file import write
 from vlm.cli import main as cli
 from vlm.data.shapes.scene_captions import Shapes, write_coco
 from vlm.data.shapes.scenes import COLORS

@@ -47,7 +47,7 @@ STUCK = {"idle": "pass", "asleep": "time.sleep(1e6)", "stopped": "os.kill(os.get
 NO_ROOM = """
 import os, resource, signal, time
 from torch.utils.data import _utils, get_worker_info
-from vlm.checkpoint import save
+from vlm.checkpoint import file as save
 write = save.write
 def limited(*args, **options):
     resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))

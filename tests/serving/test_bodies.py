@@ -9,8 +9,7 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 
 from vlm.serving import bodies as module
-from vlm.serving.bodies import Bodies, Gone
-from vlm.serving.budget import Budget
+from vlm.serving.bodies import Bodies, Budget, Gone
 
 
 def parts(*sizes: int, hangs: bool = False, gone: bool = False):

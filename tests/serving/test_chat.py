@@ -19,8 +19,8 @@ from image_text import saved_image_text
 from services import CAPTIONER, client, client_of, running, service, tiny
 
 import vlm
+from vlm.checkpoint.file import write
 from vlm.checkpoint.load import read
-from vlm.checkpoint.save import write
 from vlm.cli.main import run
 from vlm.data.text.conversation import PLAIN
 from vlm.data.text.prompt_form import PromptForm

@@ -14,7 +14,7 @@ from tiny_checkpoints import IMAGES
 
 pytest.importorskip("fastapi")
 pytest.importorskip("httpx")
-from vlm.serving.contents import decode_base64
+from vlm.serving.reader import decode_base64
 
 # Of the web-platform-tests, fetch/data-urls/resources/base64.json; None is a failure.
 DECODED: dict[str, list[int] | None] = {

@@ -19,9 +19,9 @@ from vlm.data.images.image import load_image
 from vlm.inference.attention.maps import read_attention
 from vlm.inference.options import ModelOptions
 from vlm.inference.predictor import BatchPredictor, load_predictor
-from vlm.serving import demo_html as html
-from vlm.serving.demo_examples import example_images, example_texts, samples_of
-from vlm.serving.demo_uses import Form, Values, form_of
+from vlm.serving import demo_forms as html
+from vlm.serving.demo_forms import Form, Values, form_of
+from vlm.serving.demo_page import example_images, example_texts, samples_of
 from vlm.tasks.span_answering.predict import SpanAnswer
 
 CAPTIONER = str(ROOT / "data" / "sample" / "captioner.ckpt")
@@ -243,7 +243,7 @@ def asked(guard, path: str = "/", body: bytes = b"", **scope) -> tuple[int, str,
 def guarded():
     """A guard before an application that tells the query and the size of the body that it was handed."""
     pytest.importorskip("starlette")
-    from vlm.serving.demo_guard import Guard
+    from vlm.serving.demo import Guard
 
     async def app(scope, receive, send):
         body = (await receive())["body"] if scope["method"] == "POST" else b""

@@ -18,7 +18,7 @@ from used import used
 
 from vlm.inference.options import ModelOptions
 from vlm.inference.predictor import load_predictor
-from vlm.serving.demo_uses import WAYS, Form
+from vlm.serving.demo_forms import WAYS, Form
 
 pytest.importorskip("gradio")
 pytest.importorskip("httpx")

@@ -17,8 +17,7 @@ from vlm.cli.main import run
 from vlm.data.images.image import load_image
 from vlm.inference.options import checked
 from vlm.nn.step.replay import StepperPool
-from vlm.serving.engine import Engine, Full
-from vlm.serving.job import Job
+from vlm.serving.engine import Engine, Full, Job
 
 
 class Ours(Engine):

@@ -14,8 +14,8 @@ from vlm.data.hold_out import HELD_OUT
 from vlm.data.images.class_augment import ClassAugment
 from vlm.data.images.image import Preprocess
 from vlm.data.records import Listed, Record, Source
-from vlm.data.shapes.scene_classes import ShapeClasses
-from vlm.data.shapes.scene_text import SceneText
+from vlm.data.shapes.scene_captions import SceneText
+from vlm.data.shapes.scene_labels import ShapeClasses
 from vlm.data.sources.class_folders import ClassFolders
 from vlm.data.sources.shards import Shards
 from vlm.data.text.text_field import TextField

@@ -10,14 +10,14 @@ from captioned import captions, picture
 from torch import nn
 
 from vlm.config.compose import compose
-from vlm.data.features import feature_file
-from vlm.data.features.source_hash import augment_fault, check_split
+from vlm.data import features as feature_file
+from vlm.data.features import augment_fault, check_split
 from vlm.data.fields import CaptionField, ImageField
 from vlm.data.images.augment import Augment
 from vlm.data.images.class_augment import ClassAugment
 from vlm.data.images.image import Preprocess
-from vlm.data.order import Key
 from vlm.data.records import Listed, Record
+from vlm.data.samples import Key
 from vlm.data.text.tokenizer import ByteTokenizer
 from vlm.errors import UserError
 from vlm.models.context import Context

@@ -3,7 +3,7 @@
 from vlm.config.compose import compose
 from vlm.training.run.run import build_fields
 
-INPUT = "vlm.data.text.input_fields.InputField"
+INPUT = "vlm.data.text.inputs.InputField"
 
 
 def test_fields_of_equal_tokenizers_share_one() -> None:

@@ -1,9 +1,6 @@
-"""Reads checkpoint files safely.
+"""Reads checkpoint files safely, and writes them atomically."""
 
-A file is a checkpoint of Lightning with `format` and an entry `vlm`, which holds all that inference needs: model
-specification, tokenizer, preprocessing, config and scores.
-"""
-
+import json
 import os
 import zipfile
 from collections.abc import Iterable, Mapping
@@ -14,14 +11,68 @@ import torch
 from torch import Tensor
 
 from vlm.checkpoint.bounds import check_sizes
-from vlm.checkpoint.hub import fetched
 from vlm.checkpoint.hugging_face import from_folder
-from vlm.checkpoint.runs import in_run, no_checkpoint
-from vlm.checkpoint.specification import from_specification, is_specified
-from vlm.checkpoint.verify import check_archive, check_content, refusing
+from vlm.checkpoint.locate import fetched, in_run, no_checkpoint
+from vlm.checkpoint.rebuild import MAX_TEXT, check_archive, check_content, refusing
 from vlm.config.names import FORMAT
 from vlm.errors import UserError
+from vlm.io.files import atomic_write, remove_unfinished
+from vlm.models.pretrained.folder import Folder
 from vlm.models.pretrained.opened import is_published, opened
+
+FILE = "vlm.json"
+
+
+def is_specified(path: Path) -> bool:
+    """Returns True for a folder written by `vlm export --to safetensors`."""
+    return path.is_dir() and (path / FILE).is_file()
+
+
+def from_specification(folder: Path) -> dict[str, Any]:
+    """Reads the checkpoint in a folder.
+
+    Raises:
+        UserError: It is damaged.
+    """
+    try:
+        if (folder / FILE).stat().st_size > MAX_TEXT:
+            raise ValueError("it is too large")
+        content = json.loads((folder / FILE).read_text(encoding="utf-8"))
+        check_content(content)
+        about = {"format": content["format"], "vlm": content["vlm"], "global_step": 0, "epoch": -1}
+    except (OSError, KeyError, TypeError, RecursionError, ValueError) as fault:
+        raise UserError(f"{folder / FILE}: cannot be read ({fault}); export the model again") from fault
+    tensors = Folder(folder).weights()
+    return about | {"state_dict": {f"model.{name}": tensor for name, tensor in tensors.items()}}
+
+
+def write(path: str | os.PathLike, checkpoint: Mapping[str, Any], *, keep: Path | None = None) -> None:
+    """Writes a checkpoint to a temporary file, syncs it and renames it, so that a kill leaves the old one intact.
+
+    Args:
+        keep: New name for the old checkpoint; default is to replace it.
+    Raises:
+        UserError: The disk is full or the folder is not writable; the old checkpoint is not changed.
+    """
+    path = Path(path)
+    try:
+        remove_unfinished(path.parent, path.name)
+        with atomic_write(path, keep=keep) as file:
+            torch.save(dict(checkpoint), file)
+    except (OSError, RuntimeError) as fault:  # torch's writer reports a full disk as a RuntimeError
+        reason = _reason(fault)
+        raise UserError(
+            f"{path}: cannot write the checkpoint ({reason}); free space or choose another folder", 1
+        ) from fault
+
+
+def _reason(fault: BaseException) -> str:
+    """The system's reason, which torch may hide behind its own error."""
+    first: BaseException | None = fault
+    while first is not None and not isinstance(first, OSError):
+        first = first.__context__
+    return (first.strerror if isinstance(first, OSError) else None) or str(fault).splitlines()[0]
+
 
 GRAPHS_DESCRIPTION = "graphs.json"  # file in a folder that `vlm export` wrote for other programs
 

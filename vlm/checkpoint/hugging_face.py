@@ -1,5 +1,6 @@
-"""Reads a Hugging Face folder as a checkpoint: model, tokenizer, preprocessing, special ids, decoding defaults."""
+"""Reads a Hugging Face folder as a checkpoint: model, tokenizer, preprocessing, decoding defaults."""
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -7,9 +8,7 @@ from typing import Any
 import torch
 
 from vlm.checkpoint.bounds import check_sizes
-from vlm.checkpoint.decoding_defaults import decoding_defaults
 from vlm.checkpoint.rebuild import rebuild_shapes
-from vlm.checkpoint.sentence_transformers import stated_embedding
 from vlm.config.names import FORMAT
 from vlm.data.images.hugging_face import read_preprocess
 from vlm.data.text.hugging_face import read_tokenizer
@@ -18,10 +17,147 @@ from vlm.data.text.prompt_form import read_form, read_text_form
 from vlm.data.text.tokenizer_base import Tokenizer
 from vlm.errors import UserError
 from vlm.models.pretrained.architecture import Spec, class_names
+from vlm.models.pretrained.fields import Fields, choice, flag, integer, number
 from vlm.models.pretrained.folder import Folder
 from vlm.models.pretrained.load import hugging_face_state, stored_classes
 from vlm.models.pretrained.specification import Specified, specify
 from vlm.nn.image_size import ImageSize, plain, sides
+
+# Options of vlm, each with its field in generation_config.json.
+OPTIONS = {
+    "beam": integer("num_beams", high=1024),
+    "length_penalty": number("length_penalty", low=-100, high=100),
+    "no_repeat_ngram": integer("no_repeat_ngram_size", low=0, high=1024),
+    "repetition_penalty": number("repetition_penalty", low=1e-3, high=1e3),
+    "min_tokens": integer("min_new_tokens", low=0),
+    "max_tokens": integer("max_new_tokens"),
+    "temperature": number("temperature", high=1e3),
+    "top_k": integer("top_k", low=-1),
+    "top_p": number("top_p"),
+    "min_p": number("min_p"),
+}
+EARLY_STOPPING = choice("early_stopping", None, {False: False, True: True, "never": "never"})
+# Options that change a text and are not supported, with their values that change nothing.
+REFUSED: dict[str, tuple] = {
+    "forced_bos_token_id": (None,),
+    **dict.fromkeys(("suppress_tokens", "begin_suppress_tokens", "sequence_bias"), (None, [])),
+    **dict.fromkeys(("force_words_ids", "constraints", "penalty_alpha"), (None, [])),
+    **dict.fromkeys(("encoder_no_repeat_ngram_size", "exponential_decay_length_penalty"), (None, 0)),
+    **dict.fromkeys(("encoder_repetition_penalty", "typical_p"), (None, 1, 1.0)),
+    **dict.fromkeys(("diversity_penalty", "epsilon_cutoff", "eta_cutoff", "num_beam_groups"), (None, 0, 0.0, 1)),
+    **dict.fromkeys(("top_h", "max_time", "watermarking_config", "dola_layers"), (None,)),
+    "stop_strings": (None, [], ""),
+    "guidance_scale": (None, 1, 1.0),
+    "token_healing": (None, False),
+    "cache_implementation": (None, "dynamic", "static", "offloaded", "offloaded_static", "hybrid", "sliding_window"),
+}
+LENGTH = 20  # default number of tokens, if a folder states none
+
+
+def decoding_defaults(generation: Fields, *, prompted: bool) -> dict[str, Any]:
+    """Returns the defaults in a folder's generation_config.json.
+
+    Args:
+        prompted: Whether texts continue prompts. The stated lengths would then include the prompt, and are left to the
+            user.
+    Raises:
+        UserError: A value is out of bounds, or changes texts in a way that is not supported.
+    """
+    for name, neutral in REFUSED.items():
+        if generation.values.get(name) not in neutral:
+            raise generation.fault(name, "which is not done here")
+    defaults = {} if prompted else {"max_tokens": LENGTH, **_lengths(generation)}
+    defaults |= {"early_stopping": generation.read(EARLY_STOPPING) or False, "end_counts": True}
+    stated = {ours: generation.read(option) for ours, option in OPTIONS.items()}
+    defaults |= {ours: value for ours, value in stated.items() if value is not None}
+    defaults = {ours: value for ours, value in defaults.items() if value != 0 or ours != "min_tokens"}
+    defaults |= _ends_and_bans(generation)
+    if generation.read(flag("do_sample")):
+        defaults |= {"sample": True, "top_k": defaults.get("top_k", 50)}
+    return defaults
+
+
+def _ends_and_bans(generation: Fields) -> dict[str, Any]:
+    """Returns whether the last token must be the end token, and the tokens that are never generated.
+
+    A ban applies before probabilities are computed, as with `renormalize_logits`, which Marian's folders state.
+    """
+    end, banned = generation.values.get("forced_eos_token_id"), generation.values.get("bad_words_ids") or []
+    if end not in (None, generation.values.get("eos_token_id")):
+        raise generation.fault("forced_eos_token_id", "not the end token")
+    listed = isinstance(banned, list) and all(isinstance(words, list) and len(words) == 1 for words in banned)
+    tokens = [token for (token,) in banned] if listed else [None]
+    if not all(type(token) is int and token >= 0 for token in tokens):
+        raise generation.fault("bad_words_ids", "not a list of single tokens")
+    return ({} if end is None else {"forced_end": True}) | ({"never": tokens} if tokens else {})
+
+
+def _lengths(generation: Fields) -> dict[str, int]:
+    """Converts stated lengths, which include the begin token, to numbers of tokens without it."""
+    read = {f"{end}_tokens": generation.read(integer(f"{end}_length", low=0)) for end in ("max", "min")}
+    return {ours: length - 1 for ours, length in read.items() if length and length > 1}
+
+
+MODULES, OWN = "modules.json", "sentence_bert_config.json"
+POOLINGS = {"mean": "mean", "cls": "first"}  # sentence-transformers' name -> vlm's
+OLD_POOLINGS = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls"}  # as in most published folders
+ORDER = (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"])
+
+
+def stated_embedding(folder: Folder) -> dict[str, Any]:
+    """Returns pooling, normalisation and longest text of a folder, as in a checkpoint; empty for any other folder.
+
+    Raises:
+        UserError: The folder is damaged, or asks for something unsupported.
+    """
+    content = folder.text(MODULES)
+    if content is None:
+        return {}
+    file = folder.path / MODULES
+    try:
+        modules = {str(one["type"]).rpartition(".")[2]: str(one["path"]) for one in json.loads(content)}
+    except (RecursionError, ValueError, KeyError, TypeError) as fault:
+        raise UserError(f"{file} cannot be read ({fault}); restore the file") from fault
+    if list(modules) not in ORDER or modules["Transformer"]:
+        raise UserError(
+            f"{file}: lists {', '.join(modules)[:100]}; what is read is a Transformer in the folder itself, "
+            "Pooling and Normalize; choose another folder"
+        )
+    embedding = {"pooling": _pooling(folder, f"{modules['Pooling']}/config.json"), "normalize": "Normalize" in modules}
+    _refuse_prompts(folder.json("config_sentence_transformers.json"))
+    length = _longest(folder)
+    return {"embedding": embedding} | ({} if length is None else {"max_len": length})
+
+
+def _pooling(folder: Folder, name: str) -> str:
+    config = folder.json(name)
+    if config is None:
+        raise UserError(f"{folder} has no {name}; fetch it again")
+    mode = config.values.get("pooling_mode")
+    if mode is None:
+        chosen = [key for key, value in config.values.items() if key.startswith("pooling_mode_") and value is True]
+        mode = OLD_POOLINGS.get(chosen[0], chosen[0]) if len(chosen) == 1 else chosen
+    if not isinstance(mode, str) or mode not in POOLINGS:
+        raise UserError(f"{config.file}: pools by {mode!r:.60}; what is read is mean or cls; choose another folder")
+    return POOLINGS[mode]
+
+
+def _refuse_prompts(config: Fields | None) -> None:
+    """Refuses a default prompt before each text, which vlm does not add."""
+    if config is not None and "default_prompt_name" in config:
+        raise config.fault("default_prompt_name", "a prompt before each text, which is not added")
+
+
+def _longest(folder: Folder) -> int | None:
+    """Reads the longest text in tokens, from sentence_bert_config.json or, in newer folders, tokenizer_config.json."""
+    own, tokenizer = folder.json(OWN), folder.json("tokenizer_config.json")
+    if own is not None and own.read(flag("do_lower_case", False)):
+        raise own.fault("do_lower_case", "which is not done beside the tokenizer")
+    if own is not None and "max_seq_length" in own:
+        return own.read(integer("max_seq_length", low=3))
+    stated = None if tokenizer is None else tokenizer.values.get("model_max_length")
+    return stated if type(stated) is int and 3 <= stated <= 2**20 else None
+
 
 NAMED = ("classification", "text_classification", "tagging")  # tasks with classes
 LONGEST_TEXT = 256  # default number of tokens that a model writes after a prompt

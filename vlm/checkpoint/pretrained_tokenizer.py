@@ -1,19 +1,148 @@
-"""The tokenizer of a pretrained model, for fine-tuning."""
+"""The tokenizer of a pretrained model for fine-tuning, also of a folder without a model."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
-from vlm.checkpoint.file import locate
+from vlm.checkpoint.file import is_specified, locate
 from vlm.checkpoint.load import read
-from vlm.checkpoint.specification import is_specified
-from vlm.data.text.hugging_face import read_tokenizer
+from vlm.data.text.hugging_face import MARIAN, MODELS, PLAIN_FILES, XLM, read_tokenizer
 from vlm.data.text.library import PieceModelTokenizer
-from vlm.data.text.lone_tokenizer import is_lone_tokenizer, read_lone_tokenizer
 from vlm.data.text.tokenizer import tokenizer_from_state
 from vlm.data.text.tokenizer_base import Row, Tokenizer
 from vlm.errors import UserError
+from vlm.models.pretrained.folder import Folder
 from vlm.models.pretrained.opened import is_published, is_supported, opened
+
+WHOLE, SETTINGS = "tokenizer.json", ("tokenizer_config.json", "special_tokens_map.json")
+FILES = (WHOLE, *SETTINGS, *PLAIN_FILES, *MODELS, MARIAN[0], XLM)
+# Keys of the settings that name each special token, the first that has a value first.
+NAMES = {"eos": ("eos_token", "sep_token"), "bos": ("bos_token", "cls_token"), "pad": ("pad_token",)}
+# Usual names, if there are no settings: those of BERT, RoBERTa, GPT-2, Gemma and Llama 3.
+USUAL = {
+    "eos": ("[SEP]", "</s>", "<|endoftext|>", "<eos>", "<|end_of_text|>"),
+    "bos": ("[CLS]", "<s>", "<|startoftext|>", "<bos>", "<|begin_of_text|>"),
+    "pad": ("[PAD]", "<pad>"),
+}
+
+
+class TokenizerFile(Folder):
+    """A tokenizer.json under any name, as a folder with the settings beside it.
+
+    Args:
+        path: The file.
+    """
+
+    def file(self, name: str) -> Path:
+        if name == WHOLE:
+            return self.path
+        return self.path.with_name(name) if name in SETTINGS else self.path / name  # the latter does not exist
+
+    def place(self, name: str) -> str:
+        return str(self.file(name))
+
+
+def is_lone_tokenizer(path: Path) -> bool:
+    """Returns True for a JSON file, or a folder with files of a tokenizer."""
+    return (path.suffix == ".json" and path.is_file()) or any((path / name).is_file() for name in FILES)
+
+
+def read_lone_tokenizer(path: Path) -> Tokenizer:
+    """Reads a folder or a tokenizer.json.
+
+    The begin and the end of a text are the tokenizer's bos_token and eos_token, or else its cls_token and sep_token. A
+    tokenizer without a begin or padding uses its end token.
+
+    Raises:
+        UserError: It is damaged, has no end token, or a part of it cannot be represented; the message names the part.
+    """
+    try:
+        return _read(path, TokenizerFile(path) if path.is_file() else Folder(path))
+    except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as fault:
+        reason = f"it has no {fault}" if isinstance(fault, KeyError) else fault
+        raise UserError(f"{path}: the tokenizer cannot be read ({reason}); save it again") from fault
+
+
+def _read(path: Path, folder: Folder) -> Tokenizer:
+    pieces = _pieces(folder)
+    found = {role: _id_of(folder, role, pieces) for role in NAMES}
+    if (end := found["eos"]) is None:
+        raise UserError(
+            f"{path}: the tokenizer has no end token; put eos_token or sep_token into {SETTINGS[0]} beside {WHOLE}"
+        )
+    ids = {role: end if id is None else id for role, id in found.items()}
+    model = next((name for name in MODELS if folder.has(name)), None)
+    if model is None or folder.has(WHOLE) or any(map(folder.has, PLAIN_FILES)):
+        return read_tokenizer(folder, ids)
+    if added := next((piece for piece, id in _added(folder) if pieces.get(piece) != id), None):
+        raise UserError(f"{path}: {model} has no piece for the added token {added!r:.40}; save it with {WHOLE}")
+    begins = (_settings(folder).get("add_bos_token") is True) and found["bos"] is not None
+    starts = [ids["bos"]] if begins else []
+    return PieceModelTokenizer.of_file(folder.bytes(model) or b"", size=0, starts=starts, bare=False, **ids)
+
+
+def _settings(folder: Folder) -> dict[str, Any]:
+    """The content of the files that name special tokens, the newer first."""
+    files = [file.values for name in SETTINGS if (file := folder.json(name)) is not None]
+    return {name: value for values in reversed(files) for name, value in values.items() if value is not None}
+
+
+def _added(folder: Folder) -> Iterator[tuple[str, int]]:
+    """Yields the tokens, with their ids, that the settings add to a vocabulary."""
+    listed = _settings(folder).get("added_tokens_decoder") or {}
+    for id, token in listed.items() if isinstance(listed, Mapping) else ():
+        if id.isdecimal() and isinstance(token, Mapping):
+            yield str(token.get("content")), int(id)
+    extra = folder.json("added_tokens.json")
+    yield from extra.values.items() if extra is not None else ()
+
+
+def _pieces(folder: Folder) -> dict[str, int]:
+    """The id of each piece, as far as special tokens need it.
+
+    Raises:
+        UserError: The folder has no vocabulary, as for a tokenizer of bytes or characters.
+    """
+    if (whole := folder.json(WHOLE)) is not None:
+        model = whole.part("model").values.get("vocab")
+        own = model.items() if isinstance(model, Mapping) else ((one[0], id) for id, one in enumerate(model or ()))
+        added = whole.values.get("added_tokens") or ()
+        return {**dict(own), **{token["content"]: token["id"] for token in added}}
+    added = dict(_added(folder))
+    if (table := folder.json("vocab.json")) is not None:
+        return {**table.values, **added}
+    if (lines := folder.text("vocab.txt")) is not None:
+        return {line.removesuffix("\r"): id for id, line in enumerate(lines.split("\n"))} | added
+    if folder.has(XLM):
+        return {"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3}
+    if (model := next(filter(None, map(folder.bytes, MODELS)), None)) is not None:
+        import sentencepiece
+
+        stated = sentencepiece.SentencePieceProcessor(model_proto=model)
+        return {stated.id_to_piece(id): id for id in range(stated.get_piece_size())}
+    kind = _settings(folder).get("tokenizer_class", "its tokenizer")
+    raise UserError(
+        f"{folder}: {kind!s:.60} has no vocabulary that can be read; give a folder with {WHOLE}, "
+        f"{', '.join(PLAIN_FILES)} or a model of SentencePiece"
+    )
+
+
+def _id_of(folder: Folder, role: str, pieces: Mapping[str, int]) -> int | None:
+    """The id of a special token by the settings or, if there are none, by its usual names.
+
+    Raises:
+        UserError: The settings name a token that the vocabulary lacks.
+    """
+    settings = _settings(folder)
+    for name in NAMES[role]:
+        token = settings.get(name)
+        token = token.get("content") if isinstance(token, Mapping) else token
+        if isinstance(token, str):
+            if token not in pieces:
+                raise UserError(f"{folder}: its vocabulary has no {token!r:.40}, its {name}; save the tokenizer again")
+            return pieces[token]
+    usual = () if settings else USUAL[role]
+    return next((pieces[piece] for piece in usual if piece in pieces), None)
 
 
 class PretrainedTokenizer(Tokenizer):

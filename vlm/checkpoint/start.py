@@ -11,14 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vlm.checkpoint.base import best
-from vlm.checkpoint.load import locate, read, weights
-from vlm.data.text.token_check import check_tokens
+from vlm.checkpoint.load import best, locate, read, weights
+from vlm.data.text.hugging_face import check_tokens
 from vlm.errors import UserError
 from vlm.models.pretrained.folder import Folder
-from vlm.models.pretrained.load import load_hugging_face
+from vlm.models.pretrained.load import grouped, load_hugging_face
 from vlm.models.pretrained.opened import is_published, opened
-from vlm.models.pretrained.report import grouped
 from vlm.nn.image_size import ImageSize
 from vlm.nn.position import GridPositions, regridded
 

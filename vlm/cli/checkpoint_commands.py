@@ -34,7 +34,7 @@ def evaluate(
         UserError: As `evaluation_of` or `evaluate_pairs`; or `out` holds another evaluation.
     """
     from vlm.checkpoint.load import locate
-    from vlm.evaluation.report.results import check_no_results
+    from vlm.evaluation.report.evaluation import check_no_results
     from vlm.io.output import output_folder
     from vlm.io.terminal import PIPE_WIDTH, folded
     from vlm.training.run.evaluate import evaluation_of, unreadable_limit
@@ -83,10 +83,9 @@ def import_folder(
     out: Annotated[str, Option("Output checkpoint.", metavar="FILE")],
 ) -> int:
     """Converts a Hugging Face folder, a GGUF file or adapters with their base to one checkpoint; returns the status."""
-    from vlm.checkpoint.adapters import as_one
+    from vlm.checkpoint.file import write
     from vlm.checkpoint.hugging_face import from_folder
-    from vlm.checkpoint.load import load_model, locate, read
-    from vlm.checkpoint.save import write
+    from vlm.checkpoint.load import as_one, load_model, locate, read
     from vlm.inference.info import describe
     from vlm.io.output import refuse_unwritable
     from vlm.models.pretrained.opened import is_published, opened

@@ -5,15 +5,15 @@ from itertools import chain
 from pathlib import Path
 from typing import Annotated
 
-from vlm.checkpoint.runs import find_run
+from vlm.checkpoint.locate import find_run
 from vlm.errors import UserError, print_error, printable
 from vlm.evaluation.metrics.bootstrap import Difference, paired
-from vlm.evaluation.report.controls import TITLES
+from vlm.evaluation.report.verdict import TITLES
 from vlm.inference.options import Option
 from vlm.io import page
 from vlm.io.output import Output, aligned
-from vlm.io.shell import shell_line
-from vlm.tasks.shared.stored import StoredEvaluation, places, read
+from vlm.io.terminal import shell_line
+from vlm.tasks.shared.comparison import StoredEvaluation, places, read
 
 
 def compare(

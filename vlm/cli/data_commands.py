@@ -25,10 +25,9 @@ def check_data(
     from vlm.training.config.check import check
 
     config = compose(overrides or [], check)
-    from vlm.cli.check_data import fault_lines, inspect_data
+    from vlm.cli.check_data import data_page, fault_lines, inspect_data, write_page
     from vlm.data.records import Split, collect_errors
     from vlm.evaluation.data_check.faults import Faults
-    from vlm.evaluation.report.data_page import data_page, write_page
     from vlm.io.terminal import folded
     from vlm.training.config.nodes import check_fit
 
@@ -72,8 +71,8 @@ def shard(
     config = compose(overrides or [], check)
     from vlm.data.records import NAMES
     from vlm.data.sources.shards import Shards
-    from vlm.data.store.shard_writer import files_of, write_manifest, write_split
-    from vlm.io.shell import train_command
+    from vlm.data.store.shard_sets import files_of, write_manifest, write_split
+    from vlm.io.terminal import train_command
     from vlm.training.config.nodes import check_fit
     from vlm.training.run.run import build_data, skipped_lines
 

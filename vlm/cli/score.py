@@ -4,9 +4,8 @@ from pathlib import Path
 from typing import Annotated
 
 from vlm.errors import UserError
-from vlm.evaluation.score import FORMS, image_files, read_captions
+from vlm.evaluation.score import FORMS, image_files, read_captions, scored_texts
 from vlm.evaluation.score import score as score_captions
-from vlm.evaluation.score_texts import scored_texts
 from vlm.inference.options import Option, Out
 from vlm.io.output import Output
 
@@ -57,7 +56,7 @@ def score(
     captioned, larger = read_captions(results, references, references_of)
     scores = score_captions(captioned, java=java, larger=larger)
     if clip is not None and images is not None:
-        from vlm.tasks.contrastive.clip_score import clip_scores  # torch
+        from vlm.tasks.contrastive.predict import clip_scores  # torch
 
         files = image_files(references, Path(images), captioned.predictions)
         scores.add("clipscore", clip_scores(clip, captioned.predictions, files))

@@ -74,7 +74,7 @@ def _shared(commands: Mapping[str, Command], *, any_task: bool = False) -> Calla
 
     def run(arguments: Any, model: ModelOptions, output: OutputOptions, options: Any) -> int:
         from vlm.checkpoint.load import read
-        from vlm.checkpoint.verify import refusing
+        from vlm.checkpoint.rebuild import refusing
         from vlm.inference.predictor import predictor_of
 
         loaded = model.load(lambda path, dtype, **others: read(path, dtype=dtype))

@@ -1,13 +1,9 @@
-"""Composes configs with Hydra, from the shipped folder and the user's, to plain containers.
-
-Hydra joins the files. The values of a command line are set here, so that every fault of a config is reported at once,
-and are applied to saved configs in the same way.
-"""
+"""Composes configs with Hydra, from the shipped folder and the user's, to plain containers."""
 
 import json
 import re
 from argparse import Namespace
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -22,12 +18,49 @@ from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from vlm.config.leftover import drop_leftovers
 from vlm.config.override import parse, path_option, quote, read, resolve_others, update
+from vlm.config.signatures import arguments_of
 from vlm.config.target import check_package, find, trust
 from vlm.config.tree import FORMULAS, Config, MissingKey, resolve, walk
 from vlm.config.untrusted import check_hydra, readable
 from vlm.errors import UserError, did_you_mean, is_interrupt, nearest
+
+WHOLE = ("experiment", "task", "debug", "hydra")  # groups whose options set keys of the whole config
+
+
+def drop_leftovers(tree: DictConfig, name: str, chosen: Sequence[str], search: Sequence[str]) -> None:
+    """Drops the keys that a chosen option does not know, so that an experiment can be tried with another encoder.
+
+    Keys that both options know stay. Hydra must be initialised.
+
+    Args:
+        tree: The config with an entry `hydra`.
+        name: Name of the file that the config is composed from.
+        chosen: The overrides that choose options.
+        search: Overrides that name folders of configs.
+    """
+    choices = dict(tree.hydra.runtime.choices)
+    if not choices.pop("experiment", None):
+        return
+    same = [f"{group}={option}" for group, option in choices.items() if option and not group.startswith("hydra/")]
+    plain = None
+    for text in chosen:
+        group, _, option = text.lstrip("+~").partition("=")
+        key = group.replace("/", ".")
+        node = None if group.split("/")[0] in WHOLE or "." in group or "[" in option else OmegaConf.select(tree, key)
+        if option and isinstance(node, DictConfig) and "_target_" in node:
+            plain = hydra.compose(name, [*search, *same]) if plain is None else plain
+            _drop(node, OmegaConf.select(plain, key) or {})
+
+
+def _drop(node: DictConfig, own: Any) -> None:
+    """Drops keys unknown to both the config without an experiment and the node's class, and groups without a class."""
+    known = arguments_of(OmegaConf.to_container(node, resolve=False))
+    with open_dict(node):
+        for name in [name for name in node if name not in own]:
+            value = node._get_node(name)
+            if name not in known or (isinstance(value, DictConfig) and "_target_" not in value):
+                del node[name]
 
 
 class Check(Protocol):

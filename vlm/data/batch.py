@@ -134,7 +134,7 @@ class TextRows(Tensors):
         languages: Language of each of these texts, if records have it.
         ids: Ids of the samples, in evaluation.
         places: Index of each row's sample in its split, in evaluation.
-        others: Rows of each sample's partner (vlm.data.pairs), in evaluation.
+        others: Rows of each sample's partner (vlm.data.fields), in evaluation.
     Shapes:
         tokens (B, L), segments (B, L) or None, scored bool (B, L) or None, bounds int32 (N + 1,) or None
     """
@@ -163,7 +163,7 @@ class DeviceImages(Tensors):
     """References to images that are stored on the device.
 
     Shapes:
-        index (B,): indices of the images; numbers (B, NUMBERS): augmentation parameters, see vlm.data.images.batched
+        index (B,): indices of the images; numbers (B, NUMBERS): parameters, see vlm.data.images.class_augment
     """
 
     index: Tensor

@@ -11,13 +11,43 @@ from torch import Tensor
 
 from vlm.data.batch import CaptionRow, TextRows, next_token_rows, paired_rows
 from vlm.data.images.augment import Augment
-from vlm.data.images.cached_images import CachedImages
-from vlm.data.images.image import Preprocess
-from vlm.data.pairs import Paired
+from vlm.data.images.image import CachedImages, Preprocess
 from vlm.data.records import Record, Source, Split
-from vlm.data.text.scripts import words
 from vlm.data.text.tokenizer import Tokenizer, tokenizer_from_state
+from vlm.data.text.words import words
 from vlm.errors import Range, UserError
+
+BLOCK = 512  # maximum number of samples in a block within which pairs are formed
+
+
+def block_of(index: int, size: int) -> range:
+    """The block of a sample: a split is cut into equal blocks of at most BLOCK samples."""
+    blocks = -(-size // BLOCK)
+    number = ((index + 1) * blocks - 1) // size
+    return range(number * size // blocks, (number + 1) * size // blocks)
+
+
+def partner(index: int, size: int) -> int:
+    """The sample half a block away, because neighbours may be similar. Each sample is the partner of exactly one."""
+    block = block_of(index, size)
+    return block[(index - block.start + len(block) // 2) % len(block)]
+
+
+class Paired(Split):
+    """A split whose records also hold their index ("place") and their partner ("other", with index "other_place")."""
+
+    def __init__(self, split: Split) -> None:
+        self.split = split
+
+    def __len__(self) -> int:
+        return len(self.split)
+
+    def record(self, index: int, epoch: int = 0) -> Record:
+        record, other = self.split.record(index, epoch), partner(index, len(self))
+        pair = {"place": index, "other_place": other, "other": self.split.record(other, epoch)}
+        record.known = {**record.known, **pair}
+        return record
+
 
 AugmentKey = tuple[int | str, ...]  # (seed, epoch, index), and the copy's number if samples are repeated
 
@@ -354,3 +384,21 @@ class LabelField(Field):
 
     def collate(self, values: Sequence[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.long)
+
+
+class PairedImageField(ImageField):
+    """The image of a record; in evaluation together with that of its partner.
+
+    Args:
+        others: See ImageField.
+    Shapes:
+        uint8 (B, 3, H, W) in training, (B, 2, 3, H, W) in evaluation
+    """
+
+    def view(self, name: str, split: Split, *, training: bool, limit: int | None = None) -> Split:
+        split = super().view(name, split, training=training, limit=limit)
+        return split if training else Paired(split)
+
+    def encode(self, record: Record, key: AugmentKey | None) -> Tensor:
+        own = super().encode(record, key)
+        return own if key is not None else torch.stack([own, super().encode(record["other"], None)])

@@ -1,16 +1,148 @@
-"""Data set of batches of a task's fields."""
+"""Data set of batches of a task's fields, in an order that is a function of (seed, epoch)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from hashlib import blake2b
 from typing import Any
 
+import numpy as np
 from torch.utils.data import Dataset
 
 from vlm.data.batch import BadSample, Batch
 from vlm.data.fields import Field
 from vlm.data.images.image import ImageError
-from vlm.data.order import Key
 from vlm.data.records import Split
+from vlm.errors import UserError
+from vlm.randomness import numpy_rng
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """Identifies a sample in an epoch; `copy` distinguishes repetitions of the same image."""
+
+    epoch: int
+    index: int
+    copy: int = 0
+
+
+class TrainBatches:
+    """Batches of sample keys in an order determined by (seed, epoch); each rank takes its stride of the global batch.
+
+    Every sample occurs once per epoch. With lengths, samples of similar length share a batch, to reduce padding. The
+    class has no state: iteration starts at `position`.
+
+    With repeats (repeated augmentation, Hoffer et al. 2020, "Augment Your Batch") an image occurs several times in a
+    batch, its copies dealt to the ranks in turn. An epoch keeps its number of samples and steps, so it contains only a
+    fraction of the images, others in each epoch, as in DeiT and timm.
+
+    With batch_tokens, batches hold about that many tokens instead of a fixed number of samples. The number of batches
+    is that of the first epoch in all epochs, so that schedules and positions stay valid.
+
+    Args:
+        size: Number of samples.
+        batch_size: Number of samples of the global batch, over all ranks.
+        seed: Seed of the order.
+        position: Returns (epoch, number of its batches already done); called when an iterator is created.
+        rank, world: Rank of this process, and number of processes.
+        lengths: Returns the length of every sample in an epoch.
+        bucket: Number of global batches that are sorted by length together; 1 disables sorting. More gives less
+            padding, but if length correlates with the kind of sample, kinds no longer mix in a batch and gradients
+            oscillate.
+        repeats: Number of times a sample occurs in a batch; must divide the batch size. 1 is off.
+        batch_tokens: Approximate number of tokens of the global batch, instead of batch_size samples; None disables it.
+    """
+
+    def __init__(
+        self,
+        *,
+        size: int,
+        batch_size: int,
+        seed: int,
+        position: Callable[[], tuple[int, int]],
+        rank: int = 0,
+        world: int = 1,
+        lengths: Callable[[int], Sequence[int]] | None = None,
+        bucket: int = 32,
+        repeats: int = 1,
+        batch_tokens: int | None = None,
+    ) -> None:
+        self.size, self.batch_size, self.seed = size, batch_size, seed
+        self.position, self.lengths, self.batch_tokens = position, lengths, batch_tokens
+        self.rank, self.world, self.bucket, self.repeats = rank, world, bucket, repeats
+
+    def __len__(self) -> int:
+        return self._count
+
+    @cached_property
+    def _count(self) -> int:
+        """Number of batches per epoch; 0 if there are fewer samples than ranks."""
+        if self.batch_tokens is not None and self.lengths is not None:
+            tokens = sum(self.lengths(0))
+            if not tokens:
+                raise UserError("data.batch_tokens: samples of this task have no length; unset it and use batch_size")
+            return min(max(1, round(tokens / self.batch_tokens)), self.size // self.world)
+        full, rest = divmod(self.size, self.batch_size)
+        return full + (rest >= self.world)
+
+    def __iter__(self) -> Iterator[list[Key]]:
+        epoch, done = self.position()
+        for batch in self.global_batches(epoch)[done:]:
+            yield self.keys(epoch, batch[self.rank :: self.world])
+
+    def keys(self, epoch: int, places: np.ndarray) -> list[Key]:
+        """Converts samples of `global_batches` to keys."""
+        return [Key(epoch, *divmod(int(place), self.repeats)) for place in places]
+
+    def global_batches(self, epoch: int) -> list[np.ndarray]:
+        """All global batches of an epoch: ``index * repeats + copy`` of each sample."""
+        rng = numpy_rng(self.seed, "order", epoch)
+        order = (rng.permutation(self.size)[:, None] * self.repeats + np.arange(self.repeats)).reshape(-1)[: self.size]
+        if self.lengths is None or (self.bucket == 1 and self.batch_tokens is None):
+            return self._equal(order)
+        lengths = np.asarray(self.lengths(epoch))[order // self.repeats]
+        mean = self.batch_size if self.batch_tokens is None else -(-self.size // max(1, len(self)))
+        span = self.bucket * mean
+        sort = [start + np.argsort(lengths[start : start + span], kind="stable") for start in range(0, self.size, span)]
+        if self.batch_tokens is None:
+            batches = self._equal(order[np.concatenate(sort)])
+        else:
+            sort[1::2] = [part[::-1] for part in sort[1::2]]  # batches that span two buckets have similar lengths too
+            places = np.concatenate(sort)
+            batches = np.split(order[places], even_cuts(lengths[places], len(self), least=self.world))[: len(self)]
+        return [batches[index] for index in rng.permutation(len(batches))]
+
+    def _equal(self, order: np.ndarray) -> list[np.ndarray]:
+        """Batches of batch_size samples; a remainder smaller than the number of ranks joins the last batch."""
+        return np.split(order, [self.batch_size * number for number in range(1, len(self))]) if len(self) else []
+
+
+def even_cuts(sizes: np.ndarray, parts: int, *, least: int) -> np.ndarray:
+    """Indices that cut a sequence into parts of about equal sum.
+
+    Args:
+        least: Minimum number of members of a part.
+    """
+    ends = np.cumsum(sizes)
+    number = np.arange(1, parts)
+    cuts = np.searchsorted(ends, ends[-1] * number / parts) + 1
+    beyond = np.maximum.accumulate(np.maximum(cuts - least * number, 0))  # increasing: no part is too short
+    return np.minimum(beyond + least * number, len(sizes) - least * (parts - number))
+
+
+class EvalBatches:
+    """Batches of sample keys in their original order; each sample occurs once over all ranks, without padding."""
+
+    def __init__(self, *, size: int, batch_size: int, rank: int = 0, world: int = 1) -> None:
+        self.indices = range(rank, size, world)
+        self.batch_size = max(1, batch_size // world)
+
+    def __len__(self) -> int:
+        return -(-len(self.indices) // self.batch_size)
+
+    def __iter__(self) -> Iterator[list[Key]]:
+        for start in range(0, len(self.indices), self.batch_size):
+            yield [Key(0, index) for index in self.indices[start : start + self.batch_size]]
 
 
 class RecordDataset(Dataset):

@@ -7,10 +7,9 @@ import torch
 from torch import Tensor
 
 from vlm.decoding.beam_row import BeamLimits, BeamRow
-from vlm.decoding.constraints import force_end, within
+from vlm.decoding.constraints import RequiredWords, force_end, within
 from vlm.decoding.options import Decoding, Hypothesis
-from vlm.decoding.required import RequiredWords
-from vlm.decoding.token_history import TokenHistory
+from vlm.decoding.sampling import TokenHistory
 
 SMALL_PART = 16  # shorter parts are not worth their maximum
 LAST = 1 << 40  # greater than any index of a continuing candidate

@@ -1,4 +1,4 @@
-"""The decoding loop: inputs wait in a queue and take over the rows of finished texts."""
+"""The decoding loop: inputs wait in a queue and take over the rows of finished ones."""
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -12,11 +12,12 @@ from vlm.decoding.beam import Beam
 from vlm.decoding.constraints import within
 from vlm.decoding.continuation import aligned
 from vlm.decoding.options import Decoding, Hypothesis
+from vlm.decoding.sampling import TokenHistory
 from vlm.decoding.stepwise import Stepwise
-from vlm.decoding.token_history import TokenHistory
 from vlm.models.context import Context, concat_batches
-from vlm.models.text_decoder import TextDecoder
+from vlm.models.decoder import TextDecoder
 from vlm.nn.step import replay
+from vlm.nn.step.replay import StepperPool
 
 TEXTS = 4096  # maximum number of texts decoded in one batch; their keys, values and logits are all in memory
 
@@ -272,3 +273,58 @@ class _Loop:
 def _joined(waiting: Sequence[_Waiting]) -> Context | None:
     parts = [item.context for item in waiting if item.context is not None]
     return concat_batches(parts) if parts else None
+
+
+@dataclass
+class Sequences:
+    """Generated token ids and log-probabilities, one list per row, without the begin token and with the end token."""
+
+    tokens: list[list[int]]
+    logprobs: list[list[float]]
+
+
+def greedy(decoder: TextDecoder, context: Context, *, bos_id: int, eos_id: int, max_tokens: int) -> Sequences:
+    """Greedy search until the end token or max_tokens.
+
+    Args:
+        max_tokens: Maximum number of tokens of a text, end token excluded; limited by the decoder's maximum.
+    Shapes:
+        context states (B, S, D) -> B sequences
+    """
+    texts = search(decoder, context, Decoding(max_tokens=max_tokens), bos_id=bos_id, eos_id=eos_id)
+    return Sequences([row[0].tokens for row in texts], [row[0].logprobs for row in texts])
+
+
+def search(
+    decoder: TextDecoder,
+    context: Context,
+    decoding: Decoding,
+    *,
+    bos_id: int,
+    eos_id: int,
+    ids: Sequence[int | str] | None = None,
+    trees: dict[int, list] | None = None,
+    pool: StepperPool | None = None,
+) -> list[list[Hypothesis]]:
+    """Texts for each input of a batch, best first.
+
+    Args:
+        ids: Ids of the inputs, for sampling; default their indices.
+        trees, pool: See `decode`.
+    """
+    count = len(context.states)
+    chunks = [(range(count) if ids is None else ids, context)] if count else []
+    texts = dict(
+        decode(
+            decoder,
+            chunks,
+            decoding,
+            bos_id=bos_id,
+            eos_id=eos_id,
+            rows=max(1, count),
+            device=context.states.device,
+            trees=trees,
+            pool=pool,
+        )
+    )
+    return [texts[place] for place in range(count)]

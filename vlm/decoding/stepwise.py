@@ -7,10 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vlm.decoding.constraints import allow_end, force_end
+from vlm.decoding.constraints import RequiredWords, allow_end, force_end
 from vlm.decoding.options import Decoding, Hypothesis
-from vlm.decoding.required import RequiredWords
-from vlm.decoding.token_history import TokenHistory
+from vlm.decoding.sampling import TokenHistory
 from vlm.randomness import numpy_rng
 
 

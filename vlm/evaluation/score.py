@@ -1,21 +1,103 @@
-"""`vlm score`: COCO's caption metrics of files in COCO's formats, without checkpoint or torch."""
+"""`vlm score`: COCO's caption metrics of files, scores of lines of text, and METEOR and SPICE by Java."""
 
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+import shutil
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from vlm.data.text.lines import split_lines
+from vlm.data.text.words import split_lines
 from vlm.errors import UserError, print_error, printable
-from vlm.evaluation.metrics import edits
-from vlm.evaluation.metrics.cider import DocumentFrequencies
+from vlm.evaluation.metrics import texts as edits
 from vlm.evaluation.metrics.coco import References
-from vlm.evaluation.metrics.java import java_scores
+from vlm.evaluation.metrics.ngrams import DocumentFrequencies
+from vlm.evaluation.metrics.texts import NAMES, TextScores
 from vlm.evaluation.metrics.tokens import Units, units_of
-from vlm.io.output import csv_text, text_line
+from vlm.io.output import aligned, csv_text, text_line
+
+Texts = dict[str, list[str]]
+Found = tuple[float, list[float]]
+
+_MODELS = "stanford-corenlp-3.6.0-models.jar"  # SPICE's parser models, which the package downloads on request
+
+
+def java_scores(
+    predictions: Mapping[str, str], references: Mapping[str, Sequence[str]], units: Units
+) -> tuple[dict[str, float], dict[str, dict[str, float]], dict[str, str]]:
+    """Computes the metrics that are available on this machine.
+
+    Args:
+        predictions: One caption per image.
+        references: Captions by the same images.
+        units: Units of the other metrics; words are split by the rules of pycocoevalcap's tokenizer.
+    Returns:
+        The corpus score by metric, the scores by metric and image, and the reason for each metric that is not
+        available.
+    """
+    images = list(references)
+    wanted = {image: [" ".join(units.cut(text)) for text in references[image]] for image in images}
+    candidates = {image: [" ".join(units.cut(predictions[image]))] for image in images}
+    corpus: dict[str, float] = {}
+    rows: dict[str, dict[str, float]] = {}
+    absent: dict[str, str] = {}
+    metrics: dict[str, tuple[Callable[[], str | None], Callable[[Texts, Texts], Found]]] = {
+        "meteor": (_why_no_java, _meteor),
+        "spice": (_why_no_spice, _spice),
+    }
+    for name, (why_not, compute) in metrics.items():
+        if reason := why_not():
+            absent[name] = reason
+            continue
+        try:
+            corpus[name], values = compute(wanted, candidates)
+            rows[name] = dict(zip(images, values, strict=True))
+        except Exception as error:  # an external program
+            absent[name] = f"pycocoevalcap failed ({type(error).__name__}: {' '.join(str(error).split())[:120]})"
+    return corpus, rows, absent
+
+
+def _why_no_java() -> str | None:
+    if find_spec("pycocoevalcap") is None:
+        return 'needs pip install "vlm-lightning[coco]" and Java'
+    return None if shutil.which("java") else "needs Java (any from 8 on) in the PATH"
+
+
+def _why_no_spice() -> str | None:
+    if reason := _why_no_java():
+        return reason
+    package: Any = find_spec("pycocoevalcap")
+    if not any(Path(place, "spice", "lib", _MODELS).is_file() for place in package.submodule_search_locations):
+        return "needs Stanford's models (400 MB): python -m pycocoevalcap.spice.get_stanford_models fetches them"
+    return None
+
+
+def _meteor(wanted: Texts, candidates: Texts) -> Found:
+    from pycocoevalcap.meteor.meteor import Meteor
+
+    meteor = Meteor()
+    try:
+        score, values = meteor.compute_score(wanted, candidates)
+    finally:
+        meteor.meteor_p.kill()
+        meteor.meteor_p.wait()
+        for pipe in (meteor.meteor_p.stdin, meteor.meteor_p.stdout, meteor.meteor_p.stderr):
+            pipe.close()
+    return float(score), [float(value) for value in values]
+
+
+def _spice(wanted: Texts, candidates: Texts) -> Found:
+    from pycocoevalcap.spice.spice import Spice
+
+    # Results are in the order of sorted ids.
+    order = sorted(wanted)
+    score, values = Spice().compute_score(wanted, candidates)
+    by_image = dict(zip(order, (float(value["All"]["f"]) for value in values), strict=True))
+    return float(score), [by_image[image] for image in wanted]
+
 
 ONE_IMAGE = "its weights need references of several images; give those of a larger set: --references-of FILE"
 NAMED = 10  # number of unscored images listed on stderr; JSON lists all
@@ -260,3 +342,40 @@ def as_csv(captioned: Captioned, scores: Scores, per_image: bool) -> str:
 
 
 FORMS = {"text": as_text, "json": as_json, "csv": as_csv}
+
+
+def scored_texts(results: str, references: str, form: str) -> str:
+    """Scores a file of texts, one per line, against a file with one reference per line.
+
+    Args:
+        form: "text", "json" or "csv".
+    Raises:
+        UserError: A file cannot be read or is empty, or they differ in their number of lines.
+    """
+    written, wanted = _lines(results), _lines(references)
+    if len(written) != len(wanted):
+        raise UserError(f"{results}: has {len(written):,} lines, and {references} {len(wanted):,}; give a text a line")
+    scores = TextScores(written, wanted)
+    summary, bounds = scores.summary, scores.intervals(seed=0)
+    if form == "json":
+        return (
+            json.dumps({**summary, **bounds, "texts": len(written), "signatures": scores.signatures()}, indent=1) + "\n"
+        )
+    if form == "csv":
+        return csv_text([NAMES, [summary[name] for name in NAMES]])
+    columns = [[summary[name], bounds[f"{name}@low"], bounds[f"{name}@high"]] for name in NAMES]
+    rows = [[name, *(f"{value:.4f}" for value in row)] for name, row in zip(NAMES, columns, strict=True)]
+    signatures = "\n".join(f"{name:<6}{signature}" for name, signature in scores.signatures().items())
+    return f"{len(written):,} texts\n{aligned([['', 'score', 'low', 'high'], *rows])}\n\n{signatures}\n"
+
+
+def _lines(path: str) -> list[str]:
+    try:
+        lines = split_lines(Path(path).read_bytes().decode("utf-8-sig"))
+    except OSError as fault:
+        raise UserError(f"{path}: {fault.strerror}; give a readable file") from fault
+    except UnicodeDecodeError as fault:
+        raise UserError(f"{path}: is not UTF-8; save it as UTF-8") from fault
+    if lines in ([], [""]):
+        raise UserError(f"{path}: is empty; give a text a line")
+    return lines

@@ -4,9 +4,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from vlm.checkpoint import load as ckpt
-from vlm.checkpoint.base import ADAPTERS
+from vlm.checkpoint.load import ADAPTERS
+from vlm.checkpoint.rebuild import refusing
 from vlm.checkpoint.stored import interpolated
-from vlm.checkpoint.verify import refusing
 from vlm.config.tree import resolve as resolved
 from vlm.errors import printable
 from vlm.inference.tasks import TASKS, resolve, task_name

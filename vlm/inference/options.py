@@ -7,8 +7,8 @@ from dataclasses import MISSING, dataclass, fields, replace
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar, get_type_hints
 
-from vlm.checkpoint.hub import PREFIX as HUB
-from vlm.checkpoint.runs import in_run, no_checkpoint
+from vlm.checkpoint.locate import PREFIX as HUB
+from vlm.checkpoint.locate import in_run, no_checkpoint
 from vlm.errors import Range, UserError, did_you_mean, excerpt, nearest
 
 if TYPE_CHECKING:

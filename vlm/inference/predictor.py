@@ -1,61 +1,33 @@
-"""Trained models, ready to use: the base of all tasks' predictors.
-
-A task defines in its `predict.py` how its models are used:
-
-    options                          a dataclass with a field per setting, annotated with an `Option` (help, range)
-    arguments                        the inputs, and how a command line names them (`inference/arguments.py`)
-    sources(inputs, options)         joins each input with its other parts: a question, a second text, a photo
-    prepare(source, options)         converts a source to what the model takes: pixels, token ids
-    results(batches, options)        yields each result as soon as it is ready
-    record(source, result, options)  returns the records to write of a result
-
-Tasks of vlm declare the first two in `inference/command_options.py`, so that the command line is made without torch.
-The task's command, `vlm predict`, the method of the Python API, `vlm serve` and the page of `vlm demo` use these in the
-same four steps:
-
-    options = checked(kind.options, values, use=...)     typer checks the options of a command line instead
-    sources = predictor.sources(inputs, options)
-    values = [predictor.prepare(source, options) for source in sources]
-    for place, result in predictor.results([values], options): ...
-
-- Inputs are what `arguments.read` or `arguments.several` returns: texts, or images (a path, a picture of Pillow, an
-  array, or a function that opens one).
-- Fields whose `Option` has `beside` are parts of the input. They reach the model through `sources`, and `results` does
-  not read them. So inputs of several requests share a call of `results` if their `settings(options)` are equal.
-- `prepare` is called from several threads. A `UserError` that it raises concerns only that source.
-- `results` is a generator that takes batches when the model has room for more; closing it stops the model. A batch is a
-  list of prepared sources. None says that none waits now: a model that is still writing asks again when rows are free,
-  and one with nothing left to do ends. Yielded places count the inputs of all batches from 0.
-- `watch(place, texts)`, an argument of `results`, receives the tokens of each text so far from models that write token
-  by token; other models never call it. If it returns False, that input ends.
-- `answer(result, options)` returns what Python and clients get: a text if one was asked for, else a list.
-- `check_options(options)` refuses options that this model does not support, before anything is computed.
-
-`inference/use.py` runs these steps for commands and for Python.
-"""
+"""Trained models, ready to use: the base of all tasks' predictors, of images and of texts."""
 
 import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from hashlib import blake2b
 from itertools import chain, takewhile
 from typing import Any, ClassVar, Self
 
 import torch
+from PIL import Image
 from torch import Tensor, nn
 
 from vlm.checkpoint import load as ckpt
-from vlm.checkpoint.verify import refusing
+from vlm.checkpoint.rebuild import refusing
 from vlm.config.target import suggest_trust
+from vlm.data.batch import InputRows
 from vlm.data.images.image import Preprocess
+from vlm.data.text.inputs import Encoded, Input, input_rows
+from vlm.data.text.prompt_form import PromptForm
+from vlm.data.text.tokenizer import tokenizer_from_state
 from vlm.errors import UserError
-from vlm.inference.arguments import Arguments, WordArguments
-from vlm.inference.options import Options
+from vlm.inference.info import preprocess_line, tokenizer_line
+from vlm.inference.inputs import Arguments, ImageArguments, WordArguments, open_image
+from vlm.inference.options import ImageOptions, Options
 from vlm.inference.tasks import TASKS, misused, resolve, task_name, uses
 from vlm.io.output import Output, Records
+from vlm.models.decoder import TextDecoder
 from vlm.models.pretrained.opened import is_published
-from vlm.models.text_decoder import TextDecoder
-from vlm.nn.step.int8 import quantize
-from vlm.nn.step.packed import prepack
+from vlm.nn.step.packed import prepack, quantize
 
 Rows = Sequence[Mapping[str, Any]]  # records of a result
 # Takes the place of an input and the tokens of its texts so far; returns False to stop that input.
@@ -327,3 +299,72 @@ def check_outputs(logits: Tensor, count: int, unit: str) -> None:
     """
     if logits.shape[-1] != count:
         raise UserError(f"the checkpoint has {count} {unit}, its model {logits.shape[-1]}; use another checkpoint")
+
+
+def note_cut(lengths: Iterable[int], room: int, *, names: str = "texts", part: str = "end") -> Iterator[str]:
+    """Yields a line on how many texts have more tokens than a model reads, if some do.
+
+    Args:
+        part: The part of these that the model does not read.
+    """
+    lengths = list(lengths)
+    if cut := sum(length > room for length in lengths):
+        line = f"note: {cut} of {len(lengths)} {names}: more than the {room} tokens that the model reads; the {part} of"
+        yield f"{line} each was left out"
+
+
+def encoded_rows(samples: Sequence[Sequence[Input]], pad_id: int, device: torch.device | str) -> InputRows:
+    """The rows of some samples, on a device."""
+    return input_rows([Encoded(rows) for rows in samples], pad_id).to(device)
+
+
+class ImagePredictor(Predictor):
+    """A predictor that preprocesses images as in training; arguments as in Predictor."""
+
+    options: ClassVar[Any] = ImageOptions
+    arguments: ClassVar[type[Arguments]] = ImageArguments
+
+    def restore(self, about: Mapping[str, Any]) -> None:
+        super().restore(about)
+        self.preprocess = Preprocess.from_state(about["preprocess"])
+
+    @classmethod
+    def describe(cls, about: Mapping[str, Any]) -> Iterator[str]:
+        yield from super().describe(about)
+        yield preprocess_line(about["preprocess"])
+
+    def prepare(self, source: Any, options: Any) -> Any:
+        return self.pixels(open_image(source))
+
+    def pixels(self, image: Image.Image | Tensor) -> Tensor:
+        """Returns an image as the model reads it, uint8 (3, H, W); tensors are returned unchanged."""
+        return image if isinstance(image, Tensor) else self.preprocess(image)
+
+
+def image_keys(pixels: Sequence[Tensor]) -> list[str]:
+    """Returns keys of images that depend only on their pixels."""
+    return [blake2b(image.cpu().numpy().tobytes(), digest_size=16).hexdigest() for image in pixels]
+
+
+class TextPredictor(Predictor):
+    """A predictor with the tokenizer that its model was trained with; arguments as in Predictor.
+
+    Attributes:
+        form: The format of its prompts; None for a model without one.
+    """
+
+    def restore(self, about: Mapping[str, Any]) -> None:
+        super().restore(about)
+        self.tokenizer = tokenizer_from_state(about["tokenizer"])
+        self.form = PromptForm.of(about["form"]) if "form" in about else None
+
+    @classmethod
+    def describe(cls, about: Mapping[str, Any]) -> Iterator[str]:
+        yield tokenizer_line(about["tokenizer"])
+        yield from super().describe(about)
+        if "form" in about:
+            yield f"prompt      {PromptForm.of(about['form']).shown()!r}"
+
+    def encoded(self, samples: Sequence[Sequence[Input]]) -> InputRows:
+        """The rows of some samples, on the model's device."""
+        return encoded_rows(samples, self.tokenizer.pad_id, self.device)

@@ -5,15 +5,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from vlm.errors import UserError
-from vlm.inference.arguments import (
-    Arguments,
-    FileArguments,
-    ImageArguments,
-    ImageFileArguments,
-    LineArguments,
-    TextArguments,
-    WordArguments,
-)
 from vlm.inference.command_options import (
     CaptionOptions,
     ChatOptions,
@@ -32,6 +23,15 @@ from vlm.inference.command_options import (
     SpanOptions,
     TaggingOptions,
     TextClassOptions,
+)
+from vlm.inference.inputs import (
+    Arguments,
+    FileArguments,
+    ImageArguments,
+    ImageFileArguments,
+    LineArguments,
+    TextArguments,
+    WordArguments,
 )
 from vlm.inference.options import Options, WritingOptions
 
@@ -103,13 +103,13 @@ def _command(
     return Command(name, help, f"vlm.tasks.{predictor}", options, arguments, function and f"vlm.tasks.{function}")
 
 
-def _task(main: Command, *more: Command, compared_as: str | None = None) -> Task:
+def _task(main: Command, *more: Command, select: str | None = None) -> Task:
     """A task whose models have an encoder.
 
     Args:
-        compared_as: The task whose comparison of evaluations it uses.
+        select: The function that selects what `vlm compare` compares.
     """
-    return Task(main, (*more, EMBEDDING), compared_as and f"vlm.tasks.{compared_as}.compare:compared")
+    return Task(main, (*more, EMBEDDING), select and f"vlm.tasks.shared.comparison:{select}")
 
 
 EMBEDDING = _command("embed", EMBED, "embedding.predict:Embedder", EmbeddingOptions, EmbeddingArguments)
@@ -140,18 +140,18 @@ _TRANSLATE_WITH_PHOTO = _command(
     "translate", TRANSLATE, "photo_translation.predict:PhotoTranslator", PhotoTranslationOptions, LineArguments
 )
 TASKS = {
-    "captioning": _task(_CAPTION, _ANSWER_IN_PROMPT, _CHAT, compared_as="captioning"),
-    "classification": _task(_CLASSIFY_IMAGE, compared_as="classification"),
-    "contrastive": _task(_CLASSIFY_BY_LABELS, _RETRIEVE, compared_as="contrastive"),
+    "captioning": _task(_CAPTION, _ANSWER_IN_PROMPT, _CHAT, select="select_captions"),
+    "classification": _task(_CLASSIFY_IMAGE, select="select_classes"),
+    "contrastive": _task(_CLASSIFY_BY_LABELS, _RETRIEVE, select="select_ranks"),
     "embedding": Task(EMBEDDING),
-    "image_questions": _task(_ANSWER_ABOUT_IMAGE, _CHAT, compared_as="image_questions"),
+    "image_questions": _task(_ANSWER_ABOUT_IMAGE, _CHAT, select="select_image_answers"),
     "language_modeling": Task(_GENERATE, (_CHAT,)),
-    "masked_language_modeling": _task(_FILL, compared_as="masked_language_modeling"),
-    "photo_translation": _task(_TRANSLATE_WITH_PHOTO, compared_as="translation"),
-    "span_answering": _task(_ANSWER_FROM_TEXT, compared_as="span_answering"),
-    "tagging": _task(_TAG, compared_as="tagging"),
-    "text_classification": _task(_CLASSIFY_TEXT, compared_as="classification"),
-    "translation": _task(_TRANSLATE, compared_as="translation"),
+    "masked_language_modeling": _task(_FILL, select="select_masked_words"),
+    "photo_translation": _task(_TRANSLATE_WITH_PHOTO, select="select_translations"),
+    "span_answering": _task(_ANSWER_FROM_TEXT, select="select_span_answers"),
+    "tagging": _task(_TAG, select="select_tags"),
+    "text_classification": _task(_CLASSIFY_TEXT, select="select_classes"),
+    "translation": _task(_TRANSLATE, select="select_translations"),
 }
 # Task names in checkpoints of earlier versions, with the current names.
 ALIASES: dict[str, str] = {}

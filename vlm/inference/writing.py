@@ -1,4 +1,4 @@
-"""Text generation by encoder-decoders, shared by their tasks."""
+"""Text generation by encoder-decoders, shared by their tasks, and the words of generated texts."""
 
 import json
 import os
@@ -12,15 +12,14 @@ from typing import Any, ClassVar
 import torch
 
 from vlm.data.text.tokenizer import Tokenizer
+from vlm.data.text.words import spaceless
+from vlm.decoding.beam_row import as_json
 from vlm.decoding.constraints import Rules
-from vlm.decoding.loop import Chunk, decode
+from vlm.decoding.loop import Chunk, decode, search
 from vlm.decoding.options import Decoding, Hypothesis
-from vlm.decoding.search import search
-from vlm.decoding.trace import as_json
 from vlm.errors import UserError
 from vlm.inference.options import MANY_TEXTS, DecodingOptions, WritingOptions, stored_options
-from vlm.inference.predictor import Rows, Watch
-from vlm.inference.text_predictor import TextPredictor
+from vlm.inference.predictor import Rows, TextPredictor, Watch
 from vlm.io.output import Output
 from vlm.models.context import Context
 from vlm.models.encoder_decoder import EncoderDecoder
@@ -256,3 +255,43 @@ class Trace(Output):
                 self.write(json.dumps(nodes, ensure_ascii=False))
         finally:
             super().__exit__(*fault)
+
+
+def words_of(tokens: Sequence[int], tokenizer: Tokenizer) -> Iterator[tuple[str, list[int]]]:
+    """Yields the words of a text with the places of their tokens; in a script without spaces, each token is a word."""
+    word = written = ""
+    places: list[int] = []
+    unfinished: list[int] = []  # tokens that are parts of a character
+    for place, token in enumerate(tokens):
+        if token in tokenizer.language_ids:  # language tokens are given, not written
+            continue
+        unfinished.append(place)
+        text = tokenizer.decode(tokens[: place + 1])
+        if text.endswith("\ufffd") and place + 1 < len(tokens):
+            continue
+        piece, written = text[len(written) :], text
+        apart = any(map(spaceless().match, (word[-1:], piece[:1]))) and piece[:1].isalnum()
+        if (piece.startswith(" ") or apart) and word.strip():
+            yield word.strip(), places
+            word, places = "", []
+        word, places, unfinished = word + piece, [*places, *unfinished], []
+    if word.strip():
+        yield word.strip(), places
+
+
+@torch.inference_mode()
+def word_probabilities(writer: Writer, context: Context, tokens: Sequence[int]) -> list[tuple[str, float]]:
+    """Returns the words of a text with the probability of each given those before; runs the decoder on the text again.
+
+    Args:
+        context: The input, encoded, one row.
+        tokens: The text, without begin and end; at most as many as the decoder's positions.
+    """
+    if not tokens:
+        return []
+    begin = writer.tokenizer.bos_id if context.begin is None else int(context.begin)
+    read = torch.tensor([[begin, *tokens[:-1]]], device=writer.device)
+    hidden = writer.model.decoder(read, None, context)  # (1, L, D)
+    logprobs = writer.model.head(hidden)[0].float().log_softmax(-1)  # (L, V)
+    own = [row[token].item() for row, token in zip(logprobs, tokens, strict=True)]
+    return [(word, exp(sum(own[at] for at in places))) for word, places in words_of(tokens, writer.tokenizer)]

@@ -1,8 +1,11 @@
-"""Folds text to the width of a terminal."""
+"""Text for a terminal: folded to its width, and command lines to copy."""
 
 import re
+import shlex
 import shutil
 import sys
+from collections.abc import Iterable
+from pathlib import Path
 from typing import TextIO
 from unicodedata import category, east_asian_width
 
@@ -77,3 +80,33 @@ def _wrap(text: str, width: int, indent: str) -> str:
                 rows[-1] += gap + piece
             gap = ""
     return "\n".join(rows).replace("\xa0", " ")
+
+
+def shell_line(arguments: Iterable[str]) -> str:
+    """Quotes arguments for a shell (bash, zsh), which restores them exactly, whatever characters they contain.
+
+    Unprintable characters are written as the bytes of $'...', so that the result is one line without terminal commands.
+    """
+    return " ".join(map(_quoted, arguments))
+
+
+def _quoted(text: str) -> str:
+    if text.isprintable():
+        return shlex.quote(text)
+    return "$'" + "".join(map(_escaped, text)) + "'"
+
+
+def _escaped(char: str) -> str:
+    if char in "\\'":
+        return f"\\{char}"
+    if char.isprintable():
+        return char
+    return "".join(f"\\x{byte:02x}" for byte in char.encode("utf-8", "surrogateescape"))
+
+
+def train_command(*arguments: str) -> str:
+    """A quoted shell command: `python train.py` if that was called or exists here, else `vlm train`."""
+    called = Path(sys.argv[0])
+    script = called if called.name == "train.py" else Path("train.py")
+    started = ["vlm", "train"] if called.stem == "vlm" or not script.is_file() else ["python", str(script)]
+    return shell_line([*started, *arguments])

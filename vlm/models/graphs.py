@@ -17,23 +17,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vlm.errors import UserError
-from vlm.models.classifier import Classifier, Pool, default_pool, pool_states
+from vlm.models.classifier import Classifier, Pool, SequenceClassifier, TokenClassifier, default_pool, pool_states
 from vlm.models.context import Context, concat_states
-from vlm.models.decoder import Decoder
+from vlm.models.decoder import Decoder, HiddenStateDecoder
 from vlm.models.dual_encoder import DualEncoder
 from vlm.models.encoder_decoder import EncoderDecoder
-from vlm.models.masked_language_model import MaskedLanguageModel
 from vlm.models.recurrent import RecurrentEncoder
-from vlm.models.text_classifiers import SequenceClassifier, TokenClassifier
-from vlm.models.text_decoder import HiddenStateDecoder
-from vlm.models.text_encoder import TextEncoder
+from vlm.models.text_encoder import MaskedLanguageModel, TextEncoder
 from vlm.models.timm_encoder import TimmEncoder
+from vlm.nn.embeddings import Spelling
 from vlm.nn.image_size import ImageSize, sides
 from vlm.nn.mask import as_bias
 from vlm.nn.position import Positions
-from vlm.nn.spelling import Spelling
-from vlm.nn.step.block import StepBlock, StepInputs
-from vlm.nn.step.cache import GrowingCache
+from vlm.nn.step.block import GrowingCache, StepBlock, StepInputs
 
 # Modules without a graph, and why.
 UNTRACED: dict[type[nn.Module], str] = {

@@ -5,14 +5,13 @@ from torch import Tensor, nn
 
 from vlm.errors import Count, Injected, Rate
 from vlm.models.context import Context
+from vlm.models.decoder import HiddenStateDecoder
 from vlm.models.flop import Flop
 from vlm.models.heads import VocabularyHead
-from vlm.models.text_decoder import HiddenStateDecoder
 from vlm.nn.dropout import Dropout
 from vlm.nn.image_size import ImageSize
 from vlm.nn.position import positions_within
-from vlm.nn.step.hidden_state import HiddenState
-from vlm.nn.step.state import ReadContext
+from vlm.nn.step.state import HiddenState, ReadContext
 
 
 class NeuralLanguageModel(HiddenStateDecoder):

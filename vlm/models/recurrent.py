@@ -1,22 +1,31 @@
-"""Recurrent encoders and decoders, the predecessors of transformers."""
+"""Recurrent encoders and decoders, the predecessors of transformers, with soft attention over a context."""
 
+from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Literal, cast
+from typing import Literal, NotRequired, TypedDict, Unpack, cast
 
 import torch
 from torch import Tensor, nn
 
 from vlm.errors import Count, Injected, Rate
 from vlm.models.context import Context
+from vlm.models.decoder import HiddenStateDecoder
 from vlm.models.flop import Flop
 from vlm.models.heads import VocabularyHead
-from vlm.models.text_decoder import HiddenStateDecoder
 from vlm.nn.dropout import Dropout
 from vlm.nn.image_size import ImageSize
-from vlm.nn.recurrent import LAYERS, Cell, ScaledEmbedding, open_forget_gates, reversed_texts, run_texts
-from vlm.nn.step.hidden_state import HiddenState
-from vlm.nn.step.state import ReadContext
-from vlm.nn.unpacked import unpacked
+from vlm.nn.recurrent import (
+    CELLS,
+    LAYERS,
+    AdditiveAttention,
+    Cell,
+    ScaledEmbedding,
+    open_forget_gates,
+    reversed_texts,
+    run_texts,
+    unpacked,
+)
+from vlm.nn.step.state import HiddenState, KeysValues, ReadContext
 
 Directions = Literal["forward", "backward", "both"]
 Source = Literal["forward", "backward", "both", "mean"]
@@ -195,3 +204,172 @@ class RecurrentDecoder(HiddenStateDecoder):
     def flop(self, image_size: ImageSize = 0) -> Flop:
         token = 2 * sum(weight.numel() for weight in self.layers.parameters() if weight.ndim == 2)
         return Flop(token=token, head=2 * self.head_parts.weight.numel())
+
+
+Memory = tuple[Tensor, Tensor, Tensor | None]  # keys, values and mask of a context
+
+
+class SoftAttentionOptions(TypedDict):
+    """Arguments that all decoders with soft attention share; `SoftAttentionDecoder` documents them."""
+
+    vocab_size: Injected[int]
+    max_len: Count
+    dim: Count
+    attention_dim: Count
+    context_dim: Count
+    vocabulary_head: NotRequired[VocabularyHead | None]
+    dropout: NotRequired[Rate]
+
+
+class SoftAttentionDecoder(HiddenStateDecoder):
+    """Base of recurrent decoders that attend to all context states before each token; a subclass follows each paper.
+
+    Args:
+        vocab_size: Size V of the tokenizer's vocabulary.
+        max_len: Maximum number of tokens of a segment.
+        dim: Width D of embeddings and hidden states.
+        attention_dim: Width A of the attention's hidden layer.
+        context_dim: Width C of the encoder's states.
+        source: See Bridge.
+        cell: gru or lstm.
+        vocabulary_head: Output head; default the transposed token embedding.
+        dropout: Dropout rate of embeddings and before the head.
+    Shapes:
+        tokens (B, L), segments (B, L), context states (B, S, C) -> hidden (B, L, D)
+    """
+
+    context_dim: int
+
+    def __init__(
+        self,
+        *,
+        vocab_size: Injected[int],
+        max_len: Count,
+        dim: Count,
+        attention_dim: Count,
+        context_dim: Count,
+        source: Source,
+        cell: Cell,
+        vocabulary_head: VocabularyHead | None = None,
+        dropout: Rate = 0.0,
+    ) -> None:
+        super().__init__()
+        self.max_len, self.dim, self.context_dim = max_len, dim, context_dim
+        self.token_embed = ScaledEmbedding(vocab_size, dim)
+        self.search = AdditiveAttention(query_dim=dim, context_dim=context_dim, dim=attention_dim)
+        self.cell = CELLS[cell](dim + context_dim, dim)
+        self.bridge = Bridge(context_dim=context_dim, dim=dim, count=2 if cell == "lstm" else 1, source=source)
+        self.vocabulary_head, self.dropout = vocabulary_head, Dropout(dropout)
+        open_forget_gates(self)
+
+    @abstractmethod
+    def readout(self, embedded: Tensor, state: Tensor, glimpse: Tensor) -> Tensor:
+        """The head's input after a token: (..., D), (..., D), (..., C) -> (..., D)."""
+
+    def gated(self, state: Tensor, glimpse: Tensor) -> Tensor:
+        """The part of the attended context that enters the cell: (..., D), (..., C) -> (..., C)."""
+        return glimpse
+
+    def _advance(
+        self, embedded: Tensor, hidden: Sequence[Tensor], memory: Memory
+    ) -> tuple[list[Tensor], Tensor, Tensor]:
+        """Reads a token: embedded (B, G, D), hidden (B, G, D) each -> hidden, glimpse (B, G, C), weights (B, G, S)."""
+        glimpse, weights = self.search(hidden[0], *memory)
+        glimpse = self.gated(hidden[0], glimpse)
+        inputs, before = torch.cat([embedded, glimpse], -1).flatten(0, 1), [one.flatten(0, 1) for one in hidden]
+        after = self.cell(inputs, tuple(before)) if len(before) == 2 else (self.cell(inputs, before[0]),)
+        return [one.unflatten(0, embedded.shape[:2]) for one in after], glimpse, weights
+
+    def forward(
+        self,
+        tokens: Tensor,
+        segments: Tensor | None = None,
+        context: Context | None = None,
+        bounds: Tensor | None = None,
+    ) -> Tensor:
+        return self.attend(tokens, segments, context)[0]
+
+    def attention(self, tokens: Tensor, context: Context) -> Tensor:
+        return self.attend(tokens, None, context)[1]
+
+    def attend(self, tokens: Tensor, segments: Tensor | None, context: Context | None) -> tuple[Tensor, Tensor]:
+        """Hidden states as from `forward`, and attention weights over the context: (B, L, D), (B, L, S)."""
+        texts, read = unpacked(tokens, segments), self.read(context)
+        embedded = self.dropout(self.token_embed(tokens))
+        hidden = [one[texts.rows][:, None] for one in read.hidden]  # (T, 1, D)
+        keys, values, mask = _memory(read.keys_values, read.mask)
+        memory = keys[texts.rows], values[texts.rows], None if mask is None else mask[texts.rows]
+        columns = []
+        for column in texts.take(embedded)[:, None].unbind(2):  # (T, 1, D)
+            hidden, glimpse, weights = self._advance(column, hidden, memory)
+            columns.append((hidden[0], glimpse, weights))
+        state, glimpse, weights = (torch.cat(parts, 1) for parts in zip(*columns, strict=True))  # (T, M, ...)
+        state, glimpse, weights = (texts.put(one, tokens.shape) for one in (state, glimpse, weights))  # (B, L, ...)
+        return self.dropout(self.readout(embedded, state, glimpse)), weights
+
+    def read(self, context: Context | None) -> ReadContext:
+        if context is None:
+            raise ValueError("this decoder attends to a context, and was given none")
+        keys, values = self.search.key(context.states), context.states
+        return ReadContext([(keys[:, None], values[:, None])], context.mask, hidden=self.bridge(context))
+
+    def read_token(self, tokens: Tensor, state: HiddenState) -> tuple[Tensor, list[Tensor]]:
+        embedded = self.token_embed(tokens)
+        hidden, glimpse, _ = self._advance(embedded, state.hidden, _memory(state.context, state.mask))
+        return self.readout(embedded, hidden[0], glimpse), hidden
+
+    def flop(self, image_size: ImageSize = 0) -> Flop:
+        """Operations; those of the bridge, once per text, are not counted."""
+        other = ("token_embed", "vocabulary_head", "bridge", "search.key", "search.score")
+        weights = [one for name, one in self.named_parameters() if one.ndim == 2 and not name.startswith(other)]
+        key = self.search.key.weight  # (A, C)
+        return Flop(
+            token=2 * sum(weight.numel() for weight in weights),
+            state=2 * key.numel(),
+            context_pair=2 * sum(key.shape),
+            head=2 * self.head_parts.weight.numel(),
+        )
+
+
+def _memory(context: Sequence[KeysValues | None], mask: Tensor | None) -> Memory:
+    """Keys (B, S, A), values (B, S, C) and the mask of a context."""
+    assert context[0] is not None
+    keys, values = context[0]
+    return keys[:, 0], values[:, 0], mask
+
+
+class BahdanauDecoder(SoftAttentionDecoder):
+    """The decoder of Bahdanau et al. (2015, appendix A.2.2): a GRU reads the last word and the attended context.
+
+    Its readout is a layer of maxout units over the state, the word and the context. The GRU is PyTorch's, which applies
+    the reset gate after the recurrent product.
+    """
+
+    def __init__(self, *, source: Source = "both", cell: Cell = "gru", **options: Unpack[SoftAttentionOptions]) -> None:
+        super().__init__(source=source, cell=cell, **options)
+        self.output = nn.Linear(2 * self.dim + self.context_dim, 2 * self.dim)
+
+    def readout(self, embedded: Tensor, state: Tensor, glimpse: Tensor) -> Tensor:
+        units = self.output(torch.cat([state, embedded, glimpse], -1))
+        return units.unflatten(-1, (self.dim, 2)).amax(-1)
+
+
+class ShowAttendTellDecoder(SoftAttentionDecoder):
+    """The decoder of Show, Attend and Tell (Xu et al. 2015, section 3.1.2) with deterministic soft attention.
+
+    An LSTM reads the last word and the attended states, scaled by a gate of the previous state (section 4.2.1).
+    """
+
+    def __init__(
+        self, *, source: Source = "mean", cell: Cell = "lstm", **options: Unpack[SoftAttentionOptions]
+    ) -> None:
+        super().__init__(source=source, cell=cell, **options)
+        self.gate = nn.Linear(self.dim, 1)
+        self.from_state = nn.Linear(self.dim, self.dim)
+        self.from_context = nn.Linear(self.context_dim, self.dim, bias=False)
+
+    def gated(self, state: Tensor, glimpse: Tensor) -> Tensor:
+        return torch.sigmoid(self.gate(state)) * glimpse
+
+    def readout(self, embedded: Tensor, state: Tensor, glimpse: Tensor) -> Tensor:
+        return embedded + self.from_state(state) + self.from_context(glimpse)

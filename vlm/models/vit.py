@@ -1,4 +1,4 @@
-"""The Vision Transformer encoder."""
+"""The Vision Transformer encoder, of one image or of several images per record."""
 
 from typing import Unpack
 
@@ -6,11 +6,11 @@ import torch
 from torch import Tensor, nn
 
 from vlm.errors import Count, Rate
-from vlm.models.context import Context
+from vlm.models.context import Context, concat_states
 from vlm.nn.blocks import Block, BlockConfig, BlockOptions, init_weights
+from vlm.nn.embeddings import PatchEmbed
 from vlm.nn.image_size import ImageSize, plain, sides
 from vlm.nn.position import GridPositions, Positions
-from vlm.nn.stems import PatchEmbed
 
 
 class ViT(nn.Module):
@@ -93,3 +93,33 @@ class ViT(nn.Module):
         for block in self.blocks:
             x = block(x, position=position)
         return Context(self.norm(x))
+
+
+class SeveralImages(nn.Module):
+    """Encodes each image separately and concatenates their states in order, as Flamingo does (Alayrac et al. 2022).
+
+    A learned vector per position in the order is added to the states of each image.
+
+    Args:
+        encoder: Images (B, 3, H, W) -> Context.
+        dim: Width D of its states.
+        count: Maximum number of images per record.
+    Shapes:
+        images (B, K, 3, H, W), or (B, 3, H, W) of one image each -> Context, states (B, K * S, D)
+    """
+
+    def __init__(self, *, encoder: nn.Module, dim: Count, count: Count) -> None:
+        super().__init__()
+        self.encoder, self.dim, self.count = encoder, dim, count
+        self.order = nn.Parameter(torch.empty(count, dim))
+        nn.init.normal_(self.order, std=0.5)
+
+    def forward(self, images: Tensor) -> Context:
+        several = images if images.ndim == 5 else images[:, None]
+        rows, number = several.shape[:2]
+        if number > self.count:
+            raise ValueError(f"a record has {number} images; the model reads {self.count}, see model.encoder.count")
+        context = self.encoder(several.flatten(0, 1))  # (B * K, S, D)
+        states = context.states.unflatten(0, (rows, number)) + self.order[:number, None]
+        masks = [None] * number if context.mask is None else context.mask.unflatten(0, (rows, number)).unbind(1)
+        return concat_states([Context(*pair) for pair in zip(states.unbind(1), masks, strict=True)])

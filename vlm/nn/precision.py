@@ -34,7 +34,7 @@ def why_int8(device: torch.device | str) -> tuple[bool, str]:
     """Returns whether the device multiplies by 8-bit weights faster than by float32, and why."""
     if torch.device(device).type != "cpu":
         return False, "weights of 8 bits are multiplied on a CPU alone"
-    from vlm.nn.step.int8 import is_supported
+    from vlm.nn.step.packed import is_supported
 
     if not is_supported():
         return False, "this build of torch has no FBGEMM for this processor"

@@ -28,12 +28,10 @@ from vlm.inference.tasks import resolve, tasks_of
 from vlm.io.page import escape, page, table
 from vlm.serving.bodies import Bodies, Gone
 from vlm.serving.chat import Answer, ChatReader, error
-from vlm.serving.demo_uses import form_of
-from vlm.serving.engine import Engine, Full
-from vlm.serving.events import FAILED, HEADERS, MEDIA_TYPE, events
-from vlm.serving.job import Job, Texts
+from vlm.serving.demo_forms import form_of
+from vlm.serving.engine import FAILED, HEADERS, MEDIA_TYPE, Engine, Full, Job, Texts, events
 from vlm.serving.reader import Read, Reader
-from vlm.serving.sites import Sites
+from vlm.serving.server import Sites
 from vlm.tasks.chat.predictor import TO_CHAT
 
 BODY = {

@@ -1,8 +1,10 @@
-"""The page of `vlm demo`, built with Gradio: a form on the left, results on the right."""
+"""The page of `vlm demo`, built with Gradio: a form on the left, results on the right, or a conversation."""
 
 import base64
+import json
+import re
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,17 +12,177 @@ import gradio as gr
 from fastapi import FastAPI
 from PIL import Image
 
-from vlm.data.images.image import ImageError, load_image
+from vlm.data.images.image import SUFFIXES, ImageError, load_image
+from vlm.data.text.words import split_lines
+from vlm.decoding.continuation import KeptText
 from vlm.errors import UserError
+from vlm.inference.command_options import GAP, AnswerOptions
+from vlm.inference.predictor import Predictor
+from vlm.inference.tasks import resolve, tasks_of
 from vlm.io.page import escape, thumbnail
-from vlm.serving import demo_html as html
-from vlm.serving.demo_chat import Talk
-from vlm.serving.demo_examples import example_images, example_texts
-from vlm.serving.demo_uses import Field, Form, Values
+from vlm.serving import demo_forms as html
+from vlm.serving.demo_forms import Field, Form, Values
 from vlm.tasks.chat.predictor import ChatPredictor
+from vlm.tasks.chat.session import Chat
+
+MOST = 8  # most images, and most texts
+MAX_RECORDS_BYTES = 2**22
+FIELDS = {"text": ("prompt", "text", "context", "words"), "label": ("caption",)}  # of records, by the form's names
+
+
+def samples_of(checkpoint: Path) -> Path:
+    """Returns the folder of a run's samples, given its checkpoint or its folder."""
+    folder = checkpoint if checkpoint.is_dir() else checkpoint.parent
+    return (folder.parent if folder.name == "checkpoints" else folder) / "samples"
+
+
+def example_images(samples: Path) -> list[Image.Image]:
+    """Returns the readable images of a folder."""
+    paths = sorted(path for path in samples.glob("*") if path.suffix.lower() in SUFFIXES) if samples.is_dir() else []
+    images: list[Image.Image] = []
+    for path in paths[:MOST]:
+        try:
+            images.append(load_image(path))
+        except ImageError:  # the page does without it
+            continue
+    return images
+
+
+def example_texts(samples: Path, fields: Sequence[str]) -> list[list[str]]:
+    """Returns texts of the newest samples, a row for each that has all fields of a form.
+
+    Args:
+        fields: Names of the fields.
+    """
+    paths = sorted(samples.glob("step_*.jsonl"), key=_step) if samples.is_dir() and fields else []
+    if not paths or paths[-1].stat().st_size > MAX_RECORDS_BYTES:
+        return []
+    try:
+        records = [json.loads(line) for line in split_lines(paths[-1].read_text(encoding="utf-8"))]
+    except (OSError, ValueError):
+        return []
+    records = [record for record in records if isinstance(record, dict)]
+    rows = [[_text(record, name) for name in fields] for record in records]
+    if list(fields) == ["label"]:  # all are texts to choose among
+        rows = [["\n".join(dict.fromkeys(row[0] for row in rows[:MOST] if row[0]))]]
+    return [row for row in rows if all(row)][:MOST]
+
+
+def _step(path: Path) -> int:
+    number = re.search(r"\d+", path.stem)
+    return int(number[0]) if number else 0
+
+
+def _text(record: Mapping[str, Any], name: str) -> str:
+    value = next((record[key] for key in FIELDS.get(name, (name,)) if key in record), "")
+    text = " ".join(map(str, value)) if isinstance(value, list) else str(value)
+    if record.get("gaps") and record.get("true"):  # a text with masked words
+        return text.replace(str(record["true"][0]).strip("\u2581"), GAP, 1)
+    return text
+
+
+MAX_TEXT = 20_000  # characters of a message
+HOTTEST = 2.0  # greatest temperature of the slider
+HINT = "What you say, and the answers, stand here."
+
+
+def chat_of(predictor: Predictor) -> ChatPredictor | None:
+    """Returns a predictor for conversations with the same model; None if the model cannot converse."""
+    command = tasks_of("chat").get(predictor.task)
+    if command is None:
+        return None
+    found: ChatPredictor = resolve(command.predictor).around(predictor)
+    try:
+        found.check_chat()
+    except UserError:
+        return None
+    return found
+
+
+class Talk:
+    """The conversations of a page. Gradio remembers each visitor's; they share the cache of kept texts.
+
+    Args:
+        predictor: The model.
+        photo: Opens a photo of the form, given the field's value and its place.
+    """
+
+    def __init__(self, predictor: ChatPredictor, photo: Callable[[str, int], Image.Image]) -> None:
+        self.predictor, self.photo, self.kept = predictor, photo, KeptText(predictor.decoder)
+        sampling, *_ = predictor.planned(AnswerOptions())
+        self.temperature = sampling.temperature  # that of `vlm chat` without options
+        self.hottest = max(HOTTEST, self.temperature)
+
+    def answer(self, *inputs: Any) -> Iterator[tuple[str, Any, str]]:
+        """Yields the growing conversation as HTML, its state to remember, and the text of the input field.
+
+        Args:
+            inputs: The photo, if the model reads one; the words; the temperature; the remembered state.
+        """
+        *sources, words, temperature, known = inputs
+        chat, shown = known or (None, "")
+        try:
+            options = AnswerOptions(sample=True, temperature=self._bounded(temperature))
+            chat = chat or Chat(self.predictor, options, forget=True, kept=self.kept)
+            chat.options = options
+            source = str(sources[0] or "") if sources else ""
+            if source and source != shown:
+                chat.show(self.photo(source, 1))
+                shown = source
+            text = str(words or "").strip()
+            if not 0 < len(text) <= MAX_TEXT:
+                raise UserError(f"your words: have {len(text):,} characters; write 1 to {MAX_TEXT:,}")
+            text.encode()
+            for _ in chat.stream(text):
+                yield talked(chat), (chat, shown), ""
+            yield talked(chat), (chat, shown), ""
+        except UserError as fault:
+            yield talked(chat) + html.refusal(str(fault)), (chat, shown), str(words or "")
+        except UnicodeEncodeError:
+            yield talked(chat) + html.refusal("your words: are not UTF-8"), (chat, shown), ""
+        except Exception:  # a fault of the model
+            traceback.print_exc()
+            yield talked(chat) + html.refusal("the model failed; its log says why"), None, ""
+
+    def _bounded(self, value: Any) -> float:
+        """Returns a temperature in the slider's range, whatever was sent."""
+        return min(max(float(value), 0.0), self.hottest) if isinstance(value, int | float) else self.temperature
+
+    def blocks(self, photos: Sequence[Any], **model: Any) -> None:
+        """Adds the conversation below a form, whose photos it reads.
+
+        Args:
+            model: Gradio's options for functions that run the model.
+        """
+        gr.HTML("<h2>A conversation</h2>", elem_classes="v-head")
+        with gr.Row():
+            with gr.Column(scale=2, min_width=300):
+                words = gr.Textbox(label="Say something, about the photo above too" if photos else "Say something")
+                label = "Temperature of the conversation"
+                temperature = gr.Slider(0.0, self.hottest, self.temperature, step=0.05, label=label)
+                with gr.Row():
+                    button = gr.Button("Say", variant="primary", min_width=100)
+                    stop = gr.Button("Stop", min_width=100)
+                    anew = gr.Button("Begin anew", min_width=100)
+            with gr.Column(scale=3, min_width=300):
+                shown = gr.HTML(html.hint(HINT), js_on_load=None)
+        known, private = gr.State(None), dict[str, Any](api_visibility="private")
+        outputs = [shown, known, words]
+        asked: Any = {"inputs": [*photos, words, temperature, known], "outputs": outputs, **private, **model}
+        event = gr.on([button.click, words.submit], self.answer, **asked)
+        stop.click(None, cancels=[event], **private)
+        anew.click(lambda: (html.hint(HINT), None, ""), None, outputs, cancels=[event], **private)
+
+
+def talked(chat: Chat | None) -> str:
+    """A conversation as HTML."""
+    turns = [] if chat is None else chat.turns
+    names = {"user": "You", "assistant": "Model"}
+    lines = (f"<p><b>{names[turn.role]}</b> {escape(turn.text)}</p>" for turn in turns)
+    return f'<div class="v-flow" aria-live="polite">{"".join(lines)}</div>'
+
 
 HERE = Path(__file__).parent
-MAX_TEXT = 20_000  # characters of a field
 SESSIONS = 16  # most sessions whose values Gradio remembers
 # Fields of `Values` in order, with minimum, maximum, step and label of their sliders.
 BOUNDS: dict[str, tuple[Any, ...]] = {

@@ -1,14 +1,73 @@
-"""Continuous batching: inputs join the running batch as soon as rows are free."""
+"""Continuous batching: inputs join the running batch as soon as rows are free; answers are streamed."""
 
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+import asyncio
+import json
+import logging
+import time
+from collections import Counter, deque
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import aclosing
 from functools import partial
 from threading import Condition, Thread
 from typing import Any
 
-from vlm.errors import UserError
+from fastapi import HTTPException
+
+from vlm.errors import UserError, printable
+from vlm.inference.options import settings
 from vlm.inference.predictor import Predictor
-from vlm.serving.job import Job, Texts
+
+Texts = Sequence[Sequence[int]]  # the tokens of each text of an input, so far
+
+
+class Job:
+    """An input that was accepted.
+
+    Args:
+        predictor: The model.
+        content: The input as `Predictor.prepare` returned it, or the UserError that it raised, which is then the
+            answer.
+        options: Options of the request.
+        grown: Called on the engine's thread with the texts, whenever one has a new token.
+    Attributes:
+        settings: The options without the input's parts; jobs with equal settings run together.
+        answer: The future result.
+        times: For each text, seconds from acceptance to each of its tokens.
+        progress: Time of the last token by `time.monotonic`; before the first, that of acceptance.
+    """
+
+    def __init__(
+        self, predictor: Predictor, content: Any, options: Any, *, grown: Callable[[Texts], None] | None = None
+    ) -> None:
+        self.predictor, self.content, self.options, self.grown = predictor, content, options, grown
+        self.settings = settings(options)
+        self.answer: Future = Future()
+        self.times: list[list[float]] = []
+        self._start = self.progress = time.monotonic()
+        self.left = False  # no client waits for the answer any more
+
+    def leave(self) -> None:
+        """Cancels the job: no client waits for the answer any more."""
+        self.left = True
+        self.answer.cancel()
+
+    def note(self, texts: Texts) -> None:
+        """Records the time of new tokens in the texts."""
+        now = time.monotonic()
+        self.times += [[] for _ in texts[len(self.times) :]]
+        for times, tokens in zip(self.times, texts, strict=False):
+            if len(tokens) > len(times):
+                self.progress = now
+                times += [round(now - self._start, 4)] * (len(tokens) - len(times))
+
+    def show(self, texts: Texts) -> bool:
+        """Receives texts that may have grown; returns False if no client waits for them any more."""
+        if texts and not self.left:
+            self.note(texts)
+            if self.grown is not None:
+                self.grown([list(tokens) for tokens in texts])  # copied, because the model may extend its lists
+        return not self.left
 
 
 class Full(Exception):
@@ -141,3 +200,63 @@ class Engine:
                 jobs = [job for job in alike if job.answer.set_running_or_notify_cancel()]
         self.running += len(jobs)
         return jobs
+
+
+MEDIA_TYPE = "text/event-stream"
+HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}  # so that no proxy buffers events
+FAILED = "the model failed; its log says why"
+
+
+async def events(
+    jobs: Sequence[Job],
+    grown: asyncio.Queue[tuple[int, Texts] | None],
+    results: Coroutine[Any, Any, Any],
+    *,
+    decode: Callable[[Sequence[int]], str],
+) -> AsyncIterator[str]:
+    """Yields the events of some jobs; cancels the results if closed early.
+
+    Args:
+        grown: Places of jobs whose texts have grown, with the texts.
+        results: Awaits the jobs' answers and returns the content of the last event.
+        decode: Converts tokens to text.
+    """
+    known: Counter[tuple[int, int]] = Counter()
+    try:
+        async with aclosing(growth(grown, results)) as steps:
+            async for step in steps:
+                if not isinstance(step, tuple):
+                    yield _event("result", step)
+                    continue
+                place, texts = step
+                for number, tokens in enumerate(texts):
+                    for at in range(known[place, number], len(tokens)):
+                        # The bytes of a character may span tokens.
+                        text, seconds = decode(tokens[: at + 1]).rstrip("\ufffd"), jobs[place].times[number][at]
+                        about = {"input": place, "result": number, "token": tokens[at], "text": text}
+                        yield _event("token", about | {"seconds": seconds})
+                    known[place, number] = len(tokens)
+    except (UserError, HTTPException) as fault:
+        line = fault.detail if isinstance(fault, HTTPException) else str(fault)
+        yield _event("error", {"detail": printable(line)})
+    except Exception as fault:
+        logging.getLogger("uvicorn.error").error("%s", FAILED, exc_info=fault)
+        yield _event("error", {"detail": FAILED})
+
+
+async def growth(
+    grown: asyncio.Queue[tuple[int, Texts] | None], results: Coroutine[Any, Any, Any]
+) -> AsyncGenerator[tuple[int, Texts] | dict[str, Any]]:
+    """Yields the items of `grown`, then the results; cancels these if closed early."""
+    task = asyncio.ensure_future(results)
+    task.add_done_callback(lambda _: grown.put_nowait(None))
+    try:
+        while (growing := await grown.get()) is not None:
+            yield growing
+        yield task.result()
+    finally:
+        task.cancel()
+
+
+def _event(name: str, content: Any) -> str:
+    return f"event: {name}\ndata: {json.dumps(content)}\n\n"

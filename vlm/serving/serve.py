@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from vlm.checkpoint.hub import PREFIX
+from vlm.checkpoint.locate import PREFIX
 from vlm.errors import UserError, print_error, printable
 from vlm.inference.options import BatchSize, DecodingOptions, Language, ModelOptions, Option
 from vlm.serving.server import LOCAL, listen, urls
@@ -51,7 +51,7 @@ def serve(
         import uvicorn  # noqa: F401  of the extra, as the others
 
         from vlm.serving.app import Service, make_app
-        from vlm.serving.sites import Sites
+        from vlm.serving.server import Sites
     except ModuleNotFoundError as fault:
         raise UserError(f'vlm serve: needs {fault.name}; pip install "vlm-lightning[serve]"') from fault
     from vlm.inference.predictor import load_predictor

@@ -11,18 +11,16 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from vlm.data.batch import Batch, DeviceImages
-from vlm.data.features.feature_field import FeatureField
-from vlm.data.features.feature_file import FeatureFile
+from vlm.data.features import FeatureField, FeatureFile
 from vlm.data.fields import Field, ImageField, learn_tokenizers
 from vlm.data.hold_out import stratified, validation
-from vlm.data.images.device_field import DeviceImageField
-from vlm.data.order import EvalBatches, Key, TrainBatches
 from vlm.data.records import Part, Source, Split
-from vlm.data.samples import RecordDataset, dataset_fingerprint, whole
+from vlm.data.samples import EvalBatches, Key, RecordDataset, TrainBatches, dataset_fingerprint, whole
 from vlm.data.text.tokenizer import Tokenizer
 from vlm.data.workers import default_workers, end_workers, leave_signals_to_owner, worker_context
 from vlm.errors import Count, Injected, Range, UserError
 from vlm.io.files import progress
+from vlm.training.device_images import DeviceImageField
 from vlm.training.step.step_loader import StepLoader
 
 

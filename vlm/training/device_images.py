@@ -1,6 +1,6 @@
 """Training images stored on the device, where batches are cropped and augmented."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -8,15 +8,41 @@ import torch
 from torch import Tensor
 
 from vlm.data.batch import DeviceImages
-from vlm.data.fields import ImageField
+from vlm.data.fields import AugmentKey, Field, ImageField
 from vlm.data.images.augment import Augment
-from vlm.data.images.batched import FILTERS, augmented
-from vlm.data.images.class_augment import ClassAugment
-from vlm.data.images.device_field import DeviceImageField
+from vlm.data.images.class_augment import FILTERS, NUMBERS, ClassAugment, augmented, draw
 from vlm.data.images.image import ImageError
 from vlm.data.images.resize import to_tensor
 from vlm.data.records import Record
 from vlm.errors import UserError
+
+
+class DeviceImageField(Field):
+    """Replaces images by their indices on the device and their augmentation parameters.
+
+    Args:
+        images: The field that it replaces.
+        size: Width and height of the images.
+        faults: Reasons, by index, why images could not be read.
+    Shapes:
+        DeviceImages of index (B,), numbers (B, NUMBERS)
+    """
+
+    def __init__(self, images: ImageField, size: tuple[int, int], faults: Mapping[int, str]) -> None:
+        self.images, self.size, self.faults = images, size, faults
+
+    def encode(self, record: Record, key: AugmentKey | None) -> tuple[int, Tensor]:
+        assert key is not None, "images are stored on the device for training only"
+        index = int(key[2])
+        if index in self.faults:
+            raise ImageError(self.faults[index])
+        augment = self.images.augment_of(record)
+        return index, torch.zeros(NUMBERS) if augment is None else draw(augment, self.size, key)
+
+    def collate(self, values: Sequence[tuple[int, Tensor]]) -> Any:
+        index = torch.tensor([index for index, _ in values], dtype=torch.long)
+        return DeviceImages(index, torch.stack([row for _, row in values]) if values else torch.empty(0, NUMBERS))
+
 
 SHARE = 0.5  # of the device's free memory that images may take
 OFF = "or set data.images_on_device=false"

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 from vlm.config.build import build
 from vlm.config.target import find
-from vlm.data.features.feature_file import FeatureFile, Layout, is_complete, open_features
-from vlm.data.features.source_hash import augment_fault, source_hash
+from vlm.data.features import FeatureFile, Layout, augment_fault, is_complete, open_features, source_hash
 from vlm.data.images.image import Preprocess
 from vlm.data.store.cache_file import file_lock
 from vlm.models.encoder_decoder import AT_ONCE

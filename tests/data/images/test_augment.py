@@ -11,8 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from vlm.config.build import build
-from vlm.config.check import check
+from vlm.config.build import build, check
 from vlm.data.images import class_augment as class_transforms
 from vlm.data.images.augment import Augment
 from vlm.data.images.class_augment import POLICIES, ClassAugment

@@ -5,7 +5,7 @@ import pytest
 import torch
 from PIL import Image
 
-from vlm.data.images import batched
+from vlm.data.images import class_augment as batched
 from vlm.data.images.augment import Augment
 from vlm.data.images.class_augment import ClassAugment
 from vlm.data.images.resize import to_tensor

@@ -5,19 +5,11 @@ import re
 import pytest
 
 from vlm.data.shapes.lines import DrawnLines
-from vlm.data.shapes.scene_captions import Shapes
-from vlm.data.shapes.scene_classes import ShapeClasses
-from vlm.data.shapes.scene_conversations import SceneConversations
-from vlm.data.shapes.scene_differences import SceneDifferences
-from vlm.data.shapes.scene_pairs import ScenePairs
-from vlm.data.shapes.scene_questions import SceneQuestions
-from vlm.data.shapes.scene_retrieval import DistinctShapes
-from vlm.data.shapes.scene_roles import SceneRoles
-from vlm.data.shapes.scene_spelling import SceneSpelling
-from vlm.data.shapes.scene_stories import SceneStories
-from vlm.data.shapes.scene_summaries import SceneSummaries
-from vlm.data.shapes.scene_translations import SceneTranslations
-from vlm.data.shapes.scene_words import SceneWords
+from vlm.data.shapes.scene_captions import DistinctShapes, Shapes
+from vlm.data.shapes.scene_labels import ScenePairs, SceneRoles, SceneWords, ShapeClasses
+from vlm.data.shapes.scene_questions import SceneConversations, SceneDifferences, SceneQuestions
+from vlm.data.shapes.scene_stories import SceneStories, SceneSummaries
+from vlm.data.shapes.scene_translations import SceneSpelling, SceneTranslations
 
 LOOKS = {"shapes": ["circle", "triangle", "cross"], "colors": ["red", "green", "blue"], "sizes": ["small", "large"]}
 COUNTS = {"train": 80, "val": 30, "test": 40}

@@ -5,7 +5,7 @@ from itertools import product
 
 import pytest
 
-from vlm.data.shapes import german
+from vlm.data.shapes import scene_translations as german
 from vlm.data.shapes.scene_translations import SceneTranslations
 from vlm.data.shapes.scenes import COLORS, RADII, SHAPES, Kind, Statement
 

@@ -6,9 +6,7 @@ from collections import Counter, defaultdict
 import pytest
 
 from vlm.data.records import conversations
-from vlm.data.shapes.scene_conversations import SceneConversations
-from vlm.data.shapes.scene_differences import SceneDifferences
-from vlm.data.shapes.scene_questions import NUMBERS, SceneQuestions
+from vlm.data.shapes.scene_questions import NUMBERS, SceneConversations, SceneDifferences, SceneQuestions
 from vlm.data.shapes.scene_stories import SceneStories
 from vlm.data.shapes.scenes import draw, margin, relations, valid_captions
 

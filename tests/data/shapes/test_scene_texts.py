@@ -6,11 +6,9 @@ from itertools import product
 
 import pytest
 
-from vlm.data.shapes.scene_pairs import ScenePairs
-from vlm.data.shapes.scene_roles import FORMS, SceneRoles, tag_phrases
-from vlm.data.shapes.scene_spelling import LETTERS, SceneSpelling, misspelled
-from vlm.data.shapes.scene_summaries import SceneSummaries
-from vlm.data.shapes.scene_words import SceneWords
+from vlm.data.shapes.scene_labels import FORMS, ScenePairs, SceneRoles, SceneWords, tag_phrases
+from vlm.data.shapes.scene_stories import SceneSummaries
+from vlm.data.shapes.scene_translations import LETTERS, SceneSpelling, misspelled
 from vlm.data.shapes.scenes import SHAPES, Kind, Statement
 from vlm.randomness import numpy_rng
 

@@ -10,9 +10,8 @@ import pytest
 from PIL import Image
 
 from vlm.data.shapes import scenes
-from vlm.data.shapes.drawn import DrawnSplit
-from vlm.data.shapes.scene_captions import Shapes, main
-from vlm.data.shapes.scene_retrieval import DistinctShapes
+from vlm.data.shapes.scene_captions import DistinctShapes, Shapes, main
+from vlm.data.shapes.scene_source import DrawnSplit
 from vlm.data.shapes.scenes import COLORS, RADII, SHAPES, Kind, Placed, Scene, place, valid_captions
 from vlm.errors import UserError
 from vlm.randomness import numpy_rng
@@ -211,7 +210,7 @@ def test_captions_are_some_of_the_references_and_not_always_the_same():
 
 def test_captions_draw_no_pixels(monkeypatch):
     drawn = []
-    monkeypatch.setattr("vlm.data.shapes.drawn.draw", drawn.append)
+    monkeypatch.setattr("vlm.data.shapes.scene_source.draw", drawn.append)
     record = shapes().split("train").record(0)
     assert record["captions"] and record["references"] and drawn == []
     record.image()

@@ -4,8 +4,7 @@ import pytest
 from captioned import picture, refusal
 
 from vlm.data.records import collect_errors
-from vlm.data.sources.aligned_files import AlignedFiles
-from vlm.data.sources.aligned_photos import AlignedPhotos
+from vlm.data.sources.aligned_files import AlignedFiles, AlignedPhotos
 
 
 @pytest.fixture

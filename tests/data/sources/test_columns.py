@@ -11,12 +11,12 @@ from PIL import Image
 from vlm.data.images.image import ImageError
 from vlm.data.records import NAMES
 from vlm.data.sources.captions import Captions
-from vlm.data.sources.image_tables import ImageTable
+from vlm.data.sources.class_folders import ImageTable
 from vlm.data.sources.questions import QuestionTable
 from vlm.data.sources.text_tables import TextTable, TranslationTable
 from vlm.data.store import columns
 from vlm.data.store.columns import open_columns
-from vlm.data.store.shard_writer import files_of
+from vlm.data.store.shard_sets import files_of
 
 pa = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")

@@ -8,8 +8,7 @@ from captioned import NO_HOLD_OUT
 from PIL import Image
 
 from vlm.data.records import Question, conversations
-from vlm.data.sources.conversations import Conversations
-from vlm.data.sources.questions import QuestionTable
+from vlm.data.sources.questions import Conversations, QuestionTable
 from vlm.errors import UserError
 
 SAID = ["what is it?", "a cat", "and its colour?", "red"]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from vlm.config.check import check
+from vlm.config.build import check
 from vlm.errors import UserError
 
 COUNTS = {

@@ -6,8 +6,8 @@ from pyarrow import csv as arrow
 
 from vlm.cli.data_commands import check_data
 from vlm.data.sources.captions import Captions
+from vlm.data.sources.class_folders import ImageTable
 from vlm.data.sources.delimited import read_rows
-from vlm.data.sources.image_tables import ImageTable
 from vlm.data.sources.questions import QuestionTable
 from vlm.data.sources.text_tables import TextTable, TranslationTable
 from vlm.errors import UserError

@@ -8,8 +8,7 @@ from captioned import content, refusal
 from flickr import draw_flickr8k, translate_flickr8k
 
 from vlm.cli.main import run as vlm
-from vlm.data.sources.captions import Flickr8k
-from vlm.data.sources.flickr8k_languages import Flickr8kLanguages
+from vlm.data.sources.captions import Flickr8k, Flickr8kLanguages
 
 SHARED = Path(os.environ.get("VLM_SHARED_DATA", Path(__file__).resolve().parents[4] / "shared" / "data"))
 ALL = ("en", "de", "zh")

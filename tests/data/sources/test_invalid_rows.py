@@ -10,10 +10,8 @@ from captioned import picture, refusal
 
 from vlm.data.records import Source, collect_errors
 from vlm.data.sources.captions import Captions, Coco
-from vlm.data.sources.conversations import Conversations
-from vlm.data.sources.easy_vqa import EasyVQA
-from vlm.data.sources.image_tables import ImageTable
-from vlm.data.sources.questions import QuestionTable
+from vlm.data.sources.class_folders import ImageTable
+from vlm.data.sources.questions import Conversations, EasyVQA, QuestionTable
 from vlm.data.sources.squad import Squad
 from vlm.data.sources.text_tables import TextTable, TranslationTable
 

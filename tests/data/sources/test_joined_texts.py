@@ -3,9 +3,9 @@
 import pytest
 from captioned import refusal
 
-from vlm.data.sources.joined_texts import JoinedTexts
+from vlm.data.sources.class_folders import TextFolders
 from vlm.data.sources.questions import QuestionTable
-from vlm.data.sources.text_folders import TextFolders
+from vlm.data.sources.text_source import JoinedTexts
 from vlm.data.sources.text_tables import TextTable
 
 

@@ -11,9 +11,7 @@ from easy import draw_easy_vqa, easy_questions
 
 from vlm.data.records import collect_errors
 from vlm.data.sources.captions import Captions, Coco
-from vlm.data.sources.conversations import Conversations
-from vlm.data.sources.easy_vqa import EasyVQA
-from vlm.data.sources.questions import QuestionTable
+from vlm.data.sources.questions import Conversations, EasyVQA, QuestionTable
 from vlm.data.sources.text_tables import TextTable, TranslationTable
 from vlm.errors import UserError
 

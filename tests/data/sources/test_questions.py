@@ -5,8 +5,7 @@ from captioned import NO_HOLD_OUT, refusal
 from easy import draw_easy_vqa
 
 from vlm.data.records import Question
-from vlm.data.sources.easy_vqa import EasyVQA
-from vlm.data.sources.questions import QuestionTable
+from vlm.data.sources.questions import EasyVQA, QuestionTable
 from vlm.errors import UserError
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from captioned import refusal
 
-from vlm.data.sources.sst2 import SST2
+from vlm.data.sources.text_tables import SST2
 
 SHARED = Path(os.environ.get("VLM_SHARED_DATA", Path(__file__).parents[3] / ".." / "shared" / "data")) / "sst2"
 

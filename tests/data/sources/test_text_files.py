@@ -10,10 +10,10 @@ from captioned import refusal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vlm.data.shapes.scene_text import SceneText
-from vlm.data.sources.text_files import TextFiles
-from vlm.data.text import documents as module
-from vlm.data.text.documents import read_lines
+from vlm.data.shapes.scene_captions import SceneText
+from vlm.data.sources.text_source import TextFiles
+from vlm.data.text import words as module
+from vlm.data.text.words import read_lines
 from vlm.errors import UserError
 
 SHARED = Path(os.environ.get("VLM_SHARED_DATA", Path(__file__).parents[4] / "shared" / "data"))

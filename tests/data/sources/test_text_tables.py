@@ -6,7 +6,7 @@ import pytest
 from captioned import NO_HOLD_OUT, refusal
 from classed import pack
 
-from vlm.data.sources.text_folders import TextFolders
+from vlm.data.sources.class_folders import TextFolders
 from vlm.data.sources.text_tables import TextTable, TranslationTable
 from vlm.errors import UserError
 

@@ -11,11 +11,11 @@ from classed import lay_out, pack
 
 from vlm.data.records import Part
 from vlm.data.shapes.scene_captions import Shapes
-from vlm.data.shapes.scene_classes import ShapeClasses
+from vlm.data.shapes.scene_labels import ShapeClasses
 from vlm.data.sources.class_folders import ClassFolders
 from vlm.data.sources.shards import Shards
-from vlm.data.store.shard_scan import build_index
-from vlm.data.store.shard_writer import files_of, write_manifest, write_split
+from vlm.data.store.shard_sets import files_of, write_manifest, write_split
+from vlm.data.store.shards import build_index
 
 DRAWN = {"seed": 0, "image_size": 32, "shapes": ["circle", "cross"], "colors": ["red", "green", "blue"]}
 DRAWN |= {"sizes": ["small", "large"], "train_scenes": 7, "val_scenes": 6, "test_scenes": 6}

@@ -15,8 +15,7 @@ from sharded import captioned, classed, write_tar
 from vlm.data.images.image import ImageError, load_image
 from vlm.data.records import collect_errors
 from vlm.data.sources.shards import Shards
-from vlm.data.store.shard_index import digest
-from vlm.data.store.shard_scan import SUFFIX, build_index, open_index
+from vlm.data.store.shards import SUFFIX, build_index, digest, open_index
 
 NO_HOLD_OUT = {"val_fraction": 0.0, "test_fraction": 0.0}
 

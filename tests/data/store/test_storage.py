@@ -10,7 +10,7 @@ from sharded import captioned, write_tar
 
 from vlm.data.sources.shards import Shards
 from vlm.data.store import storage
-from vlm.data.store.tar import Span
+from vlm.data.store.storage import Span
 
 URL = "memory://bucket/set"
 
@@ -43,7 +43,7 @@ def test_an_index_in_a_store_is_used(store, tmp_path, monkeypatch):
     shards(tmp_path)
     for path in tmp_path.glob("*/*.index"):
         store.pipe_file(f"/bucket/set/{path.relative_to(tmp_path).as_posix()}", path.read_bytes())
-    monkeypatch.setattr("vlm.data.store.shard_scan.build_index", None)
+    monkeypatch.setattr("vlm.data.store.shards.build_index", None)
     assert content(shards(URL)) == content(shards(tmp_path))
 
 

@@ -3,7 +3,7 @@
 from vlm.data.batch import IGNORE
 from vlm.data.fields import CaptionField, learn_tokenizers
 from vlm.data.records import Listed, Record, Source
-from vlm.data.text.input_fields import InputField, TagField, WordsField
+from vlm.data.text.inputs import InputField, TagField, WordsField
 from vlm.data.text.tokenizer import CharTokenizer
 
 TRAIN = [

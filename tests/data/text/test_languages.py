@@ -7,7 +7,7 @@ from captioned import refusal
 from vlm.checkpoint.pretrained_tokenizer import PretrainedTokenizer
 from vlm.data.fields import CaptionField, learn_tokenizers
 from vlm.data.records import InLanguage, Listed, Record, Source
-from vlm.data.text.one_caption_field import OneCaptionField
+from vlm.data.text.inputs import OneCaptionField
 from vlm.data.text.subwords import BytePairTokenizer
 from vlm.data.text.tokenizer import ByteTokenizer, CharTokenizer, SentencePieceTokenizer, tokenizer_from_state
 

@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 
 from vlm.data.records import Record
-from vlm.data.text.masked_field import MaskedField
+from vlm.data.text.inputs import MaskedField
 from vlm.data.text.tokenizer import ByteTokenizer
 from vlm.errors import UserError
 

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from vlm.data.records import Record
-from vlm.data.text.passage_field import PassageField
-from vlm.data.text.passages import covering, encode_passage, word_places
+from vlm.data.text.passages import PassageField, covering, encode_passage, word_places
 from vlm.data.text.tokenizer import ByteTokenizer, CharTokenizer
 
 TEXT = "The Wi-Fi cost $5.20 (in 1999) – naïve, 東京タワー and d'accord."

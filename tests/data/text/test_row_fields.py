@@ -7,10 +7,9 @@ import torch
 
 from vlm.data.records import Listed, Question, Record
 from vlm.data.text.conversation import Turn
-from vlm.data.text.conversation_field import ConversationField
-from vlm.data.text.one_caption_field import OneCaptionField
+from vlm.data.text.conversation_field import ConversationField, QuestionField
+from vlm.data.text.inputs import OneCaptionField
 from vlm.data.text.prompt_form import PromptForm
-from vlm.data.text.question_field import QuestionField
 from vlm.data.text.tokenizer import ByteTokenizer, CharTokenizer
 from vlm.models.context import PLACE
 

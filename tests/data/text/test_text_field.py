@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from vlm.data.order import Key
 from vlm.data.records import Listed, Record, Source
+from vlm.data.samples import Key
 from vlm.data.text.text_field import LEARNED_FROM, TextField
 from vlm.data.text.token_file import TokenFile
 from vlm.data.text.tokenizer import ByteTokenizer, CharTokenizer, SentencePieceTokenizer

@@ -18,7 +18,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vlm.data.text import encoding, token_file
+from vlm.data.text import token_file
+from vlm.data.text import token_file as encoding
 from vlm.data.text.token_file import PREFIX, START, TokenFile, open_tokens, write_tokens
 from vlm.data.text.tokenizer import ByteTokenizer, CharTokenizer, SentencePieceTokenizer
 from vlm.errors import UserError
@@ -100,7 +101,7 @@ def test_processes_write_what_one_does(name, tmp_path, monkeypatch):
 
 KILLED = """
 import os, signal
-from vlm.data.text import encoding
+from vlm.data.text import token_file as encoding
 from vlm.data.text.tokenizer import ByteTokenizer
 
 def endless():

@@ -2,9 +2,8 @@
 
 import pytest
 
-from vlm.data.text.lines import one_line
 from vlm.data.text.passages import word_places
-from vlm.data.text.words import split_words
+from vlm.data.text.words import one_line, split_words
 
 SENTENCES = {
     "I don't know.": "I do n't know .",

@@ -3,7 +3,7 @@
 from vlm.data.records import Listed, Record
 from vlm.data.text.tokenizer import ByteTokenizer
 from vlm.evaluation.data_check.faults import LIMITS, REMEDIES, Faults
-from vlm.evaluation.data_check.pairs import pair_faults
+from vlm.evaluation.data_check.texts import pair_faults
 
 TRAIN = [("a dog", "ein Hund"), ("a cat sleeps under a tree", "@@"), ("a dog", "ein Hund"), ("a dog", "der Hund")]
 TEST = [("a fox", "ein Fuchs"), ("a dog", "ein Hund"), ("x" * 40, "y" * 40)]

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vlm.evaluation.metrics.bleu import Bleu
-from vlm.evaluation.metrics.ngrams import ReferenceCounts
+from vlm.evaluation.metrics.ngrams import Bleu, ReferenceCounts
 
 Captions = list[list[str]]
 

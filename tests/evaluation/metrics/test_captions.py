@@ -14,7 +14,7 @@ from vlm.errors import UserError
 from vlm.evaluation.metrics import tokens
 from vlm.evaluation.metrics.captions import CaptionMetric, shuffle_captions
 from vlm.evaluation.metrics.coco import References, best_constant, score_captions
-from vlm.tasks.captioning.controls import caption_controls, novelty
+from vlm.tasks.captioning.metrics import caption_controls, novelty
 
 KEYS = {"bleu1", "bleu2", "bleu3", "bleu4", "rouge_l", "cider"}
 WORDS = ["a", "the", "dog", "cat", "runs", "sleeps", "on", "in", "grass", "sofa", "red", "blue", "two", "small"]

@@ -8,7 +8,7 @@ import pytest
 from torchmetrics.functional.text import char_error_rate, word_error_rate
 
 from vlm.evaluation.metrics.captions import CaptionMetric
-from vlm.evaluation.metrics.edits import ERROR_RATES, caption_rates, edit_distance, error_counts, error_rates
+from vlm.evaluation.metrics.texts import ERROR_RATES, caption_rates, edit_distance, error_counts, error_rates
 
 DRAW = random.Random(0)
 

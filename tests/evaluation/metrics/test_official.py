@@ -24,12 +24,12 @@ from seqeval.metrics import f1_score, precision_score, recall_score
 from seqeval.scheme import BILOU, IOBES
 from torchmetrics.functional.text import squad
 
-from vlm.data.text.scripts import words
+from vlm.data.text.words import words
 from vlm.evaluation.metrics.bootstrap import caption_scorer
 from vlm.evaluation.metrics.coco import References
 from vlm.evaluation.metrics.texts import NAMES, TextScores
 from vlm.evaluation.metrics.tokens import WORDS
-from vlm.tasks.image_questions.scores import anls, process_answer, vqa_accuracy
+from vlm.tasks.image_questions.metrics import anls, process_answer, vqa_accuracy
 from vlm.tasks.span_answering.metrics import scores as squad_scores
 from vlm.tasks.tagging.metrics import SCHEMES, tag_scorer
 
@@ -257,6 +257,6 @@ def test_captions_beside_pycocoevalcap(count):
 
 
 def one_script(text):
-    """Leaves out what the module vlm.evaluation.metrics.ptb documents as different in the Java tokenizer."""
+    """Leaves out what the module vlm.evaluation.metrics.tokens documents as different in the Java tokenizer."""
     kept = "".join(mark for mark in " ".join(text.split()) if ord(mark) < 0x300 and mark not in "\xad\u0130")
     return kept + " end" if kept else "end"

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vlm.evaluation.metrics import ptb
-from vlm.evaluation.metrics.ptb import tokenize
+from vlm.evaluation.metrics import tokens as ptb
 from vlm.evaluation.metrics.ptb_rules import outline
+from vlm.evaluation.metrics.tokens import tokenize
 
 PUNCTUATION = {"''", "'", "``", "`", ".", "?", "!", ",", ":", "-", "--", "...", ";"}
 

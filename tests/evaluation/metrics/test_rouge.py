@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torchmetrics.functional.text import rouge_score
 
-from vlm.evaluation.metrics.rouge import RougeL, rouge
+from vlm.evaluation.metrics.coco import RougeL, rouge
 
 
 def rouge_l(candidate: list[str], references: list[list[str]]) -> float:

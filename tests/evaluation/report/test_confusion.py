@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vlm.evaluation.report.confusion import MAX_LETTERS, _short, confusion_picture
+from vlm.evaluation.report.charts import MAX_LETTERS, _short, confusion_picture
 from vlm.evaluation.report.sections import Confusion
 
 

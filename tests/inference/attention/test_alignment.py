@@ -8,11 +8,10 @@ import torch
 from PIL import Image
 
 from vlm.data.text.tokenizer import ByteTokenizer
-from vlm.inference.attention.alignment import Alignment, alignment_picture, read_alignment
+from vlm.inference.attention.pictures import Alignment, alignment_picture, read_alignment
 from vlm.models.context import Context
 from vlm.models.decoder import Decoder
-from vlm.models.recurrent import RecurrentDecoder
-from vlm.models.soft_attention import BahdanauDecoder
+from vlm.models.recurrent import BahdanauDecoder, RecurrentDecoder
 
 SIZES = {"vocab_size": ByteTokenizer().vocab_size, "max_len": 20, "dim": 8, "context_dim": 6}
 DECODERS = {

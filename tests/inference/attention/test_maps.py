@@ -9,12 +9,11 @@ from PIL import Image
 
 from vlm.data.images.image import Preprocess
 from vlm.data.text.tokenizer import CharTokenizer
-from vlm.inference.attention.folder import picture_name
 from vlm.inference.attention.maps import read_attention, what_is_missing, word_maps
-from vlm.inference.attention.picture import attention_picture
+from vlm.inference.attention.pictures import attention_picture, picture_name
+from vlm.models.context import Prefix
 from vlm.models.decoder import Decoder
 from vlm.models.encoder_decoder import VisionLanguageModel
-from vlm.models.fusion import Prefix
 from vlm.models.timm_encoder import TimmEncoder
 from vlm.models.vit import ViT
 

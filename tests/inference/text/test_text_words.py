@@ -6,12 +6,12 @@ import pytest
 from tiny_checkpoints import FILES, IMAGES, ROOT
 
 from vlm.data.images.image import load_image
-from vlm.data.text.scripts import words
 from vlm.data.text.tokenizer import ByteTokenizer, CharTokenizer, SentencePieceTokenizer
+from vlm.data.text.words import words
 from vlm.inference.options import ModelOptions
 from vlm.inference.predictor import load_predictor
-from vlm.inference.text.text_words import word_probabilities, words_of
 from vlm.inference.text.words import rules_of_words
+from vlm.inference.writing import word_probabilities, words_of
 
 TEXTS = ["两只狗在草地上奔跑。", "海边的男孩跳了起来，", "a dog runs on grass.", "สุนัขวิ่ง"] * 5
 

@@ -20,8 +20,8 @@ from vlm.models.pretrained.folder import Folder
 from vlm.models.pretrained.load import load_hugging_face
 from vlm.models.timm_encoder import TimmEncoder
 from vlm.models.vit import ViT
+from vlm.nn.embeddings import ConvStem
 from vlm.nn.position import RotaryPositions
-from vlm.nn.stems import ConvStem
 
 V, D, MAX_LEN = 31, 24, 20
 SIZES = {"dim": D, "depth": 2, "num_heads": 3}

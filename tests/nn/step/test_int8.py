@@ -13,9 +13,8 @@ from vlm.models.decoder import Decoder
 from vlm.models.heads import VocabularyHead
 from vlm.models.vit import ViT
 from vlm.nn.precision import why_int8
-from vlm.nn.step import int8
-from vlm.nn.step.int8 import Int8Linear, levels, quantize
-from vlm.nn.step.packed import prepack, prepack_for_decoding
+from vlm.nn.step import packed as int8
+from vlm.nn.step.packed import Int8Linear, levels, prepack, prepack_for_decoding, quantize
 
 multiplies = pytest.mark.skipif(not why_int8("cpu")[0], reason="this build of torch has no FBGEMM")
 

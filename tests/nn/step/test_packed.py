@@ -6,9 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from vlm.models.context import Context
+from vlm.models.context import Context, Prefix
 from vlm.models.decoder import Decoder
-from vlm.models.fusion import Prefix
 from vlm.models.heads import VocabularyHead
 from vlm.models.vit import ViT
 from vlm.nn.step import packed

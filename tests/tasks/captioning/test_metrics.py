@@ -6,8 +6,7 @@ import pytest
 
 from vlm.data.records import Listed, Record
 from vlm.evaluation.metrics.captions import CaptionMetric
-from vlm.tasks.captioning.controls import beside_scores
-from vlm.tasks.captioning.metrics import LanguageMetrics
+from vlm.tasks.captioning.metrics import LanguageMetrics, beside_scores
 
 IDS = ["a", "b", "c"]
 CAPTIONS = {"en": ["a red dog", "two cats", "a bird"], "zh": ["一只红狗", "两只猫", "鸟"]}

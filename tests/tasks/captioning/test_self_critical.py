@@ -20,12 +20,19 @@ from vlm.config.compose import compose
 from vlm.data.batch import Batch
 from vlm.data.text.tokenizer import ByteTokenizer, tokenizer_from_state
 from vlm.errors import UserError
-from vlm.evaluation.metrics.cider import DocumentFrequencies
 from vlm.evaluation.metrics.coco import References
+from vlm.evaluation.metrics.ngrams import DocumentFrequencies
 from vlm.evaluation.metrics.tokens import WORDS
 from vlm.nn.vocabulary_loss import Head
-from vlm.tasks.captioning.reward import CaptionFaults, CaptionReward
-from vlm.tasks.captioning.self_critical import SelfCritical, advantages, draw_captions, reward_loss, rows_of
+from vlm.tasks.captioning.self_critical import (
+    CaptionFaults,
+    CaptionReward,
+    SelfCritical,
+    advantages,
+    draw_captions,
+    reward_loss,
+    rows_of,
+)
 from vlm.training.config.check import check
 from vlm.training.run.fit import main
 from vlm.training.run.run import build_data, build_model, build_task

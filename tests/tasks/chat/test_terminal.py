@@ -23,12 +23,11 @@ from tiny_checkpoints import FILES
 
 import vlm
 from vlm.cli.main import run
-from vlm.decoding.kept import KeptText
+from vlm.decoding.continuation import KeptText
 from vlm.inference.command_options import AnswerOptions
 from vlm.inference.options import ModelOptions
 from vlm.tasks.chat.predictor import ChatPredictor
-from vlm.tasks.chat.session import Chat
-from vlm.tasks.chat.terminal import _answer
+from vlm.tasks.chat.session import Chat, _answer
 
 
 @pytest.fixture

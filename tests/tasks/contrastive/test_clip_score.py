@@ -12,8 +12,7 @@ from transformers import CLIPConfig, CLIPImageProcessor, CLIPModel
 
 from vlm.cli.main import run as vlm
 from vlm.errors import UserError
-from vlm.tasks.contrastive.clip_score import clip_scores
-from vlm.tasks.contrastive.predict import ImageRetriever
+from vlm.tasks.contrastive.predict import ImageRetriever, clip_scores
 
 CAPTIONS = {"1": "A Red circle", "2": "two dogs run", "3": "word " * 40}
 WORDS = ["a", "photo", "depicts", "red", "circle", "two", "dogs", "run", "word"]

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 
 from vlm.errors import UserError
-from vlm.tasks.contrastive.loss import contrastive_loss
 from vlm.tasks.contrastive.metrics import DEPTHS, NAMES, RetrievalMetric, ranks
+from vlm.tasks.contrastive.train import contrastive_loss
 
 COUNTS = [5, 1, 3, 2, 5, 4, 5]  # captions of each image
 

@@ -10,8 +10,7 @@ import pytest
 from vlm.data.records import Question
 from vlm.errors import UserError
 from vlm.randomness import numpy_rng
-from vlm.tasks.image_questions.metrics import AnswerMetric
-from vlm.tasks.image_questions.scores import anls, process_answer, vqa_accuracy
+from vlm.tasks.image_questions.metrics import AnswerMetric, anls, process_answer, vqa_accuracy
 from vlm.tasks.image_questions.train import FREE_TEXT, ImageQuestions
 
 ASKED = {

@@ -8,7 +8,7 @@ import torch
 
 from vlm.data.batch import IGNORE, Targets
 from vlm.evaluation.metrics.bootstrap import paired, resamples
-from vlm.tasks.language_modeling.metrics import WindowLosses, WindowMetric, unigram_losses
+from vlm.tasks.language_modeling.train import WindowLosses, WindowMetric, unigram_losses
 
 WINDOWS = [WindowLosses(3, 2.0, 6.5), WindowLosses(5, 9.0, 8.0), WindowLosses(1, 0.25, 2.0), WindowLosses(4, 3.0, 5.0)]
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 from tiny_checkpoints import FILES
 
+from vlm.checkpoint.file import write
 from vlm.checkpoint.load import read
-from vlm.checkpoint.save import write
 from vlm.cli.main import run
 from vlm.decoding.options import Decoding
 from vlm.decoding.sampling import Sampling

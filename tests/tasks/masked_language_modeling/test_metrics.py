@@ -6,11 +6,11 @@ from collections import Counter, defaultdict
 import numpy as np
 import pytest
 
-from vlm.data.shapes.scene_words import SceneWords
+from vlm.data.shapes.scene_labels import SceneWords
 from vlm.errors import UserError
 from vlm.evaluation.metrics.bootstrap import paired, resamples
-from vlm.tasks.masked_language_modeling.compare import select_masked_words
-from vlm.tasks.masked_language_modeling.metrics import Filled, MaskedMetric
+from vlm.tasks.masked_language_modeling.train import Filled, MaskedMetric
+from vlm.tasks.shared.comparison import select_masked_words
 
 LOOKS = {"shapes": ["circle", "cross"], "colors": ["red", "blue", "green"], "sizes": ["small", "large"]}
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torchmetrics.classification import MulticlassAccuracy, MulticlassCalibrationError, MulticlassConfusionMatrix
 
 from vlm.errors import UserError
-from vlm.tasks.shared.class_metrics import ClassificationMetric, calibration_error
+from vlm.tasks.shared.classes import ClassificationMetric, calibration_error
 
 
 def made(count: int, classes: int, seed: int = 0) -> tuple[list[str], Tensor, Tensor]:
@@ -114,7 +114,7 @@ def test_reset_forgets_and_nothing_cannot_be_scored() -> None:
 
 WORKER = """
 import json, sys, torch
-from vlm.tasks.shared.class_metrics import ClassificationMetric
+from vlm.tasks.shared.classes import ClassificationMetric
 rank, folder = int(sys.argv[1]), sys.argv[2]
 torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
 scores = []

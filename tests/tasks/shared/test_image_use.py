@@ -7,11 +7,11 @@ import torch
 from small import command
 
 from vlm.data.batch import IGNORE, Targets, TextRows
-from vlm.data.pairs import partner
+from vlm.data.fields import partner
 from vlm.models.context import Context
 from vlm.nn.vocabulary_loss import Head
 from vlm.tasks.captioning.metrics import LanguageMetrics
-from vlm.tasks.shared.grounding import GroundingLosses
+from vlm.tasks.shared.image_text import GroundingLosses
 from vlm.tasks.shared.image_use import ImageUseMonitor, Pixels, differ
 from vlm.training.run.fit import main
 from vlm.training.step.losses import row_losses, token_loss

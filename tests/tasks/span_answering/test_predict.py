@@ -6,11 +6,10 @@ from bert import copied
 from transformers import BertConfig, BertForQuestionAnswering
 
 from vlm.data.text.inputs import Encoded, Input, input_rows
-from vlm.data.text.passage_field import PassageField
-from vlm.data.text.passages import word_places
+from vlm.data.text.passages import PassageField, word_places
 from vlm.data.text.tokenizer import ByteTokenizer
 from vlm.errors import UserError
-from vlm.models.text_classifiers import TokenClassifier
+from vlm.models.classifier import TokenClassifier
 from vlm.models.text_encoder import TextEncoder
 from vlm.tasks.span_answering.predict import Span, choose_answer, likeliest_spans, span_scores
 from vlm.tasks.span_answering.train import SpanAnswering

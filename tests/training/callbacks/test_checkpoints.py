@@ -11,7 +11,7 @@ from journey import only_run
 from small import command
 
 from vlm.checkpoint import load as ckpt
-from vlm.io.shell import train_command
+from vlm.io.terminal import train_command
 from vlm.training.run.fit import main
 
 STEPS = 3  # fewer than an epoch has

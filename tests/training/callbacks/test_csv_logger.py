@@ -2,7 +2,7 @@ import csv
 
 import pytest
 
-from vlm.training.callbacks.csv_logger import CSVLogger
+from vlm.training.callbacks.loggers import CSVLogger
 
 
 def rows(folder):

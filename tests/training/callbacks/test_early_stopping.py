@@ -9,7 +9,7 @@ from journey import only_run
 from small import command
 
 from vlm.errors import SharedError
-from vlm.training.callbacks.early_stopping import EarlyStopping
+from vlm.training.callbacks.checkpoints import EarlyStopping
 from vlm.training.run.fit import main
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from vlm.training.callbacks.ema import EMA
+from vlm.training.callbacks.checkpoints import EMA
 
 
 class Module(L.LightningModule):

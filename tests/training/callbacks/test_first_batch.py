@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import torch
 
-from vlm.training.callbacks.first_batch import header
+from vlm.training.callbacks.progress import header
 from vlm.training.run.train import table
 
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from vlm.models.flop import Flop
-from vlm.training.callbacks import pace
-from vlm.training.callbacks.pace import Pace, duration
+from vlm.training.callbacks import speed as pace
+from vlm.training.callbacks.speed import Pace, duration
 
 
 class Model(torch.nn.Module):

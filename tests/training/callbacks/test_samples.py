@@ -10,8 +10,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch.utils.tensorboard import SummaryWriter
 
 from vlm.cli.main import run as vlm
-from vlm.training.callbacks.fault_tolerant_logger import FaultTolerantLogger
-from vlm.training.callbacks.samples import Samples
+from vlm.training.callbacks.loggers import FaultTolerantLogger
+from vlm.training.callbacks.progress import Samples
 from vlm.training.run.fit import main
 
 

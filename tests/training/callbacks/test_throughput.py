@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import torch
 
-from vlm.training.callbacks.throughput import PEAKS, Throughput, peak_flop, peak_memory
+from vlm.training.callbacks.speed import PEAKS, Throughput, peak_flop, peak_memory
 
 
 def test_the_peak_is_that_of_the_device_and_precision(monkeypatch):
@@ -30,8 +30,8 @@ def test_peak_memory_is_that_of_this_process():
 
 def test_compiling_is_not_training(monkeypatch):
     clock = {"now": 100.0, "compiling": 7.0}
-    monkeypatch.setattr("vlm.training.callbacks.throughput.time.perf_counter", lambda: clock["now"])
-    monkeypatch.setattr("vlm.training.callbacks.throughput.compiling.seconds", lambda: clock["compiling"])
+    monkeypatch.setattr("vlm.training.callbacks.speed.time.perf_counter", lambda: clock["now"])
+    monkeypatch.setattr("vlm.training.callbacks.speed.compiling.seconds", lambda: clock["compiling"])
     meter = Throughput()
     meter._images, meter.loader = 40, SimpleNamespace(waited=0.0)
     clock |= {"now": 135.0, "compiling": 37.0}  # 35 s, of which 30 went into compiling

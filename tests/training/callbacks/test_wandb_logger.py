@@ -34,5 +34,5 @@ def test_a_run_offline_has_its_scores_its_config_and_its_samples_with_images(tmp
         (file,) = folder.glob("wandb/offline-run-*/run-*.wandb")
         assert len(list(folder.glob("wandb/offline-run-*/files/media/images/val/*.png"))) == 4
         records = file.read_bytes()
-        for text in (folder.name, "test/loss", "images/separated", "vlm.training.step.muon.Muon"):
+        for text in (folder.name, "test/loss", "images/separated", "vlm.training.step.optim.Muon"):
             assert text.encode() in records

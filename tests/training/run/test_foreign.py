@@ -9,8 +9,8 @@ from hugging import saved_captioner
 from vlm.checkpoint.load import read
 from vlm.cli.main import run as command
 from vlm.tasks.captioning.predict import Captioner
-from vlm.tasks.shared.text_search import TextSearch
-from vlm.training.config.foreign import foreign_config
+from vlm.tasks.shared.text_task import TextSearch
+from vlm.training.run.evaluate import foreign_config
 
 SCENES = ["data.source.test_scenes=12", "data.source.train_scenes=20"]
 

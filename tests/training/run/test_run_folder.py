@@ -8,10 +8,10 @@ import pytest
 from journey import only_run
 from small import command
 
-from vlm.checkpoint.runs import run_folders
+from vlm.checkpoint.locate import run_folders
 from vlm.cli.main import run as vlm
 from vlm.errors import UserError
-from vlm.tasks.shared.stored import read
+from vlm.tasks.shared.comparison import read
 from vlm.training.run import run_folder
 from vlm.training.run.fit import main
 

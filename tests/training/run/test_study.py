@@ -16,8 +16,7 @@ import pytest
 
 from vlm.errors import UserError
 from vlm.training.run.fit import main
-from vlm.training.run.study import begin_study
-from vlm.training.run.sweep import told
+from vlm.training.run.sweep import begin_study, told
 
 ROOT = Path(__file__).parents[3]
 PLUGIN = find_spec("hydra_plugins") and find_spec("hydra_plugins.hydra_optuna_sweeper")

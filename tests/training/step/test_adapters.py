@@ -17,7 +17,7 @@ from vlm.checkpoint.file import read_file
 from vlm.checkpoint.load import load_model, read
 from vlm.cli.main import run as vlm
 from vlm.nn.lora import LoRA
-from vlm.training.callbacks.first_batch import ShowFirstBatch
+from vlm.training.callbacks.progress import ShowFirstBatch
 from vlm.training.run.fit import main
 
 SIZES = ["data.source.train_scenes=16", "data.source.val_scenes=4", "data.source.test_scenes=4", "data.batch_size=4"]

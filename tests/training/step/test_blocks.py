@@ -18,7 +18,7 @@ from vlm.nn.position import RotaryPositions
 from vlm.randomness import seed_torch
 from vlm.training.run.fit import main
 from vlm.training.run.run import compiles
-from vlm.training.step import compiling
+from vlm.training.step import blocks as compiling
 from vlm.training.step.blocks import arrange, blocks
 from vlm.training.step.losses import token_loss
 

@@ -12,8 +12,8 @@ from vlm.errors import UserError
 from vlm.models.heads import VocabularyHead
 from vlm.nn import vocabulary_loss
 from vlm.nn.vocabulary_loss import Head
-from vlm.training.step.evaluation import EvaluationState
 from vlm.training.step.losses import Term, row_losses, token_loss
+from vlm.training.step.task import EvaluationState
 
 BOS, EOS, V = 1, 2, 11
 ROWS = [[[BOS, 5, 6, EOS], [BOS, 7, EOS]], [[BOS, 8, 8, EOS]]]

@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F
 
 from vlm.errors import UserError
+from vlm.tasks.classification.train import Mixing
 from vlm.training.step.losses import class_loss
-from vlm.training.step.mixing import Mixing
 
 
 def test_without_any_alpha_nothing_changes():

@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from vlm.training.step.muon import Muon, orthogonalized
-from vlm.training.step.optim import Constant, Optimization, parameter_groups
+from vlm.training.step.optim import Constant, Muon, Optimization, orthogonalized, parameter_groups
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -26,7 +25,7 @@ def test_orthogonalized_is_near_the_polar_factor(shape, dtype):
 
 @pytest.mark.parametrize(("bfloat16", "fast"), [(False, True), (True, False), (True, True)])
 def test_products_are_in_sixteen_bits_where_that_is_asked_for_and_faster(bfloat16, fast, monkeypatch):
-    monkeypatch.setattr("vlm.training.step.muon.has_bfloat16", lambda device: fast)
+    monkeypatch.setattr("vlm.training.step.optim.has_bfloat16", lambda device: fast)
     layer = nn.Linear(8, 6, bias=False)
     muon = partial(Muon, lr=0.01, bfloat16=bfloat16)
     optimizer = Optimization(muon, Constant(), weight_decay=0.0).optimizer_for(layer)

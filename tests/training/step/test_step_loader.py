@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from two_terms import SIZE, WEIGHT, D, Data, run
 
-from vlm.data.order import Key, TrainBatches
+from vlm.data.samples import Key, TrainBatches
 from vlm.training.step.losses import Term
 from vlm.training.step.step import StepState
 

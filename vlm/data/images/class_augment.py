@@ -1,4 +1,4 @@
-"""Training augmentation for classification, which may be stronger than captions allow."""
+"""Training augmentation for classification, stronger than captions allow; also of a batch on the device."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -7,7 +7,9 @@ from typing import Annotated, Any, ClassVar, Unpack
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from PIL import Image
+from torch import Tensor
 
 from vlm.data.images.augment import Augment, AugmentOptions
 from vlm.data.images.resize import PAD_COLOR, to_tensor
@@ -131,3 +133,136 @@ def _shift(image: Image.Image, by: tuple[int, int]) -> Image.Image:
     canvas = Image.new("RGB", image.size)
     canvas.paste(image, by)
     return canvas
+
+
+NUMBERS = 14  # box 4, flip, brightness, contrast, shift 2, rectangle 4 (height 0: none), number of its noise
+NOISE = 1 << 24  # number of noise patterns of an erased rectangle; float32 represents all of them
+
+
+def draw(augment: Augment, size: tuple[int, int], key: tuple[int | str, ...]) -> Tensor:
+    """The augmentation parameters of a sample, as numbers.
+
+    Args:
+        size: Width and height of the image.
+    Shapes:
+        -> float32 (NUMBERS,)
+    """
+    drawn = augment.draw(size, key)
+    shift, place = (0, 0), None
+    if isinstance(augment, ClassAugment):
+        shift = augment.shift(key) if augment.pad_crop else shift
+        place = augment.rectangle(numpy_rng("erase", *key)) if augment.erase else None
+    box = drawn.box or (0.0, 0.0, *map(float, size))
+    noise = hashed("noise", *key) % NOISE
+    return torch.tensor([*box, drawn.flip, drawn.brightness, drawn.contrast, *shift, *(place or (0, 0, 0, 0)), noise])
+
+
+def augmented(images: Tensor, numbers: Tensor, augment: Augment) -> Tensor:
+    """Applies augmentation parameters to a batch.
+
+    Shapes:
+        images uint8 (B, 3, any, any), numbers (B, NUMBERS) -> uint8 (B, 3, H, W), the augmentation's image_size
+    """
+    if augment.min_scale < 1 or augment.min_ratio < 1:
+        images = cropped(images, numbers[:, :4], augment.image_size, FILTERS[augment.interpolation])
+    if augment.horizontal_flip:
+        images = torch.where(_each(numbers[:, 4] > 0), images.flip(-1), images)
+    if augment.color_jitter:
+        images = relit(images, numbers[:, 5], numbers[:, 6])
+    if isinstance(augment, ClassAugment) and augment.pad_crop:
+        images = shifted(images, numbers[:, 7:9].long(), augment.pad_crop)
+    if isinstance(augment, ClassAugment) and augment.erase:
+        images = erased(images, numbers[:, 9:13].long(), numbers[:, 13].long())
+    return images
+
+
+def _each(numbers: Tensor) -> Tensor:
+    """Reshapes one number per image, (B,), to broadcast over pixels: (B, 1, 1, 1)."""
+    return numbers[:, None, None, None]
+
+
+def _triangle(x: Tensor) -> Tensor:
+    return (1 - x.abs()).clamp(min=0)
+
+
+def _cubic(x: Tensor, a: float = -0.5) -> Tensor:
+    """Cubic convolution (Keys 1981), as in Pillow."""
+    x = x.abs()
+    near = ((a + 2) * x - (a + 3)) * x * x + 1
+    far = (((x - 5) * x + 8) * x - 4) * a
+    return torch.where(x < 1, near, torch.where(x < 2, far, 0.0))
+
+
+FILTERS: dict[str, Callable[[Tensor], Tensor]] = {"bilinear": _triangle, "bicubic": _cubic}
+
+
+def cropped(images: Tensor, boxes: Tensor, size: tuple[int, int], kernel: Callable[[Tensor], Tensor]) -> Tensor:
+    """Crops and resizes with antialiasing, like Pillow: two passes, each a product with one matrix per image.
+
+    Width comes first, as in Pillow up to version 12; later versions begin with height if that is less work.
+
+    Shapes:
+        images uint8 (B, 3, H, W), boxes (B, 4): left, top, right, bottom -> uint8 (B, 3, *size)
+    """
+    across = _weights(boxes[:, 0], boxes[:, 2], images.shape[3], size[1], kernel)  # (B, size[1], W)
+    down = _weights(boxes[:, 1], boxes[:, 3], images.shape[2], size[0], kernel)  # (B, size[0], H)
+    rows = _rounded(torch.einsum("bchw,bsw->bchs", images.float(), across))
+    return _rounded(torch.einsum("bchs,bth->bcts", rows, down)).to(torch.uint8)
+
+
+def _weights(begin: Tensor, end: Tensor, source: int, size: int, kernel: Callable[[Tensor], Tensor]) -> Tensor:
+    """Resampling weights of the source pixels for each resized pixel: (B, size, source)."""
+    scale = (end - begin)[:, None, None] / size
+    centers = begin[:, None, None] + (torch.arange(size, device=begin.device)[:, None] + 0.5) * scale  # (B, size, 1)
+    places = torch.arange(source, device=begin.device) + 0.5
+    weights = kernel((places - centers) / scale.clamp(min=1))
+    return weights / weights.sum(-1, keepdim=True)
+
+
+def _rounded(pixels: Tensor) -> Tensor:
+    return (pixels + 0.5).floor().clamp(0, 255)
+
+
+def relit(images: Tensor, brightness: Tensor, contrast: Tensor) -> Tensor:
+    """Multiplies pixel values of each image by one factor, and their distance to its mean grey by another."""
+    red, green, blue = images.int().unbind(1)
+    luma = red * 19595 + green * 38470 + blue * 7471 + 32768 >> 16  # Pillow's weights, (B, H, W)
+    grey = luma.float().mean((1, 2)) * brightness
+    mean, factor = _each(grey), _each(contrast)
+    return ((images * _each(brightness) - mean) * factor + mean).round().clamp(0, 255).to(torch.uint8)
+
+
+def shifted(images: Tensor, by: Tensor, most: int) -> Tensor:
+    """Shifts each image by (x, y) pixels and fills with black: by (B, 2)."""
+    rows, height, width = len(images), *images.shape[2:]
+    padded = F.pad(images, [most] * 4)
+    across = most - by[:, :1] + torch.arange(width, device=images.device)  # (B, W)
+    down = most - by[:, 1:] + torch.arange(height, device=images.device)  # (B, H)
+    each = torch.arange(rows, device=images.device)[:, None, None, None]
+    channel = torch.arange(images.shape[1], device=images.device)[:, None, None]
+    return padded[each, channel, down[:, None, :, None], across[:, None, None, :]]
+
+
+def erased(images: Tensor, places: Tensor, noises: Tensor) -> Tensor:
+    """Fills a rectangle of each image with noise.
+
+    Args:
+        places: Top, left, height and width; a height of 0 erases nothing.
+        noises: Number of the noise pattern, which is the same on every device.
+    Shapes:
+        images uint8 (B, 3, H, W), places (B, 4), noises (B,) -> uint8 (B, 3, H, W)
+    """
+    top, left, height, width = (_each(part) for part in places.unbind(1))
+    down = torch.arange(images.shape[2], device=images.device)[:, None]
+    across = torch.arange(images.shape[3], device=images.device)
+    inside = (down >= top) & (down < top + height) & (across >= left) & (across < left + width)
+    pixel = torch.arange(images[0].numel(), device=images.device).view(images.shape[1:])
+    return torch.where(inside, _hashed(pixel + _each(noises) * images[0].numel()), images)
+
+
+def _hashed(numbers: Tensor) -> Tensor:
+    """A uniform byte for each number (SplitMix64, Steele et al. 2014): uint8 of the same shape."""
+    numbers = numbers * -7046029254386353131
+    for multiplier, shift in ((-4658895280553007687, 30), (-7723592293110705685, 27)):
+        numbers = (numbers ^ (numbers >> shift & (1 << 64 - shift) - 1)) * multiplier
+    return (numbers >> 56 & 255).to(torch.uint8)

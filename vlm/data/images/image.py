@@ -1,8 +1,4 @@
-"""The image loader, and the preprocessing of evaluation and inference.
-
-Training and inference read all images with `load_image`, so that equal pixels give equal tensors in any file format.
-Files may come from anywhere: their size is checked before anything is decoded.
-"""
+"""The image loader with its cache, and the preprocessing of evaluation and inference."""
 
 import logging
 import os
@@ -17,17 +13,38 @@ from typing import Annotated, Any
 
 import numpy as np
 import torch
-from PIL import (
-    Image,
-    ImageFile,
-    TiffImagePlugin,  # imported so that Image.open does not load all plugins to find these two
-    WebPImagePlugin,  # noqa: F401
-)
+from PIL import Image, ImageFile, TiffImagePlugin
 
 from vlm.data.images.guard import guard
 from vlm.data.images.resize import MAX_IMAGE_SIZE, MIN_CROP, check_geometry, fitted, tiled, to_tensor, view
+from vlm.data.records import Record, Split
 from vlm.errors import Count, Range, UserError, printable
 from vlm.nn.image_size import ImageSize, plain, scaled
+
+
+class CachedImages(Split):
+    """A split that decodes each image once and keeps it in memory."""
+
+    def __init__(self, split: Split) -> None:
+        self.split = split
+        self._images: dict[int, list[Image.Image]] = {}
+
+    def __len__(self) -> int:
+        return len(self.split)
+
+    def record(self, index: int, epoch: int = 0) -> Record:
+        record = self.split.record(index, epoch)
+        if record.open_image is not None:
+            decode = [record.open_image, *record.open_more]
+
+            def image(number: int) -> Image.Image:
+                if index not in self._images:
+                    self._images[index] = [one() for one in decode]
+                return self._images[index][number]
+
+            record.open_image, *record.open_more = [partial(image, number) for number in range(len(decode))]
+        return record
+
 
 FORMATS = ("JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF", "PPM")
 # fmt: off
@@ -268,7 +285,7 @@ class Preprocess:
     """Deterministic preprocessing; a checkpoint stores its `state`.
 
     None means the value of the pretrained encoder, if there is one (training fills it in, see
-    `vlm.training.config.preparation`), else the default.
+    `vlm.training.run.run`), else the default.
 
     Args:
         image_size: Height and width that the model sees; one number for a square.

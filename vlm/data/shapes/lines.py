@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from vlm.data.records import Record
-from vlm.data.shapes.drawn import DrawnSource, Keys
+from vlm.data.shapes.scene_source import DrawnSource, Keys
 from vlm.errors import Count, Rate, UserError
 from vlm.nn.image_size import ImageSize, plain, sides
 from vlm.randomness import key, numpy_rng

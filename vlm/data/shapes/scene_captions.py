@@ -1,14 +1,16 @@
-"""Captions of drawn scenes, the default data set: one to three coloured shapes and their positions."""
+"""Captions and short texts about drawn scenes; the default data set."""
 
 import argparse
 import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Unpack
 
-from vlm.data.records import NAMES, Record
-from vlm.data.shapes.drawn import Keys
-from vlm.data.shapes.scene_source import SceneOptions, SceneSource
-from vlm.data.shapes.scenes import valid_captions
+from vlm.data.records import NAMES, Listed, Part, Record, Source, Split
+from vlm.data.shapes.scene_source import DrawnSplit, Keys, KindOptions, SceneOptions, SceneSource
+from vlm.data.shapes.scenes import Kind, valid_captions
 from vlm.errors import Count, UserError, print_error
 from vlm.randomness import numpy_rng
 
@@ -99,3 +101,107 @@ def main(argv: list[str] | None = None) -> int:
 
 if __name__ == "__main__":
     raise SystemExit(main())
+
+
+TRIES = 100  # scenes drawn for each one needed, before giving up
+
+
+class DistinctShapes(Shapes):
+    """Scenes like Shapes; in validation and test, no two have the same objects.
+
+    Args:
+        options: See Shapes.
+    Raises:
+        UserError: As in Shapes.
+    """
+
+    name = "distinct shapes"
+
+    def open(self, name: str) -> Split:  # type: ignore[override]
+        split = super().open(name)
+        return split if split.fresh else Part(split, self._distinct(split))
+
+    def _distinct(self, split: DrawnSplit) -> list[int]:
+        """Indices of the first scenes with distinct objects, as many as the split needs.
+
+        Raises:
+            UserError: There are too few.
+        """
+        chosen: dict[frozenset[Kind], int] = {}
+        for index in range(TRIES * len(split)):
+            chosen.setdefault(frozenset(kind for kind, _, _ in self.scene(split.keys(index)).objects), index)
+            if len(chosen) == len(split):
+                return list(chosen.values())
+        raise UserError(
+            f"data.source.{split.name}_scenes: only {len(chosen)} of {len(split)} scenes have distinct objects; "
+            "reduce it, or add to data.source.shapes, data.source.colors or data.source.sizes"
+        )
+
+
+class SceneText(Source):
+    """Short texts about scenes of coloured shapes, the same in every run; splits share no combination of shapes.
+
+    A document describes a few scenes in true sentences, one line each.
+
+    Args:
+        scenes: Number of scenes per document.
+        train_documents, val_documents, test_documents: Number of documents per split.
+        options: See `vlm.data.shapes.scene_source.SceneSource`.
+    """
+
+    holds = ("document",)
+    name = "scenes in words"
+    splits = NAMES
+
+    def __init__(
+        self,
+        *,
+        scenes: Count,
+        train_documents: Count,
+        val_documents: Count,
+        test_documents: Count,
+        **options: Unpack[KindOptions],
+    ) -> None:
+        self._source = own = Shapes(
+            train_scenes=train_documents * scenes,
+            val_scenes=val_documents * scenes,
+            test_scenes=test_documents * scenes,
+            captions_per_image=2,
+            **options,
+        )
+        self._scenes = scenes
+        self._counts = {"train": train_documents, "val": val_documents, "test": test_documents}
+        self._stamp = json.dumps(
+            ["scenes", scenes, self._counts, own.seed, own.max_objects, own.shapes, own.colors, own.sizes]
+        )
+
+    def open(self, name: str) -> Split:
+        scenes = self._source.split(name)
+        documents = [SceneDocument(scenes, number, self._scenes) for number in range(self._counts[name])]
+        return Listed(documents, partial(self._record, name))
+
+    def _record(self, name: str, document: "SceneDocument", epoch: int) -> Record:
+        return Record(f"{name}-{document.number:06d}", {"document": document}, read_stamp=lambda: self._stamp)
+
+
+@dataclass(frozen=True)
+class SceneDocument:
+    """A few scenes described in sentences, one line each.
+
+    Args:
+        split: The scenes.
+        number: Index of the document in the split.
+        scenes: Number of scenes.
+    """
+
+    split: Split
+    number: int
+    scenes: int
+
+    def lines(self) -> Iterator[str]:
+        for at in range(self.scenes):
+            captions = self.split.record(self.number * self.scenes + at)["captions"]
+            yield " ".join(f"{caption.capitalize()}." for caption in captions) + "\n"
+
+    def size(self) -> int:
+        return 0

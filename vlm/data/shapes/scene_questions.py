@@ -1,14 +1,14 @@
-"""Questions about scenes of coloured shapes, with one answer each."""
+"""Questions and conversations about scenes of coloured shapes."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Unpack
 
 import numpy as np
 
 from vlm.data.records import Question, Record
-from vlm.data.shapes.drawn import Keys
-from vlm.data.shapes.scene_source import SceneOptions, SceneSource
-from vlm.data.shapes.scenes import Placed, Scene, relations
+from vlm.data.shapes.scene_source import Keys, SceneOptions, SceneSource
+from vlm.data.shapes.scenes import Kind, Placed, Scene, draw, relations, valid_captions
 from vlm.errors import Count
 from vlm.randomness import numpy_rng
 
@@ -133,3 +133,94 @@ KINDS: dict[str, Ask] = {
     "yes_no": ask_yes_no,
     "where": ask_where,
 }
+
+
+class SceneDifferences(SceneQuestions):
+    """Two scenes per record: in the second, one object has another colour or shape.
+
+        difference  what differs?                              a small red cross became a small blue cross
+        place       which scene has a small blue cross?        the second
+
+    The combination of objects in the first scene occurs in no other split.
+
+    Args:
+        questions_per_kind: Number of "place" questions per pair of training scenes; other splits have one.
+        options: See SceneSource.
+    """
+
+    name = "differences of scenes"
+
+    def sample(self, keys: Keys) -> Record:
+        scene, rng = self.scene(keys), numpy_rng("differences of scenes", keys.seed, keys.id)
+        at = int(rng.integers(len(scene.objects)))
+        old = scene.objects[at].kind
+        new = self._other(old, {kind for kind, _, _ in scene.objects}, rng)
+        second = scene._replace(
+            objects=(*scene.objects[:at], scene.objects[at]._replace(kind=new), *scene.objects[at + 1 :])
+        )
+        questions = [Question("what differs?", f"a {old} became a {new}", "difference")]
+        for number in range(self.questions_per_kind if keys.split == "train" else 1):
+            later = (number + int(rng.integers(2))) % 2
+            answer = ("the first", "the second")[later]
+            questions.append(Question(f"which scene has a {(old, new)[later]}?", answer, "place"))
+        record = keys.record({"questions": list(dict.fromkeys(questions))}, scene)
+        record.open_more, record.read_stamp = [partial(draw, second)], lambda: f"{scene} {second}"
+        return record
+
+    def _other(self, kind: Kind, there: set[Kind], rng: np.random.Generator) -> Kind:
+        """Another kind of the same size that is not in the scene and differs in colour or shape."""
+        colored = [kind._replace(color=color) for color in self.colors]
+        shaped = [kind._replace(shape=shape) for shape in self.shapes]
+        among = [other for other in colored + shaped if other not in there]
+        return among[rng.integers(len(among))]
+
+
+DESCRIBE = "describe the image."
+
+
+class SceneConversations(SceneQuestions):
+    """Scenes with one conversation of each kind.
+
+        caption      describe the image.                                a small red cross left of a large blue circle
+        color, count, position, yes_no, where                           as in SceneQuestions
+        second_turn  what color is the small cross?   red    what is left of it?    nothing
+
+    Args:
+        questions_per_kind: Number of conversations of each kind per training scene, duplicates removed; other splits
+            have one.
+        options: See SceneSource.
+    """
+
+    turns = True
+    name = "conversations about shapes"
+
+    def sample(self, keys: Keys) -> Record:
+        scene, rng = self.scene(keys), numpy_rng("scene conversations", keys.seed, keys.id)
+        times = self.questions_per_kind if keys.split == "train" else 1
+        asked = [ask(scene, self, rng) for ask in KINDS.values() for _ in range(times)]
+        asked += [describe(scene, rng) for _ in range(times)]
+        for first in [asked[at] for at in range(times)]:  # the color questions, which name one object each
+            asked.append(None if first is None else second_question(first, scene, rng))
+        questions = [*dict.fromkeys(question for question in asked if question is not None)]
+        return keys.record({"questions": questions}, scene)
+
+
+def describe(scene: Scene, rng: np.random.Generator) -> Question:
+    """A question whose answer is one of the valid captions, drawn at random."""
+    captions = valid_captions(scene)
+    return Question(DESCRIBE, captions[rng.integers(len(captions))], "caption", tuple(captions))
+
+
+def second_question(first: Question, scene: Scene, rng: np.random.Generator) -> Question | None:
+    """A second turn about the object of a color question; a quarter of the answers are "nothing", where possible."""
+    (it,) = [one for one in scene.objects if first.text == f"what color is the {one.kind.size} {one.kind.shape}?"]
+    places: dict[int, list[tuple[str, str]]] = {0: [], 1: []}
+    for relation in RELATIONS:
+        there = [one for one in scene.objects if relation in relations_of(one, it, scene)]
+        if len(there) < 2:
+            places[len(there)].append((relation, f"a {there[0].kind}" if there else "nothing"))
+    if not places[1]:
+        return None
+    among = places[1] if not places[0] or rng.random() < 3 / 4 else places[0]
+    relation, answer = among[rng.integers(len(among))]
+    return Question(f"what is {relation} it?", answer, "second_turn", before=first.turns)

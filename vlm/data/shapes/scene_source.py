@@ -1,18 +1,76 @@
-"""Scenes of one to three coloured shapes, generated from keys: the base of sources about them.
-
-A *combination* is the set of kinds in a scene. Splits have disjoint combinations, so that a model cannot score on
-``val`` or ``test`` by memorising. `scenes` defines scenes and true statements about them.
-"""
+"""Scenes of one to three coloured shapes, generated from keys: the base of sources about them."""
 
 from bisect import bisect
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from itertools import accumulate, combinations, product
-from typing import NotRequired, TypedDict
+from typing import Any, NamedTuple, NotRequired, TypedDict
 
-from vlm.data.shapes.drawn import DrawnSource, Keys
-from vlm.data.shapes.scenes import COLORS, RADII, SHAPES, Combination, Kind, Scene, place
+from vlm.data.records import NAMES, Record, Source, Split
+from vlm.data.shapes.scenes import COLORS, RADII, SHAPES, Combination, Kind, Scene, draw, place
 from vlm.errors import Count, UserError
 from vlm.randomness import key, numpy_rng
+
+
+class Keys(NamedTuple):
+    """Everything that determines a sample; epoch is 0 if all epochs have the same samples."""
+
+    seed: int
+    split: str
+    epoch: int
+    place: int  # index in the split
+
+    @property
+    def id(self) -> str:
+        return f"{self.split}-{self.epoch}-{self.place:06d}"
+
+    def record(self, known: Mapping[str, Any], scene: Scene | None = None) -> Record:
+        """The record of a sample, with the image of its scene if it has one."""
+        if scene is None:
+            return Record(self.id, known)
+        return Record(self.id, known, partial(draw, scene), read_stamp=lambda: str(scene))
+
+
+class DrawnSource(Source):
+    """A source with three splits; ``train`` has fresh samples every epoch, ``val`` and ``test`` are fixed.
+
+    A subclass defines `sample`.
+
+    Args:
+        seed: Seed of all samples.
+        lengths: Number of samples per split (and epoch).
+    """
+
+    splits = NAMES
+    drawn = True
+
+    def __init__(self, seed: int, lengths: Mapping[str, int]) -> None:
+        self.seed, self.lengths = seed, lengths
+
+    def open(self, name: str) -> "DrawnSplit":
+        return DrawnSplit(self, name)
+
+    def sample(self, keys: Keys) -> Record:
+        """Generates a sample."""
+        raise TypeError(f"{type(self).__name__} draws no sample")
+
+
+class DrawnSplit(Split):
+    """A split whose samples are generated on demand."""
+
+    def __init__(self, source: DrawnSource, name: str) -> None:
+        self.source, self.name, self.fresh = source, name, name == "train"
+
+    def __len__(self) -> int:
+        return self.source.lengths[self.name]
+
+    def keys(self, index: int, epoch: int = 0) -> Keys:
+        """The keys of a sample."""
+        return Keys(self.source.seed, self.name, epoch if self.fresh else 0, index)
+
+    def record(self, index: int, epoch: int = 0) -> Record:
+        return self.source.sample(self.keys(index, epoch))
+
 
 MIN_IMAGE_SIZE = 32
 

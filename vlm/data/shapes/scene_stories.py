@@ -1,5 +1,6 @@
-"""Scenes described in sentences, with questions about positions: a generated reading-comprehension task."""
+"""Stories about scenes, with questions about positions or with summaries."""
 
+from collections import Counter
 from collections.abc import Iterator
 from itertools import combinations
 from typing import NamedTuple, Unpack
@@ -7,9 +8,9 @@ from typing import NamedTuple, Unpack
 import numpy as np
 
 from vlm.data.records import Record
-from vlm.data.shapes.drawn import Keys
-from vlm.data.shapes.scene_pairs import INVERSE
-from vlm.data.shapes.scene_source import KindOptions, SceneSource
+from vlm.data.shapes.scene_labels import INVERSE
+from vlm.data.shapes.scene_questions import NUMBERS, plural
+from vlm.data.shapes.scene_source import Keys, KindOptions, SceneSource
 from vlm.data.shapes.scenes import Kind, Placed, Scene, relations
 from vlm.errors import Count
 from vlm.randomness import numpy_rng
@@ -107,3 +108,43 @@ class SceneStories(SceneSource):
         asked = questions[rng.integers(len(questions))]
         answers = [(asked.answer, asked.start)] if asked.answer else []
         return keys.record({"question": str(asked), "context": " ".join(map(str, facts)), "answers": answers})
+
+
+class SceneSummaries(SceneSource):
+    """One story per scene ("text") and its summary ("translation").
+
+        the small red circle is above the large blue cross. the large red circle is left of the small red circle.
+        two circles and a cross
+
+    A story names an object once per relation, so a summary needs to recognise objects that were named before.
+
+    Args:
+        train_scenes, val_scenes, test_scenes: Number of stories per split (and epoch).
+        options: See SceneSource.
+    """
+
+    holds = ("text", "translation")
+    name = "summaries of scenes"
+
+    def __init__(
+        self, *, train_scenes: Count, val_scenes: Count, test_scenes: Count, **options: Unpack[KindOptions]
+    ) -> None:
+        super().__init__(
+            train_scenes=train_scenes,
+            val_scenes=val_scenes,
+            test_scenes=test_scenes,
+            object_weights=(0, 1, 3),  # a single object has no relations
+            **options,
+        )
+
+    def sample(self, keys: Keys) -> Record:
+        facts = tell(self.scene(keys), numpy_rng("summary of a scene", *keys))
+        return keys.record({"text": " ".join(map(str, facts)), "translation": summary(facts)})
+
+
+def summary(facts: list[Fact]) -> str:
+    """The number of objects of each shape in a story, in order of their first mention."""
+    kinds = dict.fromkeys(kind for fact in facts for kind in (fact.subject, fact.other))
+    counts = Counter(kind.shape for kind in kinds)
+    parts = [f"a {shape}" if count == 1 else f"{NUMBERS[count]} {plural(shape)}" for shape, count in counts.items()]
+    return " and ".join(filter(None, (", ".join(parts[:-1]), parts[-1])))

@@ -10,10 +10,9 @@ from typing import Any
 from vlm.data.hold_out import check_fractions, draw, held_out
 from vlm.data.images.image import SUFFIXES
 from vlm.data.records import NAMES, Listed, Record, Skipped, Source, Split, error_summary, refuse
-from vlm.data.sources.caption_tables import Row
-from vlm.data.sources.column_images import FolderWithTables, within
+from vlm.data.sources.caption_tables import FolderWithTables, Row, within
 from vlm.data.store.places import FileStore, Tar
-from vlm.data.text.lines import one_line
+from vlm.data.text.words import one_line
 from vlm.errors import UserError
 from vlm.randomness import numpy_rng
 

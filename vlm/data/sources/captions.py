@@ -1,16 +1,18 @@
-"""Sources of captioned images: your own, Flickr8k and COCO."""
+"""Sources of captioned images: your own, Flickr8k (also in several languages) and COCO."""
 
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from vlm.data.records import RowChecker, RowError, Skipped
-from vlm.data.sources.caption_source import CaptionSource
+from vlm.data.records import Record, RowChecker, RowError, Skipped
+from vlm.data.sources.caption_source import CaptionedImage, CaptionSource
 from vlm.data.sources.caption_tables import Row, read_coco, read_flickr, read_folder
 from vlm.data.sources.delimited import Quoting
 from vlm.data.sources.tables import Cells, read_table, read_text
 from vlm.data.store.places import find_file
-from vlm.data.text.lines import split_lines
-from vlm.errors import Count, Share, UserError
+from vlm.data.text.words import one_line, split_lines
+from vlm.errors import Count, Share, UserError, did_you_mean, nearest
 
 # The second is the spelling in the official archive.
 FLICKR8K_FOLDERS = ("images", "Flicker8k_Dataset", "Flickr8k_Dataset")
@@ -248,3 +250,83 @@ def table_files(root: Path, path: str | None, val_path: str | None, test_path: s
 def _files(root: Path, path: str | None, val_path: str | None, test_path: str | None) -> dict[str, Path]:
     settings = {"train": ("data.path", path), "val": ("data.val_path", val_path), "test": ("data.test_path", test_path)}
     return {split: find_file(path, root, key) for split, (key, path) in settings.items() if path is not None}
+
+
+ENGLISH = "en"
+FILES = {  # of the other languages: file name, separator, and suffix of image names
+    "de": ("Flickr8k.german.token.txt", "\t", ""),
+    "zh": ("flickr8kzhc.caption.txt", " ", "#zhc"),
+}
+
+
+class Caption(NamedTuple):
+    """A caption and its language."""
+
+    text: str
+    language: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class Flickr8kLanguages(Flickr8k):
+    """Flickr8k with captions in English, German (Elliott et al. 2016, Multi30K) and Chinese (Li et al. 2016).
+
+    One photo in thirteen has no German caption. Photos without a caption in the chosen languages are skipped. Records
+    also hold "languages", one per caption.
+
+    Args:
+        root: See Flickr8k.
+        languages_root: Folder with ``Flickr8k.german.token.txt`` and ``flickr8kzhc.caption.txt``.
+        languages: Languages to read, out of en, de and zh; the first is the default for generation.
+    Raises:
+        UserError: A file or folder is missing or malformed, or a language is unknown.
+    """
+
+    name = "flickr8k in several languages"
+
+    def __init__(self, *, root: str, languages_root: str, languages: Sequence[str]) -> None:
+        self.languages, self._others = list(dict.fromkeys(languages)), Path(languages_root)
+        known = [ENGLISH, *FILES]
+        if not self.languages:
+            raise UserError(f"data.languages: is empty; give some of {', '.join(known)}")
+        for language in (name for name in self.languages if name not in known):
+            near = did_you_mean(nearest(str(language), known))
+            raise UserError(f"data.languages: no captions in {language}; choose from {', '.join(known)}{near}")
+        super().__init__(root=root)
+
+    def _read(self) -> Path:
+        read = [self._add_language(language) for language in self.languages]
+        return read[0]
+
+    def _add_language(self, language: str) -> Path:
+        if language == ENGLISH:
+            path = self._text("Flickr8k.token.txt")
+            rows = list(read_flickr(RowChecker(path, self)))
+        else:
+            name, separator, ending = FILES[language]
+            path = self._others / name
+            if not path.is_file():
+                raise UserError(f"{path}: no such file; set data.languages_root to its folder, or remove {language}")
+            read = read_flickr(RowChecker(path, self), separator)
+            rows = [row._replace(image=row.image.removesuffix(ending)) for row in read]
+        self._add([_in_language(row, language) for row in rows], path, self.base)
+        return path
+
+    def _leave_out(self, lacking: Sequence[str], file: Path, tokens: Path) -> None:
+        """Records the missing captions in one line, because captions missing in a language are expected."""
+        self._named.update(os.path.join(self.base, name) for name in lacking)
+        if lacking:
+            names = f"{lacking[0]} and {len(lacking) - 1:,} others" if len(lacking) > 1 else lacking[0]
+            self.skipped.append(f"{file}: no caption in {', '.join(self.languages)}: {names}")
+
+    def _record(self, most: int | None, image: CaptionedImage, epoch: int) -> Record:
+        record = super()._record(most, image, epoch)
+        texts, languages = (list(values) for values in zip(*record["captions"], strict=True))
+        record.known = {"captions": texts, "references": texts, "languages": languages}
+        return record
+
+
+def _in_language(row: Row, language: str) -> Row:
+    text: Any = one_line(row.caption)
+    return row._replace(caption=Caption(text, language) if text else "")

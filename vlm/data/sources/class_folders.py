@@ -1,14 +1,21 @@
-"""Files in class folders, in a folder or a tar: images, and a base for other types."""
+"""Images or texts with a class each: class folders, tars and tables."""
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Unpack
 
 from vlm.data.hold_out import check_fractions, draw_stratified
-from vlm.data.images.image import SUFFIXES
-from vlm.data.records import NAMES, SPLITS, Listed, Record, Source, Split
+from vlm.data.images.image import SUFFIXES, ImageError
+from vlm.data.records import NAMES, SPLITS, Listed, Record, Source, Split, refuse
+from vlm.data.sources.caption_source import check_missing
+from vlm.data.sources.caption_tables import FolderWithTables, within
+from vlm.data.sources.captions import root_of
+from vlm.data.sources.tables import decode_text
+from vlm.data.sources.text_source import Sample
+from vlm.data.sources.text_tables import TableOptions, TableSource, TextTable
 from vlm.data.store.places import FileStore, Folder, Tar
 from vlm.errors import Share, UserError
 
@@ -188,3 +195,118 @@ def _tar(path: str, root: str | None) -> Tar:
     if file is None:
         raise UserError(f"data.path={path}: no such file; set data.path to a tar of class folders")
     return Tar(file)
+
+
+class TextFolders(ClassFolders):
+    """Text files in class folders, in the layout of ClassFolders.
+
+    Args:
+        root, path, val_fraction, test_fraction, seed: See ClassFolders.
+        val_names, test_names: Pattern of names of files to hold out, such as ``cv9*``, if no folders define splits;
+            None to draw them.
+    Raises:
+        UserError: As in ClassFolders; or, when it is read, a file is not UTF-8.
+    """
+
+    holds = ("text", "label")
+    suffixes = (".txt",)
+    unit = "text"
+    unlabelled = "; a task without classes reads such texts by data=text"
+
+    def __init__(
+        self,
+        *,
+        root: str | None = None,
+        path: str | None = None,
+        val_names: str | None = None,
+        test_names: str | None = None,
+        val_fraction: Share = 0.1,
+        test_fraction: Share = 0.0,
+        seed: int = 0,
+    ) -> None:
+        self._patterns = {"val": val_names, "test": test_names}
+        super().__init__(root=root, path=path, val_fraction=val_fraction, test_fraction=test_fraction, seed=seed)
+        self.name = "text_folder"
+
+    def _record(self, file: ClassFile, epoch: int) -> Record:
+        place = self.place.path / file.path
+        try:
+            text = decode_text(self.place.read(file.path), place)
+        except ImageError as fault:
+            raise UserError(f"{fault}; give readable files") from fault
+        known = {"text": text.strip(), "label": file.label, "class": self.classes[file.label]}
+        return Record(file.path, known, read_stamp=lambda: self.place.stamp(file.path))
+
+    def _drawn(
+        self, files: list[Parts], folders: list[Parts], fractions: Mapping[str, float], seed: int
+    ) -> dict[str, list[ClassFile]]:
+        held: dict[str, list[Parts]] = {name: [] for name, pattern in self._patterns.items() if pattern}
+        rest: list[Parts] = []
+        for parts in files:
+            split = next((name for name in held if fnmatch(parts[-1], str(self._patterns[name]))), None)
+            (rest if split is None or len(parts) == 1 else held[split]).append(parts)
+        drawn = {name: fraction for name, fraction in fractions.items() if name not in held}
+        splits = super()._drawn(rest, folders, drawn, seed)
+        for parts in (parts for own in held.values() for parts in own if parts[0] not in self._labels):
+            raise UserError(f"{self.place.path}/{'/'.join(parts)}: train has no class {parts[0]!r}; hold out fewer")
+        return splits | {name: [self._file(parts, parts[0]) for parts in own] for name, own in held.items()}
+
+
+Row = tuple[str, Mapping[str, Any]]
+
+
+class ImageTable(TextTable):
+    """Images with labels, one per row: Parquet and folders of `datasets` with images, or any table of file names.
+
+    Args:
+        root: Folder that image names are relative to; default the table's folder.
+        image_column: Name of the column of images.
+        label_column: Name of the column of labels.
+        options: See TableSource; held-out samples are stratified by class.
+    Raises:
+        UserError: As in TextTable; or too many images are missing.
+    """
+
+    holds = ("image", "label")
+    name = "image_table"
+
+    def __init__(
+        self,
+        *,
+        image_column: str = "image",
+        label_column: str = "label",
+        **options: Unpack[TableOptions],
+    ) -> None:
+        root = root_of(options.get("root"), options["path"])
+        self.place = FolderWithTables(Path(root), image_column)
+        TableSource.__init__(self, {"image": image_column, "label": label_column}, **options)
+        for split, rows in self._samples.items():
+            self._samples[split] = self._present(rows, options["path"])
+        self._number_labels(options["path"])
+
+    def _parts(self, path: Path, samples: list[Sample], fractions: dict[str, float], seed: int) -> dict[str, list[Row]]:
+        known: dict[str, Sample] = {}
+        for one in samples:
+            before = known.setdefault(self._drawn_as(one), one)
+            if (before.known["label"], before.split) != (one.known["label"], one.split):
+                refuse(
+                    f"{path}, {one.where}: {one.known['image']} has another label or split in {before.where}; fix one"
+                )
+        return super()._parts(path, list(known.values()), fractions, seed)
+
+    def _drawn_as(self, sample: Sample) -> str:
+        return within(sample.known["image"], self.place.path)
+
+    def _present(self, rows: list[Row], path: str) -> list[Row]:
+        """The rows with existing images; missing ones are listed in `skipped`."""
+        names = [within(known["image"], self.place.path) for _, known in rows]
+        present = {name for name in set(names) if self.place.has(name)}
+        absent = [name for name in names if name not in present]
+        self.skipped += check_missing(self.place, absent, len(rows), Path(path), self.place.path)
+        pairs = zip(names, rows, strict=True)
+        return [(id, {**known, "image": name}) for name, (id, known) in pairs if name in present]
+
+    def _record(self, split: str, sample: Row, epoch: int) -> Record:
+        id, known = sample
+        read = (partial(function, known["image"]) for function in (self.place.image, self.place.read, self.place.stamp))
+        return Record(id, {"label": known["label"], "class": known["class"]}, *read)  # type: ignore[arg-type]

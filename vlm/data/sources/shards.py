@@ -10,10 +10,8 @@ import numpy as np
 from vlm.data.hold_out import check_fractions, draw, draw_stratified
 from vlm.data.records import NAMES, Listed, Record, Skipped, Source, Split, error_summary, refuse
 from vlm.data.sources.caption_source import drawn_captions
-from vlm.data.store.shard_index import ShardIndex, ShardRecord
-from vlm.data.store.shard_list import Shard, find_shards
-from vlm.data.store.shard_scan import open_index
-from vlm.data.store.shards import Opened, Samples
+from vlm.data.store.shard_sets import Shard, find_shards
+from vlm.data.store.shards import Opened, Samples, ShardIndex, ShardRecord, open_index
 from vlm.errors import Count, Injected, Share, UserError
 
 AT_ONCE = 16  # number of shards opened in parallel

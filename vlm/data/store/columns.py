@@ -18,7 +18,7 @@ from typing import Any
 
 from vlm.data.records import SPLITS
 from vlm.errors import UserError, printable
-from vlm.io.parquet import require_pyarrow
+from vlm.io.files import require_pyarrow
 
 PARQUET, ARROW = (".parquet",), (".arrow", ".feather")
 SUFFIXES = (*PARQUET, *ARROW)

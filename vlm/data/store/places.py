@@ -11,8 +11,7 @@ from PIL import Image
 
 from vlm.data.images.image import ImageError, load_image, read_bytes
 from vlm.data.store.columns import is_columns
-from vlm.data.store.storage import stamp
-from vlm.data.store.tar import Span, TarError, members, read_local_span
+from vlm.data.store.storage import Span, TarError, members, read_local_span, stamp
 from vlm.errors import UserError, nearest
 
 

@@ -1,18 +1,280 @@
-"""Samples in shards (tars in WebDataset's layout), read in place from disk or an object store.
+"""Samples in shards (tars in WebDataset's layout), read in place by an index of offsets."""
 
-A sample is identified by its shard and its index in it, so that order, ranks and resuming work as for any other data
-set. `shard_index` defines a shard.
-"""
-
-from collections.abc import Sequence
+import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 from PIL import Image
 
-from vlm.data.images.image import ImageError, load_image
+from vlm.data.images.image import SUFFIXES, ImageError, load_image
 from vlm.data.store import storage
-from vlm.data.store.shard_index import ShardIndex, ShardRecord
+from vlm.data.store.storage import Span, TarError, members
+from vlm.data.text.words import one_line
+from vlm.errors import UserError
+from vlm.io.files import atomic_write
+
+FORMAT = 2  # 2: suffixes in capitals, and texts beside empty captions of the metadata, are read
+MAX_HEADER = 2**12
+MAX_INDEX = 2**31  # bytes of an index
+
+
+class ShardRecord(NamedTuple):
+    """An entry of an index, without the position of the image.
+
+    Args:
+        member: Path of the image in the tar.
+        name: Id of the sample in the data set that the shard was written from, or None.
+        label: Its class as written in the shard, or None.
+        captions: Its captions.
+    """
+
+    member: str
+    name: str | None
+    label: str | None
+    captions: list[str]
+
+
+class LeftOut(NamedTuple):
+    """An unused part of a shard: the kind of problem as in `Skipped`, or ``repeated``, and a message."""
+
+    kind: str
+    line: str
+
+
+class ShardIndex:
+    """The samples of a shard, in the order of the tar.
+
+    Args:
+        places: Offset and size of each image, and end of its record.
+        records: All records.
+        size: Size of the tar in bytes, to detect an index of another tar.
+    Shapes:
+        places int64 (N, 3)
+    """
+
+    def __init__(self, places: np.ndarray, records: bytes, size: int) -> None:
+        self.places, self._records, self.size = places, records, size
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def span(self, at: int) -> Span:
+        return Span(int(self.places[at, 0]), int(self.places[at, 1]))
+
+    def record(self, at: int) -> ShardRecord:
+        start = int(self.places[at - 1, 2]) if at else 0
+        return ShardRecord(*json.loads(self._records[start : int(self.places[at, 2])]))
+
+    def records(self) -> Iterator[ShardRecord]:
+        """All records in order; faster than one by one."""
+        start = 0
+        for end in self.places[:, 2].tolist():
+            yield ShardRecord(*json.loads(self._records[start:end]))
+            start = end
+
+    @property
+    def left_out(self) -> list[LeftOut]:
+        start = int(self.places[-1, 2]) if len(self) else 0
+        return [LeftOut(*line) for line in json.loads(self._records[start:])]
+
+    def to_bytes(self) -> bytes:
+        """The contents of an index file."""
+        rest = self.places.astype("<i8").tobytes() + self._records
+        header = {"format": FORMAT, "tar": self.size, "samples": len(self), "digest": digest(rest)}
+        return json.dumps(header).encode() + b"\n" + rest
+
+
+def digest(data: bytes) -> str:
+    """A hash that detects damage."""
+    return blake2b(data, digest_size=16).hexdigest()
+
+
+def make_index(samples: list[tuple[Span, ShardRecord]], left_out: list[LeftOut], size: int) -> ShardIndex:
+    """Creates the index of these samples of a tar with `size` bytes."""
+    records = [json.dumps(record).encode() for _, record in samples]
+    ends = np.cumsum([len(record) for record in records], dtype=np.int64)
+    spans = np.array([span for span, _ in samples], np.int64).reshape(-1, 2)
+    return ShardIndex(np.column_stack([spans, ends]), b"".join(records) + json.dumps(left_out).encode(), size)
+
+
+def parse_index(data: bytes, size: int | None = None) -> ShardIndex:
+    """Parses and validates an index file, which may come from an untrusted source.
+
+    Args:
+        size: Size of the tar; None if unknown, then the index is not checked against it.
+    Raises:
+        ValueError: It is invalid, incomplete, or belongs to another tar.
+    """
+    line, _, rest = data.partition(b"\n")
+    header = json.loads(line[:MAX_HEADER])
+    if not isinstance(header, dict) or header.get("format") != FORMAT or type(header.get("tar")) is not int:
+        raise ValueError("has another format")
+    if size is None:
+        size = header["tar"]
+    elif header["tar"] != size:
+        raise ValueError("belongs to another tar")
+    count = header.get("samples")
+    if type(count) is not int or not 0 <= 24 * count <= len(rest) or header.get("digest") != digest(rest):
+        raise ValueError("is incomplete")
+    places = np.frombuffer(rest, "<i8", 3 * count).reshape(count, 3)
+    offsets, sizes, ends = places.T
+    inside = (offsets >= 0) & (sizes >= 0) & (offsets <= size) & (sizes <= size - offsets)
+    index = ShardIndex(places, rest[24 * count :], size)
+    if not inside.all() or (np.diff(ends, prepend=0) < 0).any() or (count and ends[-1] > len(index._records)):
+        raise ValueError("has positions outside of the tar")
+    if not all(map(_is_record, index.records())):
+        raise ValueError("has invalid records")
+    lines = json.loads(index._records[int(ends[-1]) if count else 0 :])
+    if not isinstance(lines, list) or not all(isinstance(text, str) for line in lines for text in LeftOut(*line)):
+        raise ValueError("has invalid messages")
+    return index
+
+
+def _is_record(record: ShardRecord) -> bool:
+    texts = [record.member, record.name or "", record.label or ""]
+    return all(isinstance(text, str) for text in texts) and (
+        isinstance(record.captions, list) and all(isinstance(text, str) for text in record.captions)
+    )
+
+
+SUFFIX = ".index"
+TEXTS = ("txt", "json", "cls")
+MAX_TEXT = 2**20  # bytes of captions, metadata or a class
+
+
+def open_index(path: str, *, write: bool) -> ShardIndex:
+    """Opens the index of a shard, or creates it.
+
+    Args:
+        path: Path or URL of the tar.
+        write: Whether to save a new index next to a local tar, if possible.
+    Raises:
+        UserError: The tar is missing, incomplete or damaged.
+    """
+    try:
+        size = storage.size_of(path)
+        with suppress(OSError, ValueError, TypeError, RecursionError):
+            if not _older(path + SUFFIX, path):
+                return parse_index(storage.read_file(path + SUFFIX, MAX_INDEX), size)
+        index = build_index(path)
+    except (OSError, TarError) as fault:
+        reason = getattr(fault, "strerror", None) or fault
+        raise UserError(f"{path}: cannot be read as a tar ({reason}); give a complete, uncompressed one") from (fault)
+    if write and not storage.is_url(path):
+        with suppress(OSError), atomic_write(path + SUFFIX) as file:  # optional: otherwise it is created each time
+            file.write(index.to_bytes())
+    return index
+
+
+def _older(index: str, path: str) -> bool:
+    """Returns True if the index of a local tar is older than the tar."""
+    return not storage.is_url(path) and os.stat(index).st_mtime_ns < os.stat(path).st_mtime_ns
+
+
+def build_index(path: str) -> ShardIndex:
+    """Creates the index of a shard from its headers and texts, without reading images.
+
+    Raises:
+        TarError: It is not a tar, or incomplete or damaged.
+        OSError: It cannot be read.
+    """
+    samples: dict[str, _Parts] = {}
+    left_out: list[LeftOut] = []
+    with storage.open_file(path) as file:
+        size = file.seek(0, os.SEEK_END)
+        for name, span in members(file):
+            if span is not None:
+                _take(samples, name.encode("utf-8", "backslashreplace").decode(), span, file, left_out)
+    samples_read = [_sample(key, parts, left_out) for key, parts in samples.items()]
+    return make_index([one for one in samples_read if one is not None], left_out, size)
+
+
+class _Parts(NamedTuple):
+    """The parts of a sample in a tar: position of the image by path, and texts by type."""
+
+    images: dict[str, Span]
+    texts: dict[str, str | None]
+
+
+def _take(samples: dict[str, _Parts], name: str, span: Span, file: BinaryIO, left_out: list[LeftOut]) -> None:
+    """Adds a member to its sample, with its content if it is a text."""
+    folder, slash, base = name.rpartition("/")
+    stem, _, kind = base.partition(".")
+    kind = kind.lower()
+    is_image = f".{kind}" in SUFFIXES
+    if not stem or not (is_image or kind in TEXTS):
+        if os.path.splitext(base)[1].lower() in SUFFIXES and stem:
+            left_out.append(LeftOut("", f"{name}: is ignored, because its name has two dots"))
+        return
+    parts = samples.setdefault(folder + slash + stem, _Parts({}, {}))
+    if parts.images if is_image else kind in parts.texts:
+        left_out.append(LeftOut("", f"{name}: its sample already has one"))
+    elif is_image:
+        parts.images[name] = span
+    else:
+        parts.texts[kind] = _text(name, span, file, left_out)
+
+
+def _sample(key: str, parts: _Parts, left_out: list[LeftOut]) -> tuple[Span, ShardRecord] | None:
+    if not parts.images:
+        left_out.append(LeftOut("no image", f"{key}: has no image"))
+        return None
+    ((member, span),) = parts.images.items()
+    about = _json(key, parts.texts["json"], left_out) if parts.texts.get("json") is not None else {}
+    name, label = about.get("name"), parts.texts.get("cls")
+    captions = list(_captions(member, about, parts.texts.get("txt"), left_out))
+    known = _clean(name) if isinstance(name, str) and name else None
+    return span, ShardRecord(member, known, label.strip() if label else None, captions)
+
+
+def _text(name: str, span: Span, file: BinaryIO, left_out: list[LeftOut]) -> str | None:
+    if span.size > MAX_TEXT:
+        left_out.append(LeftOut("", f"{name}: has {span.size:,} bytes; at most {MAX_TEXT:,} are allowed"))
+        return None
+    file.seek(span.offset)
+    try:
+        return file.read(span.size).decode("utf-8-sig")
+    except UnicodeDecodeError:
+        left_out.append(LeftOut("", f"{name}: is not UTF-8"))
+        return None
+
+
+def _json(key: str, text: str | None, left_out: list[LeftOut]) -> dict[str, Any]:
+    try:
+        about = json.loads(text or "")
+    except (ValueError, RecursionError):
+        about = None
+    if not isinstance(about, dict):
+        left_out.append(LeftOut("", f"{key}.json: is not a JSON object"))
+        return {}
+    return about
+
+
+def _clean(text: str) -> str:
+    """Replaces halves of surrogate pairs, which JSON may contain but UTF-8 cannot encode."""
+    return text.encode("utf-8", "replace").decode()
+
+
+def _captions(member: str, about: dict[str, Any], lines: str | None, left_out: list[LeftOut]) -> Iterator[str]:
+    """The captions of the metadata (a list or a single one), or the lines of the text if these are empty or null."""
+    captions = next((about[key] for key in ("captions", "caption") if about.get(key)), None)
+    if captions is None:
+        captions = lines.rstrip().split("\n") if lines else []
+    seen = set()
+    for caption in captions if isinstance(captions, list) else [captions]:
+        text = one_line(_clean(caption)) if isinstance(caption, str) else ""
+        if not text:
+            left_out.append(LeftOut("empty caption", f"{member}: no caption"))
+        elif text in seen:
+            left_out.append(LeftOut("repeated", f"{member}: repeats a caption: {text}"))
+        else:
+            seen.add(text)
+            yield text
 
 
 @dataclass(frozen=True)

@@ -1,23 +1,133 @@
-"""Access to files on disk and in object stores by path or URL (``s3://bucket/key``), and patterns of names.
-
-URLs are read by fsspec, which imports the package of a store, such as s3fs, on demand.
-"""
+"""Access to files on disk, in object stores and inside tars, which may be malicious, and patterns of names."""
 
 import glob
 import io
 import os
 import re
+import tarfile
 import time
 from collections.abc import Callable, Iterator
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, NamedTuple, TypeVar, cast
 
 from fsspec.core import url_to_fs
 
-from vlm.data.store import tar
-from vlm.data.store.tar import Span
+from vlm.data.images.image import MAX_BYTES
 from vlm.errors import UserError
-from vlm.io.atomic import atomic_write
+from vlm.io.files import atomic_write
+
+MAX_HEADER = 2**20  # bytes of a header's extensions, which Python reads into memory at once
+BLOCK = tarfile.BLOCKSIZE
+
+
+class TarError(ValueError):
+    """A tar that is damaged or incomplete."""
+
+
+class Span(NamedTuple):
+    """The position of a member's content in the tar."""
+
+    offset: int
+    size: int
+
+
+class Member(NamedTuple):
+    """A regular file of a tar, or a folder (without span), by its path without a leading ``./``."""
+
+    name: str
+    span: Span | None
+
+
+def members(file: BinaryIO) -> Iterator[Member]:
+    """Yields the files and folders of a tar in order; reads headers only.
+
+    Ignores links, devices, sparse files and names that point outside of the archive.
+
+    Args:
+        file: A seekable file.
+    Raises:
+        TarError: It is not a tar, incomplete or damaged, or a header is too large.
+        OSError: It cannot be read.
+    """
+    try:
+        yield from _members(file)
+    except (tarfile.TarError, RecursionError, ValueError, OverflowError) as fault:
+        raise TarError(" ".join(str(fault).split()) or type(fault).__name__) from fault
+
+
+def _members(file: BinaryIO) -> Iterator[Member]:
+    size = file.seek(0, 2)
+    file.seek(0)
+    with tarfile.open(fileobj=cast(BinaryIO, _Headers(file)), mode="r:") as archive:
+        while (member := archive.next()) is not None:
+            cast(Any, archive).members.clear()  # tarfile would keep all of them
+            name = safe_name(member.name)
+            if member.size < 0 or archive.offset < member.offset_data:  # would loop forever
+                raise tarfile.ReadError(f"a member of {member.size} bytes")
+            if name and member.isdir():
+                yield Member(name, None)
+            elif name and member.isreg() and not member.issparse():
+                if member.offset_data + member.size > size:
+                    raise tarfile.ReadError("the file ends too early")
+                yield Member(name, Span(member.offset_data, member.size))
+        _check_end(file, archive.offset)
+
+
+class _Headers:
+    """A file that refuses to read more than a header at once."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.seek, self.tell, self._read = file.seek, file.tell, file.read
+
+    def read(self, size: int) -> bytes:
+        if not 0 <= size <= MAX_HEADER:
+            raise tarfile.ReadError(f"a header of {size:,} bytes; at most {MAX_HEADER:,} are allowed")
+        return self._read(size)
+
+
+def _check_end(file: BinaryIO, offset: int) -> None:
+    """Checks that the tar ends with zero blocks; tarfile also takes unreadable data for the end."""
+    file.seek(offset)
+    block = file.read(BLOCK)
+    if len(block) < BLOCK:
+        raise tarfile.ReadError("the file ends too early")
+    if any(block):
+        raise tarfile.ReadError(f"damaged at byte {offset:,}")
+
+
+def check_span(span: Span) -> None:
+    """Checks the size of a member.
+
+    Raises:
+        ValueError: It is too large.
+    """
+    if span.size > MAX_BYTES:
+        raise ValueError(f"the file has {span.size:,} bytes; at most {MAX_BYTES:,} are allowed")
+
+
+def read_local_span(path: str, span: Span) -> bytes:
+    """The content of a member.
+
+    Raises:
+        ValueError: It is too large, or the tar ends within it.
+        OSError: The tar cannot be read.
+    """
+    check_span(span)
+    # Opened for each image: it takes microseconds, and workers share no file position.
+    with open(path, "rb", buffering=0) as file:
+        file.seek(span.offset)
+        data = file.read(span.size) or b""
+    if len(data) < span.size:
+        raise ValueError("the tar ends within it")
+    return data
+
+
+def safe_name(name: str) -> str:
+    """The path inside the archive; empty if it points outside."""
+    parts = [part for part in name.split("/") if part not in ("", ".")]
+    unsafe = name.startswith("/") or ".." in parts or any("\\" in part or "\0" in part for part in parts)
+    return "" if unsafe else "/".join(parts)
+
 
 MAX_EXPANDED = 1_000_000  # maximum number of names from a pattern's braces
 PIECE = 2**20  # bytes per request when a file is read sequentially
@@ -134,10 +244,10 @@ def write_file(path: str, data: bytes) -> None:
 
 
 def read_span(path: str, span: Span) -> bytes:
-    """The content of a tar member, see `vlm.data.store.tar.read_local_span`."""
+    """The content of a tar member, see `vlm.data.store.storage.read_local_span`."""
     if not is_url(path):
-        return tar.read_local_span(path, span)
-    tar.check_span(span)
+        return read_local_span(path, span)
+    check_span(span)
     end = span.offset + span.size
     data = _remote(path, lambda fs, key: fs.cat_file(key, start=span.offset, end=end)) if span.size else b""
     if len(data) < span.size:

@@ -6,9 +6,8 @@ from typing import Any
 
 from vlm.data.text.hugging_face import MARIAN, MODELS
 from vlm.data.text.library import JsonTokenizer, PieceModelTokenizer
-from vlm.data.text.piece_table import PieceTableTokenizer
 from vlm.data.text.subwords import BYTE_OF, SubwordTokenizer, WordPieceTokenizer
-from vlm.data.text.tokenizer import ByteTokenizer, CharTokenizer, SentencePieceTokenizer
+from vlm.data.text.tokenizer import ByteTokenizer, CharTokenizer, PieceTableTokenizer, SentencePieceTokenizer
 from vlm.data.text.tokenizer_base import SPACE, Tokenizer
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from vlm.errors import UserError, excerpt, print_error
-from vlm.io.atomic import atomic_write
+from vlm.io.files import atomic_write
 
 Row = tuple[bytes, str]  # the bytes of an id, and its printable form
 

@@ -1,10 +1,150 @@
-"""Splits raw text into words, similar to the Penn Treebank (Taylor et al. 2003)."""
+"""Splits text files into documents, lines, words and characters, also in scripts without spaces."""
 
+import codecs
 import re
+import unicodedata
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Protocol
 
 import regex
 
-from vlm.data.text.characters import whole
+from vlm.errors import UserError
+
+BLOCK = 2**16  # bytes read at once; longer lines are split, because some corpora have no line breaks
+
+
+def read_lines(path: Path) -> Iterator[str]:
+    r"""Yields the lines of a UTF-8 file, with or without a byte order mark, unchanged.
+
+    Only ``\n`` ends a line and is kept; very long lines are split.
+
+    Raises:
+        UserError: The file cannot be read, or a line of it is not UTF-8.
+    """
+    decoder, number, rest = codecs.getincrementaldecoder("utf-8-sig")(), 1, ""
+    try:
+        for block in _blocks(path):
+            *lines, rest = (rest + decoder.decode(block)).split("\n")
+            yield from (f"{line}\n" for line in lines)
+            number += len(lines)
+            if len(rest) >= BLOCK:
+                yield rest
+                rest = ""
+        decoder.decode(b"", final=True)
+        yield from [rest] if rest else []
+    except UnicodeDecodeError as error:
+        number += error.object.count(b"\n", 0, error.start)
+        raise UserError(f"{path}, line {number}: is not UTF-8; save the file in UTF-8") from error
+
+
+class Document(Protocol):
+    """A text that is read line by line."""
+
+    def lines(self) -> Iterator[str]:
+        """Yields its lines, at least one, with line ends."""
+
+    def size(self) -> int:
+        """Approximate size in bytes; 0 if unknown."""
+
+
+@dataclass(frozen=True)
+class FileDocument:
+    """A text file, or a part of it given by fractions of its characters."""
+
+    path: Path
+    name: str
+    start: float = 0.0
+    stop: float = 1.0
+
+    def lines(self) -> Iterator[str]:
+        """Yields the lines with line ends; the first and the last line of a part may be cut."""
+        if (self.start, self.stop) == (0.0, 1.0):
+            yield from read_lines(self.path)
+            return
+        count = _characters(self.path)
+        first, last, at = int(count * self.start), int(count * self.stop), 0
+        for line in read_lines(self.path):
+            if kept := line[max(0, first - at) : max(0, last - at)]:
+                yield kept
+            at += len(line)
+
+    def texts(self) -> Iterator[tuple[int, str]]:
+        """Yields the number and the text of each line that begins in the part, without blank lines."""
+        count = _characters(self.path) if (self.start, self.stop) != (0.0, 1.0) else 0
+        first, last, at = int(count * self.start), int(count * self.stop), 0
+        for number, line in enumerate(read_lines(self.path), 1):
+            if (not count or first <= at < last) and (text := line.strip()):
+                yield number, text
+            at += len(line)
+
+    def size(self) -> int:
+        """Approximate size in bytes."""
+        return int(self.path.stat().st_size * (self.stop - self.start))
+
+    def stamp(self) -> str:
+        """A string that changes when the file or the part changes."""
+        file = self.path.stat()
+        return f"{self.start} {self.stop} {file.st_size} {file.st_mtime_ns}"
+
+
+def _characters(path: Path) -> int:
+    """Number of characters of a file; invalid bytes are ignored here."""
+    decoder = codecs.getincrementaldecoder("utf-8-sig")("ignore")
+    return sum(len(decoder.decode(block)) for block in _blocks(path))
+
+
+def _blocks(path: Path) -> Iterator[bytes]:
+    try:
+        with open(path, "rb") as file:
+            yield from iter(lambda: file.read(BLOCK), b"")
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}; give a readable file") from error
+
+
+# Blocks of scripts without spaces between words: Thai, Lao, Burmese, Khmer, kana, bopomofo, Han.
+_SPACELESS = """
+e00-e7f e80-eff 1000-109f 1780-17ff 19e0-19ff 3005-3007 3041-30ff 3100-312f 31a0-31bf 31f0-31ff 3400-4dbf 4e00-9fff
+a9e0-a9ff aa60-aa7f f900-faff ff66-ff9f 1b000-1b16f 20000-323af
+"""
+
+_WORD = re.compile(r"\w+")
+
+
+@cache
+def spaceless() -> re.Pattern[str]:
+    """Matches a character of a script without spaces and its combining marks, as a group."""
+    spans = [span.split("-") for span in _SPACELESS.split()]
+    ranges = "".join(f"{chr(int(low, 16))}-{chr(int(high, 16))}" for low, high in spans)
+    small = (range(int(low, 16), int(high, 16) + 1) for low, high in spans if int(high, 16) < 0x3400)
+    marks = [chr(code) for span in small for code in span if unicodedata.category(chr(code)) in ("Mn", "Mc")]
+    return re.compile(f"([{ranges}][{''.join(marks)}\u3099\u309a\ufe00-\ufe0f]*)")
+
+
+def words(text: str) -> Iterator[str]:
+    """The words of a text without punctuation; each character of a script without spaces is a word."""
+    for part in [text] if text.isascii() else spaceless().split(text):
+        yield from [part] if spaceless().fullmatch(part) else _WORD.findall(part)
+
+
+Span = tuple[int, int]
+
+
+def whole(spans: Iterable[Span], text: str) -> Iterator[Span]:
+    """Joins adjacent parts of a text, given in order, where the cut between them splits a grapheme cluster."""
+    starts = {match.start() for match in regex.finditer(r"\X", text)}
+    begin = end = -1
+    for start, stop in spans:
+        if start != end or start in starts:
+            if end > begin:
+                yield begin, end
+            begin = start
+        end = stop
+    if end > begin:
+        yield begin, end
+
 
 # In this order: URLs and addresses without trailing punctuation, @names and #topics, a word before n't, contractions,
 # numbers with inner signs, abbreviations, words, runs of points or hyphens, other signs.
@@ -28,3 +168,27 @@ def split_words(text: str) -> list[str]:
     if text.isascii():
         return _ASCII.findall(text)
     return [text[start:stop] for start, stop in whole((match.span() for match in _ANY.finditer(text)), text)]
+
+
+_BREAK = re.compile(r" *[^\S ]\s*")
+_BREAK_BUT_NO_BREAK_SPACE = re.compile(r" *[^\S \u00a0\u202f][^\S\u00a0\u202f]*")
+
+
+def one_line(text: str, *, keep_no_break: bool = False) -> str:
+    """Converts a text to one line: strips it, and replaces line breaks, tabs and other white space by single spaces.
+
+    Runs of plain spaces are kept: a tokenizer has pieces for them, and metrics ignore them.
+
+    Args:
+        keep_no_break: Whether to keep no-break spaces, for example for translations of French.
+    """
+    pattern, ends = (_BREAK_BUT_NO_BREAK_SPACE, " \t\r\n") if keep_no_break else (_BREAK, None)
+    return (text if text.isascii() and text.isprintable() else pattern.sub(" ", text)).strip(ends)
+
+
+def split_lines(text: str) -> list[str]:
+    r"""Splits the content of a text file into its lines. Only ``\n`` or ``\r\n`` ends a line, as in other tools.
+
+    Python's own ways also split at a lone carriage return (files in text mode), form feeds and U+2028 (`splitlines`).
+    """
+    return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")] if text else []

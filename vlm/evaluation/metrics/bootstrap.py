@@ -9,9 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vlm.evaluation.metrics.bleu import bleu_of
 from vlm.evaluation.metrics.coco import KEYS, CaptionScores
-from vlm.evaluation.metrics.ngrams import Floats
+from vlm.evaluation.metrics.ngrams import Floats, bleu_of
 from vlm.randomness import numpy_rng
 
 RESAMPLES = 1000

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vlm.errors import UserError
-from vlm.evaluation.metrics import edits
+from vlm.evaluation.metrics import texts as edits
 from vlm.evaluation.metrics.bootstrap import Scorer, caption_intervals, caption_scorer, column_scorer, intervals
 from vlm.evaluation.metrics.coco import KEYS, CaptionScores, References
 from vlm.evaluation.metrics.records import RecordMetric

@@ -1,18 +1,77 @@
-"""Scores of texts with one reference each: sacreBLEU's BLEU and chrF, ROUGE, exact match and error rates."""
+"""Scores of texts with one reference each: sacreBLEU's BLEU and chrF, ROUGE, edit distances."""
 
+import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from functools import cached_property
 
 import numpy as np
 from sacrebleu.metrics import BLEU, CHRF
 
-from vlm.evaluation.metrics import edits
 from vlm.evaluation.metrics.bootstrap import intervals
+from vlm.evaluation.metrics.coco import rouge
 from vlm.evaluation.metrics.ngrams import Floats
-from vlm.evaluation.metrics.rouge import rouge
 
-NAMES = ("bleu", "chrf", "rouge1", "rouge2", "rougeL", "exact_match", *edits.ERROR_RATES)
+ERROR_RATES = ("cer", "wer")
+_RUN = re.compile(r"\s\s+")
+
+
+def edit_distance(one: Sequence[Hashable], other: Sequence[Hashable]) -> int:
+    """Returns the minimum number of insertions, deletions and substitutions between two sequences (Levenshtein 1966).
+
+    Two integers hold a column of the distance table; their bits mark where it rises and falls (Myers 1999; Hyyrö 2003).
+    """
+    if not one:
+        return len(other)
+    places: dict[Hashable, int] = {}
+    for place, item in enumerate(one):
+        places[item] = places.get(item, 0) | 1 << place
+    every, last = (1 << len(one)) - 1, 1 << len(one) - 1
+    rises, falls, distance = every, 0, len(one)
+    for item in other:
+        equal = places.get(item, 0)
+        diagonal = equal | falls
+        across = (((equal & rises) + rises) ^ rises) | equal
+        up, down = falls | (every & ~(across | rises)), rises & across
+        distance += bool(up & last) - bool(down & last)
+        up, down = (up << 1 | 1) & every, down << 1 & every
+        rises, falls = down | (every & ~(diagonal | up)), up & diagonal
+    return distance
+
+
+def error_counts(texts: Iterable[str], references: Iterable[str]) -> Floats:
+    """Edits and length of each reference, in characters and in words, as jiwer counts them. Shapes: (N, 4)"""
+    rows = []
+    for text, reference in zip(texts, references, strict=True):
+        sides = ((text.strip(), reference.strip()), (_words(text), _words(reference)))
+        rows.append([count for one, other in sides for count in (edit_distance(one, other), len(other))])
+    return np.array(rows, np.float64).reshape(-1, 4)
+
+
+def _words(text: str) -> list[str]:
+    """Splits a text at spaces and at runs of white space. A single tab or line separator is part of a word."""
+    return [word for word in _RUN.sub(" ", text).strip().split(" ") if word]
+
+
+def error_rates(counts: Floats) -> Floats:
+    """``NAMES`` of summed counts: edits over the length of all references. Shapes: (..., 4) -> (..., 2)"""
+    return counts[..., ::2] / np.maximum(1, counts[..., 1::2])
+
+
+def caption_counts(captions: Mapping[str, str], references: Mapping[str, Sequence[str]]) -> Floats | None:
+    """Returns `error_counts` of captions by image; None unless each image has one reference. Shapes: (N, 4)"""
+    if not all(len(references[image]) == 1 for image in captions):
+        return None
+    return error_counts(captions.values(), (references[image][0] for image in captions))
+
+
+def caption_rates(captions: Mapping[str, str], references: Mapping[str, Sequence[str]]) -> dict[str, float]:
+    """Returns the error rates of captions by name; empty unless each image has one reference."""
+    counts = caption_counts(captions, references)
+    return {} if counts is None else dict(zip(ERROR_RATES, error_rates(counts.sum(0)).tolist(), strict=True))
+
+
+NAMES = ("bleu", "chrf", "rouge1", "rouge2", "rougeL", "exact_match", *ERROR_RATES)
 
 
 class TextScores:
@@ -33,7 +92,7 @@ class TextScores:
         """The score of all texts under each of ``NAMES``."""
         metrics = (self._bleu, self._chrf)
         scores = [metric.corpus_score(self.predictions, [self.references]).score for metric in metrics]
-        errors = edits.error_rates(self._edits.sum(0)).tolist()
+        errors = error_rates(self._edits.sum(0)).tolist()
         return dict(zip(NAMES, [*scores, *self._shares.mean(0).tolist(), *errors], strict=True))
 
     def signatures(self) -> dict[str, str]:
@@ -47,12 +106,12 @@ class TextScores:
     def score(self, draws: Floats) -> Floats:
         """Scores of resampled texts, in the order of NAMES. Shapes: draws (R, N) -> (R, 8)"""
         bleu = [_bleu(row) for row in (draws @ self._words).astype(int).tolist()]
-        shares, errors = draws @ self._shares / draws.sum(1)[:, None], edits.error_rates(draws @ self._edits)
+        shares, errors = draws @ self._shares / draws.sum(1)[:, None], error_rates(draws @ self._edits)
         return np.column_stack([bleu, _chrf(draws @ self._characters), shares, errors])
 
     @cached_property
     def _edits(self) -> Floats:
-        return edits.error_counts(self.predictions, self.references)
+        return error_counts(self.predictions, self.references)
 
     @cached_property
     def _shares(self) -> Floats:

@@ -1,10 +1,94 @@
-"""Units of caption metrics: words as in COCO's evaluation, or characters for scripts without spaces."""
+"""Tokenization of captions as COCO's evaluation does it, without Java."""
 
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 
-from vlm.data.text.scripts import spaceless
-from vlm.evaluation.metrics.ptb import tokenize
+from vlm.data.text.words import spaceless
+from vlm.evaluation.metrics.ptb_rules import A_DIGIT, A_LETTER, CONTRACTIONS, KEPT_STOP, outline, scanner, symbols
+
+_PUNCTUATION = frozenset(["''", "'", "``", "`", ".", "?", "!", ",", ":", "-", "--", "...", ";"])
+_CONTRACTIONS = frozenset(CONTRACTIONS.split())
+_PLAIN = re.compile("[A-Za-z, ]*[.]?[ ]*")
+_PLAIN_WORDS = re.compile(f"(?:[A-Za-z{A_LETTER}]+ +)+")
+# Parts of a line between spaces whose tokens do not depend on the context. Only tags, and numbers and stops before
+# others of their kind, extend across a space; and a single letter with a stop depends on what follows.
+_LETTERS = f"A-Za-z{A_LETTER}"
+_ALONE = re.compile(
+    f"(?:[^\\s<]{{0,39}}[^\\s<.]|(?:[^\\s<]{{0,39}}[^\\s\\w<.;'`\x91\x92\u2018\u2019\u201b])?[{_LETTERS}]{{2,40}}[.])"
+    f"(?= +[^ .0-9{A_DIGIT}]| *\n)"
+)
+
+
+def tokenize(caption: str) -> list[str]:
+    """Splits a caption into lower-case tokens without punctuation.
+
+    Args:
+        caption: Any text; characters that the reference cannot tokenize, such as emoji, are dropped.
+    """
+    plain = _tokenize_plain(caption)
+    return [token for token in _tokenize(caption) if token not in _PUNCTUATION] if plain is None else plain
+
+
+def _tokenize_plain(caption: str) -> list[str] | None:
+    """Tokens of a caption of plain words, commas and a final full stop; None if other rules may apply."""
+    if _PLAIN.fullmatch(caption) is None:
+        return None
+    words = caption.lower().replace(",", " ").split()
+    if words and words[-1].endswith("."):
+        last = words.pop()[:-1]
+        if len(last) == 1 or last in KEPT_STOP:
+            return None
+        words.extend([last] if last else [])
+    return words if _CONTRACTIONS.isdisjoint(words) else None
+
+
+def _tokenize(caption: str) -> list[str]:
+    # Rules look at what follows a token, so the line ends with a line feed.
+    line = caption + "\n"
+    shape, tokens, position = outline(line), list[str](), 0
+    while position < len(caption):
+        if line[position] == " ":
+            position += 1
+            continue
+        plain = _PLAIN_WORDS.match(shape, position)
+        if plain and _CONTRACTIONS.isdisjoint(words := line[position : plain.end()].lower().split()):
+            tokens.extend(words)
+            position = plain.end()
+        elif alone := _ALONE.match(shape, position):
+            tokens.extend(_remembered(line[position : alone.end()]))
+            position = alone.end()
+        else:
+            token, position = _next(line, shape, position)
+            tokens.append(token)
+    return [token for token in tokens if token]
+
+
+@lru_cache(maxsize=2**15)
+def _remembered(part: str) -> list[str]:
+    """Tokens of a part of a line that `_ALONE` matches; cached, because captions repeat the same parts."""
+    line = f"{part} x\n"
+    shape, tokens, position = outline(line), list[str](), 0
+    while position < len(part):
+        token, position = _next(line, shape, position)
+        tokens.append(token)
+    return tokens
+
+
+def _next(line: str, shape: str, position: int) -> tuple[str, int]:
+    """The token at a position, which may be empty, and the position after it."""
+    end, token = _longest(line, shape, position)
+    return (token.lower() if end > position or token in symbols() else ""), max(end, position + 1)
+
+
+def _longest(line: str, shape: str, position: int) -> tuple[int, str]:
+    """End and text of the longest token at a position; the position and its character if no rule matches."""
+    match = scanner().longest(shape, position)
+    if match is None:
+        return position, line[position]
+    end, action = match
+    return end, action(line[position:end])
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from torch import Tensor
 from vlm.data.images.image import Preprocess
 from vlm.data.text.tokenizer import Tokenizer
 from vlm.inference.predictor import normalized
-from vlm.inference.text.text_words import words_of
+from vlm.inference.writing import words_of
 from vlm.models.encoder_decoder import VisionLanguageModel
 from vlm.models.timm_encoder import TimmEncoder
 from vlm.models.vit import ViT

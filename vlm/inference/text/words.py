@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from vlm.data.text.scripts import spaceless
 from vlm.data.text.tokenizer import Tokenizer
+from vlm.data.text.words import spaceless
 from vlm.decoding.constraints import Rules
 from vlm.errors import UserError
 

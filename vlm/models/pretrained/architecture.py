@@ -12,7 +12,17 @@ from vlm.errors import UserError
 from vlm.models.pretrained.fields import Entry, Fields
 from vlm.models.pretrained.stack import Names, Part, WeightMap
 
-FOLDER = Path(__file__).parent / "architectures"
+# The model types of Hugging Face that each module in `architectures` defines, in its ARCHITECTURES.
+FAMILIES = {
+    "bert": ("bert", "distilbert", "roberta", "xlm_roberta"),
+    "captioners": ("blip", "git", "trocr", "vision_encoder_decoder"),
+    "dual_encoders": ("clip", "clip_vision_model", "siglip", "siglip_vision_model"),
+    "language_models": ("gemma", "gpt2", "llama", "qwen2", "qwen3"),
+    "text_to_text": ("marian", "t5"),
+    "vision": ("deit", "dinov2", "timm", "vit"),
+    "vision_language": ("idefics3", "llava", "paligemma", "smolvlm"),
+}
+MODULES = {name: module for module, names in FAMILIES.items() for name in names}
 CLASSES = 2**20  # maximum number of classes
 Spec = dict[str, Any]
 Export = tuple[dict[str, Any], dict[str, Tensor]]  # content of config.json, and tensors
@@ -101,12 +111,12 @@ class Architecture:
 
 
 def known_architectures() -> list[str]:
-    return sorted(path.stem for path in FOLDER.glob("[a-z]*.py"))
+    return sorted(MODULES)
 
 
 def load_architecture(name: str) -> Architecture:
-    """Loads the architecture with a module's name."""
-    return importlib.import_module(f"vlm.models.pretrained.architectures.{name}").ARCHITECTURE
+    """Loads the architecture of a model type."""
+    return importlib.import_module(f"vlm.models.pretrained.architectures.{MODULES[name]}").ARCHITECTURES[name]
 
 
 def architecture_of(config: Fields) -> Architecture:

@@ -12,8 +12,7 @@ from vlm.models.dual_encoder import DualEncoder
 from vlm.models.heads import VocabularyHead
 from vlm.models.pretrained.architecture import Export, known_architectures, load_architecture
 from vlm.models.pretrained.fields import Entry, Fields
-from vlm.models.pretrained.sizes import sizes_built
-from vlm.models.pretrained.stack import Names, Stack, Weight, weight_map
+from vlm.models.pretrained.stack import Names, Stack, Weight, sizes_built, weight_map
 
 REMEDIES = {"stem": "model/encoder=vit", "positions": "model/position=learned"}
 

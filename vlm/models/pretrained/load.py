@@ -1,7 +1,4 @@
-"""Loads the weights of a Hugging Face folder into a model of ours with the same sizes.
-
-All shapes are checked before anything is copied, and all tensors that are left over on either side are reported.
-"""
+"""Loads the weights of a Hugging Face folder into a model of ours with the same tables of names."""
 
 import json
 import re
@@ -15,16 +12,40 @@ from torch import Tensor, nn
 
 from vlm.errors import UserError
 from vlm.models.decoder import Decoder
+from vlm.models.encoder_decoder import ProjectedEncoder
+from vlm.models.pretrained.fields import refuse_unread_keys
 from vlm.models.pretrained.folder import Folder
-from vlm.models.pretrained.neutral import refuse_unread_keys
 from vlm.models.pretrained.quantised import PARTS, dequantise
-from vlm.models.pretrained.report import grouped
-from vlm.models.pretrained.sizes import sizes_built
 from vlm.models.pretrained.specification import neutral_keys, specify
-from vlm.models.pretrained.stack import LAYER, Part, Weight, WeightMap, compiled, patterns_of, prefixed, weight_map
-from vlm.models.projector import ProjectedEncoder
+from vlm.models.pretrained.stack import (
+    LAYER,
+    Part,
+    Weight,
+    WeightMap,
+    compiled,
+    patterns_of,
+    prefixed,
+    sizes_built,
+    weight_map,
+)
 from vlm.models.vit import ViT
 from vlm.nn.position import LearnedPositions, regridded
+
+
+def grouped(names: Iterable[str], others: Iterable[str]) -> list[str]:
+    """Groups names by the largest module that contains none of the other names; layer numbers become *."""
+    parents = {prefix for name in others for prefix in _prefixes(name)}
+    groups = Counter(
+        re.sub(r"\.\d+(?=\.|$)", ".*", next(prefix for prefix in _prefixes(name) if prefix not in parents))
+        for name in names
+    )
+    return [f"{group} ({count} {'tensor' if count == 1 else 'tensors'})" for group, count in sorted(groups.items())]
+
+
+def _prefixes(name: str) -> list[str]:
+    parts = name.split(".")
+    return [".".join(parts[: end + 1]) for end in range(len(parts))]
+
 
 SIZES = ("dim", "num_heads", "mlp_ratio")  # set once in the config, under model.size
 # Never compared: values that show in the tensors, and the image size, to which positions are interpolated.

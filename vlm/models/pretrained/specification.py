@@ -4,9 +4,8 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from vlm.models.pretrained.architecture import Spec, spec_of
-from vlm.models.pretrained.fields import Fields
+from vlm.models.pretrained.fields import Fields, refuse_unread_keys
 from vlm.models.pretrained.folder import Folder
-from vlm.models.pretrained.neutral import refuse_unread_keys
 from vlm.models.pretrained.quantised import read_quantisation
 from vlm.models.pretrained.stack import Part, Stack
 from vlm.nn.image_size import ImageSize, plain

@@ -8,13 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from vlm.errors import UserError
-from vlm.inference.arguments import ImageArguments
 from vlm.inference.command_options import CaptionFiles, CaptionOptions
+from vlm.inference.inputs import ImageArguments
 from vlm.inference.options import ModelOptions, OutputOptions, refuse
-from vlm.io.atomic import write_text
-from vlm.io.files import listed
-from vlm.io.output import Output, Records
-from vlm.io.resume_output import begun
+from vlm.io.files import listed, write_text
+from vlm.io.output import Output, Records, begun
 
 
 def caption(
@@ -75,7 +73,7 @@ def _caption_images(
     trace = Trace(options.trace, captioner, options, inputs=read, out=output.out)
     observer = None
     if files.attention is not None:
-        from vlm.inference.attention.folder import AttentionFolder
+        from vlm.inference.attention.pictures import AttentionFolder
 
         observer = AttentionFolder(captioner, files.attention)
     if files.resume:
@@ -90,7 +88,7 @@ def _records(form: str, output: Output) -> Records:
         return Records(form=form, fields=("image", "caption"), output=output)
     if output.path is None:
         raise UserError("--format html needs --out FILE")
-    from vlm.tasks.captioning.caption_page import CaptionPage
+    from vlm.tasks.captioning.predict import CaptionPage
 
     return CaptionPage(output)
 

@@ -1,26 +1,65 @@
-"""Captioning images with a trained model."""
+"""Captioning images with a trained model, and the command `caption` with its output files."""
 
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
+from urllib.parse import quote
 
 import torch
 from PIL import Image
 from torch import Tensor
 
-from vlm.data.images.image import Preprocess
+from vlm.data.images.image import ImageError, Preprocess, load_image
 from vlm.data.text.prompt_form import refuse_marks
 from vlm.errors import UserError
 from vlm.inference.command_options import CaptionOptions
-from vlm.inference.image_predictor import ImagePredictor, image_keys
 from vlm.inference.inputs import open_image
-from vlm.inference.options import (
-    prompt_of,
-)
-from vlm.inference.predictor import check_outputs, normalized
-from vlm.inference.text_predictor import TextPredictor
+from vlm.inference.options import prompt_of
+from vlm.inference.predictor import ImagePredictor, TextPredictor, check_outputs, image_keys, normalized
 from vlm.inference.writing import Writer
+from vlm.io import page
+from vlm.io.output import Output, Records
 from vlm.models.context import Context, interleaved
 from vlm.models.encoder_decoder import VisionLanguageModel, encode_in_parts
+
+
+class CaptionPage(Records):
+    """Records of captions, written as one page at the end.
+
+    Args:
+        output: The file.
+    """
+
+    def __init__(self, output: Output) -> None:
+        self.form, self.output = "html", output
+        self.records: list[Mapping[str, Any]] = []
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        self.records.append(record)
+
+    def __exit__(self, *fault: object) -> None:
+        images = [(path, list(records)) for path, records in groupby(self.records, lambda record: record["image"])]
+        if images:
+            cards = page.cards(self._card(path, records) for path, records in images)
+            self.output.write(page.page("Captions", f"{len(images)} images", [cards]))
+
+    def _card(self, path: str, records: Sequence[Mapping[str, Any]]) -> str:
+        try:
+            thumbnail: str | None = page.thumbnail(load_image(path))
+        except ImageError:  # deleted since it was captioned
+            thumbnail = None
+        caption, *others = (f"{record['caption']} ({record['confidence']:.0%})" for record in records)
+        drawn = [record["attention"] for record in records if "attention" in record]
+        links = [
+            (f"where it looked {n}" if n > 1 else "where it looked", self._link(at)) for n, at in enumerate(drawn, 1)
+        ]
+        return page.card(thumbnail, caption, [*others, os.path.basename(path)], links=links)
+
+    def _link(self, path: str) -> str:
+        """Returns a link to a file relative to the page, so that both can be moved together."""
+        return quote(os.fsencode(Path(os.path.relpath(path, os.path.dirname(str(self.output.path)) or ".")).as_posix()))
 
 
 @torch.inference_mode()
@@ -120,7 +159,7 @@ class Captioner(ImageWriter):
         Raises:
             UserError: This model offers no attention maps.
         """
-        from vlm.inference.attention.drawing import AttentionDrawing, AttentionPicture
+        from vlm.inference.attention.pictures import AttentionDrawing, AttentionPicture
 
         drawing, opened = AttentionDrawing(self, "attention"), open_image(image)
         pixels = self.pixels(opened)

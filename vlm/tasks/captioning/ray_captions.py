@@ -10,9 +10,9 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any
 
-from vlm.data.ranks import rank_by_launcher
 from vlm.data.store import storage
 from vlm.errors import UserError, print_error
+from vlm.machine import rank_by_launcher
 from vlm.tasks.captioning.shard_captions import Plan, ShardCaptioner, Unreadable
 
 RETRIES = 3  # retries of a shard whose worker died; after these the shard itself may be the cause

@@ -1,9 +1,6 @@
-"""Captions images in shards: a file per shard, written completely or not at all.
+"""Captions images in shards: a file per shard, written completely or not at all."""
 
-A shard whose file exists is done. So a kill costs one shard, and the same command continues. Processes of torchrun or
-srun share the shards by rank, without communication.
-"""
-
+import io
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -15,19 +12,61 @@ from typing import Any
 import torch
 from PIL import Image
 
-from vlm.checkpoint.base import digest
+from vlm.checkpoint.load import digest
 from vlm.data.images.image import ImageError, load_image
-from vlm.data.ranks import Rank, rank_by_launcher
 from vlm.data.store import storage
-from vlm.data.store.shard_scan import open_index
-from vlm.data.store.shards import Opened
+from vlm.data.store.shards import Opened, open_index
 from vlm.decoding.options import Decoding
 from vlm.errors import UserError, print_error
 from vlm.inference.options import ModelOptions, OutputOptions
 from vlm.inference.use import Use
-from vlm.io.atomic import remove_unfinished
+from vlm.io.files import remove_unfinished, require_pyarrow
 from vlm.io.output import output_folder
-from vlm.tasks.captioning.shard_files import chosen_form, encoded
+from vlm.machine import Rank, rank_by_launcher
+
+FORMS = ("jsonl", "parquet")
+
+
+def chosen_form(form: str) -> str:
+    """Returns the form for --format, by default JSON lines.
+
+    Raises:
+        UserError: It does not exist for shards, or its package is not installed.
+    """
+    if form not in ("text", *FORMS):
+        raise UserError(f"--format {form}: does not go with shards; choose jsonl or parquet")
+    if form == "parquet":
+        require_pyarrow("--format parquet")
+    return "jsonl" if form == "text" else form
+
+
+def encoded(form: str, records: Sequence[Mapping[str, Any]], *, ranked: bool) -> bytes:
+    """Encodes records as the content of a file.
+
+    Args:
+        ranked: Whether an image has several captions, each with a rank.
+    """
+    if form == "jsonl":
+        return b"".join(map(_line, records))
+    import pyarrow
+    from pyarrow.parquet import write_table
+
+    columns = [("image", pyarrow.string()), *([("rank", pyarrow.int32())] if ranked else [])]
+    columns += [("caption", pyarrow.string()), ("logprob", pyarrow.float64()), ("confidence", pyarrow.float64())]
+    rows = [{**record, "image": _unicode(record["image"])} for record in records]
+    file = io.BytesIO()
+    write_table(pyarrow.Table.from_pylist(rows, schema=pyarrow.schema(columns)), file)
+    return file.getvalue()
+
+
+def _line(record: Mapping[str, Any]) -> bytes:
+    return _unicode(json.dumps(record, ensure_ascii=False)).encode() + b"\n"
+
+
+def _unicode(text: str) -> str:
+    """Escapes bytes that are not UTF-8, which file names may contain."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
 
 SETTINGS = "settings.json"
 MAX_SETTINGS = 2**24

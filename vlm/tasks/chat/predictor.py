@@ -18,9 +18,8 @@ from vlm.errors import UserError
 from vlm.inference.command_options import AnswerOptions, ChatOptions
 from vlm.inference.inputs import open_image
 from vlm.inference.options import DecodingOptions, SamplingOptions, stored_options
-from vlm.inference.predictor import Rows, Watch, check_outputs
+from vlm.inference.predictor import Rows, TextPredictor, Watch, check_outputs
 from vlm.inference.tasks import suggest_commands
-from vlm.inference.text_predictor import TextPredictor
 from vlm.models.context import Context, interleaved
 from vlm.models.decoder import Decoder
 from vlm.nn.step.packed import prepack, prepack_for_decoding

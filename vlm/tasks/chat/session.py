@@ -1,6 +1,9 @@
-"""A conversation with a model; the KV cache is kept from turn to turn."""
+"""A conversation with a model, whose KV cache is kept from turn to turn, and the command `vlm chat`."""
 
+import re
+import sys
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
@@ -9,10 +12,11 @@ import torch
 from torch import Tensor
 
 from vlm.data.text.conversation import Turn
-from vlm.decoding.kept import KeptText
-from vlm.decoding.token_history import draw_next, history_of
-from vlm.errors import UserError
-from vlm.inference.command_options import AnswerOptions
+from vlm.decoding.continuation import KeptText
+from vlm.decoding.sampling import draw_next, history_of
+from vlm.errors import UserError, print_error, printable_lines
+from vlm.inference.command_options import AnswerOptions, ChatArguments
+from vlm.inference.options import ModelOptions, refuse_undecoded
 from vlm.models.context import PLACE
 from vlm.randomness import numpy_rng
 from vlm.tasks.chat.predictor import ChatPredictor, Reply, full, shown, spoken
@@ -194,3 +198,87 @@ class Chat:
 
     def _spoken(self, tokens: Sequence[int]) -> tuple[str, bool]:
         return spoken(self.predictor.tokenizer.decode, tokens, self.options.stop or ())
+
+
+COMMANDS = {
+    "/image": "PATH: shows an image with what you say next",
+    "/forget": "drops the oldest question and its answer",
+    "/reset": "begins anew, without images",
+    "/quit": "ends, as does the end of the input",
+}
+ROOM = "/forget drops the oldest question, /reset begins anew; with --forget the oldest leave by themselves"
+
+
+def chat(arguments: ChatArguments, model: ModelOptions, options: AnswerOptions) -> int:
+    """Converses until the input ends; returns the exit status: 1 if something that was said had no answer.
+
+    If stdin is a file or a pipe, each of its lines is a message of the user.
+    """
+    from vlm.inference.inputs import find_images
+    from vlm.tasks.chat.predictor import ChatPredictor
+
+    paths = find_images(arguments.images or [], repeated=True)
+    predictor = model.load(ChatPredictor)
+    predictor.prepack(1)
+    talk = Chat(predictor, options, system=arguments.system, forget=arguments.forget)
+    for path in paths:
+        talk.show(path)
+    if typed := sys.stdin.isatty():
+        print("\n".join(f"{name} {help}" for name, help in COMMANDS.items()), file=sys.stderr)
+    status = 0
+    for line in _lines(typed=typed):
+        name, _, rest = line.partition(" ")
+        if name == "/quit":
+            break
+        try:
+            _obey(talk, name, rest.strip()) if re.fullmatch("/[A-Za-z]+", name) else _answer(talk, line)
+        except UserError as fault:
+            remedy = ROOM if talk.exchanges else "say less, or give a shorter --system"
+            print_error(f"{fault}; {remedy}" if isinstance(fault, Full) else fault)
+            status = status if typed else 1
+    return status
+
+
+def _lines(*, typed: bool) -> Iterator[str]:
+    """Yields the user's messages."""
+    if typed:
+        with suppress(ImportError):
+            import readline  # noqa: F401  gives `input` line editing
+    while True:
+        try:
+            line = (input("> ") if typed else next(sys.stdin)).strip()
+        except (EOFError, StopIteration):
+            return
+        if line:
+            yield line
+
+
+def _obey(talk: "Chat", name: str, rest: str) -> None:
+    if name == "/image":
+        from vlm.inference.inputs import find_images
+
+        for path in find_images([rest]):
+            talk.show(path)
+    elif name == "/reset":
+        talk.reset()
+    elif name != "/forget":
+        raise UserError(f"{name}: is no command; there are {', '.join(COMMANDS)}")
+    elif not talk.forget():
+        raise UserError("/forget: nothing was said yet")
+
+
+def _answer(talk: "Chat", line: str) -> None:
+    """Writes the answer to a line as it grows; an interrupt ends it."""
+    refuse_undecoded([line])
+    written = False
+    try:
+        for piece in talk.stream(line):
+            written = True
+            sys.stdout.write(printable_lines(piece))
+            sys.stdout.flush()
+    except KeyboardInterrupt:
+        print(" [stopped]", end="", file=sys.stderr, flush=True)
+    if written:
+        print(flush=True)
+    if not talk.room:
+        print(f"note: the answer ends here: the conversation is full; {ROOM}", file=sys.stderr)

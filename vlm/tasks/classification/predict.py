@@ -9,8 +9,7 @@ from torch import Tensor, nn
 
 from vlm.data.images.image import Preprocess
 from vlm.inference.command_options import ClassOptions
-from vlm.inference.image_predictor import ImagePredictor
-from vlm.inference.predictor import BatchPredictor, Rows, check_outputs, normalized
+from vlm.inference.predictor import BatchPredictor, ImagePredictor, Rows, check_outputs, normalized
 from vlm.inference.ranking import Classes, ranked, ranked_record
 from vlm.nn.precision import widest
 

@@ -1,25 +1,57 @@
-"""Image classification."""
+"""Image classification, also of mixed images (MixUp, CutMix)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Unpack
 
+import torch
 from torch import Tensor
 
 from vlm.data.batch import Batch
-from vlm.errors import Range
+from vlm.errors import Range, UserError
 from vlm.evaluation.report.sections import Card, Cards
 from vlm.models.classifier import Classifier
 from vlm.models.flop import Work
 from vlm.models.frozen_features import Features
 from vlm.tasks.classification.predict import class_probabilities
-from vlm.tasks.shared.class_task import ClassTask
+from vlm.tasks.shared.classes import ClassTask
 from vlm.tasks.shared.show import example_image, image_shape
 from vlm.training.data_module import Data
 from vlm.training.feature_cache import as_read
 from vlm.training.step.losses import Term, class_loss
-from vlm.training.step.mixing import Mixing
 from vlm.training.step.task import TaskOptions
+
+
+class Mixing:
+    """Mixes each image of a batch with another one, and their labels alike, by torchvision's transforms.
+
+    Partners and shares are drawn from torch's own generator, which a training step seeds by its keys.
+
+    Args:
+        mixup: Alpha of MixUp (Zhang et al. 2018), which blends two images; 0 is off.
+        cutmix: Alpha of CutMix (Yun et al. 2019), which pastes a box of one into the other; 0 is off. With both, one is
+            drawn for each batch.
+        num_classes: Number C of classes.
+    Shapes:
+        images (B, 3, H, W), labels (B,) -> images, and labels or the share of each class (B, C)
+        features are returned unchanged if nothing is mixed
+    Raises:
+        UserError: An alpha is negative.
+    """
+
+    def __init__(self, *, mixup: float, cutmix: float, num_classes: int) -> None:
+        from torchvision.transforms import v2
+
+        for name, alpha in (("mixup", mixup), ("cutmix", cutmix)):
+            if alpha < 0:
+                raise UserError(f"task.{name}: {alpha:g} is below 0; give the alpha of a beta distribution, or 0")
+        kinds: list[tuple[Callable[..., Callable], float]] = [(v2.MixUp, mixup), (v2.CutMix, cutmix)]
+        self.choices = [kind(alpha=alpha, num_classes=num_classes) for kind, alpha in kinds if alpha]
+
+    def __call__(self, images: Tensor | Features, labels: Tensor) -> tuple[Tensor | Features, Tensor]:
+        if not self.choices or not len(labels):
+            return images, labels
+        return self.choices[int(torch.randint(len(self.choices), ()))](images, labels)
 
 
 class Classification(ClassTask):

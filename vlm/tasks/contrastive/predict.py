@@ -1,9 +1,10 @@
-"""Compares images with texts by a trained dual encoder: zero-shot `classify`, and `retrieve`."""
+"""Compares images with texts by a trained dual encoder: zero-shot `classify`, `retrieve`, CLIPScore."""
 
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,14 +16,19 @@ from vlm.data.batch import InputRows
 from vlm.data.images.image import Preprocess
 from vlm.data.text.inputs import encode_text
 from vlm.errors import UserError
-from vlm.inference.arguments import read_texts
 from vlm.inference.command_options import LabelOptions, RetrievalOptions
-from vlm.inference.image_predictor import ImagePredictor
+from vlm.inference.inputs import open_image, read_texts
 from vlm.inference.options import as_list, refuse_undecoded
-from vlm.inference.predictor import BatchPredictor, Rows, check_outputs, normalized
+from vlm.inference.predictor import (
+    BatchPredictor,
+    ImagePredictor,
+    Rows,
+    TextPredictor,
+    check_outputs,
+    normalized,
+    note_cut,
+)
 from vlm.inference.ranking import Classes, ranked, ranked_record
-from vlm.inference.text.text_rows import note_cut
-from vlm.inference.text_predictor import TextPredictor
 from vlm.models.dual_encoder import DualEncoder
 
 PLACE = "{}"  # placeholder of the class in a prompt
@@ -164,3 +170,29 @@ class ImageRetriever(DualPredictor):
 
     def record(self, source: str, result: list[tuple[Any, float]], options: Any, *, form: str = "jsonl") -> Rows:
         return [{"text": source, "image": str(image), "similarity": round(value, 4)} for image, value in result]
+
+
+WEIGHT = 2.5  # w in CLIP-S(c, v) = w * max(cos(c, v), 0)
+PROMPT = "A photo depicts "  # before each caption
+BATCH = 32
+
+
+def clip_scores(folder: str, captions: Mapping[str, str], files: Mapping[str, Path]) -> dict[str, float]:
+    """Returns the CLIPScore of each image: 2.5 * max(cos(caption, image), 0).
+
+    Args:
+        folder: Local Hugging Face folder of a CLIPModel.
+        captions: Caption by image.
+        files: Image file by image.
+    Raises:
+        UserError: The folder is damaged or holds another model, or an image cannot be read.
+    """
+    predictor = ImageRetriever(folder)
+    scores: dict[str, float] = {}
+    names = list(captions)
+    for part in (names[start : start + BATCH] for start in range(0, len(names), BATCH)):
+        images = predictor.embed_images([predictor.pixels(open_image(files[name])) for name in part])
+        texts = predictor.embed_texts([PROMPT + captions[name] for name in part])
+        values = WEIGHT * (images * texts).sum(-1).clamp(min=0)  # (B,)
+        scores |= dict(zip(part, values.tolist(), strict=True))
+    return scores

@@ -1,5 +1,6 @@
 """Accuracy of answers to questions, overall and by kind, with controls that do not see the image."""
 
+import re
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
@@ -9,10 +10,100 @@ import numpy as np
 from vlm.data.records import Question
 from vlm.errors import UserError
 from vlm.evaluation.metrics.bootstrap import Scorer, intervals, ratio_scorer
+from vlm.evaluation.metrics.captions import CaptionMetric
 from vlm.evaluation.metrics.ngrams import Floats
 from vlm.evaluation.metrics.records import RecordMetric
-from vlm.tasks.image_questions.scores import anls, caption_scores, vqa_accuracy
+from vlm.evaluation.metrics.texts import edit_distance
+from vlm.evaluation.report.sections import SHOWN, Card, Cards, Section, Table, random_places
 from vlm.tasks.shared.text_controls import MostFrequent
+
+ENOUGH = 3  # agreeing people that make an answer fully right
+FURTHEST = 0.5  # an answer at a greater distance scores 0
+_NUMBERS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+_DIGITS = {name: str(value) for value, name in enumerate(_NUMBERS)} | {"none": "0"}
+_ARTICLES = ("a", "an", "the")
+_PUNCTUATION = '-,;/[](){}<>=+\\_@`"?!'
+_COMMA_IN_NUMBER = re.compile(r"\d,\d")
+_PERIOD = re.compile(r"\.(?!\d)")  # any but a decimal point
+# The contractions of VQA's evaluation, and "it's".
+_CONTRACTIONS = """
+'ow's'at 'twas ain't aren't can't could've couldn't couldn't've didn't doesn't don't hadn't hadn't've hasn't haven't
+he'd he'd've he's how'd how'll how's i'd've i'm i've isn't it'd it'd've it'll it's ma'am might've mightn't mightn't've
+must've mustn't needn't not've o'clock oughtn't shan't she'd've should've shouldn't shouldn't've somebody'd
+somebody'd've somebody'll somebody's someone'd someone'd've someone'll someone's something'd something'd've
+something'll that's there'd there'd've there're there's they'd they'd've they'll they're they've wasn't we'd've we've
+weren't what'll what're what's what've when's where'd where's where've who'd who'd've who'll who's who've why'll why're
+why's won't would've wouldn't wouldn't've y'all y'all'd've y'all'll you'd you'd've you'll you're you've
+"""
+_APOSTROPHES = {
+    word[:place] + word[place + 1 :]: word
+    for word in _CONTRACTIONS.split()
+    for place, mark in enumerate(word)
+    if mark == "'"
+}
+
+
+def vqa_accuracy(answer: str, answers: Sequence[str]) -> float:
+    """The accuracy of VQA (Antol et al. 2015): the mean of min(agreeing / 3, 1), leaving out one person at a time.
+
+    Both sides are processed by `process_answer`, as https://visualqa.org/evaluation.html says. VQA's script leaves the
+    people's answers as they are if all are equal, so that "1000" would not agree with ten times "1,000". An answer of
+    one person is right if it agrees.
+    """
+    right, own = [process_answer(one) for one in answers], process_answer(answer)
+    agreeing, people = sum(one == own for one in right), len(right)
+    if people < 2:
+        return float(agreeing)
+    # The person left out is an agreeing one as often as there are people who agree.
+    without = min(max(agreeing - 1, 0) / ENOUGH, 1)
+    return (agreeing * without + (people - agreeing) * min(agreeing / ENOUGH, 1)) / people
+
+
+def process_answer(answer: str) -> str:
+    """Processes an answer as VQA's evaluation does: lower case, numbers as digits, no articles, apostrophes added.
+
+    Punctuation follows the script (GT-Vision-Lab/VQA, vqaEval.py), because published scores do: a mark is removed if
+    one of its kind is next to a space or if the answer has a comma between digits; else it becomes a space. Periods are
+    removed, except before a digit. Apostrophes, colons, other symbols and other punctuation remain.
+
+    Differences from the script: "its" gets an apostrophe like other contractions; so do "im", "ive", "id've" and
+    "i'dve", which the script's table has with a capital that no lower-cased answer has; a typographic apostrophe is an
+    apostrophe; and all periods are removed, where the script removes 32.
+    """
+    text = marked = answer.replace("\u2019", "'").replace("\n", " ").replace("\t", " ").strip()
+    in_number = _COMMA_IN_NUMBER.search(marked) is not None
+    for mark in _PUNCTUATION:
+        beside_space = f"{mark} " in marked or f" {mark}" in marked
+        text = text.replace(mark, "" if beside_space or in_number else " ")
+    words = (_DIGITS.get(word, word) for word in _PERIOD.sub("", text).lower().split())
+    return " ".join(_APOSTROPHES.get(word, word) for word in words if word not in _ARTICLES)
+
+
+def anls(answer: str, answers: Sequence[str]) -> float:
+    """Normalised Levenshtein similarity of one answer to the nearest right one (ANLS; Biten et al. 2019, equation 1).
+
+    Case and extra white space are ignored. As in the evaluation of the ICDAR competitions, which published scores come
+    from, a distance of exactly one half still scores 0.5, where the equation has 0, and the edits are divided by the
+    length of the longer text with its extra white space.
+    """
+    nearest = min((_distance(answer, one) for one in answers), default=1.0)
+    return 1 - nearest if nearest <= FURTHEST else 0.0
+
+
+def _distance(one: str, other: str) -> float:
+    """Returns the edit distance of two texts, divided by the length of the longer."""
+    edits = edit_distance(" ".join(one.lower().split()), " ".join(other.lower().split()))
+    return edits / max(len(one.upper()), len(other.upper()), 1)
+
+
+def caption_scores(ids: Sequence[str], answers: Sequence[str], references: Sequence[Sequence[str]]) -> dict[str, float]:
+    """Returns COCO's caption metrics of answers that are captions."""
+    metric = CaptionMetric()
+    metric.update(ids, answers, references)
+    metric.compute()
+    assert metric.scores is not None
+    return metric.scores.summary()
+
 
 COLUMNS = ("image_id", "question", "answer", "kind", "answers", "before")
 CONTROLS = ("shuffled", "blank")  # with another image, and with a blank one
@@ -144,3 +235,39 @@ def _keys(text: str, kind: str, before: Sequence[Sequence[str]]) -> list[Hashabl
     """Returns keys of a question that do not depend on the image, from the most specific to the most general."""
     earlier = (part for turn in before for part in turn)
     return [("turns", *earlier, text), ("text", text), ("kind", kind)]
+
+
+CONTROL_NAMES = {"": "model", "@constant": "question alone", "@shuffled": "other image", "@blank": "blank image"}
+
+
+def answer_sections(
+    rows: Sequence[Mapping[str, Any]], scores: Mapping[str, float], kinds: Sequence[str]
+) -> list[Section]:
+    """Returns sections on the questions of an evaluation.
+
+    Args:
+        rows: The questions, from AnswerMetric.
+        scores: Accuracies by name, including those of controls.
+        kinds: Kinds of the questions.
+    """
+    controls = [control for control in CONTROL_NAMES if f"accuracy{control}" in scores]
+    cells = [[kind, *(_share(scores.get(f"accuracy_{kind}{control}")) for control in controls)] for kind in kinds]
+    table = Table(["kind of question", *(CONTROL_NAMES[control] for control in controls)], cells)
+    sections = [Section("Kinds of question", [table])] if cells else []
+    wrong = [row for row in rows if not is_right(row)]
+    chosen = {
+        "Random answers": [rows[at] for at in random_places(len(rows))],
+        "Wrong answers": [wrong[at] for at in random_places(len(wrong))][:SHOWN],
+    }
+    return sections + [Section(title, [Cards(list(map(_card, some)))]) for title, some in chosen.items() if some]
+
+
+def _share(score: float | None) -> str:
+    return "" if score is None else f"{score:.1%}"
+
+
+def _card(row: Mapping[str, Any]) -> Card:
+    right = "right" if is_right(row) else f"right: {row['answer']}"
+    before = " ".join(words for _, words in row.get("before", ()))
+    text = f"{before} {row['question']} {row['predicted']}".strip()
+    return Card(image=row["image_id"], text=text, lines=[right, row["image_id"]])

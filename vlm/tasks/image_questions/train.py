@@ -19,9 +19,8 @@ from vlm.models.context import Context
 from vlm.models.encoder_decoder import VisionLanguageModel
 from vlm.models.flop import encoder_flop
 from vlm.tasks.captioning.predict import encode_pixels
-from vlm.tasks.image_questions.metrics import AnswerMetric
+from vlm.tasks.image_questions.metrics import AnswerMetric, answer_sections
 from vlm.tasks.image_questions.predict import answer_questions, room_for_prompt
-from vlm.tasks.image_questions.report import answer_sections
 from vlm.tasks.shared.image_text import ImageTextTask
 from vlm.tasks.shared.show import example_image, example_record
 from vlm.training.data_module import Data

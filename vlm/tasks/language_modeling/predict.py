@@ -1,7 +1,8 @@
 """Text generation with a trained language model."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import Any, NamedTuple
 
@@ -13,17 +14,75 @@ from vlm.decoding.continuation import continue_texts
 from vlm.decoding.loop import TEXTS, decode
 from vlm.decoding.options import Decoding, Hypothesis
 from vlm.decoding.sampling import Sampling
-from vlm.errors import UserError
+from vlm.errors import UserError, printable_lines
 from vlm.inference.command_options import GenerationOptions, PromptArguments
 from vlm.inference.options import stored_options
-from vlm.inference.predictor import Rows, Watch, check_outputs
-from vlm.inference.text.terminal import Continuation, TerminalWriter
-from vlm.inference.text.text_rows import note_cut
-from vlm.inference.text_predictor import TextPredictor
+from vlm.inference.predictor import Rows, TextPredictor, Watch, check_outputs, note_cut
 from vlm.inference.writing import note_width, one_or_list, ranks
-from vlm.models.text_decoder import TextDecoder
+from vlm.models.decoder import TextDecoder
 from vlm.nn.step.packed import prepack_for_decoding
 from vlm.nn.vocabulary_loss import token_losses
+
+
+@dataclass
+class Continuation:
+    """Text after a prompt.
+
+    Args:
+        prompt: The prompt.
+        text: The text after it.
+        logprob: Log-probability in nats.
+        tokens: Its tokens, without the end token.
+    """
+
+    prompt: str
+    text: str
+    logprob: float
+    tokens: list[int] = field(default_factory=list)
+
+
+class TerminalWriter:
+    """Writes continuations to the terminal in the order of their prompts, the current one as it grows.
+
+    Args:
+        prompts: Written before their continuations.
+        decode: Converts tokens to text.
+    """
+
+    def __init__(self, prompts: Sequence[str], decode: Callable[[Sequence[int]], str]) -> None:
+        self.prompts, self.decode = prompts, decode
+        self.current = self.texts = self.written = 0
+        self._begin()
+
+    def watch(self, place: int, texts: Sequence[Sequence[int]]) -> bool:
+        """Writes the new part of the current text; the others wait."""
+        if place == self.current and len(texts) == 1:
+            self._grow(self.decode(texts[0]).rstrip("\ufffd"))  # the bytes of a character may be spread over tokens
+        return True
+
+    def finish(self, texts: Sequence[Continuation]) -> None:
+        """Writes the rest of the current prompt's texts."""
+        for number, one in enumerate(texts):
+            if number:
+                self._begin()
+            self._grow(one.text)
+            self._put("\n")
+        self.current += 1
+        self._begin()
+
+    def _begin(self) -> None:
+        if self.current < len(self.prompts):
+            self._put(("---\n" if self.texts else "") + self.prompts[self.current])
+            self.texts, self.written = self.texts + 1, 0
+
+    def _grow(self, text: str) -> None:
+        self._put(text[self.written :])
+        self.written = max(self.written, len(text))
+
+    def _put(self, text: str) -> None:
+        sys.stdout.write(printable_lines(text))
+        sys.stdout.flush()
+
 
 MAX_TOKENS = 256  # default length of a text
 

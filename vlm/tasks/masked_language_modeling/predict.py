@@ -11,10 +11,8 @@ from vlm.data.batch import InputRows
 from vlm.data.text.inputs import Input
 from vlm.errors import UserError, excerpt
 from vlm.inference.command_options import GAP, FillOptions, GapArguments
-from vlm.inference.predictor import BatchPredictor, Rows, check_outputs
-from vlm.inference.text.text_rows import encoded_rows
-from vlm.inference.text_predictor import TextPredictor
-from vlm.models.masked_language_model import MaskedLanguageModel
+from vlm.inference.predictor import BatchPredictor, Rows, TextPredictor, check_outputs, encoded_rows
+from vlm.models.text_encoder import MaskedLanguageModel
 
 ROWS = 256  # rows at a time, each with one masked token
 

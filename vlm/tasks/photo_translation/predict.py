@@ -10,11 +10,9 @@ from torch import Tensor
 from vlm.data.batch import InputRows
 from vlm.data.images.image import Preprocess
 from vlm.errors import UserError
-from vlm.inference.arguments import LineArguments
 from vlm.inference.command_options import PhotoTranslationOptions
-from vlm.inference.image_predictor import ImagePredictor, image_keys
-from vlm.inference.inputs import open_image, several_images
-from vlm.inference.predictor import normalized
+from vlm.inference.inputs import LineArguments, open_image, several_images
+from vlm.inference.predictor import ImagePredictor, image_keys, normalized
 from vlm.models.context import Context
 from vlm.models.encoder_decoder import TextAndImageToText
 from vlm.tasks.translation.predict import Translator, encode_texts

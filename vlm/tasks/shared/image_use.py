@@ -12,8 +12,7 @@ from vlm.errors import Count, Share, SharedError
 from vlm.evaluation.report.verdict import FEW_STEPS, LONGER
 from vlm.io.terminal import folded
 from vlm.models.frozen_features import Features
-from vlm.tasks.captioning.findings import text_findings
-from vlm.tasks.captioning.metrics import LanguageMetrics
+from vlm.tasks.captioning.metrics import LanguageMetrics, text_findings
 from vlm.training.step.optim import total_steps
 
 SAMPLES = 32  # images of the last validation that are checked for causes

@@ -1,13 +1,70 @@
-"""The base of tasks whose models read rows of texts."""
+"""The base of tasks whose models read rows of texts, and the decoding of texts in their evaluations."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 from vlm.data.batch import Batch
+from vlm.data.text.tokenizer import Tokenizer
+from vlm.decoding.options import Decoding
 from vlm.evaluation.report.sections import random_places
+from vlm.inference.options import DecodingOptions
+from vlm.inference.writing import Text, likeliest
+from vlm.models.context import Context
+from vlm.models.encoder_decoder import EncoderDecoder
 from vlm.models.flop import Work
+from vlm.nn.step.replay import StepperPool
 from vlm.tasks.shared.show import row_lines, text_shape
 from vlm.training.step.task import Task
+
+
+class Writes(Protocol):
+    """A task whose model writes texts."""
+
+    @property
+    def model(self) -> EncoderDecoder: ...
+
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+
+
+class TextSearch:
+    """Decodes texts from encoded inputs with a task's model: by beam search in a test, greedily in a validation.
+
+    Args:
+        max_tokens: Longest text, in tokens.
+        beam: Hypotheses of each search of a test; 1 is greedy.
+        length_penalty: They are ranked by log-probability / length ** length_penalty.
+    """
+
+    def __init__(self, task: Writes, *, max_tokens: int, beam: int, length_penalty: float) -> None:
+        self.task, self.greedy = task, Decoding(max_tokens=max_tokens)
+        self.search = Decoding(max_tokens=max_tokens, beam=beam, length_penalty=length_penalty)
+
+    def follow(self, stored: Mapping[str, Any], config: Mapping[str, Any]) -> None:
+        """Uses the decoding options of a Hugging Face folder, as the commands do.
+
+        Args:
+            stored: The options in the checkpoint.
+            config: The task's config, whose options take precedence.
+        """
+        own = {name: config[name] for name in ("beam", "length_penalty", "max_tokens")}
+        chosen = DecodingOptions().resolve({**stored, **own})
+        self.search = chosen.search(chosen.rules(self.task.tokenizer), sample=False)
+
+    def begin(self) -> None:
+        self.pool = StepperPool()  # a GPU records a decode step once for all batches
+
+    def end(self) -> None:
+        del self.pool  # frees its memory
+
+    def texts(self, context: Context, *, final: bool, language: str | None = None) -> list[Text]:
+        task, decoding = self.task, self.search if final else self.greedy
+        return likeliest(task.model, task.tokenizer, context, decoding, pool=self.pool, language=language)
+
+    def description(self) -> dict[str, Any]:
+        """Returns options that a checkpoint stores for the commands."""
+        stored = {name: getattr(self.search, name) for name in ("beam", "length_penalty")}
+        return {"max_tokens": self.search.max_tokens, "decoding": stored}
 
 
 class TextTask(Task):

@@ -1,7 +1,7 @@
 """Exact match and F1 of answers that are parts of a passage, as in SQuAD's script (Rajpurkar et al. 2016)."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -9,6 +9,7 @@ import numpy as np
 from vlm.data.text.passages import normalized
 from vlm.evaluation.metrics.bootstrap import Scorer, intervals, mean_scorer
 from vlm.evaluation.metrics.records import SampleMetric
+from vlm.evaluation.report.sections import SHOWN, Section, Table, random_places
 from vlm.tasks.shared.text_controls import MostFrequent, beginnings, overlapping_span
 
 NAMES = ("exact_match", "f1")
@@ -104,3 +105,28 @@ class SpanMetric(SampleMetric[Answered]):
         """Returns both scores of each question. Shapes: -> (N, 2)"""
         pairs = zip(predicted, self.samples.values(), strict=True)
         return np.array([scores(text, question.answers) for text, question in pairs])
+
+
+HEADER = ("question", "answer", "probability", "true answers")
+
+
+def span_sections(rows: Sequence[Mapping[str, Any]]) -> list[Section]:
+    """Returns sections with random answers, and the most confident ones that share no word with a true one.
+
+    Args:
+        rows: Questions with their answers and scores.
+    """
+    wrong = sorted((row for row in rows if not row["f1"]), key=lambda row: -row["probability"])[:SHOWN]
+    kinds = {"Random answers": [rows[at] for at in random_places(len(rows))], "Surest mistakes": wrong}
+    return [Section(title, [Table(HEADER, list(map(_cells, chosen)))]) for title, chosen in kinds.items() if chosen]
+
+
+def span_line(row: Mapping[str, Any]) -> str:
+    """Returns an answer as a line to print."""
+    question, predicted, _, true = _cells(row)
+    return f"{'=' if row['exact_match'] else ' '} {question} {predicted}   true: {true}"
+
+
+def _cells(row: Mapping[str, Any]) -> list[str]:
+    true = " | ".join(dict.fromkeys(row["answers"])) or "(none)"
+    return [row["question"], row["predicted"] or "(none)", f"{row['probability']:.0%}", true]

@@ -8,18 +8,16 @@ import torch
 from torch import Tensor
 
 from vlm.data.batch import InputRows
-from vlm.data.text.documents import read_lines
 from vlm.data.text.passages import Window, WordSpan, encode_passage, word_places
+from vlm.data.text.words import read_lines
 from vlm.errors import UserError
-from vlm.inference.arguments import FileArguments
 from vlm.inference.command_options import SpanOptions
+from vlm.inference.inputs import FileArguments
 from vlm.inference.options import questions_of
-from vlm.inference.predictor import BatchPredictor, Rows, check_outputs
-from vlm.inference.text.text_rows import note_cut
-from vlm.inference.text_predictor import TextPredictor
+from vlm.inference.predictor import BatchPredictor, Rows, TextPredictor, check_outputs, note_cut
 from vlm.io.files import progress
+from vlm.models.classifier import TokenClassifier
 from vlm.models.context import Context
-from vlm.models.text_classifiers import TokenClassifier
 
 
 class Span(NamedTuple):

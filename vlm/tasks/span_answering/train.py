@@ -15,11 +15,10 @@ from vlm.data.text.passages import word_places
 from vlm.errors import Count, UserError
 from vlm.evaluation.metrics.bootstrap import Scorer
 from vlm.evaluation.report.sections import Section
-from vlm.models.text_classifiers import TokenClassifier
+from vlm.models.classifier import TokenClassifier
 from vlm.tasks.shared.text_task import TextTask
-from vlm.tasks.span_answering.metrics import Answered, SpanMetric
+from vlm.tasks.span_answering.metrics import Answered, SpanMetric, span_line, span_sections
 from vlm.tasks.span_answering.predict import SpanAnswer, choose_answer, likeliest_spans, span_scores
-from vlm.tasks.span_answering.report import span_line, span_sections
 from vlm.training.data_module import Data
 from vlm.training.step.losses import Term
 from vlm.training.step.optim import Optimization

@@ -10,11 +10,10 @@ from torch import Tensor
 from vlm.data.batch import InputRows
 from vlm.data.text.inputs import encode_words
 from vlm.data.text.words import split_words
-from vlm.inference.arguments import TextArguments
 from vlm.inference.command_options import TaggingOptions
-from vlm.inference.predictor import BatchPredictor, Rows, check_outputs
-from vlm.inference.text_predictor import TextPredictor
-from vlm.models.text_classifiers import TokenClassifier
+from vlm.inference.inputs import TextArguments
+from vlm.inference.predictor import BatchPredictor, Rows, TextPredictor, check_outputs
+from vlm.models.classifier import TokenClassifier
 
 ROWS = 128  # rows of a batch, or as many as there are texts; a long text has several rows
 

@@ -9,11 +9,11 @@ from typing import Any, Unpack
 import torch.nn.functional as F
 
 from vlm.data.batch import IGNORE, Batch
-from vlm.data.text.input_fields import TagField
+from vlm.data.text.inputs import TagField
 from vlm.errors import print_error
 from vlm.evaluation.metrics.bootstrap import Scorer
 from vlm.evaluation.report.sections import SHOWN, Confusion, Section, Table, random_places
-from vlm.models.text_classifiers import TokenClassifier
+from vlm.models.classifier import TokenClassifier
 from vlm.tasks.shared.text_controls import tag_controls
 from vlm.tasks.shared.text_task import TextTask
 from vlm.tasks.tagging.metrics import Sentence, TaggingMetric, scheme_note

@@ -10,14 +10,12 @@ from torch import Tensor
 from vlm.data.batch import InputRows
 from vlm.data.text.inputs import encode_text
 from vlm.errors import UserError, excerpt
-from vlm.inference.arguments import TextArguments
 from vlm.inference.command_options import TextClassOptions
+from vlm.inference.inputs import TextArguments
 from vlm.inference.options import as_list, refuse_undecoded
-from vlm.inference.predictor import BatchPredictor, Rows, check_outputs
+from vlm.inference.predictor import BatchPredictor, Rows, TextPredictor, check_outputs, note_cut
 from vlm.inference.ranking import Classes, ranked, ranked_record
-from vlm.inference.text.text_rows import note_cut
-from vlm.inference.text_predictor import TextPredictor
-from vlm.models.text_classifiers import SequenceClassifier
+from vlm.models.classifier import SequenceClassifier
 
 Sample = tuple[str | None, ...]  # the texts of a sample; None for a missing one
 

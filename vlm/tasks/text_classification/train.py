@@ -9,8 +9,8 @@ from torch import Tensor
 
 from vlm.data.batch import Batch
 from vlm.evaluation.report.sections import Table
-from vlm.models.text_classifiers import SequenceClassifier
-from vlm.tasks.shared.class_task import ClassTask, share
+from vlm.models.classifier import SequenceClassifier
+from vlm.tasks.shared.classes import ClassTask, share
 from vlm.tasks.shared.text_controls import NaiveBayes, bag_of
 from vlm.tasks.shared.text_task import TextTask
 from vlm.tasks.text_classification.predict import text_probabilities

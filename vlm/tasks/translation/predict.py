@@ -8,9 +8,9 @@ from torch import Tensor
 
 from vlm.data.batch import InputRows
 from vlm.data.text.inputs import encode_text
-from vlm.data.text.lines import one_line
+from vlm.data.text.words import one_line
 from vlm.errors import UserError
-from vlm.inference.arguments import LineArguments
+from vlm.inference.inputs import LineArguments
 from vlm.inference.options import WritingOptions
 from vlm.inference.predictor import check_outputs
 from vlm.inference.writing import Writer

@@ -12,14 +12,13 @@ from vlm.data.text.tokenizer import Tokenizer
 from vlm.errors import Count
 from vlm.evaluation.metrics.bootstrap import Scorer
 from vlm.evaluation.report.sections import Section
-from vlm.inference.attention.alignment import Alignment, read_alignment
+from vlm.inference.attention.pictures import Alignment, read_alignment
 from vlm.models.encoder_decoder import TextToText
 from vlm.models.flop import Work
 from vlm.tasks.shared.show import caption_line, first_row, text_shape
-from vlm.tasks.shared.text_search import TextSearch
-from vlm.tasks.translation.metrics import TranslationMetric
+from vlm.tasks.shared.text_task import TextSearch
+from vlm.tasks.translation.metrics import TranslationMetric, translation_sections
 from vlm.tasks.translation.predict import encode_texts
-from vlm.tasks.translation.report import translation_sections
 from vlm.training.data_module import Data
 from vlm.training.step.losses import Term, row_losses, token_loss
 from vlm.training.step.task import Task, TaskOptions

@@ -1,18 +1,21 @@
-"""The checkpoints of a run, and when they are written."""
+"""The checkpoints of a run: when they are written, averaged weights, and early stopping."""
 
 import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Annotated, Any, Literal, cast
 
 import lightning as L
+import torch
 from lightning.pytorch.plugins.io import CheckpointIO
+from torch import Tensor
 
+from vlm.checkpoint import file as save
 from vlm.checkpoint import load as ckpt
-from vlm.checkpoint import save
-from vlm.errors import Count, SharedError, did_you_mean, nearest
+from vlm.errors import Count, Range, SharedError, did_you_mean, nearest
 from vlm.training.step.finite import refuse_non_finite
+from vlm.training.step.fsdp import like
 from vlm.training.step.lightning_private import as_between_batches, log_step_now, validates
 from vlm.training.step.step import accumulates
 from vlm.training.step.task import Task
@@ -175,3 +178,105 @@ def evaluated(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
 def out_of_steps(trainer: L.Trainer) -> bool:
     """Returns True once `trainer.max_steps` is reached; a resumed trainer would not run a pending validation."""
     return 0 <= trainer.max_steps <= trainer.global_step
+
+
+class EarlyStopping(L.Callback):
+    """Ends a run after some validations in a row without a gain (Prechelt 1998, "Early Stopping - But When?").
+
+    The best checkpoint is tested as usual. If the run is resumed, it only tests again.
+
+    Args:
+        monitor: Metric that says which validation is better.
+        mode: "max" or "min".
+        patience: Validations without a gain after which the run ends.
+        min_gain: An improvement counts as a gain if it is larger than this.
+    """
+
+    def __init__(
+        self, *, monitor: str, mode: Literal["min", "max"], patience: Count, min_gain: Annotated[float, Range(0)]
+    ) -> None:
+        self.monitor, self.mode, self.patience, self.min_gain = monitor, mode, patience, min_gain
+        self.best = math.inf
+        self.waited = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"best": self.best, "waited": self.waited, "monitor": self.monitor, "mode": self.mode}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        if same_metric(self, state_dict):
+            self.best, self.waited = state_dict["best"], state_dict["waited"]
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        trainer.should_stop = trainer.should_stop or self.waited >= self.patience
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if trainer.sanity_checking or trainer.state.fn != "fit":
+            return
+        scores = trainer.callback_metrics
+        if self.monitor not in scores:
+            raise not_logged("callbacks.early_stopping.monitor", self.monitor, scores)
+        score = float(scores[self.monitor]) * (-1 if self.mode == "max" else 1)
+        gained = score < self.best - self.min_gain  # False for NaN
+        self.best, self.waited = (score, 0) if gained else (self.best, self.waited + 1)
+        if self.waited < self.patience:
+            return
+        trainer.should_stop = True
+        if trainer.is_global_zero:
+            print(f"\nstopped early: {self.monitor} did not improve in {self.waited} validations", flush=True)
+
+
+class EMA(L.Callback):
+    """Keeps an exponential moving average of the weights and evaluates with it (Polyak and Juditsky 1992).
+
+    Args:
+        decay: Share of the average that is kept at each step; less in early steps, (1 + step) / (10 + step).
+    """
+
+    def __init__(self, *, decay: Annotated[float, Range(above=0, below=1)]) -> None:
+        self.decay = decay
+        self.average: dict[str, Tensor] = {}
+        self._raw: dict[str, Tensor] = {}
+        self._step = -1
+
+    def _tensors(self, pl_module: L.LightningModule) -> dict[str, Tensor]:
+        return {name: tensor for name, tensor in pl_module.state_dict().items() if tensor.is_floating_point()}
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        tensors = self._tensors(pl_module)
+        loaded = self.average
+        self.average = {
+            name: like(loaded.get(name, tensor), tensor).clone().to(tensor.device) for name, tensor in tensors.items()
+        }
+        self._step = trainer.global_step
+
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any) -> None:
+        if trainer.global_step == self._step:
+            return
+        self._step = trainer.global_step
+        decay = min(self.decay, (1 + self._step) / (10 + self._step))
+        tensors = self._tensors(pl_module)
+        torch._foreach_lerp_([self.average[name] for name in tensors], list(tensors.values()), 1 - decay)
+
+    def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if self.average and not self._raw:
+            self._raw = {name: tensor.clone() for name, tensor in self._tensors(pl_module).items()}
+            self._set(pl_module, self.average)
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if self._raw:
+            self._set(pl_module, self._raw)
+            self._raw = {}
+
+    def _set(self, pl_module: L.LightningModule, values: dict[str, Tensor]) -> None:
+        with torch.no_grad():
+            for name, tensor in self._tensors(pl_module).items():
+                tensor.copy_(values[name])
+
+    def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+        if self.average:
+            checkpoint["ema"] = self.average
+        if self._raw:  # saved during a validation; training continues from the raw weights
+            checkpoint["state_dict"] = {**checkpoint["state_dict"], **self._raw}
+
+    def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+        self.average = dict(checkpoint.get("ema", {}))

@@ -1,16 +1,87 @@
-"""The progress of a run, in one line."""
+"""What a run prints: its first batch, its progress, and samples of each validation."""
 
 import io
+import json
 import sys
 import time
-from typing import Any, cast
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, cast
 
 import lightning as L
+import torch
 from lightning.pytorch.callbacks import ProgressBar
+from lightning.pytorch.utilities import rank_zero_only
+from torch import nn
 from tqdm import tqdm
 
+from vlm.data.fields import CaptionField
+from vlm.data.text.conversation_field import ConversationField
+from vlm.errors import Count, Range, printable
+from vlm.io.files import write_text
+from vlm.io.terminal import folded, line_width
+from vlm.training.callbacks.loggers import FaultTolerantLogger
+from vlm.training.data_module import Data
 from vlm.training.step.optim import total_steps
 from vlm.training.step.task import Task
+
+
+class ShowFirstBatch(L.Callback):
+    """Prints a header and, before the first step, the parameter counts and the inputs and targets of one sample.
+
+    They reveal a wrong shift of the labels, a missing end token or wrong classes.
+
+    Args:
+        tokens: Number of tokens shown of a text.
+    """
+
+    def __init__(self, *, tokens: Count = 16) -> None:
+        self.tokens = tokens
+
+    @rank_zero_only
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        pl_module.print(folded("\n".join(map(printable, header(trainer)))))  # above the progress bar
+
+    @rank_zero_only
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        if trainer.global_step == 0 and batch_idx == 0 and len(batch.ids):
+            task = cast(Task, pl_module)
+            lines = [*parameters(task.model), *truncated(task), *task.reading(batch, self.tokens)]
+            pl_module.print(folded("\n".join(map(printable, lines))))
+
+
+def header(trainer: L.Trainer) -> list[str]:
+    """Lines on device, precision, sizes of the data and folder of a run."""
+    device, data = trainer.strategy.root_device, cast(Data, trainer.datamodule)  # type: ignore[attr-defined]
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    count = f"{trainer.world_size} x {name}" if trainer.world_size > 1 else name
+    sizes = ", ".join(f"{split} {len(samples):,}" for split, samples in data.splits.items())
+    return [
+        f"run         {trainer.default_root_dir}",
+        f"device      {count}, {trainer.precision}",
+        f"data        {sizes}",
+    ]
+
+
+def parameters(model: nn.Module) -> list[str]:
+    """Lines that count the parameters of a model and of its parts."""
+    counts = {name: sum(p.numel() for p in part.parameters()) for name, part in model.named_children()}
+    total = sum(p.numel() for p in model.parameters())
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    parts = ", ".join(f"{name} {count:,}" for name, count in counts.items() if count)
+    return [f"parameters  {total:,} ({parts}); {'all' if trained == total else f'{trained:,}'} are trained"]
+
+
+def truncated(task: Task) -> Iterator[str]:
+    """A line if captions or conversations are longer than the model reads."""
+    for field in task.fields.values():
+        if isinstance(field, CaptionField) and field.truncated:
+            what = "conversations" if isinstance(field, ConversationField) else "different captions"
+            said = f"{field.truncated:,} {what} are longer than data.max_len={field.max_len} tokens"
+            yield f"truncated   {said}; raise it to train on all of their words"
+
 
 PERIOD, PERIOD_OF_FILES = 0.5, 60.0  # seconds between two drawings in a terminal, and between two lines in a file
 SPAN = 2.0  # seconds that a rate is measured over
@@ -130,3 +201,76 @@ class Progress(ProgressBar):
         bar.set_postfix_str(", ".join(texts), refresh=self.terminal)
         if not self.terminal:
             print(bar, file=sys.stderr, flush=True)
+
+
+class Samples(L.Callback):
+    """Prints the main scores of each validation and a few samples of the last one, and writes samples/ and to loggers.
+
+    A captioner's samples are written in COCO's result format with references and loss, one per line; `vlm score` reads
+    them if they are in one language.
+
+    Args:
+        show: Number of samples to print, and of those that loggers of images get.
+        keep: Number of samples to write to samples/step_N.jsonl.
+        every_validation: Print samples of every validation instead of the last one only.
+    """
+
+    def __init__(
+        self, *, show: Annotated[int, Range(0)], keep: Annotated[int, Range(0)], every_validation: bool = False
+    ) -> None:
+        self.show, self.keep, self.every_validation = show, keep, every_validation
+        self._lines: list[str] = []  # of the last validation, until they are printed
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        task = cast(Task, pl_module)
+        samples = task.evaluation.samples
+        if trainer.sanity_checking or not trainer.is_global_zero:
+            return
+        print(printable(score_line(task, trainer.global_step)), flush=True)
+        # Evenly spaced, because samples of class folders are ordered by class.
+        shown = samples[:: max(1, len(samples) // max(1, self.show))][: self.show]
+        self._lines = [f"({task.remark})"] if task.remark else []
+        for sample in shown:  # several lines have a common indentation
+            self._lines += [f"{'    ' if at else '  '}{line}" for at, line in enumerate(sample["line"].split("\n"))]
+        if self.every_validation:
+            self._print_lines()
+        if not samples:
+            return
+        folder = Path(trainer.default_root_dir) / "samples"
+        folder.mkdir(parents=True, exist_ok=True)
+        kept = [
+            {name: value for name, value in sample.items() if name not in ("image", "line")}
+            for sample in samples[: self.keep]
+        ]
+        text = "".join(json.dumps(sample, ensure_ascii=False) + "\n" for sample in kept)
+        write_text(folder / f"step_{trainer.global_step}.jsonl", text)
+        for logger in trainer.loggers:
+            if isinstance(logger, FaultTolerantLogger):
+                logger.log_samples(shown, trainer.global_step)
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if self._lines:
+            marked = any(line.startswith("  = ") for line in self._lines)
+            print(f"\nsamples of the last validation{' (= marks those that are right)' * marked}")
+            self._print_lines()
+
+    def _print_lines(self) -> None:
+        print("\n".join(folded(printable(line)) for line in self._lines), flush=True)
+        self._lines = []
+
+
+def score_line(task: Task, step: int) -> str:
+    """Returns the step with the scores of the last validation; on a terminal, with as many as fit in a line.
+
+    All scores are in metrics.csv.
+    """
+    results = {name.removeprefix("val/"): value for name, value in task.evaluation.results.items()}
+    names = [name for name in ("loss", *task.headlines) if name in results]
+    names += [name for name in results if name not in names]
+    line, width = f"step {step}:", line_width(sys.stdout)
+    for number, name in enumerate(names):
+        longer = f"{line}{'  ' if number else ' '}{name} {results[name]:.4f}"
+        if width is not None and len(longer) > width:
+            break
+        line = longer
+    return line

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from typing import Annotated, Any
 
 from vlm.checkpoint.bounds import out_of_bounds
-from vlm.config.check import check as check_nodes
-from vlm.config.check import product
+from vlm.config.build import check as check_nodes
+from vlm.config.build import product
 from vlm.config.signatures import quick_signature, read_signature
 from vlm.config.target import SignatureLookup, find, limit, signature
 from vlm.config.tree import Config, origin, origins, select, walk
@@ -214,7 +214,7 @@ def reward_faults(config: dict[str, Any]) -> list[str]:
     """An error if training uses a reward but does not start from a trained captioner."""
     if config["task"].get("reward") is None:
         return []
-    from vlm.training.run.start import start_places  # imports torch
+    from vlm.training.run.run import start_places  # imports torch
 
     if start_places(config):
         return []

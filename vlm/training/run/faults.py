@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from vlm.errors import SharedError, UserError, causes, is_out_of_memory
-from vlm.io.shell import train_command
+from vlm.io.terminal import train_command
 from vlm.training.run.launcher import Launcher, describe, started
 
 # Parts of the messages that a rank raises when another one is gone.

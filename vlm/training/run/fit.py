@@ -11,13 +11,12 @@ from vlm.config.tree import Config
 from vlm.errors import UserError
 from vlm.training.config.check import check
 from vlm.training.config.overrides import split_option
-from vlm.training.run import slurm
+from vlm.training.run import run_folder as slurm
 from vlm.training.run.output import readers_may_leave
 from vlm.training.run.processes import broadcast_choice
 from vlm.training.run.resume import find, resume_run
 from vlm.training.run.run_folder import new_folder
-from vlm.training.run.study import begin_study
-from vlm.training.run.sweep import closing, run_job, told
+from vlm.training.run.sweep import begin_study, closing, run_job, told
 from vlm.training.run.train import train
 from vlm.tuning import tune
 

@@ -6,8 +6,8 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
-from vlm.data.ranks import TORCHELASTIC, rank_by_launcher
 from vlm.errors import UserError
+from vlm.machine import TORCHELASTIC, rank_by_launcher
 
 CHOICE = "VLM_RUN"  # variable that passes the first process's choice to those that Lightning starts
 PATIENCE = timedelta(minutes=10)  # processes of one run may start far apart on a busy cluster

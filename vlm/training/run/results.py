@@ -3,8 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from vlm.evaluation.report.evaluation import Evaluation, pictures_of
-from vlm.evaluation.report.results import write_results
+from vlm.evaluation.report.evaluation import Evaluation, pictures_of, write_results
 from vlm.training.step.task import Task
 
 

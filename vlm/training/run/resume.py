@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from vlm.checkpoint.runs import LAST, RUNS, possible_folders, run_folders, suggest_run
+from vlm.checkpoint.locate import LAST, RUNS, possible_folders, run_folders, suggest_run
 from vlm.checkpoint.stored import thaw
 from vlm.config import target
 from vlm.config.tree import Config
@@ -31,7 +31,7 @@ def resume_run(where: str, overrides: list[str]) -> int:
     path = Path(broadcast_choice(lambda: str(find(where))))  # a missing run is reported before torch is imported
 
     from vlm.checkpoint import load as ckpt
-    from vlm.checkpoint.verify import refusing
+    from vlm.checkpoint.rebuild import refusing
     from vlm.training.config.check import check
     from vlm.training.run.train import train
 

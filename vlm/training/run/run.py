@@ -1,8 +1,9 @@
-"""Builds a run from its config."""
+"""Builds a run from its config, with the weights and preprocessing that it starts from."""
 
 import json
 import shutil
 from collections.abc import Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -11,41 +12,93 @@ import torch
 from torch import nn
 
 from vlm.checkpoint import load as ckpt
-from vlm.checkpoint.base import ADAPTERS
+from vlm.checkpoint.load import ADAPTERS
 from vlm.checkpoint.stored import contained, freeze, thaw
 from vlm.config.build import build, spec
 from vlm.config.target import arguments, find, trusted
-from vlm.data.features.source_hash import check_split
+from vlm.config.tree import Config, escape, origin, put, resolve, select, walk
+from vlm.data.features import check_split
 from vlm.data.fields import Field
-from vlm.errors import UserError, print_error, printable
+from vlm.data.images.resize import INTERPOLATIONS
+from vlm.errors import UserError, print_error, printable, printable_lines
 from vlm.evaluation.report.verdict import TrainedModel
+from vlm.nn.embeddings import Spelling
 from vlm.nn.precision import has_bfloat16
 from vlm.nn.vocabulary_loss import compile_on_gpu
 from vlm.randomness import key
 from vlm.training.callbacks.checkpoints import Checkpoints, VerifiedIO
-from vlm.training.callbacks.compiling import CompileMessages
-from vlm.training.callbacks.fault_tolerant_logger import FaultTolerantLogger
+from vlm.training.callbacks.loggers import FaultTolerantLogger
 from vlm.training.callbacks.progress import Progress
 from vlm.training.callbacks.signals import StopOnSignal
+from vlm.training.callbacks.speed import CompileMessages
 from vlm.training.config.nodes import check_fit, data_node, inject, model_node
-from vlm.training.config.preparation import prepared
 from vlm.training.data_module import Data
 from vlm.training.device_images import move_images_to_device
 from vlm.training.feature_cache import use_cached_features
-from vlm.training.run import slurm
+from vlm.training.run import run_folder as slurm
 from vlm.training.run.launcher import Launcher
 from vlm.training.run.processes import broadcast_choice, check_devices, is_rank_zero, rank_zero_first
 from vlm.training.run.results import keep_results
 from vlm.training.run.run_folder import clean, create, new_folder
-from vlm.training.run.start import start_from, start_places
-from vlm.training.step import compiling
+from vlm.training.step import blocks as compiling
 from vlm.training.step.adapters import Adapted, adapt
 from vlm.training.step.blocks import arrange
-from vlm.training.step.evaluation import EvaluationState
 from vlm.training.step.fsdp import gather, scatter
 from vlm.training.step.lightning_private import leave_signals_to_us, use_launcher
 from vlm.training.step.optim import Optimization, count_steps, schedule_note
-from vlm.training.step.task import Task
+from vlm.training.step.task import EvaluationState, Task
+
+SHOWN = ("resize", "interpolation", "crop")  # options that training shares with evaluation
+
+
+def prepared(config: dict[str, Any]) -> Config:
+    """The config with unset preprocessing options taken from its encoder."""
+    encoder = config["model"].get("encoder") or {}
+    encoder = encoder.get("backbone") or encoder
+    prepares = getattr(find(encoder["_target_"]), "prepares", None) if encoder else None
+    expected = prepares(**encoder) if prepares else {}
+    if expected.get("interpolation") not in INTERPOLATIONS:  # timm has two more, which few models were trained with
+        expected.pop("interpolation", None)
+    whole = config if isinstance(config, Config) else resolve(escape(config))
+    places = ["data", *(f"task.fields.{name}" for name in config["task"]["fields"])]
+    places = [place for place in places if select(config, f"{place}.preprocess")]
+    whole = _filled(whole, {f"{place}.preprocess": expected for place in places})
+    nodes = {place: select(whole, f"{place}.preprocess") for place in places if select(whole, f"{place}.augment")}
+    shown = {f"{place}.augment": {name: node.get(name) for name in SHOWN} for place, node in nodes.items()}
+    whole = _filled(whole, shown)
+    whole.typed = getattr(config, "typed", ())
+    return whole
+
+
+def _filled(config: Config, values: dict[str, dict[str, Any]]) -> Config:
+    """The config with values for unset arguments of some nodes."""
+    tree = deepcopy(config.tree)
+    for place, given in values.items():
+        node = select(config, place)
+        takes = arguments(find(node["_target_"]))
+        for name, value in given.items():
+            if name in takes and node.get(name) is None and value is not None:
+                put(tree, origin(tree, f"{place}.{name}"), escape(value))
+    return resolve(tree)
+
+
+def start_places(config: dict[str, Any]) -> dict[str, str]:
+    """The `init_from` of the model and of its parts, by part."""
+    keys = {key.rpartition(".")[::2]: value for key, value in walk(config["model"]) if value is not None}
+    return {part: value for (part, name), value in keys.items() if name == "init_from"}
+
+
+def start_from(model: nn.Module, config: dict[str, Any], tokenizer: Any = None) -> None:
+    """Copies the weights named by `init_from` and prints which; Spelling modules learn the tokenizer's pieces."""
+    if places := start_places(config):
+        from vlm.checkpoint import start
+
+        lines = start.start_from(model, places, tokenizer)
+        if is_rank_zero():
+            print(printable_lines("\n".join(lines)), flush=True)
+    for part in model.modules():
+        if isinstance(part, Spelling):
+            part.learn([tokenizer.bytes_of(id) for id in range(tokenizer.vocab_size)])
 
 
 def cache_folder(config: dict[str, Any]) -> Path:

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from vlm.errors import SharedError, UserError, printable_lines
-from vlm.evaluation.report.controls import CONTROLS
+from vlm.evaluation.report.verdict import CONTROLS
 from vlm.io.output import aligned
-from vlm.io.shell import shell_line, train_command
-from vlm.io.terminal import PIPE_WIDTH, folded
+from vlm.io.terminal import PIPE_WIDTH, folded, shell_line, train_command
 from vlm.training.run import run_folder
 
 
@@ -55,7 +54,7 @@ def leave(run: Any, stop: Any) -> int:
         run: The run; None if it was stopped before it was built.
         stop: The vlm.training.callbacks.signals.Stopped.
     """
-    from vlm.training.run import slurm
+    from vlm.training.run import run_folder as slurm
     from vlm.training.run.processes import is_rank_zero
 
     if not is_rank_zero():  # after a save, another status would get the first process killed while it prints

@@ -6,8 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from vlm.checkpoint.adapters import based
-from vlm.checkpoint.base import ADAPTERS
+from vlm.checkpoint.load import ADAPTERS, based
 from vlm.config.build import build
 from vlm.errors import UserError
 from vlm.randomness import key

@@ -1,13 +1,16 @@
-"""BERT (Devlin et al. 2019), bare or with one of its heads."""
+"""BERT (Devlin et al. 2019) and its relatives DistilBERT, RoBERTa and XLM-RoBERTa, bare or with a head."""
 
 from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
 
-from vlm.models.masked_language_model import MaskedLanguageModel
+from torch import Tensor
+
+from vlm.models.classifier import SequenceClassifier, TokenClassifier
 from vlm.models.pretrained.architecture import Architecture, Model, Spec, class_names, count_exclusive_classes, spec_of
-from vlm.models.pretrained.fields import Fields, integer
-from vlm.models.pretrained.stack import SIZES, Names, Part, Paths, Stack, layers, patterns_of
-from vlm.models.text_classifiers import SequenceClassifier, TokenClassifier
-from vlm.models.text_encoder import TextEncoder
+from vlm.models.pretrained.fields import Fields, choice, integer
+from vlm.models.pretrained.stack import ACTIVATIONS, SIZES, Names, Part, Paths, Stack, Weight, layers, patterns_of
+from vlm.models.text_encoder import MaskedLanguageModel, TextEncoder
 
 BERT_LAYERS: Paths = {
     "norm1": "attention.output.LayerNorm",
@@ -109,3 +112,144 @@ BERT_ARCHITECTURE = Architecture(
         *("cls.seq_relationship.{kind}", "classifier.{kind}", "qa_outputs.{kind}"),
     ),
 )
+
+
+DISTILBERT_LAYERS: Paths = {
+    "norm1": "sa_layer_norm",
+    "attn.qkv": ("attention.q_lin", "attention.k_lin", "attention.v_lin"),
+    "attn.proj": "attention.out_lin",
+    "norm2": "output_layer_norm",
+    "mlp.fc1": "ffn.lin1",
+    "mlp.fc2": "ffn.lin2",
+}
+DISTILBERT_PREDICTIONS: Names = {
+    "vocabulary_head.bias": "vocab_projector.bias",
+    "vocabulary_head.dense": "vocab_transform",
+    "vocabulary_head.norm": "vocab_layer_norm",
+}
+DISTILBERT = Stack(
+    kind=TextEncoder,
+    model_type="distilbert",
+    prefix="distilbert.",
+    sizes={
+        **TEXT_SIZES,
+        "dim": integer("dim", 768),
+        "depth": integer("n_layers", 6, high=1000),
+        "num_heads": integer("n_heads", 12),
+        "hidden": integer("hidden_dim", 3072),
+        "activation": choice("activation", "gelu", ACTIVATIONS),
+        "norm_eps": 1e-12,
+    },
+    names={**ENTRANCE, **layers(DISTILBERT_LAYERS, "transformer.layer")},
+    head={"token_embed.weight": f"distilbert.{WORDS}|{WORDS}|vocab_projector.weight"},
+    unused=("embeddings.position_ids",),
+    neutral_keys=NEUTRAL_KEYS,
+    aliases={"hidden_size": "dim", "num_attention_heads": "n_heads", "num_hidden_layers": "n_layers"},
+)
+
+
+def distilbert_classifies(config: Fields, parts: Mapping[str, Spec]) -> Spec:
+    spec = bert_classifies(config, parts)
+    spec["args"]["transform"] = "relu"
+    return spec
+
+
+DISTILBERT_ARCHITECTURE = Architecture(
+    parts=lambda config: {"encoder": Part(DISTILBERT, config)},
+    models={
+        "DistilBertForMaskedLM": Model("masked_language_modeling", bert_fills),
+        "DistilBertForSequenceClassification": Model("text_classification", distilbert_classifies),
+        "DistilBertForTokenClassification": Model("tagging", tags),
+        "DistilBertForQuestionAnswering": Model("span_answering", answers),
+    },
+    heads={
+        MaskedLanguageModel: lambda model: DISTILBERT_PREDICTIONS,
+        SequenceClassifier: lambda model: {"transform": "pre_classifier", "head": "classifier"},
+        TokenClassifier: token_head,
+    },
+    unused=(*patterns_of(DISTILBERT_PREDICTIONS), "pre_classifier.{kind}", "classifier.{kind}", "qa_outputs.{kind}"),
+)
+
+
+PADDING = 1  # positions start at PADDING + 1
+BEFORE = PADDING + 1
+
+
+def usable_positions(sizes: dict[str, Any], config: Fields) -> dict[str, Any]:
+    """max_len without the position embeddings that precede the first token's."""
+    if sizes["max_len"] < BEFORE + SHORTEST:
+        raise config.fault("max_position_embeddings", f"which leaves no text after the first {BEFORE}")
+    return {"max_len": sizes["max_len"] - BEFORE}
+
+
+def add_type(positions: Tensor, types: Tensor) -> Tensor:
+    """Position embeddings with the embedding of the only token type added."""
+    return positions[BEFORE:] + types[0]
+
+
+ROBERTA = Stack(
+    kind=TextEncoder,
+    model_type="roberta",
+    prefix="roberta.",
+    sizes={**TEXT_SIZES, "vocab_size": integer("vocab_size", 50265)},
+    more=usable_positions,
+    names={
+        **ENTRANCE,
+        "positions.weight": Weight(
+            ("embeddings.position_embeddings.weight", "embeddings.token_type_embeddings.weight"), add_type
+        ),
+        **layers(BERT_LAYERS, "encoder.layer"),
+    },
+    head={"token_embed.weight": f"roberta.{WORDS}|{WORDS}|lm_head.decoder.weight"},
+    unused=BERT.unused,
+    needed=NEEDED | {"is_decoder": False, "add_cross_attention": False, "pad_token_id": PADDING, "type_vocab_size": 1},
+    neutral_keys=NEUTRAL_KEYS,
+)
+
+
+def roberta_fills(config: Fields, parts: Mapping[str, Spec]) -> Spec:
+    """As BERT's, but its head always has the exact GELU."""
+    spec = bert_fills(config, parts)
+    spec["args"]["transform"] = "gelu"
+    return spec
+
+
+ROBERTA_PREDICTIONS: Names = {
+    "vocabulary_head.bias": "lm_head.bias|lm_head.decoder.bias",
+    "vocabulary_head.dense": "lm_head.dense",
+    "vocabulary_head.norm": "lm_head.layer_norm",
+}
+ROBERTA_ARCHITECTURE = Architecture(
+    parts=lambda config: {"encoder": Part(ROBERTA, config)},
+    models={
+        "RobertaForMaskedLM": Model("masked_language_modeling", roberta_fills),
+        "RobertaForSequenceClassification": Model("text_classification", bert_classifies),
+        "RobertaForTokenClassification": Model("tagging", tags),
+    },
+    heads={
+        MaskedLanguageModel: lambda model: ROBERTA_PREDICTIONS,
+        SequenceClassifier: lambda model: {"transform": "classifier.dense", "head": "classifier.out_proj"},
+        TokenClassifier: token_head,
+    },
+    unused=(
+        *patterns_of(ROBERTA_PREDICTIONS),
+        *("classifier.{kind}", "classifier.dense.{kind}", "classifier.out_proj.{kind}", "qa_outputs.{kind}"),
+    ),
+    ends={"pad": "<pad>", "bos": "<s>", "eos": "</s>"},
+    pairs=False,
+)
+
+
+XLM_ROBERTA = replace(ROBERTA, model_type="xlm-roberta")
+XLM_ROBERTA_ARCHITECTURE = replace(
+    ROBERTA_ARCHITECTURE,
+    parts=lambda config: {"encoder": Part(XLM_ROBERTA, config)},
+    models={f"XLM{name}": model for name, model in ROBERTA_ARCHITECTURE.models.items()},
+)
+
+ARCHITECTURES = {
+    "bert": BERT_ARCHITECTURE,
+    "distilbert": DISTILBERT_ARCHITECTURE,
+    "roberta": ROBERTA_ARCHITECTURE,
+    "xlm_roberta": XLM_ROBERTA_ARCHITECTURE,
+}

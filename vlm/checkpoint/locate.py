@@ -1,0 +1,139 @@
+"""Finds the checkpoint that a user names: `last`, a run, a file, or a model of the Hugging Face hub."""
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from vlm.errors import UserError, did_you_mean, nearest
+
+BEST = ("best.ckpt", "last.ckpt")  # in order of preference
+LAST = "last"  # the newest run under RUNS
+RUNS = Path("runs")
+# Entries of folders that are a run, a model or an evaluation, in which no run is searched.
+COMPLETE = ("checkpoints", "config.yaml", "config.json", "vlm.json", "graphs.json", "metrics.json", *BEST)
+
+
+def run_folders(runs: Path) -> list[Path]:
+    """Returns the runs with checkpoints in a folder of runs, or of runs of one name, the most recently saved first."""
+    checkpoints = [*runs.glob("*/*/checkpoints/*.ckpt"), *runs.glob("*/checkpoints/*.ckpt")]
+    saved: dict[Path, float] = {}
+    for path in checkpoints:
+        folder = path.parent.parent
+        if path.is_file():  # not a broken link
+            saved[folder] = max(saved.get(folder, 0.0), path.stat().st_mtime)
+    return sorted(saved, key=lambda folder: saved[folder], reverse=True)
+
+
+def newest_run() -> Path:
+    """The folder of the newest run.
+
+    Raises:
+        UserError: There is no run with a checkpoint.
+    """
+    if folders := run_folders(RUNS):
+        return folders[0]
+    raise UserError(f"{LAST}: there is no run with a checkpoint under {RUNS}/; name a run's folder or a .ckpt file")
+
+
+def possible_folders(place: str | os.PathLike[str]) -> list[Path]:
+    """Returns the folders that a path or the name of runs may mean: the path itself, then the name under RUNS."""
+    path = Path(place)
+    return [path, RUNS / path] if len(path.parts) == 1 and path.name not in ("", "..") else [path]
+
+
+def find_run(place: str | os.PathLike[str]) -> Path:
+    """The folder of the newest run, for `last`, a name of runs, or a folder of runs; else the path itself.
+
+    Raises:
+        UserError: There is no run, for `last`.
+    """
+    if os.fspath(place) == LAST:
+        return newest_run()
+    path = Path(place)
+    if path.is_file() or any((path / name).exists() for name in COMPLETE):
+        return path
+    for folder in possible_folders(place):
+        if folder.is_dir() and (runs := run_folders(folder)):
+            return runs[0]
+    return path
+
+
+def suggest_run(place: str | os.PathLike[str]) -> str:
+    """Returns the end of a message about a run that does not exist, if runs have a similar name."""
+    names = {folder.relative_to(RUNS).parts[0] for folder in run_folders(RUNS)}
+    name = nearest(Path(place).name, names)
+    return did_you_mean(f"{RUNS / name}" if name else "")
+
+
+def no_checkpoint(path: str | os.PathLike[str]) -> UserError:
+    """Returns the error about a path at which there is no checkpoint."""
+    where = "give a run's folder, or a .ckpt file as under runs/NAME/TIME/checkpoints/"
+    if (folder := Path(path)).is_dir():
+        if (folder / "checkpoints").is_dir():
+            lacks = f"its checkpoints/ has neither {' nor '.join(BEST)}; its run stopped before it saved"
+        else:
+            lacks = "it has neither config.json (of a Hugging Face model) nor checkpoints/ (of a run)"
+        return UserError(f"{path}: no checkpoint in this folder: {lacks}; {where}")
+    return UserError(f"{path}: no such checkpoint; {where}{suggest_run(path)}")
+
+
+def in_run(place: str | os.PathLike[str]) -> Path:
+    """The best checkpoint of a run; arguments as in `find_run`, and other paths are returned unchanged.
+
+    Raises:
+        UserError: There is no run, or the path cannot be accessed.
+    """
+    try:
+        path = find_run(place)
+        candidates = [path / folder / name for folder in ("checkpoints", "") for name in BEST]
+        return next((one for one in candidates if one.is_file()), path) if path.is_dir() else path
+    except OSError as fault:
+        raise UserError(f"{place}: cannot be read ({fault.strerror}); give the path of a .ckpt file") from fault
+
+
+PREFIX = "hf:"
+# Files of a model, its tokenizer and its preprocessing; weights are in one file or in numbered parts.
+FILES = [
+    *("model.safetensors", "model-?????-of-?????.safetensors", "model.safetensors.index.json", "config.json"),
+    *("generation_config.json", "preprocessor_config.json", "processor_config.json", "tokenizer_config.json"),
+    *("tokenizer.json", "vocab.json", "merges.txt", "vocab.txt", "added_tokens.json", "tokenizer.model"),
+    *("modules.json", "1_Pooling/config.json", "sentence_bert_config.json", "config_sentence_transformers.json"),
+]
+_NAME = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?", re.ASCII)
+
+
+def fetched(place: str | os.PathLike[str], *, local: bool = False) -> Path:
+    """Returns the path of a place; a model of the hub is downloaded, and its folder in the cache returned.
+
+    Args:
+        local: Whether it must be in the cache already, because a file asks for it and not the user.
+    Raises:
+        UserError: It cannot be downloaded, and is not in the cache.
+    """
+    text = os.fspath(place)
+    if not text.startswith(PREFIX):
+        return Path(text)
+    named = text.removeprefix(PREFIX)
+    if not _NAME.fullmatch(named):
+        raise UserError(f"{text}: is not a model of the hub; write hf:ORG/NAME or hf:ORG/NAME@REVISION")
+    name, _, revision = named.partition("@")
+    try:
+        import huggingface_hub
+    except ImportError as fault:
+        raise UserError(
+            f"{text}: huggingface_hub is not installed; pip install vlm-lightning[hf], or {_by_hand(name)}"
+        ) from fault
+    try:
+        # The library reads the address of a mirror only when it is imported, which in a notebook is too early.
+        options: Any = {"endpoint": os.environ.get("HF_ENDPOINT") or None, "allow_patterns": FILES}
+        folder = huggingface_hub.snapshot_download(name, revision=revision or None, local_files_only=local, **options)
+    except Exception as fault:  # the library, its client and the system raise many types
+        reason = next((line for line in str(fault).splitlines() if line.strip()), type(fault).__name__)
+        raise UserError(f"{text}: cannot be downloaded ({reason.strip()[:200]}); {_by_hand(name)}") from fault
+    return Path(folder)
+
+
+def _by_hand(name: str) -> str:
+    files = "config.json, model.safetensors, tokenizer.json, preprocessor_config.json"
+    return f"put {files} of huggingface.co/{name} into a folder, and give that folder"

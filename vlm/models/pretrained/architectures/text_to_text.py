@@ -1,0 +1,301 @@
+"""Text-to-text models: T5 and Marian, the architecture of OPUS-MT."""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vlm.models.decoder import Decoder
+from vlm.models.encoder_decoder import TextToText
+from vlm.models.heads import VocabularyHead
+from vlm.models.pretrained.architecture import Architecture, Export, Model, spec_of, translator
+from vlm.models.pretrained.architectures.language_models import LLAMA_ACTIVATIONS as GATED
+from vlm.models.pretrained.export import export_stack
+from vlm.models.pretrained.fields import Fields, choice, flag, integer, number
+from vlm.models.pretrained.stack import ACTIVATIONS, Names, Part, Paths, Stack, Weight, layers
+from vlm.models.pretrained.stack import ACTIVATIONS as UNGATED
+from vlm.models.text_encoder import TextEncoder
+from vlm.nn.position import SplitSinusoids
+
+T5_ACTIVATIONS = UNGATED | {f"gated-{theirs}": ours for theirs, ours in GATED.items()}
+T5_ACTIVATIONS["gated-gelu"] = "geglu_tanh"  # legacy, as theirs reads it
+ATTENTION: Paths = {
+    "norm1": "layer.0.layer_norm",
+    "attn.qkv": tuple(f"layer.0.SelfAttention.{part}" for part in "qkv"),
+    "attn.proj": "layer.0.SelfAttention.o",
+}
+CROSS_ATTENTION: Paths = {
+    "norm_cross": "layer.1.layer_norm",
+    "cross_attn.q": "layer.1.EncDecAttention.q",
+    "cross_attn.kv": ("layer.1.EncDecAttention.k", "layer.1.EncDecAttention.v"),
+    "cross_attn.proj": "layer.1.EncDecAttention.o",
+}
+EMBEDDING = "shared.weight|encoder.embed_tokens.weight|decoder.embed_tokens.weight"  # copies of one tensor
+BUCKETS, FURTHEST = "relative_attention_num_buckets", "relative_attention_max_distance"
+SIZES: dict[str, Any] = {
+    "dim": integer("d_model", 512),
+    "depth": integer("num_layers", 6, high=1000),
+    "num_heads": integer("num_heads", 8),
+    "head_dim": integer("d_kv", 64),
+    "hidden": integer("d_ff", 2048),
+    "activation": choice("feed_forward_proj", "relu", T5_ACTIVATIONS),
+    "norm": "rms",
+    "norm_eps": number("layer_norm_epsilon", 1e-6),
+    "attn_scale": 1.0,
+    "bias": False,
+    "vocab_size": integer("vocab_size", 32128),
+    "max_len": integer("n_positions", 512),
+}
+
+
+def mlp(layer: int, *, gated: bool) -> Paths:
+    """The names of a block's MLP, given its index among the block's layers."""
+    inner, outer = ("wi_0", "wi_1") if gated else ("wi",), f"layer.{layer}.DenseReluDense"
+    return {
+        "norm2": f"layer.{layer}.layer_norm",
+        "mlp.fc1": tuple(f"{outer}.{name}" for name in inner),
+        "mlp.fc2": f"{outer}.wo",
+    }
+
+
+def t5_names(side: str, paths: Paths, embedding: str) -> Names:
+    bias = f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+    return {
+        "token_embed.weight": embedding,
+        "positions.weight": Weight((bias,), torch.t, torch.t),
+        "norm": f"{side}.final_layer_norm",
+        **layers(paths, f"{side}.block"),
+    }
+
+
+def positions(sizes: dict[str, Any], config: Fields, *, causal: bool = False) -> dict[str, Any]:
+    buckets, furthest = config.read(integer(BUCKETS, 32)), config.read(integer(FURTHEST, 128))
+    bias = {"num_heads": sizes["num_heads"], "buckets": buckets, "furthest": furthest, "causal": causal}
+    return {"positions": spec_of("BucketedBias", **bias)}
+
+
+def positions_and_head(sizes: dict[str, Any], config: Fields) -> dict[str, Any]:
+    """Positions, and a head that is tied and scaled or, from version 1.1 on, untied."""
+    head = {"dim": sizes["dim"], "vocab_size": sizes["vocab_size"]}
+    head |= {"scale": sizes["dim"] ** -0.5} if scales(config) else {"tied": False}
+    return positions(sizes, config, causal=True) | {"vocabulary_head": spec_of("VocabularyHead", **head)}
+
+
+def scales(config: Fields) -> bool:
+    """Returns True if the head is scaled. Newer folders state it; in older ones it follows from a tied head."""
+    stated = config.read(flag("scale_decoder_outputs"))
+    return config.read(flag("tie_word_embeddings", True)) if stated is None else stated
+
+
+T5_ALIASES = {
+    "hidden_size": "d_model",
+    "num_attention_heads": "num_heads",
+    "num_hidden_layers": "num_layers",
+    "head_dim": "d_kv",
+}
+T5_ENCODER = Stack(
+    kind=TextEncoder,
+    model_type="t5",
+    sizes=SIZES | {"token_types": None},
+    more=positions,
+    names={},
+    aliases=T5_ALIASES,
+    needed={"is_encoder_decoder": True},
+)
+T5_DECODER = Stack(
+    kind=Decoder,
+    model_type="t5",
+    sizes=SIZES,
+    more=positions_and_head,
+    names={},
+    # Without an effect in all versions of transformers, and in the folders of the first T5.
+    unused=("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",),
+)
+
+
+def t5_parts(config: Fields) -> dict[str, Part]:
+    stated = str(config.get("feed_forward_proj", "relu"))
+    gated = stated.startswith("gated-")
+    # Newer folders also have what follows from feed_forward_proj; other values would replace it.
+    activation = "gelu_new" if stated == "gated-gelu" else stated.removeprefix("gated-")
+    config.require({"is_gated_act": gated, "dense_act_fn": activation}, f"an MLP of {stated:.40}")
+    shared = config.read(flag("tie_word_embeddings", True))
+    embedding = f"{EMBEDDING}|lm_head.weight" if shared else EMBEDDING
+    encoder = t5_names("encoder", {**ATTENTION, **mlp(1, gated=gated)}, embedding)
+    decoder = t5_names("decoder", {**ATTENTION, **CROSS_ATTENTION, **mlp(2, gated=gated)}, embedding)
+    head = {"vocabulary_head.own.weight": embedding if shared else "lm_head.weight"}
+    depth = config.get("num_decoder_layers") or config.get("num_layers", 6)
+    return {
+        "encoder": Part(replace(T5_ENCODER, names=encoder), config),
+        "decoder": Part(replace(T5_DECODER, names=decoder, head=head), config | {"num_layers": depth}),
+    }
+
+
+T5_ARCHITECTURE = Architecture(
+    parts=t5_parts,
+    models={name: Model("translation", translator) for name in ("T5ForConditionalGeneration", "T5WithLMHeadModel")},
+    unused=("qa_outputs.{kind}",),
+    bare=True,
+)
+
+
+LAYERS: Paths = {
+    "norm1": "self_attn_layer_norm",
+    "attn.qkv": tuple(f"self_attn.{part}_proj" for part in "qkv"),
+    "attn.proj": "self_attn.out_proj",
+    "norm2": "final_layer_norm",
+    "mlp.fc1": "fc1",
+    "mlp.fc2": "fc2",
+}
+NEUTRAL_KEYS = ("extra_pos_embeddings", "is_encoder_decoder")
+MARIAN_ALIASES = {
+    "hidden_size": "d_model",
+    "num_attention_heads": "encoder_attention_heads",
+    "num_hidden_layers": "encoder_layers",
+}
+# Options of BART, of which Marian's code was a part.
+OLD_OPTIONS = dict.fromkeys(
+    ("add_bias_logits", "add_final_layer_norm", "normalize_before", "normalize_embedding", "is_decoder"), False
+) | {"static_position_embeddings": True, "force_bos_token_to_be_generated": False}
+# The copies of the embedding, of which a folder holds one or more: with one vocabulary, and with one per language.
+SHARED = "model.shared.weight|model.encoder.embed_tokens.weight|model.decoder.embed_tokens.weight|lm_head.weight"
+EMBEDDINGS = {
+    "encoder": "model.encoder.embed_tokens.weight",
+    "decoder": "model.decoder.embed_tokens.weight|lm_head.weight",
+}
+CROSS_LAYERS: Paths = {
+    "norm_cross": "encoder_attn_layer_norm",
+    "cross_attn.q": "encoder_attn.q_proj",
+    "cross_attn.kv": ("encoder_attn.k_proj", "encoder_attn.v_proj"),
+    "cross_attn.proj": "encoder_attn.out_proj",
+}
+
+
+def sizes(side: str, **defaults: int) -> dict[str, Any]:
+    """The sizes of a stack, whose keys begin with "encoder" or "decoder".
+
+    Args:
+        defaults: Defaults of `vocab_size` and `max_len`.
+    """
+    return {
+        "dim": integer("d_model", 1024),
+        "depth": integer(f"{side}_layers", 12, high=1000),
+        "num_heads": integer(f"{side}_attention_heads", 16),
+        "hidden": integer(f"{side}_ffn_dim", 4096),
+        "activation": choice("activation_function", "gelu", ACTIVATIONS),
+        "norm_eps": 1e-5,
+        "pre_norm": False,
+        "vocab_size": integer("vocab_size", defaults["vocab_size"]),
+        "max_len": integer("max_position_embeddings", defaults["max_len"]),
+    }
+
+
+def scaled(sizes: dict[str, Any], config: Fields) -> float:
+    """The factor of the token embeddings."""
+    return sizes["dim"] ** 0.5 if config.read(flag("scale_embedding", False)) else 1.0
+
+
+def sinusoids(sizes: dict[str, Any], config: Fields) -> dict[str, Any]:
+    return {
+        "positions": spec_of("SplitSinusoids", dim=sizes["dim"], base=10_000.0, first=0),
+        "embed_scale": scaled(sizes, config),
+    }
+
+
+def sinusoids_and_bias(sizes: dict[str, Any], config: Fields) -> dict[str, Any]:
+    head = spec_of("VocabularyHead", dim=sizes["dim"], vocab_size=sizes["vocab_size"], bias=True)
+    return sinusoids(sizes, config) | {"vocabulary_head": head}
+
+
+def marian_names(side: str) -> Names:
+    return {"token_embed.weight": "shared.weight", **layers(LAYERS, f"{side}.layers")}
+
+
+MARIAN = {
+    "encoder": Stack(
+        kind=TextEncoder,
+        model_type="marian",
+        prefix="model.",
+        sizes=sizes("encoder", vocab_size=58101, max_len=1024) | {"token_types": None},
+        more=sinusoids,
+        aliases=MARIAN_ALIASES,
+        names=marian_names("encoder"),
+        head={"token_embed.weight": SHARED},
+        unused=("encoder.embed_positions.weight",),
+    ),
+    "decoder": Stack(
+        kind=Decoder,
+        model_type="marian",
+        prefix="model.",
+        sizes=sizes("decoder", vocab_size=58101, max_len=1024),
+        more=sinusoids_and_bias,
+        names={**marian_names("decoder"), **layers(CROSS_LAYERS, "decoder.layers")},
+        head={
+            "token_embed.weight": SHARED,
+            "vocabulary_head.bias": Weight(("final_logits_bias",), lambda bias: bias[0], lambda bias: bias[None]),
+        },
+        unused=("decoder.embed_positions.weight",),
+        needed={"tie_word_embeddings": True, **OLD_OPTIONS},
+        neutral_keys=NEUTRAL_KEYS,
+    ),
+}
+
+
+def marian_parts(config: Fields) -> dict[str, Part]:
+    """The parts of both stacks.
+
+    Raises:
+        UserError: The languages have separate vocabularies.
+    """
+    if config.get("decoder_vocab_size") not in (None, config.get("vocab_size", 58101)):
+        raise config.fault("decoder_vocab_size", "another than vocab_size, where our models have one vocabulary")
+    if config.read(flag("share_encoder_decoder_embeddings", True)):
+        return {place: Part(stack, config) for place, stack in MARIAN.items()}
+    return {
+        place: Part(replace(stack, head={**stack.head, "token_embed.weight": EMBEDDINGS[place]}), config)
+        for place, stack in MARIAN.items()
+    }
+
+
+def export(model: nn.Module) -> Export | None:
+    """Exports a MarianMTModel, with separate embeddings of encoder and decoder if they differ."""
+    if type(model) is not TextToText or not isinstance(getattr(model.decoder, "positions", None), SplitSinusoids):
+        return None
+    config: dict[str, Any] = {"architectures": ["MarianMTModel"], "is_encoder_decoder": True}
+    tensors: dict[str, Tensor] = {}
+    for place, stack in MARIAN.items():
+        module: Any = getattr(model, place)
+        more = {"scale_embedding": module.embed_scale != 1}
+        own, weights = export_stack(stack, module, f"model.{place}", head=biased, more=more)
+        config |= own
+        tensors |= {f"{stack.prefix}{name}": weight for name, weight in weights.items()}
+    sides: Any = (model.encoder, model.decoder)
+    read, written = (side.token_embed.weight for side in sides)
+    if not (shared := torch.equal(read, written)):
+        del tensors["model.shared.weight"]
+        tensors |= {"model.encoder.embed_tokens.weight": read, "model.decoder.embed_tokens.weight": written}
+        tensors["lm_head.weight"] = written
+    head: Any = model.decoder.vocabulary_head
+    bias = written.new_zeros(len(written)) if head is None else head.bias
+    config["share_encoder_decoder_embeddings"] = shared
+    return config, tensors | {"final_logits_bias": bias[None]}
+
+
+def biased(head: VocabularyHead) -> bool:
+    """Returns True if a head is the token embedding with a bias."""
+    _, bias, transform = head.parts(torch.empty(0))
+    return head.own is None and bias is not None and transform is None
+
+
+MARIAN_ARCHITECTURE = Architecture(
+    parts=marian_parts,
+    export=export,
+    models={"MarianMTModel": Model("translation", translator)},
+    bare=True,
+)
+
+ARCHITECTURES = {
+    "marian": MARIAN_ARCHITECTURE,
+    "t5": T5_ARCHITECTURE,
+}

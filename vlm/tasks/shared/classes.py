@@ -1,0 +1,271 @@
+"""The base of tasks that classify inputs, and their metrics, exact over any number of processes."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Unpack
+
+import numpy as np
+from torch import Tensor
+
+from vlm.data.batch import Batch
+from vlm.errors import UserError, printable
+from vlm.evaluation.metrics.bootstrap import Scorer, intervals, mean_scorer
+from vlm.evaluation.metrics.records import RecordMetric
+from vlm.evaluation.report.sections import SHOWN, Confusion, Part, Section, Table, random_places
+from vlm.models.classifier import PoolingClassifier
+from vlm.training.step.losses import Term
+from vlm.training.step.task import Task, TaskOptions
+
+TOP = 5
+BINS = 15
+
+
+class ClassificationMetric(RecordMetric):
+    """Accuracy, calibration and confusion over all samples of all processes.
+
+    `per_class`, `confusion`, `predictions` and `constant` refer to the samples of the last `compute`.
+
+    Args:
+        num_classes: Number of classes C.
+    Attributes:
+        controls: Whether a control is right about each sample of the last `compute`.
+    """
+
+    controls: dict[str, np.ndarray]  # (B,)
+
+    _ids: list[str]
+    _labels: np.ndarray  # (B,)
+    _classes: np.ndarray  # (B, top), the likeliest first
+    _values: np.ndarray  # (B, top), their probabilities
+    _texts: Sequence[Sequence[str] | None]
+
+    def __init__(self, *, num_classes: int, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.num_classes = num_classes
+
+    def update(
+        self,
+        ids: Sequence[str],
+        probabilities: Tensor,
+        labels: Tensor,
+        texts: Sequence[Sequence[str]] | None = None,
+    ) -> None:
+        """Adds some samples.
+
+        Args:
+            ids: Names of the samples, unique in the data set.
+            probabilities: Probability of each class, summing to 1 for a sample.
+            labels: The true classes.
+            texts: The text of each sample, or its two texts, for its prediction; None for images.
+        Shapes:
+            probabilities (B, C), labels (B,)
+        """
+        # Stable, so that ties are ordered alike on every device.
+        values, classes = probabilities.detach().float().sort(dim=-1, descending=True, stable=True)
+        top = classes[:, :TOP].tolist(), values[:, :TOP].tolist()
+        shown = [None] * len(ids) if texts is None else [list(each) for each in texts]
+        self.add(zip(ids, labels.tolist(), *top, shown, strict=True))
+
+    def compute(self) -> dict[str, float]:
+        """The scores.
+
+        ``accuracy`` is the share of samples whose likeliest class is the true one; ``top5`` the share in which it is
+        among the five likeliest (with six classes or more); ``balanced_accuracy`` the mean of the accuracies of the
+        classes that have samples; ``calibration_error`` the expected calibration error (Guo et al. 2017, equation 3):
+        the mean distance of confidence and accuracy over 15 bins of equal width, weighted by their samples.
+
+        Raises:
+            UserError: Nothing was added.
+        """
+        self._read()
+        right = self._classes[:, 0] == self._labels
+        scores = {"accuracy": float(right.mean())}
+        if self.num_classes > TOP:
+            scores["top5"] = float((self._classes == self._labels[:, None]).any(1).mean())
+        scores["balanced_accuracy"] = float(np.mean([value for value in self.per_class() if value is not None]))
+        scores["calibration_error"] = calibration_error(self._values[:, 0], right)
+        return scores
+
+    def per_class(self) -> list[float | None]:
+        """Returns the accuracy of each class; None for a class without samples."""
+        matrix = self.confusion()
+        totals = matrix.sum(1).tolist()
+        return [
+            right / total if total else None for right, total in zip(matrix.diagonal().tolist(), totals, strict=True)
+        ]
+
+    def f1(self) -> list[float | None]:
+        """Returns the F1 of each class; None for a class without samples."""
+        matrix = self.confusion()
+        counts = zip(matrix.diagonal().tolist(), matrix.sum(0).tolist(), matrix.sum(1).tolist(), strict=True)
+        return [2 * right / (taken + total) if total else None for right, taken, total in counts]
+
+    def confusion(self) -> np.ndarray:
+        """Confusion matrix: counts by true class (rows) and predicted class (columns).
+
+        Shapes:
+            -> int64 (C, C)
+        """
+        cells = self._labels * self.num_classes + self._classes[:, 0]
+        return np.bincount(cells, minlength=self.num_classes**2).reshape(self.num_classes, self.num_classes)
+
+    def predictions(self, classes: Sequence[str]) -> list[dict[str, Any]]:
+        """Returns a record per sample, sorted by name: true class, likeliest with its probability, and the first five.
+
+        Args:
+            classes: The names of the classes.
+        """
+        named = zip(self._ids, self._texts, strict=True)
+        heads = [{"image": id} if texts is None else {"id": id, **_named(texts)} for id, texts in named]
+        rows = zip(heads, self._labels.tolist(), self._classes.tolist(), self._values.tolist(), strict=True)
+        return [
+            {
+                **head,
+                "label": classes[label],
+                "predicted": classes[top[0]],
+                "probability": values[0],
+                "top": {classes[at]: value for at, value in zip(top, values, strict=True)},
+            }
+            for head, label, top, values in rows
+        ]
+
+    def constant(self, counts: Sequence[int]) -> dict[str, float]:
+        """Returns the control ``accuracy@constant``: the accuracy of always predicting train's most frequent class.
+
+        Args:
+            counts: Training samples of each class.
+        """
+        self.controls["constant"] = self._labels == int(np.argmax(counts))
+        return {"accuracy@constant": float(self.controls["constant"].mean())}
+
+    def scorers(self, control: str) -> tuple[Scorer, Scorer, int]:
+        """Returns scorers of the accuracy of the model and of a control in `controls`, and the number of samples."""
+        own = self._classes[:, 0] == self._labels
+        sides = (mean_scorer(right[:, None].astype(np.float64)) for right in (own, self.controls[control]))
+        return next(sides), next(sides), len(own)
+
+    def answered(self, ids: Iterable[str], right: Iterable[bool]) -> np.ndarray:
+        """Returns if a control is right about each sample of the last `compute`, given that of samples by name."""
+        by_id = dict(zip(ids, right, strict=True))
+        return np.array([by_id[id] for id in self._ids], bool)
+
+    def intervals(self, *, seed: int) -> dict[str, float]:
+        """Returns accuracy@low and accuracy@high: a 95% interval by bootstrap over samples."""
+        right = (self._classes[:, :1] == self._labels[:, None]).astype(np.float64)
+        return intervals(["accuracy"], mean_scorer(right), len(right), seed=seed)
+
+    def _start(self) -> None:
+        super()._start()
+        self._ids, self.controls = [], {}
+        self._labels = np.empty(0, dtype=np.int64)
+        self._classes, self._values = np.empty((0, 1), dtype=np.int64), np.empty((0, 1))
+        self._texts = ()
+
+    def _read(self) -> None:
+        rows = self.rows()
+        if not rows:
+            raise UserError("no sample to score: all that were read could not be, or the split is empty", status=1)
+        labels, classes, values, self._texts = zip(*rows.values(), strict=True)
+        self._ids, self._labels = list(rows), np.array(labels)
+        self._classes, self._values = np.array(classes), np.array(values)
+
+
+def _named(texts: Sequence[str]) -> dict[str, str]:
+    return dict(zip(("text", "pair"), texts, strict=False))
+
+
+def calibration_error(confidences: np.ndarray, right: np.ndarray, bins: int = BINS) -> float:
+    """Returns the expected calibration error (Guo et al. 2017, equation 3).
+
+    Args:
+        confidences: Probability of each predicted class, in [0, 1].
+        right: Whether it was the true one.
+        bins: Number of bins of equal width; each includes its upper edge, not its lower.
+    """
+    places = np.clip(np.ceil(confidences * bins).astype(int) - 1, 0, bins - 1)
+    gaps = np.bincount(places, weights=right - confidences, minlength=bins)
+    return float(np.abs(gaps).sum() / len(confidences))
+
+
+SAMPLES = 32  # samples of an evaluation to show
+
+
+class ClassTask(Task):
+    """Validates and tests by accuracy and calibration; subclasses define how inputs are read and shown.
+
+    Args:
+        model, options: As in Task.
+        fields: labels, and the fields of the inputs.
+    """
+
+    headlines: Sequence[str] = ("accuracy", "balanced_accuracy")
+    curves: Sequence[str] = ("accuracy", "calibration_error")
+    model: PoolingClassifier
+
+    def __init__(self, *, model: PoolingClassifier, **options: Unpack[TaskOptions]) -> None:
+        super().__init__(model=model, **options)
+        self.classes = list(options["fields"]["labels"].classes)
+        self.metric = ClassificationMetric(num_classes=len(self.classes))
+
+    def probabilities(self, batch: Batch) -> Tensor:
+        """Returns class probabilities of each sample, computed as in inference: (B, C), float64."""
+        raise TypeError(f"{type(self).__name__} gives no probabilities")
+
+    def texts(self, batch: Batch) -> Sequence[Sequence[str]] | None:
+        """Returns the texts of each sample; None for images."""
+        return None
+
+    def evaluation_step(self, batch: Batch, *, final: bool) -> None:
+        labels, probabilities = batch["labels"], self.probabilities(batch)
+        picked = probabilities.gather(1, labels[:, None])
+        self.evaluation.add_loss({"samples": Term(-picked.log().sum(), len(batch.ids))})
+        self.metric.update(batch.ids, probabilities, labels, self.texts(batch))
+
+    def evaluation_results(self, split: str, loss: float, *, final: bool) -> dict[str, float]:
+        results = self.metric.compute()
+        records = self.metric.predictions(self.classes)
+        spread = records[:: max(1, len(records) // SAMPLES)]  # records are sorted, and so often by class
+        self.evaluation.samples = [{**record, "line": self.line(record)} for record in spread[:SAMPLES]]
+        if final:
+            results |= self.metric.constant(self.fields["labels"].counts("train"))  # type: ignore[attr-defined]
+            results |= self.metric.intervals(seed=self.seed)
+        return results
+
+    def scorers(self, metric: str, control: str) -> tuple[Scorer, Scorer, int] | None:
+        return self.metric.scorers(control) if control in self.metric.controls else None
+
+    def line(self, record: Mapping[str, Any]) -> str:
+        """Returns a prediction as a line to print."""
+        mark = "=" if record["predicted"] == record["label"] else " "
+        name = record.get("image") or " | ".join(record[name] for name in ("text", "pair") if name in record)
+        return f"{mark} {record['predicted']} {record['probability']:.3f}   true: {record['label']}   {printable(name)}"
+
+    def predictions(self) -> list[dict[str, Any]]:
+        return self.metric.predictions(self.classes)
+
+    def details(self) -> dict[str, Any]:
+        matrix = self.metric.confusion()
+        per_class = dict(zip(self.classes, self.metric.per_class(), strict=True))
+        return {"accuracy": per_class, "confusion": matrix.tolist(), "classes": self.classes}
+
+    def report(self) -> list[Section]:
+        """The confusion matrix, the scores of each class, the most confident mistakes, and random samples."""
+        confusion = Confusion(self.metric.confusion().tolist(), self.classes)
+        records = self.predictions()
+        wrong = [record for record in records if record["predicted"] != record["label"]]
+        wrong.sort(key=lambda record: -record["probability"])
+        random = [records[at] for at in random_places(len(records))]
+        kinds = {"Surest mistakes": wrong[:SHOWN], "Random samples": random}
+        shown = [Section(title, [self.shown(kind)]) for title, kind in kinds.items() if kind]
+        return [Section("Classes", [confusion, self.class_table()]), *shown]
+
+    def class_table(self) -> Table:
+        """The scores of each class."""
+        return Table(["class", "accuracy"], list(zip(self.classes, map(share, self.metric.per_class()), strict=True)))
+
+    def shown(self, records: Sequence[Mapping[str, Any]]) -> Part:
+        """Returns some predictions for the report."""
+        raise TypeError(f"{type(self).__name__} shows no predictions")
+
+
+def share(value: float | None) -> str:
+    return "no samples" if value is None else f"{value:.1%}"

@@ -1,0 +1,253 @@
+"""Loggers: CSV files, Weights & Biases, and a wrapper that cannot stop training."""
+
+import csv
+import sys
+import threading
+from argparse import Namespace
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from lightning.pytorch.loggers import WandbLogger as Lightnings
+from lightning.pytorch.loggers.logger import DummyExperiment, Logger, rank_zero_experiment
+from lightning.pytorch.utilities import rank_zero_only
+
+from vlm.errors import Injected, UserError, printable
+from vlm.io.files import write_text
+from vlm.io.output import csv_text
+
+APART = "throughput/"  # prefix of figures that depend on the clock; a resumed run repeats all others bit for bit
+
+
+class Table:
+    """A CSV file with one row per step and one column per metric; a resumed run appends to it.
+
+    Args:
+        path: The file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.rows: list[dict[str, Any]] = []
+        self.columns: dict[str, None] = {}
+        self._read = False
+        self._text, self._texts = "", 0  # text of the header and the first rows, and the number of these rows
+
+    def add(self, metrics: dict[str, float], step: int) -> None:
+        """Adds metrics to the row of a step, the last one or a new one."""
+        if not self._read:
+            self._read = True
+            self._restore(step)
+        if self.rows and int(self.rows[-1]["step"]) == step:
+            self.rows[-1].update(metrics)
+        else:
+            self.rows.append({"step": step, **metrics})
+        if not self.rows[-1].keys() <= self.columns.keys():
+            self.columns |= dict.fromkeys(self.rows[-1])
+            self._text, self._texts = self._lines([dict(zip(self.columns, self.columns, strict=True))]), 0
+
+    def _restore(self, step: int) -> None:
+        if self.path.is_file():
+            with self.path.open(newline="") as file:
+                # A resumed run repeats the steps after its checkpoint, so their rows are dropped.
+                self.rows = [row for row in csv.DictReader(file) if int(row["step"]) <= step]
+            self.columns = dict.fromkeys(name for row in self.rows for name in row)
+            self._text = self._lines([dict(zip(self.columns, self.columns, strict=True))])
+
+    def _lines(self, rows: list[dict[str, Any]]) -> str:
+        return csv_text(([row.get(name) for name in self.columns] for row in rows), end="\r\n")
+
+    def save(self) -> None:
+        """Writes the file, if there is anything to write.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        if not self.rows:
+            return
+        done = len(self.rows) - 1  # the last row may still grow
+        self._text += self._lines(self.rows[self._texts : done])
+        self._texts = done
+        write_text(self.path, self._text + self._lines(self.rows[-1:]))
+
+
+class CSVLogger(Logger):
+    """Writes `metrics.csv`, and `throughput.csv` with what depends on the clock.
+
+    Args:
+        folder: The run's folder.
+    """
+
+    def __init__(self, *, folder: Injected[str]) -> None:
+        super().__init__()
+        self.metrics, self.throughput = (Table(Path(folder) / f"{name}.csv") for name in ("metrics", "throughput"))
+
+    @property
+    def name(self) -> str:
+        return "csv"
+
+    @property
+    def version(self) -> str:
+        return ""
+
+    @property
+    @rank_zero_experiment
+    def experiment(self) -> list[dict[str, Any]]:
+        return self.metrics.rows
+
+    def log_hyperparams(self, params: dict[str, Any] | Namespace, *args: Any, **kwargs: Any) -> None:
+        """Does nothing: the run's config.yaml holds them."""
+
+    @rank_zero_only
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        apart = {name.removeprefix(APART): value for name, value in metrics.items() if name.startswith(APART)}
+        if apart:
+            self.throughput.add(apart, step or 0)
+        if len(apart) < len(metrics):
+            self.metrics.add({name: value for name, value in metrics.items() if not name.startswith(APART)}, step or 0)
+
+    @rank_zero_only
+    def save(self) -> None:
+        self.metrics.save()
+        self.throughput.save()
+
+    @rank_zero_only
+    def finalize(self, status: str) -> None:
+        self.save()
+
+
+def silence_writer_threads() -> None:
+    """Stops TensorBoard's writer thread from printing tracebacks; a warning is printed anyway."""
+    before = threading.excepthook
+
+    def hook(args: Any) -> None:
+        if not type(args.thread).__module__.startswith("tensorboard."):
+            before(args)
+
+    hook.hushes = True  # type: ignore[attr-defined]
+    if not hasattr(before, "hushes"):
+        threading.excepthook = hook
+
+
+def _passed_on(attribute: str) -> Any:
+    """Returns a property that reads an attribute of the wrapped logger."""
+    return property(lambda steady: steady._try(lambda: getattr(steady.logger, attribute)))
+
+
+class FaultTolerantLogger(Logger):
+    """Wraps a logger and warns once if it fails, instead of stopping the run.
+
+    Each call tries the logger again, so that one whose disk was full for a while goes on.
+
+    Args:
+        logger: The wrapped logger.
+        label: Its name in the config.
+    """
+
+    def __init__(self, logger: Logger, label: str) -> None:
+        super().__init__()
+        self.logger, self.label = logger, label
+        self._warned = False
+        silence_writer_threads()
+
+    def _try(self, action: Callable[[], Any], otherwise: Any = None) -> Any:
+        try:
+            return action()
+        except Exception as fault:  # third-party code may fail in any way
+            if not self._warned:
+                self._warned = True
+                where = f"{fault.filename}: " if isinstance(fault, OSError) and fault.filename else ""
+                reason = getattr(fault, "strerror", None) or str(fault) or type(fault).__name__
+                why = printable(f"{where}{reason.splitlines()[0]}")
+                print(f"warning: logger.{self.label} fails ({why}); training goes on without it", file=sys.stderr)
+            return otherwise
+
+    name, version, root_dir, log_dir = map(_passed_on, ("name", "version", "root_dir", "log_dir"))
+
+    @property
+    def experiment(self) -> Any:
+        """The experiment of the wrapped logger."""
+        return self._try(lambda: self.logger.experiment, DummyExperiment())  # type: ignore[attr-defined]
+
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        self._try(lambda: self.logger.log_metrics(metrics, step))
+
+    def log_hyperparams(self, params: dict[str, Any] | Namespace, *args: Any, **kwargs: Any) -> None:
+        self._try(lambda: self.logger.log_hyperparams(params, *args, **kwargs))
+
+    def log_samples(self, samples: Sequence[Mapping[str, Any]], step: int) -> None:
+        """Logs samples by the logger's own `log_samples`, or to TensorBoard; other loggers get none."""
+        own = getattr(self.logger, "log_samples", None)
+        if own is not None:
+            self._try(lambda: own(samples, step))
+        elif hasattr(self.experiment, "add_image"):
+            self._try(lambda: _show(self.experiment, samples, step))
+
+    def save(self) -> None:
+        self._try(self.logger.save)
+
+    def finalize(self, status: str) -> None:
+        self._try(lambda: self.logger.finalize(status))
+
+
+def _show(board: Any, samples: Sequence[Mapping[str, Any]], step: int) -> None:
+    """Adds samples to TensorBoard: their lines as one text, and each image under its number."""
+    lines = ["".join(f"    {line}\n" for line in sample["line"].splitlines()) for sample in samples]
+    board.add_text("val/samples", "\n".join(lines), step)  # Markdown shows indented lines verbatim
+    for place, sample in enumerate(samples):
+        if "image" in sample:
+            board.add_image(f"val/samples/{place}", sample["image"].cpu(), step)
+
+
+class WandbLogger(Lightnings):
+    """Lightning's logger, extended to log the run's config, and samples with their images.
+
+    A resumed run continues under the id found in its folder.
+
+    Args:
+        folder: The run's folder, for the files of wandb.
+        project, entity: Project of the run, and its owner.
+        name: Name of the run in W&B; None for the folder's name.
+        offline: Whether to send nothing; `wandb sync` does that later.
+    Raises:
+        UserError: The package wandb is not installed.
+    """
+
+    def __init__(
+        self, *, folder: Injected[str], project: str, entity: str | None, name: str | None, offline: bool
+    ) -> None:
+        try:
+            import wandb
+        except ImportError as fault:
+            raise UserError(
+                'logger=wandb: the package wandb is not installed; pip install "vlm-lightning[wandb]", or logger=csv'
+            ) from fault
+        self.folder, self.began = Path(folder), False
+        ids = sorted(path.name.rpartition("-")[2] for path in (self.folder / "wandb").glob("*run-*-*"))
+        options: Any = {"entity": entity, "id": ids[0] if ids else None, "mode": "offline" if offline else None}
+        options |= {"settings": wandb.Settings(quiet=True)}
+        super().__init__(name=name or self.folder.name, save_dir=folder, project=project, **options)
+
+    @property
+    @rank_zero_experiment
+    def experiment(self) -> Any:
+        if not self.began:
+            self.began = True
+            import wandb
+
+            if wandb.run is not None:  # of the previous job in a sweep
+                wandb.finish()
+            config = yaml.safe_load((self.folder / "config.yaml").read_text(encoding="utf-8"))
+            super().experiment.config.update(config, allow_val_change=True)
+        return super().experiment
+
+    @rank_zero_only
+    def log_samples(self, samples: Sequence[Mapping[str, Any]], step: int) -> None:
+        """Logs the images of samples with their lines, or only the lines."""
+        lines = [[sample["line"]] for sample in samples]
+        if all("image" in sample for sample in samples):
+            images = [sample["image"].permute(1, 2, 0).cpu().numpy() for sample in samples]  # (H, W, 3)
+            self.log_image("val/samples", images, step, caption=[line for (line,) in lines])
+        else:
+            self.log_text("val/samples", ["sample"], lines, step=step)

@@ -1,0 +1,322 @@
+"""The speed of training: estimates, times of steps, throughput, and messages about torch.compile."""
+
+import resource
+import statistics
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import lightning as L
+import torch
+from lightning.pytorch.utilities import rank_zero_only
+from torch import Tensor
+
+from vlm.io.terminal import folded
+from vlm.models.flop import Flop, model_flop
+from vlm.nn.image_size import ImageSize, as_override, sides
+from vlm.training.step import blocks as compiling
+from vlm.training.step.optim import total_steps
+from vlm.training.step.step import accumulates, is_logged, summed
+from vlm.training.step.task import Task
+
+
+class CompileMessages(L.Callback):
+    """Prints that the first steps compile, and how long compilation took."""
+
+    def __init__(self) -> None:
+        self._before: float | None = None
+
+    @rank_zero_only
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._before = compiling.seconds()
+        pl_module.print("compile     the first steps compile the model's blocks, half a minute or more")
+
+    @rank_zero_only
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if self._before is None:
+            return
+        spent = compiling.seconds()
+        if spent == self._before:
+            pl_module.print(f"compiled    in {spent:.0f} s; other sizes of batches may add to it")
+            self._before = None
+        else:
+            self._before = spent
+
+
+STEPS = 10  # timed steps, after one warm-up step
+SHORT, LONG = 60.0, 15 * 60.0  # seconds: a shorter run prints nothing, a longer one prints advice too
+FEW_PATCHES = 100  # up to this many, smaller images save little
+
+
+class Pace(L.Callback):
+    """Prints, after ten steps, how long an epoch and the rest of the run take; and what would shorten a long run.
+
+    Validation and torch.compile are not counted.
+    """
+
+    def __init__(self) -> None:
+        self._timed = self._begin = self._waited = self._paused = self._compiled = 0.0
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._timed = -1
+
+    def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._paused = time.monotonic()
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._begin += time.monotonic() - self._paused  # an epoch may be shorter than ten steps
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if self._timed >= STEPS or accumulates(trainer):
+            return
+        self._timed += 1
+        loader: Any = trainer.train_dataloader
+        if self._timed == 0:
+            self._begin, self._waited, self._compiled = time.monotonic(), loader.waited, compiling.seconds()
+        elif self._timed == STEPS and trainer.is_global_zero:
+            spent = time.monotonic() - self._begin - (compiling.seconds() - self._compiled)
+            waits = (loader.waited - self._waited) / spent
+            task = cast(Task, pl_module)
+            if text := "\n".join(lines(trainer, task, step=spent / STEPS, waits=waits)):
+                pl_module.print(folded(text))
+
+
+def lines(trainer: L.Trainer, task: Task, *, step: float, waits: float) -> Iterator[str]:
+    """Yields the lines to print: the pace, and for a long run how to shorten it.
+
+    Args:
+        step: Seconds of an optimiser step.
+        waits: Share of the time in which training waits for data.
+    """
+    steps = -(-int(trainer.num_training_batches) // trainer.accumulate_grad_batches)
+    epoch, left = step * steps, step * ((total_steps(trainer) or 0) - trainer.global_step)
+    if max(epoch, left) < SHORT:
+        return
+    text = f"pace        {step:.2g} s a step: about {duration(epoch)} an epoch of {steps:,} steps"
+    yield text + (f", {duration(left)} to the end, without validation" if left > 0 else "")
+    if left > LONG:
+        yield "shorter     " + "; ".join(_advice(trainer, task, step=step, epoch=epoch, waits=waits))
+
+
+def _advice(trainer: L.Trainer, task: Task, *, step: float, epoch: float, waits: float) -> Iterator[str]:
+    """Yields ways to shorten the run."""
+    if waits > 0.3:
+        yield f"{waits:.0%} of the time it waits for data: smaller files, or more data.num_workers on more cores"
+    size = getattr(getattr(task, "preprocess", None), "image_size", 0)
+    patches = _patches(task, size)
+    if patches > FEW_PATCHES:
+        height, width = sides(size)
+        half = -(-height // 32) * 16, -(-width // 32) * 16
+        fewer = patches * half[0] * half[1] // (height * width)
+        yield f"data.image_size={as_override(half)} ({fewer} patches of an image instead of {patches})"
+    by_epochs = (trainer.max_epochs or -1) > 0 and epoch <= LONG
+    most = f"max_epochs={int(LONG / epoch)}" if by_epochs else f"max_steps={int(LONG / step)}"
+    yield f"trainer.{most} ({duration(LONG)})"
+
+
+def _patches(task: Task, image_size: ImageSize) -> int:
+    """Number of states that the model encodes an image into; 0 if unknown."""
+    from vlm.models.flop import model_flop
+
+    try:
+        return model_flop(task.model, image_size=image_size).states if image_size else 0
+    except TypeError:
+        return 0
+
+
+def duration(seconds: float) -> str:
+    """Time in words, rounded: 40 s, 12 min, 3 h 20 min."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"
+
+
+# Peak FLOP/s of dense matrix products in 16 bits, in TF32 and in plain 32 bits. Where a source includes a factor of two
+# for sparse matrices, it is taken out. Sources: NVIDIA's data sheets of the H200, H100, A100, L40S and L4, and the
+# white papers of the Ada and Ampere GeForce cards (16 bits, summed in 32). The keys are full device names.
+PEAKS = {
+    "NVIDIA H200": (989e12, 494e12, 67e12),
+    "NVIDIA H100 80GB HBM3": (989e12, 494e12, 67e12),
+    "NVIDIA H100 PCIe": (756e12, 378e12, 51e12),
+    "NVIDIA A100-SXM4-40GB": (312e12, 156e12, 19.5e12),
+    "NVIDIA A100-SXM4-80GB": (312e12, 156e12, 19.5e12),
+    "NVIDIA A100-PCIE-40GB": (312e12, 156e12, 19.5e12),
+    "NVIDIA A100 80GB PCIe": (312e12, 156e12, 19.5e12),
+    "NVIDIA L40S": (362e12, 183e12, 91.6e12),
+    "NVIDIA L4": (121e12, 60e12, 30.3e12),
+    "NVIDIA GeForce RTX 4090": (165.2e12, 82.6e12, 82.6e12),
+    "NVIDIA GeForce RTX 3090": (71e12, 35.6e12, 35.6e12),
+}
+
+
+class Throughput(L.Callback):
+    """Logs, as `throughput/...`, at the trainer's logging interval and over the steps since the last time:
+
+    - `images_per_s`, `tokens_per_s`: of all devices; tokens that the loss counts, without padding. A task that
+      counts texts or words has `texts_per_s` or `words_per_s`.
+    - `data_wait`: share of the time in which this process waited for its loader.
+    - `flop_per_s`: of all devices, as vlm.models.flop counts; `mfu`: this over the device's peak, if PEAKS has it.
+    - `peak_memory_gib`: so far; what torch allocated on a GPU, else what this process held, its workers not counted.
+
+    The time of validation and torch.compile is not counted. Only logging waits for the device.
+    """
+
+    def __init__(self) -> None:
+        self.flop: Flop | None = None
+        self._since = self._compiled = self._paused = 0.0
+        self._counted: Tensor | float = 0.0
+        self.loader: Any = None
+        self.restart()
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        if stage != "fit":
+            return
+        preprocess: Any = getattr(pl_module, "preprocess", None)
+        try:
+            self.flop = model_flop(cast(Task, pl_module).model, image_size=getattr(preprocess, "image_size", 0))
+        except TypeError:  # a custom model; the other figures are logged
+            self.flop = None
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self.loader = trainer.train_dataloader
+        self.restart()
+
+    def restart(self) -> None:
+        """Measures from now on."""
+        self._since, self._compiled = time.perf_counter(), compiling.seconds()
+        self._waited = self.loader.waited if self.loader else 0.0
+        self._images, self._tokens, self._flop, self._counted = 0, False, 0.0, 0.0
+
+    def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._paused = time.perf_counter()
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        task = cast(Task, pl_module)
+        self.add(task, batch, outputs)
+        if is_logged(trainer.global_step, trainer) and not accumulates(trainer):
+            figures = {f"throughput/{name}": value for name, value in self.figures(trainer, task).items()}
+            for logger in trainer.loggers:
+                logger.log_metrics(figures, trainer.global_step - 1)
+            self.restart()
+
+    def add(self, task: Task, batch: Any, outputs: Any) -> None:
+        """Counts a batch that this process has trained on.
+
+        Args:
+            outputs: Outputs of the training step, with the count of the loss's first term.
+        """
+        if self._paused:  # leaves out the validation, up to the request for this batch
+            self._since += self.loader.asked - self._paused
+            self._paused = 0.0
+        self._counted = self._counted + outputs["count"]
+        work = task.work(batch)
+        self._images, self._tokens = self._images + work.images, self._tokens or work.rows > 0
+        if self.flop is not None:
+            self._flop += self.flop.training(work, 0)
+
+    def figures(self, trainer: L.Trainer, task: Task) -> dict[str, float]:
+        """Returns the figures to log of the steps since the last restart; all ranks call it together."""
+        elapsed = time.perf_counter() - self._since - (compiling.seconds() - self._compiled)
+        counted = float(self._counted)
+        flop = self._flop + (0.0 if self.flop is None else 3 * self.flop.head * counted)
+        waited = self.loader.waited - self._waited
+        own = torch.tensor([self._images, counted, flop, waited], dtype=torch.float64)
+        images, tokens, flop, waited = summed(own.to(task.device) if trainer.world_size > 1 else own, trainer).tolist()
+        peak = peak_flop(trainer, task.device)
+        values = {
+            "images_per_s": images / elapsed if self._images else None,
+            f"{task.counted_unit}_per_s": tokens / elapsed if self._tokens else None,
+            "data_wait": waited / trainer.world_size / elapsed,
+            "flop_per_s": flop / elapsed if self.flop is not None else None,
+            "mfu": flop / elapsed / peak / trainer.world_size if self.flop is not None and peak else None,
+            "peak_memory_gib": peak_memory(task.device) / 2**30,
+        }
+        return {name: float(f"{value:.5g}") for name, value in values.items() if value is not None}
+
+
+def peak_flop(trainer: L.Trainer, device: torch.device) -> float | None:
+    """Peak FLOP/s of a device in the precision of a trainer; None for a device that PEAKS does not list."""
+    if device.type != "cuda" or (peaks := PEAKS.get(torch.cuda.get_device_name(device))) is None:
+        return None
+    half, tf32, single = peaks
+    if "16" in str(trainer.precision):
+        return half
+    return single if torch.get_float32_matmul_precision() == "highest" else tf32
+
+
+def peak_memory(device: torch.device) -> int:
+    """Peak memory in bytes: of torch's tensors on a GPU, else of this process."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    status = Path("/proc/self/status")
+    if status.is_file():  # getrusage would start from the peak of the parent process
+        return next(int(line.split()[1]) << 10 for line in status.read_text().splitlines() if line.startswith("VmHWM"))
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+class StepTimes(Throughput):
+    """Times each of a number of optimiser steps; logs nothing.
+
+    A step ends when the device has finished it. On a GPU, where the host runs ahead, events are timed.
+
+    Attributes:
+        result: The figures; empty until the steps are done.
+    Args:
+        warm_up: Number of optimiser steps before the timed ones.
+        steps: Number of timed steps.
+    """
+
+    def __init__(self, *, warm_up: int, steps: int) -> None:
+        super().__init__()
+        self.warm_up, self.steps = warm_up, steps
+        self.result: dict[str, float] = {}
+        self._ends: list[Any] = []
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        task = cast(Task, pl_module)
+        self.add(task, batch, outputs)
+        if accumulates(trainer) or trainer.global_step < self.warm_up:
+            return
+        if trainer.global_step == self.warm_up:
+            finish(task.device)
+            self.restart()
+        self._ends.append(mark(task.device))
+        if len(self._ends) > self.steps:
+            finish(task.device)
+            self.result = {**self._quantiles(), **self.figures(trainer, task)}
+
+    def _quantiles(self) -> dict[str, float]:
+        times = [between(start, end) for start, end in zip(self._ends, self._ends[1:], strict=False)]
+        tenths = statistics.quantiles(times, n=10, method="inclusive") if len(times) > 1 else times * 9
+        return {"step_ms": statistics.median(times), "step_ms_p10": tenths[0], "step_ms_p90": tenths[8]}
+
+
+def mark(device: torch.device) -> Any:
+    """A timestamp of a device: an event in its queue, or the time on a CPU."""
+    if device.type != "cuda":
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def between(start: Any, end: Any) -> float:
+    """Milliseconds between two moments that have passed."""
+    return 1e3 * (end - start) if isinstance(start, float) else start.elapsed_time(end)
+
+
+def finish(device: torch.device) -> None:
+    """Waits for all work of a device."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
