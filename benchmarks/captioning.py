@@ -36,7 +36,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, VisionEncoderDecoderModel,
 
 from vlm.config.compose import compose, override
 from vlm.training.run.run import Run
-from vlm.training.run.train import quiet
+from vlm.training.run.train import silence_libraries
 
 SHAPES = {
     "S": {"image_size": 96, "encoder_depth": 6, "decoder_depth": 6, "dim": 256, "num_heads": 4},
@@ -227,7 +227,7 @@ def main() -> None:
     parser.add_argument("--out")
     parser.add_argument("--memory", choices=("ours", "peer"), help=argparse.SUPPRESS)
     args = parser.parse_args()
-    quiet()
+    silence_libraries()
     if args.memory:
         print_memory(args.root, args.shape, args.memory, args.images, args.pairs, args.precision)
         return

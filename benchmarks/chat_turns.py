@@ -47,13 +47,13 @@ def random_model(name: str, folder: Path) -> tuple[str, list[str]]:
 
 def first_token(chat: Any, text: str, clock: Any) -> float:
     """Returns the seconds to the first token of an answer, and restores the conversation."""
-    read, options, start = list(chat._kept._read), chat.options, clock()
+    read, options, start = list(chat._cache._read), chat.options, clock()
     chat.options = replace(options, max_tokens=1)
     chat.say(text)
     seconds = clock() - start
     chat.options = options
     chat.exchanges.pop()
-    chat._kept._read = chat._kept._read[: len(read)]
+    chat._cache._read = chat._cache._read[: len(read)]
     return seconds
 
 
@@ -72,7 +72,7 @@ def measured(path: str, images: list[str], tokens: int, clock: Any) -> None:
             kept = min(first_token(chat, question(number), clock) for _ in range(3))
             anew = min(first_token(begun(history), question(number), clock) for _ in range(3))
         fresh = begun(chat.exchanges)
-        fresh._waiting = list(chat._waiting)
+        fresh._pending = list(chat._pending)
         chat.say(question(number))
         fresh.say(question(number))
         equal += chat.reply.tokens == fresh.reply.tokens

@@ -21,7 +21,7 @@ tune()  # applies to both sides
 from vlm.checkpoint import load as ckpt
 from vlm.config.compose import compose
 from vlm.training.run.run import Run
-from vlm.training.run.train import quiet
+from vlm.training.run.train import silence_libraries
 
 
 class Clock:
@@ -48,7 +48,7 @@ def main() -> None:
     parser.add_argument("--out")
     parser.add_argument("overrides", nargs="*")
     args = parser.parse_args()
-    quiet()
+    silence_libraries()
     with tempfile.TemporaryDirectory() as runs:
         run = Run(compose([*args.overrides, f"runs={runs}"]))
         # The whole save is timed, including what the trainer gathers before it writes.

@@ -27,7 +27,7 @@ from torch import nn
 
 from vlm.config.compose import compose
 from vlm.training.run.run import Run
-from vlm.training.run.train import quiet
+from vlm.training.run.train import silence_libraries
 
 MODELS = {"vit_tiny": (192, 3), "vit_small": (384, 6)}
 
@@ -76,7 +76,7 @@ def main() -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--out")
     args = parser.parse_args()
-    quiet()
+    silence_libraries()
     options = {"batch": args.batch, "block": args.block, "rounds": args.rounds, "device": args.device}
     report({name: compare(args.root, name, **options) for name in args.model}, args.out)
 

@@ -69,7 +69,7 @@ def build(name: str, size: int) -> tuple[nn.Module, dict[str, Any], Work]:
 
 def step(model: nn.Module, batch: dict[str, Any], optimizer: torch.optim.Optimizer) -> int:
     """Takes one training step; returns the number of tokens in its loss."""
-    targets = Targets.of(next_token_labels(batch["tokens"], batch["segments"]))
+    targets = Targets.from_labels(next_token_labels(batch["tokens"], batch["segments"]))
     loss, count = token_loss(model(**batch), targets, model.head_parts)
     (loss / count).backward()
     nn.utils.clip_grad_norm_(model.parameters(), 1.0)

@@ -72,7 +72,7 @@ def drawn(row: int, length: int) -> list[int]:
 
 def measure(name: str, places: dict[str, str], threads: int, prompts: list[list[int]], new: int) -> dict[str, Any]:
     """Returns seconds to the first token, tokens a second after it, megabytes, and the new tokens of one side."""
-    tune(alone=True)  # applies to all sides
+    tune(single_threaded=True)  # applies to all sides
     write = SIDES[name](places, threads, len(prompts))
     for count in (1, new + 1):  # warms up and compiles for the lengths that are timed
         write(prompts, count)

@@ -37,7 +37,7 @@ from engine_sides import onnx_texts
 from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel, LogitsProcessor, VisionEncoderDecoderModel, ViTConfig, ViTModel
 
-from vlm.checkpoint.graph_files import traced
+from vlm.checkpoint.graph_files import trace_graph
 from vlm.decoding.loop import decode
 from vlm.decoding.options import Decoding
 from vlm.models.context import Context
@@ -120,7 +120,7 @@ class OnnxRuntime:
         with tempfile.TemporaryDirectory() as folder:
             for graph in graphs_of(plain_models(shape)[0], image_size=SHAPES[shape]["image"]):
                 path = Path(folder, f"{graph.name}.onnx")
-                traced(graph, form="onnx")(path)
+                trace_graph(graph, form="onnx")(path)
                 self.sessions[graph.name] = onnxruntime.InferenceSession(str(path), options)
 
     def __call__(self, images: Tensor) -> list[list[int]]:

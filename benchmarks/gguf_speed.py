@@ -91,7 +91,7 @@ SIDES: dict[str, Callable[..., Write]] = {
 def measure(side: str, path: str, folder: str, threads: int, prompt: list[int], new: int, cpu: bool) -> dict[str, Any]:
     """Returns tokens a second, megabytes, and the new tokens of one side."""
     clock = time.process_time if cpu else time.perf_counter
-    tune(alone=True)  # applies to all sides
+    tune(single_threaded=True)  # applies to all sides
     write = SIDES[side](path, folder, threads)
     for count in (1, new + 1):  # warms up and compiles for the lengths that are timed
         write(prompt, count)
@@ -129,9 +129,9 @@ def main() -> None:
 
     from vlm.checkpoint.export import export
     from vlm.data.text.hugging_face import read_tokenizer
-    from vlm.models.pretrained.opened import opened
+    from vlm.models.pretrained.opened import open_folder
 
-    ids = read_tokenizer(opened(options.file)).encode(TEXT * options.prompt)[: options.prompt]
+    ids = read_tokenizer(open_folder(options.file)).encode(TEXT * options.prompt)[: options.prompt]
     best: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory() as folder:
         export(options.file, folder, form="huggingface")

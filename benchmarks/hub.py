@@ -133,9 +133,9 @@ def ours(folder: str, task: str, known: Results, tokens: int) -> Results:
 def compared(folder: str, name: str, tokens: int) -> tuple[bool, list[str]]:
     """Runs both sides; returns whether all results are equal, and the cells of a row."""
     from vlm.checkpoint.hugging_face import describe_folder
-    from vlm.models.pretrained.opened import opened
+    from vlm.models.pretrained.opened import open_folder
 
-    _, about = describe_folder(opened(folder))
+    _, about = describe_folder(open_folder(folder))
     with tempfile.TemporaryDirectory() as work:
         for side in SIDES:
             words = [folder, "--side", side, about["task"], work, "--tokens", str(tokens)]
@@ -191,14 +191,14 @@ def main() -> int:
         results["memory"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
         torch.save(results, Path(work) / side)
         return 0
-    from vlm.checkpoint.locate import fetched
+    from vlm.checkpoint.locate import download
     from vlm.errors import UserError
 
     print(row(HEAD), row(["---"] * len(HEAD)), sep="\n", flush=True)
     failed = 0
     for place in options.places or FOLDERS:
         try:
-            good, cells = compared(str(fetched(place)), place, options.tokens)
+            good, cells = compared(str(download(place)), place, options.tokens)
         except (UserError, subprocess.CalledProcessError) as fault:
             good, cells = False, [place, str(fault).splitlines()[0]]
         print(row(cells) + ("" if good else "  NOT EQUAL"), flush=True)

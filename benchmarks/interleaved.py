@@ -9,7 +9,7 @@ from typing import Any
 import lightning as L
 import torch
 
-from vlm.training.callbacks.speed import between, finish, mark
+from vlm.training.callbacks.speed import measure_ms, record_time, synchronize
 
 
 class Interleaved(L.Callback):
@@ -39,25 +39,25 @@ class Interleaved(L.Callback):
         self._start: Any = None
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._start = mark(self.device)
+        self._start = record_time(self.device)
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any) -> None:
         if trainer.global_step % self.block:
             return
-        self.ours.append((self._start, mark(self.device)))
-        start = mark(self.device)
+        self.ours.append((self._start, record_time(self.device)))
+        start = record_time(self.device)
         for _ in range(self.block):
             self.peer()
-        self.theirs.append((start, mark(self.device)))
+        self.theirs.append((start, record_time(self.device)))
         if len(self.ours) > self.rounds:
             trainer.should_stop = True
-        self._start = mark(self.device)
+        self._start = record_time(self.device)
 
     def result(self) -> dict[str, float]:
         """Returns seconds per unit of both sides, and how many times as fast ours is: median, minimum and maximum."""
-        finish(self.device)
+        synchronize(self.device)
         pairs = zip((self.ours, self.theirs), self.units, strict=True)
-        ours, theirs = ([between(*ends) / 1e3 / self.block / unit for ends in blocks[1:]] for blocks, unit in pairs)
+        ours, theirs = ([measure_ms(*ends) / 1e3 / self.block / unit for ends in blocks[1:]] for blocks, unit in pairs)
         ratios = sorted(peer / own for own, peer in zip(ours, theirs, strict=True))
         return {
             "ours_s": statistics.median(ours),

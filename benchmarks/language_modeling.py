@@ -30,7 +30,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from vlm.config.compose import compose
 from vlm.training.run.run import Run
-from vlm.training.run.train import quiet
+from vlm.training.run.train import silence_libraries
 
 WINDOW, BATCH, DIM, HEADS, DEPTH = 64, 12, 128, 4, 4
 
@@ -132,7 +132,7 @@ def main() -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--out")
     args = parser.parse_args()
-    quiet()
+    silence_libraries()
     options = {"block": args.block, "rounds": args.rounds, "device": args.device}
     rows = {f"{peer}, ours {way}": compare(args.text, peer, way, **options) for peer in PEERS for way in WAYS}
     report(rows, args.out)

@@ -27,7 +27,7 @@ from vlm.data.records import Split
 from vlm.data.samples import TrainBatches
 from vlm.data.sources.captions import Flickr8k
 from vlm.data.sources.shards import Shards
-from vlm.data.store.shard_sets import files_of, write_manifest, write_split
+from vlm.data.store.shard_sets import iter_sample_files, write_manifest, write_split
 
 Read = Callable[[int], object]
 
@@ -85,7 +85,7 @@ def main() -> None:
     files = Flickr8k(root=args.root).split("train")
     with tempfile.TemporaryDirectory() as folder:
         entries = write_split(
-            files_of(files, []), Path(folder) / "train", shard_size=args.shard_size, shard_bytes=10**9
+            iter_sample_files(files, []), Path(folder) / "train", shard_size=args.shard_size, shard_bytes=10**9
         )
         write_manifest(Path(folder), {"train": entries}, None)
         shards = Shards(root=folder, needs=("captions",)).split("train")

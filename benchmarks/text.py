@@ -39,12 +39,12 @@ from torch import Tensor, nn
 
 from vlm.config.compose import compose
 from vlm.data.batch import Batch, InputRows
-from vlm.decoding.loop import search
+from vlm.decoding.loop import decode_batch
 from vlm.decoding.options import Decoding
 from vlm.nn.precision import has_bfloat16
 from vlm.nn.step.packed import prepack, prepack_for_decoding
 from vlm.training.run.run import Run, build_model
-from vlm.training.run.train import quiet
+from vlm.training.run.train import silence_libraries
 
 DIM, HEADS, DEPTH, DROPOUT, VOCAB, MAX_LEN = 256, 4, 4, 0.1, 8000, 256
 READ = 16  # batches that are used in turn
@@ -289,7 +289,7 @@ def decode(beam: int, texts: int, *, rounds: int, device: str) -> dict[str, floa
     options = {"attention_mask": seen, "max_new_tokens": TOKENS, "num_beams": beam, "do_sample": False}
 
     def translations() -> list[list[int]]:
-        written = search(ours.decoder, ours.encode(tokens, seen), decoding, bos_id=BOS, eos_id=-1)
+        written = decode_batch(ours.decoder, ours.encode(tokens, seen), decoding, bos_id=BOS, eos_id=-1)
         return [text[0].tokens for text in written]
 
     def peer() -> list[list[int]]:
@@ -308,7 +308,7 @@ def main() -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--out")
     args = parser.parse_args()
-    quiet()
+    silence_libraries()
     options = {name: getattr(args, name) for name in ("batch", "bucket", "block", "rounds", "device")}
     rows = {task: train(task, **options) for task in args.only if task != "decoding"}
     if "decoding" in args.only:

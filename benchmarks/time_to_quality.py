@@ -46,7 +46,7 @@ from tuned_peers import Captions, Curve, Texts, train_peer
 
 from vlm.config.compose import compose
 from vlm.io.files import write_text
-from vlm.training.run.train import quiet
+from vlm.training.run.train import silence_libraries
 
 ROOT = Path(__file__).resolve().parents[1]
 PAIRS, RATE = 64, 1e-3  # of the peers: captions per step, and nanoGPT's learning rate for small models
@@ -200,7 +200,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, help="of the peer: pairs, or windows of text")
     parser.add_argument("--overrides", nargs="*", default=[], help="of our config, for both where it says sizes")
     args = parser.parse_args()
-    quiet()
+    silence_libraries()
     compare(args)
 
 

@@ -21,7 +21,7 @@ from transformers.trainer_pt_utils import LengthGroupedSampler
 
 from vlm.evaluation.metrics.captions import CaptionMetric
 from vlm.nn.precision import has_bfloat16
-from vlm.training.run.run import build_data, prepared
+from vlm.training.run.run import build_data, fill_preprocessing
 from vlm.training.step.optim import Cosine
 
 BFLOAT16 = has_bfloat16("cpu")
@@ -149,7 +149,7 @@ class Texts:
 
 
 def open_data(config: dict[str, Any]) -> Any:
-    data = build_data(prepared(config))
+    data = build_data(fill_preprocessing(config))
     data.prepare()
     return data
 

@@ -12,10 +12,10 @@ from typing import Any, get_type_hints
 import vlm
 from vlm.inference import ranking, writing
 from vlm.inference.attention.pictures import AttentionPicture
-from vlm.inference.methods import returned
-from vlm.inference.options import DecodingOptions, declared
+from vlm.inference.methods import describe_return
+from vlm.inference.options import DecodingOptions, get_options
 from vlm.inference.predictor import Predictor
-from vlm.inference.tasks import TASKS, resolve
+from vlm.inference.tasks import TASKS, import_object
 from vlm.tasks.chat.session import Chat
 from vlm.tasks.image_questions import predict as image_questions
 from vlm.tasks.language_modeling import predict as language_modeling
@@ -32,8 +32,8 @@ RESULTS = (
     writing.Text,
     ranking.Classes,
     language_modeling.Continuation,
-    tagging.Tagged,
-    masked_language_modeling.Filled,
+    tagging.TaggedWord,
+    masked_language_modeling.FilledText,
     image_questions.ImageAnswer,
     span_answering.SpanAnswer,
     AttentionPicture,
@@ -53,7 +53,7 @@ def page() -> str:
         part for name in ("task", "module", "predict", "attention", "chat") for part in entry(name, member(name), 3)
     ]
     for name, task in TASKS.items():
-        kinds = {command.name: resolve(command.predictor) for command in task.commands}
+        kinds = {command.name: import_object(command.predictor) for command in task.commands}
         for command, kind in kinds.items():
             parts += method(command, kind, name.replace("_", " ")) if kind.task == name and command != "chat" else []
     parts += ["### Options of decoding\n", options(), "## Chat\n", described(Chat)]
@@ -74,7 +74,7 @@ def module_title(kind: type) -> str:
 def method(name: str, kind: type[Predictor], task: str) -> list[str]:
     """A task's method: what it takes, and its own options in a table."""
     own = [one for one in fields(kind.options) if one.name not in DecodingOptions.__dataclass_fields__]
-    declared_options = declared(kind.options)
+    declared_options = get_options(kind.options)
     own = [one for one in own if declared_options[one.name].scope != "command"]
     takes = ["inputs", "*"]
     takes += [one.name if one.default is MISSING else f"{one.name}={_shown(one.default)}" for one in own]
@@ -89,7 +89,7 @@ def method(name: str, kind: type[Predictor], task: str) -> list[str]:
         described(kind),
         f"Inputs: {inputs}",
         "\n".join([*rows, ""]),
-        textwrap.fill(f"Returns: {returned(kind)[0].lower()}{returned(kind)[1:]}", 120) + "\n",
+        textwrap.fill(f"Returns: {describe_return(kind)[0].lower()}{describe_return(kind)[1:]}", 120) + "\n",
     ]
 
 

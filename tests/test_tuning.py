@@ -50,7 +50,7 @@ def test_threads_spin_long_on_an_idle_machine_alone(load: float, alone: bool, sp
     monkeypatch.setattr(machine, "cores", lambda: 2)
     monkeypatch.setattr(machine, "usable_cpus", lambda: 2)
     monkeypatch.setattr(tuning, "keep_freed_memory", lambda: None)
-    tune(alone=alone)
+    tune(single_threaded=alone)
     assert os.environ["GOMP_SPINCOUNT"] == spins
 
 
@@ -93,4 +93,4 @@ def test_texts_of_a_closed_stdin_are_none(monkeypatch, capsys) -> None:
     with open(os.devnull) as nothing:
         monkeypatch.setattr(sys, "stdin", nothing)
         assert run(["tag", "-c", str(FILES / "tagging.ckpt")]) == 2
-    assert capsys.readouterr().err.startswith("error: there is no text; give --text TEXT")
+    assert capsys.readouterr().err.startswith("error: no input text; give --text TEXT")

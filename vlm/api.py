@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from vlm.errors import UserError as Error
 from vlm.inference.command_options import AnswerOptions
-from vlm.inference.methods import bind, documentation_of, signature_of
-from vlm.inference.options import ModelOptions, checked
-from vlm.inference.tasks import commands_of, resolve, tasks_of
+from vlm.inference.methods import bind_arguments, build_docstring, build_signature
+from vlm.inference.options import ModelOptions, build_options
+from vlm.inference.tasks import command_names, commands_by_task, import_object
 from vlm.tuning import tune
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class Model:
             inputs: One input or a list; then its other parts, such as a question, if they are not given by name.
             options: The options of the command, as in `help(model.caption)`.
         """
-        return self._use(self._predictor, self._commands[0], inputs, options)
+        return self._predict(self._predictor, self._commands[0], inputs, options)
 
     def attention(self, image: Any, **options: Any) -> "AttentionPicture":
         """A picture of the attention of a captioner over the image, for each word; with `show` and `save`.
@@ -86,8 +86,8 @@ class Model:
         """
         draw = getattr(self._predictor, "attention", None)
         if draw is None:
-            raise NoSuchUse(f"attention: a model for {self.task} has none that is drawn; load a captioner")
-        settings = checked(self._predictor.options, options, use="attention")
+            raise NoSuchUse(f"attention: not supported for a model for {self.task}; load a captioner")
+        settings = build_options(self._predictor.options, options, use="attention")
         self._predictor.check_options(settings)
         return draw(image, settings)
 
@@ -101,44 +101,44 @@ class Model:
             options: Options of `vlm chat`.
         """
         if "chat" not in self._commands:
-            raise NoSuchUse(f"chat: a model for {self.task} does not have it; use model.{self._commands[0]}")
+            raise NoSuchUse(f"chat: not supported for a model for {self.task}; use model.{self._commands[0]}")
         from vlm.tasks.chat.session import Chat
 
-        kind = resolve(tasks_of("chat")[self.task].predictor)
-        predictor = kind.around(self._predictor)
+        kind = import_object(commands_by_task("chat")[self.task].predictor)
+        predictor = kind.with_same_model(self._predictor)
         if not (self._plain or self._used):
             predictor.prepack(1)
             self._used = True
-        chat = Chat(predictor, checked(AnswerOptions, options, use="chat"), system=system, forget=forget)
+        chat = Chat(predictor, build_options(AnswerOptions, options, use="chat"), system=system, forget=forget)
         for image in images:
             chat.show(image)
         return chat
 
-    def _use(self, predictor: "Predictor", name: str, given: Sequence[Any], values: Mapping[str, Any]) -> Any:
-        from vlm.inference.use import answers
+    def _predict(self, predictor: "Predictor", name: str, given: Sequence[Any], values: Mapping[str, Any]) -> Any:
+        from vlm.inference.use import predict_answers
 
-        arguments = bind(name, type(predictor), given, values)
+        arguments = bind_arguments(name, type(predictor), given, values)
         inputs = arguments.pop("inputs")
-        options = checked(predictor.options, arguments, use=name)
+        options = build_options(predictor.options, arguments, use=name)
         predictor.check_options(options)
-        several, alone = predictor.arguments.several(inputs)
-        results = answers(predictor, several, options, prepack=None if self._plain else self._used)
+        several, is_single = predictor.arguments.from_python(inputs)
+        results = predict_answers(predictor, several, options, prepack=None if self._plain else self._used)
         self._used = True
-        return results[0] if alone and len(results) == 1 else results
+        return results[0] if is_single and len(results) == 1 else results
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         if name.startswith("_"):
             raise AttributeError(name)
         if name not in self._commands:
-            raise NoSuchUse(f"{name}: a model for {self.task} does not have it; use model.{self._commands[0]}")
-        command = tasks_of(name)[self.task]
-        kind = resolve(command.predictor)
+            raise NoSuchUse(f"{name}: not supported for a model for {self.task}; use model.{self._commands[0]}")
+        command = commands_by_task(name)[self.task]
+        kind = import_object(command.predictor)
 
         def method(*inputs: Any, **options: Any) -> Any:
-            return self._use(kind.around(self._predictor), name, inputs, options)
+            return self._predict(kind.with_same_model(self._predictor), name, inputs, options)
 
-        method.__name__, method.__qualname__, method.__doc__ = name, f"Model.{name}", documentation_of(command, kind)
-        method.__signature__ = signature_of(kind)  # type: ignore[attr-defined]
+        method.__name__, method.__qualname__, method.__doc__ = name, f"Model.{name}", build_docstring(command, kind)
+        method.__signature__ = build_signature(kind)  # type: ignore[attr-defined]
         return method
 
     def __dir__(self) -> list[str]:
@@ -150,7 +150,7 @@ class Model:
     @cached_property
     def _commands(self) -> tuple[str, ...]:
         """The names of the task's commands; a user's task has `predict`."""
-        return commands_of(self.task)
+        return command_names(self.task)
 
 
 class Run:
@@ -178,11 +178,11 @@ class Run:
             device: auto, cpu, cuda or mps.
             batch_size: Inputs at a time.
         """
-        from vlm.training.run.evaluate import evaluation_of
+        from vlm.training.run.evaluate import evaluate_checkpoint
 
         options: Any = {"split": split, "device": device, "batch_size": batch_size}
         with ExitStack() as stack:
-            *_, results = evaluation_of(str(self.best), list(overrides), stack, **options)
+            *_, results = evaluate_checkpoint(str(self.best), list(overrides), stack, **options)
         return {name.partition("/")[2]: value for name, value in results.items()}
 
     def __fspath__(self) -> str:

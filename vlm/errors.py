@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from typing import Annotated, Any, TypeVar
 
 T = TypeVar("T")
-LONGEST = 1500  # characters of a line of a message
+MAX_LINE = 1500  # characters of a line of a message
 _MEMORY = ("not enough memory", "can't allocate memory", "cannot allocate memory", "out of memory", "bad_alloc")
 
 
@@ -25,7 +25,7 @@ class UserError(Exception):
     """
 
     def __init__(self, message: str, status: int = 2) -> None:
-        super().__init__("\n".join(map(_shortened, printable_lines(message).split("\n"))))
+        super().__init__("\n".join(map(_shorten, printable_lines(message).split("\n"))))
         self.status = status
 
 
@@ -83,11 +83,11 @@ INJECTED = "injected"
 Injected = Annotated[T, INJECTED]
 
 
-def nearest(name: str, names: Iterable[str]) -> str:
+def find_similar(name: str, names: Iterable[str]) -> str:
     """The most similar name, ignoring case, or an empty string."""
-    known = {known.lower(): known for known in sorted(names, reverse=True)}
-    alike = get_close_matches(name.lower(), known, n=1)
-    return known[alike[0]] if alike else ""
+    by_lower_case = {by_lower_case.lower(): by_lower_case for by_lower_case in sorted(names, reverse=True)}
+    alike = get_close_matches(name.lower(), by_lower_case, n=1)
+    return by_lower_case[alike[0]] if alike else ""
 
 
 def did_you_mean(name: str) -> str:
@@ -97,14 +97,14 @@ def did_you_mean(name: str) -> str:
 
 def unknown_choice(name: str, value: str, choices: Sequence[str]) -> UserError:
     """Returns the error for a value that is not one of an option's choices."""
-    *others, last = choices
-    known = f"{', '.join(others)} or {last}"
-    return UserError(f"{name}: {value!r} is unknown; choose {known}{did_you_mean(nearest(value, choices))}")
+    *first, last = choices
+    listed = f"{', '.join(first)} or {last}"
+    return UserError(f"{name}: {value!r} is unknown; choose {listed}{did_you_mean(find_similar(value, choices))}")
 
 
-def _shortened(line: str) -> str:
+def _shorten(line: str) -> str:
     """Removes the middle of a very long line, such as one that quotes a damaged file; the end holds the remedy."""
-    return line if len(line) <= LONGEST else f"{line[: LONGEST // 2]} ... {line[-LONGEST // 3 :]}"
+    return line if len(line) <= MAX_LINE else f"{line[: MAX_LINE // 2]} ... {line[-MAX_LINE // 3 :]}"
 
 
 def excerpt(text: str) -> str:
@@ -131,7 +131,7 @@ def print_error(message: object, kind: str = "error") -> None:
     print(f"{kind}:", printable_lines(str(message)).replace("\n", "\n  "), file=sys.stderr, flush=True)
 
 
-def causes(fault: BaseException | None) -> Iterator[BaseException]:
+def iter_causes(fault: BaseException | None) -> Iterator[BaseException]:
     """Yields an exception, its cause, the cause of that, and so on."""
     while fault is not None:
         yield fault
@@ -147,10 +147,10 @@ def is_interrupt(error: BaseException | None) -> bool:
 
 def is_out_of_memory(fault: BaseException) -> bool:
     """Returns True if an exception means out of memory, on the host or a device."""
-    chain = list(causes(fault))
-    if any(isinstance(one, MemoryError) or getattr(one, "errno", None) == errno.ENOMEM for one in chain):
+    chain = list(iter_causes(fault))
+    if any(isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM for error in chain):
         return True
     text = "\n".join(map(str, chain)).lower()
-    return any(type(one).__name__ == "OutOfMemoryError" for one in chain) or (
-        any(isinstance(one, RuntimeError) for one in chain) and any(words in text for words in _MEMORY)
+    return any(type(error).__name__ == "OutOfMemoryError" for error in chain) or (
+        any(isinstance(error, RuntimeError) for error in chain) and any(words in text for words in _MEMORY)
     )

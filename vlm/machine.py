@@ -1,4 +1,4 @@
-"""CPUs and memory available to this process, and its rank among the processes of a job."""
+"""CPUs and memory available to this process, and its rank in a distributed job."""
 
 import math
 import os
@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-# Files of limits in Linux's control groups: version 2 has one tree, version 1 one per controller.
+# Files with limits of Linux control groups. Version 2 has a single hierarchy, version 1 one per controller.
 V2 = {"cpu": ["cpu.max"], "memory": ["memory.max"]}
 V1 = {"cpu": ["cpu.cfs_quota_us", "cpu.cfs_period_us"], "memory": ["memory.limit_in_bytes"]}
 NO_LIMIT = 1 << 60  # version 1 states no limit as a number near 2 ** 63
 
 
 def cores(root: Path = Path("/")) -> int:
-    """Number of CPUs available to this process: those it may run on, or its container's quota if that is less.
+    """Returns the number of CPUs available to this process: usable CPUs, limited by the container's quota.
 
     Args:
         root: Folder that contains proc and sys.
@@ -23,17 +23,17 @@ def cores(root: Path = Path("/")) -> int:
 
 
 def usable_cpus() -> int:
-    """Number of CPUs that this process may run on."""
+    """Returns the number of CPUs that this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def is_idle() -> bool:
-    """Returns True if the load of the last minute left as many CPUs free as this process uses."""
+    """Returns True if the load of the last minute leaves enough idle CPUs for this process."""
     return hasattr(os, "getloadavg") and os.getloadavg()[0] + cores() <= usable_cpus() + 0.5
 
 
 def cpu_quota(root: Path = Path("/")) -> float | None:
-    """The container's quota of CPU time, in CPUs; None for no quota."""
+    """Returns the container's CPU quota as a number of CPUs; None for no quota."""
     shares = []
     for values in _limits("cpu", root):
         quota, period, *_ = [*values, "100000"]
@@ -43,13 +43,13 @@ def cpu_quota(root: Path = Path("/")) -> float | None:
 
 
 def memory_limit(root: Path = Path("/")) -> int | None:
-    """The container's memory limit in bytes; None for no limit."""
+    """Returns the container's memory limit in bytes; None for no limit."""
     sizes = [int(values[0]) for values in _limits("memory", root) if values[0] != "max"]
     return min((size for size in sizes if size < NO_LIMIT), default=None)
 
 
 def memory_size() -> int | None:
-    """The machine's memory in bytes; None if the system does not report it."""
+    """Returns the machine's memory in bytes; None if the system does not report it."""
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, ValueError, OSError):
@@ -57,26 +57,26 @@ def memory_size() -> int | None:
 
 
 def _limits(controller: str, root: Path) -> Iterator[list[str]]:
-    """Yields the fields of each limit of a controller on this process: from its own cgroup and those above."""
+    """Yields the fields of each limit of a controller on this process, from its cgroup and the parents of that."""
     base = root / "sys/fs/cgroup"
-    for number, names, group in _groups(root):
+    for number, names, group in _read_cgroups(root):
         if number == "0":
             top, files = base if (base / "cgroup.controllers").exists() else base / "unified", V2[controller]
         elif controller in names.split(","):
             top, files = (base / names if (base / names).exists() else base / controller), V1[controller]
         else:
             continue
-        own = top / group.lstrip("/")
-        places = [own, *own.parents]
-        for place in places[: places.index(top) + 1]:
+        cgroup = top / group.lstrip("/")
+        folders = [cgroup, *cgroup.parents]
+        for folder in folders[: folders.index(top) + 1]:
             try:
-                yield [word for name in files for word in (place / name).read_text().split()]
+                yield [word for name in files for word in (folder / name).read_text().split()]
             except (OSError, ValueError):
-                continue  # no limit can be set here, or the path is the host's
+                continue  # the cgroup has no limit, or the path is the host's
 
 
-def _groups(root: Path) -> Iterator[list[str]]:
-    """Number, controllers and path of each cgroup of this process."""
+def _read_cgroups(root: Path) -> Iterator[list[str]]:
+    """Yields number, controllers and path of each cgroup of this process."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:  # not Linux
@@ -106,12 +106,12 @@ class Rank:
 
 
 def rank_by_launcher(sign: str = "RANK") -> Rank:
-    """The rank of this process; a single process if nothing launched several.
+    """Returns the rank of this process; that of a single process if no launcher started several.
 
-    A SLURM job that starts a process without srun has SLURM_NTASKS too, but only one process.
+    A process of a SLURM job that was not started with srun also has SLURM_NTASKS, but is a single process.
 
     Args:
-        sign: Variable that must be set for torchrun's to count, because other launchers also set RANK and WORLD_SIZE.
+        sign: Variable that identifies torchrun, because other launchers also set RANK and WORLD_SIZE.
     """
     srun = "SLURM_STEP_ID" in os.environ and os.environ.get("SLURM_JOB_NAME") not in INTERACTIVE
     for names, holds in ((TORCHRUN, sign in os.environ), (SRUN, srun)):

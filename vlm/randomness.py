@@ -1,7 +1,7 @@
 """Randomness as a function of keys: no generator state is ever stored.
 
-Everything random (the order of samples, augmentation, dropout, sampled captions) is drawn from a new generator whose
-seed identifies it, such as (seed, epoch, index). A resumed run therefore draws the same as an uninterrupted one.
+Random values (the order of samples, augmentation, dropout, sampled captions) come from new generators that are seeded
+with keys such as (seed, epoch, index). A resumed run therefore draws the same values as an uninterrupted one.
 """
 
 from hashlib import blake2b
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
 
 def key(*parts: int | str) -> int:
-    """Hashes the parts to an integer in [0, 2**63) that is the same on every machine and in every process."""
+    """Hashes the parts to a seed in [0, 2**63), the same on every machine and in every process."""
     text = "\x1f".join(f"{type(part).__name__}:{part}" for part in parts)
     return int.from_bytes(blake2b(text.encode(errors="surrogateescape"), digest_size=8).digest(), "little") >> 1
 
 
 def numpy_rng(*parts: int | str) -> np.random.Generator:
-    """A NumPy generator for these keys."""
+    """Returns a NumPy generator seeded with these keys."""
     return np.random.Generator(np.random.PCG64(key(*parts)))
 
 
@@ -29,7 +29,7 @@ def seed_torch(seed: int, device: "torch.device | str" = "cpu") -> None:
 
     `torch.manual_seed` also registers the seed for every absent device, which is slower than many layers.
     """
-    import torch  # `vlm score` draws its resamples without it
+    import torch  # `vlm score` uses this module without torch
 
     torch.default_generator.manual_seed(seed)
     if torch.device(device).type == "cuda":

@@ -24,7 +24,7 @@ from vlm.config.compose import compose
 from vlm.data.text.text_field import TextField
 from vlm.training.callbacks.speed import StepTimes
 from vlm.training.data_module import Data
-from vlm.training.run.train import quiet
+from vlm.training.run.train import silence_libraries
 
 TEXT = ["task=language_modeling", "data=text", "tokenizer=char", "trainer=gpu"]
 CLASSIFIER = ["task=classification", "model=classifier_small", "data.image_size=224", "data.batch_size=512"]
@@ -89,7 +89,7 @@ def vary(args: argparse.Namespace) -> None:
     if args.memory:
         feed_from_memory()
     if args.signals:
-        bench.LEFT_OUT = tuple(name for name in bench.LEFT_OUT if name != "signals")
+        bench.EXCLUDED_CALLBACKS = tuple(name for name in bench.EXCLUDED_CALLBACKS if name != "signals")
     if args.no_cudnn:
         torch.backends.cuda.enable_cudnn_sdp(False)
     if args.tf32:
@@ -116,13 +116,13 @@ def main() -> None:
     if need and place is None:
         parser.error(f"{args.case} needs --{need}")
     require_gpu()
-    quiet()
+    silence_libraries()
     vary(args)
     key = "root" if args.case == "jpeg" else "path"
     overrides = [*CASES[args.case], *([f"data.{key}={place}"] if place else [])]
     overrides += ["data.num_workers=0"] if args.memory else []  # workers would keep running during the steps
     overrides += args.overrides
-    figures = bench.measure(compose(overrides), steps=args.steps)
+    figures = bench.measure_speed(compose(overrides), steps=args.steps)
     kept = {name: figures[name] for name in (*KEPT, "peak_memory_gib") if name in figures}
     print(args.case, json.dumps(kept))
     keep(kept, args.out)

@@ -19,7 +19,7 @@ from device import require_gpu
 
 from vlm.config.compose import compose
 from vlm.training.run.run import Run
-from vlm.training.run.train import quiet
+from vlm.training.run.train import silence_libraries
 
 FIRST, STEPS = 4, 4
 TASKS = {
@@ -69,7 +69,7 @@ def main() -> None:
     parser.add_argument("--text", required=True, help="A file of text, such as Shakespeare's plays.")
     args = parser.parse_args()
     require_gpu()
-    quiet()
+    silence_libraries()
     for task, overrides in TASKS.items():
         watch(task, [*overrides, *([f"data.path={args.text}"] if task == "language_modeling" else [])])
 

@@ -8,7 +8,7 @@ import hostile_files as files
 import pytest
 
 from vlm.checkpoint.file import write
-from vlm.checkpoint.stored import contained
+from vlm.checkpoint.stored import isolate_config
 from vlm.cli.main import run as vlm
 from vlm.training.run import evaluate, resume, run  # noqa: F401  imported before the clock runs
 from vlm.training.run.fit import main as train
@@ -60,7 +60,7 @@ def test_a_size_out_of_bounds_is_refused_in_a_line(key, value, command, tmp_path
 @pytest.mark.parametrize("arguments", [{}, {"download": True}])
 def test_a_source_of_a_checkpoint_downloads_nothing(arguments, tmp_path):
     source = {"_target_": "vlm.data.sources.torchvision_sets.TorchvisionSet", "name": "MNIST", "root": "x", **arguments}
-    assert contained({"data": {"source": source}, "runs": "runs"}, tmp_path)["data"]["source"]["download"] is False
+    assert isolate_config({"data": {"source": source}, "runs": "runs"}, tmp_path)["data"]["source"]["download"] is False
 
 
 def test_a_checkpoint_puts_no_cache_but_beside_those_of_other_runs(tmp_path, monkeypatch):
@@ -68,6 +68,6 @@ def test_a_checkpoint_puts_no_cache_but_beside_those_of_other_runs(tmp_path, mon
     folder.mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     for runs in ("/", "/tmp", "..", "../..", "elsewhere", "runs"):
-        assert contained({"runs": runs, "data": {}}, folder)["runs"] == str(folder)
+        assert isolate_config({"runs": runs, "data": {}}, folder)["runs"] == str(folder)
     Path("runs/cache").mkdir()
-    assert contained({"runs": "runs", "data": {}}, folder)["runs"] == "runs"
+    assert isolate_config({"runs": "runs", "data": {}}, folder)["runs"] == "runs"

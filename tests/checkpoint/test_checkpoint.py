@@ -88,9 +88,9 @@ def test_moving_averages_stand_before_weights_and_counters_stay():
         "state_dict": {"model.weight": 1, "model.batches": 2, "metric.total": 3},
         "ema": {"model.weight": 4, "metric.total": 5},
     }
-    assert ckpt.weights(stored) == {"weight": 4, "batches": 2}
+    assert ckpt.inference_weights(stored) == {"weight": 4, "batches": 2}
     del stored["ema"]
-    assert ckpt.weights(stored) == {"weight": 1, "batches": 2}
+    assert ckpt.inference_weights(stored) == {"weight": 1, "batches": 2}
 
 
 def test_a_model_with_batch_norm_is_rebuilt_from_its_moving_average():

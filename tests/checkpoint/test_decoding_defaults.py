@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from vlm.checkpoint.hugging_face import OPTIONS, REFUSED, decoding_defaults
+from vlm.checkpoint.hugging_face import OPTIONS, UNSUPPORTED, read_decoding_defaults
 from vlm.decoding.sampling import Sampling
 from vlm.errors import UserError
 from vlm.inference.options import DecodingOptions
@@ -31,11 +31,11 @@ PLAIN |= {"token_healing": False, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0, "no_
 
 
 def defaults_of(**values: Any) -> dict[str, Any]:
-    return decoding_defaults(Fields(values, "generation_config.json"), prompted=True)
+    return read_decoding_defaults(Fields(values, "generation_config.json"), prompted=True)
 
 
 def test_each_key_of_transformers_has_its_place() -> None:
-    known = {option.name for option in OPTIONS.values()} | REFUSED.keys() | READ_ELSEWHERE
+    known = {option.name for option in OPTIONS.values()} | UNSUPPORTED.keys() | READ_ELSEWHERE
     assert not known & NEUTRAL
     assert t.GenerationConfig().to_dict().keys() <= known | NEUTRAL
 
@@ -43,10 +43,10 @@ def test_each_key_of_transformers_has_its_place() -> None:
 @pytest.mark.parametrize("name", PLAIN)
 def test_a_neutral_value_changes_nothing(name: str) -> None:
     """Other than the filter that it turns off."""
-    plain = DecodingOptions().resolve(defaults_of(), draws=True)
-    assert DecodingOptions().resolve(defaults_of(**{name: PLAIN[name]}), draws=True).sampling() in (
-        plain.sampling(),
-        Sampling(**{name: PLAIN[name]}) if name in vars(plain.sampling()) else None,
+    plain = DecodingOptions().resolve(defaults_of(), samples_by_default=True)
+    assert DecodingOptions().resolve(defaults_of(**{name: PLAIN[name]}), samples_by_default=True).build_sampling() in (
+        plain.build_sampling(),
+        Sampling(**{name: PLAIN[name]}) if name in vars(plain.build_sampling()) else None,
     )
 
 
@@ -76,7 +76,7 @@ def test_the_distribution_of_a_token_is_that_of_transformers(values: dict[str, A
     stated = {"do_sample": True, **values}
     options = t.GenerationConfig(**stated, max_new_tokens=1, output_scores=True, return_dict_in_generate=True)
     scores = model.generate(prompt, generation_config=options).scores[0]
-    sampling = DecodingOptions().resolve(defaults_of(**stated), draws=True).sampling()
+    sampling = DecodingOptions().resolve(defaults_of(**stated), samples_by_default=True).build_sampling()
     with torch.no_grad():
         ours = sampling.probabilities(model(prompt).logits[:, -1].double())
     torch.testing.assert_close(ours.float(), scores.softmax(-1), rtol=1e-4, atol=1e-6)

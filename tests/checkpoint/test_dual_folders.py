@@ -123,7 +123,7 @@ def test_the_loss_of_pairs_is_theirs(folders, name):
     if name == "siglip":
         del inputs["attention_mask"]  # it reads the padding
     truth = model(**inputs, pixel_values=pixels, return_loss=True).loss
-    rows = ours.encoded([[encode_text(ours.tokenizer, 32, text)._replace(places=[0])] for text in texts])
+    rows = ours.encode_rows([[encode_text(ours.tokenizer, 32, text)._replace(places=[0])] for text in texts])
     with torch.enable_grad():
         pairs = ours.model(pixels, rows.tokens, rows.segments, rows.places)
         total, count = contrastive_loss(*pairs) if name == "clip" else sigmoid_loss(*pairs, ours.model.bias)
@@ -150,5 +150,5 @@ def test_clip_reads_the_end_that_its_config_names(folders, tmp_path):
         truth = embedded(theirs, tokenizer, TEXTS)
         torch.testing.assert_close(DualClassifier(str(tmp_path / "clip")).embed_texts(TEXTS), truth, rtol=0, atol=1e-5)
     config.write_text(json.dumps(stated | {"text_config": stated["text_config"] | {"eos_token_id": 5}}))
-    with pytest.raises(UserError, match=r"text_config\.eos_token_id is 5, where texts end with"):
+    with pytest.raises(UserError, match=r"text_config\.eos_token_id is 5, but the tokenizer ends texts with"):
         DualClassifier(str(tmp_path / "clip"))

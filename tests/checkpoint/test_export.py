@@ -15,11 +15,11 @@ from safetensors.torch import load_file, save_file
 from small import TASKS as SMALL
 
 import vlm
-from vlm.checkpoint.file import write
-from vlm.checkpoint.load import load_model, read, weights
+from vlm.checkpoint.file import inference_weights, write
+from vlm.checkpoint.load import load_model, read
 from vlm.cli.main import run as command
 from vlm.data.images.image import Preprocess
-from vlm.data.text.export import tokenizer_files
+from vlm.data.text.export import make_tokenizer_files
 from vlm.data.text.hugging_face import check_tokens
 from vlm.data.text.tokenizer import ByteTokenizer, CharTokenizer, SentencePieceTokenizer
 from vlm.errors import UserError
@@ -157,7 +157,7 @@ def test_a_captioner_of_several_languages_writes_in_its_first_one_there(tmp_path
 @pytest.mark.parametrize("kind", ["bpe", "unigram", "bytes", "char", "bpe-bare", "unigram-bare"])
 def test_tokenizers_give_the_same_ids_and_texts(tmp_path: Path, kind: str) -> None:
     own = tokenizer(kind)
-    for name, text in tokenizer_files(own).items():
+    for name, text in make_tokenizer_files(own).items():
         (tmp_path / name).write_text(text)
     other = transformers.AutoTokenizer.from_pretrained(tmp_path)
     assert len(other) == own.vocab_size
@@ -188,7 +188,7 @@ def test_classifiers_give_equal_logits(tmp_path: Path, kind: str, names: bool) -
     with torch.no_grad():
         torch.testing.assert_close(other(images).logits, model(images), atol=1e-4, rtol=0)
     assert other.config.id2label == {0: "a", 1: "b c", 2: "d"}
-    before, after = weights(read(tmp_path / "one.ckpt")), weights(read(tmp_path / "out"))
+    before, after = inference_weights(read(tmp_path / "one.ckpt")), inference_weights(read(tmp_path / "out"))
     assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
 
 
@@ -214,7 +214,7 @@ def test_what_goes_out_comes_in_again_bitwise(tmp_path: Path, token: bool, width
     expected = vlm.load(path, **EXACT).caption(photos)
     for form in ("huggingface", "safetensors"):
         assert command(["export", str(tmp_path / form), "-c", str(path), "--to", form]) == 0
-        before, after = weights(read(path)), weights(read(tmp_path / form))
+        before, after = inference_weights(read(path)), inference_weights(read(tmp_path / form))
         assert before.keys() == after.keys()
         assert all(torch.equal(before[name], after[name]) for name in before)
         assert vlm.load(tmp_path / form, **EXACT).caption(photos) == expected
@@ -226,7 +226,7 @@ def test_every_task_leaves_as_safetensors_and_comes_again(tmp_path: Path, task: 
     path = Path(__file__).with_name("files") / f"{task}.ckpt"
     assert command(["export", str(tmp_path / "out"), "-c", str(path), "--to", "safetensors"]) == 0
     before, after = read(path), read(tmp_path / "out")
-    one, other = weights(before), weights(after)
+    one, other = inference_weights(before), inference_weights(after)
     assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
     assert json.dumps(after["vlm"], sort_keys=True) == json.dumps(before["vlm"], sort_keys=True)
     assert command(["info", "-c", str(tmp_path / "out")]) == 0
@@ -245,10 +245,10 @@ WIDER = {"encoder": {"dim": 36}, "decoder": {"context_dim": 36}}
         ({"encoder": {"norm": "rms"}}, "model.encoder.norm is rms, not layer"),
         ({"decoder": {"activation": "swiglu"}}, f"model.decoder.activation is swiglu, {ACTIVATIONS}"),
         ({"decoder": {"bias": False}}, "model.decoder.bias is False, not True"),
-        (WIDER, "model.encoder.dim: 36 is more than the decoder's 24"),
+        (WIDER, "model.encoder.dim: 36 exceeds the decoder's 24"),
         ({"resize": "pad"}, "data.preprocess.resize: pad, with a grey border, has no equivalent"),
         ({"encoder": {"image_size": [16, 40]}}, "model.encoder.image_size is [16, 40], not a square"),
-        ("tagging", "model: no class of Hugging Face computes a TokenClassifier of a TextEncoder"),
+        ("tagging", "model: transformers has no class for this model (TokenClassifier of TextEncoder)"),
     ],
 )
 def test_what_no_class_computes_is_refused_by_its_key(tmp_path: Path, capsys, changes: dict | str, line: str) -> None:
@@ -322,7 +322,7 @@ def test_the_card_has_the_scores_with_intervals_and_controls(tmp_path: Path) -> 
     assert "| metric | model | low | high | shuffled |" in card
     assert "| cider | 1.2500 | 1.0000 | 1.5000 | 0.2500 |" in card
     assert np.isclose(
-        sum(one.numel() for one in weights(read(path)).values()),
+        sum(one.numel() for one in inference_weights(read(path)).values()),
         float(card.partition("parameters: ")[2].split("\n")[0].replace(",", "")),
     )
 

@@ -11,7 +11,7 @@ from tokenizers import AddedToken
 import vlm
 from vlm.checkpoint.load import read
 from vlm.errors import UserError
-from vlm.models.pretrained.opened import opened
+from vlm.models.pretrained.opened import open_folder
 
 KEY = "tokenizer.ggml."
 # llama.cpp as llama-cpp-python 0.3.36 ships it, src/llama-vocab.cpp from `special_eog_ids` on.
@@ -75,17 +75,17 @@ def saved(path, texts, *, special=False, values=(), plain=False):
 @pytest.mark.parametrize("plain", [False, True])
 def test_a_text_ends_a_generation_as_in_llama_cpp(tmp_path, plain):
     ids = saved(tmp_path / "a.gguf", OTHERS, plain=plain)
-    assert opened(tmp_path / "a.gguf").ends == [ids["<|endoftext|>"]]  # named by the header
+    assert open_folder(tmp_path / "a.gguf").end_ids == [ids["<|endoftext|>"]]  # named by the header
     for text in TEXTS:
         ids = saved(tmp_path / "a.gguf", [*OTHERS, text], plain=plain)
-        assert opened(tmp_path / "a.gguf").ends == [ids["<|endoftext|>"], ids[text]], text
+        assert open_folder(tmp_path / "a.gguf").end_ids == [ids["<|endoftext|>"], ids[text]], text
 
 
 @pytest.mark.parametrize("name", GROUPS)
 def test_exceptions_are_those_of_llama_cpp(tmp_path, name):
     held, ends = (texts.split() for texts in GROUPS[name])
     ids = saved(tmp_path / "a.gguf", held)
-    assert set(opened(tmp_path / "a.gguf").ends) == {ids[text] for text in ["<|endoftext|>", *ends]}
+    assert set(open_folder(tmp_path / "a.gguf").end_ids) == {ids[text] for text in ["<|endoftext|>", *ends]}
 
 
 def test_a_named_token_ends_first_and_exceptions_hold_for_it_too(tmp_path):
@@ -94,7 +94,7 @@ def test_a_named_token_ends_first_and_exceptions_hold_for_it_too(tmp_path):
     named = {"eos_token_id": ids["<mine>"], "eom_token_id": ids["<|end|>"], "fim_pad_token_id": ids["<plug>"]}
     saved(tmp_path / "a.gguf", held, values={f"{KEY}{name}": id for name, id in named.items()})
     ends = ["<mine>", "<plug>", "<|endoftext|>", "<|call|>", "<|return|>"]
-    assert opened(tmp_path / "a.gguf").ends == [ids[text] for text in ends]
+    assert open_folder(tmp_path / "a.gguf").end_ids == [ids[text] for text in ends]
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_a_named_token_ends_first_and_exceptions_hold_for_it_too(tmp_path):
 def test_a_named_token_that_does_not_exist_is_refused_by_its_key(tmp_path, values, words):
     saved(tmp_path / "a.gguf", [], values={f"{KEY}{name}": id for name, id in values.items()})
     with pytest.raises(UserError, match=words):
-        opened(tmp_path / "a.gguf")
+        open_folder(tmp_path / "a.gguf")
 
 
 @torch.no_grad()

@@ -18,7 +18,7 @@ from vlm.checkpoint.hugging_face import describe_folder
 from vlm.checkpoint.load import load_model, read
 from vlm.errors import UserError
 from vlm.inference.info import describe
-from vlm.models.pretrained.opened import opened
+from vlm.models.pretrained.opened import open_folder
 
 TOKENS = torch.randint(300, (2, 24), generator=torch.Generator().manual_seed(3))
 VALUES = [True, False, 0, 1, 2, 3, 7, 16, 64, 2**31, -1, 0.0, 0.5, 1.0, 2.5, 1e-6, 1e6, "none", "mean", [1, 2], ["a"]]
@@ -223,7 +223,11 @@ def bases():
 def outcome_of(path):
     """The logits of a file or the words of its refusal, which must be the same for a description and for training."""
     words = []
-    for use in (lambda: load_model(read(path)), lambda: describe(str(path)), lambda: describe_folder(opened(path))):
+    for use in (
+        lambda: load_model(read(path)),
+        lambda: describe(str(path)),
+        lambda: describe_folder(open_folder(path)),
+    ):
         try:
             result = use()
             words.append(None)

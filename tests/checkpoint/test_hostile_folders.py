@@ -173,7 +173,7 @@ def follows(activation):
 
 OF_ALL: Cases = {
     "auto_map": (config(auto_map={"AutoModel": "evil.Model"}), "auto_map"),
-    "other kind": (config(model_type="../vit"), "of type '../vit'"),
+    "other kind": (config(model_type="../vit"), "model_type '../vit'"),
     "cut weights": (lambda f: (f / WEIGHTS).write_bytes(b"\xff" * 100), "cannot be read"),
     "no weights": (without(WEIGHTS), "has no model.safetensors"),
     "missing shard": (shard_away, "outside.safetensors cannot be read"),
@@ -190,7 +190,7 @@ def of_layers(kind: Kind) -> Cases:
     return {
         "shape": (config(*part, **{kind.inner: 80}), "fc1"),
         "depth": (config(*part, **{kind.depth: 3}), "has no .*[.]2[.]"),
-        "million layers": (config(*part, **{kind.depth: 10**6}), "is 1000000, not a whole number from 1 to 1000"),
+        "million layers": (config(*part, **{kind.depth: 10**6}), "is 1000000, not an integer from 1 to 1000"),
         "no number": (config(*part, **{kind.depth: "os.system"}), "is 'os.system', not"),
         "no weight": (lambda f: edit_tensors(f, lambda t: t.pop(kind.weight)), f"{kind.weight}|has no weights for"),
     }
@@ -200,7 +200,7 @@ def of_images(kind: Kind) -> Cases:
     part, size = kind.image, {"height": 30, "width": 30}
     assert part is not None
     other, oblong = (
-        "images of 30 pixels, its model reads 24|not divide",
+        "images of 30 pixels, the model reads 24|not divide",
         r"24 pixels out of \[24, 30\]|images of \[24, 30\]",
     )
     return {
@@ -218,7 +218,7 @@ def of_texts(kind: Kind) -> Cases:
     assert part is not None
     return {
         "giant vocabulary": (config(*part, vocab_size=10**12), "vocab_size is 1000000000000"),
-        "smaller tokenizer": (config(*part, vocab_size=99), "weights are of 99"),
+        "smaller tokenizer": (config(*part, vocab_size=99), "weights have 99"),
         "tokenizer code": (changing("tokenizer_config.json", auto_map={"A": "evil.T"}), "auto_map"),
         "no tokenizer": (without(TOKENS), "there is no tokenizer.json"),
         "vocabularies differ": (other_vocabulary, "disagree on the id of 'a'"),
@@ -234,7 +234,7 @@ def of_writing(kind: Kind) -> Cases:
     return {
         "special out of range": (options(**{kind.end: 900}), "outside the vocabulary"),
         "an end of many": (options(**{kind.end: [1, 900]}), "outside the vocabulary"),
-        "no end": (options(**{kind.end: "end"}), "not a token or a few"),
+        "no end": (options(**{kind.end: "end"}), "not 1 to 64 token ids"),
         "strange decoding": (options(forced_bos_token_id=3), "forced_bos_token_id"),
         "giant beam": (options(num_beams=10**9), "num_beams"),
     }
@@ -256,34 +256,34 @@ PATTERN = {"type": "Split", "pattern": {"Regex": "(a|a)*$"}, "behavior": "Isolat
 YARN, TWO = {"rope_type": "yarn", "rope_theta": 1e4}, ["full_attention", "sliding_attention"]
 MORE = [
     ("vit_gpt2", config("encoder", image_size=8 * 10**6), "image_size is 8000000"),
-    ("vit_gpt2", config("decoder", model_type="xlnet"), "'xlnet', where gpt2"),
-    ("vit_gpt2", changing(TOKENS, pre_tokenizer=PATTERN), "pattern '.a.a...' is not among those"),
+    ("vit_gpt2", config("decoder", model_type="xlnet"), "'xlnet', where vlm supports gpt2"),
+    ("vit_gpt2", changing(TOKENS, pre_tokenizer=PATTERN), "unsupported pattern '.a.a...'"),
     ("git", config(num_image_with_embedding=6), "num_image_with_embedding is 6"),
     ("dinov2", narrow_grid, "positions.weight is"),
     ("dinov2", config(use_swiglu_ffn=True), "use_swiglu_ffn is True"),
-    ("llama", config(attention_bias=True), "attention_bias is True, which our Decoder does not do"),
+    ("llama", config(attention_bias=True), "attention_bias is True, which our Decoder does not support"),
     ("llama", config(rope_parameters=YARN), "rope_type is 'yarn', not one of"),
     ("llama", config(rope_parameters={"rope_theta": "many"}), "rope_parameters.rope_theta is 'many', not a number"),
     ("llama", config(num_key_value_heads=3), "num_key_value_heads is 3, which does not divide 4"),
     ("qwen2", config(use_sliding_window=True), "use_sliding_window is True"),
-    ("qwen3", config(layer_types=TWO), "layer_types is .* full_attention alone"),
-    ("gemma", config(model_type="gemma2"), "of type 'gemma2'; what can be read is bert, .*gemma, .*llama"),
-    ("llava_clip", config(vision_feature_layer=[-2, -1]), "vision_feature_layer is .*, not a whole number"),
-    ("llava_clip", config(vision_feature_layer=3), "num_hidden_layers is 2, of which vision_feature_layer 3 is none"),
-    ("llava_clip", config("text_config", model_type="mistral"), "'mistral', where llama or qwen2 can be read"),
+    ("qwen3", config(layer_types=TWO), "layer_types is .* full_attention only"),
+    ("gemma", config(model_type="gemma2"), "model_type 'gemma2' is not supported; supported are bert, .*gemma"),
+    ("llava_clip", config(vision_feature_layer=[-2, -1]), "vision_feature_layer is .*, not an integer"),
+    ("llava_clip", config(vision_feature_layer=3), "num_hidden_layers is 2, but vision_feature_layer is 3"),
+    ("llava_clip", config("text_config", model_type="mistral"), "'mistral', where vlm supports llama or qwen2"),
     ("llava_clip", config(image_token_index=7), "image_token_index is 7, which is not the <image> of its tokenizer"),
     ("idefics3", config(scale_factor=3), "scale_factor is 3, .*14 patches a side"),
-    ("paligemma", config("text_config", model_type="gemma2"), "'gemma2', where gemma can be read"),
+    ("paligemma", config("text_config", model_type="gemma2"), "'gemma2', where vlm supports gemma"),
     ("paligemma", config("text_config", use_bidirectional_attention=False), "use_bidirectional_attention is False"),
     ("roberta", config(pad_token_id=0), "pad_token_id is 0"),
     ("roberta", config(max_position_embeddings=4), "leaves no text"),
     ("classes", config(is_decoder=True), "is_decoder is True"),
     ("classes", config(position_embedding_type="relative_key"), "position_embedding_type is 'relative_key'"),
     ("classes", config(problem_type="multi_label_classification"), "problem_type is 'multi_label_classification'"),
-    ("classes", config(id2label={"0": "score"}), "a single output, which is regression"),
+    ("classes", config(id2label={"0": "score"}), "a single output, which means regression"),
     ("dinov2", config(problem_type="multi_label_classification"), "problem_type is .multi_label_classification."),
     ("classes", config(hidden_act="mish"), "hidden_act is 'mish', not one of"),
-    ("classes", config(id2label={"0": "a", "2": "b"}), "does not name the classes"),
+    ("classes", config(id2label={"0": "a", "2": "b"}), "does not number the classes"),
     ("classes", config(type_vocab_size=3), "type_embed.weight"),
     ("clip", old_tokenizer, "there is no tokenizer.json"),
     ("siglip", without("spiece.model"), "there is no spiece.model"),
@@ -291,10 +291,10 @@ MORE = [
     ("marian", without("vocab.json"), "there is no vocab.json"),
     ("marian", lambda f: (f / "target.spm").write_bytes(b"\x08\xff" * 9), "tokenizer in .* cannot be used"),
     ("marian", changing("vocab.json", **{"\u2581x": 3}), "is not unique"),
-    ("marian", lambda f: (f / "target_vocab.json").write_text("{}"), "a vocabulary for each language"),
+    ("marian", lambda f: (f / "target_vocab.json").write_text("{}"), "a vocabulary per language"),
     ("marian", config(decoder_vocab_size=7), "decoder_vocab_size is 7"),
     ("marian", config(activation_function="mish"), "activation_function is 'mish'"),
-    ("marian", config(d_model=33), "which does not divide the width of 33"),
+    ("marian", config(d_model=33), "which does not divide the width 33"),
     ("marian", generation(bad_words_ids=[[1, 2]]), "not a list of single tokens"),
     ("marian", generation(bad_words_ids=3), "not a list of single tokens"),
     ("marian", generation(bad_words_ids=[[10**6]]), "outside the vocabulary"),
@@ -309,7 +309,7 @@ MORE = [
     (
         "t5",
         config(feed_forward_proj="gated-gelu", **follows("gelu_new")),
-        r"DenseReluDense.wi.weight in .* is no tensor of a t5",
+        r"DenseReluDense.wi.weight in .* is not a known tensor of t5",
     ),
 ]
 

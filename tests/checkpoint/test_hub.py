@@ -12,7 +12,7 @@ import torch
 
 import vlm
 from vlm.checkpoint.load import find_base, load_model, read
-from vlm.checkpoint.locate import fetched
+from vlm.checkpoint.locate import download
 from vlm.checkpoint.start import start_from
 from vlm.cli.main import run as command
 from vlm.errors import printable
@@ -66,7 +66,7 @@ def test_a_model_of_the_hub_is_fetched_once_and_is_the_folder(
 
 def test_training_starts_from_a_model_of_the_hub(hub: tuple[str, list[str]], folder: Path) -> None:
     found, local = (Pretrained.overrides({"path": str(place)}, {}) for place in ("hf:org/tiny", folder))
-    cached = str(fetched("hf:org/tiny"))
+    cached = str(download("hf:org/tiny"))
     assert "model.init_from=hf:org/tiny" in found  # which other machines know too
     same = [text.replace(cached, "X").replace("hf:org/tiny", "X") for text in found]
     assert same == [text.replace(str(folder), "X") for text in local]
@@ -81,21 +81,21 @@ def test_the_base_of_adapters_is_not_downloaded(hub: tuple[str, list[str]], tmp_
     with pytest.raises(vlm.Error, match="hf:org/tiny: cannot be downloaded"):
         find_base("hf:org/tiny", tmp_path / "best.ckpt")
     assert not hub[1]
-    cached = fetched("hf:org/tiny")
+    cached = download("hf:org/tiny")
     assert find_base("hf:org/tiny", tmp_path / "best.ckpt") == cached
 
 
 def test_without_the_library_a_line_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(vlm.Error, match=r"hf:a/b: huggingface_hub is not installed; pip install vlm-lightning\[hf\]"):
-        fetched("hf:a/b")
+        download("hf:a/b")
 
 
 @pytest.mark.parametrize("place", ["hf:", "hf:name", "hf:a/b/c", "hf:../../etc/passwd", "hf:a/b@", "hf:a b/c"])
 def test_what_is_no_name_of_a_model_is_refused(place: str) -> None:
     with pytest.raises(vlm.Error, match="is not a model of the hub; write hf:ORG/NAME"):
-        fetched(place)
-    assert fetched("runs/x/best.ckpt") == Path("runs/x/best.ckpt")  # other places stay as they are
+        download(place)
+    assert download("runs/x/best.ckpt") == Path("runs/x/best.ckpt")  # other places stay as they are
 
 
 def test_import_makes_one_file_of_a_folder(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -106,6 +106,6 @@ def test_import_makes_one_file_of_a_folder(folder: Path, tmp_path: Path, capsys:
     expected = vlm.load(folder, **exact).caption(photos, beam=2)
     assert vlm.load(out, **exact).caption(photos, beam=2) == expected
     assert command(["import", str(tmp_path), "--out", str(out)]) == 2
-    assert "is not a Hugging Face folder: it has no config.json" in capsys.readouterr().err
+    assert "is not a Hugging Face folder, because it has no config.json" in capsys.readouterr().err
     assert command(["import", str(folder), "--out", str(tmp_path)]) == 2
     assert "cannot be written (Is a directory)" in capsys.readouterr().err

@@ -106,7 +106,7 @@ def test_options_of_the_user_go_first(folder):
     saved_captioner(folder, generation={"num_beams": 4, "max_length": 16, "do_sample": False})
     captioner = Captioner(folder)
     expected = Decoding(beam=4, max_tokens=15, end_counts=True, early_stopping=False)
-    assert captioner.searching(captioner.options()) == expected
+    assert captioner.build_decoding(captioner.options()) == expected
     assert json.loads(json.dumps(captioner.decoding)) == captioner.decoding
 
 

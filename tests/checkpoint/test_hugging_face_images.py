@@ -31,7 +31,7 @@ def encoder_of(folder):
     """The encoder of a folder, with its weights."""
     found, about = describe_folder(Folder(folder))
     encoder = rebuild(found.parts["encoder"])
-    assert not any("stays as it was" in line for line in load_hugging_face(encoder, Folder(folder)))
+    assert not any("unchanged" in line for line in load_hugging_face(encoder, Folder(folder)))
     return encoder.eval(), Preprocess.from_state(about["preprocess"])
 
 
@@ -72,7 +72,7 @@ def test_positions_of_other_images_are_interpolated_as_theirs_are(folder, name):
     encoder = rebuild(spec | {"args": spec["args"] | {"image_size": 32}})
     (note,) = (line for line in load_hugging_face(encoder, Folder(folder)) if "interpolated" in line)
     stored = theirs.config.image_size
-    assert note == f"positions.weight: images are of 32 pixels, in the folder of {stored}; interpolated"
+    assert note == f"positions.weight: interpolated from images of {stored} to 32 pixels"
     pixels = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     option = {} if name == "dinov2" else {"interpolate_pos_encoding": True}
     truth = states(theirs, pixels, **option)
@@ -105,5 +105,5 @@ def test_the_whole_of_clip_gives_its_encoder_of_images(folder):
 
 def test_an_encoder_alone_classifies_nothing(folder):
     saved(folder, ENCODERS["dinov2"]())
-    with pytest.raises(UserError, match=r"holds an encoder alone, .* use `vlm embed`, .* model=pretrained"):
+    with pytest.raises(UserError, match=r"contains only an encoder, .* use `vlm embed`, .* model=pretrained"):
         ImageClassifier(folder)

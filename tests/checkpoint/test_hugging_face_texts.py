@@ -14,7 +14,7 @@ from vlm.checkpoint.load import read
 from vlm.cli.main import run
 from vlm.data.text.passages import encode_passage
 from vlm.errors import UserError
-from vlm.inference.predictor import encoded_rows
+from vlm.inference.predictor import encode_on_device
 from vlm.tasks.masked_language_modeling.predict import GapFiller
 from vlm.tasks.span_answering.predict import SpanAnswerer, span_scores
 from vlm.tasks.tagging.predict import Tagger
@@ -105,7 +105,7 @@ def test_answers_are_found_alike(folder, tmp_path, kind, capsys):
     assert window.row.ids == ids.input_ids[0].tolist()
     assert kind != "Bert" or window.row.types == ids.token_type_ids[0].tolist()
     truth = theirs(**ids)
-    scores = span_scores(ours.model, encoded_rows([[window.row]], 0, "cpu"))[0]
+    scores = span_scores(ours.model, encode_on_device([[window.row]], 0, "cpu"))[0]
     places = list(window.row.places)
     close(scores[places], torch.stack([truth.start_logits[0], truth.end_logits[0]], -1)[places])
     # The best span of words by brute force over their logits.
@@ -162,5 +162,5 @@ def test_options_of_the_tokenizer_are_kept(folder, options):
 def test_an_encoder_alone_fills_no_gap(folder, name):
     """Nor does one whose head is none of ours."""
     saved_bert(folder, getattr(transformers, name))
-    with pytest.raises(UserError, match=r"holds an encoder alone, .* use `vlm embed`, .* task=TASK"):
+    with pytest.raises(UserError, match=r"contains only an encoder, .* use `vlm embed`, .* task=TASK"):
         GapFiller(folder)

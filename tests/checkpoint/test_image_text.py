@@ -135,8 +135,8 @@ def test_commands_and_python_use_a_folder(folder: str, tmp_path: Path, name: str
     # A prompt in full is the form written out.
     whole = Captioner(folder)
     form = whole.form
-    assert form is not None and form.shown() is not None
-    assert model.caption(paths[0], prompt=form.shown().replace("{}", "red"), max_tokens=4).text == (
+    assert form is not None and form.format_example() is not None
+    assert model.caption(paths[0], prompt=form.format_example().replace("{}", "red"), max_tokens=4).text == (
         model.caption(paths[0], prompt="red", max_tokens=4).text
     )
     assert model.answer(paths[0], question="red", prompt="{}", max_tokens=4).text == (
@@ -176,21 +176,25 @@ ASKED = ["answer", "PHOTO", "-c", "FOLDER", "--question"]
         (
             "llava_siglip",
             [*ASKED, "what is <image> here?"],
-            "holds <image>, which has a meaning of its own; leave it out",
+            "contains the special token <image>; remove it",
         ),
         ("llava_siglip", [*ASKED, "word " * 2000], "it has no room in the model's 2048; shorten it"),
         (
             "smolvlm",
             ["evaluate", "data=shapes", "-c", "FOLDER"],
-            "reads its images inside prompts, which an evaluation",
+            "does not support models that read images inside prompts",
         ),
-        ("smolvlm", ["caption", "PHOTO", "-c", "FOLDER", "--attention", "maps"], "inside a prompt there are no maps"),
+        ("smolvlm", ["caption", "PHOTO", "-c", "FOLDER", "--attention", "maps"], "that read images inside a prompt"),
         (
             "smolvlm",
             ["train", "model=pretrained", "model.path=FOLDER"],
             "is supported for inference only and cannot be fine-tuned",
         ),
-        ("smolvlm", ["export", "out", "-c", "FOLDER"], "computes a VisionLanguageModel of a ProjectedEncoder"),
+        (
+            "smolvlm",
+            ["export", "out", "-c", "FOLDER"],
+            "no class for this model (VisionLanguageModel of ProjectedEncoder)",
+        ),
     ],
 )
 def test_what_a_folder_does_not_do_is_said_in_a_line(
@@ -230,6 +234,6 @@ def test_a_captioner_of_images_alone_takes_no_prompt(capsys: Any) -> None:
 
     checkpoint = str(FILES / "captioning.ckpt")
     assert command(["caption", str(IMAGES[0]), "-c", checkpoint, "--prompt", "say"]) == 2
-    assert "--prompt: this model reads images alone" in capsys.readouterr().err
+    assert "--prompt: this model reads only images" in capsys.readouterr().err
     assert command(["answer", str(IMAGES[0]), "-c", checkpoint, "--question", "what?"]) == 2
-    assert "writes captions and reads no questions; use `vlm caption`" in capsys.readouterr().err
+    assert "writes captions and cannot answer questions; use `vlm caption`" in capsys.readouterr().err

@@ -155,16 +155,16 @@ def test_what_cannot_be_represented_is_named(tmp_path):
     assert "its vocabulary has no '<none>', its eos_token" in refusal(fit, [])
     settings.write_text(json.dumps(dict.fromkeys(stated)))
     whole.write_text(whole.read_text().replace(END, "<|stop|>"))
-    assert "has no end token; put eos_token or sep_token into tokenizer_config.json" in refusal(fit, [])
+    assert "has no end token; add eos_token or sep_token to tokenizer_config.json" in refusal(fit, [])
     settings.write_text(json.dumps(stated))
     split = {"type": "Split", "pattern": {"Regex": "(a+)+b"}, "behavior": "Isolated", "invert": False}
     whole.write_text(json.dumps(content | {"pre_tokenizer": split}))
-    assert "in its pre_tokenizer, the pattern '(a+)+b' is not among those that are known" in refusal(fit, [])
+    assert "its pre_tokenizer has the unsupported pattern '(a+)+b'" in refusal(fit, [])
     whole.write_text(json.dumps(content | {"model": {"type": "Oracle"}}))
     assert "cannot be read" in refusal(fit, []) or "cannot be used" in refusal(fit, [])
     whole.unlink()
     settings.write_text(json.dumps(stated | {"tokenizer_class": "ByT5Tokenizer"}))
-    assert "ByT5Tokenizer has no vocabulary that can be read" in refusal(fit, [])
+    assert "ByT5Tokenizer has no supported vocabulary" in refusal(fit, [])
 
 
 def test_a_model_that_is_none_is_a_line(tmp_path):

@@ -138,7 +138,7 @@ CHANGES += ({"image_size": "8"}, {"surprise": 1})
 
 @pytest.mark.parametrize("args", [*(VIT | change for change in CHANGES), {"image_size": 8}, {}, None, [1]])
 def test_a_specification_that_does_not_fit_is_refused(args):
-    with pytest.raises(UserError, match="do not fit"):
+    with pytest.raises(UserError, match="do not match its specification"):
         ckpt.load_model(saved({"name": "ViT", "args": args}, rebuild(vit_spec())))
 
 
@@ -146,7 +146,7 @@ def test_a_specification_that_does_not_fit_is_refused(args):
 def test_a_checkpoint_without_its_parts_is_refused(missing):
     whole = saved(vit_spec(), rebuild(vit_spec()))
     del whole[missing]
-    with pytest.raises(UserError, match="do not fit"):
+    with pytest.raises(UserError, match="do not match its specification"):
         ckpt.load_model(whole)
 
 
@@ -162,9 +162,9 @@ def test_the_advice_names_the_package_and_its_folder_until_both_are_given(monkey
         thaw(config)
     assert "--trust" not in str(fault.value)
     checkpoint = str(FILES / "classification.ckpt")
-    missing = "there is no such package; install it, or set PYTHONPATH to the folder that contains it"
+    missing = "no such package; install it, or set PYTHONPATH to the folder that contains it"
     for command in (["classify", *IMAGES[:1]], ["evaluate"]):
         assert run([*command, "-c", checkpoint, "--trust", "absent"]) == 2
         assert capsys.readouterr().err.startswith(f"error: --trust absent: {missing}")
     assert run(["evaluate", "-c", checkpoint, "trust=absent"]) == 2
-    assert capsys.readouterr().err == "error: trust=absent: is for training; give --trust absent here\n"
+    assert capsys.readouterr().err == "error: trust=absent: is an option of vlm train; use --trust absent\n"

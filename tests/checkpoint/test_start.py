@@ -9,8 +9,8 @@ from tiny_checkpoints import FILES
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.functional import resize
 
-from vlm.checkpoint.file import write
-from vlm.checkpoint.load import base_weights, read, weights
+from vlm.checkpoint.file import inference_weights, write
+from vlm.checkpoint.load import read, read_base_weights
 from vlm.checkpoint.rebuild import rebuild
 from vlm.checkpoint.start import start_from
 from vlm.cli.main import run as vlm
@@ -71,12 +71,12 @@ def started(spec, places, tokenizer=None):
 CROSS = "blocks.*.cross_attn (6 tensors), blocks.*.norm_cross (2 tensors)"
 STARTS = [  # the model of the file, ours, the part that starts from it, what is taken, and what is said
     (captioner(), captioner(), "", "", "model$"),
-    (classifier(), captioner(), "encoder", "encoder.", r"left over: head \(2 tensors\)$"),
-    (captioner(), classifier(), "", "encoder.", r"left over: decoder \(.*stays as it was: head \(2 tensors\)"),
-    (dual(), classifier(), "", "encoder.", "left over: .*text_projection"),
-    (dual(), classifier(), "encoder", "encoder.", "left over: .*text_projection"),
-    (classifier(), dual(), "encoder", "encoder.", "left over: head"),
-    (decoder(), captioner(), "decoder", "decoder.", f"decoder: not in the file, stays as it was: {re.escape(CROSS)}$"),
+    (classifier(), captioner(), "encoder", "encoder.", r"unused: head \(2 tensors\)$"),
+    (captioner(), classifier(), "", "encoder.", r"unused: decoder \(.*unchanged: head \(2 tensors\)"),
+    (dual(), classifier(), "", "encoder.", "unused: .*text_projection"),
+    (dual(), classifier(), "encoder", "encoder.", "unused: .*text_projection"),
+    (classifier(), dual(), "encoder", "encoder.", "unused: head"),
+    (decoder(), captioner(), "decoder", "decoder.", f"decoder: not in the file, unchanged: {re.escape(CROSS)}$"),
 ]
 
 
@@ -89,7 +89,7 @@ def test_a_model_or_a_part_of_it_starts_from_that_of_another(old, new, part, tak
     names = {name for name in ours if name.startswith(taken) and name in theirs}
     for name in ours:
         assert torch.equal(ours[name], theirs[name] if name in names else fresh[name]), name
-    assert lines[0] == f"{place}/checkpoints/best.ckpt: {len(names)} tensors taken for {part or 'model'}"
+    assert lines[0] == f"{place}/checkpoints/best.ckpt: {len(names)} tensors loaded for {part or 'model'}"
     assert re.search(said, "\n".join(sorted(lines)), re.DOTALL)
 
 
@@ -98,12 +98,12 @@ def test_weights_of_other_shapes_are_named_and_stay(saved):
     ours, fresh, lines = started(captioner(), {"": place})
     assert torch.equal(ours["decoder.positions.weight"], fresh["decoder.positions.weight"])
     assert torch.equal(ours["decoder.norm.weight"], theirs["decoder.norm.weight"])
-    assert "model: decoder.positions.weight is (6, 8), in the file (9, 8); not taken" in lines
+    assert "model: decoder.positions.weight is (6, 8), in the file (9, 8); not loaded" in lines
     # Five vectors are a grid of 2 x 2 after one token, and none without.
     place, _ = saved(vit(class_token=True))
     ours, fresh, lines = started(vit(image_size=12), {"": place})
     assert torch.equal(ours["positions.weight"], fresh["positions.weight"])
-    assert "model: positions.weight is (9, 8), in the file (5, 8); not taken" in lines
+    assert "model: positions.weight is (9, 8), in the file (5, 8); not loaded" in lines
 
 
 @pytest.mark.parametrize("pool", ["mean", "class"])
@@ -136,16 +136,16 @@ def test_weights_of_tokens_with_other_ids_stay(more, saved):
     place, theirs = saved(decoder(vocab_size=ByteTokenizer().vocab_size + more), ByteTokenizer(lowercase=True))
     ours, fresh, lines = started(decoder(), {"": place}, ByteTokenizer())
     assert torch.equal(ours["token_embed.weight"], fresh["token_embed.weight"])
-    at = lines.index("model: token_embed.weight is of another tokenizer in the file; not taken")
+    at = lines.index("model: token_embed.weight belongs to another tokenizer in the file; not loaded")
     path = f"{place}/checkpoints/best.ckpt"
-    assert lines[at + 1] == f"  tokenizer=pretrained tokenizer.path={path} goes on with that tokenizer"
+    assert lines[at + 1] == f"  to keep that tokenizer, set tokenizer=pretrained tokenizer.path={path}"
     ours, _, _ = started(decoder(), {"": place}, ByteTokenizer(lowercase=True))
     assert more or torch.equal(ours["token_embed.weight"], theirs["token_embed.weight"])
 
 
 @pytest.mark.parametrize(
     ("spec", "part", "said"),
-    [(captioner(dim=16, num_heads=4), "", "nothing in"), (classifier(), "decoder", "nothing in")],
+    [(captioner(dim=16, num_heads=4), "", "no weight in"), (classifier(), "decoder", "no weight in")],
 )
 def test_a_file_of_which_nothing_fits_is_refused_in_a_line(spec, part, said, saved):
     place, _ = saved(vit(dim=12, depth=2) if part else decoder(dim=12))
@@ -188,7 +188,7 @@ def test_a_tokenizer_of_equal_size_with_other_ids_is_refused(name, tmp_path):
     with pytest.raises(UserError, match="holds a bert for a TextEncoder"):  # the tokens were let pass
         start_from(model, {"": same}, tokenizer)
     pieces[-2:] = pieces[:-3:-1]
-    with pytest.raises(UserError, match=rf"model\.init_from: token 263 is 'e' in .*{name}, and 'd' in this run"):
+    with pytest.raises(UserError, match=rf"model\.init_from: token 263 is 'e' in .*{name}, but 'd' in this run"):
         start_from(model, {"": folder(tmp_path, pieces, name)}, tokenizer)
     (tmp_path / name).unlink()
     with pytest.raises(UserError, match="holds a bert for a TextEncoder"):  # without a tokenizer, too
@@ -200,6 +200,6 @@ def test_an_exported_folder_is_taken_as_the_checkpoint_that_it_was(tmp_path):
     assert vlm(["export", str(tmp_path / "out"), "-c", str(path), "--to", "safetensors"]) == 0
     model = read(path)["vlm"]["model"]
     state, fresh, _ = started(model, {"": str(tmp_path / "out")})
-    assert all(torch.equal(state[name], tensor) for name, tensor in weights(read(path)).items())
-    tensors, _ = base_weights(rebuild(model), "", tmp_path / "out")  # of adapters
+    assert all(torch.equal(state[name], tensor) for name, tensor in inference_weights(read(path)).items())
+    tensors, _ = read_base_weights(rebuild(model), "", tmp_path / "out")  # of adapters
     assert all(torch.equal(tensors[name], state[name]) for name in fresh)

@@ -39,7 +39,7 @@ from vlm.checkpoint.rebuild import rebuild
 from vlm.checkpoint.start import start_from
 from vlm.errors import UserError
 from vlm.inference.info import describe
-from vlm.models.pretrained.opened import opened
+from vlm.models.pretrained.opened import open_folder
 
 SEED = 51
 READERS = {
@@ -222,7 +222,7 @@ def by_read(folder: Path) -> dict[str, Tensor]:
 
 def by_training(folder: Path) -> dict[str, Tensor]:
     """As in train model=pretrained."""
-    _, about = describe_folder(opened(folder))
+    _, about = describe_folder(open_folder(folder))
     model = rebuild(about["model"])
     start_from(model, {"": str(folder)})
     return {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
@@ -284,7 +284,7 @@ def check(name: str, number: int, root: Path, work: Path) -> str:
 
 
 def renamed(folder: Path) -> list[tuple[str, str]]:
-    return [*opened(folder).architecture.renamed]
+    return [*open_folder(folder).architecture.renamed]
 
 
 def try_all(count: int, root: Path, tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ import pytest
 from tiny_checkpoints import FILES
 from typer.main import get_group
 
-from vlm.cli.main import COMMANDS, app, run
-from vlm.inference.tasks import TASKS, resolve
+from vlm.cli.main import COMMANDS, build_app, run
+from vlm.inference.tasks import TASKS, import_object
 
 OF_TASKS = {f"{task} {command.name}": command for task, entry in TASKS.items() for command in entry.commands}
 NAMES = sorted({command.name for command in OF_TASKS.values()} | {"predict", *COMMANDS})
@@ -18,7 +18,7 @@ CAPTIONER = str(FILES / "captioning.ckpt")
 
 def long_flags(name: str) -> list[str]:
     """The options of a command that have a value, as they are typed; the program's own are left out."""
-    parameters = get_group(app([name])).commands[name].params  # type: ignore[attr-defined]
+    parameters = get_group(build_app([name])).commands[name].params  # type: ignore[attr-defined]
     flags = [flag for one in parameters if not getattr(one, "is_flag", False) for flag in one.opts]
     return [flag for flag in flags if flag.startswith("--")]
 
@@ -45,7 +45,7 @@ def test_a_misspelt_option_is_answered_with_the_nearest_one(name: str, capsys) -
 
 @pytest.mark.parametrize("command", OF_TASKS.values(), ids=OF_TASKS)
 def test_a_command_has_the_options_and_arguments_of_its_predictor(command) -> None:
-    kind = resolve(command.predictor)
+    kind = import_object(command.predictor)
     assert kind.options is command.options and kind.arguments is command.arguments
 
 

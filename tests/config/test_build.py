@@ -59,8 +59,8 @@ def test_build_leaves_its_node_as_it_was():
             {"vocab_size": 1},
             "model.anything: 3 heads do not divide the width",
         ),
-        ({"dim": 1}, {}, "model: names nothing to build; give it a _target_, or choose an option of its group"),
-        (None, {}, "model: names nothing to build; give it a _target_, or choose an option of its group"),
+        ({"dim": 1}, {}, "model: has no class to build; give it a _target_, or choose an option of its group"),
+        (None, {}, "model: has no class to build; give it a _target_, or choose an option of its group"),
     ],
 )
 def test_build_reports_faults_with_their_path(config, given, said):

@@ -166,7 +166,7 @@ def test_lightnings_names_and_types_are_checked():
     assert lines[1] == "trainer.max_epochs: 'abc' is str, expected int | None"
     assert lines[2].startswith("trainer.precision: 'bf17-mixed' is unknown; choose from ")
     assert lines[2].endswith("; did you mean bf16-mixed?")
-    assert lines[3:] == ["trainer.callbacks: is filled in by the program; remove it"]
+    assert lines[3:] == ["trainer.callbacks: is set by the program; remove it"]
 
 
 def test_every_fault_is_reported_at_once():
@@ -221,7 +221,7 @@ def test_options_that_are_passed_on_may_be_required():
 
 def test_what_the_program_supplies_is_not_missing_and_may_not_be_given():
     assert faults({"x": node("Limited")}) == []
-    assert faults({"x": node("Limited", vocab_size=5)}) == ["x.vocab_size: is filled in by the program; remove it"]
+    assert faults({"x": node("Limited", vocab_size=5)}) == ["x.vocab_size: is set by the program; remove it"]
 
 
 def test_a_node_may_leave_out_what_the_program_supplies_to_it_by_name():
@@ -234,7 +234,7 @@ def test_what_the_program_supplies_to_a_part_is_no_argument_of_the_whole_either(
     config = {"x": node("Model", vocab_size=5, anything=node("Limited"), share=1)}
     assert faults(config) == ["x.share: unknown; did you mean where?"]
     config = {"x": node("ViT", dim=1, vocab_size=5, anything=node("Limited"))}
-    assert "x.vocab_size: is filled in by the program; remove it" in faults(config)
+    assert "x.vocab_size: is set by the program; remove it" in faults(config)
 
 
 def test_every_node_is_looked_at_once(monkeypatch):

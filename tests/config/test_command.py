@@ -187,4 +187,4 @@ class TestHydrasCommandLine:
         argv = ["-m", "seed=0,3", "hydra/launcher=forking"]
         done = python(f"sys.exit(command.run(lambda given: given['seed'], {argv}))", also=tmp_path)
         assert done.returncode == 3, done.stderr
-        assert done.stderr.splitlines()[-1] == "error: job 1 ended with status 3"
+        assert done.stderr.splitlines()[-1] == "error: job 1 exited with status 3"

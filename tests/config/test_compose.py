@@ -8,7 +8,7 @@ import pytest
 from hydra.core.global_hydra import GlobalHydra
 
 from vlm.config import compose as composing
-from vlm.config.compose import compose, explained, override
+from vlm.config.compose import compose, explain_hydra_errors, override
 from vlm.errors import UserError
 
 
@@ -76,9 +76,9 @@ class TestOverride:
         ("given", "said"),
         [
             ("data=flikr8k", "did you mean flickr8k"),
-            ("experiment=long", "changes the whole config"),
+            ("experiment=long", "sets keys of several groups"),
             ("data.rot=1", "data.rot: unknown; did you mean root?"),
-            ("model.encoder=vit", "an option is chosen with a slash; write model/encoder=vit"),
+            ("model.encoder=vit", "the group of an option has slashes; write model/encoder=vit"),
             ("seed=1,2", "with one value"),
         ],
     )
@@ -96,7 +96,7 @@ class TestOverride:
 
 def test_an_interrupt_within_omegaconf_stays_one():
     """OmegaConf's blocks that restore flags fail where Ctrl-C strikes, and it hides what was raised before."""
-    with pytest.raises(KeyboardInterrupt), explained(argparse.Namespace()):
+    with pytest.raises(KeyboardInterrupt), explain_hydra_errors(argparse.Namespace()):
         try:
             raise KeyboardInterrupt
         finally:

@@ -24,14 +24,14 @@ class TestFaults:
             (["model/encoder=vitt"], "model/encoder=vitt: unknown; choose from resnet, vit; did you mean vit?"),
             (
                 ["model.encoder=resnet"],
-                "model.encoder=resnet: an option is chosen with a slash; write model/encoder=resnet",
+                "model.encoder=resnet: the group of an option has slashes; write model/encoder=resnet",
             ),
             (["optim.fused=true"], "optim.fused: is not in this config; write +optim.fused=VALUE to add it"),
             (["seed.x=1"], "seed: is 0 and has no x"),
             (["optim.lr=1", "optim.lr.x=2"], "optim.lr: is 1 and has no x"),
-            (["+seed=1"], "seed: is in the config already; leave out the + to change it"),
+            (["+seed=1"], "seed: is already in the config; leave out the + to change it"),
             (["~optimm"], "optimm: unknown; did you mean optim?"),
-            (["seed=1,2"], "seed=1,2: has several values; add -m to run each, or write [...] around them for a list"),
+            (["seed=1,2"], "seed=1,2: has several values; add -m to run each of them, or write [...] for a list"),
         ],
     )
     def test_in_one_line(self, overrides, said, fault):
@@ -56,7 +56,7 @@ class TestFaults:
     @pytest.mark.parametrize(
         ("argv", "pattern"),
         [
-            (["--epochs", "5"], r"unrecognized arguments: --epochs; values are given as KEY=VALUE"),
+            (["--epochs", "5"], r"unrecognized arguments: --epochs; use the form KEY=VALUE"),
             (["--cfg", "jobs"], r"invalid choice: 'jobs'"),
             (["--cfg", "job", "-m"], r"Only one of"),
             (["-cn", "nothing"], r"Cannot find primary config 'nothing'"),

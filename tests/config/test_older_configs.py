@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from vlm.checkpoint.load import read
-from vlm.checkpoint.stored import freeze, interpolated, thaw
+from vlm.checkpoint.stored import freeze, restore_interpolations, thaw
 from vlm.cli.main import run as vlm
 from vlm.config import compose as composing
 from vlm.config.compose import override
@@ -53,7 +53,7 @@ def test_an_older_config_resolves_to_itself_and_a_size_follows_an_override(path)
 
 
 def test_paths_of_an_older_config_follow_an_override():
-    tree = interpolated(copy.deepcopy(OLD))
+    tree = restore_interpolations(copy.deepcopy(OLD))
     assert resolve(tree) == {key: value for key, value in OLD.items() if key in ("data", "task")}
     changed = override(tree, ["data.root=/new"])
     assert changed["data"] == {
@@ -68,21 +68,21 @@ def test_paths_of_an_older_config_follow_an_override():
 def test_an_older_value_that_was_changed_where_it_is_used_keeps_it():
     old = copy.deepcopy(OLD)
     old["data"]["source"]["root"], old["task"]["max_tokens"] = "/mine", 3
-    changed = override(interpolated(old), ["data.root=/new", "data.max_len=20"])
+    changed = override(restore_interpolations(old), ["data.root=/new", "data.max_len=20"])
     assert (changed["data"]["source"]["root"], changed["task"]["max_tokens"]) == ("/mine", 3)
 
 
 def test_what_does_not_follow_in_a_config_without_links_is_said():
     old = {key: value for key, value in OLD.items() if key in ("data", "task")}
-    saved = resolve(interpolated(old | {"task": {}}))
-    with pytest.raises(UserError, match=r"^data\.root: changes nothing here, for the checkpoint's own stands"):
+    saved = resolve(restore_interpolations(old | {"task": {}}))
+    with pytest.raises(UserError, match=r"^data\.root: has no effect, because the checkpoint's value is used"):
         check_effective(saved, ["data.root=/new"], is_ignored)
 
 
 @pytest.mark.parametrize("links", [{"fed": 1}, {"fed": {"data": 1}}, {"fed": {"data.root": ["task"]}, "computed": 1}])
 def test_links_of_wrong_kinds_are_refused(links):
     with pytest.raises(UserError, match="not one of vlm"):
-        interpolated(copy.deepcopy(OLD) | links)
+        restore_interpolations(copy.deepcopy(OLD) | links)
 
 
 def test_an_older_checkpoint_is_evaluated_on_other_data(tmp_path, capsys):

@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 
 from vlm.config import compose  # noqa: F401 registers the formulas
 from vlm.config.compose import override
-from vlm.config.override import resolve_others
+from vlm.config.override import resolve_custom_interpolations
 from vlm.config.tree import escape, origin, origins, resolve, sources
 from vlm.errors import UserError
 from vlm.training.config.overrides import check_effective, check_resume_overrides
@@ -77,7 +77,7 @@ def test_a_file_interpolates_keys_and_formulas_alone(text):
 def test_what_else_is_typed_is_resolved_before_it_is_stored(monkeypatch):
     monkeypatch.setenv("VLM_TEST_PLACE", "/here/${data.root}")
     tree = OmegaConf.create(TREE | {"typed": "${oc.decode:'[1, 2]'}", "near": {"a": 1, "b": "${.a}"}})
-    assert resolve_others(tree) == TREE | {"typed": [1, 2], "near": {"a": 1, "b": 1}}
+    assert resolve_custom_interpolations(tree) == TREE | {"typed": [1, 2], "near": {"a": 1, "b": 1}}
     config = override(TREE, ["data.root=${oc.env:VLM_TEST_PLACE}"])
     assert config["data"]["source"]["root"] == "/here/${data.root}"
     assert resolve(config.tree) == config
@@ -131,10 +131,10 @@ def test_an_interpolated_group_is_changed_where_it_is_set():
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ("data.path=null", "data.path: is None already and changes nothing"),
-        ("task.max_tokens=30", "task.max_tokens: is 30 already and changes nothing"),
-        ("model.size.heads=4", "model.size.heads: changes nothing here"),
-        ("data.nothing=1", "data.nothing: changes nothing here"),
+        ("data.path=null", "data.path: is None already"),
+        ("task.max_tokens=30", "task.max_tokens: is 30 already"),
+        ("model.size.heads=4", "model.size.heads: has no effect"),
+        ("data.nothing=1", "data.nothing: has no effect"),
     ],
 )
 def test_an_override_that_changes_nothing_is_refused(given, said):
@@ -151,7 +151,7 @@ def test_an_override_that_reaches_what_is_read_is_taken():
 
 
 def test_a_resumed_run_changes_nothing_that_is_made_of_what_may_change():
-    with pytest.raises(UserError, match=re.escape("trainer.max_epochs: schedule.epochs is made of it")):
+    with pytest.raises(UserError, match=re.escape("trainer.max_epochs: schedule.epochs depends on it")):
         check_resume_overrides(["trainer.max_epochs=9"], resolve(TREE))
     assert check_resume_overrides(["trainer.max_epochs=3"], resolve(TREE)) == resolve(TREE)
 

@@ -18,7 +18,7 @@ def test_pack_lays_sequences_end_to_end():
 
 @pytest.fixture
 def batch() -> Batch:
-    targets = Targets.of(torch.tensor([[1, IGNORE]]))
+    targets = Targets.from_labels(torch.tensor([[1, IGNORE]]))
     text = TextRows(torch.ones(1, 2), None, targets, torch.ones(1, 2, dtype=torch.bool), references=[["a"]])
     values = {"images": torch.ones(1, 3), "features": Features(torch.ones(1, 2, 3)), "text": text, "names": ["x"]}
     return Batch(["x"], values, [BadSample("y", "cut short")])

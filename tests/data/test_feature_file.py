@@ -65,7 +65,7 @@ def test_each_layout_has_a_file_of_its_own(tmp_path):
     assert len({given.path(tmp_path) for given in layouts}) == 4
     open_features(tmp_path, layout()).write([0], torch.ones(1, 3, 4))
     assert 0 not in open_features(tmp_path, layout()).missing()
-    with pytest.raises(UserError, match="incomplete or holds other features"):
+    with pytest.raises(UserError, match="incomplete or contains other features"):
         FeatureFile(layout().path(tmp_path), layout(source="b"))
 
 
@@ -81,9 +81,9 @@ def test_a_file_that_was_cut_short_is_made_anew(tmp_path):
 def test_a_disk_that_is_too_small_is_told_before_anything_is_written(tmp_path, monkeypatch):
     file = open_features(tmp_path, layout())
     monkeypatch.setattr(feature_file.shutil, "disk_usage", lambda folder: SimpleNamespace(free=96))
-    file.check_room(2)
-    with pytest.raises(UserError, match=r"features of 3 images need 0.00 MB.*free some.*runs.*data.cache_features"):
-        file.check_room(3)
+    file.check_free_space(2)
+    with pytest.raises(UserError, match=r"of 3 images need 0.00 MB.*free disk space.*runs.*data.cache_features"):
+        file.check_free_space(3)
 
 
 def test_a_disk_that_fills_up_ends_in_a_line_and_leaves_what_was_done(tmp_path):

@@ -10,7 +10,7 @@ from PIL import Image
 from vlm.data.fields import CaptionField, ImageField, LabelField, PairedImageField, learn_tokenizers
 from vlm.data.images.augment import Augment
 from vlm.data.images.image import CachedImages, Preprocess
-from vlm.data.records import Listed, Record, Source
+from vlm.data.records import ListSplit, Record, Source
 from vlm.data.text.tokenizer import CharTokenizer
 from vlm.training.device_images import DeviceImageField
 
@@ -25,7 +25,7 @@ class Told(Source):
 
     def open(self, name):
         rows = list(enumerate(TRAIN if name == "train" else VAL))
-        return Listed(rows, lambda row, epoch: Record(f"{row[0]}", {"captions": row[1], "references": row[1]}))
+        return ListSplit(rows, lambda row, epoch: Record(f"{row[0]}", {"captions": row[1], "references": row[1]}))
 
 
 def opened(field):
@@ -50,17 +50,17 @@ def test_captions_lie_end_to_end_and_are_cut_with_their_end_kept(captions):
     assert rows.tokens.tolist() == [first, [bos, *ids("a dog")[:3], eos, *[captions.tokenizer.pad_id] * 5]]
     assert rows.segments.tolist() == [[1] * 5 + [2] * 5, [1] * 5 + [0] * 5]
     assert [captions.length(record) for record in records] == [10, 5]
-    assert rows.references == [[], []] and not rows.places and rows.others is None
+    assert rows.references == [[], []] and not rows.places and rows.partners is None
 
 
 def test_evaluation_has_references_and_the_captions_of_partners(captions):
     split = captions.view("val", Told().split("train"), training=False)
     rows = captions.collate([captions.encode(record, None) for record in split.records()])
     assert rows.references == [["a cat", "cats"], ["a dog"]]
-    assert (rows.places, rows.others.places) == ([0, 1], [1, 0])
-    assert torch.equal(rows.others.tokens, rows.tokens.flip(0))
-    assert torch.equal(rows.others.segments, rows.segments.flip(0))
-    assert rows.others.targets.count == rows.targets.count
+    assert (rows.places, rows.partners.places) == ([0, 1], [1, 0])
+    assert torch.equal(rows.partners.tokens, rows.tokens.flip(0))
+    assert torch.equal(rows.partners.segments, rows.segments.flip(0))
+    assert rows.partners.targets.count == rows.targets.count
     assert captions.collate([]).tokens.shape == (0, 0)
 
 
@@ -80,8 +80,8 @@ def test_labels_ask_for_the_checkpoints_classes():
     labels = opened(LabelField())
     labels.restore(labels.state())
     message = refusal(labels.restore, {"classes": ["cat", "wolf", "dog"]})
-    assert "only there: wolf" in message
-    assert "only here" not in message
+    assert "only in the checkpoint: wolf" in message
+    assert "only in the data" not in message
     assert "order" in refusal(labels.restore, {"classes": ["dog", "cat"]})
     assert labels.collate([1, 0]).dtype == labels.collate([]).dtype == torch.int64
 
@@ -90,7 +90,7 @@ def test_images_are_cached_unless_they_are_fresh():
     def read(index, epoch):
         return Record(f"{index}", open_image=lambda: opens.append(index) or square(epoch))
 
-    opens, split = [], Listed([0, 1], read)
+    opens, split = [], ListSplit([0, 1], read)
     images = images_of(cache_images=True)
     cached = images.view("train", split, training=True)
     assert isinstance(cached, CachedImages)
@@ -118,10 +118,10 @@ def test_all_images_of_a_record_are_read_in_order():
     images = images_of(cache_images=True)
     batch = images.collate([images.encode(several(10, 20, 30), None)] * 2)
     assert batch.shape == (2, 3, 3, 4, 4) and batch[1, :, 0, 0, 0].tolist() == [10, 20, 30]
-    cached = images.view("train", Listed([0], lambda index, epoch: several(10, 20)), training=True)
+    cached = images.view("train", ListSplit([0], lambda index, epoch: several(10, 20)), training=True)
     assert images.encode(cached.record(0), None)[:, 0, 0, 0].tolist() == [10, 20]
     one, two = (images.encode(several(*colors), None) for colors in ((1,), (1, 2)))
-    assert "records hold 1 and 2 images" in refusal(images.collate, [one, two])
+    assert "records have 1 and 2 images" in refusal(images.collate, [one, two])
 
 
 def test_each_image_of_a_record_has_its_own_augmentation():
@@ -163,7 +163,10 @@ def test_an_image_whose_texts_tell_left_from_right_is_not_mirrored(known, mirror
 
 
 def test_in_evaluation_a_partners_image_lies_beside_a_records_own():
-    images, split = PairedImageField(preprocess=Preprocess(image_size=4)), Listed([10, 20], lambda red, _: several(red))
+    images, split = (
+        PairedImageField(preprocess=Preprocess(image_size=4)),
+        ListSplit([10, 20], lambda red, _: several(red)),
+    )
     evaluated = images.view("test", split, training=False)
     batch = images.collate([images.encode(record, None) for record in evaluated.records()])
     assert batch[:, :, 0, 0, 0].tolist() == [[10, 20], [20, 10]]

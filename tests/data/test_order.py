@@ -7,8 +7,8 @@ from itertools import chain, pairwise
 import numpy as np
 import pytest
 
-from vlm.data.fields import BLOCK, block_of, partner
-from vlm.data.samples import EvalBatches, Key, TrainBatches
+from vlm.data.fields import BLOCK, find_block, find_partner
+from vlm.data.samples import EvalBatches, SampleKey, TrainBatches
 from vlm.errors import UserError
 
 SIZE, BATCH = 1000, 24
@@ -164,16 +164,16 @@ def test_evaluation_reads_each_sample_once(world, size):
 
 def test_evaluation_keeps_the_order_and_survives_small_batches():
     assert indices(EvalBatches(size=10, batch_size=4)) == list(range(10))
-    assert list(EvalBatches(size=5, batch_size=1, rank=1, world=2)) == [[Key(0, 1)], [Key(0, 3)]]
+    assert list(EvalBatches(size=5, batch_size=1, rank=1, world=2)) == [[SampleKey(0, 1)], [SampleKey(0, 3)]]
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, BLOCK - 1, BLOCK, BLOCK + 1, 1000, 3 * BLOCK + 5])
 def test_each_sample_has_another_of_its_block_and_is_that_of_one(size):
-    blocks = [block_of(index, size) for index in range(size)]
+    blocks = [find_block(index, size) for index in range(size)]
     assert all(index in block for index, block in enumerate(blocks))
     assert sorted(index for block in {*blocks} for index in block) == [*range(size)]
     assert max(map(len, blocks)) <= BLOCK and max(map(len, blocks)) - min(map(len, blocks)) <= 1
-    others = [partner(index, size) for index in range(size)]
+    others = [find_partner(index, size) for index in range(size)]
     assert sorted(others) == [*range(size)]
     assert all(other in block for other, block in zip(others, blocks, strict=True))
     assert size == 1 or all(other != index for index, other in enumerate(others))

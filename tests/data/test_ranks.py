@@ -5,7 +5,7 @@ import os
 import pytest
 
 from vlm.machine import Rank, rank_by_launcher
-from vlm.training.run.processes import started
+from vlm.training.run.processes import find_launched_rank
 
 TORCHRUN = {"TORCHELASTIC_RUN_ID": "1", "RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}
 ALLOCATED = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4", "SLURM_PROCID": "0", "SLURM_LOCALID": "0"}
@@ -35,4 +35,4 @@ def test_the_rank_is_that_of_the_launcher(variables, ours, training, monkeypatch
             monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    assert rank_by_launcher() == ours and started() == training
+    assert rank_by_launcher() == ours and find_launched_rank() == training

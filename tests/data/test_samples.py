@@ -7,10 +7,10 @@ from classed import lay_out
 from vlm.data.fields import ImageField, LabelField
 from vlm.data.images.class_augment import ClassAugment
 from vlm.data.images.image import Preprocess
-from vlm.data.samples import Key, RecordDataset
+from vlm.data.samples import RecordDataset, SampleKey
 from vlm.data.sources.class_folders import ClassFolders
 
-KEYS = [Key(0, index) for index in range(6)]
+KEYS = [SampleKey(0, index) for index in range(6)]
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def test_the_good_are_kept_and_the_bad_are_named(source, tmp_path):
 
 def test_training_draws_by_seed_epoch_index_and_copy_where_there_are_copies(source):
     def pixels(*key, **options):
-        return samples(source, **{"seed": 0, **options}).__getitems__([Key(*key)])["images"]
+        return samples(source, **{"seed": 0, **options}).__getitems__([SampleKey(*key)])["images"]
 
     known = pixels(0, 1)
     assert torch.equal(known, pixels(0, 1))

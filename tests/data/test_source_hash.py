@@ -9,9 +9,9 @@ from captioned import captions, picture
 from classed import lay_out, pack
 from sharded import captioned, write_tar
 
-from vlm.data.features import augment_fault
+from vlm.data.features import find_augment_problem
 from vlm.data.images.class_augment import ClassAugment
-from vlm.data.records import Part
+from vlm.data.records import SplitSubset
 from vlm.data.shapes.scene_captions import Shapes
 from vlm.data.shapes.scene_labels import ShapeClasses
 from vlm.data.sources import torchvision_sets
@@ -80,10 +80,10 @@ def test_a_stamp_changes_with_its_image(make, tmp_path):
     after = stamps(split)
     assert after[1] != before[1]
     assert (after[0] == before[0]) == (make in (files, folder, memory))  # those whose images are apart
-    assert stamps(Part(split, [1])) == after[1:2]
+    assert stamps(SplitSubset(split, [1])) == after[1:2]
 
 
 def test_the_overrides_that_turn_an_augmentation_off_are_named():
     drawn = ClassAugment(image_size=8, policy="randaugment", erase=0.2, horizontal_flip=True, min_scale=0.5)
     off = "data.augment.min_scale=1 data.augment.horizontal_flip=false data.augment.policy=null data.augment.erase=0"
-    assert augment_fault(drawn).endswith(f"turn it off: {off}")
+    assert find_augment_problem(drawn).endswith(f"turn it off: {off}")

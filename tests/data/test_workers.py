@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from vlm.data.samples import whole
+from vlm.data.samples import identity_collate
 from vlm.data.workers import end_workers, worker_context
 from vlm.errors import UserError
-from vlm.training.run.faults import _reworded
+from vlm.training.run.faults import _find_user_error
 
 NUMBERS = 4096
 
@@ -34,7 +34,7 @@ def batches(workers=1, **options):
     """Those of a loader that gives up: else a test would not end before the fault was mended."""
     own = {"num_workers": workers, "multiprocessing_context": worker_context(), "timeout": 60}
     try:
-        return list(DataLoader(Large(), batch_size=4, collate_fn=whole, **own, **options))
+        return list(DataLoader(Large(), batch_size=4, collate_fn=identity_collate, **own, **options))
     finally:
         end_workers()
 
@@ -43,7 +43,7 @@ def batches(workers=1, **options):
 def test_a_batch_that_does_not_fit_into_shared_memory_ends_in_a_line(workers):
     with pytest.raises(UserError) as fault:
         batches(workers, worker_init_fn=without_room)
-    said = _reworded(fault.value, {})
+    said = _find_user_error(fault.value, {})
     assert str(said).startswith("a worker cannot send a batch") and "--shm-size" in str(said)
     assert "\n" not in str(said) and said.status == 1
 

@@ -6,9 +6,9 @@ from itertools import product
 import pytest
 import torch
 
-from vlm.decoding.beam import best, part_size
+from vlm.decoding.beam import part_size, top_indices
 from vlm.decoding.constraints import Rules
-from vlm.decoding.loop import search
+from vlm.decoding.loop import decode_batch
 from vlm.decoding.options import Decoding
 from vlm.decoding.sampling import Sampling
 from vlm.errors import UserError
@@ -109,7 +109,7 @@ def test_equals_brute_force(decoder, make_context, name):
     options = {key: value for key, value in OPTIONS[name].items() if key not in RULES}
     context, decoding = make_context(2), Decoding(beam=WIDE, results=4, rules=Rules(**rules), **options)
     ways = [replace(decoding, prune=prune) for prune in (True, False)]
-    both = [search(decoder, context, way, bos_id=BOS, eos_id=EOS) for way in ways]
+    both = [decode_batch(decoder, context, way, bos_id=BOS, eos_id=EOS) for way in ways]
     for place in range(2):
         one = Context(context.states[place : place + 1], context.mask[place : place + 1])
         truth = every_text(decoder, one, decoding)[:4]
@@ -152,7 +152,7 @@ def test_narrow_beams_and_groups_equal_a_search_over_lists(make_decoder, make_co
     steps = 7
     decoder, context = make_decoder(9, steps, sharpness=0.6), make_context(3)
     decoding = Decoding(beam=beam, groups=groups, results=results, length_penalty=alpha, diversity=0.4)
-    found = search(decoder, context, decoding, bos_id=BOS, eos_id=EOS)
+    found = decode_batch(decoder, context, decoding, bos_id=BOS, eos_id=EOS)
     for place, texts in enumerate(found):
         one = Context(context.states[place : place + 1], context.mask[place : place + 1])
         truth = dict((tokens, score) for score, tokens in reversed(naive_beam(decoder, one, decoding, steps)))
@@ -173,7 +173,7 @@ def test_pruning_changes_nothing_but_the_steps(make_decoder, make_context):
     for prune in (True, False):
         trees = {}
         decoding = Decoding(beam=4, results=2, length_penalty=0.6, prune=prune)
-        steps.append((search(decoder, context, decoding, bos_id=BOS, eos_id=EOS, trees=trees), trees))
+        steps.append((decode_batch(decoder, context, decoding, bos_id=BOS, eos_id=EOS, trees=trees), trees))
     assert [[text.tokens for text in texts] for texts in steps[0][0]] == [
         [text.tokens for text in texts] for texts in steps[1][0]
     ]
@@ -184,7 +184,7 @@ def test_pruning_changes_nothing_but_the_steps(make_decoder, make_context):
 def test_required_words_are_in_every_text(make_decoder, make_context, beam):
     decoder, context = make_decoder(40, 9), make_context(4)
     required = (((7, 8, 9),), ((30,), (31, 32)))
-    found = search(
+    found = decode_batch(
         decoder,
         context,
         Decoding(beam=beam, results=min(beam, 2), rules=Rules(required=required)),
@@ -203,7 +203,7 @@ def test_more_beams_find_required_texts_at_least_as_probable(make_decoder, make_
     means = []
     for beam in (2, 12):
         decoding = Decoding(beam=beam, length_penalty=0.0, rules=rules)
-        found = search(decoder, context, decoding, bos_id=BOS, eos_id=EOS)
+        found = decode_batch(decoder, context, decoding, bos_id=BOS, eos_id=EOS)
         means.append(sum(texts[0].score for texts in found))
     assert means[1] > means[0]
 
@@ -225,15 +225,15 @@ def test_more_beams_find_required_texts_at_least_as_probable(make_decoder, make_
 )
 def test_impossible_options_are_refused(decoder, make_context, options, named):
     with pytest.raises(UserError, match=named):
-        search(decoder, make_context(1), Decoding(**options), bos_id=BOS, eos_id=EOS)
+        decode_batch(decoder, make_context(1), Decoding(**options), bos_id=BOS, eos_id=EOS)
 
 
 @pytest.mark.parametrize(
     "rules, named",
     [
-        ({"required": (((3,),),), "banned": ((3,),)}, "--ban forbids its word 1;"),
-        ({"required": (((0,),), ((1, 3, 4), (4,))), "banned": ((4,),)}, "--ban forbids its word 2;"),
-        ({"required": (((3, 4, 3, 4),),), "no_repeat_ngram": 2}, "--ban or --no-repeat-ngram forbids its word 1;"),
+        ({"required": (((3,),),), "banned": ((3,),)}, "--ban forbids required word 1;"),
+        ({"required": (((0,),), ((1, 3, 4), (4,))), "banned": ((4,),)}, "--ban forbids required word 2;"),
+        ({"required": (((3, 4, 3, 4),),), "no_repeat_ngram": 2}, "--ban or --no-repeat-ngram forbids required word 1;"),
         ({"banned": ((),)}, "has no tokens"),
         ({"required": (((),),)}, "has no tokens"),
     ],
@@ -249,7 +249,7 @@ def test_a_text_ends_where_the_rules_leave_no_token(make_decoder, make_context, 
     """With four words and an end token that must not come, no text without repetition is longer than four."""
     decoder = make_decoder(V, 9)
     decoding = Decoding(rules=Rules(no_repeat_ngram=1, min_tokens=7), **options)
-    for texts in search(decoder, make_context(6), decoding, bos_id=BOS, eos_id=EOS):
+    for texts in decode_batch(decoder, make_context(6), decoding, bos_id=BOS, eos_id=EOS):
         for text in texts:
             assert sorted(text.tokens[:3]) == [0, 3, 4] and text.tokens[3:] in ([], [EOS])
 
@@ -259,7 +259,7 @@ def test_a_text_ends_where_the_rules_leave_no_token(make_decoder, make_context, 
 def test_the_best_are_those_of_a_whole_sort(size, count):
     scores = torch.randn(3, size)
     scores[1, 5:] = -torch.inf  # a text with few tokens left
-    places = best(scores, count)
+    places = top_indices(scores, count)
     assert all(len(set(row)) == count for row in places.tolist())
     torch.testing.assert_close(scores.gather(1, places), scores.sort(descending=True).values[:, :count])
     assert size % part_size(size) == 0

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from vlm.decoding.continuation import context_begin, continue_texts
+from vlm.decoding.continuation import continue_texts, find_window_start
 from vlm.decoding.sampling import Sampling
 from vlm.models.decoder import Decoder
 from vlm.nn.position import LearnedPositionsEachLayer, RelativeBias, RotaryPositions, SinusoidalPositions
@@ -42,7 +42,7 @@ def without_cache(decoder, prompt, *, max_tokens, seed, sampling):
     text, draws = list(prompt), numpy_rng(seed, "text", *prompt).random(max_tokens)
     logprobs = []
     for step in range(max_tokens):
-        context = text[context_begin(len(text), decoder.max_len) :]
+        context = text[find_window_start(len(text), decoder.max_len) :]
         logits = decoder.head(decoder(torch.tensor([context]))[:, -1]).double()
         cumulative = np.cumsum(sampling.probabilities(logits)[0].detach().numpy())
         token = int(np.searchsorted(cumulative, draws[step] * cumulative[-1], side="right"))
@@ -77,7 +77,7 @@ def test_nothing_to_do():
 @pytest.mark.parametrize("window", [1, 2, 7, 8])
 def test_the_context_fits_the_window_and_keeps_half_of_it(window):
     for length in range(1, 60):
-        kept = length - context_begin(length, window)
+        kept = length - find_window_start(length, window)
         assert kept <= window and kept >= min(length, max(1, window // 2))
 
 

@@ -5,7 +5,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, VisionEncoderDecoderModel, ViTConfig, ViTModel
 
 from vlm.decoding.constraints import Rules
-from vlm.decoding.loop import search
+from vlm.decoding.loop import decode_batch
 from vlm.decoding.options import Decoding
 from vlm.models.decoder import Decoder
 from vlm.models.encoder_decoder import VisionLanguageModel
@@ -61,7 +61,7 @@ def rows(found, *, eos_id=EOS, given=1):
 
 
 def written(ours, images, decoding, *, eos_id=EOS):
-    texts = search(ours.decoder, ours.encode(images), decoding, bos_id=BOS, eos_id=eos_id)
+    texts = decode_batch(ours.decoder, ours.encode(images), decoding, bos_id=BOS, eos_id=eos_id)
     return [text.tokens for row in texts for text in row]
 
 
@@ -125,6 +125,8 @@ def test_scores_and_log_probabilities_are_theirs(pair):
     images = 4 * torch.randn(4, 3, 24, 24)
     given = {"num_beams": 4, "early_stopping": "never", "output_scores": True, "return_dict_in_generate": True}
     truth = theirs.generate(images, max_new_tokens=MAX_LEN, **given).sequences_scores.tolist()
-    texts = [row[0] for row in search(ours.decoder, ours.encode(images), Decoding(beam=4), bos_id=BOS, eos_id=EOS)]
+    texts = [
+        row[0] for row in decode_batch(ours.decoder, ours.encode(images), Decoding(beam=4), bos_id=BOS, eos_id=EOS)
+    ]
     assert [text.score for text in texts] == pytest.approx(truth, abs=1e-5)
     assert [sum(text.logprobs) / len(text.tokens) for text in texts] == pytest.approx(truth, abs=1e-5)

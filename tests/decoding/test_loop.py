@@ -8,10 +8,10 @@ import pytest
 import torch
 from searches import BOS, IMAGES, MAX_LEN, POSITIONS, SEARCHES, V, common_token, part, run, same
 
-from vlm.decoding.beam import Beam
+from vlm.decoding.beam import BeamSearch
 from vlm.decoding.beam_row import as_json
 from vlm.decoding.constraints import Rules
-from vlm.decoding.loop import decode, search
+from vlm.decoding.loop import decode, decode_batch
 from vlm.decoding.options import Decoding
 from vlm.decoding.sampling import Sampling
 from vlm.nn.step.replay import Stepper
@@ -47,7 +47,7 @@ def test_one_beam_is_greedy_search(make_decoder, context, monkeypatch):
     decoder, decoding = make_decoder(V, MAX_LEN, sharpness=0.5), Decoding(length_penalty=0.0)
     end = {"eos_id": common_token(decoder, context)}
     truth = run(decoder, context, decoding, **end)
-    monkeypatch.setattr("vlm.decoding.loop.Stepwise", Beam)
+    monkeypatch.setattr("vlm.decoding.loop.StepwiseSearch", BeamSearch)
     same(run(decoder, context, decoding, **end), truth)
 
 
@@ -135,7 +135,7 @@ def test_without_log_probabilities_the_texts_are_the_same(make_decoder, context)
 def test_the_tree_holds_every_text(make_decoder, context):
     decoder, trees = make_decoder(V, MAX_LEN, sharpness=0.5), {}
     end = common_token(decoder, context)
-    texts = search(decoder, context, Decoding(beam=3, results=3), bos_id=BOS, eos_id=end, trees=trees)
+    texts = decode_batch(decoder, context, Decoding(beam=3, results=3), bos_id=BOS, eos_id=end, trees=trees)
     for place, found in enumerate(texts):
         tree = json.loads(json.dumps(as_json(trees[place], piece=str)))
         nodes = {node["id"]: node for node in tree["nodes"]}

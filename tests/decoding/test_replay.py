@@ -11,7 +11,7 @@ from waits import Waits, wait_of
 
 from vlm.decoding.constraints import Rules
 from vlm.decoding.continuation import continue_texts
-from vlm.decoding.loop import _Loop, search
+from vlm.decoding.loop import _Loop, decode_batch
 from vlm.decoding.options import Decoding
 from vlm.decoding.sampling import Sampling
 from vlm.nn.step.replay import FixedDecodeState, StepperPool
@@ -106,7 +106,7 @@ def test_every_step_launches_the_same(make_decoder, context, positions, beams):
         with Launched(kept) as launched:
             decoder.step(torch.full((IMAGES * beams, 1), BOS), state)
         state.reorder_beams(torch.randint(beams, (IMAGES, beams)))
-        state.taken += 1
+        state.num_steps += 1
         if step == 4:
             rows = torch.tensor([2, 5])
             state.replace(rows, decoder.read(context.rows(rows)))
@@ -160,18 +160,18 @@ def test_continued_texts_are_replayed(make_decoder, positions, monkeypatch, capl
 def test_batches_of_an_evaluation_share_a_capture(make_decoder, make_context, name, monkeypatch):
     decoder, contexts = make_decoder(V, LONG, sharpness=0.5), [make_context(5) for _ in range(4)]
     decoding, ends = Decoding(**LONG_SEARCHES[name]), {"bos_id": BOS, "eos_id": 2}
-    truth = [search(decoder, context, decoding, **ends) for context in contexts]
+    truth = [decode_batch(decoder, context, decoding, **ends) for context in contexts]
     counts, pool = emulate(monkeypatch), StepperPool()
     for context, texts in zip(contexts, truth, strict=True):
-        same(search(decoder, context, decoding, pool=pool, **ends), texts)
+        same(decode_batch(decoder, context, decoding, pool=pool, **ends), texts)
     assert counts["captures"] == 1
     decoder.token_embed.weight.data = decoder.token_embed.weight.data.flip(
         0
     )  # elsewhere, as when averages are taken in
-    texts = search(decoder, contexts[0], decoding, pool=pool, **ends)
+    texts = decode_batch(decoder, contexts[0], decoding, pool=pool, **ends)
     assert counts["captures"] == 2
     monkeypatch.undo()
-    same(texts, search(decoder, contexts[0], decoding, **ends))
+    same(texts, decode_batch(decoder, contexts[0], decoding, **ends))
 
 
 def test_a_capture_that_fails_gives_its_stream_back(make_decoder, context, monkeypatch, caplog):

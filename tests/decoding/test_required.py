@@ -3,7 +3,13 @@
 import pytest
 import torch
 
-from vlm.decoding.constraints import RequiredWords, missing, next_tokens, progress, room_needed
+from vlm.decoding.constraints import (
+    RequiredWords,
+    count_needed_tokens,
+    count_required_tokens,
+    missing_requirements,
+    next_tokens,
+)
 
 CASES = {
     "one": (((1, 2, 1, 3),),),
@@ -27,14 +33,17 @@ def test_each_text_is_as_far_as_it_is_by_itself(required):
         if step == 6:
             words.begin(torch.tensor([1, 4]))
             texts[1], texts[4] = ([[] for _ in range(BEAMS)] for _ in range(2))
-        needed, gone = words.needed(words.node, words.met), words.progress(words.node, words.met)
-        wanted = words.wanted()
+        needed, gone = (
+            words.count_needed_tokens(words.node, words.met),
+            words.count_required_tokens(words.node, words.met),
+        )
+        wanted = words.next_token_mask()
         for row, beams in enumerate(texts):
             for beam, text in enumerate(beams):
-                lacking = missing(text, required)
+                lacking = missing_requirements(text, required)
                 assert words.met[row, beam].tolist() == [ways not in lacking for ways in required]
-                assert needed[row, beam] == room_needed(text, lacking)
-                assert gone[row, beam] == progress(text, required)
+                assert needed[row, beam] == count_needed_tokens(text, lacking)
+                assert gone[row, beam] == count_required_tokens(text, required)
                 assert set(words.tokens[wanted[row, beam]].tolist()) == next_tokens(text, lacking)
                 seen.add(len(lacking))
     assert len(seen) > 1
@@ -50,12 +59,14 @@ def test_tokens_are_left_by_which_a_text_can_still_hold_all(required, room):
     scores = torch.randn(ROWS * BEAMS, V)
     found = words.constrain(scores.clone(), torch.full((ROWS,), room), ends=(6,))
     for place, text in enumerate(tokens.flatten(1).T.tolist()):
-        lacking, allowed = missing(text, required), set(range(V))
+        lacking, allowed = missing_requirements(text, required), set(range(V))
         if lacking:
             allowed -= {6}
-        if lacking and room_needed((), lacking) > room:
+        if lacking and count_needed_tokens((), lacking) > room:
             useful = next_tokens(text, lacking)
-            allowed = {t for t in useful if room_needed([*text, t], missing([*text, t], lacking)) <= room}
+            allowed = {
+                t for t in useful if count_needed_tokens([*text, t], missing_requirements([*text, t], lacking)) <= room
+            }
         assert {t for t in range(V) if found[place, t] > -torch.inf} == allowed
         kept = sorted(allowed)
         assert torch.equal(found[place, kept], scores[place, kept])

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from vlm.decoding.loop import greedy
+from vlm.decoding.loop import greedy_search
 from vlm.models.context import Context
 
 V, MAX_LEN, BOS = 31, 10, 1
@@ -38,15 +38,15 @@ def step_by_step(decoder, context):
 def test_takes_the_most_probable_token_at_each_step(decoder, context):
     texts, logprobs = zip(*(step_by_step(decoder, row(context, index)) for index in range(4)), strict=True)
     assert len(set(map(tuple, texts))) > 2
-    found = greedy(decoder, context, bos_id=BOS, eos_id=NEVER, max_tokens=MAX_LEN)
+    found = greedy_search(decoder, context, bos_id=BOS, eos_id=NEVER, max_tokens=MAX_LEN)
     assert found.tokens == [*texts]
     torch.testing.assert_close(torch.tensor(found.logprobs), torch.tensor(logprobs), rtol=0, atol=1e-5)
 
 
 def test_stops_at_the_end_token_each_row_for_itself(decoder, context):
-    whole = greedy(decoder, context, bos_id=BOS, eos_id=NEVER, max_tokens=MAX_LEN)
+    whole = greedy_search(decoder, context, bos_id=BOS, eos_id=NEVER, max_tokens=MAX_LEN)
     eos = whole.tokens[0][3]
-    found = greedy(decoder, context, bos_id=BOS, eos_id=eos, max_tokens=MAX_LEN)
+    found = greedy_search(decoder, context, bos_id=BOS, eos_id=eos, max_tokens=MAX_LEN)
     expected = [text[: text.index(eos) + 1] if eos in text else text for text in whole.tokens]
     assert found.tokens == expected
     assert len({len(text) for text in expected}) > 1
@@ -78,7 +78,7 @@ class Scripted:
 
 def test_no_step_is_taken_once_every_row_has_ended():
     decoder = Scripted([5, 2, 5, 5, 5, 5], [5, 5, 5, 2, 5, 5])
-    found = greedy(decoder, Context(torch.empty(2, 1, 6)), bos_id=BOS, eos_id=2, max_tokens=6)
+    found = greedy_search(decoder, Context(torch.empty(2, 1, 6)), bos_id=BOS, eos_id=2, max_tokens=6)
     assert found.tokens == [[5, 2], [5, 5, 5, 2]]
     assert decoder.steps == 4
     assert decoder.rows == [2, 2, 1, 1]
@@ -86,15 +86,15 @@ def test_no_step_is_taken_once_every_row_has_ended():
 
 @pytest.mark.parametrize("max_tokens", [0, 1, 4, MAX_LEN, 99])
 def test_no_text_is_longer_than_max_tokens_or_the_room(decoder, context, max_tokens):
-    whole = greedy(decoder, context, bos_id=BOS, eos_id=NEVER, max_tokens=MAX_LEN).tokens
-    found = greedy(decoder, context, bos_id=BOS, eos_id=NEVER, max_tokens=max_tokens)
+    whole = greedy_search(decoder, context, bos_id=BOS, eos_id=NEVER, max_tokens=MAX_LEN).tokens
+    found = greedy_search(decoder, context, bos_id=BOS, eos_id=NEVER, max_tokens=max_tokens)
     assert found.tokens == [text[:max_tokens] for text in whole]
     assert [len(logprobs) for logprobs in found.logprobs] == [min(max_tokens, MAX_LEN)] * 4
 
 
 def test_the_end_token_does_not_count(decoder, context):
-    texts = greedy(decoder, context, bos_id=BOS, eos_id=NEVER, max_tokens=MAX_LEN).tokens
+    texts = greedy_search(decoder, context, bos_id=BOS, eos_id=NEVER, max_tokens=MAX_LEN).tokens
     every = ((place, i) for place, text in enumerate(texts) for i in range(1, MAX_LEN) if text[i] not in text[:i])
     place, end = next(every)
     text, one = texts[place], row(context, place)
-    assert greedy(decoder, one, bos_id=BOS, eos_id=text[end], max_tokens=end).tokens == [text[: end + 1]]
+    assert greedy_search(decoder, one, bos_id=BOS, eos_id=text[end], max_tokens=end).tokens == [text[: end + 1]]

@@ -9,7 +9,7 @@ from hugging import saved_gpt2
 
 from vlm.cli.main import run as vlm
 from vlm.errors import UserError
-from vlm.training.run.minimal_pairs import Pair, pair_scores, read_pairs
+from vlm.training.run.minimal_pairs import Pair, read_pairs, score_pairs
 
 PAIRS = [("a man climbs a rock", "a man climb a rock"), ("two dogs run", "two dogs runs over"), ("a bird", "bird a")]
 
@@ -34,9 +34,9 @@ def test_tables_are_read(name, text, tmp_path):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("good,bad\na,\n", "line 2: needs two sentences that differ"),
-        ("good,bad\na b,a b\n", "line 2: needs two sentences that differ"),
-        ("good,bad\n", "holds no pair"),
+        ("good,bad\na,\n", "line 2: needs two different sentences"),
+        ("good,bad\na b,a b\n", "line 2: needs two different sentences"),
+        ("good,bad\n", "contains no pairs"),
         ("right,wrong\na,b\n", "no columns .* among 'right', 'wrong'; name them good and bad$"),
     ],
 )
@@ -48,7 +48,7 @@ def test_tables_that_hold_no_pairs_are_refused(text, said, tmp_path):
 
 def test_scores_are_shares_of_all_and_of_each_kind():
     pairs = [Pair("a", "b", kind) for kind in ("x", "x", "", "y") * 5]
-    scores = pair_scores(pairs, [1.0, 0.0, 2.0, -1.0] * 5)
+    scores = score_pairs(pairs, [1.0, 0.0, 2.0, -1.0] * 5)
     found = {kind: (score["accuracy"], score["pairs"]) for kind, score in scores.items()}
     assert found == {"": (0.5, 20), "x": (0.5, 10), "y": (0.0, 5)}
     assert 0.2 < scores[""]["accuracy@low"] < 0.5 < scores[""]["accuracy@high"] < 0.8
@@ -85,6 +85,6 @@ def test_what_cannot_be_scored_is_refused(tmp_path, capsys):
     assert vlm(command) == 2
     assert "is longer than the" in capsys.readouterr().err
     assert vlm([*command, "data=text"]) == 2
-    assert "--pairs: takes the place of a data set" in capsys.readouterr().err
+    assert "--pairs: replaces the data set" in capsys.readouterr().err
     assert vlm([*command[:2], "data/sample/captioner.ckpt", *command[3:]]) == 2
-    assert "holds a model for captioning; --pairs needs a language model" in capsys.readouterr().err
+    assert "is a model for captioning; --pairs needs a language model" in capsys.readouterr().err

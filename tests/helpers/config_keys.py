@@ -16,7 +16,7 @@ from hugging import caption_logits, wide
 from vlm.checkpoint.rebuild import rebuild
 from vlm.models.context import PLACE, interleaved
 from vlm.models.pretrained.folder import Folder
-from vlm.models.pretrained.load import hugging_face_state
+from vlm.models.pretrained.load import convert_hugging_face
 from vlm.models.pretrained.specification import specify
 
 Values = dict[str, Any]
@@ -291,7 +291,7 @@ def loaded(folder: Path) -> Any:
     opened = Folder(folder)
     specified = specify(opened)
     model = rebuild(specified.model or next(iter(specified.parts.values()))).eval()
-    state, _ = hugging_face_state(model, opened)
+    state, _ = convert_hugging_face(model, opened)
     model.load_state_dict(state)
     return model
 

@@ -89,7 +89,7 @@ def capture(graph, *, capture_error_mode):
 def emulate(monkeypatch):
     """Makes decoding treat the CPU as it does a GPU; returns the counts of captures, replays and resets."""
     Graph.counts = Counter()
-    monkeypatch.setattr("vlm.nn.step.replay.replayed", lambda device: True)
+    monkeypatch.setattr("vlm.nn.step.replay.uses_cuda_graph", lambda device: True)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
     monkeypatch.setattr(torch.cuda, "graph", capture)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: "the stream before")

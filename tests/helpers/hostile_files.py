@@ -162,7 +162,7 @@ def broken_sentencepiece():
     learned = b"\x0a\xff\xff\xff\xff\x0f" + bytes(range(256))
     name = "SentencePieceTokenizer"
     state = {"class": name, "options": options, "learned": learned.decode("latin1")}
-    return about(tokenizer=state | {"fingerprint": module.fingerprint_of(name, options, learned)})
+    return about(tokenizer=state | {"fingerprint": module.compute_fingerprint(name, options, learned)})
 
 
 TIMM = {"dim": 8, "image_size": 32, "pretrained": True}

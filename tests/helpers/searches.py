@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from vlm.decoding.constraints import Rules
-from vlm.decoding.loop import decode, search
+from vlm.decoding.loop import decode, decode_batch
 from vlm.decoding.options import Decoding
 from vlm.decoding.sampling import Sampling
 from vlm.models.context import Context
@@ -39,8 +39,8 @@ def part(context, places):
 
 def common_token(decoder, context):
     """The token that most texts hold: as the end token it ends them at different places."""
-    free = search(decoder, context, Decoding(), bos_id=BOS, eos_id=-1)
-    free += search(decoder, context, Decoding(sampling=Sampling()), bos_id=BOS, eos_id=-1)
+    free = decode_batch(decoder, context, Decoding(), bos_id=BOS, eos_id=-1)
+    free += decode_batch(decoder, context, Decoding(sampling=Sampling()), bos_id=BOS, eos_id=-1)
     held = Counter(token for row in free for token in set(row[0].tokens[1:]) - set(row[0].tokens[:1]))
     return held.most_common(1)[0][0]
 

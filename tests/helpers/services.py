@@ -30,12 +30,12 @@ def tiny(task: str) -> str:
 def service(path: str = CAPTIONER, *, local: bool = True, origins: tuple[str, ...] = (), **options: Any) -> Any:
     """A service of a model; options of the task are defaults of it."""
     from vlm.serving.app import Service
-    from vlm.serving.server import Sites
+    from vlm.serving.server import OriginPolicy
 
-    limits: dict[str, Any] = {"rows": 8, "most": 64, "max_bytes": 2**25, "timeout": 60, "key": None}
+    limits: dict[str, Any] = {"rows": 8, "max_queued": 64, "max_bytes": 2**25, "timeout": 60, "key": None}
     limits = {name: options.pop(name, value) for name, value in limits.items()}
     limits |= {"name": options.pop("name")} if "name" in options else {}
-    return Service(predictor_of(path), options, **limits, sites=Sites(local=local, origins=origins))
+    return Service(predictor_of(path), options, **limits, origin_policy=OriginPolicy(local=local, origins=origins))
 
 
 def client_of(service: Any) -> Any:

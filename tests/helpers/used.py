@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from vlm.inference.options import checked
+from vlm.inference.options import build_options
 from vlm.inference.predictor import Predictor
-from vlm.inference.use import answers
+from vlm.inference.use import predict_answers
 
 
 def used(predictor: Predictor, inputs: Any, **values: Any) -> list[Any]:
-    several, _ = predictor.arguments.several(inputs)
-    return answers(predictor, several, checked(predictor.options, values, use="this"))
+    several, _ = predictor.arguments.from_python(inputs)
+    return predict_answers(predictor, several, build_options(predictor.options, values, use="this"))

@@ -169,7 +169,7 @@ def main():
     for name in hostile_data.FOLDERS:
         own = [*vit, f"+model.init_from={paths['folder', name]}"]
         used(f"folder {name}", lambda own=own: train([*small, *own]))
-        used(f"tensors {name}", lambda name=name: told_of(lambda: Folder(paths["folder", name]).weights()))
+        used(f"tensors {name}", lambda name=name: told_of(lambda: Folder(paths["folder", name]).read_weights()))
     for name, content in CONFIG_FILES.items():
         place = made / "conf" / "experiment"
         place.mkdir(parents=True, exist_ok=True)

@@ -15,9 +15,9 @@ from tiny_checkpoints import IMAGES, STORY
 import vlm
 from vlm.cli.main import run
 from vlm.errors import UserError
-from vlm.inference.options import checked, declared, settings
+from vlm.inference.options import build_options, get_options, without_input_parts
 from vlm.inference.predictor import Predictor
-from vlm.inference.tasks import TASKS, resolve
+from vlm.inference.tasks import TASKS, import_object
 
 EXACT = ["--device", "cpu", "--precision", "fp32", "--format", "jsonl"]
 TEXTS = ["a small red circle", "a large blue cross"]
@@ -39,12 +39,12 @@ CASES: dict[str, tuple[list[Any], dict[str, Any]]] = {
 
 
 def kind_of(task: str) -> type[Predictor]:
-    return resolve(TASKS[task].predictor)
+    return import_object(TASKS[task].predictor)
 
 
 def flags(kind: type) -> dict[str, str]:
     """The fields of a dataclass as they are typed; those without a name are left out."""
-    named = {name: one for name, one in declared(kind).items() if not one.positional}
+    named = {name: one for name, one in get_options(kind).items() if not one.positional}
     return {name: (*one.flags, f"--{name.replace('_', '-')}")[0].split("/")[0] for name, one in named.items()}
 
 
@@ -92,9 +92,9 @@ def test_the_cases_are_all_tasks() -> None:
 @pytest.mark.parametrize("task", TASKS)
 def test_every_option_has_a_type_a_help_and_a_default_or_is_needed(task: str) -> None:
     for command in TASKS[task].commands:
-        kind = resolve(command.predictor)
+        kind = import_object(command.predictor)
         for holder in (kind.options, kind.arguments):
-            assert all(option.help.endswith(".") for option in declared(holder).values())
+            assert all(option.help.endswith(".") for option in get_options(holder).values())
             assert {*get_type_hints(holder)} >= {one.name for one in fields(holder)}
         assert all(one.kw_only for one in fields(kind.options))
 
@@ -125,10 +125,10 @@ def test_command_predict_python_and_record_agree(task: str, capsys: pytest.Captu
     assert printed(capsys, "predict", *map(str, inputs), *options, "-c", path) == own
 
     predictor = predictor_of(path)
-    chosen = checked(kind.options, values, use="this")
+    chosen = build_options(kind.options, values, use="this")
     sources = predictor.sources(inputs, chosen)
     prepared = [predictor.prepare(source, chosen) for source in sources]
-    results = dict(predictor.results([prepared], settings(chosen)))
+    results = dict(predictor.results([prepared], without_input_parts(chosen)))
     found = [one for at, source in enumerate(sources) for one in predictor.record(source, results[at], chosen)]
     assert own == [rounded(json.loads(json.dumps(record))) for record in found]
 
@@ -143,7 +143,7 @@ def test_inputs_come_while_results_leave_and_who_closes_stops_the_model(task: st
     """Batches of one, the next asked for only when the model has room; None is the end where nothing is left to do."""
     inputs, values = CASES[task]
     predictor = predictor_of(tiny(task))
-    options = checked(predictor.options, {**values, "batch_size": 1}, use="this")
+    options = build_options(predictor.options, {**values, "batch_size": 1}, use="this")
     sources = predictor.sources(inputs, options)
     asked = 0
 
@@ -171,18 +171,18 @@ def test_inputs_come_while_results_leave_and_who_closes_stops_the_model(task: st
 @pytest.mark.parametrize("task", TASKS)
 def test_python_and_clients_are_told_of_wrong_names_types_and_ranges(task: str) -> None:
     kind = kind_of(task)
-    good = {name: value for name, value in CASES[task][1].items() if declared(kind.options)[name].scope == "anyone"}
-    assert checked(kind.options, good, use="this", client=True)
+    good = {name: value for name, value in CASES[task][1].items() if get_options(kind.options)[name].scope == "anyone"}
+    assert build_options(kind.options, good, use="this", client=True)
     for wrong in ({"batch_sise": 1}, {"batch_size": 0}, {"batch_size": "many"}, {"trace": "file"}, {"labels": "file"}):
         with pytest.raises(UserError, match=next(iter(wrong))):
-            checked(kind.options, {**CASES[task][1], **wrong}, use="this")
+            build_options(kind.options, {**CASES[task][1], **wrong}, use="this")
     for own in ("batch_size", "workers"):
         with pytest.raises(UserError, match=own):
-            checked(kind.options, {**good, own: 1}, use="this", client=True)
+            build_options(kind.options, {**good, own: 1}, use="this", client=True)
     for one in fields(kind.options):
         if one.default is MISSING:
             with pytest.raises(UserError, match=f"{one.name}: missing"):
-                checked(kind.options, {}, use="this")
+                build_options(kind.options, {}, use="this")
 
 
 WRONG: list[tuple[tuple[Any, ...], dict[str, Any]]] = [
@@ -211,9 +211,9 @@ def test_every_method_answers_or_has_the_words_of_the_command(task: str, capsys:
             with pytest.raises(vlm.Error, match="this model"):  # none of these models was taught to converse
                 model.chat()
             continue
-        kind = resolve(command.predictor)
+        kind = import_object(command.predictor)
         parts = {"question": "what?", "label": ["a", "b"], "text": "a", "image": IMAGES[:1]}
-        options = {name: value for name, value in parts.items() if name in declared(kind.options)}
+        options = {name: value for name, value in parts.items() if name in get_options(kind.options)}
         words = [*typed(kind.options, options), *typed(kind.arguments, {kind.arguments.words: inputs[:1]})]
         status = run([command.name, *words, "-c", tiny(task), *EXACT])
         said = capsys.readouterr().err.removeprefix("error: ").strip()
@@ -232,8 +232,8 @@ def test_help_of_a_method_shows_every_option(task: str) -> None:
     for command in TASKS[task].commands:
         if command.name == "chat":
             continue
-        kind, method = resolve(command.predictor), getattr(model, command.name)
-        shown, known = inspect.signature(method).parameters, declared(kind.options)
+        kind, method = import_object(command.predictor), getattr(model, command.name)
+        shown, known = inspect.signature(method).parameters, get_options(kind.options)
         offered = [one for one in fields(kind.options) if known[one.name].scope != "command"]
         assert {*shown} == {"inputs", *(one.name for one in offered)}
         for one in offered:
@@ -256,7 +256,7 @@ def test_a_method_returns_what_its_help_says(task: str, story: None) -> None:
     result = getattr(model, TASKS[task].main.name)(inputs, **options)
     while isinstance(result, list):
         (result, *_) = result
-    expected = resolve(TASKS[task].predictor).result or np.ndarray
+    expected = import_object(TASKS[task].predictor).result or np.ndarray
     assert isinstance(result, expected)
 
 
@@ -267,5 +267,5 @@ def test_a_part_of_an_input_may_be_given_by_position(task: str) -> None:
     others = {key: value for key, value in values.items() if key != name}
     answers = model.predict(inputs, values[name], **others)
     assert plain(answers) == plain(getattr(model, TASKS[task].main.name)(inputs, **values))
-    with pytest.raises(vlm.Error, match=f"{name}: given twice, by position and by name"):
+    with pytest.raises(vlm.Error, match=f"{name}: given both by position and by name"):
         model.predict(inputs, values[name], **values)

@@ -14,7 +14,7 @@ STORED = {"beam": 4, "length_penalty": 2.0, "max_tokens": 9, "early_stopping": T
 
 def search(stored, **chosen):
     options = DecodingOptions(**chosen).resolve(stored)
-    return options.search(Rules(), sample=bool(options.sample))
+    return options.build_decoding(Rules(), sample=bool(options.sample))
 
 
 def test_plain_where_nothing_is_said():
@@ -41,22 +41,22 @@ def test_drawing_and_searching_exclude_each_other():
 @pytest.mark.parametrize(
     ("chosen", "line"),
     [
-        ({"top_p": 0.5}, "--top-p: applies to sampling alone; add --sample"),
-        ({"temperature": 0.5, "sample": False}, "--temperature: applies to sampling alone"),
-        ({"min_p": 0.5, "beam": 3}, "--min-p: applies to sampling alone"),
-        ({"length_penalty": 2.0}, "--length-penalty: ranks the texts of a beam search; add --beam N"),
+        ({"top_p": 0.5}, "--top-p: applies only to sampling; add --sample"),
+        ({"temperature": 0.5, "sample": False}, "--temperature: applies only to sampling"),
+        ({"min_p": 0.5, "beam": 3}, "--min-p: applies only to sampling"),
+        ({"length_penalty": 2.0}, "--length-penalty: applies only to beam search; add --beam N"),
     ],
 )
 def test_an_option_that_would_do_nothing_is_refused(chosen, line):
     with pytest.raises(UserError, match=line):
         search({}, **chosen)
-    assert DecodingOptions(top_p=0.5).resolve({}, draws=True).sampling().top_p == 0.5
+    assert DecodingOptions(top_p=0.5).resolve({}, samples_by_default=True).build_sampling().top_p == 0.5
 
 
 @pytest.mark.parametrize("stored", [{"beams": 4}, {"beam": "4"}, {"early_stopping": "soon"}, {"ban": ["x"]}])
 def test_options_that_are_none_are_refused(stored):
     assert stored_options({"decoding": STORED}) == STORED
-    with pytest.raises(ValueError, match="no option of decoding"):
+    with pytest.raises(ValueError, match="unsupported decoding option"):
         stored_options({"decoding": stored})
 
 
@@ -76,7 +76,7 @@ def test_more_than_a_search_can_hold_is_refused_at_once(command, option, value, 
 )
 def test_a_search_that_takes_long_is_noted(chosen, noted):
     lines = list(note_width(search({}, **chosen).columns))
-    assert [line.startswith("note: 128 texts of each input") for line in lines] == [True] * noted
+    assert [line.startswith("note: 128 texts per input") for line in lines] == [True] * noted
 
 
 @pytest.mark.parametrize("penalty", [101.0, -101.0, 1e300, float("nan")])

@@ -13,7 +13,7 @@ from vlm.cli.main import run
 from vlm.errors import UserError
 from vlm.inference.device import choose_device
 from vlm.inference.predictor import Predictor
-from vlm.inference.tasks import TASKS, resolve
+from vlm.inference.tasks import TASKS, import_object
 
 COMMANDS = sorted({command.name for task in TASKS.values() for command in task.commands})
 ROOT = Path(__file__).parents[2]
@@ -51,9 +51,9 @@ def test_each_task_has_a_folder_a_command_and_a_predictor():
     assert {*TASKS} == {path.parent.name for path in (ROOT / "vlm" / "tasks").glob("*/predict.py")}
     for name, task in TASKS.items():
         for command in task.commands:
-            predictor = resolve(command.predictor)
+            predictor = import_object(command.predictor)
             assert issubclass(predictor, Predictor) and (predictor.task == name or command.name in ("embed", "chat"))
-            assert command.function is None or callable(resolve(command.function))
+            assert command.function is None or callable(import_object(command.function))
 
 
 def test_help_names_all_commands_without_torch():
@@ -99,7 +99,7 @@ def test_predict_offers_the_options_of_a_task_of_ones_own(counting, capsys):
     assert run(["predict", "one", "--times", "3", *own]) == 0
     assert capsys.readouterr().out == "one\t9\n"
     assert run(["predict", "--help", *own]) == 0 and "--times" in capsys.readouterr().out
-    unknown = "--top: a model for outside.Counting takes none"
+    unknown = "--top: not supported by a model for outside.Counting"
     for wrong, said in ((["--times", "0"], "--times"), (["--top", "2"], unknown)):
         assert run(["predict", "one", *wrong, *own]) == 2
         assert said in capsys.readouterr().err

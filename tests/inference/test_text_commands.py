@@ -11,7 +11,7 @@ from tiny_checkpoints import COMMANDS, FILES, IMAGES, STORY
 
 from vlm.cli import main
 from vlm.inference.inputs import read_texts
-from vlm.io.files import listed
+from vlm.io.files import read_arguments
 from vlm.tasks.masked_language_modeling.predict import GapFiller
 from vlm.tasks.tagging import predict as tagging
 
@@ -43,7 +43,7 @@ def test_a_text_without_a_gap_is_named_and_the_others_are_filled_in(vlm):
 
 
 def test_texts_of_which_none_has_a_gap_are_wrong_usage(vlm):
-    line = f"error: {('a red circle' * 99)[:50]} ...: has no [MASK]; put it where a word is to be filled in"
+    line = f"error: {('a red circle' * 99)[:50]} ...: has no [MASK]; put it in place of each word to fill in"
     assert vlm("masked_language_modeling", "fill", "a red circle" * 99) == (2, [], [line])
 
 
@@ -115,7 +115,7 @@ def test_a_trace_does_not_take_the_place_of_the_results(vlm, tmp_path, monkeypat
     monkeypatch.chdir(tmp_path)
     options = ["--beam", "2", "--trace", "./results.txt", "--out", "results.txt"]
     status, _, (line,) = vlm("translation", "translate", "--text", "a red circle", *options)
-    assert status == 2 and line == "error: --trace ./results.txt: is also the file of --out; choose another"
+    assert status == 2 and line == "error: --trace ./results.txt: is the same file as --out; choose another"
     assert not list(tmp_path.iterdir())
 
 
@@ -155,20 +155,20 @@ def test_a_text_of_any_length_is_tagged_some_rows_at_a_time(vlm, monkeypatch):
 def test_a_byte_order_mark_on_stdin_is_no_part_of_the_text(vlm, monkeypatch):
     marked = io.TextIOWrapper(io.BytesIO("\ufeffa\n\ufeffb\n".encode()), encoding="utf-8")
     monkeypatch.setattr(sys, "stdin", marked)
-    main.read_any_name()
+    main.accept_any_file_name()
     assert [line.split("/")[0] for line in vlm("tagging", "tag")[1]] == ["a", "\\ufeff"]  # within a text it is one
 
 
 def test_only_a_line_feed_ends_a_line_of_stdin_or_of_a_file(vlm, monkeypatch, tmp_path):
     content = "a\rred\u2028dot\r\nb\n".encode()  # in text mode Python would end a line at the lone carriage return
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content), encoding="utf-8"))
-    main.read_any_name()
+    main.accept_any_file_name()
     assert read_texts([], []) == ["a\rred\u2028dot", "b"]
     (tmp_path / "texts.txt").write_bytes(content)
     assert read_texts([str(tmp_path / "texts.txt")], []) == ["a\rred\u2028dot", "b"]
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a\rb.png\r\nc.png\n"), encoding="utf-8"))
-    main.read_any_name()
-    assert listed(["-"]) == ["a\rb.png", "c.png"]
+    main.accept_any_file_name()
+    assert read_arguments(["-"]) == ["a\rb.png", "c.png"]
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,7 @@ def test_only_a_line_feed_ends_a_line_of_stdin_or_of_a_file(vlm, monkeypatch, tm
     [
         ("image_questions", ["answer", "story.txt"], "--question: missing; a model for image_questions needs it"),
         ("classification", ["classify", "--text", "a"], "IMAGES: missing; a model for classification needs it"),
-        ("text_classification", ["classify", "story.txt"], "IMAGES: a model for text_classification takes none; leave"),
+        ("text_classification", ["classify", "story.txt"], "IMAGES: not supported by a model for text_classification;"),
     ],
 )
 def test_what_is_missing_or_too_much_is_named_as_it_is_typed(task, words, line, vlm):

@@ -8,7 +8,7 @@ import os
 import pytest
 
 from vlm.errors import UserError, printable
-from vlm.io.output import Output, Records, aligned, begun, csv_text
+from vlm.io.output import Output, Records, align_columns, csv_text, find_completed
 
 UNDECODED = os.fsdecode(b"\xff\n.png")
 RECORDS = [
@@ -89,7 +89,7 @@ def test_what_is_read_is_not_written(tmp_path, monkeypatch, name):
     (tmp_path / "image.png").write_text("an image")
     (tmp_path / "link.png").symlink_to("image.png")
     (tmp_path / "hard.png").hardlink_to("image.png")
-    with pytest.raises(UserError, match="is also read") as refused:
+    with pytest.raises(UserError, match="is also an input") as refused:
         Output(name, inputs=["other.png", str(tmp_path / "image.png")])
     assert refused.value.status == 2
 
@@ -118,7 +118,7 @@ def test_csv_is_what_pythons_own_reader_reads():
 
 
 def test_columns_are_aligned_and_names_escaped():
-    assert aligned([["", "one\x1b[2J"], ["loss", "1"]]) == "      one\\x1b[2J\nloss           1"
+    assert align_columns([["", "one\x1b[2J"], ["loss", "1"]]) == "      one\\x1b[2J\nloss           1"
 
 
 # Going on with a file
@@ -135,7 +135,7 @@ def test_a_cut_anywhere_is_gone_on_with(tmp_path, form):
     content = path.read_bytes()
     for end in range(len(content)):
         path.write_bytes(content[:end])
-        has = begun(str(path), form=form, columns=COLUMNS, paths=NAMES)
+        has = find_completed(str(path), form=form, columns=COLUMNS, paths=NAMES)
         with Output(str(path), append=True) as output:
             records = Records(form=form, fields=("image", "caption"), output=output)
             for row in ROWS:
@@ -163,7 +163,7 @@ def test_a_file_that_is_not_ours_is_refused_and_stays(tmp_path, form, foreign):
     path = tmp_path / "out"
     path.write_bytes(foreign)
     with pytest.raises(UserError, match="was not written by this command") as refused:
-        begun(str(path), form=form, columns=COLUMNS, paths=NAMES)
+        find_completed(str(path), form=form, columns=COLUMNS, paths=NAMES)
     assert refused.value.status == 2 and path.read_bytes() == foreign
 
 

@@ -4,7 +4,7 @@ import io
 
 import pytest
 
-from vlm.io.terminal import PIPE_WIDTH, columns, folded, line_width
+from vlm.io.terminal import PIPE_WIDTH, columns, fold, line_width
 
 SCORES = "step 24: " + "  ".join(f"metric{n} 0.{n:04}" for n in range(30))
 SAMPLE = "  'A man in a shirt .'" + " " * 40 + "reference: 'Two children in swimsuits stand talking in a lake .'"
@@ -21,25 +21,25 @@ def width(request, monkeypatch) -> int:
 
 @pytest.mark.parametrize("line", [SCORES, SAMPLE, CAUSE, NAMED])
 def test_a_line_that_is_too_long_is_folded_between_words(line: str, width: int) -> None:
-    rows = folded(line).split("\n")
+    rows = fold(line).split("\n")
     assert max(map(len, rows)) < width and " ".join(rows).split() == line.split()
     assert len(rows) == 1 or len(line) >= width
     assert all(row.startswith("    ") for row in rows[1:])
 
 
 def test_a_score_stays_with_its_name_and_an_option_with_its_value(width: int) -> None:
-    assert all(f"metric{n} 0.{n:04}" in folded(SCORES) for n in range(30))
-    assert "--out DIR" in folded(CAUSE) and "--beam 4" in folded(CAUSE)
+    assert all(f"metric{n} 0.{n:04}" in fold(SCORES) for n in range(30))
+    assert "--out DIR" in fold(CAUSE) and "--beam 4" in fold(CAUSE)
 
 
 def test_columns_part_first(width: int) -> None:
-    apart = folded(SAMPLE).split("\n")[0] == "  'A man in a shirt .'"
+    apart = fold(SAMPLE).split("\n")[0] == "  'A man in a shirt .'"
     assert apart == (width < 90)  # in 120 columns both fit side by side
 
 
 @pytest.mark.parametrize("line", [NAMED, "  classes   " + ", ".join(["yellow circle"] * 12)])
 def test_the_text_of_a_named_line_keeps_its_column(line: str, width: int) -> None:
-    first, *rows = folded(line).split("\n")
+    first, *rows = fold(line).split("\n")
     assert first.startswith(line[:20]) and all(row.startswith(" " * 12) and row[12] != " " for row in rows)
 
 
@@ -56,7 +56,7 @@ THAI = "  '" + "ผู้ชายคนหนึ่งขี่ม้าขา�
 @pytest.mark.parametrize("line", [CHINESE, THAI])
 def test_text_without_spaces_is_folded_inside_its_column(line: str, width: int) -> None:
     """A Chinese character takes two columns; no row begins with a punctuation mark or with a vowel sign of Thai."""
-    rows = folded(line).split("\n")
+    rows = fold(line).split("\n")
     assert len(rows) > 1 and max(map(columns, rows)) < width
     assert "".join(row.strip() for row in rows).replace(" ", "") == line.replace(" ", "")
     assert all(
@@ -71,17 +71,17 @@ def test_columns_of_wide_and_combining_characters() -> None:
 
 def test_a_path_is_not_broken(width: int) -> None:
     path = "/data/" + "folder/" * 20 + "photo.jpg"
-    assert path in folded(f"report      {path}").split("\n")[-1]
+    assert path in fold(f"report      {path}").split("\n")[-1]
 
 
 def test_a_file_gets_whole_lines() -> None:
-    assert folded(SCORES) == SCORES and folded(CHINESE) == CHINESE
+    assert fold(SCORES) == SCORES and fold(CHINESE) == CHINESE
     assert line_width(io.StringIO()) is None
 
 
 def test_sentences_for_a_pipe_have_80_columns_and_commands_stay_whole() -> None:
     command = "(vlm train model=pretrained model.path=FOLDER)"
     line = f"            to try next: {'more data; ' * 4}fine-tune it on data of this kind {command}"
-    rows = folded(line, pipe_width=PIPE_WIDTH).split("\n")
+    rows = fold(line, pipe_width=PIPE_WIDTH).split("\n")
     assert len(rows) > 1 and max(map(len, rows)) <= 80 and " ".join(rows).split() == line.split()
-    assert any(command in row for row in rows) and folded(line) == line
+    assert any(command in row for row in rows) and fold(line) == line

@@ -20,7 +20,7 @@ TASKS = {
 SOURCE = '''
 from PIL import Image
 
-from vlm.data.records import Listed, Record, Source
+from vlm.data.records import ListSplit, Record, Source
 
 COLORS = ("red", "blue")
 
@@ -36,7 +36,7 @@ class Pictures(Source):
         self.count, self.side = count, side
 
     def open(self, name):
-        return Listed(range(self.count), self.picture)
+        return ListSplit(range(self.count), self.picture)
 
     def picture(self, index, epoch):
         color = COLORS[index % 2]

@@ -10,8 +10,8 @@ import pytest
 import torch
 from journey import only_run
 
-from vlm.cli import bench as batch_size
-from vlm.cli.bench import Trial, heaviest, largest
+from vlm.cli import batch_size
+from vlm.cli.batch_size import Trial, repeat_largest_batch, search_largest
 from vlm.cli.main import run as vlm
 from vlm.config.compose import compose
 from vlm.training.run.fit import main
@@ -60,7 +60,7 @@ def test_what_is_wrong_is_named(given, named, capsys) -> None:
 @pytest.mark.parametrize("limit", [1, 900, 10**6])
 def test_the_largest_batch_is_found(start: int, most: int, limit: int) -> None:
     tried: list[int] = []
-    found = largest(lambda size: not tried.append(size) and size <= most, start=start, limit=limit)
+    found = search_largest(lambda size: not tried.append(size) and size <= most, start=start, limit=limit)
     expected = min(most, limit)
     assert expected - max(1, expected // 16) < found <= expected
     assert all(size <= limit for size in tried) and len(tried) < 30
@@ -74,7 +74,7 @@ def test_a_device_that_is_full_is_found_by_trying(monkeypatch) -> None:
 
     monkeypatch.setattr(batch_size, "Trial", played)
     found = batch_size.largest_batch({"data": {"batch_size": 8}, "trainer": {"devices": 1}})
-    assert found == {"largest_batch_size": 36, "estimate": False, "how": "tried, to within a sixteenth"}
+    assert found == {"largest_batch_size": 36, "estimate": False, "how": "measured, to within 1/16"}
 
 
 def test_a_trial_without_memory_does_not_fit(small, tmp_path, monkeypatch) -> None:
@@ -89,14 +89,14 @@ def test_trials_take_the_heaviest_batch(small, tmp_path) -> None:
     data = build_data(compose([*small, f"runs={tmp_path}", "data.bucket=32"]))
     data.prepare()
     sizes = [batch["captions"].tokens.numel() for batch in data.train_dataloader()]
-    found = [batch["captions"].tokens.numel() for batch in heaviest(data.train_dataloader(), 3)]
+    found = [batch["captions"].tokens.numel() for batch in repeat_largest_batch(data.train_dataloader(), 3)]
     assert found == [max(sizes)] * 3 and min(sizes) < max(sizes)
 
 
 # In a process of its own: memory that other tests left free would be filled first.
 MEMORY = """
 import contextlib, io, json, sys
-from vlm.cli import bench as batch_size
+from vlm.cli import batch_size
 from vlm.cli.main import run
 from vlm.config.compose import compose
 batch_size.available_memory = lambda: 2**29

@@ -31,7 +31,7 @@ def test_the_batch_size_changes_no_control(checkpoint: str, tmp_path: Path) -> N
 
 
 def test_what_cannot_be_evaluated_is_refused_before_the_evaluation(checkpoint: str, capsys, monkeypatch) -> None:
-    monkeypatch.setattr("vlm.training.run.run.evaluate", None)
+    monkeypatch.setattr("vlm.training.run.run.evaluate_split", None)
     assert vlm(["evaluate", "-c", checkpoint, "--split", "validation"]) == 2
     assert "--split: 'validation' is unknown; choose train, val or test" in capsys.readouterr().err
     before = Path(checkpoint).read_bytes()
@@ -72,7 +72,7 @@ def test_the_audit_shows_the_shift_and_the_end_token(small: list[str], tmp_path:
 def test_a_frozen_encoder_keeps_its_weights(small: list[str], tmp_path: Path) -> None:
     assert main([*small, "trainer.max_epochs=1", "task.freeze=[encoder]", f"runs={tmp_path}"]) == 0
     loaded = ckpt.read(only_run(tmp_path) / "checkpoints" / "last.ckpt")
-    weights, config = ckpt.weights(loaded), thaw(loaded["vlm"]["config"])
+    weights, config = ckpt.inference_weights(loaded), thaw(loaded["vlm"]["config"])
     fresh = build_model(config, {"vocab_size": weights["decoder.token_embed.weight"].shape[0]})[0].state_dict()
     same = {name: torch.equal(tensor, fresh[name]) for name, tensor in weights.items()}
     assert all(kept for name, kept in same.items() if name.startswith("encoder."))

@@ -123,7 +123,7 @@ def test_a_classifier_of_ones_own_pictures_with_every_recipe(class_folders, smal
     loaded = ckpt.read(best(run))
     assert loaded["vlm"]["classes"] == ["dark", "light", "red"]
     last = ckpt.read(run / "checkpoints" / "last.ckpt")
-    assert not torch.equal(last["state_dict"]["model.head.weight"], ckpt.weights(last)["head.weight"])
+    assert not torch.equal(last["state_dict"]["model.head.weight"], ckpt.inference_weights(last)["head.weight"])
     assert "optimizer_states" not in loaded
     rates = {round(group["lr"], 9) for group in last["optimizer_states"][0]["param_groups"]}
     assert rates == {round(1e-2 * 0.7**below, 9) for below in range(4)}  # head, two blocks, what stands below them

@@ -76,5 +76,5 @@ def test_a_run_leaves_its_folder_as_documented_and_info_says_what_its_file_holds
     said = capsys.readouterr().out
     first = {line.split()[0]: line for line in said.splitlines() if not line.startswith(" ")}
     assert all(part in said for part in parts) and lacks not in first and first["task"].endswith(f" {task}")
-    count = sum(tensor.numel() for tensor in ckpt.weights(ckpt.read(best(run))).values())
+    count = sum(tensor.numel() for tensor in ckpt.inference_weights(ckpt.read(best(run))).values())
     assert f"{count:,} parameters" in first["model"]

@@ -28,7 +28,7 @@ def test_a_part_for_another_task_is_refused_before_data_are_read(
 
 def test_sources_are_named_where_data_have_no_path(capsys) -> None:
     assert main(["task=masked_language_modeling", "data=joined_texts", "data.path=x"]) == 2
-    assert "data.path: unknown to this data set; it has data.source.sources" in capsys.readouterr().err
+    assert "data.path: not a key of this data set; it has data.source.sources" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["train", "check-data"])
@@ -50,5 +50,5 @@ def test_a_size_that_nothing_gives_is_named(tmp_path, capsys) -> None:
 def test_a_group_that_is_taken_away_is_named(group, tmp_path, capsys) -> None:
     """As Hydra reads an empty list; the task still sets keys of the trainer."""
     assert main([f"{group}=[]", f"runs={tmp_path / 'runs'}"]) == 2
-    assert f"{group}: every run has one; leave out {group}=[]" in capsys.readouterr().err
+    assert f"{group}: is required; leave out {group}=[]" in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()

@@ -12,7 +12,7 @@ from journey import interrupt_at, results, same_weights
 
 from vlm.checkpoint import load as ckpt
 from vlm.cli.main import run as vlm
-from vlm.data.shapes.scene_source import DrawnSplit
+from vlm.data.shapes.scene_source import GeneratedSplit
 from vlm.training.run.fit import main
 
 ROOT = Path(__file__).parents[2]
@@ -41,7 +41,7 @@ def test_training_is_what_it_is_without(small, tmp_path, monkeypatch, capsys) ->
     assert losses(kept) == pytest.approx(losses(plain), rel=1e-6)  # to the rounding of sums in another order
     scores = [results(run / "evaluation" / "test") for run in (kept, plain)]
     assert scores[0] == pytest.approx(scores[1], rel=1e-5)
-    drawn, plain = [], DrawnSplit.record
+    drawn, plain = [], GeneratedSplit.record
 
     def record(split, *key):
         one = plain(split, *key)
@@ -49,7 +49,7 @@ def test_training_is_what_it_is_without(small, tmp_path, monkeypatch, capsys) ->
         one.open_image = lambda: (drawn.append(split.name), draw())[1]
         return one
 
-    monkeypatch.setattr(DrawnSplit, "record", record)
+    monkeypatch.setattr(GeneratedSplit, "record", record)
     again = train([*options, *KEPT], tmp_path, "again")
     assert losses(again) == losses(kept) and "val" in drawn and "train" not in drawn
     assert len(list((tmp_path / "cache").glob("*.features"))) == 1
@@ -111,7 +111,7 @@ def test_features_are_of_the_weights_that_the_run_has(small, tmp_path, monkeypat
                 parameter.mul_(1.5)
 
     with monkeypatch.context() as patch:
-        patch.setattr(run, "start_from", start)
+        patch.setattr(run, "load_initial_weights", start)
         folder = train(options, tmp_path, "started")
     assert main([f"resume={folder}", "trainer.max_epochs=2"]) == 0
     assert len(list((tmp_path / "cache").glob("*.features"))) == 1

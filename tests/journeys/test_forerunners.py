@@ -10,7 +10,7 @@ from small import MODELS, command, task_of
 from used import used
 
 from vlm.checkpoint.load import load_model, read
-from vlm.checkpoint.rebuild import refusing
+from vlm.checkpoint.rebuild import convert_errors
 from vlm.cli.main import run as vlm
 from vlm.errors import UserError
 from vlm.training.run.fit import main
@@ -70,7 +70,7 @@ def test_sizes_that_a_stranger_wrote_allocate_nothing(name, runs):
     for args, key in places:
         for size in (-1, 10**5, 10**12) if key != "max_len" else ():  # which is bounded as in all models
             value, args[key] = args[key], size
-            with pytest.raises(UserError), refusing("x"):
+            with pytest.raises(UserError), convert_errors("x"):
                 load_model(copy.deepcopy(loaded))
             args[key] = value
 

@@ -7,7 +7,7 @@ import pytest
 from journey import only_run
 
 from vlm.data.records import Record
-from vlm.data.shapes.scene_source import DrawnSplit
+from vlm.data.shapes.scene_source import GeneratedSplit
 from vlm.training.run.fit import main
 
 # The default data, model and schedule, on a sixteenth of the scenes.
@@ -35,15 +35,15 @@ def test_the_default_is_left_alone(tmp_path: Path, capsys) -> None:
 def test_shuffled_images_raise_the_warning_and_stop_the_run_where_it_is_told_to(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
 ) -> None:
-    plain = DrawnSplit.record
+    plain = GeneratedSplit.record
 
-    def mixed_up(split: DrawnSplit, index: int, epoch: int = 0) -> Record:
+    def mixed_up(split: GeneratedSplit, index: int, epoch: int = 0) -> Record:
         one = plain(split, index, epoch)
         if split.name == "train":
             one.open_image = plain(split, (index + 1) % len(split), epoch).open_image  # that of another scene
         return one
 
-    monkeypatch.setattr(DrawnSplit, "record", mixed_up)
+    monkeypatch.setattr(GeneratedSplit, "record", mixed_up)
     stop = ["callbacks.grounding.stop=true", "callbacks.grounding.patience=2"]
     assert main([*SHORT, *stop, f"runs={tmp_path}"]) == 1
     said = capsys.readouterr().err

@@ -20,7 +20,7 @@ from vlm.data.images.image import load_image
 from vlm.data.sources.captions import Flickr8kLanguages
 from vlm.evaluation.metrics.captions import CaptionMetric
 from vlm.inference.writing import word_probabilities
-from vlm.serving.demo_forms import Values, form_of
+from vlm.serving.demo_forms import Values, build_form
 from vlm.tasks.captioning.predict import Captioner
 from vlm.training.run.fit import main
 
@@ -155,7 +155,7 @@ def test_the_command_and_python_caption_in_each_language(own_scores, best, photo
     beams = model.caption(photos[0], language="zh", prefix="大", beam=3, results=2)
     assert all(one.text.startswith("大") for one in beams)
     assert model.attention(photos[0], language="de").caption.text == german.text
-    form = form_of(captioner)
+    form = build_form(captioner)
     assert form.languages == tuple(LANGUAGES)
     (shown,) = form.answer(Values(photos=[load_image(photos[0])], options={"language": "de"}))
     assert re.findall(r"<b>(.*?)</b>", shown) == german.text.split()
@@ -177,7 +177,7 @@ def test_the_words_of_a_caption_have_its_whole_probability(best, photos):
 
 def test_a_language_that_is_not_there_is_one_line(best, photos, capsys):
     assert vlm(["caption", photos[0], "-c", best, "--language", "fr"]) == 2
-    assert capsys.readouterr().err == "error: --language fr: unknown to this model; choose from en, de, zh\n"
+    assert capsys.readouterr().err == "error: --language fr: not supported by this model; choose from en, de, zh\n"
     assert vlm(["caption", photos[0], "-c", PLAIN, "--language", "de"]) == 2
     assert "--language de: this model has no language tokens; remove the option" in capsys.readouterr().err
     with pytest.raises(vlm_api.Error, match="choose from en, de, zh"):
@@ -208,7 +208,7 @@ def test_a_captioner_of_one_language_is_its_own_control(overrides, tmp_path):
 
 def test_what_languages_do_not_go_with_is_refused(overrides, best, tmp_path, capsys):
     assert main([*overrides, "task.reward=cider", f"model.init_from={best}", f"runs={tmp_path}"]) == 2
-    assert "task.reward: draws captions without a language's token" in capsys.readouterr().err
+    assert "task.reward: not supported for captions in several languages" in capsys.readouterr().err
     data = [option for option in overrides if option.startswith(("data=", "data.root", "data.languages_root"))]
     assert vlm(["shard", *data, "--out", str(tmp_path / "shards")]) == 2
-    assert "vlm shard: shards do not keep the languages of captions" in capsys.readouterr().err
+    assert "vlm shard: caption languages are not supported in shards" in capsys.readouterr().err

@@ -66,7 +66,7 @@ def test_no_output_replaces_the_checkpoint_of_a_run(checkpoint, capsys) -> None:
     file = place("captioning", "1", age=0) / "checkpoints" / "best.ckpt"
     before = file.read_bytes()
     assert vlm(["caption", *IMAGES, "-c", checkpoint, "--out", str(file)]) == 2
-    assert "is also read" in capsys.readouterr().err
+    assert "is also an input" in capsys.readouterr().err
     assert file.read_bytes() == before
 
 

@@ -240,7 +240,7 @@ def test_captions_are_compared_in_each_language_that_both_have(tmp_path: Path, c
     assert re.search(r"\+\d.\d+ \(\+[\d.]+ to \+[\d.]+\)\*", printed["cider de"])
     assert "(" not in printed["CIDEr"] and "(" not in printed["cider en"]
     assert vlm(["compare", folders[0], plain]) == 0
-    warned = "warning: only one of one and plain has captions in one that nobody named, de, en, which are not compared"
+    warned = "warning: only one of one and plain has captions in an unnamed language, de, en, which are not compared"
     assert capsys.readouterr().err == f"{warned}\n"
 
 
@@ -337,9 +337,9 @@ def test_what_cannot_be_compared_is_a_line(tmp_path: Path, capsys) -> None:
         ([classes, one], 1, "error: classes: is of the task classification, and one of captioning; compare runs of"),
         ([classes, others], 1, "no sample in common"),
         (texts, 1, "error: bits_per_byte and bleu: no score in common; compare evaluations of one task\n"),
-        ([one], 2, "one run has nothing to be compared with; give two or more: vlm compare RUN OTHER_RUN"),
+        ([one], 2, "needs at least two runs: vlm compare RUN OTHER_RUN"),
         ([one, str(tmp_path)], 2, "holds no metrics.json"),
-        ([one, other, "--out", str(metrics)], 2, "is also read"),
+        ([one, other, "--out", str(metrics)], 2, "is also an input"),
     ):
         assert vlm(["compare", *arguments]) == status
         captured = capsys.readouterr()

@@ -86,7 +86,7 @@ def test_only_the_machine_may_change_on_resume(trained: Path, capsys) -> None:
     for key, (old, new) in changes.items():
         assert f"{key}: was {old} and cannot become {new}" in said
     assert main([f"resume={trained}", "trainer.accumulate_grad_batches=2", "trainer.max_epochs=9"]) == 2
-    assert "trainer.accumulate_grad_batches: the run has 1, a resumed one cannot have 2" in capsys.readouterr().err
+    assert "trainer.accumulate_grad_batches: is 1 and cannot become 2" in capsys.readouterr().err
     assert before == {path: path.stat().st_mtime_ns for path in trained.rglob("*")}
 
 
@@ -98,7 +98,7 @@ def test_a_run_whose_checkpoint_is_damaged_is_passed_over(trained: Path, tmp_pat
     newer.write_bytes(b"cut short")
     assert main(["resume=last"]) == 0
     said = capsys.readouterr()
-    assert "passed over: runs/a/2" in said.err and "runs/a/1: the run is finished" in said.out
+    assert "skipped: runs/a/2" in said.err and "runs/a/1: the run is finished" in said.out
 
 
 def test_nothing_to_resume_is_an_error(tmp_path: Path, monkeypatch, capsys) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from vlm.cli.main import run as vlm
-from vlm.nn.precision import why_int8
+from vlm.nn.precision import explain_int8
 
 INT8 = ["--precision", "int8"]
 SAMPLE = Path(__file__).parents[2] / "data" / "sample"
@@ -15,7 +15,7 @@ SAMPLE = Path(__file__).parents[2] / "data" / "sample"
 
 @pytest.mark.parametrize("options", [[], ["--beam", "4"], ["--precision", "fp32"], INT8], ids=" ".join)
 def test_the_shipped_model_captions_the_shipped_scenes(options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    if options == INT8 and not why_int8("cpu")[0]:
+    if options == INT8 and not explain_int8("cpu")[0]:
         pytest.skip("this build of torch has no FBGEMM for this processor")
     content = json.loads((SAMPLE / "captions.json").read_text())
     names = {image["id"]: image["file_name"] for image in content["images"]}

@@ -163,7 +163,7 @@ def test_files_that_are_read_are_not_written_over_and_ids_send_no_commands(tmp_p
     before = [Path(path).read_bytes() for path in given]
     for path in given:
         assert vlm(["score", *given, "--no-java", "--out", path]) == 2
-        assert "is also read" in capsys.readouterr().err
+        assert "is also an input" in capsys.readouterr().err
     assert [Path(path).read_bytes() for path in given] == before
     assert vlm(["score", *given, "--no-java"]) == 1
     captured = capsys.readouterr()
@@ -211,9 +211,9 @@ def test_only_a_line_feed_ends_a_line(inner, tmp_path, capsys) -> None:
 
 def test_texts_that_cannot_be_scored_are_refused(tmp_path, capsys) -> None:
     for wanted, more, said in (
-        ("a\nb\n", [], "has 1 lines, and .*wanted.txt 2; give a text a line"),
+        ("a\nb\n", [], "has 1 lines, and .*wanted.txt 2; give one text per line"),
         ("", [], "wanted.txt: is empty"),
-        ("a\n", ["--per-image"], "holds lines of text; --per-image"),
+        ("a\n", ["--per-image"], "contains lines of text; --per-image"),
         ("a\n", ["--format", "xml"], "--format: 'xml' is unknown"),
     ):
         assert vlm(["score", *texts(tmp_path, "a\n", wanted), *more]) == 2

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from journey import only_run, same_weights
 
-from vlm.checkpoint.stored import contained, freeze, thaw
+from vlm.checkpoint.stored import freeze, isolate_config, thaw
 from vlm.cli.main import run as vlm
 from vlm.config.compose import compose
 from vlm.config.tree import escape
@@ -99,7 +99,7 @@ def test_shards_of_a_process_that_was_killed_are_not_taken_for_all(files, tmp_pa
         patch.setattr("vlm.data.store.shard_sets.build_index", killed)
         assert vlm(["shard", *files, "--out", str(tmp_path / "set"), "--shard-size", "7"]) == 130
     assert (tmp_path / "set" / "train" / "000000.tar").is_file()
-    with pytest.raises(UserError, match=r"shards\.json: is no valid manifest .*incomplete"):
+    with pytest.raises(UserError, match=r"shards\.json: is not a valid manifest .*incomplete"):
         build_data(compose(of(tmp_path / "set")))
 
 
@@ -120,18 +120,18 @@ def test_what_cannot_be_written_is_refused(files, shards, tmp_path, capsys) -> N
 def test_a_checkpoints_config_reads_no_url(tmp_path, monkeypatch) -> None:
     for option in (["data=webdataset", "tokenizer=bytes"], ["task=classification", "data=webdataset_classes"]):
         config = compose(option)
-        source = contained(config, tmp_path)["data"]["source"]
+        source = isolate_config(config, tmp_path)["data"]["source"]
         assert source["write_index"] is source["remote"] is False
         for key in ("root", "path"):
             config["data"]["source"] |= {"root": str(tmp_path), "path": None, key: "memory://set"}
             assert thaw(freeze(escape(config))) == config  # it may stand in a checkpoint
             with pytest.raises(UserError, match=rf"(?s)data\.{key}=.*VLM_REMOTE=1"):
-                build_data(contained(config, tmp_path))
+                build_data(isolate_config(config, tmp_path))
     assert os.listdir(tmp_path) == []
     config["data"]["source"] |= {"root": "memory://set", "path": None}
     monkeypatch.setenv("VLM_REMOTE", "1")
     with pytest.raises(UserError, match=r"set data\.root to the folder of the shards"):  # it was looked for
-        build_data(contained(config, tmp_path))
+        build_data(isolate_config(config, tmp_path))
 
 
 @pytest.mark.slow

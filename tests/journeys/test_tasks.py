@@ -17,7 +17,7 @@ from vlm.cli.main import run as vlm
 from vlm.config.compose import compose
 from vlm.evaluation.report.verdict import CONTROLS, TITLES
 from vlm.training.config.check import check
-from vlm.training.run.evaluate import evaluation_of
+from vlm.training.run.evaluate import evaluate_checkpoint
 from vlm.training.run.fit import main
 from vlm.training.run.run import build_data, build_model, build_task
 
@@ -79,7 +79,7 @@ def test_an_evaluation_gives_what_the_runs_own_test_gave(task, runs, tmp_path, c
 @pytest.mark.parametrize("task", EACH)
 def test_the_verdict_compares_the_same_samples_as_the_scores(task, runs) -> None:
     with ExitStack() as stack:
-        _, module, _, scores = evaluation_of(best(runs(task)), [], stack, device="cpu")
+        _, module, _, scores = evaluate_checkpoint(best(runs(task)), [], stack, device="cpu")
         sentence = module.verdict().sentence
         found = {name.removeprefix("test/"): value for name, value in scores.items()}
         judged = next(name for name in module.judged if name in found)
@@ -114,7 +114,7 @@ def test_the_command_that_a_run_prints_works(task, runs, capsys, monkeypatch) ->
 @pytest.mark.parametrize("task", EACH)
 def test_data_that_are_drawn_have_no_fault(task, capsys) -> None:
     assert vlm(["check-data", *small(task)]) == 0
-    assert "verdict     found nothing" in capsys.readouterr().out
+    assert "verdict     no problems found" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("task", EACH)

@@ -128,12 +128,22 @@ def test_conversations_train_the_joined_model_that_answers_and_chats(tmp_path, p
     ("encoder", "decoder", "options", "words"),
     [
         ("siglip", "llama", ["model.encoder.path=null"], "model.encoder.path: give the encoder's folder, or"),
-        ("llama", "llama", [], "model.encoder.path=.*: holds a LlamaForCausalLM; give a folder of an encoder"),
+        ("llama", "llama", [], "model.encoder.path=.*: holds a LlamaForCausalLM; give a folder of an image encoder"),
         ("siglip", "siglip", [], "model.decoder.path=.*: holds a SiglipVisionModel; give a decoder of Llama's family"),
         ("siglip", "gpt2", [], "model.decoder.path=.*: holds a GPT2LMHeadModel; give a decoder of Llama's family"),
         ("siglip", "llama", ["model.decoder.path=null"], "model.decoder.path: has no value; give model.decoder.path="),
-        ("siglip", "llama", ["model.projector.shuffle=2"], "projector.shuffle: 9 states of an image are no grid"),
-        ("siglip", "llama", ["task=tagging"], "is not for task=tagging; choose captioning, conversations, image_"),
+        (
+            "siglip",
+            "llama",
+            ["model.projector.shuffle=2"],
+            "projector.shuffle: the 9 states of an image do not form a grid",
+        ),
+        (
+            "siglip",
+            "llama",
+            ["task=tagging"],
+            "does not support task=tagging; choose captioning, conversations, image_",
+        ),
     ],
 )
 def test_parts_that_do_not_join_are_refused_in_a_line(tmp_path, parts, capfd, encoder, decoder, options, words):

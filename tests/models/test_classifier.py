@@ -40,15 +40,15 @@ def test_attention_pool_equals_torch(scramble):
 def test_what_is_masked_is_not_pooled(scramble, pool):
     model = scramble(classifier(pool))
     states, mask = torch.randn(2, 7, 24), torch.arange(7) < torch.tensor([[7], [4]])
-    pooled = model.pooled(Context(states, mask))
+    pooled = model.pool_context(Context(states, mask))
     for row, length in enumerate((7, 4)):
-        alone = model.pooled(Context(states[row : row + 1, :length]))
+        alone = model.pool_context(Context(states[row : row + 1, :length]))
         torch.testing.assert_close(pooled[row : row + 1], alone, rtol=0, atol=1e-5)
 
 
 def test_mean_is_the_mean(scramble):
     states = torch.randn(2, 7, 24)
-    torch.testing.assert_close(classifier().pooled(Context(states)), sum(states.unbind(1)) / 7, rtol=0, atol=1e-6)
+    torch.testing.assert_close(classifier().pool_context(Context(states)), sum(states.unbind(1)) / 7, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("pool", POOLS)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from vlm.data.batch import Targets, next_token_labels
-from vlm.decoding.loop import greedy
+from vlm.decoding.loop import greedy_search
 from vlm.models.context import Context, Prefix
 from vlm.models.decoder import Decoder
 from vlm.models.heads import VocabularyHead
@@ -121,7 +121,7 @@ def test_logits_and_greedy_texts_equal_gpt2(gpt2, load, theirs, ours):
     torch.testing.assert_close(decoder.head(decoder(tokens)), model(tokens).logits, rtol=0, atol=1e-4)
     text = model.generate(torch.tensor([[1]]), max_new_tokens=MAX_LEN - 1, do_sample=False)[0, 1:].tolist()
     assert len(set(text)) > 3  # a text, not one token over and over
-    found = greedy(decoder, Context(torch.empty(1, 1, D)), bos_id=1, eos_id=-1, max_tokens=MAX_LEN - 1)
+    found = greedy_search(decoder, Context(torch.empty(1, 1, D)), bos_id=1, eos_id=-1, max_tokens=MAX_LEN - 1)
     assert found.tokens == [text]
 
 
@@ -207,7 +207,7 @@ def test_a_text_is_a_product_of_its_words(plain):
     row = torch.tensor([[1, 5, 6, 7, 8, 9]])  # begin, and five words
     labels = next_token_labels(row, None)
     assert labels.tolist() == [[5, 6, 7, 8, 9, -100]]
-    total, count = token_loss(plain(row), Targets.of(labels), plain.head_parts)
+    total, count = token_loss(plain(row), Targets.from_labels(labels), plain.head_parts)
     factors = [plain.head(plain(row[:, :place])[:, -1]).softmax(-1)[0, row[0, place]] for place in range(1, 6)]
     assert count == len(factors) == 5
     torch.testing.assert_close(torch.stack(factors).prod().log(), -total, rtol=1e-5, atol=0)

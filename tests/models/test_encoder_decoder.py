@@ -10,7 +10,7 @@ from torch import nn
 
 import vlm.models
 from vlm.data.batch import Targets, next_token_labels, pack
-from vlm.decoding.loop import greedy
+from vlm.decoding.loop import greedy_search
 from vlm.errors import UserError
 from vlm.models.classifier import AttentionPool, Classifier, SequenceClassifier, TokenClassifier
 from vlm.models.context import Context, Prefix
@@ -179,7 +179,7 @@ def test_joined_states_are_the_squares_of_a_rectangle():
     found = projector(numbers.view(1, 32, 1))[0]  # (8, 4)
     squares = [numbers[y : y + 2, x : x + 2].flatten() for y in (0, 2) for x in (0, 2, 4, 6)]
     assert torch.equal(found, torch.stack(squares))
-    with pytest.raises(UserError, match="32 states of an image are no grid"):
+    with pytest.raises(UserError, match="32 states of an image do not form a grid"):
         LinearProjector(context_dim=1, dim=4, shuffle=2)(numbers.view(1, 32, 1))
 
 
@@ -238,11 +238,11 @@ def test_a_batch_without_images_trains(written):
     model = VisionLanguageModel(encoder=vit(), decoder=written())
     hidden = model(images, tokens, segments)
     assert hidden.shape == (0, 0, D)
-    total, count = token_loss(hidden, Targets.of(next_token_labels(tokens, segments)), model.head_parts)
+    total, count = token_loss(hidden, Targets.from_labels(next_token_labels(tokens, segments)), model.head_parts)
     total.backward()
     assert (total.item(), count) == (0, 0)
     assert all(parameter.grad is not None and not parameter.grad.any() for parameter in model.parameters())
-    found = greedy(model.decoder, model.encode(images), bos_id=1, eos_id=2, max_tokens=3)
+    found = greedy_search(model.decoder, model.encode(images), bos_id=1, eos_id=2, max_tokens=3)
     assert found.tokens == found.logprobs == []
 
 
@@ -264,5 +264,5 @@ def test_equals_hugging_face(vision_gpt2, load, width, heads):
 
     texts = theirs.generate(images, max_new_tokens=MAX_LEN - 1, do_sample=False)[:, 1:].tolist()
     assert len(set(map(tuple, texts))) == 3  # each image its own text
-    found = greedy(model.decoder, model.encode(images), bos_id=1, eos_id=-1, max_tokens=MAX_LEN - 1)
+    found = greedy_search(model.decoder, model.encode(images), bos_id=1, eos_id=-1, max_tokens=MAX_LEN - 1)
     assert found.tokens == texts

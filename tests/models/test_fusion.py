@@ -6,12 +6,12 @@ from hugging import saved_git
 
 from vlm.checkpoint.load import load_model, read
 from vlm.data.batch import pack
-from vlm.decoding.loop import decode, search
+from vlm.decoding.loop import decode, decode_batch
 from vlm.decoding.options import Decoding
 from vlm.errors import UserError
 from vlm.models.context import PLACE, Context, Prefix, interleaved
 from vlm.models.decoder import Decoder
-from vlm.nn.mask import Texts, causal_within, with_prefix
+from vlm.nn.mask import Texts, causal_segment_mask, prefix_mask
 from vlm.nn.position import RotaryPositions
 from vlm.nn.step.replay import FixedDecodeState
 
@@ -46,17 +46,17 @@ def test_logits_equal_git_packed_alone_and_cached(tmp_path):
 def test_the_mask_of_a_row():
     segments = torch.tensor([[1, 1, 2, 0], [1, 1, 1, 1]])
     prefix = torch.tensor([[True, True], [True, False]])
-    mask = with_prefix(causal_within(segments), prefix, count=2, length=4, device=segments.device)
+    mask = prefix_mask(causal_segment_mask(segments), prefix, count=2, length=4, device=segments.device)
     drawn = [["".join(str(int(sees)) for sees in line) for line in row[0]] for row in mask]
     assert drawn[0] == ["110000", "110000", "111000", "111100", "110010", "110001"]
     assert drawn[1] == ["100000", "100000", "101000", "101100", "101110", "101111"]
     texts = Texts(segments, torch.tensor([0, 2, 3, 4, 8], dtype=torch.int32))
-    assert with_prefix(texts, prefix, count=2, length=4, device=segments.device).equal(mask)
-    assert with_prefix(None, None, count=1, length=1, device=segments.device).int().tolist() == [[[[1, 0], [1, 1]]]]
-    between = with_prefix(causal_within(segments), prefix, count=2, length=4, device=segments.device, causal=True)
+    assert prefix_mask(texts, prefix, count=2, length=4, device=segments.device).equal(mask)
+    assert prefix_mask(None, None, count=1, length=1, device=segments.device).int().tolist() == [[[[1, 0], [1, 1]]]]
+    between = prefix_mask(causal_segment_mask(segments), prefix, count=2, length=4, device=segments.device, causal=True)
     drawn = [["".join(str(int(sees)) for sees in line) for line in row[0]] for row in between]
     assert drawn[0] == ["100000", "110000", "111000", "111100", "110010", "110001"]
-    causal = with_prefix("causal", None, count=2, length=2, device=segments.device)
+    causal = prefix_mask("causal", None, count=2, length=2, device=segments.device)
     assert causal.int().tolist() == [[[[1, 1, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 1, 1]]]]
 
 
@@ -109,7 +109,7 @@ def test_tokens_and_states_of_a_prompt_are_one_row_with_its_texts(inside, rows):
     states = [inside.start(context, rows=len(prompts), max_len=3) for _ in range(2)]
     fixed = FixedDecodeState(states[1])
     for step in range(3):
-        fixed.taken += 1
+        fixed.num_steps += 1
         for state in (states[0], fixed):
             logits = inside.head(inside.step(text[:, step : step + 1], state))[:, 0]
             for row, prompt in enumerate(prompts):
@@ -123,7 +123,7 @@ def test_texts_of_prompts_that_join_are_those_of_each_alone(inside, beam):
     """Two rows decode three prompts of unequal length; the third takes over the row of the text that ends first."""
     contexts = [interleaved([prompt], states_of(prompt)) for prompt in PROMPTS]
     options = {"bos_id": 1, "eos_id": 2}
-    alone = [search(inside, context, Decoding(beam=beam, max_tokens=9), **options)[0] for context in contexts]
+    alone = [decode_batch(inside, context, Decoding(beam=beam, max_tokens=9), **options)[0] for context in contexts]
     assert len({tuple(texts[0].tokens) for texts in alone}) == 3
     chunks = [([place], context) for place, context in enumerate(contexts)]
     joined = dict(decode(inside, chunks, Decoding(beam=beam, max_tokens=9), rows=2, **options))
@@ -151,7 +151,7 @@ def test_each_sample_of_a_packed_row_may_have_images_of_its_own(inside):
 def test_what_a_prefix_cannot_take_is_refused():
     sizes = {"vocab_size": V, "max_len": 8, "dim": D, "depth": 1, "num_heads": N}
     plain = Decoder(**sizes, prefix=Prefix(dim=D, context_dim=D))
-    with pytest.raises(ValueError, match="set counted=True"):
+    with pytest.raises(ValueError, match="needs counted=True"):
         plain.start(interleaved([[3, PLACE]], torch.randn(1, D)), rows=1, max_len=8)
     counted = Decoder(**sizes, prefix=Prefix(dim=D, context_dim=D, counted=True))
     context, tokens = Context(torch.randn(1, 9, D)), torch.zeros(1, 3, dtype=torch.long)

@@ -13,7 +13,7 @@ from transformers import (
 )
 
 from vlm.data.batch import InputRows
-from vlm.data.text.inputs import Encoded, Input, input_rows
+from vlm.data.text.inputs import EncodedSample, Input, input_rows
 from vlm.models.classifier import SequenceClassifier, TokenClassifier
 from vlm.models.decoder import Decoder
 from vlm.models.dual_encoder import DualEncoder
@@ -21,7 +21,7 @@ from vlm.models.encoder_decoder import TextToText
 from vlm.models.text_encoder import MaskedLanguageModel, TextEncoder
 from vlm.models.vit import ViT
 from vlm.nn.embeddings import Spelling
-from vlm.nn.mask import within
+from vlm.nn.mask import segment_mask
 from vlm.nn.position import (
     BucketedBias,
     LearnedPositionsEachLayer,
@@ -119,7 +119,7 @@ def test_every_parameter_gets_a_gradient(encoder, tokens, types):
 
 def test_the_mask_of_two_texts_and_padding():
     """Drawn as rows of digits: a 1 where the token of the row attends to that of the column."""
-    mask = within(torch.tensor([[1, 1, 1, 2, 2, 0]]))[0, 0]
+    mask = segment_mask(torch.tensor([[1, 1, 1, 2, 2, 0]]))[0, 0]
     rows = ["".join(str(int(seen)) for seen in row) for row in mask]
     assert rows == ["111000", "111000", "111000", "000110", "000110", "000001"]
 
@@ -260,19 +260,19 @@ def test_outputs_of_texts_in_shared_rows_are_those_of_each_alone(scramble, encod
     scramble(model).double()
     if name == "embeddings":
         texts = [text._replace(types=[0] * len(text.ids), places=[0]) for text in texts]
-    rows = input_rows([Encoded([text]) for text in texts], 0)
+    rows = input_rows([EncodedSample([text]) for text in texts], 0)
     assert rows.layout is not None and len(rows.tokens) < len(texts)
-    alone = torch.cat([output(input_rows([Encoded([text])], 0)) for text in texts])
+    alone = torch.cat([output(input_rows([EncodedSample([text])], 0)) for text in texts])
     torch.testing.assert_close(output(rows), alone, rtol=0, atol=1e-5)
 
 
 @torch.no_grad()
 def test_spans(scramble, encoder, texts):
     model = scramble(TokenClassifier(encoder=encoder, num_classes=2)).double()
-    rows = input_rows([Encoded([text]) for text in texts], 0)
+    rows = input_rows([EncodedSample([text]) for text in texts], 0)
     shared = span_scores(model, rows)
     for text, scores in zip(texts, shared, strict=True):
-        alone = span_scores(model, input_rows([Encoded([text])], 0))[0]
+        alone = span_scores(model, input_rows([EncodedSample([text])], 0))[0]
         length = len(text.ids)
         torch.testing.assert_close(scores[:length], alone[:length], rtol=0, atol=1e-5)
         assert (scores[length:] == -torch.inf).all() and (scores[[0, 1, length - 1]] > -torch.inf).all()

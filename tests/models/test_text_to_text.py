@@ -9,7 +9,7 @@ from vlm.models.decoder import Decoder
 from vlm.models.encoder_decoder import TextAndImageToText, TextToText, VisionLanguageModel, encode_in_parts
 from vlm.models.text_encoder import TextEncoder
 from vlm.models.vit import SeveralImages, ViT
-from vlm.nn.attention import recorded
+from vlm.nn.attention import record_attention
 
 V, D, N, MAX_LEN = 31, 24, 3, 16
 SIZES = {"dim": D, "depth": 2, "num_heads": N}
@@ -115,7 +115,7 @@ def test_each_image_is_encoded_by_itself_and_joined_in_order(several):
 
 
 def test_more_images_than_the_model_reads_are_refused(several):
-    with pytest.raises(ValueError, match="a record has 4 images; the model reads 3"):
+    with pytest.raises(ValueError, match="a record has 4 images, but the model takes at most 3"):
         several(torch.randn(1, 4, 3, 16, 16))
 
 
@@ -128,7 +128,7 @@ def test_a_text_and_its_image_are_one_context(scramble):
     model = scramble(TextAndImageToText(encoder=encoder, image_encoder=image_encoder, decoder=decoder))
     texts, tokens = torch.randint(3, V, (4, 5)), torch.randint(3, V, (4, 4))
     segments = (torch.arange(5) < torch.tensor([3, 5, 5, 5])[:, None]).long()
-    with recorded(model.decoder.blocks[0].cross_attn) as [weights]:
+    with record_attention(model.decoder.blocks[0].cross_attn) as [weights]:
         hidden = model(texts, tokens, None, segments, images=IMAGES[:, 0])
     drawn = ["".join("1" if weight > 0 else "0" for weight in row) for row in weights[0][0, 0].tolist()]
     assert drawn == ["111001111"] * 4

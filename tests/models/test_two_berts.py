@@ -7,7 +7,7 @@ from hugging import wide
 from transformers import BertConfig, BertLMHeadModel, BertModel, EncoderDecoderModel
 
 from vlm.config.compose import compose
-from vlm.decoding.loop import search
+from vlm.decoding.loop import decode_batch
 from vlm.decoding.options import Decoding
 from vlm.training.run.run import build_model
 
@@ -52,6 +52,6 @@ def test_logits_and_translations_are_the_same(pair, texts, beam):
     options = {"num_beams": beam, "early_stopping": "never" if beam > 1 else False}
     found = theirs.generate(texts, attention_mask=seen, max_new_tokens=MAX_LEN, do_sample=False, **options)
     truth = [row[: row.index(EOS) + 1] if EOS in row else row for row in found[:, 1:].tolist()]
-    written = search(ours.decoder, ours.encode(texts, seen), Decoding(beam=beam), bos_id=BOS, eos_id=EOS)
+    written = decode_batch(ours.decoder, ours.encode(texts, seen), Decoding(beam=beam), bos_id=BOS, eos_id=EOS)
     assert [text[0].tokens for text in written] == truth
     assert len(set(map(tuple, truth))) == 6 and any(row[-1] == EOS for row in truth)

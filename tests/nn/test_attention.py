@@ -11,10 +11,10 @@ from vlm.nn.attention import (
     attention,
     attention_weights,
     changing_lengths,
-    recorded,
-    same_kernels,
+    recompute_contexts,
+    record_attention,
 )
-from vlm.nn.mask import Texts, causal_within, within_segments
+from vlm.nn.mask import Texts, causal_segment_mask, packed_causal_mask
 from vlm.nn.step.block import KeyValueCache
 
 B, N, K = 3, 2, 5
@@ -66,7 +66,7 @@ def test_attention_and_its_weights_are_a_softmax_written_out(queries, keys, kind
 
 def test_causal_within_segments():
     segments = torch.tensor([[1, 1, 2, 2, 2, 3, 0, 0], [1, 1, 1, 1, 1, 1, 1, 1]])
-    mask = causal_within(segments)
+    mask = causal_segment_mask(segments)
     assert mask.shape == (2, 1, 8, 8)
     for b in range(2):
         for i in range(8):
@@ -99,28 +99,28 @@ SEGMENTS = torch.tensor([[1, 1, 2, 2, 2, 3, 0, 0], [1, 1, 1, 1, 1, 1, 1, 1], [1,
 
 @pytest.mark.parametrize("kv_heads", [1, N])
 def test_attention_text_by_text_is_that_through_a_mask(text_kernel, kv_heads):
-    mask = within_segments(SEGMENTS, text_bounds(SEGMENTS))
+    mask = packed_causal_mask(SEGMENTS, text_bounds(SEGMENTS))
     assert isinstance(mask, Texts)
     sizes = [(B, N, 8, K), (B, kv_heads, 8, K), (B, kv_heads, 8, K)]
     q, k, v = (torch.randn(size).bfloat16() for size in sizes)
     found = attention(q, k, v, mask=mask, scale=0.7)
-    truth = attention(q, k, v, mask=causal_within(SEGMENTS), scale=0.7)
+    truth = attention(q, k, v, mask=causal_segment_mask(SEGMENTS), scale=0.7)
     assert text_kernel and found.shape == truth.shape
     torch.testing.assert_close(found, truth, rtol=0, atol=0.02)
 
 
 @pytest.mark.parametrize("options", [{}, {"bias": torch.randn(N, 8, 8).bfloat16()}], ids=["float32", "bias"])
 def test_kernels_without_bounds_take_the_mask(text_kernel, options):
-    mask, dtype = within_segments(SEGMENTS, text_bounds(SEGMENTS)), torch.bfloat16 if options else torch.float32
+    mask, dtype = packed_causal_mask(SEGMENTS, text_bounds(SEGMENTS)), torch.bfloat16 if options else torch.float32
     q, k, v = (x.to(dtype) for x in heads(8, 8))
-    dense = causal_within(SEGMENTS)
+    dense = causal_segment_mask(SEGMENTS)
     torch.testing.assert_close(attention(q, k, v, mask=mask, **options), attention(q, k, v, mask=dense, **options))
     torch.testing.assert_close(attention_weights(q, k, mask=mask), attention_weights(q, k, mask=dense))
     assert not text_kernel
 
 
 def test_a_cpu_takes_the_mask():
-    assert torch.equal(within_segments(SEGMENTS, text_bounds(SEGMENTS)), causal_within(SEGMENTS))
+    assert torch.equal(packed_causal_mask(SEGMENTS, text_bounds(SEGMENTS)), causal_segment_mask(SEGMENTS))
     assert text_bounds(SEGMENTS).tolist() == [0, 2, 5, 6, 8, 16, 17, 20, 23, 24]
 
 
@@ -129,7 +129,7 @@ def test_a_cpu_takes_the_mask():
 def test_texts_on_a_gpu_are_those_of_a_mask(length):
     segments = torch.arange(length).div(37, rounding_mode="floor").expand(B, length).add(1).contiguous()
     q, k, v = (torch.randn(B, N, length, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
-    masks = within_segments(segments.cuda(), text_bounds(segments).cuda()), causal_within(segments.cuda())
+    masks = packed_causal_mask(segments.cuda(), text_bounds(segments).cuda()), causal_segment_mask(segments.cuda())
     assert isinstance(masks[0], Texts)
     outputs = [attention(q, k, v, mask=mask) for mask in masks]
     torch.testing.assert_close(*outputs, rtol=0, atol=0.02)
@@ -157,7 +157,7 @@ def test_dropout_is_for_training_only():
 def test_attention_by_cosines(scramble, kv_heads):
     layer = scramble(SelfAttention(dim=12, num_heads=3, num_kv_heads=kv_heads, qk_norm=True))
     x = torch.randn(2, 5, 12)
-    with recorded(layer) as [weights]:
+    with record_attention(layer) as [weights]:
         layer(x)
     qkv = layer.qkv(x).unflatten(-1, (-1, 4)).transpose(1, 2)  # (B, heads, L, K)
     q, k = qkv[:, :3, :, None], qkv[:, 3 : 3 + kv_heads, None].repeat_interleave(3 // kv_heads, 1)
@@ -168,7 +168,7 @@ def test_attention_by_cosines(scramble, kv_heads):
 def test_cross_attention_by_cosines(scramble):
     layer = scramble(CrossAttention(dim=8, context_dim=6, num_heads=2, qk_norm=True))
     x, states = torch.randn(1, 4, 8), torch.randn(1, 7, 6)
-    with recorded(layer) as [weights]:
+    with record_attention(layer) as [weights]:
         layer(x, layer.keys_values(states))
     q = layer.q(x).unflatten(-1, (2, 4)).transpose(1, 2)
     k = layer.kv(states)[..., :8].unflatten(-1, (2, 4)).transpose(1, 2)
@@ -190,7 +190,7 @@ def test_recording_changes_nothing_and_ends(scramble, options):
         return [out, *(parameter.grad.clone() for layer in layers for parameter in layer.parameters())]
 
     without = trained()
-    with recorded(*layers) as records:
+    with record_attention(*layers) as records:
         within = trained()
         trained()
     assert all(torch.equal(a, b) for a, b in zip(without, within, strict=True))
@@ -203,7 +203,7 @@ def test_recording_changes_nothing_and_ends(scramble, options):
 
 def test_recording_ends_after_a_fault():
     layer = SelfAttention(dim=8, num_heads=2)
-    with pytest.raises(ZeroDivisionError), recorded(layer):
+    with pytest.raises(ZeroDivisionError), record_attention(layer):
         assert layer.attend is not attention
         raise ZeroDivisionError
     assert layer.attend is attention
@@ -224,7 +224,7 @@ def test_cudnn_is_left_out_where_lengths_change_and_where_a_pass_is_recomputed()
         assert allowed() == before
     with changing_lengths(torch.device("cuda")):
         assert not allowed() and torch.backends.cuda.flash_sdp_enabled()
-        forward, again = same_kernels()
+        forward, again = recompute_contexts()
     assert allowed() == before
     with forward:
         assert allowed() == before

@@ -2,13 +2,13 @@
 
 import pytest
 
-from vlm.nn.image_size import grid_of, plain, scaled, sides
+from vlm.nn.image_size import fit_longest_side, grid_of, plain, sides
 
 
 def test_a_number_is_a_square_and_two_are_height_and_width():
     assert sides(64) == (64, 64) and sides([64, 512]) == (64, 512)
     assert plain((64, 64)) == 64 and plain((64, 512)) == [64, 512]
-    assert scaled((64, 512), 128) == (16, 128) and scaled(24, 128) == (128, 128)
+    assert fit_longest_side((64, 512), 128) == (16, 128) and fit_longest_side(24, 128) == (128, 128)
 
 
 def test_a_grid_is_that_of_the_patches():

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from vlm.nn.blocks import BlockConfig, DecoderBlock
-from vlm.nn.lora import LoRA, merge
+from vlm.nn.lora import LoRA, merge_adapters
 
 
 def adapted(block, **changes):
@@ -34,7 +34,7 @@ def test_a_layer_computes_the_formula_and_so_do_merged_weights(block):
     nn.init.normal_(layer.lora_b)
     whole = weight + 6 / 3 * layer.lora_b @ layer.lora_a
     torch.testing.assert_close(layer(x), x @ whole.T + bias, rtol=1e-6, atol=1e-5)
-    merged = merge(block.state_dict(), lora.scale)
+    merged = merge_adapters(block.state_dict(), lora.scale)
     torch.testing.assert_close(merged["attn.qkv.weight"], whole, rtol=1e-6, atol=1e-6)
     plain = DecoderBlock(BlockConfig(dim=12, num_heads=3), context_dim=8).eval()
     plain.load_state_dict(merged)

@@ -21,7 +21,7 @@ from vlm.nn.position import (
     RotaryPositions,
     SinusoidalPositions,
     SplitSinusoids,
-    positions_within,
+    segment_positions,
     sincos_2d,
 )
 
@@ -44,7 +44,7 @@ def brute_force(segments):
     ],
 )
 def test_positions_restart_in_each_segment(rows):
-    assert positions_within(torch.tensor(rows, dtype=torch.long)).tolist() == [brute_force(row) for row in rows]
+    assert segment_positions(torch.tensor(rows, dtype=torch.long)).tolist() == [brute_force(row) for row in rows]
 
 
 @pytest.mark.parametrize("kv_heads", [4, 2, 1])

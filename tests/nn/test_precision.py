@@ -12,7 +12,7 @@ from vlm.models.context import Context
 from vlm.models.decoder import Decoder
 from vlm.nn.attention import attention
 from vlm.nn.position import LearnedPositionsEachLayer, RelativeBias, RotaryPositions, SinusoidalPositions
-from vlm.nn.precision import has_bfloat16, widest
+from vlm.nn.precision import has_bfloat16, widest_float
 from vlm.nn.step.packed import prepack_for_decoding
 
 LENGTH, DIM, HEADS = 9, 32, 4
@@ -41,8 +41,8 @@ def test_bfloat16_is_fast_by_amx_and_on_amds_processors(monkeypatch, processor, 
 
 
 def test_apples_devices_have_neither_float64_nor_fast_bfloat16():
-    assert widest("mps") == torch.float32
-    assert widest("cuda") == widest("cpu") == torch.float64
+    assert widest_float("mps") == torch.float32
+    assert widest_float("cuda") == widest_float("cpu") == torch.float64
     assert not has_bfloat16("mps")
 
 

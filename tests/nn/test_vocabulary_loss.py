@@ -62,8 +62,8 @@ def test_columns_that_fill_up_a_gpus_blocks_change_nothing(few, smoothing, z_los
 
 def test_the_body_of_a_part_can_be_traced(few, monkeypatch):
     monkeypatch.setattr(vocabulary, "MULTIPLE", {"cpu": 8})
-    traced = torch.compile(vocabulary._loss, backend="aot_eager", fullgraph=True)
-    monkeypatch.setitem(vocabulary._body, "cpu", traced)
+    traced = torch.compile(vocabulary._chunk_loss, backend="aot_eager", fullgraph=True)
+    monkeypatch.setitem(vocabulary._chunk_loss_by_device, "cpu", traced)
     check(20, 0.1, biased=True, z_loss=0.01)
 
 

@@ -46,7 +46,7 @@ def check_stopped(error: str, path: Path, reason: str) -> None:
     assert f"{path}: " in error and reason in error, error
     assert "runs=DIR" in error or "another folder" in error
     assert "Traceback" not in error
-    assert f"go on with: python train.py resume={path.parent.parent}" in error
+    assert f"resume with: python train.py resume={path.parent.parent}" in error
 
 
 def check_left(folder: Path, step: int) -> None:
@@ -85,13 +85,13 @@ def test_samples_on_a_full_disk(disk: Path, monkeypatch, capsys) -> None:
 def test_results_on_a_full_disk(disk: Path, monkeypatch, capsys) -> None:
     from vlm.training.run import run
 
-    write = run.keep_results
+    write = run.save_results
 
     def late(*args, **options):
         fill(disk)
         write(*args, **options)
 
-    monkeypatch.setattr(run, "keep_results", late)
+    monkeypatch.setattr(run, "save_results", late)
     assert main([*SMALL, f"runs={disk}", "trainer.max_epochs=1"]) == 1
     folder = only_run(disk)
     error = capsys.readouterr().err
@@ -109,7 +109,7 @@ def test_a_disk_that_turns_read_only(disk: Path, monkeypatch, capsys) -> None:
         with monkeypatch.context() as patch:
             on_step(3, lambda: turn("ro"), patch)
             # The lock on the run keeps its config open, which a remount refuses.
-            patch.setattr("vlm.training.run.run_folder.lock", lambda folder: None)
+            patch.setattr("vlm.training.run.run_folder.lock_run", lambda folder: None)
             assert main([*SMALL, f"runs={disk}"]) == 1
         folder = only_run(disk)
         check_stopped(capsys.readouterr().err, folder / "checkpoints" / "last.ckpt", "Read-only file system")

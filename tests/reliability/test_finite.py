@@ -104,7 +104,7 @@ def test_a_run_without_clipping_stops_too(at_step, later, tmp_path, capsys) -> N
     at_step("nan gradient", 1)
     assert main([*SMALL, f"runs={tmp_path}", "trainer.gradient_clip_val=null"]) == 1
     error = capsys.readouterr().err
-    assert "step 2: the gradient is not finite (of " in error and "no checkpoint had been written yet" in error
+    assert "step 2: the gradient is not finite (of " in error and "no checkpoint was saved yet" in error
 
 
 def test_what_an_update_made_infinite_is_not_saved(tmp_path, monkeypatch, capsys) -> None:
@@ -122,7 +122,7 @@ def test_what_an_update_made_infinite_is_not_saved(tmp_path, monkeypatch, capsys
     monkeypatch.setattr(torch.optim.AdamW, "step", overflow)
     assert main([*SMALL, f"runs={tmp_path}"]) == 1
     error = capsys.readouterr().err
-    assert "step 4: not saved" in error and "state_dict.model." in error
+    assert "step 4: the checkpoint was not saved" in error and "state_dict.model." in error
     check_finite(only_run(tmp_path))
 
 

@@ -133,7 +133,7 @@ def test_ranks_that_lightning_starts_stop_together(nursery: Nursery, tmp_path: P
         time.sleep(0.02)
     os.kill(pid, TERM)
     ended = nursery.ended(pid, 60)
-    assert ended and ended.status == 143 and ended.said.count("everything is saved") == 1, ended
+    assert ended and ended.status == 143 and ended.said.count("the run is saved") == 1, ended
     again = nursery.run(["resume=last"], cwd=cwd)
     assert again.status == 0, again
     assert all(ended.status == 0 for ended in whole.ended(120)) and whole.folder

@@ -11,7 +11,7 @@ from small import command
 
 from vlm.checkpoint import load as ckpt
 from vlm.errors import UserError
-from vlm.training.run.faults import _reworded
+from vlm.training.run.faults import _find_user_error
 
 CONFIG = {"data": {"batch_size": 32}, "trainer": {"accumulate_grad_batches": 2}}
 
@@ -40,7 +40,7 @@ def test_a_host_out_of_memory(nursery: Nursery, tmp_path: Path) -> None:
     ids=["Python", "CUDA", "torch", "system"],
 )
 def test_every_kind_names_what_to_change(fault: Exception) -> None:
-    found = _reworded(fault, CONFIG)
+    found = _find_user_error(fault, CONFIG)
     assert isinstance(found, UserError) and found.status == 1
     assert "data.batch_size=16 trainer.accumulate_grad_batches=4" in str(found) and len(str(found).splitlines()) == 1
 
@@ -49,9 +49,9 @@ def test_every_kind_names_what_to_change(fault: Exception) -> None:
 def test_a_gpu_out_of_memory() -> None:
     with pytest.raises(torch.OutOfMemoryError) as raised:
         torch.empty(2**45, device="cuda")
-    assert "the GPU is out of memory" in str(_reworded(raised.value, CONFIG))
+    assert "the GPU is out of memory" in str(_find_user_error(raised.value, CONFIG))
 
 
 def test_other_faults_keep_their_traceback() -> None:
-    assert _reworded(RuntimeError("mat1 and mat2 shapes cannot be multiplied"), CONFIG) is None
-    assert _reworded(FileNotFoundError(2, "No such file or directory"), CONFIG) is None
+    assert _find_user_error(RuntimeError("mat1 and mat2 shapes cannot be multiplied"), CONFIG) is None
+    assert _find_user_error(FileNotFoundError(2, "No such file or directory"), CONFIG) is None

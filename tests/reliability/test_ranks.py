@@ -61,7 +61,7 @@ RAISED = ["RuntimeError: the original fault"]
         ("kill", 0, -9, []),
         ("kill", 1, 1, ["error: rank 1 was killed by SIGKILL"]),
         ("raise", 0, 1, [*RAISED, "raised on rank 0 of 2"]),
-        ("raise", 1, 1, [*RAISED, "raised on rank 1 of 2", "error: rank 1 ended with an error, which stands above"]),
+        ("raise", 1, 1, [*RAISED, "raised on rank 1 of 2", "error: rank 1 ended with an error (see above)"]),
     ],
 )
 def test_a_rank_dies(kind, rank, status, said, nursery: Nursery, tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_ranks_that_torchrun_started(nursery: Nursery, tmp_path: Path) -> None:
     one, two = run_two(nursery, SMALL, cwd=tmp_path, patch=patch)
     assert one.status == two.status == 1
     assert "RuntimeError: the original fault" in two.said and "raised on rank 1 of 2" in two.said
-    assert "error: rank 0: another process of the run is gone" in one.said and "Traceback" not in one.said
+    assert "error: rank 0: another process of the run ended" in one.said and "Traceback" not in one.said
     check_left_whole(tmp_path)
 
 

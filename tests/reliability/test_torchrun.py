@@ -55,7 +55,7 @@ def test_a_run_under_torchrun_stops_on_sigterm_and_goes_on(nursery: Nursery, tmp
     process.send_signal(signal.SIGTERM)
     assert process.wait(60) != 0
     said = (tmp_path / "stopped" / "torchrun.log").read_text()
-    assert "everything is saved" in said, said
+    assert "the run is saved" in said, said
     assert torchrun("resume=last", cwd=tmp_path / "stopped").wait(120) == 0
     check_same(*(only_run(tmp_path / name / "runs") for name in ("stopped", "whole")))
 
@@ -81,7 +81,7 @@ def test_other_processes_than_the_trainer_reckons_with_are_refused(given, nurser
     pids = [nursery.start(args, cwd=tmp_path, env=place) for place in places("torchrun")]
     for ended in [nursery.ended(pid, 120) for pid in pids]:
         assert ended and ended.status == 2 and "trainer.devices" in ended.said and "Traceback" not in ended.said, ended
-        assert not given or "2 processes were started, and the trainer is set to 1" in ended.said
+        assert not given or "2 processes were started, but the trainer expects 1" in ended.said
     assert not list(tmp_path.glob("runs/*/20*"))
 
 
@@ -103,7 +103,7 @@ def test_slurm_requeues_and_the_same_command_goes_on(signum, nursery: Nursery, t
         time.sleep(0.01)
     os.kill(pid, signum)
     ended = nursery.ended(pid, 120)
-    assert ended and ended.status == 128 + signum and "everything is saved" in ended.said, ended
+    assert ended and ended.status == 128 + signum and "the run is saved" in ended.said, ended
     asked = (tmp_path / "asked").read_text() if (tmp_path / "asked").is_file() else ""
     # SLURM itself requeues what it has preempted, which it tells by SIGTERM.
     assert asked == ("requeue 4711\n" if signum == signal.SIGUSR1 else "")

@@ -41,13 +41,13 @@ def trained(table: Path, *more: str) -> int:
     ("given", "line"),
     [
         ("trainer.val_check_interval=100000", "trainer.val_check_interval: 100000 is more than the 5 batches of an ep"),
-        ("trainer.accelerator=gpu", "trainer.accelerator: there is no GPU that torch can use (see vlm doctor); give"),
+        ("trainer.accelerator=gpu", "trainer.accelerator: torch finds no usable GPU (see vlm doctor); set"),
         ("trainer.devices=two", "trainer: "),
-        ("task.freeze=[encodr]", "task.freeze: encodr is no part of the model, which has encoder, decoder; did you me"),
-        ("task.freeze=[encoder,decoder]", "task.freeze: leaves nothing to train"),
+        ("task.freeze=[encodr]", "task.freeze: the model has no module encodr; it has encoder, decoder; did you me"),
+        ("task.freeze=[encoder,decoder]", "task.freeze freezes all parameters"),
         ("data.preprocess.mean=[1,2]", "data.preprocess.mean=[1, 2]: is invalid; give three numbers"),
-        ("trust=no_such_package", "trust=no_such_package: there is no such package; install it, or set PYTHONPATH to"),
-        ("--trust=mymetrics", "--trust: training takes values as KEY=VALUE; give trust=mymetrics in its place"),
+        ("trust=no_such_package", "trust=no_such_package: no such package; install it, or set PYTHONPATH to"),
+        ("--trust=mymetrics", "--trust: training takes options as KEY=VALUE; use trust=mymetrics instead"),
     ],
 )
 def test_a_config_that_cannot_work_is_a_line(table, given, line, tmp_path, capsys, monkeypatch) -> None:
@@ -62,14 +62,14 @@ def test_addresses_of_the_web_are_not_fetched(table, tmp_path, capsys) -> None:
     web = tmp_path / "web.csv"
     web.write_text(table.read_text().replace("#", "https://example.com/#"))
     assert trained(web) == 2
-    assert "web.csv: names addresses of the web, which are not fetched" in capsys.readouterr().err
+    assert "web.csv: contains URLs instead of file names" in capsys.readouterr().err
 
 
 def test_captions_that_are_truncated_are_counted(table, tmp_path, capsys, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert trained(table, "data.max_len=4") == 0
     said = capsys.readouterr().out
-    assert "truncated   19 different captions are longer than data.max_len=4 tokens; raise it" in said
+    assert "truncated   19 different captions exceed data.max_len=4 tokens; raise it" in said
     assert trained(table) == 0
     assert "truncated" not in capsys.readouterr().out
 
@@ -89,7 +89,7 @@ def test_names_with_any_sign_train_caption_and_go_on(table, tmp_path, capsys, mo
 @pytest.mark.parametrize(
     ("command", "line"),
     [
-        (["evaluate", "-c", CAPTIONER, "trainer.max_epochs=9"], "trainer.max_epochs: changes nothing here"),
+        (["evaluate", "-c", CAPTIONER, "trainer.max_epochs=9"], "trainer.max_epochs: has no effect"),
         (["evaluate", "-c", CAPTIONER, "data=image_folder", f"data.root={FILES}"], "data: records of ClassFolders"),
         (["caption", "-c", CAPTIONER, ""], "an input is empty; give image files"),
         (["caption", "-c", CAPTIONER, IMAGES[0], "--ban", ""], "--ban, --require: a word is empty"),
@@ -115,7 +115,7 @@ def test_a_command_that_cannot_work_is_a_line(command, line, capsys) -> None:
 def test_an_address_that_is_none_names_its_option(host, capsys) -> None:
     pytest.importorskip("uvicorn")
     assert run(["serve", "-c", CAPTIONER, "--host", host, "--port", "0"]) == 2
-    assert "cannot be listened on; choose another --host" in capsys.readouterr().err
+    assert "address not available; choose another --host" in capsys.readouterr().err
 
 
 def test_small_images_are_as_they_should_be_for_a_small_model(tmp_path, capsys) -> None:

@@ -15,7 +15,7 @@ from small import command
 
 from vlm.checkpoint import load as ckpt
 from vlm.errors import UserError
-from vlm.training.run.faults import _reworded
+from vlm.training.run.faults import _find_user_error
 from vlm.training.run.fit import main
 from vlm.training.step.task import Task
 
@@ -31,7 +31,7 @@ def test_a_killed_worker_ends_the_run_soon(tmp_path: Path, monkeypatch, capsys) 
         assert main([*SMALL, f"runs={tmp_path}"]) == 1
     assert time.monotonic() - start < 60
     error, folder = capsys.readouterr().err, only_run(tmp_path)
-    assert "a process that reads data" in error and "was killed" in error and "data.num_workers" in error
+    assert "a data loader worker" in error and "was killed" in error and "data.num_workers" in error
     assert f"resume={folder}" in error and "Traceback" not in error
     assert ckpt.read(folder / "checkpoints" / "last.ckpt")["global_step"] == 4
     until = time.monotonic() + 10
@@ -98,11 +98,11 @@ def test_a_save_that_fails_after_a_validation_ends_the_run_and_its_workers(nurse
     ],
 )
 def test_what_torch_says_of_workers_is_understood(text: str, said: str) -> None:
-    found = _reworded(RuntimeError(text), {})
+    found = _find_user_error(RuntimeError(text), {})
     assert isinstance(found, UserError) and said in str(found) and found.status == 1
 
 
 def test_what_a_worker_raises_for_the_user_stays_a_line() -> None:
     text = "Caught UserError in DataLoader worker process 0.\nOriginal Traceback (most recent call last):\n  File ...\n"
-    found = _reworded(UserError(f"{text}vlm.errors.UserError: a.png: is damaged; mend it\n"), {})
+    found = _find_user_error(UserError(f"{text}vlm.errors.UserError: a.png: is damaged; mend it\n"), {})
     assert str(found) == "a.png: is damaged; mend it"

@@ -28,7 +28,7 @@ from used import used
 
 from vlm.cli.main import run
 from vlm.errors import UserError
-from vlm.serving.serve import model_name
+from vlm.serving.serve import choose_model_name
 
 pytest.importorskip("fastapi")
 pytest.importorskip("httpx")
@@ -122,7 +122,7 @@ def test_an_image_of_too_many_pixels_is_refused():
 
 
 def test_a_full_queue_is_503(monkeypatch):
-    ours = service(most=1)
+    ours = service(max_queued=1)
     http = client_of(ours)
     monkeypatch.setattr(type(ours.engine), "waiting", property(lambda self: 1))
     answer = http.post("/predict", content=PHOTOS[0])
@@ -130,7 +130,7 @@ def test_a_full_queue_is_503(monkeypatch):
 
 
 def test_a_request_without_new_tokens_ends_with_503_and_frees_its_place(monkeypatch, caplog):
-    service_, go = service(most=3, timeout=0.2), threading.Event()
+    service_, go = service(max_queued=3, timeout=0.2), threading.Event()
     http, ours = client_of(service_), service_.engine
     real = ours.predictor.encode
     monkeypatch.setattr(ours.predictor, "encode", lambda inputs: go.wait(30) and real(inputs))
@@ -238,7 +238,7 @@ def test_messages_name_the_task_that_was_trained(tmp_path):
     assert "A model for conversations." in http.get("/").text
     answer = http.post("/predict", json={"image": base64.b64encode(PHOTOS[0]).decode()})
     assert answer.status_code == 422 and "conversations" in answer.json()["detail"]
-    with pytest.raises(UserError, match="a model for conversations takes none"):
+    with pytest.raises(UserError, match="not supported by a model for conversations"):
         client(str(tmp_path / "model.ckpt"), language="de")
 
 
@@ -253,7 +253,7 @@ def test_messages_name_the_task_that_was_trained(tmp_path):
     ],
 )
 def test_a_model_has_the_name_of_its_run(checkpoint, run_name, name):
-    assert model_name(checkpoint, run_name) == name
+    assert choose_model_name(checkpoint, run_name) == name
 
 
 def test_all_addresses_are_printed(monkeypatch, capsys):

@@ -118,7 +118,7 @@ def test_a_model_is_found_by_its_name(official: Any, words: str) -> None:
     openai, name = pytest.importorskip("openai"), "org/a model.v2"
     http = official(words, name=name)
     assert http.models.retrieve(name).id == name == http.models.list().data[0].id
-    with pytest.raises(openai.NotFoundError, match="there is no 'gpt-9'"):
+    with pytest.raises(openai.NotFoundError, match="'gpt-9' does not exist"):
         http.models.retrieve("gpt-9")
     plain = client(words, name=name)
     for path, code in (("org/a%20model.v2", 200), ("org%2Fa%20model.v2", 200), ("org", 404), ("", 404), ("org/", 404)):
@@ -170,7 +170,7 @@ def test_an_option_that_conversations_do_not_have_is_named(
 ) -> None:
     monkeypatch.setattr("vlm.serving.serve.listen", lambda app, **options: 0)
     assert run(["serve", "-c", words, "--beam", "3", "--max-tokens", "9"]) == 0
-    assert capsys.readouterr().err == "warning: --beam applies to /predict and not to conversations\n"
+    assert capsys.readouterr().err == "warning: --beam applies only to /predict, not to conversations\n"
 
 
 def test_the_command_gives_its_seed_to_conversations(words: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,14 +187,14 @@ def test_the_command_gives_its_seed_to_conversations(words: str, monkeypatch: py
 
 def test_conversations_without_a_seed_share_a_batch(words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     ours, sizes, go = service(words), list[int](), Event()
-    real = ChatPredictor._replies
+    real = ChatPredictor._fill_replies
 
     def replies(self: Any, batch: Any, *args: Any) -> Any:
         sizes.append(len(batch))
         assert go.wait(30)
         return real(self, batch, *args)
 
-    monkeypatch.setattr(ChatPredictor, "_replies", replies)
+    monkeypatch.setattr(ChatPredictor, "_fill_replies", replies)
     body = {"messages": [USER], "max_tokens": 8, "temperature": 1}
     with client_of(ours) as http, ThreadPoolExecutor(8) as pool:
         answers = [pool.submit(http.post, PATH, json=body) for _ in range(7)]
@@ -233,7 +233,7 @@ def test_a_client_that_goes_ends_its_answer(words: str) -> None:
             while ours.engine.running and time.monotonic() < until:
                 time.sleep(0.005)
             assert ours.engine.running == ours.engine.waiting == 0
-    assert ours.codes[499] == 1
+    assert ours.status_counts[499] == 1
 
 
 def test_a_key_and_the_sites_hold_here_too(words: str) -> None:
@@ -259,32 +259,32 @@ def image(url: Any) -> dict[str, Any]:
 SHOWN = image({"url": PNG})["messages"][0]["content"]
 HOSTILE: dict[str, tuple[Any, int, str]] = {
     "megabytes of an image": (image({"url": PNG + "A" * 2**23}), 413, "bytes"),
-    "no object": ([1], 400, "no JSON object"),
+    "no object": ([1], 400, "not a JSON object"),
     "no JSON": (b"{", 400, "is not JSON"),
     "nested": (DEEP.encode(), 400, "is not JSON"),
     "nested inside": (f'{{"messages": {DEEP}}}'.encode(), 400, "is not JSON"),
     "no UTF-8": (b'{"messages": "\xff"}', 400, "is not JSON"),
     "many values": (b'{"messages": [' + b"1," * 10**6 + b"1]}", 413, "more than 65,536 values"),
-    "empty": ({"messages": []}, 400, "messages: is no list"),
-    "messages of text": ({"messages": "hello"}, 400, "messages: is no list"),
+    "empty": ({"messages": []}, 400, "messages: must be a list"),
+    "messages of text": ({"messages": "hello"}, 400, "messages: must be a list"),
     "10,000 turns": ({"messages": [USER] * 10_000}, 400, "messages: has 10,000"),
-    "a message that is none": ({"messages": [3]}, 400, "message 1: its role"),
-    "role unknown": ({"messages": [{"role": "judge", "content": "a"}]}, 400, "its role is judge, not one of system"),
-    "role of another type": ({"messages": [{"role": ["user"], "content": "a"}]}, 400, "its role"),
-    "no content": ({"messages": [{"role": "user"}]}, 400, "neither a text nor a list"),
-    "content of a number": ({"messages": [{"role": "user", "content": 7}]}, 400, "neither a text nor a list"),
-    "a part that is none": ({"messages": [{"role": "user", "content": [7]}]}, 400, "a part is neither"),
-    "sound": ({"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}, 400, "a part is neither"),
-    "calls": ({"messages": [USER | {"tool_calls": [1]}]}, 400, "tool_calls is unknown"),
-    "the last is the model": ({"messages": [USER, {"role": "assistant", "content": "a"}]}, 400, "not the user's"),
+    "a message that is none": ({"messages": [3]}, 400, "message 1: role"),
+    "role unknown": ({"messages": [{"role": "judge", "content": "a"}]}, 400, "role is judge, not one of system"),
+    "role of another type": ({"messages": [{"role": ["user"], "content": "a"}]}, 400, "message 1: role is"),
+    "no content": ({"messages": [{"role": "user"}]}, 400, "must be a string or a list"),
+    "content of a number": ({"messages": [{"role": "user", "content": 7}]}, 400, "must be a string or a list"),
+    "a part that is none": ({"messages": [{"role": "user", "content": [7]}]}, 400, "type of a part must be"),
+    "sound": ({"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}, 400, "type of a part must be"),
+    "calls": ({"messages": [USER | {"tool_calls": [1]}]}, 400, "tool_calls is not supported"),
+    "the last is the model": ({"messages": [USER, {"role": "assistant", "content": "a"}]}, 400, "must have role"),
     "megabytes": ({"messages": [{"role": "user", "content": "word " * 10**6}]}, 413, "more than 1,048,576"),
     "long": ({"messages": [{"role": "user", "content": "word " * 10**4}]}, 400, "the conversation is full"),
     "special": ({"messages": [{"role": "user", "content": "a<end_of_utterance>"}]}, 400, "meaning of its own"),
     "surrogate": (b'{"messages": [{"role": "user", "content": "\\ud800"}]}', 400, "is not UTF-8"),
-    "http": (image({"url": "http://127.0.0.1/a.png"}), 400, "is no data URL"),
-    "file": (image({"url": "file:///etc/passwd"}), 400, "is no data URL"),
-    "no base64": (image({"url": PNG + "###"}), 400, "is not in base64"),
-    "no marker": (image({"url": "data:image/png,abc"}), 400, "is not in base64"),
+    "http": (image({"url": "http://127.0.0.1/a.png"}), 400, "is not a data URL"),
+    "file": (image({"url": "file:///etc/passwd"}), 400, "is not a data URL"),
+    "no base64": (image({"url": PNG + "###"}), 400, "is not valid base64"),
+    "no marker": (image({"url": "data:image/png,abc"}), 400, "is not valid base64"),
     "no image": (image({"url": PNG + base64.b64encode(b"no image at all").decode()}), 400, "message 1"),
     "empty image": (image({"url": PNG}), 400, "message 1"),
     "no url": (image({}), 400, "has no url"),
@@ -293,25 +293,25 @@ HOSTILE: dict[str, tuple[Any, int, str]] = {
     "an image of the model": (
         {"messages": [{"role": "assistant", "content": SHOWN}, USER]},
         400,
-        "only the user shows",
+        "only user messages can contain images",
     ),
-    "other model": ({"messages": [USER], "model": "gpt-9"}, 404, "there is no 'gpt-9'"),
+    "other model": ({"messages": [USER], "model": "gpt-9"}, 404, "'gpt-9' does not exist"),
     "model of another type": ({"messages": [USER], "model": 3}, 400, "model: expected a string, not 3"),
     "stream of another type": ({"messages": [USER], "stream": "yes"}, 400, 'stream: expected true or false, not "yes"'),
-    "unknown": ({"messages": [USER], "nonsense": 1}, 400, "nonsense: is unknown"),
+    "unknown": ({"messages": [USER], "nonsense": 1}, 400, "nonsense: not supported"),
     "two": ({"messages": [USER], "n": 2}, 400, "n: only 1"),
     "tools": ({"messages": [USER], "tools": [{"type": "function"}]}, 400, r"tools: only \[\]"),
-    "batch": ({"messages": [USER], "batch_size": 9}, 400, "batch_size: is unknown"),
+    "batch": ({"messages": [USER], "batch_size": 9}, 400, "batch_size: not supported"),
     "no tokens": ({"messages": [USER], "max_tokens": 0}, 400, "max_tokens"),
     "tokens of text": ({"messages": [USER], "max_tokens": "many"}, 400, "max_tokens"),
     "tokens": ({"messages": [USER], "max_tokens": 10**9}, 400, "max_tokens"),
-    "two numbers": ({"messages": [USER], "max_tokens": 3, "max_completion_tokens": 4}, 400, "differ"),
+    "two numbers": ({"messages": [USER], "max_tokens": 3, "max_completion_tokens": 4}, 400, "have different values"),
     "temperature": ({"messages": [USER], "temperature": -1}, 400, "temperature"),
     "not a number": (b'{"messages": [{"role": "user", "content": "a"}], "temperature": NaN}', 400, "temperature"),
     "top_p": ({"messages": [USER], "top_p": 3}, 400, "top-p"),
     "seed": ({"messages": [USER], "seed": "a"}, 400, "seed"),
-    "stop": ({"messages": [USER], "stop": [1]}, 400, "stop: is not a text"),
-    "many stops": ({"messages": [USER], "stop": ["a"] * 99}, 400, "stop: has 99 texts"),
+    "stop": ({"messages": [USER], "stop": [1]}, 400, "stop: must be a string"),
+    "many stops": ({"messages": [USER], "stop": ["a"] * 99}, 400, "stop: has 99 strings"),
 }
 
 
@@ -333,7 +333,7 @@ def test_a_hostile_request_has_one_answer(asked: Any, name: str) -> None:
     assert re.search(words, told["message"]) and len(told["message"].splitlines()) == 1 and len(told["message"]) < 500
     good = http.post(PATH, json={"messages": [USER], "max_tokens": 3, "temperature": 0})
     assert good.status_code == 200 and good.json()["usage"]["completion_tokens"] <= 3
-    assert ours.engine.waiting == 0 and ours.bodies.size == 0 and ours.reader.budget.used == 0
+    assert ours.engine.waiting == 0 and ours.body_limiter.size == 0 and ours.reader.budget.used == 0
 
 
 def test_images_beyond_the_window_are_refused_before_they_are_decoded(asked: Any, monkeypatch: Any) -> None:
@@ -353,7 +353,9 @@ def test_models_that_do_not_converse_say_so() -> None:
         assert f"There is no {PATH}: {words}." in http.get("/").text
 
 
-@pytest.mark.parametrize(("task", "how"), [("captioning", "by cross-attention"), ("image_questions", "causal order")])
+@pytest.mark.parametrize(
+    ("task", "how"), [("captioning", "by cross-attention"), ("image_questions", "without causal attention")]
+)
 def test_models_that_read_images_beside_conversations_say_what_to_train(
     task: str, how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -373,8 +375,8 @@ def test_models_that_read_images_beside_conversations_say_what_to_train(
 
 def test_other_paths_answer_as_before(words: str) -> None:
     http = client(words)
-    assert http.get("/nowhere").json() == {"detail": "there is no /nowhere; GET / lists the paths"}
-    assert http.get("/predict").json() == {"detail": "/predict: does not take GET; use POST"}
+    assert http.get("/nowhere").json() == {"detail": "/nowhere: not found; GET / lists the paths"}
+    assert http.get("/predict").json() == {"detail": "/predict: GET is not allowed; use POST"}
     assert http.post("/predict", json={"text": "a", "max_tokens": 3}).status_code == 200
     http.post(PATH, json={"messages": [USER], "max_tokens": 1})
     assert 'vlm_requests_total{code="200"} 2' in http.get("/metrics").text

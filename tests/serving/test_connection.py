@@ -52,7 +52,7 @@ def status(line: socket.socket) -> bytes:
 
 @pytest.fixture
 def short(monkeypatch):
-    monkeypatch.setattr("vlm.serving.server.HEADER_TIME", 0.3)
+    monkeypatch.setattr("vlm.serving.server.HEADER_TIMEOUT", 0.3)
 
 
 def test_a_header_that_does_not_end_closes(short):
@@ -86,7 +86,7 @@ def test_a_slow_body_and_a_second_request_are_left_alone(short):
 
 def test_over_the_limit_the_oldest_idle_connection_closes(monkeypatch):
     """Those whose header is complete stay, and `/health` is answered whatever the others do."""
-    monkeypatch.setattr("vlm.serving.server.NEW", 0.1)
+    monkeypatch.setattr("vlm.serving.server.IDLE_AGE", 0.1)
     with service(4) as port:
         body = connected(port, HEAD + b"Content-Length: 4\r\n\r\nab")
         lines = []
@@ -128,7 +128,7 @@ def test_what_follows_an_answer_is_not_an_error(caplog):
 
 
 def test_a_body_that_hangs_does_not_hold_the_end_up(monkeypatch):
-    monkeypatch.setattr("vlm.serving.server.LAST_BODY", 0.2)
+    monkeypatch.setattr("vlm.serving.server.SHUTDOWN_BODY_TIMEOUT", 0.2)
     with service(4) as port:
         line = connected(port, HEAD + b"Content-Length: 4\r\n\r\nab")
         time.sleep(0.2)

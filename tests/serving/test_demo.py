@@ -20,8 +20,8 @@ from vlm.inference.attention.maps import read_attention
 from vlm.inference.options import ModelOptions
 from vlm.inference.predictor import BatchPredictor, load_predictor
 from vlm.serving import demo_forms as html
-from vlm.serving.demo_forms import Form, Values, form_of
-from vlm.serving.demo_page import example_images, example_texts, samples_of
+from vlm.serving.demo_forms import Form, Values, build_form
+from vlm.serving.demo_page import example_images, example_texts, find_samples_folder
 from vlm.tasks.span_answering.predict import SpanAnswer
 
 CAPTIONER = str(ROOT / "data" / "sample" / "captioner.ckpt")
@@ -44,8 +44,8 @@ def captioner():
 
 
 def test_a_caption_has_its_words_with_bars_and_lights(captioner):
-    form = form_of(captioner)
-    assert (form.photos, form.texts, form.ways, form.streams) == (1, {}, WRITING, False)
+    form = build_form(captioner)
+    assert (form.photos, form.texts, form.modes, form.is_streamed) == (1, {}, WRITING, False)
     shown = last(form, photos=[PHOTO])
     (text,) = used(captioner, [PHOTO])
     assert re.findall(r"<b>(\w+)</b>", shown) == text.text.split()
@@ -61,22 +61,22 @@ def test_a_light_is_bright_where_the_model_looked(captioner):
     corner = np.zeros_like(weights)
     corner[0, -1] = 1
     for maps in (weights, corner):
-        picture = Image.open(BytesIO(base64.b64decode(html.light(maps).partition(",")[2])))
+        picture = Image.open(BytesIO(base64.b64decode(html.render_heatmap(maps).partition(",")[2])))
         alpha = np.asarray(picture.convert("RGBA").resize(maps.shape[::-1], Image.Resampling.BOX))[..., 3]
         assert alpha.argmin() == maps.argmax()  # least is laid over the place
 
 
 def test_beams_are_listed_and_drawn_as_a_tree(captioner):
-    form = form_of(captioner)
+    form = build_form(captioner)
     texts = used(captioner, [PHOTO], beam=3, results=3)[0]
-    shown = last(form, photos=[PHOTO], way="beams", count=3)
+    shown = last(form, photos=[PHOTO], mode="beams", count=3)
     lines = [" ".join(re.findall(r"<b>(\w+)</b>", part)) for part in shown.split('<p class="v-text">')[1:]]
     assert lines == [text.text for text in texts]
     tree = shown.partition("<details")[2]
     assert tree.count("<ul>") == tree.count("</ul>") > 1 and tree.count("<li") == tree.count("</li>")
     for text in texts:  # each ends in the tree with its log-probability
         assert f"{html.END} <small>{text.logprob:.2f}</small>" in tree
-    first, again, other = (last(form, photos=[PHOTO], way="samples", seed=seed) for seed in (1, 1, 2))
+    first, again, other = (last(form, photos=[PHOTO], mode="samples", seed=seed) for seed in (1, 1, 2))
     assert first == again != other
     assert first.count("v-text") == 4 and "<details" not in first
 
@@ -123,25 +123,25 @@ def said(shown: str) -> str:
 def test_each_task_has_a_form_that_answers_as_python_does(task):
     photos, texts, values, truth = CASES[task]
     model = load(str(FILES / f"{task}.ckpt"))
-    form = form_of(model)
-    assert form.photos == photos and list(form.texts) == list(texts) and not form.streams
+    form = build_form(model)
+    assert form.photos == photos and list(form.texts) == list(texts) and not form.is_streamed
     options = {name: one.value for name, one in form.options.items()}
     shown = said(last(form, texts=texts, options=options, **values))
     for one in truth(model):
         pair = one if isinstance(one, tuple) else (one,)
         for part in pair:
             assert (f"{part:.1%}" if isinstance(part, float) else part.strip()) in shown
-    assert form.ways == (WRITING if "translation" in task else ())
+    assert form.modes == (WRITING if "translation" in task else ())
 
 
 def test_a_language_model_writes_piece_by_piece():
     model = load(str(FILES / "language_modeling.ckpt"))
-    form = form_of(model)
-    assert form.streams and form.optional == ("text",)
-    pieces = list(form.answer(Values(texts={"text": "A large"}, way="greedy", tokens=16)))
+    form = build_form(model)
+    assert form.is_streamed and form.optional == ("text",)
+    pieces = list(form.answer(Values(texts={"text": "A large"}, mode="greedy", tokens=16)))
     (whole,) = used(model, ["A large"], max_tokens=16, sample=False)
-    assert len(pieces) > 8 and html.flowing("A large", whole.text) == pieces[-1]
-    assert all(one.startswith(html.flowing("A large", "").removesuffix("</div>")) for one in pieces)
+    assert len(pieces) > 8 and html.render_continuation("A large", whole.text) == pieces[-1]
+    assert all(one.startswith(html.render_continuation("A large", "").removesuffix("</div>")) for one in pieces)
 
 
 def test_a_task_of_ones_own_has_a_form_too():
@@ -162,7 +162,7 @@ def test_a_task_of_ones_own_has_a_form_too():
         def record(self, source, result, options, *, form="jsonl"):
             return [result]
 
-    form = form_of(Own())
+    form = build_form(Own())
     assert (form.photos, form.texts) == (0, {"text": "Text"})
     assert "<small>length</small> 5" in last(form, texts={"text": "a < c"})
 
@@ -177,14 +177,14 @@ HOSTILE = '<img src=x onerror="alert(1)">&\x1b'
 @pytest.mark.parametrize(
     "shown",
     [
-        html.refusal(HOSTILE),
-        html.bars([(HOSTILE, 0.5)]),
-        html.flowing(HOSTILE, HOSTILE),
-        html.span(SpanAnswer(HOSTILE, 0, 0.5), HOSTILE),
-        html.tagged([html.Tagged(HOSTILE, HOSTILE, 0.5)]),
-        html.written([html.Written(-1.0, 0.5, [(HOSTILE, 0.5)], [np.eye(3)])], "data:", HOSTILE),
-        html.tree([{"id": 0, "parent": None, "kept": True, "token": HOSTILE, "total": 0.0}], end="</s>"),
-        html.result({HOSTILE: HOSTILE}),
+        html.render_error(HOSTILE),
+        html.render_bars([(HOSTILE, 0.5)]),
+        html.render_continuation(HOSTILE, HOSTILE),
+        html.render_span(SpanAnswer(HOSTILE, 0, 0.5), HOSTILE),
+        html.render_tags([html.TaggedWord(HOSTILE, HOSTILE, 0.5)]),
+        html.render_texts([html.ScoredText(-1.0, 0.5, [(HOSTILE, 0.5)], [np.eye(3)])], "data:", HOSTILE),
+        html.render_beam_tree([{"id": 0, "parent": None, "kept": True, "token": HOSTILE, "total": 0.0}], end="</s>"),
+        html.render_result({HOSTILE: HOSTILE}),
     ],
 )
 def test_texts_are_no_markup(shown):
@@ -193,14 +193,14 @@ def test_texts_are_no_markup(shown):
 
 
 def test_an_answer_is_marked_where_it_stands():
-    assert html.span(SpanAnswer("b", 2, 0.5), "a b b").endswith("a <mark>b</mark> b</div>")
-    assert "no answer" in html.span(SpanAnswer("", -1, 0.5), "a b")
+    assert html.render_span(SpanAnswer("b", 2, 0.5), "a b b").endswith("a <mark>b</mark> b</div>")
+    assert "no answer" in html.render_span(SpanAnswer("", -1, 0.5), "a b")
 
 
 def test_examples_are_those_of_the_runs_folder(tmp_path):
     samples = tmp_path / "samples"
     (tmp_path / "checkpoints").mkdir()
-    assert samples_of(tmp_path / "checkpoints" / "best.ckpt") == samples_of(tmp_path) == samples
+    assert find_samples_folder(tmp_path / "checkpoints" / "best.ckpt") == find_samples_folder(tmp_path) == samples
     assert example_images(samples) == [] == example_texts(samples, ["text"])
     samples.mkdir()
     for number in range(10):
@@ -266,7 +266,7 @@ PATHS = [*(f"/gradio_api/{path}" for path in HIDDEN.split()), "/assets/../../x",
 
 @pytest.mark.parametrize("path", PATHS)
 def test_the_guard_hides_what_the_page_does_not_need(guarded, path):
-    assert asked(guarded, path)[:2] == (404, '{"detail":"there is nothing here"}')
+    assert asked(guarded, path)[:2] == (404, '{"detail":"not found"}')
 
 
 def test_the_guard_takes_plain_values_up_to_a_size_and_a_rate(guarded):
@@ -274,7 +274,7 @@ def test_the_guard_takes_plain_values_up_to_a_size_and_a_rate(guarded):
     body = json.dumps({"data": ["x" * 3000, 1, None]}).encode()
     assert asked(guarded, join, body)[:2] == (200, f"deep_link=x {len(body)}")
     hostile = {"data": [{"path": "http://a.b/", "meta": {"_type": "gradio.FileData"}}]}
-    refused = (422, '{"detail":"this page sends no such request"}')
+    refused = (422, '{"detail":"this page does not send such requests"}')
     assert asked(guarded, join, json.dumps(hostile).encode())[:2] == refused
     assert asked(guarded, join, b"x" * 5001)[:2] == (413, '{"detail":"the body has more than 5,000 bytes"}')
     assert asked(guarded, join, body)[0] == 429
@@ -285,7 +285,7 @@ def test_the_guard_answers_to_names_of_this_machine_alone(guarded):
     assert asked(guarded, host=b"evil.example")[0] == 421
     assert asked(guarded, headers=[(b"host", b"127.0.0.1"), (b"origin", b"http://evil.example")])[0] == 403
     assert asked(guarded, host=b"[::1]:7860")[0] == asked(guarded, host=b"localhost")[0] == 200
-    guarded.sites.local = False
+    guarded.origin_policy.local = False
     assert asked(guarded, host=b"evil.example")[0] == 200
 
 

@@ -112,7 +112,7 @@ def test_hostile_files_get_a_line(page):
     for name, content, line in (
         ("photo.png", b"\x89PNG\r\n\x1a\n" + bytes(200), "photo: "),
         ("photo.svg", svg, "photo: damaged, or not"),
-        ("photo.jpg", bytes(1_000_001), "photo: is too large; 1,000,000 bytes are the most"),
+        ("photo.jpg", bytes(1_000_001), "photo: is too large; the maximum is 1,000,000 bytes"),
         ("photo.gif", b"", "photo: the file is empty"),
     ):
         drop(page, name, content)

@@ -60,7 +60,7 @@ def test_what_is_wrong_is_a_line_and_the_conversation_goes_on(folder: str) -> No
     saved_chat(folder, "chatml")
     with page_of(folder) as http:
         first = answers(said(http, "what is it?", 0.0)[-1])
-        wrong = {" ": "have 0 characters", "a<|im_end|>": "meaning of its own", "x" * 20_001: "20,001"}
+        wrong = {" ": "has 0 characters", "a<|im_end|>": "meaning of its own", "x" * 20_001: "20,001"}
         for words, line in wrong.items():
             shown = said(http, words, 0.0)[-1]
             assert line in shown and answers(shown) == first
@@ -69,4 +69,4 @@ def test_what_is_wrong_is_a_line_and_the_conversation_goes_on(folder: str) -> No
 
 def test_a_model_that_does_not_converse_has_no_conversation() -> None:
     with page_of(str(FILES / "captioning.ckpt")) as http:
-        assert "A conversation" not in http.get("/config").text
+        assert "<h2>Conversation" not in http.get("/config").text

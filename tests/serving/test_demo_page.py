@@ -18,7 +18,7 @@ from used import used
 
 from vlm.inference.options import ModelOptions
 from vlm.inference.predictor import load_predictor
-from vlm.serving.demo_forms import WAYS, Form
+from vlm.serving.demo_forms import DECODING_MODES, Form
 
 pytest.importorskip("gradio")
 pytest.importorskip("httpx")
@@ -47,7 +47,7 @@ def test_a_photo_is_captioned(http):
         ("data:;base64,AAAA", "photo: damaged, or not an image of a known format"),
         ("data:;base64,A", "photo: is incomplete"),
         ("data:;base64,", "photo: the file is empty"),
-        ("large:999999", "photo: is too large; 100,000 bytes are the most"),
+        ("large:999999", "photo: is too large; the maximum is 100,000 bytes"),
         ("example:0", "photo: the file is empty"),
         ("/etc/passwd", "photo: the file is empty"),
         ("data:;base64," + base64.b64encode(b"GIF89a" + b"\xff" * 30).decode(), "photo: "),
@@ -69,16 +69,16 @@ def test_a_model_of_several_languages_has_a_choice_of_them(tmp_path):
 
     asked = []
     answer = lambda values: iter([asked.append(values) or values.options.get("language") or "none"])  # noqa: E731
-    form = Form(1, {}, WAYS, (), answer, ("en", "de"))
+    form = Form(1, {}, DECODING_MODES, (), answer, ("en", "de"))
     page = Page(task="captioning", name="a.ckpt", form=form, samples=tmp_path, max_bytes=100_000)
     assert list(page.answer(PHOTO, "de", "beams", 3, 1.0, 0, 128)) == ["de"]
-    assert (asked[0].way, asked[0].count) == ("beams", 3)
+    assert (asked[0].mode, asked[0].count) == ("beams", 3)
     assert list(page.answer(PHOTO, "fr", *WAY)) == ["none"]  # whatever was sent
-    labels = [one["props"].get("label") for one in page.blocks().get_config_file()["components"]]
+    labels = [one["props"].get("label") for one in page.build_blocks().get_config_file()["components"]]
     assert "Language" in labels
     plain = Page(task="captioning", name="a.ckpt", form=replace(form, languages=()), samples=tmp_path, max_bytes=1)
-    labels = [one["props"].get("label") for one in plain.blocks().get_config_file()["components"]]
-    assert "Way of writing" in labels and "Language" not in labels
+    labels = [one["props"].get("label") for one in plain.build_blocks().get_config_file()["components"]]
+    assert "Decoding" in labels and "Language" not in labels
 
 
 @pytest.mark.parametrize("options", [["x", 4, 1.0, 0, 128], ["beams", 10**9, 1.0, 0, 128], ["samples", 2, -5, 0, 128]])
@@ -101,7 +101,7 @@ def test_a_text_streams_and_hostile_ones_are_lines():
     with page_of(str(FILES / "language_modeling.ckpt")) as http:
         pieces = answers(http, "A large", "greedy", 4, 1.0, 0, 32)
         assert len(pieces) > 8 and "A large" in pieces[-1] and len(pieces[-1]) > len(pieces[0])
-        assert "characters; 20,000 are the most" in answers(http, "x" * 20_001, "greedy", 4, 1.0, 0, 32)[-1]
+        assert "characters; the maximum is 20,000" in answers(http, "x" * 20_001, "greedy", 4, 1.0, 0, 32)[-1]
         assert "is not UTF-8" in answers(http, "\ud800", "greedy", 4, 1.0, 0, 32)[-1]
 
 
@@ -110,7 +110,7 @@ def test_a_client_may_not_ask_without_end():
         for _ in range(2):
             assert "v-tag" in answers(http, "a red circle", False)[-1]
         refused = http.post("/gradio_api/queue/join", json={"data": []})
-        assert refused.status_code == 429 and refused.json()["detail"].startswith("more than 2 requests in a minute")
+        assert refused.status_code == 429 and refused.json()["detail"].startswith("more than 2 requests per minute")
 
 
 def test_more_than_the_queue_holds_is_refused(monkeypatch):

@@ -15,17 +15,17 @@ from used import used
 
 from vlm.cli.main import run
 from vlm.data.images.image import load_image
-from vlm.inference.options import checked
+from vlm.inference.options import build_options
 from vlm.nn.step.replay import StepperPool
-from vlm.serving.engine import Engine, Full, Job
+from vlm.serving.engine import Engine, Job, QueueFullError
 
 
 class Ours(Engine):
     """An engine of a task, and options for all its jobs."""
 
     def __init__(self, task: str, *, rows: int = 4, most: int = 1000, **values: Any) -> None:
-        super().__init__(predictor_of(CAPTIONER if task == "captioning" else tiny(task)), rows=rows, most=most)
-        self.options = checked(self.predictor.options, {**values, "batch_size": rows}, use="this")
+        super().__init__(predictor_of(CAPTIONER if task == "captioning" else tiny(task)), rows=rows, max_queued=most)
+        self.options = build_options(self.predictor.options, {**values, "batch_size": rows}, use="this")
 
     def send(self, inputs: list[Any], **values: Any) -> list[Job]:
         """Jobs of inputs that are prepared here."""
@@ -94,9 +94,9 @@ def test_inputs_join_a_batch_that_runs(captions, monkeypatch):
 
 
 def test_a_full_queue_takes_all_or_none(captions, monkeypatch):
-    monkeypatch.setattr(captions, "most", 2)
+    monkeypatch.setattr(captions, "max_queued", 2)
     pixels = captions.predictor.pixels(load_image(IMAGES[0]))
-    with pytest.raises(Full):
+    with pytest.raises(QueueFullError):
         captions.submit([pixels] * 3, captions.options)
     assert captions.waiting == 0 and captions.submit([pixels], captions.options)[0].answer.result(60).text
 
@@ -114,7 +114,7 @@ def test_a_fault_before_any_input_is_taken_fails_all_that_wait(captions, monkeyp
         yield
 
     with monkeypatch.context() as patch:
-        patch.setattr(captions.predictor, "decoded", broken)
+        patch.setattr(captions.predictor, "decode_batches", broken)
         jobs = captions.send([load_image(IMAGES[0])] * 9)
         for job in jobs:
             with pytest.raises(MemoryError):
@@ -127,8 +127,8 @@ def test_a_fault_before_any_input_is_taken_fails_all_that_wait(captions, monkeyp
     [
         (CAPTIONER, ["--min-tokens", "40"], ""),
         (CAPTIONER, ["--require", "red " * 40], ""),
-        (tiny("classification"), ["--beam", "2"], "a model for classification takes none"),
-        (tiny("classification"), ["--language", "de"], "a model for classification takes none"),
+        (tiny("classification"), ["--beam", "2"], "not supported by a model for classification"),
+        (tiny("classification"), ["--language", "de"], "not supported by a model for classification"),
     ],
 )
 def test_options_that_do_not_go_with_the_model_are_refused_at_the_start(path, options, said, capsys):
@@ -184,9 +184,9 @@ def test_what_stands_beside_an_input_keeps_no_request_apart(monkeypatch):
 def test_a_batch_that_nobody_waits_for_any_more_ends(monkeypatch):
     """The answers of a model that writes nothing come one by one, and the rest is not computed."""
     ours, begun, go, answered = Ours("span_answering", question="what?"), Event(), Event(), []
-    real = ours.predictor.answer_one
+    real = ours.predictor.answer_question
 
-    def answer_one(*args, **options):
+    def answer_question(*args, **options):
         begun.set()
         go.wait(10)
         answered.append(1)
@@ -194,10 +194,10 @@ def test_a_batch_that_nobody_waits_for_any_more_ends(monkeypatch):
 
     jobs = ours.send([("a red circle", ["what?"])])  # so that the others make a batch of their own
     jobs[0].answer.result(60)
-    monkeypatch.setattr(ours.predictor, "answer_one", answer_one)
+    monkeypatch.setattr(ours.predictor, "answer_question", answer_question)
     jobs = ours.send([("a red circle", ["what?"])] * 4)
     assert begun.wait(10)
-    ours.leave(jobs)
+    ours.cancel(jobs)
     go.set()
     assert ours.send([("a blue cross", ["what?"])])[0].answer.result(60) and len(answered) <= 3
 
@@ -205,10 +205,10 @@ def test_a_batch_that_nobody_waits_for_any_more_ends(monkeypatch):
 def test_texts_that_are_shown_stay_as_they_are(captions):
     """A model may show the list that it goes on to fill."""
     shown, tokens = [], [1]
-    job = Job(captions.predictor, None, captions.options, grown=shown.append)
-    assert job.show([tokens])
+    job = Job(captions.predictor, None, captions.options, on_tokens=shown.append)
+    assert job.report_tokens([tokens])
     tokens.append(2)
-    assert job.show([tokens]) and shown == [[[1]], [[1, 2]]] and len(job.times[0]) == 2
+    assert job.report_tokens([tokens]) and shown == [[[1]], [[1, 2]]] and len(job.times[0]) == 2
 
 
 def test_without_the_extra_a_line_names_it(monkeypatch, capsys):

@@ -14,7 +14,7 @@ from tiny_checkpoints import IMAGES
 from used import used
 
 from vlm.cli.main import run
-from vlm.data.images.image import Preprocess, decoding_cost, load_image
+from vlm.data.images.image import Preprocess, count_decoded_pixels, load_image
 
 pytest.importorskip("fastapi")
 pytest.importorskip("httpx")
@@ -32,16 +32,16 @@ def jpeg(width: int, height: int, **options) -> bytes:
 
 def test_an_image_is_kept_at_the_size_that_is_needed():
     content = jpeg(2000, 1500)
-    assert [load_image(content, least=least).size for least in (1500, 700, 300, 180)] == [
+    assert [load_image(content, min_side=least).size for least in (1500, 700, 300, 180)] == [
         *[(2000, 1500), (1000, 750), (500, 375), (250, 188)]
     ]
-    assert decoding_cost(content, least=300) == 500 * 375 and decoding_cost(content) == 2000 * 1500
-    assert decoding_cost(jpeg(2000, 1500, progressive=True), least=300) == 2000 * 1500
+    assert count_decoded_pixels(content, min_side=300) == 500 * 375 and count_decoded_pixels(content) == 2000 * 1500
+    assert count_decoded_pixels(jpeg(2000, 1500, progressive=True), min_side=300) == 2000 * 1500
     file = BytesIO()
     load_image(content).save(file, "PNG")
-    assert load_image(file.getvalue(), least=700).size == (1000, 750)
+    assert load_image(file.getvalue(), min_side=700).size == (1000, 750)
     see = Preprocess(image_size=64)
-    whole, part = (see(load_image(content, least=least)).float() for least in (None, 256))
+    whole, part = (see(load_image(content, min_side=least)).float() for least in (None, 256))
     assert (whole - part).abs().mean() < 1  # of 255
 
 
@@ -70,7 +70,7 @@ def test_no_more_pixels_are_decoded_at_a_time_than_the_budget_has(monkeypatch):
     budget = ours.reader.budget
 
     def load(content, *name, **options):
-        now.append(decoding_cost(content, **options))
+        now.append(count_decoded_pixels(content, **options))
         most.append(sum(now))
         try:
             return real(content, *name, **options)
@@ -78,8 +78,8 @@ def test_no_more_pixels_are_decoded_at_a_time_than_the_budget_has(monkeypatch):
             now.pop()
 
     monkeypatch.setattr(module, "load_image", load)
-    monkeypatch.setattr(budget, "most", 1_000_000)
-    monkeypatch.setattr(budget, "places", 99)
+    monkeypatch.setattr(budget, "total", 1_000_000)
+    monkeypatch.setattr(budget, "slots", 99)
     file = BytesIO()
     Image.new("RGB", (1000, 900)).save(file, "PNG")
 
@@ -116,12 +116,12 @@ def test_texts_have_a_bound():
     assert client(tiny("language_modeling")).post("/predict", json=prompt).json()["results"][0]["truncated"] is True
     answer = client(tiny("tagging")).post("/predict", json={"texts": ["a red circle", "a red circle " * 20_000]})
     good, bad = answer.json()["results"]
-    assert len(good) == 3 and "are the most" in bad["error"]
+    assert len(good) == 3 and "the maximum is" in bad["error"]
     assert http.post("/predict", content=b"a " * 600_000).status_code == 413
     story, http = {"text": "a red circle " * 60}, client(tiny("span_answering"))
     assert http.post("/predict", json={**story, "question": "what?"}).status_code == 200
     answer = http.post("/predict", json={**story, "question": ["what?"] * 60})
-    assert answer.status_code == 400 and "are the most" in answer.json()["detail"]
+    assert answer.status_code == 400 and "the maximum is" in answer.json()["detail"]
 
 
 @pytest.mark.parametrize(
@@ -162,8 +162,8 @@ def test_a_client_that_leaves_in_its_body_is_one_line(caplog):
     with caplog.at_level(logging.INFO):
         asyncio.run(make_app(ours)(scope, receive, send))
     (record,) = [one for one in caplog.records if one.name.startswith(("vlm", "uvicorn"))]
-    assert record.levelname == "INFO" and record.exc_info is None and "left" in record.getMessage()
-    assert dict(ours.codes) == {499: 1}
+    assert record.levelname == "INFO" and record.exc_info is None and "disconnected" in record.getMessage()
+    assert dict(ours.status_counts) == {499: 1}
 
 
 @pytest.mark.parametrize(

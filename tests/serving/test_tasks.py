@@ -8,7 +8,7 @@ from services import CASES, TEXTS, body_of, client, form_of, predictor_of, tiny
 from tiny_checkpoints import IMAGES
 from used import used
 
-from vlm.inference.options import declared
+from vlm.inference.options import get_options
 from vlm.inference.tasks import TASKS
 
 pytest.importorskip("fastapi")
@@ -82,8 +82,8 @@ def test_an_option_that_is_wrong_is_a_line(task, wrong, word):
 @tasks
 def test_what_must_stand_beside_an_input_is_asked_for(task):
     kind = predictor_of(tiny(task)).options
-    for name, option in declared(kind).items():
-        if option.beside and name in ("question", "label", "image"):
+    for name, option in get_options(kind).items():
+        if option.input_kind and name in ("question", "label", "image"):
             left_out = {name, "images"} if name == "image" else {name}
             body = {key: value for key, value in body_of(task).items() if key not in left_out}
             answer = client(tiny(task)).post("/predict", json=body)

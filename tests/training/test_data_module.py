@@ -13,7 +13,7 @@ from vlm.data.fields import CaptionField, ImageField, LabelField
 from vlm.data.hold_out import HELD_OUT
 from vlm.data.images.class_augment import ClassAugment
 from vlm.data.images.image import Preprocess
-from vlm.data.records import Listed, Record, Source
+from vlm.data.records import ListSplit, Record, Source
 from vlm.data.shapes.scene_captions import SceneText
 from vlm.data.shapes.scene_labels import ShapeClasses
 from vlm.data.sources.class_folders import ClassFolders
@@ -278,7 +278,9 @@ class Half(Source):
     classes = ("a", "b")
 
     def open(self, name):
-        return Listed([0, 1, None, 1], lambda label, epoch: Record("3.jpg", {} if label is None else {"label": label}))
+        return ListSplit(
+            [0, 1, None, 1], lambda label, epoch: Record("3.jpg", {} if label is None else {"label": label})
+        )
 
 
 def test_a_value_that_a_record_lacks_is_named():

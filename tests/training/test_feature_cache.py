@@ -11,13 +11,13 @@ from torch import nn
 
 from vlm.config.compose import compose
 from vlm.data import features as feature_file
-from vlm.data.features import augment_fault, check_split
+from vlm.data.features import check_split, find_augment_problem
 from vlm.data.fields import CaptionField, ImageField
 from vlm.data.images.augment import Augment
 from vlm.data.images.class_augment import ClassAugment
 from vlm.data.images.image import Preprocess
-from vlm.data.records import Listed, Record
-from vlm.data.samples import Key
+from vlm.data.records import ListSplit, Record
+from vlm.data.samples import SampleKey
 from vlm.data.text.tokenizer import ByteTokenizer
 from vlm.errors import UserError
 from vlm.models.context import Context
@@ -89,7 +89,7 @@ def test_features_are_what_the_encoder_makes_of_each_image(root, tmp_path):
     plain = given.samples("train", training=True)
     given.use_features(builder(given, encoder).build(tmp_path / "cache", said.append))
     kept = given.samples("train", training=True)
-    keys = [Key(3, index) for index in range(len(COLORS))]
+    keys = [SampleKey(3, index) for index in range(len(COLORS))]
     pixels, features = (samples.__getitems__(keys) for samples in (plain, kept))
     images = as_read(pixels["images"], given.images[1].preprocess)
     assert isinstance(as_read(features["images"], given.images[1].preprocess), Features)
@@ -175,7 +175,7 @@ def test_a_projection_that_learns_shares_the_features_of_its_backbone(root, tmp_
     ],
 )
 def test_random_transforms_are_refused(augment, said):
-    found = augment_fault(augment)
+    found = find_augment_problem(augment)
     assert found is None if said is None else said in found
 
 
@@ -195,7 +195,7 @@ def test_configs_that_cannot_keep_features_say_why():
 
 
 def test_images_that_are_never_the_same_are_refused():
-    split = Listed([0], lambda item, epoch: Record("a.png"))
+    split = ListSplit([0], lambda item, epoch: Record("a.png"))
     with pytest.raises(UserError, match="records have no read_stamp"):
         check_split(split)
     split.fresh = True

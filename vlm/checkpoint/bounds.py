@@ -17,7 +17,7 @@ BOUNDS = {
     },
     **dict.fromkeys(("scenes", "max_objects", "captions_per_image"), (1, 1000)),
     **dict.fromkeys(("beam", "results"), (1, 1024)),
-    "devices": (-1, 128),  # -1: all there are
+    "devices": (-1, 128),  # -1: all devices
 }
 
 
@@ -41,13 +41,13 @@ def out_of_bounds(value: Any, path: str = "") -> Iterator[str]:
         bounds = BOUNDS.get(key) if isinstance(key, str) else None
         if isinstance(child, int) and child.bit_length() > 63:
             yield f"{where}: the number is too large"
-        elif bounds and not _inside(child, bounds):
+        elif bounds and not _is_within(child, bounds):
             yield f"{where}: {child} is out of bounds, {bounds[0]} to {bounds[1]}"
         yield from out_of_bounds(child, where)
 
 
-def _inside(size: Any, bounds: tuple[int, int]) -> bool:
-    """Returns True if a number, or each of several such as height and width, lies within bounds."""
+def _is_within(size: Any, bounds: tuple[int, int]) -> bool:
+    """Returns True if a number, or each number of a list such as height and width, is within bounds."""
     if isinstance(size, list | tuple):
-        return all(_inside(one, bounds) for one in size if isinstance(one, int | float))
+        return all(_is_within(side, bounds) for side in size if isinstance(side, int | float))
     return not isinstance(size, int | float) or bounds[0] <= size <= bounds[1]

@@ -13,21 +13,22 @@ from typing import Any
 from torch import Tensor
 
 from vlm.checkpoint.file import FILE as SPECIFICATION
-from vlm.checkpoint.graph_files import GRAPHS, graph_files
+from vlm.checkpoint.file import inference_weights
+from vlm.checkpoint.graph_files import GRAPHS, make_graph_files
 from vlm.checkpoint.hugging_face import OPTIONS
-from vlm.checkpoint.load import load_model, locate, read, weights
-from vlm.checkpoint.rebuild import refusing
-from vlm.checkpoint.stored import interpolated
+from vlm.checkpoint.load import load_model, locate, read
+from vlm.checkpoint.rebuild import convert_errors
+from vlm.checkpoint.stored import restore_interpolations
 from vlm.config.tree import resolve
 from vlm.data.images.hugging_face import RESAMPLINGS
 from vlm.data.images.image import Preprocess
-from vlm.data.text.export import tokenizer_files
+from vlm.data.text.export import make_tokenizer_files
 from vlm.data.text.tokenizer import tokenizer_from_state
 from vlm.errors import UserError
 from vlm.io.terminal import shell_line
-from vlm.models.pretrained.export import described
-from vlm.models.pretrained.folder import OWN
-from vlm.nn.image_size import shown
+from vlm.models.pretrained.export import convert_model
+from vlm.models.pretrained.folder import METADATA
+from vlm.nn.image_size import format_size
 
 PIPELINES = {
     "captioning": "image-to-text",
@@ -36,7 +37,7 @@ PIPELINES = {
     "language_modeling": "text-generation",
     "translation": "translation",
 }
-USE = {
+USAGE = {
     "captioning": """model = transformers.VisionEncoderDecoderModel.from_pretrained(folder)
 processor = transformers.AutoImageProcessor.from_pretrained(folder)
 tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
@@ -60,56 +61,55 @@ tokenizer.batch_decode(ids, skip_special_tokens=True)""",
 }
 
 
-def _graph_use(package: str, opened: str) -> list[str]:
+def _make_graph_example(package: str, load_code: str) -> list[str]:
     return [
         *("import json", f"import {package}", ""),
         'about = json.load(open(f"{folder}/graphs.json"))  # inputs, outputs, images, special tokens, classes',
         'files = {name: graph["file"] for name, graph in about["graphs"].items()}',
-        "graphs = {name: " + opened.format('f"{folder}/{file}"') + " for name, file in files.items()}",
+        "graphs = {name: " + load_code.format('f"{folder}/{file}"') + " for name, file in files.items()}",
     ]
 
 
-# For the other forms.
-OTHER_USE = {
+GRAPH_USAGE = {
     "safetensors": ["import vlm", "", "model = vlm.load(folder)"],
-    "onnx": _graph_use("onnxruntime", "onnxruntime.InferenceSession({})"),
-    "pt2": _graph_use("torch", "torch.export.load({}).module()"),
+    "onnx": _make_graph_example("onnxruntime", "onnxruntime.InferenceSession({})"),
+    "pt2": _make_graph_example("torch", "torch.export.load({}).module()"),
 }
 
 
-def model_card(loaded: Mapping[str, Any], path: Path, *, form: str) -> str:
-    """The card of a checkpoint: use, data, training, scores, sizes, limits.
+def make_model_card(loaded: Mapping[str, Any], path: Path, *, form: str) -> str:
+    """Returns the card of a checkpoint: use, data, training, scores, sizes, limits.
 
     Args:
         path: The checkpoint, in the folder of its run if there is one.
         form: Form of the export.
     """
-    return "\n".join(_lines(loaded, path, form)) + "\n"
+    return "\n".join(_write_card(loaded, path, form)) + "\n"
 
 
-def _lines(loaded: Mapping[str, Any], path: Path, form: str) -> Iterator[str]:
+def _write_card(loaded: Mapping[str, Any], path: Path, form: str) -> Iterator[str]:
     about = loaded["vlm"]
     task, pipeline = str(about["task"]), PIPELINES.get(about["task"])
     library = {"huggingface": "transformers", "safetensors": "vlm-lightning", "pt2": "pytorch"}.get(form, form)
     yield from ("---", f"library_name: {library}", *([f"pipeline_tag: {pipeline}"] if pipeline else []), "---", "")
     yield from (f"# A model for {task.replace('_', ' ')}", "", "Trained and exported by vlm.", "", "## Use", "")
-    use = ["import transformers", "", USE[task]] if form == "huggingface" else OTHER_USE[form]
+    use = ["import transformers", "", USAGE[task]] if form == "huggingface" else GRAPH_USAGE[form]
     yield from ("```python", *use, "```", "")
-    yield from ("## Data and training", "", *_training(loaded), "")
-    yield from ("## Scores", "", *_scores(about, path), "")
-    yield from ("## Sizes", "", *_sizes(loaded), "")
-    yield from ("## Limits", "", *_limits(about))
+    yield from ("## Data and training", "", *_describe_training(loaded), "")
+    yield from ("## Scores", "", *_format_scores(about, path), "")
+    yield from ("## Sizes", "", *_describe_sizes(loaded), "")
+    yield from ("## Limits", "", *_describe_limits(about))
 
 
-def _training(loaded: Mapping[str, Any]) -> Iterator[str]:
+def _describe_training(loaded: Mapping[str, Any]) -> Iterator[str]:
     about = loaded["vlm"]
     if "config" not in about:
         yield f"Weights of a {about.get('origin', 'model')} of Hugging Face, whose own card has them."
         return
-    config = resolve(interpolated(about["config"]))
+    config = resolve(restore_interpolations(about["config"]))
     source = config["data"]["source"]
     yield f"- data: {source['_class_']}, fingerprint `{about.get('data')}`; their licence is not recorded"
-    yield f"- run: {config['name']}, task {config['task_name']}{_command(about.get('typed'))}"
+    yield f"- run: {config['name']}, task {config['task_name']}{_format_command(about.get('typed'))}"
     yield f"- steps: {loaded.get('global_step', 0):,}, epochs begun: {loaded.get('epoch', -1) + 1}"
     for group in ("optim", "schedule"):
         values = {key: value for key, value in config[group].items() if not isinstance(value, dict | list)}
@@ -117,16 +117,16 @@ def _training(loaded: Mapping[str, Any]) -> Iterator[str]:
     yield f"- batch: {config['data'].get('batch_size')} samples, seed {config['seed']}"
 
 
-def _command(typed: Any) -> str:
-    """The command that started the run, as an indented block; empty for older checkpoints, which do not store it."""
+def _format_command(typed: Any) -> str:
+    """Formats the command that started the run as an indented block; empty for older checkpoints, which lack it."""
     if not isinstance(typed, list):
         return ""
     public = (re.sub(r"(^|=)['\"]?/.*/", r"\1.../", str(text)) for text in typed)  # hides the user's name in paths
     return f"; it was started with\n\n      {shell_line(['vlm', 'train', *public])}\n"
 
 
-def _scores(about: Mapping[str, Any], path: Path) -> Iterator[str]:
-    """Yields the table of scores: of the run's evaluation if it lies beside the checkpoint, else of the file."""
+def _format_scores(about: Mapping[str, Any], path: Path) -> Iterator[str]:
+    """Yields the table of scores, of the run's evaluation next to the checkpoint or else of the file."""
     scores = dict(about.get("scores") or {})
     for file in sorted(path.resolve().parent.parent.glob("evaluation/*/metrics.json")):
         scores = json.loads(file.read_text(encoding="utf-8"))
@@ -143,25 +143,25 @@ def _scores(about: Mapping[str, Any], path: Path) -> Iterator[str]:
     yield from ("", f"| metric | model |{''.join(f' {kind} |' for kind in columns)}", "|---" * (len(columns) + 2) + "|")
     for name in (name for name in values if "@" not in name):
         cells = [values[name], *(values.get(f"{name}@{kind}") for kind in columns)]
-        yield f"| {name} | " + " | ".join("" if one is None else f"{one:.4f}" for one in cells) + " |"
+        yield f"| {name} | " + " | ".join("" if score is None else f"{score:.4f}" for score in cells) + " |"
 
 
-def _sizes(loaded: Mapping[str, Any]) -> Iterator[str]:
-    about, tensors = loaded["vlm"], weights(loaded)
+def _describe_sizes(loaded: Mapping[str, Any]) -> Iterator[str]:
+    about, tensors = loaded["vlm"], inference_weights(loaded)
     yield f"- parameters: {sum(tensor.numel() for tensor in tensors.values()):,}"
     if "preprocess" in about:
-        yield f"- images: {shown(about['preprocess']['image_size'])} pixels"
+        yield f"- images: {format_size(about['preprocess']['image_size'])} pixels"
     if "max_tokens" in about:
         yield f"- texts: up to {about['max_tokens']} tokens"
     if "classes" in about:
         yield f"- classes: {len(about['classes'])}"
 
 
-def _limits(about: Mapping[str, Any]) -> Iterator[str]:
-    yield "- It knows what its training data show, and no more; other images and texts get answers all the same."
+def _describe_limits(about: Mapping[str, Any]) -> Iterator[str]:
+    yield "- It is limited to what its training data show, but it also answers for other images and texts."
     yield "- Its probabilities are not calibrated for other data. Try it on your own before you rely on it."
     if about.get("origin"):
-        yield "- The limits of the weights that it started from hold too."
+        yield "- The limits of the weights that it started from also apply."
 
 
 WEIGHTS = "model.safetensors"
@@ -184,27 +184,27 @@ def export(path: str, folder: str, *, form: str, trust: str | None = None) -> li
             missing, or the folder cannot be written.
     """
     loaded = read(path)
-    with refusing(path):
+    with convert_errors(path):
         model = load_model(loaded, trust=trust)  # checks that the weights fit before anything is written
         files: dict[str, Content]
         if form in GRAPHS:
-            files = graph_files(loaded["vlm"], model, form=form)
+            files = make_graph_files(loaded["vlm"], model, form=form)
         elif form == "safetensors":
-            files = {SPECIFICATION: _json({"format": loaded["format"], "vlm": loaded["vlm"]})}
-            files[WEIGHTS] = partial(_save, weights(loaded))
+            files = {SPECIFICATION: _to_json({"format": loaded["format"], "vlm": loaded["vlm"]})}
+            files[WEIGHTS] = partial(_save, inference_weights(loaded))
         else:
-            config, tensors = described(model)
-            files = {**_described_files(loaded["vlm"], config), WEIGHTS: partial(_save, tensors)}
-        card = model_card(loaded, locate(path), form=form)
-    return _written(Path(folder), {"README.md": card, **files})
+            config, tensors = convert_model(model)
+            files = {**_make_description_files(loaded["vlm"], config), WEIGHTS: partial(_save, tensors)}
+        card = make_model_card(loaded, locate(path), form=form)
+    return _write_files(Path(folder), {"README.md": card, **files})
 
 
-def _described_files(about: Mapping[str, Any], config: dict[str, Any]) -> dict[str, str | bytes]:
+def _make_description_files(about: Mapping[str, Any], config: dict[str, Any]) -> dict[str, str | bytes]:
     """Returns the files other than the weights, by name."""
     files: dict[str, str | bytes] = {}
     if "preprocess" in about:
-        processor = _processor(Preprocess.from_state(about["preprocess"]))
-        files["preprocessor_config.json"] = _json(processor)
+        processor = _make_processor_config(Preprocess.from_state(about["preprocess"]))
+        files["preprocessor_config.json"] = _to_json(processor)
     if "classes" in about:
         names = ["".join(name) for name in about["classes"]]
         config |= {"id2label": {str(n): name for n, name in enumerate(names)}}
@@ -225,16 +225,16 @@ def _described_files(about: Mapping[str, Any], config: dict[str, Any]) -> dict[s
         ends = about.get("decoding", {}).get("ends", ())
         several: dict[str, Any] = {"eos_token_id": [tokenizer.eos_id, *ends]} if ends else {}
         several |= {"forced_eos_token_id": tokenizer.eos_id} if about.get("decoding", {}).get("forced_end") else {}
-        files["generation_config.json"] = _json(special | several | first | _generation(about))
-        files |= tokenizer_files(tokenizer)
-    own = {name: about[name] for name in ("tokenizer", "preprocess") if name in about}
-    return {"config.json": _json(config), **files, OWN: _json(own)}
+        files["generation_config.json"] = _to_json(special | several | first | _make_generation_config(about))
+        files |= make_tokenizer_files(tokenizer)
+    metadata = {name: about[name] for name in ("tokenizer", "preprocess") if name in about}
+    return {"config.json": _to_json(config), **files, METADATA: _to_json(metadata)}
 
 
-def _generation(about: Mapping[str, Any]) -> dict[str, Any]:
+def _make_generation_config(about: Mapping[str, Any]) -> dict[str, Any]:
     """Returns decoding options by Hugging Face's names; lengths include the begin token."""
     stored = dict(about.get("decoding", {}))
-    options = {one.name: stored[ours] for ours, one in OPTIONS.items() if ours in stored and "tokens" not in ours}
+    options = {entry.name: stored[ours] for ours, entry in OPTIONS.items() if ours in stored and "tokens" not in ours}
     options |= {name: stored[name] for name in ("early_stopping",) if stored.get(name)}
     options |= {"do_sample": True} if stored.get("sample") else {}
     if stored.get("never"):
@@ -246,7 +246,7 @@ def _generation(about: Mapping[str, Any]) -> dict[str, Any]:
     return options | {f"{n}_new_tokens": stored[f"{n}_tokens"] for n in ("min", "max") if f"{n}_tokens" in stored}
 
 
-def _processor(preprocess: Preprocess) -> dict[str, Any]:
+def _make_processor_config(preprocess: Preprocess) -> dict[str, Any]:
     """Returns the content of preprocessor_config.json for a preprocessing.
 
     Raises:
@@ -257,14 +257,13 @@ def _processor(preprocess: Preprocess) -> dict[str, Any]:
     number = {name: number for number, name in RESAMPLINGS.items()}[preprocess.interpolation]
     if preprocess.resize == "pad":
         raise UserError(
-            "data.preprocess.resize: pad, with a grey border, has no equivalent among Hugging Face's processors; "
-            "export --to safetensors"
+            "data.preprocess.resize: pad, with a grey border, has no equivalent in transformers; use --to safetensors"
         )
     shorter = preprocess.resize.startswith("crop")
     if shorter and height != width:
         raise UserError(
-            f"data.preprocess.resize: {preprocess.resize}, to images of {shown(preprocess.image_size)} pixels, has no "
-            "equivalent among Hugging Face's processors; train with squash, or export --to safetensors"
+            f"data.preprocess.resize: {preprocess.resize} to images of {format_size(preprocess.image_size)} pixels has "
+            "no equivalent in transformers; train with squash, or use --to safetensors"
         )
     sides = {"height": height, "width": width}
     crops = shorter or inner != sides
@@ -276,12 +275,12 @@ def _processor(preprocess: Preprocess) -> dict[str, Any]:
     return {"image_processor_type": kind, "do_resize": True, "size": size, "resample": number, **cut, **scale, **means}
 
 
-def _json(content: Any) -> str:
+def _to_json(content: Any) -> str:
     return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
 
 
 def _save(tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Writes weights whole or not at all."""
+    """Writes weights atomically."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
@@ -296,18 +295,18 @@ def _save(tensors: Mapping[str, Tensor], path: Path) -> None:
         part.unlink(missing_ok=True)
 
 
-def _written(folder: Path, files: Mapping[str, Content]) -> list[str]:
-    """Writes all files in their order; leaves none of them if one cannot be written.
+def _write_files(folder: Path, files: Mapping[str, Content]) -> list[str]:
+    """Writes all files in order; removes all of them if one cannot be written.
 
     Raises:
         UserError: The folder is not empty, or cannot be written.
     """
-    begun = False
+    started = False
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if any(folder.iterdir()):
             raise UserError(f"{folder}: is not empty; choose another folder, or empty it")
-        begun = True
+        started = True
         for name, content in files.items():
             if callable(content):
                 content(folder / name)
@@ -315,7 +314,7 @@ def _written(folder: Path, files: Mapping[str, Content]) -> list[str]:
                 (folder / name).write_bytes(content.encode() if isinstance(content, str) else content)
         return sorted(path.name for path in folder.iterdir())
     except (OSError, RuntimeError) as fault:  # torch raises the latter
-        for path in folder.iterdir() if begun else ():
+        for path in folder.iterdir() if started else ():
             with suppress(OSError):
                 path.unlink()
         reason = getattr(fault, "strerror", None) or str(fault).partition("\n")[0]

@@ -3,7 +3,7 @@
 import json
 import os
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +12,13 @@ from torch import Tensor
 
 from vlm.checkpoint.bounds import check_sizes
 from vlm.checkpoint.hugging_face import from_folder
-from vlm.checkpoint.locate import fetched, in_run, no_checkpoint
-from vlm.checkpoint.rebuild import MAX_TEXT, check_archive, check_content, refusing
+from vlm.checkpoint.locate import download, find_best_checkpoint, missing_checkpoint_error
+from vlm.checkpoint.rebuild import MAX_TEXT, check_archive, check_content, convert_errors
 from vlm.config.names import FORMAT
 from vlm.errors import UserError
 from vlm.io.files import atomic_write, remove_unfinished
 from vlm.models.pretrained.folder import Folder
-from vlm.models.pretrained.opened import is_published, opened
+from vlm.models.pretrained.opened import is_published, open_folder
 
 FILE = "vlm.json"
 
@@ -28,7 +28,7 @@ def is_specified(path: Path) -> bool:
     return path.is_dir() and (path / FILE).is_file()
 
 
-def from_specification(folder: Path) -> dict[str, Any]:
+def read_specification(folder: Path) -> dict[str, Any]:
     """Reads the checkpoint in a folder.
 
     Raises:
@@ -42,7 +42,7 @@ def from_specification(folder: Path) -> dict[str, Any]:
         about = {"format": content["format"], "vlm": content["vlm"], "global_step": 0, "epoch": -1}
     except (OSError, KeyError, TypeError, RecursionError, ValueError) as fault:
         raise UserError(f"{folder / FILE}: cannot be read ({fault}); export the model again") from fault
-    tensors = Folder(folder).weights()
+    tensors = Folder(folder).read_weights()
     return about | {"state_dict": {f"model.{name}": tensor for name, tensor in tensors.items()}}
 
 
@@ -60,32 +60,32 @@ def write(path: str | os.PathLike, checkpoint: Mapping[str, Any], *, keep: Path 
         with atomic_write(path, keep=keep) as file:
             torch.save(dict(checkpoint), file)
     except (OSError, RuntimeError) as fault:  # torch's writer reports a full disk as a RuntimeError
-        reason = _reason(fault)
+        reason = _find_reason(fault)
         raise UserError(
             f"{path}: cannot write the checkpoint ({reason}); free space or choose another folder", 1
         ) from fault
 
 
-def _reason(fault: BaseException) -> str:
-    """The system's reason, which torch may hide behind its own error."""
+def _find_reason(fault: BaseException) -> str:
+    """Returns the system's reason, which torch may hide behind another error."""
     first: BaseException | None = fault
     while first is not None and not isinstance(first, OSError):
         first = first.__context__
     return (first.strerror if isinstance(first, OSError) else None) or str(fault).splitlines()[0]
 
 
-GRAPHS_DESCRIPTION = "graphs.json"  # file in a folder that `vlm export` wrote for other programs
+GRAPHS_DESCRIPTION = "graphs.json"  # in a folder of graphs written by `vlm export`
 
 
 def locate(place: str | os.PathLike) -> Path:
-    """Path of a checkpoint: the file itself, the best one of a run's folder, or that of the newest run for `last`.
+    """Finds a checkpoint: the file itself, the best one of a run's folder, or that of the newest run for `last`.
 
     A model of the Hugging Face hub is downloaded to a folder.
 
     Raises:
         UserError: It cannot be downloaded or accessed.
     """
-    return in_run(fetched(place))
+    return find_best_checkpoint(download(place))
 
 
 def read_file(path: str | os.PathLike, dtype: torch.dtype = torch.float32) -> dict[str, Any]:
@@ -101,26 +101,23 @@ def read_file(path: str | os.PathLike, dtype: torch.dtype = torch.float32) -> di
     """
     path = locate(path)
     loaded = _read(path, dtype)
-    with refusing(path):  # torch cannot sum some types
-        for name, tensor in (pair for part in ("state_dict", "ema") for pair in _items(loaded.get(part))):
-            if isinstance(tensor, Tensor) and _is_whole(tensor) and not _is_finite(tensor):
+    with convert_errors(path):  # torch cannot sum some types
+        parts = [part for part in (loaded.get("state_dict"), loaded.get("ema")) if isinstance(part, Mapping)]
+        for name, tensor in (item for part in parts for item in part.items()):
+            if isinstance(tensor, Tensor) and _is_in_memory(tensor) and not _is_finite(tensor):
                 raise UserError(f"{path}: its weights are not finite numbers ({name!s:.100}); use another checkpoint")
     return loaded
 
 
-def _items(part: Any) -> Iterable[tuple[Any, Any]]:
-    return part.items() if isinstance(part, Mapping) else ()
-
-
 def _read(path: Path, dtype: torch.dtype) -> dict[str, Any]:
     if is_published(path):
-        return from_folder(opened(path), dtype)
+        return from_folder(open_folder(path), dtype)
     if is_specified(path):
-        return _checked(path, from_specification(path))
+        return _check_format(path, read_specification(path))
     if (path / GRAPHS_DESCRIPTION).is_file():
-        raise UserError(f"{path}: holds graphs for other programs; give the checkpoint that they were exported from")
+        raise UserError(f"{path}: holds graphs for other programs; give the checkpoint from which they were exported")
     if not path.is_file():
-        raise no_checkpoint(path)
+        raise missing_checkpoint_error(path)
     if not zipfile.is_zipfile(path):
         raise UserError(f"{path}: is not a checkpoint, or is incomplete; give a .ckpt file written by vlm")
     try:
@@ -130,10 +127,10 @@ def _read(path: Path, dtype: torch.dtype) -> dict[str, Any]:
     except Exception as fault:
         reason = str(fault) if type(fault) is ValueError else type(fault).__name__
         raise UserError(f"{path}: is damaged or not a checkpoint of vlm ({reason}); use another") from fault
-    return _checked(path, checkpoint)
+    return _check_format(path, checkpoint)
 
 
-def _checked(path: Path, checkpoint: Any) -> dict[str, Any]:
+def _check_format(path: Path, checkpoint: Any) -> dict[str, Any]:
     """Checks the contents of a checkpoint."""
     if not isinstance(checkpoint, dict) or "format" not in checkpoint or "vlm" not in checkpoint:
         raise UserError(f"{path}: was not written by vlm; give a .ckpt file of `vlm train`")
@@ -149,8 +146,8 @@ def _checked(path: Path, checkpoint: Any) -> dict[str, Any]:
     return checkpoint
 
 
-def weights(checkpoint: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The weights for inference (the moving average if there is one), by the model's own names."""
+def inference_weights(checkpoint: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Returns the weights for inference (the moving average if there is one), by the model's names."""
     stored = {**checkpoint["state_dict"], **checkpoint.get("ema", {})}  # buffers such as counters have no average
     return {name.removeprefix("model."): tensor for name, tensor in stored.items() if name.startswith("model.")}
 
@@ -162,6 +159,6 @@ def _is_finite(tensor: Tensor) -> bool:
     return bool(tensor.sum().isfinite()) or bool(tensor.isfinite().all())
 
 
-def _is_whole(tensor: Tensor) -> bool:
+def _is_in_memory(tensor: Tensor) -> bool:
     """Returns False for a tensor that claims more numbers than the file contains; `rebuild` refuses those."""
     return tensor.is_cpu and tensor.untyped_storage().nbytes() >= tensor.numel() * tensor.element_size()

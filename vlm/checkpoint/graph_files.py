@@ -16,7 +16,7 @@ from torch import nn
 
 from vlm.checkpoint.file import GRAPHS_DESCRIPTION
 from vlm.data.images.image import Preprocess
-from vlm.data.text.export import pieces, tokenizer_files
+from vlm.data.text.export import list_pieces, make_tokenizer_files
 from vlm.data.text.prompt_form import PromptForm, reads_images_inside_texts
 from vlm.data.text.tokenizer import tokenizer_from_state
 from vlm.data.text.tokenizer_base import Tokenizer
@@ -28,10 +28,10 @@ from vlm.models.graphs import LENGTHS, Graph, Port, graphs_of
 GRAPHS = ("onnx", "pt2")
 PIECES = "pieces.json"
 # Entries in which tasks describe the texts that they read, by the names of their options.
-STATED = ("max_len", "pairs", "stride", "longest", "abstains", "marks_shared")
+TEXT_OPTIONS = ("max_len", "pairs", "stride", "longest", "abstains", "marks_shared")
 
 
-def graph_files(about: Mapping[str, Any], model: nn.Module, *, form: str) -> dict[str, Any]:
+def make_graph_files(about: Mapping[str, Any], model: nn.Module, *, form: str) -> dict[str, Any]:
     """Returns the files of an exported model: its graphs, its tokenizer, and graphs.json.
 
     Args:
@@ -45,20 +45,24 @@ def graph_files(about: Mapping[str, Any], model: nn.Module, *, form: str) -> dic
     if form == "onnx":
         require_onnx()
     if reads_images_inside_texts(about):
-        raise UserError("model: it reads images inside a text, for which there is no graph; export --to safetensors")
+        raise UserError("model: graphs of models with images inside prompts are not supported; use --to safetensors")
     image = Preprocess.from_state(about["preprocess"]).state() if "preprocess" in about else {}
     graphs = graphs_of(model, image_size=image.get("image_size"), embedding=about.get("embedding"))
-    files: dict[str, Any] = {f"{graph.name}.{form}": traced(graph, form=form) for graph in graphs}
-    described = {"format": 1, "task": about["task"], "graphs": {graph.name: _ports(graph, form) for graph in graphs}}
+    files: dict[str, Any] = {f"{graph.name}.{form}": trace_graph(graph, form=form) for graph in graphs}
+    described = {
+        "format": 1,
+        "task": about["task"],
+        "graphs": {graph.name: _describe_graph(graph, form) for graph in graphs},
+    }
     if image:
         described["image"] = image | {"channels": "RGB", "normalized": "(value / 255 - mean) / std"}
     if "tokenizer" in about:
         tokenizer = tokenizer_from_state(about["tokenizer"])
-        own = tokenizer_files(tokenizer)
-        if (texts := pieces(tokenizer)) is not None:
-            own[PIECES] = json.dumps(texts)
-        files |= own
-        described |= _texts(about, model, graphs, tokenizer) | {"tokenizer_files": [*own]}
+        texts_files = make_tokenizer_files(tokenizer)
+        if (texts := list_pieces(tokenizer)) is not None:
+            texts_files[PIECES] = json.dumps(texts)
+        files |= texts_files
+        described |= _describe_texts(about, model, graphs, tokenizer) | {"tokenizer_files": [*texts_files]}
     if "classes" in about:
         described["classes"] = ["".join(name) for name in about["classes"]]
     if isinstance(model, DualEncoder):
@@ -81,7 +85,7 @@ def require_onnx() -> None:
         raise UserError(f'--to onnx: needs the package {missing}; pip install "vlm-lightning[onnx]"') from fault
 
 
-def traced(graph: Graph, *, form: str) -> Callable[[Path], object]:
+def trace_graph(graph: Graph, *, form: str) -> Callable[[Path], object]:
     """Traces a graph; returns the function that writes it to a path.
 
     Raises:
@@ -89,7 +93,7 @@ def traced(graph: Graph, *, form: str) -> Callable[[Path], object]:
     """
     dims = {name: torch.export.Dim(name, min=0 if name == "past" else 1) for name in LENGTHS}
     example = tuple(port.example() for port in graph.inputs.values())
-    shapes = (tuple(_named(port, dims) for port in graph.inputs.values()),)
+    shapes = (tuple(_name_dims(port, dims) for port in graph.inputs.values()),)
     try:
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")  # of the exporter's own internals
@@ -100,16 +104,16 @@ def traced(graph: Graph, *, form: str) -> Callable[[Path], object]:
             program = torch.onnx.export(exported, dynamic_shapes=shapes, dynamo=True, verbose=False, **names)
     except Exception as fault:  # a user's class may raise anything
         reason = (str(fault).strip().splitlines() or [type(fault).__name__])[0]
-        raise UserError(f"model: its {graph.name} cannot be traced ({reason:.200}); export --to safetensors") from fault
+        raise UserError(f"model: its {graph.name} cannot be traced ({reason:.200}); use --to safetensors") from fault
     assert program is not None
     return program.save
 
 
-def _named(port: Port, dims: Mapping[str, Any]) -> dict[int, Any]:
+def _name_dims(port: Port, dims: Mapping[str, Any]) -> dict[int, Any]:
     return {axis: dims[size] for axis, size in enumerate(port.shape) if isinstance(size, str)}
 
 
-def _ports(graph: Graph, form: str) -> dict[str, Any]:
+def _describe_graph(graph: Graph, form: str) -> dict[str, Any]:
     """Returns the entry of a graph in graphs.json."""
 
     def as_json(ports: Mapping[str, Port]) -> dict[str, Any]:
@@ -121,23 +125,25 @@ def _ports(graph: Graph, form: str) -> dict[str, Any]:
     return {"file": f"{graph.name}.{form}", "inputs": as_json(graph.inputs), "outputs": as_json(graph.outputs)}
 
 
-def _texts(about: Mapping[str, Any], model: Any, graphs: Sequence[Graph], tokenizer: Tokenizer) -> dict[str, Any]:
+def _describe_texts(
+    about: Mapping[str, Any], model: Any, graphs: Sequence[Graph], tokenizer: Tokenizer
+) -> dict[str, Any]:
     """Returns special tokens, the tokens around the texts that the model reads and writes, and their lengths."""
     ids = {name: getattr(tokenizer, f"{name}_id") for name in ("pad", "bos", "eos", "unk", "mask")}
     described: dict[str, Any] = {"tokens": ids | {"vocab_size": tokenizer.vocab_size}}
     if any("mask" in graph.inputs for graph in graphs):
-        around = {"begin": tokenizer.read_begin, "end": [tokenizer.eos_id]}
-        described["reads"] = around | {name: about[name] for name in STATED if name in about}
+        limits = {"begin": tokenizer.read_begin, "end": [tokenizer.eos_id]}
+        described["reads"] = limits | {name: about[name] for name in TEXT_OPTIONS if name in about}
     if any(graph.name == "step" for graph in graphs):
-        options, alone = about.get("decoding", {}), isinstance(model, Decoder)
+        options, is_decoder = about.get("decoding", {}), isinstance(model, Decoder)
         described["writes"] = {
-            "begin": [*tokenizer.starts] if alone else [tokenizer.bos_id, *tokenizer.begin()],
+            "begin": [*tokenizer.starts] if is_decoder else [tokenizer.bos_id, *tokenizer.begin()],
             "languages": {language: tokenizer.begin(language) for language in tokenizer.languages},
             "ends": [tokenizer.eos_id, *options.get("ends", ())],
-            "max_len": (model if alone else model.decoder).max_len,
+            "max_len": (model if is_decoder else model.decoder).max_len,
             "max_tokens": options.get("max_tokens") or about.get("max_tokens"),
             "options": {name: value for name, value in options.items() if name not in ("ends", "max_tokens")},
         }
         if "form" in about:
-            described["writes"]["prompt"] = PromptForm.of(about["form"]).shown()
+            described["writes"]["prompt"] = PromptForm.of(about["form"]).format_example()
     return described

@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from vlm.errors import UserError, did_you_mean, nearest
+from vlm.errors import UserError, did_you_mean, find_similar
 
 BEST = ("best.ckpt", "last.ckpt")  # in order of preference
 LAST = "last"  # the newest run under RUNS
@@ -26,7 +26,7 @@ def run_folders(runs: Path) -> list[Path]:
 
 
 def newest_run() -> Path:
-    """The folder of the newest run.
+    """Returns the folder of the newest run.
 
     Raises:
         UserError: There is no run with a checkpoint.
@@ -43,7 +43,7 @@ def possible_folders(place: str | os.PathLike[str]) -> list[Path]:
 
 
 def find_run(place: str | os.PathLike[str]) -> Path:
-    """The folder of the newest run, for `last`, a name of runs, or a folder of runs; else the path itself.
+    """Returns the folder of the newest run, for `last`, a name of runs, or a folder of runs; else the path itself.
 
     Raises:
         UserError: There is no run, for `last`.
@@ -62,11 +62,11 @@ def find_run(place: str | os.PathLike[str]) -> Path:
 def suggest_run(place: str | os.PathLike[str]) -> str:
     """Returns the end of a message about a run that does not exist, if runs have a similar name."""
     names = {folder.relative_to(RUNS).parts[0] for folder in run_folders(RUNS)}
-    name = nearest(Path(place).name, names)
+    name = find_similar(Path(place).name, names)
     return did_you_mean(f"{RUNS / name}" if name else "")
 
 
-def no_checkpoint(path: str | os.PathLike[str]) -> UserError:
+def missing_checkpoint_error(path: str | os.PathLike[str]) -> UserError:
     """Returns the error about a path at which there is no checkpoint."""
     where = "give a run's folder, or a .ckpt file as under runs/NAME/TIME/checkpoints/"
     if (folder := Path(path)).is_dir():
@@ -78,8 +78,8 @@ def no_checkpoint(path: str | os.PathLike[str]) -> UserError:
     return UserError(f"{path}: no such checkpoint; {where}{suggest_run(path)}")
 
 
-def in_run(place: str | os.PathLike[str]) -> Path:
-    """The best checkpoint of a run; arguments as in `find_run`, and other paths are returned unchanged.
+def find_best_checkpoint(place: str | os.PathLike[str]) -> Path:
+    """Returns the best checkpoint of a run; arguments as in `find_run`, and other paths are returned unchanged.
 
     Raises:
         UserError: There is no run, or the path cannot be accessed.
@@ -87,7 +87,7 @@ def in_run(place: str | os.PathLike[str]) -> Path:
     try:
         path = find_run(place)
         candidates = [path / folder / name for folder in ("checkpoints", "") for name in BEST]
-        return next((one for one in candidates if one.is_file()), path) if path.is_dir() else path
+        return next((file for file in candidates if file.is_file()), path) if path.is_dir() else path
     except OSError as fault:
         raise UserError(f"{place}: cannot be read ({fault.strerror}); give the path of a .ckpt file") from fault
 
@@ -103,26 +103,26 @@ FILES = [
 _NAME = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?", re.ASCII)
 
 
-def fetched(place: str | os.PathLike[str], *, local: bool = False) -> Path:
+def download(place: str | os.PathLike[str], *, local: bool = False) -> Path:
     """Returns the path of a place; a model of the hub is downloaded, and its folder in the cache returned.
 
     Args:
-        local: Whether it must be in the cache already, because a file asks for it and not the user.
+        local: Whether only the cache is searched, for a model that a file names and not the user.
     Raises:
         UserError: It cannot be downloaded, and is not in the cache.
     """
     text = os.fspath(place)
     if not text.startswith(PREFIX):
         return Path(text)
-    named = text.removeprefix(PREFIX)
-    if not _NAME.fullmatch(named):
+    model = text.removeprefix(PREFIX)
+    if not _NAME.fullmatch(model):
         raise UserError(f"{text}: is not a model of the hub; write hf:ORG/NAME or hf:ORG/NAME@REVISION")
-    name, _, revision = named.partition("@")
+    name, _, revision = model.partition("@")
     try:
         import huggingface_hub
     except ImportError as fault:
         raise UserError(
-            f"{text}: huggingface_hub is not installed; pip install vlm-lightning[hf], or {_by_hand(name)}"
+            f"{text}: huggingface_hub is not installed; pip install vlm-lightning[hf], or {_manual_download(name)}"
         ) from fault
     try:
         # The library reads the address of a mirror only when it is imported, which in a notebook is too early.
@@ -130,10 +130,10 @@ def fetched(place: str | os.PathLike[str], *, local: bool = False) -> Path:
         folder = huggingface_hub.snapshot_download(name, revision=revision or None, local_files_only=local, **options)
     except Exception as fault:  # the library, its client and the system raise many types
         reason = next((line for line in str(fault).splitlines() if line.strip()), type(fault).__name__)
-        raise UserError(f"{text}: cannot be downloaded ({reason.strip()[:200]}); {_by_hand(name)}") from fault
+        raise UserError(f"{text}: cannot be downloaded ({reason.strip()[:200]}); {_manual_download(name)}") from fault
     return Path(folder)
 
 
-def _by_hand(name: str) -> str:
+def _manual_download(name: str) -> str:
     files = "config.json, model.safetensors, tokenizer.json, preprocessor_config.json"
     return f"put {files} of huggingface.co/{name} into a folder, and give that folder"

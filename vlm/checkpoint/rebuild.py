@@ -46,18 +46,18 @@ def check_archive(path: str | os.PathLike) -> None:
         if packed or sum(member.file_size for member in members) > os.path.getsize(path):
             raise ValueError("claims more than it holds")
         if len({member.filename for member in members}) < len(members):
-            raise ValueError("holds two entries of one name")
+            raise ValueError("has two entries of the same name")
         if damaged := archive.testzip():
             raise ValueError(f"checksum of {damaged}")
         for member in members:
             if member.filename.endswith(".pkl"):
                 with archive.open(member) as file:
                     named = set(get_globals_in_pkl(file))
-                if strange := sorted(name for name in named if not _known(name)):
+                if strange := sorted(name for name in named if not _is_allowed_global(name)):
                     raise ValueError(f"names {', '.join(strange[:3])}")
 
 
-def _known(name: str) -> bool:
+def _is_allowed_global(name: str) -> bool:
     kind = name.removeprefix("torch.storage.").removeprefix("torch.")
     is_type = kind.endswith("Storage") or isinstance(getattr(torch, kind, None), torch.dtype)
     return name in GLOBALS or (kind.isidentifier() and is_type)
@@ -98,7 +98,7 @@ def _check_leaf(value: Any) -> None:
 
 
 @contextmanager
-def refusing(path: str | os.PathLike) -> Iterator[None]:
+def convert_errors(path: str | os.PathLike) -> Iterator[None]:
     """Context that converts any error about a checkpoint's contents to a UserError that names the file.
 
     Raises:
@@ -131,18 +131,14 @@ def rebuild(spec: Mapping[str, Any], *, trust: str | Sequence[str] | None = None
 def _build(spec: Mapping[str, Any], trust: Sequence[str], built: Iterator[int]) -> nn.Module:
     if next(built) >= MAX_PARTS:
         raise UserError(f"the checkpoint's specification has more than {MAX_PARTS:,} parts; use another checkpoint")
-    args = {
-        name: _build(value, trust, built) if _is_spec(value) else value for name, value in dict(spec["args"]).items()
-    }
-    name = spec["name"]
-    if name == "TimmEncoder":
+    args = dict(spec["args"])
+    for name, value in args.items():
+        if isinstance(value, Mapping) and value.keys() == {"name", "args"}:
+            args[name] = _build(value, trust, built)
+    if spec["name"] == "TimmEncoder":
         # Never download or open files for a backbone, because anybody may have written the checkpoint.
         args |= {"pretrained": False, "weights": None}
-    return _find_class(name, trust)(**args)
-
-
-def _is_spec(value: Any) -> bool:
-    return isinstance(value, Mapping) and value.keys() == {"name", "args"}
+    return _find_class(spec["name"], trust)(**args)
 
 
 def _find_class(name: Any, trust: Sequence[str]) -> type[nn.Module]:

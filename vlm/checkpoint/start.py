@@ -1,4 +1,4 @@
-"""Initialises a model with the weights of another run, matched by name and shape; reports the others.
+"""Initialises a model with the weights of another run, matched by name and shape; reports mismatches.
 
 Position embeddings of patches are interpolated to another image size.
 """
@@ -11,21 +11,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vlm.checkpoint.load import best, locate, read, weights
+from vlm.checkpoint.file import inference_weights
+from vlm.checkpoint.load import locate, match_part, read
 from vlm.data.text.hugging_face import check_tokens
 from vlm.errors import UserError
 from vlm.models.pretrained.folder import Folder
-from vlm.models.pretrained.load import grouped, load_hugging_face
-from vlm.models.pretrained.opened import is_published, opened
+from vlm.models.pretrained.load import group_names, load_hugging_face
+from vlm.models.pretrained.opened import is_published, open_folder
 from vlm.nn.image_size import ImageSize
-from vlm.nn.position import GridPositions, regridded
+from vlm.nn.position import GridPositions, interpolate_grid
 
 
 def start_from(model: nn.Module, places: Mapping[str, str], tokenizer: Any = None) -> list[str]:
     """Copies weights into a model, or into parts of it.
 
     Args:
-        places: A checkpoint, run's folder or Hugging Face folder, by the part's name; "" is the whole model.
+        places: A checkpoint, run's folder or Hugging Face folder, by the part's name; "" is the entire model.
         tokenizer: The run's tokenizer; token embeddings are copied only if they belong to the same one.
     Returns:
         Messages about the copied weights, and about each weight that does not match on either side.
@@ -41,13 +42,13 @@ def start_from(model: nn.Module, places: Mapping[str, str], tokenizer: Any = Non
             raise UserError(f"{key}: the model has no {part}; remove the key") from fault
         path = locate(place)
         if not is_published(path):
-            lines += _from_checkpoint(inner, part, key, path, tokenizer)
+            lines += _load_checkpoint(inner, part, key, path, tokenizer)
         else:
-            lines += _from_folder(inner, opened(path), key, tokenizer)
+            lines += _load_folder(inner, open_folder(path), key, tokenizer)
     return lines
 
 
-def _from_folder(model: nn.Module, folder: Folder, key: str, tokenizer: Any) -> list[str]:
+def _load_folder(model: nn.Module, folder: Folder, key: str, tokenizer: Any) -> list[str]:
     try:
         # An image encoder may come from a folder that also has a text encoder, such as CLIP's.
         images_only = "text_encoder" in folder.parts and not hasattr(model, "text_encoder")
@@ -60,26 +61,28 @@ def _from_folder(model: nn.Module, folder: Folder, key: str, tokenizer: Any) -> 
         raise UserError("\n".join(line if line.startswith(" ") else f"{key}: {line}" for line in lines)) from fault
 
 
-def _from_checkpoint(model: nn.Module, part: str, key: str, path: Path, tokenizer: Any) -> list[str]:
+def _load_checkpoint(model: nn.Module, part: str, key: str, path: Path, tokenizer: Any) -> list[str]:
     loaded = read(path)
-    stored, whole = weights(loaded), model.state_dict()
-    head, fitting = best(stored, whole, part)
+    stored, state = inference_weights(loaded), model.state_dict()
+    head, fitting = match_part(stored, state, part)
     if not fitting:
         raise UserError(
-            f"{key}: nothing in {path} fits {part or 'the model'} ({type(model).__name__}); "
-            "give a checkpoint of a model that has this part, in the same sizes"
+            f"{key}: no weight in {path} fits {part or 'the model'} ({type(model).__name__}); "
+            "give a checkpoint of a model that has this part with the same sizes"
         )
-    foreign = _of_other_tokens(model, loaded, tokenizer)
+    foreign = _find_token_tables(model, loaded, tokenizer)
     tensors = {name: stored[head + name] for name in fitting - foreign}
     size = loaded["vlm"].get("preprocess", {}).get("image_size", 1)
-    tensors |= _interpolated(model, stored, head, size)
+    tensors |= _interpolate_positions(model, stored, head, size)
     with torch.no_grad():
         for name, tensor in tensors.items():
-            whole[name].copy_(tensor)
-    return list(_report(str(path), part, head, stored, whole, set(tensors), foreign))
+            state[name].copy_(tensor)
+    return list(_report(str(path), part, head, stored, state, set(tensors), foreign))
 
 
-def _interpolated(model: nn.Module, stored: Mapping[str, Tensor], head: str, size: ImageSize) -> dict[str, Tensor]:
+def _interpolate_positions(
+    model: nn.Module, stored: Mapping[str, Tensor], head: str, size: ImageSize
+) -> dict[str, Tensor]:
     """Returns position embeddings interpolated from those of another image size, by name.
 
     Args:
@@ -91,11 +94,11 @@ def _interpolated(model: nn.Module, stored: Mapping[str, Tensor], head: str, siz
         if table is not None and table.shape[1:] == positions.weight.shape[1:]:
             with suppress(ValueError):  # only one of the two has tokens before the grid
                 before = positions.before
-                tensors[f"{name}.weight"] = regridded(table, positions.grid, before=before, image_size=size)
+                tensors[f"{name}.weight"] = interpolate_grid(table, positions.grid, before=before, image_size=size)
     return tensors
 
 
-def _of_other_tokens(model: nn.Module, loaded: Mapping[str, Any], tokenizer: Any) -> set[str]:
+def _find_token_tables(model: nn.Module, loaded: Mapping[str, Any], tokenizer: Any) -> set[str]:
     """Returns the names of weights with one row per token, if the file's token ids differ from the run's."""
     theirs = loaded["vlm"].get("tokenizer")
     same = tokenizer is None or (isinstance(theirs, Mapping) and theirs.get("fingerprint") == tokenizer.fingerprint)
@@ -111,22 +114,20 @@ def _report(
     head: str,
     stored: Mapping[str, Tensor],
     ours: Mapping[str, Tensor],
-    taken: set[str],
+    loaded: set[str],
     foreign: set[str],
 ) -> Iterator[str]:
     place = part or "model"
-    yield f"{path}: {len(taken)} tensors taken for {place}"
+    yield f"{path}: {len(loaded)} tensors loaded for {place}"
     for name in sorted(ours.keys() - foreign):
-        own, other = ours[name], stored.get(head + name)
-        if other is not None and other.shape != own.shape:
-            shapes = f"{tuple(own.shape)}, in the file {tuple(other.shape)}"
-            yield f"{place}: {name} is {shapes}; {'interpolated' if name in taken else 'not taken'}"
+        tensor = stored.get(head + name)
+        if tensor is not None and tensor.shape != ours[name].shape:
+            shapes = f"{tuple(ours[name].shape)}, in the file {tuple(tensor.shape)}"
+            yield f"{place}: {name} is {shapes}; {'interpolated' if name in loaded else 'not loaded'}"
     if tables := sorted(name for name in foreign if head + name in stored):
-        yield from (f"{place}: {name} is of another tokenizer in the file; not taken" for name in tables)
-        yield f"  tokenizer=pretrained tokenizer.path={path} goes on with that tokenizer"
-    fresh = [name for name in ours if head + name not in stored]
-    if fresh:
-        yield f"{place}: not in the file, stays as it was: {', '.join(grouped(fresh, taken))}"
-    left = [name for name in stored if not name.startswith(head) or name.removeprefix(head) not in ours]
-    if left:
-        yield f"{path}: left over: {', '.join(grouped(left, {head + name for name in taken}))}"
+        yield from (f"{place}: {name} belongs to another tokenizer in the file; not loaded" for name in tables)
+        yield f"  to keep that tokenizer, set tokenizer=pretrained tokenizer.path={path}"
+    if missing := [name for name in ours if head + name not in stored]:
+        yield f"{place}: not in the file, unchanged: {', '.join(group_names(missing, loaded))}"
+    if unused := [name for name in stored if not name.startswith(head) or name.removeprefix(head) not in ours]:
+        yield f"{path}: unused: {', '.join(group_names(unused, {head + name for name in loaded}))}"

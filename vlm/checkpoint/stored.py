@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from vlm.config import names
-from vlm.config.target import arguments, find, suggest_trust, trusted
+from vlm.config.target import arguments, find, suggest_trust, trusted_packages
 from vlm.config.tree import FORMULAS, Config, escape, put, resolve, select
 from vlm.errors import UserError
 
@@ -22,8 +22,8 @@ _LIGHTNING = {
     "lightning.pytorch.strategies.": "DDPStrategy ModelParallelStrategy SingleDeviceStrategy",
 }
 _ALLOWED = {head + name for head, names in _LIGHTNING.items() for name in names.split() or [""]}
-# Arguments that let a data source reach a network or write, each with the variable by which a user allows it.
-_NOT_ITS_OWN = {"download": "", "remote": "VLM_REMOTE", "write_index": ""}
+# Arguments with which a data source uses the network or writes; each with the variable that allows it.
+_USER_OPTIONS = {"download": "", "remote": "VLM_REMOTE", "write_index": ""}
 # Arguments that say where to write; the program fills them in.
 _PLACES = {"default_root_dir", "dir", "dirpath", "filename", "folder", "log_dir", "plugins", "root_dir", "save_dir"}
 
@@ -43,7 +43,7 @@ def thaw(stored: Any) -> Config:
         UserError: It is not a config, interpolates more than keys and FORMULAS, names a class or a path that only the
             user may choose, or has a size out of bounds.
     """
-    tree = interpolated(stored)
+    tree = restore_interpolations(stored)
     config = resolve(tree)
     try:
         from vlm.checkpoint.bounds import check_sizes
@@ -55,14 +55,14 @@ def thaw(stored: Any) -> Config:
     if wrong := [key for key, kind in kinds.items() if not isinstance(config.get(key), kind)]:
         raise UserError(f"the checkpoint's config is not one of vlm ({', '.join(wrong)}); use another checkpoint")
     # Both are checked, because an interpolation may move a value from one key to another.
-    if faults := list(dict.fromkeys([*_faults(tree, ""), *_faults(config, "")])):
+    if faults := list(dict.fromkeys([*_find_faults(tree, ""), *_find_faults(config, "")])):
         raise UserError(
-            f"the checkpoint's config is refused, for anybody may have written it:\n{'; '.join(faults[:5])}"
+            f"the checkpoint's config is refused, because checkpoints are untrusted:\n{'; '.join(faults[:5])}"
         )
-    return resolve(_thawed(tree))
+    return resolve(_restore_targets(tree))
 
 
-def interpolated(stored: Any) -> dict[str, Any]:
+def restore_interpolations(stored: Any) -> dict[str, Any]:
     """Returns the tree of a stored config.
 
     Older configs were stored resolved, together with the keys that fed others (`fed`) and the formulas (`computed`). An
@@ -78,14 +78,14 @@ def interpolated(stored: Any) -> dict[str, Any]:
         links = [(source, target) for source, targets in stored["fed"].items() for target in targets]
         for source, target in links[:MAX_LINKS]:
             value, fed = select(stored, target, ...), select(stored, source, ...)
-            if (text := _link(stored, source, target, value, fed)) is not None:
+            if (text := _find_interpolation(stored, source, target, value, fed)) is not None:
                 put(tree, target, text)
         return tree
     except (AttributeError, KeyError, TypeError, ValueError) as fault:
         raise UserError("the checkpoint's config is not one of vlm; use another checkpoint") from fault
 
 
-def _link(stored: dict[str, Any], source: str, target: str, value: Any, fed: Any) -> str | None:
+def _find_interpolation(stored: dict[str, Any], source: str, target: str, value: Any, fed: Any) -> str | None:
     """Returns the interpolation that gave a value of an older config, or None if the value was overridden."""
     if ... in (value, fed):
         return None
@@ -100,14 +100,14 @@ def _link(stored: dict[str, Any], source: str, target: str, value: Any, fed: Any
     return f"${{{name}:{text}}}" if FORMULAS[name](*values) == value else None
 
 
-def _thawed(value: Any) -> Any:
+def _restore_targets(value: Any) -> Any:
     if isinstance(value, dict):
-        named = {key: _thawed(child) for key, child in value.items() if key != CLASS}
+        named = {key: _restore_targets(child) for key, child in value.items() if key != CLASS}
         return {TARGET: names.full(value[CLASS]), **named} if CLASS in value else named
-    return [_thawed(child) for child in value] if isinstance(value, list) else value
+    return [_restore_targets(child) for child in value] if isinstance(value, list) else value
 
 
-def contained(config: dict[str, Any], folder: Path) -> dict[str, Any]:
+def isolate_config(config: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Returns a checkpoint's config, or its tree, that fetches nothing and keeps its cache near the checkpoint.
 
     Nor does it write beside its data. With VLM_REMOTE=1 in the environment it may read data at the URLs that it names.
@@ -115,22 +115,22 @@ def contained(config: dict[str, Any], folder: Path) -> dict[str, Any]:
     Args:
         folder: The checkpoint's run.
     """
-    # The runs' shared cache is used if it exists and the run lies beside it; it is never created there.
+    # The shared cache of the run's parent folder is used if it exists; it is never created there.
     runs = folder.resolve().parent.parent
-    own = Path(config["runs"]).resolve() == runs and (runs / "cache").is_dir()
-    return {**_offline(config), "runs": str(config["runs"] if own else folder)}
+    shares_cache = Path(config["runs"]).resolve() == runs and (runs / "cache").is_dir()
+    return {**_disable_downloads(config), "runs": str(config["runs"] if shares_cache else folder)}
 
 
-def _offline(value: Any) -> Any:
+def _disable_downloads(value: Any) -> Any:
     if isinstance(value, dict):
-        off = {key for key, allowed in _NOT_ITS_OWN.items() if os.environ.get(allowed) != "1"}
-        kept = {key: _offline(child) for key, child in value.items() if key not in off}
-        taken = arguments(find(value[TARGET])) if TARGET in value else {}
-        return kept | {key: False for key in off if key in value or key in taken}
-    return [_offline(child) for child in value] if isinstance(value, list) else value
+        off = {key for key, allowed in _USER_OPTIONS.items() if os.environ.get(allowed) != "1"}
+        enabled = {key: _disable_downloads(child) for key, child in value.items() if key not in off}
+        accepted = arguments(find(value[TARGET])) if TARGET in value else {}
+        return enabled | {key: False for key in off if key in value or key in accepted}
+    return [_disable_downloads(child) for child in value] if isinstance(value, list) else value
 
 
-def _faults(value: Any, path: str) -> Iterator[str]:
+def _find_faults(value: Any, path: str) -> Iterator[str]:
     if isinstance(value, list | tuple):
         value = dict(enumerate(value))
     if not isinstance(value, dict):
@@ -139,22 +139,22 @@ def _faults(value: Any, path: str) -> Iterator[str]:
         where = f"{path}.{key}" if path else str(key)
         if key == TARGET:
             yield f"{where}: a checkpoint names classes by {CLASS}"
-        elif key == CLASS and (fault := _class_fault(child)):
+        elif key == CLASS and (fault := _check_class(child)):
             yield f"{where}: {fault}"
         elif key in _PLACES and path.split(".")[0] in ("callbacks", "logger", "trainer"):
-            yield f"{where}: is not the checkpoint's to choose"
-        yield from _faults(child, where)
+            yield f"{where}: a checkpoint may not set it"
+        yield from _find_faults(child, where)
 
 
-def _class_fault(name: Any) -> str | None:
-    """The reason why a checkpoint may not name a class."""
+def _check_class(name: Any) -> str | None:
+    """Returns the reason why a checkpoint may not name a class, or None."""
     try:
         target = names.full(name)
         find(target)
     except UserError as fault:
         package = str(name).partition(".")[0]
-        theirs = "." in str(name) and package not in ("vlm", "lightning", "torch", *trusted())
+        theirs = "." in str(name) and package not in ("vlm", "lightning", "torch", *trusted_packages())
         return f"{fault}; {suggest_trust(package)}" if theirs else str(fault)
     if target in _ALLOWED or not target.startswith("lightning."):
         return None
-    return f"{str(name)[:100]} is not built for a checkpoint"
+    return f"{str(name)[:100]} is not allowed in a checkpoint"

@@ -1,4 +1,4 @@
-"""`vlm check-data`: checks a data set before training on it, and writes its page."""
+"""`vlm check-data`: validates a data set before training, and writes a report."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -13,14 +13,14 @@ from vlm.errors import UserError
 from vlm.evaluation.data_check.faults import (
     REMEDIES,
     Faults,
-    caption_faults,
     caption_line,
-    document_faults,
-    image_faults,
+    find_caption_faults,
+    find_document_faults,
+    find_image_faults,
+    find_source_faults,
     read_images,
-    source_faults,
 )
-from vlm.evaluation.data_check.texts import answer_faults, pair_faults, tag_faults, text_faults
+from vlm.evaluation.data_check.texts import find_answer_faults, find_pair_faults, find_tag_faults, find_text_faults
 from vlm.io import page
 from vlm.io.files import write_text
 from vlm.randomness import numpy_rng
@@ -29,40 +29,40 @@ SAMPLES = 12  # per split
 MAX_MESSAGES = 50  # messages per kind
 
 
-def data_page(about: Sequence[str], faults: Faults, splits: Mapping[str, Split], *, seed: int) -> str:
-    """Returns the whole page as HTML.
+def render_page(about: Sequence[str], faults: Faults, splits: Mapping[str, Split], *, seed: int) -> str:
+    """Returns the report as HTML.
 
     Args:
-        about: Lines of facts.
+        about: Lines about the data.
         faults: Problems of the data.
-        splits: Splits to show samples of.
-        seed: Seed of the choice of samples.
+        splits: Splits whose samples are shown.
+        seed: Random seed for the choice of samples.
     """
-    body = [page.preformatted("\n".join(about)), _faults(faults)]
+    body = [page.code_block("\n".join(about)), _render_faults(faults)]
     for name, split in splits.items():
         if "image" in split.record(0):
             order = numpy_rng("data page", seed, name).permutation(len(split))[:SAMPLES].tolist()
-            cards = page.cards(_sample(split.record(index)) for index in order)
+            cards = page.cards(_render_sample(split.record(index)) for index in order)
             body.append(page.section(f"Random samples of {name}", cards))
     return page.page("Data", about[0].split(maxsplit=1)[-1], body)
 
 
-def _faults(faults: Faults) -> str:
+def _render_faults(faults: Faults) -> str:
     if not faults.by_kind and not faults.errors:
-        return page.section("Faults", page.paragraph("None were found.", "good"))
+        return page.section("Faults", page.paragraph("No problems found.", "good"))
     parts = [page.paragraph(f"Training stops: {error}", "bad") for error in faults.errors]
     for kind, lines in faults.by_kind.items():
         spoils = kind in faults.spoiling
-        head = f"{kind}: {len(lines):,} ({faults.share(kind):.1%}){', which would spoil a run' if spoils else ''}"
+        head = f"{kind}: {len(lines):,} ({faults.share(kind):.1%}){', which would invalidate a run' if spoils else ''}"
         more = [f"and {len(lines) - MAX_MESSAGES:,} more"] if len(lines) > MAX_MESSAGES else []
         parts += [
             page.paragraph(head, "bad" if spoils else ""),
-            page.preformatted("\n".join([*lines[:MAX_MESSAGES], *more])),
+            page.code_block("\n".join([*lines[:MAX_MESSAGES], *more])),
         ]
     return page.section("Faults", *parts)
 
 
-def _sample(record: Record) -> str:
+def _render_sample(record: Record) -> str:
     texts = record.texts
     try:
         image = page.thumbnail(record.image())
@@ -85,19 +85,19 @@ def write_page(folder: Path, text: str) -> None:
 
 
 MAX_PRINTED = 8  # faults printed of each kind
-FRESH = 1000  # samples read of a split if every epoch draws new ones
+DRAWN_LIMIT = 1000  # samples read per split if each epoch generates new ones
 
 
 def inspect_data(
     config: dict[str, Any], faults: Faults, about: list[str], splits: dict[str, Split], limit: int | None
 ) -> str:
-    """Opens and reads a data set as training does, and returns what training would do with it.
+    """Opens and reads a data set as training does; returns a line on what training does with it.
 
     Args:
         config: The checked config of a training.
-        faults: Extended by the problems.
-        about: Extended by a line for each fact.
-        splits: Extended by the splits.
+        faults: The problems are added to it.
+        about: Lines about the data are added to it.
+        splits: The splits are added to it.
         limit: Maximum number of samples of each split; None for all.
     Raises:
         UserError: An error with which training stops; inside `collect_errors`, others are listed there.
@@ -106,12 +106,12 @@ def inspect_data(
     from vlm.training.run.run import build_data, check_batches
 
     data: Any = build_data(config)
-    limit = FRESH if limit is None and data.source.drawn else limit
+    limit = DRAWN_LIMIT if limit is None and data.source.is_synthetic else limit
     splits |= {name: data.split(name) for name in NAMES if name in data.splits}
     about.append(f"data        {type(data.source).__name__}")
-    source_faults(data.source, sum(map(len, splits.values())), faults)
+    find_source_faults(data.source, sum(map(len, splits.values())), faults)
     if "document" in data.source.holds:
-        about += [f"{name:<12}{size:,} characters" for name, size in document_faults(splits, faults).items()]
+        about += [f"{name:<12}{size:,} characters" for name, size in find_document_faults(splits, faults).items()]
         data.learn_tokenizers()
     elif any("image" in field.needs for field in data.fields.values()):
         about += image_lines(data, splits, faults, limit)
@@ -123,11 +123,11 @@ def inspect_data(
         about += text_lines(data, splits, faults, limit)
     devices = config["trainer"]["devices"]
     check_batches(config, data, devices if type(devices) is int and devices > 0 else 1)
-    return training_plan(data, config, faults)
+    return describe_training(data, config, faults)
 
 
-def training_plan(data: Any, config: dict[str, Any], faults: Faults) -> str:
-    """Returns what training does with a data set: its splits, and what it skips."""
+def describe_training(data: Any, config: dict[str, Any], faults: Faults) -> str:
+    """Returns a line on what training does with a data set: the splits, and what is skipped."""
     sizes = {name: len(data.samples(name)) for name in data.splits}
     plan = f"trains on {sizes['train']:,} samples, validates on {sizes['val']:,}"
     if config.get("test", True):
@@ -141,51 +141,51 @@ def training_plan(data: Any, config: dict[str, Any], faults: Faults) -> str:
 
 
 def image_lines(data: Any, splits: dict[str, Any], faults: Faults, limit: int | None) -> list[str]:
-    """Checks images, and captions if there are any; returns a line for each fact."""
-    drawn = data.source.drawn
-    lines = sizes(splits, "images", limit)
-    image_faults(
+    """Checks images, and captions if there are any; returns lines about them."""
+    drawn = data.source.is_synthetic
+    lines = size_lines(splits, "images", limit)
+    find_image_faults(
         read_images(splits, faults, limit=limit), faults, drawn=drawn, shorter=min(data.images[1].preprocess.image_size)
     )
     fields = data.fields.values()
     data.learn_tokenizers()
     for field in (field for field in fields if isinstance(field, CaptionField)):
-        shares = caption_faults(splits, field, faults, limit=limit)
+        shares = find_caption_faults(splits, field, faults, limit=limit)
         lines.append(tokenizer_line(field.tokenizer, shares))
         if "captions" in field.needs:
             lines.append(caption_line(splits, faults, limit=limit))
     return [*lines, *class_lines(fields, "images")]
 
 
-def sizes(splits: dict[str, Any], unit: str, limit: int | None) -> list[str]:
-    """Returns lines on the size of each split, and on how much of it is read."""
+def size_lines(splits: dict[str, Any], unit: str, limit: int | None) -> list[str]:
+    """Returns lines on the size of each split, and on the number of samples that are read."""
     lines = [f"{name:<12}{len(split):,} {unit}" for name, split in splits.items()]
-    return [*lines, *([f"looked at   the first {limit:,} of each"] if limit else [])]
+    return [*lines, *([f"read        the first {limit:,} of each"] if limit else [])]
 
 
 def text_lines(data: Any, splits: dict[str, Any], faults: Faults, limit: int | None) -> list[str]:
-    """Checks texts and their labels, tags or translations; returns a line for each fact."""
-    drawn = data.source.drawn
-    lines = sizes(splits, "samples", limit)
+    """Checks texts and their labels, tags or translations; returns lines about them."""
+    drawn = data.source.is_synthetic
+    lines = size_lines(splits, "samples", limit)
     fields = data.fields.values()
     data.learn_tokenizers()
     for target in (field for field in fields if isinstance(field, TargetField)):
-        shares = pair_faults(splits, target.tokenizer, target.max_len, faults, limit=limit, drawn=drawn)
+        shares = find_pair_faults(splits, target.tokenizer, target.max_len, faults, limit=limit, drawn=drawn)
         return [*lines, tokenizer_line(target.tokenizer, shares)]
     unit = "sentence" if "tags" in data.source.holds else "text"
     for field in (field for field in fields if isinstance(field, EncodedField)):
-        shares = text_faults(splits, field, faults, limit=limit, drawn=drawn, unit=unit)
+        shares = find_text_faults(splits, field, faults, limit=limit, drawn=drawn, unit=unit)
         lines.append(tokenizer_line(field.tokenizer, shares))
     if "tags" in data.source.holds:
-        lines += tag_faults(splits, faults, limit=limit)
+        lines += find_tag_faults(splits, faults, limit=limit)
     if "answers" in data.source.holds:
-        lines += answer_faults(splits, faults, limit=limit, drawn=drawn)
+        lines += find_answer_faults(splits, faults, limit=limit, drawn=drawn)
     return [*lines, *class_lines(fields, "texts")]
 
 
 def tokenizer_line(tokenizer: Tokenizer, shares: dict[str, float]) -> str:
     coverage = ", ".join(f"{name} {share:.2%}" for name, share in shares.items())
-    return f"tokenizer   {tokenizer.vocab_size:,} pieces; share of the texts' tokens that are one of them: {coverage}"
+    return f"tokenizer   {tokenizer.vocab_size:,} pieces; coverage of the texts' tokens: {coverage}"
 
 
 def class_lines(fields: Iterable[Field], unit: str) -> list[str]:
@@ -200,11 +200,11 @@ def class_lines(fields: Iterable[Field], unit: str) -> list[str]:
 
 
 def fault_lines(faults: Faults) -> list[str]:
-    """Returns lines on what stops a run, spoils it, is skipped or is only noted, with the first few of each kind."""
+    """Returns lines on the problems, with the first few messages of each kind."""
     lines: list[str] = []
     for error in faults.errors[:MAX_PRINTED]:
-        first, *others = error.split("\n")
-        lines += ["", f"{'STOPS':<12}{first}", *(f"  {line}" for line in others)]
+        first, *further = error.split("\n")
+        lines += ["", f"{'STOPS':<12}{first}", *(f"  {line}" for line in further)]
     if len(faults.errors) > MAX_PRINTED:
         lines += ["", f"{'STOPS':<12}and {len(faults.errors) - MAX_PRINTED:,} more"]
     kinds = [kind for kind, named in faults.by_kind.items() if named]
@@ -216,7 +216,7 @@ def fault_lines(faults: Faults) -> list[str]:
         lines += [f"  and {len(named) - MAX_PRINTED:,} more"] if len(named) > MAX_PRINTED else []
         lines += [f"  remedy: {REMEDIES[kind]}"] if kind in REMEDIES else []
     if not lines:
-        return ["verdict     found nothing"]
-    spoils = "a run trains, but what is marked SPOILS spoils its scores" if faults.spoiling else ""
-    stops = "a run stops at what is marked STOPS" if faults.errors else ""
-    return [*lines, "", f"verdict     {stops or spoils or 'nothing that spoils a run'}"]
+        return ["verdict     no problems found"]
+    spoils = "training runs, but problems marked SPOILS invalidate its scores" if faults.spoiling else ""
+    stops = "training stops because of problems marked STOPS" if faults.errors else ""
+    return [*lines, "", f"verdict     {stops or spoils or 'no problems that invalidate a run'}"]

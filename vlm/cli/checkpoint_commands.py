@@ -26,20 +26,23 @@ def evaluate(
         ),
     ] = None,
 ) -> int:
-    """Evaluates a checkpoint, prints its scores and controls, and writes them to `out`; returns the exit status.
+    """Evaluates a checkpoint, prints its scores and those of controls, and writes them to `out`.
 
-    Unreadable samples are skipped and named. The status is 1 if they are more than the run's training would accept.
+    Unreadable samples are skipped and named.
+
+    Returns:
+        The exit status: 1 if more samples are unreadable than training accepts.
 
     Raises:
-        UserError: As `evaluation_of` or `evaluate_pairs`; or `out` holds another evaluation.
+        UserError: As `evaluate_checkpoint` or `evaluate_pairs`; or `out` holds another evaluation.
     """
     from vlm.checkpoint.load import locate
     from vlm.evaluation.report.evaluation import check_no_results
     from vlm.io.output import output_folder
-    from vlm.io.terminal import PIPE_WIDTH, folded
-    from vlm.training.run.evaluate import evaluation_of, unreadable_limit
-    from vlm.training.run.results import keep_results
-    from vlm.training.run.train import column_note, split_note, table
+    from vlm.io.terminal import PIPE_WIDTH, fold
+    from vlm.training.run.evaluate import evaluate_checkpoint, unreadable_limit
+    from vlm.training.run.results import save_results
+    from vlm.training.run.train import column_note, format_score_table, split_note
 
     with ExitStack() as stack:
         folder = None if out is None else output_folder(out)
@@ -49,17 +52,17 @@ def evaluate(
             from vlm.training.run.minimal_pairs import evaluate_pairs
 
             if overrides or split:
-                raise UserError("--pairs: takes the place of a data set; leave --split and overrides out")
+                raise UserError("--pairs: replaces the data set; remove --split and overrides")
             return evaluate_pairs(checkpoint, pairs, folder, device=device, batch_size=batch_size, trust=trust)
-        config, task, data, results = evaluation_of(
+        config, task, data, results = evaluate_checkpoint(
             checkpoint, overrides or [], stack, split=split, device=device, batch_size=batch_size, trust=trust
         )
         unreadable, used = task.evaluation.unreadable, task.evaluation.used
         limit = unreadable_limit(config)
         failed = len(unreadable) > limit * (used + len(unreadable))
-        seen = "\n(the model was trained on these samples: its scores on new ones are lower)"
-        note = seen if task.trained.has_seen_samples else split_note(config, results)
-        print(table(results) + folded("\n".join([note, column_note(results), *task.notes()])))
+        seen_note = "\n(the model was trained on these samples: its scores on new ones are lower)"
+        note = seen_note if task.trained.has_seen_samples else split_note(config, results)
+        print(format_score_table(results) + fold("\n".join([note, column_note(results), *task.notes()])))
         share = f"{len(unreadable) / max(1, used + len(unreadable)):.1%}"
         bound = f"more than the {limit:.0%}" if failed else f"up to {limit:.0%} may be"
         skipped = f", {len(unreadable):,} unreadable and skipped ({share}; {bound})" if unreadable else ""
@@ -68,13 +71,13 @@ def evaluate(
             print_error(printable(reason), "error" if failed else "skipped")
         if folder is not None:
             try:
-                keep_results(folder, task, results, data, checkpoint=locate(checkpoint))
+                save_results(folder, task, results, data, checkpoint=locate(checkpoint))
                 print(f"report      {folder / 'report.html'}")
             except OSError as fault:
                 raise UserError(
                     f"--out {out}: cannot be written ({fault.strerror}); choose another folder", 1
                 ) from fault
-        print(folded(printable_lines("\n".join(task.verdict().lines())), pipe_width=PIPE_WIDTH))
+        print(fold(printable_lines("\n".join(task.verdict().lines())), pipe_width=PIPE_WIDTH))
         return 1 if failed else 0
 
 
@@ -85,17 +88,17 @@ def import_folder(
     """Converts a Hugging Face folder, a GGUF file or adapters with their base to one checkpoint; returns the status."""
     from vlm.checkpoint.file import write
     from vlm.checkpoint.hugging_face import from_folder
-    from vlm.checkpoint.load import as_one, load_model, locate, read
+    from vlm.checkpoint.load import load_model, locate, read, strip_training_state
     from vlm.inference.info import describe
     from vlm.io.output import refuse_unwritable
-    from vlm.models.pretrained.opened import is_published, opened
+    from vlm.models.pretrained.opened import is_published, open_folder
 
     place = locate(folder)
     published = is_published(place)
     if not published and not place.is_file():
-        raise UserError(f"{folder}: is not a Hugging Face folder: it has no config.json; give one that has")
+        raise UserError(f"{folder}: is not a Hugging Face folder, because it has no config.json")
     refuse_unwritable(os.path.realpath(out), f"--out {out}")
-    checkpoint = from_folder(opened(place)) if published else as_one(place, read(place))
+    checkpoint = from_folder(open_folder(place)) if published else strip_training_state(place, read(place))
     load_model(checkpoint)  # before anything is written
     write(out, checkpoint)
     print(describe(out))
@@ -123,7 +126,7 @@ def export(
 
 
 def info(checkpoint: Checkpoint) -> int:
-    """Prints what a checkpoint holds."""
+    """Prints the contents of a checkpoint."""
     from vlm.inference.info import describe
 
     print(describe(checkpoint))

@@ -7,11 +7,11 @@ from typing import Annotated
 
 from vlm.checkpoint.locate import find_run
 from vlm.errors import UserError, print_error, printable
-from vlm.evaluation.metrics.bootstrap import Difference, paired
+from vlm.evaluation.metrics.bootstrap import Difference, compute_differences
 from vlm.evaluation.report.verdict import TITLES
 from vlm.inference.options import Option
 from vlm.io import page
-from vlm.io.output import Output, aligned
+from vlm.io.output import Output, align_columns
 from vlm.io.terminal import shell_line
 from vlm.tasks.shared.comparison import StoredEvaluation, places, read
 
@@ -30,7 +30,7 @@ def compare(
             have no sample or no score in common.
     """
     if len(folders) < 2:
-        raise UserError("one run has nothing to be compared with; give two or more: vlm compare RUN OTHER_RUN")
+        raise UserError("needs at least two runs: vlm compare RUN OTHER_RUN")
     folders = [str(find_run(folder)) for folder in folders]
     files = [str(file) for folder in folders for place in places(Path(folder)) for file in place.glob("*.json")]
     output = Output(out, inputs=files)
@@ -42,15 +42,19 @@ def compare(
         if run.split != runs[0].split:
             splits = f"has scores of {runs[0].split}, and {run.name} of {run.split}"
             raise UserError(f"{runs[0].name}: {splits}; compare evaluations of one split (vlm evaluate --split)", 1)
-    differences = [differences_of(runs[0], run, seed=seed) for run in runs[1:]]
+    differences = [compare_samples(runs[0], run, seed=seed) for run in runs[1:]]
     for run in runs[1:]:
         if runs[0].scores.keys().isdisjoint(run.scores):
             raise UserError(f"{runs[0].name} and {run.name}: no score in common; compare evaluations of one task", 1)
     _warn_of_untested(runs)
-    header, rows = lines(runs, differences)
-    print(aligned([header, *rows]))
+    header, rows = build_table(runs, differences)
+    print(align_columns([header, *rows]))
     if out is not None:
-        body = [page.section("Scores", page.table(header, rows), page.paragraph(_legend(runs), "soft small"))]
+        legend = (
+            f"Differences are from {runs[0].name}, by paired bootstrap over 1,000 resamples (Koehn 2004); "
+            "an interval marked * does not contain 0."
+        )
+        body = [page.section("Scores", page.table(header, rows), page.paragraph(legend, "soft small"))]
         title = "Comparison of " + ", ".join(run.name for run in runs)
         with output:
             output.write(page.page(title, f"{runs[0].split} split", body))
@@ -58,13 +62,13 @@ def compare(
 
 
 def _warn_of_untested(runs: Sequence[StoredEvaluation]) -> None:
-    """Names the runs whose validation is compared, in one warning."""
+    """Warns about runs without a test, whose validation scores are compared."""
     untested = [run for run in runs if run.checkpoint is not None]
     if untested:
         names = ", ".join(run.name for run in untested)
         command = shell_line(["vlm", "evaluate", "-c", str(untested[0].checkpoint), "--split", "val", "--out", "DIR"])
         remedy = f"for intervals, evaluate each and compare the folders that this writes: {command}"
-        compared = "validations are compared, without intervals"
+        compared = "validation scores are compared, without intervals"
         print_error(printable(f"not tested: {names}; their {compared}; {remedy}"), "warning")
 
 
@@ -73,48 +77,50 @@ def short_names(folders: Sequence[str]) -> list[str]:
     parts = [Path(folder).resolve().parts for folder in folders]
     if len(set(parts)) == 1:
         return [f"{Path(folder).name} ({place})" for place, folder in enumerate(folders, 1)]
-    unlike = [at for at in range(min(map(len, parts))) if len({path[at] for path in parts}) > 1]
-    start = unlike[0] if unlike else min(map(len, parts))
+    differing = [at for at in range(min(map(len, parts))) if len({path[at] for path in parts}) > 1]
+    start = differing[0] if differing else min(map(len, parts))
     names = [path[start:] or path[-1:] for path in parts]
     while len({name[-1] for name in names}) == 1 and min(map(len, names)) > 1:
         names = [name[:-1] for name in names]
     return ["/".join(name) for name in names]
 
 
-def differences_of(one: StoredEvaluation, other: StoredEvaluation, *, seed: int) -> dict[str, Difference]:
-    """Compares the metrics known for each sample, on the samples that both have; captions by language."""
-    known = [{*chain.from_iterable(side.compared.samples.values())} for side in (one, other)]
-    if any(known) and known[0].isdisjoint(known[1]):
+def compare_samples(baseline: StoredEvaluation, run: StoredEvaluation, *, seed: int) -> dict[str, Difference]:
+    """Compares the per-sample metrics of two runs on their common samples; captions by language."""
+    sample_names = [{*chain.from_iterable(side.compared.samples.values())} for side in (baseline, run)]
+    if any(sample_names) and sample_names[0].isdisjoint(sample_names[1]):
         raise UserError(
-            f"{one.name} and {other.name}: have no sample in common; compare evaluations of the same data", 1
+            f"{baseline.name} and {run.name}: have no sample in common; compare evaluations of the same data", 1
         )
-    samples, scoring = [side.compared.samples for side in (one, other)], one.compared.scoring
-    if scoring is None or scoring is not other.compared.scoring:
+    samples, scoring = [side.compared.samples for side in (baseline, run)], baseline.compared.scoring
+    if scoring is None or scoring is not run.compared.scoring:
         return {}
-    if apart := sorted(samples[0].keys() ^ samples[1].keys()):
-        named = ", ".join(language or "one that nobody named" for language in apart)
-        where = f"only one of {one.name} and {other.name} has captions in {named}"
+    if single_languages := sorted(samples[0].keys() ^ samples[1].keys()):
+        named = ", ".join(language or "an unnamed language" for language in single_languages)
+        where = f"only one of {baseline.name} and {run.name} has captions in {named}"
         print_error(printable(f"{where}, which are not compared"), "warning")
     differences: dict[str, Difference] = {}
     for language in (name for name in samples[0] if name in samples[1]):
         sides, of = [side[language] for side in samples], f" in {language}" if language else ""
-        if left_out := len(sides[0].keys() ^ sides[1].keys()):
-            where = f"{left_out} samples{of} are in only one of {one.name} and {other.name}"
-            print_error(printable(f"{where}; the differences are of the others"), "warning")
+        if unshared := len(sides[0].keys() ^ sides[1].keys()):
+            where = f"{unshared} samples{of} are in only one of {baseline.name} and {run.name}"
+            print_error(printable(f"{where}; they are not compared"), "warning")
         shared = sorted(sides[0].keys() & sides[1].keys())
-        if unlike := [name for name in shared if sides[0][name].true != sides[1][name].true]:
-            raise UserError(f"{unlike[0]}: has other references in the two evaluations; evaluate both on the same data")
+        if different := [name for name in shared if sides[0][name].true != sides[1][name].true]:
+            raise UserError(
+                f"{different[0]}: has other references in the two evaluations; evaluate both on the same data"
+            )
         if len(shared) > 1:
             (names, before), (_, after) = (scoring([side[name] for name in shared]) for side in sides)
-            gains = zip(names, paired(before, after, len(shared), seed=seed), strict=True)
+            gains = zip(names, compute_differences(before, after, len(shared), seed=seed), strict=True)
             differences |= {f"{name}_{language}" if language else name: gain for name, gain in gains}
     return differences
 
 
-def lines(
+def build_table(
     runs: Sequence[StoredEvaluation], differences: Sequence[Mapping[str, Difference]]
 ) -> tuple[list[str], list[list[str]]]:
-    """Returns a header, and a row per metric: each run's score and difference from the first, with interval and p."""
+    """Returns a header, and one row per metric: the score of each run, and its difference from the first run."""
     from vlm.evaluation.report.evaluation import number  # torch
 
     header = ["", runs[0].name]
@@ -125,21 +131,14 @@ def lines(
     for name in names:
         row = [TITLES.get(name, name.replace("_", " ")), number(runs[0].scores[name])]
         for run, by_metric in zip(runs[1:], differences, strict=True):
-            row += [number(run.scores.get(name)), *_cells(by_metric.get(name))]
+            row += [number(run.scores.get(name)), *_difference_cells(by_metric.get(name))]
         rows.append(row)
     return header, rows
 
 
-def _cells(difference: Difference | None) -> list[str]:
+def _difference_cells(difference: Difference | None) -> list[str]:
     if difference is None:
         return ["", ""]
     low, high = (round(end, 4) for end in (difference.low, difference.high))  # as shown
     mark = "*" if low > 0 or high < 0 else ""
     return [f"{difference.value:+.4f} ({difference.low:+.4f} to {difference.high:+.4f}){mark}", f"{difference.p:.3f}"]
-
-
-def _legend(runs: Sequence[StoredEvaluation]) -> str:
-    return (
-        f"Differences are from {runs[0].name}, by paired bootstrap over 1,000 resamples (Koehn 2004); "
-        "those marked * have an interval without 0."
-    )

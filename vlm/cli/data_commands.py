@@ -1,34 +1,37 @@
 """`vlm check-data` and `vlm shard`. torch is imported only when they run."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from vlm.errors import UserError, print_error, printable
 from vlm.inference.options import Option, Overrides
 from vlm.io.files import progress
 from vlm.io.output import output_folder
 
+if TYPE_CHECKING:
+    from vlm.data.store.shard_sets import ShardEntry
+
 
 def check_data(
     overrides: Overrides = None,
-    out: Annotated[str | None, Option("Output folder for an HTML page with faults and samples.", metavar="DIR")] = None,
+    out: Annotated[str | None, Option("Output folder for an HTML report with samples.", metavar="DIR")] = None,
     limit: Annotated[int | None, Option("Read at most N samples per split. By default, all.", least=1)] = None,
-    seed: Annotated[int, Option("Seed of the choice of samples on the page.")] = 0,
+    seed: Annotated[int, Option("Random seed for the choice of samples in the report.")] = 0,
 ) -> int:
-    """Prints what is wrong with a data set, and what training would do; returns 1 if it would stop or be spoiled.
+    """Prints the problems of a data set; returns 1 if training would stop or give invalid scores.
 
     Raises:
-        UserError: The config is at fault, or the data cannot be opened at all.
+        UserError: The config is invalid, or the data cannot be opened.
     """
     from vlm.config.compose import compose
     from vlm.training.config.check import check
 
     config = compose(overrides or [], check)
-    from vlm.cli.check_data import data_page, fault_lines, inspect_data, write_page
+    from vlm.cli.check_data import fault_lines, inspect_data, render_page, write_page
     from vlm.data.records import Split, collect_errors
     from vlm.evaluation.data_check.faults import Faults
-    from vlm.io.terminal import folded
+    from vlm.io.terminal import fold
     from vlm.training.config.nodes import check_fit
 
     check_fit(config)
@@ -47,9 +50,9 @@ def check_data(
         first = faults.errors[0].partition("\n")[0].removesuffix(":")
         training = f"stops: {first}{also}"
     lines = [*about, *fault_lines(faults), f"training    {training}"]
-    print(folded("\n".join(map(printable, lines))), flush=True)
+    print(fold("\n".join(map(printable, lines))), flush=True)
     if folder is not None:
-        write_page(folder, data_page(about or ["data"], faults, splits, seed=seed))
+        write_page(folder, render_page(about or ["data"], faults, splits, seed=seed))
         print(f"page        {folder / 'report.html'}")
     return 1 if faults.errors or faults.spoiling else 0
 
@@ -63,7 +66,7 @@ def shard(
     """Writes every split of a data set of images as shards and returns the exit status: 1 if images are missing.
 
     Raises:
-        UserError: The config is at fault, the data cannot be opened, are no images, or the folder cannot be written.
+        UserError: The config is invalid, the data cannot be opened or have no images, or the folder cannot be written.
     """
     from vlm.config.compose import compose
     from vlm.training.config.check import check
@@ -71,26 +74,26 @@ def shard(
     config = compose(overrides or [], check)
     from vlm.data.records import NAMES
     from vlm.data.sources.shards import Shards
-    from vlm.data.store.shard_sets import files_of, write_manifest, write_split
+    from vlm.data.store.shard_sets import iter_sample_files, write_manifest, write_split
     from vlm.io.terminal import train_command
     from vlm.training.config.nodes import check_fit
-    from vlm.training.run.run import build_data, skipped_lines
+    from vlm.training.run.run import build_data, format_skipped
 
     check_fit(config)
-    folder = _empty(Path(out))
+    folder = _create_empty_folder(Path(out))
     data: Any = build_data(config)
     if "image" not in data.source.holds:
-        raise UserError("vlm shard: these data have no images; text is read from files that are mapped into memory")
+        raise UserError("vlm shard: the data set has no images; text files are memory-mapped and need no shards")
     if data.source.languages:
-        raise UserError("vlm shard: shards do not keep the languages of captions; train on the files themselves")
+        raise UserError("vlm shard: caption languages are not supported in shards; train on the original files")
     check_fit(config, Shards)  # the shards must keep what the task reads
-    print("".join(f"{line}\n" for line in skipped_lines(data.source.skipped)), end="")
+    print("".join(f"{line}\n" for line in format_skipped(data.source.skipped)), end="")
     lost: list[str] = []
     splits = {}
     try:
         write_manifest(folder, {}, None)  # marks the shards as unfinished if the process is killed
         for name in (name for name in NAMES if name in data.splits):
-            samples = files_of(data.split(name), lost)
+            samples = iter_sample_files(data.split(name), lost)
             splits[name] = write_split(
                 progress(samples, len(data.split(name)), "images"),
                 folder / name,
@@ -100,9 +103,9 @@ def shard(
         write_manifest(folder, splits, list(data.source.classes) or None)
     except OSError as fault:
         raise UserError(
-            f"--out {out}: cannot be written ({fault.strerror}); remove it, and choose another", 1
+            f"--out {out}: cannot be written ({fault.strerror}); remove it, and choose another folder", 1
         ) from fault
-    print("\n".join(_lines(splits)))
+    print("\n".join(_size_lines(splits)))
     for reason in lost:
         print_error(printable(reason))
     option = "webdataset_classes" if data.source.classes else "webdataset"
@@ -111,7 +114,7 @@ def shard(
     return 1 if lost else 0
 
 
-def _empty(folder: Path) -> Path:
+def _create_empty_folder(folder: Path) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if any(folder.iterdir()):
@@ -121,7 +124,7 @@ def _empty(folder: Path) -> Path:
     return folder
 
 
-def _lines(splits: dict[str, list[dict[str, Any]]]) -> Iterator[str]:
+def _size_lines(splits: Mapping[str, list["ShardEntry"]]) -> Iterator[str]:
     for name, entries in splits.items():
-        samples, size = (sum(entry[key] for entry in entries) for key in ("samples", "bytes"))
+        samples, size = sum(entry["samples"] for entry in entries), sum(entry["bytes"] for entry in entries)
         yield f"{name:<12}{samples:,} images in {len(entries):,} shards, {size / 10**6:,.1f} MB"

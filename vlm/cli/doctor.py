@@ -1,4 +1,4 @@
-"""`vlm doctor`: what this machine offers and what will be chosen on it. torch is imported only inside a function."""
+"""`vlm doctor`: prints hardware, versions and chosen defaults. torch is imported only inside a function."""
 
 import json
 import os
@@ -25,7 +25,7 @@ _REQUIREMENT = re.compile(r"^([\w.-]+).*extra == ['\"]([\w-]+)['\"]")
 
 def doctor(form: Annotated[str, Option("text or jsonl.", ("--format",), choices=("text", "jsonl"))] = "text") -> int:
     """Prints hardware, versions, chosen defaults and missing packages; returns the exit status."""
-    for name, fact in facts():
+    for name, fact in iter_facts():
         if form == "jsonl":
             print(json.dumps({"name": name, "fact": fact}, ensure_ascii=False))
         else:
@@ -33,7 +33,7 @@ def doctor(form: Annotated[str, Option("text or jsonl.", ("--format",), choices=
     return 0
 
 
-def facts() -> Iterator[tuple[str, str]]:
+def iter_facts() -> Iterator[tuple[str, str]]:
     """Yields pairs of a name and a fact."""
     import torch
 
@@ -41,48 +41,42 @@ def facts() -> Iterator[tuple[str, str]]:
     yield "python", f"{platform.python_version()}, {sys.executable}"
     yield "system", f"{platform.platform()}, {platform.machine()}"
     yield "libraries", ", ".join(f"{name} {_version(name) or 'missing'}" for name in LIBRARIES)
-    yield "processor", processor()
-    yield "cores", cores()
+    yield "processor", describe_processor()
+    yield "cores", describe_cores()
     yield "threads", f"{torch.get_num_threads()} compute; set OMP_NUM_THREADS to choose"
-    yield "memory", memory()
-    yield "gpu", "; ".join(gpus()) or "none that torch can use"
-    yield from chosen()
-    yield from places()
-    yield from extras()
+    yield "memory", describe_memory()
+    yield "gpu", "; ".join(iter_gpus()) or "none usable by torch"
+    yield from iter_defaults()
+    yield from iter_folders()
+    yield from iter_extras()
 
 
-def processor() -> str:
+def describe_processor() -> str:
     """Returns the processor's name and the instruction sets that determine its speed, as torch sees them."""
     import torch
 
-    known = torch.cpu.get_capabilities()
+    capabilities = torch.cpu.get_capabilities()
     wanted = ("avx2", "avx512_f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8", "sve", "bf16", "neon")
-    there = [name for name in wanted if known.get(name)]
-    name = known.get("cpu_name") or platform.processor() or platform.machine()
-    return f"{name}: {', '.join(there) or 'none of the wide instruction sets'}; torch uses {capability()}"
+    available = [name for name in wanted if capabilities.get(name)]
+    name = capabilities.get("cpu_name") or platform.processor() or platform.machine()
+    onednn = "yes" if torch.backends.mkldnn.is_available() else "no"
+    uses = f"{torch.backends.cpu.get_cpu_capability()}, oneDNN {onednn}"
+    return f"{name}: {', '.join(available) or 'no wide instruction sets'}; torch uses {uses}"
 
 
-def capability() -> str:
-    import torch
-
-    return (
-        f"{torch.backends.cpu.get_cpu_capability()}, oneDNN {'yes' if torch.backends.mkldnn.is_available() else 'no'}"
-    )
-
-
-def cores() -> str:
+def describe_cores() -> str:
     quota = machine.cpu_quota()
     limit = "no quota" if quota is None else f"a quota of {quota:g}"
     return f"{machine.cores()} used of {os.cpu_count()}: this process may run on {machine.usable_cpus()}, {limit}"
 
 
-def memory() -> str:
+def describe_memory() -> str:
     size, limit = machine.memory_size(), machine.memory_limit()
     sizes = [f"{size / GIB:.1f} GiB"] if size else []
     return ", ".join([*sizes, f"the container's limit {limit / GIB:.1f} GiB" if limit else "no limit of a container"])
 
 
-def gpus() -> Iterator[str]:
+def iter_gpus() -> Iterator[str]:
     import torch
 
     for index in range(torch.cuda.device_count()):
@@ -92,13 +86,13 @@ def gpus() -> Iterator[str]:
         yield "Apple's, through Metal"
 
 
-def chosen() -> Iterator[tuple[str, str]]:
-    """Yields what `auto` chooses, and why."""
+def iter_defaults() -> Iterator[tuple[str, str]]:
+    """Yields the values that `auto` selects, with reasons."""
     import torch
 
     from vlm.data.workers import default_workers
     from vlm.inference.device import choose_device
-    from vlm.nn.precision import why_bfloat16, why_int8
+    from vlm.nn.precision import explain_bfloat16, explain_int8
     from vlm.nn.step.packed import packs
 
     device = choose_device("auto")
@@ -107,35 +101,35 @@ def chosen() -> Iterator[tuple[str, str]]:
         ("training", trains_on, "bf16-mixed", "32-true"),
         ("decoding", device, "bf16", "fp32"),
     ):
-        low, why = why_bfloat16(place)
+        low, why = explain_bfloat16(place)
         yield name, f"{yes if low else no} on {place}: {why}"
-    there, why = why_int8(device)
-    yield "int8", f"{'with --precision int8' if there else 'no'}: {why}"
+    has_int8, why = explain_int8(device)
+    yield "int8", f"{'with --precision int8' if has_int8 else 'no'}: {why}"
     kinds = [str(dtype).removeprefix("torch.") for dtype in (torch.float32, torch.bfloat16) if packs(dtype)]
     yield "packing", f"weights of {' and '.join(kinds)}" if kinds else "none; linear layers as they are"
     yield "workers", f"{default_workers()} read images"
 
 
-def places() -> Iterator[tuple[str, str]]:
+def iter_folders() -> Iterator[tuple[str, str]]:
     """Yields the folders where files are written, and their free space."""
     for name, place in (("here", Path.cwd()), ("temporary", Path(tempfile.gettempdir()))):
-        writable = "can be written" if os.access(place, os.W_OK) else "cannot be written: give runs=DIR elsewhere"
+        writable = "writable" if os.access(place, os.W_OK) else "not writable: set runs=DIR to another folder"
         yield name, f"{place}: {writable}, {shutil.disk_usage(place).free / GIB:.1f} GiB free"
 
 
-def extras() -> Iterator[tuple[str, str]]:
+def iter_extras() -> Iterator[tuple[str, str]]:
     """Yields each extra, with the command that installs it if packages are missing."""
     try:
         lines = metadata.requires(NAME) or []
     except metadata.PackageNotFoundError:
-        yield "extras", "unknown: the package is not installed; pip install -e . in its folder"
+        yield "extras", "unknown: the package is not installed; run pip install -e . in its folder"
         return
     packages: dict[str, list[str]] = {}
     for name, extra in (match.groups() for line in lines if (match := _REQUIREMENT.match(line))):
         packages.setdefault(extra, []).append(name)
     for extra, names in packages.items():
         missing = [name for name in names if name != NAME and _version(name) is None]
-        fact = f"missing {', '.join(missing)}: pip install '{NAME}[{extra}]'" if missing else "there"
+        fact = f"missing {', '.join(missing)}: pip install '{NAME}[{extra}]'" if missing else "installed"
         yield "extra", f"{extra}: {fact}"
     if "coco" in packages and shutil.which("java") is None:
         yield "java", "missing; METEOR and SPICE need it"

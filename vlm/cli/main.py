@@ -1,4 +1,4 @@
-"""The `vlm` command. torch is imported only when a command runs, so that mistakes and --help take no seconds."""
+"""The `vlm` command. torch is imported only when a command runs, so that errors and --help appear at once."""
 
 import errno
 import os
@@ -11,30 +11,34 @@ import typer
 
 from vlm import __version__
 from vlm.cli import use
-from vlm.cli.options import as_typer
+from vlm.cli.options import to_typer_command
 from vlm.errors import UserError, is_out_of_memory, print_error
-from vlm.inference.tasks import TASKS, resolve
+from vlm.inference.tasks import TASKS, import_object
 from vlm.tuning import tune
 
-PREDICT = "Run a model of any task, also one from your own package (--trust), like the command of its task."
+PREDICT = "Run a model of any task, including tasks of other packages (--trust), like the command of its task."
 TRAIN = "Train a model: vlm train [OVERRIDES], the same as python train.py."
-# What to write where an argument is missing, by command.
+# What to give if an argument is missing, by command.
 MISSING_ARGUMENT = {
-    "vlm score": "; give results and references: vlm score results.json annotations.json, or, with a text per line, "
+    "vlm score": "; give results and references: vlm score results.json annotations.json or, with one text per line, "
     "vlm score hypotheses.txt references.txt"
 }
-DECODING = {"generate", "translate", "chat"}  # commands that decode texts without reading photos at the same time
+TEXT_ONLY_DECODING = {
+    "generate",
+    "translate",
+    "chat",
+}  # commands that decode without loading images at the same time
 # Commands other than those of tasks: the function of each, imported when it is called, and its help.
 COMMANDS = {
     "bench": (
         "vlm.cli.bench:bench",
-        "Time training steps of any config, as vlm train would take them.",
+        "Time training steps of a config.",
     ),
     "serve": ("vlm.serving.serve:serve", "Serve a model over HTTP: POST /predict, /health, /metrics, /openapi.json."),
-    "demo": ("vlm.serving.demo:demo", "Try a model of any task on a page in the browser."),
+    "demo": ("vlm.serving.demo:demo", "Try a model of any task on a web page."),
     "evaluate": (
         "vlm.cli.checkpoint_commands:evaluate",
-        "Evaluate a checkpoint on a split of its data, with the controls any model should beat.",
+        "Evaluate a checkpoint on a split of its data, and compare it with baselines.",
     ),
     "info": (
         "vlm.cli.checkpoint_commands:info",
@@ -42,7 +46,7 @@ COMMANDS = {
     ),
     "score": (
         "vlm.cli.score:score",
-        "Score captions as COCO's evaluation does: BLEU, ROUGE-L and CIDEr of any two files; needs no checkpoint.",
+        "Score captions as COCO's evaluation does (BLEU, ROUGE-L, CIDEr). Needs two files and no checkpoint.",
     ),
     "compare": (
         "vlm.cli.compare:compare",
@@ -69,69 +73,71 @@ COMMANDS = {
         "Export a checkpoint to Hugging Face, safetensors, ONNX or torch.export format.",
     ),
 }
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+WRITE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
-def app(argv: Sequence[str]) -> typer.Typer:
-    """The command line; only the command that is called is imported."""
-    # Plain help, because rich's frames leave half of 80 columns for the text and cut off long options.
+def build_app(argv: Sequence[str]) -> typer.Typer:
+    """Returns the command-line application; only the called command is imported."""
+    # Plain help, because rich's frames waste half of 80 columns and truncate long options.
     program = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
-    program.callback()(_root)
-    helps = {"train": TRAIN} | {one.name: one.help for task in TASKS.values() for one in task.commands}
+    program.callback()(_main_options)
+    helps = {"train": TRAIN} | {command.name: command.help for task in TASKS.values() for command in task.commands}
     helps |= {"predict": PREDICT} | {name: help for name, (_, help) in COMMANDS.items()}
     for name, help in helps.items():
         called = name in argv[:1] and name != "train"  # Hydra parses its overrides: see `run`
-        # A short help is not cut to one line.
-        program.command(name, help=help, short_help=help)(as_typer(_function(name, argv)) if called else lambda: None)
+        # short_help=help, because the default is truncated to one line.
+        program.command(name, help=help, short_help=help)(
+            to_typer_command(_find_function(name, argv)) if called else lambda: None
+        )
     return program
 
 
-def _function(name: str, argv: Sequence[str]) -> Callable[..., int]:
-    """The function of a command."""
+def _find_function(name: str, argv: Sequence[str]) -> Callable[..., int]:
+    """Returns the function of a command."""
     if name in COMMANDS:
-        return resolve(COMMANDS[name][0])
-    return use.predict_of(argv) if name == "predict" else use.command_of(name)
+        return import_object(COMMANDS[name][0])
+    return use.make_predict_command(argv) if name == "predict" else use.make_command(name)
 
 
-def _tell(version: bool) -> None:
+def _print_version(version: bool) -> None:
     if version:
         print(f"vlm {__version__}")
         raise typer.Exit
 
 
-def _root(
+def _main_options(
     version: Annotated[
-        bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=_tell)
+        bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=_print_version)
     ] = False,
 ) -> None:
     """Train, evaluate and use small vision-language models."""
 
 
-def _typed() -> Sequence[str]:
-    """Returns the words of a command line that a shell asks to complete; empty if none does."""
+def _completion_words() -> Sequence[str]:
+    """Returns the words of the command line that a shell completes; empty without shell completion."""
     line = os.environ.get("_TYPER_COMPLETE_ARGS") or os.environ.get("COMP_WORDS") or ""
     return line.split()[1:] if "_VLM_COMPLETE" in os.environ else []
 
 
 def main() -> None:
-    """Runs a command; faults that a user can cause end in a line and an exit status, never in a traceback."""
-    tune(alone=not DECODING.isdisjoint(sys.argv[1:2]))
-    read_any_name()
-    sys.exit(run(sys.argv[1:] or _typed()))
+    """Runs a command; errors that a user can cause give one line and an exit status, not a traceback."""
+    tune(single_threaded=not TEXT_ONLY_DECODING.isdisjoint(sys.argv[1:2]))
+    accept_any_file_name()
+    sys.exit(run(sys.argv[1:] or _completion_words()))
 
 
 def run(argv: Sequence[str]) -> int:
     """Runs a command in this process; returns its exit status."""
     if argv[:1] == ["train"] and "_VLM_COMPLETE" not in os.environ:
-        return resolve("vlm.training.run.fit:main")(list(argv[1:]))
+        return import_object("vlm.training.run.fit:main")(list(argv[1:]))
 
-    return _report(lambda: app(argv)(list(argv), prog_name="vlm", standalone_mode=False))
+    return _run_with_exit_status(lambda: build_app(argv)(list(argv), prog_name="vlm", standalone_mode=False))
 
 
-def read_any_name() -> None:
-    """Accepts file names that are not UTF-8: they are read as Python represents them in paths, and printed escaped.
+def accept_any_file_name() -> None:
+    """Accepts file names that are not UTF-8: they are read with surrogate escapes, and printed escaped.
 
-    A byte order mark, which some programs put before UTF-8, is removed from stdin, and only a line feed ends a line.
+    A byte order mark is removed from stdin, and only a line feed ends a line.
     """
     if isinstance(sys.stdin, TextIOWrapper):
         is_utf8 = sys.stdin.encoding.lower() == "utf-8"
@@ -140,7 +146,7 @@ def read_any_name() -> None:
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
-def _report(command: Callable[[], int | None]) -> int:
+def _run_with_exit_status(command: Callable[[], int | None]) -> int:
     # Newer versions of typer contain their own copy of click, whose exceptions are reached through typer.
     usage_error: type[Exception] = typer.BadParameter.__bases__[0]
     try:
@@ -154,29 +160,30 @@ def _report(command: Callable[[], int | None]) -> int:
         return fault.status
     except usage_error as fault:
         reason = fault.format_message()  # type: ignore[attr-defined]
-        if type(fault).__name__ == "NoArgsIsHelpError":  # its message is the help
+        if type(fault).__name__ == "NoArgsIsHelpError":  # the message is the help text
             print(reason, file=sys.stderr)
         elif reason:
-            typed = fault.ctx.command_path if fault.ctx else "vlm"  # type: ignore[attr-defined]
-            example = MISSING_ARGUMENT.get(typed, "") if reason.startswith("Missing argument") else ""
-            print_error(f"{reason.rstrip('.')}{example} (see {typed} --help)")
+            command_path = fault.ctx.command_path if fault.ctx else "vlm"  # type: ignore[attr-defined]
+            example = MISSING_ARGUMENT.get(command_path, "") if reason.startswith("Missing argument") else ""
+            print_error(f"{reason.rstrip('.')}{example} (see {command_path} --help)")
         return 2
     except (typer.Abort, KeyboardInterrupt):
         return 130
     except BrokenPipeError:  # the reader of the output has closed it
-        _forget_stdout()
+        _discard_stdout()
         return 0
     except (OSError, MemoryError, RuntimeError) as fault:
         if is_out_of_memory(fault):
-            print_error("out of memory; lower --batch-size, --beam or --results, or give less at a time")
+            print_error("out of memory; lower --batch-size, --beam or --results, or give fewer inputs")
             return 1
-        if not isinstance(fault, OSError) or fault.errno not in FULL:
+        if not isinstance(fault, OSError) or fault.errno not in WRITE_ERRORS:
             raise
-        _forget_stdout()
-        print_error(f"{fault.filename or 'stdout'}: cannot be written ({fault.strerror}); free space, or use another")
+        _discard_stdout()
+        reason = f"cannot be written ({fault.strerror})"
+        print_error(f"{fault.filename or 'stdout'}: {reason}; free disk space, or choose another file")
         return 1
 
 
-def _forget_stdout() -> None:
-    """Keeps Python from trying at exit to write again what could not be written."""
+def _discard_stdout() -> None:
+    """Redirects stdout to the null device, so that Python does not fail to flush it at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

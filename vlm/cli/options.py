@@ -10,13 +10,18 @@ import typer
 from vlm.errors import unknown_choice
 from vlm.inference.options import Option
 
-VALUES = {"N": int, "X": float, "TEXT": str, " ": bool}  # short names of types in --help, which leave room for the text
+METAVARS = {
+    "N": int,
+    "X": float,
+    "TEXT": str,
+    " ": bool,
+}  # short names of types in --help, which leave room for the text
 
 
-def as_typer(command: Callable[..., int]) -> Callable[..., int]:
+def to_typer_command(command: Callable[..., int]) -> Callable[..., int]:
     """Returns a function with a command's options for typer; the fields of a dataclass parameter become options."""
     groups = {name: kind for name, kind in get_type_hints(command).items() if is_dataclass(kind)}
-    declared = list(_declared(command))
+    declared = list(_list_options(command))
     options = {name: get_args(hint)[1] for name, hint, _ in declared}
 
     def run(**values: Any) -> int:
@@ -28,7 +33,8 @@ def as_typer(command: Callable[..., int]) -> Callable[..., int]:
         return command(**values, **parts)
 
     parameters = sorted(
-        (_parameter(*one) for one in declared), key=lambda parameter: parameter.default is not inspect.Parameter.empty
+        (_make_parameter(*option) for option in declared),
+        key=lambda parameter: parameter.default is not inspect.Parameter.empty,
     )
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
@@ -52,7 +58,7 @@ def _check_values(options: Mapping[str, Option], values: Mapping[str, Any]) -> N
             check(value)
 
 
-def _declared(command: Callable[..., int]) -> Iterator[tuple[str, Any, Any]]:
+def _list_options(command: Callable[..., int]) -> Iterator[tuple[str, Any, Any]]:
     """Yields the name, the annotated type and the default of each option."""
     hints = get_type_hints(command, include_extras=True)
     for name, parameter in inspect.signature(command).parameters.items():
@@ -66,19 +72,22 @@ def _declared(command: Callable[..., int]) -> Iterator[tuple[str, Any, Any]]:
             yield field.name, inner[field.name], default
 
 
-def _parameter(name: str, hint: Any, default: Any) -> inspect.Parameter:
+def _make_parameter(name: str, hint: Any, default: Any) -> inspect.Parameter:
+    kind: Any
+    option: Option
     kind, option = get_args(hint)
-    kind = kind if option.typed is None else option.typed
+    kind = kind if option.cli_type is None else option.cli_type
     if option.positional:
         argument: Any = typer.Argument(help=option.help, metavar=option.metavar or name.upper())
     else:
-        limits = {"min": option.least, "max": option.most}
-        metavar = option.metavar or next(name for name, known in VALUES.items() if known in _types(kind))
-        argument = typer.Option(*option.flags, help=option.help, metavar=metavar, **limits)
-    annotation = Annotated[kind, argument]  # type: ignore[valid-type]
+        metavar = option.metavar or next(
+            name for name, type_of_metavar in METAVARS.items() if type_of_metavar in _nested_types(kind)
+        )
+        argument = typer.Option(*option.flags, help=option.help, metavar=metavar, min=option.least, max=option.most)
+    annotation = Annotated[kind, argument]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
 
 
-def _types(hint: Any) -> list[Any]:
+def _nested_types(hint: Any) -> list[Any]:
     """Returns a type and all types inside it."""
-    return [hint, *(inner for part in get_args(hint) for inner in _types(part))]
+    return [hint, *(inner for part in get_args(hint) for inner in _nested_types(part))]

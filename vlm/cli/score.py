@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Annotated
 
 from vlm.errors import UserError
-from vlm.evaluation.score import FORMS, image_files, read_captions, scored_texts
+from vlm.evaluation.score import FORMS, image_files, read_captions, score_texts
 from vlm.evaluation.score import score as score_captions
 from vlm.inference.options import Option, Out
 from vlm.io.output import Output
@@ -44,12 +44,13 @@ def score(
         UserError: A file is unreadable or in another format, or the files have no image in common.
     """
     if (clip is None) != (images is None):
-        raise UserError("--clip and --images: need each other; give the folder of a CLIP model and that of the images")
+        raise UserError("--clip and --images: give both, the folder of a CLIP model and the folder of the images")
     output = Output(out, inputs=[results, references, *filter(None, [references_of])])
     if results.endswith(".txt") and references.endswith(".txt"):
         if clip or per_image or references_of:
-            raise UserError(f"{results}: holds lines of text; --per-image, --clip and --references-of are of captions")
-        text = scored_texts(results, references, form)
+            flags = "--per-image, --clip and --references-of"
+            raise UserError(f"{results}: contains lines of text; {flags} apply only to captions")
+        text = score_texts(results, references, form)
         with output:
             output.write(text)
         return 0

@@ -1,56 +1,56 @@
-"""The commands that use a model: each task's own, and `vlm predict` for any. torch is imported when they run."""
+"""The commands that run a model: those of the tasks, and `vlm predict`. torch is imported when they run."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, field, fields, make_dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 from vlm.errors import UserError
-from vlm.inference.options import ModelOptions, Option, OutputOptions, check_checkpoint, declared, hints_of
-from vlm.inference.tasks import TASKS, Command, misused, resolve, task_name, tasks_of
+from vlm.inference.options import ModelOptions, Option, OutputOptions, cached_type_hints, check_checkpoint, get_options
+from vlm.inference.tasks import TASKS, Command, commands_by_task, current_task_name, import_object, wrong_task_error
 
 if TYPE_CHECKING:
     from vlm.inference.predictor import Predictor
 
 Words = Annotated[
     list[str] | None,
-    Option("Images, texts or files, as the model reads them; a model of texts reads lines of stdin.", positional=True),
+    Option("Images, texts or files, as the model reads them. By default, texts are lines of stdin.", positional=True),
 ]
 
 
-def command_of(name: str) -> Callable[..., int]:
-    """The function of a task's command; torch is imported only when it runs.
+def make_command(name: str) -> Callable[..., int]:
+    """Returns the function of a task's command; torch is imported only when it runs.
 
-    If several tasks share the name, it has the options of all; the checkpoint's task decides which apply.
+    If several tasks have this command, it has the options of all; the checkpoint's task decides which apply.
     """
-    commands = tasks_of(name)
+    commands = commands_by_task(name)
     first = next(iter(commands.values()))
     if first.function is not None:
-        return resolve(first.function)
+        return import_object(first.function)
     if len(commands) > 1:
-        return _shared(commands)
+        return _make_shared_command(commands)
 
     def run(arguments: Any, model: ModelOptions, output: OutputOptions, options: Any) -> int:
-        return use(resolve(first.predictor), arguments, model, output, options)
+        return run_predictor(import_object(first.predictor), arguments, model, output, options)
 
     run.__annotations__ |= {"arguments": first.arguments, "options": first.options}
     return run
 
 
-def predict_of(argv: Sequence[str]) -> Callable[..., int]:
-    """Returns the function of `vlm predict`, with the options of all tasks, and of a user's task that `argv` names."""
+def make_predict_command(argv: Sequence[str]) -> Callable[..., int]:
+    """Returns the function of `vlm predict`, with the options of all tasks and of the checkpoint in `argv`."""
     commands = {task: entry.main for task, entry in TASKS.items()}
-    checkpoint, trust = option_value(argv, "-c", "--checkpoint"), option_value(argv, "--trust")
+    checkpoint, trust = find_option_value(argv, "-c", "--checkpoint"), find_option_value(argv, "--trust")
     if checkpoint is not None and trust is not None:
         check_checkpoint(checkpoint)
-        from vlm.inference.predictor import predictor_of
+        from vlm.inference.predictor import find_predictor_class
 
-        kind = predictor_of(checkpoint, trust=trust)
+        kind = find_predictor_class(checkpoint, trust=trust)
         path = f"{kind.__module__}:{kind.__qualname__}"
         commands.setdefault(kind.task, Command("predict", "", path, kind.options, kind.arguments))
-    return _shared(commands, any_task=True)
+    return _make_shared_command(commands, any_task=True)
 
 
-def option_value(argv: Sequence[str], *names: str) -> str | None:
+def find_option_value(argv: Sequence[str], *names: str) -> str | None:
     """Returns the value of an option in a command line."""
     for place, word in enumerate(argv):
         for name in names:
@@ -61,73 +61,82 @@ def option_value(argv: Sequence[str], *names: str) -> str | None:
     return None
 
 
-def _shared(commands: Mapping[str, Command], *, any_task: bool = False) -> Callable[..., int]:
+def _make_shared_command(commands: Mapping[str, Command], *, any_task: bool = False) -> Callable[..., int]:
     """Returns a command of several tasks, with the options of all.
 
     Args:
         commands: The command of each task.
-        any_task: Whether its arguments are words that each task reads in its own way.
+        any_task: Whether it is `vlm predict`, whose arguments are words that the task interprets.
     """
-    options = _merged("Options", [command.options for command in commands.values()])
+    options = _merge_dataclasses("Options", [command.options for command in commands.values()])
     named = make_dataclass("Arguments", [("inputs", Words, field(default=None))], kw_only=True)
-    arguments = named if any_task else _merged("Arguments", [command.arguments for command in commands.values()])
+    arguments = (
+        named if any_task else _merge_dataclasses("Arguments", [command.arguments for command in commands.values()])
+    )
 
     def run(arguments: Any, model: ModelOptions, output: OutputOptions, options: Any) -> int:
         from vlm.checkpoint.load import read
-        from vlm.checkpoint.rebuild import refusing
-        from vlm.inference.predictor import predictor_of
+        from vlm.checkpoint.rebuild import convert_errors
+        from vlm.inference.predictor import find_predictor_class
 
-        loaded = model.load(lambda path, dtype, **others: read(path, dtype=dtype))
-        with refusing(model.checkpoint):
-            task = task_name(loaded["vlm"]["task"])
+        loaded = model.load(lambda path, dtype, **options: read(path, dtype=dtype))
+        with convert_errors(model.checkpoint):
+            task = current_task_name(loaded["vlm"]["task"])
         if task not in commands and not any_task:
-            raise misused(model.checkpoint, task, *commands)
-        known = task in TASKS
+            raise wrong_task_error(model.checkpoint, task, *commands)
+        is_builtin_task = task in TASKS
         kind = (
-            resolve(commands[task].predictor) if known else predictor_of(model.checkpoint, trust=model.trust, task=task)
+            import_object(commands[task].predictor)
+            if is_builtin_task
+            else find_predictor_class(model.checkpoint, trust=model.trust, task=task)
         )
-        own = _own(kind.options, options, task)
-        words = kind.arguments.of(arguments.inputs or []) if any_task else _own(kind.arguments, arguments, task)
-        return use(kind, words, model, output, own, loaded=loaded)
+        task_options = _select_options(kind.options, options, task)
+        if any_task:
+            words = kind.arguments.from_words(arguments.inputs or [])
+        else:
+            words = _select_options(kind.arguments, arguments, task)
+        return run_predictor(kind, words, model, output, task_options, loaded=loaded)
 
     run.__annotations__ |= {"arguments": arguments, "options": options}
     return run
 
 
-def _merged(name: str, kinds: Sequence[type]) -> type:
-    """Returns a dataclass with the fields of several; required fields become optional, since other tasks lack them."""
+def _merge_dataclasses(name: str, kinds: Sequence[type]) -> type:
+    """Returns a dataclass with the fields of several; required fields become optional, for tasks without them."""
     merged: dict[str, tuple[str, Any, Any]] = {}
     for kind in kinds:
-        hints = hints_of(kind)
-        for one in fields(kind):
-            default = None if one.default is MISSING else one.default
-            merged.setdefault(one.name, (one.name, hints[one.name], field(default=default)))
+        hints = cached_type_hints(kind)
+        for option in fields(kind):
+            default = None if option.default is MISSING else option.default
+            merged.setdefault(option.name, (option.name, hints[option.name], field(default=default)))
     return make_dataclass(name, merged.values(), kw_only=True)
 
 
-def _own(kind: type, given: Any, task: str) -> Any:
+def _select_options(kind: type, given: Any, task: str) -> Any:
     """Selects a task's options from those of all tasks that share its command.
 
     Raises:
-        UserError: A required option is missing, or one of another task is set.
+        UserError: A required option is missing, or an option of another task is set.
     """
-    known, everything = declared(kind), declared(type(given))
+    task_options, all_options = get_options(kind), get_options(type(given))
     values = vars(given)
-    for one in fields(kind):
-        if one.default is MISSING and not values[one.name]:
-            raise UserError(f"{_typed(one.name, everything)}: missing; a model for {task} needs it")
-    for one in fields(given):
-        if one.name not in known and values[one.name] and values[one.name] != one.default:
-            raise UserError(f"{_typed(one.name, everything)}: a model for {task} takes none; leave it out")
-    return kind(**{name: values[name] for name in known})
+    for option in fields(kind):
+        if option.default is MISSING and not values[option.name]:
+            raise UserError(f"{_name_on_command_line(option.name, all_options)}: missing; a model for {task} needs it")
+    for option in fields(given):
+        if option.name not in task_options and values[option.name] and values[option.name] != option.default:
+            raise UserError(
+                f"{_name_on_command_line(option.name, all_options)}: not supported by a model for {task}; remove it"
+            )
+    return kind(**{name: values[name] for name in task_options})
 
 
-def _typed(name: str, options: Mapping[str, Option]) -> str:
+def _name_on_command_line(name: str, options: Mapping[str, Option]) -> str:
     """Returns the name of a field on the command line."""
     return name.upper() if options[name].positional else f"--{name.replace('_', '-')}"
 
 
-def use(
+def run_predictor(
     kind: type["Predictor"],
     arguments: Any,
     model: ModelOptions,
@@ -136,7 +145,7 @@ def use(
     *,
     loaded: Mapping[str, Any] | None = None,
 ) -> int:
-    """Uses a model as a command says; returns the exit status.
+    """Runs the predictor of a command and writes its results; returns the exit status.
 
     Args:
         loaded: The content of the checkpoint, if it has been read.

@@ -10,7 +10,7 @@ from vlm.config.signatures import injects
 from vlm.config.target import Signature, SignatureLookup, arguments, find, is_injected, parameters, signature, takes_any
 from vlm.config.tree import origins, transform
 from vlm.config.types import Product, coerce, describe_mismatch, fits
-from vlm.errors import UserError, did_you_mean, nearest
+from vlm.errors import UserError, did_you_mean, find_similar
 
 RESERVED = ("_target_", "_partial_")
 
@@ -23,31 +23,31 @@ def check(
     injected: Mapping[str, Collection[str]] | None = None,
     look_up: SignatureLookup = signature,
 ) -> None:
-    """Compares every node that has a ``_target_`` with the signature of the class it names; builds nothing.
+    """Checks every node with a ``_target_`` against the signature of the class that it names, without building it.
 
     Args:
         config: The resolved config, plain containers.
-        tree: The config with its interpolations, which lead to the keys where values are set; None if it has none.
-        types: Annotations of values that belong to no ``_target_``, such as ``seed``, by key.
-        injected: Arguments that the program supplies, by path of the node, besides those annotated as Injected.
-        look_up: Returns the signature of a target; a node whose signature it does not know is not checked.
+        tree: The config with its interpolations, which determine the keys to report; None if it has none.
+        types: Annotations of keys outside of nodes, such as ``seed``.
+        injected: Arguments that the program supplies, by path of the node, in addition to those annotated as Injected.
+        look_up: Returns the signature of a target, or None, in which case the node is not checked.
     Raises:
-        UserError: With a line for each fault, named by the key where the value is set.
+        UserError: With a line per fault, which names the key where the value is set.
     """
     faults: list[str] = []
 
-    def look(node: dict[str, Any], raw: dict[str, Any], path: str) -> Product:
+    def check_node(node: dict[str, Any], raw: dict[str, Any], path: str) -> Product:
         try:
-            if (known := look_up(node["_target_"])) is None:
+            if (signature := look_up(node["_target_"])) is None:
                 return Product(Any)
-            found = _node_faults(known, node, raw, (injected or {}).get(path, ()), look_up)
-            faults.extend(f"{path}.{fault}" for fault in found)
+            node_faults = _node_faults(signature, node, raw, (injected or {}).get(path, ()), look_up)
+            faults.extend(f"{path}.{fault}" for fault in node_faults)
             return product(node, look_up)
         except UserError as error:
             faults.append(f"{path}._target_: {error}")
             return Product(Any)
 
-    transform(config, look)
+    transform(config, check_node)
     for key, hint in (types or {}).items():
         if not fits(config.get(key), hint):
             faults.append(f"{key}: {describe_mismatch(config.get(key), hint)}")
@@ -62,66 +62,66 @@ def _node_faults(
     injected: Collection[str],
     look_up: SignatureLookup,
 ) -> Iterator[str]:
-    known = signature.arguments
-    filled = {name for name, parameter in known.items() if is_injected(parameter)}
+    parameters = signature.arguments
+    supplied = {name for name, parameter in parameters.items() if is_injected(parameter)}
     if not isinstance(node.get("_partial_", False), bool):
         yield f"_partial_: {describe_mismatch(node['_partial_'], bool)}"
     for key in [key for key in node if key not in RESERVED]:
-        if key in known and key not in filled:
-            forgotten = node[key] is None and known[key].default is None  # an annotation that leaves out "| None"
-            if not forgotten and not fits(node[key], known[key].annotation):
-                yield f"{key}: {describe_mismatch(node[key], known[key].annotation)}"
+        if key in parameters and key not in supplied:
+            is_optional = node[key] is None and parameters[key].default is None  # its annotation lacks "| None"
+            if not is_optional and not fits(node[key], parameters[key].annotation):
+                yield f"{key}: {describe_mismatch(node[key], parameters[key].annotation)}"
         elif injects(raw, key, look_up):
-            yield f"{key}: is filled in by the program; remove it"
+            yield f"{key}: is set by the program; remove it"
         elif not signature.takes_any or str(key).startswith("_"):
-            yield f"{key}: unknown{did_you_mean(nearest(str(key), known.keys() - filled))}"
+            yield f"{key}: unknown{did_you_mean(find_similar(str(key), parameters.keys() - supplied))}"
     if not node.get("_partial_"):
-        for name, parameter in known.items():
-            if parameter.default is inspect.Parameter.empty and name not in {*node, *filled, *injected}:
+        for name, parameter in parameters.items():
+            if parameter.default is inspect.Parameter.empty and name not in {*node, *supplied, *injected}:
                 yield f"{name}: missing; {node['_target_'].rpartition('.')[2]} needs it"
 
 
 def product(node: Mapping[str, Any], look_up: SignatureLookup = signature) -> Product:
-    """The type of the object that a node builds."""
-    known = look_up(node["_target_"])
-    return Product(Any if known is None else partial if node.get("_partial_") else known.kind)
+    """Returns the type of the object that a node builds."""
+    signature = look_up(node["_target_"])
+    return Product(Any if signature is None else partial if node.get("_partial_") else signature.kind)
 
 
 def build(node: Any, path: str, /, **injected: Any) -> Any:
-    """Builds a checked node and all below it, innermost first.
+    """Builds a checked node and all nodes below it, innermost first.
 
     Args:
         node: A node with ``_target_``. With ``_partial_: true`` the result is a ``functools.partial``.
         path: Key of the node in the config, for messages.
-        injected: Values that only the program knows; those that the node's class takes are passed to it.
+        injected: Further arguments from the program; passed if the node's class takes them.
     Raises:
-        UserError: The node names nothing, or a constructor refuses its values.
+        UserError: The node has no class, or a constructor rejects its values.
     """
     if not isinstance(node, dict) or "_target_" not in node:
-        raise UserError(f"{path}: names nothing to build; give it a _target_, or choose an option of its group")
-    own = {name: value for name, value in injected.items() if takes(node, name)}
-    return transform(node, lambda inner, raw, at: _call(inner, at, own if raw is node else {}), path)
+        raise UserError(f"{path}: has no class to build; give it a _target_, or choose an option of its group")
+    extra = {name: value for name, value in injected.items() if takes_argument(node, name)}
+    return transform(node, lambda inner, raw, at: _call(inner, at, extra if raw is node else {}), path)
 
 
 def spec(node: dict[str, Any]) -> dict[str, Any]:
     """Converts a checked node to ``{"name": ..., "args": ...}``, the form that checkpoints store.
 
     Classes of vlm are stored by their short name, and nested nodes in the same form. A list becomes a tuple if the
-    signature asks for one, as in ``build``, so that both give a class equal arguments.
+    annotation requires one, as in ``build``, so that both pass equal arguments to a class.
     """
-    return transform(node, lambda inner, raw, at: _spec(inner))
+
+    def convert(inner: dict[str, Any], raw: dict[str, Any], path: str) -> dict[str, Any]:
+        if inner.get("_partial_"):
+            raise ValueError(f"{inner['_target_']}: a partial cannot be stored")
+        return {"name": short(inner["_target_"]), "args": _kwargs(inner, paths=False)}
+
+    return transform(node, convert)
 
 
-def takes(node: Mapping[str, Any], argument: str) -> bool:
+def takes_argument(node: Mapping[str, Any], argument: str) -> bool:
     """Returns True if the class of a node has an argument of this name."""
     target = find(node["_target_"])
     return argument in arguments(target) or takes_any(target)
-
-
-def _spec(node: dict[str, Any]) -> dict[str, Any]:
-    if node.get("_partial_"):
-        raise ValueError(f"{node['_target_']}: a partial cannot be stored")
-    return {"name": short(node["_target_"]), "args": _kwargs(node, paths=False)}
 
 
 def _call(node: dict[str, Any], path: str, injected: dict[str, Any]) -> Any:
@@ -132,17 +132,18 @@ def _call(node: dict[str, Any], path: str, injected: dict[str, Any]) -> Any:
     try:
         return target(**kwargs)
     except Exception as error:
-        # Compared by name, without importing Lightning: its error for a setting that this machine does not support.
+        # Lightning's error for a setting that this machine does not support, compared by name to avoid the import.
         expected = type(error).__name__ == "MisconfigurationException"
-        # A TypeError in another package comes from a setting whose annotation is too loose; in vlm it is a bug.
-        theirs = (TypeError, OverflowError) if target.__module__.partition(".")[0] != "vlm" else ()
-        if not expected and not isinstance(error, (ValueError, OSError, ImportError, *theirs)):
+        # In other packages, a TypeError comes from a setting whose annotation is too loose; in vlm it is a bug.
+        external_errors = (TypeError, OverflowError) if target.__module__.partition(".")[0] != "vlm" else ()
+        if not expected and not isinstance(error, (ValueError, OSError, ImportError, *external_errors)):
             raise
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0].strip()
         raise UserError(f"{path}: {reason}") from error
 
 
 def _kwargs(node: dict[str, Any], paths: bool = True) -> dict[str, Any]:
-    known = parameters(find(node["_target_"]))
-    hints = {key: known[key].annotation if key in known else Any for key in node if key not in RESERVED}
+    """Returns the arguments of a node, converted to the annotated types."""
+    by_name = parameters(find(node["_target_"]))
+    hints = {key: by_name[key].annotation if key in by_name else Any for key in node if key not in RESERVED}
     return {key: coerce(node[key], hint, paths=paths) for key, hint in hints.items()}

@@ -1,7 +1,7 @@
-"""Hydra's command line: a run of one config, or Hydra's own machinery for sweeps, ``--cfg`` and ``--help``.
+"""Hydra's command line: runs a config, or calls Hydra for sweeps, ``--cfg`` and ``--help``.
 
-Hydra creates no folder and no log of its own. Its errors become UserErrors: a line or two that name the key, and exit
-status 2.
+Hydra must not create folders or log files. Its errors are converted to UserErrors of a line or two that name the key,
+with exit status 2.
 """
 
 import io
@@ -22,55 +22,65 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig
 
-from vlm.config.compose import ROOT, VERSION, Check, Composed, bare_word_remedy, compose, composed, conf_dir, explained
+from vlm.config.compose import (
+    ROOT,
+    VERSION,
+    Check,
+    Composition,
+    bare_word_remedy,
+    compose,
+    compose_tree,
+    conf_dir,
+    explain_hydra_errors,
+)
 from vlm.config.override import parse, quote
 from vlm.config.tree import Config
-from vlm.config.untrusted import readable
+from vlm.config.untrusted import allow_environment
 from vlm.errors import UserError, print_error
 
 Main = Callable[[Config], int | None]
 
 
 class StoppedStudy(NamedTuple):
-    """A study of which a signal stopped a trial.
+    """An Optuna study that a signal stopped.
 
     Args:
         arguments: The arguments of its command line.
-        trials: Number of trials in all.
-        left: Number of trials that did not end, with the stopped one.
-        is_stored: Whether the same command continues it.
+        trials: Total number of trials.
+        remaining: Number of unfinished trials, including the stopped one.
+        is_stored: Whether the same command continues the study.
     """
 
     arguments: list[str]
     trials: int
-    left: int
+    remaining: int
     is_stored: bool
 
 
 class Sweep(NamedTuple):
-    """The functions that run the jobs of a sweep and summarise them.
+    """The functions that run the jobs of a sweep and format its results; see `vlm.training.run.sweep`.
 
     Args:
-        run: Runs one job. Arguments: a function that returns its config, the overrides that differ between jobs, the
-            path of its record, and whether the sweeper is told the score.
-        closing: Returns the last lines of the sweep, from the paths of the jobs' records, the arguments of the jobs
-            that a signal kept from ending, the stopped one first, and the study that a signal stopped, if any.
-        score: Returns the score that the sweeper is told of a successful job, from the path of its record.
-        study: Begins or continues a study; returns further overrides of the sweeper. Arguments: the sweeper's settings,
-            the config, the keys on the command line, and the folder of the records.
+        run_job: Runs a job. Arguments: a function that returns its config, the overrides that differ between jobs, the
+            file for its result, and whether the sweeper optimizes the score.
+        format_results: Formats the results. Arguments: the result files, the arguments of the jobs that a signal
+            prevented from finishing, the interrupted job first, and the study that a signal stopped, if any.
+        read_objective: Returns the score that the sweeper optimizes, from the result file of a successful job.
+        begin_study: Starts or continues a study and returns further overrides of the sweeper. Arguments: the sweeper's
+            settings, the config, the keys on the command line, and the folder of the result files.
     """
 
-    run: Callable[[Callable[[], Config], list[str], Path, bool], int | None]
-    closing: Callable[[list[Path], list[list[str]], StoppedStudy | None], str]
-    score: Callable[[Path], float | None]
-    study: Callable[[dict[str, Any], Config, list[str], Path], list[str]]
+    run_job: Callable[[Callable[[], Config], list[str], Path, bool], int | None]
+    format_results: Callable[[list[Path], list[list[str]], StoppedStudy | None], str]
+    read_objective: Callable[[Path], float | None]
+    begin_study: Callable[[dict[str, Any], Config, list[str], Path], list[str]]
 
 
-_PLACES = ("config_path", "config_name", "config_dir")
+_CONFIG_FLAGS = ("config_path", "config_name", "config_dir")
 _NO_LOGGING = "{version: 1, root: null}"
-_RESUME = "resume=RUN goes on with a run: its folder, one of its checkpoints, or last for the newest under runs/."
-# A run has its own folder and log, so Hydra must leave nothing behind.
-_OURS = (
+_RESUME_HELP = "resume=RUN resumes a run: its folder, one of its checkpoints, or last for the newest run under runs/."
+# Runs have their own folders and logs, so Hydra must not create any.
+_HYDRA_SETTINGS = (
     "hydra.run.dir=.",
     "hydra.sweep.subdir=.",
     "hydra.output_subdir=null",
@@ -78,36 +88,39 @@ _OURS = (
     "hydra.job.chdir=false",
     f"++hydra.job_logging={_NO_LOGGING}",
     f"++hydra.hydra_logging={_NO_LOGGING}",
-    f"hydra.help.footer='{_RESUME}'",
+    f"hydra.help.footer='{_RESUME_HELP}'",
 )
 
 
 def run(main: Main, argv: list[str], check: Check | None = None, *, sweep: Sweep | None = None) -> int:
-    """Runs ``main`` with the config of a command line in Hydra's form; once for each job of a sweep.
+    """Runs ``main`` with the config of a Hydra command line, or runs the jobs of a sweep.
 
     Args:
-        main: Takes the config, resolved to plain containers, and returns its exit status, or None for 0.
-        argv: The command line, without the program's name.
+        main: Takes the resolved config and returns an exit status, or None for 0.
+        argv: The command line without the program's name.
         check: As in ``compose``.
-        sweep: Runs the jobs of a sweep instead of ``main``, and prints its last lines.
+        sweep: Functions for sweeps; None to run ``main`` for each job.
     Returns:
-        The exit status, for a sweep the highest one; 2 if the config or the command line is at fault.
+        The exit status, for a sweep the highest one; 2 if the config or the command line is invalid.
     """
 
     def job() -> int | None:
-        options = _parse(argv)
-        flags = {name for name, value in vars(options).items() if value} - {*_PLACES, "overrides", "run"}
+        options = _parse_command_line(argv)
+        flags = {name for name, value in vars(options).items() if value} - {*_CONFIG_FLAGS, "overrides", "run"}
         if flags or any(text.lstrip("+~").startswith(("hydra.", "hydra/")) for text in options.overrides):
-            return _run_hydra(main, options, check, prefix=_prefix(argv), sweep=sweep)
+            before = len(sys.argv) - len(argv)
+            is_suffix = before > 0 and sys.argv[before:] == argv
+            prefix = sys.argv[:before] if is_suffix else sys.argv[:1]  # the program and the name of its command
+            return _run_hydra(main, options, check, prefix=prefix, sweep=sweep)
         config = compose(options.overrides, check, options)
         config.typed = argv
         return main(config)
 
-    return _status(job)
+    return _run_to_status(job)
 
 
 def report(fault: UserError) -> int:
-    """Prints a fault for the user and returns its exit status; with VLM_DEBUG=1, a traceback too."""
+    """Prints an error and returns its exit status. With VLM_DEBUG=1, also prints the traceback."""
     if os.environ.get("VLM_DEBUG") == "1":
         traceback.print_exception(fault)
     print_error(fault)
@@ -120,55 +133,58 @@ def _run_hydra(main: Main, options: Namespace, check: Check | None, *, prefix: l
     process, typed = os.getpid(), sys.argv
 
     def job(config: DictConfig) -> float | None:
-        own = HydraConfig.get()
-        learns = own.runtime.choices["hydra/sweeper"] != "basic"
-        record = Path(scratch) / (f"job-{own.job.num:06}.json" if sweeps else "job.json")  # num is set in sweeps only
-        command, line = typed, [*_flags(options, *_PLACES), *own.overrides.task]
+        hydra_config = HydraConfig.get()
+        task_overrides = list(hydra_config.overrides.task)
+        optimizes = hydra_config.runtime.choices["hydra/sweeper"] != "basic"
+        number = hydra_config.job.num if sweeps else 0
+        result_file = Path(scratch) / f"job-{number:06}.json"
+        command, line = typed, [*_format_flags(options, *_CONFIG_FLAGS), *task_overrides]
         if sweeps:
-            # Lightning starts this command for each further device: it must run this job, not the sweep.
+            # Lightning runs this command for further devices, so it must run this job instead of the sweep.
             command = [*prefix, *line]
-            print(f"job {own.job.num}: {' '.join(own.overrides.task)}", file=sys.stderr)
+            print(f"job {number}: {' '.join(task_overrides)}", file=sys.stderr)
 
-        def whole() -> Config:
-            own_config = Composed(config, [], []).config(check)
-            own_config.typed = line
-            return own_config
+        def load_config() -> Config:
+            job_config = Composition(config, [], []).config(check)
+            job_config.typed = line
+            return job_config
 
-        HydraConfig.instance().cfg = None  # if it is set, Lightning starts further processes in another way
-        with _argv(command):
+        HydraConfig.instance().cfg = None  # otherwise Lightning starts further processes in another way
+        with _replace_argv(command):
             if sweeps and sweep:
-                differing = [text for text in own.overrides.task if text not in common]
-                status = _status(lambda: sweep.run(whole, differing, record, learns))
+                differing = [text for text in task_overrides if text not in common]
+                status = _run_to_status(lambda: sweep.run_job(load_config, differing, result_file, optimizes))
             else:
-                status = _status(lambda: main(whole()))
+                status = _run_to_status(lambda: main(load_config()))
         statuses.append(status)
-        if status >= 128:  # a signal ends the whole sweep
+        if status >= 128:  # a signal ends the sweep
             raise SystemExit(status)
         if status and os.getpid() != process:  # in a launcher's process, `statuses` is a copy
-            raise UserError(f"job {own.job.num} ended with status {status}", status)
-        return sweep.score(record) if sweeps and sweep and learns and not status else None
+            raise UserError(f"job {number} exited with status {status}", status)
+        return sweep.read_objective(result_file) if sweeps and sweep and optimizes and not status else None
 
     with ExitStack() as stack:
         stack.callback(setattr, HydraConfig.instance(), "cfg", None)
-        stack.enter_context(explained(options))
-        stack.enter_context(readable(options.overrides))
-        first = composed(options, options.overrides, sweeps)
+        stack.enter_context(explain_hydra_errors(options))
+        stack.enter_context(allow_environment(options.overrides))
+        first = compose_tree(options, options.overrides, sweeps)
         if first.faults:
             first.config(check)
-        common = {_single(text) for text in first.overrides}
+        common = {_format_as_job(text) for text in first.overrides}
         scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="vlm-sweep-"))
-        ours = [*_OURS, quote(f"hydra.sweep.dir={scratch}")]
+        settings = [*_HYDRA_SETTINGS, quote(f"hydra.sweep.dir={scratch}")]
         if "HYDRA_FULL_ERROR" not in os.environ:
             os.environ["HYDRA_FULL_ERROR"] = "1"  # raise, rather than print and exit
             stack.callback(os.environ.pop, "HYDRA_FULL_ERROR")
-        line, study = [*ours, *first.overrides], None
+        line, study = [*settings, *first.overrides], None
         if sweep and "n_trials" in first.sweeper and sweeps:
-            typed = [text.partition("=")[0] for text in first.overrides]
-            further = sweep.study(first.sweeper, first.config(None), typed, Path(scratch))
+            keys = [text.partition("=")[0] for text in first.overrides]
+            further = sweep.begin_study(first.sweeper, first.config(None), keys, Path(scratch))
             line, trials = [*line, *further], first.sweeper["n_trials"]
-            left = next((int(text.rpartition("=")[2]) for text in further if "sweeper.n_trials=" in text), trials)
-            study = StoppedStudy([*_flags(options), *options.overrides], trials, left, bool(first.sweeper["storage"]))
-        stack.enter_context(_argv([prefix[0], *_flags(options), *line]))
+            remaining = next((int(text.rpartition("=")[2]) for text in further if "sweeper.n_trials=" in text), trials)
+            arguments = [*_format_flags(options), *options.overrides]
+            study = StoppedStudy(arguments, trials, remaining, is_stored=bool(first.sweeper["storage"]))
+        stack.enter_context(_replace_argv([prefix[0], *_format_flags(options), *line]))
         printed = stack.enter_context(redirect_stderr(io.StringIO())) if options.cfg else io.StringIO()
         interrupted = False  # between two jobs
         try:
@@ -178,31 +194,31 @@ def _run_hydra(main: Main, options: Namespace, check: Check | None, *, prefix: l
             raise
         except SystemExit as exit:
             if exit.code and not statuses:
-                raise UserError(printed.getvalue().strip() or "Hydra gave up on this command line") from None
+                raise UserError(printed.getvalue().strip() or "Hydra rejected this command line") from None
         except ValueError:
             if not statuses or not all(statuses):
                 raise
-            # Optuna's plugin asks for the best trial, which raises if all failed.
+            # Optuna's plugin looks up the best trial, which raises if all trials failed.
         finally:
-            if sweep and (records := sorted(Path(scratch).glob("*.json"))):
+            if sweep and (result_files := sorted(Path(scratch).glob("*.json"))):
                 ended = sum(status < 128 for status in statuses)
                 stopped = sweeps and (interrupted or ended < len(statuses))
-                jobs = _jobs(options)[ended:] if stopped and not study else []
-                study = study._replace(left=study.left - ended) if stopped and study else None
-                print(sweep.closing(records, jobs, study), flush=True)
+                jobs = _list_jobs(options)[ended:] if stopped and not study else []
+                study = study._replace(remaining=study.remaining - ended) if stopped and study else None
+                print(sweep.format_results(result_files, jobs, study), flush=True)
     return max(statuses, default=0)
 
 
-def _jobs(options: Namespace) -> list[list[str]]:
-    """Returns the arguments of each job of a sweep over all combinations, in their order."""
+def _list_jobs(options: Namespace) -> list[list[str]]:
+    """Returns the arguments of each job of a sweep over all combinations, in order."""
     parsed = OverridesParser.create().parse_overrides([quote(text, sweeping=True) for text in options.overrides])
     (jobs,) = BasicSweeper.split_arguments(parsed, None)
-    flags = _flags(options, *_PLACES)
+    flags = _format_flags(options, *_CONFIG_FLAGS)
     return [[*flags, *(text for text in job if not text.lstrip("+").startswith("hydra"))] for job in jobs]
 
 
-def _single(text: str) -> str:
-    """Returns an override as Hydra passes it to each job of a sweep; one with several values is unchanged."""
+def _format_as_job(text: str) -> str:
+    """Formats an override as Hydra passes it to the jobs of a sweep; one with several values is unchanged."""
     override = parse(text)
     if override is None or override.is_sweep_override() or override.is_delete():
         return text
@@ -210,7 +226,8 @@ def _single(text: str) -> str:
 
 
 @contextmanager
-def _argv(argv: list[str]) -> Iterator[None]:
+def _replace_argv(argv: list[str]) -> Iterator[None]:
+    """Context with another `sys.argv`."""
     before, sys.argv = sys.argv, argv
     try:
         yield
@@ -218,8 +235,8 @@ def _argv(argv: list[str]) -> Iterator[None]:
         sys.argv = before
 
 
-def _status(job: Callable[[], int | None]) -> int:
-    """The exit status of a job; catches every exception."""
+def _run_to_status(job: Callable[[], int | None]) -> int:
+    """Runs a job and returns its exit status; catches all exceptions."""
     try:
         return job() or 0
     except UserError as fault:
@@ -235,7 +252,7 @@ def _status(job: Callable[[], int | None]) -> int:
         return 1
 
 
-def _parse(argv: list[str]) -> Namespace:
+def _parse_command_line(argv: list[str]) -> Namespace:
     """Parses Hydra's flags and the overrides, in any order."""
     printed = io.StringIO()
     try:
@@ -245,7 +262,7 @@ def _parse(argv: list[str]) -> Namespace:
         if not exit.code:
             raise
         reason = printed.getvalue().strip().rpartition("error: ")[2]
-        raise UserError(f"{reason}; values are given as KEY=VALUE, such as trainer.max_epochs=5") from None
+        raise UserError(f"{reason}; use the form KEY=VALUE, such as trainer.max_epochs=5") from None
     for text in options.overrides:
         if not text.partition("=")[0].strip("+~ ") or ("=" not in text and not text.startswith("~")):
             remedy = bare_word_remedy(text)
@@ -261,17 +278,11 @@ def _parse(argv: list[str]) -> Namespace:
     return options
 
 
-def _flags(options: Namespace, *names: str) -> list[str]:
-    """Converts parsed flags back to arguments: those named, or all."""
+def _format_flags(options: Namespace, *names: str) -> list[str]:
+    """Converts parsed flags back to arguments: the given flags, or all."""
     chosen = {name: getattr(options, name) for name in names} if names else vars(options)
     flags = []
     for name, value in chosen.items():
         if value and name != "overrides":
             flags += [f"--{name.replace('_', '-')}"] + ([] if value is True else [str(value)])
     return flags
-
-
-def _prefix(argv: list[str]) -> list[str]:
-    """Returns the words before the arguments: the program, and the name of its command."""
-    before = len(sys.argv) - len(argv)
-    return sys.argv[:before] if before > 0 and sys.argv[before:] == argv else sys.argv[:1]

@@ -1,9 +1,9 @@
-"""Composes configs with Hydra, from the shipped folder and the user's, to plain containers."""
+"""Composes configs with Hydra, from the config folders of vlm and of the user, to plain containers."""
 
 import json
 import re
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -18,76 +18,84 @@ from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from vlm.config.override import parse, path_option, quote, read, resolve_others, update
+from vlm.config.override import parse, quote, read, resolve_custom_interpolations, suggest_data_option, update
 from vlm.config.signatures import arguments_of
 from vlm.config.target import check_package, find, trust
 from vlm.config.tree import FORMULAS, Config, MissingKey, resolve, walk
-from vlm.config.untrusted import check_hydra, readable
-from vlm.errors import UserError, did_you_mean, is_interrupt, nearest
+from vlm.config.untrusted import allow_environment, check_hydra
+from vlm.errors import UserError, did_you_mean, find_similar, is_interrupt
 
-WHOLE = ("experiment", "task", "debug", "hydra")  # groups whose options set keys of the whole config
+GLOBAL_GROUPS = ("experiment", "task", "debug", "hydra")  # groups whose options set keys anywhere in the config
 
 
 def drop_leftovers(tree: DictConfig, name: str, chosen: Sequence[str], search: Sequence[str]) -> None:
-    """Drops the keys that a chosen option does not know, so that an experiment can be tried with another encoder.
+    """Drops keys of an experiment that an explicitly chosen option does not have, such as another encoder.
 
-    Keys that both options know stay. Hydra must be initialised.
+    Hydra must be initialized.
 
     Args:
-        tree: The config with an entry `hydra`.
-        name: Name of the file that the config is composed from.
-        chosen: The overrides that choose options.
-        search: Overrides that name folders of configs.
+        tree: The config, including its node `hydra`.
+        name: Name of the primary config.
+        chosen: Overrides that choose options.
+        search: Overrides that set the search path.
     """
     choices = dict(tree.hydra.runtime.choices)
     if not choices.pop("experiment", None):
         return
-    same = [f"{group}={option}" for group, option in choices.items() if option and not group.startswith("hydra/")]
+    same_choices = [
+        f"{group}={option}" for group, option in choices.items() if option and not group.startswith("hydra/")
+    ]
     plain = None
     for text in chosen:
         group, _, option = text.lstrip("+~").partition("=")
         key = group.replace("/", ".")
-        node = None if group.split("/")[0] in WHOLE or "." in group or "[" in option else OmegaConf.select(tree, key)
+        node = (
+            None
+            if group.split("/")[0] in GLOBAL_GROUPS or "." in group or "[" in option
+            else OmegaConf.select(tree, key)
+        )
         if option and isinstance(node, DictConfig) and "_target_" in node:
-            plain = hydra.compose(name, [*search, *same]) if plain is None else plain
-            _drop(node, OmegaConf.select(plain, key) or {})
+            plain = hydra.compose(name, [*search, *same_choices]) if plain is None else plain
+            _drop_unknown_keys(node, OmegaConf.select(plain, key) or {})
 
 
-def _drop(node: DictConfig, own: Any) -> None:
-    """Drops keys unknown to both the config without an experiment and the node's class, and groups without a class."""
-    known = arguments_of(OmegaConf.to_container(node, resolve=False))
+def _drop_unknown_keys(node: DictConfig, plain: Mapping[str, Any]) -> None:
+    """Drops keys that neither the config without an experiment nor the node's class has, and groups without a class."""
+    arguments = arguments_of(OmegaConf.to_container(node, resolve=False))
     with open_dict(node):
-        for name in [name for name in node if name not in own]:
+        for name in [name for name in node if name not in plain]:
             value = node._get_node(name)
-            if name not in known or (isinstance(value, DictConfig) and "_target_" not in value):
+            if name not in arguments or (isinstance(value, DictConfig) and "_target_" not in value):
                 del node[name]
 
 
 class Check(Protocol):
-    """Raises a UserError if a config has a fault."""
+    """A function that raises a UserError if a config has faults."""
 
     def __call__(self, config: Config, *, resolved: bool = True, imports: bool = True) -> None: ...
 
 
 ROOT = "config"
 VERSION = "1.3"  # version_base of Hydra
-SHIPPED = Namespace(config_path=None, config_name=None, config_dir=None)
-_HYDRAS = ("hydra.", "hydra/")
-_STANDS_IN = "vlm.training.config."  # module prefix of placeholder classes, which stand for other overrides
-_LISTED = (ValueType.CHOICE_SWEEP, ValueType.SIMPLE_CHOICE_SWEEP, ValueType.RANGE_SWEEP)
+DEFAULT_OPTIONS = Namespace(config_path=None, config_name=None, config_dir=None)
+_HYDRA_PREFIXES = ("hydra.", "hydra/")
+_PLACEHOLDER_PREFIX = (
+    "vlm.training.config."  # module of placeholder classes such as Pretrained, which are replaced by further overrides
+)
+_ENUMERABLE = (ValueType.CHOICE_SWEEP, ValueType.SIMPLE_CHOICE_SWEEP, ValueType.RANGE_SWEEP)
 
 for _name, _formula in FORMULAS.items():
     OmegaConf.register_new_resolver(_name, _formula, replace=True)
 
 
-class Composed(NamedTuple):
+class Composition(NamedTuple):
     """A composed config.
 
     Args:
         tree: The config with its interpolations.
-        faults: A line for each override that cannot be applied; the tree lacks these.
+        faults: A line per override that could not be applied.
         overrides: The applied overrides, quoted, including those that replace `model=pretrained`.
-        sweeper: Settings of Hydra's sweeper, which chooses the values of a sweep's jobs.
+        sweeper: Settings of Hydra's sweeper.
     """
 
     tree: DictConfig
@@ -98,9 +106,9 @@ class Composed(NamedTuple):
     def config(self, check: Check | None) -> Config:
         """Resolves the config and checks it; arguments and faults as in `compose`."""
         try:
-            config = resolve(resolve_others(self.tree))
+            config = resolve(resolve_custom_interpolations(self.tree))
         except UserError as fault:
-            if self.faults:  # the key may be missing because an override misspelt it
+            if self.faults:  # the key may be missing because of a misspelt override
                 raise UserError("\n".join(self.faults)) from fault
             if check and isinstance(fault, MissingKey):
                 check(dict(OmegaConf.to_container(self.tree, resolve=False)), resolved=False)  # type: ignore[arg-type]
@@ -116,37 +124,37 @@ class Composed(NamedTuple):
 
 
 def conf_dir() -> Path:
-    """The folder of the configs: inside an installed wheel, or beside the package in a checkout."""
+    """Returns the config folder: inside the package of an installed wheel, next to it in a checkout."""
     package = Path(__file__).resolve().parents[1]
     inside = package / "conf"
     return inside if inside.is_dir() else package.parent / "conf"
 
 
-def compose(overrides: list[str], check: Check | None = None, options: Namespace = SHIPPED) -> Config:
+def compose(overrides: list[str], check: Check | None = None, options: Namespace = DEFAULT_OPTIONS) -> Config:
     """Composes the config with overrides.
 
     Args:
-        overrides: KEY=VALUE, as the shell delivers them.
-        check: Raises a UserError if a composed config has a fault. A config that lacks a key which another one refers
-            to is passed with ``resolved=False``, since options that do not fit together may be the cause.
-            One with faults of its own is passed with ``imports=False``, so that these are reported without delay.
-        options: Hydra's flags that name folders of configs.
+        overrides: KEY=VALUE arguments of a command line.
+        check: Raises a UserError if the config has faults. It is called with ``resolved=False`` if an interpolation
+            refers to a missing key, because incompatible options may be the cause, and with ``imports=False`` if an
+            override could not be applied, to report that without delay.
+        options: Hydra's flags that name config folders.
     Raises:
-        UserError: With a line for each fault, which names the key that was typed.
+        UserError: With a line per fault, which names the key that the user set.
     """
-    with readable(overrides):
-        return composed(options, overrides).config(check)
+    with allow_environment(overrides):
+        return compose_tree(options, overrides).config(check)
 
 
 def override(tree: dict[str, Any], overrides: list[str], check: Check | None = None) -> Config:
-    """Applies overrides to a saved config; ``data=OPTION`` replaces a group by a shipped option.
+    """Applies overrides to a saved config. ``data=OPTION`` replaces a group with an option of vlm.
 
     Args:
-        tree: The config with its interpolations, which follow the changed values.
+        tree: The config with its interpolations, which are resolved afterwards.
         overrides: KEY=VALUE, quoted or not.
         check: As in `compose`.
     Raises:
-        UserError: With a line for each that cannot be applied.
+        UserError: With a line for each override that cannot be applied.
     """
     changed = OmegaConf.create(tree)
     values, faults = [], []
@@ -154,10 +162,10 @@ def override(tree: dict[str, Any], overrides: list[str], check: Check | None = N
         parsed = read(text)
         if parsed is None or parsed.is_sweep_override():
             faults.append(f"{text}: is not of the form KEY=VALUE with one value")
-        elif not _is_option(parsed):
+        elif not _chooses_option(parsed):
             values.append(parsed)
         else:
-            chosen = composed(SHIPPED, [text])
+            chosen = compose_tree(DEFAULT_OPTIONS, [text])
             faults += chosen.faults
             key = parsed.key_or_group.replace("/", ".")
             node = OmegaConf.to_container(OmegaConf.select(chosen.tree, key), resolve=False)
@@ -165,15 +173,15 @@ def override(tree: dict[str, Any], overrides: list[str], check: Check | None = N
     OmegaConf.set_struct(changed, True)
     if faults := faults + update(changed, values):
         raise UserError("\n".join(faults))
-    with readable(overrides):
-        return Composed(changed, [], overrides).config(check)
+    with allow_environment(overrides):
+        return Composition(changed, [], overrides).config(check)
 
 
-def _is_option(override: Override) -> bool:
-    """Returns True for an override that chooses an option of a group, even an unknown one.
+def _chooses_option(override: Override) -> bool:
+    """Returns True if an override chooses an option of a group, even an unknown option.
 
     Raises:
-        UserError: The option sets keys of the whole config.
+        UserError: The option sets keys anywhere in the config.
     """
     group, option = override.key_or_group, None if override.is_delete() else override.value()
     if not isinstance(option, str):
@@ -181,29 +189,30 @@ def _is_option(override: Override) -> bool:
     folder = conf_dir() / group.replace(".", "/")
     file = folder / f"{option}.yaml"
     if file.is_file() and "@package _global_" in file.read_text(encoding="utf-8"):
-        raise UserError(f"{override.input_line}: changes the whole config, and cannot be chosen for one that was saved")
+        raise UserError(f"{override.input_line}: sets keys of several groups and cannot be applied to a saved config")
     return file.is_file() or (folder.is_dir() and "." not in group)
 
 
-def composed(options: Namespace, overrides: list[str], sweeping: bool = False) -> Composed:
-    """Composes a config with overrides; an unknown option is replaced by the nearest one, so that further faults show.
+def compose_tree(options: Namespace, overrides: list[str], sweeping: bool = False) -> Composition:
+    """Composes a config. Replaces an unknown option with the most similar one, so that further faults are found.
 
     Args:
-        options: Hydra's flags that name folders of configs.
-        overrides: KEY=VALUE, as the shell delivers them.
-        sweeping: Whether overrides may have several values; the first of each is set.
+        options: Hydra's flags that name config folders.
+        overrides: KEY=VALUE arguments of a command line.
+        sweeping: Whether overrides may have several values, of which the first is set.
     Raises:
-        UserError: An option is unknown and none is near, or a config file sets what only a command line may.
+        UserError: An option is unknown and none is similar, or a config file sets a key that only the command line may
+            set.
     """
     faults: list[str] = []
-    given = [override for text in overrides if (override := _readable(text, sweeping, faults))]
-    search = [*_search(options), *(text for text in overrides if text.startswith("hydra.searchpath="))]
+    given = [override for text in overrides if (override := _read_override(text, sweeping, faults))]
+    search = [*_search_path(options), *(text for text in overrides if text.startswith("hydra.searchpath="))]
     name, chosen, values = options.config_name or ROOT, list(search), []
-    with explained(options), _hydra(options) as loader:
+    with explain_hydra_errors(options), _initialize_hydra(options) as loader:
         options_of = partial(loader.get_group_options, config_name=name, overrides=search)
         for override in given:
-            singles = _singles(override) if override.is_sweep_override() else [override]
-            choices = [_choice(single, options_of, faults) for single in singles]
+            singles = _split_sweep(override) if override.is_sweep_override() else [override]
+            choices = [_choose_option(single, options_of, faults) for single in singles]
             values += singles[:1] if choices[:1] == [None] else []
             chosen += [choice for choice in choices[:1] if choice] + [""] * ("" in choices)
         if "" in chosen:
@@ -211,10 +220,12 @@ def composed(options: Namespace, overrides: list[str], sweeping: bool = False) -
         tree = hydra.compose(name, chosen, return_hydra_config=True)
         drop_leftovers(tree, name, chosen[len(search) :], search)
         if search or options.config_path or options.config_name:
-            untyped = [*search, *(text for text in chosen if not text.lstrip("+~").startswith(_HYDRAS))]
-            _check_strangers(hydra.compose(name, untyped, return_hydra_config=True))
-    if target := _stand_in(tree):
-        return composed(options, _expanded(target, tree, chosen, given), sweeping)
+            untyped = [*search, *(text for text in chosen if not text.lstrip("+~").startswith(_HYDRA_PREFIXES))]
+            _check_user_configs(hydra.compose(name, untyped, return_hydra_config=True))
+    model = tree.get("model")
+    target = str(model.get("_target_")) if isinstance(model, DictConfig) else ""
+    if target.startswith(_PLACEHOLDER_PREFIX):
+        return compose_tree(options, _expand_placeholder(target, tree, chosen, given), sweeping)
     for package in (override.value() for override in values if override.key_or_group == "trust" and override.value()):
         check_package(str(package))
         trust(str(package))
@@ -223,82 +234,76 @@ def composed(options: Namespace, overrides: list[str], sweeping: bool = False) -
     with open_dict(tree):
         del tree["hydra"]
     lines = [str(override.input_line) for override in given]
-    return Composed(tree, faults + update(tree, values, groups), lines, sweeper)
+    return Composition(tree, faults + update(tree, values, groups), lines, sweeper)
 
 
-def _stand_in(tree: DictConfig) -> str:
-    """Returns the class that stands for a model described elsewhere; "" if the config describes its model."""
-    node = tree.get("model")
-    target = str(node.get("_target_")) if isinstance(node, DictConfig) else ""
-    return target if target.startswith(_STANDS_IN) else ""
-
-
-def _expanded(target: str, tree: DictConfig, chosen: list[str], given: list[Override]) -> list[str]:
-    """Returns the overrides with `model=pretrained` and its keys replaced by the overrides that describe the model.
+def _expand_placeholder(target: str, tree: DictConfig, chosen: list[str], given: list[Override]) -> list[str]:
+    """Replaces `model=pretrained` and its keys by the overrides that describe the model.
 
     Args:
-        chosen: Overrides that choose options.
-        given: All of them.
+        target: The placeholder's class.
+        chosen: The overrides that choose options.
+        given: All overrides.
     """
-    kind: Any = find(target)
-    read = {"model", *(f"model.{name}" for name in kind.reads)}
-    replaced = [override for override in given if override.key_or_group in read]
+    placeholder: Any = find(target)
+    keys = {"model", *(f"model.{name}" for name in placeholder.reads)}
+    replaced = [override for override in given if override.key_or_group in keys]
     if swept := [override.input_line for override in replaced if override.is_sweep_override()]:
-        raise UserError(f"{swept[0]}: cannot be swept over; give one at a time")
-    values = {name: OmegaConf.select(tree.model, name) for name in kind.reads}
+        raise UserError(f"{swept[0]}: a sweep cannot vary this key; start a run per value")
+    values = {name: OmegaConf.select(tree.model, name) for name in placeholder.reads}
     values |= {override.key_or_group.removeprefix("model."): override.value() for override in replaced}
-    choices, said = dict(tree.hydra.runtime.choices), []
-    if choices.get("experiment"):  # it makes choices of its own, and its values override the folder's
+    choices, from_experiment = dict(tree.hydra.runtime.choices), []
+    if choices.get("experiment"):  # its choices and values have precedence over those of the folder
         model: Any = OmegaConf.to_container(tree.model, resolve=False)
         groups = tuple(
             f"{group.replace('/', '.')}." for group in choices if group.startswith("model/") and choices[group]
         )
-        said = [
+        from_experiment = [
             f"{key}={json.dumps(value)}"
-            for key, value in walk(model, "model")  # except those of options that are chosen separately
-            if not (isinstance(value, dict) or key in read or key == "model._target_" or key.startswith(groups))
+            for key, value in walk(model, "model")  # except values of options that are chosen separately
+            if not (isinstance(value, dict) or key in keys or key == "model._target_" or key.startswith(groups))
         ]
     else:
         typed = {text.lstrip("+").partition("=")[0] for text in chosen}
         choices = {group: option for group, option in choices.items() if group in typed}
-    own = [str(override.input_line) for override in given if override not in replaced]
-    return [*kind.overrides(values, choices), *said, *own]
+    unchanged = [str(override.input_line) for override in given if override not in replaced]
+    return [*placeholder.overrides(values, choices), *from_experiment, *unchanged]
 
 
-def _readable(text: str, sweeping: bool, faults: list[str]) -> Override | None:
-    """Reads an override; adds to `faults` and returns None if it is unreadable, or has several values and no sweep."""
+def _read_override(text: str, sweeping: bool, faults: list[str]) -> Override | None:
+    """Parses an override and adds its faults. Returns None if it is invalid or has several values without a sweep."""
     override = read(text, sweeping)
     if override is None:
-        remedy = bare_word_remedy(text) or "put quotes around the value where it holds , = ( [ or {"
+        remedy = bare_word_remedy(text) or "quote the value if it contains , = ( [ or {"
         faults.append(f"{text}: cannot be read as KEY=VALUE; {remedy}")
     elif override.is_sweep_override() and not sweeping:
-        faults.append(f"{text}: has several values; add -m to run each, or write [...] around them for a list")
+        faults.append(f"{text}: has several values; add -m to run each of them, or write [...] for a list")
         return None
     return override
 
 
 def bare_word_remedy(text: str) -> str:
-    """The remedy for an argument without a key: a path, or the name of an option; "" for others."""
+    """Returns the remedy for an argument without a key that is a path or the name of an option; else ""."""
     options = sorted(f"{path.parent.name}={text}" for path in conf_dir().glob("*/*.yaml") if path.stem == text)
-    return path_option(text) or (f"to choose this option, write {' or '.join(options)}" if options else "")
+    return suggest_data_option(text) or (f"to choose this option, write {' or '.join(options)}" if options else "")
 
 
-def _singles(override: Override) -> list[Override]:
-    """Splits a sweep's override into one override per value."""
-    if override.value_type not in _LISTED:
+def _split_sweep(override: Override) -> list[Override]:
+    """Splits a sweep's override into an override per value."""
+    if override.value_type not in _ENUMERABLE:
         return []
     key = override.get_key_element()
     return [single for value in override.sweep_string_iterator() if (single := parse(f"{key}={value}"))]
 
 
-def _choice(override: Override, options_of: Callable[[str], list[str]], faults: list[str]) -> str | None:
-    """Returns the override that makes Hydra choose an option, or the nearest one if it is unknown.
+def _choose_option(override: Override, options_of: Callable[[str], list[str]], faults: list[str]) -> str | None:
+    """Returns the override with which Hydra chooses an option, or the most similar option if it is unknown.
 
     Args:
-        options_of: Returns the options of a group, which is slow in Hydra; not called for a dotted key with a number,
-            which chooses none.
+        options_of: Returns the options of a group. It is slow, so it is not called for dotted keys with numbers, which
+            choose no option.
     Returns:
-        None if an override chooses no option, and "" if none is near.
+        None if the override does not choose an option; "" if the option is unknown and none is similar.
     """
     group, text = override.key_or_group, str(override.input_line)
     value = None if override.is_delete() else override.value()
@@ -306,9 +311,9 @@ def _choice(override: Override, options_of: Callable[[str], list[str]], faults: 
     options = options_of(group.replace(".", "/")) if names or "." not in group else []
     if "." in group and set(names) & set(options):
         choice = f"{group.replace('.', '/')}={value}"
-        faults.append(f"{text}: an option is chosen with a slash; write {choice}")
+        faults.append(f"{text}: the group of an option has slashes; write {choice}")
         return choice
-    if group.startswith(_HYDRAS) or override.package:
+    if group.startswith(_HYDRA_PREFIXES) or override.package:
         return text
     if not options or "." in group or isinstance(value, dict):
         return None
@@ -317,49 +322,50 @@ def _choice(override: Override, options_of: Callable[[str], list[str]], faults: 
         return ""
     unknown = [name for name in names if name not in options and "/" not in name and "${" not in name]
     for name in unknown:
-        near = nearest(name, options)
-        faults.append(f"{group}={name}: unknown; choose from {', '.join(options)}{did_you_mean(near)}")
-        text = f"{text.partition('=')[0]}={near}" if near and text else ""
+        similar = find_similar(name, options)
+        faults.append(f"{group}={name}: unknown; choose from {', '.join(options)}{did_you_mean(similar)}")
+        text = f"{text.partition('=')[0]}={similar}" if similar and text else ""
     return text
 
 
 @contextmanager
-def _hydra(options: Namespace) -> Iterator[ConfigLoader]:
+def _initialize_hydra(options: Namespace) -> Iterator[ConfigLoader]:
+    """Context in which Hydra composes configs; yields its loader."""
     with hydra.initialize_config_dir(options.config_path or str(conf_dir()), version_base=VERSION):
         yield GlobalHydra.instance().config_loader()
 
 
-def _search(options: Namespace) -> list[str]:
+def _search_path(options: Namespace) -> list[str]:
     folder = options.config_dir and quote(f"path=file://{Path(options.config_dir).resolve()}").removeprefix("path=")
     return [f"hydra.searchpath=[{folder}]"] if folder else []
 
 
-def _check_strangers(tree: DictConfig) -> None:
-    """Checks that no config file of a user trusts a package or changes how Hydra runs; only the command line may."""
+def _check_user_configs(tree: DictConfig) -> None:
+    """Checks that config files do not trust packages or change how Hydra runs, which only the command line may do."""
     if tree.get("trust"):
-        raise UserError("trust: no config file may set it; give it on the command line")
+        raise UserError("trust: config files must not set it; set it on the command line")
     GlobalHydra.instance().clear()
-    with _hydra(SHIPPED):
+    with _initialize_hydra(DEFAULT_OPTIONS):
         check_hydra(tree.hydra, hydra.compose(ROOT, return_hydra_config=True).hydra)
 
 
 @contextmanager
-def explained(options: Namespace) -> Iterator[None]:
-    """Context that converts Hydra's errors about a config to a UserError with the remedy."""
+def explain_hydra_errors(options: Namespace) -> Iterator[None]:
+    """Context that converts Hydra's errors to a UserError with a remedy."""
     try:
         yield
     except UserError:
         raise
     except UnicodeDecodeError as error:
-        raise UserError(f"{_not_utf8(options)}: is not UTF-8; save it as UTF-8") from error
+        raise UserError(f"{_find_undecodable_file(options)}: is not UTF-8; save it as UTF-8") from error
     except Exception as error:  # Hydra, OmegaConf and the YAML reader raise many types
         if is_interrupt(error):
             raise KeyboardInterrupt from error
-        raise UserError(_describe(error)) from error
+        raise UserError(_describe_hydra_error(error)) from error
 
 
-def _not_utf8(options: Namespace) -> str:
-    """The first config file that cannot be decoded."""
+def _find_undecodable_file(options: Namespace) -> str:
+    """Returns the first config file that is not UTF-8."""
     folders = [Path(folder) for folder in (options.config_path or conf_dir(), options.config_dir) if folder]
     for path in (path for folder in folders for path in sorted(folder.rglob("*.yaml"))):
         try:
@@ -369,7 +375,8 @@ def _not_utf8(options: Namespace) -> str:
     return "a config file"
 
 
-def _describe(error: Exception) -> str:
+def _describe_hydra_error(error: Exception) -> str:
+    """Returns an error of Hydra, OmegaConf or YAML as a line that names the key or the file."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     cause = error.__cause__ or error
     if isinstance(error, yaml.MarkedYAMLError):
@@ -379,13 +386,13 @@ def _describe(error: Exception) -> str:
         group, _, option = error.missing_cfg_file.rpartition("/")
         if error.missing_cfg_file == "hydra/sweeper/optuna":
             return 'hydra/sweeper=optuna: needs a plugin of Hydra; pip install "vlm-lightning[optuna]"'
-        near = did_you_mean(nearest(option, error.options))
-        return f"{group}={option}: unknown; choose from {', '.join(error.options)}{near}"
+        similar = did_you_mean(find_similar(option, error.options))
+        return f"{group}={option}: unknown; choose from {', '.join(error.options)}{similar}"
     if match := re.match(r"Could not override '([^']+)'(\. No match in the defaults list)?", lines[0]):
-        missing = f"is not among the defaults; write +{match[1]}=OPTION to add it"
+        missing = f"is not in the defaults list; write +{match[1]}=OPTION to add it"
         return f"{match[1]}: {missing if match[2] else 'unknown to Hydra'}"
     if match := re.match(r"You must specify '([^']+)'", lines[0]):
-        return f"{match[1]}: no option is chosen; choose {match[1]}= one of {', '.join(lines[2:])}"
+        return f"{match[1]}: no option is chosen; set {match[1]} to one of {', '.join(lines[2:])}"
     if isinstance(cause, OmegaConfBaseException):
         reason = str(cause).splitlines()[0] if str(cause) else type(cause).__name__
         key = f"{cause.full_key}: " if cause.full_key else ""

@@ -1,7 +1,7 @@
-"""Short names of classes in checkpoints; they stay valid if a module is moved.
+"""Short names of classes in checkpoints, which stay valid if a module is moved.
 
-Checkpoints store classes of vlm by name only, such as ``ViT``. The module is found by searching the sources, so that no
-list must be maintained. Classes of other packages keep their dotted name.
+Checkpoints store classes of vlm by name only, such as ``ViT``. The module is found by searching the source files.
+Classes of other packages keep their dotted name.
 """
 
 import re
@@ -20,7 +20,7 @@ _CLASS = re.compile(r"^class ([A-Z]\w*)(?:\[[^]]*\])?(?:\(([^)]*)\))?:", re.MULT
 
 @cache
 def modules() -> dict[str, list[str]]:
-    """Maps each class name that a checkpoint may contain to the modules that define it, normally one."""
+    """Returns the modules that define each class that a checkpoint may name, normally one per class."""
     root = Path(__file__).parents[1]
     by_name: dict[str, list[str]] = {}
     for path in sorted(path for package in PACKAGES for path in (root / package).rglob("*.py")):
@@ -43,7 +43,7 @@ def short(target: str) -> str:
         return target
     name = target.rpartition(".")[2]
     if len(modules().get(name, [])) != 1:
-        raise UserError(f"{target}: cannot be stored in a checkpoint; name a class that no other module defines")
+        raise UserError(f"{target}: cannot be stored in a checkpoint; use a class name that is unique in vlm")
     return name
 
 

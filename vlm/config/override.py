@@ -1,7 +1,4 @@
-"""Overrides, the KEY=VALUE of a command line: parsed by Hydra's grammar, and applied to a config.
-
-A value is quoted if the grammar would misread a path.
-"""
+"""Overrides (KEY=VALUE): parsed with Hydra's grammar, quoted where it would misread a path, and applied to a config."""
 
 import os
 import re
@@ -21,15 +18,15 @@ from omegaconf.errors import (
 from vlm.config.signatures import arguments_of, injects
 from vlm.config.target import signature
 from vlm.config.tree import MissingKey, escape, is_plain, origin, reach, select, walk
-from vlm.errors import UserError, did_you_mean, nearest
+from vlm.errors import UserError, did_you_mean, find_similar
 
-_PATH_KEYS = ("root", "path")  # by convention paths: of a folder and of a file
-_ACTIVE = re.compile(r"(?<!\\)(?:\\\\)*\$\{")  # an interpolation that no backslash makes literal
+_PATH_KEYS = ("root", "path")  # keys that by convention hold a folder and a file
+_ACTIVE = re.compile(r"(?<!\\)(?:\\\\)*\$\{")  # an interpolation that is not escaped
 _FUNCTION = re.compile(r"\w+\(.*\)", re.DOTALL)
 
 
 def parse(override: str) -> Override | None:
-    """Parses an override by Hydra's grammar; returns None if it does not follow it."""
+    """Parses an override with Hydra's grammar; returns None if it is invalid."""
     try:
         return OverridesParser.create().parse_override(override)
     except Exception:  # functions of the grammar may raise anything
@@ -37,12 +34,12 @@ def parse(override: str) -> Override | None:
 
 
 def read(override: str, sweeping: bool = False) -> Override | None:
-    """Parses an override as the shell delivers it; returns None if it does not follow Hydra's grammar."""
+    """Parses an override from a command line, quoted where necessary; returns None if it is invalid."""
     return parse(quote(override, sweeping))
 
 
-def path_option(text: str) -> str:
-    """The remedy for an argument that is a path without a key; "" for one that is no path."""
+def suggest_data_option(text: str) -> str:
+    """Returns the remedy for an argument that is a path without a key; "" if it is not a path."""
     if os.path.isfile(text):
         return f"for captions in this file, give data=captions data.path={text}; `vlm train --help` lists other data"
     return f"for photos in this folder, give data=captions data.root={text}" if os.path.isdir(text) else ""
@@ -52,13 +49,13 @@ def quote(override: str, sweeping: bool = False) -> str:
     """Quotes the value of an override if Hydra's grammar would reject it or misread a path.
 
     Args:
-        override: As the shell delivers it.
+        override: The argument of the command line.
         sweeping: Whether commas may separate the values of a sweep.
     """
     key, _, value = override.partition("=")
-    if not value or _is_plain(key, value, parse(override), sweeping):
+    if not value or _is_read_as_intended(key, value, parse(override), sweeping):
         return override
-    value = escape(value) if os.path.lexists(value) else _literal(value)
+    value = escape(value) if os.path.lexists(value) else _escape_literal(value)
     return f"{key}={QuotedString(value, Quote.single).with_quotes()}"
 
 
@@ -66,7 +63,7 @@ def update(tree: DictConfig, overrides: Sequence[Override], groups: Collection[s
     """Applies overrides to a config in place.
 
     Args:
-        groups: Names of config groups, which may also stand to the left of ``=``.
+        groups: Names of config groups, which are also valid keys.
     Returns:
         A line for each override that cannot be applied.
     """
@@ -74,46 +71,46 @@ def update(tree: DictConfig, overrides: Sequence[Override], groups: Collection[s
     before = OmegaConf.to_container(tree, resolve=False)
     for override in overrides:
         key, value = override.key_or_group, override.value()
-        if (place := _interpolated(before, key)) is not None:
-            faults.append(f"{key}: is interpolated from {place}; set that")
+        if (source := _find_interpolation(before, key)) is not None:
+            faults.append(f"{key}: is interpolated from {source}; set that key instead")
             continue
         parent = OmegaConf.select(tree, key.rpartition(".")[0]) if "." in key else tree
         try:
-            if parent is not None and not OmegaConf.is_config(parent):  # OmegaConf would replace it by a dict
+            if parent is not None and not OmegaConf.is_config(parent):  # OmegaConf would replace it with a dict
                 raise TypeError
             if override.is_delete():
                 with open_dict(tree):
                     del parent[key.rpartition(".")[2]]
             elif override.is_add() and not isinstance(value, dict | list) and OmegaConf.select(tree, key) is not None:
-                faults.append(f"{key}: is in the config already; leave out the + to change it")
+                faults.append(f"{key}: is already in the config; leave out the + to change it")
             else:
                 adds = override.is_add() or override.is_force_add()
-                whole = isinstance(value, dict) and _is_one_value(parent, key.rpartition(".")[2])
-                OmegaConf.update(tree, key, value, merge=not whole, force_add=adds)
+                replaces = isinstance(value, dict) and _takes_dict(parent, key.rpartition(".")[2])
+                OmegaConf.update(tree, key, value, merge=not replaces, force_add=adds)
         except (OmegaConfBaseException, AttributeError, TypeError):
             faults.append(unknown_key(key, OmegaConf.to_container(tree, resolve=False), groups))
     return faults
 
 
-def _interpolated(config: Any, key: str) -> str | None:
-    """Returns the key where a value of an interpolated group is set; None if the group is not interpolated."""
+def _find_interpolation(config: Any, key: str) -> str | None:
+    """Returns the key where a value in an interpolated group is set; None if the group is not interpolated."""
     try:
         return origin(config, key) if reach(config, key)[1] else None
     except KeyError:
         return None
 
 
-def _is_one_value(node: Any, argument: str) -> bool:
-    """Returns True if an argument takes a dict or other types, so that a new dict replaces the old one."""
+def _takes_dict(node: Any, argument: str) -> bool:
+    """Returns True if an argument is annotated as a dict or another type, so that a new dict replaces the old one."""
     parameter = arguments_of(node, signature).get(argument)
     return parameter is not None and any(get_origin(kind) is dict for kind in get_args(parameter.annotation))
 
 
-def resolve_others(tree: DictConfig) -> dict[str, Any]:
-    """Returns a config as plain containers; only interpolations of keys and of FORMULAS are left unresolved.
+def resolve_custom_interpolations(tree: DictConfig) -> dict[str, Any]:
+    """Converts a config to plain containers, with all interpolations resolved except those of keys and FORMULAS.
 
     Raises:
-        UserError: An interpolation leads nowhere.
+        UserError: An interpolation refers to a missing key.
     """
     raw = OmegaConf.to_container(tree, resolve=False)
     assert isinstance(raw, dict)
@@ -127,19 +124,19 @@ def resolve_others(tree: DictConfig) -> dict[str, Any]:
         raise kind(f"{error.full_key or 'config'}: {str(error).splitlines()[0]}") from error
 
 
-def _resolve_value(raw: Any, holder: Any, key: Any) -> Any:
+def _resolve_value(raw: Any, parent: Any, key: Any) -> Any:
     if isinstance(raw, dict):
-        return {name: _resolve_value(child, holder[key], name) for name, child in raw.items()}
+        return {name: _resolve_value(child, parent[key], name) for name, child in raw.items()}
     if isinstance(raw, list):
-        return [_resolve_value(child, holder[key], index) for index, child in enumerate(raw)]
+        return [_resolve_value(child, parent[key], index) for index, child in enumerate(raw)]
     if not isinstance(raw, str) or is_plain(raw):
         return raw
-    value = holder[key]
+    value = parent[key]
     return escape(OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value)
 
 
 def unknown_key(key: str, config: Any, groups: Collection[str] = ()) -> str:
-    """Returns the message for an unknown key, with the most similar one."""
+    """Returns the error for an unknown key, with a suggestion."""
     node, parts = config, key.split(".")
     for depth, part in enumerate(parts):
         if not isinstance(node, dict):
@@ -147,46 +144,52 @@ def unknown_key(key: str, config: Any, groups: Collection[str] = ()) -> str:
         if part not in node:
             break
         node = node[part]
-    known = {str(name) for name in node if name != "_target_"} if isinstance(node, dict) else set()
+    names = {str(name) for name in node if name != "_target_"} if isinstance(node, dict) else set()
     settable = arguments_of(node)
     if depth == len(parts) - 1 and injects(node, part):
-        return f"{key}: is filled in by the program; remove it"
+        return f"{key}: is set by the program; remove it"
     if part in settable and depth == len(parts) - 1:
         return f"{key}: is not in this config; write +{key}=VALUE to add it"
-    known |= set(settable) if depth else set(groups)
+    names |= set(settable) if depth else set(groups)
     tail = f".{key.replace('/', '.')}"
     elsewhere = sorted(path for path, _ in walk(config) if f".{path}".endswith(tail))[:3]
     if key in ("data.path", "data.root"):
-        places = [
+        path_keys = [
             name for name in ("data.root", "data.path", "data.source.sources") if select(config, name, key) != key
         ]
-        remedy = f"it has {' and '.join(places)}" if places else "choose one of files too, such as data=captions"
-        return f"{key}: unknown to this data set; {remedy}"  # generated data have neither
-    alike = " or ".join(elsewhere) or nearest(part, known)
-    return f"{'.'.join(parts[: depth + 1])}: unknown{did_you_mean(alike)}"
+        remedy = (
+            f"it has {' and '.join(path_keys)}"
+            if path_keys
+            else "choose data that are read from files, such as data=captions"
+        )
+        return f"{key}: not a key of this data set; {remedy}"  # generated data have neither
+    suggestion = " or ".join(elsewhere) or find_similar(part, names)
+    return f"{'.'.join(parts[: depth + 1])}: unknown{did_you_mean(suggestion)}"
 
 
-def _is_plain(key: str, value: str, parsed: Override | None, sweeping: bool) -> bool:
+def _is_read_as_intended(key: str, value: str, parsed: Override | None, sweeping: bool) -> bool:
     """Returns True if Hydra reads a value as intended."""
     if parsed is None:
         return False
     exists = os.path.lexists(value)
     names_path = re.split(r"[.+~]", key)[-1] in _PATH_KEYS
-    like_path = exists or names_path or os.sep in value
+    is_path_like = exists or names_path or os.sep in value
     if parsed.is_sweep_override():
-        listed = parsed.value_type is ValueType.SIMPLE_CHOICE_SWEEP
-        return not exists if sweeping or not listed else not like_path
-    meant = parsed.value()
-    if meant is None or isinstance(meant, list | dict) or value[0] in "'\"" or _FUNCTION.fullmatch(value):
+        has_commas = parsed.value_type is ValueType.SIMPLE_CHOICE_SWEEP
+        return not exists if sweeping or not has_commas else not is_path_like
+    parsed_value = parsed.value()
+    if parsed_value is None or isinstance(parsed_value, list | dict) or value[0] in "'\"" or _FUNCTION.fullmatch(value):
         return not exists
-    if isinstance(meant, str):
-        # Hydra writes values out again for the jobs of a sweep; a value that it would escape there must be quoted.
-        # Hydra would strip spaces around it, such as the delimiter ' '.
-        return value == value.strip() and (not like_path or meant == parsed.get_value_element_as_str() == value)
+    if isinstance(parsed_value, str):
+        # Hydra formats values again for the jobs of a sweep, so a value that it would escape must be quoted, and it
+        # strips surrounding spaces, such as those of the delimiter ' '.
+        return value == value.strip() and (
+            not is_path_like or parsed_value == parsed.get_value_element_as_str() == value
+        )
     return not names_path
 
 
-def _literal(value: str) -> str:
+def _escape_literal(value: str) -> str:
     """Escapes ``${`` for OmegaConf if it cannot be an interpolation."""
     if _ACTIVE.search(value):
         try:

@@ -1,11 +1,11 @@
-"""Signatures of classes, read from their source files with `ast`, so that nothing is imported.
+"""Signatures of classes, read from source files with `ast` instead of imports.
 
-Importing torch and Lightning takes seconds. A misspelt key or a value of a wrong type is found without them: a target
-is followed through the imports of its package to its class, and its parameters are those of the class's ``__init__``.
-Annotations are composed of builtins, ``typing``, `vlm.errors`, and the classes and aliases of vlm. One that contains
-anything else is Any, which accepts every value; `vlm.config.target` then decides, with the imported class.
+Importing torch and Lightning takes seconds. Misspelt keys and values of wrong types are found without them: a target
+is followed through the imports of its package to its class, whose ``__init__`` has the parameters. Annotations of
+builtins, ``typing``, `vlm.errors` and the classes and aliases of vlm are evaluated. Other annotations become Any,
+which accepts every value; `vlm.config.target` then checks with the imported class.
 
-Only the parts of a file that matter are parsed, because parsing whole files would cost every start 0.2 s.
+Only the required parts of a file are parsed, because parsing complete files would take 0.2 s at every start.
 """
 
 import ast
@@ -35,8 +35,8 @@ from vlm.config.target import (
 )
 from vlm.errors import INJECTED, Injected, Limit, UserError
 
-# Modules whose objects are used as they are.
-_KNOWN = {
+# Modules whose objects are used directly.
+_IMPORTED_MODULES = {
     "builtins": builtins,
     "typing": typing,
     "typing_extensions": typing,
@@ -45,7 +45,7 @@ _KNOWN = {
     "pathlib": pathlib,
     "vlm.errors": errors,
 }
-# Types that are matched by methods, which may come from a base class that is not read, such as torch's Module.
+# Types that check methods, which may be defined in a base class that is not read, such as torch's Module.
 _STRUCTURAL = ("Callable", "Collection", "Container", "Generator", "Hashable", "Iterable", "Iterator", "Sized")
 
 _DOCSTRING = re.compile(r'\A(?:\s*#.*\n|\s+)*[rR]?"""(?s:.*?)"""')
@@ -57,8 +57,8 @@ _METHOD = re.compile(
 )
 
 
-class Unreadable(Exception):
-    """A name cannot be followed to its definition, or an expression is not understood."""
+class UnreadableError(Exception):
+    """The definition of a name is not found, or an expression is not supported."""
 
 
 class Module(NamedTuple):
@@ -82,18 +82,18 @@ class ClassText(NamedTuple):
 
 
 class Source(NamedTuple):
-    """A source file: what its names are bound to; None if that is decided when it runs. Classes are not parsed yet."""
+    """A source file: its names with their definitions, or None for names bound at run time. Classes are not parsed."""
 
     name: str
     bound: Mapping[str, ClassText | ast.expr | Import | None]
 
 
 class Definition(NamedTuple):
-    """Where a class is defined.
+    """The definition of a class.
 
     Args:
-        complete: Whether all of its base classes were found.
-        form: A Protocol or a TypedDict is no type of a value.
+        complete: Whether all base classes were found.
+        form: Whether it is a Protocol or a TypedDict, which are not types of config values.
     """
 
     source: Source
@@ -114,18 +114,18 @@ def read_signature(name: Any) -> Signature | None:
         UserError: The name is not allowed.
     """
     check_name(name)
-    return _signature_of(name)
+    return _find_signature(name)
 
 
 @cache
-def _signature_of(name: str) -> Signature | None:
+def _find_signature(name: str) -> Signature | None:
     module, _, attribute = name.rpartition(".")
     try:
-        found = _meaning(_locate_member(module, attribute))
-        if found not in _definitions or not is_allowed(f"{found.__module__}."):
+        kind = _evaluate(_find_member(module, attribute))
+        if kind not in _definitions or not is_allowed(f"{kind.__module__}."):
             return None
-        return Signature(found, _parameters(found, limits_of(f"{found.__module__}.{found.__qualname__}")))
-    except (Unreadable, RecursionError):
+        return Signature(kind, _find_parameters(kind, limits_of(f"{kind.__module__}.{kind.__qualname__}")))
+    except (UnreadableError, RecursionError):
         return None
 
 
@@ -139,28 +139,28 @@ def quick_signature(name: Any) -> Signature:
 
 
 def arguments_of(node: Any, look_up: SignatureLookup = quick_signature) -> dict[str, inspect.Parameter]:
-    """The arguments of a node's class; empty if it is not a node or cannot be built."""
+    """Returns the arguments of a node's class; empty if it is not a node or its class may not be built."""
     try:
-        found = look_up(node["_target_"]) if isinstance(node, Mapping) and "_target_" in node else None
-        return found.arguments if found else {}
+        target = look_up(node["_target_"]) if isinstance(node, Mapping) and "_target_" in node else None
+        return target.arguments if target else {}
     except UserError:
         return {}
 
 
 def injects(node: Any, argument: str, look_up: SignatureLookup = quick_signature) -> bool:
-    """Returns True if the program supplies an argument of this name to a node's class, or one below it."""
+    """Returns True if the program supplies an argument of this name to a node's class, or to one below it."""
     if parameter := arguments_of(node, look_up).get(argument):
         return is_injected(parameter)
     return isinstance(node, Mapping) and any(injects(child, argument, look_up) for child in node.values())
 
 
 @cache
-def _file(module: str) -> Path | None:
-    """Returns the source file of a module; None if it has none, or is not of a package that is read."""
+def _find_source_file(module: str) -> Path | None:
+    """Returns the source file of a module of PACKAGES; None if there is none."""
     if not any(f"{module}.".startswith(f"{package}.") or package.startswith(f"{module}.") for package in PACKAGES):
         return None
     first, *rest = module.split(".")
-    for folder in _folders(first):
+    for folder in _find_package_folders(first):
         path = Path(folder).joinpath(*rest)
         for file in (path / "__init__.py", path.with_name(f"{path.name}.py")):
             if file.is_file():
@@ -169,16 +169,16 @@ def _file(module: str) -> Path | None:
 
 
 @cache
-def _folders(package: str) -> Sequence[str]:
+def _find_package_folders(package: str) -> Sequence[str]:
     spec = find_spec(package)
     return (spec and spec.submodule_search_locations) or ()
 
 
 @cache
-def _read(module: str) -> Source:
-    file = _file(module)
+def _read_module(module: str) -> Source:
+    file = _find_source_file(module)
     if file is None or not any(f"{module}.".startswith(f"{package}.") for package in PACKAGES):
-        raise Unreadable(module)
+        raise UnreadableError(module)
     bound: dict[str, Any] = {}
 
     def cut(block: re.Match[str]) -> str:
@@ -189,28 +189,28 @@ def _read(module: str) -> Source:
         text = _BLOCK.sub(cut, _DOCSTRING.sub("", file.read_text(encoding="utf-8")))
         statements = ast.parse(text).body
     except (OSError, SyntaxError, ValueError) as error:
-        raise Unreadable(module) from error
+        raise UnreadableError(module) from error
     package = module if file.name == "__init__.py" else module.rpartition(".")[0]
     for statement in statements:
-        bound |= _bound(statement, package)
+        bound |= _find_bindings(statement, package)
     return Source(module, bound)
 
 
 def _parse_class(text: str) -> ast.ClassDef:
-    """Parses a class without the bodies of its methods, or as it is if they cannot be cut out."""
-    bare = _METHOD.sub(lambda method: f"    def {method[1] or f'{method[2]}()'}: ...\n", text)
-    for source in (bare, text):
+    """Parses a class without the bodies of its methods, or completely if these cannot be removed."""
+    stripped = _METHOD.sub(lambda method: f"    def {method[1] or f'{method[2]}()'}: ...\n", text)
+    for source in (stripped, text):
         try:
             (node,) = ast.parse(source).body
         except (SyntaxError, ValueError):
             continue
         if isinstance(node, ast.ClassDef):
             return node
-    raise Unreadable(text.partition("\n")[0])
+    raise UnreadableError(text.partition("\n")[0])
 
 
-def _bound(statement: ast.stmt, package: str) -> dict[str, Any]:
-    """Returns the names that a statement of a module binds, and what to."""
+def _find_bindings(statement: ast.stmt, package: str) -> dict[str, Any]:
+    """Returns the names that a statement of a module binds, with their definitions."""
     match statement:
         case ast.Assign(targets=[ast.Name(id=name)], value=value):
             return {name: value}
@@ -227,7 +227,7 @@ def _bound(statement: ast.stmt, package: str) -> dict[str, Any]:
         case ast.Expr():
             return {}
     undecided: dict[str, Any] = {}
-    for node in ast.walk(statement):  # a condition or a loop: what it binds is decided when it runs
+    for node in ast.walk(statement):  # names in a condition or a loop are bound at run time
         match node:
             case ast.Name(id=name, ctx=ast.Store()) | ast.ClassDef(name=name) | ast.FunctionDef(name=name):
                 undecided[name] = None
@@ -236,54 +236,56 @@ def _bound(statement: ast.stmt, package: str) -> dict[str, Any]:
     return undecided
 
 
-def _locate(source: Source, name: str) -> Any:
-    """Follows a name to what it is bound to: a Module, a known object, or the source and the expression or class.
+def _find_definition(source: Source, name: str) -> Any:
+    """Follows a name through imports to a Module, an imported object, or a source with an expression or a class.
 
     Raises:
-        Unreadable: It cannot be followed.
+        UnreadableError: There is no definition, or it is bound at run time.
     """
     bound = source.bound.get(name)
     if name not in source.bound and hasattr(builtins, name):
         return getattr(builtins, name)
     if bound is None:
-        raise Unreadable(name)
+        raise UnreadableError(name)
     if not isinstance(bound, Import):
         return source, bound
-    return _locate_member(bound.module, bound.name) if bound.name else Module(bound.module)
+    return _find_member(bound.module, bound.name) if bound.name else Module(bound.module)
 
 
-def _locate_member(module: str, name: str) -> Any:
-    if module in _KNOWN:
-        if name in _STRUCTURAL or not hasattr(_KNOWN[module], name):
-            raise Unreadable(name)
-        return getattr(_KNOWN[module], name)
-    if _file(f"{module}.{name}") is not None:
+def _find_member(module: str, name: str) -> Any:
+    if module in _IMPORTED_MODULES:
+        if name in _STRUCTURAL or not hasattr(_IMPORTED_MODULES[module], name):
+            raise UnreadableError(name)
+        return getattr(_IMPORTED_MODULES[module], name)
+    if _find_source_file(f"{module}.{name}") is not None:
         return Module(f"{module}.{name}")
-    return _locate(_read(module), name)
+    return _find_definition(_read_module(module), name)
 
 
-def _meaning(found: Any) -> Any:
-    """The class of a found definition, the value of a found expression, or what was found if it is neither."""
-    if not (isinstance(found, tuple) and isinstance(found[0], Source)):
-        return found
-    source, bound = found
-    return _class(source.name, bound.name) if isinstance(bound, ClassText) else _annotation(bound, source)
+def _evaluate(definition: Any) -> Any:
+    """Evaluates the class or the expression that `_find_definition` returned; other results are returned unchanged."""
+    if not (isinstance(definition, tuple) and isinstance(definition[0], Source)):
+        return definition
+    source, bound = definition
+    return (
+        _build_class(source.name, bound.name) if isinstance(bound, ClassText) else _evaluate_annotation(bound, source)
+    )
 
 
 def _resolve(node: ast.expr, source: Source) -> Any:
-    """The object that a name or an attribute of a module stands for."""
+    """Returns the object that a name or an attribute of a module refers to."""
     match node:
         case ast.Name(id=name):
-            return _meaning(_locate(source, name))
+            return _evaluate(_find_definition(source, name))
         case ast.Attribute(value=owner, attr=name) if isinstance(module := _resolve(owner, source), Module):
-            return _meaning(_locate_member(module.name, name))
-    raise Unreadable(ast.unparse(node))
+            return _evaluate(_find_member(module.name, name))
+    raise UnreadableError(ast.unparse(node))
 
 
 @cache
-def _class(module: str, name: str) -> type:
+def _build_class(module: str, name: str) -> type:
     """Returns an empty class with the name, the bases and the literal attributes of a class in a source file."""
-    source = _read(module)
+    source = _read_module(module)
     text = source.bound[name]
     assert isinstance(text, ClassText)
     node = _parse_class(text.text)
@@ -291,10 +293,12 @@ def _class(module: str, name: str) -> type:
     form: Literal["class", "protocol", "dict"] = "class"
     foreign = not module.startswith("vlm.")
     defined = foreign and any(isinstance(method, ast.FunctionDef) and method.name == "__init__" for method in node.body)
-    for expression in [] if defined else node.bases:  # what another package's class derives from does not matter
+    for expression in (
+        [] if defined else node.bases
+    ):  # base classes of other packages are not needed if there is an __init__
         try:
             base = _resolve(expression.value if isinstance(expression, ast.Subscript) else expression, source)
-        except Unreadable:
+        except UnreadableError:
             base = None
         if base in _definitions:
             bases.append(base)
@@ -303,17 +307,17 @@ def _class(module: str, name: str) -> type:
             form = "protocol" if base is typing.Protocol else "dict"
         elif base not in (object, typing.Generic):
             complete = False
-    attributes = {key: value for statement in node.body for key, value in _attributes(statement)}
+    attributes = {key: value for statement in node.body for key, value in _read_attributes(statement)}
     try:
-        made = type(name, tuple(bases), {**attributes, "__module__": module})
-    except TypeError as error:  # an order of bases that does not exist
-        raise Unreadable(name) from error
-    _definitions[made] = Definition(source, node, complete and not (node.keywords and form == "class"), form)
-    return made
+        kind = type(name, tuple(bases), {**attributes, "__module__": module})
+    except TypeError as error:  # no consistent method resolution order
+        raise UnreadableError(name) from error
+    _definitions[kind] = Definition(source, node, complete and not (node.keywords and form == "class"), form)
+    return kind
 
 
-def _attributes(statement: ast.stmt) -> Iterator[tuple[str, Any]]:
-    """Yields the public attributes that a statement of a class sets; None if the value is no literal."""
+def _read_attributes(statement: ast.stmt) -> Iterator[tuple[str, Any]]:
+    """Yields the public attributes that a statement of a class defines; None for a value that is not a literal."""
     match statement:
         case (
             ast.Assign(targets=[ast.Name(id=name)], value=value)
@@ -331,29 +335,29 @@ def _attributes(statement: ast.stmt) -> Iterator[tuple[str, Any]]:
         yield name, literal
 
 
-def _parameters(found: type, limits: Mapping[str, Any]) -> dict[str, inspect.Parameter]:
-    """The parameters of a class's constructor, as `vlm.config.target.parameters` returns them.
+def _find_parameters(target: type, limits: Mapping[str, Any]) -> dict[str, inspect.Parameter]:
+    """Returns the parameters of a constructor, like `vlm.config.target.parameters`.
 
     Args:
         limits: Annotations that replace those of the source file, by parameter.
     Raises:
-        Unreadable: The constructor is not found, or is made by a decorator or a metaclass.
+        UnreadableError: The constructor is not found, or a decorator or metaclass creates it.
     """
-    for kind in found.__mro__[:-1]:
+    for kind in target.__mro__[:-1]:
         source, node, complete, _ = _definitions[kind]
         methods = {method.name: method for method in node.body if isinstance(method, ast.FunctionDef)}
         if "__new__" in methods:
             break
         if "__init__" in methods:
-            return dict(_of_method(methods["__init__"], source, limits))
+            return dict(_read_parameters(methods["__init__"], source, limits))
         if not complete or node.decorator_list:
             break
     else:
         return {}
-    raise Unreadable(found.__name__)
+    raise UnreadableError(target.__name__)
 
 
-def _of_method(
+def _read_parameters(
     method: ast.FunctionDef, source: Source, limits: Mapping[str, Any]
 ) -> Iterator[tuple[str, inspect.Parameter]]:
     """Yields the parameters of a method without `self`."""
@@ -367,12 +371,12 @@ def _of_method(
     listed += [(args.vararg, kinds.VAR_POSITIONAL, None)] if args.vararg else []
     listed += [(arg, kinds.KEYWORD_ONLY, value) for arg, value in zip(args.kwonlyargs, args.kw_defaults, strict=True)]
     for arg, kind, value in listed:
-        hint = limits[arg.arg] if arg.arg in limits else _hint(arg.annotation, source)
+        hint = limits[arg.arg] if arg.arg in limits else _evaluate_hint(arg.annotation, source)
         default: Any = kinds.empty
         if value is not None:
             try:
-                default = _value(value, source)
-            except Unreadable:
+                default = _evaluate_literal(value, source)
+            except UnreadableError:
                 default = ...
                 hint = Any if isinstance(value, ast.Name | ast.Attribute) else hint  # its value may be None
         yield arg.arg, kinds(arg.arg, kind, default=default, annotation=hint)
@@ -380,97 +384,101 @@ def _of_method(
         return
     match args.kwarg.annotation:
         case ast.Subscript(value=unpack, slice=options) if _resolve(unpack, source) is typing.Unpack:
-            yield from _options(_resolve(options, source))
+            yield from _read_typed_dict(_resolve(options, source))
         case annotation:
-            yield args.kwarg.arg, kinds(args.kwarg.arg, kinds.VAR_KEYWORD, annotation=_hint(annotation, source))
+            yield (
+                args.kwarg.arg,
+                kinds(args.kwarg.arg, kinds.VAR_KEYWORD, annotation=_evaluate_hint(annotation, source)),
+            )
 
 
-def _options(options: Any) -> Iterator[tuple[str, inspect.Parameter]]:
+def _read_typed_dict(options: Any) -> Iterator[tuple[str, inspect.Parameter]]:
     """Yields the keys of a TypedDict as parameters; optional ones have a default of ``...``."""
     if options not in _definitions or any(not _definitions[kind].complete for kind in options.__mro__[:-1]):
-        raise Unreadable(str(options))
+        raise UnreadableError(str(options))
     for kind in reversed(options.__mro__[:-1]):
         source, node, _, _ = _definitions[kind]
         total = all(ast.literal_eval(word.value) for word in node.keywords if word.arg == "total")
         for statement in node.body:
             if not isinstance(statement, ast.AnnAssign) or not isinstance(statement.target, ast.Name):
                 continue
-            hint, needed = statement.annotation, total
+            hint, required = statement.annotation, total
             if isinstance(hint, ast.Subscript):
-                stated = _resolve(hint.value, source) if isinstance(hint.value, ast.Name | ast.Attribute) else None
-                if stated in (typing.Required, typing.NotRequired):
-                    hint, needed = hint.slice, stated is typing.Required
-            default = inspect.Parameter.empty if needed else ...
+                marker = _resolve(hint.value, source) if isinstance(hint.value, ast.Name | ast.Attribute) else None
+                if marker in (typing.Required, typing.NotRequired):
+                    hint, required = hint.slice, marker is typing.Required
+            default = inspect.Parameter.empty if required else ...
             name = statement.target.id
             kind_only = inspect.Parameter.KEYWORD_ONLY
-            yield name, inspect.Parameter(name, kind_only, default=default, annotation=_hint(hint, source))
+            yield name, inspect.Parameter(name, kind_only, default=default, annotation=_evaluate_hint(hint, source))
 
 
-def _value(node: ast.expr, source: Source) -> Any:
-    """The value of a literal, or of a name of a module that stands for one."""
+def _evaluate_literal(node: ast.expr, source: Source) -> Any:
+    """Returns the value of a literal, or of a module-level name that is bound to one."""
     try:
         return ast.literal_eval(node)
     except ValueError:
         pass
     if not isinstance(node, ast.Name):
-        raise Unreadable(ast.unparse(node))
-    found = _locate(source, node.id)
-    if isinstance(found, tuple) and isinstance(found[0], Source) and isinstance(found[1], ast.expr):
-        return _value(found[1], found[0])
-    if isinstance(found, str):
-        return found
-    raise Unreadable(node.id)
+        raise UnreadableError(ast.unparse(node))
+    definition = _find_definition(source, node.id)
+    if isinstance(definition, tuple) and isinstance(definition[0], Source) and isinstance(definition[1], ast.expr):
+        return _evaluate_literal(definition[1], definition[0])
+    if isinstance(definition, str):
+        return definition
+    raise UnreadableError(node.id)
 
 
-def _hint(node: ast.expr | None, source: Source) -> Any:
-    """The annotation that an expression stands for; Any if a part of it is not understood."""
+def _evaluate_hint(node: ast.expr | None, source: Source) -> Any:
+    """Returns the annotation of an expression; Any if a part of it is not supported."""
     try:
-        return Any if node is None else _annotation(node, source)
-    except (Unreadable, TypeError, SyntaxError):
+        return Any if node is None else _evaluate_annotation(node, source)
+    except (UnreadableError, TypeError, SyntaxError):
         return Any
 
 
-def _annotation(node: ast.expr, source: Source) -> Any:
+def _evaluate_annotation(node: ast.expr, source: Source) -> Any:
     match node:
         case ast.Constant(value=str() as text):
-            return _annotation(ast.parse(text.strip(), mode="eval").body, source)
+            return _evaluate_annotation(ast.parse(text.strip(), mode="eval").body, source)
         case ast.Constant() if node.value in (None, ...):
             return node.value
         case ast.Name() | ast.Attribute():
-            found = _resolve(node, source)
-            ours = found not in _definitions or found.__module__.startswith("vlm.")
-            if isinstance(found, Module) or not ours or (found in _definitions and _definitions[found].form != "class"):
-                raise Unreadable(ast.unparse(node))
-            return found
-        case ast.BinOp(left=left, op=ast.BitOr(), right=right):
-            return Union[_annotation(left, source), _annotation(right, source)]  # noqa: UP007
+            kind = _resolve(node, source)
+            if isinstance(kind, Module):
+                raise UnreadableError(ast.unparse(node))
+            if kind in _definitions and (not kind.__module__.startswith("vlm.") or _definitions[kind].form != "class"):
+                raise UnreadableError(ast.unparse(node))
+            return kind
+        case ast.BinOp(left=first, op=ast.BitOr(), right=second):
+            return Union[_evaluate_annotation(first, source), _evaluate_annotation(second, source)]  # noqa: UP007
         case ast.Subscript(value=generic, slice=ast.Tuple(elts=inner)):
-            return _generic(_resolve(generic, source), inner, source)
+            return _evaluate_generic(_resolve(generic, source), inner, source)
         case ast.Subscript(value=generic, slice=inner):
-            return _generic(_resolve(generic, source), [inner], source)
-    raise Unreadable(ast.unparse(node))
+            return _evaluate_generic(_resolve(generic, source), [inner], source)
+    raise UnreadableError(ast.unparse(node))
 
 
-def _generic(generic: Any, inner: list[ast.expr], source: Source) -> Any:
-    """The annotation ``generic[inner]``."""
+def _evaluate_generic(generic: Any, inner: list[ast.expr], source: Source) -> Any:
+    """Returns the annotation ``generic[inner]``."""
     if generic in _definitions:
-        raise Unreadable(generic.__name__)
+        raise UnreadableError(generic.__name__)
     if generic is Literal:
-        return Literal[tuple(_value(node, source) for node in inner)]
+        return Literal[tuple(_evaluate_literal(node, source) for node in inner)]
     if generic not in (Annotated, Injected):
-        hints = tuple(_annotation(node, source) for node in inner)
+        hints = tuple(_evaluate_annotation(node, source) for node in inner)
         return generic[hints if len(hints) > 1 else hints[0]]
-    extra = (INJECTED,) if generic is Injected else tuple(_condition(node, source) for node in inner[1:])
-    hint = _hint(inner[0], source) if INJECTED in extra else _annotation(inner[0], source)
+    extra = (INJECTED,) if generic is Injected else tuple(_evaluate_metadata(node, source) for node in inner[1:])
+    hint = _evaluate_hint(inner[0], source) if INJECTED in extra else _evaluate_annotation(inner[0], source)
     return Annotated[hint, *extra]
 
 
-def _condition(node: ast.expr, source: Source) -> Any:
-    """A part of Annotated besides the type: a Limit of `vlm.errors`, or a plain value."""
+def _evaluate_metadata(node: ast.expr, source: Source) -> Any:
+    """Returns metadata of Annotated: a Limit of `vlm.errors`, or a plain value."""
     if not isinstance(node, ast.Call):
-        return _value(node, source)
+        return _evaluate_literal(node, source)
     kind = _resolve(node.func, source)
     if not (inspect.isclass(kind) and issubclass(kind, Limit)):
-        raise Unreadable(ast.unparse(node))
-    given = {str(word.arg): _value(word.value, source) for word in node.keywords}
-    return kind(*(_value(argument, source) for argument in node.args), **given)
+        raise UnreadableError(ast.unparse(node))
+    given = {str(word.arg): _evaluate_literal(word.value, source) for word in node.keywords}
+    return kind(*(_evaluate_literal(argument, source) for argument in node.args), **given)

@@ -1,4 +1,4 @@
-"""Finds the class that a ``_target_`` names. Only names on the allow-list are imported."""
+"""Imports the class that a ``_target_`` names, if it is in an allowed package, and returns its signature."""
 
 import inspect
 import pkgutil
@@ -11,22 +11,29 @@ from importlib.util import find_spec
 from typing import Any, NotRequired, Required, Unpack, get_args, get_origin, get_type_hints
 
 from vlm.config.types import hints
-from vlm.errors import INJECTED, UserError, did_you_mean, nearest
+from vlm.errors import INJECTED, UserError, did_you_mean, find_similar
 
 PACKAGES = ("vlm", "lightning", "torch.optim")
 _allowed = [*PACKAGES]
 _CLASSES_ONLY = ("vlm", "lightning", "torch")  # their functions may act on files and processes
-# Modules with the parts of a run.
-_ROOMS = ("vlm.training", "vlm.data", "vlm.models", "vlm.nn", "vlm.tasks", "vlm.checkpoint.pretrained_tokenizer")
+# Packages of vlm with classes that a config may name.
+_BUILDABLE_PACKAGES = (
+    "vlm.training",
+    "vlm.data",
+    "vlm.models",
+    "vlm.nn",
+    "vlm.tasks",
+    "vlm.checkpoint.pretrained_tokenizer",
+)
 
 _limits: dict[str, Mapping[str, Any]] = {}
 
 
 def limit(limits: Mapping[str, Mapping[str, Any]]) -> None:
-    """Sets annotations of other packages' arguments.
+    """Sets annotations for arguments of other packages' classes.
 
     Args:
-        limits: Annotations by argument, by the beginning of a class's dotted name.
+        limits: Annotations by argument, by prefix of the class's dotted name.
     """
     _limits.update(limits)
 
@@ -37,7 +44,7 @@ def limits_of(target: str) -> Mapping[str, Any]:
 
 
 def trust(*packages: str) -> None:
-    """Allows ``_target_`` to name classes of these packages, for the rest of the process."""
+    """Allows ``_target_`` to name classes of these packages until the process ends."""
     _allowed.extend(package for package in packages if package not in _allowed)
 
 
@@ -45,13 +52,13 @@ def check_package(package: str, option: str = "trust=") -> None:
     """Checks that Python finds a package that the user trusts.
 
     Args:
-        option: How the user gave it, for the message.
+        option: The option that names the package, for the message.
     Raises:
-        UserError: Python does not find it.
+        UserError: Python does not find the package.
     """
     if not is_importable(package):
         remedy = "install it, or set PYTHONPATH to the folder that contains it: PYTHONPATH=FOLDER vlm ..."
-        raise UserError(f"{option}{package}: there is no such package; {remedy}")
+        raise UserError(f"{option}{package}: no such package; {remedy}")
 
 
 def is_importable(package: str) -> bool:
@@ -66,18 +73,18 @@ def suggest_trust(package: str) -> str:
     return f"if you trust its author, add --trust {package} (to vlm train: trust={package}){path}"
 
 
-def trusted() -> tuple[str, ...]:
+def trusted_packages() -> tuple[str, ...]:
     """Returns the packages that the user trusts."""
     return tuple(_allowed[len(PACKAGES) :])
 
 
 @dataclass(frozen=True)
 class Signature:
-    """What a target takes.
+    """The signature of a target.
 
     Args:
-        kind: The class of the object that it makes; Any if it is unknown.
-        parameters: Its parameters by name, with evaluated annotations.
+        kind: The class of the object that the target returns; Any if it is unknown.
+        parameters: Parameters by name, with evaluated annotations.
     """
 
     kind: Any
@@ -91,11 +98,11 @@ class Signature:
 
     @property
     def takes_any(self) -> bool:
-        """Whether it has ``**kwargs``."""
+        """Whether there is a ``**kwargs`` parameter."""
         return any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in self.parameters.values())
 
 
-SignatureLookup = Callable[[Any], Signature | None]  # None if the signature is not known
+SignatureLookup = Callable[[Any], Signature | None]  # None if the signature is unknown
 
 
 def signature(name: Any) -> Signature:
@@ -110,37 +117,37 @@ def signature(name: Any) -> Signature:
 
 
 def check_name(name: Any) -> None:
-    """Checks that a target's name is one that may be built.
+    """Checks that a config may name a target.
 
     Raises:
-        UserError: It is not; the message does not begin with a key.
+        UserError: It may not. The message does not start with a key.
     """
-    if not isinstance(name, str) or not _inside(name, _allowed):
-        raise UserError(f"{name} may not be built; only {_listed()} may")
+    if not isinstance(name, str) or not _is_inside(name, _allowed):
+        raise UserError(f"{name} may not be built; only {_format_allowed()} may")
     if not all(part.isidentifier() and not part.startswith("_") for part in name.split(".")):
         raise UserError(f"{name} is not a public dotted name")
-    if not _buildable(name):
-        raise UserError(f"{name} may not be built; a target is a class of {_listed()}")
+    if not _is_buildable(name):
+        raise UserError(f"{name} may not be built; a target is a class of {_format_allowed()}")
 
 
 def is_allowed(name: str) -> bool:
-    """Returns True for a name inside an allowed package, in a part of it that a target may be of."""
-    return _inside(name, _allowed) and _buildable(name)
+    """Returns True for a name inside an allowed package that configs may name."""
+    return _is_inside(name, _allowed) and _is_buildable(name)
 
 
 def find(name: Any) -> Callable[..., Any]:
     """Imports a target: a class, or a factory function of a user's own package.
 
     Raises:
-        UserError: The name is not allowed or does not exist, or an import fails; the message does not begin with a key.
+        UserError: The name is not allowed or does not exist, or an import fails. The message does not start with a key.
     """
     check_name(name)
     target = _import(name)
     # A name may pass through a module's imports (vlm.x.os.system), so the module that defines the target is checked.
     home = f"{getattr(target, '__module__', '')}."
-    callable_kind = inspect.isclass(target) or (inspect.isroutine(target) and not _inside(name, _CLASSES_ONLY))
+    callable_kind = inspect.isclass(target) or (inspect.isroutine(target) and not _is_inside(name, _CLASSES_ONLY))
     if not callable_kind or not is_allowed(home):
-        raise UserError(f"{name} may not be built; a target is a class of {_listed()}")
+        raise UserError(f"{name} may not be built; a target is a class of {_format_allowed()}")
     return target
 
 
@@ -165,12 +172,12 @@ def _options(options: Any) -> dict[str, inspect.Parameter]:
     listed = {}
     for name, hint in get_type_hints(options, include_extras=True).items():
         stated = get_origin(hint) if get_origin(hint) in (NotRequired, Required) else None
-        # A TypedDict does not see Required in an annotation that is a string.
-        needed = stated is Required or (name in options.__required_keys__ and stated is None)
+        # TypedDict ignores Required in annotations that are strings.
+        required = stated is Required or (name in options.__required_keys__ and stated is None)
         listed[name] = inspect.Parameter(
             name,
             inspect.Parameter.KEYWORD_ONLY,
-            default=inspect.Parameter.empty if needed else ...,
+            default=inspect.Parameter.empty if required else ...,
             annotation=get_args(hint)[0] if stated else hint,
         )
     return listed
@@ -204,27 +211,23 @@ def _import(name: str) -> Any:
         except ModuleNotFoundError as error:
             if not f"{path}.".startswith(f"{error.name}."):
                 raise UserError(f"{name} needs the package {error.name}; install it") from error
-            alike = nearest(part, _public(value))
-            near = did_you_mean(alike and ".".join([*parts[:index], alike, *parts[index + 1 :]]))
-            raise UserError(f"there is no {name}{near}") from error
+            inside = {info.name for info in pkgutil.iter_modules(getattr(value, "__path__", []))}
+            public = {item for item in inside | set(dir(value)) if not item.startswith("_")}
+            similar = find_similar(part, public)
+            hint = did_you_mean(similar and ".".join([*parts[:index], similar, *parts[index + 1 :]]))
+            raise UserError(f"there is no {name}{hint}") from error
         except Exception as error:  # a module with a bug may raise anything
             raise UserError(f"{name} cannot be imported: {type(error).__name__}: {error}") from error
     return value
 
 
-def _public(module: Any) -> set[str]:
-    """Returns the public names in a module, and those of a package's modules."""
-    inside = {info.name for info in pkgutil.iter_modules(getattr(module, "__path__", []))}
-    return {name for name in inside | set(dir(module)) if not name.startswith("_")}
-
-
-def _listed() -> str:
+def _format_allowed() -> str:
     return ", ".join(f"{package}.*" for package in _allowed)
 
 
-def _buildable(name: str) -> bool:
-    return _inside(name, _ROOMS) or not _inside(name, ["vlm"])
+def _is_buildable(name: str) -> bool:
+    return _is_inside(name, _BUILDABLE_PACKAGES) or not _is_inside(name, ["vlm"])
 
 
-def _inside(name: str, packages: Collection[str]) -> bool:
+def _is_inside(name: str, packages: Collection[str]) -> bool:
     return any(name.startswith(f"{package}.") for package in packages)

@@ -1,7 +1,8 @@
-"""A config as a tree of plain containers: its keys, its interpolations, and what these resolve to.
+"""Configs as trees of plain containers: keys, interpolations and their resolution.
 
-A stored config keeps its interpolations, so that an override of a key reaches all that refer to it. It may interpolate
-only keys of the config and two formulas, no environment variables and no other resolvers. The grammar is OmegaConf's.
+A stored config keeps its interpolations, so that an override of a key also changes the keys that refer to it. It may
+interpolate only keys of the config and two formulas, no environment variables and no other resolvers. The syntax is
+OmegaConf's.
 """
 
 import re
@@ -10,18 +11,18 @@ from typing import Any
 
 from vlm.errors import UserError
 
-# Sizes are set once; values that depend on them are computed: ${sum:${data.max_len},-2}.
+# Values that depend on sizes are computed from them: ${sum:${data.max_len},-2}.
 FORMULAS: dict[str, Callable[..., Any]] = {
     "sum": lambda *terms: sum(terms),
-    "div": lambda whole, part: whole // part if part else whole,
+    "div": lambda dividend, divisor: dividend // divisor if divisor else dividend,
 }
 MISSING = "???"
-MAX_VALUES = 100_000  # of a resolved config, including the characters of joined strings
+MAX_VALUES = 100_000  # of a resolved config, including the characters of interpolated strings
 MAX_DEPTH = 50  # of nested interpolations
 
 _KEY = r"[A-Za-z_]\w*(?:\.\w+)*"
 _TERM = rf"(?:\$\{{{_KEY}\}}|-?\d+)"
-# An even number of backslashes before "${" means half as many; an odd one makes "${" literal.
+# Before "${", pairs of backslashes stand for single ones; a further backslash makes "${" literal.
 _PART = re.compile(
     rf"(?<!\\)(?P<pairs>(?:\\\\)*)(?:(?P<literal>\\\$\{{)|\$\{{(?P<key>{_KEY})\}}"
     rf"|\$\{{(?P<formula>{'|'.join(FORMULAS)}):(?P<terms>{_TERM}(?:,{_TERM})*)\}})"
@@ -41,15 +42,15 @@ class Config(dict[str, Any]):
 
 
 class MissingKey(UserError):
-    """An interpolation leads to a key that is not there."""
+    """An interpolation refers to a missing key."""
 
 
 def resolve(tree: dict[str, Any]) -> Config:
     """Resolves the interpolations of a tree.
 
     Raises:
-        UserError: A value is missing (``???``), or an interpolation leads nowhere, is circular, is neither a key nor
-            one of FORMULAS, or expands to too many values.
+        UserError: A value is missing (``???``), or an interpolation refers to a missing key, is circular, is neither a
+            key nor one of FORMULAS, or expands to too many values.
     """
     resolution = _Resolution(tree)
     try:
@@ -63,7 +64,7 @@ def resolve(tree: dict[str, Any]) -> Config:
 
 
 def is_plain(text: str) -> bool:
-    """Returns True for a string whose only interpolations are of keys and FORMULAS."""
+    """Returns True for a string that interpolates only keys and FORMULAS."""
     return "${" not in _PART.sub(lambda part: " " if part["literal"] else "", text)
 
 
@@ -77,9 +78,17 @@ def escape(value: Any) -> Any:
 
 
 class _Resolution:
+    """Resolves the values of a tree, with limits on their number and nesting.
+
+    Attributes:
+        budget: Number of values that may still be expanded.
+        open: Keys that are being interpolated, outermost first.
+        missing: Keys without a value.
+    """
+
     def __init__(self, tree: dict[str, Any]) -> None:
-        self.tree, self.left = tree, MAX_VALUES
-        self.open: list[str] = []  # keys being interpolated, outermost first
+        self.tree, self.budget = tree, MAX_VALUES
+        self.open: list[str] = []
         self.missing: set[str] = set()
 
     def value(self, value: Any, key: str) -> Any:
@@ -95,17 +104,17 @@ class _Resolution:
     def _text(self, text: str, key: str) -> Any:
         if not is_plain(text):
             raise UserError(f"{key}: {text!r:.80} interpolates more than keys, sum and div; give the value itself")
-        if whole := _whole(text):
-            return self._part(whole, key)
+        if interpolation := _match_single(text):
+            return self._interpolation(interpolation, key)
 
-        def part(match: re.Match[str]) -> str:
-            return match["pairs"][::2] + ("${" if match["literal"] else str(self._part(match, key)))
+        def replace(match: re.Match[str]) -> str:
+            return match["pairs"][::2] + ("${" if match["literal"] else str(self._interpolation(match, key)))
 
-        text = _PART.sub(part, text)
+        text = _PART.sub(replace, text)
         self._spend(len(text))
         return text
 
-    def _part(self, match: re.Match[str], key: str) -> Any:
+    def _interpolation(self, match: re.Match[str], key: str) -> Any:
         if match["key"]:
             return self._at(match["key"], key)
         terms = match["terms"].split(",")
@@ -124,28 +133,29 @@ class _Resolution:
         if source in self.open or len(self.open) > MAX_DEPTH:
             raise UserError(f"{key}: the interpolation of {source:.80} is circular")
         try:
-            node, rest = reach(self.tree, source)
+            node, remaining = reach(self.tree, source)
         except KeyError as fault:
             raise MissingKey(f"{key}: Interpolation key '{source}' not found") from fault
         self.open.append(source)
-        value = self._at(_joined(node, rest, source, key), key) if rest else self.value(node, source)
+        value = self._at(_follow(node, remaining, source, key), key) if remaining else self.value(node, source)
         self.open.pop()
         return value
 
     def _spend(self, count: int) -> None:
-        self.left -= count
-        if self.left < 0:
+        self.budget -= count
+        if self.budget < 0:
             raise UserError("the config's interpolations expand to too many values; use another config")
 
 
-def _joined(text: str, rest: list[str], source: str, key: str) -> str:
-    if not (whole := _whole(text)) or not whole["key"]:
+def _follow(text: str, remaining: list[str], source: str, key: str) -> str:
+    """Returns the key that an interpolated group refers to, followed by the remaining parts of `source`."""
+    if not (interpolation := _match_single(text)) or not interpolation["key"]:
         raise MissingKey(f"{key}: Interpolation key '{source}' not found")
-    return ".".join([whole["key"], *rest])
+    return ".".join([interpolation["key"], *remaining])
 
 
-def _whole(text: Any) -> re.Match[str] | None:
-    """Returns the match if a string is a single interpolation and nothing else."""
+def _match_single(text: Any) -> re.Match[str] | None:
+    """Returns the match if a value is a string with a single interpolation and nothing else."""
     match = _PART.fullmatch(text) if isinstance(text, str) else None
     return match if match and not match["pairs"] and not match["literal"] else None
 
@@ -170,61 +180,65 @@ def reach(tree: Any, key: str) -> tuple[Any, list[str]]:
 
 
 def sources(tree: dict[str, Any], key: str) -> Iterator[str]:
-    """Yields the keys that determine a value: its own, and all that it interpolates directly or indirectly."""
-    waiting, seen = [key], set()
-    while waiting:
-        key = waiting.pop(0)
-        if key in seen:
+    """Yields the keys that determine a value: the key itself, and all that it interpolates, also indirectly."""
+    queue, visited = [key], set()
+    while queue:
+        key = queue.pop(0)
+        if key in visited:
             continue
-        seen.add(key)
+        visited.add(key)
         yield key
         try:
-            text, rest = reach(tree, key)
+            text, remaining = reach(tree, key)
         except KeyError:
             continue
-        waiting += [".".join([name, *rest]) for name in _names(text)]
+        queue += [".".join([name, *remaining]) for name in _interpolated_keys(text)]
 
 
-def _names(value: Any) -> list[str]:
+def _interpolated_keys(value: Any) -> list[str]:
     """Returns the keys that a string, or the strings of a list, interpolate."""
     if isinstance(value, list):
-        return [name for item in value for name in _names(list(item.values()) if isinstance(item, dict) else item)]
-    found = _PART.finditer(value) if isinstance(value, str) else ()
-    return [name for part in found if not part["literal"] for name in re.findall(rf"\$\{{({_KEY})\}}", part[0])]
+        return [
+            name
+            for item in value
+            for name in _interpolated_keys(list(item.values()) if isinstance(item, dict) else item)
+        ]
+    matches = _PART.finditer(value) if isinstance(value, str) else ()
+    return [name for part in matches if not part["literal"] for name in re.findall(rf"\$\{{({_KEY})\}}", part[0])]
 
 
 def origin(tree: dict[str, Any], key: str) -> str:
-    """Returns the key where a value is set: its own, or the end of the chain that it is interpolated from."""
+    """Returns the key where a value is set: the key itself, or the end of its chain of interpolations."""
     for _ in range(MAX_DEPTH):
         try:
-            text, rest = reach(tree, key)
+            text, remaining = reach(tree, key)
         except KeyError:
             break
-        if not (whole := _whole(text)) or not whole["key"]:
+        if not (interpolation := _match_single(text)) or not interpolation["key"]:
             break
-        key = ".".join([whole["key"], *rest])
+        key = ".".join([interpolation["key"], *remaining])
     return key
 
 
 def origins(tree: dict[str, Any], faults: list[str]) -> list[str]:
-    """Renames faults of interpolated values to the keys where these are set, one line per key.
+    """Reports faults of interpolated values under the keys where these are set, one line per key.
 
-    Faults of values computed from a key that is at fault itself are left out.
+    Faults of values that are computed from another faulty key are left out.
 
     Args:
         faults: Lines of the form "key: fault".
     """
-    lines = [(key, origin(tree, key), rest) for key, _, rest in (line.partition(": ") for line in faults)]
-    wrong = {place for _, place, _ in lines}
-    named: dict[str, list[str]] = {}
-    for key, place, rest in lines:
-        if not wrong.intersection(list(sources(tree, place))[1:]):
-            text = f"{place}: {rest}" if rest else key
-            named.setdefault(place if key != place else text, []).append(text)
-    # Where a value is used at several places, the narrowest expected type; a fault of the key itself has its own line.
-    chosen = {place: max(texts, key=lambda text: ("None" not in text, text)) for place, texts in named.items()}
-    own = {text.partition(": ")[0] for text in chosen if text not in wrong}
-    return [text for place, text in chosen.items() if place not in own]
+    lines = [(key, origin(tree, key), fault) for key, _, fault in (line.partition(": ") for line in faults)]
+    faulty_keys = {source for _, source, _ in lines}
+    grouped: dict[str, list[str]] = {}
+    for key, source, fault in lines:
+        if not faulty_keys.intersection(list(sources(tree, source))[1:]):
+            text = f"{source}: {fault}" if fault else key
+            grouped.setdefault(source if key != source else text, []).append(text)
+    # If a value is interpolated at several keys, report the narrowest type, unless the key itself has a fault.
+    selected = {name: max(texts, key=lambda text: ("None" not in text, text)) for name, texts in grouped.items()}
+    direct = {name.partition(": ")[0] for name in selected if name not in faulty_keys}
+    return [text for name, text in selected.items() if name not in direct]
 
 
 def walk(config: Any, parent: str = "") -> Iterator[tuple[str, Any]]:
@@ -248,7 +262,7 @@ def transform(value: Any, change: Callable[[dict[str, Any], dict[str, Any], str]
 
 
 def select(config: Any, key: str, default: Any = None) -> Any:
-    """The value at a dotted key of a resolved config."""
+    """Returns the value at a dotted key of a resolved config."""
     for part in key.split("."):
         if not isinstance(config, dict) or part not in config:
             return default

@@ -1,4 +1,4 @@
-"""Compares plain values of a config with annotations, converts them, and describes mismatches."""
+"""Checks plain config values against annotations, converts them, and describes mismatches."""
 
 import inspect
 import json
@@ -13,11 +13,11 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from vlm.errors import Limit, did_you_mean, nearest
+from vlm.errors import Limit, did_you_mean, find_similar
 
 _SEQUENCES = (list, set, frozenset, abc.Sequence, abc.Iterable, abc.Collection, abc.MutableSequence, abc.Set)
 _MAPPINGS = (dict, abc.Mapping, abc.MutableMapping)
-_NUMBERS = {int: int, float: int | float}  # an int passes for a float
+_NUMBERS = {int: int, float: int | float}  # an int is accepted as a float
 _JSON_TYPES = {
     int: ("an integer", "integers"),
     float: ("a number", "numbers"),
@@ -28,7 +28,7 @@ _JSON_TYPES = {
 
 @dataclass(frozen=True)
 class Product:
-    """Placeholder for a node in a config: an instance of ``kind``; Any if the type is unknown."""
+    """Stands for the object that a node builds: an instance of ``kind``, or of Any if the type is unknown."""
 
     kind: Any
 
@@ -37,9 +37,9 @@ class Product:
 
 
 def hints(target: Callable[..., Any]) -> dict[str, Any]:
-    """The annotations of a class's constructor or of a function, resolved one by one.
+    """Returns the resolved annotations of a constructor or function.
 
-    Only an annotation that cannot be resolved, such as a name imported for type checkers, becomes Any.
+    Annotations that cannot be resolved, such as names imported for type checkers only, become Any.
     """
     function = inspect.unwrap(target.__init__ if inspect.isclass(target) else target)
     scope = getattr(function, "__globals__", {})
@@ -54,7 +54,7 @@ def hints(target: Callable[..., Any]) -> dict[str, Any]:
 
 
 def fits(value: Any, hint: Any, bounded: bool = True) -> bool:
-    """Returns True if a value of plain containers matches an annotation.
+    """Returns True if a plain value matches an annotation.
 
     ============================  =======================================================================
     annotation                    values that fit
@@ -72,9 +72,9 @@ def fits(value: Any, hint: Any, bounded: bool = True) -> bool:
     ============================  =======================================================================
 
     Args:
-        bounded: Whether limits count; False compares only the type.
+        bounded: Whether to check limits too, not only the type.
     """
-    kind, args, limits = _apart(hint)
+    kind, args, limits = _split_annotation(hint)
     inner = partial(fits, bounded=bounded)
     if bounded and not all(limit.holds(value) for limit in limits):
         return False
@@ -83,7 +83,12 @@ def fits(value: Any, hint: Any, bounded: bool = True) -> bool:
     if kind in (Any, object):
         return True
     if isinstance(value, Product):
-        return _produces(value.kind, kind)
+        produced = get_origin(value.kind) or value.kind
+        if produced is Any:
+            return True
+        if not inspect.isclass(kind) or not inspect.isclass(produced):
+            return kind is not Literal
+        return getattr(kind, "_is_protocol", False) or issubclass(produced, kind)
     if kind is Literal:
         return any(value == option and type(value) is type(option) for option in args)
     if kind is tuple and args and args[1:] != (...,):
@@ -98,8 +103,8 @@ def fits(value: Any, hint: Any, bounded: bool = True) -> bool:
 
 def coerce(value: Any, hint: Any, paths: bool = True) -> Any:
     """Converts a list to a tuple if only that fits and, with ``paths``, a str to a Path if only that fits."""
-    kind, args, _ = _apart(hint)
-    options = [_apart(option) for option in args] if kind is Union else [(kind, args, ())]
+    kind, args, _ = _split_annotation(hint)
+    options = [_split_annotation(option) for option in args] if kind is Union else [(kind, args, ())]
     wanted = {kind: inner for kind, inner, _ in options}
     if isinstance(value, list) and tuple in wanted and not any(kind in _SEQUENCES for kind in wanted):
         inner = wanted[tuple]
@@ -111,10 +116,10 @@ def coerce(value: Any, hint: Any, paths: bool = True) -> Any:
 
 
 def describe_mismatch(value: Any, hint: Any) -> str:
-    """The value and the annotation, such as ``'abc' is str, expected int | None``."""
+    """Describes a value that does not match, such as ``'abc' is str, expected int | None``."""
     choices = list(dict.fromkeys(str(choice) for choice in _choices(hint)))
     if choices and isinstance(value, str):
-        near = did_you_mean(nearest(value, choices))
+        near = did_you_mean(find_similar(value, choices))
         return f"{value!r} is unknown; choose from {', '.join(choices)}{near}"
     if isinstance(value, Product):
         return f"{value!r} does not fit here, expected {show(hint)}"
@@ -129,17 +134,17 @@ def describe_mismatch(value: Any, hint: Any) -> str:
 
 
 def describe_json_mismatch(value: Any, hint: Any) -> str:
-    """The annotation and the value for clients that send JSON, such as ``expected an integer, not "abc"``."""
+    """Describes a mismatch in JSON terms, such as ``expected an integer, not "abc"``."""
     text = json.dumps(value, ensure_ascii=False)
     return f"expected {describe_json_type(hint)}, not {text if len(text) <= 60 else f'{text[:57]}...'}"
 
 
 def describe_json_type(hint: Any, *, plural: bool = False) -> str:
-    """An annotation in JSON's terms: ``an integer (at least 1)`` for ``Count | None``, since null sets nothing."""
-    kind, args, limits = _apart(hint)
+    """Describes an annotation in JSON terms, without null: ``an integer (at least 1)`` for ``Count | None``."""
+    kind, args, limits = _split_annotation(hint)
     bounds = " and ".join(filter(None, map(str, limits)))
     if bounds:
-        return f"{describe_json_type(_base(hint), plural=plural)} ({bounds})"
+        return f"{describe_json_type(_unwrap(hint), plural=plural)} ({bounds})"
     if kind is Union:
         options = [describe_json_type(option, plural=plural) for option in args if option is not type(None)]
         return " or ".join(dict.fromkeys(options))
@@ -154,10 +159,10 @@ def describe_json_type(hint: Any, *, plural: bool = False) -> str:
 
 
 def show(hint: Any, bounded: bool = True) -> str:
-    """An annotation in modern syntax: ``int | None`` for ``Optional[int]``, ``int (at least 1)`` with a limit."""
-    kind, args, limits = _apart(hint)
+    """Formats an annotation: ``int | None`` for ``Optional[int]``, ``int (at least 1)`` with a limit."""
+    kind, args, limits = _split_annotation(hint)
     if limits and bounded:
-        return f"{show(_base(hint))} ({' and '.join(map(str, limits))})"
+        return f"{show(_unwrap(hint))} ({' and '.join(map(str, limits))})"
     if kind is type(None):
         return "None"
     if kind is Union:
@@ -170,10 +175,10 @@ def show(hint: Any, bounded: bool = True) -> str:
     return f"{name}[{', '.join('...' if option is ... else show(option, bounded) for option in args)}]"
 
 
-def _apart(hint: Any) -> tuple[Any, tuple[Any, ...], tuple[Limit, ...]]:
+def _split_annotation(hint: Any) -> tuple[Any, tuple[Any, ...], tuple[Limit, ...]]:
     """Splits an annotation into kind (a class, Union, Literal or Any), arguments and limits."""
     limits = tuple(item for item in getattr(hint, "__metadata__", ()) if isinstance(item, Limit))
-    hint = _base(hint)
+    hint = _unwrap(hint)
     kind = get_origin(hint) or hint
     if kind is types.UnionType:
         kind = Union
@@ -184,20 +189,11 @@ def _apart(hint: Any) -> tuple[Any, tuple[Any, ...], tuple[Limit, ...]]:
     return kind, get_args(hint), limits
 
 
-def _base(hint: Any) -> Any:
-    """An annotation without Annotated and NewType around it."""
+def _unwrap(hint: Any) -> Any:
+    """Returns an annotation without the Annotated and NewType around it."""
     while get_origin(hint) is Annotated or isinstance(hint, typing.NewType):
         hint = hint.__supertype__ if isinstance(hint, typing.NewType) else get_args(hint)[0]
     return hint
-
-
-def _produces(produced: Any, kind: Any) -> bool:
-    produced = get_origin(produced) or produced
-    if produced is Any:
-        return True
-    if not inspect.isclass(kind) or not inspect.isclass(produced):
-        return kind is not Literal
-    return getattr(kind, "_is_protocol", False) or issubclass(produced, kind)
 
 
 def _is_instance(value: Any, kind: Any) -> bool:
@@ -216,9 +212,9 @@ def _is_instance(value: Any, kind: Any) -> bool:
 
 
 def _choices(hint: Any) -> list[Any]:
-    """Returns the values of an annotation of literals only (None allowed); empty for other annotations."""
-    kind, args, _ = _apart(hint)
+    """Returns the values of an annotation that consists of literals and None; empty for other annotations."""
+    kind, args, _ = _split_annotation(hint)
     if kind is Literal:
         return list(args)
     lists = [_choices(option) for option in args if option is not type(None)] if kind is Union else []
-    return [choice for some in lists for choice in some] if all(lists) else []
+    return [choice for choices in lists for choice in choices] if all(lists) else []

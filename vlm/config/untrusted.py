@@ -1,7 +1,6 @@
-"""Limits of config files, which people share: they may not change how Hydra runs, nor read the environment.
+"""Limits for untrusted config files: they must not change how Hydra runs or read environment variables.
 
-Hydra builds whatever its own part of a config names before any code of vlm runs. The command line is not limited,
-because the user types it.
+Hydra instantiates classes that its own part of a config names before any code of vlm runs. The command line is trusted.
 """
 
 import re
@@ -9,56 +8,65 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.resolvers import oc
 
 from vlm.errors import UserError
 
-# Keys that may differ: they change with every composition, or are harmless, such as a sweep's values.
-_FREE = ("hydra.runtime", "hydra.overrides", "hydra.job", "hydra.searchpath", "hydra.mode", "hydra.sweeper.params")
-_FIXED = ("hydra.job.env_set", "hydra.job.env_copy", "hydra.job.chdir")
+# Keys that change with every composition or are harmless, such as the values of a sweep.
+_CHANGEABLE_KEYS = (
+    "hydra.runtime",
+    "hydra.overrides",
+    "hydra.job",
+    "hydra.searchpath",
+    "hydra.mode",
+    "hydra.sweeper.params",
+)
+_FIXED_KEYS = ("hydra.job.env_set", "hydra.job.env_copy", "hydra.job.chdir")
 
-_readable: set[str] = set()
+_allowed_variables: set[str] = set()
 
 
-def check_hydra(own: Any, shipped: Any) -> None:
-    """Compares Hydra's part of a composed config with that of the shipped config.
+def check_hydra(composed: DictConfig, shipped: DictConfig) -> None:
+    """Checks that a composed config has the same Hydra settings as the shipped config.
 
     Raises:
         UserError: A config file changes how Hydra runs.
     """
-    ours, theirs = (OmegaConf.to_container(node, resolve=False) for node in (shipped, own))
-    if differing := list(_differences(theirs, ours, "hydra")):
-        fault = "decides how Hydra runs, and no config file may set it; give it on the command line"
+    expected, actual = (OmegaConf.to_container(node, resolve=False) for node in (shipped, composed))
+    if differing := list(_find_differences(actual, expected, "hydra")):
+        fault = "changes how Hydra runs, which config files must not do; set it on the command line"
         raise UserError("\n".join(f"{key}: {fault}" for key in differing[:5]))
 
 
-def _differences(one: Any, other: Any, key: str) -> Iterator[str]:
-    fixed = any(name.startswith(key) or key.startswith(name) for name in _FIXED)
-    if one == other or (not fixed and any(key == name or key.startswith(f"{name}.") for name in _FREE)):
+def _find_differences(actual: Any, expected: Any, key: str) -> Iterator[str]:
+    """Yields the keys that differ and must not."""
+    fixed = any(name.startswith(key) or key.startswith(name) for name in _FIXED_KEYS)
+    changeable = not fixed and any(key == name or key.startswith(f"{name}.") for name in _CHANGEABLE_KEYS)
+    if actual == expected or changeable:
         return
-    if not isinstance(one, dict) or not isinstance(other, dict):
+    if not isinstance(actual, dict) or not isinstance(expected, dict):
         yield key
         return
-    for name in sorted({*one, *other}, key=str):
-        yield from _differences(one.get(name), other.get(name), f"{key}.{name}")
+    for name in sorted({*actual, *expected}, key=str):
+        yield from _find_differences(actual.get(name), expected.get(name), f"{key}.{name}")
 
 
 @contextmanager
-def readable(overrides: list[str]) -> Iterator[None]:
-    """Context in which ``${oc.env:NAME}`` may read only the variables that these overrides name."""
-    names = set(re.findall(r"oc\.env:\s*['\"]?(\w+)", " ".join(overrides))) - _readable
-    _readable.update(names)
+def allow_environment(overrides: list[str]) -> Iterator[None]:
+    """Context in which ``${oc.env:NAME}`` can read only the environment variables that these overrides name."""
+    names = set(re.findall(r"oc\.env:\s*['\"]?(\w+)", " ".join(overrides))) - _allowed_variables
+    _allowed_variables.update(names)
     try:
         yield
     finally:
-        _readable.difference_update(names)
+        _allowed_variables.difference_update(names)
 
 
-def _environment(name: str, *default: str | None) -> str | None:
-    if name not in _readable:
-        raise UserError(f"reads the environment variable {name}; give the value itself on the command line")
+def _read_variable(name: str, *default: str | None) -> str | None:
+    if name not in _allowed_variables:
+        raise UserError(f"config files must not read environment variables ({name}); set the value on the command line")
     return oc.env(name, *default)
 
 
-OmegaConf.register_new_resolver("oc.env", _environment, replace=True)
+OmegaConf.register_new_resolver("oc.env", _read_variable, replace=True)

@@ -24,13 +24,13 @@ class Tensors:
     """Base of dataclasses with tensors, which can be moved to a device and pinned."""
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
-        return self._each(lambda tensor: tensor.to(*args, **kwargs))
+        return self._map_tensors(lambda tensor: tensor.to(*args, **kwargs))
 
     def pin_memory(self) -> Self:
-        return self._each(lambda tensor: tensor.pin_memory())
+        return self._map_tensors(lambda tensor: tensor.pin_memory())
 
-    def _each(self, change: Any) -> Self:
-        values = {one.name: getattr(self, one.name) for one in fields(self)}  # type: ignore[arg-type]
+    def _map_tensors(self, change: Any) -> Self:
+        values = {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
         tensors = {name: change(value) for name, value in values.items() if isinstance(value, Tensor | Tensors)}
         return replace(self, **tensors)  # type: ignore[type-var]
 
@@ -53,15 +53,17 @@ class Batch:
         return self.values[name]
 
     def to(self, *args: Any, **kwargs: Any) -> "Batch":
-        moved = {name: value.to(*args, **kwargs) if _moves(value) else value for name, value in self.values.items()}
+        moved = {
+            name: value.to(*args, **kwargs) if _is_movable(value) else value for name, value in self.values.items()
+        }
         return replace(self, values=moved)
 
     def pin_memory(self) -> "Batch":
-        pinned = {name: value.pin_memory() if _moves(value) else value for name, value in self.values.items()}
+        pinned = {name: value.pin_memory() if _is_movable(value) else value for name, value in self.values.items()}
         return replace(self, values=pinned)
 
 
-def _moves(value: Any) -> bool:
+def _is_movable(value: Any) -> bool:
     return isinstance(value, Tensor | Tensors | Features)
 
 
@@ -102,7 +104,7 @@ class Targets(Tensors):
     places: Tensor | None
 
     @classmethod
-    def of(cls, labels: Tensor) -> "Targets":
+    def from_labels(cls, labels: Tensor) -> "Targets":
         """Targets of labels (B, L), which are IGNORE at positions without a target."""
         flat = labels.flatten()
         places = (flat != IGNORE).nonzero()[:, 0]
@@ -134,7 +136,7 @@ class TextRows(Tensors):
         languages: Language of each of these texts, if records have it.
         ids: Ids of the samples, in evaluation.
         places: Index of each row's sample in its split, in evaluation.
-        others: Rows of each sample's partner (vlm.data.fields), in evaluation.
+        partners: Rows of each sample's partner (vlm.data.fields), in evaluation.
     Shapes:
         tokens (B, L), segments (B, L) or None, scored bool (B, L) or None, bounds int32 (N + 1,) or None
     """
@@ -148,14 +150,14 @@ class TextRows(Tensors):
     languages: Sequence[Sequence[str]] = ()
     ids: Sequence[str] = ()
     places: list[int] = field(default_factory=list)
-    others: "TextRows | None" = None
+    partners: "TextRows | None" = None
 
     def references_in(self, language: str | None) -> Sequence[Sequence[Any]]:
         """The texts of each row in one language; None for all."""
         if language is None:
             return self.references
         rows = zip(self.references, self.languages, strict=True)
-        return [[text for text, own in zip(*row, strict=True) if own == language] for row in rows]
+        return [[text for text, text_language in zip(*row, strict=True) if text_language == language] for row in rows]
 
 
 @dataclass
@@ -163,7 +165,8 @@ class DeviceImages(Tensors):
     """References to images that are stored on the device.
 
     Shapes:
-        index (B,): indices of the images; numbers (B, NUMBERS): parameters, see vlm.data.images.class_augment
+        index (B,): indices of the images
+        numbers (B, NUM_PARAMS): augmentation parameters, see vlm.data.images.class_augment.encode_params
     """
 
     index: Tensor
@@ -188,7 +191,7 @@ class InputRows(Tensors):
     Args:
         segments: Number of the text in its row, from 1; 0 is padding.
         types: Token types: 0, or 1 in the second text of a pair; None if there are no pairs.
-        places: Index of each token that a head reads, in the flattened rows; None if it reads whole texts.
+        places: Index of each token that a head reads, in the flattened rows; None if it reads entire texts.
         counts: Number of such tokens per sample.
         texts: The texts or words of each sample; empty in training.
         layout: Index of each text's tokens in the flattened rows, -1 after its end; None if each row is one text.
@@ -208,7 +211,7 @@ class InputRows(Tensors):
         """Token ids of each text."""
         tokens, segments = self.tokens.cpu(), self.segments.cpu()
         if self.layout is None:
-            return [row[own != PADDING].tolist() for row, own in zip(tokens, segments, strict=True)]
+            return [row[row_segments != PADDING].tolist() for row, row_segments in zip(tokens, segments, strict=True)]
         return [tokens.flatten()[at[at >= 0]].tolist() for at in self.layout.cpu()]
 
 
@@ -274,9 +277,9 @@ def pack(rows: Sequence[Sequence[Sequence[int]]], pad_id: int, length: int = 0) 
     segments = torch.full((len(rows), length), PADDING)
     for index, row in enumerate(rows):
         ids = [token for sequence in row for token in sequence]
-        owners = [number for number, sequence in enumerate(row, start=1) for _ in sequence]
+        numbers = [number for number, sequence in enumerate(row, start=1) for _ in sequence]
         tokens[index, : len(ids)] = torch.tensor(ids, dtype=torch.long)
-        segments[index, : len(ids)] = torch.tensor(owners, dtype=torch.long)
+        segments[index, : len(ids)] = torch.tensor(numbers, dtype=torch.long)
     return tokens, segments
 
 
@@ -289,7 +292,7 @@ class CaptionRow(NamedTuple):
         languages: Language of each reference, if the record has it.
         id: Id of the sample.
         place: Index of the sample in its split.
-        other: The same for the sample's partner.
+        partner: The same for the sample's partner.
     """
 
     texts: list[Any]
@@ -297,7 +300,7 @@ class CaptionRow(NamedTuple):
     languages: Sequence[str] = ()
     id: str = ""
     place: int | None = None
-    other: "CaptionRow | None" = None
+    partner: "CaptionRow | None" = None
 
 
 def paired_rows(values: Sequence[CaptionRow], rows_of: Callable[[Sequence[Sequence[Any]]], TextRows]) -> TextRows:
@@ -306,14 +309,14 @@ def paired_rows(values: Sequence[CaptionRow], rows_of: Callable[[Sequence[Sequen
     Args:
         rows_of: Packs encoded texts into rows.
     """
-    others = [row.other for row in values if row.other is not None]
+    partners = [row.partner for row in values if row.partner is not None]
     return replace(
         rows_of([row.texts for row in values]),
         references=[row.references for row in values],
         languages=[row.languages for row in values],
         ids=[row.id for row in values],
         places=[row.place for row in values if row.place is not None],
-        others=paired_rows(others, rows_of) if others else None,
+        partners=paired_rows(partners, rows_of) if partners else None,
     )
 
 
@@ -326,4 +329,4 @@ def next_token_rows(ids: Sequence[Sequence[Sequence[int]]], pad_id: int, only_re
     tokens, segments = pack(ids, pad_id)
     scored = ~torch.isin(tokens, torch.tensor(only_read)) if only_read else None
     predicted = tokens if scored is None else tokens.masked_fill(~scored, IGNORE)
-    return TextRows(tokens, segments, Targets.of(next_token_labels(predicted, segments)), scored)
+    return TextRows(tokens, segments, Targets.from_labels(next_token_labels(predicted, segments)), scored)

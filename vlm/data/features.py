@@ -16,24 +16,25 @@ import torch
 from torch import Tensor
 
 from vlm.data.fields import AugmentKey, ImageField
+from vlm.data.images.augment import Augment
 from vlm.data.images.image import ImageError
 from vlm.data.records import Record, Split
-from vlm.data.store.cache_file import unwritable
+from vlm.data.store.cache_file import unwritable_error
 from vlm.errors import UserError
 from vlm.io.files import atomic_write
 from vlm.models.frozen_features import Features
 
 
-def augment_fault(augment: Any) -> str | None:
+def find_augment_problem(augment: Augment) -> str | None:
     """Reason why features cannot be cached with an augmentation; None if its output never changes."""
     kind = type(augment)
-    if not {"drawn", "OFF"} & vars(kind).keys():  # an inherited `drawn` does not cover what the class adds
-        return f"data.augment may be random: {kind.__name__} does not define `drawn`, which lists what is on"
-    if not augment.drawn:
+    if not {"enabled_options", "OFF"} & vars(kind).keys():  # the inherited property does not cover what the class adds
+        return f"data.augment may be random: {kind.__name__} does not define `enabled_options`, which lists what is on"
+    if not augment.enabled_options:
         return None
-    names = (part.partition("=")[0] for part in augment.drawn)
+    names = (part.partition("=")[0] for part in augment.enabled_options)
     off = " ".join(f"data.augment.{name}={json.dumps(kind.OFF[name])}" for name in names)
-    return f"data.augment changes images in every epoch ({', '.join(augment.drawn)}); turn it off: {off}"
+    return f"data.augment changes images in every epoch ({', '.join(augment.enabled_options)}); turn it off: {off}"
 
 
 def check_split(split: Split) -> None:
@@ -111,14 +112,14 @@ class Layout:
         return MAGIC + json.dumps({"version": VERSION, **asdict(self)}, sort_keys=True).encode()
 
     def __str__(self) -> str:
-        return f"{self.images:,} images x {self.states} x {self.width} {self.dtype}, {gigabytes(self.size)}"
+        return f"{self.images:,} images x {self.states} x {self.width} {self.dtype}, {format_bytes(self.size)}"
 
 
 class FeatureFile:
     """Reads and writes features on disk.
 
     Args:
-        path: A file created by `create`.
+        path: A file created by `open_features`.
         layout: The expected layout.
         faults: Reasons, by index, why images could not be read and have no features.
     Raises:
@@ -130,15 +131,15 @@ class FeatureFile:
         header = layout.header()
         try:
             with open(path, "rb") as file:
-                whole = file.read(PAGE).rstrip(b"\0") == header and os.fstat(file.fileno()).st_size == layout.size
+                is_valid = file.read(PAGE).rstrip(b"\0") == header and os.fstat(file.fileno()).st_size == layout.size
         except OSError as error:
             raise UserError(f"{path}: {error.strerror}; give a file of features") from error
-        if not whole:
-            raise UserError(f"{path}: is incomplete or holds other features; delete it, and it is created again")
+        if not is_valid:
+            raise UserError(f"{path}: is incomplete or contains other features; delete it to create it again")
         self._sums = np.memmap(path, SUM, "r", PAGE, (layout.images,))
         self._rows = np.memmap(path, np.uint8, "r", layout.start, (layout.images, layout.row))
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[type["FeatureFile"], tuple[Path, Layout, dict[int, str]]]:
         return FeatureFile, (self.path, self.layout, self.faults)  # pickling the map would copy all features
 
     def missing(self) -> list[int]:
@@ -159,14 +160,14 @@ class FeatureFile:
         values = np.array(self._rows[index])
         if checksum(values) != self._sums[index]:
             raise UserError(
-                f"{self.path}: the features of image {index} are corrupted; check the disk and delete the file, "
-                "and it is created again",
+                f"{self.path}: the features of image {index} are corrupted; check the disk and delete the file "
+                "to create it again",
                 1,
             )
         row = torch.from_numpy(values)
         return row.view(DTYPES[self.layout.dtype]).view(self.layout.states, self.layout.width)
 
-    def check_room(self, images: int) -> None:
+    def check_free_space(self, images: int) -> None:
         """Checks that the disk has room for the features of `images` images.
 
         Raises:
@@ -175,8 +176,9 @@ class FeatureFile:
         needed, free = images * self.layout.row, shutil.disk_usage(self.path.parent).free
         if needed > free:
             raise UserError(
-                f"{self.path.parent}: the features of {images:,} images need {gigabytes(needed)}, but only "
-                f"{gigabytes(free)} are free; free some, set runs to another folder, or set data.cache_features=false",
+                f"{self.path.parent}: the features of {images:,} images need {format_bytes(needed)}, but only "
+                f"{format_bytes(free)} are free; free disk space, set runs to another folder, or set "
+                "data.cache_features=false",
                 1,
             )
 
@@ -192,12 +194,12 @@ class FeatureFile:
         try:
             with open(self.path, "r+b", buffering=0) as file:
                 for index, row in zip(indices, rows, strict=True):
-                    _write(file.fileno(), row.data, self.layout.start + index * self.layout.row)
+                    _write_fully(file.fileno(), row.data, self.layout.start + index * self.layout.row)
                 os.fsync(file.fileno())
                 for index, row in zip(indices, rows, strict=True):
-                    _write(file.fileno(), checksum(row).astype(SUM).tobytes(), PAGE + SUM.itemsize * index)
+                    _write_fully(file.fileno(), checksum(row).astype(SUM).tobytes(), PAGE + SUM.itemsize * index)
         except OSError as error:
-            raise unwritable(self.path, error) from error
+            raise unwritable_error(self.path, error) from error
 
 
 def is_complete(folder: Path, layout: Layout) -> bool:
@@ -217,18 +219,13 @@ def open_features(folder: Path, layout: Layout) -> FeatureFile:
     path = layout.path(folder)
     with suppress(UserError):
         return FeatureFile(path, layout)
-    create(path, layout)
-    return FeatureFile(path, layout)
-
-
-def create(path: Path, layout: Layout) -> None:
-    """Creates a file without features; it is sparse and uses no disk space yet."""
     try:
         with atomic_write(path) as file:
             file.write(layout.header())
-            file.truncate(layout.size)
+            file.truncate(layout.size)  # a sparse file, which uses no disk space yet
     except OSError as error:
-        raise unwritable(path, error) from error
+        raise unwritable_error(path, error) from error
+    return FeatureFile(path, layout)
 
 
 def checksum(row: np.ndarray) -> np.uint32:
@@ -236,15 +233,15 @@ def checksum(row: np.ndarray) -> np.uint32:
     return np.uint32(zlib.crc32(row.data) or 1)
 
 
-def gigabytes(count: int) -> str:
+def format_bytes(count: int) -> str:
     return f"{count / 1e9:,.2f} GB" if count >= 1e7 else f"{count / 1e6:,.2f} MB"
 
 
-def _write(file: int, data: memoryview | bytes, at: int) -> None:
+def _write_fully(file: int, data: memoryview | bytes, at: int) -> None:
     """Writes all of `data`; the system may write less at once."""
     while data:
-        written = os.pwrite(file, data, at)
-        data, at = data[written:], at + written
+        count = os.pwrite(file, data, at)
+        data, at = data[count:], at + count
 
 
 class FeatureField(ImageField):

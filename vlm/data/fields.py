@@ -20,21 +20,21 @@ from vlm.errors import Range, UserError
 BLOCK = 512  # maximum number of samples in a block within which pairs are formed
 
 
-def block_of(index: int, size: int) -> range:
+def find_block(index: int, size: int) -> range:
     """The block of a sample: a split is cut into equal blocks of at most BLOCK samples."""
     blocks = -(-size // BLOCK)
     number = ((index + 1) * blocks - 1) // size
     return range(number * size // blocks, (number + 1) * size // blocks)
 
 
-def partner(index: int, size: int) -> int:
+def find_partner(index: int, size: int) -> int:
     """The sample half a block away, because neighbours may be similar. Each sample is the partner of exactly one."""
-    block = block_of(index, size)
+    block = find_block(index, size)
     return block[(index - block.start + len(block) // 2) % len(block)]
 
 
-class Paired(Split):
-    """A split whose records also hold their index ("place") and their partner ("other", with index "other_place")."""
+class PairedSplit(Split):
+    """A split whose records also have their index ("place"), their "partner", and its index ("partner_place")."""
 
     def __init__(self, split: Split) -> None:
         self.split = split
@@ -43,9 +43,9 @@ class Paired(Split):
         return len(self.split)
 
     def record(self, index: int, epoch: int = 0) -> Record:
-        record, other = self.split.record(index, epoch), partner(index, len(self))
-        pair = {"place": index, "other_place": other, "other": self.split.record(other, epoch)}
-        record.known = {**record.known, **pair}
+        record, partner_index = self.split.record(index, epoch), find_partner(index, len(self))
+        added = {"place": index, "partner_place": partner_index, "partner": self.split.record(partner_index, epoch)}
+        record.values = {**record.values, **added}
         return record
 
 
@@ -61,7 +61,8 @@ class Field:
     needs: ClassVar[tuple[str, ...]] = ()
     stratum: ClassVar[str | None] = None  # the value of a record by which held-out samples are stratified
     tokenizer: Tokenizer | None = None  # for fields of text
-    reads_whole: ClassVar[bool] = False  # whether samples are made from the whole split, so that a limit counts samples
+    # Whether samples are made from the entire split, so that a limit counts samples instead of records.
+    reads_entire_split: ClassVar[bool] = False
 
     def open(self, source: Source, splits: Mapping[str, Split], *, seed: int, cache: Path | None) -> None:
         """Prepares the field for an opened data set.
@@ -102,7 +103,7 @@ class Field:
         Args:
             name: Name of the split.
             training: Whether the samples are for training.
-            limit: Maximum number of samples, for a field with `reads_whole`; None for all.
+            limit: Maximum number of samples, for a field with `reads_entire_split`; None for all.
         """
         return split
 
@@ -177,25 +178,25 @@ class ImageField(Field):
     def encode(self, record: Record, key: AugmentKey | None) -> Tensor:
         images = record.images()
         keys = [key, *(None if key is None else (*key, number) for number in range(1, len(images)))]
-        augment = None if key is None else self.augment_of(record)
+        augment = None if key is None else self.choose_augment(record)
         pixels = [
             self.preprocess(image) if key is None or augment is None else augment(image, key)
             for image, key in zip(images, keys, strict=True)
         ]
         return pixels[0] if len(pixels) == 1 else torch.stack(pixels)
 
-    def augment_of(self, record: Record) -> Augment | None:
+    def choose_augment(self, record: Record) -> Augment | None:
         """The augmentation of a record's images, without flips if its texts mention left or right."""
         if self.augment is None or not self.augment.horizontal_flip or not self.side_words:
             return self.augment
-        spoken = (word for text in record.texts for word in words(text.lower()))
-        return self.augment if self.side_words.isdisjoint(spoken) else self.augment.unmirrored()
+        text_words = (word for text in record.texts for word in words(text.lower()))
+        return self.augment if self.side_words.isdisjoint(text_words) else self.augment.without_flip()
 
     def collate(self, values: Sequence[Tensor]) -> Tensor:
         counts = sorted({value.shape[0] if value.ndim > 3 else 1 for value in values})
         if len(counts) > 1:
             numbers = " and ".join(map(str, counts))
-            raise UserError(f"data: records hold {numbers} images; all records need the same number")
+            raise UserError(f"data: records have {numbers} images; all records need the same number")
         none = torch.empty(0, 3, *self.preprocess.image_size, dtype=torch.uint8)
         return torch.stack(list(values)) if values else none
 
@@ -276,8 +277,8 @@ class CaptionField(TokenField):
         """
         super().restore(about)
         for language in (name for name in self.languages if name not in self.tokenizer.languages):
-            theirs = ", ".join(self.tokenizer.languages) or "unnamed"
-            raise UserError(f"data.languages: the checkpoint does not know {language}; its languages are {theirs}")
+            stored = ", ".join(self.tokenizer.languages) or "unnamed"
+            raise UserError(f"data.languages: the checkpoint has no language {language}; its languages are {stored}")
 
     def texts_of(self, record: Record) -> Sequence[str]:
         return record["captions"]
@@ -291,9 +292,9 @@ class CaptionField(TokenField):
         ids = self._ids.get((caption, language))
         if ids is None:
             begin = [self.tokenizer.bos_id, *self.tokenizer.begin(language)]
-            body, room = self.tokenizer.encode_written(caption), self.max_len - 1 - len(begin)
-            self.truncated += len(body) > room
-            ids = self._ids[caption, language] = [*begin, *body[:room], self.tokenizer.eos_id]
+            body, max_body = self.tokenizer.encode_written(caption), self.max_len - 1 - len(begin)
+            self.truncated += len(body) > max_body
+            ids = self._ids[caption, language] = [*begin, *body[:max_body], self.tokenizer.eos_id]
         return ids
 
     def length(self, record: Record) -> int:
@@ -301,22 +302,24 @@ class CaptionField(TokenField):
 
     def lengths(self, record: Record) -> list[tuple[str, int]]:
         """The texts of a record, each with its number of tokens before truncation."""
-        beside = 3 if self.languages else 2  # begin, language, end
-        return [(str(one), len(self.tokenizer.encode_written(str(one))) + beside) for one in self.references_of(record)]
+        special = 3 if self.languages else 2  # begin, language, end
+        return [
+            (str(text), len(self.tokenizer.encode_written(str(text))) + special) for text in self.references_of(record)
+        ]
 
     def view(self, name: str, split: Split, *, training: bool, limit: int | None = None) -> Split:
-        return Paired(split) if self.paired and not training else split
+        return PairedSplit(split) if self.paired and not training else split
 
     def encode(self, record: Record, key: AugmentKey | None) -> CaptionRow:
         if key is not None:
             return CaptionRow(self._row(record), list(self.references_of(record)) if self.compares else [])
-        row = self._evaluated(record)
+        row = self._evaluation_row(record)
         if not self.paired:
             return row
-        other = self._evaluated(record["other"])._replace(place=record["other_place"])
-        return row._replace(place=record["place"], other=other)
+        partner = self._evaluation_row(record["partner"])._replace(place=record["partner_place"])
+        return row._replace(place=record["place"], partner=partner)
 
-    def _evaluated(self, record: Record) -> CaptionRow:
+    def _evaluation_row(self, record: Record) -> CaptionRow:
         languages = record["languages"] if self.languages else ()
         return CaptionRow(self._row(record), list(self.references_of(record)), languages, record.id)
 
@@ -355,12 +358,14 @@ class LabelField(Field):
         Raises:
             UserError: They differ.
         """
-        known = list(about["classes"])
-        if known == self.classes:
+        stored = list(about["classes"])
+        if stored == self.classes:
             return
-        there, here = sorted({*known} - {*self.classes}), sorted({*self.classes} - {*known})
+        only_stored, only_given = sorted({*stored} - {*self.classes}), sorted({*self.classes} - {*stored})
         parts = [
-            f"only {where}: {', '.join(names[:5])}" for where, names in (("there", there), ("here", here)) if names
+            f"only in the {place}: {', '.join(names[:5])}"
+            for place, names in (("checkpoint", only_stored), ("data", only_given))
+            if names
         ]
         raise UserError(
             f"data: the classes differ from the checkpoint's ({'; '.join(parts) or 'another order'}); give the "
@@ -397,8 +402,8 @@ class PairedImageField(ImageField):
 
     def view(self, name: str, split: Split, *, training: bool, limit: int | None = None) -> Split:
         split = super().view(name, split, training=training, limit=limit)
-        return split if training else Paired(split)
+        return split if training else PairedSplit(split)
 
     def encode(self, record: Record, key: AugmentKey | None) -> Tensor:
-        own = super().encode(record, key)
-        return own if key is not None else torch.stack([own, super().encode(record["other"], None)])
+        image = super().encode(record, key)
+        return image if key is not None else torch.stack([image, super().encode(record["partner"], None)])

@@ -24,7 +24,7 @@ def check_fractions(val_fraction: float, test_fraction: float) -> None:
         )
 
 
-def draw(names: Sequence[str], fractions: Mapping[str, float], seed: int) -> dict[str, list[int]]:
+def draw_splits(names: Sequence[str], fractions: Mapping[str, float], seed: int) -> dict[str, list[int]]:
     """Draws each sample's split independently; returns indices by split.
 
     Args:
@@ -44,26 +44,28 @@ def draw(names: Sequence[str], fractions: Mapping[str, float], seed: int) -> dic
     return parts
 
 
-def draw_stratified(
+def draw_stratified_splits(
     labels: Sequence[Hashable], names: Sequence[str], fractions: Mapping[str, float], seed: int
 ) -> dict[str, list[int]]:
     """Draws splits that keep the share of each class; returns indices by split.
 
     Args:
         labels: Class of each sample.
-        names, fractions, seed: See `draw`.
+        names, fractions, seed: See `draw_splits`.
     """
-    rest = list(range(len(names)))
+    remaining = list(range(len(names)))
     parts: dict[str, list[int]] = {}
-    counts = {split: round(fraction * len(rest)) for split, fraction in fractions.items()}
+    counts = {split: round(fraction * len(remaining)) for split, fraction in fractions.items()}
     for split, count in counts.items():
-        chosen = stratified([labels[index] for index in rest], [names[index] for index in rest], count, seed=seed)
-        parts[split] = [rest[at] for at in chosen]
-        rest = sorted(set(rest).difference(parts[split]))
-    return parts | {"train": rest}
+        chosen = sample_stratified(
+            [labels[index] for index in remaining], [names[index] for index in remaining], count, seed=seed
+        )
+        parts[split] = [remaining[at] for at in chosen]
+        remaining = sorted(set(remaining).difference(parts[split]))
+    return parts | {"train": remaining}
 
 
-def held_out(file: Path, where: str, split: str) -> str:
+def wrong_split_message(file: Path, where: str, split: str) -> str:
     """Error message for a row of the training file that is marked as another split."""
     return (
         f"{file}, {where}: a row of split {split} in the training file; unset data.val_path and data.test_path, or "
@@ -71,7 +73,7 @@ def held_out(file: Path, where: str, split: str) -> str:
     )
 
 
-def validation(
+def draw_validation_indices(
     names: Sequence[str], labels: Sequence[Hashable] | None, seed: int, *, skipped: Sequence[str] = ()
 ) -> list[int]:
     """Indices of the training samples that are used for validation if a data set has no validation split.
@@ -85,46 +87,50 @@ def validation(
         UserError: There are too few samples; it shows the first message.
     """
     if labels is not None:
-        held = stratified(labels, names, max(1, round(HELD_OUT * len(names))), seed=seed)
+        validation = sample_stratified(labels, names, max(1, round(HELD_OUT * len(names))), seed=seed)
     else:
         places = [key("validation", seed, name) / 2**63 for name in names]  # independent of the draw of a test split
-        held = [index for index, place in enumerate(places) if place < HELD_OUT]
-        held = held or sorted(range(len(names)), key=places.__getitem__)[:1]
-    if not held or len(held) == len(names):
+        validation = [index for index, place in enumerate(places) if place < HELD_OUT]
+        validation = validation or sorted(range(len(names)), key=places.__getitem__)[:1]
+    if not validation or len(validation) == len(names):
         why = error_summary(skipped)
         raise UserError(f"data: too few training samples to hold some out for validation{why}; add samples")
-    return held
+    return validation
 
 
-def stratified(labels: Sequence[Hashable], names: Sequence[str], count: int, *, seed: int, leave: int = 1) -> list[int]:
+def sample_stratified(
+    labels: Sequence[Hashable], names: Sequence[str], count: int, *, seed: int, keep_per_class: int = 1
+) -> list[int]:
     """Indices of `count` samples, with each class represented proportionally to within one sample.
 
     Args:
         labels: Class of each sample.
         names: Unique id of each sample.
-        count: Number of samples; fewer if `leave` requires it.
+        count: Number of samples; fewer if `keep_per_class` requires it.
         seed: Random seed.
-        leave: Number of samples of each class that are never taken.
+        keep_per_class: Number of samples of each class that are never chosen.
     """
     members: dict[Hashable, list[int]] = defaultdict(list)
     for index, label in enumerate(labels):
         members[label].append(index)
     sizes = {label: len(members[label]) for label in sorted(members)}  # type: ignore[type-var]
-    taken: list[int] = []
-    for label, quota in _quotas(sizes, count, seed=seed, leave=leave).items():
-        taken += sorted(members[label], key=lambda index: key("stratified", seed, names[index]))[:quota]
-    return sorted(taken)
+    chosen: list[int] = []
+    for label, quota in _compute_quotas(sizes, count, seed=seed, keep_per_class=keep_per_class).items():
+        chosen += sorted(members[label], key=lambda index: key("stratified", seed, names[index]))[:quota]
+    return sorted(chosen)
 
 
-def _quotas(sizes: Mapping[Hashable, int], count: int, *, seed: int, leave: int) -> dict[Hashable, int]:
+def _compute_quotas(
+    sizes: Mapping[Hashable, int], count: int, *, seed: int, keep_per_class: int
+) -> dict[Hashable, int]:
     """Number of samples to take of each class, by largest remainder; the seed breaks ties."""
     total = sum(sizes.values())
     count = min(count, total)
-    quotas = {label: min(count * size // total, max(0, size - leave)) for label, size in sizes.items()}
-    wanting = count - sum(quotas.values())
+    quotas = {label: min(count * size // total, max(0, size - keep_per_class)) for label, size in sizes.items()}
+    missing = count - sum(quotas.values())
     remainders = {label: count * size % total for label, size in sizes.items()}
     for label in sorted(sizes, key=lambda label: (-remainders[label], key("quota", seed, label))):  # type: ignore[arg-type]
-        if wanting > 0 and remainders[label] and quotas[label] < sizes[label] - leave:
+        if missing > 0 and remainders[label] and quotas[label] < sizes[label] - keep_per_class:
             quotas[label] += 1
-            wanting -= 1
+            missing -= 1
     return quotas

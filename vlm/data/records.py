@@ -1,6 +1,6 @@
 """Records: the samples of a data set, its splits, and the interface of a source.
 
-A source (a folder, a table, shards, drawn scenes) has splits. A split has a length, `fresh`, and
+A source (a folder, a table, shards, generated scenes) has splits. A split has a length, `fresh`, and
 `record(index, epoch)`. A record depends on these arguments only, so that every worker creates the same one.
 """
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Self, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar
 
 from PIL import Image
 
@@ -24,8 +24,8 @@ SPLITS = {  # accepted names of splits
 }
 # fmt: on
 
-MAX_INVALID = 0.01  # share of a file's rows that may be invalid; more stop a run, as unreadable images do
-NAMED_ROWS = 10  # invalid rows that an error names
+MAX_INVALID = 0.01  # maximum share of invalid rows of a file; more stop a run, as unreadable images do
+NAMED_ROWS = 10  # maximum number of invalid rows that an error lists
 
 _collected: ContextVar[list[str] | None] = ContextVar("collect_errors", default=None)
 
@@ -44,7 +44,7 @@ def collect_errors() -> Iterator[list[str]]:
         _collected.reset(token)
 
 
-def refuse(message: str) -> None:
+def report_error(message: str) -> None:
     """Raises a UserError, or adds its message to the list inside `collect_errors`."""
     error, errors = UserError(message), _collected.get()
     if errors is None:
@@ -52,8 +52,8 @@ def refuse(message: str) -> None:
     errors.append(str(error))
 
 
-class Skipped(str):
-    """A message about an unused part of a data set, with the kind of problem.
+class SkipMessage(str):
+    """A message about a part of a data set that is skipped, with the kind of problem.
 
     Args:
         line: The message.
@@ -70,8 +70,8 @@ class Skipped(str):
 
 
 def error_summary(skipped: Sequence[str]) -> str:
-    """The part of an error message that shows the number of problems and the first one; empty if there are none."""
-    return f" ({len(skipped)} fault{'s' * (len(skipped) > 1)}; the first: {skipped[0]})" if skipped else ""
+    """The number of problems and the first one, in parentheses, for an error message; empty if there are none."""
+    return f" ({len(skipped)} problem{'s' * (len(skipped) > 1)}; the first: {skipped[0]})" if skipped else ""
 
 
 class RowError(ValueError):
@@ -91,7 +91,7 @@ class RowChecker:
         self.rows = 0
         self._invalid: list[str] = []
 
-    def reject(self, where: str, reason: object) -> None:
+    def reject(self, where: str, reason: str | RowError) -> None:
         """Skips an invalid row at this position in the file."""
         self.rows += 1
         self._invalid.append(f"{where}: {reason}")
@@ -113,13 +113,13 @@ class RowChecker:
                 continue
             self.rows += 1
             yield from converted
-        lines = (Skipped(f"{self.path}, {line}", "invalid row") for line in self._invalid)
+        lines = (SkipMessage(f"{self.path}, {line}", "invalid row") for line in self._invalid)
         self.source.skipped = [*self.source.skipped, *lines]
         self.source.rows += self.rows
         count = len(self._invalid)
         if count > MAX_INVALID * self.rows:
             more = [f"and {count - NAMED_ROWS:,} more"] if count > NAMED_ROWS else []
-            refuse(
+            report_error(
                 f"{self.path}: {count:,} of {self.rows:,} rows {'is' if count == 1 else 'are'} invalid, more than the "
                 f"{MAX_INVALID:.0%} that may be skipped; correct or remove them:\n"
                 + "; ".join([*self._invalid[:NAMED_ROWS], *more])
@@ -154,8 +154,8 @@ class Question(NamedTuple):
         return answer == self.answer or answer in self.answers
 
 
-def conversations(questions: Sequence[Question]) -> list[Question]:
-    """The last question of each conversation; its `turns` are the whole conversation."""
+def select_last_questions(questions: Sequence[Question]) -> list[Question]:
+    """The last question of each conversation; its `turns` are the entire conversation."""
     continued = {question.before for question in questions}
     return [question for question in questions if question.turns not in continued]
 
@@ -166,8 +166,8 @@ class Record:
 
     Args:
         id: Unique id within the source.
-        known: Values by name: "captions" to train on, "references" (all captions), "questions", "label", "document", or
-            whatever a source and a field agree on.
+        values: Values by name: "captions" to train on, "references" (all captions), "questions", "label", "document",
+            or whatever a source and a field agree on.
         open_image: Opens the image, in RGB; raises ImageError if it cannot be read.
         read_file: Returns the bytes of the image file; None if there is no file.
         read_stamp: Returns a string that changes when the image (or document) changes, without reading it; None if
@@ -176,18 +176,18 @@ class Record:
     """
 
     id: str
-    known: Mapping[str, Any] = field(default_factory=dict)
+    values: Mapping[str, Any] = field(default_factory=dict)
     open_image: Callable[[], Image.Image] | None = None
     read_file: Callable[[], bytes] | None = None
     read_stamp: Callable[[], str] | None = None
     open_more: Sequence[Callable[[], Image.Image]] = ()
 
     def __contains__(self, name: str) -> bool:
-        return name in self.known or (name == "image" and self.open_image is not None)
+        return name in self.values or (name == "image" and self.open_image is not None)
 
     def __getitem__(self, name: str) -> Any:
         try:
-            return self.known[name]
+            return self.values[name]
         except KeyError:
             raise UserError(f"data: {self.id} has no {name}; use data that has it, or another task") from None
 
@@ -209,17 +209,17 @@ class Record:
     @property
     def texts(self) -> list[str]:
         """Texts of the record for display: captions, questions, a text and its translation, or the class."""
-        if "references" in self.known:
-            return list(self.known["references"])
-        if "questions" in self.known:
-            return [f"{question.text} {question.answer}" for question in self.known["questions"]]
-        if "translation" in self.known:
-            return [self.known["text"], self.known["translation"]]
-        return [str(self.known["class"])] if "class" in self.known else []
+        if "references" in self.values:
+            return list(self.values["references"])
+        if "questions" in self.values:
+            return [f"{question.text} {question.answer}" for question in self.values["questions"]]
+        if "translation" in self.values:
+            return [self.values["text"], self.values["translation"]]
+        return [str(self.values["class"])] if "class" in self.values else []
 
 
 class Split:
-    """Samples by index. A fresh split has other samples in every epoch; others ignore the epoch."""
+    """Samples by index. A fresh split has new samples in every epoch; other splits ignore the epoch."""
 
     fresh = False
 
@@ -236,7 +236,7 @@ class Split:
         return (self.record(index) for index in range(size if limit is None else min(limit, size)))
 
 
-class Listed(Split):
+class ListSplit(Split, Generic[T]):
     """A split over a list of items.
 
     Args:
@@ -244,7 +244,7 @@ class Listed(Split):
         read: Creates the record of an item in an epoch.
     """
 
-    def __init__(self, items: Sequence[Any], read: Callable[[Any, int], Record]) -> None:
+    def __init__(self, items: Sequence[T], read: Callable[[T, int], Record]) -> None:
         self.items, self.read = items, read
 
     def __len__(self) -> int:
@@ -254,7 +254,7 @@ class Listed(Split):
         return self.read(self.items[index], epoch)
 
 
-class Part(Split):
+class SplitSubset(Split):
     """A subset of a split by index, with the samples of epoch 0 in every epoch."""
 
     def __init__(self, split: Split, indices: Sequence[int]) -> None:
@@ -267,7 +267,7 @@ class Part(Split):
         return self.split.record(self.indices[index])
 
 
-class InLanguage(Split):
+class LanguageSplit(Split):
     """A split whose records have captions in one language only; a record may have none."""
 
     def __init__(self, split: Split, language: str) -> None:
@@ -279,7 +279,7 @@ class InLanguage(Split):
     def record(self, index: int, epoch: int = 0) -> Record:
         record = self.split.record(index, epoch)
         pairs = zip(record["captions"], record["languages"], strict=True)
-        record.known = {**record.known, "captions": [text for text, own in pairs if own == self.language]}
+        record.values = {**record.values, "captions": [text for text, language in pairs if language == self.language]}
         return record
 
 
@@ -300,8 +300,8 @@ class Source:
         notes: A message for each choice that was made in reading its files, such as the quoting of a table.
         rows: Number of rows of its files, invalid ones included; 0 if it does not read rows.
         repeated: A message for each repeated caption of an image, which is used once.
-        drawn: Whether images are drawn by a program, so that simple ones are naturally near duplicates.
-        turns: Whether its questions may be turns of conversations, which refer to earlier turns.
+        is_synthetic: Whether a program generates the images, so that simple ones are naturally near duplicates.
+        has_turns: Whether its questions may be turns of conversations, which refer to earlier turns.
     """
 
     holds: ClassVar[tuple[str, ...]] = ()
@@ -314,8 +314,8 @@ class Source:
     rows: int = 0
     repeated: Sequence[str] = ()
     notes: Sequence[str] = ()
-    drawn: bool = False
-    turns: bool = False
+    is_synthetic: bool = False
+    has_turns: bool = False
 
     def split(self, name: str) -> Split:
         """The split with this name.
@@ -331,14 +331,14 @@ class Source:
         """Opens a split listed in `splits`."""
         raise TypeError(f"{type(self).__name__} opens no split")
 
-    def chances(self, words: Sequence[str | None]) -> Sequence[Mapping[str, float]] | None:
+    def word_probabilities(self, words: Sequence[str | None]) -> Sequence[Mapping[str, float]] | None:
         """Probabilities of words in each gap of a text, if a known grammar generates the texts."""
         return None
 
-    def uncaptioned(self) -> list[str]:
+    def find_uncaptioned_images(self) -> list[str]:
         """Image files in the same folders that no caption refers to."""
         return []
 
-    def damaged(self) -> tuple[list[str], int]:
+    def check_archives(self) -> tuple[list[str], int]:
         """A message per damaged archive file, and the number of archive files; may read all of them."""
         return [], 0

@@ -18,7 +18,7 @@ from vlm.randomness import numpy_rng
 
 
 @dataclass(frozen=True, slots=True)
-class Key:
+class SampleKey:
     """Identifies a sample in an epoch; `copy` distinguishes repetitions of the same image."""
 
     epoch: int
@@ -82,52 +82,52 @@ class TrainBatches:
             if not tokens:
                 raise UserError("data.batch_tokens: samples of this task have no length; unset it and use batch_size")
             return min(max(1, round(tokens / self.batch_tokens)), self.size // self.world)
-        full, rest = divmod(self.size, self.batch_size)
-        return full + (rest >= self.world)
+        full, remainder = divmod(self.size, self.batch_size)
+        return full + (remainder >= self.world)
 
-    def __iter__(self) -> Iterator[list[Key]]:
+    def __iter__(self) -> Iterator[list[SampleKey]]:
         epoch, done = self.position()
         for batch in self.global_batches(epoch)[done:]:
             yield self.keys(epoch, batch[self.rank :: self.world])
 
-    def keys(self, epoch: int, places: np.ndarray) -> list[Key]:
+    def keys(self, epoch: int, places: np.ndarray) -> list[SampleKey]:
         """Converts samples of `global_batches` to keys."""
-        return [Key(epoch, *divmod(int(place), self.repeats)) for place in places]
+        return [SampleKey(epoch, *divmod(int(place), self.repeats)) for place in places]
 
     def global_batches(self, epoch: int) -> list[np.ndarray]:
         """All global batches of an epoch: ``index * repeats + copy`` of each sample."""
         rng = numpy_rng(self.seed, "order", epoch)
         order = (rng.permutation(self.size)[:, None] * self.repeats + np.arange(self.repeats)).reshape(-1)[: self.size]
         if self.lengths is None or (self.bucket == 1 and self.batch_tokens is None):
-            return self._equal(order)
+            return self._split_evenly(order)
         lengths = np.asarray(self.lengths(epoch))[order // self.repeats]
         mean = self.batch_size if self.batch_tokens is None else -(-self.size // max(1, len(self)))
         span = self.bucket * mean
         sort = [start + np.argsort(lengths[start : start + span], kind="stable") for start in range(0, self.size, span)]
         if self.batch_tokens is None:
-            batches = self._equal(order[np.concatenate(sort)])
+            batches = self._split_evenly(order[np.concatenate(sort)])
         else:
             sort[1::2] = [part[::-1] for part in sort[1::2]]  # batches that span two buckets have similar lengths too
             places = np.concatenate(sort)
-            batches = np.split(order[places], even_cuts(lengths[places], len(self), least=self.world))[: len(self)]
+            batches = np.split(order[places], cut_evenly(lengths[places], len(self), min_size=self.world))[: len(self)]
         return [batches[index] for index in rng.permutation(len(batches))]
 
-    def _equal(self, order: np.ndarray) -> list[np.ndarray]:
+    def _split_evenly(self, order: np.ndarray) -> list[np.ndarray]:
         """Batches of batch_size samples; a remainder smaller than the number of ranks joins the last batch."""
         return np.split(order, [self.batch_size * number for number in range(1, len(self))]) if len(self) else []
 
 
-def even_cuts(sizes: np.ndarray, parts: int, *, least: int) -> np.ndarray:
+def cut_evenly(sizes: np.ndarray, parts: int, *, min_size: int) -> np.ndarray:
     """Indices that cut a sequence into parts of about equal sum.
 
     Args:
-        least: Minimum number of members of a part.
+        min_size: Minimum number of members of a part.
     """
     ends = np.cumsum(sizes)
     number = np.arange(1, parts)
     cuts = np.searchsorted(ends, ends[-1] * number / parts) + 1
-    beyond = np.maximum.accumulate(np.maximum(cuts - least * number, 0))  # increasing: no part is too short
-    return np.minimum(beyond + least * number, len(sizes) - least * (parts - number))
+    beyond = np.maximum.accumulate(np.maximum(cuts - min_size * number, 0))  # increasing: no part is too short
+    return np.minimum(beyond + min_size * number, len(sizes) - min_size * (parts - number))
 
 
 class EvalBatches:
@@ -140,9 +140,9 @@ class EvalBatches:
     def __len__(self) -> int:
         return -(-len(self.indices) // self.batch_size)
 
-    def __iter__(self) -> Iterator[list[Key]]:
+    def __iter__(self) -> Iterator[list[SampleKey]]:
         for start in range(0, len(self.indices), self.batch_size):
-            yield [Key(0, index) for index in self.indices[start : start + self.batch_size]]
+            yield [SampleKey(0, index) for index in self.indices[start : start + self.batch_size]]
 
 
 class RecordDataset(Dataset):
@@ -163,25 +163,21 @@ class RecordDataset(Dataset):
     def __len__(self) -> int:
         return len(self.split)
 
-    def __getitems__(self, keys: Sequence[Key]) -> Batch:
+    def __getitems__(self, keys: Sequence[SampleKey]) -> Batch:
         ids: list[str] = []
         rows: list[dict[str, Any]] = []
         bad: list[BadSample] = []
         for key in keys:
             record = self.split.record(key.index, key.epoch)
+            copy = (key.copy,) if self.repeats > 1 else ()
+            augment_key = None if self.seed is None else (self.seed, key.epoch, key.index, *copy)
             try:
-                rows.append({name: field.encode(record, self._key(key)) for name, field in self.fields.items()})
+                rows.append({name: field.encode(record, augment_key) for name, field in self.fields.items()})
                 ids.append(record.id)
             except ImageError as fault:
                 bad.append(BadSample(record.id, str(fault)))
         values = {name: field.collate([row[name] for row in rows]) for name, field in self.fields.items()}
         return Batch(ids, values, bad)
-
-    def _key(self, key: Key) -> tuple[int, ...] | None:
-        if self.seed is None:
-            return None
-        copy = (key.copy,) if self.repeats > 1 else ()
-        return self.seed, key.epoch, key.index, *copy
 
     def lengths(self, epoch: int) -> list[int]:
         """Length of each sample in an epoch, summed over fields."""
@@ -206,6 +202,6 @@ def dataset_fingerprint(split: Split, fields: Mapping[str, Field]) -> str:
     return digest.hexdigest()
 
 
-def whole(batch: Any) -> Any:
-    """The collate function for batches that `RecordDataset` already collated."""
+def identity_collate(batch: Any) -> Any:
+    """Returns the batch as it is: `RecordDataset` has collated it."""
     return batch

@@ -21,9 +21,9 @@ from torch._utils import ExceptionWrapper
 from vlm.errors import UserError
 from vlm.machine import cores
 
-MOST = 32  # workers per GPU; more only take memory
-MOST_BESIDE = 8  # workers if training uses the same CPUs
-PATIENCE = 5.0  # seconds to wait for a killed process to end
+MAX_WORKERS = 32  # workers per GPU; more only take memory
+MAX_SHARED_WORKERS = 8  # workers if training uses the same CPUs
+KILL_TIMEOUT = 5.0  # seconds to wait for a killed process to end
 SOCKET_PATH = 107  # bytes that the path of a Unix socket may have
 
 _workers: WeakSet[BaseProcess] = WeakSet()
@@ -32,22 +32,22 @@ _workers: WeakSet[BaseProcess] = WeakSet()
 def default_workers() -> int:
     """Default number of workers per device: its share of the CPUs available to this process."""
     gpus = torch.cuda.device_count()
-    return max(1, min(MOST, cores() // gpus)) if gpus else min(MOST_BESIDE, cores())
+    return max(1, min(MAX_WORKERS, cores() // gpus)) if gpus else min(MAX_SHARED_WORKERS, cores())
 
 
 def worker_context() -> BaseContext:
     """The default multiprocessing context, for a DataLoader; `end_workers` ends processes started with it."""
     _make_socket_folder()
     context: Any = copy(multiprocessing.get_context())
-    start = context.Process
+    process_class = context.Process
     context.Queue = lambda maxsize=0: _BatchQueue(maxsize, ctx=context)
 
-    def process(*args: Any, **kwargs: Any) -> BaseProcess:
-        worker = start(*args, **kwargs)
+    def start_process(*args: Any, **kwargs: Any) -> BaseProcess:
+        worker = process_class(*args, **kwargs)
         _workers.add(worker)
         return worker
 
-    context.Process = process
+    context.Process = start_process
     return context
 
 
@@ -56,13 +56,13 @@ def _make_socket_folder() -> None:
 
     It lies below /tmp if TMPDIR is too long a path for a socket, as in Python 3.14.
     """
-    usual = tempfile.gettempdir()
-    if len(os.fsencode(usual)) + len("/pymp-12345678/listener-12345678") > SOCKET_PATH:
+    folder = tempfile.gettempdir()
+    if len(os.fsencode(folder)) + len("/pymp-12345678/listener-12345678") > SOCKET_PATH:
         tempfile.tempdir = "/tmp"
     try:
         multiprocessing.util.get_temp_dir()
     finally:
-        tempfile.tempdir = usual
+        tempfile.tempdir = folder
 
 
 class _BatchQueue(Queue):
@@ -85,7 +85,7 @@ class _BatchQueue(Queue):
         self.put((number, wrapped))
 
 
-def leave_signals_to_owner(worker: int) -> None:
+def ignore_signals(worker: int) -> None:
     """Keeps a worker alive when a terminal or a cluster sends a signal to all processes of a run.
 
     The owner still has a step to finish, and ends its workers itself.
@@ -106,18 +106,18 @@ def end_workers() -> None:
     forever.
     """
     alive = [child for child in multiprocessing.active_children() if child in _workers]
-    with _deaths_expected():
+    with _without_sigchld_handler():
         for worker in alive:
             worker.kill()
         for worker in alive:
-            worker.join(PATIENCE)
+            worker.join(KILL_TIMEOUT)
 
 
 atexit.register(end_workers)
 
 
 @contextmanager
-def _deaths_expected() -> Iterator[None]:
+def _without_sigchld_handler() -> Iterator[None]:
     """Keeps torch from raising an error when a worker is killed; its handler runs in the main thread only."""
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -7,15 +7,15 @@ import torch
 from torch import Tensor
 
 from vlm.decoding.beam_row import BeamLimits, BeamRow
-from vlm.decoding.constraints import RequiredWords, force_end, within
+from vlm.decoding.constraints import RequiredWords, force_end, in_vocabulary
 from vlm.decoding.options import Decoding, Hypothesis
 from vlm.decoding.sampling import TokenHistory
 
-SMALL_PART = 16  # shorter parts are not worth their maximum
+MIN_PART = 16  # for shorter parts, taking maxima first is slower
 LAST = 1 << 40  # greater than any index of a continuing candidate
 
 
-class Beam:
+class BeamSearch:
     """Beam search with diverse groups (Vijayakumar et al. 2018, algorithm 1) and required words.
 
     At each step, the 2W best continuations of the W beams of each group are candidates. Those among the first W that
@@ -84,33 +84,37 @@ class Beam:
         logprobs = logits.log_softmax(-1)
         scores = logprobs if history is None else history.constrain(logprobs.clone(), self.ends)
         if self.required is not None:
-            room = self.limits.limit - (self.ages - len(self.prefix)) - 1
-            scores = self.required.constrain(scores.clone() if history is None else scores, room, self.ends)
+            remaining = self.limits.limit - (self.ages - len(self.prefix)) - 1
+            scores = self.required.constrain(scores.clone() if history is None else scores, remaining, self.ends)
         scores, logprobs = (part.view(len(self.rows), beams, vocab) for part in (scores, logprobs))
         candidates: list[tuple[Tensor, Tensor]] = []
-        going: list[tuple[Tensor, Tensor, Tensor]] = []
+        continuing: list[tuple[Tensor, Tensor, Tensor]] = []
         for group in range(self.decoding.groups):
             columns = slice(group * self.width, (group + 1) * self.width)
-            candidates.append(self._candidates(scores[:, columns], logprobs[:, columns], group, going))
-            going.append(self._going(*candidates[-1], group, vocab))
+            candidates.append(self._find_candidates(scores[:, columns], logprobs[:, columns], group, continuing))
+            continuing.append(self._select_continuing(*candidates[-1], group, vocab))
         self._pending.append((candidates, vocab))
-        tokens, parents, totals = (torch.cat(parts, 1) for parts in zip(*going, strict=True))
-        tokens, parents = self._take(tokens, parents, totals)
+        tokens, parents, totals = (torch.cat(parts, 1) for parts in zip(*continuing, strict=True))
+        tokens, parents = self._store_step(tokens, parents, totals)
         if self.required is not None:
             self.required.append(tokens, parents)
         return tokens, parents
 
-    def collect(self, known: Collection[int]) -> list[tuple[int, list[Hypothesis]]]:
+    def collect(self, already_ended: Collection[int]) -> list[tuple[int, list[Hypothesis]]]:
         """Returns the rows that have ended, except `known` ones, with their texts. Waits for the device."""
-        self._read()
-        ended = (place for place, row in enumerate(self.rows) if row.ended and place not in known)
+        for groups, vocab in self._pending:
+            lists = [(places.tolist(), values.tolist()) for places, values in groups]
+            for place, row in enumerate(self.rows):
+                row.step([(places[place], *(part[place] for part in values)) for places, values in lists], vocab)
+        self._pending = []
+        ended = (place for place, row in enumerate(self.rows) if row.ended and place not in already_ended)
         return [(place, self.rows[place].hypotheses()) for place in ended]
 
-    def written(self, row: int) -> tuple[()]:
+    def partial_texts(self, row: int) -> tuple[()]:
         """Returns nothing: any beam may be dropped until the search ends."""
         return ()
 
-    def _candidates(
+    def _find_candidates(
         self, scores: Tensor, logprobs: Tensor, group: int, before: Sequence[tuple[Tensor, ...]]
     ) -> tuple[Tensor, Tensor]:
         """The best continuations of one group of each input.
@@ -123,15 +127,15 @@ class Beam:
         """
         columns, vocab = slice(group * self.width, (group + 1) * self.width), scores.shape[-1]
         totals = scores + self.totals[:, columns, None]
-        ranked = self._less_alike(totals, before)
-        places = best(ranked.flatten(1), min(1 + len(self.ends), vocab) * self.width)
+        ranked = self._apply_diversity_penalty(totals, before)
+        places = top_indices(ranked.flatten(1), min(1 + len(self.ends), vocab) * self.width)
         if self.required is None:
             return places, torch.stack([part.flatten(1).gather(1, places) for part in (totals, logprobs, ranked)])
-        places, new = self._with_required(self.required, places, columns, vocab)
+        places, new = self._add_required_candidates(self.required, places, columns, vocab)
         values = torch.stack([part.flatten(1).gather(1, places) for part in (totals, logprobs, ranked)])
         return places, torch.where(new, values, -torch.inf)
 
-    def _less_alike(self, totals: Tensor, before: Sequence[tuple[Tensor, ...]]) -> Tensor:
+    def _apply_diversity_penalty(self, totals: Tensor, before: Sequence[tuple[Tensor, ...]]) -> Tensor:
         """Subtracts the diversity penalty for each beam of an earlier group that chose the token at this step."""
         if not before or not self.decoding.diversity:
             return totals
@@ -140,7 +144,9 @@ class Beam:
             counts.scatter_add_(1, tokens, (sums > -torch.inf) * self.decoding.diversity)
         return totals - counts[:, None]
 
-    def _going(self, places: Tensor, values: Tensor, group: int, vocab: int) -> tuple[Tensor, Tensor, Tensor]:
+    def _select_continuing(
+        self, places: Tensor, values: Tensor, group: int, vocab: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Tokens, parents and totals of the first W candidates that do not end the text: three tensors (R, W).
 
         With W = 2:
@@ -150,17 +156,17 @@ class Beam:
             order                       0    4 + 1    2      3      the two smallest: cat, dog
         """
         tokens, parents = places % vocab, places // vocab + group * self.width
-        goes_on = values[2] > -torch.inf
+        continues = values[2] > -torch.inf
         for end in self.ends:
-            goes_on = goes_on & (tokens != end)
+            continues = continues & (tokens != end)
         order = torch.arange(places.shape[1], device=places.device)
         if self.required is not None:
-            order = self._shared_out(self.required, tokens, parents, torch.where(goes_on, values[0], -torch.inf))
-        order = torch.where(goes_on, order, order + LAST).topk(self.width, largest=False).indices
-        goes_on, tokens, parents, totals = (part.gather(1, order) for part in (goes_on, tokens, parents, values[0]))
-        return tokens * goes_on, parents * goes_on, torch.where(goes_on, totals, -torch.inf)
+            order = self._rank_by_bank(self.required, tokens, parents, torch.where(continues, values[0], -torch.inf))
+        order = torch.where(continues, order, order + LAST).topk(self.width, largest=False).indices
+        continues, tokens, parents, totals = (part.gather(1, order) for part in (continues, tokens, parents, values[0]))
+        return tokens * continues, parents * continues, torch.where(continues, totals, -torch.inf)
 
-    def _shared_out(self, required: RequiredWords, tokens: Tensor, parents: Tensor, totals: Tensor) -> Tensor:
+    def _rank_by_bank(self, required: RequiredWords, tokens: Tensor, parents: Tensor, totals: Tensor) -> Tensor:
         """Ranks candidates so that the first W are spread equally over the banks, as in `BeamRow`.
 
         A bank holds the candidates with the same number of required tokens. Banks are interleaved, best candidates
@@ -173,48 +179,40 @@ class Beam:
         Shapes:
             tokens, parents and totals (R, n) -> (R, n)
         """
-        bank = required.progress(*required.after(tokens, parents))
+        bank = required.count_required_tokens(*required.transition(tokens, parents))
         place = torch.arange(tokens.shape[1], device=tokens.device)
         before = totals[:, :, None] > totals[:, None]  # whether one ranks before another
         before = before | ((totals[:, :, None] == totals[:, None]) & (place[:, None] < place))
         rank = (before & (bank[:, :, None] == bank[:, None])).sum(1)
         return rank * (required.lengths.sum() + 1) - bank
 
-    def _take(self, tokens: Tensor, parents: Tensor, totals: Tensor) -> tuple[Tensor, Tensor]:
+    def _store_step(self, tokens: Tensor, parents: Tensor, totals: Tensor) -> tuple[Tensor, Tensor]:
         """Stores totals and counts the step. Inside the prefix, beams stay in place and take its tokens."""
         if self.prefix:
-            within = (self.ages < len(self.prefix))[:, None]
+            in_prefix = (self.ages < len(self.prefix))[:, None]
             forced = self.forced[self.ages.clamp(max=len(self.prefix) - 1)][:, None]
-            own = torch.arange(self.decoding.beam, device=tokens.device)
-            tokens, parents = torch.where(within, forced, tokens), torch.where(within, own, parents)
-            totals = torch.where(within, self.totals, totals)
+            columns = torch.arange(self.decoding.beam, device=tokens.device)
+            tokens, parents = torch.where(in_prefix, forced, tokens), torch.where(in_prefix, columns, parents)
+            totals = torch.where(in_prefix, self.totals, totals)
         self.totals = totals
         self.ages += 1
         return tokens, parents
 
-    def _read(self) -> None:
-        """Copies candidates from the device to the rows."""
-        for groups, vocab in self._pending:
-            lists = [(places.tolist(), values.tolist()) for places, values in groups]
-            for place, row in enumerate(self.rows):
-                row.step([(places[place], *(part[place] for part in values)) for places, values in lists], vocab)
-        self._pending = []
-
-    def _with_required(
+    def _add_required_candidates(
         self, required: RequiredWords, places: Tensor, columns: slice, vocab: int
     ) -> tuple[Tensor, Tensor]:
         """Indices of the best continuations and of those for required words, and whether each is new: (R, n)."""
-        wanted, tokens = required.wanted()[:, columns], required.tokens
-        for end in within(self.ends, vocab):
-            wanted = torch.cat([wanted, required.met[:, columns].all(-1, keepdim=True)], 2)
+        requested, tokens = required.next_token_mask()[:, columns], required.tokens
+        for end in in_vocabulary(self.ends, vocab):
+            requested = torch.cat([requested, required.met[:, columns].all(-1, keepdim=True)], 2)
             tokens = torch.cat([tokens, tokens.new_full((1,), end)])
         first = vocab * torch.arange(self.width, device=places.device)[:, None]
-        asked = (first + tokens).flatten().expand(len(places), -1)
-        new = wanted.flatten(1) & (asked[:, :, None] != places[:, None]).all(2)
-        return torch.cat([places, asked], 1), torch.cat([torch.ones_like(places, dtype=torch.bool), new], 1)
+        added = (first + tokens).flatten().expand(len(places), -1)
+        new = requested.flatten(1) & (added[:, :, None] != places[:, None]).all(2)
+        return torch.cat([places, added], 1), torch.cat([torch.ones_like(places, dtype=torch.bool), new], 1)
 
 
-def best(scores: Tensor, count: int) -> Tensor:
+def top_indices(scores: Tensor, count: int) -> Tensor:
     """Indices of the largest scores of each row, best first.
 
     This is faster than torch.topk on all scores. The best are in the parts with the largest maxima, which one pass
@@ -228,12 +226,12 @@ def best(scores: Tensor, count: int) -> Tensor:
         scores (R, M) -> (R, count)
     """
     size = part_size(scores.shape[1])
-    if size < SMALL_PART or scores.shape[1] < 2 * size * count:
+    if size < MIN_PART or scores.shape[1] < 2 * size * count:
         return scores.topk(count).indices
     parts = scores.unflatten(1, (-1, size))  # (R, M / size, size)
     chosen = parts.amax(2).topk(count).indices
-    near = parts.gather(1, chosen[..., None].expand(-1, -1, size)).flatten(1).topk(count).indices
-    return chosen.gather(1, near // size) * size + near % size
+    candidates = parts.gather(1, chosen[..., None].expand(-1, -1, size)).flatten(1).topk(count).indices
+    return chosen.gather(1, candidates // size) * size + candidates % size
 
 
 @cache

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TypedDict
 
-from vlm.decoding.constraints import progress
+from vlm.decoding.constraints import count_required_tokens
 from vlm.decoding.options import Decoding, Hypothesis
 
 
@@ -24,7 +24,7 @@ class Node:
     total: float
     logprob: float
     depth: int
-    kept: bool = False
+    selected: bool = False
 
     def path(self) -> list["Node"]:
         """The nodes from the first token to this one."""
@@ -107,12 +107,12 @@ class BeamRow:
         """Processes the candidates of one step, group by group."""
         if not self.in_prefix and not self.ended:
             for number, candidates in enumerate(groups):
-                self._grow(number, self._nodes(number, candidates, vocab))
+                self._update_group(number, self._create_nodes(number, candidates, vocab))
             # Groups end together, because the tokens of one affect the later ones.
-            self.ended = all(self._decided(number) for number in range(len(groups)))
+            self.ended = all(self._is_group_done(number) for number in range(len(groups)))
         self.age += 1
 
-    def _nodes(self, group: int, candidates: Candidates, vocab: int) -> list[Node]:
+    def _create_nodes(self, group: int, candidates: Candidates, vocab: int) -> list[Node]:
         """Converts candidates to nodes."""
         beams, nodes = self.group(group), {}
         for place, total, logprob, rank in zip(*candidates, strict=True):
@@ -122,35 +122,35 @@ class BeamRow:
                 nodes[place] = Node(parent, token, total, logprob, parent.depth + 1)
         return list(nodes.values())
 
-    def _grow(self, group: int, candidates: list[Node]) -> None:
+    def _update_group(self, group: int, candidates: list[Node]) -> None:
         """Finishes and continues hypotheses of a group."""
         limits, width = self.limits, self.limits.width
         last, required = self.age - len(limits.prefix) + 1 == limits.steps, limits.decoding.rules.required
-        going = [] if last else [node for node in candidates if node.token not in limits.ends]
+        continuing = [] if last else [node for node in candidates if node.token not in limits.ends]
         if last and limits.steps > limits.limit:
-            ended = self._cut(group, candidates)
+            ended = self._cut_at_limit(group, candidates)
         else:
             ranked = [node for rank, node in enumerate(candidates) if rank < width or required]
             ended = [node for node in ranked if last or node.token in limits.ends]
         finished = self.finished[group]
         for node in ended:
             finished.append((node.total / max(1, node.depth) ** limits.decoding.length_penalty, node))
-            node.kept = True
-        stuck = [node for node in self.group(group) if node is not None]
-        if stuck and not candidates and not finished:  # the constraints allow no token: cut the best beam
-            finished.append((float("-inf"), stuck[0]))
+            node.selected = True
+        active = [node for node in self.group(group) if node is not None]
+        if active and not candidates and not finished:  # the constraints allow no token: cut the best beam
+            finished.append((float("-inf"), active[0]))
         finished.sort(key=lambda pair: -pair[0])
         del finished[width:]
-        going = self._share_out(going)[:width]
-        for node in going:
-            node.kept = True
-        spare, columns = width - len(going), slice(group * width, (group + 1) * width)
-        self.beams[columns] = [*going, *[None] * spare]
+        continuing = self._interleave_banks(continuing)[:width]
+        for node in continuing:
+            node.selected = True
+        spare, columns = width - len(continuing), slice(group * width, (group + 1) * width)
+        self.beams[columns] = [*continuing, *[None] * spare]
         if limits.traced:
             self.tree.append(candidates)
 
-    def _cut(self, group: int, candidates: list[Node]) -> list[Node]:
-        """The texts of a group that reached the limit: with the end token if it is the most probable, else without."""
+    def _cut_at_limit(self, group: int, candidates: list[Node]) -> list[Node]:
+        """Returns a group's texts at the length limit: with the end token if it is the most probable, else without."""
         best: dict[int, Node] = {}
         for node in candidates:
             best.setdefault(id(node.parent), node)
@@ -160,44 +160,40 @@ class BeamRow:
             texts.append(after if after is not None and after.token in self.limits.ends else node)
         return texts
 
-    def _share_out(self, going: list[Node]) -> list[Node]:
+    def _interleave_banks(self, continuing: list[Node]) -> list[Node]:
         """Orders hypotheses so that the first W are spread equally over the banks.
 
         A bank holds the hypotheses with equal progress in the required words (Post and Vilar 2018).
         """
         required = self.limits.decoding.rules.required
         if not required:
-            return going
+            return continuing
         banks: dict[int, list[Node]] = {}
-        for node in sorted(going, key=lambda node: -node.total):
-            banks.setdefault(progress(self.text(node), required), []).append(node)
+        for node in sorted(continuing, key=lambda node: -node.total):
+            banks.setdefault(count_required_tokens(self.text(node), required), []).append(node)
         columns = [banks[bank] for bank in sorted(banks, reverse=True)]
         return [bank[n] for n in range(max(map(len, columns), default=0)) for bank in columns if n < len(bank)]
 
-    def _decided(self, group: int) -> bool:
+    def _is_group_done(self, group: int) -> bool:
         """Returns True if no continuation of a group's beams can enter the results.
 
         Scores only decrease as a text grows. A beam's best possible score is therefore bounded by its total over the
-        maximum length, or over the next length if the penalty makes that larger.
+        maximum length, or over the next length if the penalty makes that larger. Unless early_stopping is "never", a
+        group is done when it has as many finished texts as beams and, for False, no beam would rank higher now.
         """
         decoding = self.limits.decoding
-        going = [node for node in self.group(group) if node is not None]
-        finished, wanted = self.finished[group], min(decoding.results, self.limits.width)
+        continuing = [node for node in self.group(group) if node is not None]
+        finished, results = self.finished[group], min(decoding.results, self.limits.width)
         if decoding.early_stopping != "never":
-            return not going or self._stops_early(going, finished)
-        if not going or len(finished) < wanted or not decoding.prune:
-            return not going
+            if not continuing or len(finished) < self.limits.width:
+                return not continuing
+            best = max(node.total for node in continuing) / continuing[0].depth ** decoding.length_penalty
+            return decoding.early_stopping is True or best <= finished[-1][0]
+        if not continuing or len(finished) < results or not decoding.prune:
+            return not continuing
         alpha = decoding.length_penalty
-        length = self.limits.steps if alpha > 0 else going[0].depth + 1
-        return max(node.total for node in going) / length**alpha <= finished[wanted - 1][0]
-
-    def _stops_early(self, going: Sequence[Node], finished: Sequence[tuple[float, Node]]) -> bool:
-        """Returns True if a group has as many finished texts as beams and early_stopping needs no better ones."""
-        decoding, width = self.limits.decoding, self.limits.width
-        if len(finished) < width:
-            return False
-        best = max(node.total for node in going) / going[0].depth ** decoding.length_penalty
-        return decoding.early_stopping is True or best <= finished[-1][0]
+        length = self.limits.steps if alpha > 0 else continuing[0].depth + 1
+        return max(node.total for node in continuing) / length**alpha <= finished[results - 1][0]
 
     def hypotheses(self) -> list[Hypothesis]:
         """The texts of the input, best first."""
@@ -210,7 +206,19 @@ class BeamRow:
         return list(texts.values())[: self.limits.decoding.results]
 
 
-def as_json(tree: Sequence[Sequence[Node]], piece: Callable[[int], str]) -> dict[str, Any]:
+class NodeRecord(TypedDict):
+    """A node of a search as plain values, see `as_json`."""
+
+    id: int
+    parent: int | None
+    step: int
+    token: str
+    logprob: float
+    total: float
+    kept: bool
+
+
+def as_json(tree: Sequence[Sequence[Node]], piece: Callable[[int], str]) -> dict[str, list[NodeRecord]]:
     """The search as plain containers: all candidates, step by step.
 
     Args:
@@ -221,7 +229,7 @@ def as_json(tree: Sequence[Sequence[Node]], piece: Callable[[int], str]) -> dict
         total (score of the whole hypothesis) and kept (whether it was finished or continued).
     """
     numbers: dict[int, int] = {}
-    nodes: list[dict[str, Any]] = []
+    nodes: list[NodeRecord] = []
     for node in (node for step in tree for node in step):
         numbers[id(node)] = len(nodes)
         nodes.append(
@@ -232,7 +240,7 @@ def as_json(tree: Sequence[Sequence[Node]], piece: Callable[[int], str]) -> dict
                 "token": piece(node.token),
                 "logprob": node.logprob,
                 "total": node.total,
-                "kept": node.kept,
+                "kept": node.selected,
             }
         )
     return {"nodes": nodes}

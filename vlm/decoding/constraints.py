@@ -42,26 +42,26 @@ class Rules:
             if value < 0:
                 raise UserError(f"{name} {value} is invalid; it must be 0 or more")
         if not all(self.banned) or not all(all(ways) for ways in self.required):
-            raise UserError("--ban, --require: a word has no tokens; give words that contain letters")
+            raise UserError("--ban, --require: a word has no tokens; use words that contain letters")
         for count, ways in enumerate(self.required, start=1):
             if not any(self._allows(words) for words in ways):
                 also = "--ban or --no-repeat-ngram" if self.no_repeat_ngram else "--ban"
-                raise UserError(f"--require: {also} forbids its word {count}; remove one of them")
+                raise UserError(f"--require: {also} forbids required word {count}; remove one of them")
 
     def _allows(self, words: Words) -> bool:
         """Returns True if `banned` and `no_repeat_ngram` allow a text to contain these words."""
-        ngrams = _runs(words, self.no_repeat_ngram) if self.no_repeat_ngram else []
-        banned = any(run in _runs(words, len(run)) for run in self.banned)
+        ngrams = _ngrams(words, self.no_repeat_ngram) if self.no_repeat_ngram else []
+        banned = any(run in _ngrams(words, len(run)) for run in self.banned)
         return not banned and len(set(ngrams)) == len(ngrams)
 
     @property
-    def read_texts(self) -> bool:
+    def needs_history(self) -> bool:
         """Returns True if any constraint depends on the text so far."""
         texts = self.repetition_penalty != 1 or self.no_repeat_ngram or self.min_tokens
         return bool(texts or self.banned)
 
 
-def within(tokens: Sequence[int], vocab: int) -> list[int]:
+def in_vocabulary(tokens: Sequence[int], vocab: int) -> list[int]:
     """The tokens of a list that a vocabulary of this size has."""
     return [token for token in tokens if 0 <= token < vocab]
 
@@ -74,87 +74,88 @@ def allow_end(scores: Tensor, eos_id: int) -> None:
 
 
 def force_end(logits: Tensor, last: Tensor, eos_id: int) -> Tensor:
-    """Allows only the end token in texts that have room for one more token.
+    """Allows only the end token in texts that may have only one more token.
 
     Args:
-        last: Whether the texts of each row have room for one more token.
+        last: Whether the texts of each row may have only one more token.
     Shapes:
         logits (R * G, V), last (R,) -> (R * G, V)
     """
     rows = last.repeat_interleave(len(logits) // max(1, len(last)))[:, None]
-    others = torch.arange(logits.shape[1], device=logits.device) != eos_id
-    return logits.masked_fill(rows & others, -torch.inf)
+    not_end = torch.arange(logits.shape[1], device=logits.device) != eos_id
+    return logits.masked_fill(rows & not_end, -torch.inf)
 
 
-def _runs(words: Words, length: int) -> list[Words]:
-    """All runs of a given length in these words."""
+def _ngrams(words: Words, length: int) -> list[Words]:
+    """Returns all n-grams of a given length."""
     return [words[at : at + length] for at in range(len(words) - length + 1)]
 
 
-def penalise(scores: Tensor, texts: Tensor, penalty: float) -> Tensor:
+def penalize_repetition(scores: Tensor, texts: Tensor, penalty: float) -> Tensor:
     """Applies the repetition penalty to the tokens of each text: (R, V)."""
     index = torch.where(texts < 0, texts[:, :1], texts)  # fill repeats the begin token
-    seen = scores.gather(1, index)
-    return scores.scatter(1, index, torch.where(seen < 0, seen * penalty, seen / penalty))
+    chosen = scores.gather(1, index)
+    return scores.scatter(1, index, torch.where(chosen < 0, chosen * penalty, chosen / penalty))
 
 
-def repeats(texts: Tensor, lengths: Tensor, n: int, vocab_size: int) -> Tensor:
+def repeated_ngram_mask(texts: Tensor, lengths: Tensor, n: int, vocab_size: int) -> Tensor:
     """Mask of the tokens that would repeat an n-gram of their text: bool (R, V)."""
     banned = torch.zeros(len(texts), vocab_size + 1, dtype=torch.bool, device=texts.device)
     if texts.shape[1] >= n:
         runs = texts.unfold(1, n, 1)  # (R, T - n + 1, n)
         last = runs[..., -1]
-        again = (runs[..., :-1] == _tail(texts, lengths, n - 1)[:, None]).all(-1) & (last >= 0)
+        again = (runs[..., :-1] == _last_tokens(texts, lengths, n - 1)[:, None]).all(-1) & (last >= 0)
         banned.scatter_(1, torch.where(again, last, vocab_size), True)
     return banned[:, :vocab_size]
 
 
-def follows(texts: Tensor, lengths: Tensor, words: Tensor) -> Tensor:
+def ends_with(texts: Tensor, lengths: Tensor, words: Tensor) -> Tensor:
     """Mask of the texts that end with these words (W,): bool (R,)."""
-    return (_tail(texts, lengths, len(words)) == words).all(-1)
+    return (_last_tokens(texts, lengths, len(words)) == words).all(-1)
 
 
-def _tail(texts: Tensor, lengths: Tensor, count: int) -> Tensor:
+def _last_tokens(texts: Tensor, lengths: Tensor, count: int) -> Tensor:
     """The last `count` tokens of each text, -2 where it has fewer: (R, count)."""
     places = lengths[:, None] + torch.arange(-count, 0, device=texts.device)
     return torch.where(places < 0, -2, texts.gather(1, places.clamp(min=0)))
 
 
-def missing(text: Sequence[int], required: Required) -> list[Sequence[Words]]:
+def missing_requirements(text: Sequence[int], required: Required) -> list[Sequence[Words]]:
     """The requirements that a text does not meet yet."""
-    return [ways for ways in required if not any(_holds(text, words) for words in ways)]
+    return [ways for ways in required if not any(words in _ngrams(tuple(text), len(words)) for words in ways)]
 
 
-def room_needed(text: Sequence[int], lacking: Required) -> int:
-    """Number of tokens still needed: the rest of the requirement that the text is in the middle of, and all others.
+def count_needed_tokens(text: Sequence[int], lacking: Required) -> int:
+    """Number of tokens still needed: the remainder of the requirement that the text ends inside, and all of the others.
 
     Tokens shared by two requirements are counted twice.
     """
-    whole = [min(map(len, ways)) for ways in lacking]
-    saved = [full - min(len(rest(text, words)) for words in ways) for full, ways in zip(whole, lacking, strict=True)]
-    return sum(whole) - max(0, max(saved, default=0))
+    full_lengths = [min(map(len, ways)) for ways in lacking]
+    saved = [
+        full - min(len(remaining_words(text, words)) for words in ways)
+        for full, ways in zip(full_lengths, lacking, strict=True)
+    ]
+    return sum(full_lengths) - max(0, max(saved, default=0))
 
 
 def next_tokens(text: Sequence[int], lacking: Required) -> set[int]:
     """Tokens that begin or continue a missing requirement."""
-    return {words[0] for ways in lacking for way in ways for words in (rest(text, way), way)}
+    return {words[0] for ways in lacking for way in ways for words in (remaining_words(text, way), way)}
 
 
-def progress(text: Sequence[int], required: Required) -> int:
+def count_required_tokens(text: Sequence[int], required: Required) -> int:
     """Number of required tokens that a text contains: its bank (Post and Vilar 2018)."""
-    return sum(min(map(len, ways)) for ways in required) - room_needed(text, missing(text, required))
+    return sum(min(map(len, ways)) for ways in required) - count_needed_tokens(
+        text, missing_requirements(text, required)
+    )
 
 
-def rest(text: Sequence[int], words: Words) -> Words:
-    """The words that must still follow a text, which may end in the middle of them."""
+def remaining_words(text: Sequence[int], words: Words) -> Words:
+    """Returns the words that must still follow a text, which may end inside them."""
     for count in range(min(len(words) - 1, len(text)), 0, -1):
         if tuple(text[-count:]) == words[:count]:
             return words[count:]
     return words
-
-
-def _holds(text: Sequence[int], words: Words) -> bool:
-    return any(tuple(text[at : at + len(words)]) == words for at in range(len(text) - len(words) + 1))
 
 
 class RequiredWords:
@@ -173,7 +174,7 @@ class RequiredWords:
     """
 
     def __init__(self, required: Required, *, rows: int, beams: int, device: torch.device) -> None:
-        ways = [way for each in required for way in each]
+        ways = [way for group in required for way in group]
         runs = sorted({way[:count] for way in ways for count in range(len(way) + 1)}, key=lambda run: (len(run), run))
         tokens = sorted({token for way in ways for token in way})
         number = {run: place for place, run in enumerate(runs)}
@@ -182,17 +183,17 @@ class RequiredWords:
             longer = (*run, token)
             return next(number[longer[at:]] for at in range(len(longer) + 1) if longer[at:] in number)
 
-        def left(run: Words, each: Sequence[Words]) -> int:
-            return min(len(rest(run, way)) for way in each)
+        def count_remaining(run: Words, group: Sequence[Words]) -> int:
+            return min(len(remaining_words(run, way)) for way in group)
 
         self.tokens = torch.tensor(tokens, device=device)
-        self.lengths = torch.tensor([min(map(len, each)) for each in required], device=device)
+        self.lengths = torch.tensor([min(map(len, group)) for group in required], device=device)
         self.goto = torch.tensor([[*(follow(run, token) for token in tokens), 0] for run in runs], device=device)
-        meets = [[any(run[-len(way) :] == way for way in each) for each in required] for run in runs]
+        meets = [[any(run[-len(way) :] == way for way in group) for group in required] for run in runs]
         self.meets = torch.tensor(meets, device=device)
-        short = [[left(run, each) for each in required] for run in runs]
+        short = [[count_remaining(run, group) for group in required] for run in runs]
         self.saved = self.lengths - torch.tensor(short, device=device)
-        useful = [[[token in next_tokens(run, [each]) for token in tokens] for each in required] for run in runs]
+        useful = [[[token in next_tokens(run, [group]) for token in tokens] for group in required] for run in runs]
         self.useful = torch.tensor(useful, device=device)
         self.node = torch.zeros(rows, beams, dtype=torch.long, device=device)
         self.met = torch.zeros(rows, beams, len(required), dtype=torch.bool, device=device)
@@ -207,10 +208,10 @@ class RequiredWords:
 
     def append(self, tokens: Tensor, parents: Tensor | None) -> None:
         """Appends a token to each text: tokens (R, G); parents (R, G) are the beams that they follow, or None."""
-        own = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
-        self.node, self.met = self.after(tokens, own if parents is None else parents)
+        columns = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
+        self.node, self.met = self.transition(tokens, columns if parents is None else parents)
 
-    def after(self, tokens: Tensor, parents: Tensor) -> tuple[Tensor, Tensor]:
+    def transition(self, tokens: Tensor, parents: Tensor) -> tuple[Tensor, Tensor]:
         """Node and met requirements after one more token: tokens and parents (R, n) -> (R, n), (R, n, M)."""
         same = tokens[..., None] == self.tokens
         letter = torch.where(same.any(-1), same.int().argmax(-1), len(self.tokens))
@@ -218,36 +219,36 @@ class RequiredWords:
         met = self.met.gather(1, parents[..., None].expand(-1, -1, self.met.shape[2]))
         return node, met | self.meets[node]
 
-    def needed(self, node: Tensor, met: Tensor) -> Tensor:
+    def count_needed_tokens(self, node: Tensor, met: Tensor) -> Tensor:
         """Like `room_needed`: node (...), met (..., M) -> (...)."""
         lacking = ~met
         return (self.lengths * lacking).sum(-1) - (self.saved[node] * lacking).amax(-1)
 
-    def progress(self, node: Tensor, met: Tensor) -> Tensor:
+    def count_required_tokens(self, node: Tensor, met: Tensor) -> Tensor:
         """Like the function `progress`."""
-        return self.lengths.sum() - self.needed(node, met)
+        return self.lengths.sum() - self.count_needed_tokens(node, met)
 
-    def wanted(self) -> Tensor:
+    def next_token_mask(self) -> Tensor:
         """The tokens that begin or continue a missing requirement of each text: bool (R, G, K)."""
         return (self.useful[self.node] & ~self.met[..., None]).any(2)
 
-    def constrain(self, scores: Tensor, room: Tensor, ends: Sequence[int]) -> Tensor:
+    def constrain(self, scores: Tensor, remaining: Tensor, ends: Sequence[int]) -> Tensor:
         """Masks scores in place, with -inf, for tokens after which the missing requirements no longer fit.
 
         Args:
-            room: Number of tokens that may follow the next one, end token excluded.
+            remaining: Number of tokens that may follow the next one, end token excluded.
         Shapes:
-            scores (R * G, V), room (R,)
+            scores (R * G, V), remaining (R,)
         """
-        left = room[:, None].expand_as(self.node)
-        for end in within(ends, scores.shape[1]):
+        budget = remaining[:, None].expand_as(self.node)
+        for end in in_vocabulary(ends, scores.shape[1]):
             scores[:, end].masked_fill_(~self.met.all(-1).flatten(), -torch.inf)
         lacking = (self.lengths * ~self.met).sum(-1)
-        tight = ((lacking > left) & (lacking > 0)).flatten()[:, None]  # (R * G, 1)
+        tight = ((lacking > budget) & (lacking > 0)).flatten()[:, None]  # (R * G, 1)
         node = self.goto[self.node][..., :-1]  # (R, G, K)
-        fits = self.needed(node, self.met[:, :, None] | self.meets[node]) <= left[..., None]
-        useful = (self.wanted() & fits).flatten(0, 1)
-        kept = scores[:, self.tokens].masked_fill(tight & ~useful, -torch.inf)
+        fits = self.count_needed_tokens(node, self.met[:, :, None] | self.meets[node]) <= budget[..., None]
+        useful = (self.next_token_mask() & fits).flatten(0, 1)
+        allowed = scores[:, self.tokens].masked_fill(tight & ~useful, -torch.inf)
         scores.masked_fill_(tight, -torch.inf)
-        scores[:, self.tokens] = kept
+        scores[:, self.tokens] = allowed
         return scores

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from vlm.decoding.constraints import Rules
-from vlm.decoding.sampling import Sampling, TokenHistory, draw_next, history_of
+from vlm.decoding.sampling import Sampling, TokenHistory, create_history, draw_next
 from vlm.models.context import PLACE, Context
 from vlm.models.decoder import Decoder, TextDecoder
 from vlm.nn.attention import changing_lengths
@@ -17,11 +17,11 @@ from vlm.nn.step.replay import Stepper
 from vlm.nn.step.state import DecodeState
 from vlm.randomness import numpy_rng
 
-CACHE_STEP = 256  # the cache grows by multiples of this
+CACHE_STEP = 256  # number of tokens by which the cache grows
 
 
-class KeptText:
-    """Keeps the keys and values of the last text; of a new text, only the part after the common beginning is read.
+class PromptCache:
+    """A KV cache of the last text: of the next text, only the part after the common prefix is computed.
 
     Args:
         decoder: A decoder without context, or with a causal prefix whose states have positions.
@@ -39,31 +39,31 @@ class KeptText:
         Args:
             text: Token ids, at least one, with a negative number in place of each state. Each image has its own number,
                 which must be the same in later texts.
-            states: All states of the text, in order; may be None if the part that is not kept has none.
+            states: All states of the text, in order; may be None if the part after the common prefix has none.
         Shapes:
             states (number of states, context_dim)
         """
-        known = self._common(text)
+        common = self._common_prefix_length(text)
         state = self._state
         if state is None:
             state = self._state = self.decoder.start(None, rows=1, max_len=min(self.decoder.max_len, CACHE_STEP))
-        state.rewind(known, min(self.decoder.max_len, len(text) + -len(text) % CACHE_STEP))
-        self._read = self._read[:known]  # valid even if the step fails
+        state.rewind(common, min(self.decoder.max_len, len(text) + -len(text) % CACHE_STEP))
+        self._read = self._read[:common]  # valid even if the step fails
         device = self.decoder.token_embed.weight.device
-        new = torch.tensor([text[known:]], device=device)
-        laid = None
+        new = torch.tensor([text[common:]], device=device)
+        laid_states = None
         if (places := new < 0).any():
             assert states is not None
-            before = sum(token < 0 for token in text[:known])
-            laid = states.new_zeros(*new.shape, states.shape[-1])
-            laid[places] = states[before:]
+            before = sum(token < 0 for token in text[:common])
+            laid_states = states.new_zeros(*new.shape, states.shape[-1])
+            laid_states[places] = states[before:]
         with changing_lengths(device):
-            hidden = self.decoder.step(new.masked_fill(places, PLACE), state, laid)
+            hidden = self.decoder.step(new.masked_fill(places, PLACE), state, laid_states)
             self._read = list(text)
             return self.decoder.head(hidden[:, -1]).float()
 
-    def _common(self, text: Sequence[int]) -> int:
-        """Number of tokens that need not be read again; at most all but the last."""
+    def _common_prefix_length(self, text: Sequence[int]) -> int:
+        """Number of leading tokens that the cache holds; at most all but the last."""
         most = min(len(self._read), len(text) - 1)
         if [*text[:most]] == self._read[:most]:  # the usual case
             return most
@@ -75,7 +75,7 @@ LENGTH_STEP = 64  # lengths of a cache are multiples of this, so that a GPU reco
 
 @dataclass(frozen=True)
 class SampledToken:
-    """A token that was drawn for a prompt, with its log-probability according to the model."""
+    """A token sampled for a prompt, with its log-probability according to the model."""
 
     prompt: int
     token: int
@@ -119,12 +119,12 @@ def continue_texts(
     seeds = [seed] * len(texts) if isinstance(seed, int) else seed
     read_prompts = keys or prompts
     parts = zip(seeds, read_prompts, strict=True)
-    numbers = [numpy_rng(one, "text", *key).random(max_tokens) for one, key in parts]
+    numbers = [numpy_rng(prompt_seed, "text", *key).random(max_tokens) for prompt_seed, key in parts]
     draws = torch.from_numpy(np.array(numbers)).to(device)  # (R, max_tokens)
     rows = [row for row in range(len(texts)) if max_tokens > 0]
     # A cache for the whole window would take gigabytes of a decoder that reads 100,000 tokens.
     longest = max(map(len, texts), default=0) + max_tokens
-    room = min(decoder.max_len, longest + -longest % LENGTH_STEP)
+    cache_len = min(decoder.max_len, longest + -longest % LENGTH_STEP)
     ended = set() if ended is None else ended
     steps: Stepper | None = None
     history: TokenHistory | None = None
@@ -132,31 +132,31 @@ def continue_texts(
     for step in range(max_tokens):
         if len(ended) == len(texts):
             return
-        wanted = [context_begin(len(texts[row]), decoder.max_len) for row in rows]
+        wanted = [find_window_start(len(texts[row]), decoder.max_len) for row in rows]
         full = steps is not None and steps.state.length == decoder.max_len  # filled by a longer text that has ended
         if steps is None or full or wanted != begins:
             rows = [row for row in rows if row not in ended]
-            begins = [context_begin(len(texts[row]), decoder.max_len) for row in rows]
+            begins = [find_window_start(len(texts[row]), decoder.max_len) for row in rows]
             index = torch.tensor(rows, device=device)
-            seen = [texts[row][at:] for row, at in zip(rows, begins, strict=True)]
-            steps, logits = _read(seen, decoder, room, None if context is None else context.rows(index))
+            windows = [texts[row][at:] for row, at in zip(rows, begins, strict=True)]
+            steps, logits = _read(windows, decoder, cache_len, None if context is None else context.rows(index))
             drawing = draws[index]
             answers = [texts[row][len(prompts[row]) :] for row in rows]
-            begun = [read_prompts[row] for row in rows]
-            history = history_of(rules, begun, answers, most=max_tokens, device=device)
+            key_prompts = [read_prompts[row] for row in rows]
+            history = create_history(rules, key_prompts, answers, max_tokens=max_tokens, device=device)
         else:
             logits = steps.logits(tokens[:, None])  # (R, V)
         tokens = draw_next(sampling, logits, drawing[:, step], history, (eos_id, *ends))
         logprobs = logits.log_softmax(-1).gather(-1, tokens[:, None])[:, 0]
         read = torch.stack([tokens, logprobs], 1).tolist()  # the only synchronisation of a step; float32 holds all ids
         pairs = zip(rows, read, strict=True)
-        drawn = [SampledToken(row, int(token), logprob) for row, (token, logprob) in pairs if row not in ended]
-        for item in drawn:
+        sampled = [SampledToken(row, int(token), logprob) for row, (token, logprob) in pairs if row not in ended]
+        for item in sampled:
             texts[item.prompt].append(item.token)
-        yield drawn
-        ended |= {item.prompt for item in drawn if item.token in (eos_id, *ends)}
+        yield sampled
+        ended |= {item.prompt for item in sampled if item.token in (eos_id, *ends)}
         going = [place for place, row in enumerate(rows) if row not in ended]
-        if len(going) < len(rows) and not replay.replayed(device):  # a recorded step has a fixed number of rows
+        if len(going) < len(rows) and not replay.uses_cuda_graph(device):  # a recorded step has a fixed number of rows
             rows, begins = [rows[place] for place in going], [begins[place] for place in going]
             index = torch.tensor(going, device=device, dtype=torch.long)
             tokens, drawing = tokens[index], drawing[index]
@@ -165,8 +165,8 @@ def continue_texts(
                 history.select(index)
 
 
-def context_begin(length: int, window: int) -> int:
-    """Index of the first token of a text that the model sees; it depends on the text's length only.
+def find_window_start(length: int, window: int) -> int:
+    """Index of the first token of a text inside the model's window; it depends on the text's length only.
 
     It moves in strides of half a window, because each move requires reading the whole context again.
     """
@@ -174,14 +174,16 @@ def context_begin(length: int, window: int) -> int:
     return 0 if length <= window else -(-(length - window) // stride) * stride
 
 
-def _read(texts: list[list[int]], decoder: TextDecoder, room: int, context: Context | None) -> tuple[Stepper, Tensor]:
-    """Reads texts of different lengths, right-aligned; `room` is the number of tokens that are kept."""
-    tokens, starts = aligned(texts, decoder.token_embed.weight.device)
-    steps = Stepper(decoder, decoder.start(context, rows=len(texts), max_len=room, starts=starts, beams=1))
+def _read(
+    texts: list[list[int]], decoder: TextDecoder, cache_len: int, context: Context | None
+) -> tuple[Stepper, Tensor]:
+    """Reads texts of different lengths, right-aligned, into a cache of cache_len tokens."""
+    tokens, starts = right_align(texts, decoder.token_embed.weight.device)
+    steps = Stepper(decoder, decoder.start(context, rows=len(texts), max_len=cache_len, starts=starts, beams=1))
     return steps, steps.logits(tokens)
 
 
-def aligned(texts: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor | None]:
+def right_align(texts: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor | None]:
     """Right-aligns texts of different lengths; returns rows and where each text begins, None if all begin at 0.
 
     Shapes:

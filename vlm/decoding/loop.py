@@ -3,17 +3,17 @@
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from vlm.decoding.beam import Beam
-from vlm.decoding.constraints import within
-from vlm.decoding.continuation import aligned
+from vlm.decoding.beam import BeamSearch
+from vlm.decoding.constraints import in_vocabulary
+from vlm.decoding.continuation import right_align
 from vlm.decoding.options import Decoding, Hypothesis
 from vlm.decoding.sampling import TokenHistory
-from vlm.decoding.stepwise import Stepwise
+from vlm.decoding.stepwise import StepwiseSearch
 from vlm.models.context import Context, concat_batches
 from vlm.models.decoder import TextDecoder
 from vlm.nn.step import replay
@@ -28,7 +28,7 @@ Chunk = tuple[Sequence[int | str], Context | None]
 Watch = Callable[[int, Sequence[Sequence[int]]], bool]
 
 
-class Chooser(Protocol):
+class SearchStrategy(Protocol):
     """A search strategy: chooses the next tokens of R rows of G texts and reports which rows have ended.
 
     `begin` takes the inputs of all rows, `replace` assigns other inputs to some rows, `select` keeps some rows; each
@@ -39,8 +39,8 @@ class Chooser(Protocol):
     def replace(self, rows: Sequence[int], index: Tensor, ids: Sequence[int | str]) -> None: ...
     def select(self, rows: Sequence[int], index: Tensor) -> None: ...
     def choose(self, logits: Tensor, history: TokenHistory | None) -> tuple[Tensor, Tensor | None]: ...
-    def collect(self, known: Collection[int]) -> list[tuple[int, list[Hypothesis]]]: ...
-    def written(self, row: int) -> Sequence[Sequence[int]]: ...
+    def collect(self, already_ended: Collection[int]) -> list[tuple[int, list[Hypothesis]]]: ...
+    def partial_texts(self, row: int) -> Sequence[Sequence[int]]: ...
 
 
 def decode(
@@ -66,7 +66,7 @@ def decode(
             one is requested when more rows become free. It is the end if nothing is left to decode.
         prompts: Tokens that the text of each input continues, instead of the begin token. They are read at once, so
             every input of the queue must have a row. Constraints on repetition include them; token counts and required
-            words do not. All texts have as much room as the longest prompt leaves.
+            words do not. The longest prompt determines the maximum length of all texts.
         trees: Filled with the candidates of each step of beam search, by index of the input.
         pool: Recorded steps to reuse across calls; default none.
         watch: Called with each input's texts whenever new tokens are known. If it returns False, decoding of the input
@@ -90,7 +90,9 @@ def decode(
 
 
 @dataclass
-class _Waiting:
+class _QueuedInput:
+    """An input that waits for a row."""
+
     place: int
     id: int | str
     context: Context | None
@@ -112,32 +114,33 @@ class _Loop:
         watch: Watch | None,
     ) -> None:
         self.decoder, self.decoding, self.bos_id = decoder, decoding, bos_id
-        self.room = max(1, min(rows, TEXTS // decoding.columns))
+        self.max_rows = max(1, min(rows, TEXTS // decoding.columns))
         self.device, self.trees, self.pool, self.watch = device, trees, pool, watch
-        if len(prompts) > self.room:
-            raise ValueError(f"there are {len(prompts)} prompts, but only {self.room} rows")
+        if len(prompts) > self.max_rows:
+            raise ValueError(f"there are {len(prompts)} prompts, but only {self.max_rows} rows")
         self.prompts, self.read = prompts, max(map(len, prompts), default=1) - 1  # steps before the first choice
-        room = decoder.max_len - self.read
-        prefix, limit = len(decoding.rules.prefix), decoding.longest_text(room)
+        available = decoder.max_len - self.read
+        prefix, limit = len(decoding.rules.prefix), decoding.longest_text(available)
         # The last step is for the end token only, unless it counts.
-        self.max_len = min(limit + (not decoding.end_counts), room)
-        options: dict[str, Any] = {"steps": self.max_len - prefix, "limit": limit - prefix}
-        options["ends"] = (eos_id, *decoding.ends)
-        self.chooser: Chooser = (
-            Beam(decoding, **options, traced=trees is not None) if decoding.beam > 1 else Stepwise(decoding, **options)
+        self.max_len = min(limit + (not decoding.end_counts), available)
+        steps, limit, ends = self.max_len - prefix, limit - prefix, (eos_id, *decoding.ends)
+        self.strategy: SearchStrategy = (
+            BeamSearch(decoding, steps=steps, limit=limit, ends=ends, traced=trees is not None)
+            if decoding.beam > 1
+            else StepwiseSearch(decoding, steps=steps, limit=limit, ends=ends)
         )
-        known = within(decoding.never, decoder.token_embed.num_embeddings) if decoding.never else []
-        self.never = torch.tensor(known, dtype=torch.long, device=device)
-        self.chunks, self.waiting, self.places = iter(chunks), deque[_Waiting](), list[int]()
-        self.came = 0  # number of inputs so far
+        never = in_vocabulary(decoding.never, decoder.token_embed.num_embeddings) if decoding.never else []
+        self.never = torch.tensor(never, dtype=torch.long, device=device)
+        self.chunks, self.waiting, self.places = iter(chunks), deque[_QueuedInput](), list[int]()
+        self.num_inputs = 0  # number of inputs so far
         self.steps: replay.Stepper | None = None
         self.history: TokenHistory | None = None
         self.tokens = torch.empty(0)
         # Reading chosen tokens waits for the device. On a GPU the host runs ahead of it instead.
-        self.ahead = replay.replayed(device)
+        self.ahead = replay.uses_cuda_graph(device)
         self.pace = 8 if self.ahead else 1
         self.free: list[int] = []  # rows of finished texts
-        self.left = 0  # steps until some text must have ended
+        self.remaining_steps = 0  # steps until some text must have ended
 
     def advance(self) -> list[tuple[int, list[Hypothesis]]] | None:
         """Runs steps until texts have ended; returns None when no input is left."""
@@ -148,38 +151,38 @@ class _Loop:
             logits = self.steps.logits(self.tokens.flatten()[:, None])  # (R * G, V)
             if len(self.never):
                 logits.index_fill_(1, self.never, -torch.inf)
-            tokens, parents = self.chooser.choose(logits, self.history)
+            tokens, parents = self.strategy.choose(logits, self.history)
             if parents is not None:
                 self.steps.state.reorder_beams(parents)
             if self.history is not None:
                 self.history.append(tokens, parents)
             self.tokens = tokens
-            self.left -= 1
-            if step % self.pace == 0 or self.left <= 0:
+            self.remaining_steps -= 1
+            if step % self.pace == 0 or self.remaining_steps <= 0:
                 texts = self._read_ended()
                 if texts:
                     return texts
         return []
 
     def _start(self) -> bool:
-        new = self._take(self.room)
+        new = self._take_queued(self.max_rows)
         if not new:
             return False
-        columns, context = self.decoding.columns, _joined(new)
+        columns, context = self.decoding.columns, _concat_contexts(new)
         sizes = {"rows": len(new) * columns, "max_len": self.read + self.max_len, "beams": columns}
         self.tokens = torch.empty(len(new), columns, dtype=torch.long, device=self.device)
-        self.tokens[:] = self._begin(context)
+        self.tokens[:] = self._begin_tokens(context)
         if self.prompts:
-            tokens, starts = aligned(self.prompts, self.device)
+            tokens, starts = right_align(self.prompts, self.device)
             self.steps = replay.Stepper(self.decoder, self.decoder.start(context, starts=starts, **sizes))
             if self.read:
                 self.steps.logits(tokens[:, :-1].repeat_interleave(columns, 0))
             self.tokens = tokens[:, -1:].repeat(1, columns)
         else:
             self.steps = self.pool.begin(self.decoder, context, device=self.device, **sizes)
-        self.chooser.begin([item.id for item in new], self.device)
-        self.places, self.free, self.left = [item.place for item in new], [], self.max_len
-        if self.decoding.rules.read_texts:
+        self.strategy.begin([item.id for item in new], self.device)
+        self.places, self.free, self.remaining_steps = [item.place for item in new], [], self.max_len
+        if self.decoding.rules.needs_history:
             sizes["rows"] = len(new)
             self.history = TokenHistory(self.decoding.rules, **sizes, bos_id=self.bos_id, device=self.device)
             if self.prompts:
@@ -187,26 +190,22 @@ class _Loop:
         return True
 
     def _read_ended(self) -> list[tuple[int, list[Hypothesis]]]:
-        known = {*self.free}
-        ended = self.chooser.collect(known)
+        already_ended = {*self.free}
+        ended = self.strategy.collect(already_ended)
         done = [(self.places[row], texts) for row, texts in ended]
-        if self.trees is not None and isinstance(self.chooser, Beam):
-            self.trees |= {self.places[row]: self.chooser.rows[row].tree for row, _ in ended}
+        if self.trees is not None and isinstance(self.strategy, BeamSearch):
+            self.trees |= {self.places[row]: self.strategy.rows[row].tree for row, _ in ended}
         self.free += [row for row, _ in ended]
         if self.watch is not None:
-            unwanted = self._unwanted(self.watch, {*self.free}, known)
-            done += [(self.places[row], []) for row in unwanted]
-            self.free += unwanted
+            rows = [row for row in range(len(self.places)) if row not in already_ended]
+            stopped = [row for row in rows if not self.watch(self.places[row], self.strategy.partial_texts(row))]
+            stopped = [row for row in stopped if row not in self.free]
+            done += [(self.places[row], []) for row in stopped]
+            self.free += stopped
         # Inputs join a few at a time: each time costs a pass over their keys and values.
         if 8 * len(self.free) >= len(self.places):
             self._refill()
         return done
-
-    def _unwanted(self, watch: Watch, ended: Collection[int], known: Collection[int]) -> list[int]:
-        """Calls `watch` for all rows that are not known to have ended; returns the rows to stop."""
-        rows = [row for row in range(len(self.places)) if row not in known]
-        wanted = [watch(self.places[row], self.chooser.written(row)) for row in rows]
-        return [row for row, wants in zip(rows, wanted, strict=True) if not wants and row not in ended]
 
     def _refill(self) -> None:
         """Assigns the rows of finished texts to waiting inputs; without any, drops rows or ends.
@@ -218,34 +217,34 @@ class _Loop:
         If no input waits, finished rows are dropped once they are half of all. A GPU keeps them: the recorded step has
         a fixed number of rows, and fewer would not be faster.
         """
-        new = self._take(len(self.free))
+        new = self._take_queued(len(self.free))
         if new:
             rows, self.free = sorted(self.free)[: len(new)], sorted(self.free)[len(new) :]
-            self._replace(rows, new)
+            self._replace_rows(rows, new)
         elif len(self.free) == len(self.places):
             self.steps = None
         elif 2 * len(self.free) >= len(self.places) and not self.ahead:
-            self._keep([row for row in range(len(self.places)) if row not in self.free])
+            self._keep_rows([row for row in range(len(self.places)) if row not in self.free])
 
-    def _replace(self, rows: list[int], new: list["_Waiting"]) -> None:
+    def _replace_rows(self, rows: list[int], new: list[_QueuedInput]) -> None:
         """Assigns rows to new inputs, whose texts begin at this step."""
         assert self.steps is not None
-        index, context = torch.tensor(rows, device=self.device), _joined(new)
+        index, context = torch.tensor(rows, device=self.device), _concat_contexts(new)
         self.steps.state.replace(index, self.decoder.read(context))
         if self.history is not None:
             self.history.begin(index)
-        self.tokens[index] = self._begin(context)
-        self.chooser.replace(rows, index, [item.id for item in new])
+        self.tokens[index] = self._begin_tokens(context)
+        self.strategy.replace(rows, index, [item.id for item in new])
         for row, item in zip(rows, new, strict=True):
             self.places[row] = item.place
-        self.left = self.max_len
+        self.remaining_steps = self.max_len
 
-    def _begin(self, context: Context | None) -> Tensor | int:
-        """The tokens that texts begin with: those of their contexts, (R, 1), or the begin token."""
+    def _begin_tokens(self, context: Context | None) -> Tensor | int:
+        """Returns the first tokens of texts: those of their contexts, (R, 1), or the begin token."""
         begin = None if context is None else context.begin
         return self.bos_id if begin is None else begin[:, None]
 
-    def _keep(self, rows: list[int]) -> None:
+    def _keep_rows(self, rows: list[int]) -> None:
         """Keeps only these rows."""
         assert self.steps is not None
         index = torch.tensor(rows, device=self.device)
@@ -253,10 +252,10 @@ class _Loop:
         if self.history is not None:
             self.history.select(index)
         self.tokens = self.tokens[index]
-        self.chooser.select(rows, index)
+        self.strategy.select(rows, index)
         self.places, self.free = [self.places[row] for row in rows], []
 
-    def _take(self, count: int) -> list[_Waiting]:
+    def _take_queued(self, count: int) -> list[_QueuedInput]:
         """Takes up to `count` inputs from the queue."""
         while len(self.waiting) < count:
             chunk = next(self.chunks, None)
@@ -264,14 +263,14 @@ class _Loop:
                 break
             ids, context = chunk
             for place, id in enumerate(ids):
-                one = None if context is None else context.rows(slice(place, place + 1))
-                self.waiting.append(_Waiting(self.came, id, one))
-                self.came += 1
+                row_context = None if context is None else context.rows(slice(place, place + 1))
+                self.waiting.append(_QueuedInput(self.num_inputs, id, row_context))
+                self.num_inputs += 1
         return [self.waiting.popleft() for _ in range(min(count, len(self.waiting)))]
 
 
-def _joined(waiting: Sequence[_Waiting]) -> Context | None:
-    parts = [item.context for item in waiting if item.context is not None]
+def _concat_contexts(inputs: Sequence[_QueuedInput]) -> Context | None:
+    parts = [item.context for item in inputs if item.context is not None]
     return concat_batches(parts) if parts else None
 
 
@@ -283,7 +282,7 @@ class Sequences:
     logprobs: list[list[float]]
 
 
-def greedy(decoder: TextDecoder, context: Context, *, bos_id: int, eos_id: int, max_tokens: int) -> Sequences:
+def greedy_search(decoder: TextDecoder, context: Context, *, bos_id: int, eos_id: int, max_tokens: int) -> Sequences:
     """Greedy search until the end token or max_tokens.
 
     Args:
@@ -291,11 +290,11 @@ def greedy(decoder: TextDecoder, context: Context, *, bos_id: int, eos_id: int, 
     Shapes:
         context states (B, S, D) -> B sequences
     """
-    texts = search(decoder, context, Decoding(max_tokens=max_tokens), bos_id=bos_id, eos_id=eos_id)
+    texts = decode_batch(decoder, context, Decoding(max_tokens=max_tokens), bos_id=bos_id, eos_id=eos_id)
     return Sequences([row[0].tokens for row in texts], [row[0].logprobs for row in texts])
 
 
-def search(
+def decode_batch(
     decoder: TextDecoder,
     context: Context,
     decoding: Decoding,

@@ -28,7 +28,7 @@ class Decoding:
             logits.
         ends: Tokens that end a text besides the end token.
         never: Tokens that no text contains, as if the vocabulary lacked them.
-        forced_end: Whether the last token that a text has room for is the end token, as in BART and Marian.
+        forced_end: Whether the last token of a text of maximum length is the end token, as in BART and Marian.
         end_counts: Whether the end token counts in max_tokens, as in Hugging Face's lengths.
         early_stopping: "never" searches until no hypothesis can enter the results. As in Hugging Face's search, False
             stops when all beams have finished texts and no continuing one would rank higher if it ended now; True stops
@@ -119,8 +119,8 @@ class Hypothesis:
     score: float
 
 
-def shortfall(counts: Iterable[int], results: int) -> str | None:
-    """A message for the user if inputs have fewer texts than requested.
+def describe_shortfall(counts: Iterable[int], results: int) -> str | None:
+    """Returns a note for the user if inputs have fewer texts than requested, else None.
 
     Args:
         counts: Number of texts of each input.
@@ -131,4 +131,4 @@ def shortfall(counts: Iterable[int], results: int) -> str | None:
     if not fewer:
         return None
     few = f"{fewer} of {len(counts)} inputs" if len(counts) > 1 else "the input"
-    return f"note: fewer texts than --results {results} for {few}; more --beam may find others"
+    return f"note: fewer texts than --results {results} for {few}; a larger --beam may find more"

@@ -6,11 +6,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vlm.decoding.constraints import Rules, allow_end, follows, penalise, repeats, within
+from vlm.decoding.constraints import (
+    Rules,
+    allow_end,
+    ends_with,
+    in_vocabulary,
+    penalize_repetition,
+    repeated_ngram_mask,
+)
 from vlm.errors import UserError
-from vlm.nn.precision import widest
+from vlm.nn.precision import widest_float
 
-HOTTEST = 1e9  # a distribution is uniform long before; torch takes no integer of more than 64 bits
+MAX_TEMPERATURE = 1e9  # the distribution is uniform long before; torch accepts integers of up to 64 bits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,8 +39,10 @@ class Sampling:
     min_p: float | None = None
 
     def __post_init__(self) -> None:
-        if not 0 <= self.temperature < HOTTEST:
-            raise UserError(f"--temperature {self.temperature} is invalid; it must be 0 (greedy) to {HOTTEST:g}")
+        if not 0 <= self.temperature < MAX_TEMPERATURE:
+            raise UserError(
+                f"--temperature {self.temperature} is invalid; it must be 0 (greedy) to {MAX_TEMPERATURE:g}"
+            )
         if self.top_k is not None and self.top_k < -1:
             raise UserError(f"--top-k {self.top_k} is invalid; it must be at least 1, or 0 to keep all tokens")
         for name, value in (("--top-p", self.top_p), ("--min-p", self.min_p)):
@@ -47,14 +56,14 @@ class Sampling:
         # Shifted first: with a small temperature, large logits would become infinite and their difference NaN.
         probs = ((logits - logits.amax(-1, keepdim=True)) / self.temperature).softmax(-1)
         if self.top_k is not None and 0 < self.top_k < probs.shape[-1]:
-            probs = _keep(probs, probs >= probs.topk(self.top_k).values[:, -1:])
+            probs = _filter_probs(probs, probs >= probs.topk(self.top_k).values[:, -1:])
         if self.top_p is not None:
             ordered, places = probs.sort(dim=-1, descending=True, stable=True)
             before = ordered.cumsum(-1) - ordered  # probability of the more probable ones; 0 for the first, always kept
-            kept = (before < self.top_p) | (before == 0)
-            probs = _keep(probs, kept.gather(-1, places.argsort(-1)))
+            keep = (before < self.top_p) | (before == 0)
+            probs = _filter_probs(probs, keep.gather(-1, places.argsort(-1)))
         if self.min_p is not None:
-            probs = _keep(probs, probs >= self.min_p * probs.amax(-1, keepdim=True))
+            probs = _filter_probs(probs, probs >= self.min_p * probs.amax(-1, keepdim=True))
         return probs
 
     def draw(self, logits: Tensor, uniform: Tensor) -> Tensor:
@@ -65,32 +74,37 @@ class Sampling:
         """
         if self.temperature == 0:
             return logits.argmax(-1)
-        cumulative = self.probabilities(logits.to(widest(logits.device))).cumsum(-1)
+        cumulative = self.probabilities(logits.to(widest_float(logits.device))).cumsum(-1)
         # Scaled by the total, which rounding may make less than 1, so that no draw exceeds the last token.
         return torch.searchsorted(cumulative, uniform[:, None] * cumulative[:, -1:], right=True)[:, 0]
 
 
-def _keep(probs: Tensor, kept: Tensor) -> Tensor:
-    probs = probs * kept
+def _filter_probs(probs: Tensor, keep: Tensor) -> Tensor:
+    probs = probs * keep
     return probs / probs.sum(-1, keepdim=True)
 
 
-def history_of(
-    rules: Rules, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]], *, most: int, device: torch.device
+def create_history(
+    rules: Rules,
+    prompts: Sequence[Sequence[int]],
+    answers: Sequence[Sequence[int]],
+    *,
+    max_tokens: int,
+    device: torch.device,
 ) -> "TokenHistory | None":
-    """Returns the tokens of prompts and their answers so far; None if no constraint needs them.
+    """Creates the history of prompts and their answers so far; None if no constraint needs it.
 
     Args:
-        prompts: Their tokens. Negative ones stand for states of images, which no constraint reads.
-        most: Maximum number of tokens of an answer.
+        prompts: Token ids. Negative ones stand for states of images, which constraints ignore.
+        max_tokens: Maximum number of tokens of an answer.
     """
-    if not rules.read_texts:
+    if not rules.needs_history:
         return None
-    known = [[max(token, prompt[0], 0) if token < 0 else token for token in prompt] for prompt in prompts]
-    longest = max(map(len, known)) + most
-    history = TokenHistory(rules, rows=len(known), beams=1, max_len=longest, bos_id=0, device=device)
-    history.read([[*prompt, *answer] for prompt, answer in zip(known, answers, strict=True)])
-    history.begun = torch.tensor([len(prompt) for prompt in known], device=device)[:, None, None]
+    token_ids = [[max(token, prompt[0], 0) if token < 0 else token for token in prompt] for prompt in prompts]
+    longest = max(map(len, token_ids)) + max_tokens
+    history = TokenHistory(rules, rows=len(token_ids), beams=1, max_len=longest, bos_id=0, device=device)
+    history.read([[*prompt, *answer] for prompt, answer in zip(token_ids, answers, strict=True)])
+    history.prompt_lengths = torch.tensor([len(prompt) for prompt in token_ids], device=device)[:, None, None]
     return history
 
 
@@ -124,7 +138,7 @@ class TokenHistory:
         self.rules, self.bos_id = rules, bos_id
         self.tokens = torch.full((rows, beams, max_len + 1), -1, device=device)  # the last column is never read
         self.lengths = torch.zeros(rows, 1, 1, dtype=torch.long, device=device)
-        self.begun = torch.ones_like(self.lengths)  # number of leading tokens that do not count in lengths
+        self.prompt_lengths = torch.ones_like(self.lengths)  # number of leading tokens that do not count in lengths
         # Copied to the device once: a copy in each step would wait for the device.
         self.banned = [(torch.tensor(run[:-1], dtype=torch.long, device=device), run[-1]) for run in rules.banned]
         self.begin(torch.arange(rows, device=device))
@@ -138,19 +152,22 @@ class TokenHistory:
         """Begins each text with the tokens of a prompt instead of the begin token."""
         for row, prompt in enumerate(prompts):
             self.tokens[row, :, : len(prompt)] = torch.tensor(prompt, device=self.tokens.device)
-            self.lengths[row] = self.begun[row] = len(prompt)
+            self.lengths[row] = self.prompt_lengths[row] = len(prompt)
 
     def append(self, tokens: Tensor, parents: Tensor | None) -> None:
         """Appends a token to each text: tokens (R, G); parents (R, G) are the beams that they follow, or None."""
         if parents is not None:
             self.tokens = self.tokens.gather(1, parents[..., None].expand_as(self.tokens))
         self.tokens.scatter_(2, self.lengths.expand(-1, tokens.shape[1], 1), tokens[..., None])
-        # Finished texts continue until others take their rows: their tokens are written to the column that is never
-        # read.
+        # Finished texts continue until new texts replace them: their tokens go to the last column, which is never read.
         self.lengths = (self.lengths + 1).clamp(max=self.tokens.shape[2] - 1)
 
     def select(self, rows: Tensor) -> None:
-        self.tokens, self.lengths, self.begun = self.tokens[rows], self.lengths[rows], self.begun[rows]
+        self.tokens, self.lengths, self.prompt_lengths = (
+            self.tokens[rows],
+            self.lengths[rows],
+            self.prompt_lengths[rows],
+        )
 
     def constrain(self, scores: Tensor, ends: Sequence[int]) -> Tensor:
         """Applies all constraints except required words to scores (R * G, V); forbidden tokens get -inf.
@@ -160,14 +177,14 @@ class TokenHistory:
         rules, texts = self.rules, self.tokens[:, :, :-1].flatten(0, 1)
         lengths, chosen = (
             counts.expand(-1, self.tokens.shape[1], 1).reshape(-1)
-            for counts in (self.lengths, self.lengths - self.begun)
+            for counts in (self.lengths, self.lengths - self.prompt_lengths)
         )
         if rules.repetition_penalty != 1:
-            scores = penalise(scores, texts, rules.repetition_penalty)
+            scores = penalize_repetition(scores, texts, rules.repetition_penalty)
         if rules.no_repeat_ngram:
-            scores.masked_fill_(repeats(texts, lengths, rules.no_repeat_ngram, scores.shape[1]), -torch.inf)
+            scores.masked_fill_(repeated_ngram_mask(texts, lengths, rules.no_repeat_ngram, scores.shape[1]), -torch.inf)
         for before, token in self.banned:
-            scores[:, token].masked_fill_(follows(texts, lengths, before), -torch.inf)
-        for end in within(ends, scores.shape[1]) if rules.min_tokens else ():
+            scores[:, token].masked_fill_(ends_with(texts, lengths, before), -torch.inf)
+        for end in in_vocabulary(ends, scores.shape[1]) if rules.min_tokens else ():
             scores[:, end].masked_fill_(chosen < rules.min_tokens, -torch.inf)
         return scores

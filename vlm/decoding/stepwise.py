@@ -23,7 +23,7 @@ class _Row:
     ended: list[bool] = field(default_factory=list)
 
 
-class Stepwise:
+class StepwiseSearch:
     """Greedy search and sampling. The host reads tokens only in `collect`, which may wait for the device.
 
     Args:
@@ -43,21 +43,21 @@ class Stepwise:
 
     def begin(self, ids: Sequence[int | str], device: torch.device) -> None:
         """Starts texts for these inputs."""
-        self.rows = [self._row() for _ in ids]
+        self.rows = [self._create_row() for _ in ids]
         self.ages = torch.zeros(len(ids), dtype=torch.long, device=device)
         self.forced = torch.tensor(self.prefix, dtype=torch.long, device=device)
         if self.decoding.sampling is not None:
-            self.draws = self._drawn(ids).to(device)
+            self.draws = self._draw_uniforms(ids).to(device)
         if words := self.decoding.rules.required:
             self.required = RequiredWords(words, rows=len(ids), beams=self.decoding.columns, device=device)
 
     def replace(self, rows: Sequence[int], index: Tensor, ids: Sequence[int | str]) -> None:
         """Assigns rows to other inputs; `index` holds the same rows on the device."""
         for row in rows:
-            self.rows[row] = self._row()
+            self.rows[row] = self._create_row()
         self.ages[index] = 0
         if self.draws is not None:
-            self.draws[index] = self._drawn(ids).to(index.device)
+            self.draws[index] = self._draw_uniforms(ids).to(index.device)
         if self.required is not None:
             self.required.begin(index)
 
@@ -78,22 +78,30 @@ class Stepwise:
         if history is not None:
             logits = history.constrain(logits.clone(), self.ends)
         if self.required is not None:
-            room = self.limit - (self.ages - len(self.prefix)) - 1
-            logits = self.required.constrain(logits.clone() if history is None else logits, room, self.ends)
+            remaining = self.limit - (self.ages - len(self.prefix)) - 1
+            logits = self.required.constrain(logits.clone() if history is None else logits, remaining, self.ends)
         if logits is not raw:
             allow_end(logits, self.ends[0])
-        tokens = logits.argmax(-1) if sampling is None else sampling.draw(logits, self._uniform())
+        if sampling is None:
+            tokens = logits.argmax(-1)
+        else:  # finished texts draw until the host reads that they ended
+            assert self.draws is not None
+            at = (self.ages - len(self.prefix)).clamp(0, self.steps - 1)[:, None, None]
+            tokens = sampling.draw(logits, self.draws.gather(2, at.expand(-1, self.draws.shape[1], 1)).flatten())
         logprobs = None
         if self.decoding.logprobs:
             logprobs = (raw.gather(1, tokens[:, None])[:, 0] - raw.logsumexp(-1)).view(-1, columns)
-        tokens = self._force(tokens.view(-1, columns))
+        tokens = tokens.view(-1, columns)
+        if self.prefix:  # texts that are still inside the prefix take its tokens
+            forced = self.forced[self.ages.clamp(max=len(self.prefix) - 1)]
+            tokens = torch.where((self.ages < len(self.prefix))[:, None], forced[:, None], tokens)
         if self.required is not None:
             self.required.append(tokens, None)
         self._pending.append((tokens, logprobs))
         self.ages += 1
         return tokens, None
 
-    def collect(self, known: Collection[int]) -> list[tuple[int, list[Hypothesis]]]:
+    def collect(self, already_ended: Collection[int]) -> list[tuple[int, list[Hypothesis]]]:
         """Reads tokens from the device; returns the rows that have ended, except `known` ones, with their texts."""
         for tokens, logprobs in self._pending:
             chosen = tokens.tolist()
@@ -101,18 +109,18 @@ class Stepwise:
             for place, row in enumerate(self.rows):
                 self._read(row, chosen[place], None if logs is None else logs[place])
         self._pending = []
-        ended = (place for place, row in enumerate(self.rows) if place not in known and all(row.ended))
-        return [(place, self._hypotheses(self.rows[place])) for place in ended]
+        ended = (place for place, row in enumerate(self.rows) if place not in already_ended and all(row.ended))
+        return [(place, self._create_hypotheses(self.rows[place])) for place in ended]
 
-    def written(self, row: int) -> list[list[int]]:
+    def partial_texts(self, row: int) -> list[list[int]]:
         """The tokens of a row's texts that the host has read, end token included."""
         return [tokens[: self.limit] for tokens in self.rows[row].tokens]
 
-    def _row(self) -> _Row:
+    def _create_row(self) -> _Row:
         columns = range(self.decoding.columns)
         return _Row([[] for _ in columns], [[] for _ in columns], ended=[False] * len(columns))
 
-    def _drawn(self, ids: Sequence[int | str]) -> Tensor:
+    def _draw_uniforms(self, ids: Sequence[int | str]) -> Tensor:
         seed, columns = self.decoding.seed, range(self.decoding.columns)
         draws = [[numpy_rng(seed, "caption", id, n).random(self.steps) for n in columns] for id in ids]
         return torch.from_numpy(np.array(draws))
@@ -129,22 +137,9 @@ class Stepwise:
                 row.logprobs[column].append(logprobs[column])
             row.ended[column] = token in self.ends or len(row.tokens[column]) == self.steps
 
-    def _hypotheses(self, row: _Row) -> list[Hypothesis]:
+    def _create_hypotheses(self, row: _Row) -> list[Hypothesis]:
         texts = []
         for tokens, logprobs in zip(row.tokens, row.logprobs, strict=True):
             end = len(tokens) if tokens and tokens[-1] in self.ends else self.limit
             texts.append(Hypothesis(tokens[:end], logprobs[:end], sum(logprobs[:end])))
         return texts
-
-    def _force(self, tokens: Tensor) -> Tensor:
-        """Replaces tokens by those of the prefix for texts that are still inside it."""
-        if not self.prefix:
-            return tokens
-        forced = self.forced[self.ages.clamp(max=len(self.prefix) - 1)]
-        return torch.where((self.ages < len(self.prefix))[:, None], forced[:, None], tokens)
-
-    def _uniform(self) -> Tensor:
-        """Random numbers of this step, (R * G,); finished texts keep drawing until the host notices."""
-        assert self.draws is not None
-        at = (self.ages - len(self.prefix)).clamp(0, self.steps - 1)[:, None, None]
-        return self.draws.gather(2, at.expand(-1, self.draws.shape[1], 1)).flatten()

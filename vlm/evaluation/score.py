@@ -17,10 +17,10 @@ from vlm.evaluation.metrics.coco import References
 from vlm.evaluation.metrics.ngrams import DocumentFrequencies
 from vlm.evaluation.metrics.texts import NAMES, TextScores
 from vlm.evaluation.metrics.tokens import Units, units_of
-from vlm.io.output import aligned, csv_text, text_line
+from vlm.io.output import align_columns, csv_text, text_line
 
 Texts = dict[str, list[str]]
-Found = tuple[float, list[float]]
+MetricResult = tuple[float, list[float]]
 
 _MODELS = "stanford-corenlp-3.6.0-models.jar"  # SPICE's parser models, which the package downloads on request
 
@@ -39,35 +39,35 @@ def java_scores(
         available.
     """
     images = list(references)
-    wanted = {image: [" ".join(units.cut(text)) for text in references[image]] for image in images}
+    reference_texts = {image: [" ".join(units.cut(text)) for text in references[image]] for image in images}
     candidates = {image: [" ".join(units.cut(predictions[image]))] for image in images}
     corpus: dict[str, float] = {}
     rows: dict[str, dict[str, float]] = {}
     absent: dict[str, str] = {}
-    metrics: dict[str, tuple[Callable[[], str | None], Callable[[Texts, Texts], Found]]] = {
-        "meteor": (_why_no_java, _meteor),
-        "spice": (_why_no_spice, _spice),
+    metrics: dict[str, tuple[Callable[[], str | None], Callable[[Texts, Texts], MetricResult]]] = {
+        "meteor": (_explain_missing_java, _compute_meteor),
+        "spice": (_explain_missing_spice, _compute_spice),
     }
     for name, (why_not, compute) in metrics.items():
         if reason := why_not():
             absent[name] = reason
             continue
         try:
-            corpus[name], values = compute(wanted, candidates)
+            corpus[name], values = compute(reference_texts, candidates)
             rows[name] = dict(zip(images, values, strict=True))
         except Exception as error:  # an external program
             absent[name] = f"pycocoevalcap failed ({type(error).__name__}: {' '.join(str(error).split())[:120]})"
     return corpus, rows, absent
 
 
-def _why_no_java() -> str | None:
+def _explain_missing_java() -> str | None:
     if find_spec("pycocoevalcap") is None:
         return 'needs pip install "vlm-lightning[coco]" and Java'
     return None if shutil.which("java") else "needs Java (any from 8 on) in the PATH"
 
 
-def _why_no_spice() -> str | None:
-    if reason := _why_no_java():
+def _explain_missing_spice() -> str | None:
+    if reason := _explain_missing_java():
         return reason
     package: Any = find_spec("pycocoevalcap")
     if not any(Path(place, "spice", "lib", _MODELS).is_file() for place in package.submodule_search_locations):
@@ -75,12 +75,12 @@ def _why_no_spice() -> str | None:
     return None
 
 
-def _meteor(wanted: Texts, candidates: Texts) -> Found:
+def _compute_meteor(references: Texts, candidates: Texts) -> MetricResult:
     from pycocoevalcap.meteor.meteor import Meteor
 
     meteor = Meteor()
     try:
-        score, values = meteor.compute_score(wanted, candidates)
+        score, values = meteor.compute_score(references, candidates)
     finally:
         meteor.meteor_p.kill()
         meteor.meteor_p.wait()
@@ -89,14 +89,14 @@ def _meteor(wanted: Texts, candidates: Texts) -> Found:
     return float(score), [float(value) for value in values]
 
 
-def _spice(wanted: Texts, candidates: Texts) -> Found:
+def _compute_spice(references: Texts, candidates: Texts) -> MetricResult:
     from pycocoevalcap.spice.spice import Spice
 
     # Results are in the order of sorted ids.
-    order = sorted(wanted)
-    score, values = Spice().compute_score(wanted, candidates)
+    order = sorted(references)
+    score, values = Spice().compute_score(references, candidates)
     by_image = dict(zip(order, (float(value["All"]["f"]) for value in values), strict=True))
-    return float(score), [by_image[image] for image in wanted]
+    return float(score), [by_image[image] for image in references]
 
 
 ONE_IMAGE = "its weights need references of several images; give those of a larger set: --references-of FILE"
@@ -104,7 +104,7 @@ NAMED = 10  # number of unscored images listed on stderr; JSON lists all
 
 
 @dataclass
-class Captioned:
+class MatchedCaptions:
     """Captions matched with references.
 
     Attributes:
@@ -141,7 +141,7 @@ class Scores:
             self.per_image[image][name] = value
 
 
-def score(captioned: Captioned, *, java: bool, larger: Mapping[str, Sequence[str]] | None = None) -> Scores:
+def score(captioned: MatchedCaptions, *, java: bool, larger: Mapping[str, Sequence[str]] | None = None) -> Scores:
     """Computes BLEU, ROUGE-L, CIDEr, error rates if each image has one reference, and METEOR and SPICE if possible.
 
     CIDEr weights n-grams by their rarity over images. With a single image it would always be 0, and is left out.
@@ -178,7 +178,7 @@ def image_files(references: str, folder: Path, images: Iterable[str]) -> dict[st
     Raises:
         UserError: A file does not exist.
     """
-    content = _load(references)
+    content = _read_json(references)
     listed = content.get("images", ()) if isinstance(content, dict) else ()
     names = {str(image["id"]): str(image.get("file_name", image["id"])) for image in listed}
     files = {image: folder / names.get(image, image) for image in images}
@@ -190,7 +190,7 @@ def image_files(references: str, folder: Path, images: Iterable[str]) -> dict[st
 
 def read_captions(
     results: Any, references: Any, references_of: Any = None
-) -> tuple[Captioned, dict[str, list[str]] | None]:
+) -> tuple[MatchedCaptions, dict[str, list[str]] | None]:
     """Reads captions and references from files, their contents, or texts by image; prints images that lack either.
 
     Args:
@@ -205,14 +205,14 @@ def read_captions(
     contents, names = [], ("results", "references", "references_of")
     for name, value in zip(names, (results, references, references_of), strict=True):
         path = isinstance(value, str | os.PathLike)
-        contents.append((os.fspath(value), _load(os.fspath(value))) if path else (name, _listed(value)))
-    (one, predictions), (other, truths), larger = contents
-    captioned = bring_together(_captions(one, predictions), _references(other, truths))
-    report_all_missing(captioned, one, other)
-    return captioned, None if references_of is None else _references(*larger)
+        contents.append((os.fspath(value), _read_json(os.fspath(value))) if path else (name, _to_rows(value)))
+    (results_name, predictions), (references_name, truths), larger_set = contents
+    captioned = match_captions(_captions(results_name, predictions), _references(references_name, truths))
+    report_missing(captioned, results_name, references_name)
+    return captioned, None if references_of is None else _references(*larger_set)
 
 
-def _listed(value: Any) -> Any:
+def _to_rows(value: Any) -> Any:
     """Converts texts by image to COCO's rows; texts may be strings or objects with `text`."""
     if isinstance(value, Mapping) and "annotations" not in value:
         pairs = list(value.items())
@@ -248,7 +248,7 @@ def _references(path: str, content: Any) -> dict[str, list[str]]:
     return captions
 
 
-def _load(path: str) -> Any:
+def _read_json(path: str) -> Any:
     try:
         text = Path(path).read_bytes().decode("utf-8-sig")
         if path.endswith(".jsonl"):  # as written by training to samples/
@@ -265,48 +265,43 @@ def _rows(path: str, rows: Any, what: str) -> Iterable[tuple[str, str]]:
         wanted = {"results": 'a list of {"image_id", "caption"}', "annotations": '{"annotations": [...]}'}[what]
         raise UserError(f"{path}: has no COCO {what}; it should be {wanted}")
     for number, row in enumerate(rows):
-        known = isinstance(row, dict) and isinstance(row.get("image_id"), int | str)
-        if not known or not isinstance(row.get("caption"), str):
+        is_valid = isinstance(row, dict) and isinstance(row.get("image_id"), int | str)
+        if not is_valid or not isinstance(row.get("caption"), str):
             raise UserError(f"{path}: entry {number} has no image_id and caption; is it in COCO's format?")
         yield str(row["image_id"]), row["caption"]
 
 
-def bring_together(predictions: Mapping[str, str], references: Mapping[str, Sequence[str]]) -> Captioned:
+def match_captions(predictions: Mapping[str, str], references: Mapping[str, Sequence[str]]) -> MatchedCaptions:
     """Matches captions with references, in the order of the files."""
-    both = [image for image, texts in references.items() if texts and image in predictions]
-    bare = [image for image, texts in references.items() if not texts]
-    return Captioned(
-        predictions={image: predictions[image] for image in both},
-        references={image: list(references[image]) for image in both},
+    scored = [image for image, texts in references.items() if texts and image in predictions]
+    without_texts = [image for image, texts in references.items() if not texts]
+    return MatchedCaptions(
+        predictions={image: predictions[image] for image in scored},
+        references={image: list(references[image]) for image in scored},
         without_caption=[image for image, texts in references.items() if texts and image not in predictions],
-        without_reference=[*bare, *(image for image in predictions if image not in references)],
+        without_reference=[*without_texts, *(image for image in predictions if image not in references)],
     )
 
 
-def report_all_missing(captioned: Captioned, results: str, references: str) -> None:
-    """Prints images that could not be scored to stderr.
+def report_missing(captioned: MatchedCaptions, results: str, references: str) -> None:
+    """Prints the images that cannot be scored, and their number, to stderr.
 
     Raises:
         UserError: No image could be scored.
     """
     if not captioned.predictions:
         raise UserError(f"{results}: has no caption of an image of {references}; do their image ids agree?", 1)
-    named = [(captioned.without_caption, "caption", results), (captioned.without_reference, "reference", references)]
-    for images, what, file in named:
-        report_missing(images, what, file, len(captioned.predictions))
+    missing = [(captioned.without_caption, "caption", results), (captioned.without_reference, "reference", references)]
+    for images, part, file in missing:
+        for image in images[:NAMED]:
+            print_error(printable(f"image {image}: no {part} in {file}"))
+        if images:
+            more = f" ({len(images) - NAMED} more are not listed)" if len(images) > NAMED else ""
+            summary = f"{len(images)} image{'s' * (len(images) > 1)} without a {part} in {file}{more}"
+            print_error(f"{summary}; the scores are of the other {len(captioned.predictions)}")
 
 
-def report_missing(images: Sequence[str], what: str, file: str, scored: int) -> None:
-    """Prints images that could not be scored to stderr, and their number."""
-    for image in images[:NAMED]:
-        print_error(printable(f"image {image}: no {what} in {file}"))
-    if images:
-        more = f" ({len(images) - NAMED} more are not listed)" if len(images) > NAMED else ""
-        summary = f"{len(images)} image{'s' * (len(images) > 1)} without a {what} in {file}{more}"
-        print_error(f"{summary}; the scores are of the other {scored}")
-
-
-def as_text(captioned: Captioned, scores: Scores, per_image: bool) -> str:
+def as_text(captioned: MatchedCaptions, scores: Scores, per_image: bool) -> str:
     lines = [f"images    {len(captioned.predictions):>10,}"]
     lines += [f"{name:<10}{value:>10.4f}" for name, value in scores.corpus.items()]
     lines += [f"{name:<10}{'absent':>10}  {why}" for name, why in scores.absent.items()]
@@ -318,7 +313,7 @@ def as_text(captioned: Captioned, scores: Scores, per_image: bool) -> str:
     return text + "\n" + "".join(map(text_line, [["image", *scores.corpus], *rows]))
 
 
-def as_json(captioned: Captioned, scores: Scores, per_image: bool) -> str:
+def as_json(captioned: MatchedCaptions, scores: Scores, per_image: bool) -> str:
     content: dict[str, Any] = {**scores.corpus, "images": len(captioned.predictions)}
     content |= {
         "units": scores.units.name,
@@ -330,7 +325,7 @@ def as_json(captioned: Captioned, scores: Scores, per_image: bool) -> str:
     return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
 
 
-def as_csv(captioned: Captioned, scores: Scores, per_image: bool) -> str:
+def as_csv(captioned: MatchedCaptions, scores: Scores, per_image: bool) -> str:
     for name, why in scores.absent.items():
         print_error(f"{name}: absent, {why}", "warning")
     if scores.units.note:
@@ -344,7 +339,7 @@ def as_csv(captioned: Captioned, scores: Scores, per_image: bool) -> str:
 FORMS = {"text": as_text, "json": as_json, "csv": as_csv}
 
 
-def scored_texts(results: str, references: str, form: str) -> str:
+def score_texts(results: str, references: str, form: str) -> str:
     """Scores a file of texts, one per line, against a file with one reference per line.
 
     Args:
@@ -352,21 +347,23 @@ def scored_texts(results: str, references: str, form: str) -> str:
     Raises:
         UserError: A file cannot be read or is empty, or they differ in their number of lines.
     """
-    written, wanted = _lines(results), _lines(references)
-    if len(written) != len(wanted):
-        raise UserError(f"{results}: has {len(written):,} lines, and {references} {len(wanted):,}; give a text a line")
-    scores = TextScores(written, wanted)
+    texts, reference_texts = _lines(results), _lines(references)
+    if len(texts) != len(reference_texts):
+        raise UserError(
+            f"{results}: has {len(texts):,} lines, and {references} {len(reference_texts):,}; give one text per line"
+        )
+    scores = TextScores(texts, reference_texts)
     summary, bounds = scores.summary, scores.intervals(seed=0)
     if form == "json":
         return (
-            json.dumps({**summary, **bounds, "texts": len(written), "signatures": scores.signatures()}, indent=1) + "\n"
+            json.dumps({**summary, **bounds, "texts": len(texts), "signatures": scores.signatures()}, indent=1) + "\n"
         )
     if form == "csv":
         return csv_text([NAMES, [summary[name] for name in NAMES]])
     columns = [[summary[name], bounds[f"{name}@low"], bounds[f"{name}@high"]] for name in NAMES]
     rows = [[name, *(f"{value:.4f}" for value in row)] for name, row in zip(NAMES, columns, strict=True)]
     signatures = "\n".join(f"{name:<6}{signature}" for name, signature in scores.signatures().items())
-    return f"{len(written):,} texts\n{aligned([['', 'score', 'low', 'high'], *rows])}\n\n{signatures}\n"
+    return f"{len(texts):,} texts\n{align_columns([['', 'score', 'low', 'high'], *rows])}\n\n{signatures}\n"
 
 
 def _lines(path: str) -> list[str]:
@@ -377,5 +374,5 @@ def _lines(path: str) -> list[str]:
     except UnicodeDecodeError as fault:
         raise UserError(f"{path}: is not UTF-8; save it as UTF-8") from fault
     if lines in ([], [""]):
-        raise UserError(f"{path}: is empty; give a text a line")
+        raise UserError(f"{path}: is empty; give one text per line")
     return lines

@@ -76,15 +76,15 @@ class LabelOptions(ImageOptions):
 
     label: Annotated[
         str | list[str] | None,
-        Option("A class, for a model trained on captions. Repeatable.", typed=list[str], beside="text"),
+        Option("A class, for a model trained on captions. Repeatable.", cli_type=list[str], input_kind="text"),
     ] = None
     labels: Annotated[str | None, Option("File of such classes, one per line.", metavar="FILE", scope="command")] = None
     prompt: Annotated[
         str | list[str] | None,
         Option(
             "Prompt template with {} for the class, such as 'a photo of a {}'. Repeatable.",
-            typed=list[str],
-            beside="text",
+            cli_type=list[str],
+            input_kind="text",
         ),
     ] = None
     top: Top = 1
@@ -97,7 +97,9 @@ class LabelOptions(ImageOptions):
 class RetrievalOptions(ImageOptions):
     """Options of ranking images by texts."""
 
-    text: Annotated[str | list[str], Option("Text to rank the images by. Repeatable.", typed=list[str], beside="text")]
+    text: Annotated[
+        str | list[str], Option("Text to rank the images by. Repeatable.", cli_type=list[str], input_kind="text")
+    ]
     top: Annotated[int, Option("Number of images for each text, most similar first.", least=1)] = 10
 
 
@@ -107,7 +109,9 @@ class TextClassOptions(Options):
 
     pair: Annotated[
         str | list[str] | None,
-        Option("Second text of each pair, in order. Repeatable.", typed=list[str], beside="text", metavar="TEXT"),
+        Option(
+            "Second text of each pair, in order. Repeatable.", cli_type=list[str], input_kind="text", metavar="TEXT"
+        ),
     ] = None
     top: Top = 1
 
@@ -170,8 +174,8 @@ class PhotoTranslationOptions(WritingOptions, ImageOptions):
         Any,
         Option(
             "Image for each text, in order, or one for all. Repeatable.",
-            typed=list[str],
-            beside="image",
+            cli_type=list[str],
+            input_kind="image",
             metavar="FILE",
         ),
     ]
@@ -199,12 +203,12 @@ class EmbeddingArguments(Arguments):
         return list(self.files or [])
 
     @classmethod
-    def several(cls, value: Any) -> tuple[list[Any], bool]:
+    def from_python(cls, value: Any) -> tuple[list[Any], bool]:
         import numpy as np
 
-        from vlm.inference.inputs import several_images
+        from vlm.inference.inputs import collect_images
 
-        return several_images(value) if isinstance(value, np.ndarray) else super().several(value)
+        return collect_images(value) if isinstance(value, np.ndarray) else super().from_python(value)
 
 
 class ImagesToEmbed(EmbeddingArguments):
@@ -218,10 +222,13 @@ class EmbeddingOptions(ImageOptions):
     """Options of embedding."""
 
     pooling: Annotated[
-        str | None, Option("mean of the encoder's states, or first for the first state; by default the model's own.")
+        str | None,
+        Option(
+            "mean or first: the mean of the encoder's states, or the first state. By default as the model was trained."
+        ),
     ] = None
     normalize: Annotated[
-        bool | None, Option("Scale vectors to length 1, or not; by default the model's own.", ("--normalize/--as-is",))
+        bool | None, Option("Scale vectors to length 1. By default as the model was trained.", ("--normalize/--as-is",))
     ] = None
 
 

@@ -3,7 +3,7 @@
 import torch
 
 from vlm.errors import UserError, unknown_choice
-from vlm.nn.precision import has_bfloat16, why_int8
+from vlm.nn.precision import explain_int8, has_bfloat16
 
 
 def choose_device(name: str) -> str:
@@ -12,12 +12,12 @@ def choose_device(name: str) -> str:
     Raises:
         UserError: It is unknown, or this machine does not have it.
     """
-    here = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     if name == "auto":
-        return next(device for device, there in here.items() if there)
-    if name not in here:
+        return next(device for device, is_available in available.items() if is_available)
+    if name not in available:
         raise unknown_choice("--device", name, ("auto", "cpu", "cuda", "mps"))
-    if not here[name]:
+    if not available[name]:
         raise UserError(f"--device {name}: this machine has no {name.upper()} device that torch can use; choose cpu")
     return name
 
@@ -30,8 +30,8 @@ def choose_precision(name: str, device: str) -> torch.dtype:
     """
     if name not in (choices := ("auto", "fp32", "bf16", "int8")):
         raise unknown_choice("--precision", name, choices)
-    there, why = why_int8(device) if name == "int8" else (True, "")
-    if not there:
+    has_int8, why = explain_int8(device) if name == "int8" else (True, "")
+    if not has_int8:
         raise UserError(f"--precision int8 on {device}: {why}; choose auto")
     low = name == "bf16" or (name == "auto" and has_bfloat16(device))
     return torch.bfloat16 if low else torch.float32

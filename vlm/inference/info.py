@@ -5,13 +5,13 @@ from typing import Any
 
 from vlm.checkpoint import load as ckpt
 from vlm.checkpoint.load import ADAPTERS
-from vlm.checkpoint.rebuild import refusing
-from vlm.checkpoint.stored import interpolated
+from vlm.checkpoint.rebuild import convert_errors
+from vlm.checkpoint.stored import restore_interpolations
 from vlm.config.tree import resolve as resolved
 from vlm.errors import printable
-from vlm.inference.tasks import TASKS, resolve, task_name
+from vlm.inference.tasks import TASKS, current_task_name, import_object
 
-# Arguments of models that say how large they are, in the order in which they are shown.
+# Model arguments that are sizes, in display order.
 SIZES = (
     "image_size",
     "patch_size",
@@ -35,39 +35,39 @@ def describe(path: str) -> str:
         UserError: There is no such checkpoint, or it cannot be read.
     """
     loaded = ckpt.read(path)
-    with refusing(path):
+    with convert_errors(path):
         return "\n".join(_lines(loaded))
 
 
 def _lines(loaded: dict[str, Any]) -> list[str]:
-    about = loaded["vlm"]
-    task = TASKS.get(task_name(about["task"]))
-    predictor = None if task is None else resolve(task.predictor)
-    count = sum(tensor.numel() for tensor in ckpt.weights(loaded).values())
-    scores = {name: value for name, value in about["scores"].items() if "@" not in name}
+    metadata = loaded["vlm"]
+    task = TASKS.get(current_task_name(metadata["task"]))
+    predictor = None if task is None else import_object(task.predictor)
+    count = sum(tensor.numel() for tensor in ckpt.inference_weights(loaded).values())
+    scores = {name: value for name, value in metadata["scores"].items() if "@" not in name}
     lines = [
-        f"task        {about['task']}",
-        f"model       {_class_of(about['model'])}, {count:,} parameters",
-        *_parts(about["model"], "  "),
-        *(() if predictor is None else predictor.describe(about)),
-        *_trained(loaded),
-        *_adapters(loaded.get(ADAPTERS)),
+        f"task        {metadata['task']}",
+        f"model       {_format_class(metadata['model'])}, {count:,} parameters",
+        *_part_lines(metadata["model"], "  "),
+        *(() if predictor is None else predictor.describe(metadata)),
+        *_training_lines(loaded),
+        *_adapter_lines(loaded.get(ADAPTERS)),
         f"scores      {', '.join(f'{name} {value:.4g}' for name, value in scores.items()) or 'none yet'}",
     ]
     return [printable(line) for line in lines]
 
 
-def _trained(loaded: dict[str, Any]) -> list[str]:
+def _training_lines(loaded: dict[str, Any]) -> list[str]:
     about = loaded["vlm"]
     if "origin" in about:
         return [f"from        a {about['origin']} of Hugging Face"]
-    data = resolved(interpolated(about["config"]))["data"]
+    data = resolved(restore_interpolations(about["config"]))["data"]
     place = data.get("root") or data.get("path") or ""
     steps = f"{loaded['global_step']:,} steps, {loaded['epoch'] + 1} epochs begun"
     return [f"data        {data['source']['_class_']} {place}".rstrip(), f"trained     {steps}"]
 
 
-def _adapters(entry: Mapping[str, Any] | None) -> list[str]:
+def _adapter_lines(entry: Mapping[str, Any] | None) -> list[str]:
     """Returns a line on adapters, if there are any: their number of layers and the paths of their bases."""
     if entry is None:
         return []
@@ -76,26 +76,26 @@ def _adapters(entry: Mapping[str, Any] | None) -> list[str]:
 
 
 def tokenizer_line(tokenizer: Mapping[str, Any]) -> str:
-    return f"tokenizer   {tokenizer['class']} {_plain(tokenizer['options'])}"
+    return f"tokenizer   {tokenizer['class']} {_format_values(tokenizer['options'])}"
 
 
 def preprocess_line(preprocess: Mapping[str, Any]) -> str:
-    return f"preprocess  {_plain(preprocess)}"
+    return f"preprocess  {_format_values(preprocess)}"
 
 
-def _parts(spec: dict[str, Any], indent: str) -> Iterator[str]:
+def _part_lines(spec: dict[str, Any], indent: str) -> Iterator[str]:
     """Yields a line for each part of a model, with its sizes; the other arguments are in the run's config.yaml."""
     for name, value in spec["args"].items():
         if isinstance(value, dict) and "name" in value:
-            yield f"{indent}{name}: {_class_of(value)}"
-            yield from _parts(value, f"{indent}  ")
+            yield f"{indent}{name}: {_format_class(value)}"
+            yield from _part_lines(value, f"{indent}  ")
 
 
-def _class_of(spec: dict[str, Any]) -> str:
+def _format_class(spec: dict[str, Any]) -> str:
     """Returns the class of a model or a part, and its sizes, such as "ViT (image_size=32 dim=16 depth=1)"."""
     sizes = {name: spec["args"][name] for name in SIZES if spec["args"].get(name) is not None}
-    return spec["name"].rpartition(".")[2] + (f" ({_plain(sizes)})" if sizes else "")
+    return spec["name"].rpartition(".")[2] + (f" ({_format_values(sizes)})" if sizes else "")
 
 
-def _plain(values: Mapping[str, Any]) -> str:
+def _format_values(values: Mapping[str, Any]) -> str:
     return " ".join(f"{name}={value}" for name, value in values.items())

@@ -15,16 +15,14 @@ from typing import Annotated, Any, ClassVar, Self
 
 import numpy as np
 from PIL import Image, ImageOps
-from torch import Tensor
 
-from vlm.data.images.image import SUFFIXES, load_image
 from vlm.data.text.words import read_lines, split_lines
 from vlm.errors import UserError
-from vlm.inference.options import Kind, Option, refuse_undecoded
-from vlm.io.files import listed
+from vlm.inference.options import Kind, Option, check_utf8
+from vlm.io.files import read_arguments
 from vlm.machine import cores
 
-CHUNK = 8  # images that a worker reads at once; handing over each alone costs as much as reading a small one
+CHUNK = 8  # images per task of a worker; one task per image would cost as much as reading a small image
 
 
 @cache  # reading a container's quota takes 0.3 ms, a twentieth of a caption
@@ -34,19 +32,21 @@ def default_workers() -> int:
 
 
 def find_images(inputs: Sequence[str], *, repeated: bool = False) -> list[str]:
-    """Returns the image files that arguments name: files, the images in folders, and matches of patterns.
+    """Returns the image files for command-line arguments: files, folders and glob patterns.
 
     "-" reads names of files, folders and patterns from stdin, one per line.
 
     Args:
-        repeated: Whether a file that is named several times is returned as often.
+        repeated: Whether to keep duplicates.
     Raises:
-        UserError: A folder or pattern holds no image.
+        UserError: A folder or pattern has no image.
     """
+    from vlm.data.images.image import SUFFIXES  # torch
+
     paths: list[str] = []
-    for place in listed(inputs):
+    for place in read_arguments(inputs):
         if not place:
-            raise UserError("an input is empty; give image files, a folder that holds some, or a pattern")
+            raise UserError("an input is empty; give image files, a folder of images, or a pattern")
         if os.path.isdir(place):
             matches = sorted(str(path) for path in Path(place).rglob("*") if path.suffix.lower() in SUFFIXES)
         elif not os.path.exists(place) and glob.has_magic(place):
@@ -54,13 +54,13 @@ def find_images(inputs: Sequence[str], *, repeated: bool = False) -> list[str]:
         else:
             matches = [place]
         if not matches:
-            raise UserError(f"{place}: no images found; give image files, a folder that holds some, or a pattern")
+            raise UserError(f"{place}: no images found; give image files, a folder of images, or a pattern")
         paths += matches
     return paths if repeated else list(dict.fromkeys(paths))
 
 
-def several_images(inputs: Any) -> tuple[list[Any], bool]:
-    """Converts a Python value to sources of images: paths, folders, patterns, images of Pillow, arrays; one or many.
+def collect_images(inputs: Any) -> tuple[list[Any], bool]:
+    """Converts a Python value to image sources: a path, folder, pattern, Pillow image or array, or an iterable of them.
 
     Returns:
         Sources for `open_image`, and whether the value was a single image.
@@ -73,12 +73,12 @@ def several_images(inputs: Any) -> tuple[list[Any], bool]:
     if callable(inputs) or isinstance(inputs, Image.Image) or (isinstance(inputs, np.ndarray) and inputs.ndim < 4):
         return [inputs], True
     if not isinstance(inputs, Iterable):
-        raise _no_image(inputs)
-    return [source for one in inputs for source in several_images(one)[0]], False
+        raise _not_an_image(inputs)
+    return [source for item in inputs for source in collect_images(item)[0]], False
 
 
 def open_image(source: Any) -> Any:
-    """Opens an image: a path, an image of Pillow, a function that opens it, or an array.
+    """Opens an image from a path, a Pillow image, a function that returns an image, or an array.
 
     An array is of uint8 or of floats from 0 to 1, (H, W) or (H, W, 3 or 4). A tensor is returned as it is.
 
@@ -86,6 +86,10 @@ def open_image(source: Any) -> Any:
         ImageError: The file cannot be read.
         UserError: It is of another type.
     """
+    from torch import Tensor
+
+    from vlm.data.images.image import load_image
+
     if isinstance(source, str | os.PathLike):
         return load_image(source)
     if isinstance(source, Tensor):
@@ -95,19 +99,20 @@ def open_image(source: Any) -> Any:
     if callable(source):
         return source()
     if not isinstance(source, np.ndarray) or source.ndim not in (2, 3) or source.shape[2:] not in ((), (3,), (4,)):
-        raise _no_image(source)
+        raise _not_an_image(source)
     if source.dtype.kind == "f" and source.size and source.min() >= 0 and source.max() <= 1:
         source = (source * 255).round().astype(np.uint8)
     if source.dtype != np.uint8 or not source.size:
-        raise _no_image(source)
+        raise _not_an_image(source)
     return Image.fromarray(np.ascontiguousarray(source))
 
 
-def _no_image(value: Any) -> UserError:
-    shown = f"an array {value.shape} of {value.dtype}" if isinstance(value, np.ndarray) else f"a {type(value).__name__}"
+def _not_an_image(value: Any) -> UserError:
+    is_array = isinstance(value, np.ndarray)
+    description = f"an array {value.shape} of {value.dtype}" if is_array else f"a {type(value).__name__}"
     return UserError(
-        f"images: {shown} is none; give a path, an image of Pillow, or an array (H, W, 3) of uint8 or of floats from 0 "
-        "to 1"
+        f"images: {description} is not an image; give a path, a Pillow image, or an array (H, W, 3) of uint8 or of "
+        "floats from 0 to 1"
     )
 
 
@@ -120,13 +125,31 @@ def read_ahead(
 
     Args:
         prepare: Called from several threads.
-        workers: Threads that read ahead; 0 prepares each source when it is asked for.
-        ahead: Most sources that are read ahead.
+        workers: Number of threads that read ahead; 0 prepares each source on demand.
+        ahead: Maximum number of sources that are read ahead.
     """
-    return _read_ahead(sources, prepare, workers, ahead=ahead) if workers else _read(sources, prepare)
+    if not workers:
+        yield from _prepare_sources(sources, prepare)
+        return
+    # Threads, because decoding and resizing release the GIL. Measured processes were no faster on small images and
+    # slower on large ones, which must pass through a pipe.
+    chunk = max(1, min(CHUNK, len(sources) // (4 * workers)))
+    stopped, waiting = Event(), deque[Future[list[Any]]]()
+    pool = ThreadPoolExecutor(workers, thread_name_prefix="read images")
+    try:
+        for start in range(0, len(sources), chunk):
+            part = sources[start : start + chunk]
+            waiting.append(pool.submit(lambda part: list(_prepare_sources(part, prepare, stopped)), part))
+            if chunk * len(waiting) >= ahead:
+                yield from waiting.popleft().result()
+        while waiting:
+            yield from waiting.popleft().result()
+    finally:  # also at Ctrl-C: each worker stops after its current image
+        stopped.set()
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _read(
+def _prepare_sources(
     sources: Sequence[Any], prepare: Callable[[Any], Any], stopped: Event | None = None
 ) -> Generator[Any, None, None]:
     for source in sources:
@@ -139,38 +162,17 @@ def _read(
         yield value
 
 
-def _read_ahead(
-    sources: Sequence[Any], prepare: Callable[[Any], Any], workers: int, *, ahead: int
-) -> Generator[Any, None, None]:
-    # Threads, because decoding and resizing release the GIL. Measured processes were no faster on small images and
-    # slower on large ones, which must pass through a pipe.
-    chunk = max(1, min(CHUNK, len(sources) // (4 * workers)))
-    stopped, waiting = Event(), deque[Future[list[Any]]]()
-    pool = ThreadPoolExecutor(workers, thread_name_prefix="read images")
-    try:
-        for start in range(0, len(sources), chunk):
-            part = sources[start : start + chunk]
-            waiting.append(pool.submit(lambda part: list(_read(part, prepare, stopped)), part))
-            if chunk * len(waiting) >= ahead:
-                yield from waiting.popleft().result()
-        while waiting:
-            yield from waiting.popleft().result()
-    finally:  # also at Ctrl-C: each worker stops after its current image
-        stopped.set()
-        pool.shutdown(wait=False, cancel_futures=True)
-
-
 Texts = Annotated[list[str] | None, Option("Input text. Repeatable. By default, lines of stdin.")]
 Files = Annotated[list[str], Option("Images, or text files if the model reads texts.", positional=True)]
 
 
 @dataclass(kw_only=True)
 class Arguments(ABC):
-    """The arguments of a command that name its inputs; each field is annotated with an `Option`.
+    """The arguments of a command that specify its inputs; each field is annotated with an `Option`.
 
     Attributes:
-        kind: What an input is: a text or an image.
-        words: The field that the arguments of `vlm predict` fill.
+        kind: The kind of an input: text or image.
+        words: The field for the arguments of `vlm predict`.
         types: Types of an input in Python.
     """
 
@@ -179,16 +181,16 @@ class Arguments(ABC):
     types: ClassVar[tuple[type, ...]] = (str,)
 
     @classmethod
-    def of(cls, words: Sequence[str]) -> Self:
+    def from_words(cls, words: Sequence[str]) -> Self:
         """Returns the arguments for `vlm predict WORDS`."""
         return cls(**{cls.words: list(words)})
 
     @abstractmethod
     def read(self) -> list[Any]:
-        """The inputs.
+        """Returns the inputs.
 
         Raises:
-            UserError: There are none, or one cannot be read.
+            UserError: There are no inputs, or an input cannot be read.
         """
 
     def paths(self, inputs: Sequence[Any]) -> list[str]:
@@ -196,19 +198,19 @@ class Arguments(ABC):
         return []
 
     @classmethod
-    def several(cls, value: Any) -> tuple[list[Any], bool]:
+    def from_python(cls, value: Any) -> tuple[list[Any], bool]:
         """Converts a value in Python to inputs; also returns whether it was a single input.
 
         Raises:
             UserError: It is not an input.
         """
-        alone = isinstance(value, str | os.PathLike) or not isinstance(value, Iterable)
-        inputs = [value] if alone else list(value)
-        for one in inputs:
-            if not isinstance(one, cls.types):
-                raise UserError(f"inputs: a {type(one).__name__} is not a {cls.kind}; give a str or a list of them")
-        refuse_undecoded([one for one in inputs if isinstance(one, str)])
-        return inputs, alone
+        is_single = isinstance(value, str | os.PathLike) or not isinstance(value, Iterable)
+        inputs = [value] if is_single else list(value)
+        for item in inputs:
+            if not isinstance(item, cls.types):
+                raise UserError(f"inputs: a {type(item).__name__} is not a {cls.kind}; give a str or a list of them")
+        check_utf8([item for item in inputs if isinstance(item, str)])
+        return inputs, is_single
 
 
 @dataclass(kw_only=True)
@@ -239,9 +241,9 @@ class ImageArguments(Arguments):
         return list(map(str, inputs))
 
     @classmethod
-    def several(cls, value: Any) -> tuple[list[Any], bool]:
+    def from_python(cls, value: Any) -> tuple[list[Any], bool]:
 
-        return several_images(value)
+        return collect_images(value)
 
 
 @dataclass(kw_only=True)
@@ -257,7 +259,7 @@ class ImageFileArguments(Arguments):
         return find_images(self.files, repeated=True)
 
     paths = ImageArguments.paths
-    several = ImageArguments.several
+    from_python = ImageArguments.from_python
 
 
 @dataclass(kw_only=True)
@@ -314,8 +316,8 @@ def read_texts(files: Sequence[str], texts: Sequence[str], *, named: str = "--te
         lines += split_lines("".join(read_lines(Path(file))))
     lines = [*texts, *lines]
     if files and not lines:
-        raise UserError(f"{files[0]}: is empty; write a text a line")
+        raise UserError(f"{files[0]}: is empty; write one text per line")
     if not lines:
-        raise UserError(f"there is no text; give {named}, or a text a line on stdin")
-    refuse_undecoded(lines)
+        raise UserError(f"no input text; give {named}, or one text per line on stdin")
+    check_utf8(lines)
     return lines

@@ -8,8 +8,8 @@ from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar, get_type_hints
 
 from vlm.checkpoint.locate import PREFIX as HUB
-from vlm.checkpoint.locate import in_run, no_checkpoint
-from vlm.errors import Range, UserError, did_you_mean, excerpt, nearest
+from vlm.checkpoint.locate import find_best_checkpoint, missing_checkpoint_error
+from vlm.errors import Range, UserError, did_you_mean, excerpt, find_similar
 
 if TYPE_CHECKING:
     from vlm.decoding.constraints import Rules
@@ -23,20 +23,20 @@ Kind = Literal["text", "image"]
 
 @dataclass(frozen=True)
 class Option:
-    """An option in the annotation of a dataclass's field, which adds its type and default.
+    """An option of a command, in the annotation of a dataclass field with its type and default.
 
     Args:
         help: Its line in --help.
-        flags: Its names, such as "-c"; by default the field's.
-        least, most: Its range.
+        flags: Names on the command line, such as "-c". By default, that of the field.
+        least, most: Minimum and maximum.
         metavar: The name of its value in --help.
         positional: Whether it is an argument without a name on the command line.
-        typed: Its type on the command line, if that differs from the annotation.
-        beside: Its kind, if it is a part of the input (a question, a second text, a photo) and not a setting.
+        cli_type: Its type on the command line, if that differs from the annotation.
+        input_kind: text or image if it is a part of the input (a question, a second text, a photo); None for a setting.
         scope: Who may set it: "anyone"; "machine": a command or Python, but no client of a service; "command": only the
             command line.
-        choices: The values that a command line may give; all by default.
-        check: Called with its value on a command line before the command runs, which may take seconds to begin.
+        choices: Allowed values on the command line. By default, all.
+        check: Called with its value on a command line before the command runs, because importing torch takes seconds.
     """
 
     help: str
@@ -45,26 +45,26 @@ class Option:
     most: int | None = None
     metavar: str | None = None
     positional: bool = False
-    typed: Any = None
-    beside: Kind | None = None
+    cli_type: Any = None
+    input_kind: Kind | None = None
     scope: Literal["anyone", "machine", "command"] = "anyone"
     choices: tuple[str, ...] = ()
     check: Callable[[str], None] | None = None
 
 
-MOST_TEXTS = 1024  # texts of an input decoded in parallel; memory and time of a step grow with them
+MAX_TEXTS = 1024  # texts of an input decoded in parallel; memory and time of a step grow with them
 MANY_TEXTS = 128  # from this number on, the user is warned
-MOST_TOKENS = 2**20
+MAX_TOKENS = 2**20
 
 
 def check_checkpoint(place: str) -> None:
-    """Checks that a checkpoint of this machine exists; those of the Hub are not looked up.
+    """Checks that a local checkpoint exists; checkpoints of the Hub are not checked.
 
     Raises:
         UserError: There is none.
     """
-    if not place.startswith(HUB) and not (path := in_run(place)).exists():
-        raise no_checkpoint(path)
+    if not place.startswith(HUB) and not (path := find_best_checkpoint(place)).exists():
+        raise missing_checkpoint_error(path)
 
 
 Checkpoint = Annotated[
@@ -98,13 +98,13 @@ Form = Annotated[
 Language = Annotated[str | None, Option("Language of the captions; by default the first of the model.")]
 Question = Annotated[
     str | list[str],
-    Option("Question about each input. Repeatable.", typed=list[str], beside="text", metavar="TEXT"),
+    Option("Question about each input. Repeatable.", cli_type=list[str], input_kind="text", metavar="TEXT"),
 ]
 Prompt = Annotated[
     str | list[str] | None,
     Option(
-        "Another instruction, or the whole prompt if it contains <image>; for models that read images in a prompt.",
-        typed=list[str],
+        "Instruction, or the entire prompt if it contains <image>. For models that read images in a prompt.",
+        cli_type=list[str],
         metavar="TEXT",
     ),
 ]
@@ -118,7 +118,7 @@ Overrides = Annotated[
 
 @dataclass(kw_only=True)
 class ModelOptions:
-    """Which model is used, and where."""
+    """The checkpoint of a model, and its device and precision."""
 
     checkpoint: Checkpoint
     device: Device = "auto"
@@ -126,7 +126,9 @@ class ModelOptions:
     trust: Trust = None
 
     def __post_init__(self) -> None:
-        self.checkpoint = os.fspath(in_run(self.checkpoint))  # resolved to the file, which no output may replace
+        self.checkpoint = os.fspath(
+            find_best_checkpoint(self.checkpoint)
+        )  # resolved to the file, which no output may replace
 
     def load(self, kind: Callable[..., Loaded], **options: Any) -> Loaded:
         """Loads the predictor of the checkpoint on the device and in the precision of the options."""
@@ -143,7 +145,7 @@ class ModelOptions:
 
 @dataclass(kw_only=True)
 class OutputOptions:
-    """Where a command writes its records, and how."""
+    """The output file of a command, and its format."""
 
     form: Form = "text"
     out: Out = None
@@ -151,7 +153,7 @@ class OutputOptions:
 
 @dataclass(kw_only=True)
 class Options:
-    """Options of every use of a model; the base of each task's own."""
+    """Options of every command that runs a model; the base class of the tasks' options."""
 
     batch_size: BatchSize = 32
 
@@ -162,7 +164,7 @@ class Options:
 
 @dataclass(kw_only=True)
 class ImageOptions(Options):
-    """Options of every use of a model that reads images."""
+    """Options of every command that runs a model on images."""
 
     workers: Annotated[
         int | None,
@@ -170,8 +172,8 @@ class ImageOptions(Options):
     ] = None
 
 
-# Values of options that neither the user nor the checkpoint sets.
-PLAIN: dict[str, Any] = {
+# Defaults of options that neither the user nor the checkpoint sets.
+DEFAULTS: dict[str, Any] = {
     "beam": 1,
     "length_penalty": 1.0,
     "min_tokens": 0,
@@ -179,20 +181,20 @@ PLAIN: dict[str, Any] = {
     "repetition_penalty": 1.0,
     "temperature": 1.0,
 }
-OF_DRAWS = ("temperature", "top_k", "top_p", "min_p")
-OF_SEARCH = ("early_stopping", "end_counts", "forced_end")  # what a checkpoint may state in addition to options
+SAMPLING_NAMES = ("temperature", "top_k", "top_p", "min_p")
+SEARCH_NAMES = ("early_stopping", "end_counts", "forced_end")  # what a checkpoint may state in addition to options
 
 
 @dataclass(kw_only=True)
 class SamplingOptions:
-    """Options of texts that are written token by token; None for those that a checkpoint or `PLAIN` says."""
+    """Options of generation token by token; None means the checkpoint's value, else the one in `DEFAULTS`."""
 
     max_tokens: Annotated[
         int | None,
         Option(
             "Maximum number of tokens per text. By default the model's, or 256 for generate and chat.",
             least=1,
-            most=MOST_TOKENS,
+            most=MAX_TOKENS,
         ),
     ] = None
     sample: Annotated[
@@ -201,17 +203,19 @@ class SamplingOptions:
     ] = None
     temperature: Annotated[float | None, Option("Divides the logits; below 1 it favours probable tokens.")] = None
     top_k: Annotated[int | None, Option("Sample from the k most probable tokens.")] = None
-    top_p: Annotated[float | None, Option("Sample from the likeliest tokens with this total probability.")] = None
-    min_p: Annotated[float | None, Option("Sample from tokens with this share of the highest probability.")] = None
+    top_p: Annotated[float | None, Option("Sample from the most probable tokens with this total probability.")] = None
+    min_p: Annotated[
+        float | None, Option("Sample from tokens with at least this fraction of the highest probability.")
+    ] = None
     seed: Annotated[int, Option("Random seed of sampling. The same seed gives the same text.")] = 0
 
-    def sampling(self) -> "Sampling":
-        """Returns the settings of sampling."""
+    def build_sampling(self) -> "Sampling":
+        """Returns the sampling settings."""
         from vlm.decoding.sampling import Sampling
 
-        return Sampling(**self._shared(Sampling))
+        return Sampling(**self._values_for(Sampling))
 
-    def _shared(self, kind: type) -> dict[str, Any]:
+    def _values_for(self, kind: type) -> dict[str, Any]:
         """Returns the options that a dataclass has under the same names."""
         names = {field.name for field in fields(kind)}
         return {name: value for name, value in vars(self).items() if name in names}
@@ -219,75 +223,75 @@ class SamplingOptions:
 
 @dataclass(kw_only=True)
 class DecodingOptions(SamplingOptions):
-    """Options of every command that writes text; None for those that `resolve` fills in."""
+    """Options of every command that generates text; `resolve` replaces None."""
 
     min_tokens: Annotated[int | None, Option("Minimum number of tokens per text.", least=0)] = None
     beam: Annotated[
         int | None,
         Option(
-            "Beams of the search; 1 is greedy. By default the checkpoint's, else 1.",
+            "Number of beams; 1 is greedy search. By default the checkpoint's, else 1.",
             least=1,
-            most=MOST_TEXTS,
+            most=MAX_TEXTS,
         ),
     ] = None
-    length_penalty: Annotated[float | None, Option("Beams are ranked by log-probability / length ** PENALTY.")] = None
+    length_penalty: Annotated[float | None, Option("Score beams by log-probability / length ** PENALTY.")] = None
     groups: Annotated[int, Option("Groups of diverse beam search, which must divide --beam.", least=1)] = 1
     diversity: Annotated[float, Option("Penalty for a token that an earlier group chose.")] = 0.5
-    results: Annotated[int, Option("Texts for each input.", least=1, most=MOST_TEXTS)] = 1
-    no_repeat_ngram: Annotated[int | None, Option("No sequence of this many tokens occurs twice.", least=0)] = None
+    results: Annotated[int, Option("Number of texts per input.", least=1, most=MAX_TEXTS)] = 1
+    no_repeat_ngram: Annotated[int | None, Option("Never repeat a sequence of this many tokens.", least=0)] = None
     repetition_penalty: Annotated[float | None, Option("Above 1 makes repeated tokens less probable.")] = None
     ban: Annotated[list[str] | None, Option("A word that must not occur. Repeatable.", metavar="WORD")] = None
     require: Annotated[list[str] | None, Option("A word that must occur. Repeatable.", metavar="WORD")] = None
 
-    def resolve(self, stored: Mapping[str, Any], *, draws: bool = False) -> Self:
-        """Returns a copy in which unset options are filled in from the checkpoint's defaults, else from PLAIN.
+    def resolve(self, stored: Mapping[str, Any], *, samples_by_default: bool = False) -> Self:
+        """Returns a copy with unset options taken from the checkpoint's defaults, else from DEFAULTS.
 
         Args:
             stored: The checkpoint's values by option name, such as those of a Hugging Face folder.
-            draws: Whether tokens are drawn if neither the user nor the checkpoint decides.
+            samples_by_default: Whether to sample if neither the user nor the checkpoint decides.
         Raises:
-            UserError: The user sets an option that this way of decoding does not use.
+            UserError: The user sets an option that the decoding mode does not use.
         """
-        drawing = [name for name in OF_DRAWS if getattr(self, name) is not None]
-        penalised = self.length_penalty is not None
-        searched = (self.beam or 1) > 1
-        # If the user asks for one way of decoding, the checkpoint cannot choose another.
-        out = {"beam"} if self.sample is not None else {"sample"} if searched else set()
-        it = copy(self)
-        for name, value in [*stored.items(), *PLAIN.items()]:
-            if name not in out and getattr(it, name, None) is None:
-                setattr(it, name, value)
-        if it.beam is None or (it.sample and not searched):
-            it.beam = 1
-        drawn = draws and it.beam == 1 if it.sample is None else it.sample
-        if drawing and not drawn:
-            raise UserError(f"--{drawing[0].replace('_', '-')}: applies to sampling alone; add --sample")
-        if penalised and it.beam == 1:
-            raise UserError("--length-penalty: ranks the texts of a beam search; add --beam N, more than 1")
-        return it
+        sampling_names = [name for name in SAMPLING_NAMES if getattr(self, name) is not None]
+        has_length_penalty = self.length_penalty is not None
+        uses_beams = (self.beam or 1) > 1
+        # The checkpoint cannot override the decoding mode that the user chooses.
+        ignored = {"beam"} if self.sample is not None else {"sample"} if uses_beams else set()
+        resolved = copy(self)
+        for name, value in [*stored.items(), *DEFAULTS.items()]:
+            if name not in ignored and getattr(resolved, name, None) is None:
+                setattr(resolved, name, value)
+        if resolved.beam is None or (resolved.sample and not uses_beams):
+            resolved.beam = 1
+        is_sampled = samples_by_default and resolved.beam == 1 if resolved.sample is None else resolved.sample
+        if sampling_names and not is_sampled:
+            raise UserError(f"--{sampling_names[0].replace('_', '-')}: applies only to sampling; add --sample")
+        if has_length_penalty and resolved.beam == 1:
+            raise UserError("--length-penalty: applies only to beam search; add --beam N with N greater than 1")
+        return resolved
 
-    def rules(self, tokenizer: Any, *, begin: Sequence[int] = ()) -> "Rules":
+    def build_rules(self, tokenizer: Any, *, begin: Sequence[int] = ()) -> "Rules":
         """Returns the rules for texts, with words encoded.
 
         Args:
             begin: Tokens before the prefix.
         """
         from vlm.decoding.constraints import Rules
-        from vlm.inference.text.words import rules_of_words
+        from vlm.inference.text.words import build_word_rules
 
         words: Any = {"ban": self.ban or (), "require": self.require or ()}
-        return rules_of_words(tokenizer, begin=begin, **words, **self._shared(Rules))
+        return build_word_rules(tokenizer, begin=begin, **words, **self._values_for(Rules))
 
-    def search(self, rules: "Rules", *, sample: bool) -> "Decoding":
+    def build_decoding(self, rules: "Rules", *, sample: bool) -> "Decoding":
         """Returns a search, or sampling, under these rules."""
         from vlm.decoding.options import Decoding
 
-        return Decoding(rules=rules, sampling=self.sampling() if sample else None, **self._shared(Decoding))
+        return Decoding(rules=rules, sampling=self.build_sampling() if sample else None, **self._values_for(Decoding))
 
 
 @dataclass(kw_only=True)
 class WritingOptions(DecodingOptions, Options):
-    """Options of a model that writes texts of its inputs."""
+    """Options of models that generate a text for each input."""
 
     prefix: Annotated[str, Option("Beginning of every output text.")] = ""
     trace: Annotated[str | None, Option("Write the trees of beam search as JSON.", metavar="FILE", scope="command")] = (
@@ -302,33 +306,33 @@ def stored_options(about: Mapping[str, Any]) -> dict[str, Any]:
         ValueError: They are not decoding options.
     """
     stored = dict(about.get("decoding", {}))
-    known = {*DecodingOptions.__dataclass_fields__, *OF_SEARCH}
+    names = {*DecodingOptions.__dataclass_fields__, *SEARCH_NAMES}
     listed = {name: tuple(stored.pop(name)) for name in ("ends", "never") if name in stored}
     if any(type(token) is not int or token < 0 for tokens in listed.values() for token in tokens):
-        raise ValueError(f"no tokens are {listed!r:.60}")
-    wrong = [name for name, value in stored.items() if name not in known or type(value) not in (bool, int, float)]
-    if wrong and (wrong != ["early_stopping"] or stored["early_stopping"] != "never"):
-        raise ValueError(f"no option of decoding is {wrong[0]!s:.40}={stored[wrong[0]]!r:.40}")
+        raise ValueError(f"not lists of token ids: {listed!r:.60}")
+    invalid = [name for name, value in stored.items() if name not in names or type(value) not in (bool, int, float)]
+    if invalid and (invalid != ["early_stopping"] or stored["early_stopping"] != "never"):
+        raise ValueError(f"unsupported decoding option {invalid[0]!s:.40}={stored[invalid[0]]!r:.40}")
     return stored | listed
 
 
 @cache
-def hints_of(kind: type) -> dict[str, Any]:
-    """The type hints of a dataclass; kept, because resolving them takes longer than a small decode step."""
+def cached_type_hints(kind: type) -> dict[str, Any]:
+    """Returns the type hints of a dataclass; cached, because resolving them takes longer than a small decode step."""
     return get_type_hints(kind, include_extras=True)
 
 
-def declared(kind: type) -> dict[str, Option]:
-    """The options that a dataclass declares, by the names of its fields."""
-    return {field.name: next(iter(hints_of(kind)[field.name].__metadata__)) for field in fields(kind)}
+def get_options(kind: type) -> dict[str, Option]:
+    """Returns the options of a dataclass by field name."""
+    return {field.name: next(iter(cached_type_hints(kind)[field.name].__metadata__)) for field in fields(kind)}
 
 
-def needed(kind: type) -> list[str]:
-    """The fields of a dataclass that have no default."""
+def required_fields(kind: type) -> list[str]:
+    """Returns the names of a dataclass's fields without default."""
     return [field.name for field in fields(kind) if field.default is MISSING]
 
 
-def checked(kind: type[OptionsType], values: Mapping[str, Any], *, use: str, client: bool = False) -> OptionsType:
+def build_options(kind: type[OptionsType], values: Mapping[str, Any], *, use: str, client: bool = False) -> OptionsType:
     """Builds options from the values of a Python call or a client, and checks them.
 
     Args:
@@ -337,39 +341,39 @@ def checked(kind: type[OptionsType], values: Mapping[str, Any], *, use: str, cli
         use: The name of the task's command, for messages.
         client: Whether they come from a client of a service, which may not set options of scope "machine".
     Raises:
-        UserError: A name is unknown, a value has another type or is out of range, or a required one is missing.
+        UserError: A name is unknown, a value has the wrong type or is out of range, or a required value is missing.
     """
     from vlm.config.types import describe_json_mismatch, describe_mismatch, fits
 
-    closed = ("machine", "command") if client else ("command",)
-    known = {name: one for name, one in declared(kind).items() if one.scope not in closed}
-    hints = hints_of(kind)  # type: ignore[arg-type]  # a class is hashable
+    closed_scopes = ("machine", "command") if client else ("command",)
+    allowed = {name: option for name, option in get_options(kind).items() if option.scope not in closed_scopes}
+    hints = cached_type_hints(kind)  # type: ignore[arg-type]  # a class is hashable
     for name, given in values.items():
-        if name not in known:
-            raise UserError(f"{name}: unknown to {use}{did_you_mean(nearest(name, known))}")
-        value, option = list(given) if isinstance(given, tuple) else given, known[name]
+        if name not in allowed:
+            raise UserError(f"{name}: unknown to {use}{did_you_mean(find_similar(name, allowed))}")
+        value, option = list(given) if isinstance(given, tuple) else given, allowed[name]
         hint: Any = Annotated[hints[name], Range(option.least, option.most)]
         if not fits(value, hint):
             raise UserError(f"{name}: {(describe_json_mismatch if client else describe_mismatch)(value, hint)}")
-    if missing := [name for name in needed(kind) if name not in values]:
+    if missing := [name for name in required_fields(kind) if name not in values]:
         raise UserError(f"{missing[0]}: missing; {use} needs it")
     return kind(**values)
 
 
-def settings(options: OptionsType) -> OptionsType:
-    """Returns options without the parts of an input; inputs with equal settings may share a batch."""
-    beside = [name for name, option in declared(type(options)).items() if option.beside]
-    return replace(options, **dict.fromkeys(beside)) if beside else options  # type: ignore[arg-type]
+def without_input_parts(options: OptionsType) -> OptionsType:
+    """Returns options with input parts set to None; inputs whose remaining options are equal can share a batch."""
+    input_parts = [name for name, option in get_options(type(options)).items() if option.input_kind]
+    return replace(options, **dict.fromkeys(input_parts)) if input_parts else options  # type: ignore[arg-type]
 
 
-def refuse(use: str, options: Mapping[str, Any]) -> None:
+def refuse_combination(use: str, options: Mapping[str, Any]) -> None:
     """Checks that options which a command cannot combine are unset.
 
     Raises:
         UserError: One of them is set.
     """
     for name in (name for name, value in options.items() if value):
-        raise UserError(f"{name}: does not go with {use}; leave one of them out")
+        raise UserError(f"{name}: cannot be combined with {use}; remove one of them")
 
 
 def as_list(value: Any) -> list[Any]:
@@ -377,7 +381,7 @@ def as_list(value: Any) -> list[Any]:
     return list(value) if isinstance(value, list | tuple) else [value]
 
 
-def questions_of(question: str | Sequence[str]) -> list[str]:
+def list_questions(question: str | Sequence[str]) -> list[str]:
     """Returns the questions of an option as a list.
 
     Raises:
@@ -386,11 +390,11 @@ def questions_of(question: str | Sequence[str]) -> list[str]:
     questions = as_list(question)
     if not questions or not all(map(str.strip, questions)):
         raise UserError(f"--question: {'is empty' if questions else 'missing'}; give a question, or several")
-    refuse_undecoded(questions)
+    check_utf8(questions)
     return questions
 
 
-def prompt_of(prompt: str | Sequence[str] | None) -> str | None:
+def single_prompt(prompt: str | Sequence[str] | None) -> str | None:
     """Returns the prompt of an option, if there is one.
 
     Raises:
@@ -399,11 +403,11 @@ def prompt_of(prompt: str | Sequence[str] | None) -> str | None:
     prompts = [] if prompt is None else as_list(prompt)
     if len(prompts) > 1:
         raise UserError("--prompt: given more than once; this model takes one")
-    refuse_undecoded(prompts)
+    check_utf8(prompts)
     return next(iter(prompts), None)
 
 
-def refuse_undecoded(texts: Sequence[str]) -> None:
+def check_utf8(texts: Sequence[str]) -> None:
     """Checks that texts are valid UTF-8.
 
     Raises:

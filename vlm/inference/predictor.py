@@ -12,26 +12,32 @@ from PIL import Image
 from torch import Tensor, nn
 
 from vlm.checkpoint import load as ckpt
-from vlm.checkpoint.rebuild import refusing
+from vlm.checkpoint.rebuild import convert_errors
 from vlm.config.target import suggest_trust
 from vlm.data.batch import InputRows
 from vlm.data.images.image import Preprocess
-from vlm.data.text.inputs import Encoded, Input, input_rows
+from vlm.data.text.inputs import EncodedSample, Input, input_rows
 from vlm.data.text.prompt_form import PromptForm
-from vlm.data.text.tokenizer import tokenizer_from_state
+from vlm.data.text.tokenizer import Tokenizer, tokenizer_from_state
 from vlm.errors import UserError
 from vlm.inference.info import preprocess_line, tokenizer_line
 from vlm.inference.inputs import Arguments, ImageArguments, WordArguments, open_image
 from vlm.inference.options import ImageOptions, Options
-from vlm.inference.tasks import TASKS, misused, resolve, task_name, uses
+from vlm.inference.tasks import TASKS, current_task_name, import_object, is_used_by, wrong_task_error
 from vlm.io.output import Output, Records
 from vlm.models.decoder import TextDecoder
 from vlm.models.pretrained.opened import is_published
 from vlm.nn.step.packed import prepack, quantize
 
 Rows = Sequence[Mapping[str, Any]]  # records of a result
+Stored = Mapping[str, Callable[[Any], Any]]  # conversions of stored values by attribute
 # Takes the place of an input and the tokens of its texts so far; returns False to stop that input.
 Watch = Callable[[int, Sequence[Sequence[int]]], bool]
+
+
+def offset_watch(watch: Watch | None, first: int) -> Watch | None:
+    """Returns a watch for a later batch, whose first input is number `first`; None without a watch."""
+    return None if watch is None else lambda place, texts: watch(first + place, texts)
 
 
 class Predictor(ABC):
@@ -44,6 +50,8 @@ class Predictor(ABC):
         arguments: The class of its inputs.
         result: The class of a result in Python; None if its fields need no list.
         returns: What Python gets for one input.
+        stored: Attributes that checkpoints of the class store besides the model, each with the conversion of its value.
+            A subclass states only its additional ones.
         model_task: The checkpoint's task, a key of TASKS or package.module.Class; a predictor that several tasks share,
             such as that of chat, has another `task`.
         trained_task: The task that was trained, by its name in conf/task, such as conversations, whose models `task`
@@ -66,6 +74,7 @@ class Predictor(ABC):
     arguments: ClassVar[type[Arguments]] = WordArguments
     result: ClassVar[type | None] = None
     returns: ClassVar[str] = "The result of the model"
+    stored: ClassVar[Stored] = {}
 
     def __init__(
         self,
@@ -79,11 +88,11 @@ class Predictor(ABC):
     ) -> None:
         loaded = ckpt.read(path, dtype=dtype) if loaded is None else loaded
         self.device, self.dtype = device, dtype
-        with refusing(path):
+        with convert_errors(path):
             about = loaded["vlm"]
-            held = task_name(about["task"])
-            if held != self.task and not uses(held, type(self)):
-                raise misused(path, held, self.task)
+            held = current_task_name(about["task"])
+            if held != self.task and not is_used_by(held, type(self)):
+                raise wrong_task_error(path, held, self.task)
             config = about.get("config") or {}
             names = {name: config[name] for name in ("task_name", "name") if isinstance(config.get(name), str)}
             self.model_task = held
@@ -97,8 +106,10 @@ class Predictor(ABC):
             raise UserError(f"{path}: --precision int8: its model has no blocks, whose layers that is for; choose auto")
 
     def restore(self, about: Mapping[str, Any]) -> None:
-        """Restores what a checkpoint holds besides the model, as written by the task's `description`."""
-        return None
+        """Sets the attributes in `stored` from what a checkpoint holds besides the model, the task's `description`."""
+        for base in reversed(type(self).__mro__):
+            for name, convert in vars(base).get("stored", {}).items():
+                setattr(self, name, convert(about[name]))
 
     def check(self) -> None:
         """Checks that the model's outputs fit the rest of the checkpoint.
@@ -160,7 +171,7 @@ class Predictor(ABC):
         """The name of a source in records."""
         return str(source)
 
-    def gathered(self, results: Iterable[tuple[Any, Any]], options: Any) -> Iterable[tuple[Any, Any]]:
+    def order_results(self, results: Iterable[tuple[Any, Any]], options: Any) -> Iterable[tuple[Any, Any]]:
         """Returns sources and results in the order of writing; overridden by predictors that compare all inputs."""
         return results
 
@@ -184,7 +195,7 @@ class Predictor(ABC):
         """Yields messages before the results, about sources that are truncated; a UserError is a failure."""
         yield from ()
 
-    def terminal(self, sources: Sequence[Any]) -> Any:
+    def make_terminal_writer(self, sources: Sequence[Any]) -> Any:
         """Returns a `TerminalWriter` that shows texts as they grow; None if the task has none."""
         return None
 
@@ -207,7 +218,7 @@ class Predictor(ABC):
             prepack(self.model)
 
     @classmethod
-    def around(cls, other: "Predictor") -> Self:
+    def with_same_model(cls, other: "Predictor") -> Self:
         """Returns a predictor with the same loaded model for another command of its task."""
         it = cls.__new__(cls)
         vars(it).update(vars(other))
@@ -243,8 +254,8 @@ def task_of(path: str) -> str:
 
 
 def _task(path: str, loaded: Mapping[str, Any]) -> str:
-    with refusing(path):
-        return task_name(loaded["vlm"]["task"])
+    with convert_errors(path):
+        return current_task_name(loaded["vlm"]["task"])
 
 
 def load_predictor(
@@ -253,14 +264,14 @@ def load_predictor(
     """Loads the predictor of a checkpoint of any task; reads the file once.
 
     Raises:
-        UserError: As `Predictor` and `predictor_of`.
+        UserError: As `Predictor` and `find_predictor_class`.
     """
     loaded = ckpt.read(path, dtype=dtype)
-    kind = predictor_of(path, trust=trust, task=_task(path, loaded))
+    kind = find_predictor_class(path, trust=trust, task=_task(path, loaded))
     return kind(path, trust=trust, dtype=dtype, loaded=loaded, **options)
 
 
-def predictor_of(path: str, *, trust: str | None = None, task: str | None = None) -> type[Predictor]:
+def find_predictor_class(path: str, *, trust: str | None = None, task: str | None = None) -> type[Predictor]:
     """Returns the predictor class for a checkpoint's model: the one in TASKS, or one of the user's package.
 
     A user's task name refers to the predictor class, or to a task class with an attribute `predictor`.
@@ -272,7 +283,7 @@ def predictor_of(path: str, *, trust: str | None = None, task: str | None = None
     """
     task = task_of(path) if task is None else task
     if task in TASKS:
-        return resolve(TASKS[task].predictor)
+        return import_object(TASKS[task].predictor)
     module, _, name = task.rpartition(".")
     if trust is None or not f"{module}.".startswith(f"{trust}."):
         raise UserError(f"{path}: its task {task!r} is not one of vlm's; {suggest_trust(task.partition('.')[0])}")
@@ -286,7 +297,7 @@ def predictor_of(path: str, *, trust: str | None = None, task: str | None = None
     return kind
 
 
-def normalized(model: nn.Module, preprocess: Preprocess, pixels: Tensor) -> Tensor:
+def normalize_pixels(model: nn.Module, preprocess: Preprocess, pixels: Tensor) -> Tensor:
     """Normalises images and converts them to the dtype of the weights: uint8 (B, 3, H, W) -> the same shape."""
     return preprocess.normalize(pixels).to(next(model.parameters()).dtype)
 
@@ -301,7 +312,7 @@ def check_outputs(logits: Tensor, count: int, unit: str) -> None:
         raise UserError(f"the checkpoint has {count} {unit}, its model {logits.shape[-1]}; use another checkpoint")
 
 
-def note_cut(lengths: Iterable[int], room: int, *, names: str = "texts", part: str = "end") -> Iterator[str]:
+def note_truncation(lengths: Iterable[int], room: int, *, names: str = "texts", part: str = "end") -> Iterator[str]:
     """Yields a line on how many texts have more tokens than a model reads, if some do.
 
     Args:
@@ -313,9 +324,9 @@ def note_cut(lengths: Iterable[int], room: int, *, names: str = "texts", part: s
         yield f"{line} each was left out"
 
 
-def encoded_rows(samples: Sequence[Sequence[Input]], pad_id: int, device: torch.device | str) -> InputRows:
+def encode_on_device(samples: Sequence[Sequence[Input]], pad_id: int, device: torch.device | str) -> InputRows:
     """The rows of some samples, on a device."""
-    return input_rows([Encoded(rows) for rows in samples], pad_id).to(device)
+    return input_rows([EncodedSample(rows) for rows in samples], pad_id).to(device)
 
 
 class ImagePredictor(Predictor):
@@ -323,10 +334,8 @@ class ImagePredictor(Predictor):
 
     options: ClassVar[Any] = ImageOptions
     arguments: ClassVar[type[Arguments]] = ImageArguments
-
-    def restore(self, about: Mapping[str, Any]) -> None:
-        super().restore(about)
-        self.preprocess = Preprocess.from_state(about["preprocess"])
+    stored: ClassVar[Stored] = {"preprocess": Preprocess.from_state}
+    preprocess: Preprocess
 
     @classmethod
     def describe(cls, about: Mapping[str, Any]) -> Iterator[str]:
@@ -353,9 +362,11 @@ class TextPredictor(Predictor):
         form: The format of its prompts; None for a model without one.
     """
 
+    stored: ClassVar[Stored] = {"tokenizer": tokenizer_from_state}
+    tokenizer: Tokenizer
+
     def restore(self, about: Mapping[str, Any]) -> None:
         super().restore(about)
-        self.tokenizer = tokenizer_from_state(about["tokenizer"])
         self.form = PromptForm.of(about["form"]) if "form" in about else None
 
     @classmethod
@@ -363,8 +374,16 @@ class TextPredictor(Predictor):
         yield tokenizer_line(about["tokenizer"])
         yield from super().describe(about)
         if "form" in about:
-            yield f"prompt      {PromptForm.of(about['form']).shown()!r}"
+            yield f"prompt      {PromptForm.of(about['form']).format_example()!r}"
 
-    def encoded(self, samples: Sequence[Sequence[Input]]) -> InputRows:
+    def check_vocabulary(self, token_embed: nn.Embedding) -> None:
+        """Checks that a model embeds as many tokens as its tokenizer has.
+
+        Raises:
+            UserError: The numbers differ.
+        """
+        check_outputs(token_embed.weight.T, self.tokenizer.vocab_size, "tokens")
+
+    def encode_rows(self, samples: Sequence[Sequence[Input]]) -> InputRows:
         """The rows of some samples, on the model's device."""
-        return encoded_rows(samples, self.tokenizer.pad_id, self.device)
+        return encode_on_device(samples, self.tokenizer.pad_id, self.device)

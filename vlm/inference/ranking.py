@@ -22,8 +22,8 @@ class Classes:
     top: tuple[tuple[str, float], ...]
 
 
-def ranked(classes: Sequence[str], probabilities: Tensor, *, top: int) -> Iterator[Classes]:
-    """The likeliest classes of each input of a batch.
+def rank_classes(classes: Sequence[str], probabilities: Tensor, *, top: int) -> Iterator[Classes]:
+    """Yields the most probable classes of each input of a batch.
 
     Shapes:
         probabilities (B, C)
@@ -34,7 +34,7 @@ def ranked(classes: Sequence[str], probabilities: Tensor, *, top: int) -> Iterat
         yield Classes(*pairs[0], pairs)
 
 
-def ranked_record(form: str, head: Mapping[str, Any], best: Classes) -> dict[str, Any]:
+def classes_record(form: str, head: Mapping[str, Any], best: Classes) -> dict[str, Any]:
     """Returns the record of an input and its classes; JSON sums the probabilities of classes with the same name."""
     if form == "text":
         return {**head, "classes": "  ".join(f"{name} {value:.4f}" for name, value in best.top)}

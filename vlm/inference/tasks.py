@@ -1,4 +1,4 @@
-"""The tasks of vlm: the commands of each, with their options and predictor, which is imported when it is used."""
+"""The tasks of vlm, and the commands of each with their options and predictors, which are imported when used."""
 
 import importlib
 from dataclasses import dataclass
@@ -56,8 +56,8 @@ class Command:
         help: Its line in --help.
         predictor: "module:Class" of the `Predictor`.
         options, arguments: The classes that the predictor has under these names.
-        function: "module:name" of a function that runs the command, if it does more than others. Its module is imported
-            without torch.
+        function: "module:name" of the function that runs the command, for commands with options of their own. Its
+            module is imported without torch.
     """
 
     name: str
@@ -74,13 +74,13 @@ class Task:
 
     Args:
         main: Its command.
-        more: Further commands that its models have.
-        compared: "module:name" of the function that returns what `vlm compare` compares; None compares only the scores.
+        more: Further commands of its models.
+        comparison: "module:name" of the function that selects what `vlm compare` compares; None: only the scores.
     """
 
     main: Command
     more: tuple[Command, ...] = ()
-    compared: str | None = None
+    comparison: str | None = None
 
     @property
     def commands(self) -> tuple[Command, ...]:
@@ -117,7 +117,7 @@ _CAPTION = _command(
     "caption", CAPTION, "captioning.predict:Captioner", CaptionOptions, ImageArguments, "captioning.command:caption"
 )
 _ANSWER_IN_PROMPT = _command(
-    "answer", ANSWER, "image_questions.prompted:PromptedAnswerer", PromptedQuestionOptions, ImageFileArguments
+    "answer", ANSWER, "image_questions.predict:PromptedAnswerer", PromptedQuestionOptions, ImageFileArguments
 )
 _ANSWER_ABOUT_IMAGE = _command(
     "answer", ANSWER, "image_questions.predict:ImageQuestionAnswerer", QuestionOptions, ImageFileArguments
@@ -157,47 +157,52 @@ TASKS = {
 ALIASES: dict[str, str] = {}
 
 
-def task_name(held: Any) -> str:
-    """The current name of a task that a checkpoint names."""
+def current_task_name(held: Any) -> str:
+    """Returns the current name of a task, given its name in a checkpoint."""
     return ALIASES.get(str(held), str(held))
 
 
-def resolve(path: str) -> Any:
+def import_object(path: str) -> Any:
     """Imports the object of "module:name"."""
     module, _, name = path.partition(":")
     return getattr(importlib.import_module(module), name)
 
 
-def commands_of(task: str) -> tuple[str, ...]:
+def command_names(task: str) -> tuple[str, ...]:
     """Names of a task's commands; a task of a user's own package has `predict`."""
     return tuple(command.name for command in TASKS[task].commands) if task in TASKS else ("predict",)
 
 
 def suggest_commands(task: str, *excluded: str) -> str:
     """Returns the commands of a task for a message, such as "`vlm caption` or `vlm embed`"."""
-    return " or ".join(f"`vlm {name}`" for name in commands_of(task) if name not in excluded)
+    return " or ".join(f"`vlm {name}`" for name in command_names(task) if name not in excluded)
 
 
-def uses(task: str, predictor: type) -> bool:
-    """Returns True if a predictor is that of a command of a task."""
+def is_used_by(task: str, predictor: type) -> bool:
+    """Returns True if a predictor class belongs to a command of a task."""
     path = f"{predictor.__module__}:{predictor.__qualname__}"
     return task in TASKS and any(command.predictor == path for command in TASKS[task].commands)
 
 
-def misused(path: str, held: str, *wanted: str) -> UserError:
-    """Returns the error for a model that a command cannot use.
+def wrong_task_error(path: str, held: str, *wanted: str) -> UserError:
+    """Returns the error for a model whose task does not have the command.
 
     Args:
         held: Its task.
         wanted: The tasks of the command.
     """
-    known = " or ".join(wanted)
+    expected = " or ".join(wanted)
     if held == "embedding":
         remedy = f"use `vlm embed`, or train from it: python train.py model=pretrained model.path={path} task=TASK"
-        return UserError(f"{path}: holds an encoder alone, not a model for {known}; {remedy}")
-    return UserError(f"{path}: holds a model for {held}, not for {known}; use `vlm {commands_of(held)[0]}`")
+        return UserError(f"{path}: contains only an encoder, not a model for {expected}; {remedy}")
+    return UserError(f"{path}: contains a model for {held}, not for {expected}; use `vlm {command_names(held)[0]}`")
 
 
-def tasks_of(command: str) -> dict[str, Command]:
+def commands_by_task(command: str) -> dict[str, Command]:
     """Returns the tasks that have a command of this name, each with its command."""
-    return {task: one for task, entry in TASKS.items() for one in entry.commands if one.name == command}
+    return {
+        task: command_of_task
+        for task, entry in TASKS.items()
+        for command_of_task in entry.commands
+        if command_of_task.name == command
+    }

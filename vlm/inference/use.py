@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from vlm.decoding.options import shortfall
+from vlm.decoding.options import describe_shortfall
 from vlm.errors import UserError, print_error
 from vlm.inference.inputs import default_workers, read_ahead
 from vlm.inference.options import DecodingOptions
@@ -21,7 +21,7 @@ class Outcome(NamedTuple):
         source: As `Predictor.sources` returned it.
         value: As `Predictor.prepare` returned it.
         result: The result, or the `UserError` if the input failed.
-        tree: The tree of its beam search, if trees are asked for.
+        tree: The tree of its beam search, if trees are kept.
     """
 
     source: Any
@@ -34,44 +34,46 @@ class Outcome(NamedTuple):
 Observer = Callable[[Outcome], Sequence[Mapping[str, Any]]]
 
 
-class Use:
-    """One use of a model.
+class PredictionRunner:
+    """Runs a predictor on inputs, which are prepared ahead of the model.
 
     Args:
-        inputs: As `Arguments.read` or `Arguments.several` returned them.
-        shown: Whether to show the progress.
+        inputs: As `Arguments.read` or `Arguments.from_python` returned them.
+        show_progress: Whether to show a progress bar.
     """
 
-    def __init__(self, predictor: Predictor, inputs: Sequence[Any], options: Any, *, shown: bool = False) -> None:
-        self.predictor, self.options, self.shown = predictor, options, shown
+    def __init__(
+        self, predictor: Predictor, inputs: Sequence[Any], options: Any, *, show_progress: bool = False
+    ) -> None:
+        self.predictor, self.options, self.show_progress = predictor, options, show_progress
         self.sources = predictor.sources(inputs, options)
         self._values: dict[int, Any] = {}  # prepared sources by place
-        self._places: list[int] = []  # places of the sources that the model got
+        self._places: list[int] = []  # places of the sources that the model received
         self._faults: dict[int, UserError] = {}
 
     def prepack(self, *, more: bool = False) -> None:
-        """Packs the model's weights for these inputs; `more` says that others follow."""
+        """Packs the model's weights for these inputs; `more` means that further inputs follow."""
         rows = min(self.options.batch_size, len(self.sources)) * self.predictor.width(self.options)
         self.predictor.prepack(rows, more=more or len(self.sources) > 1)
 
-    def outcomes(self, *, watch: Watch | None = None, traced: bool = False) -> Iterator[Outcome]:
+    def outcomes(self, *, watch: Watch | None = None, keep_trees: bool = False) -> Iterator[Outcome]:
         """Yields the outcome of each source, in order.
 
         Args:
             watch: As in `Predictor.results`, with places of sources.
-            traced: Whether to keep trees of beam searches.
+            keep_trees: Whether to keep the trees of beam searches.
         """
         trees: dict[int, Any] = {}
-        more: dict[str, Any] = {"trees": trees} if traced else {}
+        options: dict[str, Any] = {"trees": trees} if keep_trees else {}
         if watch is not None:
-            more["watch"] = lambda place, texts: watch(self._places[place], texts)
+            options["watch"] = lambda place, texts: watch(self._places[place], texts)
         waiting: dict[int, tuple[Any, Any]] = {}
-        turn = 0
-        for at, result in self.predictor.results(self._batches(), self.options, **more):
+        next_place = 0
+        for at, result in self.predictor.results(self._batches(), self.options, **options):
             waiting[self._places[at]] = result, trees.pop(at, None)
-            while turn in waiting or turn in self._faults:
-                yield self._outcome(turn, *waiting.pop(turn, (None, None)))
-                turn += 1
+            while next_place in waiting or next_place in self._faults:
+                yield self._outcome(next_place, *waiting.pop(next_place, (None, None)))
+                next_place += 1
         for place in sorted({*waiting, *self._faults}):
             yield self._outcome(place, *waiting.pop(place, (None, None)))
 
@@ -79,10 +81,14 @@ class Use:
         return Outcome(self.sources[place], self._values.pop(place, None), self._faults.pop(place, result), tree)
 
     def _batches(self) -> Iterator[list[Any]]:
-        batch, read = list[Any](), self._read()
-        counted = progress(read, len(self.sources), f"{self.predictor.arguments.kind}s") if self.shown else read
+        batch, prepared = list[Any](), self._read()
+        values = (
+            progress(prepared, len(self.sources), f"{self.predictor.arguments.kind}s")
+            if self.show_progress
+            else prepared
+        )
         try:
-            for place, value in enumerate(counted):
+            for place, value in enumerate(values):
                 if isinstance(value, UserError):
                     self._faults[place] = value
                     continue
@@ -95,33 +101,37 @@ class Use:
             if batch:
                 yield batch
         finally:
-            read.close()
+            prepared.close()
 
     def _read(self) -> Any:
         workers = getattr(self.options, "workers", 0)
         workers = default_workers() if workers is None else workers
         ahead = 2 * self.options.batch_size
-        return read_ahead(self.sources, lambda one: self.predictor.prepare(one, self.options), workers, ahead=ahead)
+        return read_ahead(
+            self.sources, lambda source: self.predictor.prepare(source, self.options), workers, ahead=ahead
+        )
 
 
-def answers(predictor: Predictor, inputs: Sequence[Any], options: Any, *, prepack: bool | None = None) -> list[Any]:
-    """The results of inputs for Python.
+def predict_answers(
+    predictor: Predictor, inputs: Sequence[Any], options: Any, *, prepack: bool | None = None
+) -> list[Any]:
+    """Returns the results of inputs for the Python API.
 
     Args:
         prepack: Whether to pack the weights for further calls too; None leaves them unpacked.
     Raises:
         UserError: An input cannot be read or used.
     """
-    use = Use(predictor, inputs, options)
+    runner = PredictionRunner(predictor, inputs, options)
     if prepack is not None:
-        use.prepack(more=prepack)
-    found = []
-    for outcome in use.outcomes():
+        runner.prepack(more=prepack)
+    outcomes = []
+    for outcome in runner.outcomes():
         if isinstance(outcome.result, UserError):
             raise outcome.result
-        found.append((outcome.source, outcome.result))
-    results = [result for _, result in predictor.gathered(found, options)]
-    if (line := _fewer(predictor, results, options)) is not None:
+        outcomes.append((outcome.source, outcome.result))
+    results = [result for _, result in predictor.order_results(outcomes, options)]
+    if (line := _shortfall_message(predictor, results, options)) is not None:
         warnings.warn(line, stacklevel=4)
     return [predictor.answer(result, options) for result in results]
 
@@ -144,38 +154,40 @@ def write_results(
         trees: Filled with the tree of each input's beam search, by the name of the input.
         observer: Called with each outcome before it is written.
     """
-    use = Use(predictor, inputs, options, shown=not records.live)
-    status, faults, results = _noted(predictor, use.sources, options), list[UserError](), list[Any]()
-    typed = predictor.terminal(use.sources) if records.live else None
-    added: Sequence[Mapping[str, Any]] = ()
+    runner = PredictionRunner(predictor, inputs, options, show_progress=not records.live)
+    status, faults, results = _print_notes(predictor, runner.sources, options), list[UserError](), list[Any]()
+    terminal = predictor.make_terminal_writer(runner.sources) if records.live else None
+    extra_fields: Sequence[Mapping[str, Any]] = ()
 
-    def good() -> Iterator[tuple[Any, Any]]:
-        nonlocal added
-        for outcome in use.outcomes(watch=None if typed is None else typed.watch, traced=trees is not None):
+    def successes() -> Iterator[tuple[Any, Any]]:
+        nonlocal extra_fields
+        for outcome in runner.outcomes(
+            watch=None if terminal is None else terminal.watch, keep_trees=trees is not None
+        ):
             if isinstance(outcome.result, UserError):
                 print_error(outcome.result)
                 faults.append(outcome.result)
                 records.miss()
                 continue
-            added = () if observer is None else observer(outcome)
+            extra_fields = () if observer is None else observer(outcome)
             if trees is not None:
                 trees[predictor.name_of(outcome.source)] = outcome.tree
             yield outcome.source, outcome.result
 
-    use.prepack()
-    for source, result in predictor.gathered(good(), options):
+    runner.prepack()
+    for source, result in predictor.order_results(successes(), options):
         results.append(result)
-        if typed is not None:
-            typed.finish(result)
+        if terminal is not None:
+            terminal.finish(result)
             continue
         for number, record in enumerate(predictor.record(source, result, options, form=records.form)):
-            records.write({**record, **added[number]} if added else record)
-    if (line := _fewer(predictor, results, options)) is not None:
+            records.write({**record, **extra_fields[number]} if extra_fields else record)
+    if (line := _shortfall_message(predictor, results, options)) is not None:
         print(line, file=sys.stderr)
     return status if not faults else 1 if results else faults[0].status
 
 
-def _noted(predictor: Predictor, sources: Sequence[Any], options: Any) -> int:
+def _print_notes(predictor: Predictor, sources: Sequence[Any], options: Any) -> int:
     """Prints the predictor's notes before the results; returns 1 if one is a fault."""
     status = 0
     for line in predictor.notes(sources, options):
@@ -187,8 +199,8 @@ def _noted(predictor: Predictor, sources: Sequence[Any], options: Any) -> int:
     return status
 
 
-def _fewer(predictor: Predictor, results: Sequence[Any], options: Any) -> str | None:
+def _shortfall_message(predictor: Predictor, results: Sequence[Any], options: Any) -> str | None:
     """Returns a message if inputs have fewer texts than requested."""
     if not isinstance(options, DecodingOptions):
         return None
-    return shortfall((count for result in results for count in predictor.counts(result)), options.results)
+    return describe_shortfall((count for result in results for count in predictor.counts(result)), options.results)

@@ -12,10 +12,10 @@ from typing import Any, ClassVar
 import torch
 
 from vlm.data.text.tokenizer import Tokenizer
-from vlm.data.text.words import spaceless
+from vlm.data.text.words import spaceless_pattern
 from vlm.decoding.beam_row import as_json
 from vlm.decoding.constraints import Rules
-from vlm.decoding.loop import Chunk, decode, search
+from vlm.decoding.loop import Chunk, decode, decode_batch
 from vlm.decoding.options import Decoding, Hypothesis
 from vlm.errors import UserError
 from vlm.inference.options import MANY_TEXTS, DecodingOptions, WritingOptions, stored_options
@@ -29,14 +29,14 @@ from vlm.nn.step.replay import StepperPool
 
 @dataclass
 class Text:
-    """A text that a model wrote.
+    """A generated text.
 
     Args:
         text: The text, with the prefix.
         logprob: Log-probability in nats.
         confidence: The geometric mean of its tokens' probabilities.
-        tokens: The ids that were written, with the prefix and without the end token. Encoding the text again may give
-            other ids.
+        tokens: The generated ids, with the prefix and without the end token. Encoding the text again may give other
+            ids.
     """
 
     text: str
@@ -46,7 +46,7 @@ class Text:
 
 
 @torch.inference_mode()
-def likeliest(
+def decode_likeliest(
     model: EncoderDecoder,
     tokenizer: Tokenizer,
     context: Context,
@@ -65,7 +65,7 @@ def likeliest(
     # Autocast would cast the weights again for every token; and evaluation uses the weights as they are.
     with torch.autocast(context.states.device.type, enabled=False):
         bos_id, eos_id = tokenizer.bos_id, tokenizer.eos_id
-        results = search(model.decoder, context, decoding, bos_id=bos_id, eos_id=eos_id, pool=pool)
+        results = decode_batch(model.decoder, context, decoding, bos_id=bos_id, eos_id=eos_id, pool=pool)
     return [_text(tokenizer, decoding, texts[0]) for texts in results]
 
 
@@ -106,21 +106,21 @@ class Writer(TextPredictor):
     def keys(self, inputs: Sequence[Any]) -> Sequence[str]:
         """Returns keys of prepared sources for sampling, which depend only on their content."""
 
-    def searching(self, options: WritingOptions) -> Decoding:
+    def build_decoding(self, options: WritingOptions) -> Decoding:
         """Returns the search for some options; unset ones come from the checkpoint.
 
         Raises:
-            UserError: The options ask for more tokens than the decoder's positions.
+            UserError: The options request more tokens than the decoder has positions.
         """
         chosen = options.resolve(self.decoding)
         language = getattr(options, "language", None)
-        rules = chosen.rules(self.tokenizer, begin=self.tokenizer.begin(language))
-        search = chosen.search(rules, sample=bool(chosen.sample))
+        rules = chosen.build_rules(self.tokenizer, begin=self.tokenizer.begin(language))
+        search = chosen.build_decoding(rules, sample=bool(chosen.sample))
         replace(search, max_tokens=search.max_tokens or self.max_tokens).longest_text(self.model.decoder.max_len)
         return search
 
     def check_options(self, options: WritingOptions) -> None:
-        self.searching(options)
+        self.build_decoding(options)
 
     def results(
         self,
@@ -130,15 +130,15 @@ class Writer(TextPredictor):
         watch: Watch | None = None,
         trees: dict[int, Any] | None = None,
     ) -> Iterator[tuple[int, list[Text]]]:
-        """Yields the texts of inputs, best first; inputs join while others are decoded. See `Predictor.results`.
+        """Yields the texts of inputs, best first, with continuous batching. See `Predictor.results`.
 
         Args:
             trees: Filled with the tree of each input's beam search, by its place.
         """
-        decoding = self.searching(options)
-        return self.decoded(batches, decoding, rows=options.batch_size, watch=watch, trees=trees)
+        decoding = self.build_decoding(options)
+        return self.decode_batches(batches, decoding, rows=options.batch_size, watch=watch, trees=trees)
 
-    def decoded(
+    def decode_batches(
         self,
         batches: Iterable[Sequence[Any] | None],
         decoding: Decoding,
@@ -150,27 +150,27 @@ class Writer(TextPredictor):
         """Yields the texts that a search finds, as `results` does.
 
         Args:
-            rows: Inputs at a time.
+            rows: Number of inputs decoded at the same time.
         """
         if decoding.max_tokens is None:
             decoding = replace(decoding, max_tokens=self.max_tokens)
         for place, texts in decode(
             self.model.decoder,
-            self._encoded(batches, decoding),
+            self._encode_batches(batches, decoding),
             decoding,
             bos_id=self.tokenizer.bos_id,
             eos_id=self.tokenizer.eos_id,
             rows=rows,
             device=self.device,
             trees=trees,
-            watch=None if watch is None else partial(self._show, watch, decoding),
+            watch=None if watch is None else partial(self._report_tokens, watch, decoding),
         ):
             yield place, [_text(self.tokenizer, decoding, text) for text in texts]
 
-    def _show(self, watch: Watch, decoding: Decoding, place: int, texts: Sequence[Sequence[int]]) -> bool:
+    def _report_tokens(self, watch: Watch, decoding: Decoding, place: int, texts: Sequence[Sequence[int]]) -> bool:
         return watch(place, [_tokens(self.tokenizer, decoding, text) for text in texts])
 
-    def _encoded(self, batches: Iterable[Sequence[Any] | None], decoding: Decoding) -> Iterator[Chunk]:
+    def _encode_batches(self, batches: Iterable[Sequence[Any] | None], decoding: Decoding) -> Iterator[Chunk]:
         for batch in batches:
             if batch is None:
                 yield (), None
@@ -182,21 +182,21 @@ class Writer(TextPredictor):
     returns = "A Text; with results=N, a list of N, the best first"
 
     def answer(self, result: list[Text], options: WritingOptions) -> Any:
-        return one_or_list(result, options)
+        return best_or_list(result, options)
 
     def record(self, source: Any, result: Any, options: Any, *, form: str = "jsonl") -> Rows:
         scores = [{"logprob": text.logprob, "confidence": text.confidence} for text in result]
         name = {self.names[0]: self.name_of(source)}
         return [
             {**name, **rank, self.names[1]: text.text, **score}
-            for rank, text, score in zip(ranks(result, options), result, scores, strict=True)
+            for rank, text, score in zip(rank_fields(result, options), result, scores, strict=True)
         ]
 
     def notes(self, sources: Sequence[Any], options: WritingOptions) -> Iterator[str | UserError]:
         yield from note_width(self.width(options))
 
     def width(self, options: WritingOptions) -> int:
-        return self.searching(options).columns
+        return self.build_decoding(options).columns
 
     def prepack(self, rows: int, *, more: bool = True) -> None:
         if more or rows > 1:
@@ -204,28 +204,28 @@ class Writer(TextPredictor):
             prepack_for_decoding(self.model.decoder, rows=rows)
 
 
-def one_or_list(texts: Sequence[Any], options: DecodingOptions) -> Any:
-    """Returns the texts of an input; if only one is asked for, the best text, or None."""
+def best_or_list(texts: Sequence[Any], options: DecodingOptions) -> Any:
+    """Returns the texts of an input; with results=1, the best text, or None if there is none."""
     return texts if options.results > 1 else next(iter(texts), None)
 
 
-def ranks(texts: Sequence[Any], options: DecodingOptions) -> list[dict[str, int]]:
-    """Returns the rank of each text as fields of a record; empty if only one text is asked for."""
+def rank_fields(texts: Sequence[Any], options: DecodingOptions) -> list[dict[str, int]]:
+    """Returns the rank of each text as fields of a record; empty with results=1."""
     return [{"rank": rank} if options.results > 1 else {} for rank, _ in enumerate(texts, start=1)]
 
 
 def note_width(texts: int) -> Iterator[str]:
-    """Yields a note on a search that takes long."""
+    """Yields a note about a slow search, if it decodes many texts in parallel."""
     if texts >= MANY_TEXTS:
-        line = f"note: {texts:,} texts of each input are decoded side by side; an input takes as long as so many by"
-        yield f"{line} greedy search, or longer"
+        line = f"note: {texts:,} texts per input are decoded in parallel"
+        yield f"{line}, which takes at least {texts:,} times as long as one"
 
 
 class Trace(Output):
     """The file of --trace: the trees of beam searches as JSON, written at the end.
 
     Attributes:
-        trees: The tree of each input's search by the input's name, to be filled; None if no trace is asked for.
+        trees: The search tree of each input by the input's name, to be filled; None without --trace.
     Args:
         path: The file, if any.
         predictor: The model.
@@ -239,10 +239,10 @@ class Trace(Output):
     def __init__(
         self, path: str | None, predictor: Any, options: Any, *, inputs: Iterable[str], out: str | None
     ) -> None:
-        if path is not None and predictor.searching(options).beam == 1:
-            raise UserError("--trace writes the tree of a beam search; give --beam N, more than 1")
+        if path is not None and predictor.build_decoding(options).beam == 1:
+            raise UserError("--trace: requires beam search; add --beam N with N greater than 1")
         if path is not None and out is not None and os.path.realpath(path) == os.path.realpath(out):
-            raise UserError(f"--trace {path}: is also the file of --out; choose another")
+            raise UserError(f"--trace {path}: is the same file as --out; choose another")
         super().__init__(path, option="--trace", inputs=inputs)
         self.predictor = predictor
         self.trees: dict[str, Any] | None = None if path is None else {}
@@ -257,21 +257,21 @@ class Trace(Output):
             super().__exit__(*fault)
 
 
-def words_of(tokens: Sequence[int], tokenizer: Tokenizer) -> Iterator[tuple[str, list[int]]]:
-    """Yields the words of a text with the places of their tokens; in a script without spaces, each token is a word."""
-    word = written = ""
+def split_words(tokens: Sequence[int], tokenizer: Tokenizer) -> Iterator[tuple[str, list[int]]]:
+    """Yields the words of a text with the indices of their tokens; in scripts without spaces, each token is a word."""
+    word = decoded = ""
     places: list[int] = []
-    unfinished: list[int] = []  # tokens that are parts of a character
+    unfinished: list[int] = []  # tokens of an incomplete character
     for place, token in enumerate(tokens):
-        if token in tokenizer.language_ids:  # language tokens are given, not written
+        if token in tokenizer.language_ids:  # language tokens are part of the prompt
             continue
         unfinished.append(place)
         text = tokenizer.decode(tokens[: place + 1])
         if text.endswith("\ufffd") and place + 1 < len(tokens):
             continue
-        piece, written = text[len(written) :], text
-        apart = any(map(spaceless().match, (word[-1:], piece[:1]))) and piece[:1].isalnum()
-        if (piece.startswith(" ") or apart) and word.strip():
+        piece, decoded = text[len(decoded) :], text
+        is_new_word = any(map(spaceless_pattern().match, (word[-1:], piece[:1]))) and piece[:1].isalnum()
+        if (piece.startswith(" ") or is_new_word) and word.strip():
             yield word.strip(), places
             word, places = "", []
         word, places, unfinished = word + piece, [*places, *unfinished], []
@@ -293,5 +293,8 @@ def word_probabilities(writer: Writer, context: Context, tokens: Sequence[int]) 
     read = torch.tensor([[begin, *tokens[:-1]]], device=writer.device)
     hidden = writer.model.decoder(read, None, context)  # (1, L, D)
     logprobs = writer.model.head(hidden)[0].float().log_softmax(-1)  # (L, V)
-    own = [row[token].item() for row, token in zip(logprobs, tokens, strict=True)]
-    return [(word, exp(sum(own[at] for at in places))) for word, places in words_of(tokens, writer.tokenizer)]
+    logprob_of_tokens = [row[token].item() for row, token in zip(logprobs, tokens, strict=True)]
+    return [
+        (word, exp(sum(logprob_of_tokens[at] for at in places)))
+        for word, places in split_words(tokens, writer.tokenizer)
+    ]

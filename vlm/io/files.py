@@ -1,4 +1,4 @@
-"""Files: atomic writes, command arguments that are files, and the optional Parquet package."""
+"""File helpers: atomic writes, arguments from stdin, a progress display, and the optional pyarrow package."""
 
 import glob
 import os
@@ -6,18 +6,19 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO, TypeVar
 
 from vlm.errors import UserError
 
-PERMISSIONS = 0o644  # the usual ones; a temporary file is readable by its owner only
+T = TypeVar("T")
+PERMISSIONS = 0o644  # of written files; temporary files are created with 0o600
 
 
 @contextmanager
 def file_named_in_errors(path: Path) -> Iterator[Path]:
-    """Context that adds the file's name to write errors, some of which only say that the disk is full."""
+    """Context that adds the file name to OSErrors that lack it, such as those of a full disk."""
     try:
         yield path
     except OSError as fault:
@@ -27,42 +28,45 @@ def file_named_in_errors(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def atomic_write(path: str | os.PathLike, *, sync: bool = True, keep: Path | None = None) -> Iterator[BinaryIO]:
-    """Context that writes a temporary file and renames it to the path at the end; if killed, the old file is intact.
+    """Context that writes a temporary file and renames it to the path at the end, so that no partial file is visible.
 
-    Several processes may write the same path at once; the last rename wins, and each file is complete.
+    Several processes may write the same path at the same time; the last rename wins.
 
     Args:
-        sync: Whether the data reach the disk before the rename, so that the old file also survives a power cut.
-        keep: New name of the old file; None to replace it. Readers always find a complete file at the path.
+        sync: Whether to write the data to the disk before the rename, so that a power failure loses no file.
+        keep: Path to keep the old file at; None to delete it. Readers always find a complete file at the path.
     Raises:
-        OSError: The file cannot be written; the old one is untouched, and no temporary file is left.
+        OSError: The file cannot be written; the old file is unchanged, and the temporary file is removed.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, beside = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
     try:
         with os.fdopen(handle, "wb") as file:
             yield file
             file.flush()
             if sync:
                 os.fsync(file.fileno())
-        os.chmod(beside, PERMISSIONS)
+        os.chmod(temporary, PERMISSIONS)
         if keep is not None:
-            _keep(path, keep, f"{beside}.old.tmp")
-        os.replace(beside, path)
+            _keep_old_file(path, keep, f"{temporary}.old.tmp")
+        os.replace(temporary, path)
     except BaseException:
-        _remove(Path(beside))
+        with suppress(OSError):  # the original error says more
+            Path(temporary).unlink(missing_ok=True)
         raise
     if sync:
-        _sync_folder(path.parent)
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes a text file atomically.
+    """Writes a text file atomically, without syncing it to the disk.
 
-    It is not synced: logs and reports are written often, and a power cut costs only their last version.
-
-    Characters without UTF-8 form, such as in some file names, are escaped.
+    Characters that UTF-8 cannot encode, such as those of undecodable file names, are escaped.
 
     Raises:
         OSError: It cannot be written; the error names the file.
@@ -72,60 +76,46 @@ def write_text(path: Path, text: str) -> None:
 
 
 def remove_unfinished(folder: Path, name: str = "*") -> None:
-    """Removes temporary files of killed processes from a folder: those of one file name, or all."""
-    for left in folder.glob(f".{name if name == '*' else glob.escape(name)}.*.tmp"):
-        left.unlink(missing_ok=True)
+    """Removes the temporary files of `atomic_write` that killed processes left in a folder."""
+    for path in folder.glob(f".{name if name == '*' else glob.escape(name)}.*.tmp"):
+        path.unlink(missing_ok=True)
 
 
-def _keep(path: Path, keep: Path, temporary: str) -> None:
-    """Renames path to keep; path still refers to the file until it is replaced."""
+def _keep_old_file(path: Path, keep: Path, temporary: str) -> None:
+    """Renames a file to `keep`; `path` also refers to it until it is replaced."""
     try:
         os.link(path, temporary)
     except OSError:  # a file system without hard links; readers find no file until the next rename
         os.replace(path, keep)
         return
     os.replace(temporary, keep)
-    _remove(Path(temporary))  # a rename onto another name of the same file does nothing
+    with suppress(OSError):  # renaming one hard link to another of the same file does nothing
+        Path(temporary).unlink(missing_ok=True)
 
 
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def _remove(path: Path) -> None:
-    try:
-        path.unlink(missing_ok=True)
-    except OSError:  # the error that is being raised says more
-        return
-
-
-def listed(inputs: Sequence[str]) -> list[str]:
-    """The arguments, with "-" replaced by the lines of stdin."""
+def read_arguments(inputs: Sequence[str]) -> list[str]:
+    """Returns command-line arguments with "-" replaced by the lines of stdin."""
     lines = [line.removesuffix("\n").removesuffix("\r") for line in sys.stdin] if "-" in inputs else []
     return [name for item in inputs for name in (filter(None, lines) if item == "-" else [item])]
 
 
-def progress(items: Iterable[Any], total: int, unit: str) -> Iterator[Any]:
-    """Yields the items; on a terminal, stderr shows after a second how many are done, the rate, and the time left."""
-    start = shown = time.monotonic()
-    visible = sys.stderr.isatty()
+def progress(items: Iterable[T], total: int, unit: str) -> Iterator[T]:
+    """Yields the items and, on a terminal, shows count, rate and remaining time on stderr after the first second."""
+    start = last_update = time.monotonic()
+    is_terminal = sys.stderr.isatty()
     for done, item in enumerate(items):
         now = time.monotonic()
-        if visible and done and now - shown > (0.5 if shown > start else 1.0):
-            shown, rate = now, done / (now - start)
-            left = int((total - done) / rate)
+        if is_terminal and done and now - last_update > (0.5 if last_update > start else 1.0):
+            last_update, rate = now, done / (now - start)
+            minutes, seconds = divmod(int((total - done) / rate), 60)
             print(
-                f"\r{done}/{total} {unit}  {rate:.1f}/s  {left // 60}:{left % 60:02d} left \033[K",
+                f"\r{done}/{total} {unit}  {rate:.1f}/s  {minutes}:{seconds:02d} left \033[K",
                 end="",
                 file=sys.stderr,
                 flush=True,
             )
         yield item
-    if shown > start:
+    if last_update > start:
         print("\r\033[K", end="", file=sys.stderr, flush=True)
 
 
@@ -133,7 +123,7 @@ def require_pyarrow(what: str) -> None:
     """Checks that pyarrow is installed.
 
     Args:
-        what: The file or option that needs it, for the message.
+        what: The file or option that requires it, for the message.
     Raises:
         UserError: It is not installed; the message says how to install it.
     """

@@ -1,4 +1,4 @@
-"""Output of the commands: the file of --out, replaced only when complete, or continued."""
+"""Output of commands: the file of --out, which is replaced only when complete, or continued."""
 
 import csv
 import json
@@ -20,14 +20,14 @@ FORMS = ("text", "jsonl", "csv")
 class Output:
     """The file of an option such as --out, or stdout.
 
-    It is opened on the first write, written as `FILE.part`, and renamed to FILE at the end. An existing FILE is kept
-    until then, and for good if the command fails.
+    Output is written to `FILE.part`, which is created by the first write and renamed to FILE at the end. If the command
+    fails, an existing FILE is unchanged.
 
     Args:
         path: The file; None for stdout.
-        option: The option that names it.
-        inputs: Files that the command reads; none of them may be the output.
-        append: Whether to continue the output of an earlier command: `FILE.part` if it was interrupted, else FILE.
+        option: The option that names the file, for messages.
+        inputs: Files that the command reads, which must not be the output.
+        append: Whether to continue the output of an earlier command: `FILE.part` if it exists, else FILE.
     Raises:
         UserError: The file is an input, or cannot be written.
     """
@@ -37,55 +37,55 @@ class Output:
     ) -> None:
         self.path, self.option, self.append = path, option, append
         self._file: BinaryIO | None = None
-        self._begun = False
+        self._has_output = False
         if path is None:
             return
-        self._place = self._beside = path
+        self._target = self._temporary = path
         if is_special(path):
             return
-        self._place = os.path.realpath(path)  # a link is kept
-        self._beside = self._place if append and not os.path.exists(part(path)) else part(path)
+        self._target = os.path.realpath(path)  # a symbolic link is kept
+        self._temporary = self._target if append and not os.path.exists(part_path(path)) else part_path(path)
         refuse_inputs(path, inputs, option=option)
-        refuse_unwritable(self._place, f"{option} {path}")
+        refuse_unwritable(self._target, f"{option} {path}")
 
     @property
     def empty(self) -> bool:
-        """True if nothing was written yet, neither by this command nor by one that it continues."""
-        if self._file is None and self.append and os.path.exists(self._beside):
-            return not os.path.getsize(self._beside)
-        return not self._begun
+        """Whether nothing was written yet, neither by this command nor by the one that it continues."""
+        if self._file is None and self.append and os.path.exists(self._temporary):
+            return not os.path.getsize(self._temporary)
+        return not self._has_output
 
     def write(self, text: str | bytes) -> None:
-        """Writes text at once; characters without UTF-8 form are escaped, in JSON as JSON does. Bytes need a file.
+        """Writes text without buffering. Characters that UTF-8 cannot encode are escaped. Bytes require a file.
 
         Raises:
-            UserError: The file cannot be written. For stdout, the OSError itself is raised, as by print.
+            UserError: The file cannot be written. For stdout, the OSError is raised, as by print.
         """
-        self._begun = True
+        self._has_output = True
         if self.path is None and isinstance(text, str):
             sys.stdout.write(text)
             sys.stdout.flush()
             return
         try:
-            rest = memoryview(text.encode("utf-8", "backslashreplace") if isinstance(text, str) else text)
-            while rest:  # a disk that is nearly full may accept a part
-                rest = rest[self._opened().write(rest) :]
+            remaining = memoryview(text.encode("utf-8", "backslashreplace") if isinstance(text, str) else text)
+            while remaining:  # an unbuffered write may be partial
+                remaining = remaining[self._open().write(remaining) :]
         except OSError as fault:
-            raise self._unwritable(fault) from fault
+            raise self._write_error(fault) from fault
 
-    def _opened(self) -> BinaryIO:
+    def _open(self) -> BinaryIO:
         if self._file is None:
-            self._file = open(self._beside, "ab" if self.append else "wb", buffering=0)  # noqa: SIM115
+            self._file = open(self._temporary, "ab" if self.append else "wb", buffering=0)  # noqa: SIM115
         return self._file
 
-    def _unwritable(self, fault: OSError) -> UserError:
+    def _write_error(self, fault: OSError) -> UserError:
         return UserError(
             f"{self.option} {self.path}: cannot be written ({fault.strerror}); free space, or choose another file", 1
         )
 
     @property
     def plain(self) -> bool:
-        """True if letters of all scripts can be written unescaped."""
+        """Whether the output can encode letters of all scripts."""
         return self.path is not None or (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
 
     def __enter__(self) -> "Output":
@@ -96,29 +96,29 @@ class Output:
     ) -> None:
         if self.path is None:
             return
-        if kind is None and self.append and self._beside != self._place:
-            self._opened()  # so that it is renamed even if nothing was left to do
+        if kind is None and self.append and self._temporary != self._target:
+            self._open()  # so that it is renamed even if no input remained
         if self._file is None:
             return
         self._file.close()
-        if self._beside == self._place:
+        if self._temporary == self._target:
             return
         if kind is not None:
-            print_error(f"{self._beside} holds what was done; {self.path} is left as it was", "unfinished")
+            print_error(f"{self._temporary} has the partial output; {self.path} is unchanged", "unfinished")
             return
         try:
-            os.replace(self._beside, self._place)
-        except OSError as failed:
-            raise self._unwritable(failed) from failed
+            os.replace(self._temporary, self._target)
+        except OSError as error:
+            raise self._write_error(error) from error
 
 
-def part(path: str) -> str:
-    """Path of the unfinished file for an output."""
+def part_path(path: str) -> str:
+    """Returns the path of the partial file of an output."""
     return f"{os.path.realpath(path)}.part"
 
 
 def is_special(path: str) -> bool:
-    """Returns True for a device or pipe, which cannot be replaced."""
+    """Returns True for a device or pipe, which cannot be renamed."""
     try:
         mode = os.stat(path).st_mode
     except OSError:
@@ -127,19 +127,19 @@ def is_special(path: str) -> bool:
 
 
 def refuse_inputs(path: str, inputs: Iterable[str], *, option: str = "--out") -> None:
-    """Checks that an output is not one of the files that a command reads, under any name.
+    """Checks that an output is not a file that the command reads, under any name.
 
     Raises:
-        UserError: It is one of them.
+        UserError: It is one.
     """
-    own = {identity(name) for name in (path, part(path))} - {None}
-    for name in inputs if own and not is_special(path) else ():
-        if identity(name) in own:
-            raise UserError(f"{option} {path}: is also read ({name}), and would be lost; choose another file")
+    outputs = {file_identity(name) for name in (path, part_path(path))} - {None}
+    for name in inputs if outputs and not is_special(path) else ():
+        if file_identity(name) in outputs:
+            raise UserError(f"{option} {path}: is also an input ({name}); choose another file")
 
 
-def identity(path: str) -> tuple[int, int] | None:
-    """Device and inode number of a file, the same for all its names; None if it does not exist."""
+def file_identity(path: str) -> tuple[int, int] | None:
+    """Returns device and inode of a file, which are the same for all its names; None if it does not exist."""
     try:
         stored = os.stat(path)
     except (OSError, ValueError):
@@ -147,9 +147,11 @@ def identity(path: str) -> tuple[int, int] | None:
     return stored.st_dev, stored.st_ino
 
 
-def refuse_unwritable(path: str, named: str) -> None:
+def refuse_unwritable(path: str, label: str) -> None:
     """Checks that a file can be written.
 
+    Args:
+        label: The option and the file, for the message.
     Raises:
         UserError: It is a folder or not writable, or its folder is missing or not writable.
     """
@@ -160,12 +162,12 @@ def refuse_unwritable(path: str, named: str) -> None:
         "Not a directory": os.path.exists(folder) and not os.path.isdir(folder),
         "Permission denied": not os.access(path if os.path.exists(path) else folder, os.W_OK),
     }
-    for reason in (reason for reason, there in faults.items() if there):
-        raise UserError(f"{named}: cannot be written ({reason}); choose another file")
+    for reason in (reason for reason, applies in faults.items() if applies):
+        raise UserError(f"{label}: cannot be written ({reason}); choose another file")
 
 
 def output_folder(path: str, *, option: str = "--out", status: Literal[1, 2] = 2) -> Path:
-    """Creates an output folder if it does not exist, and tests it before anything is computed.
+    """Creates an output folder if it does not exist, and checks that it is writable.
 
     Raises:
         UserError: It cannot be created or written to.
@@ -184,12 +186,12 @@ def output_folder(path: str, *, option: str = "--out", status: Literal[1, 2] = 2
 
 
 class Records:
-    """Writes records one by one to a file or stdout.
+    """Writes records to a file or stdout.
 
     Args:
-        form: "text" (some fields, separated by tabs), "jsonl" or "csv".
-        fields: The fields of a line of text.
-        output: The output to write to.
+        form: "text" (fields separated by tabs), "jsonl" or "csv".
+        fields: The fields of a text line.
+        output: The output.
     Raises:
         UserError: The form is unknown.
     """
@@ -207,16 +209,16 @@ class Records:
 
     @property
     def live(self) -> bool:
-        """True if text goes to stdout, where a user may watch it grow."""
+        """Whether text goes to stdout, where it can be streamed."""
         return self.form == "text" and self.output.path is None
 
     @property
-    def watched(self) -> bool:
-        """True if records go to a terminal."""
+    def is_terminal(self) -> bool:
+        """Whether records go to a terminal."""
         return self.output.path is None and sys.stdout.isatty()
 
     def miss(self) -> None:
-        """Records that an input has no record."""
+        """Notes that an input has no record."""
         return None
 
     def write(self, record: Mapping[str, Any]) -> None:
@@ -224,66 +226,67 @@ class Records:
             self.output.write(text_line(record[field] for field in self.fields))
         elif self.form == "jsonl":
             text = json.dumps(record, ensure_ascii=not self.output.plain)
-            self.output.write((_escaped(text) if self.watched else text) + "\n")
+            self.output.write((_escape_json(text) if self.is_terminal else text) + "\n")
         else:
-            values = [printable(_text(value)) for value in record.values()] if self.watched else record.values()
+            values = (
+                [printable(_format_value(value)) for value in record.values()] if self.is_terminal else record.values()
+            )
             self.output.write(csv_text([*([list(record)] if self.output.empty else []), values]))
 
 
-def _escaped(text: str) -> str:
-    """Also escapes control characters above U+007E in JSON, because terminals execute some of them."""
+def _escape_json(text: str) -> str:
+    """Escapes non-printable characters in JSON text, because terminals execute some of them."""
     return "".join(char if char.isprintable() else json.dumps(char)[1:-1] for char in text)
 
 
 def text_line(cells: Iterable[Any]) -> str:
-    """Joins cells by tabs; cells are escaped so that none breaks the line."""
+    """Joins cells with tabs and escapes characters that would break the line."""
     return "\t".join(printable(str(cell)) for cell in cells) + "\n"
 
 
 def csv_text(rows: Iterable[Iterable[Any]], end: str = "\n") -> str:
-    """Formats rows as CSV (RFC 4180, but with other line ends)."""
-    return "".join(",".join(map(_cell, row)) + end for row in rows)
+    """Formats rows as CSV (RFC 4180, with line ends `end`)."""
+    return "".join(",".join(map(_quote_cell, row)) + end for row in rows)
 
 
-def _text(value: Any) -> str:
+def _format_value(value: Any) -> str:
     return "" if value is None else str(value)
 
 
-def _cell(value: Any) -> str:
-    text = _text(value)
+def _quote_cell(value: Any) -> str:
+    text = _format_value(value)
     quoted = '"' + text.replace('"', '""') + '"'  # Python's own writer leaves a carriage return bare
     return quoted if any(char in text for char in ',"\r\n') else text
 
 
-def aligned(rows: Sequence[Sequence[str]]) -> str:
+def align_columns(rows: Sequence[Sequence[str]]) -> str:
     """Formats rows as columns: the first left-aligned, the others right-aligned."""
     rows = [[printable(cell) for cell in row] for row in rows]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = []
     for row in rows:
-        first, *others = zip(row, widths, strict=True)
-        cells = [first[0].ljust(first[1]), *(cell.rjust(width) for cell, width in others)]
-        lines.append("  ".join(cells).rstrip())
+        cells = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
+        lines.append("  ".join([row[0].ljust(widths[0]), *cells[1:]]).rstrip())
     return "\n".join(lines)
 
 
-def begun(
+def find_completed(
     out: str, *, form: str, columns: Sequence[str], paths: Collection[str], results: int = 1
 ) -> Callable[[str], bool]:
-    """Returns a function that tells whether the file already has an image's captions.
+    """Returns a predicate that is True for images whose captions are in the output already.
 
-    If the earlier command was killed, the last line or image may be incomplete; it is cut off.
+    An incomplete last line or image of a killed command is cut off the file.
 
     Args:
-        out: The file; an unfinished `FILE.part` of an earlier command is preferred.
+        out: The output file; its `FILE.part` is preferred if it exists.
         form: "text", "jsonl" or "csv".
         columns: The fields of a record.
         paths: The images to caption.
         results: Number of captions per image.
     Raises:
-        UserError: The file cannot be read, or was not written by this command in this form.
+        UserError: The file cannot be read, or was written by another command or in another form.
     """
-    file = part(out) if os.path.exists(part(out)) else out
+    file = part_path(out) if os.path.exists(part_path(out)) else out
     try:
         content = Path(file).read_bytes()
     except FileNotFoundError:
@@ -291,43 +294,43 @@ def begun(
     except OSError as fault:
         raise UserError(f"--out {file}: cannot be read ({fault.strerror}); choose another file") from fault
     try:
-        images, ends = {"text": _read_text_records, "jsonl": _json_lines, "csv": _csv}[form](content, columns)
-        written = {_written(path, form) for path in paths}
-        if images and not any(image in written or os.path.exists(image) for image in images):
+        images, ends = {"text": _read_text_records, "jsonl": _read_json_records, "csv": _read_csv_records}[form](
+            content, columns
+        )
+        expected = {_format_path(path, form) for path in paths}
+        if images and not any(image in expected or os.path.exists(image) for image in images):
             raise ValueError("its images are unknown")
         count = Counter(images)
-        others = [count[image] for image in count if image != images[-1]]  # these are complete
-        if max(count.values(), default=0) > results or (form == "text" and max(others, default=results) == 1 < results):
+        complete = [count[image] for image in count if image != images[-1]]
+        has_single_captions = form == "text" and max(complete, default=results) == 1 < results
+        if max(count.values(), default=0) > results or has_single_captions:
             raise ValueError("another number of results")
-        rest = content[ends[-1] :].decode(errors="ignore")
-        if rest and not any(_begins(rest, beginning) for beginning in _beginnings(form, columns, written)):
-            raise ValueError("its end is not that of a caption")
+        partial = content[ends[-1] :].decode(errors="ignore")
+        prefixes = _record_prefixes(form, columns, expected)
+        if partial and not any(partial.startswith(prefix) or prefix.startswith(partial) for prefix in prefixes):
+            raise ValueError("its end is not a partial caption")
     except (ValueError, KeyError, TypeError, IndexError, RecursionError) as fault:
         raise UserError(
-            f"--out {file}: was not written by this command in the form {form} with these options, so that --continue "
-            "cannot go on with it; choose another file"
+            f"--out {file}: cannot be continued, because it was not written by this command with --format {form} and "
+            "these options; choose another file"
         ) from fault
-    if images and count[images[-1]] < results:  # the last image may be incomplete; others may have fewer texts, too
+    if images and count[images[-1]] < results:  # the last image may be incomplete; any image may have fewer texts
         del ends[-count[images[-1]] :]
         del images[-count[images[-1]] :]
     os.truncate(file, ends[-1])
     done = set(images)
-    return lambda path: _written(path, form) in done
+    return lambda path: _format_path(path, form) in done
 
 
-def _written(path: str, form: str) -> str:
-    """A path as written in the file."""
+def _format_path(path: str, form: str) -> str:
+    """Formats a path as in the output."""
     if form == "text":
         return printable(path)
     return path if form == "jsonl" else path.encode(errors="backslashreplace").decode()
 
 
-def _begins(one: str, other: str) -> bool:
-    return one.startswith(other) or other.startswith(one)
-
-
-def _beginnings(form: str, columns: Sequence[str], images: Collection[str]) -> list[str]:
-    """Beginnings of records, one of which a truncated record must have."""
+def _record_prefixes(form: str, columns: Sequence[str], images: Collection[str]) -> list[str]:
+    """Returns the possible starts of a truncated record."""
     if form == "jsonl":
         return [json.dumps({columns[0]: ""})[:-2]]
     if form == "text":
@@ -335,18 +338,18 @@ def _beginnings(form: str, columns: Sequence[str], images: Collection[str]) -> l
     return [csv_text([columns]), *(csv_text([[image]]).rstrip("\n") for image in images)]
 
 
-def _lines(content: bytes) -> list[bytes]:
-    """The complete lines, with their line ends."""
+def _complete_lines(content: bytes) -> list[bytes]:
+    """Returns the complete lines, with their line ends."""
     lines = content.split(b"\n")
     return [line + b"\n" for line in lines[:-1]]
 
 
 def _read_text_records(content: bytes, columns: Sequence[str]) -> tuple[list[str], list[int]]:
-    """The image of each record, and the end offset of each record, after a leading 0."""
+    """Returns the image of each record, and the end offset of each record after a leading 0."""
     images, ends = [], [0]
-    for line in _lines(content):
+    for line in _complete_lines(content):
         text = line[:-1].decode()
-        path, caption = text.split("\t")  # a caption's own tabs are escaped
+        path, caption = text.split("\t")  # tabs in captions are escaped
         if printable(path + caption) != path + caption:
             raise ValueError("not printable")
         images.append(path)
@@ -354,9 +357,9 @@ def _read_text_records(content: bytes, columns: Sequence[str]) -> tuple[list[str
     return images, ends
 
 
-def _json_lines(content: bytes, columns: Sequence[str]) -> tuple[list[str], list[int]]:
+def _read_json_records(content: bytes, columns: Sequence[str]) -> tuple[list[str], list[int]]:
     images, ends = [], [0]
-    for line in _lines(content):
+    for line in _complete_lines(content):
         record = json.loads(line)
         if list(record) != list(columns):
             raise ValueError("other fields")
@@ -365,9 +368,9 @@ def _json_lines(content: bytes, columns: Sequence[str]) -> tuple[list[str], list
     return images, ends
 
 
-def _csv(content: bytes, columns: Sequence[str]) -> tuple[list[str], list[int]]:
-    """Like `_text`; a record may take several lines, because file names may contain newlines."""
-    lines, rows = _lines(content), list[tuple[list[str], int]]()
+def _read_csv_records(content: bytes, columns: Sequence[str]) -> tuple[list[str], list[int]]:
+    """Like `_read_text_records`; file names may contain newlines, so that a record may have several lines."""
+    lines, rows = _complete_lines(content), list[tuple[list[str], int]]()
     ends = list(accumulate(map(len, lines), initial=0))
     reader = csv.reader((line.decode() for line in lines), strict=True)
     try:

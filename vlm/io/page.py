@@ -1,4 +1,4 @@
-"""Self-contained HTML pages without scripts or network access; one column on a phone, light or dark by preference."""
+"""Self-contained HTML pages without scripts or network access, responsive, with a light and a dark theme."""
 
 import base64
 import html
@@ -52,7 +52,7 @@ pre { background: var(--card); border: 1px solid var(--line); border-radius: 10p
 
 
 def page(title: str, subtitle: str, body: Iterable[str]) -> str:
-    """A whole page. The body is HTML; the titles are text and are escaped."""
+    """Returns a page. The body is HTML; the titles are text and are escaped."""
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -64,7 +64,7 @@ def page(title: str, subtitle: str, body: Iterable[str]) -> str:
 
 
 def escape(text: str, quote: bool = False) -> str:
-    """Escapes text for HTML; control characters are shown by their codes."""
+    """Escapes text for HTML; control characters are replaced by their codes."""
     return html.escape(CONTROLS.sub(lambda match: f"\\x{ord(match[0]):02x}", text), quote)
 
 
@@ -77,7 +77,7 @@ def paragraph(text: str, kind: str = "") -> str:
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table of texts; it scrolls separately if it is wider than the screen."""
+    """Returns a table of texts, which scrolls horizontally if it is wider than the screen."""
     head = "".join(f"<th>{escape(cell)}</th>" for cell in header)
     lines = ["<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows]
     return (
@@ -86,7 +86,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def tiles(items: Iterable[tuple[str, str, str]]) -> str:
-    """Headline numbers: a name, the number, and a line below it."""
+    """Returns tiles with a name, a headline number, and a line below it."""
     divs = (
         f'<div class="tile"><span class="soft small">{escape(name)}</span><b>{escape(number)}</b>'
         f'<span class="soft small">{escape(below)}</span></div>'
@@ -102,7 +102,7 @@ def card(
     references: Sequence[str] = (),
     links: Sequence[tuple[str, str]] = (),
 ) -> str:
-    """A figure with an image, its caption, further lines, and the references, of which all but the first are folded.
+    """Returns a figure with an image, its caption, further lines, and references, all but the first collapsed.
 
     Args:
         links: Text and target of each link.
@@ -114,9 +114,9 @@ def card(
     if references:
         parts.append(f'<div class="small">reference: {escape(references[0])}</div>')
     if len(references) > 1:
-        rest = "".join(f"<li>{escape(text)}</li>" for text in references[1:])
+        items = "".join(f"<li>{escape(text)}</li>" for text in references[1:])
         more = f"{len(references) - 1} more"
-        parts.append(f'<details class="small"><summary class="soft">{more}</summary><ul>{rest}</ul></details>')
+        parts.append(f'<details class="small"><summary class="soft">{more}</summary><ul>{items}</ul></details>')
     return f'<figure class="card">{picture}<figcaption>{"".join(parts)}</figcaption></figure>'
 
 
@@ -124,7 +124,7 @@ def cards(figures: Iterable[str]) -> str:
     return f'<div class="cards">{"".join(figures)}</div>'
 
 
-def preformatted(text: str) -> str:
+def code_block(text: str) -> str:
     return f"<pre>{escape(text)}</pre>"
 
 
@@ -133,7 +133,7 @@ def picture(data: str, alt: str) -> str:
 
 
 def thumbnail(image: Image.Image, side: int = 320) -> str:
-    """An image as a data URI of at most this size; small images are stored losslessly."""
+    """Returns a thumbnail as a data URI, of at most `side` pixels; small images are stored losslessly."""
     image = image.convert("RGB")
     small = max(image.size) <= 128
     if small and max(image.size) < side // 2:  # otherwise a screen would blur it

@@ -1,4 +1,4 @@
-"""Text for a terminal: folded to its width, and command lines to copy."""
+"""Text for a terminal: lines folded to its width, and shell commands to copy."""
 
 import re
 import shlex
@@ -9,55 +9,54 @@ from pathlib import Path
 from typing import TextIO
 from unicodedata import category, east_asian_width
 
-_GAP = re.compile(r"(?<=\S) {2,}(?=\S)")  # between columns or scores
-_OPTION = re.compile(r"(--[\w-]+) (?=[A-Z0-9])")  # an option, followed by its value
+_COLUMN_GAP = re.compile(r"(?<=\S) {2,}(?=\S)")  # between columns or scores
+_OPTION_WITH_VALUE = re.compile(r"(--[\w-]+) (?=[A-Z0-9])")  # an option, followed by its value
 _COMMAND = re.compile(r"\((?:vlm|python) [^()]*\)")
-PIPE_WIDTH = 80  # columns of sentences in a file or pipe
-# Before a letter of a script without spaces: Thai, Lao, Burmese, Khmer, kana, Han. What is written above or below a
-# letter, and punctuation after it, stays with it.
+PIPE_WIDTH = 80  # line width of sentences in a file or pipe
+# Letters of scripts without spaces, before which a line may break: Thai, Lao, Burmese, Khmer, kana, Han. Combining
+# marks and punctuation stay with the preceding letter.
 _LETTERS = (
     "\u0e01-\u0e30\u0e40-\u0e46\u0e81-\u0eb0\u0ec0-\u0ec4\u1000-\u102a\u1780-\u17b3"
     "\u3041-\u30ff\u3400-\u9fff\uf900-\ufaff"
 )
 _BREAK = re.compile(rf"(?<=[^\x00-\x7f])(?=[{_LETTERS}])")
-NAME = 12  # width of the first column of lines such as "device      cpu"
+LABEL_WIDTH = 12  # width of the first column of lines such as "device      cpu"
 
 
 def line_width(stream: TextIO) -> int | None:
-    """Returns the number of columns of a line on a terminal; None for a file or pipe, whose lines have any length."""
+    """Returns the number of columns of a terminal; None for a file or pipe, whose lines are not folded."""
     return shutil.get_terminal_size().columns - 1 if stream.isatty() else None
 
 
-def folded(text: str, stream: TextIO | None = None, *, pipe_width: int | None = None) -> str:
+def fold(text: str, stream: TextIO | None = None, *, pipe_width: int | None = None) -> str:
     """Folds lines that are too long for the terminal.
 
     Lines break between columns first, then between words, or between characters of scripts without spaces. They never
     break inside an option, before its value, or inside a command in brackets, such as (vlm train model=pretrained).
 
     Args:
-        stream: Target of the text; default stdout.
-        pipe_width: Columns of a line for a file or pipe; by default its text is unchanged.
+        stream: The stream that the text is written to; default stdout.
+        pipe_width: Line width for a file or pipe; by default, its text is not folded.
     """
     width = line_width(stream or sys.stdout) or pipe_width
     if width is None:
         return text
-    return "\n".join(line if columns(line) <= width else _folded(line, width) for line in text.split("\n"))
+    return "\n".join(line if columns(line) <= width else _fold_line(line, width) for line in text.split("\n"))
 
 
 def columns(text: str) -> int:
-    """Returns the number of columns that a text takes on a terminal: Chinese characters take two, accents none."""
+    """Returns the width of a text on a terminal: two columns for wide characters, none for combining marks."""
     if text.isascii():
         return len(text)
     widths = {"Mn": 0, "Me": 0, "Cf": 0}
     return sum(widths.get(category(char), 1 + (east_asian_width(char) in "WF")) for char in text)
 
 
-def _folded(line: str, width: int) -> str:
-    bare = line.lstrip()
-    first = len(line) - len(bare)
-    named = re.match(rf"(?=.{{{NAME}}}\S) *\S+ +", line)
-    indent = " " * (NAME if named and named.end() == NAME else first + 4)
-    parts = [line] if named and named.end() == NAME else _GAP.split(line)
+def _fold_line(line: str, width: int) -> str:
+    label = re.match(rf"(?=.{{{LABEL_WIDTH}}}\S) *\S+ +", line)
+    has_label = label is not None and label.end() == LABEL_WIDTH
+    indent = " " * (LABEL_WIDTH if has_label else len(line) - len(line.lstrip()) + 4)
+    parts = [line] if has_label else _COLUMN_GAP.split(line)
     lines = parts[:1]
     for part in parts[1:]:
         joined = f"{lines[-1]}  {part}"
@@ -65,14 +64,14 @@ def _folded(line: str, width: int) -> str:
             lines[-1] = joined
         else:
             lines.append(indent + part)
-    return "\n".join(_wrap(one, width, indent) for one in lines)
+    return "\n".join(_wrap_words(line, width, indent) for line in lines)
 
 
-def _wrap(text: str, width: int, indent: str) -> str:
-    """Breaks a line between words, and words between characters of scripts without spaces."""
+def _wrap_words(text: str, width: int, indent: str) -> str:
+    """Breaks a line between words, or between characters of scripts without spaces."""
     rows = [""]
     text = _COMMAND.sub(lambda command: command[0].replace(" ", "\xa0"), text)
-    for gap, word in re.findall(r"( *)([^ ]+)", _OPTION.sub("\\1\xa0", text)):
+    for gap, word in re.findall(r"( *)([^ ]+)", _OPTION_WITH_VALUE.sub("\\1\xa0", text)):
         for piece in _BREAK.split(word):
             if columns(rows[-1] + gap + piece) > width and rows[-1].strip():
                 rows.append(indent + piece)
@@ -83,20 +82,16 @@ def _wrap(text: str, width: int, indent: str) -> str:
 
 
 def shell_line(arguments: Iterable[str]) -> str:
-    """Quotes arguments for a shell (bash, zsh), which restores them exactly, whatever characters they contain.
+    """Joins arguments to a command line for bash or zsh. Like `shlex.join`, but always a single printable line.
 
-    Unprintable characters are written as the bytes of $'...', so that the result is one line without terminal commands.
+    Unprintable characters are written as bytes in $'...', so that a terminal executes none of them.
     """
-    return " ".join(map(_quoted, arguments))
+    return " ".join(
+        shlex.quote(text) if text.isprintable() else f"$'{''.join(map(_escape_char, text))}'" for text in arguments
+    )
 
 
-def _quoted(text: str) -> str:
-    if text.isprintable():
-        return shlex.quote(text)
-    return "$'" + "".join(map(_escaped, text)) + "'"
-
-
-def _escaped(char: str) -> str:
+def _escape_char(char: str) -> str:
     if char in "\\'":
         return f"\\{char}"
     if char.isprintable():
@@ -105,8 +100,8 @@ def _escaped(char: str) -> str:
 
 
 def train_command(*arguments: str) -> str:
-    """A quoted shell command: `python train.py` if that was called or exists here, else `vlm train`."""
-    called = Path(sys.argv[0])
-    script = called if called.name == "train.py" else Path("train.py")
-    started = ["vlm", "train"] if called.stem == "vlm" or not script.is_file() else ["python", str(script)]
-    return shell_line([*started, *arguments])
+    """Returns a quoted shell command: `python train.py` if it was called or exists here, else `vlm train`."""
+    program = Path(sys.argv[0])
+    script = program if program.name == "train.py" else Path("train.py")
+    command = ["vlm", "train"] if program.stem == "vlm" or not script.is_file() else ["python", str(script)]
+    return shell_line([*command, *arguments])

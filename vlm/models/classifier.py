@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from vlm.errors import Count, Injected, Rate
 from vlm.models.context import Context
-from vlm.models.flop import Counted, Flop, encoder_flop, measured
+from vlm.models.flop import Flop, SupportsFlop, count_flop, encoder_flop
 from vlm.models.frozen_features import Features, encode
 from vlm.models.recurrent import RecurrentEncoder
 from vlm.models.text_encoder import TextEncoder
@@ -45,7 +45,7 @@ class AttentionPool(nn.Module):
         return pooled if self.mlp is None or self.norm is None else pooled + self.mlp(self.norm(pooled))
 
 
-def attention_pool(encoder: nn.Module, pool: Pool, num_heads: int) -> AttentionPool | None:
+def create_attention_pool(encoder: nn.Module, pool: Pool, num_heads: int) -> AttentionPool | None:
     """Creates the attention layer of a pooling; None for poolings without attention.
 
     Raises:
@@ -58,7 +58,7 @@ def attention_pool(encoder: nn.Module, pool: Pool, num_heads: int) -> AttentionP
         return None
     first = next((module for module in encoder.modules() if isinstance(module, Block)), None)
     if first is None:
-        raise ValueError("pool=attention_mlp needs an encoder of our own blocks; choose attention")
+        raise ValueError("pool=attention_mlp needs an encoder of vlm.nn.blocks.Block modules; set pool=attention")
     return AttentionPool(dim=dim, num_heads=num_heads, block=first.config)
 
 
@@ -82,11 +82,11 @@ def pool_states(context: Context, pool: Pool, attention: AttentionPool | None) -
     if pool == "distilled":
         return states[:, :2].flatten(1)
     if pool == "class_mean":
-        return torch.cat([states[:, 0], _mean(states[:, 1:], None if mask is None else mask[:, 1:])], dim=1)
-    return _mean(states, mask)
+        return torch.cat([states[:, 0], _masked_mean(states[:, 1:], None if mask is None else mask[:, 1:])], dim=1)
+    return _masked_mean(states, mask)
 
 
-def _mean(states: Tensor, mask: Tensor | None) -> Tensor:
+def _masked_mean(states: Tensor, mask: Tensor | None) -> Tensor:
     """Mean of the unmasked states: (B, S, D) -> (B, D)."""
     if mask is None:
         return states.mean(dim=1)
@@ -99,9 +99,9 @@ def check_pool(encoder: nn.Module, pool: Pool) -> None:
     Raises:
         ValueError: The token is missing.
     """
-    needed = {"class": "class_token", "class_mean": "class_token", "distilled": "distillation_token"}.get(pool)
-    if needed is not None and getattr(encoder, needed, None) is None:
-        raise ValueError(f"pool={pool} needs an encoder with {needed}=true; choose mean or attention")
+    token = {"class": "class_token", "class_mean": "class_token", "distilled": "distillation_token"}.get(pool)
+    if token is not None and getattr(encoder, token, None) is None:
+        raise ValueError(f"pool={pool} needs an encoder with {token}=true; choose mean or attention")
 
 
 class PoolingClassifier(nn.Module):
@@ -122,7 +122,7 @@ class PoolingClassifier(nn.Module):
         self.encoder = encoder
         dim: int = encoder.dim  # type: ignore[assignment]
         self.pool = pool
-        self.attention_pool = attention_pool(encoder, pool, pool_heads)
+        self.attention_pool = create_attention_pool(encoder, pool, pool_heads)
         self.dropout = Dropout(dropout)
         self.head = nn.Linear(2 * dim if pool in PAIRS else dim, num_classes)
         nn.init.zeros_(self.head.weight)  # training starts from equal probabilities
@@ -130,17 +130,17 @@ class PoolingClassifier(nn.Module):
 
     def classify(self, context: Context) -> Tensor:
         """Logits of encoded inputs: states (B, S, D) -> (B, C)."""
-        return self.head(self.dropout(self.pooled(context)))
+        return self.head(self.dropout(self.pool_context(context)))
 
     def flop(self, image_size: ImageSize) -> Flop:
         head = Flop(head=2 * self.head.weight.numel())
-        if isinstance(self.encoder, Counted):  # a text encoder
+        if isinstance(self.encoder, SupportsFlop):  # a text encoder
             return self.encoder.flop(image_size) + head
         encoder, context = encoder_flop(self.encoder, image_size)
-        pool, _ = measured(self, context, method="pooled")
+        pool, _ = count_flop(self, context, method="pool_context")
         return encoder + Flop(pool=pool) + head
 
-    def pooled(self, context: Context) -> Tensor:
+    def pool_context(self, context: Context) -> Tensor:
         """Pooled vector of each input: states (B, S, D) -> (B, D), or (B, 2D) for the poolings in PAIRS."""
         return pool_states(context, self.pool, self.attention_pool)
 
@@ -206,10 +206,10 @@ class SequenceClassifier(PoolingClassifier):
     def forward(
         self, tokens: Tensor, segments: Tensor | None = None, types: Tensor | None = None, layout: Tensor | None = None
     ) -> Tensor:
-        return self.classify(self.encoder(tokens, segments, types).one_text_per_row(layout))
+        return self.classify(self.encoder(tokens, segments, types).split_packed_rows(layout))
 
-    def pooled(self, context: Context) -> Tensor:
-        pooled = super().pooled(context)
+    def pool_context(self, context: Context) -> Tensor:
+        pooled = super().pool_context(context)
         return pooled if self.transform is None else self.activation(self.transform(pooled))
 
 

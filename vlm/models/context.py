@@ -33,7 +33,7 @@ class Context:
         mask, tokens = (None if part is None else part[rows] for part in (self.mask, self.tokens))
         return Context(self.states[rows], mask, tokens)
 
-    def one_text_per_row(self, layout: Tensor | None) -> "Context":
+    def split_packed_rows(self, layout: Tensor | None) -> "Context":
         """Splits packed rows: returns a context with one text per row.
 
         Args:
@@ -46,7 +46,7 @@ class Context:
         states = self.states.flatten(0, 1).index_select(0, layout.clamp(min=0).flatten())
         return Context(states.unflatten(0, layout.shape), layout >= 0)
 
-    def padded(self, length: int) -> "Context":
+    def pad_to(self, length: int) -> "Context":
         """Pads the states to a length; the padding is masked."""
         more = length - self.states.shape[1]
         if more <= 0:
@@ -70,7 +70,7 @@ class Context:
         return None if self.tokens is None else self.tokens.gather(1, self.last[:, None])[:, 0]
 
     @property
-    def seen(self) -> Tensor | None:
+    def visible_mask(self) -> Tensor | None:
         """Mask of the states that texts attend to, (B, S): all but the token that texts begin with; None for all."""
         if self.tokens is None:
             return self.mask
@@ -87,11 +87,11 @@ def interleaved(rows: Sequence[Sequence[int]], states: Tensor) -> Context:
     """
     longest = max(map(len, rows))
     tokens = torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows], device=states.device)
-    laid = states.new_zeros(*tokens.shape, states.shape[-1])
-    laid[tokens == PLACE] = states
+    laid_states = states.new_zeros(*tokens.shape, states.shape[-1])
+    laid_states[tokens == PLACE] = states
     lengths = torch.tensor([len(row) for row in rows], device=states.device)
     mask = torch.arange(longest, device=states.device) < lengths[:, None]
-    return Context(laid, None if min(map(len, rows)) == longest else mask, tokens)
+    return Context(laid_states, None if min(map(len, rows)) == longest else mask, tokens)
 
 
 def concat_states(parts: Sequence[Context]) -> Context:
@@ -108,7 +108,7 @@ def concat_states(parts: Sequence[Context]) -> Context:
 def concat_batches(parts: Sequence[Context]) -> Context:
     """Concatenates contexts of several batches along the rows, padded to the longest."""
     length = max(part.states.shape[1] for part in parts)
-    parts = [part.padded(length) for part in parts]
+    parts = [part.pad_to(length) for part in parts]
     masked = any(part.mask is not None for part in parts)
     mask = torch.cat([part.full_mask for part in parts]) if masked else None
     tokens = [part.tokens for part in parts if part.tokens is not None]
@@ -161,7 +161,7 @@ class Prefix(nn.Module):
         """
         if not self.counted:
             if context.tokens is not None:
-                raise ValueError("tokens between states have positions; set counted=True")
+                raise ValueError("a prefix with tokens between its states needs counted=True")
             return None
         if context.mask is None:
             return torch.arange(context.states.shape[1], device=context.states.device)
@@ -176,10 +176,10 @@ class Prefix(nn.Module):
         states = context.states.shape[1]
         if not self.counted:
             return 0
-        if positions.room is not None and positions.room < states + max_len:
+        if positions.max_positions is not None and positions.max_positions < states + max_len:
             raise UserError(
-                f"model.position.max_len: {positions.room} positions are too few for a prefix of {states} states and "
-                f"{max_len} tokens; set it to {states + max_len}, or model.decoder.prefix.counted=false"
+                f"model.position.max_len: {positions.max_positions} positions are too few for a prefix of {states} "
+                f"states and {max_len} tokens; set it to {states + max_len}, or model.decoder.prefix.counted=false"
             )
-        begun = context.tokens is not None  # a text begins with the last token of its context
-        return states - begun if context.mask is None else context.mask.sum(1) - int(begun)
+        has_tokens = context.tokens is not None  # a text begins with the last token of its context
+        return states - has_tokens if context.mask is None else context.mask.sum(1) - int(has_tokens)

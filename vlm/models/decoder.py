@@ -12,13 +12,13 @@ from vlm.errors import Count, Injected, Range
 from vlm.models.context import PLACE, Context, Prefix
 from vlm.models.flop import Flop, decoder_flop
 from vlm.models.heads import VocabularyHead
-from vlm.nn.attention import changing_lengths, recorded
+from vlm.nn.attention import changing_lengths, record_attention
 from vlm.nn.blocks import BlockConfig, BlockOptions, DecoderBlock, init_weights
 from vlm.nn.dropout import Dropout
 from vlm.nn.image_size import ImageSize
-from vlm.nn.mask import Mask, as_bias, causal_tail, with_prefix, within_segments
-from vlm.nn.position import NO_POSITIONS, LearnedPositions, PositionInfo, Positions, positions_within
-from vlm.nn.step.block import KeyValueCache, StepBlock, StepInputs, as_cached
+from vlm.nn.mask import Mask, causal_tail, packed_causal_mask, prefix_mask, to_additive_mask
+from vlm.nn.position import NO_POSITIONS, LearnedPositions, PositionInfo, Positions, segment_positions
+from vlm.nn.step.block import KeyValueCache, StepBlock, StepInputs, to_cache_dtype
 from vlm.nn.step.state import DecodeState, HiddenState, KeysValues, ReadContext, State
 from vlm.nn.vocabulary_loss import Head
 
@@ -46,7 +46,7 @@ class TextDecoder(nn.Module):
         context: Context | None = None,
         bounds: Tensor | None = None,
     ) -> Tensor:
-        """Hidden states of whole rows; without segments, each row is one segment.
+        """Hidden states of all tokens; without segments, each row is one segment.
 
         Args:
             bounds: Boundaries of the segments, as in `TextRows`.
@@ -210,7 +210,7 @@ class Decoder(TextDecoder):
         bounds: Tensor | None = None,
         states: Tensor | None = None,
     ) -> Tensor:
-        """Hidden states of whole rows; without segments, each row is one segment.
+        """Hidden states of all tokens; without segments, each row is one segment.
 
         Args:
             bounds: Boundaries of the segments, as in `TextRows`; if given, a GPU needs no mask.
@@ -222,21 +222,36 @@ class Decoder(TextDecoder):
             places = torch.arange(length, device=tokens.device)
             mask: Mask = "causal"
         else:
-            places, mask = positions_within(segments), within_segments(segments, bounds)
+            places, mask = segment_positions(segments), packed_causal_mask(segments, bounds)
         # Row lengths change from batch to batch, except in training on equally long rows of text.
         changing = context is not None or segments is not None or not self.training
         with changing_lengths(tokens.device) if changing else nullcontext():
             if self.prefix is None or context is None:
-                return self.norm(self._through(*self._row(places, tokens, states), mask, context))
-            count, first = context.states.shape[1], self._first(context)
-            x, position = self._row(places + (first[:, None] if isinstance(first, Tensor) else first), tokens, states)
-            before, about = self._row(self.prefix.places(context), context.tokens, context.states)  # (B, S, D)
-            sizes: dict[str, Any] = {"count": count, "length": length, "device": x.device}
-            mask = with_prefix(mask, context.mask, causal=self.prefix.causal, seen=context.seen, **sizes)
-            x = self._through(torch.cat([before, x], dim=1), position.after(about, count), mask)  # (B, S + L, D)
+                return self.norm(self._run_blocks(*self._embed_row(places, tokens, states), mask, context))
+            count, first = context.states.shape[1], self._first_position(context)
+            x, position = self._embed_row(
+                places + (first[:, None] if isinstance(first, Tensor) else first), tokens, states
+            )
+            before, prefix_position = self._embed_row(
+                self.prefix.places(context), context.tokens, context.states
+            )  # (B, S, D)
+            mask = prefix_mask(
+                mask,
+                context.mask,
+                count=count,
+                length=length,
+                device=x.device,
+                causal=self.prefix.causal,
+                visible=context.visible_mask,
+            )
+            x = self._run_blocks(
+                torch.cat([before, x], dim=1), position.prepend_prefix(prefix_position, count), mask
+            )  # (B, S + L, D)
             return self.norm(x[:, count:])  # (B, L, D)
 
-    def _row(self, places: Tensor | None, tokens: Tensor | None, states: Tensor | None) -> tuple[Tensor, PositionInfo]:
+    def _embed_row(
+        self, places: Tensor | None, tokens: Tensor | None, states: Tensor | None
+    ) -> tuple[Tensor, PositionInfo]:
         """Input to the blocks and position information, for tokens, states, or tokens with states where they are PLACE.
 
         Args:
@@ -245,10 +260,10 @@ class Decoder(TextDecoder):
         if states is None:
             assert tokens is not None and places is not None
             return self.embed(tokens, places), self.positions.place(places, keys=tokens.shape[1])
-        x = self._joined(places, tokens, states)
+        x = self._embed_states(places, tokens, states)
         return x, NO_POSITIONS if places is None else self.positions.place(places, keys=x.shape[1])
 
-    def _joined(self, places: Tensor | None, tokens: Tensor | None, states: Tensor) -> Tensor:
+    def _embed_states(self, places: Tensor | None, tokens: Tensor | None, states: Tensor) -> Tensor:
         """Input to the blocks for states, or for tokens with states where they are PLACE: (B, L, D)."""
         if self.prefix is None:
             raise ValueError("states in a row of text need a decoder with a prefix")
@@ -259,14 +274,14 @@ class Decoder(TextDecoder):
             return x
         return torch.where((tokens == PLACE)[..., None], x, self.embed(tokens.clamp(min=0), places))
 
-    def _through(self, x: Tensor, position: PositionInfo, mask: Mask, context: Context | None = None) -> Tensor:
+    def _run_blocks(self, x: Tensor, position: PositionInfo, mask: Mask, context: Context | None = None) -> Tensor:
         """Runs the blocks, with context for cross-attention."""
         states, context_mask = (None, None) if context is None else (context.states, context.mask)
         for block in self._blocks():
             x = block(x, mask, position, context=block.keys_values(states), context_mask=context_mask)
         return x
 
-    def _first(self, context: Context | None) -> int | Tensor:
+    def _first_position(self, context: Context | None) -> int | Tensor:
         """Position of the first token of a text, (B,) if it differs between rows."""
         if self.prefix is None or context is None:
             return 0
@@ -283,7 +298,7 @@ class Decoder(TextDecoder):
         block: Any = self.blocks[-1]
         if (layer := block.cross_attn if self.prefix is None else block.attn) is None:
             return None
-        with recorded(layer) as [records]:
+        with record_attention(layer) as [records]:
             self(tokens, None, context)
         # (B, N, L, S), or with a prefix (B, N, S + L, S + L) -> (B, L, S)
         return records[-1].mean(1)[:, -tokens.shape[1] :, : context.states.shape[1]]
@@ -325,31 +340,40 @@ class Decoder(TextDecoder):
 
     def _caches(self, rows: int, max_len: int, like: Tensor) -> list[KeyValueCache]:
         """An empty cache per block, with the dtype and device of `like`."""
-        attns = [block.attn for block in self._blocks()]
-        sizes: dict[str, Any] = {"rows": rows, "max_len": max_len, "like": like}
-        return [KeyValueCache(heads=attn.num_kv_heads, head_dim=attn.head_dim, **sizes) for attn in attns]
+        layers = [block.attn for block in self._blocks()]
+        return [
+            KeyValueCache(rows=rows, heads=layer.num_kv_heads, max_len=max_len, head_dim=layer.head_dim, like=like)
+            for layer in layers
+        ]
 
     def read(self, context: Context | None) -> ReadContext:
         """Keys and values of the context in each block, contiguous, because every step reads them."""
         if self.prefix is None or context is None:
             states, mask = (None, None) if context is None else (context.states, context.mask)
-            return ReadContext([_in_order(block.keys_values(states)) for block in self._blocks()], mask)
-        first = self._first(context)
-        pairs = self._read(*self._row(self.prefix.places(context), context.tokens, context.states), context.mask)
+            pairs = (block.keys_values(states) for block in self._blocks())
+            cached = [
+                None if p is None else (to_cache_dtype(p[0]).contiguous(), to_cache_dtype(p[1]).contiguous())
+                for p in pairs
+            ]
+            return ReadContext(cached, mask)
+        first = self._first_position(context)
+        prefix = self._read_prefix(
+            *self._embed_row(self.prefix.places(context), context.tokens, context.states), context.mask
+        )
         if context.tokens is None or context.mask is not None:
-            return ReadContext(pairs, context.seen, first)
-        return ReadContext([(keys[:, :, :-1], values[:, :, :-1]) for keys, values in pairs], None, first)
+            return ReadContext(prefix, context.visible_mask, first)
+        return ReadContext([(keys[:, :, :-1], values[:, :, :-1]) for keys, values in prefix], None, first)
 
-    def _read(self, x: Tensor, position: PositionInfo, mask: Tensor | None) -> list[KeysValues]:
+    def _read_prefix(self, x: Tensor, position: PositionInfo, mask: Tensor | None) -> list[KeysValues]:
         """Keys and values of a prefix (B, S, D) in each block, computed as a step of S tokens."""
         assert self.prefix is not None
         rows, count = x.shape[:2]
         caches = self._caches(rows, count, x)
-        seen = None if mask is None else mask[:, None, None]  # (B, 1, 1, S)
+        visible = None if mask is None else mask[:, None, None]  # (B, 1, 1, S)
         if self.prefix.causal:
             before = causal_tail(count, count, x.device)[None, None]
-            seen = before if seen is None else seen & before
-        bias = None if seen is None else as_bias(seen, caches[0].keys)
+            visible = before if visible is None else visible & before
+        bias = None if visible is None else to_additive_mask(visible, caches[0].keys)
         inputs = StepInputs(1, count, PositionInfo(added=position.added, rotation=position.rotation), bias)
         x = x.flatten(0, 1)  # (B * S, D)
         with changing_lengths(x.device):
@@ -364,14 +388,10 @@ class Decoder(TextDecoder):
             states: For a decoder with a prefix, states (R, L, context_dim) that are read where tokens are PLACE.
         """
         assert isinstance(state, DecodeState)
-        positions, inputs = state.look(self.positions, tokens.shape[1])
-        joined = self.embed(tokens, positions) if states is None else self._joined(positions, tokens, states)
-        x = joined.flatten(0, 1)  # (R * L, D)
+        positions, inputs = state.next_step_inputs(self.positions, tokens.shape[1])
+        embedded = self.embed(tokens, positions) if states is None else self._embed_states(positions, tokens, states)
+        x = embedded.flatten(0, 1)  # (R * L, D)
         bias = state.context_bias
         for block, cache, keys_values in zip(state.blocks, state.caches, state.context, strict=True):
             x = block.step(x, inputs, cache, keys_values, bias)
         return self.norm(x).unflatten(0, tokens.shape)
-
-
-def _in_order(pair: KeysValues | None) -> KeysValues | None:
-    return None if pair is None else (as_cached(pair[0]).contiguous(), as_cached(pair[1]).contiguous())

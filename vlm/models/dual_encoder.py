@@ -9,18 +9,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vlm.errors import Count
-from vlm.models.classifier import PAIRS, Pool, attention_pool, check_pool, pool_states
+from vlm.models.classifier import PAIRS, Pool, check_pool, create_attention_pool, pool_states
 from vlm.models.context import Context
 from vlm.models.decoder import Decoder
-from vlm.models.flop import Flop, encoder_flop, measured
+from vlm.models.flop import Flop, count_flop, encoder_flop
 from vlm.models.frozen_features import Features, encode
 from vlm.models.text_encoder import TextEncoder
 from vlm.nn.image_size import ImageSize
-from vlm.nn.position import positions_within
+from vlm.nn.position import segment_positions
 
 TEMPERATURE = 0.07  # initial value
 SIGMOID_TEMPERATURE, SIGMOID_BIAS = 0.1, -10.0  # initial values for independent pairs, most of which do not match
-LEAST, MOST = 0.0, math.log(100)  # range of the log scale
+MIN_LOG_SCALE, MAX_LOG_SCALE = 0.0, math.log(100)  # range of the log scale
 
 
 class DualEncoder(nn.Module):
@@ -69,7 +69,7 @@ class DualEncoder(nn.Module):
         check_pool(encoder, pool)
         self.encoder, self.text_encoder = encoder, text_encoder
         self.pool, self.text_pool, self.text_fill = pool, text_pool, text_fill
-        self.attention_pool = attention_pool(encoder, pool, pool_heads)
+        self.attention_pool = create_attention_pool(encoder, pool, pool_heads)
         width: int = encoder.dim * (2 if pool in PAIRS else 1)  # type: ignore[operator, assignment]
         if not image_projection and width != embed_dim:
             raise ValueError(f"embed_dim is {embed_dim}, images that are not projected have {width}; set it to that")
@@ -105,17 +105,17 @@ class DualEncoder(nn.Module):
     @torch.no_grad()
     def clamp_scale(self) -> None:
         """Clamps the scale to 1...100, as CLIP does after each training step."""
-        self.log_scale.clamp_(LEAST, MOST)
+        self.log_scale.clamp_(MIN_LOG_SCALE, MAX_LOG_SCALE)
 
     def embed_images(self, images: Tensor | Features) -> Tensor:
         """Embeddings of images (B, 3, H, W): (B, E)."""
-        pooled = self.pooled(encode(self.encoder, images))
+        pooled = self.pool_context(encode(self.encoder, images))
         return F.normalize(self.image_projection(pooled).float(), dim=-1)
 
     def embed_texts(self, tokens: Tensor, segments: Tensor, places: Tensor, layout: Tensor | None = None) -> Tensor:
         """Embeddings of packed texts (R, L): (T, E)."""
         if self.text_fill is not None:
-            tokens = self._filled(tokens, segments, places, self.text_fill)  # (T, max_len)
+            tokens = self._pad_texts(tokens, segments, places, self.text_fill)  # (T, max_len)
             segments, layout = torch.ones_like(tokens), None
             places = torch.arange(len(tokens), device=tokens.device) * tokens.shape[1]
         if self.text_pool == "last":
@@ -125,16 +125,16 @@ class DualEncoder(nn.Module):
         output = self.text_encoder(tokens, segments)
         context = output if isinstance(output, Context) else Context(output, segments != 0)
         if self.text_pool == "mean":
-            pooled = pool_states(context.one_text_per_row(layout), "mean", None)
+            pooled = pool_states(context.split_packed_rows(layout), "mean", None)
         else:
             pooled = context.states.flatten(0, 1).index_select(0, places)
         return F.normalize(self.text_projection(pooled).float(), dim=-1)
 
-    def _filled(self, tokens: Tensor, segments: Tensor, places: Tensor, fill: int) -> Tensor:
+    def _pad_texts(self, tokens: Tensor, segments: Tensor, places: Tensor, fill: int) -> Tensor:
         """Unpacks texts into one row each, without begin tokens, padded with `fill`: (R, L) -> (T, max_len)."""
         begins = torch.zeros_like(tokens).flatten()
         begins[places] = 1
-        position = positions_within(segments).flatten() - 1
+        position = segment_positions(segments).flatten() - 1
         read = (segments.flatten() != 0) & (position >= 0)
         rows = tokens.new_full((len(places), self.text_encoder.max_len), fill)
         rows[(begins.cumsum(0) - 1)[read], position[read]] = tokens.flatten()[read]
@@ -145,13 +145,13 @@ class DualEncoder(nn.Module):
         logits = (self.scale.detach() * images @ texts.T).double()
         return logits.softmax(-1) if self.bias is None else (logits + self.bias.detach().double()).sigmoid()
 
-    def pooled(self, context: Context) -> Tensor:
+    def pool_context(self, context: Context) -> Tensor:
         """Pooled vector of each image: states (B, S, D) -> (B, D)."""
         return pool_states(context, self.pool, self.attention_pool)
 
     def flop(self, image_size: ImageSize) -> Flop:
         encoder, context = encoder_flop(self.encoder, image_size)
-        pool, _ = measured(self, context, method="pooled")
+        pool, _ = count_flop(self, context, method="pool_context")
         head = 2 * sum(weight.numel() for part in self._projections() for weight in part.parameters())  # per pair
         return encoder + replace(self.text_encoder.flop(), head=head) + Flop(pool=pool)
 

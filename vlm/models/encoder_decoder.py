@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from vlm.errors import Count, UserError
 from vlm.models.context import Context, concat_batches, concat_states
 from vlm.models.decoder import TextDecoder
-from vlm.models.flop import Flop, encoder_flop, learns
+from vlm.models.flop import Flop, encoder_flop, is_trainable
 from vlm.models.frozen_features import Features, encode
 from vlm.nn.blocks import ACTIVATIONS
 from vlm.nn.image_size import ImageSize, grid_of
@@ -43,8 +43,8 @@ class LinearProjector(nn.Module):
             grid = grid_of(count, self.image_size)
             if grid is None or any(side % self.shuffle for side in grid):
                 raise UserError(
-                    f"model.projector.shuffle: {count} states of an image are no grid whose sides are multiples of "
-                    f"{self.shuffle}; set it to 1, or change data.image_size"
+                    f"model.projector.shuffle: the {count} states of an image do not form a grid whose sides are "
+                    f"multiples of {self.shuffle}; set it to 1, or change data.image_size"
                 )
             rows, columns = (side // self.shuffle for side in grid)
             cells = states.unflatten(1, (rows, self.shuffle, columns, self.shuffle))  # (B, rows, i, columns, j, C)
@@ -108,7 +108,7 @@ class ProjectedEncoder(nn.Module):
         return Context(self.projector(features))
 
 
-AT_ONCE = 8  # batch size of the encoder on a CPU
+CHUNK_SIZE = 8  # batch size of the encoder on a CPU
 
 
 class EncoderDecoder(nn.Module):
@@ -183,12 +183,12 @@ class TextToText(EncoderDecoder):
         self, texts: Tensor, segments: Tensor | None = None, types: Tensor | None = None, layout: Tensor | None = None
     ) -> Context:
         """Encodes packed texts: rows (R, S) -> states (B, S, D)."""
-        return self.encoder(texts, segments, types).one_text_per_row(layout)
+        return self.encoder(texts, segments, types).split_packed_rows(layout)
 
     def flop(self, image_size: ImageSize = 0) -> Flop:
         read = self.encoder.flop()  # type: ignore[operator]
         return replace(
-            self.decoder.flop(), read_token=read.token, read_pair=read.pair, read_learns=learns(self.encoder)
+            self.decoder.flop(), read_token=read.token, read_pair=read.pair, read_learns=is_trainable(self.encoder)
         )
 
 
@@ -242,6 +242,6 @@ def encode_in_parts(model: VisionLanguageModel, images: Tensor) -> Context:
     Activations of larger batches are allocated and freed at every layer, which takes a sixth of the time (measured with
     32 images of 224 pixels).
     """
-    if images.device.type != "cpu" or len(images) <= AT_ONCE:
+    if images.device.type != "cpu" or len(images) <= CHUNK_SIZE:
         return model.encode(images)
-    return concat_batches([model.encode(images[at : at + AT_ONCE]) for at in range(0, len(images), AT_ONCE)])
+    return concat_batches([model.encode(images[at : at + CHUNK_SIZE]) for at in range(0, len(images), CHUNK_SIZE)])

@@ -83,7 +83,7 @@ class Flop:
         inputs = work.images * self.states + work.rows * work.read if work.rows else 0
         context = inputs * (self.state + states * self.state_pair)
         return {
-            "encoder": float(work.images * (self.projection if work.kept else self.image) + self._reading(work)),
+            "encoder": float(work.images * (self.projection if work.kept else self.image) + self._source_flop(work)),
             "decoder": float(text + context + work.images * self.pool),
             "head": float(predicted * self.head),
         }
@@ -91,17 +91,17 @@ class Flop:
     def training(self, work: Work, predicted: float) -> float:
         """Operations of a training step's forward and backward passes."""
         parts = self.forward(work, predicted)
-        learned = work.images * self.learned + (self._reading(work) if self.read_learns else 0)
+        learned = work.images * self.learned + (self._source_flop(work) if self.read_learns else 0)
         return parts["encoder"] + 2 * learned + 3 * (parts["decoder"] + parts["head"])
 
-    def _reading(self, work: Work) -> int:
+    def _source_flop(self, work: Work) -> int:
         """Operations of encoding texts."""
         rows, length = work.packed or (work.rows, work.read)
         return rows * length * (self.read_token + length * self.read_pair)
 
 
 @runtime_checkable
-class Counted(Protocol):
+class SupportsFlop(Protocol):
     """A module that counts its operations."""
 
     def flop(self, image_size: ImageSize) -> Flop:
@@ -114,25 +114,25 @@ def model_flop(model: nn.Module, *, image_size: ImageSize = 0) -> Flop:
     Raises:
         TypeError: The model has no method `flop`.
     """
-    if not isinstance(model, Counted):
-        raise TypeError(f"the operations of a {type(model).__name__} are not counted: it has no method flop")
+    if not isinstance(model, SupportsFlop):
+        raise TypeError(f"cannot count the operations of {type(model).__name__}: it has no method flop")
     return model.flop(image_size)
 
 
 def encoder_flop(encoder: Any, image_size: ImageSize) -> tuple[Flop, Context]:
     """Operations of encoding an image (or the images of one record), and the resulting context on "meta"."""
     image = torch.empty(1, getattr(encoder, "count", 1), 3, *sides(image_size), device="meta").squeeze(1)
-    count, context = measured(encoder, image)
-    kept = measured(encoder, image, method="features")[0] if projects(encoder) else count
-    learned = count if learns(frozen_part(encoder)) else count - kept if learns(encoder) else 0
-    return Flop(image=count, projection=count - kept, learned=learned, states=context.states.shape[1]), context
+    count, context = count_flop(encoder, image)
+    cached = count_flop(encoder, image, method="features")[0] if projects(encoder) else count
+    trained = count if is_trainable(frozen_part(encoder)) else count - cached if is_trainable(encoder) else 0
+    return Flop(image=count, projection=count - cached, learned=trained, states=context.states.shape[1]), context
 
 
 def text_flop(encoder: nn.Module) -> tuple[int, int]:
     """Operations of encoding a text: per token, and per pair of tokens."""
-    one, two = (measured(encoder, _tokens(length))[0] for length in (1, 2))
-    pair = (two - 2 * one) // 2
-    return one - pair, pair
+    short, long = (count_flop(encoder, _tokens(length))[0] for length in (1, 2))
+    pair = (long - 2 * short) // 2
+    return short - pair, pair
 
 
 def decoder_flop(decoder: nn.Module, context_dim: int | None = None) -> Flop:
@@ -144,12 +144,12 @@ def decoder_flop(decoder: nn.Module, context_dim: int | None = None) -> Flop:
 
     def count(length: int, states: int) -> int:
         context = None if context_dim is None else Context(torch.empty(1, states, context_dim, device="meta"))
-        return measured(decoder, _tokens(length), None, context)[0]
+        return count_flop(decoder, _tokens(length), None, context)[0]
 
-    one, longer, wider = count(1, 1), count(2, 1), count(1, 2)
-    pair, state_pair = (count(3, 1) - 2 * longer + one) // 2, (count(1, 3) - 2 * wider + one) // 2
-    context_pair = count(2, 2) - longer - wider + one
-    token, state = longer - one - 3 * pair - context_pair, wider - one - 3 * state_pair - context_pair
+    base, longer, wider = count(1, 1), count(2, 1), count(1, 2)
+    pair, state_pair = (count(3, 1) - 2 * longer + base) // 2, (count(1, 3) - 2 * wider + base) // 2
+    context_pair = count(2, 2) - longer - wider + base
+    token, state = longer - base - 3 * pair - context_pair, wider - base - 3 * state_pair - context_pair
     return Flop(token=token, pair=pair, state=state, state_pair=state_pair, context_pair=context_pair)
 
 
@@ -157,11 +157,11 @@ def _tokens(length: int) -> Tensor:
     return torch.empty(1, length, dtype=torch.long, device="meta")
 
 
-def measured(module: nn.Module, *args: Any, method: str = "__call__") -> tuple[int, Any]:
+def count_flop(module: nn.Module, *args: Any, method: str = "__call__") -> tuple[int, Any]:
     """Returns the operations of a call, as torch counts them on "meta", and its result.
 
     Args:
-        args: Tensors on the device "meta"; the module's own weights are not moved.
+        args: Tensors on the device "meta"; the module's weights are not moved.
         method: Name of the method to call.
     """
     from torch.utils.flop_counter import FlopCounterMode  # not needed for inference
@@ -190,6 +190,6 @@ class _Call(nn.Module):
         return getattr(self.module, self.method)(*args)
 
 
-def learns(part: nn.Module) -> bool:
+def is_trainable(part: nn.Module) -> bool:
     """Returns True if a module has trainable parameters."""
     return any(parameter.requires_grad for parameter in part.parameters())

@@ -1,6 +1,6 @@
 """Features from the frozen part of an encoder, which never change and can be cached.
 
-The frozen part is the whole encoder, or its backbone if the encoder projects the features of one. Such an encoder has
+The frozen part is the entire encoder, or its backbone if the encoder projects the features of one. Such an encoder has
 `backbone`, ``features(images)`` and ``project(features)``.
 """
 
@@ -34,7 +34,7 @@ class Features:
 
 
 @runtime_checkable
-class Projecting(Protocol):
+class FeatureProjector(Protocol):
     """An encoder that projects the features of its attribute `backbone`."""
 
     def features(self, images: Tensor) -> Tensor:
@@ -46,7 +46,7 @@ class Projecting(Protocol):
 
 def projects(encoder: Any) -> bool:
     """Returns True for an encoder, or a class of encoders, that projects features of a backbone."""
-    return issubclass(encoder if isinstance(encoder, type) else type(encoder), Projecting)
+    return issubclass(encoder if isinstance(encoder, type) else type(encoder), FeatureProjector)
 
 
 def frozen_part(encoder: Any) -> nn.Module:

@@ -27,7 +27,7 @@ from vlm.models.text_encoder import MaskedLanguageModel, TextEncoder
 from vlm.models.timm_encoder import TimmEncoder
 from vlm.nn.embeddings import Spelling
 from vlm.nn.image_size import ImageSize, sides
-from vlm.nn.mask import as_bias
+from vlm.nn.mask import to_additive_mask
 from vlm.nn.position import Positions
 from vlm.nn.step.block import GrowingCache, StepBlock, StepInputs
 
@@ -77,13 +77,13 @@ class Graph(nn.Module):
 
 
 def graphs_of(
-    model: Any, *, image_size: ImageSize | None = None, embedding: Mapping[str, Any] | None = None
+    model: nn.Module, *, image_size: ImageSize | None = None, embedding: Mapping[str, Any] | None = None
 ) -> list[Graph]:
     """The graphs of a model in evaluation mode.
 
     Args:
         image_size: Height and width of its images, or one number; None for a model without images.
-        embedding: For an encoder alone, its "pooling" (a name in POOLINGS) and whether to "normalize" vectors.
+        embedding: For an encoder without a head, its "pooling" (a name in POOLINGS) and whether to "normalize" vectors.
     Raises:
         UserError: There is no graph for a part of the model; the message names it.
     """
@@ -91,23 +91,23 @@ def graphs_of(
         if why := next((why for kind, why in UNTRACED.items() if isinstance(part, kind)), None):
             where = f"model.{name}" if name else "model"
             raise UserError(f"{where}: {type(part).__name__} has no graph: {why}; export --to safetensors")
-    images = {} if image_size is None else _images(model, image_size)
+    images = {} if image_size is None else _image_ports(model, image_size)
     match model:
         case Decoder():
             return [step_graph(model)]
         case EncoderDecoder():
-            return _writer_graphs(model, images)
+            return _generator_graphs(model, images)
         case DualEncoder():
             return _dual_graphs(model, images)
         case Classifier():
             return [_classifier_graph(model, images)]
         case SequenceClassifier():
-            return [_classifier_graph(model, _texts(model.encoder))]
+            return [_classifier_graph(model, _text_ports(model.encoder))]
         case TokenClassifier():
-            return [_tagger_graph(model)]
+            return [_token_classifier_graph(model)]
         case MaskedLanguageModel():
-            return [_filler_graph(model)]
-    inputs = _texts(model) if isinstance(model, TextEncoder) else images
+            return [_masked_lm_graph(model)]
+    inputs = _text_ports(model) if isinstance(model, TextEncoder) else images
     if not inputs or not hasattr(model, "dim"):
         raise UserError(f"model: {type(model).__name__} has no graph; export --to safetensors")
     return [_encoder_graph(model, inputs, embedding or {})]
@@ -129,24 +129,24 @@ def step_graph(decoder: Decoder, *, states: int | str = 0, masked: bool = False)
     first = prefix if decoder.prefix is not None and decoder.prefix.counted else 0
 
     def step(tokens: Tensor, starts: Tensor, context_mask: Tensor | None = None, **held: Tensor) -> tuple[Tensor, ...]:
-        caches = [GrowingCache(*_pair(held, "past", place)) for place in range(len(blocks))]
+        caches = [GrowingCache(*_keys_values(held, "past", place)) for place in range(len(blocks))]
         sizes = {"past": caches[0].keys.shape[2], "length": tokens.shape[1], "prefix": prefix, "first": first}
         positions, inputs = step_inputs(decoder.positions, starts, **sizes)
         x = decoder.embed(tokens, positions).flatten(0, 1)  # (B * L, D)
-        bias = None if context_mask is None else as_bias(context_mask, x)[:, None, None]
+        bias = None if context_mask is None else to_additive_mask(context_mask, x)[:, None, None]
         for place, (block, cache) in enumerate(zip(blocks, caches, strict=True)):
-            context = _pair(held, "context", place) if crossed else None
+            context = _keys_values(held, "context", place) if crossed else None
             x = StepBlock(block).step(x, inputs, cache, context, bias)
         hidden = decoder.norm(x).unflatten(0, tokens.shape)  # (B, L, D)
         return decoder.head(hidden[:, -1]), *(part for cache in caches for part in (cache.keys, cache.values))
 
     rows = Port(torch.int64, ("batch", "tokens")), Port(torch.int64, ("batch",))
-    inputs: Ports = dict(zip(("tokens", "starts"), rows, strict=True)) | _cached(decoder, "past", "past")
+    inputs: Ports = dict(zip(("tokens", "starts"), rows, strict=True)) | _cache_ports(decoder, "past", "past")
     if crossed:
         inputs |= {"context_mask": Port(torch.bool, ("batch", states))} if masked else {}
-        inputs |= _cached(decoder, "context", states)
+        inputs |= _cache_ports(decoder, "context", states)
     logits = Port(torch.float32, ("batch", decoder.head_parts.weight.shape[0]))
-    return Graph("step", decoder, step, inputs, {"logits": logits} | _cached(decoder, "present", "past + tokens"))
+    return Graph("step", decoder, step, inputs, {"logits": logits} | _cache_ports(decoder, "present", "past + tokens"))
 
 
 def step_inputs(
@@ -160,22 +160,22 @@ def step_inputs(
         first: Position of a text's first token.
     """
     columns = torch.arange(past + length, device=starts.device)
-    own, begins = columns[past:], prefix + starts[:, None]  # (L,), (B, 1)
+    queries, begins = columns[past:], prefix + starts[:, None]  # (L,), (B, 1)
     # Padding before a text attends to itself, so that no row of weights is empty.
-    seen = (columns < prefix) | (columns >= torch.minimum(begins, own)[..., None])  # (B, L, P + L)
-    bias = as_bias(seen & (columns <= own[:, None]), torch.empty(0, device=starts.device))[:, None]
-    at = (own - begins).clamp(min=0) + first  # (B, L)
+    visible = (columns < prefix) | (columns >= torch.minimum(begins, queries)[..., None])  # (B, L, P + L)
+    bias = to_additive_mask(visible & (columns <= queries[:, None]), torch.empty(0, device=starts.device))[:, None]
+    at = (queries - begins).clamp(min=0) + first  # (B, L)
     position = positions.place(at, keys=past + length - prefix)
     if position.bias is not None:
         bias = bias + F.pad(position.bias, (prefix, 0))
     return at, StepInputs(1, length, position, bias)
 
 
-def _pair(held: Mapping[str, Tensor], name: str, place: int) -> tuple[Tensor, Tensor]:
+def _keys_values(held: Mapping[str, Tensor], name: str, place: int) -> tuple[Tensor, Tensor]:
     return held[f"{name}.{place}.keys"], held[f"{name}.{place}.values"]
 
 
-def _cached(decoder: Decoder, name: str, length: int | str) -> Ports:
+def _cache_ports(decoder: Decoder, name: str, length: int | str) -> Ports:
     """Keys and values of each block: NAME.0.keys, NAME.0.values, NAME.1.keys, ..."""
     layers = [block.cross_attn if name == "context" else block.attn for block in decoder._blocks()]
     shapes = [("batch", layer.num_kv_heads, length, layer.head_dim) for layer in layers if layer is not None]
@@ -183,16 +183,16 @@ def _cached(decoder: Decoder, name: str, length: int | str) -> Ports:
     return {f"{name}.{place}.{part}": port for place, port in ports for part in ("keys", "values")}
 
 
-def _writer_graphs(model: EncoderDecoder, images: Ports) -> list[Graph]:
+def _generator_graphs(model: EncoderDecoder, images: Ports) -> list[Graph]:
     """Encoder and step graphs of a model that generates text."""
     decoder: Any = model.decoder
     readers = [part for part in (model.encoder, getattr(model, "image_encoder", None)) if part is not None]
     text = next((part for part in readers if isinstance(part, TextEncoder)), None)
     image: Any = next((part for part in readers if part is not text), None)
-    inputs = ({} if text is None else _texts(text)) | ({} if image is None else images)
+    inputs = ({} if text is None else _text_ports(text)) | ({} if image is None else images)
     if decoder.prefix is not None and text is not None:
         raise UserError(
-            "model.decoder.prefix: has no graph: a prefix of texts has a length of its own in each row; "
+            "model.decoder.prefix: has no graph: the length of a prefix of texts differs between rows; "
             "export --to safetensors"
         )
 
@@ -212,23 +212,23 @@ def _writer_graphs(model: EncoderDecoder, images: Ports) -> list[Graph]:
     outputs = {name: port for name, port in step.inputs.items() if name.startswith("context")}
     used = [decoder] if decoder.prefix is not None else [block.cross_attn for block in decoder.blocks]
     reading = nn.ModuleList([*readers, *used])  # so that the file holds only these weights
-    return [Graph("encoder", reading, encoder, inputs, outputs or _cached(decoder, "past", states)), step]
+    return [Graph("encoder", reading, encoder, inputs, outputs or _cache_ports(decoder, "past", states)), step]
 
 
-def _images(model: nn.Module, size: ImageSize) -> Ports:
+def _image_ports(model: nn.Module, size: ImageSize) -> Ports:
     """Port of normalised images, one or several per record."""
     several = getattr(getattr(model, "encoder", model), "count", None)
     return {"images": Port(torch.float32, ("batch", *([several] if several else []), 3, *sides(size)))}
 
 
-def _texts(encoder: Any) -> Ports:
+def _text_ports(encoder: nn.Module) -> Ports:
     """Ports of texts for an encoder, padded to one length; the mask is False after each text's end."""
-    whole = ("batch", "length")
-    types = {} if encoder.type_embed is None else {"types": Port(torch.int64, whole)}
-    return {"tokens": Port(torch.int64, whole), "mask": Port(torch.bool, whole)} | types
+    shape = ("batch", "length")
+    types = {} if encoder.type_embed is None else {"types": Port(torch.int64, shape)}
+    return {"tokens": Port(torch.int64, shape), "mask": Port(torch.bool, shape)} | types
 
 
-def _context(encoder: Any, tensors: Mapping[str, Tensor]) -> Context:
+def _encode_inputs(encoder: Any, tensors: Mapping[str, Tensor]) -> Context:
     return encoder(tensors["images"]) if "images" in tensors else encoder.read(**tensors)
 
 
@@ -236,7 +236,7 @@ def _classifier_graph(model: Classifier | SequenceClassifier, inputs: Ports) -> 
     """Graph of class logits and of the pooled vector, which is the input's embedding."""
 
     def function(**tensors: Tensor) -> tuple[Tensor, ...]:
-        pooled = model.pooled(_context(model.encoder, tensors))
+        pooled = model.pool_context(_encode_inputs(model.encoder, tensors))
         return model.head(pooled), pooled
 
     count, width = model.head.weight.shape
@@ -244,22 +244,22 @@ def _classifier_graph(model: Classifier | SequenceClassifier, inputs: Ports) -> 
     return Graph("model", model, function, inputs, outputs)
 
 
-def _tagger_graph(model: TokenClassifier) -> Graph:
+def _token_classifier_graph(model: TokenClassifier) -> Graph:
     def function(**texts: Tensor) -> tuple[Tensor, ...]:
-        return (model.head(_context(model.encoder, texts).states),)
+        return (model.head(_encode_inputs(model.encoder, texts).states),)
 
     outputs = {"logits": Port(torch.float32, ("batch", "length", model.head.out_features))}
-    return Graph("model", model, function, _texts(model.encoder), outputs)
+    return Graph("model", model, function, _text_ports(model.encoder), outputs)
 
 
-def _filler_graph(model: MaskedLanguageModel) -> Graph:
+def _masked_lm_graph(model: MaskedLanguageModel) -> Graph:
     """Graph of the logits of tokens at some places, which are indices in the flattened rows."""
 
     def function(places: Tensor, **texts: Tensor) -> tuple[Tensor, ...]:
-        states = _context(model.encoder, texts).states.flatten(0, 1)  # (B * L, D)
+        states = _encode_inputs(model.encoder, texts).states.flatten(0, 1)  # (B * L, D)
         return (model.head.logits(states.index_select(0, places)),)
 
-    inputs = _texts(model.encoder) | {"places": Port(torch.int64, ("gaps",))}
+    inputs = _text_ports(model.encoder) | {"places": Port(torch.int64, ("gaps",))}
     return Graph("model", model, function, inputs, {"logits": Port(torch.float32, ("gaps", len(model.head.weight)))})
 
 
@@ -288,20 +288,20 @@ def _dual_graphs(model: DualEncoder, images: Ports) -> list[Graph]:
 
     width = model.text_projection.out_features
     outputs = {"vector": Port(torch.float32, ("batch", width))}
-    whole = ("batch", "length")
-    texts = {"tokens": Port(torch.int64, whole), "mask": Port(torch.bool, whole)}
+    shape = ("batch", "length")
+    texts = {"tokens": Port(torch.int64, shape), "mask": Port(torch.bool, shape)}
     return [Graph("images", model, embed_images, images, outputs), Graph("texts", model, embed_texts, texts, outputs)]
 
 
-def _encoder_graph(model: Any, inputs: Ports, stated: Mapping[str, Any]) -> Graph:
+def _encoder_graph(model: Any, inputs: Ports, options: Mapping[str, Any]) -> Graph:
     """Graph of an encoder's states and their pooled vector, as `vlm embed` computes it."""
-    pool = POOLINGS[stated["pooling"]] if stated.get("pooling") else default_pool(model)
-    whole = isinstance(model, TimmEncoder) and not stated.get("pooling")  # timm has its own pooling
+    pool = POOLINGS[options["pooling"]] if options.get("pooling") else default_pool(model)
+    timm_pooling = isinstance(model, TimmEncoder) and not options.get("pooling")  # timm pools by itself
 
     def function(**tensors: Tensor) -> tuple[Tensor, ...]:
-        context = _context(model, tensors)
-        pooled = model.pooled(**tensors) if whole else pool_states(context, pool, None)
-        return context.states, F.normalize(pooled, dim=-1) if stated.get("normalize") else pooled
+        context = _encode_inputs(model, tensors)
+        pooled = model.pooled(**tensors) if timm_pooling else pool_states(context, pool, None)
+        return context.states, F.normalize(pooled, dim=-1) if options.get("normalize") else pooled
 
     with torch.no_grad():
         states, pooled = function(**{name: port.example() for name, port in inputs.items()})

@@ -11,9 +11,9 @@ from vlm.nn.vocabulary_loss import Head
 
 
 class VocabularyHead(nn.Module):
-    """Maps hidden states to logits: a transform or factor, a matrix (own or tied to the token embedding), a bias.
+    """Maps hidden states to logits: a transform or factor, a matrix (tied to the token embedding or not), a bias.
 
-    The heads of BERT (Devlin et al. 2019) and BLIP have a transform, a tied matrix and a bias; GIT and Llama an own
+    The heads of BERT (Devlin et al. 2019) and BLIP have a transform, a tied matrix and a bias; GIT and Llama an untied
     matrix; T5 a factor and a tied matrix.
 
     Args:

@@ -10,7 +10,7 @@ from vlm.models.flop import Flop
 from vlm.models.heads import VocabularyHead
 from vlm.nn.dropout import Dropout
 from vlm.nn.image_size import ImageSize
-from vlm.nn.position import positions_within
+from vlm.nn.position import segment_positions
 from vlm.nn.step.state import HiddenState, ReadContext
 
 
@@ -47,7 +47,9 @@ class NeuralLanguageModel(HiddenStateDecoder):
     ) -> None:
         super().__init__()
         if order < 2:
-            raise ValueError("order 1 would predict words from no word; choose 2 or more")
+            raise ValueError(
+                f"order {order} is invalid; it must be at least 2, because a word is predicted from order - 1 words"
+            )
         self.max_len, self.window, self.direct = max_len, order - 1, direct
         self.token_embed = nn.Embedding(vocab_size, embed_dim)
         self.hidden = nn.Linear(self.window * embed_dim, dim)  # H and d of the paper
@@ -69,7 +71,7 @@ class NeuralLanguageModel(HiddenStateDecoder):
         """Hidden states; without segments each row is one text."""
         places = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
         if segments is not None:
-            places = positions_within(segments)
+            places = segment_positions(segments)
         back = torch.arange(self.window, device=tokens.device)  # 0 is the newest word
         index = torch.arange(tokens.shape[1], device=tokens.device)[:, None] - back  # (L, n - 1)
         window = tokens[:, index.clamp(min=0)]  # (B, L, n - 1)

@@ -21,9 +21,9 @@ from vlm.nn.recurrent import (
     Cell,
     ScaledEmbedding,
     open_forget_gates,
-    reversed_texts,
+    reverse_texts,
     run_texts,
-    unpacked,
+    unpack_texts,
 )
 from vlm.nn.step.state import HiddenState, KeysValues, ReadContext
 
@@ -74,16 +74,16 @@ class RecurrentEncoder(nn.Module):
         open_forget_gates(self)
 
     def forward(self, tokens: Tensor, segments: Tensor | None = None, types: Tensor | None = None) -> Context:
-        """States of whole rows. Without segments, each row is one text; without types, all tokens have type 0."""
+        """States of all tokens. Without segments, each row is one text; without types, all tokens have type 0."""
         x = self.token_embed(tokens)
         if self.type_embed is not None:
             x = x + self.type_embed(torch.zeros_like(tokens) if types is None else types)
-        texts = unpacked(tokens, segments)
+        texts = unpack_texts(tokens, segments)
         x = texts.take(x)  # (T, M, D)
-        x = reversed_texts(x, texts.lengths) if self.directions == "backward" else x
+        x = reverse_texts(x, texts.lengths) if self.directions == "backward" else x
         for layer in self.layers:
             x = run_texts(cast(nn.LSTM | nn.GRU, layer), self.dropout(x), texts.lengths)
-        x = reversed_texts(x, texts.lengths) if self.directions == "backward" else x
+        x = reverse_texts(x, texts.lengths) if self.directions == "backward" else x
         states = texts.put(x, tokens.shape)
         return Context(states, None if segments is None else segments != 0)
 
@@ -115,10 +115,10 @@ class Bridge(nn.Module):
 
     def summary(self, context: Context) -> Tensor:
         """Summarises all states in one vector: (B, context_dim)."""
-        states, seen = context.states, context.full_mask
+        states, mask = context.states, context.full_mask
         if self.source == "mean":
-            return (states * seen[..., None]).sum(1) / seen.sum(1, keepdim=True).clamp(min=1)
-        last = states[torch.arange(len(states), device=states.device), (seen.sum(1) - 1).clamp(min=0)]
+            return (states * mask[..., None]).sum(1) / mask.sum(1, keepdim=True).clamp(min=1)
+        last = states[torch.arange(len(states), device=states.device), (mask.sum(1) - 1).clamp(min=0)]
         if self.source != "both":
             return last if self.source == "forward" else states[:, 0]
         half = states.shape[-1] // 2
@@ -126,7 +126,7 @@ class Bridge(nn.Module):
 
 
 class RecurrentDecoder(HiddenStateDecoder):
-    """Decoder of LSTM or GRU layers (Sutskever et al. 2014), which sees its context only in its first hidden states.
+    """Decoder of LSTM or GRU layers (Sutskever et al. 2014), whose context only sets its first hidden states.
 
     Without context_dim it is a language model.
 
@@ -176,8 +176,8 @@ class RecurrentDecoder(HiddenStateDecoder):
         context: Context | None = None,
         bounds: Tensor | None = None,
     ) -> Tensor:
-        texts, begin = unpacked(tokens, segments), self.read(context).hidden
-        hidden = [one.expand(len(tokens), -1)[texts.rows] for one in begin]
+        texts, begin = unpack_texts(tokens, segments), self.read(context).hidden
+        hidden = [tensor.expand(len(tokens), -1)[texts.rows] for tensor in begin]
         x, _ = self._run(texts.take(self.token_embed(tokens)), hidden)  # padding after a text does not affect it
         return texts.put(self.dropout(x), tokens.shape)
 
@@ -188,17 +188,17 @@ class RecurrentDecoder(HiddenStateDecoder):
         return ReadContext([], hidden=[zeros] * (len(self.layers) * self.parts))
 
     def read_token(self, tokens: Tensor, state: HiddenState) -> tuple[Tensor, list[Tensor]]:
-        hidden = [one.flatten(0, 1) for one in state.hidden]
+        hidden = [tensor.flatten(0, 1) for tensor in state.hidden]
         x, after = self._run(self.token_embed(tokens).flatten(0, 1)[:, None], hidden)  # (B * G, 1, D)
-        return x.view(*tokens.shape, -1), [one.unflatten(0, tokens.shape) for one in after]
+        return x.view(*tokens.shape, -1), [tensor.unflatten(0, tokens.shape) for tensor in after]
 
     def _run(self, x: Tensor, hidden: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
         """Runs all layers over texts (T, M, D) from hidden tensors (T, D); returns outputs and final hidden ones."""
         after: list[Tensor] = []
         for at, layer in enumerate(self.layers):
-            begin = [one[None].contiguous() for one in hidden[at * self.parts : (at + 1) * self.parts]]
+            begin = [tensor[None].contiguous() for tensor in hidden[at * self.parts : (at + 1) * self.parts]]
             x, end = layer(self.dropout(x), tuple(begin) if self.parts == 2 else begin[0])
-            after += [one[0] for one in (end if self.parts == 2 else [end])]
+            after += [tensor[0] for tensor in (end if self.parts == 2 else [end])]
         return x, after
 
     def flop(self, image_size: ImageSize = 0) -> Flop:
@@ -266,7 +266,7 @@ class SoftAttentionDecoder(HiddenStateDecoder):
     def readout(self, embedded: Tensor, state: Tensor, glimpse: Tensor) -> Tensor:
         """The head's input after a token: (..., D), (..., D), (..., C) -> (..., D)."""
 
-    def gated(self, state: Tensor, glimpse: Tensor) -> Tensor:
+    def gate_glimpse(self, state: Tensor, glimpse: Tensor) -> Tensor:
         """The part of the attended context that enters the cell: (..., D), (..., C) -> (..., C)."""
         return glimpse
 
@@ -275,10 +275,10 @@ class SoftAttentionDecoder(HiddenStateDecoder):
     ) -> tuple[list[Tensor], Tensor, Tensor]:
         """Reads a token: embedded (B, G, D), hidden (B, G, D) each -> hidden, glimpse (B, G, C), weights (B, G, S)."""
         glimpse, weights = self.search(hidden[0], *memory)
-        glimpse = self.gated(hidden[0], glimpse)
-        inputs, before = torch.cat([embedded, glimpse], -1).flatten(0, 1), [one.flatten(0, 1) for one in hidden]
+        glimpse = self.gate_glimpse(hidden[0], glimpse)
+        inputs, before = torch.cat([embedded, glimpse], -1).flatten(0, 1), [tensor.flatten(0, 1) for tensor in hidden]
         after = self.cell(inputs, tuple(before)) if len(before) == 2 else (self.cell(inputs, before[0]),)
-        return [one.unflatten(0, embedded.shape[:2]) for one in after], glimpse, weights
+        return [tensor.unflatten(0, embedded.shape[:2]) for tensor in after], glimpse, weights
 
     def forward(
         self,
@@ -294,9 +294,9 @@ class SoftAttentionDecoder(HiddenStateDecoder):
 
     def attend(self, tokens: Tensor, segments: Tensor | None, context: Context | None) -> tuple[Tensor, Tensor]:
         """Hidden states as from `forward`, and attention weights over the context: (B, L, D), (B, L, S)."""
-        texts, read = unpacked(tokens, segments), self.read(context)
+        texts, read = unpack_texts(tokens, segments), self.read(context)
         embedded = self.dropout(self.token_embed(tokens))
-        hidden = [one[texts.rows][:, None] for one in read.hidden]  # (T, 1, D)
+        hidden = [tensor[texts.rows][:, None] for tensor in read.hidden]  # (T, 1, D)
         keys, values, mask = _memory(read.keys_values, read.mask)
         memory = keys[texts.rows], values[texts.rows], None if mask is None else mask[texts.rows]
         columns = []
@@ -304,12 +304,14 @@ class SoftAttentionDecoder(HiddenStateDecoder):
             hidden, glimpse, weights = self._advance(column, hidden, memory)
             columns.append((hidden[0], glimpse, weights))
         state, glimpse, weights = (torch.cat(parts, 1) for parts in zip(*columns, strict=True))  # (T, M, ...)
-        state, glimpse, weights = (texts.put(one, tokens.shape) for one in (state, glimpse, weights))  # (B, L, ...)
+        state, glimpse, weights = (
+            texts.put(tensor, tokens.shape) for tensor in (state, glimpse, weights)
+        )  # (B, L, ...)
         return self.dropout(self.readout(embedded, state, glimpse)), weights
 
     def read(self, context: Context | None) -> ReadContext:
         if context is None:
-            raise ValueError("this decoder attends to a context, and was given none")
+            raise ValueError("this decoder attends to a context, but context is None")
         keys, values = self.search.key(context.states), context.states
         return ReadContext([(keys[:, None], values[:, None])], context.mask, hidden=self.bridge(context))
 
@@ -320,8 +322,10 @@ class SoftAttentionDecoder(HiddenStateDecoder):
 
     def flop(self, image_size: ImageSize = 0) -> Flop:
         """Operations; those of the bridge, once per text, are not counted."""
-        other = ("token_embed", "vocabulary_head", "bridge", "search.key", "search.score")
-        weights = [one for name, one in self.named_parameters() if one.ndim == 2 and not name.startswith(other)]
+        uncounted = ("token_embed", "vocabulary_head", "bridge", "search.key", "search.score")
+        weights = [
+            weight for name, weight in self.named_parameters() if weight.ndim == 2 and not name.startswith(uncounted)
+        ]
         key = self.search.key.weight  # (A, C)
         return Flop(
             token=2 * sum(weight.numel() for weight in weights),
@@ -368,7 +372,7 @@ class ShowAttendTellDecoder(SoftAttentionDecoder):
         self.from_state = nn.Linear(self.dim, self.dim)
         self.from_context = nn.Linear(self.context_dim, self.dim, bias=False)
 
-    def gated(self, state: Tensor, glimpse: Tensor) -> Tensor:
+    def gate_glimpse(self, state: Tensor, glimpse: Tensor) -> Tensor:
         return torch.sigmoid(self.gate(state)) * glimpse
 
     def readout(self, embedded: Tensor, state: Tensor, glimpse: Tensor) -> Tensor:

@@ -16,15 +16,15 @@ from vlm.nn.blocks import Activation, Block, BlockConfig, BlockOptions, init_wei
 from vlm.nn.dropout import Dropout
 from vlm.nn.embeddings import Spelling
 from vlm.nn.image_size import ImageSize
-from vlm.nn.mask import Mask, within
-from vlm.nn.position import LearnedPositions, Positions, positions_within
+from vlm.nn.mask import Mask, segment_mask
+from vlm.nn.position import LearnedPositions, Positions, segment_positions
 from vlm.nn.vocabulary_loss import Head
 
 
 class TextEncoder(nn.Module):
     """Bidirectional text encoder (Vaswani et al. 2017, section 3.1); BERT's with post-norm and embed_norm.
 
-    Several texts may be packed into a row: they do not see each other, and the positions of each start at 0.
+    Several texts may be packed into a row: texts do not attend to each other, and the positions of each start at 0.
 
     Args:
         vocab_size: Size V of the tokenizer's vocabulary.
@@ -70,24 +70,24 @@ class TextEncoder(nn.Module):
         self.blocks = nn.ModuleList(Block(config) for _ in range(depth))
         self.norm = config.make_final_norm()
         init_weights(self, dim=dim, branches=2 * depth)
-        self.spelling = spelling  # with its own initialisation
+        self.spelling = spelling  # after init_weights: it has a different initialisation
 
     def forward(self, tokens: Tensor, segments: Tensor | None = None, types: Tensor | None = None) -> Context:
-        """States of whole rows. Without segments, each row is one text; without types, all tokens have type 0."""
+        """States of all tokens. Without segments, each row is one text; without types, all tokens have type 0."""
         mask: Mask = None
         if segments is None:
             positions = torch.arange(tokens.shape[1], device=tokens.device)
         else:
-            positions, mask = positions_within(segments), within(segments)
-        states = self._through(tokens, positions, mask, types)
+            positions, mask = segment_positions(segments), segment_mask(segments)
+        states = self._run_blocks(tokens, positions, mask, types)
         return Context(states, None if segments is None else segments != 0)
 
     def read(self, tokens: Tensor, mask: Tensor, types: Tensor | None = None) -> Context:
         """States of rows of one text each, whose mask (B, L) is False after its end; for traced graphs."""
         positions = torch.arange(tokens.shape[1], device=tokens.device)
-        return Context(self._through(tokens, positions, mask[:, None, None], types), mask)
+        return Context(self._run_blocks(tokens, positions, mask[:, None, None], types), mask)
 
-    def _through(self, tokens: Tensor, positions: Tensor, mask: Mask, types: Tensor | None) -> Tensor:
+    def _run_blocks(self, tokens: Tensor, positions: Tensor, mask: Mask, types: Tensor | None) -> Tensor:
         x = self.embed(tokens, positions, types)
         position = self.positions.place(positions, keys=tokens.shape[1])
         with changing_lengths(x.device):
@@ -138,8 +138,8 @@ class MaskedLanguageModel(nn.Module):
     ) -> None:
         super().__init__()
         self.encoder = encoder
-        own = {"bias": bias, "transform": transform, "norm_eps": norm_eps}
-        self.vocabulary_head = VocabularyHead(dim=encoder.dim, vocab_size=vocab_size, **own)  # type: ignore[arg-type]
+        options = {"bias": bias, "transform": transform, "norm_eps": norm_eps}
+        self.vocabulary_head = VocabularyHead(dim=encoder.dim, vocab_size=vocab_size, **options)  # type: ignore[arg-type]
 
     @property
     def head(self) -> Head:
@@ -150,5 +150,5 @@ class MaskedLanguageModel(nn.Module):
         return self.encoder(tokens, segments, types).states.flatten(0, 1).index_select(0, places)
 
     def flop(self, image_size: ImageSize = 0) -> Flop:
-        own = sum(weight.numel() for weight in self.vocabulary_head.parameters() if weight.dim() > 1)
-        return replace(self.encoder.flop(), head=2 * (self.encoder.token_embed.weight.numel() + own))
+        head_size = sum(weight.numel() for weight in self.vocabulary_head.parameters() if weight.dim() > 1)
+        return replace(self.encoder.flop(), head=2 * (self.encoder.token_embed.weight.numel() + head_size))

@@ -26,7 +26,7 @@ class TimmEncoder(nn.Module):
     Shapes:
         images (B, 3, H, W) -> Context with states (B, S, D): tokens of a transformer or cells of a feature map
     Raises:
-        UserError: timm does not know the name, or the weights cannot be loaded.
+        UserError: timm has no backbone of this name, or the weights cannot be loaded.
     """
 
     def __init__(
@@ -62,11 +62,11 @@ class TimmEncoder(nn.Module):
         return Context(self.proj(features))
 
     def pooled(self, images: Tensor) -> Tensor:
-        """Features with timm's own pooling: images (B, 3, H, W) -> (B, C)."""
+        """Features pooled by timm: images (B, 3, H, W) -> (B, C)."""
         return self.backbone(images)
 
     def layer_depths(self) -> dict[str, int]:
-        """Number of layers above each parameter, in the backbone by timm's own grouping: 1 for the last block.
+        """Number of layers above each parameter, in the backbone by timm's grouping: 1 for the last block.
 
         Tokens and positions that timm's grouping misses are grouped with the stem.
         """
@@ -77,13 +77,13 @@ class TimmEncoder(nn.Module):
         named: Any = SimpleNamespace(named_parameters=lambda: ((name, None) for name in names))
         layers = group_parameters(named, self.backbone.group_matcher(coarse=False), reverse=True)
         top = layers[head]
-        forgotten = {name for name in names if layers[name] == top and "." not in name}
-        depths = {f"backbone.{name}": top - (0 if name in forgotten else layers[name]) for name in names[:-1]}
+        ungrouped = {name for name in names if layers[name] == top and "." not in name}
+        depths = {f"backbone.{name}": top - (0 if name in ungrouped else layers[name]) for name in names[:-1]}
         return depths | {f"proj.{name}": 0 for name, _ in self.proj.named_parameters()}
 
     @staticmethod
     def prepares(*, name: str, pretrained: bool = False, weights: str | None = None, **others: Any) -> dict[str, Any]:
-        """Preprocessing that the pretrained weights of a backbone were trained with, as far as timm knows it.
+        """Preprocessing that the pretrained weights of a backbone were trained with, as far as timm records it.
 
         Returns:
             Arguments of `vlm.data.images.image.Preprocess`; empty without pretrained weights.
@@ -92,11 +92,15 @@ class TimmEncoder(nn.Module):
             return {}
         from timm.models import get_pretrained_cfg
 
-        known = get_pretrained_cfg(name) if name in _names() else None
-        if known is None:
+        pretrained_config = get_pretrained_cfg(name) if name in _names() else None
+        if pretrained_config is None:
             return {}
-        options = {"mean": list(known.mean), "std": list(known.std), "resize": RESIZES.get(known.crop_mode)}
-        return options | {"interpolation": known.interpolation, "crop": known.crop_pct}
+        options = {
+            "mean": list(pretrained_config.mean),
+            "std": list(pretrained_config.std),
+            "resize": RESIZES.get(pretrained_config.crop_mode),
+        }
+        return options | {"interpolation": pretrained_config.interpolation, "crop": pretrained_config.crop_pct}
 
 
 def _freeze_unused(backbone: nn.Module, image_size: ImageSize) -> None:
@@ -116,19 +120,19 @@ def _names() -> list[str]:
     return timm.list_models()
 
 
-def _near(name: str, names: list[str], shown: int = 5) -> list[str]:
+def _similar_names(name: str, names: list[str], limit: int = 5) -> list[str]:
     """Names similar to the start of a name, most similar and shortest first."""
-    likeness = {known: SequenceMatcher(None, name, known[: len(name)]).ratio() for known in names}
-    alike = [known for known in names if likeness[known] > 0.6]
-    return sorted(alike, key=lambda known: (-likeness[known], len(known), known))[:shown]
+    similarity = {candidate: SequenceMatcher(None, name, candidate[: len(name)]).ratio() for candidate in names}
+    similar = [candidate for candidate in names if similarity[candidate] > 0.6]
+    return sorted(similar, key=lambda candidate: (-similarity[candidate], len(candidate), candidate))[:limit]
 
 
 def _create(name: str, image_size: ImageSize, pretrained: bool, weights: str | None) -> Any:
     import timm
 
     if ":" in name or "/" in name or name not in _names():
-        near = ", ".join(_near(name, _names())) or "none"
-        raise UserError(f"model.encoder.name: timm has no backbone {name!r}; similar names: {near}")
+        similar = ", ".join(_similar_names(name, _names())) or "none"
+        raise UserError(f"model.encoder.name: timm has no backbone {name!r}; similar names: {similar}")
     options: dict = {"num_classes": 0, "pretrained": pretrained and weights is None}
     if weights is not None:
         options |= {"pretrained": True, "pretrained_cfg_overlay": {"file": weights}}

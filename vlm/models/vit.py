@@ -82,7 +82,7 @@ class ViT(nn.Module):
         return [token for token in (self.class_token, self.distillation_token) if token is not None]
 
     def forward(self, images: Tensor) -> Context:
-        # Contiguous: without a class token, the whole residual stream would stay channel-major.
+        # Contiguous: without a class token, the entire residual stream would stay channel-major.
         x = self.patch_embed(images).flatten(2).transpose(1, 2).contiguous()  # (B, 3, H, W) -> (B, S, D)
         if tokens := self._tokens():
             x = torch.cat([*(token.expand(x.shape[0], 1, -1) for token in tokens), x], dim=1)  # (B, 1 or 2 + S, D)
@@ -118,7 +118,9 @@ class SeveralImages(nn.Module):
         several = images if images.ndim == 5 else images[:, None]
         rows, number = several.shape[:2]
         if number > self.count:
-            raise ValueError(f"a record has {number} images; the model reads {self.count}, see model.encoder.count")
+            raise ValueError(
+                f"a record has {number} images, but the model takes at most {self.count}; increase model.encoder.count"
+            )
         context = self.encoder(several.flatten(0, 1))  # (B * K, S, D)
         states = context.states.unflatten(0, (rows, number)) + self.order[:number, None]
         masks = [None] * number if context.mask is None else context.mask.unflatten(0, (rows, number)).unbind(1)

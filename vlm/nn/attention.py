@@ -1,11 +1,12 @@
 """Scaled dot-product attention, and the layers built on it.
 
-Legend of shapes, used in the whole package:
+Legend of shapes, used throughout the package:
     B rows    L text tokens of a row    S context tokens    D width    N heads    K width of a head    V vocabulary
 """
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from vlm.nn.dropout import dropout as drop
-from vlm.nn.mask import Mask, Texts, as_bias, dense
+from vlm.nn.mask import Mask, Texts, dense_mask, to_additive_mask
 from vlm.nn.position import NO_POSITIONS, PositionInfo
 
 FEW_KEYS = 512  # up to this many keys, plain products in bfloat16 beat torch's fused kernel on a CPU
@@ -44,19 +45,19 @@ def attention(
         q (B, N, L, K), k and v (B, N or a divisor, S, K) -> (B, N, L, K)
     """
     if isinstance(mask, Texts) and bias is None and dropout == 0 and q.dtype in (torch.float16, torch.bfloat16):
-        return _text_by_text(q, k, v, mask, scale)
-    if _plainly(q, k, dropout):
+        return _varlen_attention(q, k, v, mask, scale)
+    if _prefers_plain_products(q, k, dropout):
         weights = attention_weights(q, k, mask=mask, bias=bias, scale=scale)
-        return _products(drop(weights, dropout), _spread(v, q)).to(q.dtype)
+        return _batched_matmul(drop(weights, dropout), _repeat_heads(v, q)).to(q.dtype)
     options: dict[str, Any] = {"dropout_p": dropout, "scale": scale}
     if k.shape[1] != q.shape[1]:
         options["enable_gqa"] = True  # a plain bool: under torch.compile a comparison of sizes is not one
     if bias is None and isinstance(mask, str) and q.shape[2] == k.shape[2]:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, **options)
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=dense(q, k, mask, bias), **options)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=dense_mask(q, k, mask, bias), **options)
 
 
-def _text_by_text(q: Tensor, k: Tensor, v: Tensor, texts: Texts, scale: float | None) -> Tensor:
+def _varlen_attention(q: Tensor, k: Tensor, v: Tensor, texts: Texts, scale: float | None) -> Tensor:
     """Attention inside texts, by a kernel that skips all pairs of two texts (Dao 2024, FlashAttention-2).
 
     Shapes:
@@ -65,7 +66,7 @@ def _text_by_text(q: Tensor, k: Tensor, v: Tensor, texts: Texts, scale: float | 
     from torch.nn.attention.varlen import varlen_attn
 
     rows, _, length, _ = q.shape
-    k, v = _spread(k, q), _spread(v, q)
+    k, v = _repeat_heads(k, q), _repeat_heads(v, q)
     q, k, v = (part.transpose(1, 2).flatten(0, 1) for part in (q, k, v))  # (B * L, N, K)
     # max_len is the row's length, because the longest text changes from batch to batch.
     out: Any = varlen_attn(q, k, v, texts.bounds, texts.bounds, length, length, scale=scale, window_size=(-1, 0))
@@ -85,13 +86,13 @@ def changing_lengths(device: torch.device) -> Iterator[None]:
         yield
 
 
-def same_kernels() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """Contexts for a forward pass and its recomputation, so that both choose the same kernels."""
+def recompute_contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    """Contexts for a forward pass and its recomputation in which both choose the same kernels."""
     device = torch.device("cpu" if torch.backends.cuda.cudnn_sdp_enabled() else "cuda")
     return nullcontext(), changing_lengths(device)
 
 
-def _plainly(q: Tensor, k: Tensor, dropout: float) -> bool:
+def _prefers_plain_products(q: Tensor, k: Tensor, dropout: float) -> bool:
     """Returns True if plain products and a softmax are the fastest implementation.
 
     On a CPU, torch has no fused kernel with dropout, and its bfloat16 kernel is slower up to about 500 keys: forward
@@ -106,45 +107,23 @@ def attention_weights(
     q: Tensor, k: Tensor, *, mask: Mask = None, bias: Tensor | None = None, scale: float | None = None
 ) -> Tensor:
     """The attention weights that `attention` computes: (B, N, L, S)."""
-    mask = dense(q, k, mask, bias)
+    mask = dense_mask(q, k, mask, bias)
     scaled = q.to(k.dtype) * (q.shape[-1] ** -0.5 if scale is None else scale)
-    scores = _products(scaled, _spread(k, q).transpose(-1, -2))  # (B, N, L, S)
+    scores = _batched_matmul(scaled, _repeat_heads(k, q).transpose(-1, -2))  # (B, N, L, S)
     if mask is not None:
-        scores = scores + (as_bias(mask, scores) if mask.dtype == torch.bool else mask)
+        scores = scores + (to_additive_mask(mask, scores) if mask.dtype == torch.bool else mask)
     return scores.softmax(-1)
 
 
-def _products(a: Tensor, b: Tensor) -> Tensor:
+def _batched_matmul(a: Tensor, b: Tensor) -> Tensor:
     """a @ b for 4-D tensors with equal leading dimensions; bmm is a sixth faster than matmul for a single text."""
     return torch.bmm(a.flatten(0, 1), b.flatten(0, 1)).unflatten(0, a.shape[:2])
 
 
-def _spread(shared: Tensor, q: Tensor) -> Tensor:
-    """Repeats keys or values so that every query head has its own."""
+def _repeat_heads(shared: Tensor, q: Tensor) -> Tensor:
+    """Repeats shared heads of keys or values for each query head of their group."""
     group = q.shape[1] // shared.shape[1]
     return shared if group == 1 else shared.repeat_interleave(group, dim=1)
-
-
-def width_of_head(dim: int, num_heads: int, head_dim: int | None) -> int:
-    """Width K of a head: head_dim if given, else D / N.
-
-    Raises:
-        ValueError: N does not divide D.
-    """
-    if head_dim is None and dim % num_heads:
-        raise ValueError(f"num_heads {num_heads} does not divide dim {dim}; change one, or set head_dim")
-    return head_dim or dim // num_heads
-
-
-def heads_of_keys(num_heads: int, num_kv_heads: int | None) -> int:
-    """Number of heads of keys and values: num_kv_heads if given, else N.
-
-    Raises:
-        ValueError: num_kv_heads does not divide N.
-    """
-    if num_kv_heads is not None and (num_kv_heads < 1 or num_heads % num_kv_heads):
-        raise ValueError(f"num_kv_heads {num_kv_heads} does not divide num_heads {num_heads}; change one")
-    return num_kv_heads or num_heads
 
 
 class CosineScale(nn.Module):
@@ -196,22 +175,28 @@ class MultiHead(nn.Module):
     Args:
         dim: Width D of the output.
         others: As in SelfAttention.
+    Raises:
+        ValueError: num_kv_heads does not divide N, or N does not divide D and head_dim is None.
     """
 
     def __init__(
         self, *, dim: int, num_heads: int, head_dim: int | None, num_kv_heads: int | None, dropout: float
     ) -> None:
         super().__init__()
+        if num_kv_heads is not None and (num_kv_heads < 1 or num_heads % num_kv_heads):
+            raise ValueError(f"num_kv_heads {num_kv_heads} does not divide num_heads {num_heads}; change one")
+        if head_dim is None and dim % num_heads:
+            raise ValueError(f"num_heads {num_heads} does not divide dim {dim}; change one, or set head_dim")
         self.num_heads = num_heads
-        self.num_kv_heads = heads_of_keys(num_heads, num_kv_heads)
-        self.head_dim = width_of_head(dim, num_heads, head_dim)
+        self.num_kv_heads = num_kv_heads or num_heads
+        self.head_dim = head_dim or dim // num_heads
         self.dropout = dropout
-        self.attend = attention
+        self.attend: Callable[..., Tensor] = attention
 
     def add_output(
         self, dim: int, *, bias: bool, qk_norm: bool | str, attn_scale: float | None, norm_eps: float
     ) -> None:
-        """Adds the query-key normalisation and the output projection, after the subclass's own projections."""
+        """Adds the query-key normalisation and the output projection, after the projections of the subclass."""
         self.cosine = CosineScale(num_heads=self.num_heads) if qk_norm is True else None
         self.head_norm = HeadNorm(head_dim=self.head_dim, eps=norm_eps) if qk_norm == "rms" else None
         self.proj = nn.Linear(self.num_heads * self.head_dim, dim, bias=bias)
@@ -315,7 +300,7 @@ class CrossAttention(MultiHead):
 
 
 @contextmanager
-def recorded(*layers: MultiHead) -> Iterator[list[list[Tensor]]]:
+def record_attention(*layers: MultiHead) -> Iterator[list[list[Tensor]]]:
     """Records the attention weights of these layers inside the context; other layers keep their fast kernels.
 
     Yields:
@@ -323,15 +308,14 @@ def recorded(*layers: MultiHead) -> Iterator[list[list[Tensor]]]:
     """
     records: list[list[Tensor]] = [[] for _ in layers]
 
-    def recording(record: list[Tensor]) -> Callable[..., Tensor]:
-        def attend(q: Tensor, k: Tensor, v: Tensor, *, dropout: float = 0.0, **options: Any) -> Tensor:
-            record.append(attention_weights(q, k, **options).detach())
-            return attention(q, k, v, dropout=dropout, **options)
-
-        return attend
+    def attend(
+        record: list[Tensor], q: Tensor, k: Tensor, v: Tensor, *, dropout: float = 0.0, **options: Any
+    ) -> Tensor:
+        record.append(attention_weights(q, k, **options).detach())
+        return attention(q, k, v, dropout=dropout, **options)
 
     for layer, record in zip(layers, records, strict=True):
-        layer.attend = recording(record)
+        layer.attend = partial(attend, record)
     try:
         yield records
     finally:

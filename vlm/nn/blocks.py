@@ -176,7 +176,7 @@ class GatedMLP(nn.Module):
 
 
 class DropPath(nn.Module):
-    """Drops a residual branch for whole samples (stochastic depth, Huang et al. 2016).
+    """Drops a residual branch per sample (stochastic depth, Huang et al. 2016).
 
     Args:
         rate: Probability of dropping the branch of a sample; the kept ones are scaled by 1 / (1 - rate).
@@ -274,8 +274,8 @@ def init_weights(module: nn.Module, *, dim: int, branches: int) -> None:
     std = 0.5 * dim**-0.5
     for name, layer in module.named_modules():
         if isinstance(layer, nn.Linear):
-            writes = name.endswith(("proj", "fc2"))
-            nn.init.normal_(layer.weight, std=std * branches**-0.5 if writes else std)
+            is_output = name.endswith(("proj", "fc2"))
+            nn.init.normal_(layer.weight, std=std * branches**-0.5 if is_output else std)
             if layer.bias is not None:
                 nn.init.zeros_(layer.bias)
         elif isinstance(layer, nn.Embedding):

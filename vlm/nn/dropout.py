@@ -19,9 +19,9 @@ def dropout(x: Tensor, rate: float) -> Tensor:
     if x.device.type != "cpu" or torch.compiler.is_compiling() or not 0 < share < LEVELS:
         return F.dropout(x, rate)
     bits = torch.empty(-(-x.numel() // 4), dtype=torch.int64).random_(torch.iinfo(torch.int64).min, None)
-    drawn = bits.view(torch.int16)[: x.numel()].view(x.shape)
-    # Multiplying by zeros and ones of x's own type takes a third of the time of filling with a bool mask.
-    keep = torch.ge(drawn, share - LEVELS // 2, out=torch.empty(x.shape, dtype=x.dtype))
+    numbers = bits.view(torch.int16)[: x.numel()].view(x.shape)
+    # Multiplying by zeros and ones of x's type takes a third of the time of filling with a bool mask.
+    keep = torch.ge(numbers, share - LEVELS // 2, out=torch.empty(x.shape, dtype=x.dtype))
     return x * keep.mul_(LEVELS / (LEVELS - share))
 
 

@@ -43,7 +43,7 @@ class ConvStem(nn.Sequential):
     """
 
     def __init__(self, *, patch_size: Count, dim: Count, min_channels: Count = 32) -> None:
-        stages = _stages(patch_size)
+        stages = _count_stages(patch_size)
         channels = [max(min_channels, dim >> (stages - 1 - stage)) for stage in range(stages)]
         convs = [nn.Conv2d(3, channels[0], kernel_size=4, stride=4)]
         convs += [nn.Conv2d(a, b, kernel_size=3, stride=2, padding=1) for a, b in pairwise(channels)]
@@ -76,7 +76,7 @@ class ConvPoolStem(nn.Sequential):
     def __init__(self, *, patch_size: Count, dim: Count, channels: Count = 32, stride: Count = 2) -> None:
         if stride not in (1, 2):
             raise ValueError(f"stride {stride} is not 1 or 2")
-        stages = _stages(patch_size, first=2 * stride)
+        stages = _count_stages(patch_size, first=2 * stride)
         widths = [3, *(channels << stage for stage in range(stages))]
         layers: list[nn.Module] = []
         for stage, (before, after) in enumerate(pairwise(widths)):
@@ -90,8 +90,8 @@ class ConvPoolStem(nn.Sequential):
         return super().forward(images.contiguous(memory_format=torch.channels_last))
 
 
-def _stages(patch_size: int, first: int = 4) -> int:
-    """Number of convolutions that reduce the sides by patch_size, the first by 2 or 4 and each other by 2."""
+def _count_stages(patch_size: int, first: int = 4) -> int:
+    """Number of convolutions that reduce the sides by patch_size: the first by 2 or 4, all later ones by 2."""
     stages = patch_size.bit_length() - first.bit_length() + 1
     if stages < 1 or first << (stages - 1) != patch_size:
         sizes = ", ".join(str(first << stage) for stage in range(4))
@@ -100,13 +100,13 @@ def _stages(patch_size: int, first: int = 4) -> int:
 
 
 SPACE = b" "
-NEVER = 254  # represents bytes from 254 on, which UTF-8 does not have but a vocabulary may
-BYTES = NEVER + 2  # number of codes: 0 for no byte, else the byte plus 1
-EVEN = 32  # numbers of words and of bytes are rounded up to multiples of 32 and 8, so that few shapes occur
+INVALID_BYTE = 254  # represents bytes from 254 on, which UTF-8 does not have but a vocabulary may
+BYTES = INVALID_BYTE + 2  # number of codes: 0 for no byte, else the byte plus 1
+SIZE_STEP = 32  # numbers of words and of bytes are rounded up to multiples of 32 and 8, so that few shapes occur
 
 
 class Spelling(nn.Module):
-    """A vector for each token's word, from the UTF-8 bytes of the whole word (CharWNN: dos Santos and Zadrozny 2014).
+    """A vector for each token's word, from the UTF-8 bytes of the entire word (CharWNN: dos Santos and Zadrozny 2014).
 
     A word begins at a token whose bytes begin with a space, at each special token, and at the begin of a text. A
     convolution over the word's bytes, max pooling and a linear layer give the vector, which all tokens of the word
@@ -117,7 +117,7 @@ class Spelling(nn.Module):
         dim: Width D of the vectors.
         width: Number of channels of the convolution.
         byte_dim: Width of the byte embedding.
-        kernel: Number of bytes that the convolution sees at once.
+        kernel: Number of bytes in the receptive field of the convolution.
         longest: Maximum number of bytes of a word; longer words are truncated.
         dropout: Dropout rate of the pooled values.
     Shapes:
@@ -154,9 +154,11 @@ class Spelling(nn.Module):
     def learn(self, pieces: Sequence[bytes]) -> None:
         """Stores the bytes of all tokens of the vocabulary; those of special tokens are empty."""
         for id, piece in enumerate(pieces):
-            known = piece[: self.longest]
-            self.pieces[id, : len(known)] = torch.tensor([min(byte, NEVER) + 1 for byte in known], dtype=torch.uint8)
-            self.sizes[id], self.begins[id] = len(known), not piece or piece.startswith(SPACE)
+            truncated = piece[: self.longest]
+            self.pieces[id, : len(truncated)] = torch.tensor(
+                [min(byte, INVALID_BYTE) + 1 for byte in truncated], dtype=torch.uint8
+            )
+            self.sizes[id], self.begins[id] = len(truncated), not piece or piece.startswith(SPACE)
 
     def forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
         words, owner = self.words(tokens, positions)
@@ -185,5 +187,5 @@ class Spelling(nn.Module):
         words = words[:none].view(-1, self.longest)
         if tokens.device.type == "cpu":  # elsewhere the host would wait for these sizes
             used, longest = int(owner[-1]) + 1, int((words > 0).sum(1).max())
-            words = words[: used + -used % EVEN, : max(8, longest + -longest % 8)]
+            words = words[: used + -used % SIZE_STEP, : max(8, longest + -longest % 8)]
         return words, owner.view(tokens.shape)

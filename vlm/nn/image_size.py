@@ -22,13 +22,13 @@ def as_override(size: ImageSize) -> str:
     return str(plain(size)).replace(" ", "")
 
 
-def shown(size: ImageSize) -> str:
-    """The size in words: 64 x 512."""
+def format_size(size: ImageSize) -> str:
+    """Formats a size as in 64 x 512."""
     return "{} x {}".format(*sides(size))
 
 
-def scaled(size: ImageSize, longest: int) -> tuple[int, int]:
-    """The size with the same proportions and a longer side of `longest` pixels."""
+def fit_longest_side(size: ImageSize, longest: int) -> tuple[int, int]:
+    """Returns the size with the same proportions whose longer side has `longest` pixels."""
     height, width = sides(size)
     return max(1, round(longest * height / max(height, width))), max(1, round(longest * width / max(height, width)))
 

@@ -53,9 +53,9 @@ class LoRA:
     def layers(self, model: nn.Module, without: Iterable[str] = ()) -> Iterator[tuple[str, nn.Linear]]:
         """Yields names and layers that get an adapter, except those inside the parts `without`."""
         for name, layer in model.named_modules():
-            meant = any(fnmatchcase(f".{name}", f"*.{pattern}") for pattern in self.projections)
+            matches = any(fnmatchcase(f".{name}", f"*.{pattern}") for pattern in self.projections)
             if (
-                meant
+                matches
                 and isinstance(layer, nn.Linear)
                 and not any(f"{name}.".startswith(f"{part}.") for part in without)
             ):
@@ -69,8 +69,8 @@ class LoRA:
         """
         layers = list(self.layers(model, tuple(without)))
         for name, layer in layers:
-            parent, _, own = name.rpartition(".")
-            setattr(model.get_submodule(parent), own, AdaptedLinear(layer, rank=self.rank, scale=self.scale))
+            parent, _, attribute = name.rpartition(".")
+            setattr(model.get_submodule(parent), attribute, AdaptedLinear(layer, rank=self.rank, scale=self.scale))
         return len(layers)
 
 
@@ -79,7 +79,7 @@ def is_adapter(name: str) -> bool:
     return name.endswith((f".{A}", f".{B}"))
 
 
-def merge(state: Mapping[str, Tensor], scale: float) -> dict[str, Tensor]:
+def merge_adapters(state: Mapping[str, Tensor], scale: float) -> dict[str, Tensor]:
     """The state dict with adapters merged into the weights: W + α/r B A."""
     merged = {name: tensor for name, tensor in state.items() if not is_adapter(name)}
     for name in [name for name in state if name.endswith(f".{A}")]:

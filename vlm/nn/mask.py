@@ -1,5 +1,6 @@
 """Masks: which keys each query may attend to. Shapes as in `vlm.nn.attention`."""
 
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 import torch
@@ -18,19 +19,19 @@ class Texts(NamedTuple):
     bounds: Tensor
 
 
-# Keys that a query may attend to: all (None), its own and earlier positions ("causal"), the same within its text
+# Keys that a query may attend to: all (None), those up to its position ("causal"), the same within its text
 # (Texts), or a bool mask broadcastable to (B, N, L, S) where True means "may attend".
 Mask = Tensor | Literal["causal"] | Texts | None
 
 
-def within_segments(segments: Tensor, bounds: Tensor | None) -> Mask:
+def packed_causal_mask(segments: Tensor, bounds: Tensor | None) -> Mask:
     """Causal attention inside each segment: by `bounds` on a GPU if they are given, else by a mask.
 
     Shapes:
         segments (B, L), bounds as in Texts
     """
     if bounds is None or not has_text_kernel(segments.device):
-        return causal_within(segments)
+        return causal_segment_mask(segments)
     return Texts(segments, bounds)
 
 
@@ -39,10 +40,10 @@ def has_text_kernel(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
-def within(segments: Tensor) -> Tensor:
-    """Bidirectional attention inside each segment of a row: packed texts do not see each other.
+def segment_mask(segments: Tensor) -> Tensor:
+    """Bidirectional attention inside each segment of a row: packed texts do not attend to each other.
 
-    Padding is a segment of its own: it sees only itself, so that no row of weights is empty.
+    Padding is a separate segment that attends to itself, so that no row of weights is empty.
 
     Shapes:
         segments (B, L) -> bool mask (B, 1, L, L)
@@ -50,14 +51,14 @@ def within(segments: Tensor) -> Tensor:
     return segments[:, None, :, None] == segments[:, None, None, :]
 
 
-def causal_within(segments: Tensor) -> Tensor:
+def causal_segment_mask(segments: Tensor) -> Tensor:
     """Causal attention inside each segment of a row.
 
     Shapes:
         segments (B, L) -> bool mask (B, 1, L, L)
     """
     length = segments.shape[1]
-    return within(segments) & causal_tail(length, length, segments.device)
+    return segment_mask(segments) & causal_tail(length, length, segments.device)
 
 
 def causal_tail(queries: int, keys: int, device: torch.device) -> Tensor:
@@ -65,7 +66,7 @@ def causal_tail(queries: int, keys: int, device: torch.device) -> Tensor:
     return torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)
 
 
-def with_prefix(
+def prefix_mask(
     text: Mask,
     prefix: Tensor | None,
     *,
@@ -73,11 +74,11 @@ def with_prefix(
     length: int,
     device: torch.device,
     causal: bool = False,
-    seen: Tensor | None = None,
+    visible: Tensor | None = None,
 ) -> Tensor:
     """Attention mask of rows that begin with a prefix (Raffel et al. 2020, figure 4).
 
-    The prefix attends to itself only; the text attends to the prefix and to itself as its own mask allows. Two
+    The prefix attends to itself only; the text attends to the prefix, and to itself as the text's mask allows. Two
     prefix states p and two packed captions a and b:
 
             p p  a a  b
@@ -88,45 +89,44 @@ def with_prefix(
         b   1 1  0 0  1
 
     Args:
-        text: Mask of the text alone.
+        text: Mask of the text without its prefix.
         prefix: States of the prefix that may be attended to, (B, S); None for all.
         count: Number S of states.
         length: Number L of tokens.
         causal: Whether a prefix state attends only to itself and earlier ones; else to all prefix states.
-        seen: States that the text may attend to, (B, S), if these are not those of `prefix`.
+        visible: States that the text may attend to, (B, S), if these are not those of `prefix`.
     Shapes:
         -> bool mask (B or 1, 1, S + L, S + L)
     """
     if isinstance(text, Texts):
-        text = causal_within(text.segments)
-    whole = torch.ones(length, length, dtype=torch.bool, device=device)
-    own = text if isinstance(text, Tensor) else (whole if text is None else whole.tril())[None, None]
+        text = causal_segment_mask(text.segments)
+    all_pairs = torch.ones(length, length, dtype=torch.bool, device=device)
+    within_text = text if isinstance(text, Tensor) else (all_pairs if text is None else all_pairs.tril())[None, None]
     states = torch.ones(1, count, dtype=torch.bool, device=device) if prefix is None else prefix
     above = states[:, None, None].expand(-1, 1, count, -1)  # (B or 1, 1, S, S)
     above = above & causal_tail(count, count, device) if causal else above
-    below = (states if seen is None else seen)[:, None, None].expand(-1, 1, length, -1)  # (B or 1, 1, L, S)
-    parts = [_over(above, below), F.pad(own, (0, 0, count, 0))]
-    rows = max(len(part) for part in parts)
-    return torch.cat([part.expand(rows, -1, -1, -1) for part in parts], dim=-1)
+    below = (states if visible is None else visible)[:, None, None].expand(-1, 1, length, -1)  # (B or 1, 1, L, S)
+    return _concat_masks([_concat_masks([above, below], dim=2), F.pad(within_text, (0, 0, count, 0))], dim=-1)
 
 
-def _over(above: Tensor, below: Tensor) -> Tensor:
-    rows = max(len(above), len(below))
-    return torch.cat([part.expand(rows, -1, -1, -1) for part in (above, below)], dim=2)
+def _concat_masks(masks: Sequence[Tensor], dim: int) -> Tensor:
+    """Concatenates masks of all rows, or of one row that stands for all."""
+    rows = max(len(mask) for mask in masks)
+    return torch.cat([mask.expand(rows, -1, -1, -1) for mask in masks], dim=dim)
 
 
-def as_bias(seen: Tensor, like: Tensor) -> Tensor:
+def to_additive_mask(mask: Tensor, like: Tensor) -> Tensor:
     """Converts a bool mask to an additive one: 0 where it is True, else -inf.
 
     Adding it is cheaper than filling the scores of all heads, in the forward and the backward pass.
     """
-    return torch.zeros(seen.shape, dtype=like.dtype, device=like.device).masked_fill_(~seen, -torch.inf)
+    return torch.zeros(mask.shape, dtype=like.dtype, device=like.device).masked_fill_(~mask, -torch.inf)
 
 
-def dense(q: Tensor, k: Tensor, mask: Mask, bias: Tensor | None) -> Tensor | None:
+def dense_mask(q: Tensor, k: Tensor, mask: Mask, bias: Tensor | None) -> Tensor | None:
     """Combines a mask and a bias into one tensor: a bool mask, or an additive one."""
     if isinstance(mask, Texts):
-        mask = causal_within(mask.segments)
+        mask = causal_segment_mask(mask.segments)
     if isinstance(mask, str):
         mask = None if q.shape[2] == 1 else causal_tail(q.shape[2], k.shape[2], q.device)
     if bias is None or mask is None:

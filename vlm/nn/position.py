@@ -9,10 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vlm.errors import Count, Range
-from vlm.nn.image_size import ImageSize, grid_of, shown
+from vlm.nn.image_size import ImageSize, format_size, grid_of
 
 
-def positions_within(segments: Tensor) -> Tensor:
+def segment_positions(segments: Tensor) -> Tensor:
     """The position of each token in its segment, from 0; segments are contiguous runs of a row.
 
     Segment 0 is padding, all of it at position 0, because it may be longer than any text.
@@ -44,7 +44,7 @@ def sincos_2d(rows: int, columns: int, dim: int) -> Tensor:
     return torch.cat([f(angle) for angle in angles for f in (torch.sin, torch.cos)], dim=1)
 
 
-def regridded(table: Tensor, grid: tuple[int, int], *, before: int, image_size: ImageSize) -> Tensor:
+def interpolate_grid(table: Tensor, grid: tuple[int, int], *, before: int, image_size: ImageSize) -> Tensor:
     """Interpolates the vectors of a grid to other rows and columns (Dosovitskiy et al. 2021, 3.2), as DINOv2 does.
 
     Args:
@@ -55,12 +55,14 @@ def regridded(table: Tensor, grid: tuple[int, int], *, before: int, image_size: 
     Raises:
         ValueError: The table does not contain a grid for such images.
     """
-    own = grid_of(len(table) - before, image_size)
-    if own is None:
-        raise ValueError(f"{len(table)} vectors are not {before} and a grid of images of {shown(image_size)} pixels")
-    if own == grid:
+    old_grid = grid_of(len(table) - before, image_size)
+    if old_grid is None:
+        raise ValueError(
+            f"{len(table)} vectors are not {before} and a grid of images of {format_size(image_size)} pixels"
+        )
+    if old_grid == grid:
         return table
-    cells = table[before:].unflatten(0, own).permute(2, 0, 1)[None].float()  # (1, D, H, W)
+    cells = table[before:].unflatten(0, old_grid).permute(2, 0, 1)[None].float()  # (1, D, H, W)
     cells = F.interpolate(cells, size=grid, mode="bicubic", align_corners=False)
     return torch.cat([table[:before].float(), cells[0].flatten(1).T]).to(table.dtype)
 
@@ -94,46 +96,48 @@ class PositionInfo:
         first, second = x.chunk(2, dim=-1)
         return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x.dtype)
 
-    def after(self, prefix: "PositionInfo", count: int) -> "PositionInfo":
+    def prepend_prefix(self, prefix: "PositionInfo", count: int) -> "PositionInfo":
         """Position information of a prefix of `count` tokens followed by this text; the prefix gets no bias."""
         rotation = None
         if self.rotation is not None:
             pairs = zip(prefix.rotation or (None, None), self.rotation, (1.0, 0.0), strict=True)  # angle 0
-            rotation = tuple(_after(before, own, fill, count) for before, own, fill in pairs)
+            rotation = tuple(_prepend(before, text, fill, count) for before, text, fill in pairs)
         return PositionInfo(
-            added=None if self.added is None else _after(prefix.added, self.added, 0.0, count),
+            added=None if self.added is None else _prepend(prefix.added, self.added, 0.0, count),
             rotation=rotation,  # type: ignore[arg-type]
             bias=None if self.bias is None else F.pad(self.bias, (count, 0, count, 0)),
         )
 
 
-def _after(prefix: Tensor | None, own: Tensor, fill: float, count: int) -> Tensor:
+def _prepend(prefix: Tensor | None, text: Tensor, fill: float, count: int) -> Tensor:
     """Values of `count` prefix tokens, then those of a text: (S, K) or None, and (..., L, K) -> (..., S + L, K)."""
-    shape = (*own.shape[:-2], count, own.shape[-1])
-    before = own.new_full(shape, fill) if prefix is None else prefix.expand(shape)
-    return torch.cat([before, own], dim=-2)
+    shape = (*text.shape[:-2], count, text.shape[-1])
+    before = text.new_full(shape, fill) if prefix is None else prefix.expand(shape)
+    return torch.cat([before, text], dim=-2)
 
 
 NO_POSITIONS = PositionInfo()
 
 
 class Positions(nn.Module):
-    """Base class of position encodings. The base class itself encodes none, so that attention sees a set of tokens.
+    """Base class of position encodings. The base class itself encodes none: attention ignores the order of tokens.
 
     A subclass adds vectors to the input of the stack, gives position information to its layers, or both.
 
     Attributes:
-        room: Maximum number of positions; None for no limit.
+        max_positions: Maximum number of positions; None for no limit.
     Shapes:
         positions (L,) if they are equal in all rows, else (B, L)
     """
 
-    room: int | None = None
+    max_positions: int | None = None
 
     def check(self, max_len: int) -> None:
         """Raises a ValueError if there are fewer positions than a text may have tokens."""
-        if self.room is not None and self.room < max_len:
-            raise ValueError(f"there are {self.room} positions for texts of up to {max_len} tokens; give more")
+        if self.max_positions is not None and self.max_positions < max_len:
+            raise ValueError(
+                f"{self.max_positions} positions are too few for texts of up to {max_len} tokens; give more"
+            )
 
     def embed(self, positions: Tensor) -> Tensor | None:
         """Vectors added to the input, broadcastable to (B, L, D)."""
@@ -156,7 +160,7 @@ class LearnedPositions(Positions):
 
     def __init__(self, *, dim: Count, max_len: Count) -> None:
         super().__init__()
-        self.room = max_len
+        self.max_positions = max_len
         self.weight = nn.Parameter(torch.empty(max_len, dim))
         nn.init.normal_(self.weight, std=dim**-0.5)
 
@@ -196,7 +200,7 @@ class LearnedPositionsEachLayer(Positions):
 
     def __init__(self, *, head_dim: Count, max_len: Count) -> None:
         super().__init__()
-        self.room = max_len
+        self.max_positions = max_len
         self.weight = nn.Parameter(torch.empty(max_len, head_dim))
         nn.init.normal_(self.weight, std=head_dim**-0.5)
 
@@ -223,7 +227,7 @@ class SinusoidalPositions(Positions):
         self.dim = dim
 
     def embed(self, positions: Tensor) -> Tensor | None:
-        cos, sin = _waves(positions, _frequencies(self.dim, 10_000.0, positions.device))  # each (..., L, D / 2)
+        cos, sin = _cos_sin(positions, _frequencies(self.dim, 10_000.0, positions.device))  # each (..., L, D / 2)
         return torch.stack([sin, cos], dim=-1).flatten(-2) * self.dim**-0.5  # (..., L, D)
 
 
@@ -287,7 +291,7 @@ class RotaryPositions(Positions):
         self.low_freq_factor, self.high_freq_factor, self.trained_len = low_freq_factor, high_freq_factor, trained_len
 
     def place(self, positions: Tensor, *, keys: int) -> PositionInfo:
-        waves = _waves(positions, self.frequencies(positions.device))
+        waves = _cos_sin(positions, self.frequencies(positions.device))
         cos, sin = waves if positions.ndim == 1 else (wave[:, None] for wave in waves)  # (L, K/2) or (B, 1, L, K/2)
         return PositionInfo(rotation=(cos, sin))
 
@@ -299,8 +303,8 @@ class RotaryPositions(Positions):
         if self.scaling == "linear":
             return frequencies / self.factor
         turns = self.trained_len * frequencies / (2 * math.pi)
-        kept = ((turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)).clamp(0, 1)
-        return frequencies * (kept + (1 - kept) / self.factor)
+        unscaled = ((turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)).clamp(0, 1)
+        return frequencies * (unscaled + (1 - unscaled) / self.factor)
 
     @property
     def options(self) -> dict[str, Any]:
@@ -344,7 +348,7 @@ def _frequencies(dim: int, base: float, device: torch.device | None) -> Tensor:
     return base ** -(torch.arange(0, dim, 2, device=device) / dim)
 
 
-def _waves(positions: Tensor, frequencies: Tensor) -> tuple[Tensor, Tensor]:
+def _cos_sin(positions: Tensor, frequencies: Tensor) -> tuple[Tensor, Tensor]:
     """Cosines and sines of positions (..., L) at some frequencies (F,), each (..., L, F)."""
     angles = positions[..., None] * frequencies
     return angles.cos(), angles.sin()

@@ -5,10 +5,10 @@ import torch
 
 def has_bfloat16(device: torch.device | str) -> bool:
     """Returns True if the device multiplies in bfloat16 faster than in float32."""
-    return why_bfloat16(device)[0]
+    return explain_bfloat16(device)[0]
 
 
-def why_bfloat16(device: torch.device | str) -> tuple[bool, str]:
+def explain_bfloat16(device: torch.device | str) -> tuple[bool, str]:
     """Returns whether the device multiplies in bfloat16 faster than in float32, and why.
 
     On a CPU it depends on the processor: AMD's AVX512-BF16 has twice the rate of float32, and AMX has more. Intel's
@@ -17,23 +17,23 @@ def why_bfloat16(device: torch.device | str) -> tuple[bool, str]:
     kind = torch.device(device).type
     if kind == "cuda":
         low = torch.cuda.is_bf16_supported(including_emulation=False)
-        return low, f"the GPU computes bfloat16 {'itself' if low else 'only by float32'}"
+        return low, f"the GPU computes bfloat16 {'natively' if low else 'only by emulation in float32'}"
     if kind != "cpu":
-        return False, "its bfloat16 is no faster"
-    known = torch.cpu.get_capabilities()
-    if known.get("amx_bf16", False):
+        return False, "bfloat16 is not faster than float32 on this device"
+    capabilities = torch.cpu.get_capabilities()
+    if capabilities.get("amx_bf16", False):
         return True, "the processor has AMX"
-    if not known.get("avx512_bf16", False):
+    if not capabilities.get("avx512_bf16", False):
         return False, "the processor has neither AMX nor AVX512-BF16"
-    if "Intel" in known.get("cpu_name", ""):
+    if "Intel" in capabilities.get("cpu_name", ""):
         return False, "Intel's AVX512-BF16 without AMX is slower than float32"
     return True, "the processor's AVX512-BF16 is twice as fast"
 
 
-def why_int8(device: torch.device | str) -> tuple[bool, str]:
+def explain_int8(device: torch.device | str) -> tuple[bool, str]:
     """Returns whether the device multiplies by 8-bit weights faster than by float32, and why."""
     if torch.device(device).type != "cpu":
-        return False, "weights of 8 bits are multiplied on a CPU alone"
+        return False, "8-bit weights are supported on CPUs only"
     from vlm.nn.step.packed import is_supported
 
     if not is_supported():
@@ -42,6 +42,6 @@ def why_int8(device: torch.device | str) -> tuple[bool, str]:
     return True, f"FBGEMM, {'by VNNI' if vnni else 'inputs of 7 bits, because the processor has no AVX512-VNNI'}"
 
 
-def widest(device: torch.device | str) -> torch.dtype:
+def widest_float(device: torch.device | str) -> torch.dtype:
     """The widest floating-point type of a device: float64, or float32 on Apple's GPUs."""
     return torch.float32 if torch.device(device).type == "mps" else torch.float64

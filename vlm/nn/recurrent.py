@@ -6,19 +6,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from vlm.nn.position import positions_within
+from vlm.nn.position import segment_positions
 
 
-class Unpacked(NamedTuple):
+class UnpackedTexts(NamedTuple):
     """The texts of some rows, one per row.
 
     Shapes:
-        places (T, M): index of each token in the flattened rows, 0 where `seen` is False; seen (T, M), rows (T,),
+        places (T, M): index of each token in the flattened rows, 0 where `mask` is False; mask (T, M), rows (T,),
         lengths (T,)
     """
 
     places: Tensor
-    seen: Tensor
+    mask: Tensor
     rows: Tensor
     lengths: Tensor
 
@@ -29,10 +29,10 @@ class Unpacked(NamedTuple):
     def put(self, x: Tensor, shape: torch.Size) -> Tensor:
         """Packs values again into rows of shape (B, L), with zeros for padding: (T, M, ...) -> (B, L, ...)."""
         flat = x.new_zeros(shape.numel(), *x.shape[2:])
-        return flat.index_put((self.places[self.seen],), x[self.seen]).unflatten(0, shape)
+        return flat.index_put((self.places[self.mask],), x[self.mask]).unflatten(0, shape)
 
 
-def unpacked(tokens: Tensor, segments: Tensor | None) -> Unpacked:
+def unpack_texts(tokens: Tensor, segments: Tensor | None) -> UnpackedTexts:
     """Unpacks the texts of rows; without segments, each row is one text.
 
     Shapes:
@@ -40,7 +40,7 @@ def unpacked(tokens: Tensor, segments: Tensor | None) -> Unpacked:
     """
     if segments is None:
         segments = torch.ones_like(tokens)
-    place, valid = positions_within(segments), segments != 0
+    place, valid = segment_positions(segments), segments != 0
     first = valid & (place == 0)
     number = first.flatten().cumsum(0).view_as(segments) - 1  # index of each token's text
     lengths = torch.bincount(number[valid], minlength=int(first.sum()))
@@ -48,8 +48,8 @@ def unpacked(tokens: Tensor, segments: Tensor | None) -> Unpacked:
     index = lengths.new_zeros(len(lengths), longest)
     flat = torch.arange(tokens.numel(), device=tokens.device).view_as(tokens)
     index[number[valid], place[valid]] = flat[valid]
-    seen = torch.arange(longest, device=tokens.device) < lengths[:, None]
-    return Unpacked(index, seen, first.nonzero()[:, 0], lengths)
+    mask = torch.arange(longest, device=tokens.device) < lengths[:, None]
+    return UnpackedTexts(index, mask, first.nonzero()[:, 0], lengths)
 
 
 Cell = Literal["lstm", "gru"]
@@ -69,7 +69,7 @@ def run_texts(layer: nn.LSTM | nn.GRU, x: Tensor, lengths: Tensor) -> Tensor:
     return pad_packed_sequence(layer(packed)[0], batch_first=True, total_length=x.shape[1])[0]
 
 
-def reversed_texts(x: Tensor, lengths: Tensor) -> Tensor:
+def reverse_texts(x: Tensor, lengths: Tensor) -> Tensor:
     """Reverses each text; padding stays at the end.
 
     Shapes:

@@ -33,12 +33,12 @@ class Head(NamedTuple):
     bias: Tensor | None = None
     transform: Callable[[Tensor], Tensor] | None = None
 
-    def transformed(self, hidden: Tensor) -> Tensor:
+    def apply_transform(self, hidden: Tensor) -> Tensor:
         return hidden if self.transform is None else self.transform(hidden)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """(..., D) -> (..., V)"""
-        return F.linear(self.transformed(hidden), self.weight, self.bias)
+        return F.linear(self.apply_transform(hidden), self.weight, self.bias)
 
 
 def vocabulary_loss(
@@ -63,11 +63,11 @@ def vocabulary_loss(
     device = hidden.device.type
     if torch.is_autocast_enabled(device):
         hidden = hidden.to(torch.get_autocast_dtype(device))
-    if len(labels) <= _rows(weight) and device == "cpu":
+    if len(labels) <= _chunk_size(weight) and device == "cpu":
         logits = F.linear(hidden, weight, bias).float()  # (T, V)
         loss = F.cross_entropy(logits, labels, reduction="sum", label_smoothing=label_smoothing)
         return loss + z_loss * logits.logsumexp(-1).square().sum() if z_loss else loss
-    return _InParts.apply(hidden, labels, weight, bias, label_smoothing, z_loss)
+    return _ChunkedLoss.apply(hidden, labels, weight, bias, label_smoothing, z_loss)
 
 
 @torch.no_grad()
@@ -77,25 +77,25 @@ def token_losses(hidden: Tensor, labels: Tensor, weight: Tensor, bias: Tensor | 
     Shapes:
         hidden (T, D), labels (T,), weight (V, D), bias (V,) or None -> (T,)
     """
-    parts = _parts(hidden, labels, weight)
+    parts = _chunks(hidden, labels, weight)
     return torch.cat([F.cross_entropy(F.linear(x, weight, bias).float(), y, reduction="none") for x, y in parts])
 
 
-def _kind(weight: Tensor) -> str:
+def _device_kind(weight: Tensor) -> str:
     return "cpu" if weight.device.type == "cpu" else "cuda"
 
 
-def _rows(weight: Tensor) -> int:
-    return max(1, MOST[_kind(weight)] // len(weight))
+def _chunk_size(weight: Tensor) -> int:
+    return max(1, MOST[_device_kind(weight)] // len(weight))
 
 
-def _parts(hidden: Tensor, labels: Tensor, weight: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    rows = _rows(weight)
+def _chunks(hidden: Tensor, labels: Tensor, weight: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    rows = _chunk_size(weight)
     return zip(hidden.split(rows), labels.split(rows), strict=True)
 
 
-def _loss(
-    logits: Tensor, targets: Tensor, total: Tensor, smoothing: float, z_loss: float, words: int, wanted: bool
+def _chunk_loss(
+    logits: Tensor, targets: Tensor, total: Tensor, smoothing: float, z_loss: float, words: int, needs_gradient: bool
 ) -> tuple[Tensor, Tensor | None]:
     """Adds the loss of logits to a total; returns it with its gradient, softmax(logits) - target, if wanted.
 
@@ -107,34 +107,37 @@ def _loss(
         logits (T, V), targets (T,), total () -> (), (T, V)
     """
     logprobs = logits.float().log_softmax(-1)  # (T, V)
-    own = logprobs.gather(1, targets[:, None])
-    total = total - (1 - smoothing) * own.sum()
+    target_logprobs = logprobs.gather(1, targets[:, None])
+    total = total - (1 - smoothing) * target_logprobs.sum()
     spread = smoothing / words
     if spread:
         total = total - spread * logprobs[:, :words].sum()
     norms = logits.float().logsumexp(-1, keepdim=True) if z_loss else None  # log Z, (T, 1)
     if norms is not None:
         total = total + z_loss * norms.square().sum()
-    if not wanted:
+    if not needs_gradient:
         return total, None
     error = logprobs.exp_()
     if norms is not None:
         error *= 1 + 2 * z_loss * norms
     if spread:
         error[:, :words].sub_(spread)
-    error.scatter_add_(1, targets[:, None], torch.full_like(own, smoothing - 1))
+    error.scatter_add_(1, targets[:, None], torch.full_like(target_logprobs, smoothing - 1))
     return total, error.to(logits.dtype)
 
 
-_body: dict[str, Callable[..., tuple[Tensor, Tensor | None]]] = {"cpu": _loss, "cuda": _loss}
+_chunk_loss_by_device: dict[str, Callable[..., tuple[Tensor, Tensor | None]]] = {
+    "cpu": _chunk_loss,
+    "cuda": _chunk_loss,
+}
 
 
 def compile_on_gpu(compiled: Callable[[Any], Any]) -> None:
     """Compiles the element-wise part of the loss on a GPU; as separate operations it reads the logits ten times."""
-    _body["cuda"] = compiled(_loss)
+    _chunk_loss_by_device["cuda"] = compiled(_chunk_loss)
 
 
-class _InParts(torch.autograd.Function):
+class _ChunkedLoss(torch.autograd.Function):
     """Sums the loss over chunks of tokens and computes the gradients of each chunk in the forward pass."""
 
     @staticmethod
@@ -147,15 +150,17 @@ class _InParts(torch.autograd.Function):
         label_smoothing: float,
         z_loss: float,
     ) -> Tensor:
-        kind, words = _kind(weight), len(weight)
-        low, shift = _padded(weight.to(hidden.dtype), bias, MULTIPLE[kind])  # once for all chunks
+        kind, words = _device_kind(weight), len(weight)
+        low, shift = _pad_head(weight.to(hidden.dtype), bias, MULTIPLE[kind])  # once for all chunks
         total = torch.zeros((), device=hidden.device)
-        wanted = any(ctx.needs_input_grad)
-        grads, grad_weight = [], torch.zeros_like(weight) if wanted else None
-        grad_bias = torch.zeros_like(bias) if wanted and bias is not None else None
-        for part, targets in _parts(hidden, labels, weight):
+        needs_gradient = any(ctx.needs_input_grad)
+        grads, grad_weight = [], torch.zeros_like(weight) if needs_gradient else None
+        grad_bias = torch.zeros_like(bias) if needs_gradient and bias is not None else None
+        for part, targets in _chunks(hidden, labels, weight):
             logits = F.linear(part, low, shift)
-            total, error = _body[kind](logits, targets, total, label_smoothing, z_loss, words, wanted)
+            total, error = _chunk_loss_by_device[kind](
+                logits, targets, total, label_smoothing, z_loss, words, needs_gradient
+            )
             if grad_weight is None or error is None:
                 continue
             grads.append(error @ low)
@@ -173,7 +178,7 @@ class _InParts(torch.autograd.Function):
         return grad_hidden * grads[0], None, grad_weight * grads[0], grad_bias, None, None
 
 
-def _padded(weight: Tensor, bias: Tensor | None, multiple: int) -> tuple[Tensor, Tensor | None]:
+def _pad_head(weight: Tensor, bias: Tensor | None, multiple: int) -> tuple[Tensor, Tensor | None]:
     """Weight and bias of a head, padded to a multiple of rows; the logits of the padding are -inf.
 
     Shapes:

@@ -1,4 +1,4 @@
-"""The HTTP service of a model: paths, limits, and answers in JSON."""
+"""The HTTP service of a model: endpoints, authorization, streaming and error responses."""
 
 import asyncio
 import hmac
@@ -9,8 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import asdict, is_dataclass
-from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import numpy as np
 from fastapi import Depends, FastAPI, HTTPException, Request, Response
@@ -24,14 +23,14 @@ from vlm import __version__
 from vlm.data.images.image import ImageTooLarge
 from vlm.errors import UserError, printable
 from vlm.inference.predictor import Predictor
-from vlm.inference.tasks import resolve, tasks_of
+from vlm.inference.tasks import commands_by_task, import_object
 from vlm.io.page import escape, page, table
-from vlm.serving.bodies import Bodies, Gone
-from vlm.serving.chat import Answer, ChatReader, error
-from vlm.serving.demo_forms import form_of
-from vlm.serving.engine import FAILED, HEADERS, MEDIA_TYPE, Engine, Full, Job, Texts, events
-from vlm.serving.reader import Read, Reader
-from vlm.serving.server import Sites
+from vlm.serving.bodies import ClientDisconnected, RequestBodyLimiter
+from vlm.serving.chat import ChatReader, CompletionFormatter, format_error
+from vlm.serving.demo_forms import build_form
+from vlm.serving.engine import FAILED, HEADERS, MEDIA_TYPE, Engine, Job, QueueFullError, TokenSequences, stream_events
+from vlm.serving.reader import ParsedRequest, RequestReader
+from vlm.serving.server import OriginPolicy
 from vlm.tasks.chat.predictor import TO_CHAT
 
 BODY = {
@@ -40,18 +39,19 @@ BODY = {
     "application/json": {"schema": {"type": "object", "example": {"images": ["BASE64"]}}},
 }
 PATHS = {
-    "/predict": "results, by POST",
-    "/v1/chat/completions": "answers in conversations, by POST",
+    "/predict": "POST: predictions for images or texts",
+    "/v1/chat/completions": "POST: chat completions",
     "/v1/models": "the name of the model",
-    "/health": "whether the service runs, and its task",
-    "/metrics": "figures for Prometheus",
-    "/openapi.json": "what requests and answers hold, in OpenAPI",
+    "/health": "status and task of the service",
+    "/metrics": "metrics for Prometheus",
+    "/openapi.json": "OpenAPI schema of requests and responses",
 }
 PAGE_HEADERS = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"}
-SEND_TIME = 60.0  # seconds within which a client must accept each part of its answer
+SEND_TIME = 60.0  # seconds within which a client must accept each part of a response
 CHAT = "/v1/chat/completions"
-GONE = 499  # the client has closed the connection
+CLIENT_CLOSED_REQUEST = 499  # the client has closed the connection
 log = logging.getLogger("vlm.serving")
+T = TypeVar("T")
 
 
 class Service:
@@ -60,13 +60,13 @@ class Service:
     Args:
         predictor: The model.
         defaults: Options of the task, unless a request sets them.
-        rows: Inputs at a time.
-        most: Inputs that may wait.
-        max_bytes: Size of the largest body.
+        rows: Number of inputs computed at the same time.
+        max_queued: Maximum number of queued inputs.
+        max_bytes: Maximum size of a request body.
         timeout: Seconds without a new token after which a request fails.
-        key: The key that each request must send, if any.
-        sites: The sites whose pages may send requests.
-        name: The name of the model, for clients of conversations.
+        key: The API key that each request must send, if any.
+        origin_policy: The web origins whose pages may send requests.
+        name: The name of the model in the chat API.
     Raises:
         UserError: The defaults do not fit the model.
     """
@@ -77,177 +77,186 @@ class Service:
         defaults: Mapping[str, Any],
         *,
         rows: int,
-        most: int,
+        max_queued: int,
         max_bytes: int,
         timeout: float,
         key: str | None,
-        sites: Sites,
+        origin_policy: OriginPolicy,
         name: str = "vlm",
     ) -> None:
-        self.predictor, self.timeout, self.key, self.sites = predictor, timeout, key, sites
-        self.reader = Reader(predictor, defaults, rows)
-        self.engine = Engine(predictor, rows=self.reader.rows, most=most)
-        self.bodies = Bodies(max_bytes)
-        self.name, self.since = name, int(time.time())
-        chat = tasks_of("chat").get(predictor.task)
-        kind: Any = None if chat is None else resolve(chat.predictor)
-        self.chat = None if kind is None else ChatReader(kind.around(predictor), self.reader, name)
-        self.codes: Counter[int] = Counter()
-        self.seconds = 0.0
+        self.predictor, self.timeout, self.key, self.origin_policy = predictor, timeout, key, origin_policy
+        self.reader = RequestReader(predictor, defaults, rows)
+        self.engine = Engine(predictor, rows=self.reader.rows, max_queued=max_queued)
+        self.body_limiter = RequestBodyLimiter(max_bytes)
+        self.name, self.created = name, int(time.time())
+        command = commands_by_task("chat").get(predictor.task)
+        self.chat: ChatReader | None = None
+        if command is not None:
+            self.chat = ChatReader(import_object(command.predictor).with_same_model(predictor), self.reader, name)
+        self.status_counts: Counter[int] = Counter()
+        self.total_seconds = 0.0
         self.answered = 0
 
-    async def allow(
+    async def authorize(
         self,
         request: Request,
         bearer: Annotated[HTTPAuthorizationCredentials | None, Depends(HTTPBearer(auto_error=False))],
     ) -> None:
-        """Rejects a request from another site's page, or without the key."""
-        self.sites.check(request.headers)
-        shown = "" if bearer is None else bearer.credentials
-        if self.key is not None and not hmac.compare_digest(shown.encode("latin-1"), self.key.encode()):
+        """Rejects a request from a web page of another origin, or without the API key."""
+        self.origin_policy.check(request.headers)
+        token = "" if bearer is None else bearer.credentials
+        if self.key is not None and not hmac.compare_digest(token.encode("latin-1"), self.key.encode()):
             raise HTTPException(401, "the key is missing or wrong; send Authorization: Bearer KEY")
 
-    async def predict(self, request: Request) -> Any:
-        """The results of an image or of several, in their order, and likewise of texts.
+    async def predict(self, request: Request) -> Response | dict[str, list[Any]]:
+        """Predictions for one or several images or texts, in their order.
 
-        With `Accept: text/event-stream` they come as events: `token`, one a token as it is written, with the text so
-        far; then `result`, with what is the answer otherwise, or `error`.
+        With `Accept: text/event-stream`, the response is a stream of events: one `token` for each generated token, with
+        the text so far; then `result`, with the content of the response without streaming, or `error`.
         """
         for name in request.query_params:
             raise HTTPException(422, f"{name[:60]}: is a query parameter; send options as fields of a form or of JSON")
-        async with self.bodies.read(request.headers, request.receive) as body:
-            if self.engine.waiting >= self.engine.most:
-                raise Full
+        async with self.body_limiter.read(request.headers, request.receive) as body:
+            if self.engine.waiting >= self.engine.max_queued:
+                raise QueueFullError
             kind, since = request.headers.get("content-type", ""), time.monotonic()  # also the loop's clock
-            asked = await self.reader.read(kind, body, most=self.engine.most, deadline=since + self.timeout)
-        if all(isinstance(one, UserError) for one in asked.inputs):
-            raise asked.inputs[0]
+            parsed = await self.reader.read(kind, body, most=self.engine.max_queued, deadline=since + self.timeout)
+        if all(isinstance(content, UserError) for content in parsed.inputs):
+            raise parsed.inputs[0]
         if MEDIA_TYPE in request.headers.get("accept", ""):
-            return self._streamed(asked, since)
-        jobs = self.engine.submit(asked.inputs, asked.options)
-        return await _unless_gone(request, self._results(jobs, asked.cut, since))
+            return self._stream_results(parsed, since)
+        jobs = self.engine.submit(parsed.inputs, parsed.options)
+        return await _cancel_on_disconnect(request, self._await_results(jobs, parsed.truncated, since))
 
-    async def complete(self, request: Request) -> Any:
-        """The answer to a conversation, whole or, with `"stream": true`, as events."""
-        reader = self._chat_reader()
-        async with self.bodies.read(request.headers, request.receive) as body:
-            if self.engine.waiting >= self.engine.most:
-                raise Full
+    async def complete(self, request: Request) -> Response | dict[str, Any]:
+        """The answer to a conversation: one object or, with `"stream": true`, a stream of events."""
+        reader = self._require_chat()
+        async with self.body_limiter.read(request.headers, request.receive) as body:
+            if self.engine.waiting >= self.engine.max_queued:
+                raise QueueFullError
             since = time.monotonic()
-            asked = await reader.read(body, deadline=since + self.timeout)
-        answer, submit = Answer(self.name, asked.prompt), partial(self.engine.submit, predictor=reader.predictor)
-        if not asked.stream:
-            jobs = submit([asked.prompt], asked.options)
-            result = await _unless_gone(request, self._results(jobs, set(), since))
-            return answer.whole(result["results"][0])
-        grow, grown = _queue()
-        jobs = submit([asked.prompt], asked.options, grown=grow)
-        how: Any = {"decode": reader.predictor.tokenizer.decode, "stops": asked.options.stop or ()}
-        chunks = answer.chunks(grown, self._results(jobs, set(), since), **how, counted=asked.counted)
+            chat_request = await reader.read(body, deadline=since + self.timeout)
+        formatter = CompletionFormatter(self.name, chat_request.prompt)
+        inputs, options, predictor = [chat_request.prompt], chat_request.options, reader.predictor
+        if not chat_request.stream:
+            jobs = self.engine.submit(inputs, options, predictor=predictor)
+            result = await _cancel_on_disconnect(request, self._await_results(jobs, set(), since))
+            return formatter.format_completion(result["results"][0])
+        on_tokens, updates = _make_update_queue()
+        jobs = self.engine.submit(inputs, options, predictor=predictor, on_tokens=on_tokens)
+        chunks = formatter.stream_chunks(
+            updates,
+            self._await_results(jobs, set(), since),
+            decode=predictor.tokenizer.decode,
+            stops=options.stop or (),
+            include_usage=chat_request.include_usage,
+        )
         return StreamingResponse(chunks, headers=HEADERS, media_type=MEDIA_TYPE)
 
     @property
     def is_chat(self) -> bool:
-        """Whether the model reads conversations."""
+        """Whether the model supports conversations."""
         with suppress(HTTPException):
-            return self._chat_reader() is not None
+            return self._require_chat() is not None
         return False
 
     async def start_page(self, request: Request) -> HTMLResponse:
-        """A page that says what the service answers; it names the model only if clients need no key."""
-        self.sites.check(request.headers)
+        """A page that lists the endpoints; it names the model only if clients need no key."""
+        self.origin_policy.check(request.headers)
         name = self.name if self.key is None else "A service of vlm"
         paths = {path: about for path, about in PATHS.items() if self.is_chat or not path.startswith("/v1")}
-        examples = _examples(self.predictor, str(request.base_url).rstrip("/"), is_chat=self.is_chat)
+        examples = _curl_examples(self.predictor, str(request.base_url).rstrip("/"), is_chat=self.is_chat)
         body = [table(("path", "what"), paths.items()), f"<pre>{escape(examples)}</pre>"]
         if not self.is_chat:
-            body.append(f"<p>There is no {CHAT}: {escape(self._no_chat())}.</p>")
+            body.append(f"<p>There is no {CHAT}: {escape(self._explain_no_chat())}.</p>")
         return HTMLResponse(page(name, f"A model for {self.predictor.trained_task}.", body), headers=PAGE_HEADERS)
 
     async def models(self) -> dict[str, Any]:
-        """The model that converses."""
+        """The models of the chat API."""
         return {"object": "list", "data": [await self.find_model(self.name)]}
 
     async def find_model(self, name: str) -> dict[str, Any]:
         """The model of this name.
 
         Raises:
-            HTTPException: There is none, or the model does not converse.
+            HTTPException: There is no such model, or it does not support conversations.
         """
-        self._chat_reader().check_model(name)
-        return {"id": self.name, "object": "model", "created": self.since, "owned_by": "vlm"}
+        self._require_chat().check_model(name)
+        return {"id": self.name, "object": "model", "created": self.created, "owned_by": "vlm"}
 
-    def _chat_reader(self) -> ChatReader:
-        """The reader of conversations.
+    def _require_chat(self) -> ChatReader:
+        """Returns the reader of conversations.
 
         Raises:
-            HTTPException: The model reads none.
+            HTTPException: The model does not support them.
         """
         try:
             if self.chat is not None:
                 self.chat.predictor.check_chat()
                 return self.chat
         except UserError as fault:
-            raise HTTPException(404, self._no_chat()) from fault
-        raise HTTPException(404, self._no_chat())
+            raise HTTPException(404, self._explain_no_chat()) from fault
+        raise HTTPException(404, self._explain_no_chat())
 
-    def _no_chat(self) -> str:
-        """Returns what to use instead of conversations."""
+    def _explain_no_chat(self) -> str:
+        """Returns the message for a model that does not support conversations."""
         kind = "an image" if self.predictor.arguments.kind == "image" else "a text"
         line = f"a model for {self.predictor.trained_task} does not chat; send {kind} to POST /predict (see GET /)"
         form = None if self.chat is None else self.chat.predictor.form
         return f"{line}; {TO_CHAT}" if form is not None and "assistant" in getattr(form.chat, "heads", ()) else line
 
-    def _streamed(self, asked: Read, since: float) -> Response:
-        grow, grown = _queue()
-        jobs = self.engine.submit(asked.inputs, asked.options, grown=grow)
+    def _stream_results(self, parsed: ParsedRequest, since: float) -> Response:
+        on_tokens, updates = _make_update_queue()
+        jobs = self.engine.submit(parsed.inputs, parsed.options, on_tokens=on_tokens)
         tokenizer = getattr(self.predictor, "tokenizer", None)
         decode = str if tokenizer is None else tokenizer.decode
-        sent = events(jobs, grown, self._results(jobs, asked.cut, since), decode=decode)
-        return StreamingResponse(sent, headers=HEADERS, media_type=MEDIA_TYPE)
+        stream = stream_events(jobs, updates, self._await_results(jobs, parsed.truncated, since), decode=decode)
+        return StreamingResponse(stream, headers=HEADERS, media_type=MEDIA_TYPE)
 
-    async def _results(self, jobs: Sequence[Job], cut: Set[int], since: float) -> dict[str, list[Any]]:
-        """Awaits the answers of jobs; the answer to a faulty input is its error.
+    async def _await_results(self, jobs: Sequence[Job], cut: Set[int], since: float) -> dict[str, list[Any]]:
+        """Awaits the answers of jobs; the answer to an invalid input is its error.
 
         Args:
-            cut: Places of inputs that were truncated.
-            since: When the request was complete, by `time.monotonic`.
+            cut: Indices of truncated inputs.
+            since: Time at which the request was complete, by `time.monotonic`.
         Raises:
-            UserError: No input can be answered.
+            UserError: All inputs are invalid.
         """
         answers = asyncio.gather(*(asyncio.wrap_future(job.answer) for job in jobs), return_exceptions=True)
-        answers.add_done_callback(lambda one: one.cancelled() or one.exception())  # else asyncio logs the fault
+        answers.add_done_callback(
+            lambda answer: answer.cancelled() or answer.exception()
+        )  # else asyncio logs the fault
         try:
-            while not (await asyncio.wait({answers}, timeout=self._seconds_left(jobs, since)))[0]:
-                if self._seconds_left(jobs, since) <= 0:
+            while not (await asyncio.wait({answers}, timeout=self._remaining_seconds(jobs, since)))[0]:
+                if self._remaining_seconds(jobs, since) <= 0:
                     raise HTTPException(503, f"no token for {self.timeout:g} seconds; try again", {"Retry-After": "1"})
             results = answers.result()
         finally:
             answers.cancel()
-            self.engine.leave(jobs)  # if the client has gone
-        faults = [one for one in results if isinstance(one, BaseException)]
+            self.engine.cancel(jobs)  # if the client has disconnected
+        faults = [answer for answer in results if isinstance(answer, BaseException)]
         for fault in faults:
             if len(faults) == len(results) or not isinstance(fault, UserError):
                 raise fault
         self.answered += len(results) - len(faults)
-        plain = [_answer(result, job) for result, job in zip(results, jobs, strict=True)]
+        plain = [_format_answer(result, job) for result, job in zip(results, jobs, strict=True)]
         for place in cut:
             if isinstance(plain[place], dict):
                 plain[place]["truncated"] = True
         return {"results": plain}
 
-    def _seconds_left(self, jobs: Sequence[Job], since: float) -> float:
-        """Returns the seconds until the request fails, counted from its last token, at first from its reading."""
+    def _remaining_seconds(self, jobs: Sequence[Job], since: float) -> float:
+        """Returns the seconds until the request times out, since its last token or, without one, since its arrival."""
         return self.timeout + max((job.progress for job in jobs if job.times), default=since) - time.monotonic()
 
     def metrics(self) -> str:
-        """Figures in the text format of Prometheus."""
+        """Metrics in the text format of Prometheus."""
         lines = ["# TYPE vlm_requests_total counter"]
-        lines += [f'vlm_requests_total{{code="{code}"}} {count}' for code, count in sorted(self.codes.items())]
+        lines += [f'vlm_requests_total{{code="{code}"}} {count}' for code, count in sorted(self.status_counts.items())]
         figures = {
             "inputs_total": ("counter", self.answered),
-            "request_seconds_sum": ("counter", round(self.seconds, 6)),
-            "request_seconds_count": ("counter", sum(self.codes.values())),
+            "request_seconds_sum": ("counter", round(self.total_seconds, 6)),
+            "request_seconds_count": ("counter", sum(self.status_counts.values())),
             "waiting": ("gauge", self.engine.waiting),
             "running": ("gauge", self.engine.running),
         }
@@ -256,9 +265,9 @@ class Service:
         return "\n".join(lines) + "\n"
 
 
-def _examples(predictor: Predictor, url: str, *, is_chat: bool) -> str:
-    """Returns commands that send a request to a service of a model."""
-    form = form_of(predictor)
+def _curl_examples(predictor: Predictor, url: str, *, is_chat: bool) -> str:
+    """Returns curl commands with example requests."""
+    form = build_form(predictor)
     texts = [name for name in form.texts if name not in form.optional or name in ("text", "pair", "label")]
     fields = (["image=@photo.jpg"] if form.photos else []) + [f'{name}="..."' for name in texts]
     lines = [f"curl {' '.join(f'-F {field}' for field in fields)} {url}/predict"]
@@ -266,45 +275,45 @@ def _examples(predictor: Predictor, url: str, *, is_chat: bool) -> str:
     return "\n".join([*lines, *([f"curl --json '{message}' {url}{CHAT}"] if is_chat else [])])
 
 
-def _queue() -> tuple[Callable[[int, Texts], None], asyncio.Queue[Any]]:
-    """Returns a function that queues growing texts from another thread, and the queue."""
-    loop, grown = asyncio.get_running_loop(), asyncio.Queue[Any]()
+def _make_update_queue() -> tuple[Callable[[int, TokenSequences], None], asyncio.Queue[Any]]:
+    """Returns a queue of partial texts, and a function that fills it from another thread."""
+    loop, updates = asyncio.get_running_loop(), asyncio.Queue[Any]()
 
-    def grow(place: int, texts: Texts) -> None:
-        loop.call_soon_threadsafe(grown.put_nowait, (place, texts))
+    def put_from_thread(place: int, texts: TokenSequences) -> None:
+        loop.call_soon_threadsafe(updates.put_nowait, (place, texts))
 
-    return grow, grown
+    return put_from_thread, updates
 
 
-async def _unless_gone(request: Request, results: Coroutine[Any, Any, Any]) -> Any:
-    """Awaits results; cancels them if the client closes the connection."""
+async def _cancel_on_disconnect(request: Request, results: Coroutine[Any, Any, T]) -> T:
+    """Awaits results; cancels them and raises ClientDisconnected if the client closes the connection."""
 
-    async def gone() -> None:
+    async def wait_for_disconnect() -> None:
         while (await request.receive())["type"] != "http.disconnect":
             pass
 
-    answer, left = asyncio.ensure_future(results), asyncio.ensure_future(gone())
+    answer, disconnect = asyncio.ensure_future(results), asyncio.ensure_future(wait_for_disconnect())
     try:
-        await asyncio.wait({answer, left}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({answer, disconnect}, return_when=asyncio.FIRST_COMPLETED)
         if not answer.done():
-            raise Gone
+            raise ClientDisconnected
         return answer.result()
     finally:
         answer.cancel()
-        left.cancel()
+        disconnect.cancel()
 
 
-def _answer(result: Any, job: Job) -> Any:
-    """Converts a result to plain containers, with the times of tokens; a fault to its message."""
+def _format_answer(result: Any, job: Job) -> Any:
+    """Converts a result to JSON types, with the times of tokens; an error to its message."""
     if isinstance(result, UserError):
         return {"error": printable(str(result))}
-    plain = _plain(result)
+    plain = _to_plain(result)
     for text, times in zip(plain if isinstance(plain, list) else [plain], job.times, strict=False):
         text["times"] = times[: len(text["tokens"])]
     return plain
 
 
-def _plain(result: Any) -> Any:
+def _to_plain(result: Any) -> Any:
     if is_dataclass(result) and not isinstance(result, type):
         return asdict(result)
     if hasattr(result, "_asdict"):
@@ -313,11 +322,11 @@ def _plain(result: Any) -> Any:
         return dict(result)
     if isinstance(result, np.ndarray):
         return result.tolist()
-    return [_plain(one) for one in result] if isinstance(result, list | tuple) else result
+    return [_to_plain(item) for item in result] if isinstance(result, list | tuple) else result
 
 
-class Measured:
-    """Counts the answers of /predict and of conversations by status, and their seconds until the last byte."""
+class MetricsMiddleware:
+    """ASGI middleware that counts responses of /predict and the chat API by status, and their total seconds."""
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self.app, self.service = app, service
@@ -325,25 +334,25 @@ class Measured:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         start, code = time.monotonic(), 500
 
-        async def noted(message: Message) -> None:
+        async def send_in_time(message: Message) -> None:
             nonlocal code
             code = message.get("status", code)
             async with asyncio.timeout(SEND_TIME):
                 await send(message)
 
         try:
-            await self.app(scope, receive, noted)
+            await self.app(scope, receive, send_in_time)
         finally:
             if scope.get("path") in ("/predict", CHAT):
-                self.service.codes[code] += 1
-                self.service.seconds += time.monotonic() - start
+                self.service.status_counts[code] += 1
+                self.service.total_seconds += time.monotonic() - start
 
 
 def make_app(service: Service) -> FastAPI:
     """Builds the application of a service. FastAPI's documentation page is off: it loads scripts of other hosts."""
     about = f"A model for {service.predictor.trained_task}."
     app = FastAPI(title="vlm", version=__version__, description=about, openapi_url=None)
-    guarded: dict[str, Any] = {"dependencies": [Depends(service.allow)]}
+    guarded: dict[str, Any] = {"dependencies": [Depends(service.authorize)]}
     body = {"requestBody": {"content": BODY, "required": True}}
     streams: dict[int | str, Any] = {200: {"content": {MEDIA_TYPE: {"schema": {"type": "string"}}}}}
     answers: dict[str, Any] = {"response_model": dict[str, list[Any]], "responses": streams}
@@ -359,36 +368,41 @@ def make_app(service: Service) -> FastAPI:
     async def health() -> dict[str, str]:
         return {"status": "ok", "task": service.predictor.trained_task}
 
-    app.add_middleware(Measured, service=service)
-    if service.sites.origins:
-        allowed: Any = {"allow_methods": ["GET", "POST"], "allow_headers": ["*"]}
-        app.add_middleware(CORSMiddleware, allow_origins=service.sites.origins, **allowed)
+    app.add_middleware(MetricsMiddleware, service=service)
+    if service.origin_policy.origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=service.origin_policy.origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+        )
 
-    def refusal(request: Request, code: int, line: str, headers: Any = None) -> Response:
+    def error_response(request: Request, code: int, line: str, headers: Mapping[str, str] | None = None) -> Response:
         headers = {"Retry-After": "1"} if code == 503 else headers
-        told = error(code, line) if request.url.path.startswith("/v1/") else {"detail": printable(line)}
-        return Response(json.dumps(told), code, headers, "application/json")
+        content = format_error(code, line) if request.url.path.startswith("/v1/") else {"detail": printable(line)}
+        return Response(json.dumps(content), code, headers, "application/json")
 
-    def gone(request: Request, fault: Exception) -> Response:
-        log.info("a client has left before its answer: %s", request.client and request.client.host)
-        return refusal(request, GONE, "the client has gone")
+    @app.exception_handler(ClientDisconnected)
+    def answer_disconnect(request: Request, fault: ClientDisconnected) -> Response:
+        log.info("client disconnected before the response: %s", request.client and request.client.host)
+        return error_response(request, CLIENT_CLOSED_REQUEST, "the client closed the connection")
 
-    def refused(request: Request, fault: Exception) -> Response:
-        return refusal(request, 413 if isinstance(fault, ImageTooLarge) else 400, str(fault))
+    @app.exception_handler(UserError)
+    def answer_user_error(request: Request, fault: UserError) -> Response:
+        return error_response(request, 413 if isinstance(fault, ImageTooLarge) else 400, str(fault))
 
-    def raised(request: Request, fault: Any) -> Response:
+    @app.exception_handler(StarletteHTTPException)
+    def answer_http_error(request: Request, fault: StarletteHTTPException) -> Response:
         path = request.url.path[:60]
         if fault.detail == "Not Found":  # of a path that the application does not have
-            return refusal(request, 404, f"there is no {path}; GET / lists the paths")
+            return error_response(request, 404, f"{path}: not found; GET / lists the paths")
         if fault.detail == "Method Not Allowed":
             allowed = (fault.headers or {}).get("Allow", "another method")
-            return refusal(request, 405, f"{path}: does not take {request.method}; use {allowed}", fault.headers)
-        return refusal(request, fault.status_code, str(fault.detail), fault.headers)
+            line = f"{path}: {request.method} is not allowed; use {allowed}"
+            return error_response(request, 405, line, fault.headers)
+        return error_response(request, fault.status_code, str(fault.detail), fault.headers)
 
-    busy = "too many inputs wait; try again in a moment"
-    app.exception_handler(Gone)(gone)
-    app.exception_handler(Full)(lambda request, fault: refusal(request, 503, busy))
-    app.exception_handler(Exception)(lambda request, fault: refusal(request, 500, FAILED))
-    app.exception_handler(UserError)(refused)
-    app.exception_handler(StarletteHTTPException)(raised)
+    busy = "the queue is full; try again later"
+    app.exception_handler(QueueFullError)(lambda request, fault: error_response(request, 503, busy))
+    app.exception_handler(Exception)(lambda request, fault: error_response(request, 500, FAILED))
     return app

@@ -16,161 +16,161 @@ from vlm.tuning import return_freed_memory
 
 
 class Budget:
-    """An amount of which each user takes a part for a while. The smallest part is served first.
+    """A resource that tasks share, such as memory: a semaphore with amounts. The smallest request is served first.
 
     Args:
         most: The total amount.
-        places: Number of parts in use at the same time.
+        places: Maximum number of tasks that hold a part at the same time.
     """
 
     def __init__(self, most: int, *, places: int) -> None:
-        self.most, self.places, self.used = most, places, 0
+        self.total, self.slots, self.used = most, places, 0
         self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
         self._turns = count()
 
     @asynccontextmanager
-    async def take(self, amount: int, *, deadline: float) -> AsyncIterator[None]:
-        """Holds a part of the amount.
+    async def acquire(self, amount: int, *, deadline: float) -> AsyncIterator[None]:
+        """Context that holds a part of the total amount.
 
         Args:
-            deadline: When a request stops waiting, by the loop's clock.
+            deadline: Time at which a task stops waiting, by the event loop's clock.
         Raises:
             HTTPException: The deadline has passed.
         """
-        amount = min(amount, self.most)
-        turn = asyncio.get_running_loop().create_future()
-        heappush(self._waiting, (amount, next(self._turns), turn))
+        amount = min(amount, self.total)
+        ticket = asyncio.get_running_loop().create_future()
+        heappush(self._waiting, (amount, next(self._turns), ticket))
         self._grant()
         try:
             async with asyncio.timeout_at(deadline):
-                await turn
+                await ticket
             yield
         except TimeoutError as fault:
-            raise HTTPException(503, "too many inputs wait to be read; try again", {"Retry-After": "1"}) from fault
+            raise HTTPException(503, "too many inputs are being read; try again later", {"Retry-After": "1"}) from fault
         finally:
-            if not turn.cancelled():
-                self.used, self.places = self.used - amount, self.places + 1
+            if not ticket.cancelled():
+                self.used, self.slots = self.used - amount, self.slots + 1
                 self._grant()
 
     def _grant(self) -> None:
         while self._waiting:
-            amount, _, turn = self._waiting[0]
-            if not turn.done():
-                if self.used + amount > self.most or not self.places:
+            amount, _, ticket = self._waiting[0]
+            if not ticket.done():
+                if self.used + amount > self.total or not self.slots:
                     return
-                self.used, self.places = self.used + amount, self.places - 1
-                turn.set_result(None)
+                self.used, self.slots = self.used + amount, self.slots - 1
+                ticket.set_result(None)
             heappop(self._waiting)
 
 
-PATIENCE = 60.0  # seconds within which a body must arrive
-STALLED = 1.0  # seconds without STEP new bytes after which a body may be dropped for others
-STEP = 2**16
-TOGETHER = 4  # all bodies together may take the memory of this many of the largest
-KEPT = 2**26  # bytes of finished bodies, after which freed memory is returned to the system
+BODY_TIMEOUT = 60.0  # seconds within which a body must arrive
+STALL_TIME = 1.0  # seconds without PROGRESS_BYTES new bytes after which a body may be dropped
+PROGRESS_BYTES = 2**16
+BODIES_IN_MEMORY = 4  # all bodies together may take the memory of this many of the largest
+RELEASE_AFTER = 2**26  # bytes of finished bodies, after which freed memory is returned to the system
 
 Receive = Callable[[], Awaitable[Any]]
 
 
-class Gone(Exception):
+class ClientDisconnected(Exception):
     """The client has closed its connection."""
 
 
 @dataclass(eq=False)
-class _Coming:
+class _IncomingBody:
     content: bytearray = field(default_factory=bytearray)
     size: int = 0
     step: int = 0  # bytes at the last progress
     progress: float = field(default_factory=time.monotonic)
     limit: asyncio.Timeout | None = None
-    displaced: bool = False
+    dropped: bool = False
 
 
-class Bodies:
-    """The request bodies in a service's memory.
+class RequestBodyLimiter:
+    """Reads request bodies, limits their size and their total memory.
 
     Args:
-        most: Bytes of the largest.
+        most: Maximum size of a body, in bytes.
     """
 
     def __init__(self, most: int) -> None:
-        self.most, self.together = most, TOGETHER * most
+        self.max_bytes, self.max_total = most, BODIES_IN_MEMORY * most
         self.size = self._freed = 0
-        self._coming: set[_Coming] = set()
+        self._incoming: set[_IncomingBody] = set()
 
     @asynccontextmanager
     async def read(self, headers: Headers, receive: Receive) -> AsyncIterator[bytearray]:
-        """Context with a complete body, which counts towards the total.
+        """Context with a complete body, which counts towards the total memory.
 
         Raises:
-            HTTPException: It is too large, does not arrive in time, or there is no room for it.
-            Gone: The client closed the connection.
+            HTTPException: The body is too large or not complete in time, or the total memory is in use.
+            ClientDisconnected: The client closed the connection.
         """
-        if int(headers.get("content-length", 0)) > self.most:
-            raise self._too_large()
-        coming = _Coming()
+        if int(headers.get("content-length", 0)) > self.max_bytes:
+            raise self._too_large_error()
+        body = _IncomingBody()
         try:
-            await self._complete(coming, receive)
-            yield coming.content
+            await self._receive(body, receive)
+            yield body.content
         finally:
-            self._release(coming)
+            self._release(body)
 
-    async def _complete(self, coming: _Coming, receive: Receive) -> None:
-        self._coming.add(coming)
+    async def _receive(self, body: _IncomingBody, receive: Receive) -> None:
+        self._incoming.add(body)
         try:
-            async with asyncio.timeout(PATIENCE) as coming.limit:
+            async with asyncio.timeout(BODY_TIMEOUT) as body.limit:
                 more = True
                 while more:
                     message = await receive()
                     if message["type"] == "http.disconnect":
-                        raise Gone
-                    self._add(coming, message.get("body", b""))
+                        raise ClientDisconnected
+                    self._append(body, message.get("body", b""))
                     more = message.get("more_body", False)
         except TimeoutError as fault:
-            if coming.displaced:
-                raise _no_room() from fault
-            raise HTTPException(408, f"the body did not come within {PATIENCE:g} seconds") from fault
+            if body.dropped:
+                raise _overload_error() from fault
+            raise HTTPException(408, f"the request body was not complete within {BODY_TIMEOUT:g} seconds") from fault
         finally:
-            self._coming.discard(coming)
+            self._incoming.discard(body)
 
-    def _add(self, coming: _Coming, part: bytes) -> None:
-        if coming.displaced:
+    def _append(self, body: _IncomingBody, part: bytes) -> None:
+        if body.dropped:
             return
-        if coming.size + len(part) > self.most:
-            raise self._too_large()
-        while self.size + len(part) > self.together:
-            self._displace()
-        coming.content += part
-        coming.size += len(part)
+        if body.size + len(part) > self.max_bytes:
+            raise self._too_large_error()
+        while self.size + len(part) > self.max_total:
+            self._drop_slowest()
+        body.content += part
+        body.size += len(part)
         self.size += len(part)
-        if coming.size - coming.step >= STEP:
-            coming.step, coming.progress = coming.size, time.monotonic()
+        if body.size - body.step >= PROGRESS_BYTES:
+            body.step, body.progress = body.size, time.monotonic()
 
-    def _displace(self) -> None:
-        """Drops the body that has waited longest for its next bytes.
+    def _drop_slowest(self) -> None:
+        """Drops the incomplete body that has waited longest for its next bytes.
 
         Raises:
-            HTTPException: All are complete or make progress.
+            HTTPException: All bodies are complete or make progress.
         """
-        slowest = min((one for one in self._coming if one.size), key=lambda one: one.progress, default=None)
-        if slowest is None or slowest.limit is None or time.monotonic() - slowest.progress < STALLED:
-            raise _no_room()
-        self._coming.discard(slowest)
+        slowest = min((body for body in self._incoming if body.size), key=lambda body: body.progress, default=None)
+        if slowest is None or slowest.limit is None or time.monotonic() - slowest.progress < STALL_TIME:
+            raise _overload_error()
+        self._incoming.discard(slowest)
         self._release(slowest)
-        slowest.displaced = True
+        slowest.dropped = True
         slowest.limit.reschedule(asyncio.get_running_loop().time())
 
-    def _release(self, body: _Coming) -> None:
+    def _release(self, body: _IncomingBody) -> None:
         self.size -= body.size
         self._freed += body.size
         body.content, body.size = bytearray(), 0
-        if self._freed > KEPT:  # the C library keeps freed memory, as set by `vlm.tuning`
+        if self._freed > RELEASE_AFTER:  # the C library keeps freed memory, as set by `vlm.tuning`
             self._freed = 0
             return_freed_memory()
 
-    def _too_large(self) -> HTTPException:
-        return HTTPException(413, f"the body has more than {self.most:,} bytes")
+    def _too_large_error(self) -> HTTPException:
+        return HTTPException(413, f"the body has more than {self.max_bytes:,} bytes")
 
 
-def _no_room() -> HTTPException:
-    return HTTPException(503, "too many requests are being received; try again in a moment", {"Retry-After": "1"})
+def _overload_error() -> HTTPException:
+    return HTTPException(503, "too many requests are being received; try again later", {"Retry-After": "1"})

@@ -1,4 +1,4 @@
-"""`vlm demo`: a page to try a model, behind a guard of paths, body sizes and request rates."""
+"""`vlm demo`: a page to try a model, with limits on paths, request bodies and request rates."""
 
 import asyncio
 import json
@@ -6,29 +6,28 @@ import os
 import re
 import time
 from collections import OrderedDict, deque
-from collections.abc import MutableMapping
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Any
+from typing import Annotated
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from vlm.errors import UserError, print_error
 from vlm.inference.options import ModelOptions, Option
-from vlm.serving.bodies import Bodies, Gone
-from vlm.serving.server import LOCAL, Sites, listen, urls
+from vlm.serving.bodies import ClientDisconnected, RequestBodyLimiter
+from vlm.serving.server import LOCAL_HOSTS, OriginPolicy, listen, reachable_urls
 
-Scope = MutableMapping[str, Any]
 PATHS = re.compile(
     r"/|/(config/?|theme\.css|favicon\.ico|manifest\.json|robots\.txt)|/(assets|static)/[\w./@-]+"
     r"|/gradio_api/(queue/(join|data)|heartbeat/\w+|startup-events|cancel|reset/?|app_id|theme\.css)"
 )
-ASKS = "/gradio_api/queue/join"
+JOIN_PATH = "/gradio_api/queue/join"
 MINUTE = 60.0
-CLIENTS = 4096  # most clients whose rates are remembered
+MAX_CLIENTS = 4096  # maximum number of clients whose request times are stored
 HEADERS = {
     "Content-Security-Policy": "default-src 'self' 'unsafe-inline' 'unsafe-eval' data: blob:; frame-ancestors 'none'; "
     "form-action 'self'; base-uri 'self'; object-src 'none'",
@@ -38,69 +37,70 @@ HEADERS = {
 
 
 class Guard:
-    """An ASGI application behind a guard.
+    """ASGI middleware that rejects requests which the page does not send, and limits their size and rate.
 
     Args:
         app: The application.
-        local: Whether requests must address it by a name of this machine, which pages of other sites cannot do.
-        max_bytes: Size of the largest body.
-        rate: Most requests to the model per minute and client.
+        local: As in `OriginPolicy`.
+        max_bytes: Maximum size of a request body.
+        rate: Maximum number of requests to the model per minute and client.
     """
 
-    def __init__(self, app: Any, *, local: bool, max_bytes: int, rate: int) -> None:
-        self.app, self.rate, self.bodies, self.sites = app, rate, Bodies(max_bytes), Sites(local=local)
-        self._asked: OrderedDict[str, deque[float]] = OrderedDict()
-        self._ended = asyncio.Event()
+    def __init__(self, app: ASGIApp, *, local: bool, max_bytes: int, rate: int) -> None:
+        self.app, self.rate = app, rate
+        self.body_limiter, self.origin_policy = RequestBodyLimiter(max_bytes), OriginPolicy(local=local)
+        self._request_times: OrderedDict[str, deque[float]] = OrderedDict()
+        self._shutdown = asyncio.Event()
 
     def end(self) -> None:
-        """Ends the streams of open pages, which would never end by themselves."""
-        self._ended.set()
+        """Ends the event streams of open pages, which would otherwise not end."""
+        self._shutdown.set()
 
-    async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
             return
         if scope["type"] != "http":  # WebSockets are not supported
             return
         try:
-            receive = await self._admitted(scope, receive)
+            receive = await self._admit(scope, receive)
         except HTTPException as fault:
             await JSONResponse({"detail": fault.detail}, fault.status_code, fault.headers)(scope, receive, send)
             return
-        except Gone:
+        except ClientDisconnected:
             return
 
-        async def sealed(message: MutableMapping[str, Any]) -> None:
+        async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 MutableHeaders(scope=message).update(HEADERS)
             await send(message)
 
-        await self.app(scope, receive, sealed)
+        await self.app(scope, receive, send_with_headers)
 
-    async def _admitted(self, scope: Scope, receive: Any) -> Any:
+    async def _admit(self, scope: Scope, receive: Receive) -> Receive:
         """Checks a request and reads its body; returns a receive function that replays it.
 
         Raises:
-            HTTPException: The page sends no such request, it is too large, or the client sends too many.
+            HTTPException: The page does not send such a request, it is too large, or the client sends too many.
         """
         path, headers = scope["path"], Headers(scope=scope)
-        self.sites.check(headers)
+        self.origin_policy.check(headers)
         if ".." in path or PATHS.fullmatch(path) is None:
-            raise HTTPException(404, "there is nothing here")
+            raise HTTPException(404, "not found")
         if path in ("/", "/config"):
             scope["query_string"] = b""  # else Gradio would read a file of its cache that the query names
         if scope["method"] != "POST":
-            return partial(self._until_end, receive)
-        if path == ASKS:
-            self._count((scope.get("client") or ("", 0))[0])
-        async with self.bodies.read(headers, receive) as body:
-            if path == ASKS and not await asyncio.to_thread(_is_plain, body):
-                raise HTTPException(422, "this page sends no such request")
-            return _replayed(bytes(body), receive)
+            return partial(self._receive_until_shutdown, receive)
+        if path == JOIN_PATH:
+            self._limit_rate((scope.get("client") or ("", 0))[0])
+        async with self.body_limiter.read(headers, receive) as body:
+            if path == JOIN_PATH and not await asyncio.to_thread(_has_plain_values, body):
+                raise HTTPException(422, "this page does not send such requests")
+            return _replay_body(bytes(body), receive)
 
-    async def _until_end(self, receive: Any) -> MutableMapping[str, Any]:
-        """Returns the next message of the client; after `end`, a disconnection."""
-        message, end = asyncio.ensure_future(receive()), asyncio.ensure_future(self._ended.wait())
+    async def _receive_until_shutdown(self, receive: Receive) -> Message:
+        """Returns the next message of the client; after `end`, a disconnect message."""
+        message, end = asyncio.ensure_future(receive()), asyncio.ensure_future(self._shutdown.wait())
         try:
             await asyncio.wait({message, end}, return_when=asyncio.FIRST_COMPLETED)
             return message.result() if message.done() else {"type": "http.disconnect"}
@@ -108,48 +108,48 @@ class Guard:
             message.cancel()
             end.cancel()
 
-    def _count(self, client: str) -> None:
+    def _limit_rate(self, client: str) -> None:
         """Counts a request to the model.
 
         Raises:
-            HTTPException: The client has sent too many within a minute.
+            HTTPException: The client has sent too many requests within a minute.
         """
-        times, now = self._asked.pop(client, deque()), time.monotonic()
+        times, now = self._request_times.pop(client, deque()), time.monotonic()
         while times and times[0] < now - MINUTE:
             times.popleft()
-        self._asked[client] = times
-        if len(self._asked) > CLIENTS:
-            self._asked.popitem(last=False)
+        self._request_times[client] = times
+        if len(self._request_times) > MAX_CLIENTS:
+            self._request_times.popitem(last=False)
         if len(times) >= self.rate:
-            raise HTTPException(429, f"more than {self.rate} requests in a minute; wait a moment")
+            raise HTTPException(429, f"more than {self.rate} requests per minute; try again later")
         times.append(now)
 
 
-def _is_plain(body: bytearray) -> bool:
-    """Returns True for a request of plain values: Gradio would open paths and URLs in dictionaries."""
+def _has_plain_values(body: bytearray) -> bool:
+    """Returns True for a request without objects: Gradio would open paths and URLs in objects."""
     try:
         values = json.loads(body)["data"]
-        return isinstance(values, list) and all(isinstance(one, str | int | float | None) for one in values)
+        return isinstance(values, list) and all(isinstance(value, str | int | float | None) for value in values)
     except (ValueError, TypeError, KeyError, RecursionError):
         return False
 
 
-def _replayed(body: bytes, receive: Any) -> Any:
+def _replay_body(body: bytes, receive: Receive) -> Receive:
     """Returns a receive function that replays a body which has been read."""
-    message: MutableMapping[str, Any] | None = {"type": "http.request", "body": body, "more_body": False}
+    message: Message | None = {"type": "http.request", "body": body, "more_body": False}
 
-    async def again() -> Any:
+    async def receive_body_first() -> Message:
         nonlocal message
         if message is not None:
             first, message = message, None
             return first
         return await receive()
 
-    return again
+    return receive_body_first
 
 
-GRACE = 5  # seconds after a signal in which pages requested before it are still sent
-SPARE = 64  # connections in addition to those whose requests may wait; each page holds two
+GRACE = 5  # seconds after a signal in which earlier requests are still answered
+SPARE_CONNECTIONS = 64  # connections in addition to those of queued requests; each page holds two
 MEGABYTE = 10**6
 
 
@@ -161,43 +161,53 @@ def demo(
     max_mb: Annotated[int, Option("Maximum size of a photo, in megabytes.", least=1)] = 16,
     rate: Annotated[int, Option("Maximum number of requests per client and minute.", least=1)] = 120,
 ) -> int:
-    """Shows the page of a model until a signal; returns 128 and its number as the exit status.
+    """Serves the page of a model until a signal; returns 128 plus the signal number as the exit status.
 
     Raises:
-        UserError: The extra is not installed, or the address cannot be had.
+        UserError: The extra is not installed, or the address is not available.
     """
     with TemporaryDirectory(prefix="vlm-demo-") as folder:
-        # Gradio then sends no reports, and its folder stays empty.
+        # Turns off telemetry; the folder stays empty.
         os.environ.update({"GRADIO_ANALYTICS_ENABLED": "False", "GRADIO_TEMP_DIR": folder})
-        app = make_app(model, local=host in LOCAL, queue=queue, max_bytes=max_mb * MEGABYTE, rate=rate)
-        if host not in LOCAL:
-            remedy = "a proxy before it can ask for a password"
-            print_error(f"whoever reaches {host} may use the model; {remedy}", "warning")
-        lines = [f"page        {url}" for url in urls(host)]
-        options: Any = {"connections": 2 * queue + SPARE, "grace": GRACE, "ending": app.end}
-        return listen(app, host=host, port=port, lines=lines, **options)
+        app = make_app(model, local=host in LOCAL_HOSTS, queue=queue, max_bytes=max_mb * MEGABYTE, rate=rate)
+        if host not in LOCAL_HOSTS:
+            remedy = "use a reverse proxy with a password to restrict access"
+            print_error(f"anyone who can reach {host} can use the model; {remedy}", "warning")
+        lines = [f"page        {url}" for url in reachable_urls(host)]
+        connections = 2 * queue + SPARE_CONNECTIONS
+        return listen(app, host=host, port=port, lines=lines, connections=connections, grace=GRACE, on_signal=app.end)
 
 
-def make_app(model: ModelOptions, *, local: bool, queue: int, max_bytes: int, rate: int) -> Any:
-    """Builds the page of a model as an ASGI application; arguments as in `Guard`, but max_bytes is a photo's.
+def make_app(model: ModelOptions, *, local: bool, queue: int, max_bytes: int, rate: int) -> Guard:
+    """Builds the page of a model as an ASGI application.
 
+    Args:
+        local, rate: As in `Guard`.
+        queue: Maximum number of queued requests.
+        max_bytes: Maximum size of a photo.
     Raises:
         UserError: The extra is not installed.
     """
     try:
-        from vlm.serving.demo_page import Page, chat_of, mounted
+        from vlm.serving.demo_page import Page, make_chat_predictor, mount_page
     except ModuleNotFoundError as fault:
         raise UserError(f'vlm demo: needs {fault.name}; pip install "vlm-lightning[demo]"') from fault
     from vlm.inference.predictor import load_predictor
-    from vlm.serving.demo_forms import form_of
-    from vlm.serving.demo_page import samples_of
+    from vlm.serving.demo_forms import build_form
+    from vlm.serving.demo_page import find_samples_folder
 
     predictor = model.load(load_predictor)
     predictor.prepack(1)
-    path, form = Path(model.checkpoint), form_of(predictor)
-    samples = samples_of(path)
-    name = path.name if path.is_dir() else f"{samples.parent.name}/{path.name}"  # without paths of this machine
-    sizes: Any = {"samples": samples, "max_bytes": max_bytes}
-    page = Page(task=predictor.trained_task, name=name, form=form, **sizes, chat=chat_of(predictor))
+    path, form = Path(model.checkpoint), build_form(predictor)
+    samples = find_samples_folder(path)
+    name = path.name if path.is_dir() else f"{samples.parent.name}/{path.name}"  # without local paths
+    page = Page(
+        task=predictor.trained_task,
+        name=name,
+        form=form,
+        samples=samples,
+        max_bytes=max_bytes,
+        chat=make_chat_predictor(predictor),
+    )
     body = max_bytes * max(1, form.photos) * 4 // 3 + MEGABYTE  # photos in base64, and texts
-    return Guard(mounted(page, queue=queue), local=local, max_bytes=body, rate=rate)
+    return Guard(mount_page(page, queue=queue), local=local, max_bytes=body, rate=rate)

@@ -15,10 +15,10 @@ from typing import Any
 from fastapi import HTTPException
 
 from vlm.errors import UserError, printable
-from vlm.inference.options import settings
+from vlm.inference.options import without_input_parts
 from vlm.inference.predictor import Predictor
 
-Texts = Sequence[Sequence[int]]  # the tokens of each text of an input, so far
+TokenSequences = Sequence[Sequence[int]]  # the tokens of each text of an input, so far
 
 
 class Job:
@@ -29,7 +29,7 @@ class Job:
         content: The input as `Predictor.prepare` returned it, or the UserError that it raised, which is then the
             answer.
         options: Options of the request.
-        grown: Called on the engine's thread with the texts, whenever one has a new token.
+        on_tokens: Called on the engine's thread with the tokens of all texts whenever one has a new token.
     Attributes:
         settings: The options without the input's parts; jobs with equal settings run together.
         answer: The future result.
@@ -38,21 +38,26 @@ class Job:
     """
 
     def __init__(
-        self, predictor: Predictor, content: Any, options: Any, *, grown: Callable[[Texts], None] | None = None
+        self,
+        predictor: Predictor,
+        content: Any,
+        options: Any,
+        *,
+        on_tokens: Callable[[TokenSequences], None] | None = None,
     ) -> None:
-        self.predictor, self.content, self.options, self.grown = predictor, content, options, grown
-        self.settings = settings(options)
+        self.predictor, self.content, self.options, self.on_tokens = predictor, content, options, on_tokens
+        self.settings = without_input_parts(options)
         self.answer: Future = Future()
         self.times: list[list[float]] = []
         self._start = self.progress = time.monotonic()
-        self.left = False  # no client waits for the answer any more
+        self.is_cancelled = False  # its client has disconnected or timed out
 
-    def leave(self) -> None:
-        """Cancels the job: no client waits for the answer any more."""
-        self.left = True
+    def cancel(self) -> None:
+        """Cancels the job, because its client has disconnected or timed out."""
+        self.is_cancelled = True
         self.answer.cancel()
 
-    def note(self, texts: Texts) -> None:
+    def record_times(self, texts: TokenSequences) -> None:
         """Records the time of new tokens in the texts."""
         now = time.monotonic()
         self.times += [[] for _ in texts[len(self.times) :]]
@@ -61,34 +66,34 @@ class Job:
                 self.progress = now
                 times += [round(now - self._start, 4)] * (len(tokens) - len(times))
 
-    def show(self, texts: Texts) -> bool:
-        """Receives texts that may have grown; returns False if no client waits for them any more."""
-        if texts and not self.left:
-            self.note(texts)
-            if self.grown is not None:
-                self.grown([list(tokens) for tokens in texts])  # copied, because the model may extend its lists
-        return not self.left
+    def report_tokens(self, texts: TokenSequences) -> bool:
+        """Reports the tokens generated so far; returns False if the job is cancelled."""
+        if texts and not self.is_cancelled:
+            self.record_times(texts)
+            if self.on_tokens is not None:
+                self.on_tokens([list(tokens) for tokens in texts])  # copied, because the model may extend its lists
+        return not self.is_cancelled
 
 
-class Full(Exception):
-    """The queue has no room for more inputs."""
+class QueueFullError(Exception):
+    """The queue is full."""
 
 
 class Engine:
     """A predictor on its own thread, with a queue of inputs.
 
-    Inputs with equal settings run together; another use of the model has other settings. If the input that has waited
-    longest has other settings than the running ones, none joins these until they are done.
+    Inputs with equal settings run together; different predictors of the model have different settings. If the input
+    that has waited longest has other settings than the running ones, no input joins these until they are done.
 
     Args:
         predictor: The model.
-        rows: Usual number of texts, or other inputs, computed at a time.
-        most: Inputs that may wait.
+        rows: Usual number of texts, or other inputs, computed at the same time.
+        max_queued: Maximum number of queued inputs.
     """
 
-    def __init__(self, predictor: Predictor, *, rows: int, most: int) -> None:
-        self.predictor, self.most = predictor, most
-        self.running = 0  # inputs taken by the model and not yet answered
+    def __init__(self, predictor: Predictor, *, rows: int, max_queued: int) -> None:
+        self.predictor, self.max_queued = predictor, max_queued
+        self.running = 0  # number of inputs that the model computes
         self._waiting: deque[Job] = deque()
         self._changed = Condition()
         self._thread = Thread(target=self._serve, name="vlm serve", daemon=True)
@@ -104,36 +109,39 @@ class Engine:
         inputs: Sequence[Any],
         options: Any,
         *,
-        grown: Callable[[int, Texts], None] | None = None,
+        on_tokens: Callable[[int, TokenSequences], None] | None = None,
         predictor: Predictor | None = None,
     ) -> list[Job]:
-        """Queues jobs for some inputs, either all of them or none.
+        """Queues a job for each input; all of them or, if the queue is full, none.
 
         Args:
             inputs, options: As in `Job`.
-            grown: As in `Job`, with the place of the input before the texts.
-            predictor: Another use of the same model, with its own options.
+            on_tokens: As in `Job`, but the first argument is the index of the input.
+            predictor: Another predictor with the same model, for the options of another command.
         Raises:
-            Full: The queue has no room for them.
+            QueueFullError: The queue has less space than inputs.
         """
-        used = self.predictor if predictor is None else predictor
-        jobs = [Job(used, one, options, grown=grown and partial(grown, place)) for place, one in enumerate(inputs)]
+        target = self.predictor if predictor is None else predictor
+        jobs = [
+            Job(target, content, options, on_tokens=on_tokens and partial(on_tokens, place))
+            for place, content in enumerate(inputs)
+        ]
         for job in jobs:
             if isinstance(job.content, UserError):
                 job.answer.set_exception(job.content)
         good = [job for job in jobs if not job.answer.done()]
         with self._changed:
-            if len(self._waiting) + len(good) > self.most:
-                raise Full
+            if len(self._waiting) + len(good) > self.max_queued:
+                raise QueueFullError
             self._waiting += good
             self._changed.notify()
         return jobs
 
-    def leave(self, jobs: Sequence[Job]) -> None:
-        """Cancels jobs: waiting ones leave the queue, running ones free their rows at the next token."""
+    def cancel(self, jobs: Sequence[Job]) -> None:
+        """Cancels jobs: waiting ones are removed from the queue, running ones free their rows at the next token."""
         with self._changed:
             for job in jobs:
-                job.leave()
+                job.cancel()
                 if job in self._waiting:
                     self._waiting.remove(job)
 
@@ -142,59 +150,63 @@ class Engine:
             with self._changed:
                 self._changed.wait_for(lambda: self._waiting)
                 predictor, settings = self._waiting[0].predictor, self._waiting[0].settings
-            taken: dict[int, Job] = {}
+            running: dict[int, Job] = {}
             try:
-                self._run(predictor, settings, taken)
+                self._run(predictor, settings, running)
             except Exception as fault:  # only these inputs fail
-                if not taken:  # failed before any input was taken, and would fail again
-                    taken |= enumerate(self._take(self.most, settings))
-                for job in taken.values():
+                if not running:  # failed before any input ran, and would fail again
+                    running |= enumerate(self._take_jobs(self.max_queued, settings))
+                for job in running.values():
                     job.answer.set_exception(fault)
             self.running = 0
 
-    def _run(self, predictor: Predictor, settings: Any, taken: dict[int, Job]) -> None:
+    def _run(self, predictor: Predictor, settings: Any, running: dict[int, Job]) -> None:
         """Answers waiting inputs with equal settings, until none waits or one with other settings has waited longer.
 
         Args:
-            taken: Filled with the running jobs, by place.
+            running: Filled with the running jobs by index.
         """
 
-        def watch(place: int, texts: Texts) -> bool:
-            return taken[place].show(texts)
+        def watch(place: int, texts: TokenSequences) -> bool:
+            return running[place].report_tokens(texts)
 
-        results = predictor.results(self._arrivals(settings, taken), settings, watch=watch)
+        results = predictor.results(self._take_batches(settings, running), settings, watch=watch)
         for place, result in results:
             self.running -= 1
-            job = taken.pop(place)
-            if isinstance(result, list) and all(hasattr(one, "tokens") for one in result):
-                job.note([one.tokens for one in result])
+            job = running.pop(place)
+            if isinstance(result, list) and all(hasattr(item, "tokens") for item in result):
+                job.record_times([item.tokens for item in result])
             job.answer.set_result(predictor.answer(result, job.options))
-            if taken and all(one.left for one in taken.values()):
+            if running and all(item.is_cancelled for item in running.values()):
                 results.close()  # type: ignore[attr-defined]
 
-    def _arrivals(self, settings: Any, taken: dict[int, Job]) -> Iterator[list[Any] | None]:
+    def _take_batches(self, settings: Any, running: dict[int, Job]) -> Iterator[list[Any] | None]:
         """Yields waiting inputs whenever rows are free, or None.
 
-        A batch keeps the rows it began with, and drops free ones when no input waits. If more inputs wait than run, and
-        the batch has fewer rows than allowed, none joins until the running ones are done; then a larger batch begins.
+        A batch keeps its initial number of rows, and drops free rows when no input waits. If more inputs wait than run,
+        and the batch has fewer rows than allowed, no input joins until the running ones are done; then a larger batch
+        begins.
         """
         place = width = 0
         while True:
             begins = self.running == 0
             grows = not begins and width < settings.batch_size and self.waiting > self.running
-            jobs = [] if grows else self._take(settings.batch_size, settings)
+            jobs = [] if grows else self._take_jobs(settings.batch_size, settings)
             if begins or not jobs:
                 width = self.running
-            taken |= enumerate(jobs, start=place)
+            running |= enumerate(jobs, start=place)
             place += len(jobs)
             yield [job.content for job in jobs] or None
 
-    def _take(self, most: int, settings: Any) -> list[Job]:
-        """Takes waiting inputs with equal settings, without cancelled ones; none if the first has other settings."""
+    def _take_jobs(self, max_queued: int, settings: Any) -> list[Job]:
+        """Removes jobs with these settings from the queue; none if the first in the queue has other settings.
+
+        Cancelled jobs are dropped.
+        """
         jobs: list[Job] = []
         with self._changed:
             if self._waiting and self._waiting[0].settings == settings:
-                alike = [job for job in self._waiting if job.settings == settings][:most]
+                alike = [job for job in self._waiting if job.settings == settings][:max_queued]
                 for job in alike:
                     self._waiting.remove(job)
                 jobs = [job for job in alike if job.answer.set_running_or_notify_cancel()]
@@ -203,60 +215,60 @@ class Engine:
 
 
 MEDIA_TYPE = "text/event-stream"
-HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}  # so that no proxy buffers events
+HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}  # prevents buffering by proxies
 FAILED = "the model failed; its log says why"
 
 
-async def events(
+async def stream_events(
     jobs: Sequence[Job],
-    grown: asyncio.Queue[tuple[int, Texts] | None],
+    updates: asyncio.Queue[tuple[int, TokenSequences] | None],
     results: Coroutine[Any, Any, Any],
     *,
     decode: Callable[[Sequence[int]], str],
 ) -> AsyncIterator[str]:
-    """Yields the events of some jobs; cancels the results if closed early.
+    """Yields the server-sent events of some jobs; cancels the results if closed early.
 
     Args:
-        grown: Places of jobs whose texts have grown, with the texts.
+        updates: Indices of jobs with new tokens, and their texts so far.
         results: Awaits the jobs' answers and returns the content of the last event.
         decode: Converts tokens to text.
     """
-    known: Counter[tuple[int, int]] = Counter()
+    sent_counts: Counter[tuple[int, int]] = Counter()
     try:
-        async with aclosing(growth(grown, results)) as steps:
+        async with aclosing(stream_updates(updates, results)) as steps:
             async for step in steps:
                 if not isinstance(step, tuple):
-                    yield _event("result", step)
+                    yield _format_event("result", step)
                     continue
                 place, texts = step
                 for number, tokens in enumerate(texts):
-                    for at in range(known[place, number], len(tokens)):
+                    for index in range(sent_counts[place, number], len(tokens)):
                         # The bytes of a character may span tokens.
-                        text, seconds = decode(tokens[: at + 1]).rstrip("\ufffd"), jobs[place].times[number][at]
-                        about = {"input": place, "result": number, "token": tokens[at], "text": text}
-                        yield _event("token", about | {"seconds": seconds})
-                    known[place, number] = len(tokens)
+                        text, seconds = decode(tokens[: index + 1]).rstrip("\ufffd"), jobs[place].times[number][index]
+                        about = {"input": place, "result": number, "token": tokens[index], "text": text}
+                        yield _format_event("token", about | {"seconds": seconds})
+                    sent_counts[place, number] = len(tokens)
     except (UserError, HTTPException) as fault:
         line = fault.detail if isinstance(fault, HTTPException) else str(fault)
-        yield _event("error", {"detail": printable(line)})
+        yield _format_event("error", {"detail": printable(line)})
     except Exception as fault:
         logging.getLogger("uvicorn.error").error("%s", FAILED, exc_info=fault)
-        yield _event("error", {"detail": FAILED})
+        yield _format_event("error", {"detail": FAILED})
 
 
-async def growth(
-    grown: asyncio.Queue[tuple[int, Texts] | None], results: Coroutine[Any, Any, Any]
-) -> AsyncGenerator[tuple[int, Texts] | dict[str, Any]]:
-    """Yields the items of `grown`, then the results; cancels these if closed early."""
+async def stream_updates(
+    updates: asyncio.Queue[tuple[int, TokenSequences] | None], results: Coroutine[Any, Any, Any]
+) -> AsyncGenerator[tuple[int, TokenSequences] | dict[str, Any]]:
+    """Yields the items of `updates`, then the results; cancels these if closed early."""
     task = asyncio.ensure_future(results)
-    task.add_done_callback(lambda _: grown.put_nowait(None))
+    task.add_done_callback(lambda _: updates.put_nowait(None))
     try:
-        while (growing := await grown.get()) is not None:
-            yield growing
+        while (update := await updates.get()) is not None:
+            yield update
         yield task.result()
     finally:
         task.cancel()
 
 
-def _event(name: str, content: Any) -> str:
+def _format_event(name: str, content: Any) -> str:
     return f"event: {name}\ndata: {json.dumps(content)}\n\n"

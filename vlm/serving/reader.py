@@ -1,4 +1,4 @@
-"""Parses the body of a request: the inputs of a model, their other parts, and options."""
+"""Parses the body of a request: the inputs of a model, further parts such as questions, and options."""
 
 import base64
 import json
@@ -18,10 +18,10 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
 from vlm.config.types import fits
-from vlm.data.images.image import LARGE_PIXELS, MAX_PIXELS, ImageError, decoding_cost, load_image
+from vlm.data.images.image import LARGE_PIXELS, MAX_PIXELS, ImageError, count_decoded_pixels, load_image
 from vlm.errors import UserError, printable
 from vlm.inference.inputs import default_workers
-from vlm.inference.options import OF_DRAWS, as_list, checked, declared
+from vlm.inference.options import SAMPLING_NAMES, as_list, build_options, get_options
 from vlm.inference.predictor import Predictor
 from vlm.inference.writing import note_width
 from vlm.serving.bodies import Budget
@@ -31,11 +31,11 @@ from vlm.tuning import return_freed_memory
 
 MAX_TEXT = 2**20  # bytes of a body without images
 MAX_PARTS = 1024  # of a form
-MAX_VALUES = 2**16  # of JSON; parsing millions would block all other requests
+MAX_VALUES = 2**16  # of JSON; parsing millions of values would block all other requests
 logging.getLogger("python_multipart").setLevel(logging.ERROR)  # else it warns about each damaged form
 BLANKS = "\t\n\f\r "  # ASCII white space
 URL_ALPHABET = bytes.maketrans(b"-_", b"+/")
-MAX_FILE_NAME = 4096  # bytes of a form's text that may be meant as the name of a file
+MAX_FILE_NAME = 4096  # maximum bytes of a text field that is reported as a file name
 _URL_ENCODED = re.compile(rb"(images?|texts?)=")
 INPUTS = {"image": "image", "images": "image", "text": "text", "texts": "text"}
 
@@ -59,9 +59,9 @@ class Contents:
         """Parses a body.
 
         Args:
-            main: Kind, image or text, of a body that is neither a form nor JSON.
+            main: Kind of input, image or text, of a body that is neither a form nor JSON.
         Raises:
-            HTTPException: It is damaged or too large, or a field does not hold what its name says.
+            HTTPException: The body is damaged or too large, or a field has the wrong type.
         """
         kind = content_type.partition(";")[0].strip().lower()
         contents = cls()
@@ -84,8 +84,8 @@ class Contents:
         elif name == "text":
             self.texts.append(value)
         elif name in self.options:
-            known = self.options[name]
-            self.options[name] = [*(known if isinstance(known, list) else [known]), value]
+            previous = self.options[name]
+            self.options[name] = [*(previous if isinstance(previous, list) else [previous]), value]
         else:
             self.options[name] = value
 
@@ -116,7 +116,7 @@ class Contents:
         takers = partial(take, file=False), partial(take, file=True)
         boundary = parse_options_header(content_type)[1].get(b"boundary")
         if not boundary:
-            raise HTTPException(400, "the form cannot be read: its header states no boundary")
+            raise HTTPException(400, "the form cannot be read: the Content-Type header has no boundary")
         try:
             parser = FormParser(
                 "multipart/form-data", *takers, boundary=boundary, config={"MAX_MEMORY_FILE_SIZE": len(body) + 1}
@@ -129,7 +129,7 @@ class Contents:
     def _add_json(self, body: bytearray, main: str) -> None:
         example = '{"images": ["BASE64", ...]}' if main == "image" else '{"texts": ["...", ...]}'
         try:
-            content = as_json(body)
+            content = parse_json(body)
         except (ValueError, RecursionError) as fault:
             raise HTTPException(400, f"the body is not valid JSON; send {example}") from fault
         if not isinstance(content, dict):
@@ -150,7 +150,7 @@ class Contents:
 
 
 def _read_input(name: str, value: Any, kind: str) -> str | bytes:
-    """Returns a text, or the bytes of an image that JSON holds in base64, with or without the head of a data URL.
+    """Returns a text, or the bytes of an image from base64 or a data URL.
 
     Raises:
         HTTPException: The value is something else.
@@ -162,9 +162,9 @@ def _read_input(name: str, value: Any, kind: str) -> str | bytes:
     try:
         return decode_data_url(value) if value.strip(BLANKS)[:5].lower() == "data:" else decode_base64(value.encode())
     except ValueError as fault:
-        shown = value if len(value) <= 60 else f"{value[:57]}..."
+        quoted = value if len(value) <= 60 else f"{value[:57]}..."
         remedy = "send the file's content in base64 or as a data URL, or upload the file as a form"
-        line = f"{name}: {json.dumps(shown)} is not base64; {remedy} (curl -F image=@FILE)"
+        line = f"{name}: {json.dumps(quoted)} is not base64; {remedy} (curl -F image=@FILE)"
         raise HTTPException(400, line) from fault
 
 
@@ -183,8 +183,8 @@ def decode_data_url(url: str) -> bytes:
 def decode_base64(text: bytes) -> bytes:
     """Decodes base64 as browsers do (https://infra.spec.whatwg.org/#forgiving-base64-decode).
 
-    White space may stand anywhere, and padding may be left out. The alphabet for URLs is accepted too, since its two
-    letters, - and _, have no other meaning.
+    White space is ignored and padding is optional. The URL-safe alphabet is accepted too, since its two characters,
+    - and _, have no other meaning.
 
     Raises:
         ValueError: The text is not base64.
@@ -197,13 +197,13 @@ def decode_base64(text: bytes) -> bytes:
     return base64.b64decode(data + b"=" * (-len(data) % 4), validate=True)
 
 
-def as_json(body: bytes | bytearray, *, object_hook: Callable[[dict[str, Any]], Any] | None = None) -> Any:
+def parse_json(body: bytes | bytearray, *, object_hook: Callable[[dict[str, Any]], Any] | None = None) -> Any:
     """Parses a body of JSON.
 
     Args:
         object_hook: As in `json.loads`.
     Raises:
-        HTTPException: It holds too many values.
+        HTTPException: It contains too many values.
         ValueError, RecursionError: It is damaged.
     """
     if len(body) > MAX_TEXT and sum(map(body.count, (b"[", b"{", b","))) > MAX_VALUES:
@@ -211,16 +211,16 @@ def as_json(body: bytes | bytearray, *, object_hook: Callable[[dict[str, Any]], 
     return json.loads(body, object_hook=object_hook)
 
 
-FINER = 4  # a JPEG is decoded to at least this many times the pixels per side that the model sees
-WINDOWS = 32  # most windows of a text times its questions, for models that read long texts in windows
-MOST_COLUMNS = 64  # most texts of an input decoded in parallel, unless the service was started with more
-MOST_ITEMS = {"question": 64, "": 1024}  # of an option that is a list
-MOST_TOP = 100
-MOST_NUMBER = 2**62
+JPEG_OVERSAMPLING = 4  # a JPEG is decoded to at least this many times the model's image size
+MAX_WINDOWS = 32  # maximum of windows x questions of a text, for models that read long texts in windows
+MAX_COLUMNS = 64  # maximum number of texts per input decoded in parallel, unless the service was started with more
+MAX_ITEMS = {"question": 64, "": 1024}  # of an option that is a list
+MAX_TOP = 100
+MAX_NUMBER = 2**62
 
 
-class Photo:
-    """An image of a request; calling it decodes it.
+class RequestImage:
+    """An encoded image of a request; a call decodes it.
 
     Attributes:
         cost: Number of pixels to decode.
@@ -231,38 +231,38 @@ class Photo:
         self._fault: ImageError | None = None
         self.cost = 0
         try:
-            self.cost = decoding_cost(content, name, least=least)
+            self.cost = count_decoded_pixels(content, name, min_side=least)
         except ImageError as fault:
             self._fault = fault
 
     def __call__(self) -> Image.Image:
         if self._fault is not None:
             raise self._fault
-        return load_image(self._content, self._name, least=self._least)
+        return load_image(self._content, self._name, min_side=self._least)
 
 
-class Read(NamedTuple):
+class ParsedRequest(NamedTuple):
     """The content of a request.
 
     Args:
         inputs: Inputs as `Predictor.prepare` returned them, or the UserErrors that it raised.
         options: The task's options.
-        cut: Places of inputs that are truncated.
+        truncated: Indices of truncated inputs.
     """
 
     inputs: Sequence[Any]
     options: Any
-    cut: set[int]
+    truncated: set[int]
 
 
 @dataclass
-class Reader:
+class RequestReader:
     """Reads requests for a model.
 
     Args:
         predictor: The model.
         defaults: Options, unless a request sets them.
-        rows: Inputs computed at a time with the defaults.
+        rows: Number of inputs computed at the same time with the default options.
     Raises:
         UserError: The defaults do not fit the model.
     """
@@ -273,109 +273,115 @@ class Reader:
 
     def __post_init__(self) -> None:
         kind, preprocess = self.predictor.options, getattr(self.predictor, "preprocess", None)
-        self.least = None if preprocess is None else int(FINER * max(preprocess.image_size) / preprocess.crop)
-        self.beside = {name: one.beside for name, one in declared(kind).items() if one.beside}
-        unset = dict.fromkeys(self.beside)
-        if unknown := [name for name in self.defaults if name not in declared(kind)]:
+        self.min_side = (
+            None if preprocess is None else int(JPEG_OVERSAMPLING * max(preprocess.image_size) / preprocess.crop)
+        )
+        self.input_parts = {name: option.input_kind for name, option in get_options(kind).items() if option.input_kind}
+        unset = dict.fromkeys(self.input_parts)
+        if unknown := [name for name in self.defaults if name not in get_options(kind)]:
             raise UserError(
-                f"--{unknown[0].replace('_', '-')}: a model for {self.predictor.trained_task} takes none; leave it out"
+                f"--{unknown[0].replace('_', '-')}: not supported by a model for {self.predictor.trained_task}; "
+                "remove it"
             )
         usual = kind(**{**unset, **self.defaults})
         self.predictor.check_options(usual)
         width = 1 if "question" in unset else self.predictor.width(usual)
-        self.rows, self.columns = self.rows * width, max(MOST_COLUMNS, width)
-        # One budget bounds the memory of decoding, up to 14 bytes a pixel, and of parsing, a few bytes per byte. It has
-        # room for small images beside the largest one. Reading a text holds the GIL: if many were read at a time, each
-        # step of the event loop, and so /health, would wait for all of them.
+        self.rows, self.max_columns = self.rows * width, max(MAX_COLUMNS, width)
+        # One budget bounds the memory of decoding, up to 14 bytes per pixel, and of parsing, a few bytes per byte. It
+        # fits small images next to the largest one. Reading a text holds the GIL: if many were read at the same time,
+        # each step of the event loop, and so /health, would wait for all of them.
         places = max(2, default_workers())
         self.budget = Budget(MAX_PIXELS + places * LARGE_PIXELS, places=places)
 
-    async def read(self, kind: str, body: bytearray, *, most: int, deadline: float) -> Read:
+    async def read(self, kind: str, body: bytearray, *, most: int, deadline: float) -> ParsedRequest:
         """Reads a request from a body.
 
         Args:
             kind: The body's content type.
             body: It is empty afterwards.
-            most: Most inputs of a request.
-            deadline: When the request stops waiting for its turn, by the loop's clock.
+            most: Maximum number of inputs of a request.
+            deadline: Time at which the request stops waiting for the budget, by the event loop's clock.
         Raises:
-            HTTPException: The body is invalid, or its turn does not come in time.
+            HTTPException: The body is invalid, or the budget is not available in time.
         """
 
-        work = partial(self.work, deadline=deadline)
-        inputs, options, faults = await work(len(body), self._open, kind, body, most)
-        beside = sum(photo.cost for photo in photos(list(vars(options).values())))
-        sources = await work(beside, self._sources, inputs, options)
-        prepared, cut = list[Any](), set[int]()
+        work = partial(self.run_in_budget, deadline=deadline)
+        inputs, options, faults = await work(len(body), self._parse_body, kind, body, most)
+        cost_of_options = sum(photo.cost for photo in iter_images(list(vars(options).values())))
+        sources = await work(cost_of_options, self._join_sources, inputs, options)
+        prepared, truncated = list[Any](), set[int]()
         for place, source in enumerate(sources):
             if place in faults:
                 prepared.append(faults[place])
                 continue
-            cost = sum(photo.cost for photo in photos([source]))
-            value, whole = await work(cost, self._prepare, source, options)
+            cost = sum(photo.cost for photo in iter_images([source]))
+            value, is_complete = await work(cost, self._prepare_source, source, options)
             prepared.append(value)
-            if not whole:
-                cut.add(place)
-        return Read(prepared, options, cut)
+            if not is_complete:
+                truncated.add(place)
+        return ParsedRequest(prepared, options, truncated)
 
-    async def work(self, cost: int, call: Callable[..., Any], *arguments: Any, deadline: float) -> Any:
-        """Runs a call on a thread once the budget has room for its cost, in pixels or bytes; returns its result."""
-        async with self.budget.take(cost, deadline=deadline):
+    async def run_in_budget(self, cost: int, call: Callable[..., Any], *arguments: Any, deadline: float) -> Any:
+        """Runs a call on a thread when the budget allows its cost, in pixels or bytes; returns its result."""
+        async with self.budget.acquire(cost, deadline=deadline):
             result = await run_in_threadpool(call, *arguments)
             if cost > LARGE_PIXELS:
                 await run_in_threadpool(return_freed_memory)
             return result
 
-    def _open(self, kind: str, body: bytearray, most: int) -> tuple[list[Any], Any, dict[int, UserError]]:
-        """Returns the inputs of a body, its options, and the faults of texts by place."""
+    def _parse_body(self, kind: str, body: bytearray, most: int) -> tuple[list[Any], Any, dict[int, UserError]]:
+        """Returns the inputs of a body, its options, and the errors of texts by index."""
         main = self.predictor.arguments.kind
         contents = Contents.parse(kind, body, main=main)
         body.clear()
-        images = [Photo(one, f"image {place}", self.least) for place, one in enumerate(contents.images, start=1)]
+        images = [
+            RequestImage(content, f"image {place}", self.min_side)
+            for place, content in enumerate(contents.images, start=1)
+        ]
         inputs: list[Any] = list(images) if main == "image" else list(contents.texts)
-        other, name = (contents.texts, "text") if main == "image" else (images, "image")
+        extra_inputs, name = (contents.texts, "text") if main == "image" else (images, "image")
         values = dict(contents.options)
-        if self.beside.get(name) == name and other:
-            values[name] = other
-        elif other or self.beside.get(name) == name:
-            reason = "unknown to" if other else "missing; needed by"
+        if self.input_parts.get(name) == name and extra_inputs:
+            values[name] = extra_inputs
+        elif extra_inputs or self.input_parts.get(name) == name:
+            reason = "unknown to" if extra_inputs else "missing; needed by"
             raise HTTPException(422, f"{name}: {reason} {self.predictor.trained_task}")
         if not 0 < len(inputs) <= most:
             raise HTTPException(422, f"{len(inputs)} inputs in a request; send 1 to {most}")
-        options = self._options(values)
+        options = self._read_options(values)
         faults: dict[int, UserError] = {}
         if main == "text":
             for place, text in enumerate(inputs):
-                inputs[place], fault = self._text(place + 1, text, options)
+                inputs[place], fault = self._check_text(place + 1, text, options)
                 faults |= {} if fault is None else {place: fault}
         return inputs, options, faults
 
-    def _options(self, values: Mapping[str, Any]) -> Any:
+    def _read_options(self, values: Mapping[str, Any]) -> Any:
         """Converts values that a client sent to options.
 
         Raises:
-            HTTPException: One is unknown, of another type, out of range, or does not fit the model.
+            HTTPException: An option is unknown, of another type, out of range, or not supported by the model.
         """
         kind = self.predictor.options
         try:
             hints = get_type_hints(kind, include_extras=True)
-            values = {name: as_typed(value, hints.get(name)) for name, value in values.items()}
+            values = {name: convert_form_value(value, hints.get(name)) for name, value in values.items()}
             for name, value in values.items():
                 _check_size(name, value)
-            values = {**_compatible(self.defaults, values), **values}
-            options = checked(kind, values, use=self.predictor.trained_task, client=True)
+            values = {**_compatible_defaults(self.defaults, values), **values}
+            options = build_options(kind, values, use=self.predictor.trained_task, client=True)
             self.predictor.check_options(options)
             width = self.predictor.width(options)
-            if width > self.columns:
-                raise UserError(f"{width:,} texts of an input at a time are too many; {self.columns} are the most")
+            if width > self.max_columns:
+                raise UserError(f"{width:,} texts per input exceed the maximum of {self.max_columns}")
             room = getattr(getattr(self.predictor.model, "decoder", self.predictor.model), "max_len", None)
             if room and (getattr(options, "max_tokens", None) or 0) > room:
-                raise UserError(f"max_tokens: a text has room for {room} tokens")
+                raise UserError(f"max_tokens: exceeds the maximum of {room} tokens per text")
             return replace(options, batch_size=max(1, self.rows // width))
         except UserError as fault:
             raise HTTPException(422, str(fault)) from fault
 
-    def _text(self, place: int, content: bytes | str, options: Any) -> tuple[str, UserError | None]:
+    def _check_text(self, place: int, content: bytes | str, options: Any) -> tuple[str, UserError | None]:
         try:
             text = content.decode() if isinstance(content, bytes) else content
             text.encode()  # lone surrogates, which JSON can contain, are not text
@@ -383,12 +389,12 @@ class Reader:
             return "", UserError(f"text {place}: is not UTF-8", 1)
         if isinstance(self.predictor, Tagger | SpanAnswerer):
             questions = max(1, len(as_list(getattr(options, "question", ""))))  # the text is read again for each
-            count, most = len(self.predictor.tokenizer.encode(text)), WINDOWS * self.predictor.max_len // questions
+            count, most = len(self.predictor.tokenizer.encode(text)), MAX_WINDOWS * self.predictor.max_len // questions
             if count > most:
-                return "", UserError(f"text {place}: has {count:,} tokens; {most:,} are the most", 1)
+                return "", UserError(f"text {place}: has {count:,} tokens; the maximum is {most:,}", 1)
         return text, None
 
-    def _sources(self, inputs: Sequence[Any], options: Any) -> list[Any]:
+    def _join_sources(self, inputs: Sequence[Any], options: Any) -> list[Any]:
         try:
             return self.predictor.sources(inputs, options)
         except ImageError:
@@ -396,8 +402,8 @@ class Reader:
         except UserError as fault:
             raise HTTPException(422, str(fault)) from fault
 
-    def _prepare(self, source: Any, options: Any) -> tuple[Any, bool]:
-        """Returns a source as the model takes it, or its fault, and whether it is read completely."""
+    def _prepare_source(self, source: Any, options: Any) -> tuple[Any, bool]:
+        """Returns a source prepared for the model, or its error, and whether it is not truncated."""
         try:
             value = self.predictor.prepare(source, options)
             notes = [*self.predictor.notes([source], options)]
@@ -406,36 +412,36 @@ class Reader:
             return fault, True
 
 
-def _compatible(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the defaults without those of another way of decoding than the one that a request chooses."""
+def _compatible_defaults(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the defaults without those that do not apply to the decoding mode that a request chooses."""
     beam, sample = given.get("beam"), given.get("sample")
     dropped: tuple[str, ...] = ()
     if sample is False or (isinstance(beam, int) and beam > 1):
-        dropped += ("sample", *OF_DRAWS)
+        dropped += ("sample", *SAMPLING_NAMES)
     if sample is True or beam == 1:
         dropped += ("beam", "length_penalty", "groups", "diversity")
     return {name: value for name, value in defaults.items() if name not in dropped}
 
 
-def photos(value: Any) -> Iterator[Photo]:
+def iter_images(value: Any) -> Iterator[RequestImage]:
     """Yields the images within lists and tuples."""
-    if isinstance(value, Photo):
+    if isinstance(value, RequestImage):
         yield value
     elif isinstance(value, list | tuple):
-        for one in value:
-            yield from photos(one)
+        for item in value:
+            yield from iter_images(item)
 
 
-def as_typed(value: Any, hint: Any) -> Any:
+def convert_form_value(value: Any, hint: Any) -> Any:
     """Converts a field of a form, which is text, to the type of its option."""
     if hint is None or not isinstance(value, str) or fits(value, hint):
         return value
     words = {"true": True, "false": False}
-    forms = [words.get(value.lower()), _number(value, int), _number(value, float), [value]]
-    return next((one for one in forms if one is not None and fits(one, hint)), value)
+    forms = [words.get(value.lower()), _parse_number(value, int), _parse_number(value, float), [value]]
+    return next((candidate for candidate in forms if candidate is not None and fits(candidate, hint)), value)
 
 
-def _number(text: str, kind: type) -> Any:
+def _parse_number(text: str, kind: type) -> Any:
     try:
         return kind(text)
     except ValueError:
@@ -443,15 +449,15 @@ def _number(text: str, kind: type) -> Any:
 
 
 def _check_size(name: str, value: Any) -> None:
-    """Refuses values that would cost more than any use needs.
+    """Rejects values that would take excessive memory or time.
 
     Raises:
-        UserError: The value is one of these.
+        UserError: The value is too large.
     """
-    most = MOST_ITEMS.get(name, MOST_ITEMS[""])
+    most = MAX_ITEMS.get(name, MAX_ITEMS[""])
     if isinstance(value, list) and len(value) > most:
-        raise UserError(f"{name}: has {len(value):,} items; {most:,} are the most")
-    if isinstance(value, int | float) and not (math.isfinite(value) and abs(value) < MOST_NUMBER):
-        raise UserError(f"{name}: must be finite and less than {MOST_NUMBER}")
-    if name == "top" and isinstance(value, int) and value > MOST_TOP:
-        raise UserError(f"top: must be at most {MOST_TOP}")
+        raise UserError(f"{name}: has {len(value):,} items; the maximum is {most:,}")
+    if isinstance(value, int | float) and not (math.isfinite(value) and abs(value) < MAX_NUMBER):
+        raise UserError(f"{name}: must be finite and less than {MAX_NUMBER}")
+    if name == "top" and isinstance(value, int) and value > MAX_TOP:
+        raise UserError(f"top: must be at most {MAX_TOP}")

@@ -4,16 +4,16 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from vlm.checkpoint.locate import PREFIX
 from vlm.errors import UserError, print_error, printable
 from vlm.inference.options import BatchSize, DecodingOptions, Language, ModelOptions, Option
-from vlm.serving.server import LOCAL, listen, urls
+from vlm.serving.server import LOCAL_HOSTS, listen, reachable_urls
 
 KEY = "VLM_SERVE_KEY"
 GRACE = 8  # seconds after a signal in which earlier requests are still answered
-SPARE = 64  # connections in addition to those whose inputs may wait
+SPARE_CONNECTIONS = 64  # connections in addition to those whose inputs may wait
 
 
 @dataclass(kw_only=True)
@@ -21,9 +21,7 @@ class ServiceDecodingOptions(DecodingOptions):
     """Decoding options of requests that do not set them."""
 
     # None, so that --seed 0 differs from no --seed.
-    seed: Annotated[
-        int | None, Option("Random seed; by default a new one for each conversation, and 0 for /predict.")
-    ] = None  # type: ignore[assignment]
+    seed: Annotated[int | None, Option("Random seed. By default random for conversations and 0 for /predict.")] = None  # type: ignore[assignment]
 
 
 def serve(
@@ -35,48 +33,59 @@ def serve(
     port: Annotated[int, Option("Port to listen on; 0 for any free port.", least=0, most=65535)] = 8000,
     queue: Annotated[int, Option("Maximum number of queued inputs; further requests get HTTP 503.", least=1)] = 256,
     max_mb: Annotated[int, Option("Maximum size of a request, in megabytes.", least=1)] = 32,
-    timeout: Annotated[int, Option("Seconds without a new token after which a request ends with 503.", least=1)] = 60,
+    timeout: Annotated[int, Option("Seconds without a new token after which a request gets HTTP 503.", least=1)] = 60,
     allow_origin: Annotated[
         list[str] | None, Option("Allowed CORS origin, or *. Repeatable.", metavar="ORIGIN")
     ] = None,
 ) -> int:
-    """Serves a model until a signal; returns 128 and its number as the exit status.
+    """Serves a model until a signal; returns 128 plus the signal number as the exit status.
 
     Args:
-        decoding, language: Options, unless a request sets them.
+        decoding, language: Defaults of options that a request does not set.
     Raises:
-        UserError: The extra is not installed, options do not go with the model, or the address cannot be had.
+        UserError: The extra is not installed, the model does not support an option, or the address is not available.
     """
     try:
-        import uvicorn  # noqa: F401  of the extra, as the others
+        import uvicorn  # noqa: F401  checks for the extra
 
         from vlm.serving.app import Service, make_app
-        from vlm.serving.server import Sites
+        from vlm.serving.server import OriginPolicy
     except ModuleNotFoundError as fault:
         raise UserError(f'vlm serve: needs {fault.name}; pip install "vlm-lightning[serve]"') from fault
     from vlm.inference.predictor import load_predictor
 
-    key, sites = key_of(os.environ), Sites(local=host in LOCAL, origins=allow_origin or ())
+    key, policy = read_api_key(os.environ), OriginPolicy(local=host in LOCAL_HOSTS, origins=allow_origin or ())
     predictor = model.load(load_predictor)
     unset = vars(ServiceDecodingOptions())
     defaults = {name: value for name, value in vars(decoding).items() if value != unset[name]}
     defaults |= {} if language is None else {"language": language}
-    limits: Any = {"most": queue, "max_bytes": max_mb * 10**6, "timeout": timeout}
-    name = model_name(model.checkpoint, predictor.run_name)
-    service = Service(predictor, defaults, rows=batch_size, **limits, key=key, sites=sites, name=name)
-    if host not in LOCAL and key is None:
-        print_error(f"whoever reaches {host} may use the service; {KEY} sets a key", "warning")
-    lines = [f"serving     {url}/predict" for url in urls(host)]
+    name = choose_model_name(model.checkpoint, predictor.run_name)
+    service = Service(
+        predictor,
+        defaults,
+        rows=batch_size,
+        max_queued=queue,
+        max_bytes=max_mb * 10**6,
+        timeout=timeout,
+        key=key,
+        origin_policy=policy,
+        name=name,
+    )
+    if host not in LOCAL_HOSTS and key is None:
+        print_error(f"no API key: anyone who can reach {host} can use the service; set {KEY}", "warning")
+    lines = [f"serving     {url}/predict" for url in reachable_urls(host)]
     if service.is_chat and service.chat is not None:
         for option in sorted(defaults.keys() - service.chat.defaults.keys()):
-            print_error(f"--{option.replace('_', '-')} applies to /predict and not to conversations", "warning")
-        lines += [f"chat        {url}/v1 (model {printable(name)})" for url in urls(host)]
-    lines += [f"page        {url}/" for url in urls(host)]
-    return listen(make_app(service), host=host, port=port, lines=lines, connections=2 * queue + SPARE, grace=GRACE)
+            print_error(f"--{option.replace('_', '-')} applies only to /predict, not to conversations", "warning")
+        lines += [f"chat        {url}/v1 (model {printable(name)})" for url in reachable_urls(host)]
+    lines += [f"page        {url}/" for url in reachable_urls(host)]
+    return listen(
+        make_app(service), host=host, port=port, lines=lines, connections=2 * queue + SPARE_CONNECTIONS, grace=GRACE
+    )
 
 
-def model_name(checkpoint: str, run_name: str | None) -> str:
-    """Returns the name of a model for clients: that of its run, ORG/NAME, or that of its file or folder."""
+def choose_model_name(checkpoint: str, run_name: str | None) -> str:
+    """Returns the model name for clients: the run's name, ORG/NAME, or the name of the file or folder."""
     path = Path(checkpoint)
     if run_name and path.parent.name == "checkpoints":
         return run_name
@@ -85,14 +94,14 @@ def model_name(checkpoint: str, run_name: str | None) -> str:
     return path.resolve().name.removesuffix(".ckpt").removesuffix(".gguf")
 
 
-def key_of(environment: Mapping[str, str]) -> str | None:
-    """Returns the key in the environment, if there is one.
+def read_api_key(environment: Mapping[str, str]) -> str | None:
+    """Returns the API key in the environment, if there is one.
 
     Raises:
-        UserError: No client could send this key.
+        UserError: The key is not usable in an HTTP header.
     """
     key = environment.get(KEY)
     if key is not None and (not key or not key.isascii() or not key.isprintable() or " " in key):
-        fault = "is empty" if not key else "has white space, or letters that are not ASCII"
-        raise UserError(f"{KEY}: {fault}; give a word of ASCII letters, or unset it to serve without a key")
+        fault = "is empty" if not key else "has white space or non-ASCII characters"
+        raise UserError(f"{KEY}: {fault}; use printable ASCII characters, or unset it to serve without a key")
     return key

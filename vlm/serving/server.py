@@ -1,4 +1,4 @@
-"""Listens on an address until a signal, with limits per connection and a policy for web origins."""
+"""The HTTP server: timeouts and limits of connections, and the policy for web origins."""
 
 import asyncio
 import re
@@ -6,6 +6,7 @@ import signal
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from enum import Enum, auto
 from types import FrameType
 from typing import Any
 from urllib.parse import urlsplit
@@ -17,28 +18,37 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from vlm.errors import UserError
 
-HEADER_TIME = 10.0  # seconds within which a header must end, and a written answer be read
-NEW = 1.0  # age in seconds from which a connection without a header counts as idle
-LAST_BODY = 2.0  # seconds within which a body must end when the service stops
-SMALL_PIECES, PIECE = 128, 256  # pieces of a body that may be small, and the average bytes of further ones
+HEADER_TIMEOUT = 10.0  # seconds within which a header must be complete, and a response be read
+IDLE_AGE = 1.0  # age in seconds from which a connection without a header counts as idle
+SHUTDOWN_BODY_TIMEOUT = 2.0  # seconds within which a body must end when the service stops
+SMALL_CHUNKS = 128  # chunks of a body that may be small
+MEAN_CHUNK_BYTES = 256  # minimum mean size of further chunks
 
 
-class Pieces(h11.Connection):
-    """The parser of a connection. It refuses bodies in tiny chunks, which each cost as much time as a large one."""
+class ChunkLimitParser(h11.Connection):
+    """An HTTP parser that rejects bodies in tiny chunks, each of which takes as much time as a large one."""
 
     def __init__(self) -> None:
         super().__init__(h11.SERVER)
         self._count = self._bytes = 0
 
-    def next_event(self) -> Any:
+    def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
         event = super().next_event()
         if isinstance(event, h11.Request):
             self._count = self._bytes = 0
         elif isinstance(event, h11.Data):
             self._count, self._bytes = self._count + 1, self._bytes + len(event.data)
-            if self._count > SMALL_PIECES + self._bytes // PIECE:
+            if self._count > SMALL_CHUNKS + self._bytes // MEAN_CHUNK_BYTES:
                 raise h11.RemoteProtocolError("the chunks of the body are too small")
         return event
+
+
+class Phase(Enum):
+    """What a connection waits for: the header of a request, the rest of its body, or the response."""
+
+    HEADER = auto()
+    BODY = auto()
+    RESPONSE = auto()
 
 
 class Connection(H11Protocol):
@@ -50,28 +60,32 @@ class Connection(H11Protocol):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self.conn = Pieces()
-        self._most, self.limit_concurrency = self.limit_concurrency, None
+        self.conn = ChunkLimitParser()
+        self._max_connections, self.limit_concurrency = self.limit_concurrency, None
         self._timer: asyncio.TimerHandle | None = None
 
     @property
-    def stage(self) -> int:
-        """0 while waiting for a header, 1 for the rest of a body, 2 for an answer."""
+    def phase(self) -> Phase:
+        """What the connection waits for."""
         if self.cycle is None or self.cycle.response_complete:
-            return 0
-        return 1 if self.cycle.more_body else 2
+            return Phase.HEADER
+        return Phase.BODY if self.cycle.more_body else Phase.RESPONSE
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        self._await_header()
-        others: Any = [one for one in self.connections if one is not self and not one.transport.is_closing()]
-        if self._most is not None and len(others) >= self._most:
-            min(others, key=self._place).transport.abort()
+        self._start_header_timer()
+        open_connections: Any = [
+            connection
+            for connection in self.connections
+            if connection is not self and not connection.transport.is_closing()
+        ]
+        if self._max_connections is not None and len(open_connections) >= self._max_connections:
+            min(open_connections, key=self._closing_order).transport.abort()
 
-    def _place(self, other: "Connection") -> tuple[int, float]:
-        """Returns the sort key of connections to close: first idle ones, then those that send, then the rest."""
-        idle = other.stage == 0 and self.since - other.since > NEW
-        return 0 if idle else 1 + (other.stage == 2), other.since
+    def _closing_order(self, connection: "Connection") -> tuple[int, float]:
+        """Returns the sort key of connections to close: idle, with an incomplete request, others; oldest first."""
+        is_idle = connection.phase is Phase.HEADER and self.since - connection.since > IDLE_AGE
+        return 0 if is_idle else 1 + (connection.phase is Phase.RESPONSE), connection.since
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
@@ -82,48 +96,47 @@ class Connection(H11Protocol):
         cycle = self.cycle
         super().on_response_complete()
         if self.cycle is cycle:  # no further request has arrived yet
-            self._await_header()
+            self._start_header_timer()
 
-    def _await_header(self) -> None:
+    def _start_header_timer(self) -> None:
         self.since = self.loop.time()
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = self.loop.call_later(HEADER_TIME, self._give_up, 0)
+        self._timer = self.loop.call_later(HEADER_TIMEOUT, self._abort_in_phase, Phase.HEADER)
 
-    def _give_up(self, stage: int) -> None:
-        if self.stage == stage:
+    def _abort_in_phase(self, phase: Phase) -> None:
+        if self.phase is phase:
             self.transport.abort()
 
     def send_400_response(self, msg: str) -> None:
         try:
             super().send_400_response(msg)
-        except h11.LocalProtocolError:  # an answer is under way
+        except h11.LocalProtocolError:  # a response has begun
             self.transport.abort()
 
     def shutdown(self) -> None:
         super().shutdown()
-        self._timer = self.loop.call_later(LAST_BODY, self._give_up, 1)
+        self._timer = self.loop.call_later(SHUTDOWN_BODY_TIMEOUT, self._abort_in_phase, Phase.BODY)
 
 
-LOCAL = ("127.0.0.1", "::1", "localhost")
-# Hosts that stand for all addresses of this machine: family, loopback address, an address of another machine. The
-# last are reserved for documentation.
+LOCAL_HOSTS = ("127.0.0.1", "::1", "localhost")
+# Wildcard hosts: address family, loopback address, and an outside address that is reserved for documentation.
 ANY_ADDRESS = {
     "0.0.0.0": (socket.AF_INET, "127.0.0.1", "192.0.2.1"),
     "::": (socket.AF_INET6, "::1", "2001:db8::1"),
 }
 
 
-def urls(host: str) -> list[str]:
-    """Returns the addresses at which a server that listens on a host is reached, with {port} for the port."""
+def reachable_urls(host: str) -> list[str]:
+    """Returns the URLs of a server that listens on a host, with {port} for the port."""
     hosts = [host]
     if host in ANY_ADDRESS:
         family, loopback, outside = ANY_ADDRESS[host]
         hosts = [loopback]
         with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect((outside, 9))  # sends nothing, but chooses the address from which packets would leave
+            probe.connect((outside, 9))  # sends nothing, but selects the source address of packets
             hosts.append(probe.getsockname()[0])
-    return [f"http://{f'[{one}]' if ':' in one else one}:{{port}}" for one in dict.fromkeys(hosts)]
+    return [f"http://{f'[{address}]' if ':' in address else address}:{{port}}" for address in dict.fromkeys(hosts)]
 
 
 def listen(
@@ -134,18 +147,18 @@ def listen(
     lines: Sequence[str],
     connections: int,
     grace: int,
-    ending: Callable[[], None] = lambda: None,
+    on_signal: Callable[[], None] = lambda: None,
 ) -> int:
-    """Serves an application until a signal; returns 128 and its number as the exit status.
+    """Serves an application until a signal; returns 128 plus the signal number as the exit status.
 
     Args:
-        host, port: The address.
-        lines: Printed once it listens, with {port} for the port.
-        connections: Most connections at a time; further ones close the oldest idle one.
+        host, port: The bind address.
+        lines: Lines to print when the server listens, with {port} for the port.
+        connections: Maximum number of connections; a further one closes the oldest idle one.
         grace: Seconds after a signal in which earlier requests are still answered.
-        ending: Called at the signal.
+        on_signal: Called at the signal.
     Raises:
-        UserError: The address cannot be listened on.
+        UserError: The address is not available.
     """
     import uvicorn
 
@@ -163,7 +176,7 @@ def listen(
 
     class Server(uvicorn.Server):
         def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-            ending()
+            on_signal()
             super().handle_exit(sig, frame)
 
     def note(signum: int, frame: FrameType | None) -> None:
@@ -174,7 +187,7 @@ def listen(
         sockets[0].listen(config.backlog)  # before the lines below say so
     except SystemExit as fault:
         raise UserError(
-            f"--host {host} --port {port}: cannot be listened on; choose another --{_wrong(host)}"
+            f"--host {host} --port {port}: address not available; choose another --{_faulty_option(host)}"
         ) from fault
     for line in lines:
         print(line.replace("{port}", str(sockets[0].getsockname()[1])), flush=True)
@@ -188,8 +201,8 @@ def listen(
     return 128 + received[0] if received else 1
 
 
-def _wrong(host: str) -> str:
-    """Returns the option that is at fault if an address cannot be listened on."""
+def _faulty_option(host: str) -> str:
+    """Returns the option to change if an address is not available: host or port."""
     try:
         with socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET):
             return "port"
@@ -197,44 +210,45 @@ def _wrong(host: str) -> str:
         return "host"
 
 
-ANY = "*"
+ANY_ORIGIN = "*"
 
 
-class Sites:
-    """The sites whose pages may send requests: a service's own, and others that are allowed.
+class OriginPolicy:
+    """The web origins whose pages may send requests: that of the service, and allowed ones.
 
     Args:
-        local: Whether it listens only on this machine. It then answers only to names of this machine, because another
-            site could let its own name resolve to this machine's address (DNS rebinding).
-        origins: Further origins, such as https://example.org; "*" allows all.
+        local: Whether the service is reachable only from this machine. The Host header must then name this machine,
+            because another site could make its own name resolve to this address (DNS rebinding).
+        origins: Allowed CORS origins, such as https://example.org; "*" allows all.
     Raises:
-        UserError: One is not an origin.
+        UserError: An origin is invalid.
     """
 
     def __init__(self, *, local: bool, origins: Sequence[str] = ()) -> None:
         self.local, self.origins = local, tuple(origins)
         for origin in origins:
             host = re.fullmatch(r"[a-z]+://([^/?#@\s]+)", origin)
-            if origin != ANY and (host is None or _name(host[1]) is None):
-                raise UserError(f"--allow-origin {origin}: is not an origin; give one like https://example.org, or *")
+            if origin != ANY_ORIGIN and (host is None or _parse_hostname(host[1]) is None):
+                remedy = "give an origin such as https://example.org, or *"
+                raise UserError(f"--allow-origin {origin}: is not an origin; {remedy}")
 
     def check(self, headers: Headers) -> None:
-        """Refuses a request by its Host and Origin.
+        """Rejects a request by its Host and Origin headers.
 
         Raises:
-            HTTPException: It comes from a page of another site, or has another host name.
+            HTTPException: The origin is not allowed, or the host name is not one of this machine.
         """
-        if ANY in self.origins:
+        if ANY_ORIGIN in self.origins:
             return
         host, origin = headers.get("host", "").lower(), headers.get("origin")
-        names = (*LOCAL, *(urlsplit(one).hostname for one in self.origins))
-        if self.local and _name(host) not in names:
-            raise HTTPException(421, "ask by the address that the command printed")
+        names = (*LOCAL_HOSTS, *(urlsplit(origin).hostname for origin in self.origins))
+        if self.local and _parse_hostname(host) not in names:
+            raise HTTPException(421, "unknown host name; use the address that the command printed")
         if origin is not None and origin not in self.origins and origin.lower().partition("://")[2] != host:
-            raise HTTPException(403, "a page of another site may not ask")
+            raise HTTPException(403, "requests from other origins are rejected")
 
 
-def _name(host: str) -> str | None:
+def _parse_hostname(host: str) -> str | None:
     """Returns a host without port and brackets; None if it is invalid."""
     try:
         return urlsplit(f"//{host}").hostname

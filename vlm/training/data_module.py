@@ -1,4 +1,4 @@
-"""The one LightningDataModule: a source joined with the fields of a task."""
+"""The LightningDataModule: a source combined with the fields of a task."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -13,11 +13,11 @@ from torch.utils.data import DataLoader
 from vlm.data.batch import Batch, DeviceImages
 from vlm.data.features import FeatureField, FeatureFile
 from vlm.data.fields import Field, ImageField, learn_tokenizers
-from vlm.data.hold_out import stratified, validation
-from vlm.data.records import Part, Source, Split
-from vlm.data.samples import EvalBatches, Key, RecordDataset, TrainBatches, dataset_fingerprint, whole
+from vlm.data.hold_out import draw_validation_indices, sample_stratified
+from vlm.data.records import Source, Split, SplitSubset
+from vlm.data.samples import EvalBatches, RecordDataset, SampleKey, TrainBatches, dataset_fingerprint, identity_collate
 from vlm.data.text.tokenizer import Tokenizer
-from vlm.data.workers import default_workers, end_workers, leave_signals_to_owner, worker_context
+from vlm.data.workers import default_workers, end_workers, ignore_signals, worker_context
 from vlm.errors import Count, Injected, Range, UserError
 from vlm.io.files import progress
 from vlm.training.device_images import DeviceImageField
@@ -79,11 +79,11 @@ class Data(L.LightningDataModule):
         self.batch_size, self.eval_batch_size, self.batch_tokens = batch_size, eval_batch_size, batch_tokens
         self.bucket, self.repeats, self.cache_features = bucket, repeats, cache_features
         self.images_on_device = images_on_device
-        self._arrived: Callable[[Any], Any] = lambda batch: batch
+        self._load_device_images: Callable[[Batch], Batch] | None = None
         self.num_workers = default_workers() if num_workers == "auto" else int(num_workers)
-        reads_whole = any(field.reads_whole for field in self.fields.values())
-        self.splits = self._open(None if reads_whole else train_samples)
-        self._limit = train_samples if reads_whole else None
+        limits_views = any(field.reads_entire_split for field in self.fields.values())
+        self.splits = self._open(None if limits_views else train_samples)
+        self._limit = train_samples if limits_views else None
         self._samples: dict[tuple[str, bool], RecordDataset] = {}
         self._training_fields = self.fields
         self.test_split = self.final_split
@@ -95,18 +95,21 @@ class Data(L.LightningDataModule):
         readable = (name for name in self.source.splits if name != "test" or self._test)
         splits = {name: self.source.split(name) for name in readable}
         if "train" not in splits:
-            raise UserError(f"data: has no training samples, only {' and '.join(splits)}; add some")
+            raise UserError(f"data: has no training samples, only {' and '.join(splits)}; add training samples")
         train = splits["train"]
         if "val" not in splits:
-            held = validation(*self._names_and_labels(train), self.seed, skipped=self.source.skipped)
-            splits |= {"train": Part(train, sorted({*range(len(train))}.difference(held))), "val": Part(train, held)}
+            held = draw_validation_indices(*self._names_and_labels(train), self.seed, skipped=self.source.skipped)
+            splits |= {
+                "train": SplitSubset(train, sorted({*range(len(train))}.difference(held))),
+                "val": SplitSubset(train, held),
+            }
         if train_samples is not None:
             train = splits["train"]
             chosen: Sequence[int] = range(min(train_samples, len(train)))
             if self._stratum:
                 names, labels = self._names_and_labels(train)
-                chosen = stratified(labels or [], names, train_samples, seed=self.seed, leave=0)
-            splits["train"] = Part(train, chosen)
+                chosen = sample_stratified(labels or [], names, train_samples, seed=self.seed, keep_per_class=0)
+            splits["train"] = SplitSubset(train, chosen)
         return splits
 
     @property
@@ -120,7 +123,7 @@ class Data(L.LightningDataModule):
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Sizes of the model that the data decide, such as vocab_size."""
+        """Model sizes that the data determine, such as vocab_size."""
         return {name: size for field in self.fields.values() for name, size in field.sizes.items()}
 
     def learn_tokenizers(self) -> None:
@@ -128,13 +131,13 @@ class Data(L.LightningDataModule):
         learn_tokenizers(self.fields.values(), self._cache)
 
     def prepare(self) -> None:
-        """Learns from the training split everything that a new run needs, such as a tokenizer."""
+        """Fits whatever a new run learns from the training split, such as a tokenizer."""
         self.learn_tokenizers()
         for field in self.fields.values():
             field.prepare()
 
     def restore(self, about: Mapping[str, Any]) -> None:
-        """Takes from a checkpoint's description what `prepare` once learned."""
+        """Restores from a checkpoint's metadata what `prepare` learned."""
         for field in self.fields.values():
             field.restore(about)
         self._samples.clear()
@@ -169,7 +172,7 @@ class Data(L.LightningDataModule):
         for name, field in self.fields.items():
             if isinstance(field, ImageField):
                 return name, field
-        raise UserError("data: the task reads no images; choose another one")
+        raise UserError("data: the task reads no images; choose another task")
 
     def use_features(self, file: FeatureFile) -> None:
         """Makes training read features instead of images."""
@@ -187,16 +190,16 @@ class Data(L.LightningDataModule):
         self._training_fields = {**self.fields, name: field}
         self._samples.pop(("train", True), None)
 
-        def arrived(batch: Batch) -> Batch:
-            kept = batch[name]
-            return (
-                replace(batch, values={**batch.values, name: read(kept)}) if isinstance(kept, DeviceImages) else batch
-            )
+        def load_images(batch: Batch) -> Batch:
+            images = batch[name]
+            if not isinstance(images, DeviceImages):
+                return batch
+            return replace(batch, values={**batch.values, name: read(images)})
 
-        self._arrived = arrived
+        self._load_device_images = load_images
 
-    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-        return self._arrived(batch)
+    def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
+        return batch if self._load_device_images is None else self._load_device_images(batch)
 
     def split(self, name: str) -> Split:
         """The split of this name.
@@ -205,7 +208,7 @@ class Data(L.LightningDataModule):
             UserError: The data set has no such split.
         """
         if name not in self.splits:
-            raise UserError(f"data: there is no split {name!r}; there are {', '.join(self.splits)}")
+            raise UserError(f"data: there is no split {name!r}; choose from {', '.join(self.splits)}")
         return self.splits[name]
 
     @property
@@ -214,11 +217,11 @@ class Data(L.LightningDataModule):
         return "test" if "test" in self.splits else "val"
 
     def train_batches(self) -> int:
-        """Batches of an epoch, on each rank."""
+        """Returns the number of batches per epoch and rank."""
         return len(self.train_order())
 
     def train_order(self) -> TrainBatches:
-        """The batches of training, by the keys of their samples."""
+        """Returns the training batches as lists of sample keys."""
         samples = self.samples("train", training=True)
         return TrainBatches(
             size=len(samples),
@@ -229,7 +232,7 @@ class Data(L.LightningDataModule):
             bucket=self.bucket,
             repeats=self.repeats,
             batch_tokens=self.batch_tokens,
-            **self._ranks(),
+            **self._rank_options(),
         )
 
     def train_dataloader(self) -> DataLoader[Any]:
@@ -238,7 +241,9 @@ class Data(L.LightningDataModule):
 
     def eval_dataloader(self, name: str) -> DataLoader[Any]:
         samples = self.samples(name)
-        return self.loader(samples, EvalBatches(size=len(samples), batch_size=self.eval_batch_size, **self._ranks()))
+        return self.loader(
+            samples, EvalBatches(size=len(samples), batch_size=self.eval_batch_size, **self._rank_options())
+        )
 
     def on_exception(self, exception: BaseException) -> None:
         end_workers()  # the trainer ends only the workers of the loop that failed
@@ -249,23 +254,23 @@ class Data(L.LightningDataModule):
     def val_dataloader(self) -> DataLoader[Any]:
         return self.eval_dataloader("val")
 
-    def _ranks(self) -> dict[str, int]:
+    def _rank_options(self) -> dict[str, int]:
         trainer = self.trainer
         return {"rank": trainer.global_rank, "world": trainer.world_size} if trainer else {"rank": 0, "world": 1}
 
     def loader(
         self,
         samples: RecordDataset,
-        batches: Iterable[Sequence[Key]],
+        batches: Iterable[Sequence[SampleKey]],
         kind: Callable[..., DataLoader[Any]] = DataLoader,
     ) -> DataLoader[Any]:
         """Returns a loader of these batches; `kind` takes DataLoader's arguments."""
         return kind(
             samples,
             batch_sampler=batches,  # of keys, not of bare indices
-            collate_fn=whole,
+            collate_fn=identity_collate,
             num_workers=self.num_workers,
-            worker_init_fn=leave_signals_to_owner,
+            worker_init_fn=ignore_signals,
             multiprocessing_context=worker_context() if self.num_workers else None,
             persistent_workers=self.num_workers > 0,
             pin_memory=self.trainer is not None and self.trainer.strategy.root_device.type == "cuda",
@@ -287,7 +292,7 @@ class Data(L.LightningDataModule):
         split = self.split("train")
         parts = [indices[at : at + size] for at in range(0, len(indices), size)]
         samples = RecordDataset(split, {"images": images}, seed=seed)
-        loader = self.loader(samples, [[Key(0, index) for index in part] for part in parts])
+        loader = self.loader(samples, [[SampleKey(0, index) for index in part] for part in parts])
         for part, batch in zip(parts, progress(loader, len(parts), f"batches of {size} images"), strict=True):
             reasons = {sample.id: sample.reason for sample in batch.bad}
             names = {index: split.record(index).id for index in part}
@@ -296,7 +301,7 @@ class Data(L.LightningDataModule):
             yield good, batch["images"] if good else None, bad
 
     def _position(self) -> tuple[int, int]:
-        """Position of training: (epoch, batches of it done), as the trainer's own loops have it."""
+        """Returns (epoch, completed batches) from the trainer's progress counters."""
         if self.trainer is None:
             return 0, 0
         loop: Any = self.trainer.fit_loop

@@ -10,7 +10,7 @@ from torch import Tensor
 from vlm.data.batch import DeviceImages
 from vlm.data.fields import AugmentKey, Field, ImageField
 from vlm.data.images.augment import Augment
-from vlm.data.images.class_augment import FILTERS, NUMBERS, ClassAugment, augmented, draw
+from vlm.data.images.class_augment import FILTERS, NUM_PARAMS, ClassAugment, apply_params, encode_params
 from vlm.data.images.image import ImageError
 from vlm.data.images.resize import to_tensor
 from vlm.data.records import Record
@@ -36,69 +36,70 @@ class DeviceImageField(Field):
         index = int(key[2])
         if index in self.faults:
             raise ImageError(self.faults[index])
-        augment = self.images.augment_of(record)
-        return index, torch.zeros(NUMBERS) if augment is None else draw(augment, self.size, key)
+        augment = self.images.choose_augment(record)
+        return index, torch.zeros(NUM_PARAMS) if augment is None else encode_params(augment, self.size, key)
 
     def collate(self, values: Sequence[tuple[int, Tensor]]) -> Any:
         index = torch.tensor([index for index, _ in values], dtype=torch.long)
-        return DeviceImages(index, torch.stack([row for _, row in values]) if values else torch.empty(0, NUMBERS))
+        return DeviceImages(index, torch.stack([row for _, row in values]) if values else torch.empty(0, NUM_PARAMS))
 
 
-SHARE = 0.5  # of the device's free memory that images may take
+SHARE = 0.5  # of the device's free memory, at most, for the images
 OFF = "or set data.images_on_device=false"
 
 
 def move_images_to_device(run: Any) -> None:
-    """Moves the training images of a run to its device and makes training read them there.
+    """Moves the training images of a run to its device, from which training then reads them.
 
     Args:
         run: The vlm.training.run.run.Run.
     Raises:
-        UserError: They cannot be kept: they differ between epochs, are too many or of several sizes, or cannot be
-            augmented in batches.
+        UserError: The images differ between epochs, need too much memory, have several sizes, or cannot be augmented
+            in batches.
     """
     data, device = run.data, run.trainer.strategy.root_device
     _, images = data.images
     split, augment = data.split("train"), images.augment
     if split.record(0).open_more:
-        raise UserError(f"data.images_on_device: these records hold several images; take other data, {OFF}")
-    if fault := next(faults(split.fresh, augment), None):
+        raise UserError(f"data.images_on_device: these records hold several images; choose other data, {OFF}")
+    if fault := next(find_faults(split.fresh, augment), None):
         raise UserError(f"data.images_on_device: {fault}, {OFF}")
-    field = _Whole(images, split.records()) if crops(augment) else _Shown(images)
-    pixels, bad = read(data, field)
+    field = _FullImageField(images, split.records()) if has_crops(augment) else _EvaluationImageField(images)
+    pixels, unreadable = read_pixels(data, field)
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else None
     if free is not None and pixels.numel() > SHARE * free:
         raise UserError(
-            f"data.images_on_device: they take {pixels.numel() / 1e9:.1f} GB, too much of the device; {OFF}"
+            f"data.images_on_device: the images need {pixels.numel() / 1e9:.1f} GB, more than {SHARE:.0%} of the free "
+            f"GPU memory; {OFF}"
         )
-    held = pixels.to(device)
+    stored = pixels.to(device)
 
-    def batch(kept: DeviceImages) -> Tensor:
-        chosen = held[kept.index]
-        return chosen if augment is None else augmented(chosen, kept.numbers, augment)
+    def augment_batch(batch: DeviceImages) -> Tensor:
+        selected = stored[batch.index]
+        return selected if augment is None else apply_params(selected, batch.numbers, augment)
 
-    data.use_device_images(DeviceImageField(images, field.size, bad), batch)
+    data.use_device_images(DeviceImageField(images, field.size, unreadable), augment_batch)
 
 
-def crops(augment: Augment | None) -> bool:
-    """Returns True for an augmentation that crops the whole image, not only what evaluation sees."""
+def has_crops(augment: Augment | None) -> bool:
+    """Returns True for an augmentation that crops the full image, not only the part that evaluation reads."""
     return augment is not None and (augment.min_scale < 1 or augment.min_ratio < 1)
 
 
-def faults(fresh: bool, augment: Augment | None) -> Iterator[str]:
+def find_faults(fresh: bool, augment: Augment | None) -> Iterator[str]:
     """Yields a line for each reason why a split's images cannot be augmented on the device."""
     if fresh:
-        yield "its images are other ones in each epoch; take other data"
+        yield "its images differ between epochs; choose other data"
     if isinstance(augment, ClassAugment) and augment.policy is not None:
-        yield "a policy changes each image in its own way; set data.augment.policy=null"
-    if augment is not None and crops(augment):
+        yield "a policy transforms every image differently; set data.augment.policy=null"
+    if augment is not None and has_crops(augment):
         if augment.resize == "pad":
             yield "images with a border cannot be cropped in batches; set data.preprocess.resize=squash"
         if augment.interpolation not in FILTERS:
             yield f"crops in batches are {' or '.join(FILTERS)}; set data.augment.interpolation"
 
 
-class _Shown(ImageField):
+class _EvaluationImageField(ImageField):
     """Image field that reads images as evaluation does."""
 
     def __init__(self, images: ImageField) -> None:
@@ -106,8 +107,8 @@ class _Shown(ImageField):
         self.size = images.preprocess.image_size[::-1]
 
 
-class _Whole(_Shown):
-    """Image field that reads whole images, all of one size.
+class _FullImageField(_EvaluationImageField):
+    """Image field that reads images without a crop. All must have the same size.
 
     Args:
         records: Records of the split; the first image that can be read gives the size.
@@ -123,17 +124,17 @@ class _Whole(_Shown):
     def encode(self, record: Record, key: Any) -> Tensor:
         image = record.image()
         if image.size != self.size:
-            shown = " and ".join("{} x {}".format(*size) for size in (self.size, image.size))
-            raise UserError(f"data.images_on_device: images of {shown} pixels cannot be cropped in batches; {OFF}")
+            sizes = " and ".join("{} x {}".format(*size) for size in (self.size, image.size))
+            raise UserError(f"data.images_on_device: images of {sizes} pixels cannot be cropped in batches; {OFF}")
         return to_tensor(image)
 
 
-def read(data: Any, field: _Shown) -> tuple[Tensor, dict[int, str]]:
+def read_pixels(data: Any, field: _EvaluationImageField) -> tuple[Tensor, dict[int, str]]:
     """Returns all training images, uint8 (N, 3, H, W), black if unreadable, and the reasons for those by index."""
-    count, bad = len(data.split("train")), dict[int, str]()
+    count, unreadable = len(data.split("train")), dict[int, str]()
     pixels = torch.zeros(count, 3, *field.size[::-1], dtype=torch.uint8)
-    for good, images, faults in data.read_images(field, range(count), data.eval_batch_size):
-        bad |= faults
+    for readable, images, faults in data.read_images(field, range(count), data.eval_batch_size):
+        unreadable |= faults
         if images is not None:
-            pixels[good] = images
-    return pixels, bad
+            pixels[readable] = images
+    return pixels, unreadable

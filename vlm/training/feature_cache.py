@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from vlm.config.build import build
 from vlm.config.target import find
-from vlm.data.features import FeatureFile, Layout, augment_fault, is_complete, open_features, source_hash
+from vlm.data.features import FeatureFile, Layout, find_augment_problem, is_complete, open_features, source_hash
 from vlm.data.images.image import Preprocess
 from vlm.data.store.cache_file import file_lock
-from vlm.models.encoder_decoder import AT_ONCE
+from vlm.models.encoder_decoder import CHUNK_SIZE
 from vlm.models.frozen_features import Features, features_of, frozen_part, projects
 from vlm.training.data_module import Data
 from vlm.training.run.processes import is_rank_zero, rank_zero_first
@@ -31,13 +31,13 @@ def feature_faults(config: dict[str, Any]) -> Iterator[str]:
         return
     parts = ["encoder", *(["encoder.backbone"] if projects(find(encoder["_target_"])) else [])]
     if not set(parts) & set(config["task"].get("freeze", ())):
-        yield f"data.cache_features: the encoder is trained, and what it makes changes; set task.freeze=[{parts[-1]}]"
-    fault = augment_fault(build(data["augment"], "data.augment"))
+        yield f"data.cache_features: the encoder is trained, so its features change; set task.freeze=[{parts[-1]}]"
+    fault = find_augment_problem(build(data["augment"], "data.augment"))
     if fault:
         yield f"data.cache_features: {fault}, or set it to false"
     for name in ("mixup", "cutmix"):
         if config["task"].get(name):
-            yield f"data.cache_features: task.{name} mixes pixels, of which there are none then; set it to 0"
+            yield f"data.cache_features: task.{name} mixes pixels, but training reads features; set it to 0"
 
 
 def use_cached_features(run: Any, folder: Path) -> None:
@@ -58,7 +58,7 @@ def use_cached_features(run: Any, folder: Path) -> None:
         precision=str(trainer.precision),
         context=trainer.precision_plugin.forward_context,
     )
-    with rank_zero_first(PATIENCE):  # what it writes, the others read
+    with rank_zero_first(PATIENCE):  # rank zero writes the features that the other ranks read
         run.data.use_features(builder.build(folder, lambda line: print(line, flush=True) if is_rank_zero() else None))
 
 
@@ -99,7 +99,7 @@ class FeatureCacheBuilder:
     def build(self, folder: Path, say: Callable[[str], None]) -> FeatureFile:
         """Opens the file of features in a cache; computes missing ones.
 
-        If several processes ask at once, one computes them and the others wait.
+        If several processes build the same file, one computes the features while the others wait.
 
         Args:
             folder: The cache.
@@ -116,7 +116,7 @@ class FeatureCacheBuilder:
                 file = open_features(folder, layout)
                 missing = file.missing()
                 say(f"features    {layout}; {layout.images - len(missing):,} are in {file.path}")
-                file.check_room(len(missing))
+                file.check_free_space(len(missing))
                 self._fill(file, missing)
         finally:
             self.encoder.to(home)
@@ -148,7 +148,7 @@ class FeatureCacheBuilder:
 
     def _fill(self, file: FeatureFile, missing: list[int]) -> None:
         """Computes the missing features of a file; reasons for unreadable images go to its `faults`."""
-        size = AT_ONCE if self.device.type == "cpu" else self.data.eval_batch_size
+        size = CHUNK_SIZE if self.device.type == "cpu" else self.data.eval_batch_size
         for good, pixels, bad in self.data.read_images(self.images, missing, size, seed=self.data.order_seed):
             file.faults |= bad
             if pixels is not None:

@@ -188,7 +188,7 @@ def test_the_policy_is_torchvisions():
     augment = ClassAugment(image_size=32, policy="randaugment", num_ops=3, magnitude=20)
     for index in range(20):
         torch.manual_seed(key("policy", 0, 0, index))
-        expected = to_tensor(truth(ClassAugment(image_size=32).picture(noise(), (0, 0, index))))
+        expected = to_tensor(truth(ClassAugment(image_size=32).augment_image(noise(), (0, 0, index))))
         assert torch.equal(augment(noise(), (0, 0, index)), expected)
 
 

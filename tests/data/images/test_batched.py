@@ -28,8 +28,10 @@ def pictures(width=SIDE, height=SIDE):
 def both(augment, images):
     """Each image by itself, and all as a batch."""
     alone = torch.stack([augment(image, key) for image, key in zip(images, KEYS, strict=True)])
-    numbers = torch.stack([batched.draw(augment, image.size, key) for image, key in zip(images, KEYS, strict=True)])
-    together = batched.augmented(torch.stack([to_tensor(image) for image in images]), numbers, augment)
+    numbers = torch.stack(
+        [batched.encode_params(augment, image.size, key) for image, key in zip(images, KEYS, strict=True)]
+    )
+    together = batched.apply_params(torch.stack([to_tensor(image) for image in images]), numbers, augment)
     assert together.dtype == torch.uint8 and together.shape == alone.shape
     return alone, together, numbers
 
@@ -90,8 +92,8 @@ def test_a_key_draws_the_same_whatever_is_beside_it():
     _, together, numbers = both(augment, pictures())
     images = torch.stack([to_tensor(image) for image in pictures()])
     order = torch.randperm(len(KEYS))
-    assert torch.equal(batched.augmented(images[order], numbers[order], augment), together[order])
-    one = batched.augmented(images[3:4], numbers[3:4], augment)
+    assert torch.equal(batched.apply_params(images[order], numbers[order], augment), together[order])
+    one = batched.apply_params(images[3:4], numbers[3:4], augment)
     assert torch.equal(one, together[3:4])
 
 
@@ -100,4 +102,4 @@ def test_a_gpu_makes_the_same():
     augment = ClassAugment(image_size=SIDE, erase=0.5, pad_crop=3, horizontal_flip=True)
     _, together, numbers = both(augment, pictures())
     images = torch.stack([to_tensor(image) for image in pictures()])
-    assert torch.equal(batched.augmented(images.cuda(), numbers.cuda(), augment).cpu(), together)
+    assert torch.equal(batched.apply_params(images.cuda(), numbers.cuda(), augment).cpu(), together)

@@ -50,8 +50,8 @@ def test_it_may_stand_beside_that_of_texts(tmp_path):
         ("DeiT", {"size": 29, "crop_size": 24}, "crops 24 pixels out of 29"),
         ("CLIP", {"do_center_crop": False}, "not square"),
         ("ViT", {"do_resize": False}, "does not resize"),
-        ("ViT", {"size": 10**6}, "size is 1000000, not a whole number"),
-        ("CLIP", {"size": "wide"}, "size is 'wide', not a whole number"),
+        ("ViT", {"size": 10**6}, "size is 1000000, not an integer"),
+        ("CLIP", {"size": "wide"}, "size is 'wide', not an integer"),
     ],
 )
 def test_what_is_not_ours_is_refused(tmp_path, kind, config, words):

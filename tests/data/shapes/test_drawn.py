@@ -51,7 +51,7 @@ def made(kind, seed=0):
 
 
 def content(record):
-    return dict(record.known), record.read_stamp() if "image" in record else None
+    return dict(record.values), record.read_stamp() if "image" in record else None
 
 
 def rows(split, epoch):

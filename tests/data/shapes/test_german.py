@@ -37,25 +37,25 @@ caption among: a large blue cross above a small green diamond and right of a sma
 ein großes blaues Kreuz über einer kleinen grünen Raute und rechts von einem kleinen roten Kreis
 there_is beside: there is a small red circle left of a large blue cross
 es gibt einen kleinen roten Kreis links von einem großen blauen Kreuz
-you_can_see beside: you can see a small red circle left of a large blue cross
+infinitive_sentence beside: you can see a small red circle left of a large blue cross
 man kann einen kleinen roten Kreis links von einem großen blauen Kreuz sehen
-now_drawn alone: now I have drawn a small green diamond
+participle_sentence alone: now I have drawn a small green diamond
 jetzt habe ich eine kleine grüne Raute gezeichnet
-the_one_is beside: the small red circle is left of the large blue cross
+definite_sentence beside: the small red circle is left of the large blue cross
 der kleine rote Kreis ist links vom großen blauen Kreuz
-the_one_is among: the large blue cross is above the small green diamond and right of the small red circle
+definite_sentence among: the large blue cross is above the small green diamond and right of the small red circle
 das große blaue Kreuz ist über der kleinen grünen Raute und rechts vom kleinen roten Kreis
-the_one_is alone: the small green diamond is in the picture
+definite_sentence alone: the small green diamond is in the picture
 die kleine grüne Raute ist im Bild
-one_that_is among: a large blue cross that is above a small green diamond and right of a small red circle
+relative_clause among: a large blue cross that is above a small green diamond and right of a small red circle
 ein großes blaues Kreuz, das über einer kleinen grünen Raute und rechts von einem kleinen roten Kreis ist
-one_that_is alone: a small green diamond that is in the picture
+relative_clause alone: a small green diamond that is in the picture
 eine kleine grüne Raute, die im Bild ist
-one_that_is left: a small red circle that is left of a small green diamond
+relative_clause left: a small red circle that is left of a small green diamond
 ein kleiner roter Kreis, der links von einer kleinen grünen Raute ist
 caption unsized: a red circle left of a blue cross
 ein roter Kreis links von einem blauen Kreuz
-the_one_is unsized: the red circle is left of the blue cross
+definite_sentence unsized: the red circle is left of the blue cross
 der rote Kreis ist links vom blauen Kreuz
 there_is bare: there is an orange diamond below a small circle and above a cross
 es gibt eine orangefarbene Raute unter einem kleinen Kreis und über einem Kreuz
@@ -66,7 +66,7 @@ OPTIONS |= {"max_objects": 2, "train_scenes": 200, "val_scenes": 60, "test_scene
 
 @pytest.mark.parametrize("case, article", PHRASES)
 def test_phrases_agree_in_gender_and_case(case, article):
-    assert [german.phrase(kind, case, article) for kind in (CIRCLE, DIAMOND, CROSS)] == PHRASES[case, article]
+    assert [german.noun_phrase(kind, case, article) for kind in (CIRCLE, DIAMOND, CROSS)] == PHRASES[case, article]
 
 
 @pytest.mark.parametrize("line, translation", zip(SENTENCES[::2], SENTENCES[1::2], strict=True))
@@ -79,8 +79,8 @@ def test_sentences(line, translation):
 def test_every_form_is_written_out_and_every_word_is_known():
     assert {line.split()[0] for line in SENTENCES[::2]} == {form.__name__ for form in german.FORMS}
     for size, color, shape in product(RADII, COLORS, SHAPES):
-        assert len(german.phrase(Kind(size, color, shape), "dative").split()) == 4
-    assert german.phrase(Kind("large", "white", "star"), "accusative") == "einen großen weißen Stern"
+        assert len(german.noun_phrase(Kind(size, color, shape), "dative").split()) == 4
+    assert german.noun_phrase(Kind("large", "white", "star"), "accusative") == "einen großen weißen Stern"
 
 
 def test_training_has_all_forms():
@@ -94,7 +94,9 @@ def test_sizes_and_colours_are_left_out_of_both_sentences_alike():
     older = SceneTranslations(**OPTIONS).split("train")
     assert older.record(1, 1)["text"] == "a large red diamond"
     assert older.record(3, 1)["text"] == "you can see a large red circle above a small green diamond"
-    assert [dict(record.known) for record in older.records()] == [dict(r.known) for r in full.split("train").records()]
+    assert [dict(record.values) for record in older.records()] == [
+        dict(r.values) for r in full.split("train").records()
+    ]
     words = {word: german.ADJECTIVES[word] for word in (*OPTIONS["sizes"], *OPTIONS["colors"])}
     kept, all_words = 0, 0
     for one, other, none in zip(*(source.split("train").records() for source in (full, short, bare)), strict=True):

@@ -5,10 +5,10 @@ from collections import Counter, defaultdict
 
 import pytest
 
-from vlm.data.records import conversations
+from vlm.data.records import select_last_questions
 from vlm.data.shapes.scene_questions import NUMBERS, SceneConversations, SceneDifferences, SceneQuestions
 from vlm.data.shapes.scene_stories import SceneStories
-from vlm.data.shapes.scenes import draw, margin, relations, valid_captions
+from vlm.data.shapes.scenes import draw_scene, find_relations, margin, valid_captions
 
 OPTIONS = {"seed": 3, "shapes": ["circle", "triangle", "cross"], "colors": ["red", "green", "blue", "yellow"]}
 OPTIONS |= {"sizes": ["small", "large"]}
@@ -34,15 +34,15 @@ def answer(text, scene):
         there = [
             name
             for name, one in objects.items()
-            if name != match[2] and match[1] in relations(one, objects[match[2]], scene.image_size)
+            if name != match[2] and match[1] in find_relations(one, objects[match[2]], scene.image_size)
         ]
         assert len(there) < 2
         return f"a {there[0]}" if there else "nothing"
     if match := re.fullmatch(r"is the (.*) (left of|right of|above|below) the (.*)\?", text):
-        holds = match[2] in relations(objects[match[1]], objects[match[3]], scene.image_size)
+        holds = match[2] in find_relations(objects[match[1]], objects[match[3]], scene.image_size)
         return "yes" if holds else "no"
     if match := re.fullmatch(r"where is the (.*) from the (.*)\?", text):
-        return " and ".join(relations(objects[match[1]], objects[match[2]], scene.image_size)) + " it"
+        return " and ".join(find_relations(objects[match[1]], objects[match[2]], scene.image_size)) + " it"
     match = re.fullmatch(r"is there a (\w+) (\w+)\?", text)
     return "yes" if any((one.kind.color, one.kind.shape) == match.groups() for one in scene.objects) else "no"
 
@@ -107,7 +107,7 @@ def test_a_second_turn_goes_on_with_the_first_and_tells_little_alone(chats):
     for record in chats.split("train").records():
         asked = record["questions"]
         later = [question for question in asked if question.before]
-        assert {question.turns for question in later} <= {question.turns for question in conversations(asked)}
+        assert {question.turns for question in later} <= {question.turns for question in select_last_questions(asked)}
         assert {question.before for question in later} <= {other.turns for other in asked}
         answers.update(question.answer for question in later)
     assert answers.most_common(1)[0][1] / answers.total() < 0.5
@@ -191,4 +191,4 @@ def test_a_record_holds_both_images(differences):
     split = differences.split("val")
     first, second = split.record(3).images()
     assert first.size == second.size == (64, 64) and first.tobytes() != second.tobytes()
-    assert first.tobytes() == draw(differences.scene(split.keys(3))).tobytes()
+    assert first.tobytes() == draw_scene(differences.scene(split.keys(3))).tobytes()

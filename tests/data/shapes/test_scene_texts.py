@@ -8,7 +8,7 @@ import pytest
 
 from vlm.data.shapes.scene_labels import FORMS, ScenePairs, SceneRoles, SceneWords, tag_phrases
 from vlm.data.shapes.scene_stories import SceneSummaries
-from vlm.data.shapes.scene_translations import LETTERS, SceneSpelling, misspelled
+from vlm.data.shapes.scene_translations import LETTERS, SceneSpelling, misspell
 from vlm.data.shapes.scenes import SHAPES, Kind, Statement
 from vlm.randomness import numpy_rng
 
@@ -46,7 +46,7 @@ def test_a_label_says_whether_both_mean_the_same_and_both_are_as_frequent(split)
     for record in records:
         things = sorted({thing for text in (record["text"], record["pair"]) for thing in parse(text)[:2]})
         same = meaning(record["text"], things) == meaning(record["pair"], things)
-        assert record["class"] == ("same" if same else "different"), dict(record.known)
+        assert record["class"] == ("same" if same else "different"), dict(record.values)
     assert Counter(record["label"] for record in records) == {0: 50, 1: 50}
 
 
@@ -147,7 +147,7 @@ def edits(word):
 def test_a_mistake_is_one_edit():
     for seed in range(300):
         for word in ("red", "yellow", "cross", "diamond"):
-            wrong = misspelled(word, numpy_rng("test", seed))
+            wrong = misspell(word, numpy_rng("test", seed))
             assert wrong != word and wrong in set(edits(word))
 
 

@@ -11,8 +11,8 @@ from PIL import Image
 
 from vlm.data.shapes import scenes
 from vlm.data.shapes.scene_captions import DistinctShapes, Shapes, main
-from vlm.data.shapes.scene_source import DrawnSplit
-from vlm.data.shapes.scenes import COLORS, RADII, SHAPES, Kind, Placed, Scene, place, valid_captions
+from vlm.data.shapes.scene_source import GeneratedSplit
+from vlm.data.shapes.scenes import COLORS, RADII, SHAPES, Kind, Scene, SceneObject, place_objects, valid_captions
 from vlm.errors import UserError
 from vlm.randomness import numpy_rng
 
@@ -88,11 +88,11 @@ def combination(scene: Scene) -> tuple[Kind, ...]:
     return tuple(sorted(thing.kind for thing in scene.objects))
 
 
-def scene_of(split: DrawnSplit, epoch: int, index: int) -> Scene:
+def scene_of(split: GeneratedSplit, epoch: int, index: int) -> Scene:
     return split.source.scene(split.keys(index, epoch))
 
 
-def drawn(split: DrawnSplit, count: int) -> list[Scene]:
+def drawn(split: GeneratedSplit, count: int) -> list[Scene]:
     return [scene_of(split, epoch, index) for epoch in range(2) for index in range(count // 2)]
 
 
@@ -138,12 +138,12 @@ def test_valid_captions_are_all_the_true_ones(name, image_size):
 
 def test_a_scene_made_by_hand_says_what_a_person_would():
     red, blue, green = Kind("small", "red", "circle"), Kind("large", "blue", "square"), Kind("small", "green", "star")
-    two = Scene((Placed(red, 10, 30), Placed(blue, 50, 31)), (0, 0, 0), 64)
+    two = Scene((SceneObject(red, 10, 30), SceneObject(blue, 50, 31)), (0, 0, 0), 64)
     assert valid_captions(two) == [
         "a large blue square right of a small red circle",
         "a small red circle left of a large blue square",
     ]
-    three = valid_captions(Scene((*two.objects, Placed(green, 10, 55)), (0, 0, 0), 64))
+    three = valid_captions(Scene((*two.objects, SceneObject(green, 10, 55)), (0, 0, 0), 64))
     assert "a small red circle left of a large blue square and above a small green star" in three
     assert "a large blue square right of a small green star and above a small green star" not in three
     # Two orders each of: the circle, with one relation to either; the square and the star, with two to each other.
@@ -185,7 +185,7 @@ def test_three_objects_always_fit_in_no_doubtful_relation(image_size, attempts, 
     for sizes in (("large",) * 3, ("small",) * 3, ("large", "large", "small"), ("large", "small", "small")):
         kinds = tuple(Kind(size, color, "circle") for size, color in zip(sizes, COLORS, strict=False))
         for index in range(50):
-            placed = place(kinds, image_size, numpy_rng(index))
+            placed = place_objects(kinds, image_size, numpy_rng(index))
             assert [thing.kind for thing in placed] == list(kinds)
             for thing in placed:
                 reach = RADII[thing.kind.size] * image_size - 0.5
@@ -210,7 +210,7 @@ def test_captions_are_some_of_the_references_and_not_always_the_same():
 
 def test_captions_draw_no_pixels(monkeypatch):
     drawn = []
-    monkeypatch.setattr("vlm.data.shapes.scene_source.draw", drawn.append)
+    monkeypatch.setattr("vlm.data.shapes.scene_source.draw_scene", drawn.append)
     record = shapes().split("train").record(0)
     assert record["captions"] and record["references"] and drawn == []
     record.image()

@@ -75,7 +75,7 @@ def test_a_few_absent_images_are_skipped_and_named(root):
 def test_wrong_places_are_named(root):
     assert "data.root" in refusal(Captions, root=str(root / "nowhere"))
     assert "data.path" in refusal(Captions, root=str(root / "a.png"))
-    assert "data.root: missing, and data.path too" in refusal(Captions)
+    assert "data.root, data.path: neither is set" in refusal(Captions)
     message = refusal(captions, root, path="none.csv")
     assert "data.path=none.csv" in message and str(root / "none.csv") in message
     assert "data.val_path=none.csv" in refusal(captions, root, "image,caption\na.png,x\n", val_path="none.csv")
@@ -178,8 +178,8 @@ REFUSED = [
         b"photo;words\na.png;x\n",
         ["no columns 'image' and 'caption' among 'photo;words'", "source.image_column and"],
     ),
-    ("t.csv", b"a.png,a cat\n", ["first line holds no names of columns; put the line 'image, caption' above it"]),
-    ("t.tsv", b"1\ta cat on a mat\n", ["first line holds no names", "put the line 'image, caption' above it"]),
+    ("t.csv", b"a.png,a cat\n", ["first line has no column names; insert the line 'image, caption' above it"]),
+    ("t.tsv", b"1\ta cat on a mat\n", ["first line has no column names", "insert the line 'image, caption' above it"]),
     ("t.csv", b"", ["is empty; it needs the columns 'image' and 'caption'"]),
     ("t.csv", b"image,caption,caption\na.png,x,y\n", ["2 columns 'caption'", "rename"]),
     ("t.csv", HEAD, ["no image with a caption", "data.path"]),

@@ -116,14 +116,14 @@ def test_refusals_name_the_folder_and_the_remedy(tmp_path):
     (tmp_path / "file").write_text("")
     for place in (tmp_path / "absent", tmp_path / "file"):
         assert "set data.root" in refusal(folder, place)
-    assert "holds no image" in refusal(folder, tmp_path)
+    assert "contains no image" in refusal(folder, tmp_path)
     tiny(tmp_path / "1.png")
     assert "none in a class folder" in refusal(folder, tmp_path)
     many(tmp_path, cat=1)
     assert "only one class, cat" in refusal(folder, tmp_path)
     many(tmp_path, dog=1)
     (tmp_path / "empty").mkdir()
-    assert f"{tmp_path}/empty: holds no image" in refusal(folder, tmp_path)
+    assert f"{tmp_path}/empty: contains no image" in refusal(folder, tmp_path)
     assert "val_fraction=0.6" in refusal(folder, tmp_path, val_fraction=0.6, test_fraction=0.4)
     (tmp_path / "empty").rmdir()
     assert "unknown split 'test'; choose one of train" in refusal(folder(tmp_path).split, "test")
@@ -137,7 +137,7 @@ def test_splits_need_train_and_its_classes(tmp_path):
     message = refusal(folder, tmp_path)
     assert f"{tmp_path}/val/wolf" in message and "no class 'wolf'" in message
     (tmp_path / "train" / "wolf").mkdir()
-    assert f"{tmp_path}/train/wolf: holds no image" in refusal(folder, tmp_path)
+    assert f"{tmp_path}/train/wolf: contains no image" in refusal(folder, tmp_path)
 
 
 # The same in a tar
@@ -161,7 +161,7 @@ def test_long_names_and_empty_folders(tmp_path):
     lay_out(tmp_path / "data", "cat/1.png", "dog/1.png", f"dog/{'long' * 40}.png")
     assert len(tar(pack(tmp_path / "data.tar", tmp_path / "data"), val_fraction=0).split("train")) == 3
     (tmp_path / "data" / "wolf").mkdir()
-    assert "wolf: holds no image" in refusal(tar, pack(tmp_path / "data.tar", tmp_path / "data"))
+    assert "wolf: contains no image" in refusal(tar, pack(tmp_path / "data.tar", tmp_path / "data"))
 
 
 def _pixels(at):

@@ -16,7 +16,7 @@ from vlm.data.sources.questions import QuestionTable
 from vlm.data.sources.text_tables import TextTable, TranslationTable
 from vlm.data.store import columns
 from vlm.data.store.columns import open_columns
-from vlm.data.store.shard_sets import files_of
+from vlm.data.store.shard_sets import iter_sample_files
 
 pa = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
@@ -98,7 +98,7 @@ def test_images_inside_of_a_table(tmp_path, kind):
         assert [pixel(record) for record in one.split("train").records()] == [RGB[c] for c in ("red", "green", "white")]
     assert len({record.read_stamp() for record in source.split("train").records()}) == 3
     lost = []
-    ((_, files),) = files_of(source.split("val"), lost)
+    ((_, files),) = iter_sample_files(source.split("val"), lost)
     assert source.split("val").record(0).read_file() == png("blue") and (".png", png("blue")) in files and not lost
 
 
@@ -149,7 +149,7 @@ def test_translations_and_questions(tmp_path):
     rows = pa.table({"en": ["a", "b"], "de": ["x", "y"], "split": ["train", "test"]})
     parquet.write_table(rows, tmp_path / "p.parquet")
     source = TranslationTable(path=str(tmp_path / "p.parquet"), text_column="en", translation_column="de")
-    known = [dict(source.split(name).record(0).known) for name in source.splits]
+    known = [dict(source.split(name).record(0).values) for name in source.splits]
     assert known == [{"text": "a", "translation": "x"}, {"text": "b", "translation": "y"}]
     asked = pa.table({"image": [png("blue")] * 2, "question": ["what?"] * 2, "answer": ["blue", "sea"]})
     parquet.write_table(asked, tmp_path / "q.parquet")
@@ -160,11 +160,11 @@ def test_translations_and_questions(tmp_path):
 
 def test_row_groups_are_kept_up_to_a_bound(tmp_path, monkeypatch):
     parquet.write_table(photos(), tmp_path / "a.parquet", row_group_size=1)
-    monkeypatch.setattr(columns, "KEPT_BYTES", 2 * len(png("red")) + 40)
+    monkeypatch.setattr(columns, "CACHE_BYTES", 2 * len(png("red")) + 40)
     table = open_columns(tmp_path / "a.parquet")
     for row in (0, 1, 2, 3, 0):
         assert table.cell("image", row)["bytes"] == png(COLORS[row])
-    groups = [group for path, _, group in columns._kept if path == tmp_path / "a.parquet"]
+    groups = [group for path, _, group in columns._row_groups if path == tmp_path / "a.parquet"]
     assert groups == [3, 0]
 
 

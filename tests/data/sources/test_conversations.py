@@ -7,7 +7,7 @@ import pytest
 from captioned import NO_HOLD_OUT
 from PIL import Image
 
-from vlm.data.records import Question, conversations
+from vlm.data.records import Question, select_last_questions
 from vlm.data.sources.questions import Conversations, QuestionTable
 from vlm.errors import UserError
 
@@ -38,7 +38,7 @@ def test_each_form_gives_the_same_turns(root, form, images):
     source = read(root, images | FORMS[form], name="chats.json")
     record = source.split("train").record(0)
     assert record["questions"] == ASKED
-    assert conversations(record["questions"]) == ASKED[1:]
+    assert select_last_questions(record["questions"]) == ASKED[1:]
     assert record.image().getpixel((0, 0)) == (255, 0, 0)
 
 
@@ -73,14 +73,17 @@ def test_text_alone_is_left_out_and_the_words_of_the_system_are_kept(root):
         ({"text": "x"}, "no column 'conversations|messages|texts' .* set data.source.conversation_col"),
         ({"texts": "x"}, "line 1: the conversation is not a list of turns"),
         ({"texts": [{"user": "x"}]}, "line 1: a turn has neither from and value, nor role and"),
-        ({"messages": [{"role": "me", "content": "x"}]}, "a turn is by 'me'; roles are human, user"),
-        ({"messages": [{"role": ["me"], "content": "x"}]}, "a turn is by .*; roles are human"),
+        ({"messages": [{"role": "me", "content": "x"}]}, "a turn has the role 'me'; supported roles are human, user"),
+        ({"messages": [{"role": ["me"], "content": "x"}]}, "a turn has the role .*; supported roles are human"),
         ({"messages": [MESSAGES[1]]}, "line 1: an answer has no question before it"),
-        ({"messages": [{"role": "user", "content": 3}]}, "the words of a turn are not text"),
+        ({"messages": [{"role": "user", "content": 3}]}, "the content of a turn is not text"),
         ({"image": 3, "messages": MESSAGES}, "line 1: images and kinds must be text"),
         ({"conversations": [{"from": "human", "value": "<image><image> what?"}, LLAVA[1]]}, "2 <image> for 1 images"),
         ({"images": ["a.png", "b.png"], "messages": PARTS}, "1 <image> for 2 images"),
-        ({"messages": [{"role": "user", "content": [{"type": "video"}]}]}, "a turn has a part 'video'; parts are"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "video"}]}]},
+            "a turn has a part of type 'video'; supported",
+        ),
     ],
 )
 def test_faults_name_the_line_and_the_remedy(root, known, words):

@@ -21,7 +21,7 @@ SOURCES = {
         lambda record: (record["text"], record["translation"]),
     ),
     "captions": (Captions, ("image", "caption"), lambda record: (record.id, record["captions"][0])),
-    "image_table": (ImageTable, ("image", "label"), lambda record: (record.known["class"],)),
+    "image_table": (ImageTable, ("image", "label"), lambda record: (record.values["class"],)),
 }
 
 

@@ -48,7 +48,7 @@ def test_a_photo_may_lack_a_language_which_is_no_fault_of_the_data(root, capsys)
     german = opened(root, "de")
     assert "test3.jpg" not in content(german)["test"]
     assert german.skipped == [f"{root / 'Flickr_8k.testImages.txt'}: no caption in de: test3.jpg"]
-    assert not german.uncaptioned()
+    assert not german.find_uncaptioned_images()
     options = [f"data.root={root}", f"data.languages_root={root}", "data.languages=[de]"]
     assert vlm(["check-data", "data=flickr8k_languages", *options]) == 0
     assert "no caption in de: test3.jpg" in capsys.readouterr().out

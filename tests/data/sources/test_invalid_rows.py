@@ -47,9 +47,9 @@ INVALID: dict[str, list[tuple[Any, str]]] = {
     "conversations": [
         ({"image": "5.png", "conversations": [ASSISTANT, USER]}, "an answer has no question before it"),
         ({"image": "5.png", "conversations": [USER, ASSISTANT, ASSISTANT]}, "an answer has no question before it"),
-        ({"image": "5.png", "conversations": [USER, ASSISTANT | {"value": None}]}, "the words of a turn are not text"),
-        ({"image": "5.png", "conversations": [USER, ASSISTANT | {"from": "bot"}]}, "a turn is by 'bot'"),
-        ({"image": "5.png", "conversations": [USER, ASSISTANT, USER | {"from": "tool"}]}, "a turn is by 'tool'"),
+        ({"image": "5.png", "conversations": [USER, ASSISTANT | {"value": None}]}, "the content of a turn is not text"),
+        ({"image": "5.png", "conversations": [USER, ASSISTANT | {"from": "bot"}]}, "a turn has the role 'bot'"),
+        ({"image": "5.png", "conversations": [USER, ASSISTANT, USER | {"from": "tool"}]}, "a turn has the role 'tool'"),
         ({"image": "5.png", "conversations": [USER, {"value": "x"}]}, "a turn has neither"),
         ({"image": "5.png", "conversations": None}, "not a list of turns"),
         ({"image": 5, "conversations": [USER, ASSISTANT]}, "images and kinds must be text"),
@@ -131,7 +131,7 @@ def test_an_invalid_row_is_skipped_and_named(kind: str, row: Any, reason: str, s
     names = [record.id for split in source.splits for record in source.split(split).records()]
     assert len(names) == ROWS - 1 + (kind == "easy_vqa")
     if isinstance(row, dict) and row.get("image") == "5.png" and "no column" not in reason:
-        assert not any("/5.png" in path for path in source.uncaptioned())  # the row names it
+        assert not any("/5.png" in path for path in source.find_uncaptioned_images())  # the row names it
     rows[7] = rows[9] = row  # 1.5% of the rows
     message = refusal(read, kind, root, rows, suffix)
     assert f"3 of {source.rows - (kind == 'easy_vqa'):,} rows are invalid" in message and reason in message

@@ -56,7 +56,7 @@ def test_a_question_about_several_images_has_them_in_order(root):
     assert (one.id, other.id) == ("a.png b.png", "b.png a.png")
     assert [question.answer for question in one["questions"]] == ["the colour", "the first"]
     assert one.images() == other.images()[::-1] and one.read_stamp() != other.read_stamp()
-    assert source.uncaptioned() == [str(root / "c.png")]
+    assert source.find_uncaptioned_images() == [str(root / "c.png")]
     missing = "image,question,answer\na.png|no.png,what?,x\n"
     assert (
         "no.png" in refusal(questions, root, missing, image_separator="|").partition("images are missing, such as")[2]
@@ -72,6 +72,6 @@ def test_easy_vqa_has_kinds_and_names_what_is_wrong(tmp_path):
     file = tmp_path / "test" / "questions.json"
     file.write_text('[["is it red?", "yes", "0"]]')
     message = refusal(EasyVQA, root=str(tmp_path))
-    assert message.startswith(f"{file}: 1 of 1") and "entry 1: is not [question, answer, number" in message
+    assert message.startswith(f"{file}: 1 of 1") and "entry 1: is not [question, answer, image number]" in message
     file.unlink()
     assert f"{file}: no such file; set data.root" in refusal(EasyVQA, root=str(tmp_path))

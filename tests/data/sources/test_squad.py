@@ -21,7 +21,9 @@ def write(path, *paragraphs, context=CONTEXT):
 
 
 def known(source, *names):
-    return {record.id: dict(record.known) for name in names or source.splits for record in source.split(name).records()}
+    return {
+        record.id: dict(record.values) for name in names or source.splits for record in source.split(name).records()
+    }
 
 
 @pytest.fixture
@@ -61,7 +63,7 @@ def test_other_marks_of_unanswerable_questions_are_refused(source, mark):
         (entry("x", answers=[(" ", 3)]), "answer not in its context", "' ' is not at 3"),
         (entry("x", question=" "), "empty text", "no question"),
         (entry("x", answers=[]), "question without an answer", "no answer"),
-        (entry("a"), "question without an id of its own", "its id is repeated"),
+        (entry("a"), "question without a unique id", "its id is repeated"),
     ],
 )
 def test_a_bad_question_is_named_and_left_out(source, bad, kind, reason):

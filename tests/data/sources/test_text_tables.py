@@ -35,7 +35,7 @@ def test_json_lines_with_pairs_and_a_column_of_splits(tmp_path):
     path = write(tmp_path / "t.jsonl", rows)
     source = TextTable(path=path, text_column="a", pair_column="b", label_column="same")
     assert source.splits == ("train", "val") and source.classes == ["False", "True"]
-    assert dict(source.split("val").record(0).known) == {"text": "x", "pair": "y", "label": 1, "class": "True"}
+    assert dict(source.split("val").record(0).values) == {"text": "x", "pair": "y", "label": 1, "class": "True"}
 
 
 def test_lines_without_a_header_are_parted_as_often_as_there_are_columns(tmp_path):
@@ -74,8 +74,8 @@ def test_labels_that_other_tools_read_as_missing_are_named(tmp_path):
     source = TextTable(path=path, **NO_HOLD_OUT)
     assert source.classes == ["1", "2", "NA", "nan"] and source.skipped == [f"{path}, line 7: no label"]
     assert [note.partition(",")[0] for note in source.notes] == [
-        f"{path}: the label 'NA' of 2 training rows is a class of its own",
-        f"{path}: the label 'nan' of 1 training row is a class of its own",
+        f"{path}: the label 'NA' of 2 training rows is treated as a class",
+        f"{path}: the label 'nan' of 1 training row is treated as a class",
     ]
 
 

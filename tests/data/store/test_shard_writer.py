@@ -9,12 +9,12 @@ import pytest
 from captioned import captions, content, picture
 from classed import lay_out, pack
 
-from vlm.data.records import Part
+from vlm.data.records import SplitSubset
 from vlm.data.shapes.scene_captions import Shapes
 from vlm.data.shapes.scene_labels import ShapeClasses
 from vlm.data.sources.class_folders import ClassFolders
 from vlm.data.sources.shards import Shards
-from vlm.data.store.shard_sets import files_of, write_manifest, write_split
+from vlm.data.store.shard_sets import iter_sample_files, write_manifest, write_split
 from vlm.data.store.shards import build_index
 
 DRAWN = {"seed": 0, "image_size": 32, "shapes": ["circle", "cross"], "colors": ["red", "green", "blue"]}
@@ -23,7 +23,9 @@ DRAWN |= {"sizes": ["small", "large"], "train_scenes": 7, "val_scenes": 6, "test
 
 def write(source, out, *, shard_size=3, shard_bytes=10**9, classes=None):
     lost, sizes = [], {"shard_size": shard_size, "shard_bytes": shard_bytes}
-    splits = {name: write_split(files_of(source.split(name), lost), out / name, **sizes) for name in source.splits}
+    splits = {
+        name: write_split(iter_sample_files(source.split(name), lost), out / name, **sizes) for name in source.splits
+    }
     write_manifest(out, splits, classes)
     return lost
 
@@ -131,8 +133,8 @@ def test_parts_of_a_split_and_images_that_are_gone(tmp_path):
     split = own(tmp_path / "data").split("train")
     (tmp_path / "data" / "a.jpg").unlink()
     lost = []
-    kept = Part(split, [7, 2, 0])
-    entries = write_split(files_of(kept, lost), tmp_path / "out" / "train", shard_size=9, shard_bytes=10**9)
+    kept = SplitSubset(split, [7, 2, 0])
+    entries = write_split(iter_sample_files(kept, lost), tmp_path / "out" / "train", shard_size=9, shard_bytes=10**9)
     write_manifest(tmp_path / "out", {"train": entries}, None)
     assert len(lost) == 1 and "a.jpg: No such file" in lost[0]
     assert list(content(back(tmp_path / "out", "captions"))["train"]) == ["wrong.png", "a.png"]

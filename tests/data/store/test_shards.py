@@ -70,7 +70,7 @@ def test_patterns_say_which_shards(tmp_path):
     assert content(braces) == whole
     assert len(shards(tmp_path, path="train/00000[1].tar").split("train")) == 3
     assert "data.path=none*.tar: no such shard" in refusal(shards, tmp_path, path="none*.tar")
-    assert "data.path: not given" in refusal(shards, tmp_path, val_path="val/*.tar")
+    assert "data.path: is not set" in refusal(shards, tmp_path, val_path="val/*.tar")
     assert "000002.tar: cannot be read" in refusal(shards, tmp_path, path="train/{000001..000002}.tar")
 
 
@@ -220,7 +220,7 @@ def test_a_shard_that_is_not_whole_is_refused_or_told(tmp_path):
         assert "0.tar: cannot be read as a tar" in refusal(shards, tmp_path)
     with collect_errors():
         source = shards(tmp_path)
-    assert len(source.split("train")) == 3 and "0.tar: cannot" in source.damaged()[0][0]
+    assert len(source.split("train")) == 3 and "0.tar: cannot" in source.check_archives()[0][0]
 
 
 def test_an_image_that_cannot_be_read_is_named(tmp_path):
@@ -268,7 +268,7 @@ NO_MANIFESTS += [MANIFEST | {"splits": splits} for splits in NO_SPLITS]
 def test_a_manifest_that_is_none_is_refused(tmp_path, text):
     splits_of(tmp_path)
     (tmp_path / "shards.json").write_text(text)
-    assert "shards.json: is no valid manifest" in refusal(shards, tmp_path)
+    assert "shards.json: is not a valid manifest" in refusal(shards, tmp_path)
 
 
 def of_classes(root, *labels, **options):

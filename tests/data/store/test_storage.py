@@ -102,7 +102,7 @@ def test_what_is_missing_is_named(store, monkeypatch):
 def test_braces_are_those_of_a_shell(monkeypatch):
     patterns = {"/x/{008..011}.tar": [f"/x/{n:03d}.tar" for n in range(8, 12)], "/x/{2..0}": ["/x/2", "/x/1", "/x/0"]}
     patterns |= {"/{a,b}/{1..2}": ["/a/1", "/a/2", "/b/1", "/b/2"], "/{a,b{0..1}}": ["/a", "/b0", "/b1"]}
-    assert {pattern: storage.expand(pattern) for pattern in patterns} == patterns
+    assert {pattern: storage.expand_pattern(pattern) for pattern in patterns} == patterns
     monkeypatch.setattr(storage, "MAX_EXPANDED", 99)
     with pytest.raises(ValueError, match="more than 99"):
-        storage.expand("/{0..9999999}/{0..9999999}")
+        storage.expand_pattern("/{0..9999999}/{0..9999999}")

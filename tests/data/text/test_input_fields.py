@@ -2,7 +2,7 @@
 
 from vlm.data.batch import IGNORE
 from vlm.data.fields import CaptionField, learn_tokenizers
-from vlm.data.records import Listed, Record, Source
+from vlm.data.records import ListSplit, Record, Source
 from vlm.data.text.inputs import InputField, TagField, WordsField
 from vlm.data.text.tokenizer import CharTokenizer
 
@@ -18,7 +18,7 @@ class Told(Source):
 
     def open(self, name):
         rows = list(enumerate(TRAIN if name == "train" else VAL))
-        return Listed(rows, lambda row, epoch: Record(f"{row[0]}", row[1] | {"references": row[1]["captions"]}))
+        return ListSplit(rows, lambda row, epoch: Record(f"{row[0]}", row[1] | {"references": row[1]["captions"]}))
 
 
 def opened(*fields):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from vlm.data.text.inputs import Encoded, Input, encode_text, encode_words, input_rows
+from vlm.data.text.inputs import EncodedSample, Input, encode_text, encode_words, input_rows
 from vlm.data.text.tokenizer import ByteTokenizer
 from vlm.randomness import numpy_rng
 
@@ -50,7 +50,10 @@ def test_too_many_words_take_several_rows_and_none_is_lost():
 
 
 def test_rows_are_padded_and_their_places_counted_through():
-    samples = [Encoded(encode_words(BYTES, 8, ["ab", "cd", "e"])), Encoded(encode_words(BYTES, 8, ["x"]), ["x"])]
+    samples = [
+        EncodedSample(encode_words(BYTES, 8, ["ab", "cd", "e"])),
+        EncodedSample(encode_words(BYTES, 8, ["x"]), ["x"]),
+    ]
     rows = input_rows(samples, BYTES.pad_id)
     assert rows.tokens.shape == (2, 8) and rows.types is None
     assert rows.segments.tolist() == [[1] * 8, [1] * 4 + [2] * 4]
@@ -60,16 +63,16 @@ def test_rows_are_padded_and_their_places_counted_through():
 
 
 def test_types_stand_where_a_row_is_a_pair():
-    rows = input_rows([Encoded([encode_text(BYTES, 9, *texts)]) for texts in (["a"], ["a", "bc"])], BYTES.pad_id)
+    rows = input_rows([EncodedSample([encode_text(BYTES, 9, *texts)]) for texts in (["a"], ["a", "bc"])], BYTES.pad_id)
     assert rows.types.tolist() == [[0] * 8, [0, 0, 0, 1, 1, 1, 0, 0]]
-    assert rows.places is None and input_rows([Encoded([encode_text(BYTES, 9, "a")])], 0).types is None
+    assert rows.places is None and input_rows([EncodedSample([encode_text(BYTES, 9, "a")])], 0).types is None
     assert input_rows([], BYTES.pad_id).tokens.shape == (0, 0)
 
 
 def test_texts_share_rows_in_order_and_lie_there_whole():
     rng = numpy_rng("rows")
     texts = [Input([int(id) for id in rng.integers(1, 99, length)], [0] * length) for length in rng.integers(3, 31, 40)]
-    rows = input_rows([Encoded([text]) for text in texts], pad_id=0)
+    rows = input_rows([EncodedSample([text]) for text in texts], pad_id=0)
     assert rows.ids() == [text.ids for text in texts]
     positions, used = rows.tokens.numel(), sum(len(text.ids) for text in texts)
     assert used <= positions < 1.2 * used < 40 * max(len(text.ids) for text in texts)
@@ -84,5 +87,5 @@ def test_texts_share_rows_in_order_and_lie_there_whole():
 
 
 def test_rows_of_their_own_stay_where_sharing_makes_none_fewer():
-    rows = input_rows([Encoded([Input([7] * 70, [0] * 70)])] * 8, pad_id=0)
+    rows = input_rows([EncodedSample([Input([7] * 70, [0] * 70)])] * 8, pad_id=0)
     assert rows.tokens.shape == (8, 72) and rows.layout is None and rows.ids() == [[7] * 70] * 8

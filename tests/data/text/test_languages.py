@@ -6,7 +6,7 @@ from captioned import refusal
 
 from vlm.checkpoint.pretrained_tokenizer import PretrainedTokenizer
 from vlm.data.fields import CaptionField, learn_tokenizers
-from vlm.data.records import InLanguage, Listed, Record, Source
+from vlm.data.records import LanguageSplit, ListSplit, Record, Source
 from vlm.data.text.inputs import OneCaptionField
 from vlm.data.text.subwords import BytePairTokenizer
 from vlm.data.text.tokenizer import ByteTokenizer, CharTokenizer, SentencePieceTokenizer, tokenizer_from_state
@@ -26,7 +26,7 @@ class Told(Source):
             texts, languages = (list(values) for values in zip(*row[1], strict=True))
             return Record(f"{row[0]}", {"captions": texts, "references": texts, "languages": languages})
 
-        return Listed(list(enumerate(ROWS)), record)
+        return ListSplit(list(enumerate(ROWS)), record)
 
 
 class Plain(Told):
@@ -95,7 +95,7 @@ def test_an_unknown_language_is_one_line():
     tokenizer = ByteTokenizer()
     assert "--language fr: this model has no language tokens" in refusal(tokenizer.begin, "fr")
     tokenizer.add_languages(["en", "de"])
-    assert "--language fr: unknown to this model; choose from en, de" in refusal(tokenizer.begin, "fr")
+    assert "--language fr: not supported by this model; choose from en, de" in refusal(tokenizer.begin, "fr")
 
 
 def test_a_caption_begins_with_its_language_which_is_read_and_not_predicted():
@@ -117,8 +117,8 @@ def test_evaluation_knows_the_references_of_each_language():
     assert rows.references_in("en") == [["a dog"], ["two cats"], ["cats"]]
     assert rows.references_in("de") == [["ein Hund"], [], ["Katzen"]]
     assert rows.references_in(None) == [[text for text, _ in row] for row in ROWS]
-    assert torch.equal(rows.others.tokens[0], rows.tokens[1])
-    train = InLanguage(Told().split("train"), "de")
+    assert torch.equal(rows.partners.tokens[0], rows.tokens[1])
+    train = LanguageSplit(Told().split("train"), "de")
     assert [record["captions"] for record in train.records()] == [["ein Hund"], [], ["Katzen"]]
 
 
@@ -135,7 +135,7 @@ def test_languages_that_a_checkpoint_does_not_know_are_refused():
     assert "unnamed" in refusal(field.restore, {"tokenizer": plain.state()})
     plain.add_languages(["en", "zh"])
     message = refusal(field.restore, {"tokenizer": plain.state()})
-    assert "does not know de; its languages are en, zh" in message
+    assert "has no language de; its languages are en, zh" in message
 
 
 def test_an_encoder_reads_captions_of_all_languages_alike():

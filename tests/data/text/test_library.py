@@ -11,7 +11,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from transformers import PreTrainedTokenizerFast
 from varied import varied_lines
 
-from vlm.data.text.export import tokenizer_files
+from vlm.data.text.export import make_tokenizer_files
 from vlm.data.text.hugging_face import read_tokenizer
 from vlm.data.text.library import PATTERNS, JsonTokenizer
 from vlm.data.text.tokenizer import tokenizer_from_state
@@ -104,7 +104,7 @@ def test_ids_and_texts_are_those_of_transformers(kind: str, tmp_path: Path) -> N
     again = tokenizer_from_state(ours.state())
     assert again.fingerprint == ours.fingerprint and ours.vocab_size == len(theirs)
     (tmp_path / "out").mkdir()
-    for name, content in tokenizer_files(ours).items():
+    for name, content in make_tokenizer_files(ours).items():
         (tmp_path / "out" / name).write_text(str(content), encoding="utf-8")
     exported = PreTrainedTokenizerFast.from_pretrained(tmp_path / "out")
     special = {"<pad>", "<s>", "</s>"}  # text to ours
@@ -157,7 +157,7 @@ def test_a_sentencepiece_model_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda c: c.update(pre_tokenizer={"type": "Split", "pattern": {"Regex": "(a+)+$"}}), "not among those"),
+        (lambda c: c.update(pre_tokenizer={"type": "Split", "pattern": {"Regex": "(a+)+$"}}), "unsupported pattern"),
         (lambda c: c["model"].update(type="Neural"), "cannot be used"),
         (lambda c: c["added_tokens"].append({**c["added_tokens"][0], "id": 2**31, "content": "far"}), "cannot be used"),
         (lambda c: c.update(normalizer={"type": "Precompiled", "precompiled_charsmap": "AAAA"}), "cannot be used"),

@@ -6,24 +6,24 @@ import pytest
 import torch
 
 from vlm.data.records import Record
-from vlm.data.text.passages import PassageField, covering, encode_passage, word_places
+from vlm.data.text.passages import PassageField, encode_passage, find_covering_words, find_words
 from vlm.data.text.tokenizer import ByteTokenizer, CharTokenizer
 
 TEXT = "The Wi-Fi cost $5.20 (in 1999) – naïve, 東京タワー and d'accord."
 
 
 def test_words_are_all_signs_but_white_space():
-    words = [TEXT[start:stop] for start, stop in word_places(TEXT)]
+    words = [TEXT[start:stop] for start, stop in find_words(TEXT)]
     assert "".join(words) == "".join(TEXT.split())
     assert words[:7] == ["The", "Wi", "-", "Fi", "cost", "$", "5"] and "naïve" in words and "東" in words
 
 
 def test_the_words_that_cover_a_part_of_the_text():
-    words = word_places(TEXT)
+    words = find_words(TEXT)
     for start in range(len(TEXT)):
         for stop in range(start + 1, len(TEXT) + 1):
             inside = [n for n, (a, b) in enumerate(words) if set(range(a, b)) & set(range(start, stop))]
-            assert covering(words, start, stop) == ((inside[0], inside[-1]) if inside else None)
+            assert find_covering_words(words, start, stop) == ((inside[0], inside[-1]) if inside else None)
 
 
 @pytest.mark.parametrize("stride", [1, 5, 1000])
@@ -31,7 +31,7 @@ def test_windows_hold_every_word_and_fit(stride):
     rng, tokenizer = random.Random(stride), ByteTokenizer()
     for _ in range(200):
         passage = " ".join("abcdefghij"[: rng.randint(1, 10)] for _ in range(rng.randint(0, 20)))
-        words, max_len = word_places(passage), rng.randint(9, 40)
+        words, max_len = find_words(passage), rng.randint(9, 40)
         windows = encode_passage(tokenizer, max_len, stride, "why?", passage)
         seen = []
         for row, first in windows:
@@ -92,7 +92,7 @@ def test_words_that_the_question_has_too_are_of_a_type_of_their_own():
     row = window.row
     assert row.ids == before.row.ids and row.places == before.row.places
     assert [min(type, 1) for type in row.types] == before.row.types
-    words = [context[slice(*word)] for word in word_places(context)]
+    words = [context[slice(*word)] for word in find_words(context)]
     types = [row.types[start] for start in row.places[1:]]
     assert {word for word, type in zip(words, types, strict=True) if type == 2} == {"The", "red", "fox", "the"}
     assert all(type == 1 for word, type in zip(words, types, strict=True) if word in ("-", ",", "İ", "?"))

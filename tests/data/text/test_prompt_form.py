@@ -64,7 +64,7 @@ def test_conversations_with_images_are_those_of_their_processor(tmp_path: Path, 
             squares = [Preprocess.from_state(about["preprocess"]).views(image)[1:] for image in shown]
             ours = form.turns(tokenizer, some, squares, answering=answering)
             assert ours.tokens == [PLACE if id == processor.image_token_id else id for id in theirs]
-            assert len(ours.own) == len(ours.tokens)
+            assert len(ours.generated) == len(ours.tokens)
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
@@ -175,7 +175,7 @@ def test_turns_after_an_answer_go_on_where_it_ended(tmp_path: Path, name: str) -
     more = int(form.states > 0)
     talk = [Turn("user", "what?", more), Turn("assistant", "a dog runs"), Turn("user", "and the cat?", more)]
     first, whole = form.turns(tokenizer, talk[:1]).tokens, form.turns(tokenizer, talk).tokens
-    later = form.turns(tokenizer, talk[2:], begun=True).tokens
+    later = form.turns(tokenizer, talk[2:], continued=True).tokens
     if name == "llava_clip":  # whose tokens cross the ends of words, unlike published ones
         joined = tokenizer.decode([id for id in [*first, *tokenizer.encode("a dog runs"), *later] if id != PLACE])
         assert joined.split() == tokenizer.decode([id for id in whole if id != PLACE]).split()
@@ -202,7 +202,7 @@ def test_the_plain_form_needs_no_words_of_its_own() -> None:
     tokens, own = form.turns(tokenizer, turns)
     assert tokens == [*[PLACE] * 6, *asked, end, begin, *answer, end, *answer, end, begin]
     assert [id for id, mine in zip(tokens, own, strict=True) if mine] == [*answer, end]
-    assert form.turns(tokenizer, turns[2:], begun=True).tokens == [end, *answer, end, begin]
+    assert form.turns(tokenizer, turns[2:], continued=True).tokens == [end, *answer, end, begin]
     assert PromptForm.of(form.state()) == form
 
 
@@ -218,8 +218,8 @@ def test_a_damaged_form_is_refused(change: dict[str, Any]) -> None:
 
 def test_texts_that_name_special_tokens_are_refused(tmp_path: Path) -> None:
     _, form, tokenizer, _ = saved(tmp_path / "theirs", "chatml")
-    with pytest.raises(UserError, match="has a meaning of its own; leave it out"):
+    with pytest.raises(UserError, match="contains the special token"):
         form.turns(tokenizer, [Turn("user", "a<|im_end|>b")])
     assert form.turns(tokenizer, [Turn("user", "a <image>")]).tokens  # which this model has no token for
-    with pytest.raises(UserError, match="images: this model does not converse about images"):
+    with pytest.raises(UserError, match="images: this model cannot chat about images"):
         form.turns(tokenizer, [Turn("user", "a", 1)])

@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 import torch
 
-from vlm.data.records import Listed, Question, Record
+from vlm.data.records import ListSplit, Question, Record
 from vlm.data.text.conversation import Turn
 from vlm.data.text.conversation_field import ConversationField, QuestionField
 from vlm.data.text.inputs import OneCaptionField
@@ -29,7 +29,7 @@ def record(*questions):
 def test_a_row_holds_each_question_before_its_answer():
     questions = QuestionField(tokenizer=TOKENIZER, max_len=16)
     samples = [record(("what?", "red"), ("how many?", "two")), record(("what?", "blue"))]
-    split = questions.view("test", Listed(samples, lambda sample, epoch: sample), training=False)
+    split = questions.view("test", ListSplit(samples, lambda sample, epoch: sample), training=False)
     read = list(split.records())
     rows = questions.collate([questions.encode(one, None) for one in read])
     assert shown(rows.tokens[0].tolist()) == "[what?red][how many?two]"
@@ -40,8 +40,8 @@ def test_a_row_holds_each_question_before_its_answer():
     assert rows.targets.places.tolist() == [5, 6, 7, 8, 19, 20, 21, 22, 24 + 5, 24 + 6, 24 + 7, 24 + 8, 24 + 9]
     assert rows.targets.count == 13 and rows.references[1] == [Question("what?", "blue")]
     # Beside each stands its partner, whose questions the control reads beside this image.
-    assert (rows.places, rows.others.places) == ([0, 1], [1, 0])
-    assert rows.others.tokens[0, :11].tolist() == rows.tokens[1, :11].tolist()
+    assert (rows.places, rows.partners.places) == ([0, 1], [1, 0])
+    assert rows.partners.tokens[0, :11].tolist() == rows.tokens[1, :11].tolist()
     assert questions.length(read[0]) == 24
     assert questions.collate([questions.encode(samples[0], (0, 0, 0))]).references == [[]]  # in training
 
@@ -62,7 +62,7 @@ def conversation(max_len=99):
 
 def test_a_conversation_of_two_turns_is_one_segment():
     own = conversation()
-    split = own.view("test", Listed([RECORD, RECORD], lambda sample, epoch: sample), training=False)
+    split = own.view("test", ListSplit([RECORD, RECORD], lambda sample, epoch: sample), training=False)
     rows = own.collate([own.encode(record, None) for record in split.records()])
     assert shown(rows.tokens[0].tolist()) == "what?][red]where?][two]how?][blue]"
     assert rows.segments[0].tolist() == [1] * 23 + [2] * 11

@@ -12,7 +12,7 @@ from varied import varied_lines
 from vlm.data.text.hugging_face import read_tokenizer
 from vlm.data.text.subwords import BytePairTokenizer, WordPieceTokenizer
 from vlm.data.text.tokenizer import tokenizer_from_state
-from vlm.data.text.tokenizer_base import fingerprint_of
+from vlm.data.text.tokenizer_base import compute_fingerprint
 from vlm.errors import UserError
 from vlm.models.pretrained.folder import Folder
 
@@ -96,7 +96,7 @@ def test_a_state_with_other_ids_is_refused():
     forged = {**state, "learned": json.dumps({**json.loads(other["learned"]), "probe": "0" * 64})}
     with pytest.raises(UserError, match="damaged"):
         tokenizer_from_state(forged)
-    forged["fingerprint"] = fingerprint_of(forged["class"], forged["options"], forged["learned"].encode("latin1"))
+    forged["fingerprint"] = compute_fingerprint(forged["class"], forged["options"], forged["learned"].encode("latin1"))
     with pytest.raises(UserError, match="gives other ids"):
         tokenizer_from_state(forged)
 

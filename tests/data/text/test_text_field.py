@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from vlm.data.records import Listed, Record, Source
-from vlm.data.samples import Key
+from vlm.data.records import ListSplit, Record, Source
+from vlm.data.samples import SampleKey
 from vlm.data.text.text_field import LEARNED_FROM, TextField
 from vlm.data.text.token_file import TokenFile
 from vlm.data.text.tokenizer import ByteTokenizer, CharTokenizer, SentencePieceTokenizer
@@ -31,7 +31,7 @@ class Texts(Source):
         self.splits, self.reads, self._size = tuple(self.texts), 0, size
 
     def open(self, name):
-        return Listed(self.texts[name], lambda text, epoch: Record(text, {"document": self.document(text)}))
+        return ListSplit(self.texts[name], lambda text, epoch: Record(text, {"document": self.document(text)}))
 
     def document(self, text):
         def lines():
@@ -118,13 +118,13 @@ def test_windows_begin_anywhere_equally_often():
 def test_windows_are_a_function_of_seed_epoch_and_index():
     source = Texts(train=TRAIN * 20)
     samples, other = windows(source), windows(source)
-    keys = [Key(2, 5), Key(2, 0), Key(2, 77)]
+    keys = [SampleKey(2, 5), SampleKey(2, 0), SampleKey(2, 77)]
     whole = samples.__getitems__(keys)
-    samples.__getitems__([Key(1, 5)])
+    samples.__getitems__([SampleKey(1, 5)])
     alone = [other.__getitems__([key]) for key in reversed(keys)][::-1]
     assert [batch.ids[0] for batch in alone] == whole.ids
     assert torch.equal(torch.cat([batch["text"].tokens for batch in alone]), whole["text"].tokens)
-    assert other.__getitems__([Key(0, 5), Key(2, 5), Key(1, 5)]).ids[1] == whole.ids[0]
+    assert other.__getitems__([SampleKey(0, 5), SampleKey(2, 5), SampleKey(1, 5)]).ids[1] == whole.ids[0]
     assert np.mean(other.split.places(0) == other.split.places(1)) < 0.1
     assert np.mean(windows(source, order_seed=4).split.places(0) == other.split.places(0)) < 0.1
 
@@ -133,8 +133,8 @@ def test_a_limit_keeps_the_first_windows_in_every_epoch():
     module = data(train_samples=4, batch_size=4)
     samples = module.samples("train", training=True)
     assert len(samples) == 4
-    first, later = (samples.__getitems__([Key(epoch, index) for index in range(4)]) for epoch in (0, 9))
-    assert first.ids == later.ids == windows().__getitems__([Key(0, index) for index in range(4)]).ids
+    first, later = (samples.__getitems__([SampleKey(epoch, index) for index in range(4)]) for epoch in (0, 9))
+    assert first.ids == later.ids == windows().__getitems__([SampleKey(0, index) for index in range(4)]).ids
     (evaluated,) = module.eval_dataloader("train")  # to see what was learnt by heart, it is what evaluation reads
     assert evaluated.ids == first.ids
     assert len(windows(train_samples=10**6)) == len(windows())
@@ -169,18 +169,18 @@ def test_counts_are_those_of_the_text():
 
 
 def test_sampled_windows_are_drawn_anew_for_each_batch_and_again_the_same():
-    first, second = field().sampled("val", batches=2, batch_size=4, seed=0)
+    first, second = field().sample_windows("val", batches=2, batch_size=4, seed=0)
     ids = stream(VAL)
     windows = {tuple(ids[begin : begin + 9]) for begin in range(len(ids) - 8)}
     for tokens, segments, _ in chain(parts(first), parts(second)):
         assert tuple(tokens) in windows
         assert segments == numbered(tokens)
     assert first.scored is None and len(first.tokens) == 4
-    again = list(field().sampled("val", batches=2, batch_size=4, seed=0))
+    again = list(field().sample_windows("val", batches=2, batch_size=4, seed=0))
     assert all(torch.equal(a.tokens, b.tokens) for a, b in zip(again, (first, second), strict=True))
-    (other,) = field().sampled("val", batches=1, batch_size=4, seed=1)
+    (other,) = field().sample_windows("val", batches=1, batch_size=4, seed=1)
     assert not torch.equal(first.tokens, second.tokens) and not torch.equal(first.tokens, other.tokens)
-    (short,) = field(Texts(train=["t" * 99], val=["ab"])).sampled("val", batches=1, batch_size=3, seed=0)
+    (short,) = field(Texts(train=["t" * 99], val=["ab"])).sample_windows("val", batches=1, batch_size=3, seed=0)
     assert short.tokens.tolist() == [[*stream(["ab"]), 0, 0, 0, 0, 0]] * 3  # a split shorter than a window
     assert short.segments.tolist() == [[1, 1, 1, 1, 0, 0, 0, 0, 0]] * 3
 

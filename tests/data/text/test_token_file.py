@@ -94,7 +94,7 @@ def test_processes_write_what_one_does(name, tmp_path, monkeypatch):
     monkeypatch.setattr(encoding, "JOB", 100)
     texts = [text * count for count, text in enumerate(TEXTS * 12)]
     write(tmp_path / "one", texts, FITTED[name], processes=1)
-    monkeypatch.delattr(encoding, "_encode")  # here, not in the others
+    monkeypatch.delattr(encoding, "_encode_job")  # here, not in the others
     write(tmp_path / "two", texts, FITTED[name], processes=2)
     assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
 
@@ -109,7 +109,7 @@ def endless():
         yield ["some text"]
 
 encoding.JOB = 1
-parts = encoding.encode(endless(), ByteTokenizer(), 2)
+parts = encoding.encode_documents(endless(), ByteTokenizer(), 2)
 next(parts)
 os.kill(os.getpid(), signal.SIGKILL)
 """

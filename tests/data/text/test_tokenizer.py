@@ -163,7 +163,7 @@ WRONG = [({"model_type": "word"}, "tokenizer.model_type: 'word'.*unigram or bpe"
 WRONG += [({"vocab_size": 261}, "tokenizer.vocab_size: 261 does not exceed")]
 WRONG += [({"vocab_size": 6, "byte_fallback": False}, "tokenizer.vocab_size: 6 does not exceed")]
 WRONG += [({"character_coverage": share}, f"tokenizer.character_coverage: {share}") for share in (0.9, 1.01)]
-WRONG += [({"vocab_size": 262}, r"tokenizer.vocab_size: 262 has no room .* give tokenizer.vocab_size=1\d{3}, or")]
+WRONG += [({"vocab_size": 262}, r"tokenizer.vocab_size: 262 is too small .* set tokenizer.vocab_size=1\d{3}, or")]
 
 
 @pytest.mark.parametrize(("options", "message"), WRONG)
@@ -268,7 +268,7 @@ def test_contents_that_fit_only_their_fingerprint_are_refused(cls):
     # Somebody else's model with a right hash: every class checks what it is given, and none crashes.
     for learned in (b"ba", b"\xff\xfe", b"\0" * 64):
         state = {"class": cls.__name__, "options": {"lowercase": False}, "learned": learned.decode("latin1")}
-        fingerprint = module.fingerprint_of(cls.__name__, {"lowercase": False}, learned)
+        fingerprint = module.compute_fingerprint(cls.__name__, {"lowercase": False}, learned)
         with pytest.raises(UserError, match="tokenizer is damaged"):
             tokenizer_from_state(state | {"fingerprint": fingerprint})
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from vlm.data.text.passages import word_places
-from vlm.data.text.words import one_line, split_words
+from vlm.data.text.passages import find_words
+from vlm.data.text.words import split_words, to_single_line
 
 SENTENCES = {
     "I don't know.": "I do n't know .",
@@ -39,7 +39,7 @@ SEEN_AS_ONE += ["\U0001f3f4\U000e0067\U000e0062\U000e0065\U000e006e\U000e0067\U0
 @pytest.mark.parametrize("character", SEEN_AS_ONE, ids=ascii)
 def test_what_a_person_sees_as_one_character_is_not_cut(character):
     text, words = f"so {character}, {character}!", ["so", character, ",", character, "!"]
-    assert split_words(text) == [text[slice(*place)] for place in word_places(text)] == words
+    assert split_words(text) == [text[slice(*place)] for place in find_words(text)] == words
 
 
 def test_flags_side_by_side_are_words_of_their_own():
@@ -51,10 +51,13 @@ def test_marks_part_no_word():
 
 
 def test_any_white_space_but_plain_spaces_becomes_one_space():
-    assert one_line("a  b") == "a  b"
+    assert to_single_line("a  b") == "a  b"
     for space in (chr(code) for code in range(0x110000) if chr(code).isspace() and chr(code) != " "):
-        assert one_line(f"{space} a {space}\n{space} b{space}") == "a b"
+        assert to_single_line(f"{space} a {space}\n{space} b{space}") == "a b"
 
 
 def test_a_translation_keeps_its_no_break_spaces():
-    assert one_line("\t « Oui\u00a0! »\r\n—\u202fNon\u00a0\n", keep_no_break=True) == "« Oui\u00a0! » —\u202fNon\u00a0"
+    assert (
+        to_single_line("\t « Oui\u00a0! »\r\n—\u202fNon\u00a0\n", keep_no_break=True)
+        == "« Oui\u00a0! » —\u202fNon\u00a0"
+    )

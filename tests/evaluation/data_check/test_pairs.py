@@ -1,9 +1,9 @@
 """Faults of texts with their translations, each found once."""
 
-from vlm.data.records import Listed, Record
+from vlm.data.records import ListSplit, Record
 from vlm.data.text.tokenizer import ByteTokenizer
 from vlm.evaluation.data_check.faults import LIMITS, REMEDIES, Faults
-from vlm.evaluation.data_check.texts import pair_faults
+from vlm.evaluation.data_check.texts import find_pair_faults
 
 TRAIN = [("a dog", "ein Hund"), ("a cat sleeps under a tree", "@@"), ("a dog", "ein Hund"), ("a dog", "der Hund")]
 TEST = [("a fox", "ein Fuchs"), ("a dog", "ein Hund"), ("x" * 40, "y" * 40)]
@@ -11,13 +11,13 @@ TEST = [("a fox", "ein Fuchs"), ("a dog", "ein Hund"), ("x" * 40, "y" * 40)]
 
 def split(name, pairs):
     known = [dict(zip(("text", "translation"), pair, strict=True)) for pair in pairs]
-    return Listed(range(len(pairs)), lambda at, epoch: Record(f"{name}-{at + 1}", known[at]))
+    return ListSplit(range(len(pairs)), lambda at, epoch: Record(f"{name}-{at + 1}", known[at]))
 
 
 def found(drawn=False):
     faults = Faults()
     splits = {"train": split("train", TRAIN), "test": split("test", TEST)}
-    pair_faults(splits, ByteTokenizer(), 40, faults, limit=None, drawn=drawn)
+    find_pair_faults(splits, ByteTokenizer(), 40, faults, limit=None, drawn=drawn)
     return faults
 
 

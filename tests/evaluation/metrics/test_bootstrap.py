@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from vlm.evaluation.metrics import bootstrap
-from vlm.evaluation.metrics.bootstrap import caption_intervals, caption_scorer, mean_scorer, paired
+from vlm.evaluation.metrics.bootstrap import caption_intervals, caption_scorer, compute_differences, mean_scorer
 from vlm.evaluation.metrics.coco import KEYS, References
 
 WORDS = ["a", "the", "dog", "cat", "runs", "sleeps", "on", "in", "grass", "sofa"]
@@ -54,15 +54,15 @@ def test_paired_differences() -> None:
     draw = np.random.default_rng(0)
     one = draw.normal(0, 1, (300, 1))
     better, same = one + 0.2 + draw.normal(0, 0.5, (300, 1)), one[::-1]
-    (found,) = bootstrap.paired(mean_scorer(one), mean_scorer(better), 300, seed=0)
+    (found,) = bootstrap.compute_differences(mean_scorer(one), mean_scorer(better), 300, seed=0)
     assert found.value == pytest.approx(float((better - one).mean())) and found.low > 0 and found.p < 0.01
-    (found,) = bootstrap.paired(mean_scorer(one), mean_scorer(same), 300, seed=0)
+    (found,) = bootstrap.compute_differences(mean_scorer(one), mean_scorer(same), 300, seed=0)
     assert found.low < 0 < found.high and found.p > 0.3
-    (found,) = bootstrap.paired(mean_scorer(one), mean_scorer(one), 300, seed=0)
+    (found,) = bootstrap.compute_differences(mean_scorer(one), mean_scorer(one), 300, seed=0)
     assert found == (0, 0, 0, 1)
 
 
 def test_sums_in_another_order_are_no_difference():
     values = np.random.default_rng(0).random((50, 1))
-    (gap,) = paired(mean_scorer(values), lambda draws: (draws[:, ::-1] @ values[::-1]) / 50, 50, seed=0)
+    (gap,) = compute_differences(mean_scorer(values), lambda draws: (draws[:, ::-1] @ values[::-1]) / 50, 50, seed=0)
     assert (gap.low, gap.high, gap.p) == (0, 0, 1)

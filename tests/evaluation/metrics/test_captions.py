@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from vlm.data.records import Listed, Record
+from vlm.data.records import ListSplit, Record
 from vlm.errors import UserError
 from vlm.evaluation.metrics import tokens
 from vlm.evaluation.metrics.captions import CaptionMetric, shuffle_captions
 from vlm.evaluation.metrics.coco import References, best_constant, score_captions
-from vlm.tasks.captioning.metrics import caption_controls, novelty
+from vlm.tasks.captioning.metrics import caption_controls, compute_novelty
 
 KEYS = {"bleu1", "bleu2", "bleu3", "bleu4", "rouge_l", "cider"}
 WORDS = ["a", "the", "dog", "cat", "runs", "sleeps", "on", "in", "grass", "sofa", "red", "blue", "two", "small"]
@@ -88,12 +88,12 @@ def test_variety() -> None:
 
 def test_a_caption_of_training_is_not_new_in_other_letters_or_with_other_stops() -> None:
     known = {"captions": ["A red dog .", "Two cats, asleep."], "references": []}
-    train = Listed([known], lambda known, epoch: Record("t", known))
+    train = ListSplit([known], lambda known, epoch: Record("t", known))
     captions = ["a red dog", "two cats asleep", "a dog red", "Two cats!"]
-    assert novelty(captions, train, tokens.WORDS) == 0.5
+    assert compute_novelty(captions, train, tokens.WORDS) == 0.5
     chinese = {"captions": ["一只 红狗。"], "references": []}
-    train = Listed([chinese], lambda known, epoch: Record("t", known))
-    assert novelty(["一只红狗", "红狗一只"], train, tokens.CHARACTERS) == 0.5
+    train = ListSplit([chinese], lambda known, epoch: Record("t", known))
+    assert compute_novelty(["一只红狗", "红狗一只"], train, tokens.CHARACTERS) == 0.5
 
 
 def test_order_batches_and_repeated_images_change_no_digit() -> None:
@@ -125,7 +125,7 @@ def test_reset_forgets_and_nothing_cannot_be_scored() -> None:
 
 
 def test_controls_are_exact_word_for_word_as_captions_are() -> None:
-    train = Listed([{"captions": ["a dog"]}], lambda known, epoch: Record("t", known))
+    train = ListSplit([{"captions": ["a dog"]}], lambda known, epoch: Record("t", known))
     metric = CaptionMetric()
     metric.update(["1", "2"], ["a  dog", "a dog"], [["a  dog"], ["a dog"]])
     assert metric.compute()["exact_match"] == 1

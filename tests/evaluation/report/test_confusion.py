@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vlm.evaluation.report.charts import MAX_LETTERS, _short, confusion_picture
+from vlm.evaluation.report.charts import MAX_LETTERS, _shorten, confusion_picture
 from vlm.evaluation.report.sections import Confusion
 
 
@@ -43,10 +43,10 @@ def test_the_share_of_the_true_class_is_the_colour():
 
 
 def test_names_are_cut_in_the_middle():
-    names = [_short(f"a rather long name of class {n}") for n in range(20)]
+    names = [_shorten(f"a rather long name of class {n}") for n in range(20)]
     assert len(set(names)) == 20
     assert max(map(len, names)) == MAX_LETTERS
-    assert _short("daisy") == "daisy"
+    assert _shorten("daisy") == "daisy"
 
 
 def test_names_of_any_script_are_drawn_without_a_warning():

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from vlm.evaluation.metrics.bootstrap import Difference, mean_scorer, paired
+from vlm.evaluation.metrics.bootstrap import Difference, compute_differences, mean_scorer
 from vlm.evaluation.report.evaluation import scores_section
-from vlm.evaluation.report.verdict import TrainedModel, judged_metric, verdict_of
+from vlm.evaluation.report.verdict import TrainedModel, choose_metric, make_verdict
 
 SCORES = {"loss": 1.0, "cider": 0.150, "cider@constant": 0.210, "cider@shuffled": 0.1, "cider@low": 0.1}
 SCRATCH, TUNED = TrainedModel(5000), TrainedModel(5000, is_pretrained=True)
@@ -14,10 +14,12 @@ SCRATCH, TUNED = TrainedModel(5000), TrainedModel(5000, is_pretrained=True)
 def verdict(
     results, *, name="cider", difference=None, trained=SCRATCH, bounds=None, remedies=None, count=40, **options
 ):
-    metric = judged_metric(results, [name], **options)
+    metric = choose_metric(results, [name], **options)
     gap = None if difference is None else Difference(*difference, p=0.01)
     where = "40 samples of test (300 of train)"
-    return verdict_of(metric, paired=gap, bounds=bounds, samples=where, count=count, trained=trained, remedies=remedies)
+    return make_verdict(
+        metric, paired=gap, bounds=bounds, samples=where, count=count, trained=trained, remedies=remedies
+    )
 
 
 def test_the_best_control_is_named_with_both_scores_the_paired_interval_samples_and_steps():
@@ -111,14 +113,14 @@ def test_the_interval_is_of_the_same_resamples():
     right = np.random.default_rng(0).random((200, 1)).round()
     other = right.copy()
     other[:4] = 0
-    (gap,) = paired(mean_scorer(other), mean_scorer(right), 200, seed=0)
+    (gap,) = compute_differences(mean_scorer(other), mean_scorer(right), 200, seed=0)
     assert gap.low >= 0 and gap.high < 0.03 and gap.value == pytest.approx(float((right - other).mean()))
 
 
 def test_a_ceiling_is_no_control():
     """Neither the verdict nor the report's note on controls takes the best possible score for a baseline."""
     scores = {"loss": 1.4, "loss@ceiling": 1.38, "accuracy": 0.48, "accuracy@ceiling": 0.49}
-    assert judged_metric(scores, ["accuracy"]) is None
+    assert choose_metric(scores, ["accuracy"]) is None
     section = scores_section(scores)
-    assert "<th>ceiling</th>" in section and "best score that is possible" in section
+    assert "<th>ceiling</th>" in section and "best possible score" in section
     assert "should beat" not in section

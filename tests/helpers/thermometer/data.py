@@ -8,7 +8,7 @@ from torch import Tensor
 
 from vlm.data.batch import Tensors
 from vlm.data.fields import AugmentKey, Field
-from vlm.data.records import NAMES, Listed, Record, Source, Split
+from vlm.data.records import NAMES, ListSplit, Record, Source, Split
 from vlm.randomness import numpy_rng
 
 SENSORS = 4
@@ -29,7 +29,7 @@ class Sensors(Source):
         self.counts = {"train": train, "val": 16, "test": 20}
 
     def open(self, name: str) -> Split:
-        return Listed(range(self.counts[name]), lambda index, epoch: self._record(name, index))
+        return ListSplit(range(self.counts[name]), lambda index, epoch: self._record(name, index))
 
     def _record(self, split: str, index: int) -> Record:
         numbers = numpy_rng("sensors", split, index).standard_normal(SENSORS).tolist()

@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 
 from vlm.data.text.tokenizer import ByteTokenizer
-from vlm.inference.attention.pictures import Alignment, alignment_picture, read_alignment
+from vlm.inference.attention.pictures import Alignment, draw_alignment, read_alignment
 from vlm.models.context import Context
 from vlm.models.decoder import Decoder
 from vlm.models.recurrent import BahdanauDecoder, RecurrentDecoder
@@ -41,7 +41,7 @@ def test_a_decoder_without_attention_has_none():
 
 def test_the_picture_is_dark_where_the_weight_is():
     weights = np.array([[1.0, 0.0], [0.0, 1.0], [0.5, 0.5]])
-    picture = Image.open(BytesIO(alignment_picture(Alignment(["a", "b"], ["eins", "zwei", "drei"], weights))))
+    picture = Image.open(BytesIO(draw_alignment(Alignment(["a", "b"], ["eins", "zwei", "drei"], weights))))
     grey = np.asarray(picture.convert("L"))[-20 - 3 * 26 : -20, -20 - 2 * 26 : -20].reshape(3, 26, 2, 26)
     inner = grey[:, 5:20, :, 5:20].mean((1, 3))
     np.testing.assert_allclose(inner, 255 * (1 - weights), atol=1)

@@ -9,8 +9,8 @@ from PIL import Image
 
 from vlm.data.images.image import Preprocess
 from vlm.data.text.tokenizer import CharTokenizer
-from vlm.inference.attention.maps import read_attention, what_is_missing, word_maps
-from vlm.inference.attention.pictures import attention_picture, picture_name
+from vlm.inference.attention.maps import caption_word_maps, list_missing_maps, read_attention
+from vlm.inference.attention.pictures import draw_attention, picture_name
 from vlm.models.context import Prefix
 from vlm.models.decoder import Decoder
 from vlm.models.encoder_decoder import VisionLanguageModel
@@ -39,7 +39,7 @@ def model(request, scramble, tokenizer):
 
 def test_maps_are_the_last_layers_attention_of_the_query_before_each_token(model, tokenizer):
     pixels = drawn(*SIZE)
-    maps = dict(word_maps(model, tokenizer, SEE, pixels, "a red circle"))
+    maps = dict(caption_word_maps(model, tokenizer, SEE, pixels, "a red circle"))
     assert list(maps) == ["a", "red", "circle"]
 
     tokens = torch.tensor([[tokenizer.bos_id, *tokenizer.encode("a red circle")]])
@@ -64,7 +64,7 @@ def test_maps_of_a_prefix_are_the_last_layers_attention_to_its_states(scramble, 
     preprocess, pixels = Preprocess(image_size=24), torch.randint(256, (3, 24, 24), dtype=torch.uint8)
     attn, seen = decoder.blocks[-1].attn, {}
     attn.register_forward_pre_hook(lambda _, args: seen.update(x=args[0], mask=args[1]))
-    maps = word_maps(model, tokenizer, preprocess, pixels, "a red")
+    maps = caption_word_maps(model, tokenizer, preprocess, pixels, "a red")
     assert [word for word, _ in maps] == ["a", "red"]
     q, k, _ = attn.qkv(seen["x"]).unflatten(-1, (3, 3, 4)).permute(2, 0, 3, 1, 4)  # each (1, 3, 10 + 5, 4)
     scores = (q @ k.transpose(-1, -2) / 2).masked_fill(~seen["mask"], -torch.inf)
@@ -78,32 +78,32 @@ def test_the_picture_shows_the_image_and_a_copy_a_word(model, tokenizer):
     pixels = torch.full((3, 24, 24), 200, dtype=torch.uint8)
     corner = np.zeros((3, 3))
     corner[0, 0] = 1.0
-    with Image.open(io.BytesIO(attention_picture(pixels, [("$a$^$\x7f", corner)], columns=2))) as picture:
+    with Image.open(io.BytesIO(draw_attention(pixels, [("$a$^$\x7f", corner)], columns=2))) as picture:
         shown = np.asarray(picture.convert("L"), dtype=float)
     left, right = shown[20:148, 20:148], shown[20:148, 168:296]
     assert np.ptp(left) == 0 and left.mean() == 200  # the image as it is
     assert right[:40, :40].mean() > 150 and right[80:, 80:].mean() < 60  # bright where the model looked alone
-    wide = attention_picture(torch.full((3, 8, 32), 200, dtype=torch.uint8), [("a", np.eye(2, 8))], columns=2)
+    wide = draw_attention(torch.full((3, 8, 32), 200, dtype=torch.uint8), [("a", np.eye(2, 8))], columns=2)
     with Image.open(io.BytesIO(wide)) as picture:
         assert picture.size == (2 * 128 + 3 * 20, 32 + 2 * 20)
 
 
 def test_reading_attention_changes_neither_the_model_nor_its_mode(model, tokenizer):
     model.train()
-    word_maps(model, tokenizer, SEE, torch.zeros(3, *SIZE, dtype=torch.uint8), "a red")
+    caption_word_maps(model, tokenizer, SEE, torch.zeros(3, *SIZE, dtype=torch.uint8), "a red")
     assert model.training and model.decoder.blocks[-1].cross_attn.attend.__name__ == "attention"
 
 
 def test_a_caption_longer_than_the_decoder_is_looked_at_as_far_as_it_goes(model, tokenizer):
     pixels = torch.zeros(3, *SIZE, dtype=torch.uint8)
-    assert [word for word, _ in word_maps(model, tokenizer, SEE, pixels, "red " * 20)] == ["red"] * 8
+    assert [word for word, _ in caption_word_maps(model, tokenizer, SEE, pixels, "red " * 20)] == ["red"] * 8
 
 
 def test_a_caption_is_read_in_the_tokens_that_it_was_written_in(model, tokenizer):
     pixels = drawn(*SIZE)
     tokens = tokenizer.encode("a red circle")
     read = read_attention(model, tokenizer, SEE, pixels, tokens).words
-    maps = word_maps(model, tokenizer, SEE, pixels, "a red circle")
+    maps = caption_word_maps(model, tokenizer, SEE, pixels, "a red circle")
     for (word, weights), (other, others) in zip(read, maps, strict=True):
         assert word == other
         np.testing.assert_array_equal(weights, others)
@@ -138,13 +138,13 @@ def test_backbones_of_timm_show_what_they_have(tokenizer, name, words, heads):
     assert (len(found.words), len(found.heads)) == (words, heads)
     for _, weights in (*found.words, *found.heads):
         assert weights.shape[0] == weights.shape[1] and weights.sum() == pytest.approx(1, abs=1e-5)
-    missing = what_is_missing(model, preprocess.normalize(pixels[None]))
-    assert len(missing) == (heads == 0) and all("heads" in line for line in missing)
+    missing = list_missing_maps(model, preprocess.normalize(pixels[None]))
+    assert len(missing) == (heads == 0) and all("head maps" in line for line in missing)
 
 
 def test_a_decoder_without_context_has_no_maps_of_words(model, tokenizer):
     model.decoder.blocks[-1].cross_attn = None
-    assert "attends to no image" in what_is_missing(model, torch.zeros(1, 3, 24, 24))[0]
+    assert "no attention over the image" in list_missing_maps(model, torch.zeros(1, 3, 24, 24))[0]
     found = read_attention(model, tokenizer, SEE, torch.zeros(3, *SIZE), [5])
     assert not found.words and found.heads
 

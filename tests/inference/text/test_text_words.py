@@ -10,8 +10,8 @@ from vlm.data.text.tokenizer import ByteTokenizer, CharTokenizer, SentencePieceT
 from vlm.data.text.words import words
 from vlm.inference.options import ModelOptions
 from vlm.inference.predictor import load_predictor
-from vlm.inference.text.words import rules_of_words
-from vlm.inference.writing import word_probabilities, words_of
+from vlm.inference.text.words import build_word_rules
+from vlm.inference.writing import split_words, word_probabilities
 
 TEXTS = ["两只狗在草地上奔跑。", "海边的男孩跳了起来，", "a dog runs on grass.", "สุนัขวิ่ง"] * 5
 
@@ -31,21 +31,21 @@ def tokenizer(request):
 @pytest.mark.parametrize("text", ["a dog runs on grass.", "两只狗在草地上奔跑。", "两只 dog 跑。", "สุนัขวิ่ง"])
 def test_each_token_is_of_one_word_and_words_are_the_text(tokenizer, text):
     tokens = tokenizer.encode(text)
-    found = list(words_of(tokens, tokenizer))
+    found = list(split_words(tokens, tokenizer))
     assert [place for _, places in found for place in places] == list(range(len(tokens)))
     assert "".join(word for word, _ in found) == text.replace(" ", "")
 
 
 def test_a_script_without_spaces_has_a_word_a_token_and_marks_stay_with_it():
     tokenizer = fitted(CharTokenizer)
-    assert [word for word, _ in words_of(tokenizer.encode("a dog runs."), tokenizer)] == ["a", "dog", "runs."]
-    assert [word for word, _ in words_of(tokenizer.encode("两只 dog跑。"), tokenizer)] == ["两", "只", "dog", "跑。"]
-    assert [word for word, _ in words_of(tokenizer.encode("วิ่ง"), tokenizer)] == ["วิ่", "ง"]
+    assert [word for word, _ in split_words(tokenizer.encode("a dog runs."), tokenizer)] == ["a", "dog", "runs."]
+    assert [word for word, _ in split_words(tokenizer.encode("两只 dog跑。"), tokenizer)] == ["两", "只", "dog", "跑。"]
+    assert [word for word, _ in split_words(tokenizer.encode("วิ่ง"), tokenizer)] == ["วิ่", "ง"]
 
 
 def test_a_required_word_stands_as_its_script_has_it():
     tokenizer = fitted(CharTokenizer)
-    required = rules_of_words(tokenizer, require=["狗", "dog"]).required
+    required = build_word_rules(tokenizer, require=["狗", "dog"]).required
     assert [tokenizer.decode(list(run)) for runs in required for run in runs] == ["狗", " dog"]
 
 

@@ -88,8 +88,8 @@ def test_gpt2_leaves_the_cross_attention_fresh(gpt2, saved):
     model, theirs = joined().eval(), gpt2()
     before, path = copy.deepcopy(model.state_dict()), saved(theirs)
     assert loaded(model, path) == [
-        f"{path}: 28 tensors taken",
-        f"model: not in {path}, stays as it was: decoder.blocks.*.cross_attn (12 tensors), "
+        f"{path}: 28 tensors loaded",
+        f"model: not in {path}, unchanged: decoder.blocks.*.cross_attn (12 tensors), "
         "decoder.blocks.*.norm_cross (4 tensors), encoder (30 tensors)",
     ]
     taken = {name for name in before if name.startswith("decoder.") and "cross" not in name}
@@ -104,7 +104,7 @@ def test_gpt2_without_a_head_and_in_shards(gpt2, saved, folder, options):
     theirs, model = gpt2(GPT2Model), decoder().eval()
     lines = loaded(model, saved(theirs, **options))
     assert (folder / "model.safetensors.index.json").is_file() == bool(options)
-    assert lines == [f"{folder}: 28 tensors taken"]
+    assert lines == [f"{folder}: 28 tensors loaded"]
     tokens = torch.randint(V, (2, MAX_LEN))
     torch.testing.assert_close(model(tokens), theirs(tokens).last_hidden_state, rtol=0, atol=1e-4)
 
@@ -112,7 +112,7 @@ def test_gpt2_without_a_head_and_in_shards(gpt2, saved, folder, options):
 def test_a_shorter_decoder_takes_the_first_positions(gpt2, saved, folder):
     theirs, model = gpt2(), decoder(max_len=8).eval()
     lines = loaded(model, saved(theirs))
-    assert lines == [f"{folder}: 28 tensors taken", f"{folder}: left over: rows 8 to 19 of transformer.wpe.weight"]
+    assert lines == [f"{folder}: 28 tensors loaded", f"{folder}: unused: rows 8 to 19 of transformer.wpe.weight"]
     tokens = torch.randint(V, (2, 8))
     torch.testing.assert_close(model.head(model(tokens)), theirs(tokens).logits, rtol=0, atol=1e-4)
 
@@ -127,7 +127,7 @@ def test_half_precision_is_taken_as_float32(gpt2, saved):
 def test_a_stored_copy_of_the_embedding_is_the_head(gpt2, saved, folder):
     path, model = saved(gpt2()), decoder()
     edit_tensors(folder, lambda tensors: tensors | {"lm_head.weight": tensors["transformer.wte.weight"].clone()})
-    assert loaded(model, path) == [f"{path}: 29 tensors taken"]
+    assert loaded(model, path) == [f"{path}: 29 tensors loaded"]
     edit_tensors(folder, lambda tensors: tensors | {"lm_head.weight": tensors["lm_head.weight"] + 1})
     assert "lm_head.weight and transformer.wte.weight in" in refused(model, path)[0]
 
@@ -136,15 +136,15 @@ def test_masks_of_old_folders_are_left_over(gpt2, saved, folder):
     path = saved(gpt2())
     masks = {f"transformer.h.{n}.attn.bias": torch.ones(1, 1, 20, 20) for n in range(2)}
     edit_tensors(folder, lambda tensors: tensors | masks)
-    assert loaded(decoder(), path)[1] == f"{path}: left over: transformer.h.*.attn.bias (2 tensors)"
+    assert loaded(decoder(), path)[1] == f"{path}: unused: transformer.h.*.attn.bias (2 tensors)"
 
 
 def test_vit_leaves_the_decoder_fresh(hf_vit, saved, folder):
     model, theirs = joined().eval(), hf_vit()
     lines = loaded(model, saved(theirs))
     assert lines[1:] == [
-        f"{folder}: left over: pooler (2 tensors)",
-        f"model: not in {folder}, stays as it was: decoder (44 tensors)",
+        f"{folder}: unused: pooler (2 tensors)",
+        f"model: not in {folder}, unchanged: decoder (44 tensors)",
     ]
     images = torch.randn(2, 3, 24, 24)
     truth = theirs(images).last_hidden_state
@@ -155,8 +155,8 @@ def test_vit_leaves_the_decoder_fresh(hf_vit, saved, folder):
 def test_a_head_is_taken_where_it_means_the_same(hf_vit, saved, folder, pool, classes, taken):
     model = Classifier(encoder=vit(), num_classes=classes, pool=pool)
     path = saved(hf_vit(ViTForImageClassification, num_labels=5))
-    left = f"{folder}: left over: classifier (2 tensors)"
-    fresh = f"model: not in {folder}, stays as it was: head (2 tensors)"
+    left = f"{folder}: unused: classifier (2 tensors)"
+    fresh = f"model: not in {folder}, unchanged: head (2 tensors)"
     assert loaded(model, path)[1:] == ([] if taken else [left, fresh])
     assert model.head.weight.any() == taken
     assert loaded(joined(), path)[1] == left  # the encoder serves a captioner
@@ -165,7 +165,7 @@ def test_a_head_is_taken_where_it_means_the_same(hf_vit, saved, folder, pool, cl
 def test_an_encoder_with_its_decoder_goes_on_training(vision_gpt2, saved, folder):
     model = joined()
     lines = loaded(model, saved(vision_gpt2()))
-    assert lines[1:] == [f"{folder}: left over: encoder.pooler (2 tensors)"]
+    assert lines[1:] == [f"{folder}: unused: encoder.pooler (2 tensors)"]
     assert all(parameter.requires_grad for parameter in model.parameters())
     model(torch.randn(1, 3, 24, 24), torch.randint(V, (1, 4))).sum().backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
@@ -223,7 +223,7 @@ def test_sizes_are_said_once_where_encoder_and_decoder_agree(vision_gpt2, saved,
 def test_another_stem_and_other_positions_are_refused(hf_vit, saved):
     model = vit(stem=ConvStem(patch_size=8, dim=D), positions=RotaryPositions(head_dim=8))
     remedies = [line.split("; ")[1] for line in refused(model, saved(hf_vit()))]
-    assert remedies == ["take model.positions away", "choose model/encoder=vit"]
+    assert remedies == ["remove model.positions", "choose model/encoder=vit"]
 
 
 @pytest.mark.parametrize(
@@ -247,7 +247,7 @@ def test_another_family_is_refused(build, saved, folder):
     for unknown in ("swin", "../vit", "__init__", None, ["vit"]):
         edit_config(folder, model_type=unknown)
         fault = refused(build(), path)[0]
-        assert f"holds a model of type {unknown!r}; what can be read is bert, blip, clip," in fault
+        assert f"model_type {unknown!r} is not supported; supported are bert, blip, clip," in fault
 
 
 def test_a_folder_for_another_model_is_refused(gpt2, hf_vit, vision_gpt2, saved):
@@ -267,7 +267,7 @@ def test_an_encoder_of_another_family_is_refused(vision_gpt2, saved, folder):
     config = json.loads((folder / "config.json").read_text())
     edit_config(folder, encoder=config["encoder"] | {"model_type": "swin"})
     [line] = refused(joined(), path)
-    assert "encoder.model_type is 'swin', where vit or deit or siglip_vision_model can be read" in line
+    assert "encoder.model_type is 'swin', where vlm supports vit or deit or siglip_vision_model" in line
 
 
 def test_missing_tensors_and_wrong_shapes_are_all_named(gpt2, hf_vit, saved, folder):
@@ -283,7 +283,7 @@ def test_missing_tensors_and_wrong_shapes_are_all_named(gpt2, hf_vit, saved, fol
         f"norm.weight is (24,), {path} has transformer.ln_f.weight (7,); choose another folder",
         f"token_embed.weight is (31, 24), {path} has transformer.wte.weight (31,); choose another folder",
         f"transformer.ln_f.bias in {path} is torch.int8; give weights that are not quantised",
-        f"{path} has no transformer.h.1.ln_2.bias, of which blocks.1.norm2.bias is made; fetch it again",
+        f"{path} has no transformer.h.1.ln_2.bias, which blocks.1.norm2.bias needs; download it again",
     }
     saved(hf_vit())
     name = "encoder.layer.0.attention.attention.key.weight"  # a part that cannot be joined
@@ -323,12 +323,12 @@ def test_tensors_that_no_table_names_are_refused(gpt2, saved, folder):
     new = {"transformer.h.0.attn.c_attn.weight_scale": torch.ones(1), "transformer.h.7.ln_1.bias": torch.ones(24)}
     edit_tensors(folder, lambda tensors: tensors | new | {"score.weight": torch.ones(2, 24)})
     assert refused(decoder(), path) == [
-        f"transformer.h.0.attn.c_attn.weight_scale in {path} is part of weights quantised in a way that cannot be "
-        "read; choose another folder",
-        f"transformer.h.7.ln_1.bias in {path} is no tensor of a gpt2 that can be read; choose another folder",
+        f"transformer.h.0.attn.c_attn.weight_scale in {path} belongs to an unsupported quantisation; "
+        "choose another folder",
+        f"transformer.h.7.ln_1.bias in {path} is not a known tensor of gpt2; choose another folder",
     ]
     edit_tensors(folder, lambda tensors: {name: one for name, one in tensors.items() if name not in new})
-    assert loaded(decoder(), path)[1] == f"{path}: left over: score (1 tensor)"
+    assert loaded(decoder(), path)[1] == f"{path}: unused: score (1 tensor)"
 
 
 def test_weights_of_eight_bits_without_scales_are_refused_and_float64_is_read(gpt2, saved, folder):
@@ -350,9 +350,9 @@ def test_one_tensor_under_two_names_is_refused(name, saved, folder):
     edit_tensors(folder, lambda tensors: tensors | {f"embeddings.LayerNorm.{name}": torch.ones(8)})
     if name == "gamma":
         with pytest.raises(UserError, match=r"has both embeddings\.LayerNorm\.(gamma|weight) and"):
-            Folder(path).weights()
+            Folder(path).read_weights()
     else:
-        assert Folder(path).weights()
+        assert Folder(path).read_weights()
 
 
 def test_pickles_are_not_read_and_converting_them_is_told(gpt2, saved, folder):
@@ -361,5 +361,5 @@ def test_pickles_are_not_read_and_converting_them_is_told(gpt2, saved, folder):
     assert "has no model.safetensors" in refused(decoder(), path)[0]
     torch.save(gpt2().state_dict(), folder / "pytorch_model.bin")
     lines = refused(decoder(), path)
-    assert "holds only pytorch_model.bin, a pickle, which is not read" in lines[0]
+    assert "holds only pytorch_model.bin, a pickle, which vlm does not read" in lines[0]
     assert f"t.GPT2LMHeadModel.from_pretrained('{path}').save_pretrained('{path}')" in lines[1]

@@ -78,12 +78,12 @@ def test_blocks_at_the_edges_are_cut_off() -> None:
             ({"quant_method": one}, f"quant_method is '{one}'")
             for one in ("gptq", "awq", "compressed-tensors", "mxfp4")
         ),
-        ({"load_in_8bit": True}, "quant_method is None, where only fp8"),
+        ({"load_in_8bit": True}, "quant_method is None, where vlm supports fp8"),
         (FP8 | {"fmt": "e3m4"}, "fmt is 'e3m4'"),
         (FP8 | {"weight_block_size": [128]}, "weight_block_size is"),
-        (FP8 | {"weight_block_size": [1.5, 2]}, "not two whole numbers"),
+        (FP8 | {"weight_block_size": [1.5, 2]}, "not two integers"),
         (FP8 | {"activation_scheme": "odd"}, "activation_scheme is 'odd'"),
-        (FP8 | {"rows": 3}, "rows is 3, which is not a known key of fp8"),
+        (FP8 | {"rows": 3}, "rows is 3, an unknown key of fp8"),
         ([8], "quantization_config is"),
     ],
 )
@@ -118,4 +118,4 @@ def test_commands_refuse_scales_that_nothing_describes(tmp_path: Path, words: li
     save_file(stored | extra, folder / "model.safetensors", {"format": "pt"})
     asked = [word.replace("FOLDER", str(folder)).replace("OUT", str(tmp_path / "out")) for word in words]
     assert command(asked) == 2
-    assert f"{UP}.weight_scale in {folder} is part of weights quantised in a way" in capsys.readouterr().err
+    assert f"{UP}.weight_scale in {folder} belongs to an unsupported quantisation" in capsys.readouterr().err

@@ -12,11 +12,11 @@ from vlm.models.context import Context
 from vlm.models.decoder import Decoder
 from vlm.models.heads import VocabularyHead
 from vlm.models.vit import ViT
-from vlm.nn.precision import why_int8
+from vlm.nn.precision import explain_int8
 from vlm.nn.step import packed as int8
 from vlm.nn.step.packed import Int8Linear, levels, prepack, prepack_for_decoding, quantize
 
-multiplies = pytest.mark.skipif(not why_int8("cpu")[0], reason="this build of torch has no FBGEMM")
+multiplies = pytest.mark.skipif(not explain_int8("cpu")[0], reason="this build of torch has no FBGEMM")
 
 
 def rounded(x: Tensor, most: int) -> tuple[Tensor, Tensor]:
@@ -109,9 +109,9 @@ def raise_as_on_arm(*_: object) -> None:
 
 
 def test_int8_is_refused_where_it_is_not_multiplied(monkeypatch) -> None:
-    with pytest.raises(UserError, match=r"int8 on cuda.*a CPU alone; choose auto"):
+    with pytest.raises(UserError, match=r"int8 on cuda.*on CPUs only; choose auto"):
         choose_precision("int8", "cuda")
-    monkeypatch.setattr(int8, "_packed", raise_as_on_arm)
+    monkeypatch.setattr(int8, "_prepack_int8", raise_as_on_arm)
     monkeypatch.setattr(int8, "is_supported", int8.is_supported.__wrapped__)
     with pytest.raises(UserError, match=r"int8 on cpu.*FBGEMM.*; choose auto"):
         choose_precision("int8", "cpu")

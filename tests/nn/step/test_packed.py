@@ -70,7 +70,7 @@ DECODERS = {
 @pytest.mark.parametrize("options", DECODERS)
 def test_a_decoder_computes_the_same_in_any_layout(rows: int, options: str, plain_rows: bool, monkeypatch) -> None:
     torch.manual_seed(0)
-    monkeypatch.setattr(packed, "_reads_rows_fast", lambda: plain_rows)
+    monkeypatch.setattr(packed, "_has_fast_row_products", lambda: plain_rows)
     plain = Decoder(vocab_size=50, max_len=8, dim=32, depth=2, num_heads=4, **DECODERS[options]()).eval()
     laid_out = copy.deepcopy(plain)
     prepack_for_decoding(laid_out, rows=rows)

@@ -16,12 +16,12 @@ SEGMENTS = torch.tensor([[1, 1, 1, 2, 2, 2, 2], [1, 1, 1, 1, 0, 0, 0]])
 
 def test_the_term_is_the_papers_sum():
     tokens, weights = torch.arange(14).view(2, 7), torch.rand(2, 7, 5).softmax(-1)
-    rows = TextRows(tokens, SEGMENTS, Targets.of(next_token_labels(tokens, SEGMENTS)))
+    rows = TextRows(tokens, SEGMENTS, Targets.from_labels(next_token_labels(tokens, SEGMENTS)))
     total = doubly_stochastic_term(weights, rows)
     captions = [weights[0, 0:2], weights[0, 3:6], weights[1, 0:3]]  # the last token of each predicts nothing
     truth = sum((1 - caption.sum(0)).square().sum() for caption in captions)
     torch.testing.assert_close(total, truth)
-    none = TextRows(torch.empty(0, 0, dtype=torch.long), torch.empty(0, 0), Targets.of(torch.empty(0, 0)))
+    none = TextRows(torch.empty(0, 0, dtype=torch.long), torch.empty(0, 0), Targets.from_labels(torch.empty(0, 0)))
     assert float(doubly_stochastic_term(torch.empty(0, 0, 5), none)) == 0
 
 

@@ -4,9 +4,9 @@ from statistics import fmean
 
 import pytest
 
-from vlm.data.records import Listed, Record
+from vlm.data.records import ListSplit, Record
 from vlm.evaluation.metrics.captions import CaptionMetric
-from vlm.tasks.captioning.metrics import LanguageMetrics, beside_scores
+from vlm.tasks.captioning.metrics import LanguageMetrics, compute_test_scores
 
 IDS = ["a", "b", "c"]
 CAPTIONS = {"en": ["a red dog", "two cats", "a bird"], "zh": ["一只红狗", "两只猫", "鸟"]}
@@ -36,17 +36,19 @@ def train(language=None):
     texts = [("a dog", "en"), ("狗", "zh"), ("two cats", "en")]
     own = [text for text, stated in texts if language in (None, stated)]
     known = {"captions": own, "references": own, "languages": [stated for _, stated in texts]}
-    return Listed([known], lambda known, epoch: Record("t", known))
+    return ListSplit([known], lambda known, epoch: Record("t", known))
 
 
 @pytest.mark.parametrize("final", [False, True])
 def test_each_language_is_scored_by_itself_and_their_mean_has_the_plain_name(final):
     metrics = filled(["en", "zh"])
-    results = metrics.compute() | (metrics.beside_scores(train(), seed=3) if final else {})
+    results = metrics.compute() | (metrics.compute_test_scores(train(), seed=3) if final else {})
     by_language = {}
     for language in ("en", "zh"):
         metric = alone(language)
-        by_language[language] = metric.compute() | (beside_scores(metric, train(language), seed=3) if final else {})
+        by_language[language] = metric.compute() | (
+            compute_test_scores(metric, train(language), seed=3) if final else {}
+        )
     expected = {}
     for language, scores in by_language.items():
         for name, value in scores.items():
@@ -69,6 +71,6 @@ def test_captions_and_details_are_by_language():
 def test_without_languages_all_is_as_one_metric_has_it():
     metrics, metric = filled([]), alone("en")
     assert metrics.compute() == metric.compute() and metrics.note == ""
-    assert metrics.beside_scores(train("en"), seed=3) == beside_scores(metric, train("en"), seed=3)
+    assert metrics.compute_test_scores(train("en"), seed=3) == compute_test_scores(metric, train("en"), seed=3)
     assert metrics.per_image() == {"images": metric.per_image()} and metrics.first.predictions == metric.predictions
     assert metrics.predictions()[0] == {"image_id": "a", "caption": "a red dog"}

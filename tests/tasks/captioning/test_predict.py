@@ -14,8 +14,8 @@ from PIL import Image
 
 from vlm.cli.main import run
 from vlm.decoding.options import Decoding
-from vlm.inference.text.words import rules_of_words
-from vlm.inference.writing import likeliest
+from vlm.inference.text.words import build_word_rules
+from vlm.inference.writing import decode_likeliest
 from vlm.nn.precision import has_bfloat16
 from vlm.tasks.captioning.predict import Captioner
 from vlm.training.run.fit import main
@@ -79,9 +79,9 @@ def test_autocast_does_not_reach_decoding(checkpoint):
     captioner = Captioner(checkpoint)
     pixels = [captioner.pixels(Image.effect_noise((32, 32), 80).convert("RGB"))]
     reading = captioner.model, captioner.tokenizer, captioner.encode(pixels), Decoding(max_tokens=20)
-    plain = likeliest(*reading)
+    plain = decode_likeliest(*reading)
     with torch.autocast("cpu", torch.bfloat16):
-        assert likeliest(*reading) == plain
+        assert decode_likeliest(*reading) == plain
 
 
 @pytest.mark.parametrize("options", [["--beam", "2"], ["--sample", "--results", "2"]])
@@ -129,9 +129,9 @@ def test_words_are_begun_with_banned_and_required(caption):
 def test_a_word_is_banned_in_all_its_forms(checkpoint):
     captioner = Captioner(checkpoint)
     encode = captioner.tokenizer.encode
-    banned = rules_of_words(captioner.tokenizer, ban=["red"]).banned
-    assert rules_of_words(captioner.tokenizer, ban=["Red"]).banned == banned
-    names = rules_of_words(captioner.tokenizer, ban=["iPod"]).banned
+    banned = build_word_rules(captioner.tokenizer, ban=["red"]).banned
+    assert build_word_rules(captioner.tokenizer, ban=["Red"]).banned == banned
+    names = build_word_rules(captioner.tokenizer, ban=["iPod"]).banned
     for found, forms in ((banned, ("red", " red", "Red", " Red")), (names, ("iPod", " iPod", "IPod", " IPod"))):
         assert set(found) == {tuple(encode(form)) for form in forms}
 
@@ -225,7 +225,7 @@ def test_no_file_that_is_read_is_written_over(checkpoint, image, tmp_path, capsy
         for path in (image, copy):
             before = path.read_bytes()
             assert run(["caption", str(image), "-c", str(copy), "--beam", "2", option, str(path)]) == 2
-            assert f"error: {option} {path}: is also read" in capsys.readouterr().err
+            assert f"error: {option} {path}: is also an input" in capsys.readouterr().err
             assert path.read_bytes() == before
 
 

@@ -27,7 +27,7 @@ def test_what_ray_cannot_do_is_a_line(tmp_path, monkeypatch, capsys):
     for name, value in (("RANK", "0"), ("WORLD_SIZE", "2")):
         monkeypatch.setenv(name, value)
     assert run(["caption", str(tar), *OPTIONS, "--out", str(tmp_path / "out"), "--engine", "ray"]) == 2
-    assert "shares the shards itself" in capsys.readouterr().err
+    assert "Ray distributes the shards itself" in capsys.readouterr().err
     monkeypatch.delenv("WORLD_SIZE")
     monkeypatch.setitem(sys.modules, "ray", None)
     assert run(["caption", str(tar), *OPTIONS, "--out", str(tmp_path / "out"), "--engine", "ray"]) == 2

@@ -28,10 +28,10 @@ from vlm.tasks.captioning.self_critical import (
     CaptionFaults,
     CaptionReward,
     SelfCritical,
-    advantages,
+    compute_advantages,
+    concatenate_rows,
     draw_captions,
     reward_loss,
-    rows_of,
 )
 from vlm.training.config.check import check
 from vlm.training.run.fit import main
@@ -71,9 +71,9 @@ def test_draws_depend_on_seed_and_id_alone(captioner, images) -> None:
 def test_the_gradient_is_that_of_each_caption_alone(captioner, images) -> None:
     model, tokenizer = captioner
     texts = drawn(captioner, images, ["a", "b", "c"])
-    weights = advantages(torch.rand(3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1)))
+    weights = compute_advantages(torch.rand(3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1)))
     assert weights.sum(1).abs().max() < 1e-12
-    rows = rows_of(texts, tokenizer)
+    rows = concatenate_rows(texts, tokenizer)
     loss, count = reward_loss(model(images, rows.tokens, rows.segments), rows, weights, model.head_parts)
     assert count == sum(len(tokens) for row in texts for tokens in row)
     mine = torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)
@@ -96,8 +96,8 @@ def test_the_mean_gradient_is_that_of_the_expected_reward() -> None:
     probs = head.logits(hidden).softmax(-1)
     (expected,) = torch.autograd.grad((probs * value).sum(), hidden)
     tokens = torch.multinomial(probs.detach(), 40_000, replacement=True)
-    rows = rows_of([[[token] for token in tokens.tolist()]], letters)
-    weights = advantages(value[tokens][None])
+    rows = concatenate_rows([[[token] for token in tokens.tolist()]], letters)
+    weights = compute_advantages(value[tokens][None])
     loss, count = reward_loss(hidden.expand(1, 2 * len(tokens), -1), rows, weights, head)
     (found,) = torch.autograd.grad(loss / count, hidden)
     assert F.cosine_similarity(-found, expected, dim=0) > 0.995
@@ -142,7 +142,7 @@ def test_weights_in_parts_are_refused() -> None:
     parts = {"label_smoothing": 0.0, "written": "captions", "fields": {"captions": SimpleNamespace()}}
     trainer = SimpleNamespace(strategy=Sharded())
     task: Any = SimpleNamespace(tokenizer=ByteTokenizer(), trainer=trainer, **parts)
-    with pytest.raises(UserError, match=r"task.reward: captions are drawn with whole weights; use trainer=ddp"):
+    with pytest.raises(UserError, match=r"task.reward: not supported with sharded weights; use trainer=ddp"):
         SelfCritical(task, "cider", samples=5).loss(Batch([], {}, []))
 
 

@@ -169,10 +169,10 @@ def test_a_shard_whose_bytes_do_not_come_leaves_no_file(shards, tmp_path, monkey
         (["*.gone.tar", "--out", "out"], "there is no such shard"),
         (["s4://bucket/0000.tar", "--out", "out"], "is not in a supported store"),
         (["0000.tar", "--out", "0001.tar"], "cannot be written"),
-        (["0000.tar", "--out", "out", "--sidecar"], "--sidecar: does not go with shards"),
+        (["0000.tar", "--out", "out", "--sidecar"], "--sidecar: cannot be combined with shards"),
         (["0000.tar", "--out", "out", "--engine", "spark"], "--engine spark: is unknown"),
-        (["photo.png", "--engine", "ray"], "--engine: does not go with images"),
-        (["0000.tar", "--out", "out", "--continue"], "--continue: does not go with shards"),
+        (["photo.png", "--engine", "ray"], "--engine: cannot be combined with images"),
+        (["0000.tar", "--out", "out", "--continue"], "--continue: cannot be combined with shards"),
     ],
 )
 def test_faults_are_a_line(shards, arguments, line, monkeypatch, capsys):

@@ -55,6 +55,6 @@ def test_sidecars_that_cannot_be_are_a_line(folder, capsys):
 def test_options_without_a_part_are_refused(folder, capsys):
     for options in (["--out", "x"], ["--format", "jsonl"], ["--continue"], ["--sample", "--results", "2"]):
         assert sidecars(folder, *options) == 2
-        assert "does not go with --sidecar" in capsys.readouterr().err, options
+        assert "cannot be combined with --sidecar" in capsys.readouterr().err, options
     assert run(["caption", str(folder), "-c", CAPTIONER, "--overwrite"]) == 2
     assert "give --sidecar too" in capsys.readouterr().err

@@ -17,8 +17,8 @@ import vlm
 from vlm.data.text.conversation import Turn
 from vlm.models.context import PLACE
 from vlm.models.decoder import Decoder
-from vlm.tasks.chat.predictor import Said
-from vlm.tasks.chat.session import Chat, Full
+from vlm.tasks.chat.predictor import TurnWithImages
+from vlm.tasks.chat.session import Chat, ContextFullError
 
 QUESTIONS = [f"{word} {number}?" for number in range(5) for word in ("what is", "how many", "why red", "is it the cat")]
 
@@ -86,7 +86,7 @@ def test_rules_of_the_folder_hold_in_conversations(folder: str, name: str) -> No
         truths.append(fresh(theirs, chat.tokens()[: chat.reply.read], None, 20, chat.predictor.ends))
         assert chat.reply.tokens == truths[-1]
     assert truths[0][: len(free[0])] != free[0] and len(truths[0]) >= stated.get("min_new_tokens", 0)
-    said = [[Said(turn) for turn in chat.turns[: 2 * place + 1]] for place in range(3)]
+    said = [[TurnWithImages(turn) for turn in chat.turns[: 2 * place + 1]] for place in range(3)]
     prompts = [chat.predictor.prepare(one, chat.options) for one in said]
     replies = dict(chat.predictor.results([prompts], chat.options))
     alone = [next(iter(chat.predictor.results([[prompt]], chat.options)))[1].tokens for prompt in prompts]
@@ -147,7 +147,7 @@ def test_conversations_that_take_turns_may_share_what_is_kept(folder: str, tmp_p
     paths = photos(tmp_path / "photos", 2)
     model = vlm.load(folder, device="cpu", precision="fp32")
     alone = [model.chat(path, sample=False, max_tokens=6) for path in paths]
-    shared = [Chat(alone[0].predictor, alone[0].options, kept=alone[0]._kept) for _ in paths]
+    shared = [Chat(alone[0].predictor, alone[0].options, kept=alone[0]._cache) for _ in paths]
     for chat, path in zip(shared, paths, strict=True):
         chat.show(path)
     for question in QUESTIONS[:3]:
@@ -158,11 +158,13 @@ def test_conversations_that_take_turns_may_share_what_is_kept(folder: str, tmp_p
 def test_a_full_conversation_is_told_and_the_oldest_leaves_by_choice(folder: str) -> None:
     model = chatting(folder, "chatml", room=96)
     chat = model.chat(sample=False, max_tokens=6, system="s")
-    with pytest.raises(Full, match=r"the conversation is full: \d+ tokens, of 96 that the model reads"):
+    with pytest.raises(
+        ContextFullError, match=r"the conversation is full: it has \d+ tokens, and the context window 96"
+    ):
         for question in QUESTIONS:
             chat.say(question)
     before = chat.turns
-    with pytest.raises(Full):
+    with pytest.raises(ContextFullError):
         chat.say("what is it?")
     assert chat.turns == before
     assert chat.forget()
@@ -224,9 +226,9 @@ def test_texts_that_end_an_answer(folder: str) -> None:
 def test_models_that_do_not_converse_say_so(folder: str) -> None:
     saved_image_text(folder, "paligemma")
     for path, words in (
-        (folder, "reads one instruction and no conversation"),
+        (folder, "reads single instructions and cannot chat"),
         (FILES / "captioning.ckpt", "has no chat template that vlm can use; use `vlm caption` or `vlm embed`"),
-        (FILES / "tagging.ckpt", "chat: a model for tagging does not have it; use model"),
+        (FILES / "tagging.ckpt", "chat: not supported for a model for tagging; use model"),
     ):
         with pytest.raises(vlm.Error, match=words):
             vlm.load(path, device="cpu").chat()

@@ -23,11 +23,12 @@ from tiny_checkpoints import FILES
 
 import vlm
 from vlm.cli.main import run
-from vlm.decoding.continuation import KeptText
+from vlm.decoding.continuation import PromptCache
 from vlm.inference.command_options import AnswerOptions
 from vlm.inference.options import ModelOptions
 from vlm.tasks.chat.predictor import ChatPredictor
-from vlm.tasks.chat.session import Chat, _answer
+from vlm.tasks.chat.session import Chat
+from vlm.tasks.chat.terminal import _answer
 
 
 @pytest.fixture
@@ -69,7 +70,11 @@ def test_faults_are_a_line_each_and_the_others_are_answered(folder: str, say: An
     status, out, err = say("/forget\n/image no.png\na<|im_end|>\nwhat?\n", *words)
     assert status == 1 and len(out.splitlines()) == 1
     lines = err.splitlines()
-    assert len(lines) == 3 and "nothing was said yet" in lines[0] and "has a meaning of its own" in lines[2]
+    assert (
+        len(lines) == 3
+        and "the conversation has no question yet" in lines[0]
+        and "contains the special token" in lines[2]
+    )
     for asked, given, status, said in (
         (
             "what?\n",
@@ -77,10 +82,10 @@ def test_faults_are_a_line_each_and_the_others_are_answered(folder: str, say: An
             2,
             "has no chat template that vlm can use; use `vlm caption` or `vlm embed`",
         ),
-        ("/exit\n", words, 1, "is no command; there are /image, /forget, /reset, /quit"),
-        ("/RESET\n", words, 1, "is no command; there are /image, /forget, /reset, /quit"),
-        ("what?\n", [*words, "--system", "long " * 99], 1, "say less, or give a shorter --system\n"),
-        ("what?\n", [*words, "--stop", ""], 2, "error: --stop: is empty"),
+        ("/exit\n", words, 1, "unknown command; use /image, /forget, /reset, /quit"),
+        ("/RESET\n", words, 1, "unknown command; use /image, /forget, /reset, /quit"),
+        ("what?\n", [*words, "--system", "long " * 99], 1, "shorten the message or --system\n"),
+        ("what?\n", [*words, "--stop", ""], 2, "error: --stop: must not be empty"),
     ):
         assert (found := say(asked, *given))[:2] == (status, "") and said in found[2]
     status, out, err = say("what is it?\n" * 6, *words)
@@ -114,7 +119,7 @@ def test_an_interrupt_at_any_moment_ends_the_answer_and_leaves_the_conversation_
             assert capsys.readouterr().err == " [stopped]", number
             if number % 10 == 9:  # what the model has read is what it would read anew
                 tokens = [*talk.tokens(), 3]
-                kept, anew = (one.logits(tokens) for one in (talk._kept, KeptText(predictor.decoder)))
+                kept, anew = (one.logits(tokens) for one in (talk._cache, PromptCache(predictor.decoder)))
                 assert torch.allclose(kept, anew, atol=1e-3), number
                 talk.reset()
     finally:

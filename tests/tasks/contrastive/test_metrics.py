@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from vlm.errors import UserError
-from vlm.tasks.contrastive.metrics import DEPTHS, NAMES, RetrievalMetric, ranks
+from vlm.tasks.contrastive.metrics import DEPTHS, NAMES, RetrievalMetric, rank_candidates
 from vlm.tasks.contrastive.train import contrastive_loss
 
 COUNTS = [5, 1, 3, 2, 5, 4, 5]  # captions of each image
@@ -71,9 +71,11 @@ def test_parts_in_any_order_and_twice_are_one(monkeypatch):
 
 def test_ranks_by_hand():
     one = embeddings(1)  # a caption that two images share is wrong for either
-    assert ranks(one, torch.tensor([0]), one.repeat(2, 1), torch.tensor([0, 1]))[0].tolist() == [1]
+    assert rank_candidates(one, torch.tensor([0]), one.repeat(2, 1), torch.tensor([0, 1]))[0].tolist() == [1]
     images, texts = torch.eye(2), torch.tensor([[0.1, 0.9], [0.8, 0.1], [0.2, 0.3], [0.3, 0.7]])
-    own, first = ranks(images, torch.tensor([0, 1]), texts, torch.tensor([0, 0, 1, 1]))  # any own caption is right
+    own, first = rank_candidates(
+        images, torch.tensor([0, 1]), texts, torch.tensor([0, 0, 1, 1])
+    )  # any own caption is right
     assert own.tolist() == [0, 1] and first.tolist() == [1, 0]
 
 

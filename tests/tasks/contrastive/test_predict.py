@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from vlm.cli.main import run as vlm
 from vlm.data.images.image import load_image
-from vlm.inference.ranking import Classes, ranked_record
+from vlm.inference.ranking import Classes, classes_record
 from vlm.tasks.contrastive.predict import DualClassifier
 
 PATH, CLASSIFIER = (str(tiny.FILES / f"{task}.ckpt") for task in ("contrastive", "classification"))
@@ -58,7 +58,7 @@ def test_classes_may_stand_in_a_file_and_one_that_is_named_again_counts_once(tmp
 
 def test_probabilities_of_classes_of_one_name_are_summed():
     best = Classes("b", 0.4, (("b", 0.4), ("a", 0.25), ("a", 0.25)))
-    assert ranked_record("jsonl", {}, best)["top"] == {"b": 0.4, "a": 0.5}
+    assert classes_record("jsonl", {}, best)["top"] == {"b": 0.4, "a": 0.5}
 
 
 @pytest.mark.parametrize("count", [2, 10])
@@ -94,7 +94,7 @@ def test_an_image_that_cannot_be_read_is_named_and_the_others_are_ranked(tmp_pat
         (["classify", *tiny.IMAGES], "--label: missing"),
         (["classify", *tiny.IMAGES, "--label", "x", "--prompt", "a photo"], "--prompt a photo: must contain {}"),
         (["classify", "--label", "x"], "IMAGES: missing"),
-        (["classify", *tiny.IMAGES, "--label", "x", "--pair", "y"], "--pair: a model for contrastive takes none"),
+        (["classify", *tiny.IMAGES, "--label", "x", "--pair", "y"], "--pair: not supported by a model for contrastive"),
         (["predict", *tiny.IMAGES], "--label: missing"),
         (["classify", *tiny.IMAGES, "--label", "x", "-c", CLASSIFIER], "--label: a model for classification takes"),
     ],

@@ -142,7 +142,7 @@ def test_a_classifier_gives_what_its_head_reads(task):
     if task == "classification":
         truth = [dict(one.top) for one in ours.classify(inputs, top=100)]
     else:
-        rows = ours._predictor.encoded([[encode_text(ours._predictor.tokenizer, 120, text)] for text in inputs])
+        rows = ours._predictor.encode_rows([[encode_text(ours._predictor.tokenizer, 120, text)] for text in inputs])
         logits = ours.module(rows.tokens, rows.segments, rows.types, rows.layout)
         truth = [dict(zip(ours._predictor.classes, row.tolist(), strict=True)) for row in logits.softmax(-1)]
     for one, other in zip(found, truth, strict=True):
@@ -209,7 +209,7 @@ def test_lines_of_files_and_of_stdin_are_texts(tmp_path, capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["-c", FILES / "language_modeling.ckpt"], "holds a model for language_modeling, not for"),
+        (["-c", FILES / "language_modeling.ckpt"], "contains a model for language_modeling, not for"),
         (["--pooling", "max", "-c", FILES / "embedding.ckpt"], "--pooling: 'max' is unknown; choose mean or first"),
         (["--format", "npy", "-c", FILES / "embedding.ckpt"], "--format npy needs --out FILE"),
         (["--format", "xml", "-c", FILES / "embedding.ckpt"], "--format: 'xml' is unknown"),
@@ -227,7 +227,7 @@ DAMAGED = ["[", "{}", "3", '[{"type": "Transformer"}]', "[[[]]]"]
     ("stated", "line"),
     [
         *((content, r"modules\.json") for content in DAMAGED),
-        ({"pooling": {"pooling_mode": "max"}}, r"1_Pooling/config.json: pools by 'max'; what is read is mean or cls"),
+        ({"pooling": {"pooling_mode": "max"}}, r"1_Pooling/config.json: pools by 'max'; supported are mean and cls"),
         ({"pooling": {"pooling_mode": ["mean", "cls"]}}, "pools by"),
         ({"pooling": {**OLD, "pooling_mode_cls_token": True}}, "pools by"),
         ({"pooling": {"pooling_mode": 3}}, "pools by 3"),
@@ -253,12 +253,12 @@ def test_what_a_folder_asks_for_and_is_not_done_is_a_line(tmp_path, stated, line
     [
         ({"architecture": "no_such_net"}, "timm has no backbone 'no_such_net'"),
         ({"architecture": "hf-hub:a/b"}, "timm has no backbone"),
-        ({"model_args": {"depth": 9}}, "model_args.depth is 9, which is not passed on to timm"),
+        ({"model_args": {"depth": 9}}, "model_args.depth is 9, which vlm does not pass to timm"),
         ({"pretrained_cfg": {"input_size": [1, 160, 160]}}, "input_size is .*, not of images in three"),
         ({"pretrained_cfg": {"mean": "x"}}, "pretrained_cfg.mean is 'x', not a list of 3 numbers"),
         (
             {"architecture": "test_resnet"},
-            r"blocks\.0\.attn\.proj\.bias in .* is no tensor of a test_resnet that can be read",
+            r"blocks\.0\.attn\.proj\.bias in .* is not a known tensor of test_resnet",
         ),
     ],
 )

@@ -10,7 +10,7 @@ import pytest
 from vlm.data.records import Question
 from vlm.errors import UserError
 from vlm.randomness import numpy_rng
-from vlm.tasks.image_questions.metrics import AnswerMetric, anls, process_answer, vqa_accuracy
+from vlm.tasks.image_questions.metrics import AnswerMetric, compute_anls, process_answer, vqa_accuracy
 from vlm.tasks.image_questions.train import FREE_TEXT, ImageQuestions
 
 ASKED = {
@@ -145,14 +145,14 @@ def test_answers_that_vqa_counts_as_equal():
 
 
 def test_anls_by_hand():
-    assert anls("Cat ", ["cat"]) == 1
-    assert anls("cart", ["cat", "dog"]) == pytest.approx(3 / 4)
-    assert anls("kitten", ["sitting"]) == pytest.approx(1 - 3 / 7)
-    assert anls("", [""]) == 1
+    assert compute_anls("Cat ", ["cat"]) == 1
+    assert compute_anls("cart", ["cat", "dog"]) == pytest.approx(3 / 4)
+    assert compute_anls("kitten", ["sitting"]) == pytest.approx(1 - 3 / 7)
+    assert compute_anls("", [""]) == 1
     # Values of `anls` in lmms-eval 0.7.3, which copies the competitions' script.
-    assert anls("ca", ["cats"]) == 0.5 and anls("ca", ["catss"]) == 0
-    assert anls("a  b c", ["a b d"]) == pytest.approx(5 / 6)  # divided by the length with extra white space
-    assert anls("stra\u00dfe", ["strass"]) == pytest.approx(1 - 2 / 7)  # the longer in upper case has 7 letters
+    assert compute_anls("ca", ["cats"]) == 0.5 and compute_anls("ca", ["catss"]) == 0
+    assert compute_anls("a  b c", ["a b d"]) == pytest.approx(5 / 6)  # divided by the length with extra white space
+    assert compute_anls("stra\u00dfe", ["strass"]) == pytest.approx(1 - 2 / 7)  # the longer in upper case has 7 letters
 
 
 def test_the_metric_takes_any_right_answer_and_scores_captions_apart():

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from vlm.data.batch import IGNORE, Targets
-from vlm.evaluation.metrics.bootstrap import paired, resamples
+from vlm.evaluation.metrics.bootstrap import compute_differences, resamples
 from vlm.tasks.language_modeling.train import WindowLosses, WindowMetric, unigram_losses
 
 WINDOWS = [WindowLosses(3, 2.0, 6.5), WindowLosses(5, 9.0, 8.0), WindowLosses(1, 0.25, 2.0), WindowLosses(4, 3.0, 5.0)]
@@ -30,7 +30,7 @@ def test_the_interval_is_that_of_every_resample_written_out():
             scores.append(2 * sum(window.model for window in drawn) / tokens)
             gains.append(scores[-1] - 2 * sum(window.unigram for window in drawn) / tokens)
     model, unigram, samples = made.scorers(2.0)
-    (difference,) = paired(unigram, model, samples, seed=7)
+    (difference,) = compute_differences(unigram, model, samples, seed=7)
     assert difference.value == pytest.approx(2 * (14.25 - 21.5) / 13)
     assert [difference.low, difference.high] == pytest.approx(np.quantile(gains, [0.025, 0.975]).tolist())
     bounds = made.intervals("bits_per_byte", 2.0, seed=7)
@@ -46,6 +46,6 @@ def test_without_the_training_text_there_is_no_baseline():
 @pytest.mark.parametrize("labels", [[[1, 2, IGNORE], [IGNORE, 0, 1]], [[1, 2, 0], [2, 0, 1]]])
 def test_token_frequencies_lose_only_scored_tokens_of_each_row(labels):
     chances = [0.5, 0.25, 0.25]
-    found = unigram_losses(torch.zeros(2, 3), Targets.of(torch.tensor(labels)), np.log(chances))
+    found = unigram_losses(torch.zeros(2, 3), Targets.from_labels(torch.tensor(labels)), np.log(chances))
     expected = [-sum(math.log(chances[label]) for label in row if label != IGNORE) for row in labels]
     assert found == pytest.approx(expected)

@@ -13,7 +13,7 @@ from vlm.cli.main import run
 from vlm.decoding.options import Decoding
 from vlm.decoding.sampling import Sampling
 from vlm.errors import UserError
-from vlm.inference.text.words import rules_of_words
+from vlm.inference.text.words import build_word_rules
 from vlm.inference.use import write_results
 from vlm.io.output import Output, Records
 from vlm.models.decoder import Decoder
@@ -81,7 +81,9 @@ def test_beams_find_the_most_probable_text_of_all(generator, prompt):
 
 def test_rules_hold_for_what_is_written_and_see_the_prompt(generator):
     def written(prompt="ab", **rules):
-        (found,) = search(generator, prompt, Decoding(max_tokens=9, rules=rules_of_words(generator.tokenizer, **rules)))
+        (found,) = search(
+            generator, prompt, Decoding(max_tokens=9, rules=build_word_rules(generator.tokenizer, **rules))
+        )
         return found.text
 
     assert "d" not in written(ban=["d"]) and " d" in written(require=["d"])
@@ -108,7 +110,7 @@ def test_rules_hold_for_what_is_written_and_see_the_prompt(generator):
 def test_texts_of_prompts_that_are_searched_at_once_are_those_of_each_alone(generator, decoding, batch_size):
     options = {"max_tokens": 6} | {name: value for name, value in decoding.items() if hasattr(Decoding(), name)}
     words = {name: value for name, value in decoding.items() if name not in options}
-    plan = Decoding(**options, rules=rules_of_words(generator.tokenizer, **words))
+    plan = Decoding(**options, rules=build_word_rules(generator.tokenizer, **words))
     generator.model.double()
     prompts = ["a", "", "cab d", "abcdabcdabcd", "dd", "a"]
     together = search_prompts(generator, prompts, plan, batch_size)
@@ -117,10 +119,10 @@ def test_texts_of_prompts_that_are_searched_at_once_are_those_of_each_alone(gene
 
 
 def test_a_text_ends_with_the_window_and_a_prompt_that_fills_it_is_refused(generator):
-    (found,) = search(generator, "abcab", Decoding(beam=2, rules=rules_of_words(generator.tokenizer, min_tokens=12)))
+    (found,) = search(generator, "abcab", Decoding(beam=2, rules=build_word_rules(generator.tokenizer, min_tokens=12)))
     assert len(found.text) == 16 - len("bcab") == 12
     with pytest.raises(UserError, match="--min-tokens: 13 tokens"):
-        search(generator, "abcab", Decoding(beam=2, rules=rules_of_words(generator.tokenizer, min_tokens=13)))
+        search(generator, "abcab", Decoding(beam=2, rules=build_word_rules(generator.tokenizer, min_tokens=13)))
     with pytest.raises(UserError, match="window of 16"):
         search(generator, "abcd" * 5, Decoding(beam=2))
 

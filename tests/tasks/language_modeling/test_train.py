@@ -17,7 +17,7 @@ def test_z_loss_is_palms():
     torch.manual_seed(0)
     model = RecurrentDecoder(vocab_size=9, max_len=8, dim=6)
     tokens = torch.randint(9, (2, 6))
-    batch = Batch([], {"text": TextRows(tokens, None, Targets.of(tokens[:, 1:]))}, [])
+    batch = Batch([], {"text": TextRows(tokens, None, Targets.from_labels(tokens[:, 1:]))}, [])
     task, plain = (LanguageModeling(model=model, fields={}, seed=0, z_loss=z) for z in (0.01, 0.0))
     logits = model.head(model(tokens[:, :-1])).double()
     added = 0.01 * logits.exp().sum(-1).log().square().sum()

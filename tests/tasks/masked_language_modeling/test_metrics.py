@@ -8,8 +8,8 @@ import pytest
 
 from vlm.data.shapes.scene_labels import SceneWords
 from vlm.errors import UserError
-from vlm.evaluation.metrics.bootstrap import paired, resamples
-from vlm.tasks.masked_language_modeling.train import Filled, MaskedMetric
+from vlm.evaluation.metrics.bootstrap import compute_differences, resamples
+from vlm.tasks.masked_language_modeling.train import MaskedMetric, MaskedText
 from vlm.tasks.shared.comparison import select_masked_words
 
 LOOKS = {"shapes": ["circle", "cross"], "colors": ["red", "blue", "green"], "sizes": ["small", "large"]}
@@ -27,8 +27,8 @@ def metric(*texts):
 
 
 def test_scores_by_hand():
-    two = Filled("a b c", [0, 2], ["a", "c"], ["a", "x"], math.log(0.25), 3)
-    made = metric(two, Filled("d", [0], ["d"], ["d"], None, 0))
+    two = MaskedText("a b c", [0, 2], ["a", "c"], ["a", "x"], math.log(0.25), 3)
+    made = metric(two, MaskedText("d", [0], ["d"], ["d"], None, 0))
     assert made.compute() == pytest.approx({"accuracy": 2 / 3, "pseudo_perplexity": 0.25 ** (-1 / 3)})
     chances = {"a": 0.25, "c": 0.25, "d": 0.5}
     found = made.ceiling(lambda words: [chances] * words.count(None))
@@ -42,9 +42,9 @@ def test_scores_by_hand():
 
 def test_the_difference_from_the_constant_is_that_of_every_resample_written_out():
     texts = [
-        Filled("a b a", [0, 1], ["a", "b"], ["a", "b"], None, 0),
-        Filled("a c c", [0, 2], ["a", "c"], ["b", "c"], None, 0),
-        Filled("a", [0], ["a"], ["a"], None, 0),
+        MaskedText("a b a", [0, 1], ["a", "b"], ["a", "b"], None, 0),
+        MaskedText("a c c", [0, 2], ["a", "c"], ["b", "c"], None, 0),
+        MaskedText("a", [0], ["a"], ["a"], None, 0),
     ]
     made = metric(*texts)
     made.compute(), made.constant()  # the constant is "a"
@@ -55,7 +55,7 @@ def test_the_difference_from_the_constant_is_that_of_every_resample_written_out(
             pairs = [pair for text in drawn for pair in zip(text.true, text.predicted, strict=True)]
             gains.append(sum((one == other) - (one == "a") for one, other in pairs) / len(pairs))
     model, constant, samples = made.scorers()
-    (difference,) = paired(constant, model, samples, seed=5)
+    (difference,) = compute_differences(constant, model, samples, seed=5)
     assert difference.value == pytest.approx(4 / 5 - 3 / 5)
     assert [difference.low, difference.high] == pytest.approx(np.quantile(gains, [0.025, 0.975]).tolist())
 
@@ -84,7 +84,7 @@ def test_runs_are_compared_by_the_gaps_of_each_text():
     ],
 )
 def test_chances_by_hand(text, chances):
-    found = source().chances([None if word == "_" else word for word in text.split()])
+    found = source().word_probabilities([None if word == "_" else word for word in text.split()])
     assert [max(chance.values()) for chance in found] == pytest.approx(chances)
     assert [sum(chance.values()) for chance in found] == pytest.approx([1] * len(chances))
 
@@ -99,6 +99,6 @@ def test_chances_are_those_of_many_captions():
         if len(words) > 4:
             found[len(words)][words[4]] += 1  # the word after the first object
     for length, counts in found.items():
-        expected = drawn.chances([None] * length)[4]
+        expected = drawn.word_probabilities([None] * length)[4]
         assert expected.keys() == counts.keys()
         assert all(abs(number / sum(counts.values()) - expected[word]) < 0.03 for word, number in counts.items())

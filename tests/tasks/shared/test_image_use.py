@@ -7,12 +7,12 @@ import torch
 from small import command
 
 from vlm.data.batch import IGNORE, Targets, TextRows
-from vlm.data.fields import partner
+from vlm.data.fields import find_partner
 from vlm.models.context import Context
 from vlm.nn.vocabulary_loss import Head
 from vlm.tasks.captioning.metrics import LanguageMetrics
 from vlm.tasks.shared.image_text import GroundingLosses
-from vlm.tasks.shared.image_use import ImageUseMonitor, Pixels, differ
+from vlm.tasks.shared.image_use import ImageUseMonitor, Pixels, are_preprocessed_differently
 from vlm.training.run.fit import main
 from vlm.training.step.losses import row_losses, token_loss
 
@@ -36,8 +36,8 @@ def measured(split: list[float], batches: list[list[int]], *, world: int = 1, we
     ranks = [GroundingLosses(len(split), torch.device("cpu")) for _ in range(world)]
     for number, batch in enumerate(batches):
         own = rows([split[place] for place in batch], batch)
-        others = [partner(place, len(split)) for place in batch]
-        own.others = rows([split[place] for place in others], others)
+        others = [find_partner(place, len(split)) for place in batch]
+        own.partners = rows([split[place] for place in others], others)
         right = context(*(split[place] for place in batch))
         ranks[number % world].add(own, losses(own, right), right, context(0.0), losses)
     return ranks[0].results(10.0, lambda tensor: sum((rank._sums for rank in ranks[1:]), tensor))
@@ -65,10 +65,10 @@ def test_neither_batches_nor_processes_change_a_control(size: int, world: int) -
 def test_row_losses_are_those_of_the_rows_alone() -> None:
     hidden, labels = torch.randn(3, 5, 7), torch.randint(7, (3, 5))
     labels[0, 2:] = labels[2] = IGNORE
-    sums, counts = row_losses(hidden, Targets.of(labels), Head(torch.eye(7)))
+    sums, counts = row_losses(hidden, Targets.from_labels(labels), Head(torch.eye(7)))
     assert sums[2] == counts[2] == 0
     for row in range(2):
-        total, count = token_loss(hidden[row : row + 1], Targets.of(labels[row : row + 1]), Head(torch.eye(7)))
+        total, count = token_loss(hidden[row : row + 1], Targets.from_labels(labels[row : row + 1]), Head(torch.eye(7)))
         assert counts[row] == count
         assert sums[row].item() == pytest.approx(total.item(), rel=1e-5)
 
@@ -118,8 +118,10 @@ def test_a_test_says_what_is_wrong_and_the_report_does(tmp_path, capsys) -> None
 
 
 def test_images_prepared_in_different_ways_are_told_and_streaks_are_kept() -> None:
-    assert not differ(Pixels(0.1, 1.0), Pixels(-0.1, 0.8))
-    assert differ(Pixels(0.0, 1.0), Pixels(100.0, 60.0)) and differ(Pixels(0.0, 1.0), Pixels(0.0, 0.1))
+    assert not are_preprocessed_differently(Pixels(0.1, 1.0), Pixels(-0.1, 0.8))
+    assert are_preprocessed_differently(Pixels(0.0, 1.0), Pixels(100.0, 60.0)) and are_preprocessed_differently(
+        Pixels(0.0, 1.0), Pixels(0.0, 0.1)
+    )
     one, other = ImageUseMonitor(), ImageUseMonitor()
     one.streaks, one.losses, one.warned = {"gap": 2, "distinct": 0, "text": 1}, [1.0, 1.0], {"text"}
     other.load_state_dict(one.state_dict())

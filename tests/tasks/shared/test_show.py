@@ -55,12 +55,12 @@ def test_a_row_is_a_line_for_each_of_its_texts():
     tokenizer = SimpleNamespace(piece=["<s>", "▁a", "▁dog", "</s>", "<pad>"].__getitem__)
     tokens, segments = torch.tensor([[0, 1, 2, 1, 2, 3, 4]]), torch.tensor([[1, 1, 1, 1, 1, 1, 0]])
     rows = SimpleNamespace(tokens=tokens, segments=segments, types=None, places=torch.tensor([2, 4]))
-    assert row_lines(rows, tokenizer, shown=5) == [
+    assert row_lines(rows, tokenizer, limit=5) == [
         "  tokens    '<s>' '▁a' '▁dog'* '▁a' '▁dog'* ...",
         "            (▁ is a space; the model's output is read at tokens with *)",
     ]
     rows.types = torch.tensor([[0, 0, 0, 1, 2, 2, 0]])  # 2 marks words of the first text
-    assert row_lines(rows, tokenizer, shown=5) == [
+    assert row_lines(rows, tokenizer, limit=5) == [
         "  first     '<s>' '▁a' '▁dog'",
         "  second    '▁a' '▁dog' '</s>'",
         "            (▁ is a space)",

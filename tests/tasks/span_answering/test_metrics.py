@@ -8,7 +8,7 @@ import pytest
 
 from vlm.errors import UserError
 from vlm.tasks.shared.text_controls import MostFrequent, beginnings, overlapping_span
-from vlm.tasks.span_answering.metrics import Answered, SpanMetric, scores
+from vlm.tasks.span_answering.metrics import AnsweredQuestion, SpanMetric, scores
 
 
 def test_cases_by_hand():
@@ -48,7 +48,9 @@ def test_every_answer_scores_as_by_definition():
 
 def metric(*rows):
     made = SpanMetric()
-    made.update([str(n) for n in range(len(rows))], [Answered("q", "c", answers, said, 0.5) for said, answers in rows])
+    made.update(
+        [str(n) for n in range(len(rows))], [AnsweredQuestion("q", "c", answers, said, 0.5) for said, answers in rows]
+    )
     return made
 
 

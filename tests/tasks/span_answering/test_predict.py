@@ -5,8 +5,8 @@ import torch
 from bert import copied
 from transformers import BertConfig, BertForQuestionAnswering
 
-from vlm.data.text.inputs import Encoded, Input, input_rows
-from vlm.data.text.passages import PassageField, word_places
+from vlm.data.text.inputs import EncodedSample, Input, input_rows
+from vlm.data.text.passages import PassageField, find_words
 from vlm.data.text.tokenizer import ByteTokenizer
 from vlm.errors import UserError
 from vlm.models.classifier import TokenClassifier
@@ -24,7 +24,7 @@ ROWS = [
 
 @pytest.fixture
 def rows():
-    return input_rows([Encoded(ROWS)], pad_id=0)
+    return input_rows([EncodedSample(ROWS)], pad_id=0)
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def test_equals_bert_for_question_answering(models, rows):
         torch.testing.assert_close(scores[number, places, 1], truth.end_logits[number, places], rtol=0, atol=1e-5)
         others = sorted({*range(16)} - {*places})
         assert (scores[number, others] == -torch.inf).all()
-    whole = input_rows([Encoded([Input(ROWS[1].ids, ROWS[1].types, range(12))])], pad_id=0)
+    whole = input_rows([EncodedSample([Input(ROWS[1].ids, ROWS[1].types, range(12))])], pad_id=0)
     starts, ends = torch.tensor([8]), torch.tensor([9])
     more = {"start_positions": starts, "end_positions": ends}
     truth = theirs(whole.tokens[:, :12], token_type_ids=whole.types[:, :12], **more).loss
@@ -82,19 +82,19 @@ def test_the_likeliest_span_is_that_of_all_spans(longest):
 def test_an_answer_is_that_of_the_best_window_and_none_where_that_scores_higher(models):
     text = "red green blue"
     windows = [(0, Span(0, 1, 3.0, 1.0, 0.5, 0.1)), (1, Span(0, 1, 4.0, 3.5, 0.4, 0.2))]
-    words = word_places(text)
+    words = find_words(text)
     assert choose_answer(text, words, windows, abstains=True) == ("green blue", 4, 0.4)
     doubtful = [windows[0], (1, windows[1][1]._replace(score=2.0)), (2, Span(0, 0, 0.0, 9.0, 0.1, 0.9))]
     assert choose_answer(text, words, doubtful, abstains=True) == ("red green", 0, 0.5)
     none = [(0, one._replace(abstaining=5.0)) for _, one in windows]
     assert choose_answer(text, words, none, abstains=True) == ("", -1, 0.1)
     assert choose_answer(text, words, none, abstains=False).text == "red green"
-    no_words = input_rows([Encoded([Input([1, 2, 2], [0, 0, 1], [0])])], pad_id=0)
+    no_words = input_rows([EncodedSample([Input([1, 2, 2], [0, 0, 1], [0])])], pad_id=0)
     (span,) = likeliest_spans(span_scores(models[1], no_words), longest=30)
     assert choose_answer(" ", [], [(0, span)], abstains=False).text == ""
 
 
 def test_a_model_without_a_type_for_shared_words_is_refused(models):
     field = PassageField(tokenizer=ByteTokenizer(), max_len=64, stride=32, marks_shared=True)
-    with pytest.raises(UserError, match=r"marks_shared: .* two types of tokens"):
+    with pytest.raises(UserError, match=r"marks_shared=true needs 3 token types, but the model has 2"):
         SpanAnswering(model=models[1], fields={"questions": field}, seed=0)

@@ -9,7 +9,7 @@ from seqeval.scheme import BILOU, IOBES, Entities
 
 from vlm.errors import UserError
 from vlm.tasks.shared.text_controls import NaiveBayes, bag_of, tag_controls
-from vlm.tasks.tagging.metrics import SCHEMES, Sentence, TaggingMetric, find_scheme, scheme_note, spans
+from vlm.tasks.tagging.metrics import SCHEMES, Sentence, TaggingMetric, find_scheme, find_spans, scheme_note
 
 TAGS = ["O", "B-x", "I-x", "B-y", "I-y"]
 
@@ -40,14 +40,14 @@ def drawn(rng, count, longest=7):
 
 def test_spans_are_those_of_the_definition():
     for tags in drawn(random.Random(0), 3000):
-        assert {tuple(span) for span in spans(tags)} == every_span(tags), tags
+        assert {tuple(span) for span in find_spans(tags)} == every_span(tags), tags
 
 
 def test_examples_of_seqeval():
     """Those of its README: one of two predicted spans is exact, and an I without its B begins one."""
-    assert list(spans(["O", "O", "O", "B-MISC", "I-MISC", "I-MISC", "O"])) == [("MISC", 3, 6)]
-    assert list(spans(["O", "O", "I-MISC", "I-PER", "B-PER"])) == [("MISC", 2, 3), ("PER", 3, 4), ("PER", 4, 5)]
-    assert not list(spans(["O"])) and not list(spans([]))
+    assert list(find_spans(["O", "O", "O", "B-MISC", "I-MISC", "I-MISC", "O"])) == [("MISC", 3, 6)]
+    assert list(find_spans(["O", "O", "I-MISC", "I-PER", "B-PER"])) == [("MISC", 2, 3), ("PER", 3, 4), ("PER", 4, 5)]
+    assert not list(find_spans(["O"])) and not list(find_spans([]))
 
 
 def metric_of(rows, classes=TAGS):
@@ -101,7 +101,7 @@ def test_closed_schemes_are_scored_as_by_seqeval_in_strict_mode(name, scheme, ma
         true = [[rng.choice(tags) for _ in range(rng.randint(1, 8))] for _ in range(10)]
         taken = [[tag if rng.random() < 0.8 else rng.choice(tags) for tag in row] for row in true]
         metric = metric_of(list(zip(true, taken, strict=True)), tags)
-        own = [[(span.kind, span.start, span.stop) for span in spans(row, SCHEMES[name])] for row in true]
+        own = [[(span.kind, span.start, span.stop) for span in find_spans(row, SCHEMES[name])] for row in true]
         assert own == [[one.to_tuple()[1:] for one in row] for row in Entities(true, scheme).entities], number
         scores = metric.compute()
         options = {"mode": "strict", "scheme": scheme, "zero_division": 0}

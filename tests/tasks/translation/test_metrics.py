@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import sacrebleu
 
-from vlm.data.records import Listed, Record
+from vlm.data.records import ListSplit, Record
 from vlm.evaluation.metrics.texts import NAMES, TextScores
 from vlm.randomness import numpy_rng
 from vlm.tasks.translation.metrics import ROUNDS, Dictionary, TranslationMetric
@@ -103,5 +103,5 @@ def test_a_dictionary_is_scored_beside_the_translations():
     metric.update([("1", "a b", "x", "y z", 1.0)])
     metric.compute()
     pairs = [("a", "y"), ("b", "z"), ("a b", "y z")]
-    found = metric.dictionary(Listed(pairs, lambda pair, epoch: Record("", dict(zip(SIDES, pair, strict=True)))))
+    found = metric.dictionary(ListSplit(pairs, lambda pair, epoch: Record("", dict(zip(SIDES, pair, strict=True)))))
     assert found["exact_match@dictionary"] == 1.0 and set(found) == {f"{name}@dictionary" for name in NAMES}

@@ -83,7 +83,7 @@ def test_what_a_run_changed_on_resume_keeps_it_from_nothing(tmp_path, capsys) ->
     assert main([f"resume={folder}", "trainer.max_steps=4", "activation_checkpointing=true"]) == 0
     assert main([f"resume={folder}", "trainer.max_steps=5"]) == 0
     assert main([f"resume={folder}", "trainer.max_steps=2"]) == 2
-    assert "trainer.max_steps: 2 is less than the 5 that are done" in capsys.readouterr().err
+    assert "trainer.max_steps: 2 is less than the 5 completed" in capsys.readouterr().err
 
 
 def test_an_evaluation_of_fewer_steps_does_not_pass_for_the_last(tmp_path, capsys) -> None:
@@ -103,5 +103,5 @@ def test_a_monitor_that_is_not_logged_is_refused(tmp_path, capsys) -> None:
     assert "callbacks.checkpoints.monitor" in error and "val/los " in error and "val/loss" in error
     assert "did you mean val/loss?" in error and "Traceback" not in error
     command = f"resume={only_run(tmp_path)} callbacks.checkpoints.monitor=val/loss"
-    assert error.rstrip().endswith(f"go on with: {train_command(command.split()[0], command.split()[1])}")
+    assert error.rstrip().endswith(f"resume with: {train_command(command.split()[0], command.split()[1])}")
     assert main(command.split()) == 0

@@ -66,7 +66,7 @@ def test_no_number_is_no_gain() -> None:
 
 
 def test_a_metric_that_is_not_logged_is_named() -> None:
-    with pytest.raises(SharedError, match=r"early_stopping\.monitor: no val/y is logged; choose one of val/x"):
+    with pytest.raises(SharedError, match=r"early_stopping\.monitor: val/y is not logged; choose one of val/x"):
         EarlyStopping(monitor="val/y", mode="min", patience=2, min_gain=0).on_validation_end(trainer(1.0), None)
 
 

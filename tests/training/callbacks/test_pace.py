@@ -8,7 +8,7 @@ import torch
 
 from vlm.models.flop import Flop
 from vlm.training.callbacks import speed as pace
-from vlm.training.callbacks.speed import Pace, duration
+from vlm.training.callbacks.speed import Pace, format_duration
 
 
 class Model(torch.nn.Module):
@@ -69,14 +69,14 @@ def said(
 
 def test_an_epoch_and_the_run_are_reckoned_without_first_step_validations_and_compilation(clock) -> None:
     (line,) = said(clock, seconds=2.0, batches=30, epochs=4)
-    assert line == "pace        2 s a step: about 60 s an epoch of 30 steps, 4 min to the end, without validation"
+    assert line == "pace        2 s per step, about 60 s per epoch of 30 steps, 4 min remaining, without validation"
 
 
 def test_a_long_run_says_what_would_shorten_it(clock) -> None:
     line, shorter = said(clock, seconds=6.0, batches=50, epochs=20, waits=0.5)
-    assert "about 5 min an epoch" in line and "1 h 39 min to the end" in line
-    assert "50% of the time it waits for data" in shorter
-    assert "data.image_size=112 (49 patches of an image instead of 196)" in shorter
+    assert "about 5 min per epoch" in line and "1 h 39 min remaining" in line
+    assert "50% of the time is spent waiting for data" in shorter
+    assert "data.image_size=112 (49 patches per image instead of 196)" in shorter
     assert shorter.endswith("trainer.max_epochs=3 (15 min)")
 
 
@@ -94,4 +94,4 @@ def test_a_short_run_is_not_spoken_of(clock) -> None:
     "seconds, words", [(45, "45 s"), (130, "2 min"), (5400, "1 h 30 min"), (100_000, "27 h 47 min")]
 )
 def test_times_in_words(seconds: float, words: str) -> None:
-    assert duration(seconds) == words
+    assert format_duration(seconds) == words

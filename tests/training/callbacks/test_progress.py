@@ -62,14 +62,14 @@ def test_a_step_is_drawn_as_time_goes_and_counts_in_the_whole_run(screen, monkey
     for _ in range(3):
         step(bar, trainer)
     assert len(drawn(screen)) == 1 and "1/40" in drawn(screen)[0]  # half a second has not gone by
-    monkeypatch.setattr(progress, "PERIOD", 0.0)
+    monkeypatch.setattr(progress, "TERMINAL_SECONDS", 0.0)
     step(bar, trainer)
     last = drawn(screen)[-1]
     assert last.startswith("10%|") and "4/40" in last and "loss 0.500" in last and "images/s" in last and "left" in last
 
 
 def test_a_resumed_run_goes_on_where_it_was_and_reckons_with_its_own_steps(screen, monkeypatch) -> None:
-    monkeypatch.setattr(progress, "PERIOD", 0.0)
+    monkeypatch.setattr(progress, "TERMINAL_SECONDS", 0.0)
     bar, trainer = started(step=24)
     bar.on_validation_batch_end(trainer, TASK, None, None, 0)
     assert "24/40, validation 1/3" in drawn(screen)[-1]  # there is no estimate before a step
@@ -81,7 +81,7 @@ def test_a_resumed_run_goes_on_where_it_was_and_reckons_with_its_own_steps(scree
 
 
 def test_a_validation_and_what_others_print_take_turns_with_it(screen, monkeypatch) -> None:
-    monkeypatch.setattr(progress, "PERIOD", 0.0)
+    monkeypatch.setattr(progress, "TERMINAL_SECONDS", 0.0)
     bar, trainer = started(step=0)
     step(bar, trainer)
     bar.on_validation_batch_end(trainer, TASK, None, None, 1)
@@ -100,7 +100,7 @@ def test_an_ended_bar_is_not_drawn_again(end, screen, monkeypatch) -> None:
 
 
 def test_a_file_gets_lines(monkeypatch, capsys) -> None:
-    monkeypatch.setattr(progress, "PERIOD_OF_FILES", 0.0)
+    monkeypatch.setattr(progress, "FILE_SECONDS", 0.0)
     bar, trainer = started(step=0)
     step(bar, trainer)
     step(bar, trainer)

@@ -83,7 +83,7 @@ def test_the_lines_of_a_sample_are_indented_and_the_mark_of_right_ones_is_explai
     )
     validated(["= 'a dog'", "  'a cat'"], tmp_path, {}, show=2)
     said = capsys.readouterr().out
-    assert said.endswith("samples of the last validation (= marks those that are right)\n  = 'a dog'\n    'a cat'\n")
+    assert said.endswith("samples of the last validation (= marks correct ones)\n  = 'a dog'\n    'a cat'\n")
 
 
 def test_samples_of_every_validation_are_shown_where_that_is_asked(tmp_path, capsys):

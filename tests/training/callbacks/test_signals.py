@@ -31,7 +31,7 @@ def sent() -> Any:
 
 def test_the_first_signal_is_answered_at_once_by_rank_zero(sent, capfd) -> None:
     assert sent(0).received == signal.SIGINT
-    assert capfd.readouterr().err == "finishing the step, then saving; again to stop now\n"
+    assert capfd.readouterr().err == "saving after this step, then stopping; a second signal stops without saving\n"
     assert sent(1).received == signal.SIGINT
     assert capfd.readouterr().err == ""
 

@@ -15,7 +15,7 @@ from vlm.errors import UserError
 from vlm.tasks.captioning.predict import Captioner
 from vlm.training.config.check import check
 from vlm.training.run.fit import main
-from vlm.training.run.run import prepared
+from vlm.training.run.run import fill_preprocessing
 
 TIMM = ["model/encoder=timm", "data.image_size=96"]
 
@@ -24,7 +24,7 @@ OTHERS = ["resnet18", "vit_small_patch16_224", "convnext_atto", "eva02_tiny_patc
 
 
 def config(*overrides, name="resnet10t", weights="model.encoder.pretrained=true"):
-    return prepared(compose([*TIMM, f"model.encoder.name={name}", weights, *overrides], check))
+    return fill_preprocessing(compose([*TIMM, f"model.encoder.name={name}", weights, *overrides], check))
 
 
 def preprocess(found):

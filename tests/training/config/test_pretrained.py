@@ -59,7 +59,7 @@ def test_a_captioner_is_fine_tuned_with_nothing_typed(tmp_path, capfd, name):
     place = tmp_path / "a folder, (of others)"
     hf.CAPTIONERS[name](place / "theirs", side=32)
     path = trained(place, *STEPS, *FROZEN, "task.val_captions=2", "task.max_tokens=4", "data.max_len=16")
-    assert "tensors taken" in capfd.readouterr().out
+    assert "tensors loaded" in capfd.readouterr().out
     ours, before = read(path), read(place / "theirs")
     check_untouched(ours, before)
     assert ours["vlm"]["tokenizer"] == before["vlm"]["tokenizer"]
@@ -154,7 +154,7 @@ def saved_vit(folder):
 @pytest.mark.parametrize(
     ("save", "task", "words"),
     [
-        (saved_vit, {}, "has no task of its own; choose task=captioning or task=class"),
+        (saved_vit, {}, "does not determine a task; choose task=captioning or task=class"),
         (
             saved_vit,
             {"task": "tagging"},
@@ -232,7 +232,7 @@ def test_a_siglip_without_its_tokenizer_is_an_image_encoder(tmp_path):
         num_classes=2,
         pool="mean",
     )
-    assert any("tensors taken" in line for line in start_from(model, {"": str(folder)}, tokenizer=None))
+    assert any("tensors loaded" in line for line in start_from(model, {"": str(folder)}, tokenizer=None))
 
 
 TEXTS = ["data.source.train_documents=10", "data.source.val_documents=3", "data.train_samples=16", "data.max_len=32"]

@@ -10,7 +10,7 @@ from vlm.checkpoint.load import read
 from vlm.cli.main import run as command
 from vlm.tasks.captioning.predict import Captioner
 from vlm.tasks.shared.text_task import TextSearch
-from vlm.training.run.evaluate import foreign_config
+from vlm.training.run.evaluate import compose_for_model
 
 SCENES = ["data.source.test_scenes=12", "data.source.train_scenes=20"]
 
@@ -33,25 +33,25 @@ def test_an_exported_captioner_scores_as_its_checkpoint(tmp_path: Path, pytestco
 def test_a_folder_is_evaluated_by_its_own_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The search is that of `vlm caption`, but for what the user overrides."""
     saved_captioner(tmp_path / "theirs", generation={"num_beams": 3, "max_length": 12, "no_repeat_ngram_size": 1})
-    searches, follow = [], TextSearch.follow
+    searches, follow = [], TextSearch.use_stored_options
     monkeypatch.setattr(TextSearch, "follow", lambda self, *args: searches.append((follow(self, *args), self.search)))
     for overrides in ([], ["task.beam=2"]):
         figures(tmp_path / "theirs", tmp_path / f"out{len(overrides)}", "data.source.image_size=32", *overrides)
     captioner = Captioner(str(tmp_path / "theirs"))
     (_, own), (_, other) = searches
-    assert own == captioner.searching(captioner.options())
-    assert other == captioner.searching(captioner.options(beam=2)) != own
+    assert own == captioner.build_decoding(captioner.options())
+    assert other == captioner.build_decoding(captioner.options(beam=2)) != own
 
 
 @pytest.mark.parametrize("task", ["captioning", "classification", "contrastive"])
 def test_a_model_may_see_images_of_any_size(task: str) -> None:
     about = {"task": task, "model": {}, "preprocess": {"image_size": 378}}
-    assert foreign_config("folder", about, [])["data"]["image_size"] == 378
+    assert compose_for_model("folder", about, [])["data"]["image_size"] == 378
 
 
 @pytest.mark.parametrize("override", ["task=classification", "task=tagging"])
 def test_another_task_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], override: str) -> None:
     saved_captioner(tmp_path / "theirs")
     assert command(["evaluate", "-c", str(tmp_path / "theirs"), override]) == 2
-    assert "holds a model for captioning; leave the override out" in capsys.readouterr().err
+    assert "is a model for captioning; leave the override out" in capsys.readouterr().err
     assert "config" not in read(tmp_path / "theirs")["vlm"]

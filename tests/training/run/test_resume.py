@@ -5,7 +5,7 @@ import torch
 from tiny_checkpoints import FILES
 
 from vlm.errors import UserError
-from vlm.training.run.resume import last_of, reached, resume_run
+from vlm.training.run.resume import find_last_checkpoint, find_reached_limits, resume_run
 
 
 @pytest.mark.parametrize(
@@ -21,13 +21,13 @@ from vlm.training.run.resume import last_of, reached, resume_run
 )
 def test_a_finished_run_names_the_keys_that_ended_it(limits, keys):
     loaded = {"global_step": 6, "loops": {"fit_loop": {"epoch_progress": {"current": {"processed": 3}}}}}
-    assert reached(loaded, {"trainer": limits}) == keys
+    assert find_reached_limits(loaded, {"trainer": limits}) == keys
 
 
 def test_a_checkpoint_without_an_optimiser_names_another_only_where_it_is(tmp_path):
     best = tmp_path / "best.ckpt"
     best.write_bytes((FILES / "classification.ckpt").read_bytes())
-    with pytest.raises(UserError, match=r"has no optimiser state to resume from; give the last\.ckpt of a run, or"):
+    with pytest.raises(UserError, match=r"has no optimiser state to resume from; resume a run, or its last\.ckpt"):
         resume_run(str(best), [])
     (tmp_path / "last.ckpt").touch()
     with pytest.raises(UserError, match=f"; resume {tmp_path}/last.ckpt"):
@@ -42,8 +42,8 @@ def test_a_last_checkpoint_that_is_not_finite_is_passed_over(tmp_path, capsys):
     name = next(name for name, tensor in content["state_dict"].items() if tensor.is_floating_point())
     content["state_dict"][name].view(-1)[0] = float("nan")
     torch.save(content, folder / "last.ckpt")
-    assert last_of(tmp_path) == folder / "previous.ckpt"
-    assert f"passed over: {folder}/last.ckpt: its weights are not finite numbers ({name})" in capsys.readouterr().err
+    assert find_last_checkpoint(tmp_path) == folder / "previous.ckpt"
+    assert f"skipped: {folder}/last.ckpt: its weights are not finite numbers ({name})" in capsys.readouterr().err
     (folder / "previous.ckpt").unlink()
-    with pytest.raises(UserError, match=r"no checkpoint to go on from \(.*last\.ckpt: its weights are not finite"):
-        last_of(tmp_path)
+    with pytest.raises(UserError, match=r"no checkpoint to resume from \(.*last\.ckpt: its weights are not finite"):
+        find_last_checkpoint(tmp_path)

@@ -23,10 +23,10 @@ def config(runs: Path, name: str = "mine") -> dict[str, str]:
 
 
 def test_runs_of_the_same_second_have_folders_of_their_own(tmp_path):
-    made = [run_folder.new_folder(config(tmp_path)) for _ in range(3)]
+    made = [run_folder.create_run_folder(config(tmp_path)) for _ in range(3)]
     assert len({*made}) == 3
-    run_folder.create(made[1], config(tmp_path))
-    run_folder.leave()
+    run_folder.write_run_config(made[1], config(tmp_path))
+    run_folder.release_runs()
     assert list(tmp_path.glob("*/*")) == [made[1]], "the folder of a run that did not begin is removed"
 
 
@@ -34,7 +34,7 @@ def test_runs_of_the_same_second_have_folders_of_their_own(tmp_path):
 def test_a_folder_that_cannot_be_created_is_a_line(tmp_path, name):
     (tmp_path / "dangling").symlink_to(tmp_path / "nothing")
     with pytest.raises(UserError, match=r"cannot be created .*name=NAME"):
-        run_folder.new_folder(config(tmp_path, name))
+        run_folder.create_run_folder(config(tmp_path, name))
 
 
 def test_a_link_to_nothing_is_no_run(tmp_path):

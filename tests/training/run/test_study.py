@@ -1,4 +1,4 @@
-"""Studies of optuna: what a trial is told, a study that goes on after a kill, and the table that agrees with it."""
+"""Optuna studies: the objective, a study that continues after a kill, and the table that agrees with it."""
 
 import csv
 import json
@@ -16,7 +16,7 @@ import pytest
 
 from vlm.errors import UserError
 from vlm.training.run.fit import main
-from vlm.training.run.sweep import begin_study, told
+from vlm.training.run.sweep import begin_study, read_objective
 
 ROOT = Path(__file__).parents[3]
 PLUGIN = find_spec("hydra_plugins") and find_spec("hydra_plugins.hydra_optuna_sweeper")
@@ -35,14 +35,14 @@ def begin(tmp_path, monitor="val/cider", mode="max", typed=(), **sweeper):
 class TestBegin:
     def test_gives_the_direction_of_the_metric_that_chooses_checkpoints(self, tmp_path, capsys):
         assert begin(tmp_path) == ["hydra.sweeper.direction=maximize", "hydra.sweeper.n_jobs=1"]
-        assert capsys.readouterr().err == "each trial is told its best val/cider, to maximize\n"
+        assert capsys.readouterr().err == "Optuna optimizes val/cider (maximize)\n"
         assert begin(tmp_path, "val/loss", "min", ["n_jobs", "direction"]) == ["hydra.sweeper.direction=minimize"]
 
     @pytest.mark.parametrize(
         ("said", "given"),
         [
-            ("hydra.sweeper.direction: val/cider is to maximize", {"typed": ["direction"]}),
-            ("callbacks.checkpoints.monitor: name the metric", {"monitor": None}),
+            ("hydra.sweeper.direction: val/cider must be maximized", {"typed": ["direction"]}),
+            ("callbacks.checkpoints.monitor: set it to the metric", {"monitor": None}),
         ],
     )
     def test_refuses(self, said, given, tmp_path):
@@ -55,15 +55,15 @@ class TestBegin:
         assert 'needs a plugin of Hydra; pip install "vlm-lightning[optuna]"' in capsys.readouterr().err
 
 
-def test_a_score_that_is_not_finite_is_not_told(tmp_path):
-    for row, score in (({"score": 0.5}, 0.5), ({"score": float("nan")}, None), ({"fault": "no"}, None)):
-        (tmp_path / "job.json").write_text(json.dumps(row))
-        assert told(tmp_path / "job.json") == score
+def test_a_score_that_is_not_finite_is_no_objective(tmp_path):
+    for row, score in (({"score": 0.5}, 0.5), ({"score": float("nan")}, None), ({"error": "no"}, None)):
+        (tmp_path / "job.json").write_text(json.dumps({"overrides": ""} | row))
+        assert read_objective(tmp_path / "job.json") == score
 
 
 def ranked(table: str) -> list[tuple[str, str]]:
-    """Values and scores of the trials in a closing table, as printed."""
-    rows = table.partition("of a sweep, the best first")[2].splitlines()[2:]
+    """Values and scores of the trials in a table of results, as printed."""
+    rows = table.partition("best first")[2].splitlines()[2:]
     return re.findall(r"^optim.lr=(\S+).*?  +(?:val/loss )?(\S+)  ", "\n".join(rows), re.MULTILINE)
 
 
@@ -83,7 +83,7 @@ class TestStudy:
         process.wait(), process.stderr.close()
         assert main(line) == 0
         printed = capsys.readouterr()
-        assert "each trial is told its best val/loss, to minimize\nstudy lr: 1 of 4 trials are done" in printed.err
+        assert "Optuna optimizes val/loss (minimize)\nstudy lr: 1 of 4 trials finished" in printed.err
         trials = optuna.load_study(study_name="lr", storage=storage).trials
         assert [trial.state.name for trial in trials] == ["COMPLETE", "RUNNING", *["COMPLETE"] * 3]
         assert len({trial.params["optim.lr"] for trial in trials}) == 5  # a seed does not draw the same again
@@ -97,9 +97,9 @@ class TestStudy:
             rows = csv.DictReader((folder / "metrics.csv").open())
             losses = [float(row["val/loss"]) for row in rows if row["val/loss"]]
             assert min(losses) == pytest.approx(trial.value, rel=1e-5) and str(folder) in printed.out
-        assert main([*line, "task.label_smoothing=0.1"]) == 0 and "4 of 4 trials are done" in capsys.readouterr().err
+        assert main([*line, "task.label_smoothing=0.1"]) == 0 and "4 of 4 trials finished" in capsys.readouterr().err
         assert main([*line, "callbacks.checkpoints.monitor=val/bits_per_byte"]) == 2
-        assert "lr is told val/loss, to minimize, not val/bits_per_byte" in capsys.readouterr().err
+        assert "study lr optimizes val/loss (minimize), not val/bits_per_byte" in capsys.readouterr().err
         assert main([*line, f"hydra.sweeper.storage=sqlite:///{tmp_path}/no/study.db"]) == 2
         assert "error: hydra.sweeper.storage: sqlite:" in capsys.readouterr().err
 
@@ -113,13 +113,11 @@ class TestStudy:
             time.sleep(0.05)
         os.kill(process.pid, signal.SIGINT)
         printed = process.communicate()[0]
-        assert (
-            process.returncode == 130 and "stopped: 3 of 4 trials are left. Continue with the same command" in printed
-        )
+        assert process.returncode == 130 and "stopped: 3 of 4 trials remain. Continue with the same command" in printed
         assert [score for _, score in ranked(printed)][-1] == "stopped" and "status 130" not in printed
         command = next(text for text in printed.splitlines() if "train.py --multirun hydra/sweeper=optuna" in text)
         assert main(shlex.split(command.partition("train.py ")[2])) == 0
-        assert "study lr: 1 of 4 trials are done" in capsys.readouterr().err
+        assert "study lr: 1 of 4 trials finished" in capsys.readouterr().err
 
     def test_is_not_told_of_a_trial_that_failed_and_goes_on(self, capsys, tmp_path):
         line = [*STUDY, "model.size.depth=choice(0)", "hydra.sweeper.n_trials=2", f"runs={tmp_path}"]

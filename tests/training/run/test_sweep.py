@@ -1,4 +1,4 @@
-"""Jobs of a sweep: their folders, their records, and the closing table."""
+"""Jobs of a sweep: their folders, their results, and the table of results."""
 
 import json
 import re
@@ -9,7 +9,7 @@ import pytest
 from vlm.cli.main import run as vlm
 from vlm.config.command import StoppedStudy
 from vlm.training.run.fit import main
-from vlm.training.run.sweep import closing, label
+from vlm.training.run.sweep import folder_suffix, format_results
 
 QUICK = ["debug=fast", "trainer=cpu", "callbacks.progress=null", "model.size.dim=32", "model.size.num_heads=2"]
 QUICK += [f"data.source.{split}_scenes={count}" for split, count in (("train", 16), ("val", 8), ("test", 8))]
@@ -23,28 +23,28 @@ def record(place: Path, number: int, **row: object) -> Path:
 
 class TestLabel:
     def test_is_the_overrides_without_signs_of_a_shell(self):
-        assert label(["optim.lr=0.1", "seed=2"]) == "optim.lr=0.1_seed=2"
-        assert label(["data.root='/a b/../$(c);*'", "data.colors=[red,blå]"]) == (
+        assert folder_suffix(["optim.lr=0.1", "seed=2"]) == "optim.lr=0.1_seed=2"
+        assert folder_suffix(["data.root='/a b/../$(c);*'", "data.colors=[red,blå]"]) == (
             "data.root=-a-b-..-c-_data.colors=-red,bl-"
         )
 
     def test_fits_into_a_name(self):
-        assert len(label([f"task.word={'x' * 300}"])) == 120
+        assert len(folder_suffix([f"task.word={'x' * 300}"])) == 120
 
 
 class TestClosing:
     def test_stands_the_best_first_and_the_failed_last(self, tmp_path):
         rows = [
-            {"overrides": "lr=1", "fault": "lr: too much\x1b[1m"},
-            {"overrides": "lr=2", "folder": "b", "metric": "val/loss", "score": 2.0, "falls": True},
-            {"overrides": "lr=3", "folder": "c", "metric": "val/loss", "score": 1.0, "falls": True},
-            {"overrides": "lr=4", "folder": "d", "metric": "val/loss", "score": float("nan"), "falls": True},
+            {"overrides": "lr=1", "error": "lr: too much\x1b[1m"},
+            {"overrides": "lr=2", "folder": "b", "metric": "val/loss", "score": 2.0, "lower_is_better": True},
+            {"overrides": "lr=3", "folder": "c", "metric": "val/loss", "score": 1.0, "lower_is_better": True},
+            {"overrides": "lr=4", "folder": "d", "metric": "val/loss", "score": float("nan"), "lower_is_better": True},
             {"overrides": "lr=5", "folder": "e"},
         ]
-        text = closing([record(tmp_path, number, **row) for number, row in enumerate(rows)])
+        text = format_results([record(tmp_path, number, **row) for number, row in enumerate(rows)])
         assert text.splitlines() == [
             "",
-            "5 jobs of a sweep, the best first",
+            "5 sweep jobs, best first",
             "overrides            score  run",
             "lr=3       val/loss 1.0000  c",
             "lr=2       val/loss 2.0000  b",
@@ -54,40 +54,42 @@ class TestClosing:
         ]
 
     def test_of_a_score_that_rises(self, tmp_path):
-        row = {"metric": "test/cider", "falls": False}
+        row = {"metric": "test/cider", "lower_is_better": False}
         rows = [row | {"overrides": f"seed={n}", "folder": f"{n}", "score": n / 4} for n in range(3)]
-        text = closing([record(tmp_path, number, **row) for number, row in enumerate(rows)])
+        text = format_results([record(tmp_path, number, **row) for number, row in enumerate(rows)])
         assert [line.split()[0] for line in text.splitlines()[3:6]] == ["seed=2", "seed=1", "seed=0"]
-        assert "test=false ranks by validation" in text
+        assert "use test=false to rank by validation" in text
 
     def test_says_how_a_stopped_sweep_goes_on(self, tmp_path, monkeypatch):
         monkeypatch.setattr("sys.argv", ["vlm"])
-        row = record(tmp_path, 0, overrides="seed=1", stopped=True, folder=str(tmp_path / "run"))
+        row = record(tmp_path, 0, overrides="seed=1", interrupted=True, folder=str(tmp_path / "run"))
         left = [["seed=1", "name='a b'"], ["seed=2", "name='a b'"], ["seed=3", "name='a b'"]]
         commands = [f"""  vlm train seed={n} 'name='"'"'a b'"'"''""" for n in (1, 2, 3)]
-        assert closing([row], left).splitlines()[-4:] == ["stopped: 2 jobs did not run. Go on with:", *commands]
+        lines = format_results([row], left).splitlines()
+        assert lines[-4:] == ["stopped: 2 jobs did not run. Continue with:", *commands]
         (tmp_path / "run" / "checkpoints").mkdir(parents=True)
         (tmp_path / "run" / "checkpoints" / "last.ckpt").touch()
         resumed = f"  vlm train resume={tmp_path / 'run'}"
-        assert closing([row], left).splitlines()[-3:] == [resumed, *commands[1:]]
-        assert closing([row], [["seed=1"]] * 30).splitlines()[-1] == "  ... and 10 more"
-        assert f"seed=1     stopped  {tmp_path / 'run'}" in closing([row], left)
+        assert format_results([row], left).splitlines()[-3:] == [resumed, *commands[1:]]
+        assert format_results([row], [["seed=1"]] * 30).splitlines()[-1] == "  ... and 10 more"
+        assert f"seed=1     stopped  {tmp_path / 'run'}" in format_results([row], left)
         ended = record(tmp_path, 1, overrides="seed=0", folder=str(tmp_path / "run"))  # the signal came between jobs
-        assert closing([ended], left).splitlines()[-4:] == ["stopped: 3 jobs did not run. Go on with:", *commands]
+        lines = format_results([ended], left).splitlines()
+        assert lines[-4:] == ["stopped: 3 jobs did not run. Continue with:", *commands]
 
     def test_says_how_many_trials_of_a_stopped_study_are_left_and_how_it_continues(self, tmp_path, monkeypatch):
         monkeypatch.setattr("sys.argv", ["vlm"])
         run = tmp_path / "run"
-        row = record(tmp_path, 0, overrides="seed=1", stopped=True, folder=str(run))
+        row = record(tmp_path, 0, overrides="seed=1", interrupted=True, folder=str(run))
         line = ["-m", "hydra/sweeper=optuna", "seed=range(1,9)"]
-        study = StoppedStudy(line, trials=8, left=5, is_stored=True)
-        said = closing([row], study=study).splitlines()[-2:]
-        assert said[0].startswith("stopped: 5 of 8 trials are left. Continue with the same command, which draws")
+        study = StoppedStudy(line, trials=8, remaining=5, is_stored=True)
+        said = format_results([row], study=study).splitlines()[-2:]
+        assert said[0].startswith("stopped: 5 of 8 trials remain. Continue with the same command, which replaces")
         assert said[1] == "  vlm train -m hydra/sweeper=optuna 'seed=range(1,9)'"
         (run / "checkpoints").mkdir(parents=True)
         (run / "checkpoints" / "last.ckpt").touch()
-        said = closing([row], study=study._replace(is_stored=False)).splitlines()[-4:]
-        assert said[0].startswith("stopped: 5 of 8 trials are left. The study is not stored, so a new one starts")
+        said = format_results([row], study=study._replace(is_stored=False)).splitlines()[-4:]
+        assert said[0].startswith("stopped: 5 of 8 trials remain. The study is not stored and cannot be continued")
         assert said[1].endswith(" hydra.sweeper.study_name=NAME hydra.sweeper.storage=sqlite:///FILE.db")
         assert said[3] == f"  vlm train resume={run}"
 
@@ -101,7 +103,7 @@ class TestSweep:
         assert [folder.name[20:] for folder in folders] == [f"seed={n}_model.encoder.depth=1" for n in (1, 2)]
         printed = capsys.readouterr().out
         assert "run         " in printed
-        table = printed[printed.index("4 jobs of a sweep") :].splitlines()[2:6]
+        table = printed[printed.index("4 sweep jobs") :].splitlines()[2:6]
         scores = {folder: json.loads((folder / "evaluation/test/metrics.json").read_text()) for folder in folders}
         best = sorted(folders, key=lambda folder: -scores[folder]["test/cider"])
         for line, folder in zip(table, best, strict=False):
@@ -115,7 +117,7 @@ class TestSweep:
         swept = [f"callbacks.checkpoints.{one}" for one in ("monitor=val/loss", "mode=min")]
         swept += ["test=false", "optim.lr=1e-3,1e-30"]
         assert main(["-m", *QUICK, *swept, f"runs={tmp_path}"]) == 0
-        table = capsys.readouterr().out.partition("2 jobs of a sweep")[2].splitlines()[2:]
+        table = capsys.readouterr().out.partition("2 sweep jobs")[2].splitlines()[2:]
         assert [line.split()[:2] for line in table] == [["optim.lr=0.001", "val/loss"], ["optim.lr=1e-30", "val/loss"]]
         assert float(table[0].split()[2]) < float(table[1].split()[2])
         folders = sorted(map(str, (tmp_path / "captioning").iterdir()))
@@ -123,7 +125,8 @@ class TestSweep:
         said = capsys.readouterr()
         assert re.search(r"loss +\d\.\d+ +\d\.\d+", said.out) and "*" not in said.out
         names = ", ".join(Path(folder).name for folder in folders)
-        assert said.err.startswith(f"warning: not tested: {names}; their validations are compared, without intervals")
+        compared = "their validation scores are compared, without intervals"
+        assert said.err.startswith(f"warning: not tested: {names}; {compared}")
         assert said.err.count("warning: ") == 1
         assert f"vlm evaluate -c {folders[0]}/checkpoints/best.ckpt --split val --out DIR" in said.err
         tested = tmp_path / "tested"

@@ -7,10 +7,10 @@ from types import SimpleNamespace
 import pytest
 
 from vlm.cli.main import run as vlm
-from vlm.training.callbacks.signals import Stopped
-from vlm.training.run.faults import standing
+from vlm.training.callbacks.signals import RunInterrupted
+from vlm.training.run.faults import describe_last_save
 from vlm.training.run.fit import main
-from vlm.training.run.train import closing, column_note, leave, split_note
+from vlm.training.run.train import column_note, format_summary, report_interruption, split_note
 from vlm.training.step.finite import NotFiniteError
 
 
@@ -24,19 +24,19 @@ from vlm.training.step.finite import NotFiniteError
 )
 def test_scores_on_the_split_that_chose_the_checkpoint_are_marked(chosen, split, marked):
     said = split_note({"callbacks": {"checkpoints": chosen}}, {f"{split}/loss": 1.0})
-    assert ("too good" in said) == marked
+    assert ("slightly optimistic" in said) == marked
     assert split_note({"callbacks": {"checkpoints": None}}, {f"{split}/loss": 1.0}) == ""
 
 
 def test_a_run_may_be_stopped_before_its_callbacks_are_set_up(tmp_path, capsys):
     run = SimpleNamespace(folder=tmp_path, trainer=SimpleNamespace(strategy=SimpleNamespace(launcher=None)))
-    assert leave(run, Stopped(signal.SIGINT, saved=False)) == 130
+    assert report_interruption(run, RunInterrupted(signal.SIGINT, saved=False)) == 130
     assert "resume" not in capsys.readouterr().out
 
 
 def test_a_run_without_checkpoints_is_refused_before_anything_is_made(tmp_path, capsys):
     assert main(["callbacks.checkpoints=null", f"runs={tmp_path / 'runs'}"]) == 2
-    assert "callbacks.checkpoints: cannot be left out" in capsys.readouterr().err
+    assert "callbacks.checkpoints: is required" in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()
 
 
@@ -57,7 +57,7 @@ def test_a_test_without_batches_has_no_scores(tmp_path, capsys):
     (checkpoint,) = tmp_path.glob("*/*/checkpoints/best.ckpt")
     assert not list(tmp_path.glob("*/*/evaluation"))
     assert vlm(["evaluate", "-c", str(checkpoint)]) == 2
-    assert "trainer.limit_test_batches: leaves no batch" in capsys.readouterr().err
+    assert "trainer.limit_test_batches: no batch remains" in capsys.readouterr().err
     for split, seen in (("train", True), ("val", False)):
         assert vlm(["evaluate", "-c", str(checkpoint), "--split", split, "trainer.limit_test_batches=1.0"]) == 0
         said = " ".join(capsys.readouterr().out.split())
@@ -69,15 +69,15 @@ def test_a_test_without_batches_has_no_scores(tmp_path, capsys):
 def test_more_bits_are_advised_to_whom_they_may_help(precision, advised, tmp_path):
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints" / "last.ckpt").touch()
-    said = standing(tmp_path, NotFiniteError("the loss is not finite", 1), precision=precision)
+    said = describe_last_save(tmp_path, NotFiniteError("the loss is not finite", 1), precision=precision)
     assert ("trainer.precision=32-true" in said) == advised and "lower optim.lr" in said
 
 
 def test_the_closing_lines_send_no_commands_to_a_terminal():
-    said = closing(Path("runs/a/checkpoints/best.ckpt"), {}, "vlm generate --prompt '\0\x1b[2J'", "")
+    said = format_summary(Path("runs/a/checkpoints/best.ckpt"), {}, "vlm generate --prompt '\0\x1b[2J'", [])
     assert said.splitlines()[-3:] == [
         r"try         vlm generate --prompt $'\x00\x1b[2J' -c runs/a/checkpoints/best.ckpt",
-        "verdict     none, because nothing was tested; test it with",
+        "verdict     none, because the run was not tested. Test it with:",
         "            vlm evaluate -c runs/a/checkpoints/best.ckpt",
     ]
 
@@ -98,7 +98,7 @@ def test_the_columns_of_a_table_are_explained():
     assert column_note({"test/loss": 1.0, "test/accuracy": 0.5}) == ""
     scores = [f"test/accuracy{place}" for place in ("", "@low", "@high", "@bag", "@constant", "@ceiling")]
     assert column_note(dict.fromkeys([*scores, "test/loss@sampled"], 0.5)) == (
-        "(low, high: 95% interval; constant, bag: baselines, which a model should beat; ceiling: best score that is "
-        "possible; sampled: estimate from random batches)"
+        "(low, high: 95% interval; constant, bag: baselines that a model should exceed; ceiling: best possible "
+        "score; sampled: estimate from random batches)"
     )
-    assert column_note({"test/bleu@dictionary": 1.0}) == "(dictionary: baseline, which a model should beat)"
+    assert column_note({"test/bleu@dictionary": 1.0}) == "(dictionary: baseline that a model should exceed)"

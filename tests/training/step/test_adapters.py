@@ -84,7 +84,7 @@ def test_the_share_that_learns_is_printed(folder, finished):
     line = next(line for line in lines if line.startswith("adapters of 14 layers"))
     learns = sum(tensor.numel() for tensor in read_file(path)["state_dict"].values())
     every = sum(tensor.numel() for tensor in read(path, merge=False)["state_dict"].values())
-    assert f"{learns:,} of {every:,} parameters learn ({learns / every:.2%})" in line
+    assert f"{learns:,} of {every:,} parameters are trained ({learns / every:.2%})" in line
     assert line.endswith(f"checkpoints leave the others to {folder}")
 
 
@@ -143,7 +143,7 @@ def test_another_base_is_refused(trained, folder, caption):
         saved_captioner(folder, side=32)
         status, _, errors = caption(trained / "best.ckpt")
     assert status == 2 and len(errors) == 1
-    assert "holds adapters of other weights than" in errors[0]
+    assert "its adapters were trained on other weights than" in errors[0]
 
 
 def test_adapters_and_their_base_become_one_file(trained, folder, tmp_path, capfd):
@@ -212,7 +212,7 @@ def test_a_model_of_ours_is_adapted(tmp_path, capfd):
 @pytest.mark.parametrize(
     ("options", "fault"),
     [
-        ([], "model.adapt: there is nothing to adapt; name weights by"),
+        ([], "model.adapt needs pretrained weights; set"),
         (["model.adapt.rank=0"], "model.adapt.rank: "),
         (["model.adapt.projectons=[q]"], "model.adapt.projectons: unknown; did you mean projections?"),
     ],

@@ -17,9 +17,9 @@ from vlm.models.vit import ViT
 from vlm.nn.position import RotaryPositions
 from vlm.randomness import seed_torch
 from vlm.training.run.fit import main
-from vlm.training.run.run import compiles
+from vlm.training.run.run import should_compile
 from vlm.training.step import blocks as compiling
-from vlm.training.step.blocks import arrange, blocks
+from vlm.training.step.blocks import arrange, iter_blocks
 from vlm.training.step.losses import token_loss
 
 
@@ -40,7 +40,7 @@ def step(model: VisionLanguageModel, *, rows: int = 3, length: int = 12) -> tupl
     model.zero_grad()
     seed_torch(7 * length + rows)
     hidden = model(images, tokens, segments)
-    loss, _ = token_loss(hidden, Targets.of(next_token_labels(tokens, segments)), model.head_parts)
+    loss, _ = token_loss(hidden, Targets.from_labels(next_token_labels(tokens, segments)), model.head_parts)
     loss.backward()
     return loss.detach(), {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
@@ -84,18 +84,18 @@ def test_stacks_in_stacks_and_batch_norms() -> None:
     """Of a backbone in stages, the innermost blocks are taken; batch norms see each batch once."""
     staged = TimmEncoder(name="convnext_atto", dim=8, image_size=32)
     arrange(staged, recompute=True)
-    taken = [block for block in blocks(staged) if "forward" in vars(block)]
+    taken = [block for block in iter_blocks(staged) if "forward" in vars(block)]
     assert len(taken) == 12 and {type(block).__name__ for block in taken} == {"ConvNeXtBlock"}
     normed = TimmEncoder(name="test_byobnet", dim=8, image_size=32)
     arrange(normed, recompute=True)
-    assert not any("forward" in vars(block) for block in blocks(normed))
+    assert not any("forward" in vars(block) for block in iter_blocks(normed))
 
 
 def test_what_is_missing_is_named(tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.setenv("CXX", "nonesuch")
     assert main(["debug=fast", "trainer=cpu", "compile=true", f"runs={tmp_path}"]) == 2
     (said,) = capsys.readouterr().err.splitlines()
-    assert "compile: there is no C++ compiler" in said and "nonesuch" in said and "compile=false" in said
+    assert "compile: C++ compiler" in said and "nonesuch" in said and "compile=false" in said
     assert not list(tmp_path.iterdir())  # before any data is read
 
 
@@ -103,13 +103,13 @@ def test_a_gpu_compiles_by_default_where_it_can(monkeypatch, capsys) -> None:
     cpu, gpu = ({"trainer": {"accelerator": kind}} for kind in ("cpu", "auto"))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(compiling, "missing", lambda on_gpu: None)
-    assert compiles({**gpu, "compile": None}) and compiles({**cpu, "compile": True})
-    assert not compiles({**gpu, "compile": False}) and not compiles({**cpu, "compile": None})
+    assert should_compile({**gpu, "compile": None}) and should_compile({**cpu, "compile": True})
+    assert not should_compile({**gpu, "compile": False}) and not should_compile({**cpu, "compile": None})
     assert capsys.readouterr().out == ""
     monkeypatch.setattr(compiling, "missing", lambda on_gpu: "Triton")
-    assert not compiles({**gpu, "compile": None}) and "no Triton" in capsys.readouterr().out
-    with pytest.raises(UserError, match="compile: there is no Triton; install it, or set compile=false"):
-        compiles({**gpu, "compile": True})
+    assert not should_compile({**gpu, "compile": None}) and "Triton is missing" in capsys.readouterr().out
+    with pytest.raises(UserError, match="compile: Triton is missing; install it, or set compile=false"):
+        should_compile({**gpu, "compile": True})
 
 
 needs_compiler = pytest.mark.skipif(compiling.missing(on_gpu=False) is not None, reason="needs a C++ compiler")

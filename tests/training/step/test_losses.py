@@ -45,7 +45,7 @@ def test_loss_equals_that_of_all_logits(label_smoothing):
     labels = next_token_labels(tokens, segments)
     hidden = torch.randn(*tokens.shape, 6, requires_grad=True)
     head = nn.Linear(6, V, bias=False)
-    total, count = token_loss(hidden, Targets.of(labels), Head(head.weight), label_smoothing=label_smoothing)
+    total, count = token_loss(hidden, Targets.from_labels(labels), Head(head.weight), label_smoothing=label_smoothing)
     logs = head(hidden).double().log_softmax(-1)
     wanted = (1 - label_smoothing) * F.one_hot(labels.clamp(min=0), V) + label_smoothing / V
     truth = -(wanted * logs).sum(-1)[labels != IGNORE].sum()
@@ -60,7 +60,9 @@ def test_only_labelled_positions_go_through_the_head(monkeypatch):
     seen = []
     linear = F.linear
     monkeypatch.setattr(F, "linear", lambda x, *rest: seen.append(x.shape) or linear(x, *rest))
-    token_loss(torch.randn(*tokens.shape, 6), Targets.of(next_token_labels(tokens, segments)), Head(torch.randn(V, 6)))
+    token_loss(
+        torch.randn(*tokens.shape, 6), Targets.from_labels(next_token_labels(tokens, segments)), Head(torch.randn(V, 6))
+    )
     assert seen == [(8, 6)]
 
 
@@ -70,7 +72,7 @@ def test_heads_of_all_kinds_go_through_the_loss_in_parts(scramble, monkeypatch, 
     """Against the logits of all positions at once, with the gradients of every parameter."""
     monkeypatch.setitem(vocabulary_loss.MOST, "cpu", 2 * V)  # two positions at a time
     tokens, segments = pack(ROWS, pad_id=0)
-    targets = Targets.of(next_token_labels(tokens, segments))
+    targets = Targets.from_labels(next_token_labels(tokens, segments))
     layers = scramble(VocabularyHead(dim=6, vocab_size=V, transform=transform, **options))
     inputs = [torch.randn(*tokens.shape, 6, requires_grad=True), torch.randn(V, 6, requires_grad=True)]
     asked = [*inputs, *layers.parameters()]
@@ -103,7 +105,7 @@ def test_a_head_like_berts(scramble):
 def test_an_evaluation_of_which_nothing_was_read_is_refused() -> None:
     evaluation = EvaluationState("val")
     evaluation.unreadable = ["a.png: is cut short"]
-    with pytest.raises(UserError, match=r"no sample can be read: a.png: is cut short"):
+    with pytest.raises(UserError, match=r"none of the samples can be read: a.png: is cut short"):
         evaluation.losses()
     evaluation.add_loss({"tokens": Term(torch.tensor(6.0), 3)})
     assert evaluation.losses() == {"loss": 2.0}

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from vlm.training.step.optim import Constant, Muon, Optimization, orthogonalized, parameter_groups
+from vlm.training.step.optim import Constant, Muon, Optimization, orthogonalize, parameter_groups
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -15,9 +15,9 @@ def test_orthogonalized_is_near_the_polar_factor(shape, dtype):
     """Also where its products are in sixteen bits."""
     matrices = torch.randn(3, *shape)
     u, s, v = torch.linalg.svd(matrices, full_matrices=False)
-    found = orthogonalized(matrices, 5, dtype)
+    found = orthogonalize(matrices, 5, dtype)
     assert found.dtype == torch.float32
-    assert (dtype == torch.float32) == torch.equal(found, orthogonalized(matrices, 5))
+    assert (dtype == torch.float32) == torch.equal(found, orthogonalize(matrices, 5))
     torch.testing.assert_close(torch.linalg.svdvals(found), torch.ones_like(s), rtol=0, atol=0.4)
     cosine = (found * (u @ v)).sum((1, 2)) / found.norm(dim=(1, 2)) / (u @ v).norm(dim=(1, 2))
     assert cosine.min() > 0.95
@@ -28,11 +28,11 @@ def test_products_are_in_sixteen_bits_where_that_is_asked_for_and_faster(bfloat1
     monkeypatch.setattr("vlm.training.step.optim.has_bfloat16", lambda device: fast)
     layer = nn.Linear(8, 6, bias=False)
     muon = partial(Muon, lr=0.01, bfloat16=bfloat16)
-    optimizer = Optimization(muon, Constant(), weight_decay=0.0).optimizer_for(layer)
+    optimizer = Optimization(muon, Constant(), weight_decay=0.0).create_optimizer(layer)
     before, layer.weight.grad = layer.weight.detach().clone(), torch.randn(6, 8)
     optimizer.step()
     nesterov = layer.weight.grad * (0.05 + 0.95 * 0.05)
-    update = orthogonalized(nesterov[None], 5, torch.bfloat16 if bfloat16 and fast else None)[0]
+    update = orthogonalize(nesterov[None], 5, torch.bfloat16 if bfloat16 and fast else None)[0]
     torch.testing.assert_close(layer.weight.detach(), before - 0.01 * 0.2 * 8**0.5 * update, rtol=0, atol=1e-6)
 
 
@@ -43,7 +43,7 @@ def test_a_matrix_moves_by_the_orthogonal_nesterov_momentum():
     for _ in range(3):
         before, layer.weight.grad = layer.weight.detach().clone(), torch.randn(3, 5)
         momentum = 0.9 * momentum + 0.1 * layer.weight.grad
-        update = orthogonalized((0.1 * layer.weight.grad + 0.9 * momentum)[None], 5)[0]
+        update = orthogonalize((0.1 * layer.weight.grad + 0.9 * momentum)[None], 5)[0]
         optimizer.step()
         expected = before * (1 - 0.01 * 0.1) - 0.01 * 0.2 * 5**0.5 * update
         torch.testing.assert_close(layer.weight.detach(), expected)

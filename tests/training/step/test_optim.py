@@ -70,7 +70,7 @@ def test_optimizer_decays_what_it_should():
     optimization = Optimization(optimizer=partial(torch.optim.AdamW, lr=0.5), schedule=Constant(), weight_decay=0.1)
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
-    optimization.optimizer_for(model).step()
+    optimization.create_optimizer(model).step()
     torch.testing.assert_close(model.weight, before["weight"] * (1 - 0.5 * 0.1))
     assert torch.equal(model.bias, before["bias"])
 
@@ -160,7 +160,7 @@ def test_a_token_that_timms_grouping_forgets_stands_beside_the_stem(monkeypatch)
 def test_lower_layers_learn_more_slowly(model):
     groups = parameter_groups(model, 0.1, 0.5)
     optimization = Optimization(optimizer=torch.optim.AdamW, schedule=Constant(), weight_decay=0.1, layer_decay=0.5)
-    optimizer = optimization.optimizer_for(model)
+    optimizer = optimization.create_optimizer(model)
     rates = [factor(10) for factor in optimization.factors(optimizer, 100)]
     assert rates == [group["scale"] for group in groups]
     depths = layer_depths(model)

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from two_terms import SIZE, WEIGHT, D, Data, run
 
-from vlm.data.samples import Key, TrainBatches
+from vlm.data.samples import SampleKey, TrainBatches
 from vlm.training.step.losses import Term
 from vlm.training.step.step import StepState
 
@@ -62,7 +62,9 @@ def by_hand(steps: list[slice]) -> dict[str, torch.Tensor]:
     data, order = Data(4), TrainBatches(size=SIZE, batch_size=4, seed=3, position=lambda: (0, 0))
     for epoch in range(2):
         for part in steps:
-            batch = data.read([Key(epoch, int(index)) for index in np.concatenate(order.global_batches(epoch)[part])])
+            batch = data.read(
+                [SampleKey(epoch, int(index)) for index in np.concatenate(order.global_batches(epoch)[part])]
+            )
             hidden = model["trunk"](batch.x).tanh()
             loss = (model["first"](hidden) - batch.y).square().sum(1).mean()
             away = (model["second"](hidden) - batch.y)[batch.marked].abs().sum(1)
@@ -92,7 +94,7 @@ def alone() -> StepState:
 
 def test_terms_without_counts_are_refused() -> None:
     terms = {name: Term(torch.tensor(1.0), 1) for name in ("first", "second")}
-    with pytest.raises(TypeError, match="gives none, loss first, second"):
+    with pytest.raises(TypeError, match="returns none, but its loss has first, second"):
         alone().add(BATCH, terms)
 
 

@@ -9,14 +9,14 @@ import torch
 from PIL import Image
 
 from vlm.data.images.image import to_rgb
-from vlm.data.images.resize import MIN_CROP, Box, check_geometry, resize_box, to_tensor, view
+from vlm.data.images.resize import MIN_CROP, Box, check_geometry, resize_box, resize_to_tensor, to_tensor
 from vlm.errors import Range, Rate
 from vlm.nn.image_size import ImageSize
 from vlm.randomness import numpy_rng
 
 
 @dataclass(frozen=True)
-class Drawn:
+class AugmentParams:
     """Augmentation parameters of one image.
 
     Args:
@@ -86,44 +86,44 @@ class Augment:
     OFF: ClassVar[dict[str, Any]] = {"min_scale": 1, "min_ratio": 1, "horizontal_flip": False, "color_jitter": 0}
 
     @property
-    def drawn(self) -> list[str]:
+    def enabled_options(self) -> list[str]:
         """The parts that are on, as NAME=VALUE; empty if the result does not depend on the key."""
         values = {name: getattr(self, name) for name in self.OFF}
         return [f"{name}={value}" for name, value in values.items() if value != self.OFF[name]]
 
-    def unmirrored(self) -> Self:
+    def without_flip(self) -> Self:
         """A copy without the flip."""
-        other = copy(self)
-        other.horizontal_flip = False
-        return other
+        augment = copy(self)
+        augment.horizontal_flip = False
+        return augment
 
     def __call__(self, image: Image.Image, key: tuple[int | str, ...]) -> torch.Tensor:
         """The augmented image. Equal keys, such as (seed, epoch, index), give equal results in any process."""
-        if not self.drawn:
-            return view(to_rgb(image), self.image_size, self.resize, self.interpolation, self.crop)
-        return to_tensor(self.picture(image, key))
+        if not self.enabled_options:
+            return resize_to_tensor(to_rgb(image), self.image_size, self.resize, self.interpolation, self.crop)
+        return to_tensor(self.augment_image(image, key))
 
-    def picture(self, image: Image.Image, key: tuple[int | str, ...]) -> Image.Image:
+    def augment_image(self, image: Image.Image, key: tuple[int | str, ...]) -> Image.Image:
         """The augmented image as a PIL image, for subclasses."""
         image = to_rgb(image)
-        drawn = self.draw(image.size, key)
-        if drawn.box is None:
-            shown = view(image, self.image_size, self.resize, self.interpolation, self.crop)
-            image = Image.fromarray(np.ascontiguousarray(shown.permute(1, 2, 0).numpy()))
+        params = self.draw_params(image.size, key)
+        if params.box is None:
+            pixels = resize_to_tensor(image, self.image_size, self.resize, self.interpolation, self.crop)
+            image = Image.fromarray(np.ascontiguousarray(pixels.permute(1, 2, 0).numpy()))
         else:
-            image = resize_box(image, drawn.box, self.image_size, self.resize == "pad", self.interpolation)
-        if drawn.flip:
+            image = resize_box(image, params.box, self.image_size, self.resize == "pad", self.interpolation)
+        if params.flip:
             image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
         if self.color_jitter:
-            image = _relight(image, drawn.brightness, drawn.contrast)
+            image = _adjust_light(image, params.brightness, params.contrast)
         return image
 
-    def draw(self, size: tuple[int, int], key: tuple[int | str, ...]) -> Drawn:
+    def draw_params(self, size: tuple[int, int], key: tuple[int | str, ...]) -> AugmentParams:
         """The augmentation parameters for an image of a width and height."""
         # All numbers are drawn, so that turning on one augmentation does not change the others.
         area, ratio, left, top, flip, brightness, contrast = numpy_rng(*key).random(7).tolist()
         crops, low = not self.min_scale == self.min_ratio == 1, 1 - self.color_jitter
-        return Drawn(
+        return AugmentParams(
             box=self._box(size, area, ratio, left, top) if crops else None,
             flip=self.horizontal_flip and flip < 0.5,
             brightness=low + 2 * self.color_jitter * brightness,
@@ -144,7 +144,7 @@ class Augment:
         return x, y, min(x + width, size[0]), min(y + height, size[1])
 
 
-def _relight(image: Image.Image, brightness: float, contrast: float) -> Image.Image:
+def _adjust_light(image: Image.Image, brightness: float, contrast: float) -> Image.Image:
     """Multiplies pixel values by one factor, and their distance to the mean grey by another."""
     grey = np.asarray(image.convert("L")).mean() * brightness
     table = (np.arange(256) * brightness - grey) * contrast + grey

@@ -14,15 +14,15 @@ from torch import Tensor
 from vlm.data.images.augment import Augment, AugmentOptions
 from vlm.data.images.resize import PAD_COLOR, to_tensor
 from vlm.errors import Count, Range, Share, UserError
-from vlm.randomness import key as hashed
+from vlm.randomness import key as hash_key
 from vlm.randomness import numpy_rng
 
 POLICIES = ("randaugment", "autoaugment", "autoaugment_cifar10", "trivialaugment")
 MAX_MAGNITUDE = 30  # torchvision has 31 levels of strength
 
 # Area of an erased rectangle, as a share of the image, and its minimum ratio of height to width (Zhong et al. 2020).
-ERASED_AREA = (0.02, 1 / 3)
-ERASED_RATIO = 0.3
+ERASE_AREA = (0.02, 1 / 3)
+ERASE_RATIO = 0.3
 ERASE_TRIES = 10
 
 
@@ -66,34 +66,36 @@ class ClassAugment(Augment):
     OFF: ClassVar[dict[str, Any]] = {**Augment.OFF, "pad_crop": 0, "policy": None, "erase": 0}
 
     def __call__(self, image: Image.Image, key: tuple[int | str, ...]) -> torch.Tensor:
-        image = self.picture(image, key)
+        image = self.augment_image(image, key)
         if self.pad_crop:
-            image = _shift(image, self.shift(key))
+            canvas = Image.new("RGB", image.size)
+            canvas.paste(image, self.draw_shift(key))
+            image = canvas
         if self._operate:
-            with _seeded(hashed("policy", *key)):
+            with _fixed_seed(hash_key("policy", *key)):
                 image = self._operate(image)
         pixels = to_tensor(image)
         if self.erase:
             rng = numpy_rng("erase", *key)
-            if (place := self.rectangle(rng)) is not None:
+            if (place := self.draw_rectangle(rng)) is not None:
                 top, left, h, w = place
                 noise = torch.from_numpy(rng.integers(0, 256, (3, h, w), dtype=np.uint8))
                 pixels[:, top : top + h, left : left + w] = noise
         return pixels
 
-    def shift(self, key: tuple[int | str, ...]) -> tuple[int, int]:
+    def draw_shift(self, key: tuple[int | str, ...]) -> tuple[int, int]:
         """The shift of an image, in pixels to the right and down."""
         x, y = numpy_rng("shift", *key).integers(-self.pad_crop, self.pad_crop, 2, endpoint=True).tolist()
         return x, y
 
-    def rectangle(self, rng: np.random.Generator) -> tuple[int, int, int, int] | None:
+    def draw_rectangle(self, rng: np.random.Generator) -> tuple[int, int, int, int] | None:
         """Top, left, height and width of a rectangle to erase; None if none is drawn, or none fits."""
         if rng.random() >= self.erase:
             return None
         height, width = self.image_size
         for _ in range(ERASE_TRIES):
-            area = rng.uniform(*ERASED_AREA) * height * width
-            ratio = ERASED_RATIO ** rng.uniform(-1, 1)  # log-uniform: tall and wide rectangles are equally likely
+            area = rng.uniform(*ERASE_AREA) * height * width
+            ratio = ERASE_RATIO ** rng.uniform(-1, 1)  # log-uniform: tall and wide rectangles are equally likely
             h, w = round((area * ratio) ** 0.5), round((area / ratio) ** 0.5)
             if 0 < h < height and 0 < w < width:
                 return int(rng.integers(height - h + 1)), int(rng.integers(width - w + 1)), h, w
@@ -115,7 +117,7 @@ def _policy(name: str, num_ops: int, magnitude: int) -> Callable[[Image.Image], 
 
 
 @contextmanager
-def _seeded(seed: int) -> Iterator[None]:
+def _fixed_seed(seed: int) -> Iterator[None]:
     """Seeds torchvision's random choices and restores torch's generator afterwards.
 
     It seeds the CPU's generator only: `torch.manual_seed` would also change the GPU's, which dropout uses.
@@ -129,56 +131,52 @@ def _seeded(seed: int) -> Iterator[None]:
         generator.set_state(state)
 
 
-def _shift(image: Image.Image, by: tuple[int, int]) -> Image.Image:
-    canvas = Image.new("RGB", image.size)
-    canvas.paste(image, by)
-    return canvas
-
-
-NUMBERS = 14  # box 4, flip, brightness, contrast, shift 2, rectangle 4 (height 0: none), number of its noise
+NUM_PARAMS = 14  # box 4, flip, brightness, contrast, shift 2, rectangle 4 (height 0: none), number of its noise
 NOISE = 1 << 24  # number of noise patterns of an erased rectangle; float32 represents all of them
 
 
-def draw(augment: Augment, size: tuple[int, int], key: tuple[int | str, ...]) -> Tensor:
+def encode_params(augment: Augment, size: tuple[int, int], key: tuple[int | str, ...]) -> Tensor:
     """The augmentation parameters of a sample, as numbers.
 
     Args:
         size: Width and height of the image.
     Shapes:
-        -> float32 (NUMBERS,)
+        -> float32 (NUM_PARAMS,)
     """
-    drawn = augment.draw(size, key)
+    params = augment.draw_params(size, key)
     shift, place = (0, 0), None
     if isinstance(augment, ClassAugment):
-        shift = augment.shift(key) if augment.pad_crop else shift
-        place = augment.rectangle(numpy_rng("erase", *key)) if augment.erase else None
-    box = drawn.box or (0.0, 0.0, *map(float, size))
-    noise = hashed("noise", *key) % NOISE
-    return torch.tensor([*box, drawn.flip, drawn.brightness, drawn.contrast, *shift, *(place or (0, 0, 0, 0)), noise])
+        shift = augment.draw_shift(key) if augment.pad_crop else shift
+        place = augment.draw_rectangle(numpy_rng("erase", *key)) if augment.erase else None
+    box = params.box or (0.0, 0.0, *map(float, size))
+    noise = hash_key("noise", *key) % NOISE
+    return torch.tensor(
+        [*box, params.flip, params.brightness, params.contrast, *shift, *(place or (0, 0, 0, 0)), noise]
+    )
 
 
-def augmented(images: Tensor, numbers: Tensor, augment: Augment) -> Tensor:
+def apply_params(images: Tensor, numbers: Tensor, augment: Augment) -> Tensor:
     """Applies augmentation parameters to a batch.
 
     Shapes:
-        images uint8 (B, 3, any, any), numbers (B, NUMBERS) -> uint8 (B, 3, H, W), the augmentation's image_size
+        images uint8 (B, 3, any, any), numbers (B, NUM_PARAMS) -> uint8 (B, 3, H, W), the augmentation's image_size
     """
     if augment.min_scale < 1 or augment.min_ratio < 1:
-        images = cropped(images, numbers[:, :4], augment.image_size, FILTERS[augment.interpolation])
+        images = crop_and_resize(images, numbers[:, :4], augment.image_size, FILTERS[augment.interpolation])
     if augment.horizontal_flip:
-        images = torch.where(_each(numbers[:, 4] > 0), images.flip(-1), images)
+        images = torch.where(_per_image(numbers[:, 4] > 0), images.flip(-1), images)
     if augment.color_jitter:
-        images = relit(images, numbers[:, 5], numbers[:, 6])
+        images = adjust_light(images, numbers[:, 5], numbers[:, 6])
     if isinstance(augment, ClassAugment) and augment.pad_crop:
-        images = shifted(images, numbers[:, 7:9].long(), augment.pad_crop)
+        images = shift_images(images, numbers[:, 7:9].long(), augment.pad_crop)
     if isinstance(augment, ClassAugment) and augment.erase:
-        images = erased(images, numbers[:, 9:13].long(), numbers[:, 13].long())
+        images = erase_rectangles(images, numbers[:, 9:13].long(), numbers[:, 13].long())
     return images
 
 
-def _each(numbers: Tensor) -> Tensor:
+def _per_image(values: Tensor) -> Tensor:
     """Reshapes one number per image, (B,), to broadcast over pixels: (B, 1, 1, 1)."""
-    return numbers[:, None, None, None]
+    return values[:, None, None, None]
 
 
 def _triangle(x: Tensor) -> Tensor:
@@ -196,7 +194,7 @@ def _cubic(x: Tensor, a: float = -0.5) -> Tensor:
 FILTERS: dict[str, Callable[[Tensor], Tensor]] = {"bilinear": _triangle, "bicubic": _cubic}
 
 
-def cropped(images: Tensor, boxes: Tensor, size: tuple[int, int], kernel: Callable[[Tensor], Tensor]) -> Tensor:
+def crop_and_resize(images: Tensor, boxes: Tensor, size: tuple[int, int], kernel: Callable[[Tensor], Tensor]) -> Tensor:
     """Crops and resizes with antialiasing, like Pillow: two passes, each a product with one matrix per image.
 
     Width comes first, as in Pillow up to version 12; later versions begin with height if that is less work.
@@ -206,8 +204,8 @@ def cropped(images: Tensor, boxes: Tensor, size: tuple[int, int], kernel: Callab
     """
     across = _weights(boxes[:, 0], boxes[:, 2], images.shape[3], size[1], kernel)  # (B, size[1], W)
     down = _weights(boxes[:, 1], boxes[:, 3], images.shape[2], size[0], kernel)  # (B, size[0], H)
-    rows = _rounded(torch.einsum("bchw,bsw->bchs", images.float(), across))
-    return _rounded(torch.einsum("bchs,bth->bcts", rows, down)).to(torch.uint8)
+    rows = _round_pixels(torch.einsum("bchw,bsw->bchs", images.float(), across))
+    return _round_pixels(torch.einsum("bchs,bth->bcts", rows, down)).to(torch.uint8)
 
 
 def _weights(begin: Tensor, end: Tensor, source: int, size: int, kernel: Callable[[Tensor], Tensor]) -> Tensor:
@@ -219,31 +217,31 @@ def _weights(begin: Tensor, end: Tensor, source: int, size: int, kernel: Callabl
     return weights / weights.sum(-1, keepdim=True)
 
 
-def _rounded(pixels: Tensor) -> Tensor:
+def _round_pixels(pixels: Tensor) -> Tensor:
     return (pixels + 0.5).floor().clamp(0, 255)
 
 
-def relit(images: Tensor, brightness: Tensor, contrast: Tensor) -> Tensor:
+def adjust_light(images: Tensor, brightness: Tensor, contrast: Tensor) -> Tensor:
     """Multiplies pixel values of each image by one factor, and their distance to its mean grey by another."""
     red, green, blue = images.int().unbind(1)
     luma = red * 19595 + green * 38470 + blue * 7471 + 32768 >> 16  # Pillow's weights, (B, H, W)
     grey = luma.float().mean((1, 2)) * brightness
-    mean, factor = _each(grey), _each(contrast)
-    return ((images * _each(brightness) - mean) * factor + mean).round().clamp(0, 255).to(torch.uint8)
+    mean, factor = _per_image(grey), _per_image(contrast)
+    return ((images * _per_image(brightness) - mean) * factor + mean).round().clamp(0, 255).to(torch.uint8)
 
 
-def shifted(images: Tensor, by: Tensor, most: int) -> Tensor:
+def shift_images(images: Tensor, by: Tensor, max_shift: int) -> Tensor:
     """Shifts each image by (x, y) pixels and fills with black: by (B, 2)."""
     rows, height, width = len(images), *images.shape[2:]
-    padded = F.pad(images, [most] * 4)
-    across = most - by[:, :1] + torch.arange(width, device=images.device)  # (B, W)
-    down = most - by[:, 1:] + torch.arange(height, device=images.device)  # (B, H)
-    each = torch.arange(rows, device=images.device)[:, None, None, None]
+    padded = F.pad(images, [max_shift] * 4)
+    across = max_shift - by[:, :1] + torch.arange(width, device=images.device)  # (B, W)
+    down = max_shift - by[:, 1:] + torch.arange(height, device=images.device)  # (B, H)
+    image_index = torch.arange(rows, device=images.device)[:, None, None, None]
     channel = torch.arange(images.shape[1], device=images.device)[:, None, None]
-    return padded[each, channel, down[:, None, :, None], across[:, None, None, :]]
+    return padded[image_index, channel, down[:, None, :, None], across[:, None, None, :]]
 
 
-def erased(images: Tensor, places: Tensor, noises: Tensor) -> Tensor:
+def erase_rectangles(images: Tensor, places: Tensor, noises: Tensor) -> Tensor:
     """Fills a rectangle of each image with noise.
 
     Args:
@@ -252,15 +250,15 @@ def erased(images: Tensor, places: Tensor, noises: Tensor) -> Tensor:
     Shapes:
         images uint8 (B, 3, H, W), places (B, 4), noises (B,) -> uint8 (B, 3, H, W)
     """
-    top, left, height, width = (_each(part) for part in places.unbind(1))
+    top, left, height, width = (_per_image(part) for part in places.unbind(1))
     down = torch.arange(images.shape[2], device=images.device)[:, None]
     across = torch.arange(images.shape[3], device=images.device)
     inside = (down >= top) & (down < top + height) & (across >= left) & (across < left + width)
     pixel = torch.arange(images[0].numel(), device=images.device).view(images.shape[1:])
-    return torch.where(inside, _hashed(pixel + _each(noises) * images[0].numel()), images)
+    return torch.where(inside, _hash_to_bytes(pixel + _per_image(noises) * images[0].numel()), images)
 
 
-def _hashed(numbers: Tensor) -> Tensor:
+def _hash_to_bytes(numbers: Tensor) -> Tensor:
     """A uniform byte for each number (SplitMix64, Steele et al. 2014): uint8 of the same shape."""
     numbers = numbers * -7046029254386353131
     for multiplier, shift in ((-4658895280553007687, 30), (-7723592293110705685, 27)):

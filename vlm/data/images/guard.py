@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 MAX_PIECES = 2**17  # chunks, segments or blocks of a file; encoders write pieces of some kilobytes
 MAX_SCANS = 100  # of a JPEG, the limit of libtiff and djpeg; encoders write up to about a dozen
-MAX_SCANNED = 2**30  # pixels of all scans of a JPEG together
+MAX_SCAN_PIXELS = 2**30  # pixels of all scans of a JPEG together
 MAX_VALUES = 2**18  # of a TIFF entry that is not bytes; it allows a strip for each of 65,536 rows
 MAX_WEBP_SIDE = 2**14  # pixels, the limit of the format
 MAX_HEADER = 2**16  # bytes before the pixels of a PPM
@@ -19,7 +19,7 @@ MAX_TILE = 2**22  # pixels of a tile of a TIFF, unless the image is as large
 
 ORIENTATION = 0x0112
 
-_JPEG_KEPT = {0xE0, 0xEE}  # application segments that affect colours: JFIF and Adobe
+_JPEG_COLOR_SEGMENTS = {0xE0, 0xEE}  # application segments that affect colours: JFIF and Adobe
 _JPEG_BARE = {0x01, *range(0xD0, 0xD9)}  # markers without a segment
 _JPEG_FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}
 _JPEG_MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")
@@ -46,17 +46,17 @@ def guard(data: bytes) -> Guarded:
     return data, 1
 
 
-def _pieces(count: int) -> None:
+def _check_pieces(count: int) -> None:
     if count > MAX_PIECES:
         raise ValueError(f"the file has more than {MAX_PIECES:,} pieces")
 
 
-def _jpeg(data: bytes) -> Guarded:
-    kept, exif = [data[:2]], b""
+def _check_jpeg(data: bytes) -> Guarded:
+    parts, exif = [data[:2]], b""
     at, start, count, scans, pixels = 2, 2, 0, 0, 0
     while at + 4 <= len(data):
         count += 1
-        _pieces(count)
+        _check_pieces(count)
         if data[at] != 0xFF or data[at + 1] in (0x00, 0xFF):  # inside a scan, or bytes that decoders skip
             marker = _JPEG_MARKER.search(data, at)
             at = marker.start() if marker else len(data)
@@ -71,34 +71,34 @@ def _jpeg(data: bytes) -> Guarded:
             )
         elif kind == 0xDA:
             scans += 1
-            if scans > MAX_SCANS or scans * pixels > MAX_SCANNED:
+            if scans > MAX_SCANS or scans * pixels > MAX_SCAN_PIXELS:
                 raise ValueError(
                     f"the file has {scans} or more scans; at most {MAX_SCANS} are allowed, fewer for large images"
                 )
-        elif kind == 0xFE or (0xE0 <= kind <= 0xEF and kind not in _JPEG_KEPT):
+        elif kind == 0xFE or (0xE0 <= kind <= 0xEF and kind not in _JPEG_COLOR_SEGMENTS):
             if kind == 0xE1 and not exif and data[at + 4 : at + 10] == b"Exif\0\0":
                 exif = data[at + 10 : end]
-            kept.append(data[start:at])
+            parts.append(data[start:at])
             start = end
         at = end
-    return b"".join([*kept, data[start:]]), _exif_orientation(exif)
+    return b"".join([*parts, data[start:]]), _exif_orientation(exif)
 
 
-def _png(data: bytes) -> Guarded:
-    kept, exif, start = [data[:8]], b"", 8
-    for at, kind, size in _chunks(data, 8, ">I4s", 12, 1):
+def _check_png(data: bytes) -> Guarded:
+    parts, exif, start = [data[:8]], b"", 8
+    for at, kind, size in _iter_chunks(data, 8, ">I4s", 12, 1):
         if kind[:1].islower() and kind not in _PNG_ANCILLARY:
             exif = data[at + 8 : at + 8 + size] if kind == b"eXIf" else exif
-            kept.append(data[start:at])
+            parts.append(data[start:at])
             start = at + 12 + size
         if kind == b"IEND":
             break
-    return b"".join([*kept, data[start:]]), _exif_orientation(exif)
+    return b"".join([*parts, data[start:]]), _exif_orientation(exif)
 
 
-def _webp(data: bytes) -> Guarded:
+def _check_webp(data: bytes) -> Guarded:
     exif = b""
-    for at, kind, size in _chunks(data, 12, "<4sI", 8, 2):
+    for at, kind, size in _iter_chunks(data, 12, "<4sI", 8, 2):
         sides = [1 + int.from_bytes(data[at + place : at + place + 3], "little") for place in (12, 15)]
         if kind == b"VP8X" and max(sides) > MAX_WEBP_SIDE:  # a decoder allocates the whole canvas at once
             raise ValueError(f"{sides[0]} x {sides[1]} is too large; WebP allows {MAX_WEBP_SIDE:,} a side")
@@ -107,46 +107,46 @@ def _webp(data: bytes) -> Guarded:
     return data, _exif_orientation(exif)
 
 
-def _chunks(data: bytes, at: int, header: str, around: int, even: int) -> Iterator[tuple[int, bytes, int]]:
+def _iter_chunks(data: bytes, at: int, header: str, overhead: int, multiple: int) -> Iterator[tuple[int, bytes, int]]:
     """Yields the offset, kind and content size of each chunk.
 
     Args:
-        around: Number of bytes of a chunk in addition to its content.
-        even: Multiple that sizes are padded to.
+        overhead: Number of bytes of a chunk in addition to its content.
+        multiple: Multiple that sizes are padded to.
     """
     pieces = 0
     while at + 8 <= len(data):
         pieces += 1
-        _pieces(pieces)
+        _check_pieces(pieces)
         parts = struct.unpack_from(header, data, at)
         kind, size = parts if isinstance(parts[0], bytes) else parts[::-1]
         yield at, kind, size
-        at += around + -(-size // even) * even
+        at += overhead + -(-size // multiple) * multiple
 
 
-def _gif(data: bytes) -> Guarded:
+def _check_gif(data: bytes) -> Guarded:
     """Removes extensions before the first image, except transparency; later images are not read."""
     at = 13 + (3 << ((data[10] & 7) + 1) if data[10] & 0x80 else 0)
-    kept, pieces = [data[:at]], 0
+    parts, pieces = [data[:at]], 0
     while data[at] == 0x21:
         end = at + 2
         while data[end]:
             pieces += 1
-            _pieces(pieces)
+            _check_pieces(pieces)
             end += 1 + data[end]
         if data[at + 1] == 0xF9:
-            kept.append(data[at : end + 1])
+            parts.append(data[at : end + 1])
         at = end + 1
-    return b"".join([*kept, data[at:]]), 1
+    return b"".join([*parts, data[at:]]), 1
 
 
-def _ppm(data: bytes) -> Guarded:
+def _check_ppm(data: bytes) -> Guarded:
     if not _PPM.match(data[:MAX_HEADER]):
         raise ValueError(f"the header is damaged, or longer than {MAX_HEADER:,} bytes")
     return data, 1
 
 
-def _tiff(data: bytes) -> Guarded:
+def _check_tiff(data: bytes) -> Guarded:
     """Checks a TIFF; Pillow itself undoes the orientation."""
     _Directories(data).check()
     return data, 1
@@ -165,7 +165,7 @@ class _Directories:
     def __init__(self, data: bytes) -> None:
         self.data, self.order = data, {b"II": "<", b"MM": ">"}.get(data[:2], "<")
         self.big = self._read("H", 2) == 43
-        self.left = len(data)  # bytes left for all values, which may not overlap
+        self.unclaimed = len(data)  # bytes that remain for the values of further entries, which may not overlap
 
     def first(self) -> dict[int, int]:
         """First value of each entry of the first directory, if it is an integer."""
@@ -185,14 +185,14 @@ class _Directories:
     def _entries(self, offset: int) -> dict[int, int]:
         count = self._read("Q" if self.big else "H", offset)
         start, width, inline = (offset + 8, 20, 8) if self.big else (offset + 2, 12, 4)
-        _pieces(count)
+        _check_pieces(count)
         values = {}
         for at in range(start, start + count * width, width):
             tag, kind = self._read("H", at), self._read("H", at + 2)
             size, number = _TIFF_WIDTHS.get(kind, 1), self._read("Q" if self.big else "I", at + 4)
             if number * size > inline:
-                self.left -= number * size
-            if self.left < 0 or (size > 1 and number > MAX_VALUES):
+                self.unclaimed -= number * size
+            if self.unclaimed < 0 or (size > 1 and number > MAX_VALUES):
                 raise ValueError("the file's entries claim more data than it contains")
             code = {1: "B", 3: "H", 4: "I", 13: "I", 16: "Q", 18: "Q"}.get(kind)
             if code and number == 1:
@@ -204,11 +204,11 @@ class _Directories:
 
 
 _CHECKS: dict[bytes, Callable[[bytes], Guarded]] = {
-    b"\xff\xd8": _jpeg,
-    b"\x89PNG\r\n\x1a\n": _png,
-    b"RIFF": _webp,
-    b"GIF8": _gif,
-    b"II": _tiff,
-    b"MM": _tiff,
-    b"P": _ppm,
+    b"\xff\xd8": _check_jpeg,
+    b"\x89PNG\r\n\x1a\n": _check_png,
+    b"RIFF": _check_webp,
+    b"GIF8": _check_gif,
+    b"II": _check_tiff,
+    b"MM": _check_tiff,
+    b"P": _check_ppm,
 }

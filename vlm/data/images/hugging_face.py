@@ -12,7 +12,10 @@ from vlm.models.pretrained.folder import CONFIG, Folder
 from vlm.models.timm_encoder import RESIZES
 from vlm.nn.image_size import plain, sides
 
-FILE, BESIDE_TEXT = "preprocessor_config.json", "processor_config.json"  # the second, newer file also describes texts
+FILE, PROCESSOR_FILE = (
+    "preprocessor_config.json",
+    "processor_config.json",
+)  # the second, newer file also describes texts
 RESAMPLINGS = {1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box"}  # Pillow's numbers
 IMAGENET = {"image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225]}
 HALF = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
@@ -39,22 +42,22 @@ def read_preprocess(folder: Folder) -> Preprocess:
     Raises:
         UserError: It is missing, damaged or not supported.
     """
-    if own := folder.own("preprocess"):
-        return Preprocess.from_state(own)
-    if (model := folder.json(CONFIG)) is not None and "pretrained_cfg" in model:
-        return _of_timm(model.part("pretrained_cfg"))
-    config, beside = folder.json(FILE), folder.json(BESIDE_TEXT)
-    if config is None and beside is not None and "image_processor" in beside:
-        config = beside.part("image_processor")
+    if stored := folder.vlm_metadata("preprocess"):
+        return Preprocess.from_state(stored)
+    if (model := folder.read_json(CONFIG)) is not None and "pretrained_cfg" in model:
+        return _read_timm(model.part("pretrained_cfg"))
+    config, processor = folder.read_json(FILE), folder.read_json(PROCESSOR_FILE)
+    if config is None and processor is not None and "image_processor" in processor:
+        config = processor.part("image_processor")
     if config is None:
         raise UserError(f"{folder} has no {FILE}; add the one that the model was trained with")
     try:
-        return _preprocess(config)
+        return _read_processor(config)
     except ValueError as fault:
         raise UserError(f"{config.file}: cannot be used: {fault}; choose another folder") from fault
 
 
-def _of_timm(config: Fields) -> Preprocess:
+def _read_timm(config: Fields) -> Preprocess:
     """Reads the preprocessing of timm's own evaluation."""
     _, height, width = map(int, config.read(numbers("input_size", [3, 224, 224], 3, 1, MAX_IMAGE_SIZE)))
     options: dict[str, Any] = {
@@ -66,7 +69,7 @@ def _of_timm(config: Fields) -> Preprocess:
     return Preprocess(image_size=(height, width), crop=config.read(number("crop_pct", 0.875, MIN_CROP)), **options)
 
 
-def _preprocess(config: Fields) -> Preprocess:
+def _read_processor(config: Fields) -> Preprocess:
     stated = config.values
     name = str(stated.get("image_processor_type") or stated.get("feature_extractor_type") or "ViTImageProcessor")
     kind = name.removesuffix("Fast").removesuffix("Pil").removesuffix("ImageProcessor").removesuffix("FeatureExtractor")
@@ -80,7 +83,7 @@ def _preprocess(config: Fields) -> Preprocess:
         raise ValueError("it does not scale pixels to [0, 1]")
     if kind == "Llava" and values.read(flag("do_pad", False)):
         raise ValueError("it pads images to squares")
-    fitting = _fitted(values) if KINDS[kind] is FITTED else _sides(values, KINDS[kind])
+    fitting = _read_longest_edge(values) if KINDS[kind] is FITTED else _read_sizes(values, KINDS[kind])
     normalized = values.read(flag("do_normalize", True))
     mean = values.read(numbers("image_mean", None, 3, -100, 100)) if normalized else (0.0, 0.0, 0.0)
     std = values.read(numbers("image_std", None, 3, 1e-6, 1e3)) if normalized else (1.0, 1.0, 1.0)
@@ -91,55 +94,55 @@ def _preprocess(config: Fields) -> Preprocess:
         raise ValueError(str(fault)) from fault
 
 
-def _fitted(values: Fields) -> dict[str, Any]:
+def _read_longest_edge(values: Fields) -> dict[str, Any]:
     """Options for images that are resized to a longest edge, then to the squares that the model reads."""
-    longest, shown = (
+    longest, tile = (
         values.part(name).read(integer("longest_edge", REQUIRED, high=MAX_IMAGE_SIZE))
         for name in ("size", "max_image_size")
     )
     tiles = values.read(flag("do_image_splitting", True))
-    return {"image_size": shown, "resize": "squash", "longest_edge": longest, "tiles": tiles}
+    return {"image_size": tile, "resize": "squash", "longest_edge": longest, "tiles": tiles}
 
 
-def _sides(values: Fields, kind: Mapping[str, Any]) -> dict[str, Any]:
+def _read_sizes(values: Fields, kind: Mapping[str, Any]) -> dict[str, Any]:
     # A plain number is the shorter side if that is the processor's default, else both sides.
     shorter = isinstance(kind["size"], Mapping)
-    size, resize = _size(values, "size", "crop_down" if shorter else "squash")
-    shown = size
+    size, resize = _read_size(values, "size", "crop_down" if shorter else "squash")
+    cropped = size
     if values.read(flag("do_center_crop", False)):
-        shown, _ = _size(values, "crop_size" if "crop_size" in values else "size", "squash")
-        pairs = [*zip(shown, size, strict=True)]
-        if any(kept > side or (resize == "squash" and (side - kept) % 2) for kept, side in pairs):
-            raise ValueError(f"it crops {plain(shown)} pixels out of {plain(size)}")
-        if resize == "crop_down" and shown[0] != shown[1]:
-            raise ValueError(f"it crops {plain(shown)} pixels, which are not square, without stretching the image")
+        cropped, _ = _read_size(values, "crop_size" if "crop_size" in values else "size", "squash")
+        pairs = [*zip(cropped, size, strict=True)]
+        if any(crop > side or (resize == "squash" and (side - crop) % 2) for crop, side in pairs):
+            raise ValueError(f"it crops {plain(cropped)} pixels out of {plain(size)}")
+        if resize == "crop_down" and cropped[0] != cropped[1]:
+            raise ValueError(f"it crops {plain(cropped)} pixels, which are not square, without stretching the image")
     elif resize == "crop_down":
         raise ValueError("its images are not square")
-    return {"image_size": shown, "resize": resize, "crop": _share(shown, size)}
+    return {"image_size": cropped, "resize": resize, "crop": _crop_ratio(cropped, size)}
 
 
-def _share(shown: tuple[int, int], size: tuple[int, int]) -> float:
+def _crop_ratio(cropped: tuple[int, int], size: tuple[int, int]) -> float:
     """The crop ratio, rounded so that both sides are restored exactly.
 
     Raises:
         ValueError: The sides are not cropped by one ratio.
     """
-    pairs = [*zip(shown, size, strict=True)]
-    for kept, side in pairs:
-        for share in (kept / side, nextafter(kept / side, 0)):
-            if all(int(one / share) == other for one, other in pairs):
+    pairs = [*zip(cropped, size, strict=True)]
+    for crop_side, side in pairs:
+        for share in (crop_side / side, nextafter(crop_side / side, 0)):
+            if all(int(cropped_side / share) == full_side for cropped_side, full_side in pairs):
                 return share
-    raise ValueError(f"it crops {plain(shown)} pixels out of {plain(size)}")
+    raise ValueError(f"it crops {plain(cropped)} pixels out of {plain(size)}")
 
 
-def _size(values: Fields, name: str, otherwise: str) -> tuple[tuple[int, int], str]:
+def _read_size(values: Fields, name: str, default_resize: str) -> tuple[tuple[int, int], str]:
     """Height and width, and how images are resized to them.
 
     Args:
-        otherwise: The resizing for a plain number.
+        default_resize: The resizing for a plain number.
     """
     if not isinstance(values.values[name], Mapping):
-        return sides(values.read(integer(name, high=MAX_IMAGE_SIZE))), otherwise
+        return sides(values.read(integer(name, high=MAX_IMAGE_SIZE))), default_resize
     size = values.part(name)
     if "shortest_edge" in size:
         return sides(size.read(integer("shortest_edge", high=MAX_IMAGE_SIZE))), "crop_down"

@@ -16,10 +16,18 @@ import torch
 from PIL import Image, ImageFile, TiffImagePlugin
 
 from vlm.data.images.guard import guard
-from vlm.data.images.resize import MAX_IMAGE_SIZE, MIN_CROP, check_geometry, fitted, tiled, to_tensor, view
+from vlm.data.images.resize import (
+    MAX_IMAGE_SIZE,
+    MIN_CROP,
+    check_geometry,
+    cut_tiles,
+    resize_longest_edge,
+    resize_to_tensor,
+    to_tensor,
+)
 from vlm.data.records import Record, Split
 from vlm.errors import Count, Range, UserError, printable
-from vlm.nn.image_size import ImageSize, plain, scaled
+from vlm.nn.image_size import ImageSize, fit_longest_side, plain
 
 
 class CachedImages(Split):
@@ -39,7 +47,7 @@ class CachedImages(Split):
 
             def image(number: int) -> Image.Image:
                 if index not in self._images:
-                    self._images[index] = [one() for one in decode]
+                    self._images[index] = [open_image() for open_image in decode]
                 return self._images[index][number]
 
             record.open_image, *record.open_more = [partial(image, number) for number in range(len(decode))]
@@ -67,7 +75,7 @@ Source = str | os.PathLike[str] | bytes
 
 _large = Lock()
 _BAND = 2**20  # pixels converted at once by conversions that need copies
-_UPRIGHT = {
+_UNDO_ORIENTATION = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
     4: Image.Transpose.FLIP_TOP_BOTTOM,
@@ -94,7 +102,7 @@ class ImageTooLarge(ImageError):
     """An image with more pixels than allowed."""
 
 
-def load_image(source: Source, name: str = "<bytes>", *, least: int | None = None) -> Image.Image:
+def load_image(source: Source, name: str = "<bytes>", *, min_side: int | None = None) -> Image.Image:
     """Reads an image: upright, RGB, 8 bits, the first frame of an animation, transparency over white.
 
     The format is detected from the content, not from the file name. 12- and 16-bit grey keeps its high 8 bits. 32-bit
@@ -104,21 +112,21 @@ def load_image(source: Source, name: str = "<bytes>", *, least: int | None = Non
     Args:
         source: Path of a regular file, or its content.
         name: Name of the content, for messages.
-        least: Allows 1/2, 1/4 or 1/8 of the size, a JPEG's while it is decoded, if both sides keep this many pixels.
+        min_side: Allows decoding at 1/2, 1/4 or 1/8 of the size if both sides keep at least this many pixels.
     Raises:
         ImageError: The image cannot be read completely.
     """
     name = name if isinstance(source, bytes) else os.fspath(source)
     try:
-        return _decode(source if isinstance(source, bytes) else _read_regular(name), least)
+        return _decode(source if isinstance(source, bytes) else _read_regular(name), min_side)
     except Exception as error:  # decoders raise many types of exceptions for corrupt files
         raise _image_error(name, error) from error
 
 
-def decoding_cost(content: bytes, name: str = "<bytes>", *, least: int | None = None) -> int:
+def count_decoded_pixels(content: bytes, name: str = "<bytes>", *, min_side: int | None = None) -> int:
     """Number of pixels that `load_image` decodes, from the file's header; arguments and errors as there."""
     try:
-        image, _ = _open(content, least)
+        image, _ = _open(content, min_side)
     except Exception as error:
         raise _image_error(name, error) from error
     return image.width * image.height
@@ -145,11 +153,8 @@ def _image_error(name: str, error: Exception) -> ImageError:
     if not isinstance(error, ImageError | ValueError | MemoryError) and not getattr(error, "strerror", None):
         return ImageError(f"{name}: the file is truncated or damaged")  # in Pillow: "Truncated File Read", and others
     kind = ImageTooLarge if isinstance(error, ImageTooLarge) else ImageError
-    return kind(f"{name}: {getattr(error, 'strerror', None) or _one_line(error)}")
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split()) or f"cannot be decoded ({type(error).__name__})"
+    reason = " ".join(str(error).split()) or f"cannot be decoded ({type(error).__name__})"
+    return kind(f"{name}: {getattr(error, 'strerror', None) or reason}")
 
 
 def _read_regular(path: str) -> bytes:
@@ -165,38 +170,38 @@ def _read_regular(path: str) -> bytes:
         return file.read(status.st_size)
 
 
-def _open(data: bytes, least: int | None) -> tuple[ImageFile.ImageFile, int]:
+def _open(data: bytes, min_side: int | None) -> tuple[ImageFile.ImageFile, int]:
     """Opens an image without decoding its pixels; returns it and the EXIF orientation to undo."""
     if not data:
         raise ValueError("the file is empty")
     data, orientation = guard(data)
     image = Image.open(BytesIO(data), formats=FORMATS)
     _check_size(image, len(data))
-    if least is not None and not image.info.get("progressive"):  # its decoder holds the whole image anyway
-        image.draft(None, (least, least))
+    if min_side is not None and not image.info.get("progressive"):  # its decoder holds the whole image anyway
+        image.draft(None, (min_side, min_side))
     return image, orientation
 
 
-def _decode(data: bytes, least: int | None = None) -> Image.Image:
-    image, orientation = _open(data, least)
+def _decode(data: bytes, min_side: int | None = None) -> Image.Image:
+    image, orientation = _open(data, min_side)
     with _large if image.width * image.height > LARGE_PIXELS else nullcontext():
         image.load()
         rgb = to_rgb(image)
-        factor = 1 if least is None else next((by for by in (8, 4, 2) if min(rgb.size) >= by * least), 1)
+        factor = 1 if min_side is None else next((by for by in (8, 4, 2) if min(rgb.size) >= by * min_side), 1)
         # A new image in any case: the result must not carry the file's metadata.
         rgb = rgb.reduce(factor) if factor > 1 else rgb.copy() if rgb is image else rgb
     del image  # frees its pixels before the next copy
     rgb.info = {}
-    return rgb.transpose(_UPRIGHT[orientation]) if orientation in _UPRIGHT else rgb
+    return rgb.transpose(_UNDO_ORIENTATION[orientation]) if orientation in _UNDO_ORIENTATION else rgb
 
 
 def _check_size(image: ImageFile.ImageFile, size: int) -> None:
     width, height = image.size
     slow = any(tile[0] in SLOW_CODECS for tile in image.tile)
-    most = MAX_SLOW_PIXELS if slow else MAX_WEBP_PIXELS if image.format == "WEBP" else MAX_PIXELS
-    if max(width, height) > MAX_SIDE or width * height > most:
+    max_pixels = MAX_SLOW_PIXELS if slow else MAX_WEBP_PIXELS if image.format == "WEBP" else MAX_PIXELS
+    if max(width, height) > MAX_SIDE or width * height > max_pixels:
         kind = f"{'this variant of ' if slow else ''}{image.format} may have"
-        raise ImageTooLarge(f"{width} x {height} is too large; {kind} {most:,} pixels and a side of {MAX_SIDE:,}")
+        raise ImageTooLarge(f"{width} x {height} is too large; {kind} {max_pixels:,} pixels and a side of {MAX_SIDE:,}")
     if slow and size > MAX_SLOW_BYTES:
         raise ImageTooLarge(f"the file has {size:,} bytes; this variant of {image.format} may have {MAX_SLOW_BYTES:,}")
 
@@ -204,24 +209,24 @@ def _check_size(image: ImageFile.ImageFile, size: int) -> None:
 def to_rgb(image: Image.Image) -> Image.Image:
     """Converts to 8-bit RGB with transparency over white; an opaque RGB image is returned as it is."""
     if image.mode in ("I", "F") or image.mode.startswith("I;16"):
-        image = _eight_bits(image)
+        image = _to_eight_bits(image)
     if image.has_transparency_data:
         white = Image.new("RGB", image.size, "white")
-        for top, band in _bands(image):
+        for top, band in _iter_bands(image):
             layer = band.convert("RGBA")
             white.paste(layer, (0, top), layer.getchannel("A"))
         return white
     return image if image.mode == "RGB" else image.convert("RGB")
 
 
-def _bands(image: Image.Image) -> Iterator[tuple[int, Image.Image]]:
+def _iter_bands(image: Image.Image) -> Iterator[tuple[int, Image.Image]]:
     """Yields horizontal bands from top to bottom, to bound the memory of conversions."""
     rows = max(1, _BAND // image.width)
     for top in range(0, image.height, rows):
         yield top, image.crop((0, top, image.width, min(top + rows, image.height)))
 
 
-def _eight_bits(image: Image.Image) -> Image.Image:
+def _to_eight_bits(image: Image.Image) -> Image.Image:
     tags: Any = image.tag_v2 if isinstance(image, TiffImagePlugin.TiffImageFile) else {}
     bits = tags.get(TiffImagePlugin.BITSPERSAMPLE, (16,))[0]
     if image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PPM"):
@@ -229,15 +234,15 @@ def _eight_bits(image: Image.Image) -> Image.Image:
     else:
         # Pillow's mode I holds signed numbers; a TIFF's are unsigned unless its tags say otherwise.
         unsigned = image.mode == "I" and bits == 32 and tags.get(TiffImagePlugin.SAMPLEFORMAT, (1,))[0] == 1
-        values = (_finite(band, unsigned) for _, band in _bands(image))
+        values = (_finite_values(band, unsigned) for _, band in _iter_bands(image))
         ends = [(float(band.min()), float(band.max())) for band in values]
         low, high = min(0.0, *(low for low, _ in ends)), max(high for _, high in ends)
         top = high if low < 0 else next((top for top in (1.0, 255.0, 65535.0) if high <= top), high)
-        scale = partial(_scaled, low=low, span=(top - low) or 1.0, unsigned=unsigned)
+        scale = partial(_scale_range, low=low, span=(top - low) or 1.0, unsigned=unsigned)
     # Pillow inverts images of up to 8 bits itself.
     white_is_zero = tags.get(TiffImagePlugin.PHOTOMETRIC_INTERPRETATION) == 0
     grey = Image.new("L", image.size)
-    for top, band in _bands(image):
+    for top, band in _iter_bands(image):
         eight = scale(band)
         grey.paste(Image.fromarray(255 - eight if white_is_zero else eight), (0, top))
     return grey
@@ -253,18 +258,18 @@ def _high_bits(band: Image.Image, bits: int) -> np.ndarray:
     return grey
 
 
-def _scaled(band: Image.Image, low: float, span: float, unsigned: bool) -> np.ndarray:
-    return np.rint((_finite(band, unsigned) - low) * (255 / span)).astype(np.uint8)
+def _scale_range(band: Image.Image, low: float, span: float, unsigned: bool) -> np.ndarray:
+    return np.rint((_finite_values(band, unsigned) - low) * (255 / span)).astype(np.uint8)
 
 
-def _finite(band: Image.Image, unsigned: bool) -> np.ndarray:
+def _finite_values(band: Image.Image, unsigned: bool) -> np.ndarray:
     stored = np.asarray(band)
     values = np.array(stored.view(np.uint32) if unsigned else stored, dtype=np.float64)
     values[~np.isfinite(values)] = 0
     return values
 
 
-def _three(name: str, values: Sequence[float]) -> list[float]:
+def _check_channels(name: str, values: Sequence[float]) -> list[float]:
     try:
         numbers = [float(value) for value in values]
     except (TypeError, ValueError):
@@ -275,7 +280,7 @@ def _three(name: str, values: Sequence[float]) -> list[float]:
 
 
 @lru_cache(maxsize=64)
-def _channels(values: tuple[float, ...], device: torch.device) -> torch.Tensor:
+def _channel_tensor(values: tuple[float, ...], device: torch.device) -> torch.Tensor:
     """One value per channel, (3, 1, 1); cached, because copying it to a GPU in each step would wait for the GPU."""
     with torch.inference_mode(False):
         return torch.tensor(values, device=device)[:, None, None]
@@ -328,19 +333,19 @@ class Preprocess:
             raise UserError(f"longest_edge={longest_edge!r} is invalid; it must be an integer up to {MAX_IMAGE_SIZE}")
         if tiles and len({*self.image_size}) > 1:
             raise UserError(f"tiles are squares, and image_size={plain(self.image_size)} is none; give one number")
-        self.mean = _three("mean", default_mean if mean is None else mean)
-        self.std = _three("std", default_std if std is None else std)
+        self.mean = _check_channels("mean", default_mean if mean is None else mean)
+        self.std = _check_channels("std", default_std if std is None else std)
         if min(self.std) <= 0:
             raise UserError(f"std={self.std!r} is invalid; give numbers greater than 0")
 
     def __call__(self, image: Image.Image) -> torch.Tensor:
         rgb = to_rgb(image)
         if self.longest_edge is not None:
-            rgb = fitted(rgb, self.longest_edge, self.interpolation)
-        return view(rgb, self.image_size, self.resize, self.interpolation, self.crop)
+            rgb = resize_longest_edge(rgb, self.longest_edge, self.interpolation)
+        return resize_to_tensor(rgb, self.image_size, self.resize, self.interpolation, self.crop)
 
     def views(self, image: Image.Image) -> tuple[torch.Tensor, int, int]:
-        """Returns the squares that an image is cut into, row by row, then the whole image; and the rows and columns.
+        """Returns the squares that an image is cut into, row by row, then the entire image; and the rows and columns.
 
         An image that is not cut gives one square, with 0 rows and columns.
 
@@ -349,17 +354,17 @@ class Preprocess:
         """
         if not self.tiles or self.longest_edge is None:
             return self(image)[None], 0, 0
-        rgb = fitted(to_rgb(image), self.longest_edge, self.interpolation)
-        squares, rows, columns = tiled(rgb, self.image_size[0], self.interpolation)
+        rgb = resize_longest_edge(to_rgb(image), self.longest_edge, self.interpolation)
+        squares, rows, columns = cut_tiles(rgb, self.image_size[0], self.interpolation)
         return torch.stack([to_tensor(square) for square in squares]), rows, columns
 
     def scaled_to(self, longest: int) -> "Preprocess":
         """The same preprocessing with the same proportions and a longer side of `longest` pixels."""
-        return Preprocess(**{**self.state(), "image_size": scaled(self.image_size, longest)})
+        return Preprocess(**{**self.state(), "image_size": fit_longest_side(self.image_size, longest)})
 
     def normalize(self, images: torch.Tensor) -> torch.Tensor:
         """Shapes: uint8 (B, 3, H, W) -> float32 (B, 3, H, W), on the device of the images."""
-        mean, std = (_channels(tuple(values), images.device) for values in (self.mean, self.std))
+        mean, std = (_channel_tensor(tuple(values), images.device) for values in (self.mean, self.std))
         return images.to(torch.float32).div(255).sub_(mean).div_(std)
 
     def state(self) -> dict[str, Any]:

@@ -14,7 +14,7 @@ MIN_CROP = 0.25
 RESIZES = ("crop", "crop_down", "squash", "pad")
 INTERPOLATIONS = ("box", "bilinear", "bicubic", "lanczos")
 PAD_COLOR = (128, 128, 128)
-LONG = 8  # if a resized side exceeds this many times the crop, Pillow resizes only the cropped region
+MAX_SCALE = 8  # if a resized side exceeds the crop by more than this factor, Pillow resizes only the cropped region
 
 Box = tuple[float, float, float, float]
 Shape = tuple[int, int]
@@ -26,13 +26,13 @@ def check_geometry(image_size: ImageSize, resize: str, interpolation: str, crop:
     Raises:
         UserError: An option is invalid.
     """
-    each = image_size if isinstance(image_size, list | tuple) and len(image_size) == 2 else [image_size]
-    if any(type(side) is not int or not 1 <= side <= MAX_IMAGE_SIZE for side in each):
+    image_sides = image_size if isinstance(image_size, list | tuple) and len(image_size) == 2 else [image_size]
+    if any(type(side) is not int or not 1 <= side <= MAX_IMAGE_SIZE for side in image_sides):
         wanted = f"an integer from 1 to {MAX_IMAGE_SIZE}, or two, height and width"
         raise UserError(f"image_size={image_size!r} is invalid; it must be {wanted}")
-    for name, value, known in (("resize", resize, RESIZES), ("interpolation", interpolation, INTERPOLATIONS)):
-        if value not in known:
-            raise UserError(f"{name}={value!r} is unknown; choose one of {', '.join(known)}")
+    for name, value, choices in (("resize", resize, RESIZES), ("interpolation", interpolation, INTERPOLATIONS)):
+        if value not in choices:
+            raise UserError(f"{name}={value!r} is unknown; choose one of {', '.join(choices)}")
     if not isinstance(crop, int | float) or not MIN_CROP <= crop <= 1:
         raise UserError(f"crop={crop!r} is invalid; it must be a number from {MIN_CROP} to 1")
     return sides(image_size)
@@ -60,7 +60,9 @@ def resize_box(image: Image.Image, box: Box, shape: Shape, pad: bool, interpolat
     return canvas
 
 
-def view(image: Image.Image, shape: Shape, resize: str, interpolation: str, crop: float = 1.0) -> torch.Tensor:
+def resize_to_tensor(
+    image: Image.Image, shape: Shape, resize: str, interpolation: str, crop: float = 1.0
+) -> torch.Tensor:
     """The evaluation view of an RGB image, uint8 (3, *shape).
 
     torch resizes if it has the interpolation, four times as fast as Pillow. The result equals torchvision's Resize (and
@@ -72,48 +74,53 @@ def view(image: Image.Image, shape: Shape, resize: str, interpolation: str, crop
         crop: Share of each resized side to keep, from the centre; ignored for ``pad``.
     """
     high, wide = shape
-    whole = shape if resize == "pad" else (int(high / crop), int(wide / crop))
-    if image.size == (wide, high) and whole == shape:
+    resized = shape if resize == "pad" else (int(high / crop), int(wide / crop))
+    if image.size == (wide, high) and resized == shape:
         return to_tensor(image)
-    size = _covering(image, whole) if resize in ("crop", "crop_down") else whole[::-1]
+    if resize not in ("crop", "crop_down"):
+        size = resized[::-1]
+    elif resized[0] * image.width >= resized[1] * image.height:  # the sides are rounded like torchvision
+        size = int(resized[0] * image.width / image.height), resized[0]
+    else:
+        size = resized[1], int(resized[1] * image.height / image.width)
     down = resize == "crop_down"
-    long = size[0] > LONG * wide or size[1] > LONG * high
+    long = size[0] > MAX_SCALE * wide or size[1] > MAX_SCALE * high
     if resize == "pad" or interpolation not in ("bilinear", "bicubic") or long:
-        box = whole_box(image) if resize == "pad" else center_box(image, size, shape, down=down)
+        box = (0, 0, *image.size) if resize == "pad" else center_crop_box(image, size, shape, down=down)
         return to_tensor(resize_box(image, box, shape, resize == "pad", interpolation))
     pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1)[None]  # (1, 3, H, W), channels last in memory
     pixels = torch.nn.functional.interpolate(pixels, size[::-1], mode=interpolation, antialias=True)
-    left, top = _start(size[0], wide, down=down), _start(size[1], high, down=down)
+    left, top = _crop_start(size[0], wide, down=down), _crop_start(size[1], high, down=down)
     return pixels[0, :, top : top + high, left : left + wide].contiguous()
 
 
-def fitted(image: Image.Image, longest: int, interpolation: str) -> Image.Image:
+def resize_longest_edge(image: Image.Image, longest: int, interpolation: str) -> Image.Image:
     """Resizes an RGB image to a longer side; the shorter side is rounded up to an even number, as in Idefics3.
 
     Args:
         interpolation: Pillow's name of a filter, in lower case.
     """
-    shorter = _shorter(image, longest)
+    shorter = _shorter_side(image, longest)
     shorter = max(1, shorter + shorter % 2)
     size = (longest, shorter) if image.width >= image.height else (shorter, longest)
     return image.resize(size, Image.Resampling[interpolation.upper()])
 
 
-def _shorter(image: Image.Image, longer: int) -> int:
+def _shorter_side(image: Image.Image, longer: int) -> int:
     """The length of the shorter side if the longer side has a given length, rounded down as in Idefics3."""
     ratio = image.width / image.height
     return int(longer / ratio if ratio >= 1 else longer * ratio)
 
 
-def tiled(image: Image.Image, side: int, interpolation: str) -> tuple[list[Image.Image], int, int]:
-    """Cuts an image into squares, row by row, then the whole image; also returns the rows and columns (Idefics3).
+def cut_tiles(image: Image.Image, side: int, interpolation: str) -> tuple[list[Image.Image], int, int]:
+    """Cuts an image into squares, row by row, then the entire image; also returns the rows and columns (Idefics3).
 
-    The image is first stretched to whole squares: its longer side is rounded up to a multiple of `side`, and so is the
-    shorter side scaled in proportion. An image of one square is not cut, and has 0 rows and columns.
+    The image is first stretched: its longer side is rounded up to a multiple of `side`, and so is the shorter side,
+    scaled in proportion. An image of one square is not cut, and has 0 rows and columns.
     """
     resample = Image.Resampling[interpolation.upper()]
     longer = ceil(max(image.size) / side)
-    shorter = ceil(_shorter(image, longer * side) / side)
+    shorter = ceil(_shorter_side(image, longer * side) / side)
     columns, rows = (longer, shorter) if image.width >= image.height else (shorter, longer)
     image = image.resize((columns * side, rows * side), resample)
     if rows == columns == 1:
@@ -123,29 +130,16 @@ def tiled(image: Image.Image, side: int, interpolation: str) -> tuple[list[Image
     return [*cut, image.resize((side, side), resample)], rows, columns
 
 
-def _covering(image: Image.Image, shape: Shape) -> tuple[int, int]:
-    """The smallest width and height of the image's proportions that cover a shape, rounded like torchvision."""
-    high, wide = shape
-    if high * image.width >= wide * image.height:
-        return int(high * image.width / image.height), high
-    return wide, int(wide * image.height / image.width)
-
-
-def whole_box(image: Image.Image) -> Box:
-    """The region of the whole image."""
-    return 0, 0, *image.size
-
-
-def _start(side: int, shown: int, *, down: bool) -> int:
+def _crop_start(side: int, cropped: int, *, down: bool) -> int:
     """Index of the first pixel of a centre crop.
 
     Args:
         down: Whether to round half a pixel down.
     """
-    return (side - shown) // 2 if down else round((side - shown) / 2)
+    return (side - cropped) // 2 if down else round((side - cropped) / 2)
 
 
-def center_box(image: Image.Image, resized: tuple[int, int], shape: Shape, *, down: bool = False) -> Box:
+def center_crop_box(image: Image.Image, resized: tuple[int, int], shape: Shape, *, down: bool = False) -> Box:
     """The region of an image that torchvision's ``CenterCrop(shape)`` keeps after resizing to a width and height.
 
     Like torchvision, it rounds to whole pixels of the resized image, to match models trained with it.
@@ -154,9 +148,9 @@ def center_box(image: Image.Image, resized: tuple[int, int], shape: Shape, *, do
         down: Whether to round half a pixel down, as `transformers` does.
     """
     (left, right), (top, bottom) = (
-        (start * side / to, (start + kept) * side / to)
-        for side, to, kept in zip(image.size, resized, shape[::-1], strict=True)
-        for start in [_start(to, kept, down=down)]
+        (start * side / to, (start + cropped) * side / to)
+        for side, to, cropped in zip(image.size, resized, shape[::-1], strict=True)
+        for start in [_crop_start(to, cropped, down=down)]
     )
     return left, top, right, bottom
 

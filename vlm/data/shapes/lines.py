@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from vlm.data.records import Record
-from vlm.data.shapes.scene_source import DrawnSource, Keys
+from vlm.data.shapes.scene_source import GeneratedSource, Keys
 from vlm.errors import Count, Rate, UserError
 from vlm.nn.image_size import ImageSize, plain, sides
 from vlm.randomness import key, numpy_rng
@@ -50,7 +50,7 @@ class Line(NamedTuple):
     shape: tuple[int, int]
 
 
-class DrawnLines(DrawnSource):
+class DrawnLines(GeneratedSource):
     """Lines of one invented word or number, whose caption is the text; no two splits share a word or a number.
 
     Args:
@@ -86,7 +86,7 @@ class DrawnLines(DrawnSource):
             raise UserError(f"data.source.longest: {longest} leaves too few words for three splits; give 4 or more")
         self.shape = sides(image_size)
         widest = "W" + "m" * (longest - 1)
-        if any(next(_fitting(widest, font, SMALLEST, turn, self.shape), None) is None for font in FONTS):
+        if any(next(_iter_fitting_fonts(widest, font, SMALLEST, turn, self.shape), None) is None for font in FONTS):
             raise UserError(
                 f"data.source.image_size: {plain(image_size)} is too small for {longest} letters turned by {turn:g} "
                 "degrees; give more pixels, or a smaller data.source.longest or data.source.turn"
@@ -112,8 +112,8 @@ class DrawnLines(DrawnSource):
             noise=(255 * self.noise * noise, int(rng.integers(2**31))),
             shape=self.shape,
         )
-        known = {"captions": [text], "references": [text]}
-        return Record(keys.id, known, partial(draw_line, line), read_stamp=lambda: str(line))
+        values = {"captions": [text], "references": [text]}
+        return Record(keys.id, values, partial(draw_line, line), read_stamp=lambda: str(line))
 
     def _text(self, rng: np.random.Generator) -> str:
         if rng.random() < self.numbers:
@@ -127,7 +127,9 @@ def draw_line(line: Line) -> Image.Image:
     """Draws a line as an RGB image."""
     high, wide = line.shape
     image = Image.new("L", (wide, high), line.paper)
-    font, left, top, width, height, edge = next(_fitting(line.text, line.font, line.size, line.turn, line.shape))
+    font, left, top, width, height, edge = next(
+        _iter_fitting_fonts(line.text, line.font, line.size, line.turn, line.shape)
+    )
     x = round(MARGIN + line.place[0] * (wide - 2 * MARGIN - width))
     y = round(edge + line.place[1] * (high - 2 * edge - height))  # at a fractional position, Pillow clips text
     ImageDraw.Draw(image).text((x - left, y - top), line.text, fill=line.ink, font=font)
@@ -138,7 +140,7 @@ def draw_line(line: Line) -> Image.Image:
     return Image.fromarray(np.clip(np.rint(pixels), 0, 255).astype(np.uint8)).convert("RGB")
 
 
-def _fitting(
+def _iter_fitting_fonts(
     text: str, name: str, size: int, turn: float, shape: tuple[int, int]
 ) -> Iterator[tuple[ImageFont.FreeTypeFont, float, float, float, float, float]]:
     """Yields each font size that fits, largest first, with the text's box and the margin above and below it."""

@@ -1,4 +1,4 @@
-"""Captions and short texts about drawn scenes; the default data set."""
+"""Captions and short texts about generated scenes; the default data set."""
 
 import argparse
 import json
@@ -8,8 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import Unpack
 
-from vlm.data.records import NAMES, Listed, Part, Record, Source, Split
-from vlm.data.shapes.scene_source import DrawnSplit, Keys, KindOptions, SceneOptions, SceneSource
+from vlm.data.records import NAMES, ListSplit, Record, Source, Split, SplitSubset
+from vlm.data.shapes.scene_source import GeneratedSplit, Keys, KindOptions, SceneOptions, SceneSource
 from vlm.data.shapes.scenes import Kind, valid_captions
 from vlm.errors import Count, UserError, print_error
 from vlm.randomness import numpy_rng
@@ -119,9 +119,9 @@ class DistinctShapes(Shapes):
 
     def open(self, name: str) -> Split:  # type: ignore[override]
         split = super().open(name)
-        return split if split.fresh else Part(split, self._distinct(split))
+        return split if split.fresh else SplitSubset(split, self._distinct(split))
 
-    def _distinct(self, split: DrawnSplit) -> list[int]:
+    def _distinct(self, split: GeneratedSplit) -> list[int]:
         """Indices of the first scenes with distinct objects, as many as the split needs.
 
         Raises:
@@ -162,7 +162,7 @@ class SceneText(Source):
         test_documents: Count,
         **options: Unpack[KindOptions],
     ) -> None:
-        self._source = own = Shapes(
+        self._source = source = Shapes(
             train_scenes=train_documents * scenes,
             val_scenes=val_documents * scenes,
             test_scenes=test_documents * scenes,
@@ -172,13 +172,22 @@ class SceneText(Source):
         self._scenes = scenes
         self._counts = {"train": train_documents, "val": val_documents, "test": test_documents}
         self._stamp = json.dumps(
-            ["scenes", scenes, self._counts, own.seed, own.max_objects, own.shapes, own.colors, own.sizes]
+            [
+                "scenes",
+                scenes,
+                self._counts,
+                source.seed,
+                source.max_objects,
+                source.shapes,
+                source.colors,
+                source.sizes,
+            ]
         )
 
     def open(self, name: str) -> Split:
         scenes = self._source.split(name)
         documents = [SceneDocument(scenes, number, self._scenes) for number in range(self._counts[name])]
-        return Listed(documents, partial(self._record, name))
+        return ListSplit(documents, partial(self._record, name))
 
     def _record(self, name: str, document: "SceneDocument", epoch: int) -> Record:
         return Record(f"{name}-{document.number:06d}", {"document": document}, read_stamp=lambda: self._stamp)

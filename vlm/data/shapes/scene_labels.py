@@ -8,13 +8,31 @@ from typing import Unpack
 import numpy as np
 
 from vlm.data.records import Record
-from vlm.data.shapes.scene_source import DrawnSource, Keys, KindOptions, SceneSource, assign, background, check_scenes
-from vlm.data.shapes.scenes import COLORS, RADII, SHAPES, Kind, Scene, Statement, place, statements, valid_captions
+from vlm.data.shapes.scene_source import (
+    GeneratedSource,
+    Keys,
+    KindOptions,
+    SceneSource,
+    assign_combinations,
+    background_color,
+    check_scenes,
+)
+from vlm.data.shapes.scenes import (
+    COLORS,
+    RADII,
+    SHAPES,
+    Kind,
+    Scene,
+    Statement,
+    list_statements,
+    place_objects,
+    valid_captions,
+)
 from vlm.errors import Count, Share, UserError
 from vlm.randomness import numpy_rng
 
 
-class ShapeClasses(DrawnSource):
+class ShapeClasses(GeneratedSource):
     """Single shapes. A class is a colour and a shape, such as "red circle"; objects vary in size and position.
 
     Args:
@@ -54,48 +72,48 @@ class ShapeClasses(DrawnSource):
         label = keys.place % len(self.classes)
         rng, kinds = numpy_rng("shape", keys.seed, keys.id), self._kinds[label]
         which, *tone = rng.random(4).tolist()
-        objects = place((kinds[int(which * len(kinds))],), self.image_size, rng)
-        scene = Scene(objects, background(tone), self.image_size)
+        objects = place_objects((kinds[int(which * len(kinds))],), self.image_size, rng)
+        scene = Scene(objects, background_color(tone), self.image_size)
         return keys.record({"label": label, "class": self.classes[label]}, scene)
 
 
 INVERSE = {"left of": "right of", "right of": "left of", "above": "below", "below": "above"}
 CLASSES = ("different", "same")
-OTHER_RELATION = 0.15  # share of different pairs with an unrelated relation, which a bag of words could detect
+UNRELATED_SHARE = 0.15  # share of different pairs with an unrelated relation, which a bag of words could detect
 
 
-def relation_caption(one: Kind, relation: str, other: Kind) -> str:
-    return f"a {one} {relation} a {other}"
+def relation_caption(subject: Kind, relation: str, landmark: Kind) -> str:
+    return f"a {subject} {relation} a {landmark}"
 
 
-def second(one: Kind, relation: str, other: Kind, same: bool, rng: np.random.Generator) -> str:
-    """A caption with the same meaning, the other way round, or one with another meaning.
+def make_second_caption(subject: Kind, relation: str, landmark: Kind, same: bool, rng: np.random.Generator) -> str:
+    """A caption with the same meaning from the landmark's side, or one with another meaning.
 
     Most of the latter have the same words as a caption with the same meaning: the kinds or parts of their looks are
     exchanged.
     """
     inverse = INVERSE[relation]
     if same:
-        return relation_caption(other, inverse, one)
-    if rng.random() < OTHER_RELATION:
+        return relation_caption(landmark, inverse, subject)
+    if rng.random() < UNRELATED_SHARE:
         wrong = [name for name in INVERSE if name != inverse]
-        return relation_caption(other, wrong[int(rng.integers(len(wrong)))], one)
+        return relation_caption(landmark, wrong[int(rng.integers(len(wrong)))], subject)
     if rng.random() < 0.5:
-        return relation_caption(one, inverse, other)
-    one, other = swap_part(one, other, rng)
-    return relation_caption(other, inverse, one)
+        return relation_caption(subject, inverse, landmark)
+    subject, landmark = swap_attribute(subject, landmark, rng)
+    return relation_caption(landmark, inverse, subject)
 
 
-def swap_part(one: Kind, other: Kind, rng: np.random.Generator) -> tuple[Kind, Kind]:
-    """The kinds with size, colour or shape exchanged, one in which they differ."""
-    differing = [at for at in range(3) if one[at] != other[at]]
+def swap_attribute(first: Kind, second: Kind, rng: np.random.Generator) -> tuple[Kind, Kind]:
+    """Exchanges the size, colour or shape of two kinds, chosen among those in which they differ."""
+    differing = [at for at in range(3) if first[at] != second[at]]
     at = differing[rng.integers(len(differing))]
-    parts = list(one), list(other)
-    parts[0][at], parts[1][at] = other[at], one[at]
+    parts = list(first), list(second)
+    parts[0][at], parts[1][at] = second[at], first[at]
     return Kind(*parts[0]), Kind(*parts[1])
 
 
-class ScenePairs(DrawnSource):
+class ScenePairs(GeneratedSource):
     """Pairs of captions; splits share no pair of kinds in their first captions.
 
     Args:
@@ -122,18 +140,21 @@ class ScenePairs(DrawnSource):
     ) -> None:
         super().__init__(seed, {"train": train_pairs, "val": val_pairs, "test": test_pairs})
         check_scenes(shapes=shapes, colors=colors, sizes=sizes)
-        self._dealt = assign([Kind(*parts) for parts in product(sizes, colors, shapes)], 2, seed)
-        if not all(self._dealt.values()):
+        self._combinations = assign_combinations([Kind(*parts) for parts in product(sizes, colors, shapes)], 2, seed)
+        if not all(self._combinations.values()):
             raise UserError("data.source: too few kinds for three splits; add to data.source.shapes or .colors")
 
     def sample(self, keys: Keys) -> Record:
         """A pair. Classes alternate, so that both have the same frequency."""
         rng, label = numpy_rng("pair of captions", keys.seed, keys.id), keys.place % 2
-        combinations = self._dealt[keys.split]
+        combinations = self._combinations[keys.split]
         kinds = combinations[int(rng.integers(len(combinations)))]
-        one, other = (kinds[at] for at in rng.permutation(2))
+        subject, landmark = (kinds[at] for at in rng.permutation(2))
         relation = tuple(INVERSE)[rng.integers(len(INVERSE))]
-        text, pair = relation_caption(one, relation, other), second(one, relation, other, bool(label), rng)
+        text, pair = (
+            relation_caption(subject, relation, landmark),
+            make_second_caption(subject, relation, landmark, bool(label), rng),
+        )
         return keys.record({"text": text, "pair": pair, "label": label, "class": CLASSES[label]})
 
 
@@ -142,13 +163,8 @@ TAGS = dict.fromkeys(RADII, "size") | dict.fromkeys(COLORS, "colour") | dict.fro
 TAGS |= dict.fromkeys(RELATIONS, "relation")
 
 
-def tags_of(words: list[str]) -> list[str]:
-    """The tag of each word of a caption: size, colour, shape, relation or other."""
-    return [TAGS.get(word, "other") for word in words]
-
-
 class SceneWords(SceneSource):
-    """One tagged caption per scene.
+    """One caption per scene, whose words are tagged as size, colour, shape, relation or other.
 
     Args:
         train_captions, val_captions, test_captions: Number of captions per split (and epoch).
@@ -173,9 +189,11 @@ class SceneWords(SceneSource):
     def sample(self, keys: Keys) -> Record:
         captions = valid_captions(self.scene(keys))
         words = captions[numpy_rng("words of a caption", *keys).integers(len(captions))].split()
-        return keys.record({"text": " ".join(words), "words": words, "tags": tags_of(words)})
+        return keys.record(
+            {"text": " ".join(words), "words": words, "tags": [TAGS.get(word, "other") for word in words]}
+        )
 
-    def chances(self, words: Sequence[str | None]) -> list[dict[str, float]] | None:
+    def word_probabilities(self, words: Sequence[str | None]) -> list[dict[str, float]] | None:
         """Probability of each word in each gap, over all captions of one or two objects.
 
         All orders, sizes, colours, shapes and relations are equally likely, so all captions of a length are too.
@@ -187,17 +205,22 @@ class SceneWords(SceneSource):
             texts = texts if word is None else texts[texts[:, at] == word]
         gaps = (texts[:, at] for at, word in enumerate(words) if word is None)
         counts = (np.unique(gap, return_counts=True) for gap in gaps)
-        return [{str(word): int(number) / len(texts) for word, number in zip(*own, strict=True)} for own in counts]
+        return [
+            {str(word): int(number) / len(texts) for word, number in zip(*values_and_counts, strict=True)}
+            for values_and_counts in counts
+        ]
 
     @cached_property
     def _captions(self) -> dict[int, np.ndarray]:
         """All captions of one and two objects, split into words, by number of words: (captions, words)."""
-        pairs = ((one, relation, other) for one, other in permutations(self.kinds, 2) for relation in INVERSE)
+        pairs = (
+            (subject, relation, landmark) for subject, landmark in permutations(self.kinds, 2) for relation in INVERSE
+        )
         texts = [*(f"a {kind}" for kind in self.kinds), *(relation_caption(*parts) for parts in pairs)]
         by_length: dict[int, list[list[str]]] = {}
         for words in map(str.split, texts):
             by_length.setdefault(len(words), []).append(words)
-        return {length: np.array(own) for length, own in by_length.items()}
+        return {length: np.array(captions) for length, captions in by_length.items()}
 
 
 Phrase = tuple[str, str]  # words, and their role; "" for words without one
@@ -213,7 +236,7 @@ def there_is(statement: Statement) -> list[Phrase]:
     return [("there is", ""), *caption(statement)]
 
 
-def the_one_is(statement: Statement) -> list[Phrase]:
+def definite_sentence(statement: Statement) -> list[Phrase]:
     """The red circle is left of the blue cross."""
     return [*_definite(statement.subject, "subject"), ("is", ""), *_places(statement, _definite)]
 
@@ -251,8 +274,8 @@ def _places(statement: Statement, noun_phrase: Callable[[Kind, str], list[Phrase
 # Forms of a sentence by the number of its landmarks.
 FORMS: dict[int, tuple[Callable[[Statement], list[Phrase]], ...]] = {
     0: (caption, there_is),
-    1: (caption, there_is, the_one_is, place_before_subject, landmark_with_subject),
-    2: (caption, there_is, the_one_is, place_before_subject),
+    1: (caption, there_is, definite_sentence, place_before_subject, landmark_with_subject),
+    2: (caption, there_is, definite_sentence, place_before_subject),
 }
 
 
@@ -295,7 +318,7 @@ class SceneRoles(SceneSource):
         self.omit_adjectives = omit_adjectives
 
     def sample(self, keys: Keys) -> Record:
-        true, rng = statements(self.scene(keys)), numpy_rng("roles in a caption", *keys)
+        true, rng = list_statements(self.scene(keys)), numpy_rng("roles in a caption", *keys)
         statement = true[int(rng.integers(len(true)))].omit_adjectives(self.omit_adjectives, rng)
         forms = FORMS[len(statement.places)]
         words, tags = tag_phrases(forms[int(rng.integers(len(forms)))](statement))

@@ -8,7 +8,7 @@ import numpy as np
 
 from vlm.data.records import Question, Record
 from vlm.data.shapes.scene_source import Keys, SceneOptions, SceneSource
-from vlm.data.shapes.scenes import Kind, Placed, Scene, draw, relations, valid_captions
+from vlm.data.shapes.scenes import Kind, Scene, SceneObject, draw_scene, find_relations, valid_captions
 from vlm.errors import Count
 from vlm.randomness import numpy_rng
 
@@ -44,18 +44,18 @@ class SceneQuestions(SceneSource):
     def sample(self, keys: Keys) -> Record:
         scene, rng = self.scene(keys), numpy_rng("scene questions", keys.seed, keys.id)
         times = self.questions_per_kind if keys.split == "train" else 1
-        asked = [ask(scene, self, rng) for ask in KINDS.values() for _ in range(times)]
-        questions = list(dict.fromkeys(question for question in asked if question is not None))
+        candidates = [ask(scene, self, rng) for ask in KINDS.values() for _ in range(times)]
+        questions = list(dict.fromkeys(question for question in candidates if question is not None))
         return keys.record({"questions": questions}, scene)
 
 
 def ask_color(scene: Scene, source: SceneQuestions, rng: np.random.Generator) -> Question | None:
     """The color of an object that is identified by its size and shape."""
     looks = [(kind.size, kind.shape) for kind, _, _ in scene.objects]
-    alone = [kind for kind, _, _ in scene.objects if looks.count((kind.size, kind.shape)) == 1]
-    if not alone:
+    unique = [kind for kind, _, _ in scene.objects if looks.count((kind.size, kind.shape)) == 1]
+    if not unique:
         return None
-    kind = alone[rng.integers(len(alone))]
+    kind = unique[rng.integers(len(unique))]
     return Question(f"what color is the {kind.size} {kind.shape}?", kind.color, "color")
 
 
@@ -65,13 +65,13 @@ def ask_count(scene: Scene, source: SceneQuestions, rng: np.random.Generator) ->
     looks = [kind.shape if shaped else kind.color for kind, _, _ in scene.objects]
     names = source.shapes if shaped else source.colors
     absent = sorted(set(names) - set(looks))
-    among = looks if not absent or rng.random() < 2 / 3 else absent
-    name = among[rng.integers(len(among))]
-    noun = plural(name) if shaped else f"{name} objects"
+    candidates = looks if not absent or rng.random() < 2 / 3 else absent
+    name = candidates[rng.integers(len(candidates))]
+    noun = pluralize(name) if shaped else f"{name} objects"
     return Question(f"how many {noun} are there?", NUMBERS[looks.count(name)], "count")
 
 
-def plural(shape: str) -> str:
+def pluralize(shape: str) -> str:
     """The plural of the name of a shape."""
     return f"{shape}es" if shape.endswith("s") else f"{shape}s"
 
@@ -79,16 +79,16 @@ def plural(shape: str) -> str:
 def ask_position(scene: Scene, source: SceneQuestions, rng: np.random.Generator) -> Question | None:
     """The only object in a relation to another; the answer is "nothing" in a quarter of the questions."""
     places: dict[int, list[tuple[str, str, str]]] = {0: [], 1: []}
-    for other in scene.objects:
+    for landmark in scene.objects:
         for relation in RELATIONS:
-            there = [one for one in scene.objects if relation in relations_of(one, other, scene)]
-            if len(there) < 2:
-                answer = f"a {there[0].kind}" if there else "nothing"
-                places[len(there)].append((relation, str(other.kind), answer))
+            matching = [placed for placed in scene.objects if relation in relations_to(placed, landmark, scene)]
+            if len(matching) < 2:
+                answer = f"a {matching[0].kind}" if matching else "nothing"
+                places[len(matching)].append((relation, str(landmark.kind), answer))
     if not places[1]:
         return None
-    among = places[1] if rng.random() < 3 / 4 else places[0]
-    relation, kind, answer = among[rng.integers(len(among))]
+    candidates = places[1] if rng.random() < 3 / 4 else places[0]
+    relation, kind, answer = candidates[rng.integers(len(candidates))]
     return Question(f"what is {relation} the {kind}?", answer, "position")
 
 
@@ -96,17 +96,17 @@ def ask_yes_no(scene: Scene, source: SceneQuestions, rng: np.random.Generator) -
     """The presence of a color and shape, or a relation of two objects; true in half of the questions."""
     true = bool(rng.random() < 0.5)
     if len(scene.objects) > 1 and rng.random() < 0.5:
-        one, other = (scene.objects[at] for at in rng.permutation(len(scene.objects))[:2])
-        holds = relations_of(one, other, scene)
+        subject, landmark = (scene.objects[at] for at in rng.permutation(len(scene.objects))[:2])
+        holds = relations_to(subject, landmark, scene)
         fitting = [relation for relation in RELATIONS if (relation in holds) == true]
-        text = f"is the {one.kind} {fitting[rng.integers(len(fitting))]} the {other.kind}?"
+        text = f"is the {subject.kind} {fitting[rng.integers(len(fitting))]} the {landmark.kind}?"
     else:
         present = sorted({(kind.color, kind.shape) for kind, _, _ in scene.objects})
-        every = [(color, shape) for color in source.colors for shape in source.shapes]
-        absent = [pair for pair in every if pair not in present]
+        pairs = [(color, shape) for color in source.colors for shape in source.shapes]
+        absent = [pair for pair in pairs if pair not in present]
         true = true or not absent
-        among = present if true else absent
-        color, shape = among[rng.integers(len(among))]
+        candidates = present if true else absent
+        color, shape = candidates[rng.integers(len(candidates))]
         text = f"is there a {color} {shape}?"
     return Question(text, "yes" if true else "no", "yes_no")
 
@@ -115,14 +115,14 @@ def ask_where(scene: Scene, source: SceneQuestions, rng: np.random.Generator) ->
     """The relations of one object to another, which answers to other kinds only imply."""
     if len(scene.objects) < 2:
         return None
-    one, other = (scene.objects[at] for at in rng.permutation(len(scene.objects))[:2])
-    answer = " and ".join(relations_of(one, other, scene))
-    return Question(f"where is the {one.kind} from the {other.kind}?", f"{answer} it", "where")
+    subject, landmark = (scene.objects[at] for at in rng.permutation(len(scene.objects))[:2])
+    answer = " and ".join(relations_to(subject, landmark, scene))
+    return Question(f"where is the {subject.kind} from the {landmark.kind}?", f"{answer} it", "where")
 
 
-def relations_of(one: Placed, other: Placed, scene: Scene) -> list[str]:
+def relations_to(subject: SceneObject, landmark: SceneObject, scene: Scene) -> list[str]:
     """The relations of an object to another; none to itself."""
-    return [] if one is other else relations(one, other, scene.image_size)
+    return [] if subject is landmark else find_relations(subject, landmark, scene.image_size)
 
 
 Ask = Callable[[Scene, SceneQuestions, np.random.Generator], Question | None]
@@ -154,7 +154,7 @@ class SceneDifferences(SceneQuestions):
         scene, rng = self.scene(keys), numpy_rng("differences of scenes", keys.seed, keys.id)
         at = int(rng.integers(len(scene.objects)))
         old = scene.objects[at].kind
-        new = self._other(old, {kind for kind, _, _ in scene.objects}, rng)
+        new = self._draw_changed_kind(old, {kind for kind, _, _ in scene.objects}, rng)
         second = scene._replace(
             objects=(*scene.objects[:at], scene.objects[at]._replace(kind=new), *scene.objects[at + 1 :])
         )
@@ -164,15 +164,15 @@ class SceneDifferences(SceneQuestions):
             answer = ("the first", "the second")[later]
             questions.append(Question(f"which scene has a {(old, new)[later]}?", answer, "place"))
         record = keys.record({"questions": list(dict.fromkeys(questions))}, scene)
-        record.open_more, record.read_stamp = [partial(draw, second)], lambda: f"{scene} {second}"
+        record.open_more, record.read_stamp = [partial(draw_scene, second)], lambda: f"{scene} {second}"
         return record
 
-    def _other(self, kind: Kind, there: set[Kind], rng: np.random.Generator) -> Kind:
+    def _draw_changed_kind(self, kind: Kind, present: set[Kind], rng: np.random.Generator) -> Kind:
         """Another kind of the same size that is not in the scene and differs in colour or shape."""
         colored = [kind._replace(color=color) for color in self.colors]
         shaped = [kind._replace(shape=shape) for shape in self.shapes]
-        among = [other for other in colored + shaped if other not in there]
-        return among[rng.integers(len(among))]
+        candidates = [candidate for candidate in colored + shaped if candidate not in present]
+        return candidates[rng.integers(len(candidates))]
 
 
 DESCRIBE = "describe the image."
@@ -191,17 +191,17 @@ class SceneConversations(SceneQuestions):
         options: See SceneSource.
     """
 
-    turns = True
+    has_turns = True
     name = "conversations about shapes"
 
     def sample(self, keys: Keys) -> Record:
         scene, rng = self.scene(keys), numpy_rng("scene conversations", keys.seed, keys.id)
         times = self.questions_per_kind if keys.split == "train" else 1
-        asked = [ask(scene, self, rng) for ask in KINDS.values() for _ in range(times)]
-        asked += [describe(scene, rng) for _ in range(times)]
-        for first in [asked[at] for at in range(times)]:  # the color questions, which name one object each
-            asked.append(None if first is None else second_question(first, scene, rng))
-        questions = [*dict.fromkeys(question for question in asked if question is not None)]
+        candidates = [ask(scene, self, rng) for ask in KINDS.values() for _ in range(times)]
+        candidates += [describe(scene, rng) for _ in range(times)]
+        for first in [candidates[at] for at in range(times)]:  # the color questions, which name one object each
+            candidates.append(None if first is None else second_question(first, scene, rng))
+        questions = [*dict.fromkeys(question for question in candidates if question is not None)]
         return keys.record({"questions": questions}, scene)
 
 
@@ -213,14 +213,16 @@ def describe(scene: Scene, rng: np.random.Generator) -> Question:
 
 def second_question(first: Question, scene: Scene, rng: np.random.Generator) -> Question | None:
     """A second turn about the object of a color question; a quarter of the answers are "nothing", where possible."""
-    (it,) = [one for one in scene.objects if first.text == f"what color is the {one.kind.size} {one.kind.shape}?"]
+    (subject,) = [
+        placed for placed in scene.objects if first.text == f"what color is the {placed.kind.size} {placed.kind.shape}?"
+    ]
     places: dict[int, list[tuple[str, str]]] = {0: [], 1: []}
     for relation in RELATIONS:
-        there = [one for one in scene.objects if relation in relations_of(one, it, scene)]
-        if len(there) < 2:
-            places[len(there)].append((relation, f"a {there[0].kind}" if there else "nothing"))
+        matching = [placed for placed in scene.objects if relation in relations_to(placed, subject, scene)]
+        if len(matching) < 2:
+            places[len(matching)].append((relation, f"a {matching[0].kind}" if matching else "nothing"))
     if not places[1]:
         return None
-    among = places[1] if not places[0] or rng.random() < 3 / 4 else places[0]
-    relation, answer = among[rng.integers(len(among))]
+    candidates = places[1] if not places[0] or rng.random() < 3 / 4 else places[0]
+    relation, answer = candidates[rng.integers(len(candidates))]
     return Question(f"what is {relation} it?", answer, "second_turn", before=first.turns)

@@ -1,13 +1,13 @@
 """Scenes of one to three coloured shapes, generated from keys: the base of sources about them."""
 
 from bisect import bisect
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import accumulate, combinations, product
 from typing import Any, NamedTuple, NotRequired, TypedDict
 
 from vlm.data.records import NAMES, Record, Source, Split
-from vlm.data.shapes.scenes import COLORS, RADII, SHAPES, Combination, Kind, Scene, draw, place
+from vlm.data.shapes.scenes import COLORS, RADII, SHAPES, Combination, Kind, Scene, draw_scene, place_objects
 from vlm.errors import Count, UserError
 from vlm.randomness import key, numpy_rng
 
@@ -24,14 +24,14 @@ class Keys(NamedTuple):
     def id(self) -> str:
         return f"{self.split}-{self.epoch}-{self.place:06d}"
 
-    def record(self, known: Mapping[str, Any], scene: Scene | None = None) -> Record:
+    def record(self, values: Mapping[str, Any], scene: Scene | None = None) -> Record:
         """The record of a sample, with the image of its scene if it has one."""
         if scene is None:
-            return Record(self.id, known)
-        return Record(self.id, known, partial(draw, scene), read_stamp=lambda: str(scene))
+            return Record(self.id, values)
+        return Record(self.id, values, partial(draw_scene, scene), read_stamp=lambda: str(scene))
 
 
-class DrawnSource(Source):
+class GeneratedSource(Source):
     """A source with three splits; ``train`` has fresh samples every epoch, ``val`` and ``test`` are fixed.
 
     A subclass defines `sample`.
@@ -42,23 +42,23 @@ class DrawnSource(Source):
     """
 
     splits = NAMES
-    drawn = True
+    is_synthetic = True
 
     def __init__(self, seed: int, lengths: Mapping[str, int]) -> None:
         self.seed, self.lengths = seed, lengths
 
-    def open(self, name: str) -> "DrawnSplit":
-        return DrawnSplit(self, name)
+    def open(self, name: str) -> "GeneratedSplit":
+        return GeneratedSplit(self, name)
 
     def sample(self, keys: Keys) -> Record:
         """Generates a sample."""
         raise TypeError(f"{type(self).__name__} draws no sample")
 
 
-class DrawnSplit(Split):
+class GeneratedSplit(Split):
     """A split whose samples are generated on demand."""
 
-    def __init__(self, source: DrawnSource, name: str) -> None:
+    def __init__(self, source: GeneratedSource, name: str) -> None:
         self.source, self.name, self.fresh = source, name, name == "train"
 
     def __len__(self) -> int:
@@ -78,22 +78,22 @@ MIN_IMAGE_SIZE = 32
 BACKGROUND = range(52, 69)
 
 
-def assign(kinds: list[Kind], count: int, seed: int) -> dict[str, list[Combination]]:
+def assign_combinations(kinds: list[Kind], count: int, seed: int) -> dict[str, list[Combination]]:
     """Assigns combinations of `count` kinds to splits: a tenth each to ``val`` and ``test``, the rest to ``train``.
 
     The order is a hash of seed and combination. With two or more kinds, the last combination of each kind stays in
     ``train``, so that training contains every kind.
     """
     ranked = sorted(combinations(sorted(kinds), count), key=lambda kinds: key("combination", seed, *map(str, kinds)))
-    kept = set({kind: combination for combination in ranked for kind in combination}.values())
-    free = ranked if count == 1 else [combination for combination in ranked if combination not in kept]
+    required = set({kind: combination for combination in ranked for kind in combination}.values())
+    free = ranked if count == 1 else [combination for combination in ranked if combination not in required]
     tenth = max(1, len(ranked) // 10)
     held_out = {"val": free[:tenth], "test": free[tenth : 2 * tenth]}
-    taken = set(free[: 2 * tenth])
-    return {"train": [combination for combination in ranked if combination not in taken], **held_out}
+    held_out_combinations = set(free[: 2 * tenth])
+    return {"train": [combination for combination in ranked if combination not in held_out_combinations], **held_out}
 
 
-def background(tone: Sequence[float]) -> tuple[int, int, int]:
+def background_color(tone: Sequence[float]) -> tuple[int, int, int]:
     """A background colour from three numbers below 1."""
     red, green, blue = (BACKGROUND[int(part * len(BACKGROUND))] for part in tone)
     return red, green, blue
@@ -119,7 +119,7 @@ class SceneOptions(KindOptions):
     test_scenes: Count
 
 
-class SceneSource(DrawnSource):
+class SceneSource(GeneratedSource):
     """Base of sources about scenes; a subclass defines `sample` using `scene`.
 
     Args:
@@ -154,11 +154,11 @@ class SceneSource(DrawnSource):
         self.image_size, self.shapes, self.colors, self.sizes = image_size, shapes, colors, sizes
         self.max_objects, self.kinds = max_objects, [Kind(*parts) for parts in product(sizes, colors, shapes)]
         weights = _object_weights(max_objects, object_weights)
-        dealt = [(weight, assign(self.kinds, count, seed)) for count, weight in weights.items()]
+        assigned = [(weight, assign_combinations(self.kinds, count, seed)) for count, weight in weights.items()]
         # Of each split, the combinations by number of objects, and the sums of their frequencies.
         self._choices = {}
         for split in self.splits:
-            choices = [(weight, deal[split]) for weight, deal in dealt if deal[split]]
+            choices = [(weight, by_split[split]) for weight, by_split in assigned if by_split[split]]
             bounds = list(accumulate(weight for weight, _ in choices))
             self._choices[split] = [combinations for _, combinations in choices], bounds
         if len(self.kinds) < max(weights) or not all(bounds for _, bounds in self._choices.values()):
@@ -172,8 +172,8 @@ class SceneSource(DrawnSource):
         rng, (combinations, bounds) = numpy_rng("scene", *keys), self._choices[keys.split]
         count, which, *tone = rng.random(5).tolist()
         choice = combinations[bisect(bounds, count * bounds[-1])]
-        objects = place(choice[int(which * len(choice))], self.image_size, rng)
-        return Scene(objects, background(tone), self.image_size)
+        objects = place_objects(choice[int(which * len(choice))], self.image_size, rng)
+        return Scene(objects, background_color(tone), self.image_size)
 
 
 def check_scenes(
@@ -184,19 +184,15 @@ def check_scenes(
     Raises:
         UserError: A name is unknown or repeated, or images are too small.
     """
-    for at, names, known in (("shapes", shapes, SHAPES), ("colors", colors, COLORS), ("sizes", sizes, RADII)):
-        _check_names(at, names, known)
+    for at, names, choices in (("shapes", shapes, SHAPES), ("colors", colors, COLORS), ("sizes", sizes, RADII)):
+        unknown = [name for name in names if name not in choices]
+        if unknown or not names:
+            fault = f"unknown {unknown[0]!r}" if unknown else "is empty"
+            raise UserError(f"data.source.{at}: {fault}; choose from {', '.join(choices)}")
+        if len(set(names)) < len(names):
+            raise UserError(f"data.source.{at}: a name is repeated in {', '.join(names)}; give each once")
     if image_size < MIN_IMAGE_SIZE:
         raise UserError(f"data.source.image_size: {image_size} is too small; give at least {MIN_IMAGE_SIZE}")
-
-
-def _check_names(at: str, names: Sequence[str], known: Collection[str]) -> None:
-    unknown = [name for name in names if name not in known]
-    if unknown or not names:
-        fault = f"unknown {unknown[0]!r}" if unknown else "is empty"
-        raise UserError(f"data.source.{at}: {fault}; choose from {', '.join(known)}")
-    if len(set(names)) < len(names):
-        raise UserError(f"data.source.{at}: a name is repeated in {', '.join(names)}; give each once")
 
 
 def _object_weights(max_objects: int, weights: Sequence[float]) -> dict[int, float]:

@@ -9,9 +9,9 @@ import numpy as np
 
 from vlm.data.records import Record
 from vlm.data.shapes.scene_labels import INVERSE
-from vlm.data.shapes.scene_questions import NUMBERS, plural
+from vlm.data.shapes.scene_questions import NUMBERS, pluralize
 from vlm.data.shapes.scene_source import Keys, KindOptions, SceneSource
-from vlm.data.shapes.scenes import Kind, Placed, Scene, relations
+from vlm.data.shapes.scenes import Kind, Scene, SceneObject, find_relations
 from vlm.errors import Count
 from vlm.randomness import numpy_rng
 
@@ -23,59 +23,64 @@ class Fact(NamedTuple):
 
     subject: Kind
     relation: str
-    other: Kind
+    landmark: Kind
 
     def __str__(self) -> str:
-        return f"the {self.subject} is {self.relation} the {self.other}."
+        return f"the {self.subject} is {self.relation} the {self.landmark}."
 
 
-class Asked(NamedTuple):
+class RelationQuestion(NamedTuple):
     """A question, which object is in a relation to another, with its answer and the answer's offset in the story."""
 
     relation: str
-    other: Kind
+    landmark: Kind
     answer: str = ""
     start: int = 0
 
     def __str__(self) -> str:
-        return f"what is {self.relation} the {self.other}?"
+        return f"what is {self.relation} the {self.landmark}?"
 
 
-def tell(scene: Scene, rng: np.random.Generator) -> list[Fact]:
+def tell_story(scene: Scene, rng: np.random.Generator) -> list[Fact]:
     """One sentence per pair of objects, in random order and direction, with one of the true relations."""
     pairs = list(combinations(scene.objects, 2))
     facts = []
     for at in rng.permutation(len(pairs)):
-        one, other = (pairs[at][n] for n in rng.permutation(2))
-        true = relations(one, other, scene.image_size)
-        facts.append(Fact(one.kind, true[rng.integers(len(true))], other.kind))
+        subject, landmark = (pairs[at][n] for n in rng.permutation(2))
+        true = find_relations(subject, landmark, scene.image_size)
+        facts.append(Fact(subject.kind, true[rng.integers(len(true))], landmark.kind))
     return facts
 
 
-def answerable(scene: Scene, facts: list[Fact]) -> Iterator[Asked]:
+def answerable_questions(scene: Scene, facts: list[Fact]) -> Iterator[RelationQuestion]:
     """The questions that a sentence of the story answers and that have no other answer in the scene."""
     start = 0
     for fact in facts:
-        subject, relation, other = fact
-        other_start = start + len(str(fact)) - len(f"{other}.")
-        if len(_standing(scene, relation, other)) == 1:
-            yield Asked(relation, other, str(subject), start + len("the "))
-        if len(_standing(scene, INVERSE[relation], subject)) == 1:
-            yield Asked(INVERSE[relation], subject, str(other), other_start)
+        subject, relation, landmark = fact
+        landmark_start = start + len(str(fact)) - len(f"{landmark}.")
+        if len(_objects_in_relation(scene, relation, landmark)) == 1:
+            yield RelationQuestion(relation, landmark, str(subject), start + len("the "))
+        if len(_objects_in_relation(scene, INVERSE[relation], subject)) == 1:
+            yield RelationQuestion(INVERSE[relation], subject, str(landmark), landmark_start)
         start += len(f"{fact} ")
 
 
-def unanswerable(scene: Scene) -> list[Asked]:
+def unanswerable_questions(scene: Scene) -> list[RelationQuestion]:
     """The questions about the scene's objects that have no answer."""
     kinds = [placed.kind for placed in scene.objects]
-    return [Asked(relation, kind) for relation in INVERSE for kind in kinds if not _standing(scene, relation, kind)]
+    return [
+        RelationQuestion(relation, kind)
+        for relation in INVERSE
+        for kind in kinds
+        if not _objects_in_relation(scene, relation, kind)
+    ]
 
 
-def _standing(scene: Scene, relation: str, kind: Kind) -> list[Placed]:
+def _objects_in_relation(scene: Scene, relation: str, kind: Kind) -> list[SceneObject]:
     """The objects in this relation to the one of this kind."""
-    (other,) = (placed for placed in scene.objects if placed.kind == kind)
-    others = (placed for placed in scene.objects if placed.kind != kind)
-    return [placed for placed in others if relation in relations(placed, other, scene.image_size)]
+    (landmark,) = (placed for placed in scene.objects if placed.kind == kind)
+    candidates = (placed for placed in scene.objects if placed.kind != kind)
+    return [placed for placed in candidates if relation in find_relations(placed, landmark, scene.image_size)]
 
 
 class SceneStories(SceneSource):
@@ -102,12 +107,12 @@ class SceneStories(SceneSource):
 
     def sample(self, keys: Keys) -> Record:
         scene, rng = self.scene(keys), numpy_rng("story of a scene", *keys)
-        facts = tell(scene, rng)
-        questions = [] if rng.random() < UNANSWERABLE else list(answerable(scene, facts))
-        questions = questions or unanswerable(scene)
-        asked = questions[rng.integers(len(questions))]
-        answers = [(asked.answer, asked.start)] if asked.answer else []
-        return keys.record({"question": str(asked), "context": " ".join(map(str, facts)), "answers": answers})
+        facts = tell_story(scene, rng)
+        questions = [] if rng.random() < UNANSWERABLE else list(answerable_questions(scene, facts))
+        questions = questions or unanswerable_questions(scene)
+        question = questions[rng.integers(len(questions))]
+        answers = [(question.answer, question.start)] if question.answer else []
+        return keys.record({"question": str(question), "context": " ".join(map(str, facts)), "answers": answers})
 
 
 class SceneSummaries(SceneSource):
@@ -138,13 +143,13 @@ class SceneSummaries(SceneSource):
         )
 
     def sample(self, keys: Keys) -> Record:
-        facts = tell(self.scene(keys), numpy_rng("summary of a scene", *keys))
-        return keys.record({"text": " ".join(map(str, facts)), "translation": summary(facts)})
+        facts = tell_story(self.scene(keys), numpy_rng("summary of a scene", *keys))
+        return keys.record({"text": " ".join(map(str, facts)), "translation": summarize(facts)})
 
 
-def summary(facts: list[Fact]) -> str:
+def summarize(facts: list[Fact]) -> str:
     """The number of objects of each shape in a story, in order of their first mention."""
-    kinds = dict.fromkeys(kind for fact in facts for kind in (fact.subject, fact.other))
+    kinds = dict.fromkeys(kind for fact in facts for kind in (fact.subject, fact.landmark))
     counts = Counter(kind.shape for kind in kinds)
-    parts = [f"a {shape}" if count == 1 else f"{NUMBERS[count]} {plural(shape)}" for shape, count in counts.items()]
+    parts = [f"a {shape}" if count == 1 else f"{NUMBERS[count]} {pluralize(shape)}" for shape, count in counts.items()]
     return " and ".join(filter(None, (", ".join(parts[:-1]), parts[-1])))

@@ -7,7 +7,7 @@ import numpy as np
 
 from vlm.data.records import Record
 from vlm.data.shapes.scene_source import Keys, SceneOptions, SceneSource
-from vlm.data.shapes.scenes import Kind, Statement, statements
+from vlm.data.shapes.scenes import Kind, Statement, list_statements
 from vlm.errors import Share
 from vlm.randomness import numpy_rng
 
@@ -51,14 +51,14 @@ DECLENSION: dict[tuple[Article, Case], dict[Gender, tuple[str, str]]] = {
 RELATIVE: dict[Gender, str] = {"masculine": "der", "feminine": "die", "neuter": "das"}
 
 
-class Pair(NamedTuple):
+class SentencePair(NamedTuple):
     """A sentence in both languages."""
 
     english: str
     german: str
 
 
-def phrase(kind: Kind, case: Case, article: Article = "a") -> str:
+def noun_phrase(kind: Kind, case: Case, article: Article = "a") -> str:
     """A kind of object as a German noun phrase."""
     noun, gender = NOUNS[kind.shape]
     word, ending = DECLENSION[article, case][gender]
@@ -66,65 +66,77 @@ def phrase(kind: Kind, case: Case, article: Article = "a") -> str:
     return " ".join([word, *adjectives, noun])
 
 
-def places(statement: Statement, article: Article = "a") -> Pair:
+def translate_relations(statement: Statement, article: Article = "a") -> SentencePair:
     """The relations of a statement's subject, with a leading space; empty for a single object."""
     english = " and ".join(
-        f"{relation} {other.with_article if article == 'a' else f'the {other}'}" for relation, other in statement.places
+        f"{relation} {landmark.with_article if article == 'a' else f'the {landmark}'}"
+        for relation, landmark in statement.places
     )
     german = " und ".join(
-        f"{PREPOSITIONS[relation]} {phrase(other, 'dative', article)}" for relation, other in statement.places
+        f"{PREPOSITIONS[relation]} {noun_phrase(landmark, 'dative', article)}"
+        for relation, landmark in statement.places
     )
     german = german.replace("von dem ", "vom ")
-    return Pair(f" {english}", f" {german}") if statement.places else Pair("", "")
+    return SentencePair(f" {english}", f" {german}") if statement.places else SentencePair("", "")
 
 
-def caption(statement: Statement) -> Pair:
+def caption(statement: Statement) -> SentencePair:
     """A caption."""
-    english, german = places(statement)
-    return Pair(f"{statement.subject.with_article}{english}", f"{phrase(statement.subject, 'nominative')}{german}")
+    english, german = translate_relations(statement)
+    return SentencePair(
+        f"{statement.subject.with_article}{english}", f"{noun_phrase(statement.subject, 'nominative')}{german}"
+    )
 
 
-def there_is(statement: Statement) -> Pair:
+def there_is(statement: Statement) -> SentencePair:
     """A sentence with an accusative in German where English has a subject."""
-    english, german = places(statement)
-    there = phrase(statement.subject, "accusative")
-    return Pair(f"there is {statement.subject.with_article}{english}", f"es gibt {there}{german}")
+    english, german = translate_relations(statement)
+    there = noun_phrase(statement.subject, "accusative")
+    return SentencePair(f"there is {statement.subject.with_article}{english}", f"es gibt {there}{german}")
 
 
-def you_can_see(statement: Statement) -> Pair:
+def infinitive_sentence(statement: Statement) -> SentencePair:
     """A sentence with an infinitive, which comes last in German."""
-    english, german = places(statement)
-    seen = phrase(statement.subject, "accusative")
-    return Pair(f"you can see {statement.subject.with_article}{english}", f"man kann {seen}{german} sehen")
+    english, german = translate_relations(statement)
+    object_phrase = noun_phrase(statement.subject, "accusative")
+    return SentencePair(
+        f"you can see {statement.subject.with_article}{english}", f"man kann {object_phrase}{german} sehen"
+    )
 
 
-def now_drawn(statement: Statement) -> Pair:
+def participle_sentence(statement: Statement) -> SentencePair:
     """A sentence with an initial adverb, which puts the verb before its subject, and a participle, which comes last."""
-    english, german = places(statement)
-    what, drawn = statement.subject.with_article, phrase(statement.subject, "accusative")
-    return Pair(f"now I have drawn {what}{english}", f"jetzt habe ich {drawn}{german} gezeichnet")
+    english, german = translate_relations(statement)
+    what, object_phrase = statement.subject.with_article, noun_phrase(statement.subject, "accusative")
+    return SentencePair(f"now I have drawn {what}{english}", f"jetzt habe ich {object_phrase}{german} gezeichnet")
 
 
-def the_one_is(statement: Statement) -> Pair:
+def definite_sentence(statement: Statement) -> SentencePair:
     """A sentence with the definite article and the weak endings."""
-    english, german = places(statement, "the") if statement.places else Pair(" in the picture", " im Bild")
-    return Pair(f"the {statement.subject} is{english}", f"{phrase(statement.subject, 'nominative', 'the')} ist{german}")
+    english, german = (
+        translate_relations(statement, "the") if statement.places else SentencePair(" in the picture", " im Bild")
+    )
+    return SentencePair(
+        f"the {statement.subject} is{english}", f"{noun_phrase(statement.subject, 'nominative', 'the')} ist{german}"
+    )
 
 
-def one_that_is(statement: Statement) -> Pair:
+def relative_clause(statement: Statement) -> SentencePair:
     """A sentence with a relative clause, whose pronoun has the noun's gender and whose verb comes last."""
-    english, german = places(statement) if statement.places else Pair(" in the picture", " im Bild")
-    noun, pronoun = phrase(statement.subject, "nominative"), RELATIVE[NOUNS[statement.subject.shape][1]]
-    return Pair(f"{statement.subject.with_article} that is{english}", f"{noun}, {pronoun}{german} ist")
+    english, german = (
+        translate_relations(statement) if statement.places else SentencePair(" in the picture", " im Bild")
+    )
+    noun, pronoun = noun_phrase(statement.subject, "nominative"), RELATIVE[NOUNS[statement.subject.shape][1]]
+    return SentencePair(f"{statement.subject.with_article} that is{english}", f"{noun}, {pronoun}{german} ist")
 
 
-FORMS: tuple[Callable[[Statement], Pair], ...] = (
+FORMS: tuple[Callable[[Statement], SentencePair], ...] = (
     caption,
     there_is,
-    you_can_see,
-    now_drawn,
-    the_one_is,
-    one_that_is,
+    infinitive_sentence,
+    participle_sentence,
+    definite_sentence,
+    relative_clause,
 )
 
 
@@ -151,7 +163,7 @@ class SceneTranslations(SceneSource):
 
     def sample(self, keys: Keys) -> Record:
         scene = self.scene(keys)
-        true = statements(scene)
+        true = list_statements(scene)
         rng = numpy_rng("scene translation", *keys)
         which, form = rng.random(2).tolist()
         statement = true[int(which * len(true))].omit_adjectives(self.omit_adjectives, rng)
@@ -181,17 +193,17 @@ class SceneSpelling(SceneSource):
 
     def sample(self, keys: Keys) -> Record:
         scene = self.scene(keys)
-        true, rng = statements(scene), numpy_rng("scene spelling", *keys)
+        true, rng = list_statements(scene), numpy_rng("scene spelling", *keys)
         which, form = rng.random(2).tolist()
         right, _ = FORMS[int(form * len(FORMS))](true[int(which * len(true))])
         words = [
-            misspelled(word, rng) if len(word) >= SHORTEST and rng.random() < self.mistakes else word
+            misspell(word, rng) if len(word) >= SHORTEST and rng.random() < self.mistakes else word
             for word in right.split()
         ]
         return keys.record({"text": " ".join(words), "translation": right}, scene)
 
 
-def misspelled(word: str, rng: np.random.Generator) -> str:
+def misspell(word: str, rng: np.random.Generator) -> str:
     """Makes one mistake in a word: two letters are swapped, or one is left out, doubled or replaced."""
     kind, at = int(rng.integers(4)), int(rng.integers(len(word) - 1))
     if kind == 0 and word[at] != word[at + 1]:
@@ -200,5 +212,5 @@ def misspelled(word: str, rng: np.random.Generator) -> str:
         return word[:at] + word[at + 1 :]
     if kind == 2:
         return word[:at] + word[at] + word[at:]
-    others = [letter for letter in LETTERS if letter != word[at]]
-    return word[:at] + others[int(rng.integers(len(others)))] + word[at + 1 :]
+    letters = [letter for letter in LETTERS if letter != word[at]]
+    return word[:at] + letters[int(rng.integers(len(letters)))] + word[at + 1 :]

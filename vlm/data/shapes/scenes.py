@@ -81,14 +81,14 @@ class Kind(NamedTuple):
 
     def omit_adjectives(self, share: float, rng: np.random.Generator) -> "Kind":
         """Returns the kind without its size, its colour or both, each omitted with the probability `share`."""
-        size, color = (name if kept else "" for name, kept in zip(self[:2], rng.random(2) >= share, strict=True))
+        size, color = (name if keeps else "" for name, keeps in zip(self[:2], rng.random(2) >= share, strict=True))
         return Kind(size, color, self.shape)
 
 
 Combination = tuple[Kind, ...]
 
 
-class Placed(NamedTuple):
+class SceneObject(NamedTuple):
     """An object of a scene: its kind and the pixel at its centre, x to the right and y down."""
 
     kind: Kind
@@ -99,7 +99,7 @@ class Placed(NamedTuple):
 class Scene(NamedTuple):
     """Everything that is drawn for one sample."""
 
-    objects: tuple[Placed, ...]
+    objects: tuple[SceneObject, ...]
     background: tuple[int, int, int]
     image_size: int
 
@@ -112,12 +112,12 @@ class Statement(NamedTuple):
 
     def __str__(self) -> str:
         """The statement as a caption."""
-        places = " and ".join(f"{relation} {other.with_article}" for relation, other in self.places)
+        places = " and ".join(f"{relation} {landmark.with_article}" for relation, landmark in self.places)
         return f"{self.subject.with_article} {places}".rstrip()
 
     def omit_adjectives(self, share: float, rng: np.random.Generator) -> "Statement":
         """Returns the statement with sizes and colours omitted, each with the probability `share`."""
-        places = tuple((relation, other.omit_adjectives(share, rng)) for relation, other in self.places)
+        places = tuple((relation, landmark.omit_adjectives(share, rng)) for relation, landmark in self.places)
         return Statement(self.subject.omit_adjectives(share, rng), places)
 
 
@@ -139,19 +139,20 @@ def margin(image_size: int) -> int:
     return 2 * min(radius(size, image_size) for size in RADII) + gap(image_size)
 
 
-def relations(subject: Placed, other: Placed, image_size: int) -> list[str]:
-    """The relations of the subject to the other object that hold: one or two of them in scenes made by `place`."""
-    right, down, clear = other.x - subject.x, other.y - subject.y, margin(image_size)
+def find_relations(subject: SceneObject, landmark: SceneObject, image_size: int) -> list[str]:
+    """The relations of the subject to the landmark that hold; one or two if `place_objects` placed them."""
+    right, down, clear = landmark.x - subject.x, landmark.y - subject.y, margin(image_size)
     holds = {"left of": right >= clear, "right of": -right >= clear, "above": down >= clear, "below": -down >= clear}
     return [relation for relation, true in holds.items() if true]
 
 
-def statements(scene: Scene) -> list[Statement]:
+def list_statements(scene: Scene) -> list[Statement]:
     """All true statements that name each object once."""
     true = []
-    for subject, *others in permutations(scene.objects):
+    for subject, *landmarks in permutations(scene.objects):
         ways = [
-            [(relation, other.kind) for relation in relations(subject, other, scene.image_size)] for other in others
+            [(relation, landmark.kind) for relation in find_relations(subject, landmark, scene.image_size)]
+            for landmark in landmarks
         ]
         true += [Statement(subject.kind, places) for places in product(*ways)]
     return true
@@ -159,30 +160,30 @@ def statements(scene: Scene) -> list[Statement]:
 
 def valid_captions(scene: Scene) -> list[str]:
     """All true captions, sorted."""
-    return sorted(map(str, statements(scene)))
+    return sorted(map(str, list_statements(scene)))
 
 
-def place(kinds: Combination, image_size: int, rng: np.random.Generator) -> tuple[Placed, ...]:
+def place_objects(kinds: Combination, image_size: int, rng: np.random.Generator) -> tuple[SceneObject, ...]:
     """Places each kind so that no relation is ambiguous: at random, or in the corners if that fails."""
     for _ in range(ATTEMPTS):
-        placed: list[Placed] = []
+        placed: list[SceneObject] = []
         for u, v in rng.random((TRIES, 2)).tolist():
             kind = kinds[len(placed)]
             r = radius(kind.size, image_size)
-            new = Placed(kind, r + int(u * (image_size - 2 * r)), r + int(v * (image_size - 2 * r)))
-            if all(_clear(new, old, image_size) for old in placed):
+            new = SceneObject(kind, r + int(u * (image_size - 2 * r)), r + int(v * (image_size - 2 * r)))
+            if all(_is_unambiguous(new, old, image_size) for old in placed):
                 placed.append(new)
                 if len(placed) == len(kinds):
                     return tuple(placed)
     low = max(radius(kind.size, image_size) for kind in kinds)
     corners = rng.permutation(list(product((low, image_size - 1 - low), repeat=2))).tolist()
-    return tuple(Placed(kind, x, y) for kind, (x, y) in zip(kinds, corners, strict=False))
+    return tuple(SceneObject(kind, x, y) for kind, (x, y) in zip(kinds, corners, strict=False))
 
 
-def _clear(one: Placed, two: Placed, image_size: int) -> bool:
+def _is_unambiguous(first: SceneObject, second: SceneObject, image_size: int) -> bool:
     """Returns True if two objects are apart and their relation is unambiguous on both axes."""
-    across, down, clear = abs(one.x - two.x), abs(one.y - two.y), margin(image_size)
-    apart = radius(one.kind.size, image_size) + radius(two.kind.size, image_size) + gap(image_size)
+    across, down, clear = abs(first.x - second.x), abs(first.y - second.y), margin(image_size)
+    apart = radius(first.kind.size, image_size) + radius(second.kind.size, image_size) + gap(image_size)
     doubtful = 2 * clear // 3 < across < clear or 2 * clear // 3 < down < clear
     return max(across, down) >= apart and not doubtful
 
@@ -197,7 +198,7 @@ def _sprite(shape: str, radius: int) -> Image.Image:
     return large.reduce(OVERSAMPLING)
 
 
-def draw(scene: Scene) -> Image.Image:
+def draw_scene(scene: Scene) -> Image.Image:
     """Draws the scene as an RGB image."""
     canvas = Image.new("RGB", (scene.image_size, scene.image_size), scene.background)
     for kind, x, y in scene.objects:

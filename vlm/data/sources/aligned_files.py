@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from vlm.data.images.image import SUFFIXES, load_image
-from vlm.data.records import NAMES, Listed, Record, Skipped, Source, Split, refuse
+from vlm.data.records import NAMES, ListSplit, Record, SkipMessage, Source, Split, report_error
 from vlm.data.sources.tables import read_text
 from vlm.data.text.words import split_lines
 from vlm.errors import UserError
@@ -53,7 +53,7 @@ class AlignedFiles(Source):
         self.splits = tuple(name for name in NAMES if name in self._lines)
 
     def open(self, name: str) -> Split:
-        return Listed(self._lines[name], lambda line, epoch: self._record(name, line))
+        return ListSplit(self._lines[name], lambda line, epoch: self._record(name, line))
 
     def _record(self, split: str, line: Line) -> Record:
         number, text, translation = line
@@ -70,16 +70,16 @@ class AlignedFiles(Source):
             longer, shorter = (source, target) if len(texts) > len(translations) else (target, source)
             fault = f"{longer}, line {min(len(texts), len(translations)) + 1}: {shorter.name} has no such line "
             fault += f"({len(texts):,} and {len(translations):,} lines); give files with corresponding lines"
-            refuse(fault)
-            self.skipped.append(Skipped(fault, "unequal files"))
+            report_error(fault)
+            self.skipped.append(SkipMessage(fault, "unequal files"))
         pairs = [(at, *pair) for at, pair in enumerate(zip(texts, translations, strict=False), start=1)]
         for number, *sides in pairs:
             empty = [f"{path}, line {number}" for path, text in zip((source, target), sides, strict=True) if not text]
-            self.skipped += [Skipped(f"{line}: is empty; the pair is skipped", "empty text") for line in empty]
-        whole = [(number, text, translation) for number, text, translation in pairs if text and translation]
-        if not whole:
+            self.skipped += [SkipMessage(f"{line}: is empty; the pair is skipped", "empty text") for line in empty]
+        complete = [(number, text, translation) for number, text, translation in pairs if text and translation]
+        if not complete:
             raise UserError(f"{source}: has no text with a translation; give other files")
-        return whole
+        return complete
 
 
 def read_lines(path: Path) -> list[str]:
@@ -117,15 +117,17 @@ class AlignedPhotos(AlignedFiles):
         test: str | None = "test",
     ) -> None:
         super().__init__(root=root, source=source, target=target, train=train, val=val, test=test)
-        self._photos = _known(Path(photos))
-        self._names = {split: self._named(split, Path(root) / f"{self._stems[split]}.{names}") for split in self._lines}
+        self._photos = _find_photos(Path(photos))
+        self._names = {
+            split: self._read_photo_names(split, Path(root) / f"{self._stems[split]}.{names}") for split in self._lines
+        }
         for split, lines in self._lines.items():
-            there = [line for line in lines if self._path(split, line) is not None]
-            if not there:
+            with_photo = [line for line in lines if self._photo_path(split, line) is not None]
+            if not with_photo:
                 raise UserError(f"data.photos={photos}: has no photo of {split}; give the folder of the photos")
-            self._lines[split] = there
+            self._lines[split] = with_photo
 
-    def _named(self, split: str, path: Path) -> list[str]:
+    def _read_photo_names(self, split: str, path: Path) -> list[str]:
         """The photo of each line of a split."""
         if not path.is_file():
             raise UserError(f"{path}: no such file; it names the photo of each line, see data.source.names")
@@ -134,19 +136,19 @@ class AlignedPhotos(AlignedFiles):
             raise UserError(f"{path}: names {len(names):,} photos for {last:,} lines; give the matching file")
         return names
 
-    def _path(self, split: str, line: Line) -> Path | None:
+    def _photo_path(self, split: str, line: Line) -> Path | None:
         name = Path(self._names[split][line[0] - 1])
         return self._photos.get(name.name) or self._photos.get(name.stem)
 
     def _record(self, split: str, line: Line) -> Record:
-        record, path = super()._record(split, line), self._path(split, line)
+        record, path = super()._record(split, line), self._photo_path(split, line)
         assert path is not None, "lines without a photo are skipped"
         record.open_image, record.read_file = partial(load_image, str(path)), path.read_bytes
         record.read_stamp = lambda: f"{path} {path.stat().st_size} {path.stat().st_mtime_ns}"
         return record
 
 
-def _known(folder: Path) -> dict[str, Path]:
+def _find_photos(folder: Path) -> dict[str, Path]:
     """The photos of a folder by file name, and by the part before an underscore if it is unique.
 
     Raises:

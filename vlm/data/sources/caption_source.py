@@ -1,23 +1,36 @@
 """Base of sources of captioned images: images, splits, and handling of unusable entries."""
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TypeVar, Unpack
 
-from vlm.data.hold_out import check_fractions, draw, held_out
+from vlm.data.hold_out import check_fractions, draw_splits, wrong_split_message
 from vlm.data.images.image import SUFFIXES
-from vlm.data.records import NAMES, Listed, Record, Skipped, Source, Split, error_summary, refuse
-from vlm.data.sources.caption_tables import FolderWithTables, Row, within
+from vlm.data.records import (
+    NAMES,
+    ListSplit,
+    Record,
+    RowChecker,
+    SkipMessage,
+    Source,
+    Split,
+    error_summary,
+    report_error,
+)
+from vlm.data.sources.caption_tables import FolderWithTables, Row, relative_to_root
+from vlm.data.sources.tables import Cells, ReadOptions, read_table
 from vlm.data.store.places import FileStore, Tar
-from vlm.data.text.words import one_line
+from vlm.data.text.words import to_single_line
 from vlm.errors import UserError
 from vlm.randomness import numpy_rng
 
+T = TypeVar("T")
+
 # If more images than this share are missing, the folder is probably the wrong one.
-MAX_ABSENT = 0.01
+MAX_MISSING = 0.01
 
 
 @dataclass(slots=True)
@@ -30,7 +43,7 @@ class CaptionedImage:
     name: str
     path: str
     split: str | None
-    captions: dict[Any, None] = field(default_factory=dict)  # an ordered set
+    captions: dict[Hashable, None] = field(default_factory=dict)  # an ordered set
     more: Sequence[str] = ()
 
     @property
@@ -38,12 +51,12 @@ class CaptionedImage:
         return [self.path, *self.more]
 
 
-def drawn_captions(captions: list[Any], most: int | None, *keys: int | str) -> list[Any]:
-    """The captions to train on: all, or a random choice of `most` determined by the keys."""
-    if most is None or len(captions) <= most:
+def choose_captions(captions: list[T], limit: int | None, *keys: int | str) -> list[T]:
+    """The captions to train on: all, or a random choice of `limit` captions determined by the keys."""
+    if limit is None or len(captions) <= limit:
         return captions
     order = numpy_rng("captions", *keys).permutation(len(captions))
-    return [captions[at] for at in sorted(order[:most])]
+    return [captions[at] for at in sorted(order[:limit])]
 
 
 class CaptionSource(Source):
@@ -74,7 +87,7 @@ class CaptionSource(Source):
 
     def __init__(self, *, root: str, seed: int, captions_per_image: int | None, column: str = "image") -> None:
         self.root, self.base = Path(root), ""
-        self.place = _place(self.root, column)
+        self.place = _open_store(self.root, column)
         self.seed, self.captions_per_image = seed, captions_per_image
         self.skipped: list[str] = []
         self.repeated: list[str] = []
@@ -85,16 +98,14 @@ class CaptionSource(Source):
 
     def open(self, name: str) -> Split:
         most = self.captions_per_image if name == "train" else None
-        return Listed(self._images[name], partial(self._record, most))
+        return ListSplit(self._images[name], partial(self._record, most))
 
     def _record(self, most: int | None, image: CaptionedImage, epoch: int) -> Record:
         captions = list(image.captions)
-        known = {"captions": drawn_captions(captions, most, self.seed, epoch, image.name), "references": captions}
+        values = {"captions": choose_captions(captions, most, self.seed, epoch, image.name), "references": captions}
         first, *more = (partial(self.place.image, path) for path in image.paths)
-        return Record(image.name, known, first, partial(self.place.read, image.path), partial(self._stamp, image), more)
-
-    def _stamp(self, image: CaptionedImage) -> str:
-        return " ".join(map(self.place.stamp, image.paths))
+        read_file = partial(self.place.read, image.path)
+        return Record(image.name, values, first, read_file, lambda: " ".join(map(self.place.stamp, image.paths)), more)
 
     def _add(self, rows: Iterable[Row], file: Path, folder: str = "", split: str | None = None) -> None:
         """Adds the rows of a file; equal captions are merged.
@@ -108,42 +119,62 @@ class CaptionSource(Source):
         """
         named: dict[str, CaptionedImage] = {}
         for row in rows:
-            name, place = row.image.strip(), split or row.split
-            caption = one_line(row.caption) if isinstance(row.caption, str) else row.caption
+            name, row_split = row.image.strip(), split or row.split
+            caption = to_single_line(row.caption) if isinstance(row.caption, str) else row.caption
             if split == "train" and row.split in ("val", "test"):
-                self._refuse(held_out(file, row.where, row.split), "two splits")
+                self._refuse(wrong_split_message(file, row.position, row.split), "two splits")
             if not name or not caption:
-                line = f"{file}, {row.where}: {(self.empty or f'no {self.text}') if name else 'names no image'}"
-                self.skipped.append(Skipped(line, "empty caption" if name else "no image"))
+                line = f"{file}, {row.position}: {(self.empty or f'no {self.text}') if name else 'names no image'}"
+                self.skipped.append(SkipMessage(line, "empty caption" if name else "no image"))
                 self._mention(name, folder)
                 continue
-            shown = " and ".join(name.split(self.separator)) if self.separator else name
-            image = named.get(name) or named.setdefault(name, self._image(os.path.join(folder, name), place))
-            if image.split != place:
+            quoted_name = " and ".join(name.split(self.separator)) if self.separator else name
+            image = named.get(name) or named.setdefault(name, self._image(os.path.join(folder, name), row_split))
+            if image.split != row_split:
                 self._refuse(
-                    f"{file}, {row.where}: {shown} is in two splits, {image.split or 'none'} and {place or 'none'}; "
-                    "all captions of an image must be in the same",
+                    f"{file}, {row.position}: {quoted_name} is in two splits, {image.split or 'none'} and "
+                    f"{row_split or 'none'}; all captions of an image must be in the same",
                     "two splits",
                 )
             if caption in image.captions:
-                self.repeated.append(f"{file}, {row.where}: repeats a {self.text} of {shown}: {caption}")
+                self.repeated.append(f"{file}, {row.position}: repeats a {self.text} of {quoted_name}: {caption}")
             image.captions[caption] = None
+
+    def _add_tables(
+        self,
+        files: Mapping[str, Path],
+        columns: Mapping[str, str],
+        convert: Callable[[Cells], Iterable[Row]],
+        **options: Unpack[ReadOptions],
+    ) -> None:
+        """Adds the rows of the table of each split, or of a single table with all splits.
+
+        Args:
+            files: Table by split.
+            columns: Column name by name of the value.
+            convert: Converts the cells of a row; raises RowError if they are invalid.
+            options: See `read_cells`.
+        """
+        keys = {f"{name}_column": column for name, column in columns.items()}
+        for split, file in files.items():
+            rows = read_table(RowChecker(file, self), keys, convert, **options)
+            self._add(rows, file, split=split if len(files) > 1 else None)
 
     def _refuse(self, message: str, kind: str) -> None:
         """Raises an error, or records it inside `collect_errors`."""
-        refuse(message)
-        self.skipped.append(Skipped(message, kind))
+        report_error(message)
+        self.skipped.append(SkipMessage(message, kind))
 
-    def uncaptioned(self) -> list[str]:
+    def find_uncaptioned_images(self) -> list[str]:
         folders = {os.path.dirname(path) for path in self._named}
         files = (os.path.join(folder, name) for folder in folders for name in self.place.names(folder))
         images = (path for path in files if os.path.splitext(path)[1].lower() in SUFFIXES)
         return sorted(str(self.place.path / path) for path in images if path not in self._named)
 
     def _mention(self, name: str, folder: str = "") -> list[str]:
-        """The normalised paths of an image name, or of several; `uncaptioned` leaves them out."""
+        """The normalised paths of an image name, or of several; `find_uncaptioned_images` leaves them out."""
         names = (name.split(self.separator) if self.separator else [name]) if name else []
-        paths = [within(os.path.join(folder, part.strip()), self.root) for part in names]
+        paths = [relative_to_root(os.path.join(folder, part.strip()), self.root) for part in names]
         self._named.update(paths)
         return paths
 
@@ -164,30 +195,32 @@ class CaptionSource(Source):
             UserError: Only some images have a split, too many images are missing, or none is left.
         """
         images = list(self._by_path.values())
-        unsaid = [image for image in images if image.split is None]
-        if unsaid and len(unsaid) < len(images):
-            refuse(f"{file}: {unsaid[0].name} has no split, but others have; give all or none of them one")
-            for image in unsaid:
+        without_split = [image for image in images if image.split is None]
+        if without_split and len(without_split) < len(images):
+            report_error(
+                f"{file}: {without_split[0].name} has no split, but other images have one; set it for all or none"
+            )
+            for image in without_split:
                 image.split = "train"
-        elif unsaid:
+        elif without_split:
             self._hold_out(images, val_fraction, test_fraction)
-        images = self._present(images, file)
+        images = self._drop_missing(images, file)
         if not images:
             raise UserError(
                 f"{file}: has no image with a {self.text}{error_summary(self.skipped)}; check data.root and data.path"
             )
-        kept = {name: [image for image in images if image.split == name] for name in NAMES}
-        self._images = {name: images for name, images in kept.items() if images}
+        by_split = {name: [image for image in images if image.split == name] for name in NAMES}
+        self._images = {name: images for name, images in by_split.items() if images}
         self.splits = tuple(self._images)
 
     def _hold_out(self, images: list[CaptionedImage], val_fraction: float, test_fraction: float) -> None:
         check_fractions(val_fraction, test_fraction)
         fractions = {"val": val_fraction, "test": test_fraction}
-        for split, indices in draw([image.name for image in images], fractions, self.seed).items():
+        for split, indices in draw_splits([image.name for image in images], fractions, self.seed).items():
             for index in indices:
                 images[index].split = split
 
-    def _present(self, images: list[CaptionedImage], file: Path) -> list[CaptionedImage]:
+    def _drop_missing(self, images: list[CaptionedImage], file: Path) -> list[CaptionedImage]:
         """The images that exist; missing ones are listed in `skipped`."""
         missing = {image.name: [path for path in image.paths if not self.place.has(path)] for image in images}
         self.skipped += check_missing(
@@ -196,7 +229,7 @@ class CaptionSource(Source):
         return [image for image in images if not missing[image.name]]
 
 
-def check_missing(place: FileStore, paths: Sequence[str], total: int, file: Path, root: Path) -> list[Skipped]:
+def check_missing(place: FileStore, paths: Sequence[str], total: int, file: Path, root: Path) -> list[SkipMessage]:
     """Messages about images that a file names and that do not exist.
 
     Args:
@@ -206,22 +239,22 @@ def check_missing(place: FileStore, paths: Sequence[str], total: int, file: Path
         file: The file.
         root: Folder that names are relative to.
     Raises:
-        UserError: More than MAX_ABSENT of the images are missing.
+        UserError: More than MAX_MISSING of the images are missing.
     """
     similar = _similar_names(place, paths)
-    if len(paths) > MAX_ABSENT * total:
+    if len(paths) > MAX_MISSING * total:
         if any(path.startswith(("http:/", "https:/")) for path in paths):
-            refuse(f"{file}: names addresses of the web, which are not fetched; download the images first")
+            report_error(f"{file}: contains URLs instead of file names; download the images first")
         else:
             examples = ", ".join(str(place.path / path) for path in paths[:3])
             path, name = next(iter(similar.items()), ("", ""))
             remedy = f"set data.root (now {root}) to the folder that their names are relative to"
             if name:
                 remedy = f"{(place.path / path).parent} has {name}, so correct the names in the file"
-            refuse(f"{file}: {len(paths)} of {total} images are missing, such as {examples}; {remedy}")
-    found = {path: f"; there is {name}" for path, name in similar.items()}
-    lines = (f"{place.path / path}: listed in {file}, but missing{found.get(path, '')}" for path in paths)
-    return [Skipped(line, "missing image") for line in lines]
+            report_error(f"{file}: {len(paths)} of {total} images are missing, such as {examples}; {remedy}")
+    hints = {path: f"; there is {name}" for path, name in similar.items()}
+    lines = (f"{place.path / path}: listed in {file}, but missing{hints.get(path, '')}" for path in paths)
+    return [SkipMessage(line, "missing image") for line in lines]
 
 
 def _similar_names(place: FileStore, paths: Sequence[str]) -> dict[str, str]:
@@ -238,7 +271,7 @@ def _similar_names(place: FileStore, paths: Sequence[str]) -> dict[str, str]:
     return similar
 
 
-def _place(root: Path, column: str) -> FileStore:
+def _open_store(root: Path, column: str) -> FileStore:
     if root.is_file() and root.suffix == ".tar":
         return Tar(root)
     if root.is_file():

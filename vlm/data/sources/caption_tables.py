@@ -2,40 +2,40 @@
 
 import os
 from collections import defaultdict
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Hashable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from PIL import Image
 
 from vlm.data.images.image import SUFFIXES, ImageError, load_image, read_bytes
-from vlm.data.records import SPLITS, RowChecker, RowError, Skipped
+from vlm.data.records import SPLITS, RowChecker, RowError, SkipMessage
 from vlm.data.sources.tables import decode_text, find_column, parse_json, parse_split, read_text
 from vlm.data.store.columns import SUFFIXES as TABLE_SUFFIXES
 from vlm.data.store.columns import open_columns
 from vlm.data.store.places import FileStore, Folder
-from vlm.data.store.storage import stamp
+from vlm.data.store.storage import get_file_stamp
 from vlm.errors import UserError, excerpt
 
 
-def table_of(name: str) -> tuple[str, int, int] | None:
+def parse_cell_name(name: str) -> tuple[str, int, int] | None:
     """Parses an image name FILE/ROW or FILE/ROW:PLACE into table, row and place in the row; None for a file's name."""
     table, _, cell = name.replace(os.sep, "/").rpartition("/")
     row, _, place = cell.partition(":")
-    known = table.lower().endswith(TABLE_SUFFIXES) and row.isdecimal() and (place or "0").isdecimal()
-    return (table, int(row), int(place or 0)) if known else None
+    is_cell = table.lower().endswith(TABLE_SUFFIXES) and row.isdecimal() and (place or "0").isdecimal()
+    return (table, int(row), int(place or 0)) if is_cell else None
 
 
-def within(path: str, root: Path) -> str:
+def relative_to_root(path: str, root: Path) -> str:
     """Normalises an image name relative to a folder that contains it; FILE/ROW gets its table's absolute path."""
     path, root = os.path.normpath(path), root.absolute()
-    if table_of(path) is not None:
+    if parse_cell_name(path) is not None:
         path = os.path.abspath(path)
     return os.path.relpath(path, root) if os.path.isabs(path) and Path(path).is_relative_to(root) else path
 
 
 class FolderWithTables(Folder):
-    """A folder whose columnar tables also contain images, named as `table_of` reads it.
+    """A folder whose columnar tables also contain images, named as `parse_cell_name` reads it.
 
     Args:
         path: The folder.
@@ -47,26 +47,28 @@ class FolderWithTables(Folder):
         self.column = column
 
     def has(self, name: str) -> bool:
-        inside = table_of(name)
-        return super().has(name) if inside is None else super().has(inside[0])
+        cell = parse_cell_name(name)
+        return super().has(name) if cell is None else super().has(cell[0])
 
     def names(self, folder: str) -> Collection[str]:
         return () if folder.lower().endswith(TABLE_SUFFIXES) else super().names(folder)
 
     def read(self, name: str) -> bytes:
-        inside = table_of(name)
-        return super().read(name) if inside is None else self._content(*inside)
+        cell = parse_cell_name(name)
+        return super().read(name) if cell is None else self._read_cell(*cell)
 
     def image(self, name: str) -> Image.Image:
-        if table_of(name) is None:
+        if parse_cell_name(name) is None:
             return super().image(name)
         return load_image(self.read(name), f"{self.path / name}")
 
     def stamp(self, name: str) -> str:
-        inside = table_of(name)
-        return super().stamp(name) if inside is None else f"{stamp(str(self.path / inside[0]))} {inside[1]}:{inside[2]}"
+        cell = parse_cell_name(name)
+        return (
+            super().stamp(name) if cell is None else f"{get_file_stamp(str(self.path / cell[0]))} {cell[1]}:{cell[2]}"
+        )
 
-    def _content(self, table: str, row: int, place: int) -> bytes:
+    def _read_cell(self, table: str, row: int, place: int) -> bytes:
         """The bytes of an image cell, of one of its images if it has several, or of the file that it names."""
         try:
             columns = open_columns(self.path / table)
@@ -75,24 +77,24 @@ class FolderWithTables(Folder):
             raise ImageError(str(fault)) from fault
         if isinstance(cell, list):
             cell = cell[place] if place < len(cell) else None
-        data, beside = (cell.get("bytes"), cell.get("path")) if isinstance(cell, dict) else (cell, None)
+        data, path = (cell.get("bytes"), cell.get("path")) if isinstance(cell, dict) else (cell, None)
         if data is not None:
             return data
-        if beside is not None:
-            return read_bytes(self.path / beside)
+        if path is not None:
+            return read_bytes(self.path / path)
         raise ImageError(f"{self.path / table}/{row}: holds no image")
 
 
 class Row(NamedTuple):
     """One caption: image name, text, split if the file has one, and position in the file.
 
-    For question answering, the caption is a Question.
+    A caption is a text, or a Question, a Conversation or a Caption.
     """
 
     image: str
-    caption: Any
+    caption: Hashable
     split: str | None
-    where: str
+    position: str
 
 
 def read_folder(place: FileStore, skipped: list[str]) -> list[Row]:
@@ -123,13 +125,13 @@ def _folder_rows(place: FileStore, folder: str, names: list[str], skipped: list[
         if suffix.lower() not in SUFFIXES:
             continue
         if stem not in texts:
-            skipped.append(Skipped(f"{place.path / image}: has no {stem}.txt", "no caption"))
+            skipped.append(SkipMessage(f"{place.path / image}: has no {stem}.txt", "no caption"))
             continue
         unused.pop(stem, None)
         where = os.path.join(folder, texts[stem])
         captions = decode_text(place.read(where), place.path / where).rstrip().split("\n")
         yield from (Row(image, caption, None, f"{where} line {n}") for n, caption in enumerate(captions, 1))
-    skipped += [Skipped(f"{place.path / folder / name}: has no image", "no image") for name in unused.values()]
+    skipped += [SkipMessage(f"{place.path / folder / name}: has no image", "no image") for name in unused.values()]
 
 
 def read_flickr(checker: RowChecker, separator: str = "\t") -> Iterator[Row]:
@@ -197,12 +199,10 @@ def _coco_rows(checker: RowChecker, images: list[Any], annotations: list[Any]) -
         caption = _value(annotation, "caption", str)
         yield Row(names.get(image, ""), caption, None, f"annotation {annotation.get('id')}")
 
-    rows = list(checker.read(((f"annotation {_id(each, n)}", each) for n, each in enumerate(annotations)), convert))
+    ids = (entry.get("id", number) if isinstance(entry, dict) else number for number, entry in enumerate(annotations))
+    numbered = ((f"annotation {id}", annotation) for id, annotation in zip(ids, annotations, strict=True))
+    rows = list(checker.read(numbered, convert))
     return rows + [Row(name, "", None, f"image {id}") for id, name in names.items() if id not in captioned]
-
-
-def _id(entry: Any, number: int) -> Any:
-    return entry.get("id", number) if isinstance(entry, dict) else number
 
 
 def _karpathy_rows(numbered: tuple[str, Any]) -> Iterator[Row]:
@@ -220,6 +220,6 @@ def _value(entry: Any, name: str, kind: Any) -> Any:
     if not isinstance(entry, dict):
         raise RowError("not a JSON object")
     if not isinstance(entry.get(name), kind):
-        wrong = f"{name!r} is {excerpt(repr(entry[name]))}, which is of the wrong type" if name in entry else ""
-        raise RowError(wrong or f"has no {name!r}")
+        detail = f"{name!r} is {excerpt(repr(entry[name]))}, which is of the wrong type" if name in entry else ""
+        raise RowError(detail or f"has no {name!r}")
     return entry[name]

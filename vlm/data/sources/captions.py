@@ -1,18 +1,18 @@
-"""Sources of captioned images: your own, Flickr8k (also in several languages) and COCO."""
+"""Captioned images: tables and folders, Flickr8k (also in several languages), and COCO."""
 
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from vlm.data.records import Record, RowChecker, RowError, Skipped
+from vlm.data.records import Record, RowChecker, RowError, SkipMessage
 from vlm.data.sources.caption_source import CaptionedImage, CaptionSource
 from vlm.data.sources.caption_tables import Row, read_coco, read_flickr, read_folder
 from vlm.data.sources.delimited import Quoting
-from vlm.data.sources.tables import Cells, read_table, read_text
+from vlm.data.sources.tables import Cells, read_text
 from vlm.data.store.places import find_file
-from vlm.data.text.words import one_line, split_lines
-from vlm.errors import Count, Share, UserError, did_you_mean, nearest
+from vlm.data.text.words import split_lines, to_single_line
+from vlm.errors import Count, Share, UserError, did_you_mean, find_similar
 
 # The second is the spelling in the official archive.
 FLICKR8K_FOLDERS = ("images", "Flicker8k_Dataset", "Flickr8k_Dataset")
@@ -63,13 +63,11 @@ class Captions(CaptionSource):
         captions_per_image: Count | None = None,
     ) -> None:
         super().__init__(
-            root=root_of(root, path), seed=seed, captions_per_image=captions_per_image, column=image_column
+            root=resolve_root(root, path), seed=seed, captions_per_image=captions_per_image, column=image_column
         )
-        files = table_files(self.root, path, val_path, test_path)
-        columns = {"image_column": image_column, "caption_column": caption_column, "split_column": split_column}
-        for split, file in files.items():
-            rows = read_table(RowChecker(file, self), columns, self._rows, quoting=quoting)
-            self._add(rows, file, split=split if len(files) > 1 else None)
+        files = find_tables(self.root, path, val_path, test_path)
+        columns = {"image": image_column, "caption": caption_column, "split": split_column}
+        self._add_tables(files, columns, self._rows, quoting=quoting)
         if not files:
             self._add(read_folder(self.place, self.skipped), self.root)
         if not files and not self._by_path:
@@ -87,7 +85,7 @@ class Captions(CaptionSource):
         split = cells.values.get("split_column", "train")
         if not all(isinstance(value, str) for value in (image, split, *captions)):
             raise RowError("image, caption and split must be text (or lists of captions)")
-        yield from (Row(image, caption, cells.split, cells.where) for caption in captions or [""])
+        yield from (Row(image, caption, cells.split, cells.position) for caption in captions or [""])
 
 
 class Flickr8k(CaptionSource):
@@ -114,44 +112,46 @@ class Flickr8k(CaptionSource):
                 f"{self.root / FLICKR8K_FOLDERS[0]}: no such folder; set data.root to the folder of Flickr8k"
             )
         tokens = self._read()
-        self._assign(tokens)
+        self._assign_splits(tokens)
         self._finish(tokens)
 
     def _read(self) -> Path:
         """Adds the captions; returns their file, for messages."""
-        tokens = self._text("Flickr8k.token.txt")
+        tokens = self._find_text_file("Flickr8k.token.txt")
         self._add(read_flickr(RowChecker(tokens, self)), tokens, self.base)
         return tokens
 
-    def _text(self, name: str) -> Path:
+    def _find_text_file(self, name: str) -> Path:
         for file in (self.root / name, self.root / "Flickr8k_text" / name):
             if file.is_file():
                 return file
         raise UserError(f"{self.root / name}: no such file; set data.root to the folder of Flickr8k")
 
-    def _assign(self, tokens: Path) -> None:
+    def _assign_splits(self, tokens: Path) -> None:
         """Assigns images to the official splits and drops the others."""
         named = {image.name: image for image in self._by_path.values()}
         for split, name in FLICKR8K_LISTS.items():
-            file, lacking = self._text(f"Flickr_8k.{name}.txt"), []
-            for listed in dict.fromkeys(filter(None, map(str.strip, split_lines(read_text(file))))):
-                image = named.get(listed)
+            file, missing = self._find_text_file(f"Flickr_8k.{name}.txt"), []
+            for name_in_list in dict.fromkeys(filter(None, map(str.strip, split_lines(read_text(file))))):
+                image = named.get(name_in_list)
                 if image is None:
-                    lacking.append(listed)
+                    missing.append(name_in_list)
                 elif image.split is not None:
-                    self._refuse(f"{file}: {listed} is in {image.split} too; restore the official files", "two splits")
+                    self._refuse(
+                        f"{file}: {name_in_list} is in {image.split} too; restore the official files", "two splits"
+                    )
                 else:
                     image.split = split
-            self._leave_out(lacking, file, tokens)
+            self._report_missing_captions(missing, file, tokens)
         for image in named.values():
             if image.split is None and not self.place.has(image.path):
                 line = f"{tokens}: {image.name} has {len(image.captions)} captions, but is missing"
-                self.skipped.append(Skipped(line, "missing image"))
+                self.skipped.append(SkipMessage(line, "missing image"))
         self._by_path = {path: image for path, image in self._by_path.items() if image.split is not None}
 
-    def _leave_out(self, lacking: Sequence[str], file: Path, tokens: Path) -> None:
+    def _report_missing_captions(self, missing: Sequence[str], file: Path, tokens: Path) -> None:
         """Records the images of a split that have no caption."""
-        self.skipped += [Skipped(f"{file}: {name} has no caption in {tokens}", "no caption") for name in lacking]
+        self.skipped += [SkipMessage(f"{file}: {name} has no caption in {tokens}", "no caption") for name in missing]
 
 
 class Coco(CaptionSource):
@@ -188,17 +188,21 @@ class Coco(CaptionSource):
         captions_per_image: Count | None = None,
     ) -> None:
         super().__init__(root=root, seed=seed, captions_per_image=captions_per_image)
-        files = _files(self.root, path, val_path, test_path)
+        files = _find_files(self.root, path, val_path, test_path)
         if "train" not in files:
-            files = self._official() | files
+            files = self._find_official_files() | files
         for split, file in files.items():
             rows = read_coco(RowChecker(file, self))
-            stated = split == "train" and any(row.split for row in rows)  # Karpathy's, without splits in other files
-            rows = [row for row in rows if not stated or row.split == "train" or row.split not in files]
-            self._add(rows, file, self._folder(rows, file), split if len(files) > 1 and not stated else None)
+            has_splits = split == "train" and any(
+                row.split for row in rows
+            )  # Karpathy's, without splits in other files
+            rows = [row for row in rows if not has_splits or row.split == "train" or row.split not in files]
+            self._add(
+                rows, file, self._find_image_folder(rows, file), split if len(files) > 1 and not has_splits else None
+            )
         self._finish(files["train"], val_fraction, test_fraction)
 
-    def _official(self) -> dict[str, Path]:
+    def _find_official_files(self) -> dict[str, Path]:
         karpathy = self.root / "dataset_coco.json"
         if karpathy.is_file():
             return {"train": karpathy}
@@ -211,7 +215,7 @@ class Coco(CaptionSource):
             "COCO, or data.path to an annotation file"
         )
 
-    def _folder(self, rows: list[Row], file: Path) -> str:
+    def _find_image_folder(self, rows: list[Row], file: Path) -> str:
         """The folder of a file's images: the first usual one that contains one of the first images."""
         stem = file.stem.removeprefix("captions_")
         parents = (self.root, self.root / "images", file.parent, file.parent / "images")
@@ -223,31 +227,33 @@ class Coco(CaptionSource):
         return ""
 
 
-def root_of(root: str | None, path: str | None) -> str:
+def resolve_root(root: str | None, path: str | None) -> str:
     """The folder of a data set: the root if given, else the folder of its table.
 
     Raises:
         UserError: Neither is given.
     """
     if root is None and path is None:
-        raise UserError("data.root: missing, and data.path too; give a folder of images, or a table of them")
+        raise UserError(
+            "data.root, data.path: neither is set; set data.root to a folder of images, or data.path to a table"
+        )
     table = Path(path or "")
     return str(table if table.is_dir() else table.parent) if root is None else root
 
 
-def table_files(root: Path, path: str | None, val_path: str | None, test_path: str | None) -> dict[str, Path]:
+def find_tables(root: Path, path: str | None, val_path: str | None, test_path: str | None) -> dict[str, Path]:
     """The tables of a data set by split; empty if there are none.
 
     Raises:
         UserError: A file is missing, or only the training file is.
     """
-    files = _files(root, path, val_path, test_path)
+    files = _find_files(root, path, val_path, test_path)
     if files and "train" not in files:
-        raise UserError("data.path: not given, while data.val_path or data.test_path is; give all or data.path alone")
+        raise UserError("data.path: is not set, but data.val_path or data.test_path is; set data.path too")
     return files
 
 
-def _files(root: Path, path: str | None, val_path: str | None, test_path: str | None) -> dict[str, Path]:
+def _find_files(root: Path, path: str | None, val_path: str | None, test_path: str | None) -> dict[str, Path]:
     settings = {"train": ("data.path", path), "val": ("data.val_path", val_path), "test": ("data.test_path", test_path)}
     return {split: find_file(path, root, key) for split, (key, path) in settings.items() if path is not None}
 
@@ -286,13 +292,13 @@ class Flickr8kLanguages(Flickr8k):
     name = "flickr8k in several languages"
 
     def __init__(self, *, root: str, languages_root: str, languages: Sequence[str]) -> None:
-        self.languages, self._others = list(dict.fromkeys(languages)), Path(languages_root)
-        known = [ENGLISH, *FILES]
+        self.languages, self._languages_root = list(dict.fromkeys(languages)), Path(languages_root)
+        available = [ENGLISH, *FILES]
         if not self.languages:
-            raise UserError(f"data.languages: is empty; give some of {', '.join(known)}")
-        for language in (name for name in self.languages if name not in known):
-            near = did_you_mean(nearest(str(language), known))
-            raise UserError(f"data.languages: no captions in {language}; choose from {', '.join(known)}{near}")
+            raise UserError(f"data.languages: is empty; give some of {', '.join(available)}")
+        for language in (name for name in self.languages if name not in available):
+            near = did_you_mean(find_similar(str(language), available))
+            raise UserError(f"data.languages: no captions in {language}; choose from {', '.join(available)}{near}")
         super().__init__(root=root)
 
     def _read(self) -> Path:
@@ -301,32 +307,29 @@ class Flickr8kLanguages(Flickr8k):
 
     def _add_language(self, language: str) -> Path:
         if language == ENGLISH:
-            path = self._text("Flickr8k.token.txt")
+            path = self._find_text_file("Flickr8k.token.txt")
             rows = list(read_flickr(RowChecker(path, self)))
         else:
             name, separator, ending = FILES[language]
-            path = self._others / name
+            path = self._languages_root / name
             if not path.is_file():
                 raise UserError(f"{path}: no such file; set data.languages_root to its folder, or remove {language}")
             read = read_flickr(RowChecker(path, self), separator)
             rows = [row._replace(image=row.image.removesuffix(ending)) for row in read]
-        self._add([_in_language(row, language) for row in rows], path, self.base)
+        texts = [to_single_line(str(row.caption)) for row in rows]
+        captions = [Caption(text, language) if text else "" for text in texts]
+        self._add([row._replace(caption=caption) for row, caption in zip(rows, captions, strict=True)], path, self.base)
         return path
 
-    def _leave_out(self, lacking: Sequence[str], file: Path, tokens: Path) -> None:
+    def _report_missing_captions(self, missing: Sequence[str], file: Path, tokens: Path) -> None:
         """Records the missing captions in one line, because captions missing in a language are expected."""
-        self._named.update(os.path.join(self.base, name) for name in lacking)
-        if lacking:
-            names = f"{lacking[0]} and {len(lacking) - 1:,} others" if len(lacking) > 1 else lacking[0]
+        self._named.update(os.path.join(self.base, name) for name in missing)
+        if missing:
+            names = f"{missing[0]} and {len(missing) - 1:,} others" if len(missing) > 1 else missing[0]
             self.skipped.append(f"{file}: no caption in {', '.join(self.languages)}: {names}")
 
     def _record(self, most: int | None, image: CaptionedImage, epoch: int) -> Record:
         record = super()._record(most, image, epoch)
         texts, languages = (list(values) for values in zip(*record["captions"], strict=True))
-        record.known = {"captions": texts, "references": texts, "languages": languages}
+        record.values = {"captions": texts, "references": texts, "languages": languages}
         return record
-
-
-def _in_language(row: Row, language: str) -> Row:
-    text: Any = one_line(row.caption)
-    return row._replace(caption=Caption(text, language) if text else "")

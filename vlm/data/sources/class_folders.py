@@ -4,17 +4,18 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from fnmatch import fnmatch
 from functools import partial
+from os.path import splitext
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Unpack
+from typing import ClassVar, NamedTuple, Unpack
 
-from vlm.data.hold_out import check_fractions, draw_stratified
+from vlm.data.hold_out import check_fractions, draw_stratified_splits
 from vlm.data.images.image import SUFFIXES, ImageError
-from vlm.data.records import NAMES, SPLITS, Listed, Record, Source, Split, refuse
+from vlm.data.records import NAMES, SPLITS, ListSplit, Record, Source, Split, report_error
 from vlm.data.sources.caption_source import check_missing
-from vlm.data.sources.caption_tables import FolderWithTables, within
-from vlm.data.sources.captions import root_of
+from vlm.data.sources.caption_tables import FolderWithTables, relative_to_root
+from vlm.data.sources.captions import resolve_root
 from vlm.data.sources.tables import decode_text
-from vlm.data.sources.text_source import Sample
+from vlm.data.sources.text_source import Sample, SampleRow
 from vlm.data.sources.text_tables import TableOptions, TableSource, TextTable
 from vlm.data.store.places import FileStore, Folder, Tar
 from vlm.errors import Share, UserError
@@ -69,34 +70,38 @@ class ClassFolders(Source):
         check_fractions(val_fraction, test_fraction)
         self._setting = "data.root" if path is None else "data.path"
         self.name = "image_folder" if path is None else "image_tar"
-        self.place: FileStore = _folder(root) if path is None else _tar(path, root)
+        self.place = _open_store(root, path)
         self.skipped: list[str] = []
-        files = sorted(parts for parts in map(_shown, self.place.files()) if parts and self._is_read(parts[-1]))
+        files = sorted(
+            parts
+            for parts in map(_visible_parts, self.place.files())
+            if parts and splitext(parts[-1])[1].lower() in self.suffixes
+        )
         if not files:
-            raise self._fault(f"holds no {self.unit} of a known format")
-        base = _wrapping(files)
+            raise self._layout_error(f"contains no {self.unit} in a supported format")
+        base = _enclosing_folder(files)
         files = [parts[len(base) :] for parts in files]
-        kept = [parts[len(base) :] for parts in map(_shown, self.place.folders()) if parts[: len(base)] == base]
+        folders = [
+            parts[len(base) :] for parts in map(_visible_parts, self.place.folders()) if parts[: len(base)] == base
+        ]
         self._base = "/".join((*base, ""))
-        if _says_splits(files):
-            self._files = self._named(files, kept)
+        # The first folders are splits; a class called train would have its files directly inside.
+        splits = {SPLITS.get(parts[0].lower()) if len(parts) > 2 else None for parts in files}
+        if "train" in splits or None not in splits:
+            self._files = self._splits_by_folder(files, folders)
         else:
-            self._files = self._drawn(files, kept, {"test": test_fraction, "val": val_fraction}, seed)
+            self._files = self._draw_splits(files, folders, {"test": test_fraction, "val": val_fraction}, seed)
         self.splits = tuple(name for name in NAMES if self._files.get(name))
 
     def open(self, name: str) -> Split:
-        return Listed(self._files[name], self._record)
+        return ListSplit(self._files[name], self._record)
 
     def _record(self, file: ClassFile, epoch: int) -> Record:
-        known = {"label": file.label, "class": self.classes[file.label]}
+        values = {"label": file.label, "class": self.classes[file.label]}
         read = (partial(function, file.path) for function in (self.place.image, self.place.read, self.place.stamp))
-        return Record(file.path, known, *read)  # type: ignore[arg-type]
+        return Record(file.path, values, *read)  # type: ignore[arg-type]
 
-    def _is_read(self, name: str) -> bool:
-        _, dot, suffix = name.rpartition(".")
-        return dot + suffix.lower() in self.suffixes
-
-    def _named(self, files: list[Parts], folders: list[Parts]) -> dict[str, list[ClassFile]]:
+    def _splits_by_folder(self, files: list[Parts], folders: list[Parts]) -> dict[str, list[ClassFile]]:
         """Splits given by the first folder of each path."""
         by_split: dict[str, list[Parts]] = {name: [] for name in NAMES}
         strays = []
@@ -106,9 +111,11 @@ class ClassFolders(Source):
                 by_split[split].append(parts)
             else:
                 strays.append(parts)
-        self._leave_out(strays, "not in a class folder of a split")
+        self._report_strays(strays, "not in a class folder of a split")
         if not by_split["train"]:
-            raise self._fault(f"has {_listed(sorted({parts[0] for parts in files}))}, but no train folder")
+            *first, last = sorted({parts[0] for parts in files})
+            names = " and ".join(filter(None, (", ".join(first), last)))
+            raise self._layout_error(f"has {names}, but no train folder")
         empty = {parts[:2] for parts in folders if len(parts) > 1 and SPLITS.get(parts[0].lower()) == "train"}
         self._set_classes({parts[1] for parts in by_split["train"]}, empty - {parts[:2] for parts in by_split["train"]})
         for parts in (parts for name in NAMES for parts in by_split[name] if parts[1] not in self._labels):
@@ -118,38 +125,40 @@ class ClassFolders(Source):
             )
         return {name: [self._file(parts, parts[1]) for parts in by_split[name]] for name in NAMES}
 
-    def _drawn(
+    def _draw_splits(
         self, files: list[Parts], folders: list[Parts], fractions: Mapping[str, float], seed: int
     ) -> dict[str, list[ClassFile]]:
         """Splits drawn by fractions of each class."""
-        self._leave_out([parts for parts in files if len(parts) == 1], "in no class folder")
+        self._report_strays([parts for parts in files if len(parts) == 1], "in no class folder")
         files = [parts for parts in files if len(parts) > 1]
         if not files:
-            raise self._fault(f"has {self.unit}s, but none in a class folder", self.unlabelled)
+            raise self._layout_error(f"has {self.unit}s, but none in a class folder", self.unlabelled)
         empty = {parts[:1] for parts in folders if parts} - {parts[:1] for parts in files}
         self._set_classes({parts[0] for parts in files}, empty)
         classed = [self._file(parts, parts[0]) for parts in files]
-        parts = draw_stratified([file.label for file in classed], [file.path for file in classed], fractions, seed)
+        parts = draw_stratified_splits(
+            [file.label for file in classed], [file.path for file in classed], fractions, seed
+        )
         return {name: [classed[index] for index in indices] for name, indices in parts.items()}
 
     def _set_classes(self, classes: set[str], empty: set[Parts]) -> None:
         if empty:
             path = f"{self.place.path}/{self._base}{'/'.join(min(empty))}"
-            raise UserError(f"{path}: holds no {self.unit} of a known format; add {self.unit}s, or remove the folder")
+            raise UserError(f"{path}: contains no {self.unit} in a supported format; add {self.unit}s or remove it")
         if len(classes) < 2:
-            raise self._fault(f"has only one class, {min(classes)}; at least two are needed")
+            raise self._layout_error(f"has only one class, {min(classes)}; at least two are needed")
         self.classes = sorted(classes)
         self._labels = {name: label for label, name in enumerate(self.classes)}
 
     def _file(self, parts: Parts, name: str) -> ClassFile:
         return ClassFile(self._base + "/".join(parts), self._labels[name])
 
-    def _leave_out(self, strays: list[Parts], why: str) -> None:
+    def _report_strays(self, strays: list[Parts], why: str) -> None:
         for folder, count in sorted(Counter("/".join(parts[:-1]) for parts in strays).items()):
             where = f"{self.place.path}/{self._base}{folder}".rstrip("/")
             self.skipped.append(f"{where}: {count} {self.unit}{'s' * (count > 1)} {why}")
 
-    def _fault(self, what: str, remedy: str = "") -> UserError:
+    def _layout_error(self, what: str, remedy: str = "") -> UserError:
         file = self.unit.upper()
         return UserError(
             f"{self.place.path}: {what}; set {self._setting} to a folder with CLASS/{file}, or with "
@@ -157,13 +166,13 @@ class ClassFolders(Source):
         )
 
 
-def _shown(path: str) -> Parts:
+def _visible_parts(path: str) -> Parts:
     """The parts of a path; empty if it is hidden."""
     parts = tuple(part for part in path.split("/") if part not in ("", "."))
     return () if any(part[0] == "." or part in _FOREIGN for part in parts) else parts
 
 
-def _wrapping(files: Sequence[Parts]) -> Parts:
+def _enclosing_folder(files: Sequence[Parts]) -> Parts:
     """Enclosing folders that contain everything, such as the root of an archive."""
     base: Parts = ()
     while True:
@@ -173,23 +182,12 @@ def _wrapping(files: Sequence[Parts]) -> Parts:
         base = (*base, rest[0][0])
 
 
-def _says_splits(files: Sequence[Parts]) -> bool:
-    """Returns True if the first folders are splits; a class called train has its files directly inside."""
-    splits = {SPLITS.get(parts[0].lower()) if len(parts) > 2 else None for parts in files}
-    return "train" in splits or None not in splits
-
-
-def _listed(names: Sequence[str]) -> str:
-    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
-
-
-def _folder(root: str | None) -> Folder:
-    if root is None or not Path(root).is_dir():
-        raise UserError(f"data.root={root}: no such folder; set data.root to where the class folders are")
-    return Folder(Path(root))
-
-
-def _tar(path: str, root: str | None) -> Tar:
+def _open_store(root: str | None, path: str | None) -> FileStore:
+    """Opens the folder, or the tar at `path`, which may be relative to the root."""
+    if path is None:
+        if root is None or not Path(root).is_dir():
+            raise UserError(f"data.root={root}: no such folder; set data.root to where the class folders are")
+        return Folder(Path(root))
     candidates = [Path(path)] if root is None else [Path(path), Path(root) / path]
     file = next((candidate for candidate in candidates if candidate.is_file()), None)
     if file is None:
@@ -234,25 +232,26 @@ class TextFolders(ClassFolders):
             text = decode_text(self.place.read(file.path), place)
         except ImageError as fault:
             raise UserError(f"{fault}; give readable files") from fault
-        known = {"text": text.strip(), "label": file.label, "class": self.classes[file.label]}
-        return Record(file.path, known, read_stamp=lambda: self.place.stamp(file.path))
+        values = {"text": text.strip(), "label": file.label, "class": self.classes[file.label]}
+        return Record(file.path, values, read_stamp=lambda: self.place.stamp(file.path))
 
-    def _drawn(
+    def _draw_splits(
         self, files: list[Parts], folders: list[Parts], fractions: Mapping[str, float], seed: int
     ) -> dict[str, list[ClassFile]]:
-        held: dict[str, list[Parts]] = {name: [] for name, pattern in self._patterns.items() if pattern}
+        by_split: dict[str, list[Parts]] = {name: [] for name, pattern in self._patterns.items() if pattern}
         rest: list[Parts] = []
         for parts in files:
-            split = next((name for name in held if fnmatch(parts[-1], str(self._patterns[name]))), None)
-            (rest if split is None or len(parts) == 1 else held[split]).append(parts)
-        drawn = {name: fraction for name, fraction in fractions.items() if name not in held}
-        splits = super()._drawn(rest, folders, drawn, seed)
-        for parts in (parts for own in held.values() for parts in own if parts[0] not in self._labels):
+            split = next((name for name in by_split if fnmatch(parts[-1], str(self._patterns[name]))), None)
+            (rest if split is None or len(parts) == 1 else by_split[split]).append(parts)
+        missing_fractions = {name: fraction for name, fraction in fractions.items() if name not in by_split}
+        splits = super()._draw_splits(rest, folders, missing_fractions, seed)
+        for parts in (
+            parts for split_files in by_split.values() for parts in split_files if parts[0] not in self._labels
+        ):
             raise UserError(f"{self.place.path}/{'/'.join(parts)}: train has no class {parts[0]!r}; hold out fewer")
-        return splits | {name: [self._file(parts, parts[0]) for parts in own] for name, own in held.items()}
-
-
-Row = tuple[str, Mapping[str, Any]]
+        return splits | {
+            name: [self._file(parts, parts[0]) for parts in split_files] for name, split_files in by_split.items()
+        }
 
 
 class ImageTable(TextTable):
@@ -277,36 +276,41 @@ class ImageTable(TextTable):
         label_column: str = "label",
         **options: Unpack[TableOptions],
     ) -> None:
-        root = root_of(options.get("root"), options["path"])
+        root = resolve_root(options.get("root"), options["path"])
         self.place = FolderWithTables(Path(root), image_column)
         TableSource.__init__(self, {"image": image_column, "label": label_column}, **options)
         for split, rows in self._samples.items():
-            self._samples[split] = self._present(rows, options["path"])
+            self._samples[split] = self._drop_missing(rows, options["path"])
         self._number_labels(options["path"])
 
-    def _parts(self, path: Path, samples: list[Sample], fractions: dict[str, float], seed: int) -> dict[str, list[Row]]:
-        known: dict[str, Sample] = {}
-        for one in samples:
-            before = known.setdefault(self._drawn_as(one), one)
-            if (before.known["label"], before.split) != (one.known["label"], one.split):
-                refuse(
-                    f"{path}, {one.where}: {one.known['image']} has another label or split in {before.where}; fix one"
+    def _assign_splits(
+        self, path: Path, samples: list[Sample], fractions: dict[str, float], seed: int
+    ) -> dict[str, list[SampleRow]]:
+        by_image: dict[str, Sample] = {}
+        for sample in samples:
+            first = by_image.setdefault(self._split_key(sample), sample)
+            if (first.values["label"], first.split) != (sample.values["label"], sample.split):
+                report_error(
+                    f"{path}, {sample.position}: {sample.values['image']} has another label or split in "
+                    f"{first.position}; correct one of them"
                 )
-        return super()._parts(path, list(known.values()), fractions, seed)
+        return super()._assign_splits(path, list(by_image.values()), fractions, seed)
 
-    def _drawn_as(self, sample: Sample) -> str:
-        return within(sample.known["image"], self.place.path)
+    def _split_key(self, sample: Sample) -> str:
+        return relative_to_root(sample.values["image"], self.place.path)
 
-    def _present(self, rows: list[Row], path: str) -> list[Row]:
+    def _drop_missing(self, rows: list[SampleRow], path: str) -> list[SampleRow]:
         """The rows with existing images; missing ones are listed in `skipped`."""
-        names = [within(known["image"], self.place.path) for _, known in rows]
+        names = [relative_to_root(values["image"], self.place.path) for _, values in rows]
         present = {name for name in set(names) if self.place.has(name)}
         absent = [name for name in names if name not in present]
         self.skipped += check_missing(self.place, absent, len(rows), Path(path), self.place.path)
         pairs = zip(names, rows, strict=True)
-        return [(id, {**known, "image": name}) for name, (id, known) in pairs if name in present]
+        return [(id, {**values, "image": name}) for name, (id, values) in pairs if name in present]
 
-    def _record(self, split: str, sample: Row, epoch: int) -> Record:
-        id, known = sample
-        read = (partial(function, known["image"]) for function in (self.place.image, self.place.read, self.place.stamp))
-        return Record(id, {"label": known["label"], "class": known["class"]}, *read)  # type: ignore[arg-type]
+    def _record(self, split: str, sample: SampleRow, epoch: int) -> Record:
+        id, values = sample
+        read = (
+            partial(function, values["image"]) for function in (self.place.image, self.place.read, self.place.stamp)
+        )
+        return Record(id, {"label": values["label"], "class": values["class"]}, *read)  # type: ignore[arg-type]

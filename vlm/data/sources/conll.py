@@ -56,8 +56,8 @@ class Conll(TextSource):
         widths = Counter(len(cells) for _, cells in lines if cells and not cells[0].startswith("#"))
         width = widths.most_common(1)[0][0] if widths else 0
         if width == 1 and "\t" in self._delimiter and any(" " in cells[0].strip() for _, cells in lines if cells):
-            found = f"no line has a tab between columns, which data.source.delimiter={self._delimiter!r} expects"
-            raise UserError(f"{path}: {found}; for columns separated by spaces, set data.source.delimiter=' '")
+            mismatch = f"no line has a tab between columns, which data.source.delimiter={self._delimiter!r} expects"
+            raise UserError(f"{path}: {mismatch}; for columns separated by spaces, set data.source.delimiter=' '")
         names = names or (CONLL_U if width == len(CONLL_U) else ())
         sentence: list[Line] = []
         for number, cells in (*lines, (0, [])):
@@ -115,9 +115,10 @@ class Conll(TextSource):
         """
         column = self._columns[kind]
         if isinstance(column, str) and column not in names:
-            known = ", ".join(names) or f"{len(cells)} without names"
+            available = ", ".join(names) or f"{len(cells)} without names"
             raise UserError(
-                f"{path}, line {number}: no column {column!r} among {known}; set data.source.{kind}_column to a number"
+                f"{path}, line {number}: no column {column!r} among {available}; set data.source.{kind}_column to a "
+                "number"
             )
         place = names.index(column) if isinstance(column, str) else column - 1
         return cells[place].strip() if 0 <= place < len(cells) else ""

@@ -7,10 +7,11 @@ from io import StringIO
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from vlm.data.records import RowError
 from vlm.errors import UserError, excerpt
 
 Quoting = Literal["auto", "none", "standard"]
-RejectRow = Callable[[str, object], None]  # takes the position of an invalid row, and the reason
+RejectRow = Callable[[str, str | RowError], None]  # takes the position of an invalid row, and the reason
 DELIMITERS = {".csv": ",;\t|", ".tsv": "\t", ".txt": "\t,;|"}  # possible delimiters by suffix, the usual one first
 _QUOTED_CELL = re.compile(r'"(?:[^"]|"")*"')
 _LINE_END = re.compile(r"\r\n?|\n")
@@ -26,27 +27,26 @@ class TextRow(NamedTuple):
     cells: list[str]
 
 
-def split_separator_line(text: str) -> tuple[str, str]:
-    """Returns the delimiter that a first line such as `sep=;` states, or "", and the text with that line left empty."""
-    match = _SEPARATOR_LINE.match(text)
-    return (match[1], text[match.end() :]) if match else ("", text)
+def find_delimiter(text: str, delimiters: str, count_columns: Callable[[Sequence[str]], int]) -> tuple[str, str]:
+    """Returns the delimiter of a table, and its text with an empty line in place of a first line such as `sep=;`.
 
-
-def find_delimiter(text: str, delimiters: str, count_known: Callable[[Sequence[str]], int]) -> str:
-    """The delimiter that finds most of the columns in the header; the first one of equals.
+    The delimiter is the one in that line, or else the one that finds most of the columns in the header; on a tie, the
+    first of `delimiters`.
 
     Args:
-        count_known: Returns the number of columns of the config among the names in a header.
+        count_columns: Returns the number of columns of the config among the names in a header.
     """
+    if match := _SEPARATOR_LINE.match(text):
+        return match[1], text[match.end() :]
 
     def count(delimiter: str) -> int:
         try:
             header = next(csv.reader(StringIO(text.lstrip("\r\n"), newline=""), delimiter=delimiter, strict=True), [])
         except csv.Error:  # a quoted cell ends before another delimiter
             return 0
-        return count_known(header)
+        return count_columns(header)
 
-    return max(delimiters, key=count)
+    return max(delimiters, key=count), text
 
 
 def read_rows(path: Path, text: str, delimiter: str, quoting: Quoting, notes: list[str]) -> Iterator[TextRow]:
@@ -112,7 +112,7 @@ def _quoted_rows(path: Path, text: str, delimiter: str, notes: list[str]) -> Ite
     try:
         for cells in reader:
             width = width or len(cells)
-            if reader.line_num - before > 1 and (cell := _swallowed(cells, delimiter, width)):
+            if reader.line_num - before > 1 and (cell := _find_joined_rows(cells, delimiter, width)):
                 joined += 1
                 first = first or f"lines {before + 1} to {reader.line_num}: {excerpt(cell)!r}"
             before = reader.line_num
@@ -123,7 +123,7 @@ def _quoted_rows(path: Path, text: str, delimiter: str, notes: list[str]) -> Ite
         where = reader.line_num
         if where - before > 1:
             reason = f"the quoted cell that begins here does not end properly (line {where}: {reason})"
-            where = _open_quote(text, before, where, delimiter)
+            where = _find_open_quote(text, before, where, delimiter)
         raise UserError(
             f'{path}, line {where}: {reason}; quote (") the cell and double the quotes inside, or set '
             "data.source.quoting=none if quotation marks are text"
@@ -135,7 +135,7 @@ def _quoted_rows(path: Path, text: str, delimiter: str, notes: list[str]) -> Ite
         )
 
 
-def _open_quote(text: str, first: int, last: int, delimiter: str) -> int:
+def _find_open_quote(text: str, first: int, last: int, delimiter: str) -> int:
     """Number of the line, of those after `first` and up to `last`, in which the last quoted cell begins."""
     lines = text.split("\n")[first:last]
     is_open, begin = False, first + 1
@@ -154,7 +154,7 @@ def _open_quote(text: str, first: int, last: int, delimiter: str) -> int:
     return begin
 
 
-def _swallowed(cells: Sequence[str], delimiter: str, width: int) -> str:
+def _find_joined_rows(cells: Sequence[str], delimiter: str, width: int) -> str:
     """The cell that would be complete rows without its quotation marks: its first and last line complete the row."""
     for place, cell in enumerate(cells):
         first, _, last = *cell.partition("\n")[:2], cell.rpartition("\n")[2]

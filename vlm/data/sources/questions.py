@@ -1,28 +1,35 @@
-"""Questions or conversations about images: your own, and easy-VQA."""
+"""Questions and conversations about images: tables, and easy-VQA."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from vlm.data.records import Question, Record, RowChecker, RowError
 from vlm.data.sources.caption_source import CaptionedImage, CaptionSource
 from vlm.data.sources.caption_tables import Row
-from vlm.data.sources.captions import root_of, table_files
+from vlm.data.sources.captions import find_tables, resolve_root
 from vlm.data.sources.delimited import Quoting
-from vlm.data.sources.tables import Cells, parse_json, read_table, read_text
+from vlm.data.sources.tables import Cells, parse_json, read_text
 from vlm.errors import Count, Share, UserError
 
 
+class Conversation(tuple[Question, ...]):
+    """The questions of a conversation, each with the turns before it."""
+
+    def __str__(self) -> str:
+        return " ".join(text for _, text in self[-1].turns)
+
+
 class QuestionSource(CaptionSource):
-    """Base of sources of images with questions, which take the place of captions."""
+    """Base of sources of images with questions or conversations, which take the place of captions."""
 
     holds = ("image", "questions")
     text = "question and answer"
 
     def _record(self, most: int | None, image: CaptionedImage, epoch: int) -> Record:
         record = super()._record(most, image, epoch)
-        record.known = {"questions": record["captions"]}
+        entries = (entry if isinstance(entry, Conversation) else (entry,) for entry in record["captions"])
+        record.values = {"questions": [question for entry in entries for question in entry]}
         return record
 
 
@@ -65,22 +72,15 @@ class QuestionTable(QuestionSource):
         seed: int = 0,
         questions_per_image: Count | None = None,
     ) -> None:
-        super().__init__(
-            root=root_of(root, path), seed=seed, captions_per_image=questions_per_image, column=image_column
-        )
-        self.separator, self._quoting = image_separator, quoting
-        names = {"image": image_column, "question": question_column, "answer": answer_column, "split": split_column}
-        names |= {} if kind_column is None else {"kind": kind_column}
-        self._columns = {f"{name}_column": column for name, column in names.items()}
-        files = table_files(self.root, path, val_path, test_path)
-        for split, file in files.items():
-            self._add(self._rows(file), file, split=split if len(files) > 1 else None)
+        root = resolve_root(root, path)
+        super().__init__(root=root, seed=seed, captions_per_image=questions_per_image, column=image_column)
+        self.separator = image_separator
+        columns = {"image": image_column, "question": question_column, "answer": answer_column, "split": split_column}
+        files = find_tables(self.root, path, val_path, test_path)
+        self._add_tables(files, columns | _kind_column(kind_column), self._rows, quoting=quoting)
         self._finish(files["train"], val_fraction, test_fraction)
 
-    def _rows(self, path: Path) -> Iterator[Row]:
-        return read_table(RowChecker(path, self), self._columns, self._row, quoting=self._quoting)
-
-    def _row(self, cells: Cells) -> Iterator[Row]:
+    def _rows(self, cells: Cells) -> Iterator[Row]:
         """A question as a caption; a question without text or answer is an empty caption."""
         values = {name: cells.values.get(f"{name}_column", "") for name in ("image", "question", "answer", "kind")}
         answers = values["answer"] if isinstance(values["answer"], list) else [values["answer"]]
@@ -90,26 +90,19 @@ class QuestionTable(QuestionSource):
             raise RowError("image, question and answer must be text")
         question, kind, *answers = (" ".join(text.split()) for text in texts)
         answer = Counter(answers).most_common(1)[0][0] if answers else ""  # the training target
-        several = tuple(answers) if len(answers) > 1 else ()
-        asked = Question(question, answer, kind, several) if question and answer else ""
-        yield Row(values["image"], asked, cells.split, cells.where)
+        all_answers = tuple(answers) if len(answers) > 1 else ()
+        caption = Question(question, answer, kind, all_answers) if question and answer else ""
+        yield Row(values["image"], caption, cells.split, cells.position)
 
 
-IMAGE = "<image>"  # marks an image in the words of a turn
+IMAGE_MARK = "<image>"  # marks an image in the text of a turn
 ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
-SAID_BY = (("from", "value"), ("role", "content"))  # keys of a turn's role and text
+TURN_KEYS = (("from", "value"), ("role", "content"))  # keys of a turn's role and content
 SEPARATOR = "\0"  # between the names of several images
 
 
-class Conversation(tuple[Question, ...]):
-    """The questions of a conversation, each with the turns before it."""
-
-    def __str__(self) -> str:
-        return " ".join(words for _, words in self[-1].turns)
-
-
-class Conversations(CaptionSource):
-    """Conversations about images: JSON lines, a JSON array, or Parquet, with one conversation a row.
+class Conversations(QuestionSource):
+    """Conversations about images: JSON lines, a JSON array, or Parquet, with one conversation per row.
 
     Turns are {"from": "human" or "gpt", "value": ...} (LLaVA), {"role": "user", "assistant" or "system",
     "content": ...}, or pairs {"user": ..., "assistant": ...} (the Cauldron). Images come before the first turn,
@@ -126,10 +119,9 @@ class Conversations(CaptionSource):
         UserError: A file is missing, or more than 1% of its rows are invalid or name missing images.
     """
 
-    holds = ("image", "questions")
     text = "conversation"
     empty = "no answer in the conversation"
-    turns = True
+    has_turns = True
     name = "conversations"
     separator = SEPARATOR
 
@@ -149,20 +141,15 @@ class Conversations(CaptionSource):
         seed: int = 0,
         conversations_per_image: Count | None = None,
     ) -> None:
-        root = root_of(root, path)
+        root = resolve_root(root, path)
         super().__init__(root=root, seed=seed, captions_per_image=conversations_per_image, column=image_column)
-        names = {"image": image_column, "conversation": conversation_column, "split": split_column}
-        names |= {} if kind_column is None else {"kind": kind_column}
-        self._columns = {f"{name}_column": column for name, column in names.items()}
-        files = table_files(self.root, path, val_path, test_path)
-        for split, file in files.items():
-            self._add(self._rows(file), file, split=split if len(files) > 1 else None)
+        columns = {"image": image_column, "conversation": conversation_column, "split": split_column}
+        files = find_tables(self.root, path, val_path, test_path)
+        self._add_tables(files, columns | _kind_column(kind_column), self._rows, optional=["image_column"])
         self._finish(files["train"], val_fraction, test_fraction)
 
-    def _rows(self, path: Path) -> Iterator[Row]:
-        return read_table(RowChecker(path, self), self._columns, self._row, optional=["image_column"])
-
-    def _row(self, cells: Cells) -> Iterator[Row]:
+    def _rows(self, cells: Cells) -> Iterator[Row]:
+        """A conversation as a caption; a conversation without an answer is an empty caption."""
         images = cells.values.get("image_column") or []
         images = images if isinstance(images, list) else [images]
         kind = cells.values.get("kind_column", "")
@@ -170,20 +157,19 @@ class Conversations(CaptionSource):
             raise RowError("images and kinds must be text")
         name = SEPARATOR.join(map(str.strip, images))
         self._mention(name)
-        said = turns(cells.values["conversation_column"])
-        marks = sum(words.count(IMAGE) for role, words in said if role == "user")  # an answer may be about the mark
+        turns = parse_turns(cells.values["conversation_column"])
+        marks = sum(text.count(IMAGE_MARK) for role, text in turns if role == "user")  # an answer may mention the mark
         if images and marks not in (0, len(images)):  # a row without an image is skipped as such
-            raise RowError(f"its turns have {marks} {IMAGE} for {len(images)} images")
-        conversation = questions([(role, words.replace(IMAGE, "").strip()) for role, words in said], kind)
-        yield Row(name, conversation, cells.split, cells.where)
-
-    def _record(self, most: int | None, image: CaptionedImage, epoch: int) -> Record:
-        record = super()._record(most, image, epoch)
-        record.known = {"questions": [question for several in record["captions"] for question in several]}
-        return record
+            raise RowError(f"its turns have {marks} {IMAGE_MARK} for {len(images)} images")
+        conversation = build_conversation([(role, text.replace(IMAGE_MARK, "").strip()) for role, text in turns], kind)
+        yield Row(name, conversation, cells.split, cells.position)
 
 
-def turns(content: Any) -> list[tuple[str, str]]:
+def _kind_column(column: str | None) -> dict[str, str]:
+    return {} if column is None else {"kind": column}
+
+
+def parse_turns(content: Any) -> list[tuple[str, str]]:
     """Reads the turns of a conversation, in any of the three forms, as pairs of role and text with marks <image>.
 
     Raises:
@@ -191,15 +177,16 @@ def turns(content: Any) -> list[tuple[str, str]]:
     """
     if not isinstance(content, list) or not all(isinstance(turn, Mapping) for turn in content):
         raise RowError("the conversation is not a list of turns")
-    return [(role, _join_parts(words)) for turn in content for role, words in _said(turn)]
+    return [(role, _join_parts(content)) for turn in content for role, content in _roles_and_contents(turn)]
 
 
-def _said(turn: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    for role, words in SAID_BY:
-        if role in turn and words in turn:
-            if not isinstance(turn[role], str) or turn[role] not in ROLES:
-                raise RowError(f"a turn is by {str(turn[role])!r:.40}; roles are {', '.join(ROLES)}")
-            return [(ROLES[turn[role]], turn[words])]
+def _roles_and_contents(turn: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    for role_key, content_key in TURN_KEYS:
+        if role_key in turn and content_key in turn:
+            role = turn[role_key]
+            if not isinstance(role, str) or role not in ROLES:
+                raise RowError(f"a turn has the role {str(role)!r:.40}; supported roles are {', '.join(ROLES)}")
+            return [(ROLES[role], turn[content_key])]
     if not {"user", "assistant"} <= turn.keys():
         raise RowError("a turn has neither from and value, nor role and content, nor user and assistant")
     return [("user", turn["user"]), ("assistant", turn["assistant"])]
@@ -210,35 +197,35 @@ def _join_parts(content: Any) -> str:
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
-        raise RowError("the words of a turn are not text")
+        raise RowError("the content of a turn is not text")
     texts = []
     for part in content:
         kind, text = (part.get("type"), part.get("text")) if isinstance(part, Mapping) else (part, None)
         if kind in ("image", "image_url") and not text:
-            texts.append(IMAGE)
+            texts.append(IMAGE_MARK)
         elif kind in ("text", None) and isinstance(text, str):
             texts.append(text)
         else:
-            raise RowError(f"a turn has a part {str(kind)!r:.40}; parts are text and image")
+            raise RowError(f"a turn has a part of type {str(kind)!r:.40}; supported types are text and image")
     return " ".join(texts)
 
 
-def questions(said: Sequence[tuple[str, str]], kind: str = "") -> Conversation:
-    """The questions of a conversation, each with the turns before it; empty if nothing is answered.
+def build_conversation(turns: Sequence[tuple[str, str]], kind: str = "") -> Conversation:
+    """The questions of a conversation, each with the turns before it; empty if it has no answer.
 
     Raises:
         RowError: An answer has no question before it.
     """
-    asked: list[Question] = []
+    questions: list[Question] = []
     before: list[tuple[str, str]] = []
-    for role, words in said:
-        if role == "assistant" and words:
+    for role, text in turns:
+        if role == "assistant" and text:
             if not before or before[-1][0] != "user":
                 raise RowError("an answer has no question before it")
-            asked.append(Question(before[-1][1], words, kind, before=tuple(before[:-1])))
-        if words:
-            before.append((role, words))
-    return Conversation(asked)
+            questions.append(Question(before[-1][1], text, kind, before=tuple(before[:-1])))
+        if text:
+            before.append((role, text))
+    return Conversation(questions)
 
 
 KINDS = {"yes": "yes_no", "no": "yes_no", "circle": "shape", "rectangle": "shape", "triangle": "shape"}
@@ -265,24 +252,24 @@ class EasyVQA(QuestionSource):
             path = self.root / split / "questions.json"
             if not path.is_file():
                 raise UserError(f"{path}: no such file; set data.root to the folder of train and test")
-            self._add(_rows(RowChecker(path, self)), path, f"{split}/images", split)
+            self._add(_read_easy_vqa(RowChecker(path, self)), path, f"{split}/images", split)
         self._finish(self.root)
 
 
-def _rows(checker: RowChecker) -> Iterator[Row]:
-    """Rows of a list of [question, answer, number of the image]."""
+def _read_easy_vqa(checker: RowChecker) -> Iterator[Row]:
+    """Rows of a list of [question, answer, image number]."""
     try:
         entries = parse_json(read_text(checker.path))
     except (ValueError, RecursionError) as error:
         raise UserError(f"{checker.path}: not JSON ({error}); restore the original file") from error
     entries = entries if isinstance(entries, list) else [entries]
-    return checker.read(((f"entry {n}", (f"entry {n}", entry)) for n, entry in enumerate(entries, 1)), _row)
+    return checker.read(((f"entry {n}", (f"entry {n}", entry)) for n, entry in enumerate(entries, 1)), _easy_vqa_row)
 
 
-def _row(numbered: tuple[str, Any]) -> Iterator[Row]:
+def _easy_vqa_row(numbered: tuple[str, Any]) -> Iterator[Row]:
     match numbered:
         case where, [str(question), str(answer), int(image)]:
-            asked = Question(question.strip(), answer.strip(), KINDS.get(answer.strip(), "color"))
-            yield Row(f"{image}.png", asked if asked.text and asked.answer else "", None, where)
+            entry = Question(question.strip(), answer.strip(), KINDS.get(answer.strip(), "color"))
+            yield Row(f"{image}.png", entry if entry.text and entry.answer else "", None, where)
         case _:
-            raise RowError("is not [question, answer, number of the image]; restore it")
+            raise RowError("is not [question, answer, image number]; restore the original file")

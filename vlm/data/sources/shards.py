@@ -7,14 +7,14 @@ from itertools import takewhile
 
 import numpy as np
 
-from vlm.data.hold_out import check_fractions, draw, draw_stratified
-from vlm.data.records import NAMES, Listed, Record, Skipped, Source, Split, error_summary, refuse
-from vlm.data.sources.caption_source import drawn_captions
+from vlm.data.hold_out import check_fractions, draw_splits, draw_stratified_splits
+from vlm.data.records import NAMES, ListSplit, Record, SkipMessage, Source, Split, error_summary, report_error
+from vlm.data.sources.caption_source import choose_captions
 from vlm.data.store.shard_sets import Shard, find_shards
-from vlm.data.store.shards import Opened, Samples, ShardIndex, ShardRecord, open_index
+from vlm.data.store.shards import IndexedShard, Samples, ShardIndex, ShardRecord, open_index
 from vlm.errors import Count, Injected, Share, UserError
 
-AT_ONCE = 16  # number of shards opened in parallel
+OPEN_THREADS = 16  # number of shards opened in parallel
 MAX_CLASSES = 100_000
 
 
@@ -64,11 +64,11 @@ class Shards(Source):
         self._unusable: dict[str, str] = {}
         places = find_shards(root=root, path=path, val_path=val_path, test_path=test_path, remote=remote)
         self._shards = places.splits
-        self._base = _common([shard.path for shards in self._shards.values() for shard in shards])
-        self._seen: dict[str, str] = {}
-        samples = {split: self._usable(self._open(shards)) for split, shards in self._shards.items()}
-        self._seen.clear()
-        texts = {split: _classes_of(part) for split, part in samples.items()} if "label" in needs else {}
+        self._base = _common_prefix_length([shard.path for shards in self._shards.values() for shard in shards])
+        self._shard_of_id: dict[str, str] = {}
+        samples = {split: self._select_usable(self._open(shards)) for split, shards in self._shards.items()}
+        self._shard_of_id.clear()
+        texts = {split: _class_texts(part) for split, part in samples.items()} if "label" in needs else {}
         if "label" in needs:
             self.classes = self._class_names(texts.get("train", []) + texts.get(None, []), places.classes)
             self._labels = {name: label for label, name in enumerate(self.classes)}
@@ -89,22 +89,22 @@ class Shards(Source):
     def open(self, name: str) -> Split:
         samples = self._samples[name]
         most = self.captions_per_image if name == "train" else None
-        return Listed(range(len(samples)), partial(self._record, samples, most))
+        return ListSplit(range(len(samples)), partial(self._record, samples, most))
 
     def _record(self, samples: Samples, most: int | None, index: int, epoch: int) -> Record:
         shard = samples.record(index)
         name = samples.name(index)
-        known: dict[str, object] = {}
+        values: dict[str, object] = {}
         if shard.captions:
-            drawn = drawn_captions(shard.captions, most, self.seed, epoch, name)
-            known |= {"captions": drawn, "references": shard.captions}
+            captions = choose_captions(shard.captions, most, self.seed, epoch, name)
+            values |= {"captions": captions, "references": shard.captions}
         if "label" in self.needs:
-            label = self._labels[_class(shard)]
-            known |= {"label": label, "class": self.classes[label]}
+            label = self._labels[_class_text(shard)]
+            values |= {"label": label, "class": self.classes[label]}
         read = (partial(function, index) for function in (samples.image, samples.content, samples.stamp))
-        return Record(name, known, *read)  # type: ignore[arg-type]
+        return Record(name, values, *read)  # type: ignore[arg-type]
 
-    def damaged(self) -> tuple[list[str], int]:
+    def check_archives(self) -> tuple[list[str], int]:
         shards = [shard for shards in self._shards.values() for shard in shards]
         usable = (shard for shard in shards if shard.path not in self._unusable)
         return [*self._unusable.values(), *(line for shard in usable if (line := shard.damage()))], len(shards)
@@ -114,10 +114,12 @@ class Shards(Source):
     ) -> dict[str | None, Samples]:
         names = [samples.name(index) for index in range(len(samples))]
         if classes is None:
-            parts = draw(names, fractions, self.seed)
+            parts = draw_splits(names, fractions, self.seed)
         else:
             labels = [self._labels[text] for text in classes]
-            parts = draw_stratified(labels, names, {name: fractions[name] for name in ("test", "val")}, self.seed)
+            parts = draw_stratified_splits(
+                labels, names, {name: fractions[name] for name in ("test", "val")}, self.seed
+            )
         return {split: samples.part(indices) for split, indices in parts.items()}
 
     def _class_names(self, texts: Sequence[str], noted: list[str] | None) -> list[str]:
@@ -134,77 +136,74 @@ class Shards(Source):
 
     def _check_labels(self) -> None:
         for samples in self._samples.values() if "label" in self.needs else ():
-            for index, text in enumerate(_classes_of(samples)):
+            for index, text in enumerate(_class_texts(samples)):
                 if text not in self._labels:
                     raise UserError(
                         f"{samples.name(index)}: has class {text!r}, which the training shards lack; "
                         "remove its shard, or add such images to train"
                     )
 
-    def _open(self, shards: Sequence[Shard]) -> list[Opened]:
+    def _open(self, shards: Sequence[Shard]) -> list[IndexedShard]:
         """Opens the shards with their indexes; inside `collect_errors`, failures are recorded."""
         opened = []
-        pool = ThreadPoolExecutor(AT_ONCE)  # object stores are slow to respond
+        pool = ThreadPoolExecutor(OPEN_THREADS)  # object stores are slow to respond
         try:
-            for shard, index in zip(shards, pool.map(self._index, shards), strict=True):
+            for shard, index in zip(shards, pool.map(self._try_open, shards), strict=True):
                 if isinstance(index, ShardIndex):
-                    opened.append(Opened(shard.path, shard.path[self._base :], index))
-                    self._note(shard, index)
+                    opened.append(IndexedShard(shard.path, shard.path[self._base :], index))
+                    for kind, message in index.skipped_parts:
+                        line = f"{shard.path}/{message}"
+                        if kind == "repeated":
+                            self.repeated.append(line)
+                        else:
+                            self.skipped.append(SkipMessage(line, kind))
                 else:
-                    refuse(str(index))
+                    report_error(str(index))
                     self._unusable[shard.path] = str(index)
         finally:
             pool.shutdown(cancel_futures=True)
         return opened
 
-    def _index(self, shard: Shard) -> ShardIndex | UserError:
+    def _try_open(self, shard: Shard) -> ShardIndex | UserError:
         try:
             shard.check_size()
             return open_index(shard.path, write=self._write_index)
         except UserError as fault:
             return fault
 
-    def _note(self, shard: Shard, index: ShardIndex) -> None:
-        for kind, line in index.left_out:
-            line = f"{shard.path}/{line}"
-            if kind == "repeated":
-                self.repeated.append(line)
-            else:
-                self.skipped.append(Skipped(line, kind))
-
-    def _usable(self, shards: Sequence[Opened]) -> Samples:
+    def _select_usable(self, shards: Sequence[IndexedShard]) -> Samples:
         """The usable samples of a split, with unique names."""
-        kept: list[tuple[int, int]] = []
+        places: list[tuple[int, int]] = []
         for number, shard in enumerate(shards):
             for at, record in enumerate(shard.index.records()):
                 name = shard.sample(record)
                 if "captions" in self.needs and not record.captions:
-                    self.skipped.append(Skipped(f"{name}: has no caption", "no caption"))
+                    self.skipped.append(SkipMessage(f"{name}: has no caption", "no caption"))
                 elif "label" in self.needs and not record.label:
-                    self.skipped.append(Skipped(f"{name}: has no class", ""))
-                elif name in self._seen:
-                    self._refuse(f"{shard.path}: {name} is in {self._seen[name]} too; remove one of them")
+                    self.skipped.append(SkipMessage(f"{name}: has no class", ""))
+                elif name in self._shard_of_id:
+                    self._refuse(f"{shard.path}: {name} is in {self._shard_of_id[name]} too; remove one of them")
                 else:
-                    self._seen[name] = shard.path
-                    kept.append((number, at))
-        return Samples(shards, np.array(kept, np.int64).reshape(-1, 2))
+                    self._shard_of_id[name] = shard.path
+                    places.append((number, at))
+        return Samples(shards, np.array(places, np.int64).reshape(-1, 2))
 
     def _refuse(self, message: str) -> None:
-        refuse(message)
-        self.skipped.append(Skipped(message, "two splits"))
+        report_error(message)
+        self.skipped.append(SkipMessage(message, "two splits"))
 
 
-def _class(record: ShardRecord) -> str:
+def _class_text(record: ShardRecord) -> str:
     """The class of a sample, without leading zeros if it is a number."""
     text = record.label or ""
     return text.lstrip("0") or "0" if text.isdecimal() else text
 
 
-def _classes_of(samples: Samples) -> list[str]:
-    return [_class(samples.record(index)) for index in range(len(samples))]
+def _class_texts(samples: Samples) -> list[str]:
+    return [_class_text(samples.record(index)) for index in range(len(samples))]
 
 
-def _common(paths: Sequence[str]) -> int:
+def _common_prefix_length(paths: Sequence[str]) -> int:
     """Length of the common folder of these paths, so that names stay the same when the data set is moved."""
     folders = [path.split("/")[:-1] for path in paths]
     shared = takewhile(lambda parts: len(set(parts)) == 1, zip(*folders, strict=False))

@@ -1,11 +1,11 @@
 """Extractive question answering in SQuAD's JSON format (Rajpurkar et al. 2016, 2018)."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vlm.data.hold_out import draw
+from vlm.data.hold_out import draw_splits
 from vlm.data.records import RowChecker, RowError
 from vlm.data.sources.tables import parse_json, read_text
 from vlm.data.sources.text_source import Sample, TextSource
@@ -52,15 +52,19 @@ class Squad(TextSource):
 
     def _hold_out(self, fractions: Mapping[str, float], seed: int) -> None:
         """Draws splits from training by passage."""
-        samples = list(_of_own_ids(self._samples["train"]))
-        parts = draw([known["context"] for _, known in samples], fractions, seed)
-        drawn = {name: [samples[index] for index in indices] for name, indices in parts.items()}
-        if not drawn["train"]:
-            raise UserError(f"data.path: none of {len(samples)} questions is left to train on; hold out less")
-        self._take(self._samples | drawn)
+        counts: Counter[str] = Counter()
+        samples = []
+        for id, values in self._samples["train"]:  # of several files, which may share ids
+            counts[id] += 1
+            samples.append((f"{id}#{counts[id]}" if counts[id] > 1 else id, values))
+        parts = draw_splits([values["context"] for _, values in samples], fractions, seed)
+        by_split = {name: [samples[index] for index in indices] for name, indices in parts.items()}
+        if not by_split["train"]:
+            raise UserError(f"data.path: of {len(samples)} questions, none remains for training; hold out less")
+        self._set_splits(self._samples | by_split)
 
     def samples(self, path: Path) -> Iterator[Sample]:
-        seen: set[str] = set()
+        ids: set[str] = set()
 
         def convert(row: tuple[str, str, Mapping[str, Any]]) -> Iterator[Sample]:
             where, context, question = row
@@ -68,40 +72,31 @@ class Squad(TextSource):
             where = f"{where} ({id})" if id else where
             text, fault, kind = str(question.get("question", "")).strip(), "", "empty text"
             impossible = _is_impossible(question)
-            answers = [] if impossible else _answers(question)
+            answers = [] if impossible else _read_answers(question)
             if not text or not context.strip():
                 fault = f"no {'question' if context.strip() else 'context'}"
             elif not answers and not impossible:
                 fault, kind = "no answer", "question without an answer"
-            elif wrong := next((one for one in answers if not _stands(one, context)), None):
-                fault, kind = f"the answer {wrong[0]!r} is not at {wrong[1]}", "answer not in its context"
-            elif not id or id in seen:
-                fault, kind = "its id is repeated" if id else "no id", "question without an id of its own"
+            elif misplaced := [
+                (answer, start)
+                for answer, start in answers
+                if not answer.strip() or start < 0 or context[start : start + len(answer)] != answer
+            ]:
+                answer, start = misplaced[0]
+                fault, kind = f"the answer {answer!r} is not at {start}", "answer not in its context"
+            elif not id or id in ids:
+                fault, kind = "its id is repeated" if id else "no id", "question without a unique id"
             if fault:
                 self._skip(path, where, f"{fault}; the question is skipped", kind)
             else:
                 yield Sample(id, {"question": text, "context": context, "answers": answers})
-            seen.add(id)
+            ids.add(id)
 
         checker = RowChecker(path, self)
-        return checker.read(_questions(checker), convert)
+        return checker.read(_read_questions(checker), convert)
 
 
-def _of_own_ids(samples: Iterable[tuple[str, Mapping[str, Any]]]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Makes ids unique across files: the second sample with the same id becomes ID#2."""
-    counts: Counter[str] = Counter()
-    for id, known in samples:
-        counts[id] += 1
-        yield f"{id}#{counts[id]}" if counts[id] > 1 else id, known
-
-
-def _stands(answer: tuple[str, int], context: str) -> bool:
-    """Returns True if the answer is at its offset in the context and not blank."""
-    text, start = answer
-    return bool(text.strip()) and start >= 0 and context[start : start + len(text)] == text
-
-
-def _questions(checker: RowChecker) -> Iterator[tuple[str, tuple[str, str, Mapping[str, Any]]]]:
+def _read_questions(checker: RowChecker) -> Iterator[tuple[str, tuple[str, str, Mapping[str, Any]]]]:
     """Yields the position of each question in a file, and the question with its position and context."""
     path = checker.path
     try:
@@ -110,27 +105,27 @@ def _questions(checker: RowChecker) -> Iterator[tuple[str, tuple[str, str, Mappi
         raise UserError(f"{path}: not JSON ({error}); {LAYOUT}") from error
     if not isinstance(content, dict) or not isinstance(content.get("data"), list):
         raise UserError(f"{path}: has no list data; {LAYOUT}")
-    for at, article in _entries(checker, "", content, "data"):
-        for within, paragraph in _entries(checker, at, article, "paragraphs"):
+    for article_place, article in _list_entries(checker, "", content, "data"):
+        for place, paragraph in _list_entries(checker, article_place, article, "paragraphs"):
             context = paragraph.get("context")
             if not isinstance(context, str):
-                checker.reject(within, f"the context is not text; {LAYOUT}")
+                checker.reject(place, f"the context is not text; {LAYOUT}")
                 continue
-            for where, question in _entries(checker, within, paragraph, "qas"):
+            for where, question in _list_entries(checker, place, paragraph, "qas"):
                 yield where, (where, context, question)
 
 
 def _is_impossible(question: Mapping[str, Any]) -> bool:
     """Whether a question is marked as unanswerable, by a boolean, 0 or 1, or one of these in quotes; default false."""
     value = question.get("is_impossible")
-    known = {"none": False, "": False, "false": False, "0": False, "true": True, "1": True}
+    marks = {"none": False, "": False, "false": False, "0": False, "true": True, "1": True}
     mark = str(value).strip().lower()
-    if mark not in known or isinstance(value, list | dict | float):
+    if mark not in marks or isinstance(value, list | dict | float):
         raise RowError(f"is_impossible {value!r} is neither true nor false; correct it")
-    return known[mark]
+    return marks[mark]
 
 
-def _answers(question: Mapping[str, Any]) -> list[tuple[str, int]]:
+def _read_answers(question: Mapping[str, Any]) -> list[tuple[str, int]]:
     entries = question.get("answers")
     if not isinstance(entries, list):
         raise RowError(f"has no list answers; {LAYOUT}")
@@ -143,7 +138,7 @@ def _answers(question: Mapping[str, Any]) -> list[tuple[str, int]]:
     return answers
 
 
-def _entries(
+def _list_entries(
     checker: RowChecker, where: str, holder: Mapping[str, Any], name: str
 ) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yields the objects of a list in an object, each with its position in the file; rejects what is neither."""

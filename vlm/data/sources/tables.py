@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict, Unpack
 
 from vlm.data.records import SPLITS, RowChecker, RowError, S
 from vlm.data.sources.delimited import (
@@ -15,7 +15,6 @@ from vlm.data.sources.delimited import (
     find_delimiter,
     headerless_rows,
     read_rows,
-    split_separator_line,
 )
 from vlm.data.store import columns as stored
 from vlm.errors import UserError
@@ -31,7 +30,7 @@ class Cells(NamedTuple):
     """The cells of a row, keyed by the config's key of their column, and the row's position in the file."""
 
     values: dict[str, Any]
-    where: str
+    position: str
 
     @property
     def split(self) -> str | None:
@@ -42,6 +41,15 @@ class Cells(NamedTuple):
         """
         split = self.values.get("split_column")
         return None if split is None else parse_split(str(split))
+
+
+class ReadOptions(TypedDict, total=False):
+    """Optional arguments of `read_cells`, which documents them."""
+
+    names: Sequence[str] | None
+    delimiter: str | None
+    optional: Collection[str]
+    quoting: Quoting
 
 
 def read_text(path: Path) -> str:
@@ -109,7 +117,10 @@ def parse_split(value: str) -> str:
 
 
 def read_table(
-    checker: RowChecker, columns: Mapping[str, str], convert: Callable[[Cells], Iterable[S]], **options: Any
+    checker: RowChecker,
+    columns: Mapping[str, str],
+    convert: Callable[[Cells], Iterable[S]],
+    **options: Unpack[ReadOptions],
 ) -> Iterator[S]:
     """Yields what `convert` returns for each row of the checker's table; invalid rows are skipped up to a limit.
 
@@ -123,7 +134,7 @@ def read_table(
     """
     notes: list[str] = []
     cells = read_cells(checker.path, columns, reject=checker.reject, notes=notes, **options)
-    yield from checker.read(((row.where, row) for row in cells), convert)
+    yield from checker.read(((row.position, row) for row in cells), convert)
     checker.source.notes = [*checker.source.notes, *notes]
 
 
@@ -158,32 +169,31 @@ def read_cells(
     """
     suffix = path.suffix.lower()
 
-    def refuse_row(where: str, reason: object) -> None:
+    def refuse_row(where: str, reason: str | RowError) -> None:
         raise UserError(f"{path}, {where}: {reason}")
 
     reject = reject or refuse_row
-    if stored.is_columns(path):
+    if stored.is_columnar(path):
         yield from _stored_rows(path, columns, optional)
     elif names is not None:
         named = _find_columns(str(path), names, columns, optional)
-        known = {key: list(names).index(column) for key, column in named.items()}
+        positions = {key: list(names).index(column) for key, column in named.items()}
         for line, row in headerless_rows(path, read_text(path), names, delimiter or "\t", quoting, notes, reject):
-            yield Cells({key: row[place] for key, place in known.items()}, f"line {line}")
+            yield Cells({key: row[position] for key, position in positions.items()}, f"line {line}")
     elif suffix in DELIMITERS:
-        (stated, text), wanted = split_separator_line(read_text(path)), columns.values()
-        found = find_delimiter(
-            text,
-            stated or DELIMITERS[suffix],
-            lambda header: sum(find_column(name, header) is not None for name in wanted),
+        delimiter, text = find_delimiter(
+            read_text(path),
+            DELIMITERS[suffix],
+            lambda header: sum(find_column(name, header) is not None for name in columns.values()),
         )
-        rows = read_rows(path, text, found, quoting, notes)
+        rows = read_rows(path, text, delimiter, quoting, notes)
         yield from _delimited_rows(path, rows, columns, optional, notes, reject)
     elif suffix in LINES:
         yield from _json_rows(_json_lines(read_text(path), reject), columns, optional, reject)
     elif suffix in TABLES:
         yield from _json_rows(_json_array(path, read_text(path)), columns, optional, reject)
     else:
-        raise UserError(f"{path}: unknown type of table; data.path takes {', '.join(TABLES)}")
+        raise UserError(f"{path}: unsupported file type; data.path supports {', '.join(TABLES)}")
 
 
 def find_column(name: str, present: Collection[str]) -> str | None:
@@ -215,45 +225,42 @@ def _match_columns(
     present: Collection[str], columns: Mapping[str, str], optional: Collection[str] = ()
 ) -> dict[str, str]:
     """As `_find_columns`, for one row; raises RowError."""
-    known = {key: find_column(name, present) for key, name in columns.items()}
-    spared = {*optional, *(["split_column"] if columns.get("split_column") == "split" else [])}
-    missing = [key for key, column in known.items() if column is None and key not in spared]
+    matched = {key: find_column(name, present) for key, name in columns.items()}
+    optional_keys = {*optional, *(["split_column"] if columns.get("split_column") == "split" else [])}
+    missing = [key for key, column in matched.items() if column is None and key not in optional_keys]
     if missing:
         lacking = " and ".join(repr(columns[key]) for key in missing)
         if not present:
             raise RowError(f"is empty; it needs the columns {lacking}")
         if any(_VALUE.search(name) for name in present):
-            first = ", ".join(columns[key] for key in known if key != "split_column" and key not in optional)
-            raise RowError(f"its first line holds no names of columns; put the line {first!r} above it")
+            first = ", ".join(columns[key] for key in matched if key != "split_column" and key not in optional)
+            raise RowError(f"its first line has no column names; insert the line {first!r} above it")
         keys = " and ".join(f"data.source.{key}" for key in missing)
-        shown = ", ".join(map(repr, present))
+        present_names = ", ".join(map(repr, present))
         many = "s" if len(missing) > 1 else ""
-        raise RowError(f"no column{many} {lacking} among {shown}; set {keys} to the right one{many}")
-    return {key: column for key, column in known.items() if column is not None}
+        raise RowError(f"no column{many} {lacking} among {present_names}; set {keys} to the right one{many}")
+    return {key: column for key, column in matched.items() if column is not None}
 
 
 def _stored_rows(path: Path, columns: Mapping[str, str], optional: Collection[str]) -> Iterator[Cells]:
     """Rows of columnar tables; the split defaults to that of the file."""
-    for file, split in stored.column_files(path):
+    for file, split in stored.find_column_files(path):
         table = stored.open_columns(file)
-        known = _find_columns(str(file), table.names, columns, optional)
-        inside = {key for key, name in known.items() if key == "image_column" and table.is_image(name)}
-        place = "" if file == path else f"{file.relative_to(path)} "
-        counts = {key: table.counts(known[key]) for key in inside}
-        for number, row in enumerate(table.rows([name for key, name in known.items() if key not in inside])):
-            values = {key: row[name] for key, name in known.items() if key not in inside}
-            values |= {
-                key: _names(f"{file}/{number}", None if each is None else each[number]) for key, each in counts.items()
-            }
+        names = _find_columns(str(file), table.names, columns, optional)
+        prefix = "" if file == path else f"{file.relative_to(path)} "
+        has_images = "image_column" in names and table.is_image(names["image_column"])
+        image_counts = table.counts(names["image_column"]) if has_images else None
+        names = {key: name for key, name in names.items() if not (has_images and key == "image_column")}
+        for number, row in enumerate(table.rows(list(names.values()))):
+            values = {key: row[name] for key, name in names.items()}
+            if has_images and image_counts is None:
+                values["image_column"] = f"{file}/{number}"
+            elif image_counts is not None:
+                values["image_column"] = [f"{file}/{number}:{place}" for place in range(image_counts[number])]
             values |= {key: "" for key, value in values.items() if value is None and key != "split_column"}
             if split is not None and "split_column" in columns:
                 values.setdefault("split_column", split)
-            yield Cells(values, f"{place}row {number}")
-
-
-def _names(cell: str, count: int | None) -> str | list[str]:
-    """The name of the image in a cell, or those of several."""
-    return cell if count is None else [f"{cell}:{place}" for place in range(count)]
+            yield Cells(values, f"{prefix}row {number}")
 
 
 def _delimited_rows(
@@ -269,7 +276,7 @@ def _delimited_rows(
     named = _find_columns(str(path), header, columns, optional)
     for column in (column for column in named.values() if header.count(column) > 1):
         raise UserError(f"{path}: has {header.count(column)} columns {column!r}; rename or remove all but one")
-    known = {key: header.index(column) for key, column in named.items()}
+    positions = {key: header.index(column) for key, column in named.items()}
     uneven, first = 0, 0
     for line, row in rows:
         where = f"line {line}"
@@ -280,7 +287,7 @@ def _delimited_rows(
         if len(row) != len(header):
             uneven, first = uneven + 1, first or line
             row += [""] * (len(header) - len(row))
-        yield Cells({key: row[place] for key, place in known.items()}, where)
+        yield Cells({key: row[position] for key, position in positions.items()}, where)
     if uneven:
         what = f"{uneven:,} row{'s' * (uneven > 1)} without as many cells as the header (the first: line {first})"
         notes.append(f"{path}: {what}; missing cells are read as empty, and further empty ones are ignored")
@@ -320,8 +327,8 @@ def _json_rows(
             reject(where, "not a JSON object; every row must be one")
             continue
         try:
-            known = _match_columns(record, columns, optional)
+            names = _match_columns(record, columns, optional)
         except RowError as error:
             reject(where, error)
             continue
-        yield Cells({key: record[column] for key, column in known.items()}, where)
+        yield Cells({key: record[column] for key, column in names.items()}, where)

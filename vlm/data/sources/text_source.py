@@ -8,9 +8,9 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, NotRequired, TypedDict
 
-from vlm.data.hold_out import check_fractions, draw, draw_stratified, held_out
-from vlm.data.records import NAMES, SPLITS, Listed, Record, Skipped, Source, Split, error_summary, refuse
-from vlm.data.store.places import find_file, walk
+from vlm.data.hold_out import check_fractions, draw_splits, draw_stratified_splits, wrong_split_message
+from vlm.data.records import NAMES, SPLITS, ListSplit, Record, SkipMessage, Source, Split, error_summary, report_error
+from vlm.data.store.places import find_file, walk_folders
 from vlm.data.text.words import FileDocument
 from vlm.errors import Injected, Share, UserError
 from vlm.randomness import key
@@ -20,13 +20,16 @@ class Sample(NamedTuple):
     """A sample of a file: its first line, its values, and its split if the file has one."""
 
     line: str
-    known: Mapping[str, Any]
+    values: Mapping[str, Any]
     split: str | None = None
 
     @property
-    def where(self) -> str:
-        """Its position in the file, for messages."""
+    def position(self) -> str:
+        """Position in the file, for messages."""
         return f"line {self.line}" if self.line.isdecimal() else self.line
+
+
+SampleRow = tuple[str, Mapping[str, Any]]  # id and values of a sample
 
 
 class FileOptions(TypedDict):
@@ -53,9 +56,9 @@ class TextSource(Source):
         raise TypeError(f"{type(self).__name__} reads no file")
 
     def open(self, name: str) -> Split:
-        return Listed(self._samples[name], partial(self._record, name))
+        return ListSplit(self._samples[name], partial(self._record, name))
 
-    def _record(self, split: str, sample: tuple[str, Mapping[str, Any]], epoch: int) -> Record:
+    def _record(self, split: str, sample: SampleRow, epoch: int) -> Record:
         return Record(*sample)
 
     def _read(
@@ -89,47 +92,56 @@ class TextSource(Source):
         files = {split: _files(split, path, root) for split, path in paths.items() if path is not None}
         if not files.get("train"):
             raise UserError("data.path: is not set; give data.path=FILE for training")
-        samples = {split: [one for path in own for one in self.samples(path)] for split, own in files.items()}
-        for split, own in files.items():
+        samples = {
+            split: [sample for path in split_files for sample in self.samples(path)]
+            for split, split_files in files.items()
+        }
+        for split, split_files in files.items():
             if not samples[split]:
-                raise UserError(f"{own[0]}: has no usable sample{error_summary(self.skipped)}")
-            for one in samples[split] if len(files) > 1 and split == "train" else ():
-                if one.split in ("val", "test"):
-                    refuse(held_out(own[0], one.where, one.split))
+                raise UserError(f"{split_files[0]}: has no usable sample{error_summary(self.skipped)}")
+            for sample in samples[split] if len(files) > 1 and split == "train" else ():
+                if sample.split in ("val", "test"):
+                    report_error(wrong_split_message(split_files[0], sample.position, sample.split))
         if len(files) == 1:
-            parts = self._parts(files["train"][0], samples["train"], {"test": test_fraction, "val": val_fraction}, seed)
+            parts = self._assign_splits(
+                files["train"][0], samples["train"], {"test": test_fraction, "val": val_fraction}, seed
+            )
         else:
-            parts = {split: [(f"{split}:{one.line}", one.known) for one in rows] for split, rows in samples.items()}
-        self._take(parts)
+            parts = {
+                split: [(f"{split}:{sample.line}", sample.values) for sample in rows] for split, rows in samples.items()
+            }
+        self._set_splits(parts)
 
-    def _take(self, parts: Mapping[str, list[tuple[str, Mapping[str, Any]]]]) -> None:
+    def _set_splits(self, parts: Mapping[str, list[SampleRow]]) -> None:
         """Sets the samples of all splits."""
         self._samples = {name: parts[name] for name in NAMES if parts.get(name)}
         self.splits = tuple(self._samples)
 
-    def _parts(
+    def _assign_splits(
         self, path: Path, samples: list[Sample], fractions: dict[str, float], seed: int
-    ) -> dict[str, list[tuple[str, Mapping[str, Any]]]]:
+    ) -> dict[str, list[SampleRow]]:
         """Divides one file into splits."""
-        rows = [(one.line, one.known) for one in samples]
-        stated = {one.split for one in samples}
-        if None not in stated:
-            return {name: [row for row, one in zip(rows, samples, strict=True) if one.split == name] for name in NAMES}
-        if len(stated) > 1:
-            refuse(f"{path}: only some rows have a split; give all or none of them one")
-        names = [self._drawn_as(one) for one in samples]
-        if all("label" in known for _, known in rows):
-            parts = draw_stratified([known["label"] for _, known in rows], names, fractions, seed)
+        rows = [(sample.line, sample.values) for sample in samples]
+        stated_splits = {sample.split for sample in samples}
+        if None not in stated_splits:
+            return {
+                name: [row for row, sample in zip(rows, samples, strict=True) if sample.split == name] for name in NAMES
+            }
+        if len(stated_splits) > 1:
+            report_error(f"{path}: only some rows have a split; set it in all rows or in none")
+        names = [self._split_key(sample) for sample in samples]
+        if all("label" in values for _, values in rows):
+            parts = draw_stratified_splits([values["label"] for _, values in rows], names, fractions, seed)
         else:
-            parts = draw(names, fractions, seed)
+            parts = draw_splits(names, fractions, seed)
         return {name: [rows[index] for index in sorted(indices)] for name, indices in parts.items()}
 
-    def _drawn_as(self, sample: Sample) -> str:
+    def _split_key(self, sample: Sample) -> str:
         """The name that is hashed to hold samples out."""
         return sample.line
 
     def _skip(self, path: Path, where: str, what: str, kind: str) -> None:
-        self.skipped.append(Skipped(f"{path}, {where}: {what}", kind))
+        self.skipped.append(SkipMessage(f"{path}, {where}: {what}", kind))
 
 
 def _files(split: str, paths: str | Sequence[str], root: str | None) -> list[Path]:
@@ -198,35 +210,36 @@ class TextFiles(Source):
             held = {"val": val_fraction} | ({"test": test_fraction} if test_fraction and "test" not in parts else {})
             parts |= _hold_out(parts["train"], held, seed)
         self.splits = tuple(name for name in NAMES if name in parts)
-        self._parts = parts
+        self._documents = parts
 
     def open(self, name: str) -> Split:
         if "text" not in self.holds:
-            return Listed(self._parts[name], _record)
-        lines = [(document, *line) for document in self._parts[name] for line in document.texts()]
+            return ListSplit(self._documents[name], _record)
+        lines = [(document, *line) for document in self._documents[name] for line in document.texts()]
         if not lines:
             raise UserError(f"data: no line of text is in the split {name}; add text, or set data.source.val_fraction")
-        return Listed(lines, _line_record)
+        return ListSplit(lines, _line_record)
 
     def _folder(self, root: Path) -> dict[str, list[FileDocument]]:
         """The documents of a folder and its subfolders, by split if all are in folders named like splits."""
         if not root.is_dir():
             what = "is a file; give it as data.path" if root.is_file() else "no such folder; set data.root to one"
             raise UserError(f"data.root={root}: {what}")
-        texts = _walk(root)
+        names = (folder + name for folder, _, files in walk_folders(root) for name in files if name[0] != ".")
+        texts = sorted(root / name for name in names if name.lower().endswith(SUFFIXES))
         documents = [FileDocument(path, path.relative_to(root).as_posix()) for path in texts if _size(path)]
         self.skipped = [f"{path}: is empty, or a broken link" for path in texts if not _size(path)]
         if not documents:
             raise UserError(f"data.root={root}: has no text in .txt or .md files; set it to another folder")
-        folders = [each.name.partition("/") for each in documents]
-        named = [SPLITS.get(folder.lower()) if inside else None for folder, inside, _ in folders]
-        if None in named:
+        folders = [document.name.partition("/") for document in documents]
+        stated_splits = [SPLITS.get(folder.lower()) if inside else None for folder, inside, _ in folders]
+        if None in stated_splits:
             return {"train": documents}
-        if "train" not in named:
+        if "train" not in stated_splits:
             raise UserError(f"data.root={root}: has folders of splits, but none called train; add it")
         parts: dict[str, list[FileDocument]] = {}
-        for split, each in zip(named, documents, strict=True):
-            parts.setdefault(str(split), []).append(each)
+        for split, document in zip(stated_splits, documents, strict=True):
+            parts.setdefault(str(split), []).append(document)
         return parts
 
 
@@ -249,12 +262,6 @@ def _file(split: str, path: Path) -> FileDocument:
     return FileDocument(path, path.name)
 
 
-def _walk(root: Path) -> list[Path]:
-    """The text files of a folder and its subfolders, sorted, without hidden ones."""
-    names = (folder + name for folder, _, names in walk(root) for name in names if name[0] != ".")
-    return sorted(root / name for name in names if name.lower().endswith(SUFFIXES))
-
-
 def _size(path: Path) -> int:
     return path.stat().st_size if path.is_file() else 0
 
@@ -269,14 +276,17 @@ def _hold_out(train: list[FileDocument], held: dict[str, float], seed: int) -> d
         return {split: [replace(train[0], start=start, stop=stop)] for split, (start, stop) in bounds}
     if len(train) <= len(held):
         raise UserError(f"data.root: {len(train)} files are too few for {len(held) + 1} splits; add files")
-    places = {each: key("split", seed, each.name) / 2**63 for each in train}
-    left, parts, bound = sorted(train, key=places.__getitem__), {}, 0.0
-    for rest, (split, part) in zip(range(len(held), 0, -1), held.items(), strict=True):
+    places = {document: key("split", seed, document.name) / 2**63 for document in train}
+    remaining, parts, bound = sorted(train, key=places.__getitem__), {}, 0.0
+    for later_splits, (split, part) in zip(range(len(held), 0, -1), held.items(), strict=True):
         bound += part
-        drawn = sum(places[each] < bound for each in left)
-        count = min(max(1, drawn), len(left) - rest)  # at least one file per split
-        parts[split], left = left[:count], left[count:]
-    return {split: sorted(files, key=lambda each: each.path) for split, files in {"train": left, **parts}.items()}
+        count_below = sum(places[document] < bound for document in remaining)
+        count = min(max(1, count_below), len(remaining) - later_splits)  # at least one file per split
+        parts[split], remaining = remaining[:count], remaining[count:]
+    return {
+        split: sorted(files, key=lambda document: document.path)
+        for split, files in {"train": remaining, **parts}.items()
+    }
 
 
 class JoinedTexts(Source):
@@ -304,12 +314,17 @@ class JoinedTexts(Source):
 
     def open(self, name: str) -> Split:
         names = [source.name for source in self.sources]  # numbered if sources have the same name
-        names = [own if names.count(own) == 1 else f"{own} {place}" for place, own in enumerate(names, 1)]
+        names = [
+            source_name if names.count(source_name) == 1 else f"{source_name} {place}"
+            for place, source_name in enumerate(names, 1)
+        ]
         pairs = zip(names, self.sources, strict=True)
-        return _Joined([(own, source.open(name)) for own, source in pairs if name in source.splits])
+        return _ConcatSplit(
+            [(source_name, source.open(name)) for source_name, source in pairs if name in source.splits]
+        )
 
 
-class _Joined(Split):
+class _ConcatSplit(Split):
     """The records of several splits in sequence, with ids that begin with the source's name."""
 
     def __init__(self, parts: Sequence[tuple[str, Split]]) -> None:

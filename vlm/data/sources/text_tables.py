@@ -4,13 +4,13 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NotRequired, Unpack
+from typing import NotRequired, Unpack
 
-from vlm.data.records import NAMES, RowChecker, RowError, Skipped, refuse
+from vlm.data.records import NAMES, RowChecker, RowError, SkipMessage, report_error
 from vlm.data.sources.delimited import Quoting
-from vlm.data.sources.tables import Cells, read_table
-from vlm.data.sources.text_source import FileOptions, Sample, TextSource
-from vlm.data.text.words import one_line
+from vlm.data.sources.tables import Cells, ReadOptions, read_table
+from vlm.data.sources.text_source import FileOptions, Sample, SampleRow, TextSource
+from vlm.data.text.words import to_single_line
 from vlm.errors import Injected, UserError
 
 MISSING = {"na", "n/a", "#n/a", "<na>", "nan", "null", "none"}  # what other tools write or read as a missing value
@@ -53,25 +53,25 @@ class TableSource(TextSource):
         **files: Unpack[FileOptions],
     ) -> None:
         self._columns = {f"{name}_column": column for name, column in {**named, "split": split_column}.items()}
-        self._lines: dict[str, Any] = {"names": columns, "delimiter": delimiter, "quoting": quoting}
+        self._options: ReadOptions = {"names": columns, "delimiter": delimiter, "quoting": quoting}
         self.notes: list[str] = []
         self._read(**files)
 
     def samples(self, path: Path) -> Iterator[Sample]:
         def convert(cells: Cells) -> Iterator[Sample]:
-            known = self._known(cells)
-            known = {name: value for name, value in known.items() if value or name not in self.optional}
-            empty = [name for name, value in known.items() if not value]
+            values = self._read_values(cells)
+            values = {name: value for name, value in values.items() if value or name not in self.optional}
+            empty = [name for name, value in values.items() if not value]
             if empty:
-                self._skip(path, cells.where, f"no {empty[0]}", "empty text" if empty[0] != "label" else "no label")
+                self._skip(path, cells.position, f"no {empty[0]}", "empty text" if empty[0] != "label" else "no label")
             else:
-                yield Sample(cells.where.removeprefix("line "), known, cells.split)
+                yield Sample(cells.position.removeprefix("line "), values, cells.split)
 
-        optional = [f"{name}_column" for name in self.optional]
-        return read_table(RowChecker(path, self), self._columns, convert, optional=optional, **self._lines)
+        options: ReadOptions = {**self._options, "optional": [f"{name}_column" for name in self.optional]}
+        return read_table(RowChecker(path, self), self._columns, convert, **options)
 
-    def _known(self, cells: Cells) -> dict[str, str]:
-        known = {}
+    def _read_values(self, cells: Cells) -> dict[str, str]:
+        values = {}
         for key, value in cells.values.items():
             name = key.removesuffix("_column")
             if name == "split":
@@ -79,8 +79,8 @@ class TableSource(TextSource):
             value = "" if value is None else value  # null in JSON is an empty cell
             if not isinstance(value, str) and not (name == "label" and isinstance(value, int)):  # a bool is one too
                 raise RowError(f"{name} {value!r} is not text; put it in quotes")
-            known[name] = self.clean(str(value))
-        return known
+            values[name] = self.clean(str(value))
+        return values
 
 
 class TextTable(TableSource):
@@ -128,25 +128,27 @@ class TextTable(TableSource):
         """Numbers the labels in alphabetical order."""
         if "train" not in self._samples:
             raise UserError(f"{path}: has no training samples, only {' and '.join(self._samples)}; add some")
-        self.classes = sorted({known["label"] for _, known in self._samples["train"]})
+        self.classes = sorted({values["label"] for _, values in self._samples["train"]})
         if len(self.classes) < 2:
             raise UserError(f"{path}: has only one label, {self.classes[0]}; at least two are needed")
         for name in (name for name in self.classes if name.lower() in MISSING):
-            count = sum(known["label"] == name for _, known in self._samples["train"])
-            what = f"the label {name!r} of {count:,} training row{'s' * (count > 1)} is a class of its own"
+            count = sum(values["label"] == name for _, values in self._samples["train"])
+            what = f"the label {name!r} of {count:,} training row{'s' * (count > 1)} is treated as a class"
             self.notes = [
                 *self.notes,
-                f"{path}: {what}, though other tools read it as missing; empty labels are skipped",
+                f"{path}: {what}, although other tools read it as missing; empty labels are skipped",
             ]
         labels = {name: label for label, name in enumerate(self.classes)}
         for split in NAMES:
-            rows: list[tuple[str, Mapping[str, Any]]] = []
-            for id, known in self._samples.get(split, []):
-                name = known["label"]
+            rows: list[SampleRow] = []
+            for id, values in self._samples.get(split, []):
+                name = values["label"]
                 if name in labels:
-                    rows.append((id, {**known, "label": labels[name], "class": name}))
+                    rows.append((id, {**values, "label": labels[name], "class": name}))
                 else:
-                    refuse(f"data: the label {name!r} of {id} in {split} is not in train; fix it, or add it to train")
+                    report_error(
+                        f"data: the label {name!r} of {id} in {split} is not in train; fix it, or add it to train"
+                    )
             self._samples[split] = rows
 
 
@@ -163,7 +165,7 @@ class TranslationTable(TableSource):
 
     holds = ("text", "translation")
     name = "translations"
-    clean = staticmethod(partial(one_line, keep_no_break=True))
+    clean = staticmethod(partial(to_single_line, keep_no_break=True))
 
     def __init__(
         self,
@@ -203,7 +205,7 @@ class SST2(TextTable):
         if missing := next((path for path in files if not path.is_file()), None):
             raise UserError(f"{missing}: no such file; set data.root to a folder of SST-2")
         self._read(path=[str(path) for path in files[:-2]], val_path=str(val), test_path=str(test))
-        self._leave_out_held_out()
+        self._remove_held_out_texts()
         self._number_labels(str(train))
 
     def samples(self, path: Path) -> Iterator[Sample]:
@@ -216,27 +218,27 @@ class SST2(TextTable):
             if [text, label] == names:  # the header of the phrases
                 return
             if not text:
-                self._skip(path, cells.where, "no text", "empty text")
+                self._skip(path, cells.position, "no text", "empty text")
             elif label not in CLASSES:
                 raise RowError(f"the label {label!r} is neither 0 nor 1; correct it")
             else:
-                yield Sample(f"{'phrase ' if phrases else ''}{cells.where}", {"text": text, "label": CLASSES[label]})
+                yield Sample(f"{'phrase ' if phrases else ''}{cells.position}", {"text": text, "label": CLASSES[label]})
 
-        options = {"names": names, "delimiter": "\t" if phrases else " ", "quoting": "none"}
-        return read_table(RowChecker(path, self), columns, convert, **options)
+        delimiter = "\t" if phrases else " "
+        return read_table(RowChecker(path, self), columns, convert, names=names, delimiter=delimiter, quoting="none")
 
-    def _leave_out_held_out(self) -> None:
+    def _remove_held_out_texts(self) -> None:
         """Removes training texts with the same words as a dev or test sentence, regardless of punctuation."""
-        held = {_words(known["text"]): split for split in ("val", "test") for _, known in self._samples[split]}
-        kept = []
-        for id, known in self._samples["train"]:
-            split = held.get(_words(known["text"]))
+        held = {_words(values["text"]): split for split in ("val", "test") for _, values in self._samples[split]}
+        samples = []
+        for id, values in self._samples["train"]:
+            split = held.get(_words(values["text"]))
             if split is None:
-                kept.append((id, known))
+                samples.append((id, values))
             else:
-                line = f"{id}: {known['text']!r} has the words of a sentence of {split}; it is skipped"
-                self.skipped.append(Skipped(line, "held out"))
-        self._samples["train"] = kept
+                line = f"{id}: {values['text']!r} has the words of a sentence of {split}; it is skipped"
+                self.skipped.append(SkipMessage(line, "held out"))
+        self._samples["train"] = samples
 
 
 def _words(text: str) -> str:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import Image
 
-from vlm.data.records import Listed, Record, Source, Split
+from vlm.data.records import ListSplit, Record, Source, Split
 from vlm.errors import UserError
 
 
@@ -52,7 +52,7 @@ class TorchvisionSet(Source):
         self._labels = {split: np.asarray(data.targets).tolist() for split, data in loaded.items()}
 
     def open(self, name: str) -> Split:
-        return Listed(range(len(self._labels[name])), partial(self._record, name))
+        return ListSplit(range(len(self._labels[name])), partial(self._record, name))
 
     def _record(self, split: str, index: int, epoch: int) -> Record:
         """An image by its index in the data set's own order."""

@@ -10,7 +10,7 @@ from filelock import FileLock
 from vlm.errors import UserError
 
 
-def unwritable(path: Path, error: OSError) -> UserError:
+def unwritable_error(path: Path, error: OSError) -> UserError:
     return UserError(f"{path}: cannot be written ({error.strerror}); free disk space, or set runs to another folder", 1)
 
 
@@ -30,7 +30,7 @@ def file_lock(path: Path) -> Iterator[None]:
         lock.acquire()
     except OSError as error:
         if error.errno not in (ENOLCK, ENOSYS, EOPNOTSUPP):
-            raise unwritable(path, error) from error
+            raise unwritable_error(path, error) from error
     try:
         yield
     finally:

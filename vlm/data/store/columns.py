@@ -14,28 +14,31 @@ from contextlib import contextmanager
 from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vlm.data.records import SPLITS
 from vlm.errors import UserError, printable
 from vlm.io.files import require_pyarrow
 
+if TYPE_CHECKING:
+    import pyarrow
+
 PARQUET, ARROW = (".parquet",), (".arrow", ".feather")
 SUFFIXES = (*PARQUET, *ARROW)
 SPLITS_FILE, STATE_FILE = "dataset_dict.json", "state.json"  # written by `save_to_disk`
-KEPT_BYTES = 2**28  # size of the cache of decoded row groups, per process
+CACHE_BYTES = 2**28  # maximum size of the cache of decoded row groups, per process
 ROWS = 4096  # number of rows read at once
 _WORD = re.compile(r"[a-zA-Z]+")
 
 
-def is_columns(path: Path) -> bool:
+def is_columnar(path: Path) -> bool:
     """Returns True for a Parquet or Arrow file, or a folder of them."""
     if path.is_dir():
-        return any((path / name).is_file() for name in (SPLITS_FILE, STATE_FILE)) or bool(_found(path))
+        return any((path / name).is_file() for name in (SPLITS_FILE, STATE_FILE)) or bool(_find_tables(path))
     return path.suffix.lower() in SUFFIXES
 
 
-def column_files(path: Path) -> list[tuple[Path, str | None]]:
+def find_column_files(path: Path) -> list[tuple[Path, str | None]]:
     """The files of a table with their splits, if their folders or names define them.
 
     Args:
@@ -47,31 +50,30 @@ def column_files(path: Path) -> list[tuple[Path, str | None]]:
     if not path.is_dir():
         return [(path, None)]
     if (path / SPLITS_FILE).is_file():
-        names = _listed(path / SPLITS_FILE, "splits")
-        return [(file, name) for name in names for file in _saved(path / name)]
+        names = _read_names(path / SPLITS_FILE, "splits")
+        return [(file, name) for name in names for file in _saved_files(path / name)]
     if (path / STATE_FILE).is_file():
-        return [(file, None) for file in _saved(path)]
-    files = _found(path)
-    splits = [_split_of(file.relative_to(path)) for file in files]
+        return [(file, None) for file in _saved_files(path)]
+    files = _find_tables(path)
+    splits = []
+    for file in files:
+        matches = (_WORD.match(part) for part in file.relative_to(path).parts)
+        words = (SPLITS.get(match[0].lower()) for match in matches if match)
+        splits.append(next(filter(None, words), None))
     return list(zip(files, splits if all(splits) else [None] * len(files), strict=True))
 
 
-def _found(folder: Path) -> list[Path]:
+def _find_tables(folder: Path) -> list[Path]:
     files = (file for pattern in ("*", "*/*", "*/*/*") for file in folder.glob(pattern))
     return sorted(file for file in files if file.suffix.lower() in SUFFIXES and file.name[0] != ".")
 
 
-def _split_of(path: Path) -> str | None:
-    words = [word[0].lower() for part in path.parts if (word := _WORD.match(part))]
-    return next((SPLITS[word] for word in words if word in SPLITS), None)
-
-
-def _saved(folder: Path) -> list[Path]:
+def _saved_files(folder: Path) -> list[Path]:
     """The files of one split written by `save_to_disk`, in order."""
-    return [folder / name for name in _listed(folder / STATE_FILE, "_data_files", "filename")]
+    return [folder / name for name in _read_names(folder / STATE_FILE, "_data_files", "filename")]
 
 
-def _listed(path: Path, key: str, inner: str | None = None) -> list[str]:
+def _read_names(path: Path, key: str, inner: str | None = None) -> list[str]:
     """Names of files or folders listed in a JSON file.
 
     Raises:
@@ -79,7 +81,7 @@ def _listed(path: Path, key: str, inner: str | None = None) -> list[str]:
     """
     try:
         names = json.loads(path.read_bytes())[key]
-        names = names if inner is None else [one[inner] for one in names]
+        names = names if inner is None else [entry[inner] for entry in names]
         if not names or any(Path(name).name != name for name in names):
             raise ValueError(f"{key} has invalid names")
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as fault:
@@ -109,7 +111,7 @@ class Columns(ABC):
         UserError: The file is damaged.
     """
 
-    schema: Any
+    schema: "pyarrow.Schema"
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -121,7 +123,7 @@ class Columns(ABC):
         """Opens the file and sets `schema`."""
 
     @abstractmethod
-    def _batches(self, names: Sequence[str]) -> Iterator[Any]:
+    def _batches(self, names: Sequence[str]) -> Iterator["pyarrow.RecordBatch"]:
         """Validated batches of these columns, in order."""
 
     @abstractmethod
@@ -133,7 +135,7 @@ class Columns(ABC):
         return list(self.schema.names)
 
     @abstractmethod
-    def _lists(self, name: str) -> Any:
+    def _read_lists(self, name: str) -> "pyarrow.ChunkedArray":
         """Reads a column of lists, or one field of the structs in them, to count the items."""
 
     def counts(self, name: str) -> list[int] | None:
@@ -144,7 +146,7 @@ class Columns(ABC):
         if not (types.is_list(kind) or types.is_large_list(kind)):
             return None
         with self._readable():
-            return [count or 0 for count in compute.list_value_length(self._lists(name)).to_pylist()]
+            return [count or 0 for count in compute.list_value_length(self._read_lists(name)).to_pylist()]
 
     def is_image(self, name: str) -> bool:
         """Returns True for a column of file contents, or lists of them, with or without file names."""
@@ -172,17 +174,17 @@ class Columns(ABC):
         Raises:
             UserError: The file is damaged, or a label is not the number of a class.
         """
-        classes = {name: known for name in names if (known := self.classes(name))}
+        classes = {name: class_names for name in names if (class_names := self.classes(name))}
         number = 0
         with self._readable():
             for batch in self._batches(list(dict.fromkeys(names))):
                 for row in batch.to_pylist():
-                    for name, known in classes.items():
-                        row[name] = self._class_name(row[name], known, name, number)
+                    for name, class_names in classes.items():
+                        row[name] = self._class_name(row[name], class_names, name, number)
                     yield row
                     number += 1
 
-    def _class_name(self, label: Any, classes: Sequence[str], column: str, row: int) -> str | None:
+    def _class_name(self, label: int | None, classes: Sequence[str], column: str, row: int) -> str | None:
         if label is None or label == -1:
             return None
         if label not in range(len(classes)):
@@ -225,18 +227,18 @@ class _Arrow(Columns):
         data.seek(0)
         self.table = (ipc.open_file if indexed else ipc.open_stream)(data).read_all()
         self.schema = self.table.schema
-        self._sound: set[str] = set()
+        self._validated: set[str] = set()
 
     def _check(self, names: Sequence[str]) -> None:
         """Validates columns on first use, because a damaged file may have arbitrary offsets."""
-        self.table.select([name for name in names if name not in self._sound]).validate(full=True)
-        self._sound |= set(names)
+        self.table.select([name for name in names if name not in self._validated]).validate(full=True)
+        self._validated |= set(names)
 
-    def _batches(self, names: Sequence[str]) -> Iterator[Any]:
+    def _batches(self, names: Sequence[str]) -> Iterator["pyarrow.RecordBatch"]:
         self._check(names)
         yield from self.table.select(names).to_batches(max_chunksize=ROWS)
 
-    def _lists(self, name: str) -> Any:
+    def _read_lists(self, name: str) -> "pyarrow.ChunkedArray":
         self._check([name])
         return self.table.column(name)
 
@@ -256,13 +258,15 @@ class _Parquet(Columns):
         groups = range(self.file.metadata.num_row_groups)
         self._starts = list(accumulate((self.file.metadata.row_group(group).num_rows for group in groups), initial=0))
 
-    def _batches(self, names: Sequence[str]) -> Iterator[Any]:
+    def _batches(self, names: Sequence[str]) -> Iterator["pyarrow.RecordBatch"]:
         yield from self.file.iter_batches(batch_size=ROWS, columns=names, use_threads=False)
 
-    def _lists(self, name: str) -> Any:
+    def _read_lists(self, name: str) -> "pyarrow.ChunkedArray":
         paths = [self.file.schema.column(at).path for at in range(len(self.file.schema.names))]
-        own = [path for path in paths if path.startswith(f"{name}.")]
-        light = [path for path in own if path.endswith(".path")] or own  # file names are smaller than bytes
+        column_paths = [path for path in paths if path.startswith(f"{name}.")]
+        light = [
+            path for path in column_paths if path.endswith(".path")
+        ] or column_paths  # file names are smaller than bytes
         return self.file.read(columns=light[:1], use_threads=False).column(name)
 
     def _value(self, name: str, row: int) -> Any:
@@ -270,13 +274,15 @@ class _Parquet(Columns):
         if not 0 <= group < len(self._starts) - 1:
             raise IndexError(f"it has no row {row}")
         key = (self.path, name, group)
-        decoded = _kept.pop(key, None)
+        decoded = _row_groups.pop(key, None)
         if decoded is None:
             decoded = self.file.read_row_group(group, columns=[name], use_threads=False).column(name)
-        _kept[key] = decoded  # moved to the end: most recently used
-        while len(_kept) > 1 and sum(one.nbytes for one in _kept.values()) > KEPT_BYTES:
-            _kept.popitem(last=False)
+        _row_groups[key] = decoded  # moved to the end: most recently used
+        while len(_row_groups) > 1 and sum(group.nbytes for group in _row_groups.values()) > CACHE_BYTES:
+            _row_groups.popitem(last=False)
         return decoded[row - self._starts[group]].as_py()
 
 
-_kept: OrderedDict[tuple[Path, str, int], Any] = OrderedDict()  # cached row groups, least recently used first
+_row_groups: OrderedDict[tuple[Path, str, int], "pyarrow.ChunkedArray"] = (
+    OrderedDict()
+)  # cached row groups, least recently used first

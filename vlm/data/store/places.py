@@ -10,9 +10,9 @@ from typing import Protocol
 from PIL import Image
 
 from vlm.data.images.image import ImageError, load_image, read_bytes
-from vlm.data.store.columns import is_columns
-from vlm.data.store.storage import Span, TarError, members, read_local_span, stamp
-from vlm.errors import UserError, nearest
+from vlm.data.store.columns import is_columnar
+from vlm.data.store.storage import Span, TarError, get_file_stamp, iter_members, read_local_span
+from vlm.errors import UserError, find_similar
 
 
 class FileStore(Protocol):
@@ -58,10 +58,10 @@ class Folder:
         self._names: dict[str, frozenset[str]] = {}
 
     def files(self) -> list[str]:
-        return [path for folder, _, names in walk(self.path) for path in (folder + name for name in names)]
+        return [path for folder, _, names in walk_folders(self.path) for path in (folder + name for name in names)]
 
     def folders(self) -> list[str]:
-        return [path for folder, folders, _ in walk(self.path) for path in (folder + name for name in folders)]
+        return [path for folder, folders, _ in walk_folders(self.path) for path in (folder + name for name in folders)]
 
     def names(self, folder: str) -> Collection[str]:
         if folder not in self._names:  # listing a folder once is much faster than checking each file
@@ -82,7 +82,7 @@ class Folder:
         return load_image(self.path / name)
 
     def stamp(self, name: str) -> str:
-        return stamp(str(self.path / name))
+        return get_file_stamp(str(self.path / name))
 
 
 class Tar:
@@ -100,7 +100,7 @@ class Tar:
         self._folders: list[str] = []
         try:
             with open(path, "rb") as file:
-                for name, span in members(file):
+                for name, span in iter_members(file):
                     if span is None:
                         self._folders.append(name)
                     else:
@@ -132,7 +132,7 @@ class Tar:
         return load_image(self.read(name), f"{self.path}/{name}")
 
     def stamp(self, name: str) -> str:
-        return f"{self._written} {self._spans[name]}"
+        return f"{self._archive_stamp} {self._spans[name]}"
 
     @cached_property
     def _by_folder(self) -> dict[str, list[str]]:
@@ -143,11 +143,11 @@ class Tar:
         return bases
 
     @cached_property
-    def _written(self) -> str:
-        return stamp(str(self.path))
+    def _archive_stamp(self) -> str:
+        return get_file_stamp(str(self.path))
 
 
-def walk(root: Path) -> Iterator[tuple[str, list[str], list[str]]]:
+def walk_folders(root: Path) -> Iterator[tuple[str, list[str], list[str]]]:
     """Yields each folder with its path (and a trailing slash), its subfolders and its files, sorted.
 
     Follows links to folders, but not cycles; skips hidden folders.
@@ -155,16 +155,16 @@ def walk(root: Path) -> Iterator[tuple[str, list[str], list[str]]]:
     Raises:
         UserError: A folder cannot be read.
     """
-    seen = {os.path.realpath(root)}
-    for folder, folders, files in os.walk(root, onerror=_unreadable, followlinks=True):
+    visited = {os.path.realpath(root)}
+    for folder, folders, files in os.walk(root, onerror=_raise_unreadable, followlinks=True):
         targets = {name: os.path.realpath(os.path.join(folder, name)) for name in folders if name[0] != "."}
-        folders[:] = sorted(name for name, target in targets.items() if target not in seen)
-        seen |= set(targets.values())
+        folders[:] = sorted(name for name, target in targets.items() if target not in visited)
+        visited |= set(targets.values())
         inside = "" if folder == str(root) else os.path.relpath(folder, root).replace(os.sep, "/") + "/"
         yield inside, list(folders), sorted(files)
 
 
-def _unreadable(error: OSError) -> None:
+def _raise_unreadable(error: OSError) -> None:
     raise UserError(f"{error.filename}: {error.strerror}; give a readable folder") from error
 
 
@@ -180,13 +180,13 @@ def find_file(path: str, root: Path | None, setting: str) -> Path:
     given = Path(path)
     candidates = [given] if root is None or given.is_relative_to(root) else [given, root / path]
     for candidate in candidates:
-        if candidate.is_file() or is_columns(candidate):
+        if candidate.is_file() or is_columnar(candidate):
             return candidate
     if any(candidate.is_dir() for candidate in candidates):
         raise UserError(f"{setting}={path}: is a folder without tables; give a file")
     folders = [candidate.parent for candidate in candidates if candidate.parent.is_dir()]
     files = {file.name: file for folder in folders for file in folder.iterdir()}
-    near = files.get(nearest(given.name, files))
+    near = files.get(find_similar(given.name, files))
     remedy = f"did you mean {near}?" if near else f"set {setting} to the file"
     also = f", nor {candidates[1]}" if len(candidates) > 1 else ""
     raise UserError(f"{setting}={path}: no such file{also}; {remedy}")

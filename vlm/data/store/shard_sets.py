@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, TypedDict
 
 from vlm.data.images.image import SUFFIXES, ImageError
 from vlm.data.records import NAMES, SPLITS, Record, Split
@@ -38,7 +38,7 @@ class Shard:
             UserError: The file does not exist or has another size.
         """
         try:
-            size = storage.size_of(self.path)
+            size = storage.get_file_size(self.path)
         except OSError as fault:
             raise UserError(f"{self.path}: cannot be read ({fault.strerror or fault}); give existing shards") from fault
         if self.size is not None and size != self.size:
@@ -47,7 +47,7 @@ class Shard:
             )
 
     def damage(self) -> str | None:
-        """Verifies the checksum, which reads the whole shard; returns a message if it fails."""
+        """Verifies the checksum, which reads the entire shard; returns a message if it fails."""
         if self.sha256 is None:
             return None
         try:
@@ -58,14 +58,16 @@ class Shard:
         return None if digest.hexdigest() == self.sha256 else f"{self.path}: does not match its checksum in {MANIFEST}"
 
 
-class Found(NamedTuple):
+class ShardsBySplit(NamedTuple):
     """The shards of a data set by split, or all by None if no splits are defined; and its classes if known."""
 
     splits: dict[str | None, list[Shard]]
     classes: list[str] | None
 
 
-def find_shards(*, root: str, path: str | None, val_path: str | None, test_path: str | None, remote: bool) -> Found:
+def find_shards(
+    *, root: str, path: str | None, val_path: str | None, test_path: str | None, remote: bool
+) -> ShardsBySplit:
     """Finds the shards that a config names.
 
     Args:
@@ -76,90 +78,105 @@ def find_shards(*, root: str, path: str | None, val_path: str | None, test_path:
         UserError: There are no shards, or a setting is invalid.
     """
     patterns = {"train": ("data.path", path), "val": ("data.val_path", val_path), "test": ("data.test_path", test_path)}
-    places = {name: (key, storage.local(value)) for name, (key, value) in patterns.items() if value is not None}
-    root = storage.local(root)
+    places = {
+        name: (key, storage.strip_file_scheme(value)) for name, (key, value) in patterns.items() if value is not None
+    }
+    root = storage.strip_file_scheme(root)
     for key, value in [("data.root", root), *places.values()]:
-        storage.check_place(value, key, urls=remote)
+        if storage.is_url(value) and not remote:
+            raise UserError(
+                f"{key}={value}: URLs in a checkpoint's config are off by default, because its author may be unknown\n"
+                "if you trust the checkpoint, set VLM_REMOTE=1 in the environment"
+            )
     try:
         if not places:
-            return _in_folder(root)
+            return _find_in_folder(root)
         if "train" not in places:
-            raise UserError("data.path: not given, but data.val_path or data.test_path is; give data.path too")
+            raise UserError("data.path: is not set, but data.val_path or data.test_path is; set data.path too")
         shards: dict[str | None, list[Shard]] = {}
         for name, (key, value) in places.items():
-            shards[name if len(places) > 1 else None] = _expanded(value, key, root)
+            shards[name if len(places) > 1 else None] = _expand_setting(value, key, root)
     except OSError as fault:
         raise UserError(f"data.root={root}: cannot be read ({fault.strerror or fault}); give another place") from fault
-    return Found(shards, None)
+    return ShardsBySplit(shards, None)
 
 
-def _expanded(pattern: str, key: str, root: str) -> list[Shard]:
-    tried = [pattern] if storage.is_url(pattern) else [pattern, storage.join(root, pattern)]
+def _expand_setting(pattern: str, key: str, root: str) -> list[Shard]:
+    tried = [pattern] if storage.is_url(pattern) else [pattern, storage.join_path(root, pattern)]
     try:
         for candidate in tried:
-            files = storage.expand(candidate)
-            if files and (candidate == tried[-1] or _is_there(files[0])):
+            files = storage.expand_pattern(candidate)
+            if files and (candidate == tried[-1] or _exists(files[0])):
                 return [Shard(file) for file in files]
     except ValueError as fault:
         raise UserError(f"{key}={pattern}: {fault}; give fewer") from fault
     raise UserError(f"{key}={pattern}: no such shard, also not in {root}; set {key} to the tars")
 
 
-def _is_there(path: str) -> bool:
+def _exists(path: str) -> bool:
     try:
-        return storage.size_of(path) >= 0
+        return storage.get_file_size(path) >= 0
     except OSError:
         return False
 
 
-def _in_folder(root: str) -> Found:
+def _find_in_folder(root: str) -> ShardsBySplit:
     try:
         return read_manifest(root)
     except FileNotFoundError:
         pass
     by_split: dict[str | None, list[Shard]] = {}
     for folder, split in SPLITS.items():
-        if files := storage.files_in(storage.join(root, folder), ".tar"):
+        if files := storage.list_files(storage.join_path(root, folder), ".tar"):
             by_split.setdefault(split, []).extend(Shard(file) for file in files)
-    loose = storage.files_in(root, ".tar")
+    loose = storage.list_files(root, ".tar")
     if "train" not in by_split and loose:
         by_split = {None: [Shard(file) for file in loose]}
     elif "train" not in by_split:
         raise UserError(
             f"data.root={root}: has neither tars nor a folder train of tars; set data.root to the folder of the shards"
         )
-    return Found(by_split, None)
+    return ShardsBySplit(by_split, None)
 
 
-def read_manifest(root: str) -> Found:
+def read_manifest(root: str) -> ShardsBySplit:
     """Reads the shards and classes from a folder's manifest; its paths must be inside the folder.
 
     Raises:
         FileNotFoundError: There is no manifest.
         UserError: It is invalid or incomplete.
     """
-    path = storage.join(root, MANIFEST)
+    path = storage.join_path(root, MANIFEST)
     try:
         content = json.loads(storage.read_file(path, MAX_MANIFEST))
         if content["format"] != FORMAT:
             raise ValueError(f"format {content['format']!r}")
-        splits = {name: [_listed(root, entry) for entry in content["splits"][name]] for name in content["splits"]}
+        splits = {name: [_parse_entry(root, entry) for entry in content["splits"][name]] for name in content["splits"]}
         classes = content.get("classes")
-        known = isinstance(classes, list) and all(isinstance(name, str) for name in classes)
+        has_names = isinstance(classes, list) and all(isinstance(name, str) for name in classes)
         if not splits:
             raise ValueError("incomplete")
-        if not set(splits) <= set(NAMES) or "train" not in splits or not (known or classes is None):
+        if not set(splits) <= set(NAMES) or "train" not in splits or not (has_names or classes is None):
             raise ValueError("invalid splits or classes")
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as fault:
-        raise UserError(f"{path}: is no valid manifest of vlm shard ({fault}); write the shards again") from fault
-    return Found({**splits}, classes)
+        raise UserError(f"{path}: is not a valid manifest of vlm shard ({fault}); write the shards again") from fault
+    return ShardsBySplit({**splits}, classes)
 
 
-def _listed(root: str, entry: dict[str, Any]) -> Shard:
+def _parse_entry(root: str, entry: dict[str, Any]) -> Shard:
     name, size, digest = safe_name(entry["file"]), entry["bytes"], entry["sha256"]
     if not name or type(size) is not int or not isinstance(digest, str):
         raise ValueError(f"invalid entry {str(entry)[:80]}")
-    return Shard(storage.join(root, name), size, digest)
+    return Shard(storage.join_path(root, name), size, digest)
+
+
+class ShardEntry(TypedDict):
+    """A shard in the manifest."""
+
+    file: str
+    samples: int
+    bytes: int
+    sha256: str
 
 
 Files = list[tuple[str, bytes]]  # suffix and content of each file of a sample
@@ -175,7 +192,7 @@ _SUFFIXES = {
 
 def write_split(
     samples: Iterable[tuple[str, Files]], folder: Path, *, shard_size: int, shard_bytes: int
-) -> list[dict[str, Any]]:
+) -> list[ShardEntry]:
     """Writes the samples of a split as ``000000.tar`` and so on; returns the manifest entry of each shard.
 
     Shards are written atomically, and their index after them.
@@ -189,17 +206,17 @@ def write_split(
         OSError: A file cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    entries: list[dict[str, Any]] = []
+    entries: list[ShardEntry] = []
     waiting = iter(samples)
     first = next(waiting, None)
     while first is not None:
         path = folder / f"{len(entries):06d}.tar"
         entry, first = _write_shard(path, first, waiting, shard_size, shard_bytes)
-        entries.append({"file": f"{folder.name}/{path.name}", **entry})
+        entries.append(entry)
     return entries
 
 
-def write_manifest(folder: Path, splits: dict[str, list[dict[str, Any]]], classes: list[str] | None) -> None:
+def write_manifest(folder: Path, splits: dict[str, list[ShardEntry]], classes: list[str] | None) -> None:
     """Writes the manifest, which marks the data set as complete; called last."""
     content = {"format": FORMAT, "splits": splits} | ({} if classes is None else {"classes": classes})
     with atomic_write(folder / MANIFEST) as file:
@@ -208,7 +225,7 @@ def write_manifest(folder: Path, splits: dict[str, list[dict[str, Any]]], classe
 
 def _write_shard(
     path: Path, first: tuple[str, Files], waiting: Iterator[tuple[str, Files]], shard_size: int, shard_bytes: int
-) -> tuple[dict[str, Any], tuple[str, Files] | None]:
+) -> tuple[ShardEntry, tuple[str, Files] | None]:
     """Writes one shard; returns its entry and the first sample of the next one."""
     count = 0
     following: tuple[str, Files] | None = first
@@ -216,13 +233,18 @@ def _write_shard(
         digest = _Digest(file)
         while following is not None and count < shard_size and (count == 0 or digest.size < shard_bytes):
             for suffix, content in following[1]:
-                digest.write(_member(following[0] + suffix, content))
+                member = tarfile.TarInfo(following[0] + suffix)  # without time and user: shards are reproducible
+                member.size = len(content)
+                padding = bytes(-len(content) % tarfile.BLOCKSIZE)
+                digest.write(member.tobuf(tarfile.USTAR_FORMAT) + content + padding)
             count += 1
             following = next(waiting, None)
         digest.write(bytes(2 * tarfile.BLOCKSIZE))
     with atomic_write(f"{path}{SUFFIX}") as file:
         file.write(build_index(str(path)).to_bytes())
-    return {"samples": count, "bytes": digest.size, "sha256": digest.sha256.hexdigest()}, following
+    file_name = f"{path.parent.name}/{path.name}"
+    entry = ShardEntry(file=file_name, samples=count, bytes=digest.size, sha256=digest.sha256.hexdigest())
+    return entry, following
 
 
 class _Digest:
@@ -237,21 +259,13 @@ class _Digest:
         self.size += len(data)
 
 
-def _member(name: str, content: bytes) -> bytes:
-    """A regular file as a tar member; the bytes do not depend on time or user."""
-    about = tarfile.TarInfo(name)
-    about.size = len(content)
-    padding = bytes(-len(content) % tarfile.BLOCKSIZE)
-    return about.tobuf(tarfile.USTAR_FORMAT) + content + padding
-
-
-def files_of(split: Split, lost: list[str]) -> Iterator[tuple[str, Files]]:
-    """Yields key and files of each sample of a split; messages about unreadable images are added to `lost`."""
+def iter_sample_files(split: Split, unreadable: list[str]) -> Iterator[tuple[str, Files]]:
+    """Yields key and files of each sample of a split; messages about unreadable images are added to `unreadable`."""
     for index, record in enumerate(split.records()):
         try:
             yield f"{index:09d}", record_files(record)
         except ImageError as fault:
-            lost.append(str(fault))
+            unreadable.append(str(fault))
 
 
 def record_files(record: Record) -> Files:
@@ -259,16 +273,16 @@ def record_files(record: Record) -> Files:
 
     The metadata has all captions; the text file has one per line, for other programs.
     """
-    about: dict[str, Any] = {"name": record.id}
+    metadata: dict[str, Any] = {"name": record.id}
     texts: Files = []
     if "references" in record:
         captions = record["references"]
-        about |= {"caption": captions[0], "captions": captions}
+        metadata |= {"caption": captions[0], "captions": captions}
         lines = "\n".join(" ".join(caption.splitlines()) for caption in captions)
         texts.append((".txt", lines.encode("utf-8", "replace")))
     if "label" in record:
         texts.append((".cls", str(record["label"]).encode()))
-    return [image_file(record), (".json", json.dumps(about).encode()), *texts]
+    return [image_file(record), (".json", json.dumps(metadata).encode()), *texts]
 
 
 def image_file(record: Record) -> tuple[str, bytes]:
@@ -285,5 +299,5 @@ def image_file(record: Record) -> tuple[str, bytes]:
         return ".png", buffer.getvalue()
     content = record.read_file()
     suffix = os.path.splitext(record.id)[1].lower()
-    known = (kind for start, kind in _SUFFIXES.items() if content.startswith(start))
-    return next(known, suffix if suffix in SUFFIXES else ".jpg"), content
+    suffixes = (kind for start, kind in _SUFFIXES.items() if content.startswith(start))
+    return next(suffixes, suffix if suffix in SUFFIXES else ".jpg"), content

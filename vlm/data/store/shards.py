@@ -13,12 +13,12 @@ from PIL import Image
 
 from vlm.data.images.image import SUFFIXES, ImageError, load_image
 from vlm.data.store import storage
-from vlm.data.store.storage import Span, TarError, members
-from vlm.data.text.words import one_line
+from vlm.data.store.storage import Span, TarError, iter_members
+from vlm.data.text.words import to_single_line
 from vlm.errors import UserError
 from vlm.io.files import atomic_write
 
-FORMAT = 2  # 2: suffixes in capitals, and texts beside empty captions of the metadata, are read
+FORMAT = 2  # 2: reads suffixes in capitals, and the text file if captions of the metadata are empty
 MAX_HEADER = 2**12
 MAX_INDEX = 2**31  # bytes of an index
 
@@ -39,8 +39,8 @@ class ShardRecord(NamedTuple):
     captions: list[str]
 
 
-class LeftOut(NamedTuple):
-    """An unused part of a shard: the kind of problem as in `Skipped`, or ``repeated``, and a message."""
+class SkippedPart(NamedTuple):
+    """An unused part of a shard: the kind of problem as in `SkipMessage`, or ``repeated``, and a message."""
 
     kind: str
     line: str
@@ -71,16 +71,16 @@ class ShardIndex:
         return ShardRecord(*json.loads(self._records[start : int(self.places[at, 2])]))
 
     def records(self) -> Iterator[ShardRecord]:
-        """All records in order; faster than one by one."""
+        """All records in order; faster than calling `record` for each."""
         start = 0
         for end in self.places[:, 2].tolist():
             yield ShardRecord(*json.loads(self._records[start:end]))
             start = end
 
     @property
-    def left_out(self) -> list[LeftOut]:
+    def skipped_parts(self) -> list[SkippedPart]:
         start = int(self.places[-1, 2]) if len(self) else 0
-        return [LeftOut(*line) for line in json.loads(self._records[start:])]
+        return [SkippedPart(*line) for line in json.loads(self._records[start:])]
 
     def to_bytes(self) -> bytes:
         """The contents of an index file."""
@@ -92,14 +92,6 @@ class ShardIndex:
 def digest(data: bytes) -> str:
     """A hash that detects damage."""
     return blake2b(data, digest_size=16).hexdigest()
-
-
-def make_index(samples: list[tuple[Span, ShardRecord]], left_out: list[LeftOut], size: int) -> ShardIndex:
-    """Creates the index of these samples of a tar with `size` bytes."""
-    records = [json.dumps(record).encode() for _, record in samples]
-    ends = np.cumsum([len(record) for record in records], dtype=np.int64)
-    spans = np.array([span for span, _ in samples], np.int64).reshape(-1, 2)
-    return ShardIndex(np.column_stack([spans, ends]), b"".join(records) + json.dumps(left_out).encode(), size)
 
 
 def parse_index(data: bytes, size: int | None = None) -> ShardIndex:
@@ -130,7 +122,7 @@ def parse_index(data: bytes, size: int | None = None) -> ShardIndex:
     if not all(map(_is_record, index.records())):
         raise ValueError("has invalid records")
     lines = json.loads(index._records[int(ends[-1]) if count else 0 :])
-    if not isinstance(lines, list) or not all(isinstance(text, str) for line in lines for text in LeftOut(*line)):
+    if not isinstance(lines, list) or not all(isinstance(text, str) for line in lines for text in SkippedPart(*line)):
         raise ValueError("has invalid messages")
     return index
 
@@ -157,9 +149,10 @@ def open_index(path: str, *, write: bool) -> ShardIndex:
         UserError: The tar is missing, incomplete or damaged.
     """
     try:
-        size = storage.size_of(path)
+        size = storage.get_file_size(path)
         with suppress(OSError, ValueError, TypeError, RecursionError):
-            if not _older(path + SUFFIX, path):
+            # The index of a local tar must not be older than the tar.
+            if storage.is_url(path) or os.stat(path + SUFFIX).st_mtime_ns >= os.stat(path).st_mtime_ns:
                 return parse_index(storage.read_file(path + SUFFIX, MAX_INDEX), size)
         index = build_index(path)
     except (OSError, TarError) as fault:
@@ -171,11 +164,6 @@ def open_index(path: str, *, write: bool) -> ShardIndex:
     return index
 
 
-def _older(index: str, path: str) -> bool:
-    """Returns True if the index of a local tar is older than the tar."""
-    return not storage.is_url(path) and os.stat(index).st_mtime_ns < os.stat(path).st_mtime_ns
-
-
 def build_index(path: str) -> ShardIndex:
     """Creates the index of a shard from its headers and texts, without reading images.
 
@@ -184,14 +172,18 @@ def build_index(path: str) -> ShardIndex:
         OSError: It cannot be read.
     """
     samples: dict[str, _Parts] = {}
-    left_out: list[LeftOut] = []
+    skipped: list[SkippedPart] = []
     with storage.open_file(path) as file:
         size = file.seek(0, os.SEEK_END)
-        for name, span in members(file):
+        for name, span in iter_members(file):
             if span is not None:
-                _take(samples, name.encode("utf-8", "backslashreplace").decode(), span, file, left_out)
-    samples_read = [_sample(key, parts, left_out) for key, parts in samples.items()]
-    return make_index([one for one in samples_read if one is not None], left_out, size)
+                _add_member(samples, name.encode("utf-8", "backslashreplace").decode(), span, file, skipped)
+    entries = [_build_record(key, parts, skipped) for key, parts in samples.items()]
+    usable = [entry for entry in entries if entry is not None]
+    records = [json.dumps(record).encode() for _, record in usable]
+    ends = np.cumsum([len(record) for record in records], dtype=np.int64)
+    spans = np.array([span for span, _ in usable], np.int64).reshape(-1, 2)
+    return ShardIndex(np.column_stack([spans, ends]), b"".join(records) + json.dumps(skipped).encode(), size)
 
 
 class _Parts(NamedTuple):
@@ -201,7 +193,7 @@ class _Parts(NamedTuple):
     texts: dict[str, str | None]
 
 
-def _take(samples: dict[str, _Parts], name: str, span: Span, file: BinaryIO, left_out: list[LeftOut]) -> None:
+def _add_member(samples: dict[str, _Parts], name: str, span: Span, file: BinaryIO, skipped: list[SkippedPart]) -> None:
     """Adds a member to its sample, with its content if it is a text."""
     folder, slash, base = name.rpartition("/")
     stem, _, kind = base.partition(".")
@@ -209,76 +201,78 @@ def _take(samples: dict[str, _Parts], name: str, span: Span, file: BinaryIO, lef
     is_image = f".{kind}" in SUFFIXES
     if not stem or not (is_image or kind in TEXTS):
         if os.path.splitext(base)[1].lower() in SUFFIXES and stem:
-            left_out.append(LeftOut("", f"{name}: is ignored, because its name has two dots"))
+            skipped.append(SkippedPart("", f"{name}: is ignored, because its name has two dots"))
         return
     parts = samples.setdefault(folder + slash + stem, _Parts({}, {}))
     if parts.images if is_image else kind in parts.texts:
-        left_out.append(LeftOut("", f"{name}: its sample already has one"))
+        skipped.append(SkippedPart("", f"{name}: its sample already has one"))
     elif is_image:
         parts.images[name] = span
     else:
-        parts.texts[kind] = _text(name, span, file, left_out)
+        parts.texts[kind] = _read_member_text(name, span, file, skipped)
 
 
-def _sample(key: str, parts: _Parts, left_out: list[LeftOut]) -> tuple[Span, ShardRecord] | None:
+def _build_record(key: str, parts: _Parts, skipped: list[SkippedPart]) -> tuple[Span, ShardRecord] | None:
     if not parts.images:
-        left_out.append(LeftOut("no image", f"{key}: has no image"))
+        skipped.append(SkippedPart("no image", f"{key}: has no image"))
         return None
     ((member, span),) = parts.images.items()
-    about = _json(key, parts.texts["json"], left_out) if parts.texts.get("json") is not None else {}
-    name, label = about.get("name"), parts.texts.get("cls")
-    captions = list(_captions(member, about, parts.texts.get("txt"), left_out))
-    known = _clean(name) if isinstance(name, str) and name else None
-    return span, ShardRecord(member, known, label.strip() if label else None, captions)
+    metadata = _parse_metadata(key, parts.texts["json"], skipped) if parts.texts.get("json") is not None else {}
+    name, label = metadata.get("name"), parts.texts.get("cls")
+    captions = list(_read_captions(member, metadata, parts.texts.get("txt"), skipped))
+    id = _replace_surrogates(name) if isinstance(name, str) and name else None
+    return span, ShardRecord(member, id, label.strip() if label else None, captions)
 
 
-def _text(name: str, span: Span, file: BinaryIO, left_out: list[LeftOut]) -> str | None:
+def _read_member_text(name: str, span: Span, file: BinaryIO, skipped: list[SkippedPart]) -> str | None:
     if span.size > MAX_TEXT:
-        left_out.append(LeftOut("", f"{name}: has {span.size:,} bytes; at most {MAX_TEXT:,} are allowed"))
+        skipped.append(SkippedPart("", f"{name}: has {span.size:,} bytes; at most {MAX_TEXT:,} are allowed"))
         return None
     file.seek(span.offset)
     try:
         return file.read(span.size).decode("utf-8-sig")
     except UnicodeDecodeError:
-        left_out.append(LeftOut("", f"{name}: is not UTF-8"))
+        skipped.append(SkippedPart("", f"{name}: is not UTF-8"))
         return None
 
 
-def _json(key: str, text: str | None, left_out: list[LeftOut]) -> dict[str, Any]:
+def _parse_metadata(key: str, text: str | None, skipped: list[SkippedPart]) -> dict[str, Any]:
     try:
-        about = json.loads(text or "")
+        metadata = json.loads(text or "")
     except (ValueError, RecursionError):
-        about = None
-    if not isinstance(about, dict):
-        left_out.append(LeftOut("", f"{key}.json: is not a JSON object"))
+        metadata = None
+    if not isinstance(metadata, dict):
+        skipped.append(SkippedPart("", f"{key}.json: is not a JSON object"))
         return {}
-    return about
+    return metadata
 
 
-def _clean(text: str) -> str:
+def _replace_surrogates(text: str) -> str:
     """Replaces halves of surrogate pairs, which JSON may contain but UTF-8 cannot encode."""
     return text.encode("utf-8", "replace").decode()
 
 
-def _captions(member: str, about: dict[str, Any], lines: str | None, left_out: list[LeftOut]) -> Iterator[str]:
+def _read_captions(
+    member: str, metadata: dict[str, Any], lines: str | None, skipped: list[SkippedPart]
+) -> Iterator[str]:
     """The captions of the metadata (a list or a single one), or the lines of the text if these are empty or null."""
-    captions = next((about[key] for key in ("captions", "caption") if about.get(key)), None)
+    captions = next((metadata[key] for key in ("captions", "caption") if metadata.get(key)), None)
     if captions is None:
         captions = lines.rstrip().split("\n") if lines else []
-    seen = set()
+    unique = set()
     for caption in captions if isinstance(captions, list) else [captions]:
-        text = one_line(_clean(caption)) if isinstance(caption, str) else ""
+        text = to_single_line(_replace_surrogates(caption)) if isinstance(caption, str) else ""
         if not text:
-            left_out.append(LeftOut("empty caption", f"{member}: no caption"))
-        elif text in seen:
-            left_out.append(LeftOut("repeated", f"{member}: repeats a caption: {text}"))
+            skipped.append(SkippedPart("empty caption", f"{member}: no caption"))
+        elif text in unique:
+            skipped.append(SkippedPart("repeated", f"{member}: repeats a caption: {text}"))
         else:
-            seen.add(text)
+            unique.add(text)
             yield text
 
 
 @dataclass(frozen=True)
-class Opened:
+class IndexedShard:
     """A shard: its path, its name within ids of samples, and its index."""
 
     path: str
@@ -300,7 +294,7 @@ class Samples:
         places int64 (N, 2)
     """
 
-    def __init__(self, shards: Sequence[Opened], places: np.ndarray) -> None:
+    def __init__(self, shards: Sequence[IndexedShard], places: np.ndarray) -> None:
         self.shards, self.places = shards, places
         self._stamps: dict[str, str] = {}
 
@@ -311,7 +305,7 @@ class Samples:
         """A subset of the samples."""
         return Samples(self.shards, self.places[np.asarray(indices, np.int64)])
 
-    def shard(self, index: int) -> Opened:
+    def shard(self, index: int) -> IndexedShard:
         """The shard of a sample."""
         return self.shards[self.places[index, 0]]
 
@@ -338,7 +332,7 @@ class Samples:
         """A string that changes when an image changes: the stamp of its shard and its position."""
         path = self.shard(index).path
         if path not in self._stamps:
-            self._stamps[path] = storage.stamp(path)
+            self._stamps[path] = storage.get_file_stamp(path)
         return f"{self._stamps[path]} {self.shard(index).index.span(int(self.places[index, 1]))}"
 
     def _path(self, index: int) -> str:

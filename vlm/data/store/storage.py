@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any, BinaryIO, NamedTuple, TypeVar, cast
 
+from fsspec import AbstractFileSystem
 from fsspec.core import url_to_fs
 
 from vlm.data.images.image import MAX_BYTES
@@ -38,7 +39,7 @@ class Member(NamedTuple):
     span: Span | None
 
 
-def members(file: BinaryIO) -> Iterator[Member]:
+def iter_members(file: BinaryIO) -> Iterator[Member]:
     """Yields the files and folders of a tar in order; reads headers only.
 
     Ignores links, devices, sparse files and names that point outside of the archive.
@@ -50,12 +51,12 @@ def members(file: BinaryIO) -> Iterator[Member]:
         OSError: It cannot be read.
     """
     try:
-        yield from _members(file)
+        yield from _iter_members(file)
     except (tarfile.TarError, RecursionError, ValueError, OverflowError) as fault:
         raise TarError(" ".join(str(fault).split()) or type(fault).__name__) from fault
 
 
-def _members(file: BinaryIO) -> Iterator[Member]:
+def _iter_members(file: BinaryIO) -> Iterator[Member]:
     size = file.seek(0, 2)
     file.seek(0)
     with tarfile.open(fileobj=cast(BinaryIO, _Headers(file)), mode="r:") as archive:
@@ -143,42 +144,25 @@ def is_url(path: str) -> bool:
     return "://" in path
 
 
-def local(path: str) -> str:
+def strip_file_scheme(path: str) -> str:
     """Removes ``file://`` from a URL of a local file."""
     return path.removeprefix("file://")
 
 
-def check_place(path: str, setting: str, *, urls: bool) -> None:
-    """Checks that a URL is allowed.
-
-    Args:
-        path: A path or URL returned by `local`.
-        setting: Key of the config, for the message.
-        urls: Whether URLs are allowed.
-    Raises:
-        UserError: It is a URL, but URLs are not allowed.
-    """
-    if is_url(path) and not urls:
-        raise UserError(
-            f"{setting}={path}: URLs in a checkpoint's config are off by default, because anybody may have written it\n"
-            "if you trust the checkpoint, set VLM_REMOTE=1 in the environment"
-        )
-
-
-def join(folder: str, name: str) -> str:
+def join_path(folder: str, name: str) -> str:
     return f"{folder.rstrip('/')}/{name}" if is_url(folder) else os.path.join(folder, name)
 
 
-def size_of(path: str) -> int:
+def get_file_size(path: str) -> int:
     """Size of a file in bytes; raises OSError if it does not exist."""
-    return int(_remote(path, lambda fs, key: fs.size(key))) if is_url(path) else os.stat(path).st_size
+    return int(_call_store(path, lambda fs, key: fs.size(key))) if is_url(path) else os.stat(path).st_size
 
 
-def stamp(path: str) -> str:
+def get_file_stamp(path: str) -> str:
     """A string that changes when a file is rewritten: its size and, for local files, its modification time."""
     try:
         if is_url(path):
-            return str(size_of(path))
+            return str(get_file_size(path))
         status = os.stat(path)
         return f"{status.st_size} {status.st_mtime_ns}"
     except OSError:
@@ -196,7 +180,7 @@ class _RemoteFile(io.RawIOBase):
     """A remote file; each read requests a range of bytes."""
 
     def __init__(self, url: str) -> None:
-        self.url, self.size, self.at = url, size_of(url), 0
+        self.url, self.size, self.at = url, get_file_size(url), 0
 
     def readable(self) -> bool:
         return True
@@ -210,23 +194,23 @@ class _RemoteFile(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         start, end = self.at, min(self.at + len(buffer), self.size)
-        data = _remote(self.url, lambda fs, key: fs.cat_file(key, start=start, end=end)) if start < end else b""
+        data = _call_store(self.url, lambda fs, key: fs.cat_file(key, start=start, end=end)) if start < end else b""
         buffer[: len(data)] = data
         self.at += len(data)
         return len(data)
 
 
-def read_file(path: str, most: int) -> bytes:
-    """Reads a file of at most `most` bytes.
+def read_file(path: str, max_bytes: int) -> bytes:
+    """Reads a file of at most `max_bytes` bytes.
 
     Raises:
         OSError: It does not exist or cannot be read.
         ValueError: It is larger.
     """
     with open_file(path) as file:
-        data = file.read(most + 1)
-    if len(data) > most:
-        raise ValueError(f"the file has more than {most:,} bytes")
+        data = file.read(max_bytes + 1)
+    if len(data) > max_bytes:
+        raise ValueError(f"the file has more than {max_bytes:,} bytes")
     return data
 
 
@@ -237,7 +221,7 @@ def write_file(path: str, data: bytes) -> None:
         OSError: The file cannot be written.
     """
     if is_url(path):
-        _remote(path, lambda fs, key: fs.pipe_file(key, data))
+        _call_store(path, lambda fs, key: fs.pipe_file(key, data))
         return
     with atomic_write(path) as file:
         file.write(data)
@@ -249,26 +233,26 @@ def read_span(path: str, span: Span) -> bytes:
         return read_local_span(path, span)
     check_span(span)
     end = span.offset + span.size
-    data = _remote(path, lambda fs, key: fs.cat_file(key, start=span.offset, end=end)) if span.size else b""
+    data = _call_store(path, lambda fs, key: fs.cat_file(key, start=span.offset, end=end)) if span.size else b""
     if len(data) < span.size:
         raise ValueError("the tar ends within it")
     return data
 
 
-def files_in(folder: str, suffix: str) -> list[str]:
+def list_files(folder: str, suffix: str) -> list[str]:
     """Files of a folder with this suffix, sorted; empty if the folder does not exist."""
     try:
-        names = _remote(folder, _names) if is_url(folder) else os.listdir(folder)
+        if is_url(folder):
+            paths = _call_store(folder, lambda fs, key: fs.ls(key, detail=False))
+            names = [path.rstrip("/").rpartition("/")[2] for path in paths]
+        else:
+            names = os.listdir(folder)
     except (FileNotFoundError, NotADirectoryError):
         return []
-    return [join(folder, name) for name in sorted(names) if name.endswith(suffix) and name[0] != "."]
+    return [join_path(folder, name) for name in sorted(names) if name.endswith(suffix) and name[0] != "."]
 
 
-def _names(fs: Any, key: str) -> list[str]:
-    return [path.rstrip("/").rpartition("/")[2] for path in fs.ls(key, detail=False)]
-
-
-def expand(pattern: str) -> list[str]:
+def expand_pattern(pattern: str) -> list[str]:
     """Expands a pattern: braces as in a shell (``{000..127}``, ``{a,b}``), and ``*``, ``?``, ``[]``.
 
     Names from braces need not exist; matches of wildcards are sorted.
@@ -278,20 +262,22 @@ def expand(pattern: str) -> list[str]:
     """
     if not is_url(pattern) and os.path.exists(pattern):
         return [pattern]
-    names = list(islice(_braces(pattern), MAX_EXPANDED + 1))
+    names = list(islice(_expand_braces(pattern), MAX_EXPANDED + 1))
     if len(names) > MAX_EXPANDED:
         raise ValueError(f"the braces expand to more than {MAX_EXPANDED:,} names")
-    return list(dict.fromkeys(file for name in names for file in (_glob(name) if _MAGIC.search(name) else [name])))
+    return list(
+        dict.fromkeys(file for name in names for file in (_expand_wildcards(name) if _MAGIC.search(name) else [name]))
+    )
 
 
-def _braces(pattern: str) -> Iterator[str]:
+def _expand_braces(pattern: str) -> Iterator[str]:
     """Expands braces, innermost first."""
     braces = _BRACES.search(pattern)
     if braces is None:
         yield pattern
         return
     for part in _alternatives(braces[1]):
-        yield from _braces(pattern[: braces.start()] + part + pattern[braces.end() :])
+        yield from _expand_braces(pattern[: braces.start()] + part + pattern[braces.end() :])
 
 
 def _alternatives(inside: str) -> Iterator[str]:
@@ -305,18 +291,18 @@ def _alternatives(inside: str) -> Iterator[str]:
         yield f"{number:0{width}d}"
 
 
-def _glob(pattern: str) -> list[str]:
+def _expand_wildcards(pattern: str) -> list[str]:
     if not is_url(pattern):
         return sorted(glob.glob(pattern))
-    return sorted(_remote(pattern, lambda fs, key: [_as_url(pattern, key, name) for name in fs.glob(key)]))
+
+    def find(fs: AbstractFileSystem, key: str) -> list[str]:
+        scheme = pattern.removesuffix(key.lstrip("/"))  # a store returns names without it
+        return [scheme + name.lstrip("/") for name in fs.glob(key)]
+
+    return sorted(_call_store(pattern, find))
 
 
-def _as_url(pattern: str, key: str, name: str) -> str:
-    """Converts a name returned by a store to the form of the pattern; `key` is the store's form of the pattern."""
-    return pattern.removesuffix(key.lstrip("/")) + name.lstrip("/")
-
-
-def _remote(url: str, act: Callable[[Any, str], T]) -> T:
+def _call_store(url: str, act: Callable[[AbstractFileSystem, str], T]) -> T:
     """Calls a function on a URL's file system and retries on temporary errors.
 
     Raises:
@@ -336,7 +322,7 @@ def _remote(url: str, act: Callable[[Any, str], T]) -> T:
     raise AssertionError("unreachable")
 
 
-def _file_system(url: str) -> tuple[Any, str]:
+def _file_system(url: str) -> tuple[AbstractFileSystem, str]:
     try:
         return url_to_fs(url)  # cached per process, so each worker has its own
     except ImportError as fault:

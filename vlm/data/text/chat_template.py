@@ -11,7 +11,7 @@ from vlm.models.pretrained.architecture import IMAGE
 from vlm.models.pretrained.fields import Fields
 from vlm.models.pretrained.folder import Folder
 
-LONGEST = 2**14  # maximum number of characters of a supported template
+MAX_LENGTH = 2**14  # maximum number of characters of a supported template
 TEMPLATE = "chat_template"
 # Files with templates, in the order in which transformers prefers them, then those that only the other class reads.
 _ONLY, _NAMED = f"{TEMPLATE}.jinja", "additional_chat_templates/default.jinja"
@@ -23,14 +23,14 @@ TODAY = "%d %b %Y"
 SYSTEM = re.compile(r"<\|im_start\|>system\n(.*)<\|im_end\|>\n", re.DOTALL)  # a whole system turn of ChatML
 
 
-def _alike(head: str, answer: str, end: str, **form: Any) -> ChatForm:
-    """A form whose turns all begin with the same text, in which "{}" is replaced by the role."""
+def _make_form(head: str, answer: str, end: str, **form: Any) -> ChatForm:
+    """Returns a form whose turns all begin with the same text, in which "{}" is replaced by the role."""
     return ChatForm(heads={role: head.format(role) for role in ROLES}, answer=answer, end=end, **form)
 
 
 _CHATML_PIECES = frozenset({"<|im_start|>", "<|im_end|>", "<|im_start|>assistant\n"})
 _ANSWER, _END = "<|im_start|>assistant\n", "<|im_end|>"
-CHATML = _alike("<|im_start|>{}\n", _ANSWER, _END, after="\n")
+CHATML = _make_form("<|im_start|>{}\n", _ANSWER, _END, after="\n")
 _QWEN3_THINKS = {*THINK, "\n<think>\n", "\n</think>\n\n", "<think>\n\n</think>\n\n"}
 LLAVA = ChatForm(heads={"user": "USER: ", "assistant": "ASSISTANT: "}, answer="ASSISTANT:", after=" ", image=("", "\n"))
 SMOLVLM = ChatForm(
@@ -43,7 +43,7 @@ SMOLVLM = ChatForm(
 )
 _SMOLVLM_PIECES = frozenset({":", ": ", IMAGE, "<end_of_utterance>", "Assistant:", "capitalize"})
 _LLAMA3_HEADER = ("<|start_header_id|>", "<|end_header_id|>\n\n")
-LLAMA3 = _alike(
+LLAMA3 = _make_form(
     "{}".join(_LLAMA3_HEADER),
     "assistant".join(_LLAMA3_HEADER),
     "<|eot_id|>",
@@ -55,11 +55,13 @@ _LLAMA31_DATES = ("Cutting Knowledge Date: December 2023\n", "Today Date: ", "26
 LLAMA31 = replace(LLAMA3, system="", opening="".join(_LLAMA31_DATES))
 _LLAMA31_PIECES = _LLAMA3_PIECES | {LLAMA3.heads["system"], *_LLAMA31_DATES}
 _GEMMA_ANSWER = "<start_of_turn>model\n"
-# The known forms, by the pieces that their templates write.
-KNOWN: Mapping[frozenset[str], ChatForm] = {
+# Supported forms, by the pieces that their templates write.
+FORMS: Mapping[frozenset[str], ChatForm] = {
     frozenset({": ", f"{IMAGE}\n", "ASSISTANT:", "upper"}): LLAVA,  # 1.5
-    _CHATML_PIECES | {f"{IMAGE}\n"}: _alike("<|im_start|>{} ", _ANSWER, _END, image=("", "\n")),  # LLaVA with a Qwen2
-    _CHATML_PIECES | {IMAGE, "\n"}: _alike("<|im_start|>{} ", _ANSWER, _END, before="\n"),  # the same, OneVision
+    _CHATML_PIECES | {f"{IMAGE}\n"}: _make_form(
+        "<|im_start|>{} ", _ANSWER, _END, image=("", "\n")
+    ),  # LLaVA with a Qwen2
+    _CHATML_PIECES | {IMAGE, "\n"}: _make_form("<|im_start|>{} ", _ANSWER, _END, before="\n"),  # the same, OneVision
     _SMOLVLM_PIECES | {"<|im_start|>"}: SMOLVLM,
     _SMOLVLM_PIECES | {"<|begin_of_text|>"}: replace(SMOLVLM, begin="<|begin_of_text|>"),  # Idefics3
     _CHATML_PIECES | {"\n"}: CHATML,  # SmolLM2, Qwen2
@@ -78,17 +80,17 @@ KNOWN: Mapping[frozenset[str], ChatForm] = {
 
 
 def read_chat(folder: Folder) -> tuple[ChatForm | None, bool]:
-    """The form of a folder's conversations, or None if it is unknown; and whether the folder has a template."""
-    template = _template(folder)
+    """Returns the form of a folder's conversations, None if it is unknown; and whether the folder has a template."""
+    template = _read_template(folder)
     if template is None:
         return None, False
-    from vlm.data.text.template_pieces import pieces  # jinja2 takes long to import
+    from vlm.data.text.template_pieces import find_pieces  # jinja2 takes long to import
 
-    found = pieces(template[:LONGEST])
-    systems = [match[1] for piece in found if (match := SYSTEM.fullmatch(piece))]
-    dated, thinks = TODAY in found, {text for text in found if any(mark in text for mark in THINK)}
-    form = KNOWN.get(found - {TODAY, *thinks, *(f"<|im_start|>system\n{text}<|im_end|>\n" for text in systems)})
-    if form is None or len(template) > LONGEST or len(systems) > (form is CHATML) or dated > (form is LLAMA31):
+    pieces = find_pieces(template[:MAX_LENGTH])
+    systems = [match[1] for piece in pieces if (match := SYSTEM.fullmatch(piece))]
+    dated, thinks = TODAY in pieces, {text for text in pieces if any(mark in text for mark in THINK)}
+    form = FORMS.get(pieces - {TODAY, *thinks, *(f"<|im_start|>system\n{text}<|im_end|>\n" for text in systems)})
+    if form is None or len(template) > MAX_LENGTH or len(systems) > (form is CHATML) or dated > (form is LLAMA31):
         return None, True
     if thinks:
         return (replace(form, thoughts=THINK) if form is CHATML and thinks == _QWEN3_THINKS else None), True
@@ -99,20 +101,20 @@ def read_chat(folder: Folder) -> tuple[ChatForm | None, bool]:
     return replace(form, system=systems[0]) if systems else form, True
 
 
-def _template(folder: Folder) -> str | None:
-    """The chat template of a folder, from the file that transformers prefers; empty if no template is the default."""
+def _read_template(folder: Folder) -> str | None:
+    """Reads the chat template from the file that transformers prefers; empty if no template is the default."""
     for name in OF_PROCESSORS if folder.architecture.image is not None else OF_TOKENIZERS:
         if name.endswith(".jinja"):
-            found = folder.text(name)
+            template = folder.read_text(name)
         else:
-            found = None if (file := folder.json(name)) is None else _default_template(file)
-        if found is not None:
-            return found
+            template = None if (file := folder.read_json(name)) is None else _select_default(file)
+        if template is not None:
+            return template
     return None
 
 
-def _default_template(file: Fields) -> str | None:
-    """The template in a file, or the one named "default" of several; empty if there are only others.
+def _select_default(file: Fields) -> str | None:
+    """Returns the template in a file, or the one named "default" of several; empty if none has that name.
 
     Raises:
         UserError: The file has something else in its place.
@@ -120,10 +122,10 @@ def _default_template(file: Fields) -> str | None:
     stated = file.values.get(TEMPLATE)
     try:
         if isinstance(stated, list):
-            stated = {one["name"]: one["template"] for one in stated}
-        found = stated.get("default", "") if isinstance(stated, Mapping) else stated
-        if found is None or isinstance(found, str):
-            return found
+            stated = {template["name"]: template["template"] for template in stated}
+        default = stated.get("default", "") if isinstance(stated, Mapping) else stated
+        if default is None or isinstance(default, str):
+            return default
     except (KeyError, TypeError):
         pass
-    raise file.fault(TEMPLATE, 'not a text, nor texts by name such as "default"')
+    raise file.error(TEMPLATE, 'neither a string nor strings by name such as "default"')

@@ -31,12 +31,12 @@ class Piece(NamedTuple):
 
     Args:
         text: The text; None for an image.
-        own: Whether the model writes it, as part of an answer.
+        generated: Whether the model writes it, as part of an answer.
         mark: Whether it belongs to the form, not to a user, so that it may contain special tokens.
     """
 
     text: str | None
-    own: bool = False
+    generated: bool = False
     mark: bool = False
 
 
@@ -97,29 +97,29 @@ class ChatForm:
         """The arguments, as plain containers."""
         return {**asdict(self), "heads": dict(self.heads), "image": [*self.image], "thoughts": [*self.thoughts]}
 
-    def pieces(self, turns: Sequence[Turn], *, answering: bool, begun: bool = False) -> Iterator[Piece]:
+    def pieces(self, turns: Sequence[Turn], *, answering: bool, continued: bool = False) -> Iterator[Piece]:
         """The pieces of a conversation.
 
         Args:
             answering: Whether the model answers next.
-            begun: Whether these turns follow an answer that the model has just written.
+            continued: Whether these turns follow an answer that the model has just written.
         Raises:
             UserError: A role has no turns in this form.
         """
-        if begun:
-            yield Piece(self.end, own=True, mark=True)
+        if continued:
+            yield Piece(self.end, generated=True, mark=True)
             yield Piece(self.after, mark=True)
         else:
             yield Piece(self.begin, mark=True)
             if self.system is not None and not (turns and turns[0].role == "system"):
                 turns = [Turn("system", self.system), *turns]
         for place, turn in enumerate(turns):
-            opens = turn.role == "system" and not (begun or place)
-            yield from self._turn(self._parted(turn, place == len(turns) - 1), self.opening if opens else "")
+            opens = turn.role == "system" and not (continued or place)
+            yield from self._turn(self._place_thoughts(turn, place == len(turns) - 1), self.opening if opens else "")
         if answering:
             yield Piece(self.answer, mark=True)
 
-    def _parted(self, turn: Turn, last: bool) -> Turn:
+    def _place_thoughts(self, turn: Turn, last: bool) -> Turn:
         """Puts the thoughts of the last answer where the form has them; earlier answers lose their thoughts."""
         first, close = self.thoughts
         if turn.role != "assistant" or not close:
@@ -132,19 +132,21 @@ class ChatForm:
     def _turn(self, turn: Turn, opening: str) -> Iterator[Piece]:
         if turn.role not in self.heads:
             raise UserError(f"{turn.role}: has no turn in this model's prompts; they have {', '.join(self.heads)}")
-        head, own = self.heads[turn.role], turn.role == "assistant"
-        begins = self.answer if own and head.startswith(self.answer) else head
+        head, generated = self.heads[turn.role], turn.role == "assistant"
+        begins = self.answer if generated and head.startswith(self.answer) else head
         yield Piece(begins, mark=True)
-        yield Piece(head[len(begins) :], own=own, mark=True)  # the model writes what its prompt lacks, such as a space
+        yield Piece(
+            head[len(begins) :], generated=generated, mark=True
+        )  # the model writes what its prompt lacks, such as a space
         for _ in range(turn.images):
             yield Piece(self.image[0], mark=True)
             yield Piece(None)
             yield Piece(self.image[1], mark=True)
         if not turn.images:
-            yield Piece(self.bare, own=own, mark=True)
-        yield Piece(opening + self.before, own=own, mark=True)
-        yield Piece(turn.text.strip() if self.trimmed else turn.text, own=own)
-        yield Piece(self.end, own=own, mark=True)
+            yield Piece(self.bare, generated=generated, mark=True)
+        yield Piece(opening + self.before, generated=generated, mark=True)
+        yield Piece(turn.text.strip() if self.trimmed else turn.text, generated=generated)
+        yield Piece(self.end, generated=generated, mark=True)
         yield Piece(self.after, mark=True)
 
 

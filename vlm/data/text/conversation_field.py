@@ -6,9 +6,9 @@ from typing import Annotated, Any
 
 from vlm.data.batch import IGNORE, CaptionRow, Targets, TextRows, next_token_labels, pack
 from vlm.data.fields import AugmentKey, CaptionField
-from vlm.data.records import Question, Record, Source, Split, conversations
+from vlm.data.records import Question, Record, Source, Split, select_last_questions
 from vlm.data.text.conversation import PLAIN, Turn
-from vlm.data.text.prompt_form import PromptForm, Rendered
+from vlm.data.text.prompt_form import PromptForm, RenderedPrompt
 from vlm.data.text.tokenizer import Tokenizer
 from vlm.errors import Range, UserError
 from vlm.randomness import numpy_rng
@@ -37,9 +37,9 @@ class QuestionField(CaptionField):
         Raises:
             UserError: Its questions are turns of conversations, which this field does not support.
         """
-        if source.turns and not self.turns:
+        if source.has_turns and not self.turns:
             raise UserError(
-                "data: holds conversations, of which single questions make no sense; use task=conversations"
+                "data: contains conversations, whose questions depend on earlier turns; use task=conversations"
             )
         super().open(source, splits, seed=seed, cache=cache)
 
@@ -58,11 +58,11 @@ class QuestionField(CaptionField):
 
     def tokens(self, question: Question) -> tuple[list[int], list[bool]]:
         """Token ids of a question and answer with begin and end, and whether each token is predicted."""
-        begin, *asked, _ = self.ids(question.text)
+        begin, *prompt, _ = self.ids(question.text)
         *answer, end = self.ids(question.answer)[1:]
         answer = [*answer[: self.max_len - 2], end]
-        asked = [begin, *asked[max(0, len(asked) + 1 + len(answer) - self.max_len) :]]
-        return [*asked, *answer], [False] * len(asked) + [True] * len(answer)
+        prompt = [begin, *prompt[max(0, len(prompt) + 1 + len(answer) - self.max_len) :]]
+        return [*prompt, *answer], [False] * len(prompt) + [True] * len(answer)
 
     def prompt(self, question: Question, room: int) -> list[int]:
         """Token ids of a question to be answered; if they exceed the room, the beginning is truncated."""
@@ -76,8 +76,8 @@ class QuestionField(CaptionField):
 
     def _rows(self, texts: Sequence[Sequence[tuple[list[int], list[bool]]]]) -> TextRows:
         tokens, segments = pack([[ids for ids, _ in row] for row in texts], self.tokenizer.pad_id)
-        scored = pack([[own for _, own in row] for row in texts], 0)[0] == 1
-        targets = Targets.of(next_token_labels(tokens.masked_fill(~scored, IGNORE), segments))
+        scored = pack([[generated for _, generated in row] for row in texts], 0)[0] == 1
+        targets = Targets.from_labels(next_token_labels(tokens.masked_fill(~scored, IGNORE), segments))
         return TextRows(tokens, segments, targets, scored)
 
 
@@ -117,14 +117,14 @@ class ConversationField(QuestionField):
         return super().state() | {"form": self.form.state()}
 
     def texts_of(self, record: Record) -> Sequence[str]:
-        return [words for question in conversations(record["questions"]) for _, words in question.turns]
+        return [words for question in select_last_questions(record["questions"]) for _, words in question.turns]
 
-    def rendered(self, question: Question) -> Rendered:
+    def render(self, question: Question) -> RenderedPrompt:
         """A whole conversation, not truncated."""
-        return self.form.turns(self.tokenizer, turns_of(question.turns), answering=False)
+        return self.form.turns(self.tokenizer, make_turns(question.turns), answering=False)
 
     def prompt(self, question: Question, room: int) -> list[int]:
-        turns = turns_of([*question.before, ("user", question.text)])
+        turns = make_turns([*question.before, ("user", question.text)])
         return self.form.turns(self.tokenizer, turns).tokens[-max(1, room) :]
 
     def room(self, record: Record) -> int:
@@ -135,9 +135,9 @@ class ConversationField(QuestionField):
         return min(self.room(record), sum(len(row.tokens) for row in self._row(record)))
 
     def lengths(self, record: Record) -> list[tuple[str, int]]:
-        whole = conversations(record["questions"])
-        texts = (" ".join(words for _, words in question.turns) for question in whole)
-        return [(text, len(self.rendered(one).tokens)) for text, one in zip(texts, whole, strict=True)]
+        questions = select_last_questions(record["questions"])
+        texts = (" ".join(words for _, words in question.turns) for question in questions)
+        return [(text, len(self.render(question).tokens)) for text, question in zip(texts, questions, strict=True)]
 
     def encode(self, record: Record, key: AugmentKey | None) -> CaptionRow:
         if key is None:
@@ -146,23 +146,23 @@ class ConversationField(QuestionField):
         order = numpy_rng("conversations", *key).permutation(len(every))
         return CaptionRow([*self._fitting([every[at] for at in order], self.room(record))])
 
-    def _fitting(self, rows: Sequence[Rendered], room: int) -> Iterator[Rendered]:
+    def _fitting(self, rows: Sequence[RenderedPrompt], room: int) -> Iterator[RenderedPrompt]:
         """Yields the first conversations that fit together; at least one, truncated if needed."""
-        left = room
-        for place, (ids, own) in enumerate(rows):
-            if place and len(ids) > left:
+        remaining = room
+        for place, (ids, generated) in enumerate(rows):
+            if place and len(ids) > remaining:
                 return
-            yield Rendered(ids[:room], own[:room])
-            left -= len(ids)
+            yield RenderedPrompt(ids[:room], generated[:room])
+            remaining -= len(ids)
 
     def _row(self, record: Record) -> list[Any]:
-        rows = {question: self.rendered(question) for question in conversations(record["questions"])}
+        rows = {question: self.render(question) for question in select_last_questions(record["questions"])}
         room = self.room(record)
         self._long |= {question for question, row in rows.items() if len(row.tokens) > room}
         self.truncated = len(self._long)
         return [*rows.values()]
 
 
-def turns_of(turns: Sequence[tuple[str, str]]) -> list[Turn]:
+def make_turns(turns: Sequence[tuple[str, str]]) -> list[Turn]:
     """Converts pairs of role and text to turns."""
     return [Turn(role, words) for role, words in turns]  # type: ignore[arg-type]  # a source checks roles

@@ -11,7 +11,7 @@ from vlm.data.text.tokenizer import ByteTokenizer, CharTokenizer, PieceTableToke
 from vlm.data.text.tokenizer_base import SPACE, Tokenizer
 
 
-def tokenizer_files(tokenizer: Tokenizer) -> dict[str, str | bytes]:
+def make_tokenizer_files(tokenizer: Tokenizer) -> dict[str, str | bytes]:
     """Name and content of each file of a tokenizer: original SentencePiece models unchanged, others as tokenizer.json.
 
     Texts get the same ids, except if they contain a special token or U+2581, SentencePiece's mark for a space.
@@ -19,7 +19,7 @@ def tokenizer_files(tokenizer: Tokenizer) -> dict[str, str | bytes]:
     if isinstance(tokenizer, PieceModelTokenizer):
         if not tokenizer.canonicalises:
             return {MODELS[0]: tokenizer.model()}
-        about = {"tokenizer_class": "SiglipTokenizer", **_pieces(tokenizer)}
+        about = {"tokenizer_class": "SiglipTokenizer", **_list_special_pieces(tokenizer)}
         return {MODELS[1]: tokenizer.model(), "tokenizer_config.json": json.dumps(about)}
     if isinstance(tokenizer, PieceTableTokenizer):
         vocab = {"vocab.json": json.dumps({piece: id for id, piece in enumerate(tokenizer.table)})}
@@ -29,11 +29,11 @@ def tokenizer_files(tokenizer: Tokenizer) -> dict[str, str | bytes]:
         return {**dict(zip(MARIAN, tokenizer.models(), strict=True)), **vocab}
     from tokenizers import AddedToken
 
-    library = _made(tokenizer)
-    special = _pieces(tokenizer)
+    library = _build_library(tokenizer)
+    special = _list_special_pieces(tokenizer)
     # Pretrained subword tokenizers have their own special tokens.
-    taken = [id for id in range(tokenizer.vocab_size) if not tokenizer.decode([id])]
-    pieces = dict.fromkeys([*special.values(), *(tokenizer.piece(id) for id in taken)])
+    special_ids = [id for id in range(tokenizer.vocab_size) if not tokenizer.decode([id])]
+    pieces = dict.fromkeys([*special.values(), *(tokenizer.piece(id) for id in special_ids)])
     library.add_special_tokens([AddedToken(piece, normalized=False, special=True) for piece in pieces])
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **special}
     return {
@@ -42,7 +42,7 @@ def tokenizer_files(tokenizer: Tokenizer) -> dict[str, str | bytes]:
     }
 
 
-def pieces(tokenizer: Tokenizer) -> list[str] | None:
+def list_pieces(tokenizer: Tokenizer) -> list[str] | None:
     """The bytes of each id, decoded as Latin-1; joining those of a text and decoding them as UTF-8 restores it.
 
     None for a tokenizer whose `decode` does more than join pieces.
@@ -52,11 +52,11 @@ def pieces(tokenizer: Tokenizer) -> list[str] | None:
     return [tokenizer.bytes_of(id).decode("latin1") for id in range(tokenizer.vocab_size)]
 
 
-def _pieces(tokenizer: Tokenizer) -> dict[str, str]:
-    return {name: tokenizer.piece(id) for name, id in _special(tokenizer).items() if id is not None}
+def _list_special_pieces(tokenizer: Tokenizer) -> dict[str, str]:
+    return {name: tokenizer.piece(id) for name, id in _map_special_ids(tokenizer).items() if id is not None}
 
 
-def _special(tokenizer: Tokenizer) -> Mapping[str, int | None]:
+def _map_special_ids(tokenizer: Tokenizer) -> Mapping[str, int | None]:
     return {
         "pad_token": tokenizer.pad_id,
         "bos_token": tokenizer.bos_id,
@@ -66,8 +66,8 @@ def _special(tokenizer: Tokenizer) -> Mapping[str, int | None]:
     }
 
 
-def _made(tokenizer: Tokenizer) -> Any:
-    """The library's tokenizer, without special tokens."""
+def _build_library(tokenizer: Tokenizer) -> Any:
+    """Builds the library's tokenizer, without special tokens."""
     from tokenizers import Tokenizer as Library
     from tokenizers import decoders, models, normalizers, pre_tokenizers
 
@@ -89,7 +89,7 @@ def _made(tokenizer: Tokenizer) -> Any:
         library.normalizer = normalizers.Sequence(lower)
         return library
     if isinstance(tokenizer, SentencePieceTokenizer):
-        library = Library(_sentencepiece(tokenizer))
+        library = Library(_convert_sentencepiece(tokenizer))
         lower.append(normalizers.Replace(" ", SPACE))
         library.decoder = decoders.Sequence([decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()])
     else:
@@ -102,8 +102,8 @@ def _made(tokenizer: Tokenizer) -> Any:
     return library
 
 
-def _sentencepiece(tokenizer: SentencePieceTokenizer) -> Any:
-    """SentencePiece's model as one of the library's models."""
+def _convert_sentencepiece(tokenizer: SentencePieceTokenizer) -> Any:
+    """Converts SentencePiece's model to one of the library's models."""
     from tokenizers import models
 
     pieces = [tokenizer._model.id_to_piece(id) for id in range(tokenizer._model.get_piece_size())]
@@ -113,14 +113,12 @@ def _sentencepiece(tokenizer: SentencePieceTokenizer) -> Any:
         vocab = list(zip(pieces, scores, strict=True))
         return models.Unigram(vocab, unk_id=tokenizer.unk_id, byte_fallback=bytewise)
     ids = {piece: id for id, piece in enumerate(pieces)}
-    usual = [id for id in range(len(pieces)) if not _special_piece(tokenizer._model, id)]
+    model = tokenizer._model
+    special = {id for id in ids.values() if model.is_control(id) or model.is_unknown(id) or model.is_byte(id)}
+    usual = [id for id in range(len(pieces)) if id not in special]
     merges = []
     for id in sorted(usual, key=lambda id: -scores[id]):
         halves = ((pieces[id][:at], pieces[id][at:]) for at in range(1, len(pieces[id])))
-        known = [pair for pair in halves if pair[0] in ids and pair[1] in ids]
-        merges += sorted(known, key=lambda pair: (ids[pair[0]], ids[pair[1]]))
+        pairs = [pair for pair in halves if pair[0] in ids and pair[1] in ids]
+        merges += sorted(pairs, key=lambda pair: (ids[pair[0]], ids[pair[1]]))
     return models.BPE(vocab=ids, merges=merges, unk_token="<unk>", fuse_unk=True, byte_fallback=bytewise)
-
-
-def _special_piece(model: Any, id: int) -> bool:
-    return model.is_control(id) or model.is_unknown(id) or model.is_byte(id)

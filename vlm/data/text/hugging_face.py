@@ -1,4 +1,4 @@
-"""Reads the tokenizer of a Hugging Face folder, and compares it with a run's own."""
+"""Reads the tokenizer of a Hugging Face folder, and compares it with a run's tokenizer."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -7,11 +7,17 @@ from typing import Any, Protocol
 
 from vlm.data.text.library import UNUSED, JsonTokenizer, PieceModelTokenizer
 from vlm.data.text.subwords import BYTE_OF, BytePairTokenizer, SubwordTokenizer, WordPieceTokenizer
-from vlm.data.text.tokenizer import XLM_SPECIAL, PieceTableTokenizer, filled, table_of_xlm_roberta, tokenizer_from_state
+from vlm.data.text.tokenizer import (
+    XLM_SPECIAL,
+    PieceTableTokenizer,
+    make_xlm_roberta_table,
+    pad_table,
+    tokenizer_from_state,
+)
 from vlm.data.text.tokenizer_base import Tokenizer
 from vlm.data.text.words import split_lines
 from vlm.errors import UserError
-from vlm.models.pretrained.architecture import BERT_ENDS
+from vlm.models.pretrained.architecture import BERT_SPECIAL_TOKENS
 from vlm.models.pretrained.folder import Folder
 
 # File names.
@@ -34,7 +40,7 @@ BPE_SPECIAL = ("<|endoftext|>", *XLM_SPECIAL, "<mask>")  # special tokens of GPT
 
 
 @dataclass
-class _Pieces:
+class _Vocabulary:
     """Vocabulary and options of a folder's tokenizer.
 
     Args:
@@ -57,38 +63,38 @@ def read_tokenizer(folder: Folder, ids: Mapping[str, int | None] | None = None) 
     Raises:
         UserError: It is missing, damaged or not supported.
     """
-    if own := folder.own("tokenizer"):
-        return tokenizer_from_state(own)
-    added = () if ids is not None else folder.architecture.added
+    if state := folder.vlm_metadata("tokenizer"):
+        return tokenizer_from_state(state)
+    added = () if ids is not None else folder.architecture.added_tokens
     marked = ids is None and folder.architecture.image is not None  # its prompts contain special tokens
-    rows = None if ids is not None else _rows_of_weights(folder)
-    ends = BERT_ENDS if ids is not None else folder.architecture.ends
-    canonical, bare = ids is None and folder.architecture.canonical, ids is None and folder.architecture.bare
+    rows = None if ids is not None else _count_embedding_rows(folder)
+    ends = BERT_SPECIAL_TOKENS if ids is not None else folder.architecture.special_tokens
+    canonical, bare = ids is None and folder.architecture.canonical, ids is None and folder.architecture.omits_bos
     ids = folder.special_ids if ids is None else ids
     try:
-        if "auto_map" in (settings := _values(folder, "tokenizer_config.json") or {}):
-            raise ValueError("it needs custom code (auto_map), which is never run")
-        whole, model = _values(folder, "tokenizer.json"), next(filter(None, map(folder.bytes, MODELS)), None)
-        if whole is None and (marked or (ends is not BERT_ENDS and not canonical)):
+        if "auto_map" in (settings := _read_json(folder, "tokenizer_config.json") or {}):
+            raise ValueError("it needs custom code (auto_map), which vlm never runs")
+        content, model = _read_json(folder, "tokenizer.json"), next(filter(None, map(folder.read_bytes, MODELS)), None)
+        if content is None and (marked or (ends is not BERT_SPECIAL_TOKENS and not canonical)):
             raise ValueError("there is no tokenizer.json")
-        if whole is not None and (marked or ends is not BERT_ENDS or not _is_plain(whole)):
-            special = _special_ids(_ids_of(whole), ids, ends)
-            return JsonTokenizer.of_file(whole, size=rows, bare=bare, **special)
-        if whole is None and (table := _of_table(folder, ids, rows, bare=bare)) is not None:
+        if content is not None and (marked or ends is not BERT_SPECIAL_TOKENS or not _is_plain(content)):
+            special = _select_special_ids(_map_ids(content), ids, ends)
+            return JsonTokenizer.of_file(content, size=rows, bare=bare, **special)
+        if content is None and (table := _read_piece_table(folder, ids, rows, bare=bare)) is not None:
             return table
         if canonical and model is None:
             raise ValueError(f"there is no {MODELS[1]}, which SigLIP's first version has")
-        if model is not None and (canonical or (whole is None and not any(map(folder.has, PLAIN_FILES)))):
+        if model is not None and (canonical or (content is None and not any(map(folder.has_file, PLAIN_FILES)))):
             if canonical:
                 return PieceModelTokenizer.canonical(model, size=rows or 0, **ends)
-            known = {name: id for name, id in ids.items() if id is not None}
-            starts = [known["bos"]] if settings.get("add_bos_token", not bare) and "bos" in known else []
-            return PieceModelTokenizer.of_file(model, size=rows or 0, starts=starts, bare=bare, **known)
-        pieces = _read(folder, whole, settings)
+            given = {name: id for name, id in ids.items() if id is not None}
+            starts = [given["bos"]] if settings.get("add_bos_token", not bare) and "bos" in given else []
+            return PieceModelTokenizer.of_file(model, size=rows or 0, starts=starts, bare=bare, **given)
+        pieces = _read_vocabulary(folder, content, settings)
         for piece in added:
             pieces.special.add(pieces.vocab.setdefault(piece, len(pieces.vocab)))
-        listed = _listed(pieces.vocab, rows or 0)
-        options = pieces.options | _special_ids(pieces.vocab, ids, ends)
+        listed = _list_pieces(pieces.vocab, rows or 0)
+        options = pieces.options | _select_special_ids(pieces.vocab, ids, ends)
         unused = {id for id, piece in enumerate(listed) if piece not in pieces.vocab}
         return pieces.kind.of(listed, special=pieces.special | unused | {options[name] for name in ids}, **options)
     except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as fault:
@@ -96,99 +102,101 @@ def read_tokenizer(folder: Folder, ids: Mapping[str, int | None] | None = None) 
         raise UserError(f"the tokenizer in {folder} cannot be used: {reason}; choose another folder") from fault
 
 
-def _of_table(
+def _read_piece_table(
     folder: Folder, ids: Mapping[str, int | None], rows: int | None, *, bare: bool
 ) -> PieceTableTokenizer | None:
-    """The tokenizer of Marian's files or of XLM-R's model; None if the folder has neither."""
-    known = {name: id for name, id in ids.items() if id is not None}
-    if (model := folder.bytes(XLM)) is not None:
-        table = table_of_xlm_roberta(model, rows or 0)
+    """Reads the tokenizer of Marian's files or of XLM-R's model; None if the folder has neither."""
+    given = {name: id for name, id in ids.items() if id is not None}
+    if (model := folder.read_bytes(XLM)) is not None:
+        table = make_xlm_roberta_table(model, rows or 0)
         special = {table.index(piece) for piece in (*XLM_SPECIAL, "<mask>")}
-        return PieceTableTokenizer.of_models([model], table, special=special, bare=bare, unk=3, **known)
-    if not folder.has(MARIAN[0]):
+        return PieceTableTokenizer.of_models([model], table, special=special, bare=bare, unk=3, **given)
+    if not folder.has_file(MARIAN[0]):
         return None
-    if folder.has("target_vocab.json"):
-        raise ValueError("it has a vocabulary for each language, where our models have one for both")
-    vocab, models = _values(folder, "vocab.json"), [folder.bytes(name) for name in MARIAN]
+    if folder.has_file("target_vocab.json"):
+        raise ValueError("it has a vocabulary per language, where our models share one")
+    vocab, models = _read_json(folder, "vocab.json"), [folder.read_bytes(name) for name in MARIAN]
     if vocab is None or models[1] is None:
         raise ValueError(f"there is no {'vocab.json' if vocab is None else MARIAN[1]}")
-    known["unk"] = vocab["<unk>"]
-    table = filled(_listed(vocab), rows or 0)
-    return PieceTableTokenizer.of_models(list(filter(None, models)), table, special=known.values(), bare=bare, **known)
+    given["unk"] = vocab["<unk>"]
+    table = pad_table(_list_pieces(vocab), rows or 0)
+    return PieceTableTokenizer.of_models(list(filter(None, models)), table, special=given.values(), bare=bare, **given)
 
 
-def _listed(vocab: Mapping[str, Any], rows: int = 0) -> list[str]:
-    """The piece of each id.
+def _list_pieces(vocab: Mapping[str, Any], rows: int = 0) -> list[str]:
+    """Returns the piece of each id.
 
     Args:
         rows: Number of rows of the weights; those without a piece get a name.
     """
     names = [UNUSED.format(id) for id in range(max(rows, len(vocab)))]
-    listed = [*names]
+    pieces = [*names]
     for piece, id in vocab.items():
-        if type(id) is not int or not 0 <= id < len(listed) or listed[id] != names[id]:
-            raise ValueError(f"the id of {piece!r:.40} is not unique and below {len(listed)}")
-        listed[id] = piece
-    return listed
+        if type(id) is not int or not 0 <= id < len(pieces) or pieces[id] != names[id]:
+            raise ValueError(f"the id of {piece!r:.40} is not unique and below {len(pieces)}")
+        pieces[id] = piece
+    return pieces
 
 
-def _rows_of_weights(folder: Folder) -> int | None:
+def _count_embedding_rows(folder: Folder) -> int | None:
     *_, part = folder.parts.values()
-    return part.stack.arguments(part.config).get("vocab_size")
+    return part.stack.read_arguments(part.config).get("vocab_size")
 
 
-def _ids_of(whole: Mapping[str, Any]) -> dict[str, int]:
-    """The id of each piece of a tokenizer.json."""
-    vocab = whole["model"]["vocab"]
-    own = vocab if isinstance(vocab, Mapping) else {piece: id for id, (piece, _) in enumerate(vocab)}  # of Unigram
-    return {**own, **{token["content"]: token["id"] for token in whole.get("added_tokens") or ()}}
+def _map_ids(content: Mapping[str, Any]) -> dict[str, int]:
+    """Returns the id of each piece of a tokenizer.json."""
+    vocab = content["model"]["vocab"]
+    ids = vocab if isinstance(vocab, Mapping) else {piece: id for id, (piece, _) in enumerate(vocab)}  # of Unigram
+    return {**ids, **{token["content"]: token["id"] for token in content.get("added_tokens") or ()}}
 
 
-def _special_ids(vocab: Mapping[str, int], ids: Mapping[str, int | None], named: Mapping[str, str]) -> dict[str, int]:
+def _select_special_ids(
+    vocab: Mapping[str, int], ids: Mapping[str, int | None], named: Mapping[str, str]
+) -> dict[str, int]:
     bare = {name: vocab.get(named[name]) if id is None else id for name, id in ids.items()}
     if lacking := [name for name, id in bare.items() if id is None]:
         raise ValueError(f"neither the tokenizer nor the config has an id for {', '.join(lacking)}")
     return {name: id for name, id in bare.items() if id is not None}
 
 
-def _values(folder: Folder, name: str) -> dict[str, Any] | None:
-    file = folder.json(name)
+def _read_json(folder: Folder, name: str) -> dict[str, Any] | None:
+    file = folder.read_json(name)
     return None if file is None else dict(file.values)
 
 
-def _read(folder: Folder, whole: Mapping[str, Any] | None, settings: Mapping[str, Any]) -> _Pieces:
-    if whole is not None:
-        pieces = _from_whole(whole)
-        _agree(folder, pieces)
-    elif (vocab := _values(folder, "vocab.json")) is not None:
-        pieces = _from_merges(vocab, folder.text("merges.txt"), settings)
-    elif (lines := folder.text("vocab.txt")) is not None:
-        pieces = _from_lines(lines, settings)
+def _read_vocabulary(folder: Folder, content: Mapping[str, Any] | None, settings: Mapping[str, Any]) -> _Vocabulary:
+    if content is not None:
+        pieces = _parse_tokenizer_json(content)
+        _check_agreement(folder, pieces)
+    elif (vocab := _read_json(folder, "vocab.json")) is not None:
+        pieces = _parse_merges(vocab, folder.read_text("merges.txt"), settings)
+    elif (lines := folder.read_text("vocab.txt")) is not None:
+        pieces = _parse_lines(lines, settings)
     else:
         raise ValueError("there is no tokenizer.json, tokenizer.model, vocab.json or vocab.txt")
-    for name, content in (_values(folder, "added_tokens.json") or {}).items() if whole is None else ():
-        pieces.vocab.setdefault(name, content)
-        pieces.special.add(content)
+    for piece, id in (_read_json(folder, "added_tokens.json") or {}).items() if content is None else ():
+        pieces.vocab.setdefault(piece, id)
+        pieces.special.add(id)
     return pieces
 
 
-def _agree(folder: Folder, pieces: _Pieces) -> None:
+def _check_agreement(folder: Folder, pieces: _Vocabulary) -> None:
     """Checks that the folder's other files have the same ids."""
-    vocab = _values(folder, "vocab.json")
-    if vocab is None and (lines := folder.text("vocab.txt")) is not None:
-        vocab = _numbered(lines)
-    if other := next((piece for piece, id in (vocab or {}).items() if pieces.vocab.get(piece) != id), None):
-        raise ValueError(f"its files disagree on the id of {other!r:.40}")
+    vocab = _read_json(folder, "vocab.json")
+    if vocab is None and (lines := folder.read_text("vocab.txt")) is not None:
+        vocab = _number_lines(lines)
+    if wrong := next((piece for piece, id in (vocab or {}).items() if pieces.vocab.get(piece) != id), None):
+        raise ValueError(f"its files disagree on the id of {wrong!r:.40}")
 
 
-def _is_plain(whole: Mapping[str, Any]) -> bool:
+def _is_plain(content: Mapping[str, Any]) -> bool:
     """Returns True if a tokenizer.json is plain GPT-2 byte-level BPE or plain BERT WordPiece."""
-    model, pre, normal = (whole.get(name) or {} for name in ("model", "pre_tokenizer", "normalizer"))
-    if not all(token.get("special") for token in whole.get("added_tokens") or ()):
+    model, pre, normal = (content.get(name) or {} for name in ("model", "pre_tokenizer", "normalizer"))
+    if not all(token.get("special") for token in content.get("added_tokens") or ()):
         return False
     if model.get("type") == "BPE":
         usual = all(value in BPE[name] for name, value in model.items() if name in BPE)
-        ends = whole.get("post_processor") or {}
+        ends = content.get("post_processor") or {}
         usual = usual and not (ends.get("type") == "TemplateProcessing" and ends.get("special_tokens"))
         return usual and not normal and pre.get("type") == "ByteLevel" and pre.get("use_regex", True) is True
     kinds = (model.get("type"), pre.get("type"), normal.get("type"))
@@ -196,14 +204,14 @@ def _is_plain(whole: Mapping[str, Any]) -> bool:
     return usual and kinds == ("WordPiece", "BertPreTokenizer", "BertNormalizer")
 
 
-def _from_whole(whole: Mapping[str, Any]) -> _Pieces:
-    model, vocab = whole["model"], dict(whole["model"]["vocab"])
+def _parse_tokenizer_json(content: Mapping[str, Any]) -> _Vocabulary:
+    model, vocab = content["model"], dict(content["model"]["vocab"])
     if model["type"] == "BPE":
         merges = [pair.split(" ") if isinstance(pair, str) else list(pair) for pair in model["merges"]]
-        options = {"merges": merges, "prefix_space": whole["pre_tokenizer"].get("add_prefix_space", True)}
-        pieces = _Pieces(BytePairTokenizer, vocab, options)
+        options = {"merges": merges, "prefix_space": content["pre_tokenizer"].get("add_prefix_space", True)}
+        pieces = _Vocabulary(BytePairTokenizer, vocab, options)
     else:
-        normal = whole["normalizer"]
+        normal = content["normalizer"]
         options = {
             "unk": vocab[model.get("unk_token", "[UNK]")],
             "clean_text": normal.get("clean_text", True),
@@ -213,8 +221,8 @@ def _from_whole(whole: Mapping[str, Any]) -> _Pieces:
             "longest_word": model.get("max_input_chars_per_word", 100),
             "mask": vocab.get("[MASK]"),
         }
-        pieces = _Pieces(WordPieceTokenizer, vocab, options)
-    for token in whole.get("added_tokens") or ():
+        pieces = _Vocabulary(WordPieceTokenizer, vocab, options)
+    for token in content.get("added_tokens") or ():
         pieces.vocab.setdefault(token["content"], token["id"])
         if pieces.vocab[token["content"]] != token["id"]:
             raise ValueError(f"it has two ids for {token['content']!r:.40}")
@@ -222,18 +230,18 @@ def _from_whole(whole: Mapping[str, Any]) -> _Pieces:
     return pieces
 
 
-def _from_merges(vocab: dict[str, int], merges: str | None, settings: Mapping[str, Any]) -> _Pieces:
+def _parse_merges(vocab: dict[str, int], merges: str | None, settings: Mapping[str, Any]) -> _Vocabulary:
     if merges is None:
         raise ValueError("merges.txt is missing")
     lines = [line for line in split_lines(merges) if line and not line.startswith("#version")]
     options = {"merges": [line.split(" ") for line in lines], "prefix_space": settings.get("add_prefix_space", False)}
     named = BPE_SPECIAL if BPE_SPECIAL[-1] in vocab else BPE_SPECIAL[:1]
     special = {vocab[piece] for piece in named if piece in vocab}
-    return _Pieces(BytePairTokenizer, dict(vocab), options, special)
+    return _Vocabulary(BytePairTokenizer, dict(vocab), options, special)
 
 
-def _from_lines(lines: str, settings: Mapping[str, Any]) -> _Pieces:
-    vocab = _numbered(lines)
+def _parse_lines(lines: str, settings: Mapping[str, Any]) -> _Vocabulary:
+    vocab = _number_lines(lines)
     options = {
         "unk": vocab["[UNK]"],
         "clean_text": True,
@@ -244,17 +252,17 @@ def _from_lines(lines: str, settings: Mapping[str, Any]) -> _Pieces:
         "mask": vocab.get("[MASK]"),
     }
     special = {vocab[name] for name in ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]") if name in vocab}
-    return _Pieces(WordPieceTokenizer, vocab, options, special)
+    return _Vocabulary(WordPieceTokenizer, vocab, options, special)
 
 
-def _numbered(lines: str) -> dict[str, int]:
+def _number_lines(lines: str) -> dict[str, int]:
     return {piece: id for id, piece in enumerate(split_lines(lines))}
 
 
 FILES = ("tokenizer.json", "vocab.json", "vocab.txt", "tokenizer.model", "spiece.model")  # the first existing one
 
 
-class Decodes(Protocol):
+class TokenDecoder(Protocol):
     """The part of a tokenizer that the comparison needs."""
 
     unk_id: int | None
@@ -264,19 +272,19 @@ class Decodes(Protocol):
     def decode(self, ids: Sequence[int]) -> str: ...
 
 
-def check_tokens(folder: Folder, tokenizer: Decodes) -> None:
-    """Checks that each id of a run's tokenizer stands for the same text in a folder's tokenizer, if it has one.
+def check_tokens(folder: Folder, tokenizer: TokenDecoder) -> None:
+    """Checks that each id of a run's tokenizer has the same text in a folder's tokenizer, if it has one.
 
     Raises:
-        UserError: An id stands for different texts, or the folder's file cannot be read.
+        UserError: An id has different texts, or the folder's file cannot be read.
     """
-    name = next(filter(folder.has, FILES), None)
+    name = next(filter(folder.has_file, FILES), None)
     if name is None:
         return
     try:
-        theirs = _decoded(_pieces(folder, name))
+        theirs = _decode_pieces(_read_pieces(folder, name))
     except (OSError, RuntimeError, ValueError, KeyError, TypeError, AttributeError) as fault:
-        raise UserError(f"{folder.place(name)} cannot be read ({fault!r:.80}); restore the file") from fault
+        raise UserError(f"{folder.display_path(name)} cannot be read ({fault!r:.80}); restore the file") from fault
     ours = {id: tokenizer.decode([id]) for id in range(tokenizer.vocab_size)}
     # Special tokens are not compared: they decode to nothing or to a replacement, and their names may differ.
     # SentencePiece drops the space at the beginning of a text.
@@ -285,21 +293,21 @@ def check_tokens(folder: Folder, tokenizer: Decodes) -> None:
     if wrong:
         id = wrong[0]
         raise UserError(
-            f"token {id} is {theirs.get(id)!r:.40} in {folder.place(name)}, and {ours[id]!r:.40} in this run, as are "
-            f"{len(wrong):,} of {len(ours):,} others; choose the tokenizer that the weights were trained with"
+            f"token {id} is {theirs.get(id)!r:.40} in {folder.display_path(name)}, but {ours[id]!r:.40} in this run; "
+            f"{len(wrong):,} of {len(ours):,} tokens differ; choose the tokenizer that the weights were trained with"
         )
 
 
-def _pieces(folder: Folder, name: str) -> dict[int, str]:
-    """The piece of each id in a file."""
+def _read_pieces(folder: Folder, name: str) -> dict[int, str]:
+    """Reads the piece of each id in a file."""
     if name.endswith(".model"):
         import sentencepiece
 
-        model = sentencepiece.SentencePieceProcessor(model_proto=folder.bytes(name))
+        model = sentencepiece.SentencePieceProcessor(model_proto=folder.read_bytes(name))
         return {id: model.id_to_piece(id) for id in range(model.get_piece_size())}
     if name.endswith(".txt"):
-        return dict(enumerate(split_lines(folder.text(name) or "")))
-    content = folder.json(name)
+        return dict(enumerate(split_lines(folder.read_text(name) or "")))
+    content = folder.read_json(name)
     assert content is not None
     vocabulary: Any = content.values
     added: list[Any] = []
@@ -311,8 +319,8 @@ def _pieces(folder: Folder, name: str) -> dict[int, str]:
     return pieces | {int(token["id"]): str(token["content"]) for token in added}
 
 
-def _decoded(pieces: Mapping[int, str]) -> dict[int, str]:
-    """Converts pieces to text: GPT-2's characters for bytes, or SentencePiece's mark for spaces."""
+def _decode_pieces(pieces: Mapping[int, str]) -> dict[int, str]:
+    """Decodes pieces with GPT-2's characters for bytes, or SentencePiece's mark for spaces."""
     if any("\u0120" in piece for piece in pieces.values()):  # GPT-2's space
         return {
             id: bytes(BYTE_OF[char] for char in piece).decode("utf-8", "replace")
@@ -320,9 +328,9 @@ def _decoded(pieces: Mapping[int, str]) -> dict[int, str]:
             else piece
             for id, piece in pieces.items()
         }
-    return {id: _plain(piece) for id, piece in pieces.items()}
+    return {id: _decode_piece(piece) for id, piece in pieces.items()}
 
 
-def _plain(piece: str) -> str:
+def _decode_piece(piece: str) -> str:
     byte = re.fullmatch(r"<0x([0-9A-Fa-f]{2})>", piece)
     return bytes([int(byte[1], 16)]).decode("utf-8", "replace") if byte else piece.replace("\u2581", " ")

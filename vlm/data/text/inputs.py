@@ -20,7 +20,7 @@ Pieces = Callable[[str], list[int]]
 # The number of rows that hold several texts, and their length, are rounded up to multiples of these. A CPU generates
 # code for each new shape of a product in milliseconds, which is as long as the products of short texts take.
 ROWS, LENGTH = 2, 8
-ROOM = 64  # maximum length of a row that is longer than its longest text
+MAX_SHARED_LENGTH = 64  # maximum length of a row that is longer than its longest text
 KEYS = 512  # attention to this many tokens costs about as much as everything else per token
 
 
@@ -32,7 +32,7 @@ class Input(NamedTuple):
     places: Sequence[int] = ()
 
 
-class Encoded(NamedTuple):
+class EncodedSample(NamedTuple):
     """The rows of a sample, and its texts or words if requested."""
 
     rows: Sequence[Input]
@@ -49,9 +49,9 @@ def encode_text(tokenizer: Tokenizer, max_len: int, text: str, pair: str | None 
     if pair is None:
         row = [*begin, *ids[: max_len - len(begin) - 1], *end]
         return Input(row, [0] * len(row))
-    other, room = tokenizer.encode(pair), max(0, max_len - len(begin) - 2)
-    kept = min(len(ids), max(room - len(other), (room + 1) // 2))
-    first, second = [*begin, *ids[:kept], *end], [*other[: room - kept], *end]
+    pair_ids, room = tokenizer.encode(pair), max(0, max_len - len(begin) - 2)
+    count = min(len(ids), max(room - len(pair_ids), (room + 1) // 2))
+    first, second = [*begin, *ids[:count], *end], [*pair_ids[: room - count], *end]
     return Input(first + second, [0] * len(first) + [1] * len(second))
 
 
@@ -74,43 +74,43 @@ def encode_words(tokenizer: Tokenizer, max_len: int, words: Sequence[str], piece
     return [Input([*row, tokenizer.eos_id], [0] * (len(row) + 1), places) for row, places in rows]
 
 
-def shared_rows(lengths: Sequence[int]) -> tuple[list[list[int]], int]:
+def choose_layout(lengths: Sequence[int]) -> tuple[list[list[int]], int]:
     """Assigns texts, by index, to shared rows; returns the rows and their length, chosen for the lowest cost."""
-    longest = _up(max(lengths, default=0), LENGTH)
-    rooms = (longest, *range(longest + LENGTH, ROOM + 1, LENGTH))
-    layouts = ((_fitted(lengths, room), room) for room in rooms)
+    longest = _round_up(max(lengths, default=0), LENGTH)
+    rooms = (longest, *range(longest + LENGTH, MAX_SHARED_LENGTH + 1, LENGTH))
+    layouts = ((_pack_texts(lengths, room), room) for room in rooms)
     return min(layouts, key=lambda layout: len(layout[0]) * layout[1] * (KEYS + layout[1]))
 
 
-def _fitted(lengths: Sequence[int], room: int) -> list[list[int]]:
+def _pack_texts(lengths: Sequence[int], room: int) -> list[list[int]]:
     """Packs texts into rows of a length, longest first, each into the first row with room (Johnson 1973).
 
     Texts and rows are sorted by index; each text gets its own row if packing does not reduce the number of rows.
     """
     rows: list[list[int]] = []
-    left: list[int] = []
+    free: list[int] = []
     for number in sorted(range(len(lengths)), key=lambda number: -lengths[number]):
-        row = next((row for row, free in enumerate(left) if free >= lengths[number]), len(rows))
+        row = next((row for row, space in enumerate(free) if space >= lengths[number]), len(rows))
         if row == len(rows):
             rows.append([])
-            left.append(room)
+            free.append(room)
         rows[row].append(number)
-        left[row] -= lengths[number]
-    count = _up(len(rows), ROWS)
+        free[row] -= lengths[number]
+    count = _round_up(len(rows), ROWS)
     if count >= len(lengths):
         return [[number] for number in range(len(lengths))]
     return [*sorted(map(sorted, rows)), *[[] for _ in range(count - len(rows))]]
 
 
-def _up(number: int, multiple: int) -> int:
+def _round_up(number: int, multiple: int) -> int:
     return number + -number % multiple
 
 
-def input_rows(samples: Sequence[Encoded], pad_id: int) -> InputRows:
+def input_rows(samples: Sequence[EncodedSample], pad_id: int) -> InputRows:
     """Packs the texts of some samples into rows, padded to about the longest text."""
     texts = [row for sample in samples for row in sample.rows]
     lengths = [len(text.ids) for text in texts]
-    rows, length = shared_rows(lengths)
+    rows, length = choose_layout(lengths)
     tokens, segments = pack([[texts[number].ids for number in row] for row in rows], pad_id, length)
     types = None
     if any(any(text.types) for text in texts):
@@ -121,7 +121,7 @@ def input_rows(samples: Sequence[Encoded], pad_id: int) -> InputRows:
             begins[number] = at * length + before
     layout = None
     if len(rows) < len(texts):
-        span = torch.arange(_up(max(lengths), LENGTH))
+        span = torch.arange(_round_up(max(lengths), LENGTH))
         layout = (span + torch.tensor(begins)[:, None]).masked_fill(span >= torch.tensor(lengths)[:, None], -1)
     counts = [sum(len(text.places) for text in sample.rows) for sample in samples]
     places = [begin + place for begin, text in zip(begins, texts, strict=True) for place in text.places]
@@ -129,7 +129,7 @@ def input_rows(samples: Sequence[Encoded], pad_id: int) -> InputRows:
     return InputRows(tokens, segments, types, positions, counts, [sample.texts for sample in samples], layout)
 
 
-REMEMBERED = 2**16  # size of the cache of encoded words
+CACHE_SIZE = 2**16  # size of the cache of encoded words
 
 
 class EncodedField(TokenField):
@@ -149,12 +149,12 @@ class EncodedField(TokenField):
     def pieces(self, word: str) -> list[int]:
         """Token ids of a word, cached."""
         if word not in self._ids:
-            if len(self._ids) >= REMEMBERED:
+            if len(self._ids) >= CACHE_SIZE:
                 self._ids.clear()
             self._ids[word] = self.tokenizer.encode(word)
         return self._ids[word]
 
-    def collate(self, values: Sequence[Encoded]) -> InputRows:
+    def collate(self, values: Sequence[EncodedSample]) -> InputRows:
         return input_rows(values, self.tokenizer.pad_id)
 
     def length(self, record: Record) -> int:
@@ -181,9 +181,9 @@ class InputField(EncodedField):
     def texts_of(self, record: Record) -> Sequence[str]:
         return [record[name] for name in ("text", "pair") if name in record]
 
-    def encode(self, record: Record, key: AugmentKey | None) -> Encoded:
+    def encode(self, record: Record, key: AugmentKey | None) -> EncodedSample:
         texts = self.texts_of(record)
-        return Encoded([encode_text(self.tokenizer, self.max_len, *texts)], texts if key is None else ())
+        return EncodedSample([encode_text(self.tokenizer, self.max_len, *texts)], texts if key is None else ())
 
 
 class WordsField(EncodedField):
@@ -194,9 +194,11 @@ class WordsField(EncodedField):
     def texts_of(self, record: Record) -> Sequence[str]:
         return ["".join(f" {word}" for word in record["words"])]
 
-    def encode(self, record: Record, key: AugmentKey | None) -> Encoded:
+    def encode(self, record: Record, key: AugmentKey | None) -> EncodedSample:
         words = record["words"]
-        return Encoded(encode_words(self.tokenizer, self.max_len, words, self.pieces), words if key is None else ())
+        return EncodedSample(
+            encode_words(self.tokenizer, self.max_len, words, self.pieces), words if key is None else ()
+        )
 
 
 class TagField(Field):
@@ -241,8 +243,8 @@ class TagField(Field):
 
     def collate(self, values: Sequence[Sequence[str]]) -> WordTags:
         labels = [self._labels.get(tag, IGNORE) for tags in values for tag in tags]
-        known = sum(label != IGNORE for label in labels)
-        return WordTags(torch.tensor(labels, dtype=torch.long), known, values)
+        labelled = sum(label != IGNORE for label in labels)
+        return WordTags(torch.tensor(labels, dtype=torch.long), labelled, values)
 
 
 class TargetField(CaptionField):
@@ -275,14 +277,14 @@ class OneCaptionField(CaptionField):
     def encode(self, record: Record, key: AugmentKey | None) -> CaptionRow:
         if key is None:
             captions = list(self.references_of(record))
-            bags = [_disordered(caption, record.id, number) for number, caption in enumerate(captions)]
+            bags = [_shuffle_words(caption, record.id, number) for number, caption in enumerate(captions)]
             return CaptionRow([self.ids(caption) for caption in [*captions, *bags]], captions)
         captions, (seed, epoch, _, *copy) = list(self.texts_of(record)), key
         return CaptionRow([self.ids(captions[hashed("caption", seed, epoch, record.id, *copy) % len(captions)])])
 
     def collate(self, values: Sequence[CaptionRow]) -> InputRows:  # type: ignore[override]
         rows = ([Input(ids, [0] * len(ids), [0]) for ids in value.texts] for value in values)
-        samples = [Encoded(row, value.references) for row, value in zip(rows, values, strict=True)]
+        samples = [EncodedSample(row, value.references) for row, value in zip(rows, values, strict=True)]
         return input_rows(samples, self.tokenizer.pad_id)
 
     def length(self, record: Record) -> int:
@@ -291,8 +293,8 @@ class OneCaptionField(CaptionField):
         return round(sum(len(self.ids(caption)) for caption in captions) / len(captions))
 
 
-def _disordered(caption: str, id: str, number: int) -> str:
-    """The caption with shuffled words."""
+def _shuffle_words(caption: str, id: str, number: int) -> str:
+    """Returns the caption with shuffled words."""
     words = caption.split()
     order = numpy_rng("disordered", id, number).permutation(len(words))
     return " ".join(words[place] for place in order)
@@ -301,7 +303,7 @@ def _disordered(caption: str, id: str, number: int) -> str:
 MASKED, RANDOM = 0.8, 0.1  # shares of the chosen tokens; the rest is unchanged (Devlin et al. 2019, section 3.1)
 
 
-class Masked(NamedTuple):
+class MaskedText(NamedTuple):
     """The rows of a sample with the indices of chosen tokens; the original tokens; and the indices of masked words."""
 
     rows: Sequence[Input]
@@ -361,7 +363,7 @@ class MaskedField(EncodedField):
     def texts_of(self, record: Record) -> Sequence[str]:
         return [record["text"]]
 
-    def encode(self, record: Record, key: AugmentKey | None) -> Masked:
+    def encode(self, record: Record, key: AugmentKey | None) -> MaskedText:
         ids, room = np.array(self.tokenizer.encode(record["text"]), dtype=np.int64), self.max_len - 2
         rng = numpy_rng("mask", *((record.id,) if key is None else key))
         if key is not None and len(ids) > room:
@@ -376,8 +378,8 @@ class MaskedField(EncodedField):
         seen[chosen] = self._mask_id if key is None else self._hidden(ids[chosen], rng)
         rows = [self._row(seen, chosen, start, room) for start in range(0, max(1, len(ids)), room)]
         if key is not None:
-            return Masked(rows, ids[chosen].tolist())
-        return Masked(rows, ids[chosen].tolist(), [record["text"]], sorted({*words[chosen].tolist()}))
+            return MaskedText(rows, ids[chosen].tolist())
+        return MaskedText(rows, ids[chosen].tolist(), [record["text"]], sorted({*words[chosen].tolist()}))
 
     def _word_numbers(self, ids: np.ndarray) -> np.ndarray:
         """Index of each token's word; a word begins with the white space before it."""
@@ -396,7 +398,7 @@ class MaskedField(EncodedField):
         places = [int(at) - start + 1 for at in chosen if start <= at < start + room]
         return Input([self.tokenizer.bos_id, *part, self.tokenizer.eos_id], [0] * (len(part) + 2), places)
 
-    def collate(self, values: Sequence[Masked]) -> MaskedRows:  # type: ignore[override]
-        rows = input_rows([Encoded(value.rows, value.texts) for value in values], self.tokenizer.pad_id)
+    def collate(self, values: Sequence[MaskedText]) -> MaskedRows:  # type: ignore[override]
+        rows = input_rows([EncodedSample(value.rows, value.texts) for value in values], self.tokenizer.pad_id)
         labels = torch.tensor([id for value in values for id in value.labels], dtype=torch.long)
         return MaskedRows(**vars(rows), labels=labels, gaps=[value.gaps for value in values])

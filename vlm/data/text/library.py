@@ -7,8 +7,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from vlm.data.text.subwords import BYTE_OF, MAX_PIECES, SubwordTokenizer, packed
-from vlm.data.text.tokenizer_base import SPACE, Row, Tokenizer, printable_piece
+from vlm.data.text.subwords import BYTE_OF, MAX_PIECES, SubwordTokenizer, serialize_parts
+from vlm.data.text.tokenizer_base import SPACE, Row, Tokenizer, format_piece
 from vlm.errors import UserError
 
 # Regular expressions that a file may contain. Others are refused, because they might take unbounded time.
@@ -47,14 +47,13 @@ class JsonTokenizer(SubwordTokenizer):
             ids: Ids of pad, bos and eos.
         Raises:
             ValueError: The library cannot read it, or it contains an unknown pattern.
-            ValueError: The library cannot read it, or it holds a pattern that is not known.
         """
         library = {name: part for name, part in content.items() if name not in ("truncation", "padding")}
         added = [token["id"] for token in library.get("added_tokens") or () if token["special"]]
         parts = {"library": library, "special": sorted({*added, *ids.values()}), "size": size or 0, **ids}
         tokenizer = cls(bare=bare)
-        tokenizer._rows = tokenizer._assembled(parts)
-        tokenizer._learned = packed(parts | {"probe": tokenizer._probe()})
+        tokenizer._rows = tokenizer._assemble(parts)
+        tokenizer._learned = serialize_parts(parts | {"probe": tokenizer._probe()})
         return tokenizer
 
     @property
@@ -62,16 +61,16 @@ class JsonTokenizer(SubwordTokenizer):
         return self._mask
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text as joined by the file's own decoder; special and unused ids are skipped."""
+        """Decodes with the file's decoder; special and unused ids are skipped."""
         return self._library.decode([id for id in ids if self._row(id)[0]], skip_special_tokens=False)
 
     def encode_marked(self, text: str) -> list[int]:
         """Token ids of a text in which special tokens are recognised, without begin and end."""
-        return self._marking.encode(text, add_special_tokens=False).ids
+        return self._marking_library.encode(text, add_special_tokens=False).ids
 
     def encode_spans(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         """Like `encode_marked`, with the span of characters of each token."""
-        encoded = self._marking.encode(text, add_special_tokens=False)
+        encoded = self._marking_library.encode(text, add_special_tokens=False)
         return encoded.ids, encoded.offsets
 
     def marks(self, text: str) -> list[str]:
@@ -79,21 +78,21 @@ class JsonTokenizer(SubwordTokenizer):
         return [name for name in self._special_names if name in text]
 
     @cached_property
-    def _marking(self) -> Any:
+    def _marking_library(self) -> Any:
         from tokenizers import Tokenizer as Library
 
-        return Library.from_str(self._made.to_str())  # a copy, because other threads use the original unchanged
+        return Library.from_str(self._file_library.to_str())  # a copy, because other threads use the original unchanged
 
     @cached_property
     def _special_names(self) -> list[str]:
-        return [token.content for token in self._made.get_added_tokens_decoder().values() if token.special]
+        return [token.content for token in self._file_library.get_added_tokens_decoder().values() if token.special]
 
-    def _assembled(self, parts: Mapping[str, Any]) -> Sequence[Row]:
+    def _assemble(self, parts: Mapping[str, Any]) -> Sequence[Row]:
         size = parts["size"]
         if type(size) is not int or not 0 <= size <= MAX_PIECES:
             raise ValueError("its size is out of bounds")
-        self._made = self._library_of(parts["library"])
-        pieces = self._made.get_vocab(with_added_tokens=True)
+        self._file_library = self._load_library(parts["library"])
+        pieces = self._file_library.get_vocab(with_added_tokens=True)
         if max(pieces.values(), default=0) >= MAX_PIECES:
             raise ValueError(f"it has ids from {MAX_PIECES:,} on")
         vocab = [UNUSED.format(id) for id in range(max(size, 1 + max(pieces.values(), default=0)))]
@@ -101,10 +100,10 @@ class JsonTokenizer(SubwordTokenizer):
             vocab[id] = piece
         unused = [id for id, piece in enumerate(vocab) if piece not in pieces]
         rest = {name: value for name, value in parts.items() if name != "size"}
-        return super()._assembled(rest | {"vocab": vocab, "special": sorted({*parts["special"], *unused})})
+        return super()._assemble(rest | {"vocab": vocab, "special": sorted({*parts["special"], *unused})})
 
-    def _make(self, parts: Mapping[str, Any]) -> Any:
-        library, self.starts = self._made, _starts(self._made)
+    def _create_library(self, parts: Mapping[str, Any]) -> Any:
+        library, self.starts = self._file_library, _find_starts(self._file_library)
         named = (library.token_to_id(name) for name in ("[MASK]", "<mask>"))
         self._mask = next((id for id in named if id is not None), None)
         model = parts["library"]["model"]
@@ -114,13 +113,13 @@ class JsonTokenizer(SubwordTokenizer):
         return library
 
     @staticmethod
-    def _library_of(content: Mapping[str, Any]) -> Any:
-        """The library's tokenizer of a file, after a check of its patterns."""
+    def _load_library(content: Mapping[str, Any]) -> Any:
+        """Loads the library's tokenizer of a file, after a check of its patterns."""
         from tokenizers import Tokenizer as Library
 
         for component, part in content.items():
-            if unknown := next((one for one in _patterns({component: part}) if one not in PATTERNS), None):
-                raise ValueError(f"in its {component}, the pattern {unknown!r:.100} is not among those that are known")
+            if unknown := next((text for text in _find_patterns({component: part}) if text not in PATTERNS), None):
+                raise ValueError(f"its {component} has the unsupported pattern {unknown!r:.100}")
         try:
             library = Library.from_str(json.dumps(content))
         except (KeyboardInterrupt, SystemExit):
@@ -130,7 +129,7 @@ class JsonTokenizer(SubwordTokenizer):
         library.encode_special_tokens = True
         return library
 
-    def _row_of(self, piece: str) -> Row:
+    def _make_row(self, piece: str) -> Row:
         if self._bytewise and all(char in BYTE_OF for char in piece):
             raw = bytes(BYTE_OF[char] for char in piece)
         elif len(piece) == 6 and piece.startswith("<0x"):
@@ -138,7 +137,7 @@ class JsonTokenizer(SubwordTokenizer):
         else:
             raw = piece.replace(SPACE, " ").encode()
         text = raw.decode("utf-8", "replace")
-        return raw, "".join(f"<0x{byte:02X}>" for byte in raw) if "\ufffd" in text else printable_piece(text)
+        return raw, "".join(f"<0x{byte:02X}>" for byte in raw) if "\ufffd" in text else format_piece(text)
 
 
 class PieceModelTokenizer(Tokenizer):
@@ -190,12 +189,12 @@ class PieceModelTokenizer(Tokenizer):
             stated = sentencepiece.SentencePieceProcessor(model_proto=model)
         except (OSError, RuntimeError, ValueError) as fault:
             reason = "it is not a SentencePiece model" if isinstance(fault, RuntimeError) else fault
-            raise UserError(f"{path} cannot be read ({reason}); give the file that SentencePiece wrote") from fault
+            raise UserError(f"{path} cannot be read ({reason}); give a SentencePiece model") from fault
         ids = {"pad": stated.pad_id(), "bos": stated.bos_id(), "eos": stated.eos_id()}  # -1 if missing
         if ids["eos"] < 0:
             raise UserError(f"{path}: has no end token; give a model with one")
-        known = {name: ids["eos"] if id < 0 else id for name, id in ids.items()}
-        return cls.of_file(model, size=0, starts=[ids["bos"]] if ids["bos"] >= 0 else [], bare=False, **known)
+        existing = {name: ids["eos"] if id < 0 else id for name, id in ids.items()}
+        return cls.of_file(model, size=0, starts=[ids["bos"]] if ids["bos"] >= 0 else [], bare=False, **existing)
 
     def fit(self, texts: Any, cache: Any = None) -> Self:
         """Does nothing, because the vocabulary is given."""
@@ -224,7 +223,7 @@ class PieceModelTokenizer(Tokenizer):
         head, _, model = learned.partition(b"\n")
         parts = json.loads(head)
         self._model = sentencepiece.SentencePieceProcessor(model_proto=model)
-        rows = [sentencepiece_row(self._model, id) for id in range(self._model.get_piece_size())]
+        rows = [make_sentencepiece_row(self._model, id) for id in range(self._model.get_piece_size())]
         rows += [(b"", UNUSED.format(id)) for id in range(len(rows), min(parts["size"], MAX_PIECES))]
         ids = [*parts["starts"], *(parts[name] for name in ("pad", "bos", "eos"))]
         if not all(type(id) is int and 0 <= id < len(rows) for id in ids):
@@ -235,8 +234,8 @@ class PieceModelTokenizer(Tokenizer):
         return rows
 
 
-def sentencepiece_row(model: Any, id: int) -> Row:
-    """The row of an id of a SentencePiece model."""
+def make_sentencepiece_row(model: Any, id: int) -> Row:
+    """Returns the row of an id of a SentencePiece model."""
     piece: str = model.id_to_piece(id)
     if model.is_control(id):
         return b"", piece
@@ -245,27 +244,27 @@ def sentencepiece_row(model: Any, id: int) -> Row:
     if model.is_byte(id):
         return bytes([int(piece[1:-1], 16)]), piece
     text = piece.replace(SPACE, " ")
-    return text.encode(), printable_piece(text)
+    return text.encode(), format_piece(text)
 
 
-def _starts(library: Any) -> list[int]:
-    """The ids that the file's template adds before a text."""
-    bare, whole = (library.encode("a", add_special_tokens=special).ids for special in (False, True))
-    places = range(len(whole) - len(bare) + 1)
-    return whole[: next((at for at in places if whole[at : at + len(bare)] == bare), 0)]
+def _find_starts(library: Any) -> list[int]:
+    """Returns the ids that the file's template adds before a text."""
+    bare, full = (library.encode("a", add_special_tokens=special).ids for special in (False, True))
+    places = range(len(full) - len(bare) + 1)
+    return full[: next((at for at in places if full[at : at + len(bare)] == bare), 0)]
 
 
-def _patterns(part: Any) -> Iterator[str]:
+def _find_patterns(part: Any) -> Iterator[str]:
     """Yields the regular expressions of a tokenizer.json, except those in its vocabulary."""
     if isinstance(part, Mapping):
         for name, value in part.items():
             if name == "Regex" and isinstance(value, str):
                 yield value
             elif name not in ("vocab", "merges", "added_tokens"):
-                yield from _patterns(value)
+                yield from _find_patterns(value)
     elif isinstance(part, list):
         for value in part:
-            yield from _patterns(value)
+            yield from _find_patterns(value)
 
 
 def _decodes_bytes(decoder: Any) -> bool:

@@ -11,14 +11,14 @@ import torch
 from vlm.data.batch import SpanRows
 from vlm.data.fields import AugmentKey
 from vlm.data.records import Record
-from vlm.data.text.inputs import Encoded, EncodedField, Input, Pieces, input_rows
+from vlm.data.text.inputs import EncodedField, EncodedSample, Input, Pieces, input_rows
 from vlm.data.text.tokenizer import Tokenizer
-from vlm.data.text.words import whole
+from vlm.data.text.words import merge_graphemes
 from vlm.errors import Count, Range
 
 # Runs of letters and digits; other signs, and characters of scripts without spaces, are separate words.
-_ALONE = r"\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
-_WORDS = regex.compile(rf"[{_ALONE}]|(?:(?![{_ALONE}])[\w\p{{No}}])+|\S")
+_SPACELESS = r"\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
+_WORDS = regex.compile(rf"[{_SPACELESS}]|(?:(?![{_SPACELESS}])[\w\p{{No}}])+|\S")
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
@@ -42,13 +42,13 @@ class Window(NamedTuple):
     first: int
 
 
-def word_places(text: str) -> list[WordSpan]:
+def find_words(text: str) -> list[WordSpan]:
     """The words of a text; they cover everything except white space and split no grapheme cluster."""
     spans = (match.span() for match in _WORDS.finditer(text))
-    return [WordSpan(*span) for span in (spans if text.isascii() else whole(spans, text))]
+    return [WordSpan(*span) for span in (spans if text.isascii() else merge_graphemes(spans, text))]
 
 
-def covering(words: Sequence[WordSpan], start: int, stop: int) -> tuple[int, int] | None:
+def find_covering_words(words: Sequence[WordSpan], start: int, stop: int) -> tuple[int, int] | None:
     """Indices of the first and last word of a part of the text; None if it contains none."""
     inside = [number for number, word in enumerate(words) if word.start < stop and word.stop > start]
     return (inside[0], inside[-1]) if inside else None
@@ -77,12 +77,12 @@ def encode_passage(
         marks_shared: Whether words that also occur in the question (ignoring case) have type 2 instead of 1 (exact
             match, Chen et al. 2017, section 3.2).
     """
-    words = word_places(passage) if words is None else words
-    kinds = _shared(question, passage, words) if marks_shared else [1] * len(words)
-    asked = tokenizer.encode(question)[: max_len // 2]
-    head = [tokenizer.bos_id, *asked, tokenizer.eos_id]
+    words = find_words(passage) if words is None else words
+    kinds = _find_word_types(question, passage, words) if marks_shared else [1] * len(words)
+    question_ids = tokenizer.encode(question)[: max_len // 2]
+    head = [tokenizer.bos_id, *question_ids, tokenizer.eos_id]
     room = max_len - len(head) - 1
-    ids = [_ids(passage, word, pieces or tokenizer.encode)[:room] for word in words]
+    ids = [_encode_word(passage, word, pieces or tokenizer.encode)[:room] for word in words]
     windows, start = [], 0
     while True:
         row, types, places, stop, after = list(head), [0] * len(head), [0], start, start + 1
@@ -99,20 +99,20 @@ def encode_passage(
         start = after
 
 
-def _shared(question: str, passage: str, words: Sequence[WordSpan]) -> list[int]:
+def _find_word_types(question: str, passage: str, words: Sequence[WordSpan]) -> list[int]:
     """Type of each word of a passage: 2 if the question contains it too, else 1, as for punctuation."""
-    asked = {question[slice(*word)].casefold() for word in word_places(question)}
+    shared = {question[slice(*word)].casefold() for word in find_words(question)}
     texts = (passage[slice(*word)].casefold() for word in words)
-    return [2 if text in asked and text[0].isalnum() else 1 for text in texts]
+    return [2 if text in shared and text[0].isalnum() else 1 for text in texts]
 
 
-def _ids(passage: str, word: WordSpan, pieces: Pieces) -> list[int]:
+def _encode_word(passage: str, word: WordSpan, pieces: Pieces) -> list[int]:
     """Token ids of a word, with a leading space at the beginning and after white space."""
     spaced = word.start == 0 or passage[word.start - 1].isspace()
     return list(pieces(f"{' ' if spaced else ''}{passage[word.start : word.stop]}"))
 
 
-def normalized(answer: str) -> str:
+def normalize_answer(answer: str) -> str:
     """Normalises an answer: no case, punctuation, articles or extra white space."""
     return " ".join(_ARTICLES.sub(" ", answer.lower().translate(_PUNCTUATION)).split())
 
@@ -179,7 +179,7 @@ class PassageField(EncodedField):
 
     def encode(self, record: Record, key: AugmentKey | None) -> Spans:
         question, context, answers = (record[name] for name in self.needs)
-        words = word_places(context)
+        words = find_words(context)
         windows = encode_passage(
             self.tokenizer,
             self.max_len,
@@ -191,22 +191,22 @@ class PassageField(EncodedField):
             marks_shared=self.marks_shared,
         )
         text, start = answers[0] if answers else ("", 0)
-        span = covering(words, start, start + len(text))
+        span = find_covering_words(words, start, start + len(text))
         texts = (question, context, *(text for text, _ in answers)) if key is None else ()
-        return Spans(windows, [_ends(window, span) for window in windows], texts)
+        return Spans(windows, [_find_ends(window, span) for window in windows], texts)
 
     def length(self, record: Record) -> int:
         return sum(len(window.row.ids) for window in self.encode(record, ()).windows)
 
     def collate(self, values: Sequence[Spans]) -> SpanRows:  # type: ignore[override]
-        samples = [Encoded([window.row for window in value.windows], value.texts) for value in values]
+        samples = [EncodedSample([window.row for window in value.windows], value.texts) for value in values]
         rows = input_rows(samples, self.tokenizer.pad_id)
         ends = torch.tensor([ends for value in values for ends in value.ends], dtype=torch.long)
         firsts = [[window.first for window in value.windows] for value in values]
         return SpanRows(**vars(rows), ends=ends, firsts=firsts)
 
 
-def _ends(window: Window, span: tuple[int, int] | None) -> tuple[int, int]:
+def _find_ends(window: Window, span: tuple[int, int] | None) -> tuple[int, int]:
     """Start and end token of a span of words in a window; the first token if the span is not inside."""
     places = window.row.places
     if span is None or span[0] < window.first or span[1] - window.first + 1 >= len(places):

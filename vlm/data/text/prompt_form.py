@@ -16,21 +16,21 @@ from vlm.models.pretrained.architecture import IMAGE
 from vlm.models.pretrained.fields import integer
 from vlm.models.pretrained.folder import Folder
 
-MOST_STATES = 2**16  # maximum number of states per image
+MAX_STATES = 2**16  # maximum number of states per image
 ANCHOR = "."  # put before a text so that it is not encoded as the begin of one
 Squares = Sequence[tuple[int, int]]  # rows and columns into which each image is cut
 
 
-class Rendered(NamedTuple):
+class RenderedPrompt(NamedTuple):
     """A prompt as its model reads it.
 
     Args:
         tokens: Token ids, with PLACE for each state of an image.
-        own: Whether the model writes each token: those of an answer and of its end.
+        generated: Whether the model writes each token: those of an answer and of its end.
     """
 
     tokens: list[int]
-    own: list[bool]
+    generated: list[bool]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,8 +61,8 @@ class PromptForm:
         texts = (self.before, self.after, self.tile, self.caption, self.question)
         if not all(type(text) is str for text in texts) or type(self.states) is not int:
             raise ValueError("the form of its prompts is not one of texts and a number")
-        if not 0 <= self.states <= MOST_STATES:
-            raise ValueError(f"{self.states} states of an image are not 0 to {MOST_STATES:,}")
+        if not 0 <= self.states <= MAX_STATES:
+            raise ValueError(f"{self.states} states of an image are not 0 to {MAX_STATES:,}")
 
     @classmethod
     def of(cls, state: Mapping[str, Any]) -> Self:
@@ -74,7 +74,7 @@ class PromptForm:
         """The arguments, as plain containers."""
         return {**asdict(self), "chat": self.chat and self.chat.state()}
 
-    def shown(self) -> str | None:
+    def format_example(self) -> str | None:
         """The text of a prompt, with "{}" for the instruction and IMAGE for an image; None if the form is unknown."""
         if self.chat is None:
             return None
@@ -111,14 +111,14 @@ class PromptForm:
         squares: Squares = (),
         *,
         answering: bool = True,
-        begun: bool = False,
-    ) -> Rendered:
+        continued: bool = False,
+    ) -> RenderedPrompt:
         """A conversation as the model reads it.
 
         Args:
             squares: Rows and columns of each image, if images are cut into squares.
             answering: Whether the model answers next.
-            begun: Whether these turns follow an answer that the model has just written, without its end.
+            continued: Whether these turns follow an answer that the model has just written, without its end.
         Raises:
             UserError: The form is unknown or lacks a role, images are not supported, or a text has a special token.
         """
@@ -126,9 +126,11 @@ class PromptForm:
             raise UserError("the form of this model's conversations is not among those that are known")
         if not self.states and any(turn.images for turn in turns):
             raise UserError(
-                "images: this model does not converse about images; use vlm answer if it was trained on them"
+                "images: this model cannot chat about images; use vlm answer if it was trained on image questions"
             )
-        return self.ids(tokenizer, self.chat.pieces(turns, answering=answering, begun=begun), squares, begun=begun)
+        return self.ids(
+            tokenizer, self.chat.pieces(turns, answering=answering, continued=continued), squares, continued=continued
+        )
 
     def past(self, tokenizer: Tokenizer, answer: Sequence[int]) -> Sequence[int]:
         """The tokens of an answer that later turns read: all after its thoughts."""
@@ -141,21 +143,21 @@ class PromptForm:
         return answer[bisect_right(places, -len(words), key=lambda at: -len(tokenizer.decode(answer[at:]))) - 1 :]
 
     def ids(
-        self, tokenizer: Tokenizer, pieces: Iterable[Piece], squares: Squares = (), *, begun: bool = False
-    ) -> Rendered:
+        self, tokenizer: Tokenizer, pieces: Iterable[Piece], squares: Squares = (), *, continued: bool = False
+    ) -> RenderedPrompt:
         """Encodes pieces as the model reads them; arguments as in `turns`."""
-        tokens: list[int] = [] if begun or not self.starts else [*tokenizer.starts]
-        own = [False] * len(tokens)
+        tokens: list[int] = [] if continued or not self.starts else [*tokenizer.starts]
+        generated = [False] * len(tokens)
         for is_text, group in groupby(self._parts(tokenizer, pieces, squares), lambda part: isinstance(part[0], str)):
             parts: Any = group
             if is_text and self.plain:
-                parts = ((tokenizer.encode(text), mine) for text, mine in parts)
+                parts = ((tokenizer.encode(text), is_generated) for text, is_generated in parts)
             elif is_text:
-                parts = _encoded(tokenizer, [*parts], within=begun and not tokens)
-            for ids, mine in parts:
+                parts = _encode_together(tokenizer, [*parts], continues=continued and not tokens)
+            for ids, is_generated in parts:
                 tokens += ids
-                own += [mine] * len(ids)
-        return Rendered([PLACE if id == self.image_id else id for id in tokens], own)
+                generated += [is_generated] * len(ids)
+        return RenderedPrompt([PLACE if id == self.image_id else id for id in tokens], generated)
 
     @property
     def plain(self) -> bool:
@@ -172,19 +174,19 @@ class PromptForm:
                 places = [PLACE] * self.states * (1 + rows * columns)
                 yield places if self.image_id is None else self._image(rows, columns), False
             elif piece.mark and self.plain:
-                yield {BEGIN: [tokenizer.bos_id], END: [tokenizer.eos_id]}.get(piece.text, []), piece.own
+                yield {BEGIN: [tokenizer.bos_id], END: [tokenizer.eos_id]}.get(piece.text, []), piece.generated
             else:
                 if not piece.mark:
                     refuse_marks(tokenizer, piece.text)
-                yield piece.text, piece.own
+                yield piece.text, piece.generated
 
     def _image(self, rows: int, columns: int) -> str:
         """The text that represents an image in a prompt."""
         states = IMAGE * self.states
         tiles = [[self.tile.format(1 + row, 1 + column) for column in range(columns)] for row in range(rows)]
         cut = "".join("".join(f"{tile}{states}" for tile in row) + "\n" for row in tiles)
-        whole = f"{self.before}{states}{self.after}"
-        return f"{cut}\n{whole}" if cut else whole
+        image = f"{self.before}{states}{self.after}"
+        return f"{cut}\n{image}" if cut else image
 
     def ends(self, tokenizer: Tokenizer) -> list[int]:
         """The tokens that end a turn, in addition to the tokenizer's end token."""
@@ -205,21 +207,23 @@ def refuse_marks(tokenizer: Tokenizer, text: str) -> None:
         UserError: It contains one.
     """
     if isinstance(tokenizer, JsonTokenizer) and (named := tokenizer.marks(text)):
-        raise UserError(f"{excerpt(text)}: holds {named[0]}, which has a meaning of its own; leave it out")
+        raise UserError(f"{excerpt(text)}: contains the special token {named[0]}; remove it")
 
 
-def _encoded(tokenizer: Any, parts: Sequence[tuple[str, bool]], *, within: bool) -> Iterator[tuple[list[int], bool]]:
+def _encode_together(
+    tokenizer: Any, parts: Sequence[tuple[str, bool]], *, continues: bool
+) -> Iterator[tuple[list[int], bool]]:
     """Encodes texts as one; yields each id (in a list) and whether the model writes it.
 
     Args:
-        within: Whether the texts continue another text.
+        continues: Whether the texts continue another text.
     """
     text = "".join(part for part, _ in parts)
-    mine = bytes(own for part, own in parts for _ in part)
-    lead = ANCHOR if within else ""
+    generated = bytes(flag for part, flag in parts for _ in part)
+    lead = ANCHOR if continues else ""
     ids, spans = tokenizer.encode_spans(lead + text)
     for id, (start, end) in [*zip(ids, spans, strict=True)][len(tokenizer.encode_marked(lead)) :]:
-        yield [id], any(mine[max(0, start - len(lead)) : end - len(lead)])
+        yield [id], any(generated[max(0, start - len(lead)) : end - len(lead)])
 
 
 def read_form(folder: Folder, tokenizer: JsonTokenizer, states: int) -> PromptForm:
@@ -232,15 +236,15 @@ def read_form(folder: Folder, tokenizer: JsonTokenizer, states: int) -> PromptFo
     assert image is not None
     id = folder.config.read(integer(image.id_name, low=0, high=2**30))
     if [id] != tokenizer.encode_marked(IMAGE):
-        raise folder.config.fault(image.id_name, f"which is not the {IMAGE} of its tokenizer")
+        raise folder.config.error(image.id_name, f"which is not the {IMAGE} of its tokenizer")
     chat, stated = read_chat(folder)
     if not stated and image.form is not None:
-        chat = _one_turn(image.form)
+        chat = _make_single_turn_form(image.form)
     same = {name: getattr(image, name) for name in ("before", "after", "tile", "starts", "caption", "question")}
     return PromptForm(image_id=id, states=states, chat=chat, **same)
 
 
-def _one_turn(prompt: str) -> ChatForm:
+def _make_single_turn_form(prompt: str) -> ChatForm:
     """The form of a model that reads a single instruction, from its prompt with IMAGE and "{}"."""
     head, rest = prompt.split(IMAGE)
     before, after = rest.split("{}")

@@ -13,7 +13,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from vlm.data.text.tokenizer_base import Row, Tokenizer, printable_piece
+from vlm.data.text.tokenizer_base import Row, Tokenizer, format_piece
 
 MAX_PIECES = 2**20
 MAX_PIECE = 1024  # characters
@@ -27,17 +27,17 @@ PROBES = (
 
 
 class _Rows(Sequence[Row]):
-    """The row of each id, created on demand, because few of 50,000 are needed."""
+    """Rows of all ids, each created on demand, because few of 50,000 are needed."""
 
     def __init__(self, vocab: Sequence[str], special: set[int], row_of: Callable[[str], Row]) -> None:
-        self._vocab, self._special, self._row_of = vocab, special, row_of
+        self._vocab, self._special, self._make_row = vocab, special, row_of
 
     def __len__(self) -> int:
         return len(self._vocab)
 
     def __getitem__(self, id: Any) -> Any:
         piece = self._vocab[id]
-        return (b"", piece) if id in self._special else self._row_of(piece)
+        return (b"", piece) if id in self._special else self._make_row(piece)
 
 
 class SubwordTokenizer(Tokenizer):
@@ -64,8 +64,8 @@ class SubwordTokenizer(Tokenizer):
         """
         parts = {"vocab": list(vocab), "special": sorted(set(special)), **options}
         tokenizer = cls()
-        tokenizer._rows = tokenizer._assembled(parts)
-        tokenizer._learned = packed(parts | {"probe": tokenizer._probe()})
+        tokenizer._rows = tokenizer._assemble(parts)
+        tokenizer._learned = serialize_parts(parts | {"probe": tokenizer._probe()})
         return tokenizer
 
     def fit(self, texts: Iterable[str], cache: Path | None = None) -> Self:
@@ -81,24 +81,26 @@ class SubwordTokenizer(Tokenizer):
     def _build(self, learned: bytes) -> Sequence[Row]:
         parts = json.loads(learned)
         probe = parts.pop("probe", None)
-        rows = self._assembled(parts)
+        rows = self._assemble(parts)
         if probe is not None and probe != self._probe():
-            raise ValueError("this version of the library tokenizers gives other ids; install the one it was made with")
+            raise ValueError(
+                "this version of tokenizers gives other ids; install the version with which it was created"
+            )
         return rows
 
-    def _assembled(self, parts: Mapping[str, Any]) -> Sequence[Row]:
+    def _assemble(self, parts: Mapping[str, Any]) -> Sequence[Row]:
         """Creates the library's tokenizer; returns the row of every id."""
-        vocab, special = self._checked(parts)
+        vocab, special = self._validate(parts)
         self.pad_id, self.bos_id, self.eos_id = parts["pad"], parts["bos"], parts["eos"]
         try:
-            self._library = self._make(parts)
+            self._library = self._create_library(parts)
         except ValueError:
             raise
         except Exception as fault:  # the library raises plain exceptions
             raise ValueError(str(fault)) from fault
-        return _Rows(vocab, special, self._row_of)
+        return _Rows(vocab, special, self._make_row)
 
-    def _checked(self, parts: Mapping[str, Any]) -> tuple[list[str], set[int]]:
+    def _validate(self, parts: Mapping[str, Any]) -> tuple[list[str], set[int]]:
         """Validates the parts; returns the vocabulary and the ids that decode to nothing."""
         kinds = {"vocab": (list,), "special": (list,), "pad": (int,), "bos": (int,), "eos": (int,), **self.OPTIONS}
         if not isinstance(parts, dict) or parts.keys() != kinds.keys():
@@ -106,7 +108,9 @@ class SubwordTokenizer(Tokenizer):
         if wrong := [name for name, kind in kinds.items() if type(parts[name]) not in kind]:
             raise ValueError(f"{wrong[0]} has the wrong type")
         vocab, special = parts["vocab"], parts["special"]
-        if not 0 < len(vocab) <= MAX_PIECES or not all(type(one) is str and len(one) <= MAX_PIECE for one in vocab):
+        if not 0 < len(vocab) <= MAX_PIECES or not all(
+            type(piece) is str and len(piece) <= MAX_PIECE for piece in vocab
+        ):
             raise ValueError(f"the vocabulary exceeds {MAX_PIECES:,} pieces of {MAX_PIECE:,} characters, or is empty")
         if len(set(vocab)) < len(vocab):
             raise ValueError("a piece of the vocabulary is repeated")
@@ -120,12 +124,12 @@ class SubwordTokenizer(Tokenizer):
         return sha256(json.dumps(ids).encode()).hexdigest()
 
     @abstractmethod
-    def _make(self, parts: Mapping[str, Any]) -> Any:
+    def _create_library(self, parts: Mapping[str, Any]) -> Any:
         """Creates the library's tokenizer from validated parts."""
 
     @abstractmethod
-    def _row_of(self, piece: str) -> Row:
-        """The row of an id that is not special."""
+    def _make_row(self, piece: str) -> Row:
+        """Returns the row of an id that is not special."""
 
 
 class BytePairTokenizer(SubwordTokenizer):
@@ -133,7 +137,7 @@ class BytePairTokenizer(SubwordTokenizer):
 
     OPTIONS: ClassVar = {"merges": (list,), "prefix_space": (bool,)}
 
-    def _make(self, parts: Mapping[str, Any]) -> Any:
+    def _create_library(self, parts: Mapping[str, Any]) -> Any:
         from tokenizers import Tokenizer, models, pre_tokenizers
 
         merges = [tuple(pair) for pair in parts["merges"]]
@@ -141,16 +145,16 @@ class BytePairTokenizer(SubwordTokenizer):
         if len(merges) > MAX_PIECES or not kinds <= {2, str}:
             raise ValueError("a merge must be a pair of pieces")
         special = {*parts["special"]}
-        _raw("".join(piece for id, piece in enumerate(parts["vocab"]) if id not in special))
+        _decode_characters("".join(piece for id, piece in enumerate(parts["vocab"]) if id not in special))
         vocab = {piece: id for id, piece in enumerate(parts["vocab"])}
         tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges))
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=parts["prefix_space"], use_regex=True)
         return tokenizer
 
-    def _row_of(self, piece: str) -> Row:
-        raw = _raw(piece)
+    def _make_row(self, piece: str) -> Row:
+        raw = _decode_characters(piece)
         text = raw.decode("utf-8", "replace")
-        return raw, "".join(f"<0x{byte:02X}>" for byte in raw) if "\ufffd" in text else printable_piece(text)
+        return raw, "".join(f"<0x{byte:02X}>" for byte in raw) if "\ufffd" in text else format_piece(text)
 
 
 class WordPieceTokenizer(SubwordTokenizer):
@@ -178,13 +182,13 @@ class WordPieceTokenizer(SubwordTokenizer):
         first = next((self._vocab[id] for id in ids if self._row(id)[0]), "")
         return f"{CONTINUES}{text}" if first.startswith(CONTINUES) else text.removeprefix(" ")
 
-    def _make(self, parts: Mapping[str, Any]) -> Any:
+    def _create_library(self, parts: Mapping[str, Any]) -> Any:
         from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
         vocab, self.unk_id = {piece: id for id, piece in enumerate(parts["vocab"])}, parts["unk"]
         self._mask, self._vocab = parts["mask"], parts["vocab"]
-        known = all(0 <= id < len(vocab) for id in (parts["unk"], parts["mask"] or 0))
-        if not known or not 1 <= parts["longest_word"] <= MAX_PIECE:
+        in_range = all(0 <= id < len(vocab) for id in (parts["unk"], parts["mask"] or 0))
+        if not in_range or not 1 <= parts["longest_word"] <= MAX_PIECE:
             raise ValueError("an option is out of range")
         options = {"max_input_chars_per_word": parts["longest_word"], "unk_token": parts["vocab"][parts["unk"]]}
         tokenizer = Tokenizer(models.WordPiece(vocab=vocab, continuing_subword_prefix=CONTINUES, **options))
@@ -197,31 +201,28 @@ class WordPieceTokenizer(SubwordTokenizer):
         tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
         return tokenizer
 
-    def _row_of(self, piece: str) -> Row:
-        written = piece.startswith(CONTINUES) or _JOINED.match(piece)
-        text = piece.removeprefix(CONTINUES) if written else f" {piece}"
-        return text.encode(), printable_piece(text)
+    def _make_row(self, piece: str) -> Row:
+        joined = piece.startswith(CONTINUES) or _JOINED.match(piece)
+        text = piece.removeprefix(CONTINUES) if joined else f" {piece}"
+        return text.encode(), format_piece(text)
 
 
-def _raw(piece: str) -> bytes:
+def _decode_characters(piece: str) -> bytes:
     try:
         return piece.translate(LATIN1).encode("latin1")
     except UnicodeEncodeError as fault:
         raise ValueError(f"{piece[fault.start]!r} is not one of GPT-2's characters for bytes") from None
 
 
-def packed(parts: Mapping[str, Any]) -> bytes:
-    """The bytes of a tokenizer's learned state, as stored in a checkpoint."""
+def serialize_parts(parts: Mapping[str, Any]) -> bytes:
+    """Serializes a tokenizer's learned state, as stored in a checkpoint."""
     return json.dumps(parts, ensure_ascii=True, separators=(",", ":"), sort_keys=True).encode()
 
 
-def _byte_of() -> dict[str, int]:
-    seen = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in seen]
-    return {chr(byte): byte for byte in seen} | {chr(256 + place): byte for place, byte in enumerate(others)}
-
-
-BYTE_OF = _byte_of()  # GPT-2's character for each byte: itself if printable, else one from 256 on
+_PRINTABLE = (*range(33, 127), *range(161, 173), *range(174, 256))
+_UNPRINTABLE = (byte for byte in range(256) if byte not in _PRINTABLE)
+# GPT-2's character for each byte: itself if printable, else one from 256 on.
+BYTE_OF = {chr(byte): byte for byte in _PRINTABLE} | {chr(256 + n): byte for n, byte in enumerate(_UNPRINTABLE)}
 CONTINUES = "##"  # prefix of a piece that continues a word
 _JOINED = re.compile(r"[.?!,]|n't|'m|'s|'ve|'re")  # pieces that are written without a leading space
 # Maps each of these characters to the Latin-1 character of its byte, and others to one outside of Latin-1.

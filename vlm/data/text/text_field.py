@@ -144,8 +144,8 @@ class SlidingWindows(Windows):
 
     def rows(self, starts: np.ndarray) -> TextRows:
         rows = self.read(starts)
-        seen = np.where(starts == 0, 1, 1 + self.max_len - self.stride)  # (B,)
-        scored = torch.from_numpy(self._span >= seen[:, None])  # (B, L+1)
+        context = np.where(starts == 0, 1, 1 + self.max_len - self.stride)  # (B,)
+        scored = torch.from_numpy(self._span >= context[:, None])  # (B, L+1)
         if rows.segments is not None:
             scored &= (rows.segments != PADDING) & (rows.tokens != self.bos_id)
         rows.scored, rows.targets = scored, window_targets(rows.tokens, rows.segments, scored)
@@ -161,7 +161,7 @@ def window_targets(tokens: Tensor, segments: Tensor | None, scored: Tensor | Non
         tokens (B, L+1), segments (B, L+1) or None, scored bool (B, L+1) or None -> targets of (B, L)
     """
     labels = next_token_labels(tokens, segments)[:, :-1]
-    return Targets.of(labels if scored is None else labels.masked_fill(~scored[:, 1:], IGNORE))
+    return Targets.from_labels(labels if scored is None else labels.masked_fill(~scored[:, 1:], IGNORE))
 
 
 LEARNED_FROM = 2**26  # approximate number of bytes that a tokenizer is learned from
@@ -192,7 +192,7 @@ class TextField(TokenField):
     """
 
     needs = ("document",)
-    reads_whole = True
+    reads_entire_split = True
 
     def __init__(self, *, tokenizer: Tokenizer, max_len: Count, stride: Count | None = None) -> None:
         super().__init__(tokenizer=tokenizer, max_len=max_len)
@@ -261,7 +261,7 @@ class TextField(TokenField):
             return RandomWindows(seed=self._seed, limit=limit, **options)
         return SlidingWindows(stride=self.stride, **options)
 
-    def sampled(self, name: str, *, batches: int, batch_size: int, seed: int) -> Iterator[TextRows]:
+    def sample_windows(self, name: str, *, batches: int, batch_size: int, seed: int) -> Iterator[TextRows]:
         """Batches of random windows with all tokens scored, for nanoGPT's estimate of the loss.
 
         Args:

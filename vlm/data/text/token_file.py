@@ -20,7 +20,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
-from vlm.data.store.cache_file import file_lock, unwritable
+from vlm.data.store.cache_file import file_lock, unwritable_error
 from vlm.data.text.tokenizer import Tokenizer, tokenizer_from_state
 from vlm.errors import UserError
 from vlm.io.files import atomic_write
@@ -32,7 +32,7 @@ SERIAL = 16  # jobs; fewer are encoded in this process, because starting others 
 Lines = Iterable[str]
 
 
-class Encoded(NamedTuple):
+class EncodedTokens(NamedTuple):
     """Token ids of a text as bytes, and the amount of text."""
 
     ids: bytes
@@ -49,7 +49,7 @@ class Chunk(NamedTuple):
     ends: bool
 
 
-def encode(documents: Iterable[Lines], tokenizer: Tokenizer, processes: int) -> Iterator[Encoded]:
+def encode_documents(documents: Iterable[Lines], tokenizer: Tokenizer, processes: int) -> Iterator[EncodedTokens]:
     """Encodes documents in order, in several processes if there is enough text.
 
     Args:
@@ -57,17 +57,17 @@ def encode(documents: Iterable[Lines], tokenizer: Tokenizer, processes: int) -> 
         tokenizer: The tokenizer.
         processes: Maximum number of processes.
     """
-    jobs = _jobs(documents)
+    jobs = _make_jobs(documents)
     first = list(islice(jobs, SERIAL))
     jobs = chain(first, jobs)
     if processes == 1 or len(first) < SERIAL:
-        yield from (_encode(tokenizer, job) for job in jobs)
+        yield from (_encode_job(tokenizer, job) for job in jobs)
         return
     # Spawned, because a fork of a process with torch's threads may hang.
-    with ProcessPoolExecutor(processes, get_context("spawn"), _start, (tokenizer.state(),)) as pool:
+    with ProcessPoolExecutor(processes, get_context("spawn"), _start_worker, (tokenizer.state(),)) as pool:
         waiting: deque = deque()
         for job in jobs:
-            waiting.append(pool.submit(_work, job))
+            waiting.append(pool.submit(_run_job, job))
             if len(waiting) > 2 * processes:
                 yield waiting.popleft().result()
         while waiting:
@@ -79,7 +79,7 @@ def id_dtype(tokenizer: Tokenizer) -> np.dtype:
     return np.dtype("<u2" if tokenizer.vocab_size <= 2**16 else "<u4")
 
 
-def _jobs(documents: Iterable[Lines]) -> Iterator[list[Chunk]]:
+def _make_jobs(documents: Iterable[Lines]) -> Iterator[list[Chunk]]:
     """Divides documents into jobs of similar size: long ones are split, short ones combined."""
     job: list[Chunk] = []
     size = 0
@@ -97,7 +97,7 @@ def _jobs(documents: Iterable[Lines]) -> Iterator[list[Chunk]]:
         yield job
 
 
-def _encode(tokenizer: Tokenizer, job: list[Chunk]) -> Encoded:
+def _encode_job(tokenizer: Tokenizer, job: list[Chunk]) -> EncodedTokens:
     ids: list[int] = []
     words = size = 0
     for lines, before, ends in job:
@@ -106,16 +106,16 @@ def _encode(tokenizer: Tokenizer, job: list[Chunk]) -> Encoded:
             ids += tokenizer.encode(line)
         ids += [tokenizer.eos_id] if ends else []
         text = "".join(lines)
-        begun = bool(before.strip() and text[:1].strip())  # the first word was counted in the previous chunk
-        words += len(text.split()) - begun
+        continues = bool(before.strip() and text[:1].strip())  # its first word was counted with the previous chunk
+        words += len(text.split()) - continues
         size += len(text.encode())
-    return Encoded(np.array(ids, id_dtype(tokenizer)).tobytes(), sum(chunk.ends for chunk in job), words, size)
+    return EncodedTokens(np.array(ids, id_dtype(tokenizer)).tobytes(), sum(chunk.ends for chunk in job), words, size)
 
 
 _tokenizer: list[Tokenizer] = []  # set in each process of the pool
 
 
-def _start(state: dict[str, Any]) -> None:
+def _start_worker(state: dict[str, Any]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent ends this one
     threading.Thread(target=_end_with_parent, daemon=True).start()
     _tokenizer[:] = [tokenizer_from_state(state)]
@@ -129,8 +129,8 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-def _work(job: list[Chunk]) -> Encoded:
-    return _encode(_tokenizer[0], job)
+def _run_job(job: list[Chunk]) -> EncodedTokens:
+    return _encode_job(_tokenizer[0], job)
 
 
 MAGIC = b"VLMTOKEN"
@@ -176,7 +176,7 @@ class TokenFile:
     def __init__(self, path: Path, tokenizer: str) -> None:
         self.path, self.header = path, _read_header(path)
         if self.header.tokenizer != tokenizer:
-            raise UserError(f"{path}: was written with another tokenizer; delete the file, and it is created again")
+            raise UserError(f"{path}: was written with another tokenizer; delete the file to create it again")
         self.tokens = np.memmap(path, np.dtype(self.header.dtype), "r", START, (self.header.tokens,))
 
     def __reduce__(self) -> Any:
@@ -216,18 +216,18 @@ def write_tokens(
     """
     try:
         with atomic_write(path) as file:
-            _write(file, encode(documents, tokenizer, processes or cores()), tokenizer, size)
+            _write(file, encode_documents(documents, tokenizer, processes or cores()), tokenizer, size)
     except OSError as error:
-        raise unwritable(path, error) from error
+        raise unwritable_error(path, error) from error
     except BrokenProcessPool as error:
-        raise UserError(f"{path}: a process that encoded text was killed; free some memory and try again", 1) from error
+        raise UserError(f"{path}: a worker that encodes text was killed; free some memory and try again", 1) from error
 
 
-def _write(file: BinaryIO, parts: Iterable[Encoded], tokenizer: Tokenizer, size: int) -> None:
+def _write(file: BinaryIO, parts: Iterable[EncodedTokens], tokenizer: Tokenizer, size: int) -> None:
     dtype, digest = id_dtype(tokenizer), blake2b(digest_size=16)
     tokens = documents = words = count = 0
     file.seek(START)
-    with _progress(size) as advance:
+    with _show_progress(size) as advance:
         for part in parts:
             file.write(part.ids)
             digest.update(part.ids)
@@ -241,7 +241,7 @@ def _write(file: BinaryIO, parts: Iterable[Encoded], tokenizer: Tokenizer, size:
 
 
 def _read_header(path: Path) -> Header:
-    damaged = UserError(f"{path}: is not a complete file of tokens; delete it, and it is created again")
+    damaged = UserError(f"{path}: is not a complete token file; delete it to create it again")
     try:
         with open(path, "rb") as file:
             magic, version, length = PREFIX.unpack(file.read(PREFIX.size))
@@ -252,14 +252,14 @@ def _read_header(path: Path) -> Header:
             if os.fstat(file.fileno()).st_size != START + header.tokens * size:
                 raise damaged
     except OSError as error:
-        raise UserError(f"{path}: {error.strerror}; give a file of tokens") from error
+        raise UserError(f"{path}: {error.strerror}; give a token file") from error
     except (KeyError, RecursionError, TypeError, ValueError, struct.error) as error:
         raise damaged from error
     return header
 
 
 @contextmanager
-def _progress(size: int) -> Iterator[Callable[[int], None]]:
+def _show_progress(size: int) -> Iterator[Callable[[int], None]]:
     """Shows a progress bar if stderr is a terminal; yields a function that adds bytes done."""
     if not sys.stderr.isatty():
         yield lambda done: None

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from vlm.data.text.library import UNUSED, JsonTokenizer, PieceModelTokenizer, sentencepiece_row
+from vlm.data.text.library import UNUSED, JsonTokenizer, PieceModelTokenizer, make_sentencepiece_row
 from vlm.data.text.subwords import MAX_PIECE, MAX_PIECES, BytePairTokenizer, WordPieceTokenizer
-from vlm.data.text.tokenizer_base import SPACE, Row, Tokenizer, fingerprint_of, printable_piece
+from vlm.data.text.tokenizer_base import SPACE, Row, Tokenizer, compute_fingerprint, format_piece
 from vlm.errors import Count, Share, UserError
 
 _LANGUAGE = re.compile(r">>[^<>\s]+<<")  # token for the target language of a translation
@@ -66,8 +66,8 @@ class PieceTableTokenizer(Tokenizer):
 
     def _ids(self, model: Any, text: str) -> list[int]:
         text, ids = self._prepare(text), list[int]()
-        if (found := _LANGUAGE.match(text)) and found[0] in self._id_of:
-            ids, text = [self._id_of[found[0]]], text[found.end() :]
+        if (match := _LANGUAGE.match(text)) and match[0] in self._id_of:
+            ids, text = [self._id_of[match[0]]], text[match.end() :]
         return ids + [self._id_of.get(piece, self._unknown) for piece in model.encode(text, out_type=str)]
 
     def _build(self, learned: bytes) -> Sequence[Row]:
@@ -76,10 +76,12 @@ class PieceTableTokenizer(Tokenizer):
         head, _, rest = learned.partition(b"\n")
         parts = json.loads(head)
         table, sizes = parts["table"], parts["sizes"]
-        if not 0 < len(table) <= MAX_PIECES or not all(type(one) is str and len(one) <= MAX_PIECE for one in table):
+        if not 0 < len(table) <= MAX_PIECES or not all(
+            type(piece) is str and len(piece) <= MAX_PIECE for piece in table
+        ):
             raise ValueError(f"the vocabulary exceeds {MAX_PIECES:,} pieces of {MAX_PIECE:,} characters, or is empty")
         if not 1 <= len(sizes) <= 2 or sum(sizes) != len(rest) or min(sizes) < 0:
-            raise ValueError("its models are not of the sizes that it states")
+            raise ValueError("its models do not have the stated sizes")
         ids = [*parts["special"], *(parts[name] for name in ("pad", "bos", "eos", "unk"))]
         if not all(type(id) is int and 0 <= id < len(table) for id in ids):
             raise ValueError("an id is outside the vocabulary")
@@ -89,18 +91,18 @@ class PieceTableTokenizer(Tokenizer):
         protos = [rest[end - size : end] for size, end in zip(sizes, ends, strict=True)]
         self._models = [sentencepiece.SentencePieceProcessor(model_proto=proto) for proto in protos]
         special = {*parts["special"]}
-        return [(b"", piece) if id in special else _row(piece) for id, piece in enumerate(table)]
+        return [(b"", piece) if id in special else _make_row(piece) for id, piece in enumerate(table)]
 
 
-def _row(piece: str) -> Row:
+def _make_row(piece: str) -> Row:
     if byte := _BYTE.fullmatch(piece):
         return bytes([int(byte[1], 16)]), piece
     text = piece.replace(SPACE, " ")
-    return text.encode(), printable_piece(text)
+    return text.encode(), format_piece(text)
 
 
-def table_of_xlm_roberta(model: bytes, size: int) -> list[str]:
-    """The piece of each id of XLM-R's tokenizer: its four special tokens, the model's other pieces, and a mask.
+def make_xlm_roberta_table(model: bytes, size: int) -> list[str]:
+    """Returns the piece of each id of XLM-R's tokenizer: four special tokens, the model's other pieces, and a mask.
 
     Args:
         size: Number of rows of the weights.
@@ -109,10 +111,10 @@ def table_of_xlm_roberta(model: bytes, size: int) -> list[str]:
 
     stated = sentencepiece.SentencePieceProcessor(model_proto=model)
     pieces = map(stated.id_to_piece, range(stated.get_piece_size()))
-    return filled([*XLM_SPECIAL, *(piece for piece in pieces if piece not in XLM_SPECIAL), "<mask>"], size)
+    return pad_table([*XLM_SPECIAL, *(piece for piece in pieces if piece not in XLM_SPECIAL), "<mask>"], size)
 
 
-def filled(table: Sequence[str], size: int) -> list[str]:
+def pad_table(table: Sequence[str], size: int) -> list[str]:
     """Extends a table with names for the rows of the weights that have no piece."""
     return [*table, *(UNUSED.format(id) for id in range(len(table), min(size, MAX_PIECES)))]
 
@@ -144,7 +146,7 @@ class ByteTokenizer(Tokenizer):
     def _build(self, learned: bytes) -> Sequence[Row]:
         if learned:
             raise ValueError("a byte tokenizer learns nothing")
-        return SPECIAL + tuple((raw, printable_piece(raw.decode()) if raw < b"\x80" else name) for raw, name in BYTES)
+        return SPECIAL + tuple((raw, format_piece(raw.decode()) if raw < b"\x80" else name) for raw, name in BYTES)
 
 
 class CharTokenizer(Tokenizer):
@@ -167,7 +169,7 @@ class CharTokenizer(Tokenizer):
         if sorted(set(chars)) != list(chars):
             raise ValueError("its characters are not sorted or not unique")
         self._ids = {char: id for id, char in enumerate(chars, len(SPECIAL) + len(BYTES))}
-        return SPECIAL + BYTES + tuple((char.encode(), printable_piece(char)) for char in chars)
+        return SPECIAL + BYTES + tuple((char.encode(), format_piece(char)) for char in chars)
 
 
 class SentencePieceTokenizer(Tokenizer):
@@ -255,7 +257,7 @@ class SentencePieceTokenizer(Tokenizer):
             size, reason = options["vocab_size"], str(error).rpartition("] ")[2]
             if least := re.search(r"smaller than required_chars. \d+ vs (\d+)", reason):
                 raise UserError(
-                    f"tokenizer.vocab_size: {size} has no room for the characters of these texts; give "
+                    f"tokenizer.vocab_size: {size} is too small for the characters of these texts; set "
                     f"tokenizer.vocab_size={int(least[1]) + 1000}, or tokenizer=bytes"
                 ) from None
             raise UserError(
@@ -271,7 +273,7 @@ class SentencePieceTokenizer(Tokenizer):
         self._model = model
         spelled = [model.piece_to_id(f"<0x{byte:02X}>") for byte in SPACE.encode()]
         self._mark: list[int] = spelled if model.is_byte(spelled[0]) else [model.unk_id()]
-        return [sentencepiece_row(model, id) for id in range(model.get_piece_size())]
+        return [make_sentencepiece_row(model, id) for id in range(model.get_piece_size())]
 
 
 def tokenizer_from_state(state: dict[str, Any]) -> Tokenizer:
@@ -288,7 +290,7 @@ def tokenizer_from_state(state: dict[str, Any]) -> Tokenizer:
         if name not in classes:
             raise UserError(f"the checkpoint's tokenizer {name!r} is unknown; known are {', '.join(classes)}")
         # Checked before the bytes reach a library's parser, which may not handle damaged input.
-        if fingerprint_of(name, options, learned) != state["fingerprint"]:
+        if compute_fingerprint(name, options, learned) != state["fingerprint"]:
             raise ValueError("its fingerprint differs")
         tokenizer = classes[name](**{key: value for key, value in options.items() if key != "languages"})
         tokenizer.add_languages(options.get("languages", ()))

@@ -86,14 +86,14 @@ class Tokenizer(ABC):
         if not self.languages:
             raise UserError(f"--language {excerpt(language)}: this model has no language tokens; remove the option")
         if language not in self.languages:
-            known = ", ".join(self.languages)
-            raise UserError(f"--language {excerpt(language)}: unknown to this model; choose from {known}")
+            supported = ", ".join(self.languages)
+            raise UserError(f"--language {excerpt(language)}: not supported by this model; choose from {supported}")
         return [self.language_ids[self.languages.index(language)]]
 
     @property
     def fingerprint(self) -> str:
         """Hash of everything that determines encoding and decoding: class, options and learned state."""
-        return fingerprint_of(type(self).__name__, self._options, self._require_fit())
+        return compute_fingerprint(type(self).__name__, self._options, self._require_fit())
 
     def fit(self, texts: Iterable[str], cache: Path | None = None) -> Self:
         """Learns from training texts; the result depends only on texts and options.
@@ -106,7 +106,9 @@ class Tokenizer(ABC):
         """
         captions = [self._prepare(text) for text in texts]
         if not captions:
-            raise UserError("data: train has no text to learn a tokenizer from; add text, or hold out less")
+            raise UserError(
+                "data: the training split has no text to learn a tokenizer from; add text, or hold out less"
+            )
         file = cache / f"{self._digest(captions)}.tokenizer" if cache else None
         if file is None or not self._read(file):
             self._load(self._learn(captions))
@@ -197,7 +199,7 @@ class Tokenizer(ABC):
     def _read(self, file: Path) -> bool:
         try:
             fingerprint, _, learned = file.read_bytes().partition(b"\n")
-            if fingerprint != fingerprint_of(type(self).__name__, self._options, learned).encode():
+            if fingerprint != compute_fingerprint(type(self).__name__, self._options, learned).encode():
                 return False
             self._load(learned)
         except (OSError, ValueError, RuntimeError):
@@ -213,13 +215,13 @@ class Tokenizer(ABC):
             print_error(f"{file}: the tokenizer could not be cached ({error.strerror})", "warning")
 
 
-def fingerprint_of(name: str, options: dict[str, Any], learned: bytes) -> str:
+def compute_fingerprint(name: str, options: dict[str, Any], learned: bytes) -> str:
     more: list[Any] = [name for name in ("mask", "bare") if options.get(name)]
     more += [options["languages"]] if options.get("languages") else []
     return sha256(json.dumps([name, options["lowercase"], *more]).encode() + b"\0" + learned).hexdigest()
 
 
-def printable_piece(text: str) -> str:
+def format_piece(text: str) -> str:
     if not text.isprintable():
         text = "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
     return text.replace(" ", SPACE)

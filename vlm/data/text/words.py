@@ -26,7 +26,7 @@ def read_lines(path: Path) -> Iterator[str]:
     """
     decoder, number, rest = codecs.getincrementaldecoder("utf-8-sig")(), 1, ""
     try:
-        for block in _blocks(path):
+        for block in _read_blocks(path):
             *lines, rest = (rest + decoder.decode(block)).split("\n")
             yield from (f"{line}\n" for line in lines)
             number += len(lines)
@@ -64,16 +64,16 @@ class FileDocument:
         if (self.start, self.stop) == (0.0, 1.0):
             yield from read_lines(self.path)
             return
-        count = _characters(self.path)
+        count = _count_characters(self.path)
         first, last, at = int(count * self.start), int(count * self.stop), 0
         for line in read_lines(self.path):
-            if kept := line[max(0, first - at) : max(0, last - at)]:
-                yield kept
+            if part := line[max(0, first - at) : max(0, last - at)]:
+                yield part
             at += len(line)
 
     def texts(self) -> Iterator[tuple[int, str]]:
         """Yields the number and the text of each line that begins in the part, without blank lines."""
-        count = _characters(self.path) if (self.start, self.stop) != (0.0, 1.0) else 0
+        count = _count_characters(self.path) if (self.start, self.stop) != (0.0, 1.0) else 0
         first, last, at = int(count * self.start), int(count * self.stop), 0
         for number, line in enumerate(read_lines(self.path), 1):
             if (not count or first <= at < last) and (text := line.strip()):
@@ -90,13 +90,13 @@ class FileDocument:
         return f"{self.start} {self.stop} {file.st_size} {file.st_mtime_ns}"
 
 
-def _characters(path: Path) -> int:
+def _count_characters(path: Path) -> int:
     """Number of characters of a file; invalid bytes are ignored here."""
     decoder = codecs.getincrementaldecoder("utf-8-sig")("ignore")
-    return sum(len(decoder.decode(block)) for block in _blocks(path))
+    return sum(len(decoder.decode(block)) for block in _read_blocks(path))
 
 
-def _blocks(path: Path) -> Iterator[bytes]:
+def _read_blocks(path: Path) -> Iterator[bytes]:
     try:
         with open(path, "rb") as file:
             yield from iter(lambda: file.read(BLOCK), b"")
@@ -114,7 +114,7 @@ _WORD = re.compile(r"\w+")
 
 
 @cache
-def spaceless() -> re.Pattern[str]:
+def spaceless_pattern() -> re.Pattern[str]:
     """Matches a character of a script without spaces and its combining marks, as a group."""
     spans = [span.split("-") for span in _SPACELESS.split()]
     ranges = "".join(f"{chr(int(low, 16))}-{chr(int(high, 16))}" for low, high in spans)
@@ -125,15 +125,15 @@ def spaceless() -> re.Pattern[str]:
 
 def words(text: str) -> Iterator[str]:
     """The words of a text without punctuation; each character of a script without spaces is a word."""
-    for part in [text] if text.isascii() else spaceless().split(text):
-        yield from [part] if spaceless().fullmatch(part) else _WORD.findall(part)
+    for part in [text] if text.isascii() else spaceless_pattern().split(text):
+        yield from [part] if spaceless_pattern().fullmatch(part) else _WORD.findall(part)
 
 
 Span = tuple[int, int]
 
 
-def whole(spans: Iterable[Span], text: str) -> Iterator[Span]:
-    """Joins adjacent parts of a text, given in order, where the cut between them splits a grapheme cluster."""
+def merge_graphemes(spans: Iterable[Span], text: str) -> Iterator[Span]:
+    """Joins adjacent spans of a text, given in order, that split a grapheme cluster."""
     starts = {match.start() for match in regex.finditer(r"\X", text)}
     begin = end = -1
     for start, stop in spans:
@@ -167,14 +167,14 @@ def split_words(text: str) -> list[str]:
     """
     if text.isascii():
         return _ASCII.findall(text)
-    return [text[start:stop] for start, stop in whole((match.span() for match in _ANY.finditer(text)), text)]
+    return [text[start:stop] for start, stop in merge_graphemes((match.span() for match in _ANY.finditer(text)), text)]
 
 
 _BREAK = re.compile(r" *[^\S ]\s*")
 _BREAK_BUT_NO_BREAK_SPACE = re.compile(r" *[^\S \u00a0\u202f][^\S\u00a0\u202f]*")
 
 
-def one_line(text: str, *, keep_no_break: bool = False) -> str:
+def to_single_line(text: str, *, keep_no_break: bool = False) -> str:
     """Converts a text to one line: strips it, and replaces line breaks, tabs and other white space by single spaces.
 
     Runs of plain spaces are kept: a tokenizer has pieces for them, and metrics ignore them.

@@ -14,7 +14,7 @@ from PIL import Image
 
 from vlm.data.fields import CaptionField
 from vlm.data.images.image import ImageError
-from vlm.data.records import Skipped, Source, Split
+from vlm.data.records import SkipMessage, Source, Split
 from vlm.data.text.tokenizer import ByteTokenizer, Tokenizer
 from vlm.io.files import progress
 from vlm.machine import cores
@@ -33,7 +33,7 @@ class ImageHash(NamedTuple):
     small: np.ndarray
 
 
-def image_hash(image: Image.Image) -> ImageHash:
+def hash_image(image: Image.Image) -> ImageHash:
     """Hashes an RGB image. Each of 64 bits of `look` tells whether a pixel is brighter than its left neighbour."""
     digest = blake2b(f"{image.size}".encode() + image.tobytes(), digest_size=16).digest()
     grey = np.asarray(image.convert("L").resize((9, 8), Image.Resampling.BOX), np.int16)
@@ -42,46 +42,46 @@ def image_hash(image: Image.Image) -> ImageHash:
     return ImageHash(digest, int.from_bytes(bits.tobytes(), "big"), small)
 
 
-def exact(hashes: Sequence[ImageHash]) -> list[list[int]]:
+def find_exact_duplicates(hashes: Sequence[ImageHash]) -> list[list[int]]:
     """Groups of images with equal pixels."""
     groups = defaultdict(list)
-    for index, one in enumerate(hashes):
-        groups[one.digest].append(index)
+    for index, image_hash in enumerate(hashes):
+        groups[image_hash.digest].append(index)
     return [group for group in groups.values() if len(group) > 1]
 
 
-def near(hashes: Sequence[ImageHash]) -> list[tuple[int, int]]:
+def find_near_duplicates(hashes: Sequence[ImageHash]) -> list[tuple[int, int]]:
     """Pairs of images that look alike without being equal: resized, recompressed, slightly brighter.
 
     Hashes find candidates and thumbnails decide, because scenes on a plain background have similar hashes.
     """
     if not hashes:
         return []
-    looks = np.array([one.look for one in hashes], np.uint64)
-    small = np.stack([one.small for one in hashes]).reshape(len(hashes), -1, 3)
+    looks = np.array([image_hash.look for image_hash in hashes], np.uint64)
+    small = np.stack([image_hash.small for image_hash in hashes]).reshape(len(hashes), -1, 3)
     pairs: set[tuple[int, int]] = set()
     for word in range(_WORDS):
         words = (looks >> np.uint64(16 * word)) & np.uint64(0xFFFF)
         order = np.argsort(words, kind="stable")
         starts = np.flatnonzero(np.diff(words[order], prepend=np.uint64(2**20))).tolist()
         for start, end in zip(starts, [*starts[1:], len(order)], strict=True):
-            pairs |= _near_within(order[start:end], looks, small)
+            pairs |= _find_near_within(order[start:end], looks, small)
     return sorted(pair for pair in pairs if hashes[pair[0]].digest != hashes[pair[1]].digest)
 
 
-def _near_within(members: np.ndarray, looks: np.ndarray, small: np.ndarray) -> set[tuple[int, int]]:
+def _find_near_within(members: np.ndarray, looks: np.ndarray, small: np.ndarray) -> set[tuple[int, int]]:
     pairs = set()
-    for place, one in enumerate(members[:-1].tolist()):
-        others = members[place + 1 :]
-        others = others[np.bitwise_count(looks[others] ^ looks[one]) <= MAX_BITS]
-        if len(others) == 0:
+    for place, reference in enumerate(members[:-1].tolist()):
+        candidates = members[place + 1 :]
+        candidates = candidates[np.bitwise_count(looks[candidates] ^ looks[reference]) <= MAX_BITS]
+        if len(candidates) == 0:
             continue
-        gaps = small[others].astype(np.float32) - small[one].astype(np.float32)  # (M, 256, 3)
+        gaps = small[candidates].astype(np.float32) - small[reference].astype(np.float32)  # (M, 256, 3)
         shift = gaps.mean(1, keepdims=True)
         local = np.abs(gaps - shift)
         alike = (np.abs(shift).max((1, 2)) <= MAX_SHIFT) & (local.mean((1, 2)) <= MAX_MEAN)
         alike &= local.max((1, 2)) <= MAX_LOCAL
-        pairs |= {(min(one, other), max(one, other)) for other in others[alike].tolist()}
+        pairs |= {(min(reference, candidate), max(reference, candidate)) for candidate in candidates[alike].tolist()}
     return pairs
 
 
@@ -116,20 +116,20 @@ LIMITS = {
     "duplicate document": 0.1,
 }
 REMEDIES = {
-    "unreadable image": "mend or remove these files; a run skips them, up to callbacks.bad_samples.limit",
+    "unreadable image": "repair or remove these files; a run skips them, up to callbacks.bad_samples.limit",
     "invalid row": "correct or remove these rows; a run skips them, up to 1% of a file",
     "missing image": "correct these names, or set data.root; a run skips them, up to 1% of the images",
     "damaged shard": "write or fetch the shard again",
     "image in two splits": "keep it in one: scores on images that training has seen mean nothing",
     "nearly the same image in two splits": "keep both in one split",
-    "one image in two classes": "decide for one",
-    "duplicate image": "give all captions of an image to one row or file",
-    "near duplicate image": "keep one of them, or give all captions to one row",
-    "repeated caption": "write captions of your own for each image, or remove those that recur",
+    "one image in two classes": "keep one of the classes",
+    "duplicate image": "list all captions of an image in one row or file",
+    "near duplicate image": "keep one of them, or list all captions in one row",
+    "repeated caption": "write separate captions for each image, or remove the repeated ones",
     "tiny image": "use larger copies: images are enlarged to data.image_size",
     "empty caption": "write one, or remove the row",
     "over-long caption": "raise data.max_len",
-    "one caption for most images": "write captions that tell images apart",
+    "one caption for most images": "write captions that describe what differs between the images",
     "unknown to the tokenizer": (
         "these characters are lost; tokenizer.character_coverage=1.0 keeps all of train, tokenizer=bytes spells any"
     ),
@@ -140,12 +140,12 @@ REMEDIES = {
     "text in two splits": "keep it in one",
     "sentence in two splits": "keep it in one",
     "pair in two splits": "keep it in one",
-    "duplicate text": "remove the copies: what recurs often is learned by heart",
-    "duplicate pair": "remove the copies: what recurs often is learned by heart",
-    "duplicate document": "remove the copies: what recurs often is learned by heart",
+    "duplicate text": "remove the copies: models memorize frequent copies",
+    "duplicate pair": "remove the copies: models memorize frequent copies",
+    "duplicate document": "remove the copies: models memorize frequent copies",
     "pair of unlike lengths": "check that both texts say the same; remove pairs that do not",
     "answer that is no whole words": "begin and end answers at whole words of the context",
-    "one text in two classes": "decide for one",
+    "one text in two classes": "keep one of the classes",
     "tag that train lacks": "correct the tag, or add sentences with it to train",
     "context in two splits": "keep all questions of a context in one split",
     "answer not in its context": "copy answers from the context, letter by letter",
@@ -193,7 +193,7 @@ class Faults:
 
 
 @dataclass
-class Seen:
+class CheckedImage:
     """An image that was read."""
 
     split: str
@@ -203,40 +203,42 @@ class Seen:
     hash: ImageHash
 
 
-def read_images(splits: Mapping[str, Split], faults: Faults, *, limit: int | None) -> list[Seen]:
+def read_images(splits: Mapping[str, Split], faults: Faults, *, limit: int | None) -> list[CheckedImage]:
     """Reads the images of all splits in parallel, with a progress bar, and records unreadable ones."""
     work = [(name, split, at) for name, split in splits.items() for at in range(min(len(split), limit or len(split)))]
-    seen: list[Seen] = []
+    images: list[CheckedImage] = []
     unreadable = []
     with ThreadPoolExecutor(cores()) as pool:
-        for one in progress(_ahead(pool, work), len(work), "images"):
-            if isinstance(one, Seen):
-                seen.append(one)
+        for result in progress(_read_ahead(pool, work), len(work), "images"):
+            if isinstance(result, CheckedImage):
+                images.append(result)
             else:
-                unreadable.append(one)
+                unreadable.append(result)
     faults.add("unreadable image", unreadable, len(work))
     faults.skipped.append("unreadable image")
-    return seen
+    return images
 
 
-def _ahead(pool: ThreadPoolExecutor, work: Sequence[Any], size: int = 512) -> Iterable["Seen | str"]:
+def _read_ahead(pool: ThreadPoolExecutor, work: Sequence[Any], size: int = 512) -> Iterable["CheckedImage | str"]:
     """Yields results in order; at most one block of images is in progress."""
-    rest = iter(work)
-    while block := list(islice(rest, size)):
-        yield from pool.map(_look, block)
+    remaining = iter(work)
+    while block := list(islice(remaining, size)):
+        yield from pool.map(_read_image, block)
 
 
-def _look(at: tuple[str, Split, int]) -> "Seen | str":
+def _read_image(at: tuple[str, Split, int]) -> "CheckedImage | str":
     name, split, index = at
     record = split.record(index)
     try:
         image, *_ = record.images()
     except ImageError as fault:
         return f"{name}: {fault}"
-    return Seen(name, record.id, record.known.get("label"), image.size, image_hash(image))
+    return CheckedImage(name, record.id, record.values.get("label"), image.size, hash_image(image))
 
 
-def image_faults(images: Sequence[Seen], faults: Faults, *, drawn: bool = False, shorter: int = 2 * TINY) -> None:
+def find_image_faults(
+    images: Sequence[CheckedImage], faults: Faults, *, drawn: bool = False, shorter: int = 2 * TINY
+) -> None:
     """Finds tiny images, and duplicates within a split, between splits or between classes.
 
     Args:
@@ -246,31 +248,31 @@ def image_faults(images: Sequence[Seen], faults: Faults, *, drawn: bool = False,
         shorter: Shorter side at which the model reads them; small ones are accepted if this is small.
     """
     tiny = min(TINY, shorter // 2)
-    named = [f"{one.split}: {one.name}" for one in images]
-    sizes = zip(named, (one.size for one in images), strict=True)
+    named = [f"{first.split}: {first.name}" for first in images]
+    sizes = zip(named, (first.size for first in images), strict=True)
     faults.add(
         "tiny image", [f"{name}: {size[0]} x {size[1]}" for name, size in sizes if min(size) < tiny], len(images)
     )
     kinds: dict[str, list[str]] = defaultdict(list)
-    hashes = [one.hash for one in images]
-    pairs = [(group[0], other, True) for group in exact(hashes) for other in group[1:]]
-    pairs += [(one, other, False) for one, other in ([] if drawn else near(hashes))]
-    for one, other, same in pairs:
-        line = f"{named[one]} {'=' if same else '~'} {named[other]}"
-        kinds[DUPLICATES[same, images[one].split != images[other].split]].append(line)
-        if same and images[one].label != images[other].label:
+    hashes = [first.hash for first in images]
+    pairs = [(group[0], second, True) for group in find_exact_duplicates(hashes) for second in group[1:]]
+    pairs += [(first, second, False) for first, second in ([] if drawn else find_near_duplicates(hashes))]
+    for first, second, are_equal in pairs:
+        line = f"{named[first]} {'=' if are_equal else '~'} {named[second]}"
+        kinds[DUPLICATES[are_equal, images[first].split != images[second].split]].append(line)
+        if are_equal and images[first].label != images[second].label:
             kinds["one image in two classes"].append(line)
     for kind in (*DUPLICATES.values(), "one image in two classes"):
         faults.add(kind, kinds[kind], len(images))
 
 
-def caption_faults(
+def find_caption_faults(
     splits: Mapping[str, Split], field: CaptionField, faults: Faults, *, limit: int | None
 ) -> dict[str, float]:
     """Finds empty, too long or unencodable captions; returns the share of known tokens of each split."""
     coverage, tokenizer = {}, field.tokenizer
     for name, split in splits.items():
-        read = [(record.id, *one) for record in split.records(limit) for one in field.lengths(record)]
+        read = [(record.id, *lengths) for record in split.records(limit) for lengths in field.lengths(record)]
         texts = [(image, text) for image, text, _ in read]
         ids = [tokenizer.encode(text) for _, text in texts]
         long = [
@@ -289,9 +291,11 @@ def caption_line(splits: Mapping[str, Split], faults: Faults, *, limit: int | No
     """Returns a line on the number of distinct captions; reports one that most images have."""
     images = [record for split in splits.values() for record in split.records(limit)]
     texts = [{str(text) for text in record["references"]} for record in images]
-    counts = Counter(text for own in texts for text in own)
+    counts = Counter(text for captions in texts for text in captions)
     caption, often = counts.most_common(1)[0]
-    lines = [f"{record.id}: {caption[:60]}" for record, own in zip(images, texts, strict=True) if caption in own]
+    lines = [
+        f"{record.id}: {caption[:60]}" for record, captions in zip(images, texts, strict=True) if caption in captions
+    ]
     faults.add("one caption for most images", lines if 2 * often > len(images) else [], len(images))
     total = sum(map(len, texts))
     return f"captions    {total:,}; {len(counts):,} distinct caption{'s' * (len(counts) > 1)}"
@@ -308,15 +312,17 @@ def cover(
         "unknown to the tokenizer": tokens & {tokenizer.unk_id},
         "characters spelled in bytes": {id for id in tokens if _SPELLED.fullmatch(tokenizer.piece(id))},
     }
-    for kind, lacking in kinds.items():
-        rows = ((where, [id for id in row if id in lacking]) for where, row in zip(texts, ids, strict=True))
-        lines = [f"{split}: {name}: {_shown(tokenizer, row)}{text[:60]}" for (name, text), row in rows if row]
+    for kind, missing_ids in kinds.items():
+        rows = ((where, [id for id in row if id in missing_ids]) for where, row in zip(texts, ids, strict=True))
+        lines = [
+            f"{split}: {name}: {_quote_characters(tokenizer, row)}{text[:60]}" for (name, text), row in rows if row
+        ]
         faults.add(kind, lines, len(texts))
-    lost = set().union(*kinds.values())
-    return 1 - sum(id in lost for row in ids for id in row) / max(1, sum(map(len, ids)))
+    all_missing = set().union(*kinds.values())
+    return 1 - sum(id in all_missing for row in ids for id in row) / max(1, sum(map(len, ids)))
 
 
-def _shown(tokenizer: Tokenizer, spelled: Sequence[int]) -> str:
+def _quote_characters(tokenizer: Tokenizer, spelled: Sequence[int]) -> str:
     """The first characters that some tokens spell, to be printed before their text; empty for unknown ones."""
     characters = "".join(dict.fromkeys(tokenizer.decode(spelled)))
     return f"{characters[:8]} in: " if "\ufffd" not in characters else ""
@@ -334,7 +340,7 @@ SOURCE_KINDS = {
 STOPPING = ("image in two splits", "unequal files")  # what a source lists only inside `collect_errors`
 
 
-def source_faults(source: Source, samples: int, faults: Faults) -> None:
+def find_source_faults(source: Source, samples: int, faults: Faults) -> None:
     """Records what a source skips, repeats or never mentions, by kind.
 
     Args:
@@ -343,23 +349,23 @@ def source_faults(source: Source, samples: int, faults: Faults) -> None:
     noun = getattr(source, "text", "caption")
     kinds: dict[str, list[str]] = defaultdict(list)
     for line in source.skipped:
-        kind = line.kind if isinstance(line, Skipped) else ""
+        kind = line.kind if isinstance(line, SkipMessage) else ""
         kinds[SOURCE_KINDS.get(kind, kind).replace("{noun}", noun)].append(line)
     rows = source.rows or samples + len(source.skipped)
     for kind, lines in kinds.items():
         faults.add(kind, lines, samples + len(lines) if kind == "missing image" else rows)
     faults.skipped += [kind for kind in kinds if kind not in STOPPING]
     faults.add("repeated caption", source.repeated, rows)
-    uncaptioned = [f"{path}: no {noun} names it" for path in source.uncaptioned()]
+    uncaptioned = [f"{path}: no {noun} names it" for path in source.find_uncaptioned_images()]
     faults.add(f"image without a {noun}", uncaptioned, samples + len(uncaptioned))
-    damaged, files = source.damaged()
+    damaged, files = source.check_archives()
     if files:
         faults.add("damaged shard", damaged, files)
 
 
-def document_faults(splits: Mapping[str, Split], faults: Faults) -> dict[str, int]:
+def find_document_faults(splits: Mapping[str, Split], faults: Faults) -> dict[str, int]:
     """Finds empty and duplicate documents; returns the number of characters of each split."""
-    seen: dict[int, tuple[str, int]] = {}
+    first_places: dict[int, tuple[str, int]] = {}
     sizes: Counter[str] = Counter()
     for split, records in splits.items():
         for number, record in enumerate(records.records()):
@@ -367,9 +373,9 @@ def document_faults(splits: Mapping[str, Split], faults: Faults) -> dict[str, in
             sizes[split] += len(text)
             here = f"{split}: document {number}"
             faults.add("empty document", [here] if not text.strip() else [], 1)
-            first = seen.setdefault(hash(text), (split, number))
-            again = [f"{first[0]}: document {first[1]} = {here}"] if first != (split, number) and text.strip() else []
-            apart = bool(again) and first[0] != split
-            faults.add("document in two splits", again if apart else [], 1)
-            faults.add("duplicate document", [] if apart else again, 1)
+            first = first_places.setdefault(hash(text), (split, number))
+            repeats = [f"{first[0]}: document {first[1]} = {here}"] if first != (split, number) and text.strip() else []
+            crosses_splits = bool(repeats) and first[0] != split
+            faults.add("document in two splits", repeats if crosses_splits else [], 1)
+            faults.add("duplicate document", [] if crosses_splits else repeats, 1)
     return dict(sizes)

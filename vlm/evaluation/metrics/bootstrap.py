@@ -39,14 +39,9 @@ def resamples(samples: int, seed: int, count: int = RESAMPLES) -> Iterator[Float
         yield rng.multinomial(samples, share, size=min(_AT_ONCE, count - start)).astype(np.float64)
 
 
-def distribution(scorer: Scorer, samples: int, *, seed: int) -> Floats:
-    """Scores of all resamples. Shapes: -> (R, M)"""
-    return np.concatenate([scorer(draws) for draws in resamples(samples, seed)])
-
-
 def intervals(names: Sequence[str], scorer: Scorer, samples: int, *, seed: int) -> dict[str, float]:
-    """name@low and name@high: percentile interval of each score."""
-    values = distribution(scorer, samples, seed=seed)
+    """Returns name@low and name@high: the percentile interval of each score."""
+    values = np.concatenate([scorer(draws) for draws in resamples(samples, seed)])  # (R, M)
     ends = np.quantile(values, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)
     return {
         f"{name}@{end}": float(value)
@@ -55,14 +50,14 @@ def intervals(names: Sequence[str], scorer: Scorer, samples: int, *, seed: int) 
     }
 
 
-def paired(one: Scorer, other: Scorer, samples: int, *, seed: int) -> list[Difference]:
-    """Differences of two systems on the same resamples (Koehn 2004, section 4).
+def compute_differences(baseline: Scorer, system: Scorer, samples: int, *, seed: int) -> list[Difference]:
+    """Returns the differences of two systems on the same resamples (Koehn 2004, section 4), one per score.
 
-    ``p`` is two-sided: twice the share of resamples on the other side of 0.
+    ``p`` is two-sided: twice the share of resamples whose difference has the opposite sign.
     """
-    whole = np.ones((1, samples))
-    values = (other(whole) - one(whole))[0]
-    gains = np.concatenate([other(draws) - one(draws) for draws in resamples(samples, seed)])
+    all_samples = np.ones((1, samples))
+    values = (system(all_samples) - baseline(all_samples))[0]
+    gains = np.concatenate([system(draws) - baseline(draws) for draws in resamples(samples, seed)])
     gains[np.abs(gains) < _ROUNDING] = 0  # of systems that are the same on a resample
     ends = np.quantile(gains, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)
     # Both counts start at 1, because a finite number of resamples cannot show a probability of 0.
@@ -86,8 +81,8 @@ def ratio_scorer(counts: Floats) -> Scorer:
     """Ratios of two sums over samples, such as right answers over questions. Shapes: counts (N, 2)"""
 
     def score(draws: Floats) -> Floats:
-        part, whole = (draws @ counts).T
-        return (part / np.maximum(whole, 1))[:, None]
+        parts, totals = (draws @ counts).T
+        return (parts / np.maximum(totals, 1))[:, None]
 
     return score
 

@@ -86,7 +86,7 @@ class CaptionMetric(RecordMetric):
         """Units of the last `compute`."""
         return WORDS if self._prepared is None else self._prepared.units
 
-    def prepared(self) -> References:
+    def get_references(self) -> References:
         """References of the last `compute`, for scoring other captions of the same images."""
         assert self._prepared is not None, "nothing was computed yet"
         return self._prepared
@@ -105,9 +105,9 @@ class CaptionMetric(RecordMetric):
     def scorers(self, metric: str, control: str) -> tuple[Scorer, Scorer, int]:
         """Returns the scorers of one of COCO's metrics of the captions and of a control, and the number of images."""
         assert self.scores is not None, "nothing was computed yet"
-        sides = (self.scores, self.prepared().score(self.controls[control]))
-        own, other = (column_scorer(caption_scorer(scores), KEYS.index(metric)) for scores in sides)
-        return own, other, len(self.predictions)
+        sides = (self.scores, self.get_references().score(self.controls[control]))
+        model, baseline = (column_scorer(caption_scorer(scores), KEYS.index(metric)) for scores in sides)
+        return model, baseline, len(self.predictions)
 
     def per_image(self) -> dict[str, dict[str, Any]]:
         """Results of the last `compute` by image: caption, references, scores, and the loss if known."""

@@ -54,7 +54,7 @@ class RougeL:
         return np.array([_score(tokens, image) for tokens, image in zip(candidates, self._images, strict=True)])
 
 
-def _or_blank(tokens: Tokens) -> Tokens:
+def _replace_empty(tokens: Tokens) -> Tokens:
     # COCO's evaluation treats a caption without words as one empty word, so that two such captions agree.
     return tokens or [""]
 
@@ -63,7 +63,7 @@ def _pack(captions: Sequence[Tokens]) -> _Image:
     places: dict[str, int] = {}
     fields: list[tuple[int, int]] = []
     start = 0
-    for tokens in map(_or_blank, captions):
+    for tokens in map(_replace_empty, captions):
         for place, word in enumerate(tokens, start):
             places[word] = places.get(word, 0) | 1 << place
         fields.append((((1 << len(tokens)) - 1) << start, len(tokens)))
@@ -71,7 +71,7 @@ def _pack(captions: Sequence[Tokens]) -> _Image:
     return _Image(places, fields, sum(mask for mask, _ in fields))
 
 
-def _common(tokens: Tokens, image: _Image) -> list[tuple[int, int]]:
+def _common_lengths(tokens: Tokens, image: _Image) -> list[tuple[int, int]]:
     """Lengths of the longest common subsequence with each reference, and of the reference."""
     # A bit is cleared where the subsequence grows by one. The empty bits absorb carries.
     state = image.all_fields
@@ -84,8 +84,8 @@ def _common(tokens: Tokens, image: _Image) -> list[tuple[int, int]]:
 
 
 def _score(candidate: Tokens, image: _Image) -> float:
-    tokens = _or_blank(candidate)
-    common = _common(tokens, image)
+    tokens = _replace_empty(candidate)
+    common = _common_lengths(tokens, image)
     precision = max(count for count, _ in common) / len(tokens)
     recall = max(count / length for count, length in common)
     if precision == 0:
@@ -98,11 +98,11 @@ def rouge(text: str, reference: str) -> tuple[float, float, float]:
 
     Words are lower-case runs of letters and digits, unstemmed; for a script without spaces they are its characters.
     """
-    one, other = (list(words(side.lower().replace("_", " "))) for side in (text, reference))
-    ((longest, _),) = _common(one, _pack([other]))
-    shares = [2 * longest / max(1, len(one) + len(other))]
+    text_words, reference_words = (list(words(side.lower().replace("_", " "))) for side in (text, reference))
+    ((longest, _),) = _common_lengths(text_words, _pack([reference_words]))
+    shares = [2 * longest / max(1, len(text_words) + len(reference_words))]
     for n in (2, 1):
-        ngrams, wanted = _ngrams(one, n), _ngrams(other, n)
+        ngrams, wanted = _ngrams(text_words, n), _ngrams(reference_words, n)
         shares.insert(0, 2 * (ngrams & wanted).total() / max(1, ngrams.total() + wanted.total()))
     first, second, third = shares
     return first, second, third
@@ -133,13 +133,17 @@ class References:
         frequencies: DocumentFrequencies | None = None,
         units: Units | None = None,
     ) -> None:
-        _check_references(captions)
+        if not captions:
+            raise UserError("there is no image to score: the references are empty", status=1)
+        if bare := [image for image, texts in captions.items() if not texts]:
+            remedy = f"({len(bare)} such images); leave it out or add one"
+            raise UserError(f"{bare[0]}: no reference caption {remedy}", status=1)
         # Floating-point sums depend on the order, so images are always scored in the order of their ids.
         self.captions = {image: list(captions[image]) for image in sorted(captions)}
         self.units = units or units_of(chain.from_iterable(self.captions.values()))
         tokens = [[self.units.cut(caption) for caption in texts] for texts in self.captions.values()]
-        others = [gram.split() for gram in frequencies.counts] if frequencies else []
-        self._counts = ReferenceCounts([list(map(_words, texts)) for texts in tokens], others)
+        corpus_ngrams = [gram.split() for gram in frequencies.counts] if frequencies else []
+        self._counts = ReferenceCounts([list(map(_words, texts)) for texts in tokens], corpus_ngrams)
         self._rouge_l, self._bleu, self._cider = RougeL(tokens), Bleu(self._counts), Cider(self._counts, frequencies)
 
     def score(self, predictions: Mapping[str, str]) -> "CaptionScores":
@@ -159,7 +163,7 @@ class References:
         """CIDEr of one caption per image, in a third of the time of `score`. Shapes: -> (N,)"""
         return self._cider(self._encode([self.units.cut(predictions[image]) for image in self.captions]))
 
-    def cider_of_constants(self, captions: Sequence[str]) -> Floats:
+    def score_cider_constants(self, captions: Sequence[str]) -> Floats:
         """CIDEr of each caption if it were given for every image. Shapes: C captions -> (C,)"""
         return self._cider.of_constants(self._encode([self.units.cut(caption) for caption in captions]))
 
@@ -241,13 +245,6 @@ def best_constant(references: References, candidates: Sequence[str]) -> tuple[st
 def _words(tokens: Tokens) -> list[str]:
     # COCO's BLEU and CIDEr split tokens at no-break spaces (in fractions); its ROUGE-L does not.
     return " ".join(tokens).split()
-
-
-def _check_references(captions: Mapping[str, Sequence[str]]) -> None:
-    if not captions:
-        raise UserError("there is no image to score: the references are empty", status=1)
-    if bare := [image for image, texts in captions.items() if not texts]:
-        raise UserError(f"{bare[0]}: no reference caption ({len(bare)} such images); leave it out or add one", status=1)
 
 
 def _check_same(predictions: Mapping[str, str], captions: Mapping[str, Sequence[str]]) -> None:

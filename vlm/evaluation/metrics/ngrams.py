@@ -48,10 +48,10 @@ def sum_by_order(rows: Ints, orders: Ints, weights: Floats | Ints, count: int) -
 def lookup(table: Ints, keys: Ints) -> tuple[Ints, NDArray[np.bool_]]:
     """Binary search: the index of each key in a sorted table, and whether it is present."""
     places = np.searchsorted(table, keys)
-    known = np.zeros(len(keys), bool)
-    inside = places < len(table)
-    known[inside] = table[places[inside]] == keys[inside]
-    return places, known
+    is_present = np.zeros(len(keys), bool)
+    in_range = places < len(table)
+    is_present[in_range] = table[places[in_range]] == keys[in_range]
+    return places, is_present
 
 
 class Vocabulary:
@@ -80,16 +80,16 @@ class Vocabulary:
         owners = np.repeat(np.arange(len(captions)), lengths)
         words = self._word_numbers(list(chain.from_iterable(captions)), learning)
         # Number of words from each position to the end of its caption: an n-gram needs at least n.
-        left = np.repeat(np.cumsum(lengths), lengths) - np.arange(len(words))
+        remaining = np.repeat(np.cumsum(lengths), lengths) - np.arange(len(words))
         places, numbers = np.arange(len(words)), words
-        owned, grams = [owners], [numbers * MAX_N]
+        caption_parts, grams = [owners], [numbers * MAX_N]
         for n in range(2, MAX_N + 1):
-            longer = left[places] >= n
+            longer = remaining[places] >= n
             places, prefixes = places[longer], numbers[longer]
             numbers = self._gram_numbers(n, (prefixes << _SHIFT) | words[places + n - 1], learning)
-            owned.append(owners[places])
+            caption_parts.append(owners[places])
             grams.append(numbers * MAX_N + n - 1)
-        return _count(np.concatenate(owned), np.concatenate(grams), lengths)
+        return _count(np.concatenate(caption_parts), np.concatenate(grams), lengths)
 
     def _word_numbers(self, words: list[str], learning: bool) -> Ints:
         numbers = self._words if learning else dict(self._words)
@@ -103,8 +103,8 @@ class Vocabulary:
             self._tables.append(table)
             return numbers
         table = self._tables[n - 2]
-        numbers, known = lookup(table, keys)
-        numbers[~known] = len(table) + np.unique(keys[~known], return_inverse=True)[1]
+        numbers, is_present = lookup(table, keys)
+        numbers[~is_present] = len(table) + np.unique(keys[~is_present], return_inverse=True)[1]
         return numbers
 
 
@@ -137,7 +137,7 @@ class ReferenceCounts:
         self.first = np.cumsum(per_image) - per_image
         captions = list(chain.from_iterable(references))
         self.vocabulary = Vocabulary([*captions, *others])
-        self.entries, self.others = _split(self.vocabulary.learnt, len(captions))
+        self.entries, self.others = _split_entries(self.vocabulary.learnt, len(captions))
         self._group()
 
     def _group(self) -> None:
@@ -152,11 +152,11 @@ class ReferenceCounts:
     def find(self, images: Ints, grams: Ints) -> tuple[Ints, NDArray[np.bool_]]:
         """The group of each (image, n-gram), and whether the image's references contain it."""
         learnt = grams < self.vocabulary.size
-        groups, known = lookup(self._group_keys, images * self.vocabulary.size + grams * learnt)
-        return groups, known & learnt
+        groups, is_present = lookup(self._group_keys, images * self.vocabulary.size + grams * learnt)
+        return groups, is_present & learnt
 
 
-def _split(entries: Entries, captions: int) -> tuple[Entries, Entries]:
+def _split_entries(entries: Entries, captions: int) -> tuple[Entries, Entries]:
     end = int(np.searchsorted(entries.captions, captions))
     head = Entries(entries.captions[:end], entries.grams[:end], entries.counts[:end], entries.lengths[:captions])
     tail = Entries(
@@ -207,13 +207,13 @@ class Bleu:
 
     def count(self, candidates: Entries) -> BleuCounts:
         """Counts one caption per image."""
-        groups, known = self._references.find(candidates.captions, candidates.grams)
+        groups, is_present = self._references.find(candidates.captions, candidates.grams)
         matched = np.zeros(len(groups), np.int64)
-        matched[known] = np.minimum(candidates.counts[known], self._most[groups[known]])
+        matched[is_present] = np.minimum(candidates.counts[is_present], self._most[groups[is_present]])
         count = len(candidates.lengths)
         correct = sum_by_order(candidates.captions, candidates.orders, matched, count)
         lengths = candidates.lengths
-        return BleuCounts(correct, _guessed(lengths), lengths, self._closest(lengths))
+        return BleuCounts(correct, _count_guesses(lengths), lengths, self._closest(lengths))
 
     def of_constants(self, candidates: Entries) -> Floats:
         """Corpus BLEU of each caption if it were given for every image. Shapes: C candidates -> (C, 4)."""
@@ -228,16 +228,16 @@ class Bleu:
         images = len(self._references.first)
         closest = np.array([self._closest(np.full(images, length)).sum() for length in lengths], np.int64)
         correct = sum_by_order(candidates.captions, candidates.orders, matched, len(candidates.lengths))
-        return bleu_of(correct, images * _guessed(candidates.lengths), images * candidates.lengths, closest[rows])
+        return bleu_of(correct, images * _count_guesses(candidates.lengths), images * candidates.lengths, closest[rows])
 
     def _closest(self, lengths: Ints) -> Ints:
-        own, image_of = self._references.entries.lengths, self._references.image_of
-        stride = int(own.max()) + 1
-        ranks = np.abs(own - lengths[image_of]) * stride + own
+        reference_lengths, image_of = self._references.entries.lengths, self._references.image_of
+        stride = int(reference_lengths.max()) + 1
+        ranks = np.abs(reference_lengths - lengths[image_of]) * stride + reference_lengths
         return np.minimum.reduceat(ranks, self._references.first) % stride
 
 
-def _guessed(lengths: Ints) -> Ints:
+def _count_guesses(lengths: Ints) -> Ints:
     return np.maximum(lengths[:, None] - np.arange(MAX_N), 0)
 
 
@@ -319,11 +319,11 @@ class Cider:
         """Scores one caption per image: (N,). The corpus score is their mean."""
         image_of = self._references.image_of
         weights, norms = self._weigh(candidates)
-        groups, known = self._references.find(candidates.captions, candidates.grams)
-        rows, expanded = _expand(self._references.group_starts, groups[known])
-        own, theirs = weights[known][rows], self._weights[expanded]
+        groups, is_present = self._references.find(candidates.captions, candidates.grams)
+        rows, expanded = _expand_groups(self._references.group_starts, groups[is_present])
+        candidate_weights, reference_weights = weights[is_present][rows], self._weights[expanded]
         entries = self._references.entries
-        products = np.minimum(own, theirs) * theirs
+        products = np.minimum(candidate_weights, reference_weights) * reference_weights
         cosines = sum_by_order(entries.captions[expanded], entries.orders[expanded], products, len(image_of))
         norms = norms[image_of] * self._norms
         cosines = np.divide(cosines, norms, out=cosines, where=norms != 0)
@@ -338,20 +338,22 @@ class Cider:
         for times in np.unique(candidates.counts):
             rows = candidates.counts == times
             used, columns = np.unique(candidates.grams[rows], return_inverse=True)
-            cosines[rows] = self._clipped(used, int(times), length_of, len(lengths))[columns]
-        own = norms[candidates.captions, candidates.orders]
-        cosines = np.divide(cosines, own[:, None], out=np.zeros_like(cosines), where=own[:, None] != 0)
+            cosines[rows] = self._clipped_cosines(used, int(times), length_of, len(lengths))[columns]
+        candidate_norms = norms[candidates.captions, candidates.orders]
+        cosines = np.divide(
+            cosines, candidate_norms[:, None], out=np.zeros_like(cosines), where=candidate_norms[:, None] != 0
+        )
         cosines *= _penalty(candidates.lengths[candidates.captions][:, None], lengths)
         sums = np.bincount(candidates.captions, cosines.sum(1), len(candidates.lengths))
         return 10 * sums / MAX_N / len(self._references.first)
 
-    def _clipped(self, used: Ints, times: int, length_of: Ints, lengths: int) -> Floats:
+    def _clipped_cosines(self, used: Ints, times: int, length_of: Ints, lengths: int) -> Floats:
         """Contributions of n-grams with this count, summed over references, by n-gram and length: (used, lengths)."""
         entries = self._references.entries
         column = np.full(self._references.vocabulary.size, -1)
         column[used[used < len(column)]] = np.flatnonzero(used < len(column))
-        kept = np.flatnonzero(column[entries.grams] >= 0)
-        captions, grams, weights = entries.captions[kept], entries.grams[kept], self._weights[kept]
+        matching = np.flatnonzero(column[entries.grams] >= 0)
+        captions, grams, weights = entries.captions[matching], entries.grams[matching], self._weights[matching]
         products = np.minimum(times * self._idf[grams], weights) * weights
         norms = self._norms[captions, grams % MAX_N]
         products = np.divide(products, norms, out=np.zeros_like(products), where=norms != 0)
@@ -369,22 +371,22 @@ class Cider:
 
 def _documents(references: ReferenceCounts, frequencies: DocumentFrequencies) -> Floats:
     documents = np.zeros(references.vocabulary.size)
-    others = references.others
+    corpus = references.others
     # Each sequence that was learnt is one n-gram of the corpus: the entry of its own length.
-    whole = others.orders + 1 == others.lengths[others.captions]
+    is_complete = corpus.orders + 1 == corpus.lengths[corpus.captions]
     counts = np.fromiter(frequencies.counts.values(), float, len(frequencies.counts))
-    documents[others.grams[whole]] = counts[others.captions[whole]]
+    documents[corpus.grams[is_complete]] = counts[corpus.captions[is_complete]]
     return documents
 
 
-def _expand(starts: Ints, groups: Ints) -> tuple[Ints, Ints]:
+def _expand_groups(starts: Ints, groups: Ints) -> tuple[Ints, Ints]:
     """Expands groups to their entries: returns the index of the group in the argument, and the entry."""
     sizes = starts[groups + 1] - starts[groups]
     rows = np.repeat(np.arange(len(groups)), sizes)
     return rows, np.arange(len(rows)) + np.repeat(starts[groups] - np.cumsum(sizes) + sizes, sizes)
 
 
-def _penalty(lengths: Ints, others: Ints) -> Floats:
+def _penalty(lengths: Ints, reference_lengths: Ints) -> Floats:
     # COCO's evaluation uses the number of bigrams as the length of a caption.
-    gap = np.maximum(lengths - 1, 0) - np.maximum(others - 1, 0)
+    gap = np.maximum(lengths - 1, 0) - np.maximum(reference_lengths - 1, 0)
     return np.exp(-(gap.astype(float) ** 2) / (2 * _SIGMA**2))

@@ -38,7 +38,7 @@ _FILES = (
     " sql tar txt wav xml x zip"
 )
 # Words that may keep a following full stop, in lower case.
-KEPT_STOP = frozenset(
+WORDS_WITH_STOP = frozenset(
     f"{_ABBREVIATIONS} {_STATES_IN_CAPITALS} {_TITLES} {_NOT_ALL_IN_CAPITALS} {_NUMBERED}".lower().split()
 )
 
@@ -151,13 +151,13 @@ def symbols() -> frozenset[str]:
 @cache
 def scanner() -> Scanner:
     """All rules, in the order that breaks ties."""
-    begun = f"[A-Za-z0-9{A_LETTER}{A_DIGIT}{_A_MARK}\xad&"
+    word_start = f"[A-Za-z0-9{A_LETTER}{A_DIGIT}{_A_MARK}\xad&"
     kinds = [  # the beginning of each kind of rule, so that most kinds are skipped
-        (f"{begun}'\x92\u2019]", _words()),
+        (f"{word_start}'\x92\u2019]", _words()),
         ('<?[^ \t\n\r\x0c"<>]{0,256}[.@#:]', _addresses()),
         ("[A-Za-z]{1,8}\\.", _abbreviations()),
         ("[^a-z]", _numbers()),
-        (f"{begun}-]", _compounds()),
+        (f"{word_start}-]", _compounds()),
         (f"[^A-Za-z0-9{A_LETTER}{A_DIGIT}]|x_", _signs()),
     ]
     tried, tokens, actions = list[str](), list[int](), list[Action]()

@@ -44,8 +44,8 @@ class RecordMetric(Metric):
         """The other values of each record by sample id, sorted; of all processes during `compute`."""
         lines = bytes(dim_zero_cat(self.records).cpu().numpy()).decode("ascii").splitlines()
         rows: dict[str, list[Any]] = {}
-        for sample, *rest in sorted(map(json.loads, lines)):
-            rows.setdefault(sample, rest)
+        for sample, *values in sorted(map(json.loads, lines)):
+            rows.setdefault(sample, values)
         return rows
 
     def _start(self) -> None:

@@ -16,19 +16,19 @@ ERROR_RATES = ("cer", "wer")
 _RUN = re.compile(r"\s\s+")
 
 
-def edit_distance(one: Sequence[Hashable], other: Sequence[Hashable]) -> int:
+def edit_distance(source: Sequence[Hashable], target: Sequence[Hashable]) -> int:
     """Returns the minimum number of insertions, deletions and substitutions between two sequences (Levenshtein 1966).
 
     Two integers hold a column of the distance table; their bits mark where it rises and falls (Myers 1999; Hyyrö 2003).
     """
-    if not one:
-        return len(other)
+    if not source:
+        return len(target)
     places: dict[Hashable, int] = {}
-    for place, item in enumerate(one):
+    for place, item in enumerate(source):
         places[item] = places.get(item, 0) | 1 << place
-    every, last = (1 << len(one)) - 1, 1 << len(one) - 1
-    rises, falls, distance = every, 0, len(one)
-    for item in other:
+    every, last = (1 << len(source)) - 1, 1 << len(source) - 1
+    rises, falls, distance = every, 0, len(source)
+    for item in target:
         equal = places.get(item, 0)
         diagonal = equal | falls
         across = (((equal & rises) + rises) ^ rises) | equal
@@ -44,7 +44,13 @@ def error_counts(texts: Iterable[str], references: Iterable[str]) -> Floats:
     rows = []
     for text, reference in zip(texts, references, strict=True):
         sides = ((text.strip(), reference.strip()), (_words(text), _words(reference)))
-        rows.append([count for one, other in sides for count in (edit_distance(one, other), len(other))])
+        rows.append(
+            [
+                count
+                for text_units, reference_units in sides
+                for count in (edit_distance(text_units, reference_units), len(reference_units))
+            ]
+        )
     return np.array(rows, np.float64).reshape(-1, 4)
 
 
@@ -116,19 +122,21 @@ class TextScores:
     @cached_property
     def _shares(self) -> Floats:
         """ROUGE and exact match of each text; the scores are their means. Shapes: (N, 4)"""
-        return np.array([[*rouge(one, other), one == other] for one, other in self._pairs], np.float64)
+        return np.array([[*rouge(text, reference), text == reference] for text, reference in self._pairs], np.float64)
 
     @cached_property
     def _words(self) -> Floats:
         """Counts for BLEU: matches and n-grams of each order, and both lengths. Shapes: (N, 10)"""
         single = BLEU(effective_order=True)  # else it warns about scores of single texts, which are not used
-        sentences = (single.sentence_score(one, [other]) for one, other in self._pairs)
-        return np.array([[*one.counts, *one.totals, one.sys_len, one.ref_len] for one in sentences], np.float64)
+        sentences = (single.sentence_score(score, [reference]) for score, reference in self._pairs)
+        return np.array(
+            [[*score.counts, *score.totals, score.sys_len, score.ref_len] for score in sentences], np.float64
+        )
 
     @cached_property
     def _characters(self) -> Floats:
         """Counts for chrF: n-grams of text and reference, and matches. Shapes: (N, 18)"""
-        return np.array([_ngrams(*pair) for pair in self._pairs], np.float64)
+        return np.array([_count_character_ngrams(*pair) for pair in self._pairs], np.float64)
 
     @property
     def _pairs(self) -> Iterable[tuple[str, str]]:
@@ -140,27 +148,29 @@ def _bleu(counts: Sequence[int]) -> float:
     return BLEU.compute_bleu(correct, total, length, reference, smooth_method="exp").score
 
 
-def _ngrams(text: str, reference: str) -> list[int]:
+def _count_character_ngrams(text: str, reference: str) -> list[int]:
     """Counts character n-grams of orders 1 to 6 in a text and its reference, and their matches, without white space.
 
     As in sacreBLEU, the text's n-grams of an order for which the reference is too short do not count.
     """
-    counts = []
+    counts, sides = [], ("".join(text.split()), "".join(reference.split()))
     for order in range(1, CHRF.CHAR_ORDER + 1):
-        one, other = (_counted("".join(side.split()), order) for side in (text, reference))
-        counts += [one.total() if other else 0, other.total(), (one & other).total()]
+        text_ngrams, reference_ngrams = (
+            Counter(side[at : at + order] for at in range(len(side) - order + 1)) for side in sides
+        )
+        counts += [
+            text_ngrams.total() if reference_ngrams else 0,
+            reference_ngrams.total(),
+            (text_ngrams & reference_ngrams).total(),
+        ]
     return counts
-
-
-def _counted(text: str, order: int) -> Counter[str]:
-    return Counter(text[at : at + order] for at in range(len(text) - order + 1))
 
 
 def _chrf(counts: Floats) -> Floats:
     """Computes chrF from counts, with recall twice as important as precision. Shapes: (R, 18) -> (R,)"""
-    text, reference, both = np.moveaxis(counts.reshape(len(counts), -1, 3), 2, 0)  # each (R, 6)
-    there = (text > 0) & (reference > 0)
-    orders = np.maximum(1, there.sum(1))
-    precision = (both / np.maximum(1, text) * there).sum(1) / orders
-    recall = (both / np.maximum(1, reference) * there).sum(1) / orders
+    text, reference, matches = np.moveaxis(counts.reshape(len(counts), -1, 3), 2, 0)  # each (R, 6)
+    is_counted = (text > 0) & (reference > 0)
+    orders = np.maximum(1, is_counted.sum(1))
+    precision = (matches / np.maximum(1, text) * is_counted).sum(1) / orders
+    recall = (matches / np.maximum(1, reference) * is_counted).sum(1) / orders
     return 100 * 5 * precision * recall / np.maximum(1e-16, 4 * precision + recall)

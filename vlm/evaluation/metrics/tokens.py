@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
-from vlm.data.text.words import spaceless
-from vlm.evaluation.metrics.ptb_rules import A_DIGIT, A_LETTER, CONTRACTIONS, KEPT_STOP, outline, scanner, symbols
+from vlm.data.text.words import spaceless_pattern
+from vlm.evaluation.metrics.ptb_rules import A_DIGIT, A_LETTER, CONTRACTIONS, WORDS_WITH_STOP, outline, scanner, symbols
 
 _PUNCTUATION = frozenset(["''", "'", "``", "`", ".", "?", "!", ",", ":", "-", "--", "...", ";"])
 _CONTRACTIONS = frozenset(CONTRACTIONS.split())
@@ -15,7 +15,7 @@ _PLAIN_WORDS = re.compile(f"(?:[A-Za-z{A_LETTER}]+ +)+")
 # Parts of a line between spaces whose tokens do not depend on the context. Only tags, and numbers and stops before
 # others of their kind, extend across a space; and a single letter with a stop depends on what follows.
 _LETTERS = f"A-Za-z{A_LETTER}"
-_ALONE = re.compile(
+_INDEPENDENT = re.compile(
     f"(?:[^\\s<]{{0,39}}[^\\s<.]|(?:[^\\s<]{{0,39}}[^\\s\\w<.;'`\x91\x92\u2018\u2019\u201b])?[{_LETTERS}]{{2,40}}[.])"
     f"(?= +[^ .0-9{A_DIGIT}]| *\n)"
 )
@@ -38,7 +38,7 @@ def _tokenize_plain(caption: str) -> list[str] | None:
     words = caption.lower().replace(",", " ").split()
     if words and words[-1].endswith("."):
         last = words.pop()[:-1]
-        if len(last) == 1 or last in KEPT_STOP:
+        if len(last) == 1 or last in WORDS_WITH_STOP:
             return None
         words.extend([last] if last else [])
     return words if _CONTRACTIONS.isdisjoint(words) else None
@@ -56,33 +56,33 @@ def _tokenize(caption: str) -> list[str]:
         if plain and _CONTRACTIONS.isdisjoint(words := line[position : plain.end()].lower().split()):
             tokens.extend(words)
             position = plain.end()
-        elif alone := _ALONE.match(shape, position):
-            tokens.extend(_remembered(line[position : alone.end()]))
-            position = alone.end()
+        elif part := _INDEPENDENT.match(shape, position):
+            tokens.extend(_tokenize_part(line[position : part.end()]))
+            position = part.end()
         else:
-            token, position = _next(line, shape, position)
+            token, position = _next_token(line, shape, position)
             tokens.append(token)
     return [token for token in tokens if token]
 
 
 @lru_cache(maxsize=2**15)
-def _remembered(part: str) -> list[str]:
-    """Tokens of a part of a line that `_ALONE` matches; cached, because captions repeat the same parts."""
+def _tokenize_part(part: str) -> list[str]:
+    """Tokens of a part of a line that `_INDEPENDENT` matches; cached, because captions repeat the same parts."""
     line = f"{part} x\n"
     shape, tokens, position = outline(line), list[str](), 0
     while position < len(part):
-        token, position = _next(line, shape, position)
+        token, position = _next_token(line, shape, position)
         tokens.append(token)
     return tokens
 
 
-def _next(line: str, shape: str, position: int) -> tuple[str, int]:
+def _next_token(line: str, shape: str, position: int) -> tuple[str, int]:
     """The token at a position, which may be empty, and the position after it."""
-    end, token = _longest(line, shape, position)
+    end, token = _longest_token(line, shape, position)
     return (token.lower() if end > position or token in symbols() else ""), max(end, position + 1)
 
 
-def _longest(line: str, shape: str, position: int) -> tuple[int, str]:
+def _longest_token(line: str, shape: str, position: int) -> tuple[int, str]:
     """End and text of the longest token at a position; the position and its character if no rule matches."""
     match = scanner().longest(shape, position)
     if match is None:
@@ -112,8 +112,8 @@ class Units:
 def characters(caption: str) -> list[str]:
     """Splits text of scripts without spaces into characters with their marks, and other text into words."""
     tokens: list[str] = []
-    for part in spaceless().split(caption):  # includes the captured separators
-        tokens += [part] if spaceless().fullmatch(part) else tokenize(part)
+    for part in spaceless_pattern().split(caption):  # includes the captured separators
+        tokens += [part] if spaceless_pattern().fullmatch(part) else tokenize(part)
     return [token for token in tokens if any(map(str.isalnum, token))]
 
 
@@ -122,8 +122,8 @@ WORDS, CHARACTERS = Units("words", tokenize), Units("characters", characters)
 
 def units_of(captions: Iterable[str]) -> Units:
     """The units for a set of captions: characters if most letters are of a script without spaces."""
-    letters = alone = 0
+    letters = unspaced = 0
     for caption in captions:
         letters += sum(map(str.isalpha, caption))
-        alone += 0 if caption.isascii() else sum(map(str.isalpha, "".join(spaceless().findall(caption))))
-    return CHARACTERS if 2 * alone > letters else WORDS
+        unspaced += 0 if caption.isascii() else sum(map(str.isalpha, "".join(spaceless_pattern().findall(caption))))
+    return CHARACTERS if 2 * unspaced > letters else WORDS

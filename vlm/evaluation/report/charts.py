@@ -35,13 +35,13 @@ def read_curves(path: Path) -> dict[str, list[tuple[float, float]]]:
     with path.open(newline="") as file:
         for row in csv.DictReader(file):
             for name, text in row.items():
-                value = _number(text)
+                value = _parse_number(text)
                 if name not in ("step", "epoch") and value is not None:
                     curves.setdefault(name, []).append((float(row["step"]), value))
     return curves
 
 
-def _number(text: str | None) -> float | None:
+def _parse_number(text: str | None) -> float | None:
     try:
         value = float(text or "nan")
     except ValueError:
@@ -51,15 +51,15 @@ def _number(text: str | None) -> float | None:
 
 def line_chart(title: str, lines: Mapping[str, Line]) -> str:
     """A chart of lines over steps, with names and last values below."""
-    lines = {name: _thin(line) for name, line in lines.items() if line}
+    lines = {name: [*line[: -1 : -(-len(line) // POINTS)], line[-1]] for name, line in lines.items() if line}
     xs = [x for line in lines.values() for x, _ in line]
     ys = [y for line in lines.values() for _, y in line]
     if not xs:
         return ""
     ticks = nice_ticks(min(ys), max(ys))
-    across = _scale(min(xs), max(xs), LEFT, WIDTH - RIGHT)
-    up = _scale(min(ticks[0], *ys), max(ticks[-1], *ys), HEIGHT - BOTTOM, TOP)
-    parts = [_grid(ticks, up), _steps(min(xs), max(xs), across)]
+    across = _make_scale(min(xs), max(xs), LEFT, WIDTH - RIGHT)
+    up = _make_scale(min(ticks[0], *ys), max(ticks[-1], *ys), HEIGHT - BOTTOM, TOP)
+    parts = [_draw_grid(ticks, up), _draw_step_labels(min(xs), max(xs), across)]
     for (_, line), color in zip(lines.items(), COLORS * len(lines), strict=False):
         points = " ".join(f"{across(x):.1f},{up(y):.1f}" for x, y in line)
         dots = "".join(f'<circle cx="{across(x):.1f}" cy="{up(y):.1f}" r="2.4" fill="{color}"/>' for x, y in line)
@@ -67,7 +67,7 @@ def line_chart(title: str, lines: Mapping[str, Line]) -> str:
         parts.append(dots if len(line) <= 40 else "")
     label = f'role="img" aria-label="{escape(title, quote=True)}"'
     svg = f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" {label}>{"".join(parts)}</svg>'
-    return f'<figure class="chart"><figcaption>{escape(title)}</figcaption>{svg}{_legend(lines)}</figure>'
+    return f'<figure class="chart"><figcaption>{escape(title)}</figcaption>{svg}{_draw_legend(lines)}</figure>'
 
 
 def bars(title: str, values: Mapping[str, float]) -> str:
@@ -95,17 +95,12 @@ def nice_ticks(low: float, high: float, count: int = 4) -> list[float]:
     return [at * step for at in range(first, math.floor(high / step + 1e-9) + 1)] or [low, high]
 
 
-def _thin(line: Line) -> Line:
-    stride = -(-len(line) // POINTS)
-    return [*line[:-1:stride], line[-1]] if stride > 1 else line
-
-
-def _scale(low: float, high: float, start: float, end: float) -> Scale:
+def _make_scale(low: float, high: float, start: float, end: float) -> Scale:
     span = (high - low) or 1.0
     return lambda value: start + (value - low) / span * (end - start)
 
 
-def _grid(ticks: Sequence[float], up: Scale) -> str:
+def _draw_grid(ticks: Sequence[float], up: Scale) -> str:
     lines = []
     for tick in ticks:
         y = up(tick)
@@ -114,7 +109,7 @@ def _grid(ticks: Sequence[float], up: Scale) -> str:
     return "".join(lines)
 
 
-def _steps(low: float, high: float, across: Scale) -> str:
+def _draw_step_labels(low: float, high: float, across: Scale) -> str:
     ends = [(low, "start"), (high, "end")] if high > low else [(low, "middle")]
     return "".join(
         f'<text x="{across(at):.1f}" y="{HEIGHT - 6}" text-anchor="{anchor}">step {at:,.0f}</text>'
@@ -122,7 +117,7 @@ def _steps(low: float, high: float, across: Scale) -> str:
     )
 
 
-def _legend(lines: Mapping[str, Line]) -> str:
+def _draw_legend(lines: Mapping[str, Line]) -> str:
     marks = (
         f'<span class="mark"><span class="key" style="background:{color}"></span>'
         f"{escape(name)} {line[-1][1]:.4g}</span> "
@@ -149,8 +144,10 @@ def confusion_picture(confusion: Confusion) -> bytes:
     axes = figure.add_subplot()
     # Square root of the shares, because rare confusions would be invisible on a linear scale.
     image = axes.imshow(shares, cmap="Blues", norm=PowerNorm(0.5, 0, 1), interpolation="nearest")
-    _label(axes, classes, few)
-    axes.set(xlabel="predicted", ylabel="true", title=_title(matrix))
+    _label_axes(axes, classes, few)
+    right, total = int(np.trace(matrix)), int(matrix.sum())
+    title = f"{right:,} of {total:,} right ({right / max(1, total):.1%})"
+    axes.set(xlabel="predicted", ylabel="true", title=title)
     figure.colorbar(image, ax=axes, fraction=0.04, pad=0.02, label="share of the true class")
     if few:
         size = 9 if matrix.max(initial=0) < 10_000 else 7
@@ -164,10 +161,10 @@ def confusion_picture(confusion: Confusion) -> bytes:
     return file.getvalue()
 
 
-def _label(axes: "Axes", classes: Sequence[str], few: bool) -> None:
+def _label_axes(axes: "Axes", classes: Sequence[str], few: bool) -> None:
     """Labels as many classes as there is room for."""
     places = list(range(0, len(classes), -(-len(classes) // MAX_LABELS)))
-    names = [_short(classes[place]) for place in places]
+    names = [_shorten(classes[place]) for place in places]
     size = 10 if few else 8
     axes.set_yticks(places, names, fontsize=size, parse_math=False)
     axes.set_xticks(places, names, fontsize=size, parse_math=False, rotation=45 if few else 90)
@@ -176,13 +173,8 @@ def _label(axes: "Axes", classes: Sequence[str], few: bool) -> None:
             label.set(horizontalalignment="right", rotation_mode="anchor")
 
 
-def _short(name: str) -> str:
+def _shorten(name: str) -> str:
     """Shortens a name in the middle, because similar names often differ at the end."""
     name = printable(" ".join(name.split()))
     half = MAX_LETTERS // 2
     return name if len(name) <= MAX_LETTERS else f"{name[: half - 1]}\u2026{name[-half:]}"
-
-
-def _title(matrix: np.ndarray) -> str:
-    total = int(matrix.sum())
-    return f"{int(np.trace(matrix)):,} of {total:,} right ({np.trace(matrix) / max(1, total):.1%})"

@@ -40,8 +40,8 @@ class Evaluation:
         results: Scores as split/metric, with controls and intervals.
         predictions, details: Contents of the files of these names.
         sections: The task's part of the report.
-        findings: Faults of the model as a whole.
-        verdict: What the model is better or worse than.
+        findings: Diagnosed problems of the model.
+        verdict: Comparison of the model with its best baseline.
         headlines: Names of the most important metrics.
         curves: Validation metrics to plot over steps.
         remark: Note on the interpretation of the scores.
@@ -76,17 +76,29 @@ def evaluation_page(evaluation: Evaluation, *, picture: Picture) -> str:
         picture: Returns the image of a sample by id, or None.
     """
     scores = {name.split("/", 1)[1]: value for name, value in evaluation.results.items()}
-    body = [headlines(scores, evaluation.headlines), *_verdict(evaluation.verdict), *_findings(evaluation.findings)]
-    body += _grounding(scores)
+    body = [headlines(scores, evaluation.headlines)]
+    if verdict := evaluation.verdict:
+        advice = [page.paragraph(f"To try next: {'; '.join(verdict.remedies)}.")] if verdict.remedies else []
+        sentence = f"{verdict.sentence[:1].upper()}{verdict.sentence[1:]}."
+        body.append(page.section("Verdict", page.paragraph(sentence), *advice))
+    if evaluation.findings:
+        findings = (page.code_block("\n".join(finding.lines())) for finding in evaluation.findings)
+        body.append(page.section("What is wrong", *findings))
+    body += _render_grounding(scores)
     body.append(scores_section(scores, evaluation.remark))
-    if evaluation.run and (drawn := curve_charts(charts.read_curves(evaluation.run / METRICS), evaluation.curves)):
-        body.append(page.section("Curves of the run", drawn))
-    body += [page.section(one.title, *(_part(part, picture) for part in one.parts)) for one in evaluation.sections]
+    if evaluation.run and (curves := curve_charts(charts.read_curves(evaluation.run / METRICS), evaluation.curves)):
+        body.append(page.section("Curves of the run", curves))
+    body += [
+        page.section(section.title, *(_render_part(part, picture) for part in section.parts))
+        for section in evaluation.sections
+    ]
     samples = f"{evaluation.used:,} sample{'s' * (evaluation.used != 1)}"
-    return page.page(evaluation.title, ", ".join([f"{evaluation.split} split", samples, *_origin(evaluation)]), body)
+    return page.page(
+        evaluation.title, ", ".join([f"{evaluation.split} split", samples, *_describe_origin(evaluation)]), body
+    )
 
 
-def _origin(evaluation: Evaluation) -> Iterator[str]:
+def _describe_origin(evaluation: Evaluation) -> Iterator[str]:
     """Yields the names of run and checkpoint, without paths, since a page may be published."""
     if evaluation.run:
         yield f"run {'/'.join(evaluation.run.parts[-2:])}"
@@ -98,7 +110,7 @@ def headlines(scores: Results, wanted: Sequence[str]) -> str:
     """Tiles with the most important scores and their intervals."""
     names = [name for name in wanted if name in scores]
     items = [(TITLES.get(name, name.replace("_", " ")), number(scores[name]), interval(scores, name)) for name in names]
-    items += [("loss", number(scores["loss"]), "nats a sample or token")] if "loss" in scores else []
+    items += [("loss", number(scores["loss"]), "nats per sample or token")] if "loss" in scores else []
     return page.tiles(items)
 
 
@@ -116,29 +128,16 @@ def scores_section(scores: Results, remark: str = "") -> str:
     notes = [f"{remark[:1].upper()}{remark[1:]}."] if remark else []
     notes += ["Intervals are from 1,000 bootstrap resamples of the samples."] if len(header) > 2 else []
     if columns.keys() & CONTROLS.keys():
-        notes.append("The columns on the right are controls that know little of the input: a model should beat them.")
+        notes.append("The columns on the right are baselines that see little of the input; a model should beat them.")
     if columns.keys() & CEILING.keys():
-        notes.append("The column ceiling is the best score that is possible on these samples.")
+        notes.append("The column ceiling is the best possible score on these samples.")
     if columns.keys() & ESTIMATES.keys():
         notes.append("The column on the right is an estimate of the same loss, from batches drawn at random.")
     table = page.table([*header, *columns.values()], rows)
     return page.section("Scores", *([page.paragraph(" ".join(notes), "soft small")] if notes else []), table)
 
 
-def _verdict(verdict: Verdict | None) -> Iterator[str]:
-    """Yields a section with the verdict and its remedies."""
-    if verdict is not None:
-        advice = [page.paragraph(f"To try next: {'; '.join(verdict.remedies)}.")] if verdict.remedies else []
-        yield page.section("Verdict", page.paragraph(f"{verdict.sentence[:1].upper()}{verdict.sentence[1:]}."), *advice)
-
-
-def _findings(findings: Sequence[Finding]) -> Iterator[str]:
-    """Yields a section on faults of the model as a whole, each with remedies."""
-    if findings:
-        yield page.section("What is wrong", *(page.preformatted("\n".join(finding.lines())) for finding in findings))
-
-
-def _grounding(scores: Results) -> Iterator[str]:
+def _render_grounding(scores: Results) -> Iterator[str]:
     """Yields a section on how much the loss depends on the image, as a chart and in words."""
     if "loss@shuffled" not in scores:
         return
@@ -146,54 +145,49 @@ def _grounding(scores: Results) -> Iterator[str]:
     losses |= {"blank image": scores["loss@blank"]} if "loss@blank" in scores else {}
     gap = scores["loss@shuffled"] / max(1e-12, scores["loss"]) - 1
     looks = gap > 0.01
-    verdict = f"Beside another image the loss on the same captions changes by {gap:+.0%}: the model "
+    verdict = f"With another image, the loss on the same captions changes by {gap:+.0%}: the model "
     verdict += "looks at its image." if looks else "hardly looks at its image."
     facts = [("distinct captions", f"{scores.get('distinct', 0):.0%}", "of all captions")]
     if "length_ratio" in scores:
         facts.append(("caption length", f"{scores['length_ratio']:.2f} x", "that of the references"))
     if "novelty" in scores:
-        facts.append(("new captions", f"{scores['novelty']:.0%}", "stand nowhere in train"))
-    drawn = charts.bars("loss on the same captions", losses)
+        facts.append(("new captions", f"{scores['novelty']:.0%}", "not in train"))
+    chart = charts.bars("loss on the same captions", losses)
     words = page.paragraph(verdict, "good" if looks else "bad")
-    yield page.section("Does it look at the image?", words, f'<div class="charts">{drawn}{page.tiles(facts)}</div>')
+    yield page.section("Does it look at the image?", words, f'<div class="charts">{chart}{page.tiles(facts)}</div>')
 
 
 def curve_charts(curves: Mapping[str, charts.Line], wanted: Collection[str]) -> str:
     """Small charts over steps: one of all losses, and one per validation metric."""
     losses = ("train/loss", "val/loss", "val/loss@shuffled", "val/loss@blank")
-    drawn = [charts.line_chart("loss", {name: curves[name] for name in losses if name in curves})]
-    others = [name for name in curves if name.startswith("val/") and "@" not in name and name not in losses]
-    drawn += [charts.line_chart(name, {name: curves[name]}) for name in others if name.split("/")[1] in wanted]
-    charts_html = "".join(filter(None, drawn))
+    figures = [charts.line_chart("loss", {name: curves[name] for name in losses if name in curves})]
+    metrics = [name for name in curves if name.startswith("val/") and "@" not in name and name not in losses]
+    figures += [charts.line_chart(name, {name: curves[name]}) for name in metrics if name.split("/")[1] in wanted]
+    charts_html = "".join(filter(None, figures))
     return f'<div class="charts">{charts_html}</div>' if charts_html else ""
 
 
-def _part(part: Part, picture: Picture) -> str:
+def _render_part(part: Part, picture: Picture) -> str:
     match part:
         case Cards(cards):
-            return page.cards(_card(card, picture) for card in cards)
+            return page.cards(_render_card(card, picture) for card in cards)
         case Confusion():
             return page.picture(page.data_uri(confusion_picture(part), "png"), "confusion matrix")
         case Table(header, rows):
             return page.table(header, rows)
         case Texts(texts):
-            return "\n".join(map(page.preformatted, texts))
+            return "\n".join(map(page.code_block, texts))
         case Note(text):
             return page.paragraph(text, "soft small")
         case Pictures(pictures):
             return "\n".join(page.picture(page.data_uri(png, "png"), text) for text, png in pictures)
 
 
-def _card(card: Card, picture: Picture) -> str:
-    return page.card(_thumbnail(picture, card.image), card.text, card.lines, card.references)
-
-
-def _thumbnail(picture: Picture, name: str) -> str | None:
-    try:
-        image = picture(name)
-    except ImageError:
-        return None
-    return None if image is None else page.thumbnail(image)
+def _render_card(card: Card, picture: Picture) -> str:
+    image = None
+    with suppress(ImageError):
+        image = picture(card.image)
+    return page.card(None if image is None else page.thumbnail(image), card.text, card.lines, card.references)
 
 
 def number(value: float | None) -> str:

@@ -6,11 +6,11 @@ from typing import NamedTuple
 
 from vlm.randomness import numpy_rng
 
-SHOWN = 8  # samples per kind
+MAX_SAMPLES = 8  # samples of a kind in a section
 
 
 class Finding(NamedTuple):
-    """A fault of a model as a whole, as a sentence, and remedies in the order to try."""
+    """A diagnosed problem of a model and suggested fixes, best first."""
 
     fault: str
     remedies: Sequence[str]
@@ -91,6 +91,6 @@ class Section:
     parts: Sequence[Part]
 
 
-def random_places(count: int) -> list[int]:
-    """Random indices below a number, the same in every report."""
-    return numpy_rng("report", count).permutation(count)[:SHOWN].tolist()
+def sample_indices(count: int) -> list[int]:
+    """Returns random indices below `count`, the same in every report."""
+    return numpy_rng("report", count).permutation(count)[:MAX_SAMPLES].tolist()

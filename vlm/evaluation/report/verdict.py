@@ -1,4 +1,4 @@
-"""The verdict of an evaluation: in one sentence, what the model is better or worse than."""
+"""The verdict of an evaluation: one sentence that compares the model with its best baseline."""
 
 import math
 from collections.abc import Collection, Mapping, Sequence
@@ -17,13 +17,13 @@ CONTROLS = {
     "bag": "bag of words",
     "frequent": "most frequent tag of each word",
     "dictionary": "word for word",
-    "overlap": "part beside most words of the question",
+    "overlap": "part next to most words of the question",
     "question": "most frequent answer to the question",
     "unigram": "token frequencies",
     "shuffled": "shuffled",
     "blank": "blank image",
 }
-CEILING = {"ceiling": "ceiling"}  # no control: a model at it has nothing left to learn
+CEILING = {"ceiling": "ceiling"}  # the best possible score, not a control
 
 
 FEW_STEPS = 1000  # of a training, before which more steps are the first thing to try
@@ -31,14 +31,14 @@ FEW_SAMPLES = 10  # of an evaluation, below which an interval says nothing
 NEAR = 0.99  # share of the best possible score from which a model needs no advice
 ROUNDING = 1e-9  # differences that are smaller are those of sums in another order
 FULL = {"bleu": 100.0, "chrf": 100.0, "cider": math.inf}  # largest values of metrics that are not shares
-# Controls within a sentence, where they are called otherwise than in the head of a table.
+# Names of controls in sentences, if they differ from those in table headers.
 PHRASES = {
     "chance": "chance",
     "constant": "the best constant answer",
     "bag": "a bag of words",
     "frequent": "the most frequent tag of each word",
     "dictionary": "a word-for-word dictionary",
-    "overlap": "the part of the passage beside most words of the question",
+    "overlap": "the part of the passage next to most words of the question",
     "question": "the most frequent answer to the question",
     "unigram": "the frequencies of tokens",
     "shuffled": "the same model with the input of another sample",
@@ -115,7 +115,7 @@ class Verdict(NamedTuple):
         return [f"{name:<12}{line}" for name, line in zip(("verdict", ""), [self.sentence, *advice], strict=False)]
 
 
-def judged_metric(
+def choose_metric(
     results: Mapping[str, float], names: Sequence[str], *, smaller: Collection[str] = (), ignored: Collection[str] = ()
 ) -> JudgedMetric | None:
     """Returns the first metric that has a control; None if none has.
@@ -127,19 +127,19 @@ def judged_metric(
         ignored: Controls that a good model need not beat.
     """
     for name in names:
-        known = (control for control in CONTROLS if f"{name}@{control}" in results and control not in ignored)
-        controls = {control: results[f"{name}@{control}"] for control in known}
+        available = (control for control in CONTROLS if f"{name}@{control}" in results and control not in ignored)
+        controls = {control: results[f"{name}@{control}"] for control in available}
         if name in results and controls:
-            less = name in smaller
-            best = (min if less else max)(controls, key=lambda control: controls[control])
+            lower_is_better = name in smaller
+            best = (min if lower_is_better else max)(controls, key=lambda control: controls[control])
             limits = [results[f"{name}@{limit}"] for limit in CEILING if f"{name}@{limit}" in results]
-            ceiling = limits[0] if limits else -math.inf if less else FULL.get(name, 1.0)
+            ceiling = limits[0] if limits else -math.inf if lower_is_better else FULL.get(name, 1.0)
             title = TITLES.get(name, name.replace("_", " "))
-            return JudgedMetric(name, title, best, results[name], controls[best], less, ceiling)
+            return JudgedMetric(name, title, best, results[name], controls[best], lower_is_better, ceiling)
     return None
 
 
-def verdict_of(
+def make_verdict(
     metric: JudgedMetric | None,
     *,
     paired: Difference | None,
@@ -165,20 +165,20 @@ def verdict_of(
     if metric is None:
         return Verdict(f"nothing to compare the model with: the evaluation has no control; on {where}")
     control = PHRASES.get(metric.control, CONTROLS[metric.control])
-    scores = f"{metric.title} {_number(metric.value)} against {_number(metric.other)}"
+    scores = f"{metric.title} {_format_score(metric.value)} against {_format_score(metric.other)}"
     scores += " (lower is better)" if metric.smaller_is_better else ""
     if count < FEW_SAMPLES:
         few = f"too few samples to compare the model with {control}: {scores}, on {where}"
         return Verdict(few, (f"evaluate at least {FEW_SAMPLES} samples",))
     if metric.is_best(metric.value) and metric.is_best(metric.other):
-        return Verdict(f"these data need no model, for {control} is as good: {scores}, on {where}")
+        return Verdict(f"these data need no model: {control} is as good: {scores}, on {where}")
     if metric.is_best(metric.value) or (bounds is not None and metric.is_limited and metric.is_best(bounds[1])):
         return Verdict(f"as good as the data allow, and better than {control}: {scores}, on {where}")
     ends = (paired.low, paired.high) if paired else bounds and tuple(end - metric.other for end in bounds)
-    gap = f"a difference of {_signed(metric.value - metric.other)}"
+    gap = f"a difference of {_format_signed(metric.value - metric.other)}"
     if ends is not None:
         kind = "paired interval" if paired else "interval of the model's score"
-        gap += f" ({LEVEL:.0%} {kind} {_signed(ends[0])} to {_signed(ends[1])})"
+        gap += f" ({LEVEL:.0%} {kind} {_format_signed(ends[0])} to {_format_signed(ends[1])})"
     if ends is not None and ends[0] <= 0 <= ends[1]:
         word = "not clearly better or worse than"
     else:
@@ -186,19 +186,19 @@ def verdict_of(
     if word == "better than" and metric.is_near_best:
         remedies = ()
     elif remedies is None or word == "better than":
-        remedies = _remedies(word == "better than", trained)
+        remedies = _choose_remedies(word == "better than", trained)
     return Verdict(f"{word} {control}: {scores}, {gap}, on {where}", tuple(remedies))
 
 
-def _number(value: float) -> str:
+def _format_score(value: float) -> str:
     return f"{value:.4f}" if abs(value) < 10 else f"{value:.2f}"
 
 
-def _signed(value: float) -> str:
+def _format_signed(value: float) -> str:
     return "0" if abs(value) <= ROUNDING else f"{value:+#.3g}"
 
 
-def _remedies(is_better: bool, trained: TrainedModel) -> tuple[str, ...]:
+def _choose_remedies(is_better: bool, trained: TrainedModel) -> tuple[str, ...]:
     """Returns what to try next, the likeliest first."""
     if trained.steps is None:
         return () if is_better else ("fine-tune it on data of this kind (vlm train model=pretrained)",)

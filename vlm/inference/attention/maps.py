@@ -11,12 +11,12 @@ from torch import Tensor
 
 from vlm.data.images.image import Preprocess
 from vlm.data.text.tokenizer import Tokenizer
-from vlm.inference.predictor import normalized
-from vlm.inference.writing import words_of
+from vlm.inference.predictor import normalize_pixels
+from vlm.inference.writing import split_words
 from vlm.models.encoder_decoder import VisionLanguageModel
 from vlm.models.timm_encoder import TimmEncoder
 from vlm.models.vit import ViT
-from vlm.nn.attention import SelfAttention, recorded
+from vlm.nn.attention import SelfAttention, record_attention
 from vlm.nn.image_size import grid_of
 
 Map = tuple[str, np.ndarray]
@@ -37,7 +37,7 @@ class Attention:
     heads: list[Map]
 
 
-def word_maps(
+def caption_word_maps(
     model: VisionLanguageModel,
     tokenizer: Tokenizer,
     preprocess: Preprocess,
@@ -69,22 +69,26 @@ def read_attention(
     # A token is predicted by the one before it, so the first token's query is the begin token.
     row = torch.tensor([[tokenizer.bos_id, *tokens[:-1]]], device=pixels.device)
     training = model.training
-    with encoder_attention(model.encoder) as seen:
-        context = model.eval().encode(normalized(model, preprocess, pixels[None]))
-    looked = model.decoder.attention(row, context)  # (1, L, S)
+    with record_encoder_attention(model.encoder) as recorded_weights:
+        context = model.eval().encode(normalize_pixels(model, preprocess, pixels[None]))
+    decoder_weights = model.decoder.attention(row, context)  # (1, L, S)
     model.train(training)
-    before = tokens_before(model.encoder)
+    prefix_tokens = count_prefix_tokens(model.encoder)
     words: list[Map] = []
     size = pixels.shape[-2:]
-    if looked is not None and tokens:
-        grids = _grids(looked[0, -len(tokens) :], before, size)
+    if decoder_weights is not None and tokens:
+        grids = _reshape_to_grids(decoder_weights[0, -len(tokens) :], prefix_tokens, size)
         words = (
-            [] if grids is None else [(word, _normal(grids[at].mean(0))) for word, at in words_of(tokens, tokenizer)]
+            []
+            if grids is None
+            else [(word, _normalize(grids[at].mean(0))) for word, at in split_words(tokens, tokenizer)]
         )
-    return Attention(words, _heads(seen[-1][0], model.encoder, before, size) if seen else [])
+    return Attention(
+        words, _head_maps(recorded_weights[-1][0], model.encoder, prefix_tokens, size) if recorded_weights else []
+    )
 
 
-def tokens_before(encoder: Any) -> int | None:
+def count_prefix_tokens(encoder: Any) -> int | None:
     """Number of an encoder's states before the grid of patches: its class token, its registers.
 
     None if unknown: one state is then taken for a class token if the others form a grid.
@@ -101,23 +105,23 @@ def has_class_token(encoder: Any) -> bool:
 
 
 @contextmanager
-def encoder_attention(encoder: Any) -> Iterator[list[Tensor]]:
+def record_encoder_attention(encoder: Any) -> Iterator[list[Tensor]]:
     """Context that records the attention weights (B, N, S, S) of an encoder's last layer; empty if it has none."""
     backbone = encoder.backbone if isinstance(encoder, TimmEncoder) else encoder
     blocks = getattr(backbone, "blocks", None)
     layer = getattr(blocks[-1], "attn", None) if blocks is not None and len(blocks) else None
     if isinstance(layer, SelfAttention):
-        with recorded(layer) as records:
+        with record_attention(layer) as records:
             yield records[0]
     elif hasattr(layer, "fused_attn") and isinstance(getattr(layer, "attn_drop", None), torch.nn.Module):
-        with _timm_recorded(layer) as record:
+        with _record_timm_attention(layer) as record:
             yield record
     else:
         yield []
 
 
 @contextmanager
-def _timm_recorded(layer: Any) -> Iterator[list[Tensor]]:
+def _record_timm_attention(layer: Any) -> Iterator[list[Tensor]]:
     """timm exposes the weights only without fused attention, where they pass through a dropout."""
     record: list[Tensor] = []
     fused, layer.fused_attn = layer.fused_attn, False
@@ -129,45 +133,47 @@ def _timm_recorded(layer: Any) -> Iterator[list[Tensor]]:
         layer.fused_attn = fused
 
 
-def _heads(weights: Tensor, encoder: Any, before: int | None, size: Sequence[int]) -> list[Map]:
+def _head_maps(weights: Tensor, encoder: Any, prefix_tokens: int | None, size: Sequence[int]) -> list[Map]:
     """weights (N, S, S)"""
     by_class = has_class_token(encoder)
-    grids = _grids(weights[:, 0] if by_class else weights[:, before or 0 :].mean(1), before, size)
-    return [] if grids is None else [(f"head {n}", _normal(grid)) for n, grid in enumerate(grids, start=1)]
+    grids = _reshape_to_grids(
+        weights[:, 0] if by_class else weights[:, prefix_tokens or 0 :].mean(1), prefix_tokens, size
+    )
+    return [] if grids is None else [(f"head {n}", _normalize(grid)) for n, grid in enumerate(grids, start=1)]
 
 
-def _grids(weights: Tensor, before: int | None, size: Sequence[int]) -> np.ndarray | None:
+def _reshape_to_grids(weights: Tensor, prefix_tokens: int | None, size: Sequence[int]) -> np.ndarray | None:
     """Reshapes weights (L, S) over the encoder's states to maps (L, rows, columns); None if the states form no grid.
 
     Args:
         size: Height and width of the image.
     """
     height, width = size
-    for first in (0, 1) if before is None else (before,):
+    for first in (0, 1) if prefix_tokens is None else (prefix_tokens,):
         if grid := grid_of(weights.shape[-1] - first, (height, width)):
             return weights[:, first:].float().cpu().numpy().reshape(-1, *grid)
     return None
 
 
-def _normal(weights: np.ndarray) -> np.ndarray:
+def _normalize(weights: np.ndarray) -> np.ndarray:
     return weights / max(float(weights.sum()), 1e-12)
 
 
 @torch.no_grad()
-def what_is_missing(model: VisionLanguageModel, images: Tensor) -> list[str]:
+def list_missing_maps(model: VisionLanguageModel, images: Tensor) -> list[str]:
     """Returns lines that say which attention maps a model does not offer.
 
     Shapes:
         images (1, 3, H, W), any that the model can read
     """
-    missing, before = [], tokens_before(model.encoder)
-    with encoder_attention(model.encoder) as seen:
+    missing, prefix_tokens = [], count_prefix_tokens(model.encoder)
+    with record_encoder_attention(model.encoder) as recorded_weights:
         context = model.encode(images)
-    looked = model.decoder.attention(torch.zeros(1, 1, dtype=torch.long, device=images.device), context)
-    if looked is None:
-        missing.append("the decoder attends to no image, so there are no maps of words")
-    elif _grids(looked[0], before, images.shape[-2:]) is None:
-        missing.append("the encoder's states are no grid, so there are no maps of words")
-    if not seen or not _heads(seen[-1][0], model.encoder, before, images.shape[-2:]):
-        missing.append("the encoder's attention cannot be read, so there are no maps of its heads")
+    decoder_weights = model.decoder.attention(torch.zeros(1, 1, dtype=torch.long, device=images.device), context)
+    if decoder_weights is None:
+        missing.append("the decoder has no attention over the image, so there are no word maps")
+    elif _reshape_to_grids(decoder_weights[0], prefix_tokens, images.shape[-2:]) is None:
+        missing.append("the encoder's states do not form a grid, so there are no word maps")
+    if not recorded_weights or not _head_maps(recorded_weights[-1][0], model.encoder, prefix_tokens, images.shape[-2:]):
+        missing.append("the encoder's attention cannot be read, so there are no head maps")
     return missing

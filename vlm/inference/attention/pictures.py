@@ -20,37 +20,37 @@ from torch import Tensor
 from vlm.data.images.image import ImageError, load_image
 from vlm.data.text.tokenizer import Tokenizer
 from vlm.errors import UserError, printable
-from vlm.inference.attention.maps import Map, has_class_token, read_attention, what_is_missing
-from vlm.inference.predictor import normalized
-from vlm.inference.writing import words_of
+from vlm.inference.attention.maps import Map, has_class_token, list_missing_maps, read_attention
+from vlm.inference.predictor import normalize_pixels
+from vlm.inference.writing import split_words
 from vlm.models.context import Context
 from vlm.models.decoder import TextDecoder
-from vlm.nn.image_size import scaled
+from vlm.nn.image_size import fit_longest_side
 
 TILE, GAP = 128, 20  # pixels of a tile's longer side, and of the space above it for its word
 GLOW = np.array([110.0, 75.0, 10.0])  # colour added at the largest weight
 Band = tuple[str, Sequence[Map]]
 
 
-def attention_picture(pixels: Tensor, maps: Sequence[Map], *, columns: int = 6) -> bytes:
+def draw_attention(pixels: Tensor, maps: Sequence[Map], *, columns: int = 6) -> bytes:
     """Draws a PNG of the image, then of a copy for each word that is bright where the model attended.
 
     Args:
         pixels: uint8 (3, H, W).
         maps: As from `word_maps`.
     """
-    return bands_picture(pixels, [("", maps)], columns=columns)
+    return draw_bands(pixels, [("", maps)], columns=columns)
 
 
-def bands_picture(pixels: Tensor, bands: Sequence[Band], *, columns: int = 6) -> bytes:
+def draw_bands(pixels: Tensor, bands: Sequence[Band], *, columns: int = 6) -> bytes:
     """Draws a PNG of bands of pictures, each under its title; the first begins with the image itself.
 
     Args:
         pixels: uint8 (3, H, W).
     """
     image = pixels.permute(1, 2, 0).cpu().numpy()  # (H, W, 3)
-    high, wide = scaled(image.shape[:2], TILE)
-    letters, lines = font(14), list(_lines(bands, columns))
+    high, wide = fit_longest_side(image.shape[:2], TILE)
+    letters, lines = load_font(14), list(_picture_rows(bands, columns))
     width = columns * (wide + GAP) + GAP
     height = sum(GAP + 4 if isinstance(line, str) else high + 2 * GAP for line in lines)
     sheet = Image.new("RGB", (width, height), "white")
@@ -61,17 +61,17 @@ def bands_picture(pixels: Tensor, bands: Sequence[Band], *, columns: int = 6) ->
             top += GAP + 4
             continue
         for place, (word, weights) in enumerate(line):
-            left = GAP + place * (wide + GAP)
-            shown = Image.fromarray(image if weights is None else _lit(image, weights))
-            sheet.paste(shown.resize((wide, high), Image.Resampling.LANCZOS), (left, top + GAP))
-            draw.text((left + wide // 2, top + GAP // 2), printable(word), fill="black", font=letters, anchor="mm")
+            x = GAP + place * (wide + GAP)
+            tile = Image.fromarray(image if weights is None else _overlay_weights(image, weights))
+            sheet.paste(tile.resize((wide, high), Image.Resampling.LANCZOS), (x, top + GAP))
+            draw.text((x + wide // 2, top + GAP // 2), printable(word), fill="black", font=letters, anchor="mm")
         top += high + 2 * GAP
     out = io.BytesIO()
     sheet.save(out, "PNG")
     return out.getvalue()
 
 
-def _lines(bands: Sequence[Band], columns: int) -> Iterator[str | Sequence[tuple[str, np.ndarray | None]]]:
+def _picture_rows(bands: Sequence[Band], columns: int) -> Iterator[str | Sequence[tuple[str, np.ndarray | None]]]:
     """Yields titles and rows of pictures, from top to bottom."""
     for number, (title, maps) in enumerate(bands):
         if title:
@@ -81,14 +81,14 @@ def _lines(bands: Sequence[Band], columns: int) -> Iterator[str | Sequence[tuple
             yield tiles[start : start + columns]
 
 
-def font(size: int) -> ImageFont.FreeTypeFont:
+def load_font(size: int) -> ImageFont.FreeTypeFont:
     """Returns DejaVu Sans, which covers many scripts; matplotlib ships it."""
     package = find_spec("matplotlib")
     assert package is not None and package.origin is not None
     return ImageFont.truetype(Path(package.origin).parent / "mpl-data/fonts/ttf/DejaVuSans.ttf", size)
 
 
-def _lit(image: np.ndarray, weights: np.ndarray) -> np.ndarray:
+def _overlay_weights(image: np.ndarray, weights: np.ndarray) -> np.ndarray:
     """Darkens an image where weights are small; adds a warm glow where they are large, to show on dark images too."""
     light = Image.fromarray((255 * weights / max(float(weights.max()), 1e-12)).astype(np.uint8))
     heat = np.asarray(light.resize((image.shape[1], image.shape[0]), Image.Resampling.BICUBIC))[..., None] / 255
@@ -128,37 +128,39 @@ def read_alignment(
         return None
     by_token = weights[0].float().cpu().numpy()  # (L, S)
     inner = [place for place, token in enumerate(read) if token not in (tokenizer.bos_id, tokenizer.eos_id)]
-    columns = [(word, [inner[at] for at in places]) for word, places in words_of([read[at] for at in inner], tokenizer)]
-    rows = list(words_of(written, tokenizer))
+    columns = [
+        (word, [inner[at] for at in places]) for word, places in split_words([read[at] for at in inner], tokenizer)
+    ]
+    rows = list(split_words(written, tokenizer))
     if not rows or not columns:
         return None
     means = [[by_token[at][:, places].sum(1).mean() for _, places in columns] for _, at in rows]
     return Alignment([word for word, _ in columns], [word for word, _ in rows], np.array(means))
 
 
-def alignment_picture(alignment: Alignment) -> bytes:
+def draw_alignment(alignment: Alignment) -> bytes:
     """Draws a PNG: written words from top to bottom, read ones from left to right, dark for large weights."""
-    left, top = (LETTER * max(map(len, words)) + GAP for words in (alignment.written, alignment.read))
-    size = (left + CELL * len(alignment.read) + GAP, top + CELL * len(alignment.written) + GAP)
-    sheet, letters = Image.new("RGB", size, "white"), font(14)
+    label_width, label_height = (LETTER * max(map(len, words)) + GAP for words in (alignment.written, alignment.read))
+    size = (label_width + CELL * len(alignment.read) + GAP, label_height + CELL * len(alignment.written) + GAP)
+    sheet, letters = Image.new("RGB", size, "white"), load_font(14)
     draw = ImageDraw.Draw(sheet)
     for column, word in enumerate(alignment.read):
-        strip = Image.new("RGB", (top - GAP // 2, CELL), "white")
+        strip = Image.new("RGB", (label_height - GAP // 2, CELL), "white")
         ImageDraw.Draw(strip).text((0, CELL // 2), printable(word), fill="black", font=letters, anchor="lm")
-        sheet.paste(strip.rotate(90, expand=True), (left + CELL * column, 0))
+        sheet.paste(strip.rotate(90, expand=True), (label_width + CELL * column, 0))
     for row, (word, weights) in enumerate(zip(alignment.written, alignment.weights, strict=True)):
-        y = top + CELL * row
-        draw.text((left - GAP // 2, y + CELL // 2), printable(word), fill="black", font=letters, anchor="rm")
+        y = label_height + CELL * row
+        draw.text((label_width - GAP // 2, y + CELL // 2), printable(word), fill="black", font=letters, anchor="rm")
         for column, weight in enumerate(weights):
-            x, shade = left + CELL * column, int(255 * (1 - min(1.0, float(weight))))
+            x, shade = label_width + CELL * column, int(255 * (1 - min(1.0, float(weight))))
             draw.rectangle((x, y, x + CELL - 1, y + CELL - 1), fill=(shade, shade, shade), outline="#dddddd")
     out = io.BytesIO()
     sheet.save(out, "PNG")
     return out.getvalue()
 
 
-BY_CLASS = "encoder, last layer: what the class token attends to, head by head"
-BY_PATCHES = "encoder, last layer: what the patches attend to on their mean, head by head (it has no class token)"
+BY_CLASS = "encoder, last layer: attention of the class token, per head"
+BY_PATCHES = "encoder, last layer: mean attention of the patches, per head (it has no class token)"
 
 
 class AttentionPicture:
@@ -203,16 +205,18 @@ class AttentionDrawing:
     def __init__(self, captioner: Any, named: str) -> None:
         self.captioner = captioner
         if captioner.form is not None:
-            raise UserError(f"{named}: of an image inside a prompt there are no maps; leave it out for this model")
+            raise UserError(f"{named}: not supported for models that read images inside a prompt; remove it")
         blank = captioner.pixels(Image.new("RGB", (1, 1)))[None].to(captioner.device)
-        self.missing = what_is_missing(captioner.model, normalized(captioner.model, captioner.preprocess, blank))
+        self.missing = list_missing_maps(
+            captioner.model, normalize_pixels(captioner.model, captioner.preprocess, blank)
+        )
         if len(self.missing) > 1:
-            raise UserError(f"{named}: {'; '.join(self.missing)}; leave it out for this model")
+            raise UserError(f"{named}: {'; '.join(self.missing)}; remove it for this model")
         self.title = BY_CLASS if has_class_token(captioner.model.encoder) else BY_PATCHES
         # The image as the model sees it, at a higher resolution.
         self.view = captioner.preprocess.scaled_to(TILE)
 
-    def png(self, pixels: Tensor, caption: Any, shown: Tensor) -> bytes:
+    def png(self, pixels: Tensor, caption: Any, view: Tensor) -> bytes:
         """The picture of a caption.
 
         Args:
@@ -224,7 +228,7 @@ class AttentionDrawing:
         attention = read_attention(it.model, it.tokenizer, it.preprocess, pixels.to(it.device), caption.tokens)
         bands: list[Band] = [(caption.text, attention.words)]
         bands += [(self.title, attention.heads)] if attention.heads else []
-        return bands_picture(shown, bands)
+        return draw_bands(view, bands)
 
 
 class AttentionFolder:
@@ -244,20 +248,20 @@ class AttentionFolder:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as fault:
-            raise _unwritable(self.folder, fault, 2) from fault
+            raise _write_error(self.folder, fault, 2) from fault
         for line in self.drawing.missing:
             print(f"--attention: {line}", file=sys.stderr)
 
     def __call__(self, outcome: Any) -> list[dict[str, Any]]:
         path, pixels, names = str(outcome.source), outcome.value, []
-        shown = self._shown(path, pixels)
+        view = self._display_image(path, pixels)
         for rank, caption in enumerate(outcome.result, start=1):
             name = picture_name(path, rank)
-            self._write(name, self.drawing.png(pixels, caption, shown))
+            self._write(name, self.drawing.png(pixels, caption, view))
             names.append({"attention": str(self.folder / name)})
         return names
 
-    def _shown(self, path: str, pixels: Tensor) -> Tensor:
+    def _display_image(self, path: str, pixels: Tensor) -> Tensor:
         try:
             return self.drawing.view(load_image(path))
         except ImageError:  # deleted since it was captioned
@@ -269,7 +273,7 @@ class AttentionFolder:
             part.write_bytes(png)
             part.replace(self.folder / name)
         except OSError as fault:
-            raise _unwritable(self.folder / name, fault, 1) from fault
+            raise _write_error(self.folder / name, fault, 1) from fault
 
 
 def picture_name(path: str, rank: int = 1) -> str:
@@ -279,5 +283,5 @@ def picture_name(path: str, rank: int = 1) -> str:
     return f"{stem}-{digest}{f'-{rank}' if rank > 1 else ''}.png"
 
 
-def _unwritable(path: Path, fault: OSError, status: int) -> UserError:
+def _write_error(path: Path, fault: OSError, status: int) -> UserError:
     return UserError(f"--attention {path}: cannot be written ({fault.strerror}); choose another folder", status)

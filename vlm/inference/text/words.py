@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from vlm.data.text.tokenizer import Tokenizer
-from vlm.data.text.words import spaceless
+from vlm.data.text.words import spaceless_pattern
 from vlm.decoding.constraints import Rules
 from vlm.errors import UserError
 
 
-def rules_of_words(
+def build_word_rules(
     tokenizer: Tokenizer,
     *,
     prefix: str = "",
@@ -32,10 +32,10 @@ def rules_of_words(
         UserError: A word is empty, or has no tokens.
     """
     if not all(word.strip() for word in (*ban, *require)):
-        raise UserError("--ban, --require: a word is empty; give one, or leave the option out")
+        raise UserError("--ban, --require: a word is empty; give a word, or remove the option")
     forms = {first + word[1:] for word in ban for first in (word[:1].lower(), word[:1].upper())}
     banned = {tuple(tokenizer.encode_written(space + form)) for form in forms for space in ("", " ")}
-    inside = (word if spaceless().match(word) else f" {word}" for word in require)
+    inside = (word if spaceless_pattern().match(word) else f" {word}" for word in require)
     required = tuple((tuple(tokenizer.encode_written(form)),) for form in inside)
     first = (*begin, *(tokenizer.encode_written(prefix.rstrip()) if prefix else ()))
     return Rules(prefix=first, banned=tuple(sorted(banned)), required=required, **options)

@@ -1,4 +1,4 @@
-"""Defines a model_type of Hugging Face: its stacks, its models in terms of ours, their heads. Each has a module."""
+"""Describes a model_type of Hugging Face: its stacks, its models in terms of ours, and their heads."""
 
 import importlib
 from collections.abc import Callable, Collection, Mapping
@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from vlm.errors import UserError
+from vlm.models.classifier import Classifier
 from vlm.models.pretrained.fields import Entry, Fields
 from vlm.models.pretrained.stack import Names, Part, WeightMap
 
-# The model types of Hugging Face that each module in `architectures` defines, in its ARCHITECTURES.
+# Modules in `architectures`, one per family, and the model types that their ARCHITECTURES define.
 FAMILIES = {
     "bert": ("bert", "distilbert", "roberta", "xlm_roberta"),
     "captioners": ("blip", "git", "trocr", "vision_encoder_decoder"),
@@ -23,7 +24,7 @@ FAMILIES = {
     "vision_language": ("idefics3", "llava", "paligemma", "smolvlm"),
 }
 MODULES = {name: module for module, names in FAMILIES.items() for name in names}
-CLASSES = 2**20  # maximum number of classes
+MAX_CLASSES = 2**20  # maximum number of classes
 Spec = dict[str, Any]
 Export = tuple[dict[str, Any], dict[str, Tensor]]  # content of config.json, and tensors
 
@@ -63,7 +64,7 @@ class ImageText:
     question: str = "{}"
 
 
-BERT_ENDS = {"pad": "[PAD]", "bos": "[CLS]", "eos": "[SEP]"}
+BERT_SPECIAL_TOKENS = {"pad": "[PAD]", "bos": "[CLS]", "eos": "[SEP]"}
 IMAGE = "<image>"  # in a prompt it represents the image, in a vocabulary each of its states
 
 
@@ -77,17 +78,17 @@ class Architecture:
         heads: By class of our model: a function that returns the names of the tensors outside the stacks.
         adjust: Changes the weights of all stacks, given the names of a folder's tensors.
         generation: Reads decoding options from config.json; by default they are read from generation_config.json.
-        added: Pieces that its own code appends to a vocabulary that lacks them.
+        added_tokens: Pieces that its own code appends to a vocabulary that lacks them.
         unused: Tensors outside the stacks that folders may hold and a model may not need, such as heads of other tasks;
-            as `patterns_of` yields.
+            as `list_patterns` yields.
         renamed: Patterns of tensor names in folders of other versions, with the names used here.
         image: Form of an image in prompts, for a model that reads images inside its text.
-        ends: Pieces for padding, begin and end, if they are not BERT's and the config defines none.
+        special_tokens: Pieces for padding, begin and end, if they are not BERT's and the config defines none.
         canonical: Whether texts are converted to lower case and stripped of punctuation.
-        text_end: Field of text_config with the id of the token whose state represents a text, if theirs has it; 2, the
-            value of old folders, means the last id of the vocabulary.
-        bare: Whether an encoder reads texts without a begin token.
-        pairs: Whether a pair of texts is put into a row as in BERT; False if pairs are not supported.
+        text_end_id: Field of text_config with the id of the token whose state represents a text; 2, the value of old
+            folders, means the last id of the vocabulary.
+        omits_bos: Whether an encoder reads texts without a begin token.
+        supports_pairs: Whether pairs of texts are supported, in one row as in BERT.
         neutral_keys: Keys at the top level of config.json that change nothing, besides those of its stacks.
         export: Converts our model to one of theirs; returns None for a model of another kind.
     """
@@ -97,20 +98,20 @@ class Architecture:
     heads: Mapping[type, Callable[[Any], Names]] = field(default_factory=dict)
     adjust: Callable[[WeightMap, Collection[str]], WeightMap] = lambda weights, stored: weights
     generation: Callable[[Fields], Fields] | None = None
-    added: tuple[str, ...] = ()
+    added_tokens: tuple[str, ...] = ()
     unused: tuple[str, ...] = ()
     renamed: tuple[tuple[str, str], ...] = ()
     image: ImageText | None = None
-    ends: Mapping[str, str] = field(default_factory=lambda: BERT_ENDS)
+    special_tokens: Mapping[str, str] = field(default_factory=lambda: BERT_SPECIAL_TOKENS)
     canonical: bool = False
-    text_end: Entry | None = None
-    bare: bool = False
-    pairs: bool = True
+    text_end_id: Entry | None = None
+    omits_bos: bool = False
+    supports_pairs: bool = True
     neutral_keys: tuple[str, ...] = ()
     export: Callable[[nn.Module], Export | None] = lambda model: None
 
 
-def known_architectures() -> list[str]:
+def list_model_types() -> list[str]:
     return sorted(MODULES)
 
 
@@ -119,50 +120,51 @@ def load_architecture(name: str) -> Architecture:
     return importlib.import_module(f"vlm.models.pretrained.architectures.{MODULES[name]}").ARCHITECTURES[name]
 
 
-def architecture_of(config: Fields) -> Architecture:
-    """The architecture of a config.json.
+def find_architecture(config: Fields) -> Architecture:
+    """Finds the architecture of a config.json.
 
     Raises:
-        UserError: There is no module for it.
+        UserError: It is not supported.
     """
-    model_type, known = config.values.get("model_type"), known_architectures()
+    model_type, supported = config.values.get("model_type"), list_model_types()
     if model_type is None and "pretrained_cfg" in config:
         model_type = "timm"  # timm's configs have no model_type
     name = str(model_type).replace("-", "_")
-    if name not in known:
+    if name not in supported:
         raise UserError(
-            f"{Path(config.file).parent} holds a model of type {model_type!r:.40}; what can be read is "
-            f"{', '.join(known)}"
+            f"{Path(config.file).parent}: model_type {model_type!r:.40} is not supported; supported are "
+            f"{', '.join(supported)}"
         )
     return load_architecture(name)
 
 
-def spec_of(name: str, /, **args: Any) -> Spec:
-    """The specification of a class with its arguments, as in checkpoints."""
+def make_spec(name: str, /, **args: Any) -> Spec:
+    """Returns the specification of a class with its arguments, as checkpoints store it."""
     return {"name": name, "args": args}
 
 
-def captioner(config: Fields, parts: Mapping[str, Spec]) -> Spec:
+def specify_captioner(config: Fields, parts: Mapping[str, Spec]) -> Spec:
     """Specifies an image encoder with a decoder that cross-attends to its states or takes them as a prefix."""
     encoder, decoder = parts["encoder"], parts["decoder"]
     if "prefix" not in decoder["args"]:
         decoder["args"]["context_dim"] = encoder["args"]["dim"]
-    return spec_of("VisionLanguageModel", encoder=encoder, decoder=decoder)
+    return make_spec("VisionLanguageModel", encoder=encoder, decoder=decoder)
 
 
-def translator(config: Fields, parts: Mapping[str, Spec]) -> Spec:
+def specify_translator(config: Fields, parts: Mapping[str, Spec]) -> Spec:
     """Specifies a text encoder with a decoder that cross-attends to its states."""
     parts["decoder"]["args"]["context_dim"] = parts["encoder"]["args"]["dim"]
-    return spec_of("TextToText", **parts)
+    return make_spec("TextToText", **parts)
 
 
-def classifier(pool: str) -> Callable[[Fields, Mapping[str, Spec]], Spec]:
-    """Returns a function that specifies an image classifier with this pooling."""
+def specify_classifier(config: Fields, parts: Mapping[str, Spec], *, pool: str) -> Spec:
+    """Specifies an image classifier with this pooling."""
+    return make_spec("Classifier", encoder=parts["encoder"], num_classes=count_exclusive_classes(config), pool=pool)
 
-    def build(config: Fields, parts: Mapping[str, Spec]) -> Spec:
-        return spec_of("Classifier", encoder=parts["encoder"], num_classes=count_exclusive_classes(config), pool=pool)
 
-    return build
+def name_class_head(model: Classifier, *, pool: str) -> Names:
+    """Returns the name of the head, if our model pools like theirs."""
+    return {"head": "classifier"} if model.pool == pool else {}
 
 
 def count_exclusive_classes(config: Fields) -> int:
@@ -173,27 +175,27 @@ def count_exclusive_classes(config: Fields) -> int:
             in `transformers`, whose pipelines apply a sigmoid to it.
     """
     if config.get("problem_type") not in (None, "single_label_classification"):
-        raise config.fault("problem_type", "which is not one class of several")
-    names = class_names(config)
+        raise config.error("problem_type", "which is not single-label classification")
+    names = read_class_names(config)
     if len(names) == 1:
         key = "id2label" if "id2label" in config else "num_labels"
-        raise config.fault(key, "a single output, which is regression and not a choice between classes")
+        raise config.error(key, "a single output, which means regression, not classification")
     return len(names)
 
 
-def class_names(config: Fields) -> list[str]:
-    """The names of a classifier's classes, in the order of its outputs.
+def read_class_names(config: Fields) -> list[str]:
+    """Returns the names of a classifier's classes, in the order of its outputs.
 
     Raises:
         UserError: They are not numbered from 0, or their number is out of range.
     """
     count = config.get("num_labels", 2)
     if "id2label" not in config:
-        if type(count) is not int or not 1 <= count <= CLASSES:
-            raise config.fault("num_labels", f"not a whole number from 1 to {CLASSES}")
+        if type(count) is not int or not 1 <= count <= MAX_CLASSES:
+            raise config.error("num_labels", f"not an integer from 1 to {MAX_CLASSES}")
         return [f"LABEL_{n}" for n in range(count)]
     labels = config.part("id2label").values
     names = [labels.get(str(n)) for n in range(len(labels))]
     if not names or not all(isinstance(name, str | int) for name in names):
-        raise config.fault("id2label", "which does not name the classes from 0 on")
+        raise config.error("id2label", "which does not number the classes from 0")
     return [str(name) for name in names]

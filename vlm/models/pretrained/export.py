@@ -10,25 +10,25 @@ from vlm.errors import UserError
 from vlm.models.classifier import Classifier
 from vlm.models.dual_encoder import DualEncoder
 from vlm.models.heads import VocabularyHead
-from vlm.models.pretrained.architecture import Export, known_architectures, load_architecture
+from vlm.models.pretrained.architecture import Export, list_model_types, load_architecture
 from vlm.models.pretrained.fields import Entry, Fields
-from vlm.models.pretrained.stack import Names, Stack, Weight, sizes_built, weight_map
+from vlm.models.pretrained.stack import Names, Stack, Weight, infer_sizes, map_weights
 
 REMEDIES = {"stem": "model/encoder=vit", "positions": "model/position=learned"}
 
 
-def described(model: nn.Module) -> Export:
-    """The content of config.json for a model, and its tensors.
+def convert_model(model: nn.Module) -> Export:
+    """Converts a model to the content of config.json and tensors.
 
     Raises:
         UserError: No Hugging Face class computes the same; the message names the key of the config.
     """
-    for name in known_architectures():
+    for name in list_model_types():
         if (exported := load_architecture(name).export(model)) is not None:
             return exported
     kind = type(getattr(model, "encoder", model)).__name__
     raise UserError(
-        f"model: no class of Hugging Face computes a {type(model).__name__} of a {kind}; export --to safetensors"
+        f"model: transformers has no class for this model ({type(model).__name__} of {kind}); use --to safetensors"
     )
 
 
@@ -40,51 +40,51 @@ def export_stack(
     head: Callable[[VocabularyHead], bool] = lambda head: False,
     more: Mapping[str, Any] | None = None,
 ) -> Export:
-    """The config and tensors of a stack, without its prefix.
+    """Converts a stack to config and tensors, without its prefix.
 
     Args:
         key: The stack's key in our config.
-        head: Returns True for a head that theirs supports; by default only the tied embedding is supported.
+        head: Returns True for a head that theirs supports; by default only the tied embedding.
         more: Further values for the config.
     Raises:
         UserError: Theirs computes something else; the message names each key with its value.
     """
-    sizes = sizes_built(module) | {"hidden": module.blocks[0].config.hidden}
+    sizes = infer_sizes(module) | {"hidden": module.blocks[0].config.hidden}
     config: dict[str, Any] = {"model_type": stack.model_type}
-    own, prefix = getattr(module, "vocabulary_head", None), getattr(module, "prefix", None)
-    unknown = {"prefix": prefix is not None, "vocabulary_head": own is not None and not head(own)}
-    faults = [f"{key}.{name} is set" for name, held in unknown.items() if held]
-    # Always written: where ours are None, that is follow from other sizes, theirs may have another default.
-    written = sizes | {name: getattr(module.blocks[0].attn, name) for name in ("head_dim", "num_kv_heads")}
+    our_head, prefix = getattr(module, "vocabulary_head", None), getattr(module, "prefix", None)
+    unsupported = {"prefix": prefix is not None, "vocabulary_head": our_head is not None and not head(our_head)}
+    faults = [f"{key}.{name} is set" for name, is_set in unsupported.items() if is_set]
+    # Always exported: None, which derives them from other sizes in ours, may have another default in theirs.
+    exported = sizes | {name: getattr(module.blocks[0].attn, name) for name in ("head_dim", "num_kv_heads")}
     for name, field in stack.sizes.items():
         if isinstance(field, Entry) and name in sizes:
             try:
-                config[field.name] = field.write(written[name])
+                config[field.name] = field.write(exported[name])
             except ValueError as fault:
                 faults.append(f"{key}.{name} is {sizes.pop(name)}, {fault}")
-    config |= {**stack.needed, **stack.written, **(more or {})}
-    faults += _differences(stack.arguments(Fields(config, key)), sizes, key)
+    config |= {**stack.needed, **stack.exported, **(more or {})}
+    faults += _compare_arguments(stack.read_arguments(Fields(config, key)), sizes, key)
     if faults:
-        raise UserError(f"{'; '.join(faults)}; no class of Hugging Face computes that: export --to safetensors")
+        raise UserError(f"{'; '.join(faults)}; transformers has no class for that: use --to safetensors")
     tensors: dict[str, Tensor] = {}
-    for name, weight in stack.weights(module).items():
-        tensors |= _written(weight, module.state_dict()[name], module, name)
+    for name, weight in stack.map_weights(module).items():
+        tensors |= _split_weight(weight, module.state_dict()[name], module, name)
     return config, tensors
 
 
-def plain(head: VocabularyHead) -> bool:
+def is_linear_head(head: VocabularyHead) -> bool:
     """Returns True if a head is a linear layer without bias."""
     return head.parts(torch.empty(0))[1:] == (None, None)
 
 
-def _differences(theirs: dict[str, Any], built: dict[str, Any], key: str) -> Iterator[str]:
+def _compare_arguments(theirs: dict[str, Any], built: dict[str, Any], key: str) -> Iterator[str]:
     for name, value in theirs.items():
         if name in built and built[name] != value and name != "mlp_ratio":
-            remedy = f" (train with {REMEDIES[name]} for one that fits)" if name in REMEDIES else ""
+            remedy = f" (train with {REMEDIES[name]} to export it)" if name in REMEDIES else ""
             yield f"{key}.{name} is {built[name]}, not {value}{remedy}"
 
 
-def _written(weight: Weight, tensor: Tensor, module: nn.Module, name: str) -> dict[str, Tensor]:
+def _split_weight(weight: Weight, tensor: Tensor, module: nn.Module, name: str) -> dict[str, Tensor]:
     if weight.write is not None:
         tensor = weight.write(tensor)
     if len(weight.names) == 1:
@@ -97,7 +97,7 @@ def _written(weight: Weight, tensor: Tensor, module: nn.Module, name: str) -> di
 
 
 def export_classifier(model: Classifier, stack: Stack, *, pool: str, head: Names) -> Export:
-    """The config of a classifier's encoder, and all tensors.
+    """Converts a classifier to its encoder's config and all tensors.
 
     Args:
         pool: Pooling of their class.
@@ -107,16 +107,16 @@ def export_classifier(model: Classifier, stack: Stack, *, pool: str, head: Names
     if model.pool != pool:
         with_token = str(pool == "class").lower()
         raise UserError(
-            f"model.pool: {model.pool}, with class_token={with_token}, is computed by no class of Hugging Face; class "
-            "with a class token and mean without are; export --to safetensors"
+            f"model.pool: {model.pool} with class_token={with_token} has no class in transformers, only class with a "
+            "class token and mean without; use --to safetensors"
         )
     state = model.state_dict()
-    named = {weight.names[0]: state[name] for name, weight in weight_map(head, state).items()}
+    named = {weight.names[0]: state[name] for name, weight in map_weights(head, state).items()}
     return config, {f"{stack.prefix}{name}": tensor for name, tensor in tensors.items()} | named
 
 
 def export_towers(model: DualEncoder, stacks: Mapping[str, Stack], heads: Names) -> Export:
-    """The configs of both encoders, and all tensors.
+    """Converts both encoders to configs, and all tensors.
 
     Args:
         heads: Names of the tensors outside the encoders.
@@ -124,10 +124,10 @@ def export_towers(model: DualEncoder, stacks: Mapping[str, Stack], heads: Names)
     config: dict[str, Any] = {}
     tensors: dict[str, Tensor] = {}
     for place, stack in stacks.items():
-        part, own = export_stack(stack, getattr(model, place), f"model.{place}")
+        part, stack_tensors = export_stack(stack, getattr(model, place), f"model.{place}")
         config["vision_config" if place == "encoder" else "text_config"] = part
-        tensors |= {f"{stack.prefix}{name}": tensor for name, tensor in own.items()}
+        tensors |= {f"{stack.prefix}{name}": tensor for name, tensor in stack_tensors.items()}
     state = model.state_dict()
-    for name, weight in weight_map(heads, state).items():
+    for name, weight in map_weights(heads, state).items():
         tensors |= {weight.names[0]: state[name] if weight.write is None else weight.write(state[name])}
     return config, tensors

@@ -30,26 +30,30 @@ class Entry:
 
 
 def integer(name: str, default: Any = None, low: int = 1, high: int = 2**20) -> Entry:
-    return Entry(name, default, f"a whole number from {low} to {high}", lambda value: _within(value, (int,), low, high))
+    return Entry(
+        name, default, f"an integer from {low} to {high}", lambda value: _check_range(value, (int,), low, high)
+    )
 
 
 def number(name: str, default: Any = None, low: float = 0, high: float = 1) -> Entry:
-    return Entry(name, default, f"a number from {low:g} to {high:g}", lambda v: _within(v, (int, float), low, high))
+    return Entry(
+        name, default, f"a number from {low:g} to {high:g}", lambda v: _check_range(v, (int, float), low, high)
+    )
 
 
 def numbers(name: str, default: Any, count: int, low: float, high: float) -> Entry:
-    """A list of `count` numbers."""
+    """Returns a field for a list of `count` numbers."""
 
     def read(values: Any) -> list[float]:
         if type(values) is not list or len(values) != count:
             raise ValueError
-        return [_within(value, (int, float), low, high) for value in values]
+        return [_check_range(value, (int, float), low, high) for value in values]
 
     return Entry(name, default, f"a list of {count} numbers from {low:g} to {high:g}", read)
 
 
 def flag(name: str, default: Any = None) -> Entry:
-    return Entry(name, default, "true or false", lambda value: _within(value, (bool,), False, True))
+    return Entry(name, default, "true or false", lambda value: _check_range(value, (bool,), False, True))
 
 
 def text(name: str, default: Any = None) -> Entry:
@@ -62,23 +66,23 @@ def text(name: str, default: Any = None) -> Entry:
 
 
 def choice(name: str, default: Any, options: Mapping[Any, Any]) -> Entry:
-    """One of several values, mapped to our names; if two have the same name, the first is written."""
-    back = {ours: theirs for theirs, ours in reversed([*options.items()])}
+    """Returns a field with a value out of `options`, which maps theirs to ours; the first of equal ones is written."""
+    inverse = {ours: theirs for theirs, ours in reversed([*options.items()])}
 
     def write(value: Any) -> Any:
-        if value not in back:
+        if value not in inverse:
             raise ValueError(f"not one of {', '.join(dict.fromkeys(options.values()))}")
-        return back[value]
+        return inverse[value]
 
     return Entry(name, default, f"one of {', '.join(map(str, options))}", options.__getitem__, write)
 
 
 def square(name: str, default: Any) -> Entry:
-    """The side of a square, given as one number or two equal ones."""
+    """Returns a field for the side of a square, given as one number or two equal ones."""
 
     def read(value: Any) -> int:
         sides = value if type(value) is list and len(value) == 2 else [value]
-        if len({_within(side, (int,), 1, 4096) for side in sides}) != 1:
+        if len({_check_range(side, (int,), 1, 4096) for side in sides}) != 1:
             raise ValueError
         return sides[0]
 
@@ -91,24 +95,24 @@ def square(name: str, default: Any) -> Entry:
 
 
 def image_size(name: str, default: Any) -> Entry:
-    """The side of square images, or their height and width."""
+    """Returns a field for the side of square images, or their height and width."""
 
     def read(value: Any) -> int | list[int]:
-        each = value if type(value) is list and len(value) == 2 else [value]
-        height, width = (each * 2)[:2]
-        return plain((_within(height, (int,), 1, 4096), _within(width, (int,), 1, 4096)))
+        given = value if type(value) is list and len(value) == 2 else [value]
+        height, width = (given * 2)[:2]
+        return plain((_check_range(height, (int,), 1, 4096), _check_range(width, (int,), 1, 4096)))
 
     return Entry(name, default, "a side, or height and width, from 1 to 4096", read)
 
 
-def _within(value: Any, kinds: tuple[type, ...], low: Any, high: Any) -> Any:
+def _check_range(value: Any, kinds: tuple[type, ...], low: Any, high: Any) -> Any:
     if type(value) not in kinds or not low <= value <= high:
         raise ValueError
     return value
 
 
 class Fields:
-    """An object of a JSON file, which records the keys that are read.
+    """An object of a JSON file that records which keys are read.
 
     Args:
         values: Its content.
@@ -125,16 +129,16 @@ class Fields:
         return self.values.get(name) is not None
 
     def __or__(self, values: Mapping[str, Any]) -> "Fields":
-        """A copy with some values replaced."""
+        """Returns a copy with some values replaced."""
         return Fields({**self.values, **values}, self.file, self.within, self.used)
 
     def get(self, name: str, default: Any = None) -> Any:
-        """The value of a key as it is."""
+        """Returns the value of a key, unchecked."""
         self.used.add(f"{self.within}{name}")
         return self.values.get(name, default)
 
     def read(self, field: Entry) -> Any:
-        """The value of a field, in our terms.
+        """Returns the value of a field, converted to ours.
 
         Raises:
             UserError: It is missing or invalid.
@@ -147,10 +151,10 @@ class Fields:
         try:
             return field.read(value)
         except (ValueError, KeyError, TypeError):
-            raise self.fault(field.name, f"not {field.wanted}") from None
+            raise self.error(field.name, f"not {field.wanted}") from None
 
     def part(self, name: str, default: Mapping[str, Any] | None = None) -> "Fields":
-        """An object inside this one.
+        """Returns an object inside this one.
 
         Raises:
             UserError: It is missing and has no default, or is not an object.
@@ -159,7 +163,7 @@ class Fields:
         if not isinstance(value, Mapping):
             if value is None:
                 raise UserError(f"{self.file}: has no {self.within}{name}; choose another folder")
-            raise self.fault(name, "not an object")
+            raise self.error(name, "not an object")
         return Fields(value, self.file, f"{self.within}{name}.", self.used)
 
     def require(self, needed: Mapping[str, Any], who: str) -> None:
@@ -172,15 +176,15 @@ class Fields:
         """
         for name, value in needed.items():
             if self.get(name, value) != value:
-                raise self.fault(name, f"which {who} does not do")
+                raise self.error(name, f"which {who} does not support")
 
-    def fault(self, name: str, words: str) -> UserError:
+    def error(self, name: str, words: str) -> UserError:
         """Returns a one-line error about a value."""
         value = " ".join(f"{self.values.get(name)!r:.60}".split())
         return UserError(f"{self.file}: {self.within}{name} is {value}, {words}; choose another folder")
 
 
-OFF: tuple[Any, ...] = (None, False, {}, [])  # values that switch off whatever a key is for
+OFF_VALUES: tuple[Any, ...] = (None, False, {}, [])  # values with which a key has no effect
 # Neutral with any value. Rates of dropout, initial values and gradient checkpointing matter in training only, which has
 # its own settings here.
 DROPOUTS = {
@@ -189,14 +193,14 @@ DROPOUTS = {
     *("dropout_rate", "embd_pdrop", "encoder_layerdrop", "hidden_dropout", "hidden_dropout_prob", "layerdrop"),
     *("qa_dropout", "resid_pdrop", "seq_classif_dropout", "summary_first_dropout", "neftune_noise_alpha"),
 }
-INITIAL = {"initializer_factor", "initializer_range", "init_std", "logit_scale_init_value", "layerscale_value"}
+INITIALIZATION = {"initializer_factor", "initializer_range", "init_std", "logit_scale_init_value", "layerscale_value"}
 TRAINING = {
     "gradient_checkpointing",
     "label_smoothing",
     "use_reentrant_checkpoints",
     "ignore_index",
     *DROPOUTS,
-    *INITIAL,
+    *INITIALIZATION,
 }
 # Where a config comes from, what its classes return, how they compute it.
 DESCRIPTION = {
@@ -230,21 +234,21 @@ def refuse_unread_keys(config: Fields, neutral: Mapping[str, Collection[str]]) -
     Raises:
         UserError: One is neither; its value may change what the model computes.
     """
-    for fields, name in _unread(config, neutral):
-        raise fields.fault(name, "a key that vlm does not support")
+    for fields, name in _find_unread(config, neutral):
+        raise fields.error(name, "a key that vlm does not support")
 
 
-def _unread(config: Fields, neutral: Mapping[str, Collection[str]]) -> Iterable[tuple[Fields, str]]:
-    known: Collection[str] = COMMON.union(neutral[config.within]) if config.within in neutral else ()
+def _find_unread(config: Fields, neutral: Mapping[str, Collection[str]]) -> Iterable[tuple[Fields, str]]:
+    neutral_here: Collection[str] = COMMON.union(neutral[config.within]) if config.within in neutral else ()
     for name, value in config.values.items():
-        if name in known or name.startswith("_") or _is_off(value):
+        if name in neutral_here or name.startswith("_") or _is_off(value):
             continue
         path = f"{config.within}{name}"
         if isinstance(value, Mapping) and any(read.startswith(f"{path}.") for read in config.used):
-            yield from _unread(config.part(name), neutral)
+            yield from _find_unread(config.part(name), neutral)
         elif path not in config.used:
             yield config, name
 
 
 def _is_off(value: Any) -> bool:
-    return any(value is off or (type(value) is type(off) and value == off) for off in OFF)
+    return any(value is off or (type(value) is type(off) and value == off) for off in OFF_VALUES)

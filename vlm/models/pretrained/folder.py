@@ -1,4 +1,4 @@
-"""A local Hugging Face folder, opened once and shared by all of its readers."""
+"""A local Hugging Face folder, whose files are read once and shared."""
 
 import json
 import re
@@ -10,17 +10,17 @@ from typing import Any
 from torch import Tensor
 
 from vlm.errors import UserError
-from vlm.models.pretrained.architecture import Architecture, architecture_of
+from vlm.models.pretrained.architecture import Architecture, find_architecture
 from vlm.models.pretrained.fields import Fields, integer
 from vlm.models.pretrained.stack import Part
 
 MAPPED = 2**20  # maximum size in bytes of a tensor that is read at once
 MAX_TEXT = 2**27  # maximum size of a text file; vocabularies of 250,000 pieces take 20 million bytes
-OWN = "vlm_export.json"  # in folders that vlm exported: tokenizer and preprocessing, as in our checkpoints
+METADATA = "vlm_export.json"  # in folders that vlm exported: tokenizer and preprocessing, as in our checkpoints
 CONFIG, GENERATION, INDEX = "config.json", "generation_config.json", "model.safetensors.index.json"
 OLD_NORMS = re.compile(r"(?<=LayerNorm)(\.gamma|\.beta)$")  # old names of parameters of norms
 NEW_NAMES = {".gamma": ".weight", ".beta": ".bias"}
-MOST_ENDS = 64
+MAX_ENDS = 64
 TEXT_PARTS = ("decoder", "text_config")  # parts of config.json that describe the decoder
 IDS = ("decoder_start_token_id", "bos_token_id", "eos_token_id", "pad_token_id")
 
@@ -46,28 +46,28 @@ class Folder:
     @cached_property
     def config(self) -> Fields:
         """The content of config.json."""
-        config = self.json(CONFIG)
+        config = self.read_json(CONFIG)
         if config is None:
-            raise UserError(f"{self} has no {CONFIG}; give a folder that save_pretrained wrote")
+            raise UserError(f"{self} has no {CONFIG}; give a folder written by save_pretrained")
         if "auto_map" in config:
-            raise UserError(f"{self} needs code of its own (auto_map), which is never run; choose another folder")
+            raise UserError(f"{self} needs custom code (auto_map), which vlm never runs; choose another folder")
         return config
 
     @cached_property
     def architecture(self) -> Architecture:
-        return architecture_of(self.config)
+        return find_architecture(self.config)
 
     @cached_property
     def parts(self) -> Mapping[str, Part]:
-        """The stacks by their place in our models, such as "encoder" and "decoder"."""
+        """Stacks by their place in our models, such as "encoder" and "decoder"."""
         return self.architecture.parts(self.config)
 
     @property
     def origin(self) -> str:
         """Name of the class that saved the folder, or else its model_type."""
-        named = self.config.values.get("architectures")
+        classes = self.config.values.get("architectures")
         kind = self.config.values.get("model_type") or self.config.values.get("architecture")  # the latter for timm
-        first = named[0] if isinstance(named, list) and named else kind
+        first = classes[0] if isinstance(classes, list) and classes else kind
         return str(first)[:100]
 
     @cached_property
@@ -75,26 +75,26 @@ class Folder:
         """Decoding options, from generation_config.json or, in older folders, config.json."""
         if self.architecture.generation is not None:
             return self.architecture.generation(self.config)
-        stated = self.json(GENERATION)
+        stated = self.read_json(GENERATION)
         inner = next((self.config.part(name).values for name in TEXT_PARTS if name in self.config), {})
         older = {**inner, **self.config.values}
-        known = {name: older[name] for name in IDS if older.get(name) is not None}
+        ids = {name: older[name] for name in IDS if older.get(name) is not None}
         if stated is None or not stated.values:
-            return Fields({**older, **known}, self.config.file)
-        return Fields(known | {name: one for name, one in stated.values.items() if one is not None}, stated.file)
+            return Fields({**older, **ids}, self.config.file)
+        return Fields(ids | {name: value for name, value in stated.values.items() if value is not None}, stated.file)
 
     @cached_property
     def special_ids(self) -> dict[str, int | None]:
         """Ids of padding, begin and end; None for an encoder, whose tokenizer has them."""
         if "decoder" not in self.parts:
             return dict.fromkeys(("pad", "bos", "eos"))
-        end, *_ = self.ends
+        end, *_ = self.end_ids
         start, bos, _, pad = (self.generation.read(integer(name, low=0)) if name != IDS[2] else None for name in IDS)
         begins = next((id for id in (start, bos) if id is not None), end)
         return {"pad": end if pad is None else pad, "bos": begins, "eos": end}
 
     @property
-    def ends(self) -> list[int]:
+    def end_ids(self) -> list[int]:
         """The tokens that end a text.
 
         Raises:
@@ -102,23 +102,23 @@ class Folder:
         """
         stated = self.generation.values.get("eos_token_id")
         ends: list[Any] = stated if isinstance(stated, list) else [stated]
-        if not 1 <= len(ends) <= MOST_ENDS or not all(type(end) is int and end >= 0 for end in ends):
-            raise self.generation.fault("eos_token_id", "not a token or a few")
+        if not 1 <= len(ends) <= MAX_ENDS or not all(type(end) is int and end >= 0 for end in ends):
+            raise self.generation.error("eos_token_id", f"not 1 to {MAX_ENDS} token ids")
         return ends
 
-    def own(self, name: str) -> Any:
-        """A part of OWN's content, if vlm exported the folder; else None."""
-        own = self.json(OWN)
-        return None if own is None else own.values.get(name)
+    def vlm_metadata(self, name: str) -> Any:
+        """Returns an entry of METADATA, if vlm exported the folder; else None."""
+        metadata = self.read_json(METADATA)
+        return None if metadata is None else metadata.values.get(name)
 
-    def json(self, name: str) -> Fields | None:
-        """The object in a JSON file; None if there is no such file."""
+    def read_json(self, name: str) -> Fields | None:
+        """Returns the object in a JSON file; None if there is no such file."""
         if name not in self._files:
-            self._files[name] = self._read_json(name)
+            self._files[name] = self._parse_json(name)
         return self._files[name]
 
-    def _read_json(self, name: str) -> Fields | None:
-        content, path = self.text(name), self.place(name)
+    def _parse_json(self, name: str) -> Fields | None:
+        content, path = self.read_text(name), self.display_path(name)
         if content is None:
             return None
         try:
@@ -126,27 +126,27 @@ class Folder:
         except (RecursionError, ValueError) as fault:
             raise UserError(f"{path} cannot be read ({fault}); restore the file") from fault
         if not isinstance(values, dict):
-            raise UserError(f"{path} cannot be read (it holds no object); restore the file")
+            raise UserError(f"{path} cannot be read (it is not a JSON object); restore the file")
         return Fields(values, path)
 
-    def text(self, name: str) -> str | None:
-        """The content of a text file, with its line ends; None if there is no such file."""
-        content = self.bytes(name)
+    def read_text(self, name: str) -> str | None:
+        """Returns the content of a text file, with its line ends; None if there is no such file."""
+        content = self.read_bytes(name)
         try:
             return None if content is None else content.decode("utf-8")
         except ValueError as fault:
-            raise UserError(f"{self.place(name)} cannot be read ({fault}); restore the file") from fault
+            raise UserError(f"{self.display_path(name)} cannot be read ({fault}); restore the file") from fault
 
-    def place(self, name: str) -> str:
-        """Path of a file, for messages."""
+    def display_path(self, name: str) -> str:
+        """Returns the path of a file, for messages."""
         return str(self.path / name)
 
-    def has(self, name: str) -> bool:
+    def has_file(self, name: str) -> bool:
         """Returns True if there is a file with this name."""
         return self.file(name).is_file()
 
-    def bytes(self, name: str) -> "bytes | None":
-        """The content of a file other than the weights; None if there is no such file."""
+    def read_bytes(self, name: str) -> bytes | None:
+        """Returns the content of a file other than the weights; None if there is no such file."""
         path = self.file(name)
         if not path.is_file():
             return None
@@ -158,16 +158,18 @@ class Folder:
             raise UserError(f"{path} cannot be read ({fault}); restore the file") from fault
 
     def file(self, name: str) -> Path:
-        """The path of a file, which may be among the blobs of huggingface_hub's cache."""
+        """Returns the path of a file, which may be among the blobs of huggingface_hub's cache."""
         path, root = self.path / name, self.path.resolve()
         blobs = root.parents[1] / "blobs" if root.parent.name == "snapshots" else root
         target = path.resolve()
         if not (target.is_relative_to(root) or target.is_relative_to(blobs)):
-            raise UserError(f"{path} is a link out of the folder, which is not followed; put the file there")
+            raise UserError(
+                f"{path} is a link out of the folder, which vlm does not follow; copy the file into the folder"
+            )
         return path
 
-    def weights(self, *, mapped: bool = False) -> dict[str, Tensor]:
-        """All tensors of the folder's safetensors by name, with current names of norms.
+    def read_weights(self, *, mapped: bool = False) -> dict[str, Tensor]:
+        """Reads all tensors of the folder's safetensors by name, with current names of norms.
 
         Args:
             mapped: Whether tensors may stay memory-mapped, for callers that copy them at once: if a file is truncated
@@ -183,34 +185,35 @@ class Folder:
                     current = OLD_NORMS.sub(lambda match: NEW_NAMES[match[0]], name)
                     if current in tensors:
                         raise UserError(
-                            f"{self} has both {stored[current]} and {name}, one tensor twice; choose another folder"
+                            f"{self} has both {stored[current]} and {name}, two names of one tensor; "
+                            "choose another folder"
                         )
                     tensors[current], stored[current] = tensor if mapped else tensor.clone(), name
             except (OSError, SafetensorError) as fault:
-                raise UserError(f"{path} cannot be read ({fault}); fetch it again") from fault
+                raise UserError(f"{path} cannot be read ({fault}); download it again") from fault
         return tensors
 
     def _weight_files(self) -> list[Path]:
-        whole = self.file("model.safetensors")
-        if whole.is_file():
-            return [whole]
-        if (listed := self.json(INDEX)) is not None:
-            names = listed.part("weight_map").values.values()
+        single = self.file("model.safetensors")
+        if single.is_file():
+            return [single]
+        if (index := self.read_json(INDEX)) is not None:
+            names = index.part("weight_map").values.values()
             if not all(isinstance(name, str) for name in names):
-                raise UserError(f"{listed.file} cannot be read (it names no files); fetch it again")
+                raise UserError(f"{index.file} cannot be read (weight_map does not list files); download it again")
             return [self.file(Path(name).name) for name in sorted(set(names))]  # shards are in the folder of the index
         if any(self.path.glob("pytorch_model*.bin*")):
             kind = self.origin if self.origin.isidentifier() else "AutoModel"
             raise UserError(
-                f"{self} holds only pytorch_model.bin, a pickle, which is not read; convert it:\n"
+                f"{self} holds only pytorch_model.bin, a pickle, which vlm does not read; convert it:\n"
                 f"  python -c \"import transformers as t; t.{kind}.from_pretrained('{self}')"
                 f".save_pretrained('{self}')\""
             )
-        raise UserError(f"{self} has no model.safetensors; give a folder that save_pretrained wrote")
+        raise UserError(f"{self} has no model.safetensors; give a folder written by save_pretrained")
 
 
 def _tensors(path: Path) -> Iterator[tuple[str, Tensor]]:
-    """Yields names and tensors of a file. Large tensors are mapped one by one, so that each can be freed."""
+    """Yields names and tensors of a file. Maps large tensors separately, so that each can be freed."""
     from safetensors import safe_open
 
     large: list[str] = []

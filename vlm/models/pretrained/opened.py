@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from vlm.models.pretrained.architecture import known_architectures
+from vlm.models.pretrained.architecture import list_model_types
 from vlm.models.pretrained.folder import CONFIG, Folder
 from vlm.models.pretrained.gguf.file import GGUF, SUFFIX
 
@@ -13,11 +13,11 @@ def is_published(path: Path) -> bool:
 
 
 def is_supported(folder: Folder) -> bool:
-    """Returns True if models of the folder's kind can be read."""
-    return str(folder.config.values.get("model_type")).replace("-", "_") in known_architectures()
+    """Returns True if vlm supports the folder's model_type."""
+    return str(folder.config.values.get("model_type")).replace("-", "_") in list_model_types()
 
 
-def opened(path: str | Path) -> Folder:
+def open_folder(path: str | Path) -> Folder:
     """Opens a Hugging Face folder, or a GGUF file with the same interface.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Quantised weights in safetensors: FP8 with scales is dequantised, every other kind is refused by name."""
+"""Quantised weights in safetensors: dequantises FP8 with scales, rejects every other kind by name."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -28,7 +28,7 @@ ENTRIES: tuple[Entry, ...] = (
 # Lists of modules that are or are not quantised, which the types of their weights show.
 NEUTRAL = {"modules_to_not_convert", "modules_to_convert", "ignored_layers"}
 # Last parts of the names of tensors of GPTQ, AWQ, bitsandbytes, compressed-tensors, MLX and others.
-PARTS = {
+QUANTISED_SUFFIXES = {
     *("weight_scale", "weight_scale_inv", "weight_scale_2", "weight_zero_point", "weight_packed", "weight_shape"),
     *("qweight", "qzeros", "scales", "biases", "g_idx", "weight_g_idx", "SCB", "weight_format", "zeros", "scale"),
     *("absmax", "quant_map", "nested_absmax", "nested_quant_map", "bitsandbytes__nf4", "bitsandbytes__fp4"),
@@ -57,19 +57,19 @@ def read_quantisation(config: Fields) -> Quantisation:
     for name in ("text_config", "vision_config", "encoder", "decoder"):
         inner = config.values.get(name)
         if isinstance(inner, dict) and inner.get(KEY) is not None:
-            raise config.part(name).fault(KEY, "which is read only at the top level of the file")
+            raise config.part(name).error(KEY, "which is supported only at the top level of the file")
     if KEY not in config:
         return Quantisation(None, static=False)
     stated = config.part(KEY)
     if stated.values.get("quant_method") != "fp8":
-        raise stated.fault("quant_method", "where only fp8 can be dequantised")
+        raise stated.error("quant_method", "where vlm supports fp8 only")
     for entry in ENTRIES:
         stated.read(entry)
     if unknown := sorted(stated.values.keys() - {entry.name for entry in ENTRIES} - NEUTRAL):
-        raise stated.fault(unknown[0], "which is not a known key of fp8")
+        raise stated.error(unknown[0], "an unknown key of fp8")
     block = stated.read(BLOCK)
     if block is not None and not all(type(side) is int for side in block):
-        raise stated.fault(BLOCK.name, "not two whole numbers")
+        raise stated.error(BLOCK.name, "not two integers")
     return Quantisation(None if block is None else (block[0], block[1]), static=stated.read(SCHEME))
 
 
@@ -90,18 +90,18 @@ def dequantise(stored: dict[str, Tensor], config: Fields, dtype: torch.dtype) ->
         name, scale = f"{module}.weight", stored[f"{module}{SCALES}"]
         weight = stored.get(name)
         if weight is None or weight.dtype not in FLOAT8:
-            continue  # then the scales belong to no weight, which the caller reports
+            continue  # the caller reports scales without a weight
         if block is None:
             fits, rows, columns = scale.numel() == 1, len(weight), weight.numel()
         else:
             rows, columns = block
-            grid = [-(-side // each) for side, each in zip(weight.shape, block, strict=False)]
+            grid = [-(-side // size) for side, size in zip(weight.shape, block, strict=False)]
             fits = weight.dim() == 2 and list(scale.shape) == grid
         if not fits or scale.dtype not in SCALE_TYPES:
-            wanted = "one scale" if block is None else f"a scale per block of {rows} x {columns}"
+            expected = "one scale" if block is None else f"a scale per block of {rows} x {columns}"
             yield (
                 f"{module}{SCALES} is {tuple(scale.shape)} of {scale.dtype} for a weight {tuple(weight.shape)}, not "
-                f"{wanted} ({KEY}.{BLOCK.name} of config.json); choose another folder"
+                f"{expected} ({KEY}.{BLOCK.name} of config.json); choose another folder"
             )
             continue
         values, factors = weight.to(torch.float32), scale.to(torch.float32)

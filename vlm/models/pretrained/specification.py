@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from vlm.models.pretrained.architecture import Spec, spec_of
+from vlm.models.pretrained.architecture import Spec, make_spec
 from vlm.models.pretrained.fields import Fields, refuse_unread_keys
 from vlm.models.pretrained.folder import Folder
 from vlm.models.pretrained.quantised import read_quantisation
@@ -11,7 +11,7 @@ from vlm.models.pretrained.stack import Part, Stack
 from vlm.nn.image_size import ImageSize, plain
 
 
-class Specified(NamedTuple):
+class FolderSpecification(NamedTuple):
     """A folder's model.
 
     Args:
@@ -25,7 +25,7 @@ class Specified(NamedTuple):
     parts: Mapping[str, Spec]
 
 
-def specify(folder: Folder, *, image_size: ImageSize | None = None) -> Specified:
+def specify(folder: Folder, *, image_size: ImageSize | None = None) -> FolderSpecification:
     """Specifies the model of a folder.
 
     Args:
@@ -34,42 +34,42 @@ def specify(folder: Folder, *, image_size: ImageSize | None = None) -> Specified
         UserError: Our layers do not support it.
     """
     read_quantisation(folder.config)
-    parts = {place: _spec(part, image_size) for place, part in folder.parts.items()}
+    parts = {place: _specify_part(part, image_size) for place, part in folder.parts.items()}
     if folder.origin not in folder.architecture.models:
-        specified = Specified(None, None, parts)
+        specified = FolderSpecification(None, None, parts)
     else:
         task, build = folder.architecture.models[folder.origin]
-        specified = Specified(task, build(folder.config, parts), parts)
-    refuse_unread_keys(folder.config, neutral_keys(folder))
+        specified = FolderSpecification(task, build(folder.config, parts), parts)
+    refuse_unread_keys(folder.config, collect_neutral_keys(folder))
     return specified
 
 
-def neutral_keys(folder: Folder) -> dict[str, set[str]]:
-    """The keys that change nothing, by the path of an object in config.json."""
+def collect_neutral_keys(folder: Folder) -> dict[str, set[str]]:
+    """Returns the keys that change nothing, by the path of an object in config.json."""
     neutral = {"": {*folder.architecture.neutral_keys}}
     for stack, config, _ in folder.parts.values():
         neutral.setdefault(config.within, set()).update(stack.neutral_keys)
     return neutral
 
 
-def _spec(part: Part, image_size: ImageSize | None) -> Spec:
+def _specify_part(part: Part, image_size: ImageSize | None) -> Spec:
     stack, config, _ = part
     if stack.regrids and image_size is not None:
         config |= {"image_size": plain(image_size)}
-    sizes = arguments_of(stack, config)
+    sizes = read_build_arguments(stack, config)
     if "mlp_ratio" in sizes:
-        sizes["mlp_ratio"] = _ratio(round(sizes["mlp_ratio"] * sizes["dim"]), sizes["dim"])
-    return spec_of(stack.kind.__name__, **sizes)
+        sizes["mlp_ratio"] = _exact_mlp_ratio(round(sizes["mlp_ratio"] * sizes["dim"]), sizes["dim"])
+    return make_spec(stack.kind.__name__, **sizes)
 
 
-def arguments_of(stack: Stack, config: Fields) -> dict[str, Any]:
-    """The arguments from which our stack is built."""
-    sizes = stack.arguments(config)
+def read_build_arguments(stack: Stack, config: Fields) -> dict[str, Any]:
+    """Reads the arguments from which our stack is built."""
+    sizes = stack.read_arguments(config)
     sizes.pop("stem", None)  # plain patches are the default, as are learned positions
-    plain = {"positions": "learned", "final_norm": True}
-    return {name: value for name, value in sizes.items() if name not in plain or plain[name] != value}
+    defaults = {"positions": "learned", "final_norm": True}
+    return {name: value for name, value in sizes.items() if name not in defaults or defaults[name] != value}
 
 
-def _ratio(hidden: int, dim: int) -> float:
-    """The ratio that gives a block this hidden width, given that it rounds down."""
+def _exact_mlp_ratio(hidden: int, dim: int) -> float:
+    """Returns the ratio that gives a block this hidden width, given that blocks round down."""
     return hidden / dim if int(dim * (hidden / dim)) == hidden else (hidden + 0.5) / dim

@@ -1,4 +1,4 @@
-"""A stack of layers as Hugging Face describes and stores it, in terms of ours, with its sizes."""
+"""Maps a stack of layers, as Hugging Face describes and stores it, to one of ours: sizes and tensor names."""
 
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -19,11 +19,11 @@ from vlm.nn.image_size import plain as plain_size
 from vlm.nn.image_size import sides
 from vlm.nn.position import GridPositions, LearnedPositions
 
-OF_BLOCKS = ("dim", "num_heads", "activation", "norm", "norm_eps", "pre_norm", "qk_norm", "attn_scale", "bias")
+BLOCK_ARGUMENTS = ("dim", "num_heads", "activation", "norm", "norm_eps", "pre_norm", "qk_norm", "attn_scale", "bias")
 
 
-def plain(sizes: dict[str, Any]) -> dict[str, Any]:
-    """Sizes with None for default values, and the hidden width as a ratio unless the MLP is gated."""
+def normalize_sizes(sizes: dict[str, Any]) -> dict[str, Any]:
+    """Replaces default values by None, and the hidden width by a ratio unless the MLP is gated."""
     dim, heads, hidden = sizes["dim"], sizes["num_heads"], sizes.pop("hidden", None)
     defaults = {"num_kv_heads": heads, "qkv_bias": sizes["bias"]} | ({} if dim % heads else {"head_dim": dim // heads})
     sizes |= {name: None for name, value in defaults.items() if sizes.get(name) == value}
@@ -32,17 +32,17 @@ def plain(sizes: dict[str, Any]) -> dict[str, Any]:
     return {"mlp_ratio": 4.0 if hidden is None else hidden / dim} | sizes
 
 
-def sizes_built(stack: ViT | Decoder | TextEncoder | TimmEncoder) -> dict[str, Any]:
-    """The arguments that a stack was built with, as far as Hugging Face's configs determine them."""
+def infer_sizes(stack: ViT | Decoder | TextEncoder | TimmEncoder) -> dict[str, Any]:
+    """Returns the arguments that a stack was built with, as far as Hugging Face's configs determine them."""
     if isinstance(stack, TimmEncoder):  # its name determines all sizes
         return {}
     block: Any = stack.blocks[0]
-    sizes = {name: getattr(block.config, name) for name in (*OF_BLOCKS, "qkv_bias")}
+    sizes = {name: getattr(block.config, name) for name in (*BLOCK_ARGUMENTS, "qkv_bias")}
     sizes |= {"head_dim": block.attn.head_dim, "num_kv_heads": block.attn.num_kv_heads, "hidden": block.config.hidden}
-    sizes = plain(sizes) | {"depth": len(stack.blocks), "positions": _positions(stack.positions)}
+    sizes = normalize_sizes(sizes) | {"depth": len(stack.blocks), "positions": _describe_positions(stack.positions)}
     sizes["embed_norm"] = not isinstance(stack.embed_norm, nn.Identity)
     if isinstance(stack, ViT):
-        return sizes | _image_sizes(stack)
+        return sizes | _infer_image_sizes(stack)
     sizes |= {"vocab_size": stack.token_embed.num_embeddings, "max_len": stack.max_len}
     sizes["embed_scale"] = stack.embed_scale
     if isinstance(stack, TextEncoder):
@@ -50,15 +50,15 @@ def sizes_built(stack: ViT | Decoder | TextEncoder | TimmEncoder) -> dict[str, A
     return sizes
 
 
-def _positions(positions: nn.Module) -> Any:
-    """The kind of a position encoding, or its specification if it has options."""
+def _describe_positions(positions: nn.Module) -> Any:
+    """Returns the kind of a position encoding, or its specification if it has options."""
     if type(positions) in (LearnedPositions, GridPositions):
         return "learned"
     name = type(positions).__name__
     return {"name": name, "args": positions.options} if hasattr(positions, "options") else name
 
 
-def _image_sizes(vit: ViT) -> dict[str, Any]:
+def _infer_image_sizes(vit: ViT) -> dict[str, Any]:
     sizes: dict[str, Any] = {
         "class_token": vit.class_token is not None,
         "distillation_token": vit.distillation_token is not None,
@@ -67,7 +67,7 @@ def _image_sizes(vit: ViT) -> dict[str, Any]:
     }
     if isinstance(vit.patch_embed, PatchEmbed):
         sizes["patch_size"] = vit.patch_embed.kernel_size[0]
-        if _positions(vit.positions) == "learned":  # with other positions, a ViT accepts any image size
+        if _describe_positions(vit.positions) == "learned":  # with other positions, a ViT accepts any image size
             rows, columns = vit.grid
             sizes["image_size"] = plain_size((sizes["patch_size"] * rows, sizes["patch_size"] * columns))
     return sizes
@@ -77,14 +77,14 @@ ACTIVATIONS = {
     "relu": "relu",
     "gelu": "gelu",
     "gelu_python": "gelu",
-    # Formulas of one function, which differ by rounding only.
+    # Equal up to rounding.
     **dict.fromkeys(("gelu_pytorch_tanh", "gelu_new", "gelu_fast", "gelu_accurate", "gelu_python_tanh"), "gelu_tanh"),
     "quick_gelu": "quick_gelu",
     "silu": "silu",
     "swish": "silu",
 }
-# Values of our arguments that all their models have, unless a stack overrides them.
-PLAIN: dict[str, Any] = {
+# Values of our arguments unless a stack overrides them.
+DEFAULTS: dict[str, Any] = {
     "num_kv_heads": None,
     "head_dim": None,
     "norm": "layer",
@@ -116,7 +116,7 @@ IMAGE_SIZES: dict[str, Any] = {
 LAYER = re.compile(r"\.(\d+)\.")
 
 
-def joined(*tensors: Tensor) -> Tensor:
+def concatenate(*tensors: Tensor) -> Tensor:
     return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
 
 
@@ -133,12 +133,12 @@ class Weight(NamedTuple):
     """
 
     names: tuple[str, ...]
-    read: Callable[..., Tensor] = joined
+    read: Callable[..., Tensor] = concatenate
     write: Callable[[Tensor], Tensor] | None = None
     copies: tuple[tuple[str, str], ...] = ()
 
     @property
-    def stored(self) -> tuple[str, ...]:
+    def all_names(self) -> tuple[str, ...]:
         """Names of all tensors that it reads or compares."""
         return (*self.names, *(copy for copy, _ in self.copies))
 
@@ -149,34 +149,34 @@ Names = Mapping[str, str | tuple[str, ...] | Weight]  # the same of modules and 
 WeightMap = dict[str, Weight]
 
 
-def token(name: str) -> Weight:
-    """A learned vector that theirs stores as a sequence of length one."""
+def token_weight(name: str) -> Weight:
+    """Maps a learned vector that theirs stores as a sequence of length one."""
     return Weight((name,), torch.flatten, lambda vector: vector[None, None])
 
 
-def scalar(name: str) -> Weight:
-    """A number that ours stores as a vector of length one."""
+def scalar_weight(name: str) -> Weight:
+    """Maps a number that ours stores as a vector of length one."""
     return Weight((name,), lambda value: value.reshape(1), lambda vector: vector.reshape(()))
 
 
-def table(name: str) -> Weight:
-    """A table of vectors that theirs stores with a batch axis."""
+def batched_weight(name: str) -> Weight:
+    """Maps a table of vectors that theirs stores with a batch axis."""
     return Weight((name,), lambda rows: rows[0], lambda rows: rows[None])
 
 
-def layers(names: Paths, theirs: str) -> dict[str, Any]:
+def expand_layers(names: Paths, theirs: str) -> dict[str, Any]:
     """Extends the names of a layer's modules to all blocks.
 
     Args:
         theirs: Name of their list of layers.
     """
-    paths = {ours: (one,) if isinstance(one, str) else one for ours, one in names.items()}
-    return {f"blocks.*.{ours}": tuple(f"{theirs}.*.{name}" for name in one) for ours, one in paths.items()}
+    paths = {ours: (path,) if isinstance(path, str) else path for ours, path in names.items()}
+    return {f"blocks.*.{ours}": tuple(f"{theirs}.*.{path}" for path in inner) for ours, inner in paths.items()}
 
 
-def weight_map(names: Names, ours: Iterable[str], stored: Collection[str] = ()) -> WeightMap:
-    """The weights of those of our tensors that are in a table of names."""
-    found: WeightMap = {}
+def map_weights(names: Names, ours: Iterable[str], stored: Collection[str] = ()) -> WeightMap:
+    """Maps those of our tensors that a table of names has."""
+    weights: WeightMap = {}
     for name in ours:
         number = "".join(LAYER.findall(name)[:1])
         pattern = LAYER.sub(".*.", name, count=1)
@@ -187,14 +187,14 @@ def weight_map(names: Names, ours: Iterable[str], stored: Collection[str] = ()) 
         if not isinstance(entry, Weight):
             paths = (entry,) if isinstance(entry, str) else entry
             entry = Weight(paths if pattern in names else tuple(f"{path}.{{kind}}" for path in paths))
-        full = [one.replace("*", number).replace("{kind}", kind).split("|") for one in entry.names]
-        held = [[one for one in alternatives if one in stored] or alternatives[:1] for alternatives in full]
-        copies = tuple((copy, first) for first, *others in held for copy in others)
-        found[name] = entry._replace(names=tuple(first for first, *_ in held), copies=copies)
-    return found
+        candidates = [path.replace("*", number).replace("{kind}", kind).split("|") for path in entry.names]
+        existing = [[name for name in names if name in stored] or names[:1] for names in candidates]
+        copies = tuple((copy, original) for original, *duplicates in existing for copy in duplicates)
+        weights[name] = entry._replace(names=tuple(first for first, *_ in existing), copies=copies)
+    return weights
 
 
-def patterns_of(names: Names) -> Iterator[str]:
+def list_patterns(names: Names) -> Iterator[str]:
     """Yields the names of the tensors in a table, with "*" for layer numbers and "{kind}" for "weight" or "bias"."""
     for ours, entry in names.items():
         paths = entry.names if isinstance(entry, Weight) else (entry,) if isinstance(entry, str) else entry
@@ -202,20 +202,20 @@ def patterns_of(names: Names) -> Iterator[str]:
         yield from (name if plain else f"{name}.{{kind}}" for path in paths for name in path.split("|"))
 
 
-def compiled(patterns: Iterable[str]) -> re.Pattern[str]:
-    """The regular expression of the tensor names that patterns such as `patterns_of` yields stand for."""
-    each = (re.escape(one).replace(r"\*", r"\d+").replace(r"\{kind\}", "(?:weight|bias)") for one in patterns)
-    return re.compile("|".join(each), re.ASCII)
+def compile_patterns(patterns: Iterable[str]) -> re.Pattern[str]:
+    """Compiles patterns, as `list_patterns` yields them, to one regular expression of tensor names."""
+    escaped = (re.escape(name).replace(r"\*", r"\d+").replace(r"\{kind\}", "(?:weight|bias)") for name in patterns)
+    return re.compile("|".join(escaped), re.ASCII)
 
 
-def prefixed(weights: WeightMap, ours: str, theirs: str) -> WeightMap:
+def add_prefixes(weights: WeightMap, ours: str, theirs: str) -> WeightMap:
     """Adds prefixes to the names on both sides."""
     return {
-        f"{ours}{name}": one._replace(
-            names=tuple(f"{theirs}{other}" for other in one.names),
-            copies=tuple((f"{theirs}{copy}", f"{theirs}{other}") for copy, other in one.copies),
+        f"{ours}{name}": weight._replace(
+            names=tuple(f"{theirs}{stored}" for stored in weight.names),
+            copies=tuple((f"{theirs}{copy}", f"{theirs}{original}") for copy, original in weight.copies),
         )
-        for name, one in weights.items()
+        for name, weight in weights.items()
     }
 
 
@@ -232,11 +232,11 @@ class Stack:
         names: Its tensors, without prefixes.
         extra: Tensors that only some folders have.
         head: Tensors of its vocabulary head, with the prefix if theirs has it.
-        unused: Tensors that folders may hold and ours does not need: poolers, masks, counters; as `patterns_of` yields.
+        unused: Tensors that ours does not need, such as poolers, masks and counters; as `list_patterns` yields.
         needed: Values of config.json that ours requires to compute the same.
         neutral_keys: Keys of config.json that change nothing in ours, besides those of all architectures.
         aliases: Further names of keys, which have to agree with them.
-        written: Further values for the config.json of an export.
+        exported: Further values for the config.json of an export.
         transposed: Whether linear layers of blocks are stored as (inputs, outputs).
         regrids: Whether image positions are interpolated to other grids, as in its own model.
     """
@@ -253,12 +253,12 @@ class Stack:
     needed: Mapping[str, Any] = field(default_factory=dict)
     neutral_keys: tuple[str, ...] = ()
     aliases: Mapping[str, str] = field(default_factory=dict)
-    written: Mapping[str, Any] = field(default_factory=dict)
+    exported: Mapping[str, Any] = field(default_factory=dict)
     transposed: bool = False
     regrids: bool = False
 
-    def arguments(self, config: Fields) -> dict[str, Any]:
-        """Our arguments, including positions and the image stem.
+    def read_arguments(self, config: Fields) -> dict[str, Any]:
+        """Reads our arguments, including positions and the image stem.
 
         Raises:
             UserError: A value is invalid, or our layers do not support it.
@@ -266,38 +266,38 @@ class Stack:
         config.require(self.needed, f"our {self.kind.__name__}")
         for alias, name in self.aliases.items():
             if alias in config and config.get(alias) != config.get(name):
-                raise config.fault(alias, f"and {name} is {config.get(name)!r:.60}")
-        read = {name: config.read(one) if isinstance(one, Entry) else one for name, one in self.sizes.items()}
-        sizes = PLAIN | ({} if self.kind is ViT else {"embed_scale": 1.0}) | read
+                raise config.error(alias, f"and {name} is {config.get(name)!r:.60}")
+        read = {name: config.read(size) if isinstance(size, Entry) else size for name, size in self.sizes.items()}
+        sizes = DEFAULTS | ({} if self.kind is ViT else {"embed_scale": 1.0}) | read
         if sizes["head_dim"] is None and sizes["dim"] % sizes["num_heads"]:
-            raise config.fault(self.sizes["num_heads"].name, f"which does not divide the width of {sizes['dim']}")
+            raise config.error(self.sizes["num_heads"].name, f"which does not divide the width {sizes['dim']}")
         if sizes["num_kv_heads"] is not None and sizes["num_heads"] % sizes["num_kv_heads"]:
-            raise config.fault(self.sizes["num_kv_heads"].name, f"which does not divide {sizes['num_heads']} heads")
+            raise config.error(self.sizes["num_kv_heads"].name, f"which does not divide {sizes['num_heads']} heads")
         if any(side % sizes.get("patch_size", 1) for side in sides(sizes.get("image_size", 0))):
-            raise config.fault("patch_size", f"which does not divide image_size={sizes['image_size']}")
-        return plain(sizes | self.more(sizes, config))
+            raise config.error("patch_size", f"which does not divide image_size={sizes['image_size']}")
+        return normalize_sizes(sizes | self.more(sizes, config))
 
-    def weights(self, module: nn.Module, stored: Collection[str] = ()) -> WeightMap:
-        """The weights of one of our stacks.
+    def map_weights(self, module: nn.Module, stored: Collection[str] = ()) -> WeightMap:
+        """Maps the tensors of one of our stacks.
 
         Args:
             stored: Names of their existing tensors, without prefixes; if empty, the whole table is used.
         """
-        own = module.state_dict().keys()
-        found = weight_map(self.names, own, stored)
-        extra = weight_map(self.extra, own, stored)
-        if not stored or any(other in stored for one in extra.values() for other in one.names):
-            found |= extra  # of which a folder has all or none
+        ours = module.state_dict().keys()
+        weights = map_weights(self.names, ours, stored)
+        extra = map_weights(self.extra, ours, stored)
+        if not stored or any(name in stored for weight in extra.values() for name in weight.names):
+            weights |= extra  # of which a folder has all or none
         if not self.transposed:
-            return found
-        linear = [name for name in found if name.startswith("blocks.") and "norm" not in name]
-        return found | {
-            name: found[name]._replace(read=torch.t, write=torch.t) for name in linear if name.endswith(".weight")
+            return weights
+        linear = [name for name in weights if name.startswith("blocks.") and "norm" not in name]
+        return weights | {
+            name: weights[name]._replace(read=torch.t, write=torch.t) for name in linear if name.endswith(".weight")
         }
 
-    def neutral(self, config: Fields) -> list[str]:
-        """Patterns of the tensors without prefixes that our stack may leave, as `patterns_of` yields them."""
-        return [*self.unused, *patterns_of(self.extra)]
+    def list_unused(self, config: Fields) -> list[str]:
+        """Returns patterns of the tensors, without prefixes, that our stack does not need."""
+        return [*self.unused, *list_patterns(self.extra)]
 
 
 class Part(NamedTuple):
@@ -308,9 +308,22 @@ class Part(NamedTuple):
     prefix: str = ""
 
 
-def towers(config: Fields, stacks: Mapping[str, Stack]) -> dict[str, Part]:
-    """The image and text encoders; for an image classifier, only the former."""
+def select_stack(config: Fields, *stacks: Stack) -> Stack:
+    """Selects the stack that a part of config.json describes.
+
+    Raises:
+        UserError: It is none of the given stacks.
+    """
+    supported = {stack.model_type: stack for stack in stacks}
+    model_type = str(config.get("model_type"))
+    if model_type not in supported:
+        raise config.error("model_type", f"where vlm supports {' or '.join(supported)}")
+    return supported[model_type]
+
+
+def select_towers(config: Fields, stacks: Mapping[str, Stack]) -> dict[str, Part]:
+    """Returns the image and text encoders; for an image classifier, only the former."""
     names = {"encoder": "vision_config", "text_encoder": "text_config"}
-    found = {place: Part(stack, config.part(names[place])) for place, stack in stacks.items() if names[place] in config}
+    parts = {place: Part(stack, config.part(names[place])) for place, stack in stacks.items() if names[place] in config}
     heads = config.values.get("architectures") or [""]
-    return {"encoder": found["encoder"]} if str(heads[0]).endswith("Classification") else found
+    return {"encoder": parts["encoder"]} if str(heads[0]).endswith("Classification") else parts

@@ -32,22 +32,22 @@ class KeyValueCache:
 
     def __init__(self, *, rows: int, heads: int, max_len: int, head_dim: int, like: Tensor) -> None:
         # Zeros, not uninitialised memory: a masked value has weight 0, and 0 times NaN is NaN.
-        self.keys = as_cached(like.new_empty(0)).new_zeros(rows, heads, max_len, head_dim)
+        self.keys = to_cache_dtype(like.new_empty(0)).new_zeros(rows, heads, max_len, head_dim)
         self.values = torch.zeros_like(self.keys)
         self.length = 0
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        room = self.keys.shape[2]
-        place = self.length % room if room else 0
+        max_len = self.keys.shape[2]
+        place = self.length % max_len if max_len else 0
         self.length += k.shape[2]
         self.keys[:, :, place : place + k.shape[2]] = k
         self.values[:, :, place : place + k.shape[2]] = v
-        if self.length >= room:
+        if self.length >= max_len:
             return self.keys, self.values
         return self.keys[:, :, : self.length], self.values[:, :, : self.length]
 
     def widen(self, max_len: int) -> None:
-        """Makes room for more tokens, as long as none was overwritten."""
+        """Extends the cache to max_len tokens, as long as none was overwritten."""
         more = (0, 0, 0, max_len - self.keys.shape[2])
         self.keys, self.values = F.pad(self.keys, more), F.pad(self.values, more)
 
@@ -71,11 +71,11 @@ class GrowingCache:
         return self.keys, self.values
 
 
-def as_cached(keys: Tensor) -> Tensor:
+def to_cache_dtype(keys: Tensor) -> Tensor:
     """Keys or values as the cache stores them: in at least 32 bits on a CPU.
 
-    There, the products of a step take twice as long in bfloat16, and rounding would make a text depend on how many
-    others are decoded with it.
+    There, the products of a step take twice as long in bfloat16, and rounding would make a text depend on the number of
+    texts that are decoded with it.
     """
     return keys.float() if keys.device.type == "cpu" and keys.dtype.itemsize < 4 else keys
 
@@ -112,19 +112,23 @@ class StepBlock:
 
     Without cross-attention, the context is a prefix: its keys come before those of the cache, in one softmax.
 
-    Created anew for each batch, so that replaced weights take effect.
+    Created again for each batch, so that replaced weights take effect.
     """
 
     def __init__(self, block: Any) -> None:
         self.pre = block.pre_norm
-        self.norm1, self.norm2, self.mlp = bare(block.norm1), bare(block.norm2), bare(block.mlp)
+        self.norm1, self.norm2, self.mlp = as_function(block.norm1), as_function(block.norm2), as_function(block.mlp)
         attn, cross = block.attn, block.cross_attn
         self.attn, self.cross = attn, cross
-        self.qkv, self.proj = bare(attn.qkv), bare(attn.proj)
+        self.qkv, self.proj = as_function(attn.qkv), as_function(attn.proj)
         self.heads = (attn.num_heads, attn.num_kv_heads, attn.num_kv_heads)
         self.head_dim, self.qk_norm, self.scale = attn.head_dim, attn.qk_norm, attn.scale
         if cross is not None:
-            self.norm_cross, self.cross_q, self.cross_proj = bare(block.norm_cross), bare(cross.q), bare(cross.proj)
+            self.norm_cross, self.cross_q, self.cross_proj = (
+                as_function(block.norm_cross),
+                as_function(cross.q),
+                as_function(cross.proj),
+            )
 
     def step(
         self,
@@ -156,7 +160,7 @@ class StepBlock:
         rows = x.shape[0] // (beams * length)
         qkv = self.qkv(x).view(rows, beams * length, sum(self.heads), self.head_dim).transpose(1, 2)
         qkv = position.add(qkv)
-        if self.qk_norm is None:  # queries and keys are rotated in one
+        if self.qk_norm is None:  # queries and keys are rotated together
             qk, v = qkv.split_with_sizes((self.heads[0] + self.heads[1], self.heads[2]), 1)  # (B, N, G * L, K)
             q, k = position.rotate(qk).split_with_sizes(self.heads[:2], 1)
         else:
@@ -181,8 +185,8 @@ class StepBlock:
         return self.cross_proj(out.transpose(1, 2).reshape(x.shape[0], self.heads[0] * self.head_dim))
 
 
-def bare(module: nn.Module) -> Callable[[Tensor], Tensor]:
-    """A module as a plain function if its type is known and it has no hooks; else the module itself."""
+def as_function(module: nn.Module) -> Callable[[Tensor], Tensor]:
+    """Returns a module as a plain function if its type is supported and it has no hooks; else the module itself."""
     if module._forward_hooks or module._forward_pre_hooks:
         return module
     if isinstance(module, PackedLinear | PackedMLP | SplitLinear | Int8Linear):
@@ -195,19 +199,21 @@ def bare(module: nn.Module) -> Callable[[Tensor], Tensor]:
     if type(module) is nn.RMSNorm:
         return partial(torch.rms_norm, normalized_shape=module.normalized_shape, weight=module.weight, eps=module.eps)
     children = dict(module.named_children())
-    if type(module) in (MLP, GatedMLP) and set(children) == {"fc1", "fc2"}:
-        return _bare_mlp(module, bare(children["fc1"]), bare(children["fc2"]))
+    if isinstance(module, MLP | GatedMLP) and type(module) in (MLP, GatedMLP) and set(children) == {"fc1", "fc2"}:
+        return _mlp_as_function(module, as_function(children["fc1"]), as_function(children["fc2"]))
     return module
 
 
-def _bare_mlp(module: Any, first: Callable[[Tensor], Tensor], second: Callable[[Tensor], Tensor]) -> Any:
-    if type(module) is MLP:
+def _mlp_as_function(
+    module: MLP | GatedMLP, first: Callable[[Tensor], Tensor], second: Callable[[Tensor], Tensor]
+) -> Callable[[Tensor], Tensor]:
+    if isinstance(module, MLP):
         activation = module.activation
         return lambda x: second(activation(first(x)))
     gate = module.gate
 
-    def gated(x: Tensor) -> Tensor:
+    def gated_mlp(x: Tensor) -> Tensor:
         gates, values = first(x).chunk(2, dim=-1)
         return second(gate(gates) * values)
 
-    return gated
+    return gated_mlp

@@ -35,7 +35,7 @@ class Int8Linear(nn.Module):
         super().__init__()
         weight = weight.detach().float()
         scale = weight.abs().amax(1).clamp_min(TINY) / WEIGHT  # (out,)
-        self.weight = _packed((weight / scale[:, None]).round().to(torch.int8), scale)
+        self.weight = _prepack_int8((weight / scale[:, None]).round().to(torch.int8), scale)
         self.bias = None if bias is None else bias.detach().float()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -54,7 +54,7 @@ class Int8Linear(nn.Module):
         return multiply
 
 
-def _packed(weight: Tensor, scale: Tensor) -> Any:
+def _prepack_int8(weight: Tensor, scale: Tensor) -> Any:
     """FBGEMM's layout of a weight: int8 (out, in), scale (out,)."""
     zero = torch.zeros(len(weight), dtype=torch.long)
     with warnings.catch_warnings():  # torch deprecates its quantised tensors, but offers no other way yet
@@ -92,9 +92,9 @@ def quantize(model: nn.Module, decoders: Iterable[Any]) -> int:
     for decoder in decoders:
         head = decoder.head_parts
         product = Int8Linear(head.weight, head.bias).function()
-        decoder.head = lambda hidden, head=head, product=product: product(head.transformed(hidden))
+        decoder.head = lambda hidden, head=head, product=product: product(head.apply_transform(hidden))
         count += 1
-    return count + sum(_quantize(block) for block in [one for one in model.modules() if isinstance(one, Block)])
+    return count + sum(_quantize(block) for block in _find_blocks(model))
 
 
 def _quantize(module: nn.Module) -> int:
@@ -245,23 +245,23 @@ def prepack(model: nn.Module, wanted: Callable[[str, nn.Linear], bool] = lambda 
     Args:
         wanted: Selects layers by name and layer; called with the first layer of an MLP.
     """
-    for block in _blocks(model):
+    for block in _find_blocks(model):
         _prepack(block, lambda name, layer: _can_pack(layer.weight) and wanted(name, layer))
 
 
-def _blocks(model: nn.Module) -> list[nn.Module]:
+def _find_blocks(model: nn.Module) -> list[nn.Module]:
     return [module for module in model.modules() if isinstance(module, Block)]
 
 
-def _prepack(module: nn.Module, wanted: Callable[[str, nn.Linear], bool]) -> None:
+def _prepack(module: nn.Module, should_pack: Callable[[str, nn.Linear], bool]) -> None:
     for name in [name for name, _ in module.named_children()]:
         child: Any = module.get_submodule(name)  # the only reference to a layer, which is freed as soon as it is packed
-        if type(child) is MLP and type(child.fc1) is nn.Linear and wanted(name, child.fc1):
+        if type(child) is MLP and type(child.fc1) is nn.Linear and should_pack(name, child.fc1):
             setattr(module, name, PackedMLP(child))
-        elif type(child) is nn.Linear and wanted(name, child):
+        elif type(child) is nn.Linear and should_pack(name, child):
             setattr(module, name, PackedLinear(child.weight, child.bias))
         else:
-            _prepack(child, wanted)
+            _prepack(child, should_pack)
             continue
         del child
         return_freed_memory()
@@ -284,10 +284,10 @@ def prepack_for_decoding(decoder: nn.Module, *, rows: int) -> None:
         return
     if rows == 1 and weight.dtype == torch.float32:
         prepack(decoder, lambda name, layer: name == "kv")  # products of the context have many rows
-        if _reads_rows_fast():
+        if _has_fast_row_products():
             return
-        for block in _blocks(decoder):
-            _split(block)
+        for block in _find_blocks(decoder):
+            _replace_with_split(block)
         product = split_product(weight, head.bias)
     elif _can_pack(weight):
         prepack(decoder)
@@ -296,15 +296,15 @@ def prepack_for_decoding(decoder: nn.Module, *, rows: int) -> None:
         product = PackedLinear(weight, head.bias).function()
     else:
         return
-    decoder.head = lambda hidden: product(head.transformed(hidden))  # type: ignore[assignment]
+    decoder.head = lambda hidden: product(head.apply_transform(hidden))  # type: ignore[assignment]
 
 
-def _split(module: nn.Module) -> None:
+def _replace_with_split(module: nn.Module) -> None:
     for name, child in [*module.named_children()]:
         if type(child) is nn.Linear:
             setattr(module, name, SplitLinear(child))
         else:
-            _split(child)
+            _replace_with_split(child)
 
 
 def _can_pack(weight: Tensor) -> bool:
@@ -312,7 +312,7 @@ def _can_pack(weight: Tensor) -> bool:
     return weight.device.type == "cpu" and weight.dtype in (torch.float32, torch.bfloat16) and packs(weight.dtype)
 
 
-def _reads_rows_fast() -> bool:
+def _has_fast_row_products() -> bool:
     """Returns True if plain products of one row in float32 are the fastest: MKL's code for AVX-512.
 
     MKL runs that code only on Intel's processors, so the processor's name is checked. Milliseconds of a step's products
@@ -324,8 +324,8 @@ def _reads_rows_fast() -> bool:
         | SmolLM2 |  62.0 |   72.6 |
         | GPT-2   |  40.2 |   57.5 |
     """
-    known = torch.cpu.get_capabilities()
-    return bool(known.get("avx512_f")) and "Intel" in known.get("cpu_name", "")
+    capabilities = torch.cpu.get_capabilities()
+    return bool(capabilities.get("avx512_f")) and "Intel" in capabilities.get("cpu_name", "")
 
 
 @cache

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from vlm.nn.attention import changing_lengths
-from vlm.nn.mask import as_bias
+from vlm.nn.mask import to_additive_mask
 from vlm.nn.step.block import KeyValueCache
-from vlm.nn.step.state import DecodeState
+from vlm.nn.step.state import DecodeState, State
 
 
 class FixedCache(KeyValueCache):
@@ -34,8 +34,9 @@ class FixedCache(KeyValueCache):
 class FixedDecodeState(DecodeState):
     """Continues another state, one token per step, with everything that changes stored on the device.
 
-    Each step attends to the whole cache and masks what is not written yet. Shapes never change, so that a GPU can
-    record a step once and replay it. `taken` counts steps on the host; the caller of a replayed step increments it.
+    Each step attends to all slots of the cache and masks those that are still empty. Shapes never change, so that a
+    GPU can record a step once and replay it. `num_steps` counts steps on the host; the caller of a replayed step
+    increments it.
     """
 
     def __init__(self, state: DecodeState) -> None:
@@ -45,27 +46,27 @@ class FixedDecodeState(DecodeState):
         caches: list[KeyValueCache] = [FixedCache(cache, self.slots) for cache in state.caches]
         sizes = (state.beams, state.max_len, state.first)
         super().__init__(state.blocks, caches, state.context, state.mask, starts, *sizes)
-        self.beam_ancestors, self.taken = state.beam_ancestors, state.length
-        self.now = torch.full((1,), self.taken - 1, device=device)  # index of the last step
+        self.beam_ancestors, self.num_steps = state.beam_ancestors, state.length
+        self.now = torch.full((1,), self.num_steps - 1, device=device)  # index of the last step
 
     @property
     def length(self) -> int:
-        return self.taken
+        return self.num_steps
 
     @property
     def context_bias(self) -> Tensor | None:
-        return None if self.mask is None else as_bias(self.mask, self.caches[0].keys)[:, None, None]
+        return None if self.mask is None else to_additive_mask(self.mask, self.caches[0].keys)[:, None, None]
 
     def reorder_beams(self, parents: Tensor) -> None:
         if self.beam_ancestors is not None:
-            held = self.beam_ancestors
+            ancestors = self.beam_ancestors
             super().reorder_beams(parents)
-            self.beam_ancestors = held.copy_(self.beam_ancestors)
+            self.beam_ancestors = ancestors.copy_(self.beam_ancestors)
 
     def advance(self, length: int) -> tuple[Tensor, int]:
         """Like `DecodeState.advance`, for one token, with the step on the device and all slots visible.
 
-        With room for four steps, at step 5:
+        With four slots, at step 5:
 
             slot           0    1    2    3
             age            1    0    3    2      (5 - slot) % 4
@@ -87,7 +88,7 @@ WARM = 3  # warm-up steps before recording, in which libraries initialise themse
 log = logging.getLogger(__name__)
 
 
-def replayed(device: torch.device) -> bool:
+def uses_cuda_graph(device: torch.device) -> bool:
     """Returns True if steps on this device are recorded and replayed."""
     return device.type == "cuda"
 
@@ -103,7 +104,7 @@ class Stepper:
         state: Result of the decoder's `start`. `Stepper.state` may be another object after the first step of one token.
     """
 
-    def __init__(self, decoder: Any, state: Any) -> None:
+    def __init__(self, decoder: Any, state: State) -> None:
         self.decoder, self.state = decoder, state
         self._tokens, self._logits = torch.empty(0), torch.empty(0)  # inputs and outputs of the graph
         self._graph: torch.cuda.CUDAGraph | None = None
@@ -112,7 +113,7 @@ class Stepper:
     def logits(self, tokens: Tensor) -> Tensor:
         """Runs a step: tokens (R, L) -> float32 logits (R, V) after the last token, valid until the next step."""
         # Hidden states are not recorded, because each of their steps creates new tensors.
-        if not replayed(tokens.device) or tokens.shape[1] != 1 or not isinstance(self.state, DecodeState):
+        if not uses_cuda_graph(tokens.device) or tokens.shape[1] != 1 or not isinstance(self.state, DecodeState):
             return self._launch(tokens)
         if not isinstance(self.state, FixedDecodeState):
             self.state = FixedDecodeState(self.state)
@@ -120,7 +121,7 @@ class Stepper:
         if shape != self._shape:
             self._graph, self._shape, self._steps = None, shape, 0
         self._steps += 1
-        self.state.taken += 1
+        self.state.num_steps += 1
         if self._steps == WARM + 1:
             self._record(tokens)
         if self._graph is None:
@@ -143,7 +144,7 @@ class Stepper:
             with torch.cuda.graph(graph, capture_error_mode="thread_local"):
                 self._logits = self._launch(self._tokens)
         except RuntimeError as fault:
-            torch.cuda.set_stream(stream)  # a failed recording leaves its own stream set
+            torch.cuda.set_stream(stream)  # a failed recording does not restore the stream
             graph.reset()
             log.warning("decode steps are not replayed as a CUDA graph (%s)", str(fault).splitlines()[0])
             return
@@ -151,7 +152,7 @@ class Stepper:
 
 
 class StepperPool:
-    """Reuses steppers for batches of the same shape, so that a whole evaluation records a step once.
+    """Reuses steppers for batches of the same shape, so that an evaluation records a step once.
 
     The pool holds the memory of the caches: an evaluation creates one and drops it at the end. New texts start in a
     used state as they do in finished rows, so no text depends on earlier ones.
@@ -165,11 +166,11 @@ class StepperPool:
     ) -> Stepper:
         """Returns a stepper for new texts: `rows` sequences, `beams` of them per input, of up to max_len tokens."""
         sizes = {"rows": rows, "max_len": max_len, "beams": beams}
-        if not replayed(device):
+        if not uses_cuda_graph(device):
             return Stepper(decoder, decoder.start(context, **sizes))
         if context is not None and context.mask is not None:
-            context = context.padded(-(-context.states.shape[1] // STATES) * STATES)
-        key = _places(decoder, context, *sizes.values())
+            context = context.pad_to(-(-context.states.shape[1] // STATES) * STATES)
+        key = _pool_key(decoder, context, *sizes.values())
         stepper = self._steppers.get(key)
         if stepper is None:
             stepper = self._steppers[key] = Stepper(decoder, decoder.start(context, **sizes))
@@ -178,7 +179,7 @@ class StepperPool:
         return stepper
 
 
-def _places(decoder: torch.nn.Module, context: Any, *sizes: int) -> Hashable:
+def _pool_key(decoder: torch.nn.Module, context: Any, *sizes: int) -> Hashable:
     """Key of a recorded step: the sizes of its tensors and the addresses of its weights, which the graph reads."""
     weights = tuple(tensor.data_ptr() for tensor in chain(decoder.parameters(), decoder.buffers()))
     shape = None if context is None else (context.states.shape, context.states.dtype, context.mask is None)

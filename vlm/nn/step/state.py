@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vlm.nn.mask import as_bias
+from vlm.nn.mask import to_additive_mask
 from vlm.nn.position import PositionInfo, Positions
 from vlm.nn.step.block import KeyValueCache, StepBlock, StepInputs
 
@@ -53,15 +53,15 @@ class DecodeState:
     """The caches of B rows (images or texts) with G beams each; rows may begin and end at any step.
 
     Reordering beams does not move keys and values. The beams of a row share a ring buffer of steps that holds the keys
-    of all of them, and `beam_ancestors` masks those that do not belong to a beam's own history. Example: two beams, a
-    and b, with room for four steps, whose text began at step 3, at step 5:
+    of all of them, and `beam_ancestors` masks those that do not belong to a beam's history. Example: two beams, a
+    and b, with four slots, whose text began at step 3, at step 5:
 
         slot of the ring            0         1         2         3
         step held                   4         5         2         3       steps 0 and 1 are overwritten
         keys in the cache        a4  b4    a5  b5    a2  b2    a3  b3
         from its start on           x         x         -         x       step held >= 3: a2 and b2 are of another text
-        beam_ancestors of a       0   1     1   0     .   .     1   0     a went on from b at step 4, and that from a
-        seen by a                    b4    a5                  a3
+        beam_ancestors of a       0   1     1   0     .   .     1   0     a5 continues b4, which continues a3
+        visible to a                 b4    a5                  a3
 
     Args:
         blocks: The decoder's blocks, prepared for single steps.
@@ -90,8 +90,10 @@ class DecodeState:
         self._context_bias: Tensor | None = None
         if self.beams > 1:
             rows = self.caches[0].keys.shape[0]
-            own = torch.eye(self.beams, dtype=torch.bool, device=self.device)[:, None]  # (G, 1, G)
-            self.beam_ancestors = own.repeat(rows, 1, self.max_len, 1).view(rows, self.beams, self.max_len, self.beams)
+            identity = torch.eye(self.beams, dtype=torch.bool, device=self.device)[:, None]  # (G, 1, G)
+            self.beam_ancestors = identity.repeat(rows, 1, self.max_len, 1).view(
+                rows, self.beams, self.max_len, self.beams
+            )
 
     @property
     def device(self) -> torch.device:
@@ -105,7 +107,7 @@ class DecodeState:
     @property
     def states(self) -> int:
         """Number S of context states; 0 without context."""
-        return states_of(self.context)
+        return count_states(self.context)
 
     @property
     def prefix(self) -> int:
@@ -116,7 +118,7 @@ class DecodeState:
     def context_bias(self) -> Tensor | None:
         """The context's mask as an additive bias, (B, 1, 1, S)."""
         if self.mask is not None and self._context_bias is None:
-            self._context_bias = as_bias(self.mask, self.caches[0].keys)[:, None, None]
+            self._context_bias = to_additive_mask(self.mask, self.caches[0].keys)[:, None, None]
         return self._context_bias
 
     def select(self, rows: Tensor) -> None:
@@ -130,16 +132,16 @@ class DecodeState:
         self.beam_ancestors = None if self.beam_ancestors is None else self.beam_ancestors[rows]
         self._context_bias = None
 
-    def rewind(self, length: int, room: int) -> None:
-        """Keeps only the first `length` steps, and makes room for `room` steps; all texts must have begun at step 0.
+    def rewind(self, length: int, max_len: int) -> None:
+        """Keeps only the first `length` steps, and extends the cache to max_len; all texts must have begun at step 0.
 
         No step may have been overwritten.
         """
         for cache in self.caches:
             cache.length = length * self.beams
-            if room > self.max_len:
-                cache.widen(room * self.beams)
-        self.max_len = max(self.max_len, room)
+            if max_len > self.max_len:
+                cache.widen(max_len * self.beams)
+        self.max_len = max(self.max_len, max_len)
 
     def replace(self, rows: Tensor, read: ReadContext) -> None:
         """Starts new texts in these rows (B',), after their context."""
@@ -148,7 +150,7 @@ class DecodeState:
             self.first = torch.full((self.caches[0].keys.shape[0],), self.first, device=self.device)
         if isinstance(self.first, Tensor):
             self.first[rows] = first
-        self.context, self.mask = replaced(self.context, self.mask, rows, read.keys_values, read.mask)
+        self.context, self.mask = replace_rows(self.context, self.mask, rows, read.keys_values, read.mask)
         if self.starts is None:
             self.starts = torch.zeros(self.caches[0].keys.shape[0], dtype=torch.long, device=self.device)
         self.starts[rows] = self.length
@@ -160,7 +162,7 @@ class DecodeState:
             index = parents[:, :, None, None].expand_as(self.beam_ancestors)
             self.beam_ancestors = self.beam_ancestors.gather(1, index)
 
-    def look(self, positions: Positions, length: int) -> tuple[Tensor, StepInputs]:
+    def next_step_inputs(self, positions: Positions, length: int) -> tuple[Tensor, StepInputs]:
         """Positions of the next `length` tokens, (L,) or (B * G, L), and the inputs of their step."""
         steps, slots = self.advance(length)
         at = steps
@@ -176,7 +178,9 @@ class DecodeState:
             new = torch.eye(self.beams, dtype=torch.bool, device=self.device)[:, None]
             self.beam_ancestors[:, :, steps % self.max_len] = new
         position = positions.place(at, keys=slots)
-        return at, StepInputs(self.beams, length, self._spread(position, length), self._bias(position, steps, slots))
+        return at, StepInputs(
+            self.beams, length, self._arrange_like_queries(position, length), self._bias(position, steps, slots)
+        )
 
     def advance(self, length: int) -> tuple[Tensor, int]:
         """Indices of the next steps, (L,), and the number of ring slots that they attend to."""
@@ -184,14 +188,14 @@ class DecodeState:
         return torch.arange(begin, begin + length, device=self.device), min(begin + length, self.max_len)
 
     def _bias(self, position: PositionInfo, steps: Tensor, slots: int) -> Tensor | None:
-        """The attention bias of a step; None if every token sees all keys.
+        """The attention bias of a step; None if every token attends to all keys.
 
         It has five axes: row, beam of the query, its token, slot, beam of the key. Each part depends on some of them:
 
             age of a slot              .  .  .  s  .       steps since it was written, 0 for the newest
         step held                  .  .  .  s  .       newest step - age; negative if never written
-            step held <= own step      .  .  L  s  .
-            step held >= start         B  .  L  s  .       padding before a text sees itself: no row is empty
+            step held <= query's step  .  .  L  s  .
+            step held >= start         B  .  L  s  .       padding before a text attends to itself: no row is empty
             ancestors                  B  G  .  s  G
             bias of the positions      N  .  L  s  .       of the oldest key first: column -1 - age
             folded                     B or N, G * L, s * G
@@ -202,28 +206,34 @@ class DecodeState:
         newest = steps[-1:]
         age = (newest - torch.arange(slots, device=self.device)) % self.max_len
         held = newest - age
-        sees = None if len(steps) == 1 else held <= steps[:, None]  # (L, slots)
+        visible = None if len(steps) == 1 else held <= steps[:, None]  # (L, slots)
         if self.starts is not None:
-            begun = held >= torch.minimum(self.starts[:, None], steps)[..., None]  # (B, L, slots)
-            sees = begun if sees is None else begun & sees
-        if sees is not None:
-            sees = sees.expand(-1 if sees.ndim == 3 else 1, -1, -1)[:, None, :, :, None]  # (B or 1, 1, L, slots, 1)
+            started = held >= torch.minimum(self.starts[:, None], steps)[..., None]  # (B, L, slots)
+            visible = started if visible is None else started & visible
+        if visible is not None:
+            visible = visible.expand(-1 if visible.ndim == 3 else 1, -1, -1)[
+                :, None, :, :, None
+            ]  # (B or 1, 1, L, slots, 1)
         if self.beam_ancestors is not None:
             ancestors = self.beam_ancestors[:, :, None, :slots]  # (B, G, 1, slots, G)
-            sees = ancestors if sees is None else sees & ancestors
-        mask = None if sees is None else as_bias(self._folded(sees, len(steps)), self.caches[0].keys)[:, None]
+            visible = ancestors if visible is None else visible & ancestors
+        mask = (
+            None
+            if visible is None
+            else to_additive_mask(self._fold_beams(visible, len(steps)), self.caches[0].keys)[:, None]
+        )
         if position.bias is not None:
             placed = position.bias[:, :, slots - 1 - age]  # (N, L, slots)
-            bias = self._folded(placed[:, None, :, :, None], len(steps))[None]
+            bias = self._fold_beams(placed[:, None, :, :, None], len(steps))[None]
             mask = bias if mask is None else mask + bias
-        return self._after_prefix(mask, slots * self.beams)
+        return self._prepend_prefix(mask, slots * self.beams)
 
-    def _folded(self, part: Tensor, length: int) -> Tensor:
+    def _fold_beams(self, part: Tensor, length: int) -> Tensor:
         """The five axes as (..., G * L, slots * G)."""
-        whole = part.expand(-1, self.beams, length, -1, self.beams)
-        return whole.reshape(len(part), self.beams * length, part.shape[3] * self.beams)
+        expanded = part.expand(-1, self.beams, length, -1, self.beams)
+        return expanded.reshape(len(part), self.beams * length, part.shape[3] * self.beams)
 
-    def _after_prefix(self, bias: Tensor | None, keys: int) -> Tensor | None:
+    def _prepend_prefix(self, bias: Tensor | None, keys: int) -> Tensor | None:
         """Puts the columns of the prefix, shared by all beams and tokens of a row, before a step's bias."""
         if not self.prefix or (bias is None and self.mask is None):
             return bias
@@ -235,27 +245,27 @@ class DecodeState:
         shape = torch.broadcast_shapes(*(part.shape[:3] for part in parts))
         return torch.cat([part.expand(*shape, -1) for part in parts], dim=-1)
 
-    def _spread(self, position: PositionInfo, length: int) -> PositionInfo:
+    def _arrange_like_queries(self, position: PositionInfo, length: int) -> PositionInfo:
         """Arranges position information like the queries."""
 
-        def laid_out(part: Tensor) -> Tensor:
+        def arrange(part: Tensor) -> Tensor:
             if part.ndim == 4:  # (B * G, 1, L, K)
                 return part.view(-1, 1, self.beams * length, part.shape[-1])
             return part.repeat(self.beams, 1) if self.beams > 1 else part  # (L, K)
 
         added, rotation = position.added, position.rotation
         return PositionInfo(
-            added=None if added is None else laid_out(added),
-            rotation=None if rotation is None else (laid_out(rotation[0]), laid_out(rotation[1])),
+            added=None if added is None else arrange(added),
+            rotation=None if rotation is None else (arrange(rotation[0]), arrange(rotation[1])),
         )
 
 
-def states_of(context: Sequence[KeysValues | None]) -> int:
+def count_states(context: Sequence[KeysValues | None]) -> int:
     """Number S of states of a context, from its keys and values in each block; 0 if there are none."""
     return next((keys.shape[2] for keys, _ in filter(None, context)), 0)
 
 
-def replaced(
+def replace_rows(
     held: Sequence[KeysValues | None],
     mask: Tensor | None,
     rows: Tensor,
@@ -263,10 +273,10 @@ def replaced(
     new_mask: Tensor | None,
 ) -> tuple[Sequence[KeysValues | None], Tensor | None]:
     """Contexts and their mask with those of some rows (B',) replaced; shorter ones are padded and masked."""
-    sizes = states_of(held), states_of(new)
+    sizes = count_states(held), count_states(new)
     if min(sizes) < max(sizes) or (mask is None) != (new_mask is None):
-        held, mask = padded(held, mask, max(sizes))
-        new, new_mask = padded(new, new_mask, max(sizes))
+        held, mask = pad_context(held, mask, max(sizes))
+        new, new_mask = pad_context(new, new_mask, max(sizes))
     for old, pair in zip(held, new, strict=True):
         if old is not None and pair is not None:
             old[0][rows], old[1][rows] = pair
@@ -275,7 +285,7 @@ def replaced(
     return held, mask
 
 
-def padded(
+def pad_context(
     context: Sequence[KeysValues | None], mask: Tensor | None, length: int
 ) -> tuple[list[KeysValues | None], Tensor | None]:
     """Pads keys, values and mask of a context to a length; the padding is masked."""
@@ -311,27 +321,27 @@ class HiddenState:
     def __init__(self, read: ReadContext, *, rows: int, beams: int, starts: Tensor | None = None) -> None:
         self.context, self.mask = read.keys_values, read.mask
         self.beams, self.starts, self.length = beams, starts, 0
-        self.hidden = [one[:, None].expand(rows, beams, *one.shape[1:]).clone() for one in read.hidden]
+        self.hidden = [tensor[:, None].expand(rows, beams, *tensor.shape[1:]).clone() for tensor in read.hidden]
 
     def advance(self, hidden: Sequence[Tensor]) -> None:
         """Stores the hidden tensors after a token, except in rows whose text has not begun."""
         if self.starts is not None:
-            begun = self.starts <= self.length
+            started = self.starts <= self.length
             pairs = zip(hidden, self.hidden, strict=True)
-            hidden = [torch.where(_over(begun, new), new, old) for new, old in pairs]
+            hidden = [torch.where(_unsqueeze_like(started, new), new, old) for new, old in pairs]
         self.hidden = list(hidden)
         self.length += 1
 
     def select(self, rows: Tensor) -> None:
         """Keeps only these rows (B',), in this order."""
-        self.hidden = [one[rows] for one in self.hidden]
+        self.hidden = [tensor[rows] for tensor in self.hidden]
         self.context = [None if kv is None else (kv[0][rows], kv[1][rows]) for kv in self.context]
         self.mask = None if self.mask is None else self.mask[rows]
         self.starts = None if self.starts is None else self.starts[rows]
 
     def replace(self, rows: Tensor, read: ReadContext) -> None:
         """Starts new texts in these rows (B',), after their context."""
-        self.context, self.mask = replaced(self.context, self.mask, rows, read.keys_values, read.mask)
+        self.context, self.mask = replace_rows(self.context, self.mask, rows, read.keys_values, read.mask)
         for held, new in zip(self.hidden, read.hidden, strict=True):
             held[rows] = new[:, None]
         if self.starts is not None:
@@ -339,9 +349,9 @@ class HiddenState:
 
     def reorder_beams(self, parents: Tensor) -> None:
         """Reorders beams: beam g of row b continues beam parents[b, g], (B, G)."""
-        self.hidden = [one.gather(1, _over(parents, one).expand_as(one)) for one in self.hidden]
+        self.hidden = [tensor.gather(1, _unsqueeze_like(parents, tensor).expand_as(tensor)) for tensor in self.hidden]
 
 
-def _over(x: Tensor, like: Tensor) -> Tensor:
+def _unsqueeze_like(x: Tensor, like: Tensor) -> Tensor:
     """Adds trailing axes to a tensor so that it broadcasts over `like`."""
     return x.view(*x.shape, *[1] * (like.ndim - x.ndim))

@@ -10,30 +10,30 @@ from typing import Any
 from vlm.errors import UserError
 from vlm.inference.command_options import CaptionFiles, CaptionOptions
 from vlm.inference.inputs import ImageArguments
-from vlm.inference.options import ModelOptions, OutputOptions, refuse
-from vlm.io.files import listed, write_text
-from vlm.io.output import Output, Records, begun
+from vlm.inference.options import ModelOptions, OutputOptions, refuse_combination
+from vlm.io.files import read_arguments, write_text
+from vlm.io.output import Output, Records, find_completed
 
 
 def caption(
     arguments: ImageArguments, model: ModelOptions, output: OutputOptions, options: CaptionOptions, files: CaptionFiles
 ) -> int:
     """Captions images, or shards of images, as the options say; returns the exit status."""
-    names = listed(arguments.images)
+    names = read_arguments(arguments.images)
     if files.overwrite and not files.sidecar:
         raise UserError("--overwrite replaces what --sidecar wrote; give --sidecar too")
-    beside = {"--continue": files.resume, "--sidecar": files.sidecar}
+    image_only = {"--continue": files.resume, "--sidecar": files.sidecar}
     if any(name.endswith(".tar") for name in names):
-        refuse("shards", {"--trace": options.trace, "--attention": files.attention, **beside})
+        refuse_combination("shards", {"--trace": options.trace, "--attention": files.attention, **image_only})
         return _caption_shards(names, model, output, options, engine=files.engine)
-    refuse("images", {"--engine": files.engine})
+    refuse_combination("images", {"--engine": files.engine})
     from vlm.inference.inputs import find_images
 
     paths, records = find_images(names), None
     if files.sidecar:
-        others = {"--out": output.out, "--format": output.form != "text", "--continue": files.resume}
-        refuse("--sidecar", others | {"--results": options.results > 1})
-        paths, records = without_sidecars(paths, overwrite=files.overwrite), Sidecars()
+        conflicts = {"--out": output.out, "--format": output.form != "text", "--continue": files.resume}
+        refuse_combination("--sidecar", conflicts | {"--results": options.results > 1})
+        paths, records = select_without_sidecar(paths, overwrite=files.overwrite), Sidecars()
     return _caption_images(paths, records, model, output, options, files)
 
 
@@ -43,12 +43,12 @@ def _caption_shards(
     """Captions the images of shards as the options say."""
     from vlm.tasks.captioning.predict import Captioner
     from vlm.tasks.captioning.ray_captions import caption_on_ray
-    from vlm.tasks.captioning.shard_captions import Plan, caption_by_rank, caption_shards
+    from vlm.tasks.captioning.shard_captions import ShardPlan, caption_by_rank, caption_shards
 
     engines = {None: caption_by_rank, "ray": caption_on_ray}
     if engine not in engines:
         raise UserError(f"--engine {engine}: is unknown; give ray, or leave it out")
-    plan = Plan(model=model, output=output, options=options, kind=Captioner)
+    plan = ShardPlan(model=model, output=output, options=options, predictor_class=Captioner)
     return caption_shards(tars, plan, engine=engines[engine])
 
 
@@ -65,24 +65,24 @@ def _caption_images(
     from vlm.inference.writing import Trace
     from vlm.tasks.captioning.predict import Captioner
 
-    read = [*paths, model.checkpoint]
-    out = Output(output.out, inputs=read, append=files.resume)
-    records = _records(output.form, out) if records is None else records
+    input_files = [*paths, model.checkpoint]
+    out = Output(output.out, inputs=input_files, append=files.resume)
+    records = _open_records(output.form, out) if records is None else records
     captioner = model.load(Captioner)
     captioner.check_options(options)
-    trace = Trace(options.trace, captioner, options, inputs=read, out=output.out)
+    trace = Trace(options.trace, captioner, options, inputs=input_files, out=output.out)
     observer = None
     if files.attention is not None:
         from vlm.inference.attention.pictures import AttentionFolder
 
         observer = AttentionFolder(captioner, files.attention)
     if files.resume:
-        paths = _left_over(paths, records, results=options.results, attention=observer is not None)
+        paths = _select_uncaptioned(paths, records, results=options.results, attention=observer is not None)
     with out, records, trace:
         return write_results(captioner, paths, options, records, trees=trace.trees, observer=observer)
 
 
-def _records(form: str, output: Output) -> Records:
+def _open_records(form: str, output: Output) -> Records:
     """Returns the writer of captions: lines or a table as they come, or a page at the end."""
     if form != "html":
         return Records(form=form, fields=("image", "caption"), output=output)
@@ -93,7 +93,7 @@ def _records(form: str, output: Output) -> Records:
     return CaptionPage(output)
 
 
-def _left_over(paths: Sequence[str], records: Records, *, results: int, attention: bool) -> list[str]:
+def _select_uncaptioned(paths: Sequence[str], records: Records, *, results: int, attention: bool) -> list[str]:
     """Returns the images that --continue still has to caption.
 
     Raises:
@@ -103,8 +103,8 @@ def _left_over(paths: Sequence[str], records: Records, *, results: int, attentio
         raise UserError("--continue needs --out FILE, in text, jsonl or csv, which it continues")
     columns = ["image", *(["rank"] if results > 1 else []), "caption", "logprob", "confidence"]
     columns += ["attention"] if attention else []
-    has = begun(records.output.path, form=records.form, columns=columns, paths=paths, results=results)
-    return [path for path in paths if not has(path)]
+    is_captioned = find_completed(records.output.path, form=records.form, columns=columns, paths=paths, results=results)
+    return [path for path in paths if not is_captioned(path)]
 
 
 def sidecar(image: str) -> Path:
@@ -112,7 +112,7 @@ def sidecar(image: str) -> Path:
     return Path(image).with_suffix(".txt")
 
 
-def without_sidecars(paths: Sequence[str], *, overwrite: bool) -> list[str]:
+def select_without_sidecar(paths: Sequence[str], *, overwrite: bool) -> list[str]:
     """Returns the images that have still to be captioned.
 
     Args:
@@ -122,8 +122,8 @@ def without_sidecars(paths: Sequence[str], *, overwrite: bool) -> list[str]:
     """
     owners: dict[Path, str] = {}
     for path in paths:
-        if (other := owners.setdefault(sidecar(path), path)) != path:
-            raise UserError(f"--sidecar: {other} and {path} would share {sidecar(path)}; rename one of them")
+        if (owner := owners.setdefault(sidecar(path), path)) != path:
+            raise UserError(f"--sidecar: {owner} and {path} would share {sidecar(path)}; rename one of them")
     return [path for path in paths if overwrite or not sidecar(path).exists()]
 
 

@@ -1,4 +1,4 @@
-"""Captioning images with a trained model, and the command `caption` with its output files."""
+"""Captioning images with a trained model, and the HTML page of captions."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -16,8 +16,8 @@ from vlm.data.text.prompt_form import refuse_marks
 from vlm.errors import UserError
 from vlm.inference.command_options import CaptionOptions
 from vlm.inference.inputs import open_image
-from vlm.inference.options import prompt_of
-from vlm.inference.predictor import ImagePredictor, TextPredictor, check_outputs, image_keys, normalized
+from vlm.inference.options import single_prompt
+from vlm.inference.predictor import ImagePredictor, TextPredictor, check_outputs, image_keys, normalize_pixels
 from vlm.inference.writing import Writer
 from vlm.io import page
 from vlm.io.output import Output, Records
@@ -50,12 +50,13 @@ class CaptionPage(Records):
             thumbnail: str | None = page.thumbnail(load_image(path))
         except ImageError:  # deleted since it was captioned
             thumbnail = None
-        caption, *others = (f"{record['caption']} ({record['confidence']:.0%})" for record in records)
-        drawn = [record["attention"] for record in records if "attention" in record]
+        caption, *captions = (f"{record['caption']} ({record['confidence']:.0%})" for record in records)
+        attention_files = [record["attention"] for record in records if "attention" in record]
         links = [
-            (f"where it looked {n}" if n > 1 else "where it looked", self._link(at)) for n, at in enumerate(drawn, 1)
+            (f"attention map {n}" if n > 1 else "attention map", self._link(at))
+            for n, at in enumerate(attention_files, 1)
         ]
-        return page.card(thumbnail, caption, [*others, os.path.basename(path)], links=links)
+        return page.card(thumbnail, caption, [*captions, os.path.basename(path)], links=links)
 
     def _link(self, path: str) -> str:
         """Returns a link to a file relative to the page, so that both can be moved together."""
@@ -66,7 +67,7 @@ class CaptionPage(Records):
 def encode_pixels(model: VisionLanguageModel, preprocess: Preprocess, pixels: Tensor) -> Context:
     """Encodes preprocessed images: uint8 (B, 3, H, W) -> states (B, S, D)."""
     with torch.autocast(pixels.device.type, enabled=False):
-        return encode_in_parts(model, normalized(model, preprocess, pixels))
+        return encode_in_parts(model, normalize_pixels(model, preprocess, pixels))
 
 
 class ImageTextPredictor(ImagePredictor, TextPredictor):
@@ -76,12 +77,12 @@ class ImageTextPredictor(ImagePredictor, TextPredictor):
 
     def check(self) -> None:
         blank = self.pixels(Image.new("RGB", (1, 1)))[None].to(self.device)
-        images = normalized(self.model, self.preprocess, blank)
+        images = normalize_pixels(self.model, self.preprocess, blank)
         hidden = self.model(images, torch.tensor([[self.tokenizer.bos_id]], device=self.device))
         check_outputs(self.model.head(hidden), self.tokenizer.vocab_size, "tokens")
 
 
-class Prompted(NamedTuple):
+class ImagePrompt(NamedTuple):
     """A prompt and the image inside it.
 
     Args:
@@ -96,21 +97,21 @@ class Prompted(NamedTuple):
 class ImageWriter(ImageTextPredictor, Writer):  # type: ignore[misc]  # of a narrower model than other writers
     """A trained model that writes texts about images, alone or in a prompt; arguments as in Predictor."""
 
-    def prompted(self, image: Any, options: Any, *questions: str | None) -> list[Prompted]:
+    def build_prompts(self, image: Any, options: Any, *questions: str | None) -> list[ImagePrompt]:
         """Returns the prompt with the image for each question; the question None asks for a caption.
 
         Raises:
             UserError: The prompt leaves no room for a text, or a question contains the name of a special token.
         """
         pixels, rows, columns = self.preprocess.views(open_image(image))
-        return [Prompted(pixels, self._tokens(options, one, (rows, columns))) for one in questions]
+        return [ImagePrompt(pixels, self._tokens(options, question, (rows, columns))) for question in questions]
 
     def _tokens(self, options: Any, question: str | None, squares: tuple[int, int]) -> list[int]:
         assert self.form is not None
         refuse_marks(self.tokenizer, question or "")
-        pieces = self.form.prompt(prompt_of(options.prompt), question)
+        pieces = self.form.prompt(single_prompt(options.prompt), question)
         tokens = self.form.ids(self.tokenizer, pieces, [squares]).tokens
-        most, room = self.searching(options).max_tokens or self.max_tokens, self.model.decoder.max_len
+        most, room = self.build_decoding(options).max_tokens or self.max_tokens, self.model.decoder.max_len
         if len(tokens) + most > room:
             raise UserError(
                 f"--prompt: has {len(tokens)} tokens with its image; with a text of {most} it has no room in the "
@@ -120,24 +121,28 @@ class ImageWriter(ImageTextPredictor, Writer):  # type: ignore[misc]  # of a nar
 
     def check_options(self, options: Any) -> None:
         super().check_options(options)
-        if self.form is None and prompt_of(options.prompt) is not None:
-            raise UserError("--prompt: this model reads images alone; leave it out")
+        if self.form is None and single_prompt(options.prompt) is not None:
+            raise UserError("--prompt: this model reads only images; leave it out")
 
     def encode(self, inputs: Sequence[Any]) -> Context:
         if self.form is None:
             return encode_pixels(self.model, self.preprocess, torch.stack(list(inputs)).to(self.device))
-        images = {id(one.pixels): one.pixels for one in inputs}  # an image with several questions is encoded once
+        images = {
+            id(prompt.pixels): prompt.pixels for prompt in inputs
+        }  # an image with several questions is encoded once
         pixels = torch.cat(list(images.values())).to(self.device)
         states = encode_pixels(self.model, self.preprocess, pixels).states  # (squares, S, D)
         counts = [len(squares) for squares in images.values()]
-        own = dict(zip(images, (part.flatten(0, 1) for part in states.split(counts)), strict=True))
-        return interleaved([one.tokens for one in inputs], torch.cat([own[id(one.pixels)] for one in inputs]))
+        states_by_image = dict(zip(images, (part.flatten(0, 1) for part in states.split(counts)), strict=True))
+        return interleaved(
+            [prompt.tokens for prompt in inputs], torch.cat([states_by_image[id(prompt.pixels)] for prompt in inputs])
+        )
 
     def keys(self, inputs: Sequence[Any]) -> list[str]:
         if self.form is None:
             return image_keys(inputs)
-        keys = image_keys([one.pixels for one in inputs])
-        return [f"{key} {one.tokens}" for key, one in zip(keys, inputs, strict=True)]
+        keys = image_keys([prompt.pixels for prompt in inputs])
+        return [f"{key} {prompt.tokens}" for key, prompt in zip(keys, inputs, strict=True)]
 
 
 class Captioner(ImageWriter):
@@ -149,7 +154,7 @@ class Captioner(ImageWriter):
     options = CaptionOptions
 
     def prepare(self, source: Any, options: Any) -> Any:
-        return super().prepare(source, options) if self.form is None else self.prompted(source, options, None)[0]
+        return super().prepare(source, options) if self.form is None else self.build_prompts(source, options, None)[0]
 
     def attention(self, image: Any, options: CaptionOptions) -> Any:
         """Draws the model's attention for each word of an image's caption.
@@ -161,7 +166,7 @@ class Captioner(ImageWriter):
         """
         from vlm.inference.attention.pictures import AttentionDrawing, AttentionPicture
 
-        drawing, opened = AttentionDrawing(self, "attention"), open_image(image)
-        pixels = self.pixels(opened)
+        drawing, decoded = AttentionDrawing(self, "attention"), open_image(image)
+        pixels = self.pixels(decoded)
         ((_, texts),) = self.results([[pixels]], options)
-        return AttentionPicture(texts[0], drawing.png(pixels, texts[0], drawing.view(opened)))
+        return AttentionPicture(texts[0], drawing.png(pixels, texts[0], drawing.view(decoded)))

@@ -13,7 +13,7 @@ from typing import Any
 from vlm.data.store import storage
 from vlm.errors import UserError, print_error
 from vlm.machine import rank_by_launcher
-from vlm.tasks.captioning.shard_captions import Plan, ShardCaptioner, Unreadable
+from vlm.tasks.captioning.shard_captions import ShardCaptioner, ShardPlan, UnreadableShardError
 
 RETRIES = 3  # retries of a shard whose worker died; after these the shard itself may be the cause
 WAITING = 1000  # most shards submitted to Ray at a time
@@ -22,7 +22,7 @@ STORE = 10**8  # bytes of Ray's object store; processes exchange little data
 _captioners: list[ShardCaptioner] = []  # the captioner of this worker, which serves one command, one shard at a time
 
 
-def caption_on_ray(plan: Plan, results: Mapping[str, str]) -> int:
+def caption_on_ray(plan: ShardPlan, results: Mapping[str, str]) -> int:
     """Captions shards on the cluster of RAY_ADDRESS, or one of this machine; returns the exit status.
 
     Args:
@@ -31,70 +31,70 @@ def caption_on_ray(plan: Plan, results: Mapping[str, str]) -> int:
         UserError: Ray is not installed or cannot be reached, or the captions in --out cannot be continued.
     """
     if rank_by_launcher().world > 1:
-        raise UserError("--engine ray: shares the shards itself; start one process, without torchrun or srun")
+        raise UserError("--engine ray: Ray distributes the shards itself; start one process, without torchrun or srun")
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"  # else a cluster started here sends usage reports
     try:
         import ray
     except ImportError as fault:
         raise UserError('--engine ray: needs the package ray; pip install "vlm-lightning[ray]"') from fault
-    done, plan = plan.done(), _anywhere(plan)
-    left = [(_absolute(tar), name) for tar, name in results.items() if name not in done]
-    if not left:
+    done, plan = plan.find_finished(), _with_absolute_paths(plan)
+    remaining = [(_make_absolute(tar), name) for tar, name in results.items() if name not in done]
+    if not remaining:
         ShardCaptioner(plan)  # refuses captions written with other options
         return 0
     with _cluster(ray):
-        return _shared_out(ray, plan, left)
+        return _distribute(ray, plan, remaining)
 
 
-def _shared_out(ray: Any, plan: Plan, left: Sequence[tuple[str, str]]) -> int:
+def _distribute(ray: Any, plan: ShardPlan, remaining: Sequence[tuple[str, str]]) -> int:
     """Captions shards, as many at a time as the cluster runs; returns the exit status."""
     gpus = 1 if plan.model.device != "cpu" and ray.cluster_resources().get("GPU") else 0
     task = ray.remote(_caption).options(num_gpus=gpus, max_retries=RETRIES, scheduling_strategy="SPREAD")
-    shards, sent, running, status = iter(left), ray.put(plan), dict[Any, str](), 0
+    shards, plan_ref, running, status = iter(remaining), ray.put(plan), dict[Any, str](), 0
     while True:
-        running |= {task.remote(sent, *shard): shard[0] for shard in islice(shards, WAITING - len(running))}
+        running |= {task.remote(plan_ref, *shard): shard[0] for shard in islice(shards, WAITING - len(running))}
         if not running:
             return status
-        (ended, *_), _ = ray.wait([*running])
-        status |= _told(ray, ended, running.pop(ended))
+        (finished, *_), _ = ray.wait([*running])
+        status |= _report_result(ray, finished, running.pop(finished))
 
 
-def _told(ray: Any, ended: Any, tar: str) -> int:
+def _report_result(ray: Any, finished: Any, tar: str) -> int:
     """Prints a task's output for a shard; returns the shard's exit status.
 
     Raises:
         UserError: The fault concerns all shards.
     """
     try:
-        bad, line, errors = ray.get(ended)
+        status, line, errors = ray.get(finished)
     except ray.exceptions.RayTaskError:  # a bug in vlm
         raise
     except ray.exceptions.RayError as fault:
         line = str(fault).strip().splitlines()[0]
         print_error(f"{tar}: failed on {RETRIES + 1} workers ({line}); run the command again")
         return 1
-    if isinstance(bad, UserError):
-        raise bad
+    if isinstance(status, UserError):
+        raise status
     print(errors, end="", file=sys.stderr, flush=True)
     if line:
         print(line, flush=True)
-    return bad
+    return status
 
 
-def _caption(plan: Plan, tar: str, name: str) -> tuple[int | UserError, str, str]:
+def _caption(plan: ShardPlan, tar: str, name: str) -> tuple[int | UserError, str, str]:
     """The Ray task: returns a shard's exit status or a fault of all shards, a line on its file, and image errors."""
     errors = io.StringIO()
     with redirect_stderr(errors):
         try:
             if not _captioners:
                 _captioners.append(ShardCaptioner(plan))
-            bad, line = _captioners[0].caption(tar, name)
-        except Unreadable as fault:
+            status, line = _captioners[0].caption(tar, name)
+        except UnreadableShardError as fault:
             print_error(fault)
-            bad, line = 1, ""
+            status, line = 1, ""
         except UserError as fault:
             return fault, "", ""
-    return bad, line, errors.getvalue()
+    return status, line, errors.getvalue()
 
 
 @contextmanager
@@ -122,9 +122,9 @@ def _start(ray: Any, **options: Any) -> None:
     Ray's dashboard queries the metadata service of clouds, whatever the settings. A proxy that does not exist blocks
     this; workers get the user's proxy settings.
     """
-    nowhere = {"http_proxy": "http://127.0.0.1:9", "no_proxy": "none"}  # the discard port
-    before = {name: os.environ.get(name, "") for name in nowhere}
-    os.environ.update(nowhere)
+    dead_proxy = {"http_proxy": "http://127.0.0.1:9", "no_proxy": "none"}  # the discard port
+    before = {name: os.environ.get(name, "") for name in dead_proxy}
+    os.environ.update(dead_proxy)
     try:
         sizes: Any = {"include_dashboard": False, "object_store_memory": STORE}
         ray.init(address="local", runtime_env={"env_vars": before}, **sizes, **options)
@@ -132,13 +132,13 @@ def _start(ray: Any, **options: Any) -> None:
         os.environ.update(before)
 
 
-def _anywhere(plan: Plan) -> Plan:
+def _with_absolute_paths(plan: ShardPlan) -> ShardPlan:
     """Returns a plan with absolute file names, which are valid in any working directory."""
     model = plan.model
     checkpoint = os.path.abspath(model.checkpoint) if os.path.exists(model.checkpoint) else model.checkpoint
-    output = replace(plan.output, out=_absolute(plan.out))
+    output = replace(plan.output, out=_make_absolute(plan.output_path))
     return replace(plan, model=replace(model, checkpoint=checkpoint), output=output)
 
 
-def _absolute(path: str) -> str:
+def _make_absolute(path: str) -> str:
     return path if storage.is_url(path) else os.path.abspath(path)

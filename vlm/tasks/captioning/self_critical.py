@@ -13,7 +13,7 @@ from torch import Tensor
 
 from vlm.data.batch import Batch, TextRows, next_token_rows
 from vlm.data.text.tokenizer import Tokenizer
-from vlm.decoding.loop import search
+from vlm.decoding.loop import decode_batch
 from vlm.decoding.options import Decoding
 from vlm.decoding.sampling import Sampling
 from vlm.errors import UserError
@@ -49,11 +49,11 @@ class CaptionReward:
     """
 
     def __init__(self, weights: Mapping[str, float], corpus: Iterable[Sequence[str]]) -> None:
-        self.weights, known = weights, [list(texts) for texts in corpus]
-        self.units = units_of(chain.from_iterable(known))
-        self.frequencies = DocumentFrequencies.of([[self.units.cut(text) for text in texts] for texts in known])
+        self.weights, references = weights, [list(texts) for texts in corpus]
+        self.units = units_of(chain.from_iterable(references))
+        self.frequencies = DocumentFrequencies.of([[self.units.cut(text) for text in texts] for texts in references])
         if CONSTANT in weights:
-            self._corpus = References(_named(known), units=self.units)
+            self._corpus = References(_name_in_order(references), units=self.units)
 
     def __call__(self, captions: Sequence[Sequence[str]], references: Sequence[Sequence[str]]) -> Floats:
         """Returns the rewards of K captions of each of B images: (B, K).
@@ -63,15 +63,17 @@ class CaptionReward:
         """
         weights = np.array([self.weights.get(name, 0.0) for name in KEYS])
         if set(self.weights) <= {"cider", CONSTANT}:
-            rewards = self.weights.get("cider", 0.0) * self._scored(captions, references, References.cider)
+            rewards = self.weights.get("cider", 0.0) * self._score_columns(captions, references, References.cider)
         else:
-            rewards = self._scored(captions, references, lambda known, column: known.score(column).values @ weights)
+            rewards = self._score_columns(
+                captions, references, lambda reference_set, column: reference_set.score(column).values @ weights
+            )
         if weight := self.weights.get(CONSTANT):
-            constants = self._corpus.cider_of_constants(list(chain.from_iterable(captions)))
+            constants = self._corpus.score_cider_constants(list(chain.from_iterable(captions)))
             rewards += weight * constants.reshape(rewards.shape)
         return rewards
 
-    def _scored(
+    def _score_columns(
         self,
         captions: Sequence[Sequence[str]],
         references: Sequence[Sequence[str]],
@@ -79,12 +81,12 @@ class CaptionReward:
     ) -> Floats:
         """Returns the score of each caption: (B, K)."""
         texts = map(self.units.cut, chain(chain.from_iterable(captions), chain.from_iterable(references)))
-        prepared = References(_named(references), self.frequencies.among(texts), self.units)
-        columns = [_named(column) for column in zip(*captions, strict=True)]
+        prepared = References(_name_in_order(references), self.frequencies.among(texts), self.units)
+        columns = [_name_in_order(column) for column in zip(*captions, strict=True)]
         return np.stack([score(prepared, column) for column in columns], 1)
 
 
-def _named(values: Sequence[T]) -> dict[str, T]:
+def _name_in_order(values: Sequence[T]) -> dict[str, T]:
     """Returns values by names that sort in their order."""
     return {f"{place:09}": value for place, value in enumerate(values)}
 
@@ -116,7 +118,7 @@ class CaptionFaults:
 
 LIKELIHOOD = "likelihood"
 
-Drawn = list[list[list[int]]]  # tokens of K captions of each of B images, with the end token if one ended
+SampledCaptions = list[list[list[int]]]  # tokens of K captions of each of B images, with the end token if one ended
 
 
 class SelfCritical:
@@ -135,14 +137,14 @@ class SelfCritical:
         if task.label_smoothing:
             raise UserError("task.label_smoothing: cannot be combined with task.reward; leave one of them out")
         if task.tokenizer.languages:
-            raise UserError("task.reward: draws captions without a language's token; leave it out for these data")
+            raise UserError("task.reward: not supported for captions in several languages; leave it out for these data")
         self.task, self.samples = task, samples
         self.weights = {reward: 1.0} if isinstance(reward, str) else dict(reward)
         if unknown := self.weights.keys() - {*REWARDS, LIKELIHOOD}:
             names = ", ".join([*REWARDS, LIKELIHOOD])
             raise UserError(f"task.reward: {sorted(unknown)[0]}: unknown; use {names}")
         self.likelihood = self.weights.pop(LIKELIHOOD, 0.0)
-        task.fields[task.written].compares = True  # type: ignore[attr-defined]
+        task.fields[task.text_field].compares = True  # type: ignore[attr-defined]
 
     @cached_property
     def reward(self) -> CaptionReward:
@@ -152,7 +154,7 @@ class SelfCritical:
             UserError: The weights are sharded.
         """
         if isinstance(self.task.trainer.strategy, Sharded):
-            raise UserError("task.reward: captions are drawn with whole weights; use trainer=ddp in place of fsdp")
+            raise UserError("task.reward: not supported with sharded weights; use trainer=ddp instead of fsdp")
         return CaptionReward(self.weights, self._training_captions())
 
     def loss(self, batch: Batch) -> dict[str, Term]:
@@ -161,28 +163,31 @@ class SelfCritical:
         images, seed = as_read(batch["images"], task.preprocess), key(task.seed, "reward", task.global_step)
         task.model.eval()
         options = {"count": self.samples, "max_tokens": task.max_tokens, "seed": seed}
-        drawn = draw_captions(task.model, images, tokenizer, ids=batch.ids, **options)
+        sampled = draw_captions(task.model, images, tokenizer, ids=batch.ids, **options)
         task.train()
-        texts = [[tokenizer.decode(tokens) for tokens in captions] for captions in drawn]
-        rewards = reward(texts, batch[task.written].references)
+        texts = [[tokenizer.decode(tokens) for tokens in captions] for captions in sampled]
+        rewards = reward(texts, batch[task.text_field].references)
         task.log("train/reward", float(rewards.mean()))
-        rows, weights = rows_of(drawn, tokenizer).to(task.device), advantages(torch.from_numpy(rewards)).float()
+        rows, weights = (
+            concatenate_rows(sampled, tokenizer).to(task.device),
+            compute_advantages(torch.from_numpy(rewards)).float(),
+        )
         hidden = task.model(images, rows.tokens, rows.segments)
         loss = Term(*reward_loss(hidden, rows, weights.to(task.device), task.model.head_parts))
         if self.likelihood:
-            people = ImageTextTask.loss(task, batch)["tokens"]
-            loss = Term(loss.total + self.likelihood * people.total, loss.count + people.count)
+            reference_loss = ImageTextTask.loss(task, batch)["tokens"]
+            loss = Term(loss.total + self.likelihood * reference_loss.total, loss.count + reference_loss.count)
         return {"reward": loss}
 
     def faults(self, captions: CaptionMetric) -> dict[str, float]:
         """Returns the shares of an evaluation's captions, and of its references, with faults that metrics reward."""
-        faults = self._known_faults
-        people = faults.shares(chain.from_iterable(captions.references.values()))
-        beside = {f"{name}@references": share for name, share in people.items()}
-        return faults.shares(captions.predictions.values()) | beside
+        faults = self._caption_faults
+        shares = faults.shares(chain.from_iterable(captions.references.values()))
+        reference_shares = {f"{name}@references": share for name, share in shares.items()}
+        return faults.shares(captions.predictions.values()) | reference_shares
 
     @cached_property
-    def _known_faults(self) -> CaptionFaults:
+    def _caption_faults(self) -> CaptionFaults:
         return CaptionFaults(chain.from_iterable(self._training_captions()))
 
     def _training_captions(self) -> Iterator[Sequence[str]]:
@@ -200,7 +205,7 @@ def draw_captions(
     count: int,
     max_tokens: int,
     seed: int,
-) -> Drawn:
+) -> SampledCaptions:
     """Samples captions from a model in evaluation mode; each depends only on seed, id and number.
 
     Args:
@@ -211,17 +216,17 @@ def draw_captions(
     device = next(model.parameters()).device
     with torch.autocast(device.type, enabled=False):  # it would cast the weights again for every token
         context, bos_id, eos_id = model.encode(images), tokenizer.bos_id, tokenizer.eos_id
-        drawn = search(model.decoder, context, options, bos_id=bos_id, eos_id=eos_id, ids=ids)
-    return [[text.tokens for text in texts] for texts in drawn]
+        hypotheses = decode_batch(model.decoder, context, options, bos_id=bos_id, eos_id=eos_id, ids=ids)
+    return [[text.tokens for text in texts] for texts in hypotheses]
 
 
-def rows_of(drawn: Drawn, tokenizer: Tokenizer) -> TextRows:
+def concatenate_rows(captions: SampledCaptions, tokenizer: Tokenizer) -> TextRows:
     """Concatenates the captions of each image to a row, as in training on a data set."""
-    begun = [[[tokenizer.bos_id, *tokens] for tokens in texts] for texts in drawn]
-    return next_token_rows(begun, tokenizer.pad_id)
+    with_start = [[[tokenizer.bos_id, *tokens] for tokens in texts] for texts in captions]
+    return next_token_rows(with_start, tokenizer.pad_id)
 
 
-def advantages(rewards: Tensor) -> Tensor:
+def compute_advantages(rewards: Tensor) -> Tensor:
     """Subtracts from each reward the mean of the image's other rewards: (B, K) -> (B, K); each row sums to 0."""
     count = rewards.shape[1]
     return (count * rewards - rewards.sum(1, keepdim=True)) / (count - 1)
@@ -236,7 +241,7 @@ def reward_loss(hidden: Tensor, rows: TextRows, weights: Tensor, head: Head) -> 
         hidden (B, L, D), weights (B, K) -> sum ()
     """
     assert rows.segments is not None
-    picked, labels = head.transformed(rows.targets.pick(hidden)), rows.targets.labels
+    picked, labels = head.apply_transform(rows.targets.pick(hidden)), rows.targets.labels
     losses = F.cross_entropy(F.linear(picked, head.weight, head.bias).float(), labels, reduction="none")  # (T,)
     by_token = weights.gather(1, (rows.segments - 1).clamp(min=0))  # (B, L); padding has no target
     return (losses * rows.targets.pick(by_token[..., None])[:, 0]).sum(), rows.targets.count

@@ -11,11 +11,11 @@ from vlm.data.batch import Batch, TextRows
 from vlm.errors import Count, Range, UserError
 from vlm.evaluation.metrics.bootstrap import Scorer
 from vlm.evaluation.report.sections import Finding, Note, Pictures, Section
-from vlm.inference.attention.maps import word_maps
-from vlm.inference.attention.pictures import attention_picture
+from vlm.inference.attention.maps import caption_word_maps
+from vlm.inference.attention.pictures import draw_attention
 from vlm.models.encoder_decoder import VisionLanguageModel
 from vlm.models.recurrent import SoftAttentionDecoder
-from vlm.nn.position import positions_within
+from vlm.nn.position import segment_positions
 from vlm.tasks.captioning.metrics import ENCODER, LanguageMetrics, caption_sections
 from vlm.tasks.captioning.predict import encode_pixels
 from vlm.tasks.captioning.self_critical import SelfCritical
@@ -63,14 +63,14 @@ def doubly_stochastic_term(weights: Tensor, rows: TextRows) -> Tensor:
         weights (B, L, S) -> ()
     """
     assert rows.segments is not None
-    begin = ((positions_within(rows.segments) == 0) & (rows.segments != 0)).flatten()
+    begin = ((segment_positions(rows.segments) == 0) & (rows.segments != 0)).flatten()
     number = begin.cumsum(0)  # number of each token's caption, from 1
     places = slice(None) if rows.targets.places is None else rows.targets.places
-    looked = weights.new_zeros(len(number) + 1, weights.shape[2])  # there are fewer captions than tokens
-    looked = looked.index_add(0, number[places], weights.flatten(0, 1)[places])  # (captions + 1 or more, S)
-    one = torch.arange(len(looked), device=looked.device)
-    real = (one > 0) & (one <= begin.sum())
-    return ((1 - looked).square().sum(1) * real).sum()
+    attended = weights.new_zeros(len(number) + 1, weights.shape[2])  # there are fewer captions than tokens
+    attended = attended.index_add(0, number[places], weights.flatten(0, 1)[places])  # (captions + 1 or more, S)
+    index = torch.arange(len(attended), device=attended.device)
+    is_caption = (index > 0) & (index <= begin.sum())
+    return ((1 - attended).square().sum(1) * is_caption).sum()
 
 
 LEGEND = [
@@ -97,7 +97,7 @@ class Captioning(ImageTextTask):
     name = "captioning"
     headlines = ("cider", "bleu4", "rouge_l", "exact_match")
     curves = ("cider", "bleu4", "exact_match", "distinct", "length_ratio")
-    written, segment = "captions", "caption"
+    text_field, segment_name = "captions", "caption"
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class Captioning(ImageTextTask):
         **options: Unpack[TaskOptions],
     ) -> None:
         super().__init__(model=model, max_tokens=max_tokens, **options)
-        self.metrics = LanguageMetrics(self.fields[self.written].languages)  # type: ignore[attr-defined]
+        self.metrics = LanguageMetrics(self.fields[self.text_field].languages)  # type: ignore[attr-defined]
         self.val_captions = None if val_captions is None else val_captions * len(self.metrics.languages)
         self.search = TextSearch(self, max_tokens=max_tokens, beam=beam, length_penalty=length_penalty)
         self._findings: list[Finding] = []
@@ -121,8 +121,8 @@ class Captioning(ImageTextTask):
         self.spread = DoublyStochastic(self, doubly_stochastic) if doubly_stochastic else None
 
     def loss(self, batch: Batch) -> dict[str, Term]:
-        other = self.critic or self.spread
-        return super().loss(batch) if other is None else other.loss(batch)
+        objective = self.critic or self.spread
+        return super().loss(batch) if objective is None else objective.loss(batch)
 
     def on_evaluation_start(self) -> None:
         super().on_evaluation_start()
@@ -140,8 +140,8 @@ class Captioning(ImageTextTask):
             texts = [caption.text for caption in captions]
             unfinished = [len(caption.tokens) >= self.max_tokens for caption in captions]
             columns = batch.ids, texts, rows.references_in(language), losses, pixels, unfinished
-            every: list[Any] = list(zip(*columns, strict=True))
-            scored = [row for row in every if row[2] or language is None]  # some have no reference in it
+            rows_of_images: list[Any] = list(zip(*columns, strict=True))
+            scored = [row for row in rows_of_images if row[2] or language is None]  # some have no reference in it
             metric.update(*([row[at] for row in scored] for at in (0, 1, 2, 3, 5)))
             samples += [caption_sample(*row, language=language) for *row, _ in scored]
         self.evaluation.samples += sorted(samples, key=lambda sample: batch.ids.index(sample["image_id"]))
@@ -151,7 +151,7 @@ class Captioning(ImageTextTask):
         results = self.metrics.compute() | self.grounding.results(loss, self.summed)
         results |= self.critic.faults(self.metrics.first) if self.critic else {}
         if final:
-            results |= self.metrics.beside_scores(self.data.split("train"), seed=self.seed)
+            results |= self.metrics.compute_test_scores(self.data.split("train"), seed=self.seed)
         self._findings = self.metrics.findings(results, max_tokens=self.max_tokens, beam=self.search.search.beam)
         return results
 
@@ -166,15 +166,17 @@ class Captioning(ImageTextTask):
     def findings(self) -> list[Finding]:
         if not self.trained.is_pretrained:
             return self._findings
-        kept = ([remedy for remedy in one.remedies if remedy != ENCODER] for one in self._findings)
-        return [one._replace(remedies=own) for one, own in zip(self._findings, kept, strict=True)]
+        remedies = ([remedy for remedy in finding.remedies if remedy != ENCODER] for finding in self._findings)
+        return [
+            finding._replace(remedies=applicable) for finding, applicable in zip(self._findings, remedies, strict=True)
+        ]
 
     def scorers(self, metric: str, control: str) -> tuple[Scorer, Scorer, int] | None:
         return None if len(self.metrics.languages) > 1 else self.metrics.first.scorers(metric, control)
 
     def remedies(self, results: Mapping[str, float]) -> Sequence[str] | None:
-        found = self.findings()
-        return found[0].remedies[:2] if found else None  # more specific than those of any task
+        findings = self.findings()
+        return findings[0].remedies[:2] if findings else None  # more specific than those of any task
 
     def details(self) -> dict[str, Any]:
         return self.metrics.per_image()
@@ -185,18 +187,20 @@ class Captioning(ImageTextTask):
     def report(self) -> list[Section]:
         """Random captions, the best and the worst, and attention maps."""
         scored = self.metrics.items()
-        sections = [part for language, one in scored for part in caption_sections(one.per_image(), language)]
-        if drawn := [picture for sample in self.evaluation.samples[:LOOKED_AT] for picture in self._attention(sample)]:
-            note = "Bright is where the last layer looked when it wrote the word above, on the mean of its heads."
-            sections.append(Section("Where it looked", [Note(note), Pictures(drawn)]))
+        sections = [part for language, metric in scored for part in caption_sections(metric.per_image(), language)]
+        if pictures := [
+            picture for sample in self.evaluation.samples[:LOOKED_AT] for picture in self._attention(sample)
+        ]:
+            note = "Bright regions have high attention weights in the last layer (mean over heads) for the word above."
+            sections.append(Section("Attention maps", [Note(note), Pictures(pictures)]))
         return sections
 
     def _attention(self, sample: Mapping[str, Any]) -> list[tuple[str, bytes]]:
         """Returns a sample's caption with a picture of the model's attention, if its layers offer that."""
         pixels = sample["image"].to(self.device)
         reading = (self.model, self.tokenizer, self.preprocess, pixels)
-        maps = word_maps(*reading, sample["caption"], sample.get("language"))
-        return [(sample["caption"], attention_picture(pixels, maps))] if maps else []
+        maps = caption_word_maps(*reading, sample["caption"], sample.get("language"))
+        return [(sample["caption"], draw_attention(pixels, maps))] if maps else []
 
     def description(self) -> dict[str, Any]:
         return {**super().description(), **self.search.description()}

@@ -1,8 +1,7 @@
-"""Conversations with a trained model: how it reads one, and its answers to many at once."""
+"""The predictor of chat models: encodes conversations and answers many of them in a batch."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import takewhile
 from typing import Any, NamedTuple
 
@@ -11,14 +10,14 @@ from torch import Tensor
 
 from vlm.data.images.image import Preprocess
 from vlm.data.text.conversation import Turn
-from vlm.decoding.constraints import Rules, within
+from vlm.decoding.constraints import Rules, in_vocabulary
 from vlm.decoding.continuation import SampledToken, continue_texts
 from vlm.decoding.sampling import Sampling
 from vlm.errors import UserError
 from vlm.inference.command_options import AnswerOptions, ChatOptions
 from vlm.inference.inputs import open_image
 from vlm.inference.options import DecodingOptions, SamplingOptions, stored_options
-from vlm.inference.predictor import Rows, TextPredictor, Watch, check_outputs
+from vlm.inference.predictor import Rows, TextPredictor, Watch, check_outputs, offset_watch
 from vlm.inference.tasks import suggest_commands
 from vlm.models.context import Context, interleaved
 from vlm.models.decoder import Decoder
@@ -33,7 +32,7 @@ TO_CHAT = (
 TOGETHER = 2**15  # most tokens of prompts and answers in a batch, since the cache of a long one takes much memory
 
 
-class Said(NamedTuple):
+class TurnWithImages(NamedTuple):
     """A turn of a conversation, with its images as `open_image` takes them."""
 
     turn: Turn
@@ -112,29 +111,31 @@ class ChatPredictor(TextPredictor):
             remedy = f"use {suggest_commands(self.model_task, *unusable)}"
             raise UserError(f"this model for {self.model_task} has no chat template that vlm can use; {remedy}")
         if "assistant" not in self.form.chat.heads:
-            raise UserError("this model reads one instruction and no conversation; use `vlm answer`")
+            raise UserError("this model reads single instructions and cannot chat; use `vlm answer`")
         prefix = getattr(self.decoder, "prefix", None)
         if self.preprocess is not None and not (prefix is not None and prefix.causal and prefix.counted):
-            how = "beside the text, by cross-attention" if prefix is None else "before the text, without a causal order"
+            how = "by cross-attention" if prefix is None else "as a prefix without causal attention"
             raise UserError(f"this model reads an image {how}, so it answers single questions (vlm answer); {TO_CHAT}")
 
     def check_options(self, options: AnswerOptions) -> None:
         self.check_chat()
         if "" in (options.stop or ()):
-            raise UserError("--stop: is empty, which would end every answer before it begins; give a text, or none")
-        self.planned(options)
+            raise UserError(
+                "--stop: must not be empty, because every answer would end at once; give a string, or leave it out"
+            )
+        self.plan_decoding(options)
 
-    def planned(self, options: AnswerOptions) -> tuple[Sampling, int, Rules]:
+    def plan_decoding(self, options: AnswerOptions) -> tuple[Sampling, int, Rules]:
         """Returns the sampling of an answer, its maximum length in tokens, and the checkpoint's constraints on it."""
-        own = {name: getattr(options, name) for name in SamplingOptions.__dataclass_fields__}
-        chosen = DecodingOptions(**own, beam=1).resolve(self.decoding, draws=True)
-        drawn = chosen.sampling() if chosen.sample is not False else Sampling(temperature=0.0)
-        rules = chosen.rules(self.tokenizer)
-        never = within(self.decoding.get("never", ()), self.tokenizer.vocab_size)
+        sampling_options = {name: getattr(options, name) for name in SamplingOptions.__dataclass_fields__}
+        chosen = DecodingOptions(**sampling_options, beam=1).resolve(self.decoding, samples_by_default=True)
+        sampling = chosen.build_sampling() if chosen.sample is not False else Sampling(temperature=0.0)
+        rules = chosen.build_rules(self.tokenizer)
+        never = in_vocabulary(self.decoding.get("never", ()), self.tokenizer.vocab_size)
         rules = replace(rules, banned=(*rules.banned, *((token,) for token in never)))
-        return drawn, chosen.max_tokens or MAX_TOKENS, rules
+        return sampling, chosen.max_tokens or MAX_TOKENS, rules
 
-    def views(self, image: Any) -> tuple[Tensor, tuple[int, int]]:
+    def preprocess_views(self, image: Any) -> tuple[Tensor, tuple[int, int]]:
         """Preprocesses an image: whole or in squares, uint8 (T, 3, H, W), and the rows and columns of squares.
 
         Raises:
@@ -142,92 +143,98 @@ class ChatPredictor(TextPredictor):
         """
         if self.preprocess is None:
             raise UserError(
-                "images: this model does not converse about images; use vlm answer if it was trained on them"
+                "images: this model cannot chat about images; use vlm answer if it was trained on image questions"
             )
         pixels, rows, columns = self.preprocess.views(open_image(image))
         return pixels, (rows, columns)
 
-    def states(self, pixels: Tensor) -> Tensor:
+    def encode_views(self, pixels: Tensor) -> Tensor:
         """Encodes squares of images: uint8 (T, 3, H, W) -> states (T * S, D)."""
         assert self.preprocess is not None
         return encode_pixels(self.model, self.preprocess, pixels.to(self.device)).states.flatten(0, 1)
 
-    def prepare(self, source: Sequence[Said], options: AnswerOptions) -> Prompt:
+    def prepare(self, source: Sequence[TurnWithImages], options: AnswerOptions) -> Prompt:
         assert self.form is not None
-        found = [self.views(image) for said in source for image in said.images]
+        views = [self.preprocess_views(image) for turn in source for image in turn.images]
         tokens = self.form.turns(
-            self.tokenizer, [said.turn for said in source], [squares for _, squares in found]
+            self.tokenizer, [turn.turn for turn in source], [squares for _, squares in views]
         ).tokens
         if len(tokens) >= self.decoder.max_len:
-            raise UserError(full(len(tokens), self.decoder.max_len))
-        pixels = torch.cat([pixels for pixels, _ in found]) if found else None
+            raise UserError(format_context_full(len(tokens), self.decoder.max_len))
+        pixels = torch.cat([pixels for pixels, _ in views]) if views else None
         return Prompt(tokens, pixels, options.seed)
 
     def results(
         self, batches: Iterable[Sequence[Prompt] | None], options: AnswerOptions, *, watch: Watch | None = None
     ) -> Iterator[tuple[int, Reply]]:
-        done = 0
-        for batch in self._together(takewhile(bool, batches), options):
+        first = 0
+        for batch in self._group_prompts(takewhile(bool, batches), options):
             replies = [Reply(read=len(prompt.tokens)) for prompt in batch]
-            seen = None if watch is None else partial(_later, watch, done)
-            for place in self._replies(batch, replies, options, seen):
-                yield done + place, replies[place]
-            done += len(batch)
+            for place in self._fill_replies(batch, replies, options, offset_watch(watch, first)):
+                yield first + place, replies[place]
+            first += len(batch)
 
-    def _together(
+    def _group_prompts(
         self, batches: Iterable[Sequence[Prompt] | None], options: AnswerOptions
     ) -> Iterator[Sequence[Prompt]]:
         """Yields groups of prompts whose caches fit in memory: at most `TOGETHER` tokens, or a single prompt."""
-        _, most, _ = self.planned(options)
+        _, max_tokens, _ = self.plan_decoding(options)
         for batch in batches:
-            some: list[Prompt] = []
+            group: list[Prompt] = []
             for prompt in batch or ():
-                longest = max(len(one.tokens) for one in [*some, prompt])
-                if some and (1 + len(some)) * min(longest + most, self.decoder.max_len) > TOGETHER:
-                    yield some
-                    some = []
-                some = [*some, prompt]
-            yield some
+                longest = max(len(member.tokens) for member in [*group, prompt])
+                if group and (1 + len(group)) * min(longest + max_tokens, self.decoder.max_len) > TOGETHER:
+                    yield group
+                    group = []
+                group = [*group, prompt]
+            yield group
 
-    def _replies(
+    def _fill_replies(
         self, batch: Sequence[Prompt], replies: Sequence[Reply], options: AnswerOptions, watch: Watch | None
     ) -> Iterator[int]:
         """Fills the replies to prompts; yields the place of each when it is complete."""
-        sampling, most, rules = self.planned(options)
-        rooms = [self.decoder.max_len - len(prompt.tokens) for prompt in batch]
+        sampling, max_tokens, rules = self.plan_decoding(options)
+        limits = [self.decoder.max_len - len(prompt.tokens) for prompt in batch]
         ended = set[int]()
-        same: Any = {"sampling": sampling, "max_tokens": min(most, max(rooms)), "ended": ended, "rules": rules}
-        for drawn in self._drawn(batch, same | {"seed": [prompt.seed for prompt in batch]}):
-            for item in drawn:
+        shared_options: Any = {
+            "sampling": sampling,
+            "max_tokens": min(max_tokens, max(limits)),
+            "ended": ended,
+            "rules": rules,
+        }
+        for step in self._sample_tokens(batch, shared_options | {"seed": [prompt.seed for prompt in batch]}):
+            for item in step:
                 reply = replies[item.prompt]
-                complete = self._grow(reply, item, options) or len(reply.tokens) >= min(most, rooms[item.prompt])
-                left = watch is not None and not watch(item.prompt, [reply.tokens])
-                if complete or left:
+                complete = self._append_token(reply, item, options) or len(reply.tokens) >= min(
+                    max_tokens, limits[item.prompt]
+                )
+                cancelled = watch is not None and not watch(item.prompt, [reply.tokens])
+                if complete or cancelled:
                     ended.add(item.prompt)
                     yield item.prompt
 
-    def _drawn(self, batch: Sequence[Prompt], options: Mapping[str, Any]) -> Iterator[list[SampledToken]]:
+    def _sample_tokens(self, batch: Sequence[Prompt], options: Mapping[str, Any]) -> Iterator[list[SampledToken]]:
         prompts = [list(prompt.tokens) for prompt in batch]
         context: Context | None = None
         keys = prompts
         if any(prompt.pixels is not None for prompt in batch):
             pixels = torch.cat([prompt.pixels for prompt in batch if prompt.pixels is not None])
-            context = interleaved(prompts, self.states(pixels))
+            context = interleaved(prompts, self.encode_views(pixels))
             prompts = [tokens[-1:] for tokens in prompts]
-        first, *others = self.ends
+        first, *further_ends = self.ends
         with torch.autocast(self.device.type if isinstance(self.device, torch.device) else self.device, enabled=False):
             yield from continue_texts(
-                self.decoder, prompts, context=context, keys=keys, eos_id=first, ends=others, **options
+                self.decoder, prompts, context=context, keys=keys, eos_id=first, ends=further_ends, **options
             )
 
-    def _grow(self, reply: Reply, item: SampledToken, options: AnswerOptions) -> bool:
+    def _append_token(self, reply: Reply, item: SampledToken, options: AnswerOptions) -> bool:
         """Adds a token to a reply; returns True if the reply is complete."""
         reply.logprob += item.logprob
         if item.token in self.ends:
             reply.ended = True
             return True
         reply.tokens.append(item.token)
-        reply.text, reply.ended = spoken(self.tokenizer.decode, reply.tokens, options.stop or ())
+        reply.text, reply.ended = cut_at_stop(self.tokenizer.decode, reply.tokens, options.stop or ())
         return reply.ended
 
     def record(self, source: Any, result: Reply, options: Any, *, form: str = "jsonl") -> Rows:
@@ -239,24 +246,21 @@ class ChatPredictor(TextPredictor):
         prepack_for_decoding(self.decoder, rows=rows)
 
 
-def _later(watch: Watch, first: int, place: int, texts: Sequence[Sequence[int]]) -> bool:
-    """Calls a watch with the texts of a later batch."""
-    return watch(first + place, texts)
+def format_context_full(tokens: int, room: int) -> str:
+    """Returns the message for a conversation that leaves no space for an answer in the context window."""
+    return f"the conversation is full: it has {tokens:,} tokens, and the context window {room:,}, including the answer"
 
 
-def full(tokens: int, room: int) -> str:
-    """Returns the message for a conversation that has no room for an answer."""
-    return f"the conversation is full: {tokens:,} tokens, of {room:,} that the model reads with its answer"
-
-
-def spoken(decode: Callable[[Sequence[int]], str], tokens: Sequence[int], stops: Sequence[str]) -> tuple[str, bool]:
+def cut_at_stop(
+    decode: Callable[[Sequence[int]], str], tokens: Sequence[int], stops: Sequence[str]
+) -> tuple[str, bool]:
     """Returns the text of an answer up to the first stop text, and whether there was one."""
     text = decode(tokens).lstrip()
     places = [place for stop in stops if (place := text.find(stop)) >= 0]
     return (text[: min(places)], True) if places else (text, False)
 
 
-def shown(text: str, stops: Sequence[str]) -> str:
-    """Returns a growing text without an end that may become a stop text, and without an incomplete character."""
+def visible_text(text: str, stops: Sequence[str]) -> str:
+    """Returns a partial text without a possible beginning of a stop text, and without an incomplete character."""
     held = max((count for stop in stops for count in range(1, len(stop)) if text.endswith(stop[:count])), default=0)
     return text[: len(text) - held].rstrip("\ufffd")

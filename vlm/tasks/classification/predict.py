@@ -1,6 +1,6 @@
 """Classifying images with a trained model."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -9,9 +9,10 @@ from torch import Tensor, nn
 
 from vlm.data.images.image import Preprocess
 from vlm.inference.command_options import ClassOptions
-from vlm.inference.predictor import BatchPredictor, ImagePredictor, Rows, check_outputs, normalized
-from vlm.inference.ranking import Classes, ranked, ranked_record
-from vlm.nn.precision import widest
+from vlm.inference.predictor import ImagePredictor, Rows, normalize_pixels
+from vlm.inference.ranking import Classes, classes_record, rank_classes
+from vlm.nn.precision import widest_float
+from vlm.tasks.shared.class_predictor import ClassPredictor
 
 
 @torch.inference_mode()
@@ -22,11 +23,11 @@ def class_probabilities(model: nn.Module, preprocess: Preprocess, pixels: Tensor
         pixels uint8 (B, 3, H, W) -> (B, C), float64
     """
     # In float64 a very small probability is not rounded to 0, whose logarithm would be infinite.
-    logits = model(normalized(model, preprocess, pixels))
-    return logits.to(widest(logits.device)).softmax(-1)
+    logits = model(normalize_pixels(model, preprocess, pixels))
+    return logits.to(widest_float(logits.device)).softmax(-1)
 
 
-class ImageClassifier(BatchPredictor, ImagePredictor):
+class ImageClassifier(ClassPredictor, ImagePredictor):
     """A trained classifier, ready to use: the likeliest classes of each image; arguments as in Predictor."""
 
     task = "classification"
@@ -35,25 +36,15 @@ class ImageClassifier(BatchPredictor, ImagePredictor):
     fields = ("image", "classes")
     options = ClassOptions
 
-    def restore(self, about: Mapping[str, Any]) -> None:
-        super().restore(about)
-        self.classes = ["".join(name) for name in about["classes"]]
-
     def check(self) -> None:
-        blank = self.pixels(Image.new("RGB", (1, 1)))
-        check_outputs(self.probabilities([blank]), len(self.classes), "classes")
-
-    @classmethod
-    def describe(cls, about: Mapping[str, Any]) -> Iterator[str]:
-        yield from super().describe(about)
-        yield f"classes     {', '.join(about['classes'])}"
+        self.check_classes(self.probabilities([self.pixels(Image.new("RGB", (1, 1)))]))
 
     def predict(self, batch: Sequence[Tensor], options: ClassOptions) -> list[Classes]:
-        return list(ranked(self.classes, self.probabilities(batch), top=options.top))
+        return list(rank_classes(self.classes, self.probabilities(batch), top=options.top))
 
     def probabilities(self, pixels: Sequence[Tensor]) -> Tensor:
         """Returns the probabilities (B, C) of a batch of images from `pixels`."""
         return class_probabilities(self.model, self.preprocess, torch.stack(list(pixels)).to(self.device)).cpu()
 
     def record(self, source: Any, result: Classes, options: Any, *, form: str = "jsonl") -> Rows:
-        return [ranked_record(form, {"image": self.name_of(source)}, result)]
+        return [classes_record(form, {"image": self.name_of(source)}, result)]

@@ -87,7 +87,7 @@ class Classification(ClassTask):
     def probabilities(self, batch: Batch) -> Tensor:
         return class_probabilities(self.model, self.preprocess, batch["images"])
 
-    def shown(self, records: Sequence[Mapping[str, Any]]) -> Cards:
+    def render_predictions(self, records: Sequence[Mapping[str, Any]]) -> Cards:
         return Cards(list(map(_card, records)))
 
     def reading(self, batch: Batch, tokens: int) -> list[str]:

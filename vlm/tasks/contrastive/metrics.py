@@ -19,7 +19,9 @@ NAMES = tuple(f"{side}_recall_{depth}" for side in ("text", "image") for depth i
 AT_ONCE = 512  # queries whose products with all candidates are in memory at a time
 
 
-def ranks(queries: Tensor, of_query: Tensor, candidates: Tensor, of_candidate: Tensor) -> tuple[Tensor, Tensor]:
+def rank_candidates(
+    queries: Tensor, of_query: Tensor, candidates: Tensor, of_candidate: Tensor
+) -> tuple[Tensor, Tensor]:
     """Returns, for each query, the number of wrong candidates before the first right one, and the first candidate.
 
     In a tie, wrong candidates come first, so that identical embeddings find nothing.
@@ -30,12 +32,12 @@ def ranks(queries: Tensor, of_query: Tensor, candidates: Tensor, of_candidate: T
         queries (Q, E), of_query (Q,), candidates (C, E), of_candidate (C,) -> (Q,), (Q,)
     """
     parts = []
-    for part, own in zip(queries.split(AT_ONCE), of_query.split(AT_ONCE), strict=True):
-        products, right = part @ candidates.T, own[:, None] == of_candidate  # (AT_ONCE, C)
+    for part, owners in zip(queries.split(AT_ONCE), of_query.split(AT_ONCE), strict=True):
+        products, right = part @ candidates.T, owners[:, None] == of_candidate  # (AT_ONCE, C)
         best = products.masked_fill(~right, -torch.inf).amax(1, keepdim=True)
         parts.append((((products >= best) & ~right).sum(1), products.argmax(1)))
-    one, other = zip(*parts, strict=True)
-    return torch.cat(one), torch.cat(other)
+    rank_parts, first_parts = zip(*parts, strict=True)
+    return torch.cat(rank_parts), torch.cat(first_parts)
 
 
 class RetrievalMetric(RecordMetric):
@@ -64,7 +66,10 @@ class RetrievalMetric(RecordMetric):
             images (B, E), texts B times (2 * number of captions, E)
         """
         rows = zip(ids, captions, images.cpu(), texts, strict=True)
-        self.add((id, list(own), _packed(image), _packed(both.cpu())) for id, own, image, both in rows)
+        self.add(
+            (id, list(texts_of_image), _pack(image), _pack(embeddings.cpu()))
+            for id, texts_of_image, image, embeddings in rows
+        )
 
     def compute(self) -> dict[str, float]:
         """Returns text_recall_K of images, image_recall_K of captions, and recall, the mean of all.
@@ -74,15 +79,15 @@ class RetrievalMetric(RecordMetric):
         """
         rows = self.rows()
         if not rows:
-            raise UserError("nothing to find: no image could be read, or the split is empty", status=1)
+            raise UserError("nothing to rank: no image could be read, or the split is empty", status=1)
         self.captions = {id: captions for id, (captions, _, _) in rows.items()}
-        self._images = torch.stack([_unpacked(image) for _, image, _ in rows.values()])  # (N, E)
-        pairs = [_unpacked(both).view(2, len(captions), -1) for captions, _, both in rows.values()]
+        self._images = torch.stack([_unpack(image) for _, image, _ in rows.values()])  # (N, E)
+        pairs = [_unpack(embeddings).view(2, len(captions), -1) for captions, _, embeddings in rows.values()]
         self._texts, self._bags = torch.cat(pairs, dim=1)  # (M, E) each
         self._owners = torch.arange(len(rows)).repeat_interleave(torch.tensor([pair.shape[1] for pair in pairs]))
-        own, first = ranks(self._images, torch.arange(len(rows)), self._texts, self._owners)
+        wrong_before, first = rank_candidates(self._images, torch.arange(len(rows)), self._texts, self._owners)
         texts = [caption for captions in self.captions.values() for caption in captions]
-        self.ranks, self.first = own.tolist(), [texts[place] for place in first.tolist()]
+        self.ranks, self.first = wrong_before.tolist(), [texts[place] for place in first.tolist()]
         self._hits = self._hits_of(self._texts, self._owners)
         return self._recalls(self._hits)
 
@@ -91,9 +96,9 @@ class RetrievalMetric(RecordMetric):
         firsts = torch.searchsorted(self._owners, torch.arange(len(self._images)))
         sides, total = (self._images, self._texts[firsts]), 0.0
         places = torch.arange(len(self._images)).split(AT_ONCE)
-        for left, right in (sides, sides[::-1]):
-            for part, own in zip(left.split(AT_ONCE), places, strict=True):
-                total += F.cross_entropy(scale * part @ right.T, own, reduction="sum").item()
+        for queries, candidates in (sides, sides[::-1]):
+            for part, targets in zip(queries.split(AT_ONCE), places, strict=True):
+                total += F.cross_entropy(scale * part @ candidates.T, targets, reduction="sum").item()
         return total / 2 / len(self._images)
 
     def controls(self) -> dict[str, float]:
@@ -118,18 +123,18 @@ class RetrievalMetric(RecordMetric):
         if control != "shuffled":
             return None
         place = NAMES.index(metric)
-        own, other = (column_scorer(_recall_scorer(hits), place) for hits in (self._hits, self._shuffled))
-        return own, other, len(self._hits)
+        model, baseline = (column_scorer(_recall_scorer(hits), place) for hits in (self._hits, self._shuffled))
+        return model, baseline, len(self._hits)
 
     def _hits_of(self, texts: Tensor, owners: Tensor) -> Floats:
-        """Counts of each image: if it retrieves an own text within each depth, its texts that retrieve it, its texts.
+        """Per image: hit@K for image to text, hits@K for text to image, number of captions.
 
         Shapes:
             texts (M, E), owners (M,) -> (N, 2 * depths + 1)
         """
         depths, places = torch.tensor(DEPTHS), torch.arange(len(self._images))
-        of_images = ranks(self._images, places, texts, owners)[0][:, None] < depths
-        of_texts = ranks(texts, owners, self._images, places)[0][:, None] < depths
+        of_images = rank_candidates(self._images, places, texts, owners)[0][:, None] < depths
+        of_texts = rank_candidates(texts, owners, self._images, places)[0][:, None] < depths
         sums = torch.zeros(len(places), len(DEPTHS) + 1, dtype=torch.float64)
         sums.index_add_(0, owners, F.pad(of_texts.double(), (0, 1), value=1.0))
         return torch.cat([of_images.double(), sums], dim=1).numpy()
@@ -137,14 +142,14 @@ class RetrievalMetric(RecordMetric):
     def _recalls(self, hits: Floats) -> dict[str, float]:
         sums = hits.sum(0)
         shares = sums[:-1] / np.repeat([len(hits), sums[-1]], len(DEPTHS))
-        return _named(shares.tolist())
+        return _name_recalls(shares.tolist())
 
     def _chance(self) -> dict[str, float]:
         images, texts = len(self._images), len(self._owners)
         sizes = [len(captions) for captions in self.captions.values()]
         none = [[comb(texts - size, depth) / max(1, comb(texts, depth)) for size in sizes] for depth in DEPTHS]
         by_image = [1 - sum(misses) / images for misses in none]
-        return _named([*by_image, *(min(1.0, depth / images) for depth in DEPTHS)])
+        return _name_recalls([*by_image, *(min(1.0, depth / images) for depth in DEPTHS)])
 
 
 def _recall_scorer(hits: Floats) -> Scorer:
@@ -157,13 +162,13 @@ def _recall_scorer(hits: Floats) -> Scorer:
     return score
 
 
-def _named(shares: Sequence[float]) -> dict[str, float]:
+def _name_recalls(shares: Sequence[float]) -> dict[str, float]:
     return {**dict(zip(NAMES, shares, strict=True)), "recall": sum(shares) / len(shares)}
 
 
-def _packed(rows: Tensor) -> str:
+def _pack(rows: Tensor) -> str:
     return b64encode(rows.float().numpy().tobytes()).decode("ascii")
 
 
-def _unpacked(text: str) -> Tensor:
+def _unpack(text: str) -> Tensor:
     return torch.frombuffer(bytearray(b64decode(text)), dtype=torch.float32)

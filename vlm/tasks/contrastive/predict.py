@@ -18,22 +18,22 @@ from vlm.data.text.inputs import encode_text
 from vlm.errors import UserError
 from vlm.inference.command_options import LabelOptions, RetrievalOptions
 from vlm.inference.inputs import open_image, read_texts
-from vlm.inference.options import as_list, refuse_undecoded
+from vlm.inference.options import as_list, check_utf8
 from vlm.inference.predictor import (
     BatchPredictor,
     ImagePredictor,
     Rows,
     TextPredictor,
     check_outputs,
-    normalized,
-    note_cut,
+    normalize_pixels,
+    note_truncation,
 )
-from vlm.inference.ranking import Classes, ranked, ranked_record
+from vlm.inference.ranking import Classes, classes_record, rank_classes
 from vlm.models.dual_encoder import DualEncoder
 
 PLACE = "{}"  # placeholder of the class in a prompt
 ROWS = 256  # texts embedded at a time
-KEPT = 16  # lists of classes whose embeddings are cached
+CACHE_SIZE = 16  # lists of classes whose embeddings are cached
 
 Texts = tuple[str, ...]
 
@@ -42,7 +42,7 @@ Texts = tuple[str, ...]
 def embed_pixels(model: DualEncoder, preprocess: Preprocess, pixels: Tensor) -> Tensor:
     """Embeds preprocessed images, for evaluation and commands: uint8 (B, 3, H, W) -> (B, E)."""
     with torch.autocast(pixels.device.type, enabled=False):
-        return model.embed_images(normalized(model, preprocess, pixels))
+        return model.embed_images(normalize_pixels(model, preprocess, pixels))
 
 
 @torch.inference_mode()
@@ -61,10 +61,10 @@ class DualPredictor(BatchPredictor, ImagePredictor, TextPredictor):
 
     def restore(self, about: Mapping[str, Any]) -> None:
         super().restore(about)
-        self.embedded = lru_cache(KEPT)(self.embed_texts)
+        self.embed_cached = lru_cache(CACHE_SIZE)(self.embed_texts)
 
     def check(self) -> None:
-        check_outputs(self.model.text_encoder.token_embed.weight.T, self.tokenizer.vocab_size, "tokens")
+        self.check_vocabulary(self.model.text_encoder.token_embed)
         blank = self.pixels(Image.new("RGB", (1, 1)))
         check_outputs(self.embed_images([blank]), self.embed_texts(("a",)).shape[-1], "values of an embedding")
 
@@ -72,7 +72,7 @@ class DualPredictor(BatchPredictor, ImagePredictor, TextPredictor):
         """Returns embeddings (T, E) of texts, truncated to the model's length."""
         rows = [[encode_text(self.tokenizer, self.model.max_len, text)._replace(places=[0])] for text in texts]
         parts = (rows[start : start + ROWS] for start in range(0, len(rows), ROWS))
-        embeddings = [embed_rows(self.model, self.encoded(part)) for part in parts]
+        embeddings = [embed_rows(self.model, self.encode_rows(part)) for part in parts]
         return torch.cat(embeddings)
 
     def embed_images(self, pixels: Sequence[Tensor]) -> Tensor:
@@ -84,14 +84,14 @@ class DualPredictor(BatchPredictor, ImagePredictor, TextPredictor):
         return super().prepare(image, options), texts
 
     def predict(self, batch: Sequence[tuple[Tensor, Any]], options: Any) -> Iterator[Any]:
-        for texts, group in groupby(batch, lambda one: one[1]):
+        for texts, group in groupby(batch, lambda item: item[1]):
             yield from self.compare(self.embed_images([pixels for pixels, _ in group]), texts, options)
 
     def notes(self, sources: Sequence[tuple[Any, Any]], options: Any) -> Iterator[str | UserError]:
-        texts = dict.fromkeys(text for some in {texts for _, texts in sources} for text in self.compared(some))
-        yield from note_cut((len(self.tokenizer.encode(text)) for text in texts), self.model.max_len - 2)
+        texts = dict.fromkeys(text for some in {texts for _, texts in sources} for text in self.expand_texts(some))
+        yield from note_truncation((len(self.tokenizer.encode(text)) for text in texts), self.model.max_len - 2)
 
-    def compared(self, texts: Any) -> Texts:
+    def expand_texts(self, texts: Any) -> Texts:
         """Returns the texts that images are compared with."""
         return texts
 
@@ -104,7 +104,7 @@ class DualPredictor(BatchPredictor, ImagePredictor, TextPredictor):
 
 
 class DualClassifier(DualPredictor):
-    """Classifies images among classes that are named: the likeliest of each; arguments as in Predictor."""
+    """Zero-shot image classification among named classes: the likeliest classes of each; arguments as in Predictor."""
 
     result = Classes
     returns = "A Classes object"
@@ -118,26 +118,28 @@ class DualClassifier(DualPredictor):
         classes = tuple(dict.fromkeys(filter(str.strip, labels)))  # repeated classes count once
         if not classes:
             raise UserError("--label: missing; name the classes by --label CLASS, repeated, or by --labels FILE")
-        refuse_undecoded([*classes, *prompts])
+        check_utf8([*classes, *prompts])
         if wrong := [prompt for prompt in prompts if PLACE not in prompt]:
             raise UserError(f"--prompt {wrong[0]}: must contain {PLACE} as a placeholder for the class")
-        return [(one, (classes, tuple(prompts))) for one in inputs]
+        return [(image, (classes, tuple(prompts))) for image in inputs]
 
     def compare(self, images: Tensor, texts: tuple[Texts, Texts], options: LabelOptions) -> Iterator[Classes]:
         likelihoods = self.model.likelihoods(images, self.class_embeddings(*texts))
-        return ranked(texts[0], likelihoods.cpu(), top=options.top)
+        return rank_classes(texts[0], likelihoods.cpu(), top=options.top)
 
-    def compared(self, texts: tuple[Texts, Texts]) -> Texts:
+    def expand_texts(self, texts: tuple[Texts, Texts]) -> Texts:
         classes, prompts = texts
         return tuple(prompt.replace(PLACE, name) for name in classes for prompt in prompts)
 
     def class_embeddings(self, classes: Texts, prompts: Texts) -> Tensor:
         """Returns embeddings (C, E) of classes: the mean over the prompts (Radford et al. 2021, section 3.1.4)."""
-        means = self.embedded(self.compared((classes, prompts))).unflatten(0, (len(classes), len(prompts))).mean(1)
+        means = (
+            self.embed_cached(self.expand_texts((classes, prompts))).unflatten(0, (len(classes), len(prompts))).mean(1)
+        )
         return F.normalize(means, dim=-1)
 
     def record(self, source: Any, result: Classes, options: Any, *, form: str = "jsonl") -> Rows:
-        return [ranked_record(form, {"image": self.name_of(source)}, result)]
+        return [classes_record(form, {"image": self.name_of(source)}, result)]
 
 
 class ImageRetriever(DualPredictor):
@@ -151,13 +153,13 @@ class ImageRetriever(DualPredictor):
         texts = tuple(as_list(options.text))
         if not all(map(str.strip, texts)):
             raise UserError("--text: is empty; give a text that images are ranked by")
-        refuse_undecoded(texts)
-        return [(one, texts) for one in inputs]
+        check_utf8(texts)
+        return [(image, texts) for image in inputs]
 
     def compare(self, images: Tensor, texts: Texts, options: RetrievalOptions) -> Iterable[Tensor]:
-        return (images @ self.embedded(texts).T).cpu()
+        return (images @ self.embed_cached(texts).T).cpu()
 
-    def gathered(
+    def order_results(
         self, results: Iterable[tuple[Any, Tensor]], options: RetrievalOptions
     ) -> Iterator[tuple[str, list[tuple[Any, float]]]]:
         """Yields texts with the images that are most similar to each."""

@@ -14,7 +14,7 @@ from vlm.data.batch import Batch, InputRows
 from vlm.data.text.inputs import OneCaptionField
 from vlm.errors import printable
 from vlm.evaluation.metrics.bootstrap import Scorer
-from vlm.evaluation.report.sections import SHOWN, Card, Cards, Section, random_places
+from vlm.evaluation.report.sections import MAX_SAMPLES, Card, Cards, Section, sample_indices
 from vlm.models.dual_encoder import DualEncoder
 from vlm.models.flop import Work
 from vlm.models.frozen_features import Features
@@ -42,14 +42,14 @@ def contrastive_loss(left: Tensor, right: Tensor, scale: Tensor, *, label_smooth
     exact = torch.promote_types(left.dtype, torch.float32)
     left, right = left.to(exact), right.to(exact)
     pairs, first = gather_rows(torch.cat([left, right], dim=1))
-    all_left, all_right = pairs.chunk(2, dim=1)
+    all_images, all_texts = pairs.chunk(2, dim=1)
     places = torch.arange(first, first + len(left), device=left.device)
     # In bfloat16 a logit near 100 may be wrong by a quarter.
     with torch.autocast(left.device.type, enabled=False):
-        logits = [scale * left @ all_right.T, scale * right @ all_left.T]  # (B, all pairs) each
+        logits = [scale * left @ all_texts.T, scale * right @ all_images.T]  # (B, all pairs) each
         options: Any = {"reduction": "sum", "label_smoothing": label_smoothing}
-        both = [F.cross_entropy(x, places, **options) for x in logits]
-    return (both[0] + both[1]) / 2, len(left)
+        losses = [F.cross_entropy(x, places, **options) for x in logits]
+    return (losses[0] + losses[1]) / 2, len(left)
 
 
 def sigmoid_loss(left: Tensor, right: Tensor, scale: Tensor, bias: Tensor) -> tuple[Tensor, int]:
@@ -63,10 +63,10 @@ def sigmoid_loss(left: Tensor, right: Tensor, scale: Tensor, bias: Tensor) -> tu
         left (B, D), right (B, D) of norm 1, scale (), bias () -> sum (), and the number B of this rank's pairs
     """
     exact = torch.promote_types(left.dtype, torch.float32)
-    others, first = gather_rows(right.to(exact))
+    all_texts, first = gather_rows(right.to(exact))
     places = torch.arange(first, first + len(left), device=left.device)
     with torch.autocast(left.device.type, enabled=False):
-        logits = scale * left.to(exact) @ others.T + bias  # (B, all pairs)
+        logits = scale * left.to(exact) @ all_texts.T + bias  # (B, all pairs)
         signs = torch.full_like(logits, -1).scatter_(1, places[:, None], 1)
         return -F.logsigmoid(signs * logits).sum(), len(left)
 
@@ -93,10 +93,10 @@ class _GatherRows(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, counts: list[int]) -> Tensor:
         ctx.counts = counts
-        own = F.pad(rows, (0, 0, 0, max(counts) - len(rows)))
-        everyone = [torch.empty_like(own) for _ in counts]
-        dist.all_gather(everyone, own)
-        return torch.cat([part[:count] for part, count in zip(everyone, counts, strict=True)])
+        padded = F.pad(rows, (0, 0, 0, max(counts) - len(rows)))
+        gathered = [torch.empty_like(padded) for _ in counts]
+        dist.all_gather(gathered, padded)
+        return torch.cat([part[:count] for part, count in zip(gathered, counts, strict=True)])
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
@@ -128,7 +128,7 @@ class Contrastive(Task):
     def __init__(self, *, model: DualEncoder, **options: Unpack[TaskOptions]) -> None:
         super().__init__(model=model, **options)
         if model.bias is not None and self.label_smoothing:
-            raise ValueError("label_smoothing is for pairs that are told apart from others; set it to 0")
+            raise ValueError("label_smoothing is not supported by the sigmoid loss (model.bias); set it to 0")
         self.field: OneCaptionField = options["fields"]["captions"]
         self.metric = RetrievalMetric()
 
@@ -143,10 +143,16 @@ class Contrastive(Task):
     def loss(self, batch: Batch) -> dict[str, Term]:
         rows: InputRows = batch["captions"]
         images = as_read(batch["images"], self.preprocess)
-        seen, texts, scale = self.model(images, rows.tokens, rows.segments, rows.places, rows.layout)
+        image_embeddings, text_embeddings, scale = self.model(
+            images, rows.tokens, rows.segments, rows.places, rows.layout
+        )
         if self.model.bias is not None:
-            return {"pairs": Term(*sigmoid_loss(seen, texts, scale, self.model.bias))}
-        return {"pairs": Term(*contrastive_loss(seen, texts, scale, label_smoothing=self.label_smoothing))}
+            return {"pairs": Term(*sigmoid_loss(image_embeddings, text_embeddings, scale, self.model.bias))}
+        return {
+            "pairs": Term(
+                *contrastive_loss(image_embeddings, text_embeddings, scale, label_smoothing=self.label_smoothing)
+            )
+        }
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         super().optimizer_step(*args, **kwargs)
@@ -162,7 +168,7 @@ class Contrastive(Task):
         recalls, scale = self.metric.compute(), self.model.scale.item()
         results = {"loss": self.metric.loss(scale), **recalls, "temperature": 1 / scale}
         rows = self.predictions()
-        self.evaluation.samples = [{**rows[at], "line": _line(rows[at])} for at in random_places(len(rows))]
+        self.evaluation.samples = [{**rows[at], "line": _line(rows[at])} for at in sample_indices(len(rows))]
         if final:
             results |= self.metric.controls() | self.metric.intervals(seed=self.seed)
         return results
@@ -176,14 +182,14 @@ class Contrastive(Task):
         return [{"image_id": id, "caption": first, "rank": 1 + rank} for id, first, rank in rows]
 
     def report(self) -> list[Section]:
-        """Images with the first caption that each retrieves: random ones, and those whose own caption comes last."""
+        """Returns images with their first retrieved caption: random ones and those whose caption has the worst rank."""
         rows = self.predictions()
-        last = sorted(rows, key=lambda row: -row["rank"])[:SHOWN]
-        kinds = {"Random images": [rows[at] for at in random_places(len(rows))], "Found last": last}
+        last = sorted(rows, key=lambda row: -row["rank"])[:MAX_SAMPLES]
+        kinds = {"Random images": [rows[at] for at in sample_indices(len(rows))], "Worst ranks": last}
         return [Section(title, [Cards([self._card(row) for row in some])]) for title, some in kinds.items()]
 
     def _card(self, row: Mapping[str, Any]) -> Card:
-        lines = [f"its own is number {row['rank']:,}", row["image_id"]]
+        lines = [f"own caption: rank {row['rank']:,}", row["image_id"]]
         references = self.metric.captions[row["image_id"]]
         return Card(image=row["image_id"], text=row["caption"], lines=lines, references=references)
 
@@ -191,7 +197,7 @@ class Contrastive(Task):
         rows: InputRows = batch["captions"]
         shapes = f"{image_shape(batch['images'])}, {text_shape(rows.tokens, rows.segments)}"
         lines = [f"batch       {shapes}", f"sample      {batch.ids[0]}"]
-        return [*lines, *row_lines(rows, self.field.tokenizer, shown=tokens)]
+        return [*lines, *row_lines(rows, self.field.tokenizer, limit=tokens)]
 
     def example(self, data: Data, folder: Path) -> str:
         split = data.split(data.final_split)
@@ -202,5 +208,5 @@ class Contrastive(Task):
 
 def _line(row: Mapping[str, Any]) -> str:
     mark = "=" if row["rank"] == 1 else " "
-    rank = "" if row["rank"] == 1 else f"; its own text is number {row['rank']:,} of those ranked"
+    rank = "" if row["rank"] == 1 else f"; its own caption has rank {row['rank']:,}"
     return f"{mark} {row['image_id']}: {printable(row['caption'])!r}{rank}"

@@ -18,15 +18,14 @@ from vlm.data.text.tokenizer import tokenizer_from_state
 from vlm.errors import UserError
 from vlm.inference.command_options import EmbeddingArguments, EmbeddingOptions, ImagesToEmbed
 from vlm.inference.info import preprocess_line, tokenizer_line
-from vlm.inference.inputs import read_texts, several_images
+from vlm.inference.inputs import collect_images, read_texts
 from vlm.inference.predictor import (
     BatchPredictor,
     ImagePredictor,
     Rows,
     TextPredictor,
-    check_outputs,
-    normalized,
-    note_cut,
+    normalize_pixels,
+    note_truncation,
 )
 from vlm.io.files import require_pyarrow
 from vlm.io.output import Output, Records
@@ -40,7 +39,7 @@ from vlm.models.timm_encoder import TimmEncoder
 FORMS = ("npy", "parquet")
 
 
-def vector_form(vector: np.ndarray, form: str) -> Any:
+def format_vector(vector: np.ndarray, form: str) -> Any:
     """Converts a vector for a form of records; numbers have as few digits as distinguish them in float32."""
     if form in FORMS:
         return vector
@@ -128,12 +127,12 @@ class Embedder(BatchPredictor, ImagePredictor, TextPredictor):
         self.max_len = about.get("max_len")
         self.stated = dict(about.get("embedding", {}))
         if self.stated.get("pooling") not in (None, *POOLINGS) or self.stated.keys() - {"pooling", "normalize"}:
-            raise ValueError(f"no way of pooling is {self.stated!r:.80}")
+            raise ValueError(f"unsupported pooling options: {self.stated!r:.80}")
 
     def check(self) -> None:
         options = EmbeddingOptions()
         if self.text_encoder is not None:
-            check_outputs(self.text_encoder.token_embed.weight.T, self.tokenizer.vocab_size, "tokens")
+            self.check_vocabulary(self.text_encoder.token_embed)
             list(self.predict([self.prepare("a", options)], options))
         if self.image_encoder is not None:
             list(self.predict([self.pixels(Image.new("RGB", (1, 1)))], options))
@@ -147,19 +146,19 @@ class Embedder(BatchPredictor, ImagePredictor, TextPredictor):
 
     @property
     def text_encoder(self) -> TextEncoder | Decoder | None:
-        return next((one for one in self._encoders() if isinstance(one, TextEncoder | Decoder)), None)
+        return next((module for module in self._encoders() if isinstance(module, TextEncoder | Decoder)), None)
 
     @property
     def longest(self) -> int:
         """Most tokens of a text that the model reads."""
-        own: int = (self.model if isinstance(self.model, DualEncoder) else self.text_encoder).max_len  # type: ignore[union-attr]
-        return min(self.max_len or own, own)
+        model_max_len: int = (self.model if isinstance(self.model, DualEncoder) else self.text_encoder).max_len  # type: ignore[union-attr]
+        return min(self.max_len or model_max_len, model_max_len)
 
     @property
     def image_encoder(self) -> nn.Module | None:
         """The image encoder; None if there is no preprocessing."""
-        others = (one for one in self._encoders() if not isinstance(one, TextEncoder | Decoder))
-        return next(others, None) if hasattr(self, "preprocess") else None
+        encoders = (module for module in self._encoders() if not isinstance(module, TextEncoder | Decoder))
+        return next(encoders, None) if hasattr(self, "preprocess") else None
 
     def _encoders(self) -> list[Any]:
         """Returns the model's encoders; if it has none, the model itself."""
@@ -173,14 +172,14 @@ class Embedder(BatchPredictor, ImagePredictor, TextPredictor):
     def sources(self, inputs: Sequence[Any], options: EmbeddingOptions) -> list[Any]:
         """Returns texts as str and images as other types, with files split into lines and folders into images."""
         self.check_options(options)
-        return [source for one in inputs for source in self._sources(one)]
+        return [source for item in inputs for source in self._expand_source(item)]
 
-    def _sources(self, one: Any) -> list[Any]:
-        if self.text_encoder is not None and (isinstance(one, str) or self.image_encoder is None):
-            if not isinstance(one, str | Path):
-                raise UserError(f"a {type(one).__name__} is not a text, and this model reads texts alone; give texts")
-            return [one] if isinstance(one, str) else read_texts([str(one)], [])
-        images, _ = several_images(one)
+    def _expand_source(self, item: Any) -> list[Any]:
+        if self.text_encoder is not None and (isinstance(item, str) or self.image_encoder is None):
+            if not isinstance(item, str | Path):
+                raise UserError(f"a {type(item).__name__} is not a text, and this model reads only texts; give texts")
+            return [item] if isinstance(item, str) else read_texts([str(item)], [])
+        images, _ = collect_images(item)
         return [Path(image) if isinstance(image, str) else image for image in images]
 
     def prepare(self, source: Any, options: Any) -> Any:
@@ -192,14 +191,14 @@ class Embedder(BatchPredictor, ImagePredictor, TextPredictor):
     def predict(self, batch: Sequence[Any], options: EmbeddingOptions) -> Iterator[np.ndarray]:
         pooling = options.pooling or self.stated.get("pooling")
         normalize = self.stated.get("normalize") if options.normalize is None else options.normalize
-        for of_texts, group in groupby(batch, lambda one: isinstance(one, Input)):
+        for of_texts, group in groupby(batch, lambda item: isinstance(item, Input)):
             embed = self._texts if of_texts else self._images
             vectors = embed(list(group), pooling)
             vectors = F.normalize(vectors.float(), dim=-1) if normalize else vectors.float()
             yield from vectors.cpu().numpy()
 
     def _texts(self, texts: Sequence[Input], pooling: str | None) -> Tensor:
-        rows = self.encoded([[text._replace(places=[0])] for text in texts])
+        rows = self.encode_rows([[text._replace(places=[0])] for text in texts])
         if pooling is None and isinstance(self.model, DualEncoder):
             assert rows.places is not None
             return self.model.embed_texts(rows.tokens, rows.segments, rows.places, rows.layout)
@@ -207,26 +206,26 @@ class Embedder(BatchPredictor, ImagePredictor, TextPredictor):
         types = () if isinstance(encoder, Decoder) else (rows.types,)
         output = encoder(rows.tokens, rows.segments, *types)
         context = output if isinstance(output, Context) else Context(output, rows.segments != 0)
-        return self._pooled(context.one_text_per_row(rows.layout), pooling, encoder)
+        return self._pool(context.split_packed_rows(rows.layout), pooling, encoder)
 
     def _images(self, pixels: Sequence[Tensor], pooling: str | None) -> Tensor:
-        images = normalized(self.model, self.preprocess, torch.stack(list(pixels)).to(self.device))
+        images = normalize_pixels(self.model, self.preprocess, torch.stack(list(pixels)).to(self.device))
         if pooling is None and isinstance(self.model, DualEncoder):
             return self.model.embed_images(images)
         if pooling is None and isinstance(self.model, TimmEncoder):
             return self.model.pooled(images)
         encoder: Any = self.image_encoder
-        return self._pooled(encoder(images), pooling, encoder)
+        return self._pool(encoder(images), pooling, encoder)
 
-    def _pooled(self, context: Context, pooling: str | None, encoder: nn.Module) -> Tensor:
+    def _pool(self, context: Context, pooling: str | None, encoder: nn.Module) -> Tensor:
         """Pools states (B, S, D) as asked for, or as the model's own head does: (B, E)."""
-        own = getattr(self.model, "pooled", None)
-        if pooling is None and own is not None:
-            return own(context)
+        pool_as_head = getattr(self.model, "pool_context", None)
+        if pooling is None and pool_as_head is not None:
+            return pool_as_head(context)
         return pool_states(context, POOLINGS[pooling] if pooling else default_pool(encoder), None)
 
     def record(self, source: Any, result: np.ndarray, options: Any, *, form: str = "jsonl") -> Rows:
-        return [{"input": self.name_of(source), "embedding": vector_form(result, form)}]
+        return [{"input": self.name_of(source), "embedding": format_vector(result, form)}]
 
     @classmethod
     def records(cls, form: str, output: Output, options: Any) -> Records:
@@ -237,4 +236,4 @@ class Embedder(BatchPredictor, ImagePredictor, TextPredictor):
     def notes(self, sources: Sequence[Any], options: Any) -> Iterator[str | UserError]:
         texts = [source for source in sources if isinstance(source, str)]
         if texts and self.text_encoder is not None:
-            yield from note_cut((len(self.tokenizer.encode(text)) for text in texts), self.longest - 2)
+            yield from note_truncation((len(self.tokenizer.encode(text)) for text in texts), self.longest - 2)

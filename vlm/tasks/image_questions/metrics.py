@@ -14,11 +14,11 @@ from vlm.evaluation.metrics.captions import CaptionMetric
 from vlm.evaluation.metrics.ngrams import Floats
 from vlm.evaluation.metrics.records import RecordMetric
 from vlm.evaluation.metrics.texts import edit_distance
-from vlm.evaluation.report.sections import SHOWN, Card, Cards, Section, Table, random_places
+from vlm.evaluation.report.sections import MAX_SAMPLES, Card, Cards, Section, Table, sample_indices
 from vlm.tasks.shared.text_controls import MostFrequent
 
-ENOUGH = 3  # agreeing people that make an answer fully right
-FURTHEST = 0.5  # an answer at a greater distance scores 0
+FULL_AGREEMENT = 3  # agreeing people that make an answer fully right
+MAX_DISTANCE = 0.5  # of an answer that scores above 0
 _NUMBERS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 _DIGITS = {name: str(value) for value, name in enumerate(_NUMBERS)} | {"none": "0"}
 _ARTICLES = ("a", "an", "the")
@@ -50,13 +50,13 @@ def vqa_accuracy(answer: str, answers: Sequence[str]) -> float:
     people's answers as they are if all are equal, so that "1000" would not agree with ten times "1,000". An answer of
     one person is right if it agrees.
     """
-    right, own = [process_answer(one) for one in answers], process_answer(answer)
-    agreeing, people = sum(one == own for one in right), len(right)
+    right, predicted = [process_answer(text) for text in answers], process_answer(answer)
+    agreeing, people = sum(text == predicted for text in right), len(right)
     if people < 2:
         return float(agreeing)
     # The person left out is an agreeing one as often as there are people who agree.
-    without = min(max(agreeing - 1, 0) / ENOUGH, 1)
-    return (agreeing * without + (people - agreeing) * min(agreeing / ENOUGH, 1)) / people
+    without = min(max(agreeing - 1, 0) / FULL_AGREEMENT, 1)
+    return (agreeing * without + (people - agreeing) * min(agreeing / FULL_AGREEMENT, 1)) / people
 
 
 def process_answer(answer: str) -> str:
@@ -73,36 +73,25 @@ def process_answer(answer: str) -> str:
     text = marked = answer.replace("\u2019", "'").replace("\n", " ").replace("\t", " ").strip()
     in_number = _COMMA_IN_NUMBER.search(marked) is not None
     for mark in _PUNCTUATION:
-        beside_space = f"{mark} " in marked or f" {mark}" in marked
-        text = text.replace(mark, "" if beside_space or in_number else " ")
+        next_to_space = f"{mark} " in marked or f" {mark}" in marked
+        text = text.replace(mark, "" if next_to_space or in_number else " ")
     words = (_DIGITS.get(word, word) for word in _PERIOD.sub("", text).lower().split())
     return " ".join(_APOSTROPHES.get(word, word) for word in words if word not in _ARTICLES)
 
 
-def anls(answer: str, answers: Sequence[str]) -> float:
+def compute_anls(answer: str, answers: Sequence[str]) -> float:
     """Normalised Levenshtein similarity of one answer to the nearest right one (ANLS; Biten et al. 2019, equation 1).
 
     Case and extra white space are ignored. As in the evaluation of the ICDAR competitions, which published scores come
     from, a distance of exactly one half still scores 0.5, where the equation has 0, and the edits are divided by the
     length of the longer text with its extra white space.
     """
-    nearest = min((_distance(answer, one) for one in answers), default=1.0)
-    return 1 - nearest if nearest <= FURTHEST else 0.0
-
-
-def _distance(one: str, other: str) -> float:
-    """Returns the edit distance of two texts, divided by the length of the longer."""
-    edits = edit_distance(" ".join(one.lower().split()), " ".join(other.lower().split()))
-    return edits / max(len(one.upper()), len(other.upper()), 1)
-
-
-def caption_scores(ids: Sequence[str], answers: Sequence[str], references: Sequence[Sequence[str]]) -> dict[str, float]:
-    """Returns COCO's caption metrics of answers that are captions."""
-    metric = CaptionMetric()
-    metric.update(ids, answers, references)
-    metric.compute()
-    assert metric.scores is not None
-    return metric.scores.summary()
+    words, distances = " ".join(answer.lower().split()), []
+    for reference in answers:
+        edits = edit_distance(words, " ".join(reference.lower().split()))
+        distances.append(edits / max(len(answer.upper()), len(reference.upper()), 1))
+    nearest = min(distances, default=1.0)
+    return 1 - nearest if nearest <= MAX_DISTANCE else 0.0
 
 
 COLUMNS = ("image_id", "question", "answer", "kind", "answers", "before")
@@ -139,8 +128,8 @@ class AnswerMetric(RecordMetric):
         Args:
             column: "predicted", or one of ``CONTROLS``.
         """
-        for id, asked, texts in zip(ids, questions, answers, strict=True):
-            pairs = enumerate(zip(asked, texts, strict=True))
+        for id, image_questions, texts in zip(ids, questions, answers, strict=True):
+            pairs = enumerate(zip(image_questions, texts, strict=True))
             self.add((f"{id}#{n:04d}#{column}", n, column, text, id, *question) for n, (question, text) in pairs)
 
     def compute(self) -> dict[str, float]:
@@ -150,20 +139,20 @@ class AnswerMetric(RecordMetric):
             UserError: Nothing was added.
         """
         rows: dict[tuple[str, int], dict[str, Any]] = {}
-        for number, column, text, *known in self.rows().values():
-            pairs = zip(COLUMNS, known, strict=True)
+        for number, column, text, *values in self.rows().values():
+            pairs = zip(COLUMNS, values, strict=True)
             row = {name: value for name, value in pairs if value or name not in ("answers", "before")}
-            rows.setdefault((known[0], number), row)[column] = text
+            rows.setdefault((values[0], number), row)[column] = text
         self.answers = [row for row in rows.values() if "predicted" in row]  # not if the own image is unreadable
         if not self.answers:
             raise UserError("no question to score: no image could be read, or the split is empty", status=1)
-        return self._accuracies("predicted") | self._scored()
+        return self._accuracies("predicted") | self._compute_further_scores()
 
-    def _scored(self) -> dict[str, float]:
+    def _compute_further_scores(self) -> dict[str, float]:
         """Returns the further scores over all questions; caption scores over those of kind "caption", if any."""
         pairs = [(row["predicted"], row.get("answers") or [row["answer"]]) for row in self.answers]
-        of_answers = {"vqa_accuracy": vqa_accuracy, "anls": anls}
-        found = {
+        of_answers = {"vqa_accuracy": vqa_accuracy, "anls": compute_anls}
+        scores = {
             name: fmean(score(text, right) for text, right in pairs)
             for name, score in of_answers.items()
             if name in self.scores
@@ -171,8 +160,12 @@ class AnswerMetric(RecordMetric):
         if "captions" in self.scores:
             chosen = [at for at, row in enumerate(self.answers) if row["kind"] == CAPTION] or range(len(pairs))
             texts, references = zip(*(pairs[at] for at in chosen), strict=True)
-            found |= caption_scores([str(at) for at in chosen], texts, references)
-        return found
+            metric = CaptionMetric()
+            metric.update([str(at) for at in chosen], texts, references)
+            metric.compute()
+            assert metric.scores is not None
+            scores |= metric.scores.summary()
+        return scores
 
     def controls(self, train: Iterable[Question]) -> dict[str, float]:
         """Returns metric@constant, of each question's most frequent answer in train, metric@shuffled and metric@blank.
@@ -199,8 +192,8 @@ class AnswerMetric(RecordMetric):
         They cover the questions that were asked under the control.
         """
         rows = [row for row in self.answers if control in row]
-        own, other = (self._counts(column, rows) for column in ("predicted", control))
-        return ratio_scorer(own), ratio_scorer(other), len(own)
+        model, baseline = (self._counts(column, rows) for column in ("predicted", control))
+        return ratio_scorer(model), ratio_scorer(baseline), len(model)
 
     def _counts(self, column: str, rows: Sequence[Mapping[str, Any]]) -> Floats:
         """Counts the right answers and the questions of each image. Shapes: -> (N, 2)"""
@@ -218,7 +211,7 @@ class AnswerMetric(RecordMetric):
     def _accuracies(self, column: str) -> dict[str, float]:
         right = [(row["kind"], is_right(row, column)) for row in self.answers if column in row]
         hits = {"accuracy": [hit for _, hit in right]}
-        hits |= {f"accuracy_{kind}": [hit for one, hit in right if one == kind] for kind in self.kinds()}
+        hits |= {f"accuracy_{kind}": [hit for row_kind, hit in right if row_kind == kind] for kind in self.kinds()}
         return {name: sum(flags) / len(flags) for name, flags in hits.items() if flags}
 
     def _start(self) -> None:
@@ -256,8 +249,8 @@ def answer_sections(
     sections = [Section("Kinds of question", [table])] if cells else []
     wrong = [row for row in rows if not is_right(row)]
     chosen = {
-        "Random answers": [rows[at] for at in random_places(len(rows))],
-        "Wrong answers": [wrong[at] for at in random_places(len(wrong))][:SHOWN],
+        "Random answers": [rows[at] for at in sample_indices(len(rows))],
+        "Wrong answers": [wrong[at] for at in sample_indices(len(wrong))][:MAX_SAMPLES],
     }
     return sections + [Section(title, [Cards(list(map(_card, some)))]) for title, some in chosen.items() if some]
 

@@ -15,12 +15,12 @@ from vlm.decoding.sampling import Sampling
 from vlm.errors import UserError
 from vlm.inference.command_options import PromptedQuestionOptions, QuestionOptions
 from vlm.inference.inputs import ImageFileArguments, open_image
-from vlm.inference.options import prompt_of, questions_of, stored_options
-from vlm.inference.predictor import BatchPredictor, Rows, Watch, note_cut
-from vlm.inference.writing import Text, one_or_list
+from vlm.inference.options import list_questions, single_prompt, stored_options
+from vlm.inference.predictor import BatchPredictor, Rows, Watch, note_truncation
+from vlm.inference.writing import Text, best_or_list
 from vlm.models.context import Context
 from vlm.models.encoder_decoder import VisionLanguageModel
-from vlm.tasks.captioning.predict import ImageTextPredictor, ImageWriter, Prompted, encode_pixels
+from vlm.tasks.captioning.predict import ImagePrompt, ImageTextPredictor, ImageWriter, encode_pixels
 
 
 @dataclass
@@ -52,21 +52,21 @@ def answer_questions(
         context: The encoded images, one row each.
         questions: Token ids of each image's prompts.
     """
-    prompts = [prompt for asked in questions for prompt in asked]
-    rows = [row for row, asked in enumerate(questions) for _ in asked]
+    prompts = [prompt for image_prompts in questions for prompt in image_prompts]
+    rows = [row for row, image_prompts in enumerate(questions) for _ in image_prompts]
     answers = [ImageAnswer() for _ in prompts]
     options: Any = {"sampling": Sampling(temperature=0.0), "max_tokens": max_tokens, "seed": 0}
-    beside = context.rows(torch.tensor(rows, dtype=torch.long, device=context.states.device))
+    contexts = context.rows(torch.tensor(rows, dtype=torch.long, device=context.states.device))
     # Autocast would cast the weights again for every token; and evaluation uses the weights as they are.
     with torch.autocast(context.states.device.type, enabled=False):
-        for drawn in continue_texts(model.decoder, prompts, context=beside, eos_id=tokenizer.eos_id, **options):
-            for item in drawn:
+        for sampled in continue_texts(model.decoder, prompts, context=contexts, eos_id=tokenizer.eos_id, **options):
+            for item in sampled:
                 answers[item.prompt].logprob += item.logprob
                 answers[item.prompt].tokens.append(item.token)
     for answer in answers:
         answer.text = tokenizer.decode(answer.tokens).strip()
     remaining = iter(answers)
-    return [[next(remaining) for _ in asked] for asked in questions]
+    return [[next(remaining) for _ in image_prompts] for image_prompts in questions]
 
 
 def room_for_prompt(model: VisionLanguageModel, max_tokens: int) -> int:
@@ -104,7 +104,7 @@ class ImageQuestionAnswerer(BatchPredictor, ImageTextPredictor):
         return getattr(self.model.encoder, "count", 1)
 
     def sources(self, inputs: Sequence[Any], options: QuestionOptions) -> list[tuple[tuple[Any, ...], list[str]]]:
-        questions = questions_of(options.question)
+        questions = list_questions(options.question)
         if len(inputs) % self.images:
             at_once = f"this model reads {self.images} at once"
             raise UserError(f"images: {len(inputs)} images; {at_once}, so give a multiple of that")
@@ -119,7 +119,7 @@ class ImageQuestionAnswerer(BatchPredictor, ImageTextPredictor):
     def predict(self, batch: Sequence[tuple[Tensor, list[str]]], options: Any) -> list[list[ImageAnswer]]:
         pixels, questions = zip(*batch, strict=True)
         context = encode_pixels(self.model, self.preprocess, torch.stack(pixels).to(self.device))
-        prompts = [[self.prompt(question) for question in asked] for asked in questions]
+        prompts = [[self.prompt(question) for question in image_questions] for image_questions in questions]
         return answer_questions(self.model, self.tokenizer, context, prompts, max_tokens=self.max_tokens)
 
     def answer(self, result: list[ImageAnswer], options: QuestionOptions) -> Any:
@@ -131,24 +131,24 @@ class ImageQuestionAnswerer(BatchPredictor, ImageTextPredictor):
     def record(self, source: Any, result: list[ImageAnswer], options: Any, *, form: str = "jsonl") -> Rows:
         image = {"image": self.name_of(source)}
         return [
-            {**image, "question": question, "answer": one.text, "logprob": one.logprob}
-            for question, one in zip(source[1], result, strict=True)
+            {**image, "question": question, "answer": reply.text, "logprob": reply.logprob}
+            for question, reply in zip(source[1], result, strict=True)
         ]
 
     def notes(self, sources: Sequence[Any], options: QuestionOptions) -> Iterator[str | UserError]:
-        lengths = [len(self.tokenizer.encode(question)) for question in questions_of(options.question)]
+        lengths = [len(self.tokenizer.encode(question)) for question in list_questions(options.question)]
         room = room_for_prompt(self.model, self.max_tokens)
-        yield from note_cut(lengths, room, names="questions", part="beginning")
+        yield from note_truncation(lengths, room, names="questions", part="beginning")
 
     def width(self, options: QuestionOptions) -> int:
-        return len(questions_of(options.question))
+        return len(list_questions(options.question))
 
 
-Asked = tuple[Any, list[str]]  # an image and the questions about it
+ImageWithQuestions = tuple[Any, list[str]]  # an image and the questions about it
 
 
 class PromptedAnswerer(ImageWriter):
-    """Answers questions about each image, each in a prompt of its own; arguments as in Predictor."""
+    """Answers questions about each image with one prompt per question; arguments as in Predictor."""
 
     returns = "A Text; with results=N, a list of N, the best first; with a list of questions, a list of these"
     task = "captioning"
@@ -160,43 +160,43 @@ class PromptedAnswerer(ImageWriter):
     def check_options(self, options: Any) -> None:
         super().check_options(options)
         if self.form is None:
-            raise UserError("this model writes captions and reads no questions; use `vlm caption`")
+            raise UserError("this model writes captions and cannot answer questions; use `vlm caption`")
         if options.trace is not None:
-            raise UserError("--trace: is for captions, one tree an image; leave it out")
-        if (prompt := prompt_of(options.prompt)) is not None and "{}" not in prompt:
+            raise UserError("--trace: is for captions, one tree per image; leave it out")
+        if (prompt := single_prompt(options.prompt)) is not None and "{}" not in prompt:
             raise UserError("--prompt must contain {} as a placeholder for the question")
 
-    def sources(self, inputs: Sequence[Any], options: PromptedQuestionOptions) -> list[Asked]:
-        questions = questions_of(options.question)
+    def sources(self, inputs: Sequence[Any], options: PromptedQuestionOptions) -> list[ImageWithQuestions]:
+        questions = list_questions(options.question)
         return [(image, questions) for image in inputs]
 
-    def prepare(self, source: Asked, options: Any) -> list[Prompted]:
+    def prepare(self, source: ImageWithQuestions, options: Any) -> list[ImagePrompt]:
         image, questions = source
-        return self.prompted(image, options, *questions)
+        return self.build_prompts(image, options, *questions)
 
     def results(  # type: ignore[override]  # a list for each question of an image
         self, batches: Iterable[Any], options: Any, *, watch: Watch | None = None
     ) -> Iterator[tuple[int, list[list[Text]]]]:
         """Yields the answers to all questions about an image, in their order, when all are complete."""
-        owners, missing, found = list[int](), dict[int, int](), dict[int, list[Text]]()
+        owners, missing, answers = list[int](), dict[int, int](), dict[int, list[Text]]()
 
-        def prompts() -> Iterator[Sequence[Prompted] | None]:
+        def prompts() -> Iterator[Sequence[ImagePrompt] | None]:
             for batch in batches:
-                for asked in batch or ():
-                    missing[len(missing)] = len(asked)
-                    owners.extend([len(missing) - 1] * len(asked))
-                yield None if batch is None else [prompt for asked in batch for prompt in asked]
+                for image_prompts in batch or ():
+                    missing[len(missing)] = len(image_prompts)
+                    owners.extend([len(missing) - 1] * len(image_prompts))
+                yield None if batch is None else [prompt for image_prompts in batch for prompt in image_prompts]
 
-        seen = None if watch is None else lambda place, texts: watch(owners[place], texts)
-        for place, texts in super().results(prompts(), options, watch=seen):
-            found[place], owner = texts, owners[place]
+        watch_image = None if watch is None else lambda place, texts: watch(owners[place], texts)
+        for place, texts in super().results(prompts(), options, watch=watch_image):
+            answers[place], owner = texts, owners[place]
             missing[owner] -= 1
             if not missing[owner]:
                 first = owners.index(owner)
-                yield owner, [found.pop(one) for one in range(first, first + owners.count(owner))]
+                yield owner, [answers.pop(index) for index in range(first, first + owners.count(owner))]
 
     def answer(self, result: list[list[Text]], options: Any) -> Any:  # type: ignore[override]
-        answers = [one_or_list(texts, options) for texts in result]
+        answers = [best_or_list(texts, options) for texts in result]
         return answers[0] if isinstance(options.question, str) else answers
 
     def counts(self, result: list[list[Text]]) -> list[int]:
@@ -205,10 +205,12 @@ class PromptedAnswerer(ImageWriter):
     def name_of(self, source: Any) -> str:
         return str(source[0])
 
-    def record(self, source: Asked, result: list[list[Text]], options: Any, *, form: str = "jsonl") -> Rows:
+    def record(
+        self, source: ImageWithQuestions, result: list[list[Text]], options: Any, *, form: str = "jsonl"
+    ) -> Rows:
         rows: list[Mapping[str, Any]] = []
         for question, texts in zip(source[1], result, strict=True):
             for row in super().record(source, texts, options, form=form):
-                image, *others = row.items()
-                rows.append(dict([image, ("question", question), *others]))
+                image, *columns = row.items()
+                rows.append(dict([image, ("question", question), *columns]))
         return rows

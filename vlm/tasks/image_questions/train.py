@@ -1,7 +1,7 @@
 """Questions about images: the model reads an image and a question, and generates the answer."""
 
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from statistics import fmean
@@ -42,7 +42,7 @@ class ImageQuestions(ImageTextTask):
     name = "image_questions"
     headlines = ("accuracy",)
     curves = ("accuracy",)
-    written, segment = "questions", "question"
+    text_field, segment_name = "questions", "question"
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class ImageQuestions(ImageTextTask):
     ) -> None:
         super().__init__(model=model, max_tokens=max_tokens, **options)
         self.answers = AnswerMetric(scores)
-        field = self.fields[self.written]
+        field = self.fields[self.text_field]
         if isinstance(field, ConversationField) and model.decoder.prefix is not None:
             field.states = encoder_flop(model.encoder, self.preprocess.image_size)[1].states.shape[1]
 
@@ -67,7 +67,7 @@ class ImageQuestions(ImageTextTask):
         self.add_losses(batch, context)
         if not batch.ids:
             return
-        rows, others = batch["questions"], batch["questions"].others
+        rows, partners = batch["questions"], batch["questions"].partners
         answers = self._answer(context, rows.references)
         self.answers.update(batch.ids, rows.references, answers)
         for id, questions, texts in zip(batch.ids, rows.references, answers, strict=True):
@@ -77,13 +77,15 @@ class ImageQuestions(ImageTextTask):
             return
         blank = self.blank(batch["images"]).rows(torch.zeros(len(batch.ids), dtype=torch.long, device=self.device))
         self.answers.update(batch.ids, rows.references, self._answer(blank, rows.references), "blank")
-        if others.places != rows.places:  # a lone sample is its own partner
-            self.answers.update(others.ids, others.references, self._answer(context, others.references), "shuffled")
+        if partners.places != rows.places:  # a lone sample is its own partner
+            self.answers.update(
+                partners.ids, partners.references, self._answer(context, partners.references), "shuffled"
+            )
 
-    def _answer(self, context: Context, asked: Sequence[Sequence[Question]]) -> list[list[str]]:
-        field: Any = self.fields[self.written]
+    def _answer(self, context: Context, questions_by_image: Sequence[Sequence[Question]]) -> list[list[str]]:
+        field: Any = self.fields[self.text_field]
         room = room_for_prompt(self.model, self.max_tokens)
-        prompts = [[field.prompt(question, room) for question in questions] for questions in asked]
+        prompts = [[field.prompt(question, room) for question in questions] for questions in questions_by_image]
         by_image = answer_questions(self.model, self.tokenizer, context, prompts, max_tokens=self.max_tokens)
         return [[answer.text for answer in answers] for answers in by_image]
 
@@ -99,8 +101,9 @@ class ImageQuestions(ImageTextTask):
         return self.answers.scorers(control)
 
     def remedies(self, results: Mapping[str, float]) -> Sequence[str] | None:
-        """Free text is rarely equal word for word; an accuracy of 0 then says nothing."""
-        if results["accuracy"] or not has_free_text(row["answer"] for row in self.answers.answers):
+        """Suggests other scores if answers are free text, which rarely equals its reference."""
+        mean_words = fmean(len(row["answer"].split()) for row in self.answers.answers)
+        if results["accuracy"] or mean_words < FREE_WORDS:
             return None
         return [] if "anls" in self.answers.scores else [FREE_TEXT]
 
@@ -118,11 +121,6 @@ class ImageQuestions(ImageTextTask):
     def example(self, data: Data, folder: Path) -> str:
         question = example_record(data)[0]["questions"][0].text
         return f"vlm answer {example_image(data, folder)} --question {shlex.quote(question)}"
-
-
-def has_free_text(answers: Iterable[str]) -> bool:
-    """Returns True for answers that are sentences rather than one of a few words."""
-    return fmean(len(answer.split()) for answer in answers) >= FREE_WORDS
 
 
 def _line(question: Question, answer: str) -> str:

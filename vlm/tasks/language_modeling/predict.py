@@ -12,13 +12,13 @@ from torch.nn.utils.rnn import pad_sequence
 from vlm.data.text.tokenizer import Tokenizer
 from vlm.decoding.continuation import continue_texts
 from vlm.decoding.loop import TEXTS, decode
-from vlm.decoding.options import Decoding, Hypothesis
+from vlm.decoding.options import Decoding
 from vlm.decoding.sampling import Sampling
 from vlm.errors import UserError, printable_lines
 from vlm.inference.command_options import GenerationOptions, PromptArguments
 from vlm.inference.options import stored_options
-from vlm.inference.predictor import Rows, TextPredictor, Watch, check_outputs, note_cut
-from vlm.inference.writing import note_width, one_or_list, ranks
+from vlm.inference.predictor import Rows, TextPredictor, Watch, check_outputs, note_truncation, offset_watch
+from vlm.inference.writing import best_or_list, note_width, rank_fields
 from vlm.models.decoder import TextDecoder
 from vlm.nn.step.packed import prepack_for_decoding
 from vlm.nn.vocabulary_loss import token_losses
@@ -51,35 +51,35 @@ class TerminalWriter:
 
     def __init__(self, prompts: Sequence[str], decode: Callable[[Sequence[int]], str]) -> None:
         self.prompts, self.decode = prompts, decode
-        self.current = self.texts = self.written = 0
+        self.current = self.texts = self.printed = 0
         self._begin()
 
     def watch(self, place: int, texts: Sequence[Sequence[int]]) -> bool:
-        """Writes the new part of the current text; the others wait."""
+        """Writes the new part of the current text; later texts wait for their turn."""
         if place == self.current and len(texts) == 1:
             self._grow(self.decode(texts[0]).rstrip("\ufffd"))  # the bytes of a character may be spread over tokens
         return True
 
     def finish(self, texts: Sequence[Continuation]) -> None:
         """Writes the rest of the current prompt's texts."""
-        for number, one in enumerate(texts):
+        for number, continuation in enumerate(texts):
             if number:
                 self._begin()
-            self._grow(one.text)
-            self._put("\n")
+            self._grow(continuation.text)
+            self._print("\n")
         self.current += 1
         self._begin()
 
     def _begin(self) -> None:
         if self.current < len(self.prompts):
-            self._put(("---\n" if self.texts else "") + self.prompts[self.current])
-            self.texts, self.written = self.texts + 1, 0
+            self._print(("---\n" if self.texts else "") + self.prompts[self.current])
+            self.texts, self.printed = self.texts + 1, 0
 
     def _grow(self, text: str) -> None:
-        self._put(text[self.written :])
-        self.written = max(self.written, len(text))
+        self._print(text[self.printed :])
+        self.printed = max(self.printed, len(text))
 
-    def _put(self, text: str) -> None:
+    def _print(self, text: str) -> None:
         sys.stdout.write(printable_lines(text))
         sys.stdout.flush()
 
@@ -98,11 +98,11 @@ def generate(
 ) -> list[Continuation]:
     """Continues all prompts in one batch."""
     options: Any = {"max_tokens": max_tokens, "seed": seed, "sampling": sampling or Sampling()}
-    texts = dict(ended(stream(model, tokenizer, prompts, **options), tokenizer, prompts))
+    texts = dict(complete_texts(stream(model, tokenizer, prompts, **options), tokenizer, prompts))
     return [texts[place] for place in range(len(prompts))]
 
 
-class Grown(NamedTuple):
+class PartialText(NamedTuple):
     """A text after a new token: index of its prompt, tokens and log-probability so far, whether it has ended."""
 
     place: int
@@ -120,7 +120,7 @@ def stream(
     seed: int,
     sampling: Sampling,
     ends: Sequence[int] = (),
-) -> Iterator[list[Grown]]:
+) -> Iterator[list[PartialText]]:
     """Continues prompts; after each step yields the texts that have a new token.
 
     An empty prompt starts a document; other prompts are taken as the middle of one.
@@ -129,19 +129,19 @@ def stream(
         ends: Further tokens that end a text, like the end token.
     """
     all_ends = (tokenizer.eos_id, *ends)
-    ids = [encoded_prompt(tokenizer, prompt) for prompt in prompts]
+    ids = [encode_prompt(tokenizer, prompt) for prompt in prompts]
     tokens, logprobs = [list[int]() for _ in prompts], [0.0] * len(prompts)
     options: Any = {"sampling": sampling, "max_tokens": max_tokens, "eos_id": tokenizer.eos_id, "seed": seed}
-    for drawn in continue_texts(model, ids, ends=ends, **options):
-        for item in drawn:
+    for step in continue_texts(model, ids, ends=ends, **options):
+        for item in step:
             logprobs[item.prompt] += item.logprob
             tokens[item.prompt] += [] if item.token in all_ends else [item.token]
-        at = [(item.prompt, item.token in all_ends) for item in drawn]
-        yield [Grown(place, tokens[place], logprobs[place], end) for place, end in at]
+        ended = [(item.prompt, item.token in all_ends) for item in step]
+        yield [PartialText(place, tokens[place], logprobs[place], end) for place, end in ended]
 
 
-def ended(
-    steps: Iterable[list[Grown]], tokenizer: Tokenizer, prompts: Sequence[str], *, watch: Watch | None = None
+def complete_texts(
+    steps: Iterable[list[PartialText]], tokenizer: Tokenizer, prompts: Sequence[str], *, watch: Watch | None = None
 ) -> Iterator[tuple[int, Continuation]]:
     """Yields the index of each prompt with its text, when the text has ended.
 
@@ -149,22 +149,22 @@ def ended(
         steps: As `stream` yields them.
         watch: As in `Predictor.results`; if it returns False for all texts, all end.
     """
-    last = {place: Grown(place, [], 0.0, True) for place in range(len(prompts))}  # texts that have not ended
-    for grown in steps:
-        last |= {one.place: one for one in grown}
-        done = [one.place for one in grown if one.ended]
-        if watch is not None and not any([watch(one.place, [one.tokens]) for one in grown]):
+    last = {place: PartialText(place, [], 0.0, True) for place in range(len(prompts))}  # texts that have not ended
+    for step in steps:
+        last |= {text.place: text for text in step}
+        done = [text.place for text in step if text.ended]
+        if watch is not None and not any([watch(text.place, [text.tokens]) for text in step]):
             break
-        yield from ((place, _continuation(tokenizer, prompts[place], last.pop(place))) for place in done)
-    yield from ((place, _continuation(tokenizer, prompts[place], one)) for place, one in last.items())
+        yield from ((place, _convert_partial(tokenizer, prompts[place], last.pop(place))) for place in done)
+    yield from ((place, _convert_partial(tokenizer, prompts[place], text)) for place, text in last.items())
 
 
-def _continuation(tokenizer: Tokenizer, prompt: str, text: Grown) -> Continuation:
+def _convert_partial(tokenizer: Tokenizer, prompt: str, text: PartialText) -> Continuation:
     return Continuation(prompt, tokenizer.decode(text.tokens), text.logprob, text.tokens)
 
 
 class TextGenerator(TextPredictor):
-    """A trained language model, ready to write text that goes on from prompts; arguments as in Predictor."""
+    """A trained language model that continues prompts; arguments as in Predictor."""
 
     result = Continuation
     returns = "A Continuation; with results=N, a list of N, the best first"
@@ -182,57 +182,58 @@ class TextGenerator(TextPredictor):
         hidden = self.model(torch.tensor([[self.tokenizer.bos_id]], device=self.device))
         check_outputs(self.model.head(hidden), self.tokenizer.vocab_size, "tokens")
 
-    def planned(self, options: GenerationOptions) -> tuple[Sampling | Decoding, GenerationOptions]:
+    def plan_decoding(self, options: GenerationOptions) -> tuple[Sampling | Decoding, GenerationOptions]:
         """Returns the plan for decoding, sampling or a search, and the resolved options."""
-        chosen = options.resolve(self.decoding, draws=True)
+        chosen = options.resolve(self.decoding, samples_by_default=True)
         chosen.max_tokens = chosen.max_tokens or MAX_TOKENS
-        rules = chosen.rules(self.tokenizer)
+        rules = chosen.build_rules(self.tokenizer)
         sample = chosen.beam == 1 if chosen.sample is None else chosen.sample
-        free = not (rules.read_texts or rules.required or self.decoding.get("never") or self.decoding.get("forced_end"))
+        free = not (
+            rules.needs_history or rules.required or self.decoding.get("never") or self.decoding.get("forced_end")
+        )
         if chosen.beam == chosen.results == chosen.groups == 1 and free:
-            return chosen.sampling() if sample else replace(chosen.sampling(), temperature=0.0), chosen
-        return chosen.search(rules, sample=sample), chosen
+            return chosen.build_sampling() if sample else replace(chosen.build_sampling(), temperature=0.0), chosen
+        return chosen.build_decoding(rules, sample=sample), chosen
 
     def check_options(self, options: GenerationOptions) -> None:
-        self.planned(options)
+        self.plan_decoding(options)
 
     def results(
         self, batches: Iterable[Sequence[str] | None], options: GenerationOptions, *, watch: Watch | None = None
     ) -> Iterator[tuple[int, list[Continuation]]]:
         """Yields the texts of prompts, best first; arguments as in `Predictor.results`."""
-        plan, chosen = self.planned(options)
-        done = 0
+        plan, chosen = self.plan_decoding(options)
+        first = 0
         for batch in takewhile(bool, batches):
             assert batch is not None
             if isinstance(plan, Decoding):
-                yield from enumerate(search_prompts(self, batch, plan, options.batch_size), start=done)
+                yield from enumerate(search_prompts(self, batch, plan, options.batch_size), start=first)
             else:
-                seen = None if watch is None else _from(watch, done)
-                drawing: Any = {"max_tokens": chosen.max_tokens, "seed": chosen.seed, "sampling": plan}
-                drawing["ends"] = self.decoding.get("ends", ())
-                steps = stream(self.model, self.tokenizer, batch, **drawing)
-                for place, text in ended(steps, self.tokenizer, batch, watch=seen):
-                    yield done + place, [text]
-            done += len(batch)
+                sampling_options: Any = {"max_tokens": chosen.max_tokens, "seed": chosen.seed, "sampling": plan}
+                sampling_options["ends"] = self.decoding.get("ends", ())
+                steps = stream(self.model, self.tokenizer, batch, **sampling_options)
+                for place, text in complete_texts(steps, self.tokenizer, batch, watch=offset_watch(watch, first)):
+                    yield first + place, [text]
+            first += len(batch)
 
     def prepare(self, source: str, options: GenerationOptions) -> str:
-        if isinstance(self.planned(options)[0], Decoding):
-            room_after(self.model, encoded_prompt(self.tokenizer, source))
+        if isinstance(self.plan_decoding(options)[0], Decoding):
+            count_available_tokens(self.model, encode_prompt(self.tokenizer, source))
         return source
 
     def answer(self, result: list[Continuation], options: GenerationOptions) -> Any:
-        return one_or_list(result, options)
+        return best_or_list(result, options)
 
     def record(self, source: str, result: list[Continuation], options: Any, *, form: str = "jsonl") -> Rows:
         return [
-            {"prompt": source, **rank, "text": one.text, "logprob": one.logprob}
-            for rank, one in zip(ranks(result, options), result, strict=True)
+            {"prompt": source, **rank, "text": continuation.text, "logprob": continuation.logprob}
+            for rank, continuation in zip(rank_fields(result, options), result, strict=True)
         ]
 
     def notes(self, sources: Sequence[Any], options: GenerationOptions) -> Iterator[str | UserError]:
         yield from note_width(self.width(options))
         lengths = [len(self.tokenizer.encode(prompt)) for prompt in sources]
-        yield from note_cut(lengths, self.model.max_len, names="prompts", part="beginning")
+        yield from note_truncation(lengths, self.model.max_len, names="prompts", part="beginning")
 
     @torch.inference_mode()
     def logprobs(self, texts: Sequence[str], *, batch_size: int) -> list[float]:
@@ -243,10 +244,14 @@ class TextGenerator(TextPredictor):
         """
         starts = list(self.tokenizer.starts) or [self.tokenizer.bos_id]
         rows = [torch.tensor([*starts, *self.tokenizer.encode(text)]) for text in texts]
-        if long := next((text for text, row in zip(texts, rows, strict=True) if len(row) > self.model.max_len), None):
-            raise UserError(f"{long[:40]!r}...: is longer than the {self.model.max_len} tokens that the model reads")
+        if too_long := next(
+            (text for text, row in zip(texts, rows, strict=True) if len(row) > self.model.max_len), None
+        ):
+            raise UserError(
+                f"{too_long[:40]!r}...: is longer than the {self.model.max_len} tokens that the model reads"
+            )
         order = sorted(range(len(texts)), key=lambda place: len(rows[place]))
-        found = [0.0] * len(texts)
+        logprobs = [0.0] * len(texts)
         for at in range(0, len(order), batch_size):
             places = order[at : at + batch_size]
             tokens = pad_sequence([rows[place] for place in places], True, self.tokenizer.pad_id).to(self.device)
@@ -255,34 +260,29 @@ class TextGenerator(TextPredictor):
             scored = (steps >= len(starts)) & (steps < lengths[:, None])  # (B, L - 1)
             hidden, head = self.model(tokens[:, :-1]), self.model.head_parts
             losses = torch.zeros(scored.shape, device=self.device)
-            picked = head.transformed(hidden[scored])
+            picked = head.apply_transform(hidden[scored])
             losses[scored] = token_losses(picked, tokens[:, 1:][scored], head.weight, head.bias).float()
             for place, loss in zip(places, losses.double().sum(1).tolist(), strict=True):
-                found[place] = -loss
-        return found
+                logprobs[place] = -loss
+        return logprobs
 
-    def terminal(self, sources: Sequence[str]) -> TerminalWriter:
+    def make_terminal_writer(self, sources: Sequence[str]) -> TerminalWriter:
         return TerminalWriter(sources, self.tokenizer.decode)
 
     def width(self, options: GenerationOptions) -> int:
-        plan, _ = self.planned(options)
+        plan, _ = self.plan_decoding(options)
         return plan.columns if isinstance(plan, Decoding) else 1
 
     def prepack(self, rows: int, *, more: bool = True) -> None:  # even a single text takes hundreds of steps
         prepack_for_decoding(self.model, rows=rows)
 
 
-def _from(watch: Watch, first: int) -> Watch:
-    """Returns a watch with shifted indices, for a later batch."""
-    return lambda place, texts: watch(first + place, texts)
-
-
-def encoded_prompt(tokenizer: Tokenizer, prompt: str) -> list[int]:
+def encode_prompt(tokenizer: Tokenizer, prompt: str) -> list[int]:
     """Returns the tokens of a prompt; an empty prompt starts a document."""
     return [*tokenizer.starts, *tokenizer.encode(prompt)] or [tokenizer.bos_id]
 
 
-def room_after(model: TextDecoder, prompt: Sequence[int]) -> int:
+def count_available_tokens(model: TextDecoder, prompt: Sequence[int]) -> int:
     """Returns the number of tokens that fit in the model's window after a prompt.
 
     Raises:
@@ -309,19 +309,19 @@ def search_prompts(
     """
     batch_size = max(1, min(batch_size, TEXTS // decoding.columns))
     for start in range(0, len(prompts), batch_size):
-        yield from _search(generator, prompts[start : start + batch_size], decoding)
+        yield from _search_batch(generator, prompts[start : start + batch_size], decoding)
 
 
-def _search(generator: TextGenerator, prompts: Sequence[str], decoding: Decoding) -> list[list[Continuation]]:
+def _search_batch(generator: TextGenerator, prompts: Sequence[str], decoding: Decoding) -> list[list[Continuation]]:
     tokenizer, model = generator.tokenizer, generator.model
-    ids = [encoded_prompt(tokenizer, prompt) for prompt in prompts]
-    alike: dict[int, list[int]] = {}  # prompts by the longest text that they allow
+    ids = [encode_prompt(tokenizer, prompt) for prompt in prompts]
+    prompts_by_steps: dict[int, list[int]] = {}  # prompts by the longest text that they allow
     for place, tokens in enumerate(ids):
-        room = room_after(model, tokens)
+        room = count_available_tokens(model, tokens)
         steps = room if decoding.max_tokens is None else min(decoding.max_tokens + 1, room)
-        alike.setdefault(steps, []).append(place)
+        prompts_by_steps.setdefault(steps, []).append(place)
     texts: dict[int, list[Continuation]] = {}
-    for places in alike.values():
+    for places in prompts_by_steps.values():
         decoded = decode(
             model,
             [([prompts[place] for place in places], None)],
@@ -334,10 +334,9 @@ def _search(generator: TextGenerator, prompts: Sequence[str], decoding: Decoding
         )
         for number, best in decoded:
             place = places[number]
-            texts[place] = [_found(tokenizer, prompts[place], text, decoding.ends) for text in best]
+            texts[place] = []
+            for text in best:
+                tokens = [token for token in text.tokens if token not in (tokenizer.eos_id, *decoding.ends)]
+                continuation = Continuation(prompts[place], tokenizer.decode(tokens), sum(text.logprobs), tokens)
+                texts[place].append(continuation)
     return [texts[place] for place in range(len(prompts))]
-
-
-def _found(tokenizer: Tokenizer, prompt: str, text: Hypothesis, ends: Sequence[int]) -> Continuation:
-    tokens = [token for token in text.tokens if token not in (tokenizer.eos_id, *ends)]
-    return Continuation(prompt, tokenizer.decode(tokens), sum(text.logprobs), tokens)

@@ -180,7 +180,7 @@ class LanguageModeling(Task):
     def evaluation_results(self, split: str, loss: float, *, final: bool) -> dict[str, float]:
         tokens, _, words = self.text.counts(split)
         batch_size = self.data.batch_size
-        batches = self.text.sampled(split, batches=self.sampled_batches, batch_size=batch_size, seed=self.seed)
+        batches = self.text.sample_windows(split, batches=self.sampled_batches, batch_size=batch_size, seed=self.seed)
         sums = [self.token_loss(rows.to(self.device)) for rows in batches]
         self.evaluation.samples = [self._sample(prompt) for prompt in self.prompts]
         estimate = {"loss@sampled": float(sum(s for s, _ in sums) / sum(n for _, n in sums))} if sums else {}
@@ -229,7 +229,7 @@ class LanguageModeling(Task):
         rows = batch["text"]
         segments = rows.tokens.new_ones(rows.tokens.shape) if rows.segments is None else rows.segments
         lines = [f"batch       {text_shape(rows.tokens, segments)}", f"sample      {batch.ids[0]}"]
-        return lines + first_row(rows.tokens, segments, self.tokenizer, name="document", shown=tokens)
+        return lines + first_row(rows.tokens, segments, self.tokenizer, name="document", limit=tokens)
 
     def example(self, data: Any, folder: Path) -> str:
         text = self.tokenizer.decode(self.text.tokens(data.final_split).tokens[:64].tolist())

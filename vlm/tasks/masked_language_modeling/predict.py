@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from vlm.data.batch import InputRows
 from vlm.data.text.inputs import Input
 from vlm.errors import UserError, excerpt
 from vlm.inference.command_options import GAP, FillOptions, GapArguments
-from vlm.inference.predictor import BatchPredictor, Rows, TextPredictor, check_outputs, encoded_rows
+from vlm.inference.predictor import BatchPredictor, Rows, Stored, TextPredictor, check_outputs, encode_on_device
 from vlm.models.text_encoder import MaskedLanguageModel
 
 ROWS = 256  # rows at a time, each with one masked token
@@ -33,13 +33,13 @@ def pseudo_log_likelihood(
     for start in range(1, len(ids) - 1, ROWS):
         places = range(start, min(start + ROWS, len(ids) - 1))
         rows = [Input([*ids[:at], mask_id, *ids[at + 1 :]], [0] * len(ids), [at]) for at in places]
-        chances = gap_probabilities(model, encoded_rows([[row] for row in rows], 0, device))
+        chances = gap_probabilities(model, encode_on_device([[row] for row in rows], 0, device))
         total += chances.gather(1, torch.tensor([[ids[at]] for at in places], device=chances.device)).log().sum().item()
     return total
 
 
 @dataclass(frozen=True)
-class Filled:
+class FilledText:
     """A text with its gaps filled in.
 
     Args:
@@ -54,17 +54,18 @@ class Filled:
 class GapFiller(BatchPredictor, TextPredictor):
     """A trained masked language model, ready to use; arguments as in Predictor. A gap is one token."""
 
-    result = Filled
-    returns = "A Filled object"
+    result = FilledText
+    returns = "A FilledText object"
     task = "masked_language_modeling"
     fields = ("text", "filled")
     options = FillOptions
     arguments = GapArguments
+    stored: ClassVar[Stored] = {"max_len": int}
+    max_len: int
     model: MaskedLanguageModel
 
     def restore(self, about: Mapping[str, Any]) -> None:
         super().restore(about)
-        self.max_len = int(about["max_len"])
         if (mask_id := self.tokenizer.mask_id) is None:
             raise UserError("the tokenizer has no mask token; use another checkpoint")
         self.mask_id = mask_id
@@ -79,12 +80,12 @@ class GapFiller(BatchPredictor, TextPredictor):
     def prepare(self, source: str, options: Any) -> Input:
         return self.encode(source)
 
-    def predict(self, batch: Sequence[Input], options: FillOptions) -> list[Filled]:
+    def predict(self, batch: Sequence[Input], options: FillOptions) -> list[FilledText]:
         values, places = self.probabilities(batch).topk(min(options.top, self.tokenizer.vocab_size))
         gaps = iter(zip(values.tolist(), places.tolist(), strict=True))
-        return [self._filled(row, [next(gaps) for _ in row.places]) for row in batch]
+        return [self._fill_gaps(row, [next(gaps) for _ in row.places]) for row in batch]
 
-    def record(self, source: str, result: Filled, options: Any, *, form: str = "jsonl") -> Rows:
+    def record(self, source: str, result: FilledText, options: Any, *, form: str = "jsonl") -> Rows:
         tops = "  ".join(f"{word} {value:.4f}" for gap in result.gaps for word, value in gap.items())
         return [{"text": source, "filled": result.text, "gaps": list(result.gaps) if form == "jsonl" else tops}]
 
@@ -96,7 +97,7 @@ class GapFiller(BatchPredictor, TextPredictor):
         """
         first, *rest = text.split(GAP)
         if not rest:
-            raise UserError(f"{excerpt(text)}: has no {GAP}; put it where a word is to be filled in")
+            raise UserError(f"{excerpt(text)}: has no {GAP}; put it in place of each word to fill in")
         ids, places = [self.tokenizer.bos_id, *self.tokenizer.encode(first.rstrip())], []
         for number, part in enumerate(rest, start=1):
             places.append(len(ids))
@@ -109,14 +110,13 @@ class GapFiller(BatchPredictor, TextPredictor):
 
     def probabilities(self, rows: Sequence[Input]) -> Tensor:
         """Returns token probabilities (T, V) in all gaps of some texts."""
-        samples = encoded_rows([[row] for row in rows], self.tokenizer.pad_id, self.device)
-        return gap_probabilities(self.model, samples).cpu()
+        return gap_probabilities(self.model, self.encode_rows([[row] for row in rows])).cpu()
 
-    def _filled(self, row: Input, gaps: Sequence[tuple[Sequence[float], Sequence[int]]]) -> Filled:
+    def _fill_gaps(self, row: Input, gaps: Sequence[tuple[Sequence[float], Sequence[int]]]) -> FilledText:
         ids, decode = list(row.ids), self.tokenizer.decode
         for place, (_, best) in zip(row.places, gaps, strict=True):
             ids[place] = best[0]
-        return Filled(decode(ids), tuple(self._words(*gap) for gap in gaps))
+        return FilledText(decode(ids), tuple(self._words(*gap) for gap in gaps))
 
     def _words(self, values: Sequence[float], ids: Sequence[int]) -> dict[str, float]:
         """Returns the likeliest words of a gap with probabilities; of tokens that differ in a space, the likelier."""

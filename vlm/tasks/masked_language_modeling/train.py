@@ -15,7 +15,7 @@ from vlm.errors import Count, printable
 from vlm.evaluation.metrics.bootstrap import Scorer, intervals, ratio_scorer
 from vlm.evaluation.metrics.ngrams import Floats
 from vlm.evaluation.metrics.records import SampleMetric
-from vlm.evaluation.report.sections import Section, Table, random_places
+from vlm.evaluation.report.sections import Section, Table, sample_indices
 from vlm.inference.command_options import GAP
 from vlm.models.text_encoder import MaskedLanguageModel
 from vlm.nn.vocabulary_loss import vocabulary_loss
@@ -28,7 +28,7 @@ from vlm.training.step.task import TaskOptions
 Chances = Callable[[Sequence[str | None]], Sequence[Mapping[str, float]] | None]
 
 
-class Filled(NamedTuple):
+class MaskedText(NamedTuple):
     """A text of an evaluation.
 
     Args:
@@ -47,10 +47,10 @@ class Filled(NamedTuple):
     tokens: int
 
 
-class MaskedMetric(SampleMetric[Filled]):
+class MaskedMetric(SampleMetric[MaskedText]):
     """Scores over all texts of all processes."""
 
-    kind, unit = Filled, "word"
+    kind, unit = MaskedText, "word"
     _constant: str  # the most frequent token of the gaps, once `constant` has counted them
 
     def compute(self) -> dict[str, float]:
@@ -105,7 +105,7 @@ class MaskedMetric(SampleMetric[Filled]):
     def _counts(self) -> Floats:
         """Returns the numbers of right tokens and of gaps of each text. Shapes: -> (N, 2)"""
         pairs = (zip(text.true, text.predicted, strict=True) for text in self.samples.values())
-        hits = [[one == other for one, other in pair] for pair in pairs]
+        hits = [[token == prediction for token, prediction in pair] for pair in pairs]
         return np.array([[sum(hit), len(hit)] for hit in hits], np.float64)
 
 
@@ -131,7 +131,7 @@ class MaskedLanguageModeling(TextTask):
 
     def loss(self, batch: Batch) -> dict[str, Term]:
         rows, head = batch["texts"], self.model.head
-        hidden = head.transformed(self.model(rows.tokens, rows.segments, rows.types, rows.places))
+        hidden = head.apply_transform(self.model(rows.tokens, rows.segments, rows.types, rows.places))
         options = {"label_smoothing": self.label_smoothing}
         loss = vocabulary_loss(hidden, rows.labels, head.weight, head.bias, **options)
         return {"tokens": Term(loss, len(rows.labels))}
@@ -151,7 +151,7 @@ class MaskedLanguageModeling(TextTask):
         for number, (start, stop) in enumerate(pairwise(accumulate(rows.counts, initial=0))):
             (text,), gaps = rows.texts[number], rows.gaps[number]
             likelihood, tokens = self._likelihood(text) if final else (None, 0)
-            texts.append(Filled(text, gaps, true[start:stop], predicted[start:stop], likelihood, tokens))
+            texts.append(MaskedText(text, gaps, true[start:stop], predicted[start:stop], likelihood, tokens))
         self.metric.update(batch.ids, texts)
 
     def _likelihood(self, text: str) -> tuple[float | None, int]:
@@ -161,16 +161,16 @@ class MaskedLanguageModeling(TextTask):
             return None, 0
         tokenizer = self.field.tokenizer
         ids = tokenizer.encode(text)[: self.field.max_len - 2]
-        whole, mask_id = [tokenizer.bos_id, *ids, tokenizer.eos_id], tokenizer.mask_id
+        all_ids, mask_id = [tokenizer.bos_id, *ids, tokenizer.eos_id], tokenizer.mask_id
         assert mask_id is not None
-        return pseudo_log_likelihood(self.model, whole, mask_id=mask_id, device=self.device), len(ids)
+        return pseudo_log_likelihood(self.model, all_ids, mask_id=mask_id, device=self.device), len(ids)
 
     def evaluation_results(self, split: str, loss: float, *, final: bool) -> dict[str, float]:
         results = self.metric.compute()
         self.show(self.metric.rows_of(), _line)
         if final:
             results |= self.metric.intervals(seed=self.seed) | self.metric.constant()
-            results |= self.metric.ceiling(self.data.source.chances)
+            results |= self.metric.ceiling(self.data.source.word_probabilities)
         return results
 
     def scorers(self, metric: str, control: str) -> tuple[Scorer, Scorer, int] | None:
@@ -182,7 +182,7 @@ class MaskedLanguageModeling(TextTask):
 
     def report(self) -> list[Section]:
         rows = self.metric.rows_of()
-        return [Section("Random texts", [Table(["text"], [[_line(rows[at])] for at in random_places(len(rows))])])]
+        return [Section("Random texts", [Table(["text"], [[_line(rows[at])] for at in sample_indices(len(rows))])])]
 
     def example(self, data: Data, folder: Path) -> str:
         first, *rest = data.split(data.final_split).record(0)["text"].split()[:12]
@@ -192,5 +192,5 @@ class MaskedLanguageModeling(TextTask):
 def _line(row: Mapping[str, Any]) -> str:
     """Returns a text with its predicted tokens, each followed by the true one if it is wrong."""
     pairs = zip(row["predicted"], row["true"], strict=True)
-    filled = ", ".join(one if one == true else f"{one} (true: {true})" for one, true in pairs)
+    filled = ", ".join(token if token == true else f"{token} (true: {true})" for token, true in pairs)
     return f"{printable(row['text'][:200])}   filled: {filled}"

@@ -11,8 +11,8 @@ from vlm.data.batch import InputRows
 from vlm.data.images.image import Preprocess
 from vlm.errors import UserError
 from vlm.inference.command_options import PhotoTranslationOptions
-from vlm.inference.inputs import LineArguments, open_image, several_images
-from vlm.inference.predictor import ImagePredictor, image_keys, normalized
+from vlm.inference.inputs import LineArguments, collect_images, open_image
+from vlm.inference.predictor import ImagePredictor, image_keys, normalize_pixels
 from vlm.models.context import Context
 from vlm.models.encoder_decoder import TextAndImageToText
 from vlm.tasks.translation.predict import Translator, encode_texts
@@ -31,12 +31,12 @@ def encode_with_photos(
     if pixels is None:
         images = next(model.parameters()).new_zeros(len(texts.counts), 3, *preprocess.image_size)
     else:
-        images = normalized(model, preprocess, pixels)
+        images = normalize_pixels(model, preprocess, pixels)
     return encode_texts(model, texts, images=images)
 
 
 class PhotoTranslator(ImagePredictor, Translator):
-    """Translates texts, each beside its photo; arguments as in Predictor."""
+    """Translates texts that each have a photo; arguments as in Predictor."""
 
     task = "photo_translation"
     options = PhotoTranslationOptions
@@ -47,10 +47,10 @@ class PhotoTranslator(ImagePredictor, Translator):
         return "", self.pixels(Image.new("RGB", (1, 1)))
 
     def sources(self, inputs: Sequence[str], options: PhotoTranslationOptions) -> list[tuple[str, Any]]:
-        images, _ = several_images(options.image)
+        images, _ = collect_images(options.image)
         if len(images) not in (1, len(inputs)):
-            fault = f"--image: {len(images)} images for {len(inputs)} texts"
-            raise UserError(f"{fault}; give one for each, or one for all")
+            problem = f"--image: {len(images)} images for {len(inputs)} texts"
+            raise UserError(f"{problem}; give one for each, or one for all")
         if len(images) == 1:
             images = [self.pixels(open_image(images[0]))] * len(inputs)
         return list(zip(inputs, images, strict=True))

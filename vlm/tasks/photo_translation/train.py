@@ -8,7 +8,7 @@ from typing import Unpack
 from torch import Tensor, nn
 
 from vlm.data.batch import Batch
-from vlm.inference.predictor import normalized
+from vlm.inference.predictor import normalize_pixels
 from vlm.models.encoder_decoder import TextAndImageToText
 from vlm.models.flop import Work
 from vlm.tasks.photo_translation.predict import encode_with_photos
@@ -35,19 +35,19 @@ class PhotoTranslation(Translation):
     def work(self, batch: Batch) -> Work:
         return replace(super().work(batch), images=len(batch.ids))
 
-    def beside(self, batch: Batch) -> dict[str, Tensor]:
+    def extra_inputs(self, batch: Batch) -> dict[str, Tensor]:
         images = batch["images"]
-        return {"images": normalized(self.model, self.preprocess, images if self.training else images[:, 0])}
+        return {"images": normalize_pixels(self.model, self.preprocess, images if self.training else images[:, 0])}
 
     def evaluation_step(self, batch: Batch, *, final: bool) -> None:
         if not batch.ids:
             return
         super().evaluation_step(batch, final=final)
-        texts, references = batch["text"], [one for (one,) in batch["translation"].references]
+        texts, references = batch["text"], [reference for (reference,) in batch["translation"].references]
         for name, pixels in (("shuffled", batch["images"][:, 1]), ("blank", None)) if final else ():
             context = encode_with_photos(self.model, self.preprocess, texts, pixels)
             hypotheses = self.search.texts(context, final=final)
-            rows = (["", text.text, one, 0.0] for text, one in zip(hypotheses, references, strict=True))
+            rows = (["", text.text, reference, 0.0] for text, reference in zip(hypotheses, references, strict=True))
             self.controls[name].record(batch.ids, rows)  # type: ignore[operator]
 
     def evaluation_results(self, split: str, loss: float, *, final: bool) -> dict[str, float]:

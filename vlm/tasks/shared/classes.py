@@ -10,7 +10,7 @@ from vlm.data.batch import Batch
 from vlm.errors import UserError, printable
 from vlm.evaluation.metrics.bootstrap import Scorer, intervals, mean_scorer
 from vlm.evaluation.metrics.records import RecordMetric
-from vlm.evaluation.report.sections import SHOWN, Confusion, Part, Section, Table, random_places
+from vlm.evaluation.report.sections import MAX_SAMPLES, Confusion, Part, Section, Table, sample_indices
 from vlm.models.classifier import PoolingClassifier
 from vlm.training.step.losses import Term
 from vlm.training.step.task import Task, TaskOptions
@@ -62,8 +62,8 @@ class ClassificationMetric(RecordMetric):
         # Stable, so that ties are ordered alike on every device.
         values, classes = probabilities.detach().float().sort(dim=-1, descending=True, stable=True)
         top = classes[:, :TOP].tolist(), values[:, :TOP].tolist()
-        shown = [None] * len(ids) if texts is None else [list(each) for each in texts]
-        self.add(zip(ids, labels.tolist(), *top, shown, strict=True))
+        sample_texts = [None] * len(ids) if texts is None else [list(pair) for pair in texts]
+        self.add(zip(ids, labels.tolist(), *top, sample_texts, strict=True))
 
     def compute(self) -> dict[str, float]:
         """The scores.
@@ -97,7 +97,7 @@ class ClassificationMetric(RecordMetric):
         """Returns the F1 of each class; None for a class without samples."""
         matrix = self.confusion()
         counts = zip(matrix.diagonal().tolist(), matrix.sum(0).tolist(), matrix.sum(1).tolist(), strict=True)
-        return [2 * right / (taken + total) if total else None for right, taken, total in counts]
+        return [2 * right / (predicted + total) if total else None for right, predicted, total in counts]
 
     def confusion(self) -> np.ndarray:
         """Confusion matrix: counts by true class (rows) and predicted class (columns).
@@ -115,7 +115,10 @@ class ClassificationMetric(RecordMetric):
             classes: The names of the classes.
         """
         named = zip(self._ids, self._texts, strict=True)
-        heads = [{"image": id} if texts is None else {"id": id, **_named(texts)} for id, texts in named]
+        heads = [
+            {"image": id} if texts is None else {"id": id, **dict(zip(("text", "pair"), texts, strict=False))}
+            for id, texts in named
+        ]
         rows = zip(heads, self._labels.tolist(), self._classes.tolist(), self._values.tolist(), strict=True)
         return [
             {
@@ -139,11 +142,11 @@ class ClassificationMetric(RecordMetric):
 
     def scorers(self, control: str) -> tuple[Scorer, Scorer, int]:
         """Returns scorers of the accuracy of the model and of a control in `controls`, and the number of samples."""
-        own = self._classes[:, 0] == self._labels
-        sides = (mean_scorer(right[:, None].astype(np.float64)) for right in (own, self.controls[control]))
-        return next(sides), next(sides), len(own)
+        is_correct = self._classes[:, 0] == self._labels
+        sides = (mean_scorer(right[:, None].astype(np.float64)) for right in (is_correct, self.controls[control]))
+        return next(sides), next(sides), len(is_correct)
 
-    def answered(self, ids: Iterable[str], right: Iterable[bool]) -> np.ndarray:
+    def align_to_samples(self, ids: Iterable[str], right: Iterable[bool]) -> np.ndarray:
         """Returns if a control is right about each sample of the last `compute`, given that of samples by name."""
         by_id = dict(zip(ids, right, strict=True))
         return np.array([by_id[id] for id in self._ids], bool)
@@ -163,14 +166,10 @@ class ClassificationMetric(RecordMetric):
     def _read(self) -> None:
         rows = self.rows()
         if not rows:
-            raise UserError("no sample to score: all that were read could not be, or the split is empty", status=1)
+            raise UserError("no sample to score: every sample is unreadable, or the split is empty", status=1)
         labels, classes, values, self._texts = zip(*rows.values(), strict=True)
         self._ids, self._labels = list(rows), np.array(labels)
         self._classes, self._values = np.array(classes), np.array(values)
-
-
-def _named(texts: Sequence[str]) -> dict[str, str]:
-    return dict(zip(("text", "pair"), texts, strict=False))
 
 
 def calibration_error(confidences: np.ndarray, right: np.ndarray, bins: int = BINS) -> float:
@@ -253,19 +252,23 @@ class ClassTask(Task):
         records = self.predictions()
         wrong = [record for record in records if record["predicted"] != record["label"]]
         wrong.sort(key=lambda record: -record["probability"])
-        random = [records[at] for at in random_places(len(records))]
-        kinds = {"Surest mistakes": wrong[:SHOWN], "Random samples": random}
-        shown = [Section(title, [self.shown(kind)]) for title, kind in kinds.items() if kind]
-        return [Section("Classes", [confusion, self.class_table()]), *shown]
+        random = [records[at] for at in sample_indices(len(records))]
+        records_by_title = {"Most confident mistakes": wrong[:MAX_SAMPLES], "Random samples": random}
+        sections = [
+            Section(title, [self.render_predictions(samples)]) for title, samples in records_by_title.items() if samples
+        ]
+        return [Section("Classes", [confusion, self.class_table()]), *sections]
 
     def class_table(self) -> Table:
         """The scores of each class."""
-        return Table(["class", "accuracy"], list(zip(self.classes, map(share, self.metric.per_class()), strict=True)))
+        return Table(
+            ["class", "accuracy"], list(zip(self.classes, map(format_share, self.metric.per_class()), strict=True))
+        )
 
-    def shown(self, records: Sequence[Mapping[str, Any]]) -> Part:
+    def render_predictions(self, records: Sequence[Mapping[str, Any]]) -> Part:
         """Returns some predictions for the report."""
         raise TypeError(f"{type(self).__name__} shows no predictions")
 
 
-def share(value: float | None) -> str:
+def format_share(value: float | None) -> str:
     return "no samples" if value is None else f"{value:.1%}"

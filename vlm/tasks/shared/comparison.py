@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vlm.checkpoint.locate import in_run
+from vlm.checkpoint.locate import find_best_checkpoint
 from vlm.errors import UserError, print_error, printable
 from vlm.evaluation.metrics.bootstrap import Scorer, caption_scorer, mean_scorer, ratio_scorer
 from vlm.evaluation.metrics.coco import KEYS, References
-from vlm.inference.tasks import TASKS, resolve, task_name
+from vlm.inference.tasks import TASKS, current_task_name, import_object
 from vlm.io.terminal import shell_line
 
 
@@ -26,7 +26,7 @@ class Sample(NamedTuple):
 Samples = Mapping[str, Sample]  # by name
 
 
-class Compared(NamedTuple):
+class ComparedSamples(NamedTuple):
     """The samples that a task compares, and their scoring.
 
     Args:
@@ -54,15 +54,15 @@ class StoredEvaluation:
     name: str
     split: str
     scores: dict[str, float]
-    compared: Compared
+    compared: ComparedSamples
     task: str | None = None
     checkpoint: Path | None = None
 
-    def is_comparable(self, other: "StoredEvaluation") -> bool:
+    def is_comparable(self, evaluation: "StoredEvaluation") -> bool:
         """Returns True if two evaluations are of one task, of tasks with the same scores, or of unknown ones."""
-        if self.task is None or other.task is None or self.task == other.task:
+        if self.task is None or evaluation.task is None or self.task == evaluation.task:
             return True
-        compared = [TASKS[task].compared for task in (self.task, other.task) if task in TASKS]
+        compared = [TASKS[task].comparison for task in (self.task, evaluation.task) if task in TASKS]
         return len(compared) == 2 and compared[0] is not None and compared[0] == compared[1]
 
 
@@ -82,13 +82,19 @@ def read(folder: Path, name: str) -> StoredEvaluation:
     try:
         split = next(iter(parts["metrics"])).split("/")[0]
         scores = {key.split("/", 1)[1]: float(value) for key, value in parts["metrics"].items()}
-        named = (parts["about"] or {}).get("task")
-        task = TASKS.get(task_name(named))
-        asked = resolve(task.compared) if task and task.compared else lambda details, predictions: Compared({}, None)
-        compared = asked(parts["details"] or {}, parts["predictions"] or ())
+        stored_task = (parts["about"] or {}).get("task")
+        task = TASKS.get(current_task_name(stored_task))
+        select = (
+            import_object(task.comparison)
+            if task and task.comparison
+            else lambda details, predictions: ComparedSamples({}, None)
+        )
+        compared = select(parts["details"] or {}, parts["predictions"] or ())
     except (KeyError, TypeError, AttributeError, ValueError, StopIteration) as error:
         raise UserError(f"{place}: not what vlm evaluate writes ({error!r}); evaluate again") from error
-    return StoredEvaluation(name, split, scores, compared, None if named is None else task_name(named))
+    return StoredEvaluation(
+        name, split, scores, compared, None if stored_task is None else current_task_name(stored_task)
+    )
 
 
 def _validation(folder: Path, name: str) -> StoredEvaluation:
@@ -97,7 +103,7 @@ def _validation(folder: Path, name: str) -> StoredEvaluation:
     Raises:
         UserError: The folder is not one of a run, or the run was not validated.
     """
-    checkpoint = in_run(folder)
+    checkpoint = find_best_checkpoint(folder)
     if checkpoint == folder:
         raise UserError(f"{folder}: holds no metrics.json; give a folder that vlm evaluate --out wrote, or a run's")
     from vlm.checkpoint.load import read as read_checkpoint  # torch
@@ -109,7 +115,9 @@ def _validation(folder: Path, name: str) -> StoredEvaluation:
         raise UserError(f"{folder}: was neither tested nor validated; compare what this writes: {command}")
     split = next(iter(results)).split("/")[0]
     scores = {key.split("/", 1)[1]: float(value) for key, value in results.items()}
-    return StoredEvaluation(name, split, scores, Compared({}, None), task_name(about["task"]), checkpoint)
+    return StoredEvaluation(
+        name, split, scores, ComparedSamples({}, None), current_task_name(about["task"]), checkpoint
+    )
 
 
 def places(folder: Path) -> list[Path]:
@@ -124,16 +132,18 @@ def _json(path: Path) -> Any:
         raise UserError(f"{path}: cannot be read ({error}); evaluate again") from error
 
 
-def shares(samples: Sequence[Sample]) -> tuple[Sequence[str], Scorer]:
+def score_shares(samples: Sequence[Sample]) -> tuple[Sequence[str], Scorer]:
     """Returns the scorer of the share of right answers or classes, for resampled images or texts."""
-    right = [[one == other for one, other in zip(true, predicted, strict=True)] for true, predicted in samples]
+    right = [
+        [expected == answer for expected, answer in zip(true, predicted, strict=True)] for true, predicted in samples
+    ]
     return ("accuracy",), ratio_scorer(np.array([(sum(hits), len(hits)) for hits in right], np.float64))
 
 
-def select_captions(details: Mapping[str, Any], predictions: Any) -> Compared:
+def select_captions(details: Mapping[str, Any], predictions: Any) -> ComparedSamples:
     """Returns the captions, by language if the data have languages."""
     by_language = {"" if name == "images" else name: rows for name, rows in details.items() if rows}
-    return Compared(
+    return ComparedSamples(
         {
             language: {image: Sample(sorted(row["references"]), row["caption"]) for image, row in rows.items()}
             for language, rows in by_language.items()
@@ -149,15 +159,15 @@ def _score_captions(samples: Sequence[Sample]) -> tuple[Sequence[str], Scorer]:
     return KEYS, caption_scorer(references.score(captions))
 
 
-def select_classes(details: Any, predictions: Sequence[Mapping[str, Any]]) -> Compared:
+def select_classes(details: Any, predictions: Sequence[Mapping[str, Any]]) -> ComparedSamples:
     """Returns the predicted classes."""
     samples = {row.get("image", row.get("id")): Sample([row["label"]], [row["predicted"]]) for row in predictions}
-    return Compared({"": samples}, shares)
+    return ComparedSamples({"": samples}, score_shares)
 
 
-def select_ranks(details: Any, predictions: Sequence[Mapping[str, Any]]) -> Compared:
-    """Returns the rank of each image's own text."""
-    return Compared({"": {row["image_id"]: Sample(None, row["rank"]) for row in predictions}}, _score_ranks)
+def select_ranks(details: Any, predictions: Sequence[Mapping[str, Any]]) -> ComparedSamples:
+    """Returns the rank of each image's caption."""
+    return ComparedSamples({"": {row["image_id"]: Sample(None, row["rank"]) for row in predictions}}, _score_ranks)
 
 
 def _score_ranks(samples: Sequence[Sample]) -> tuple[Sequence[str], Scorer]:
@@ -167,44 +177,44 @@ def _score_ranks(samples: Sequence[Sample]) -> tuple[Sequence[str], Scorer]:
     return [f"text_recall_{depth}" for depth in DEPTHS], mean_scorer(hits)
 
 
-def select_image_answers(details: Mapping[str, Any], predictions: Any) -> Compared:
+def select_image_answers(details: Mapping[str, Any], predictions: Any) -> ComparedSamples:
     """Returns the answers to all questions of an image as one sample, because they are correlated."""
     images: dict[str, tuple[list[str], list[str]]] = {}
     for row in details.get("questions", ()):
         true, predicted = images.setdefault(row["image_id"], ([], []))
         true.append(row["answer"])
         predicted.append(row["answer"] if row["predicted"] in row.get("answers", ()) else row["predicted"])
-    return Compared({"": {image: Sample(*answers) for image, answers in images.items()}}, shares)
+    return ComparedSamples({"": {image: Sample(*answers) for image, answers in images.items()}}, score_shares)
 
 
-def select_masked_words(details: Any, predictions: Sequence[Mapping[str, Any]]) -> Compared:
+def select_masked_words(details: Any, predictions: Sequence[Mapping[str, Any]]) -> ComparedSamples:
     """Returns the tokens of each text's gaps, which differ between models with different tokenizers."""
     rows = [row for row in predictions if "true" in row]  # earlier versions did not store the true tokens
-    return Compared(
+    return ComparedSamples(
         {"": {row["id"]: Sample(row["text"], (row["true"], row["predicted"])) for row in rows}}, _score_masked_words
     )
 
 
 def _score_masked_words(samples: Sequence[Sample]) -> tuple[Sequence[str], Scorer]:
-    hits = [[one == other for one, other in zip(*sample.predicted, strict=True)] for sample in samples]
+    hits = [[expected == token for expected, token in zip(*sample.predicted, strict=True)] for sample in samples]
     return ("accuracy",), ratio_scorer(np.array([[sum(hit), len(hit)] for hit in hits], np.float64))
 
 
-def select_span_answers(details: Mapping[str, Any], predictions: Any) -> Compared:
+def select_span_answers(details: Mapping[str, Any], predictions: Any) -> ComparedSamples:
     """Returns the scores of each question's answer."""
     rows = details.get("questions", ())
     samples = {row["id"]: Sample(row.get("answers"), (row["exact_match"], row["f1"])) for row in rows}
-    return Compared({"": samples}, _score_answers)
+
+    def score(samples: Sequence[Sample]) -> tuple[Sequence[str], Scorer]:
+        return ("exact_match", "f1"), mean_scorer(np.array([sample.predicted for sample in samples], np.float64))
+
+    return ComparedSamples({"": samples}, score)
 
 
-def _score_answers(samples: Sequence[Sample]) -> tuple[Sequence[str], Scorer]:
-    return ("exact_match", "f1"), mean_scorer(np.array([sample.predicted for sample in samples], np.float64))
-
-
-def select_tags(details: Any, predictions: Sequence[Mapping[str, Any]]) -> Compared:
+def select_tags(details: Any, predictions: Sequence[Mapping[str, Any]]) -> ComparedSamples:
     """Returns the tags of each sentence."""
     samples = {row["id"]: Sample((row["words"], row["tags"]), row["predicted"]) for row in predictions}
-    return Compared({"": samples}, _score_tags)
+    return ComparedSamples({"": samples}, _score_tags)
 
 
 def _score_tags(samples: Sequence[Sample]) -> tuple[Sequence[str], Scorer]:
@@ -215,11 +225,11 @@ def _score_tags(samples: Sequence[Sample]) -> tuple[Sequence[str], Scorer]:
     return NAMES, tag_scorer(true, [sample.predicted for sample in samples], scheme)
 
 
-def select_translations(details: Mapping[str, Any], predictions: Any) -> Compared:
+def select_translations(details: Mapping[str, Any], predictions: Any) -> ComparedSamples:
     """Returns the translations."""
     texts = details.get("texts", {})
     samples = {name: Sample(row["reference"], row["translation"]) for name, row in texts.items()}
-    return Compared({"": samples}, _score_translations)
+    return ComparedSamples({"": samples}, _score_translations)
 
 
 def _score_translations(samples: Sequence[Sample]) -> tuple[Sequence[str], Scorer]:

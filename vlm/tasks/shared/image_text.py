@@ -7,14 +7,14 @@ import torch
 from torch import Tensor
 
 from vlm.data.batch import Batch, TextRows
-from vlm.data.fields import block_of
+from vlm.data.fields import find_block
 from vlm.data.text.tokenizer import Tokenizer
 from vlm.errors import Count
 from vlm.models.context import Context
 from vlm.models.encoder_decoder import VisionLanguageModel
 from vlm.models.flop import Work
 from vlm.models.frozen_features import Features
-from vlm.nn.precision import widest
+from vlm.nn.precision import widest_float
 from vlm.tasks.shared.show import first_row, image_shape, text_shape
 from vlm.training.feature_cache import as_read
 from vlm.training.step.losses import Term, row_losses, token_loss
@@ -38,7 +38,7 @@ class GroundingLosses:
     CONTROLS = ("shuffled", "blank")
 
     def __init__(self, size: int, device: torch.device) -> None:
-        self._sums = torch.zeros(1 + len(self.CONTROLS), size, 2, dtype=widest(device), device=device)
+        self._sums = torch.zeros(1 + len(self.CONTROLS), size, 2, dtype=widest_float(device), device=device)
 
     def read(
         self, model: VisionLanguageModel, context: Context, rows: TextRows, *, blank: Context | None
@@ -54,15 +54,15 @@ class GroundingLosses:
             hidden = model.decoder(rows.tokens, rows.segments, context)
             return row_losses(hidden, rows.targets, model.head_parts)
 
-        own = losses(rows, context)
+        caption_losses = losses(rows, context)
         if blank is not None:
-            self.add(rows, own, context, blank, losses)
-        return own, (own[0] / own[1].clamp(min=1)).tolist()
+            self.add(rows, caption_losses, context, blank, losses)
+        return caption_losses, (caption_losses[0] / caption_losses[1].clamp(min=1)).tolist()
 
     def add(
         self,
         rows: TextRows,
-        own: Losses,
+        caption_losses: Losses,
         context: Context,
         blank: Context,
         losses: Callable[[TextRows, Context], Losses],
@@ -71,17 +71,17 @@ class GroundingLosses:
 
         Args:
             rows: The captions, with those of the samples' partners.
-            own: Losses of the captions with their own images.
+            caption_losses: Losses of the captions with the images that they describe.
             context: The encoded images.
             blank: One blank image, encoded.
             losses: Computes the losses of captions with images.
         """
-        self._put(0, rows.places, own)
-        others = rows.others
-        if others is not None and others.places != rows.places:  # a lone sample is its own partner
-            self._put(1, others.places, losses(others, context))
-        same = torch.zeros(len(rows.places), dtype=torch.long, device=blank.states.device)
-        self._put(2, rows.places, losses(rows, blank.rows(same)))
+        self._put(0, rows.places, caption_losses)
+        partner_rows = rows.partners
+        if partner_rows is not None and partner_rows.places != rows.places:  # a lone sample is its own partner
+            self._put(1, partner_rows.places, losses(partner_rows, context))
+        blank_index = torch.zeros(len(rows.places), dtype=torch.long, device=blank.states.device)
+        self._put(2, rows.places, losses(rows, blank.rows(blank_index)))
 
     def _put(self, kind: int, places: list[int], losses: Losses) -> None:
         index = torch.tensor(places, device=self._sums.device)
@@ -94,12 +94,12 @@ class GroundingLosses:
             loss: Loss of the whole split.
             summed: Sums a tensor over the processes.
         """
-        own, *controls = summed(self._sums).cpu()
+        model_sums, *controls = summed(self._sums).cpu()
         losses = {}
-        for name, other in zip(self.CONTROLS, controls, strict=True):
-            both = (own[:, 1] > 0) & (other[:, 1] > 0)
-            if both.any():
-                added = (other[both, 0] - own[both, 0]).sum() / own[both, 1].sum()
+        for name, control_sums in zip(self.CONTROLS, controls, strict=True):
+            has_both = (model_sums[:, 1] > 0) & (control_sums[:, 1] > 0)
+            if has_both.any():
+                added = (control_sums[has_both, 0] - model_sums[has_both, 0]).sum() / model_sums[has_both, 1].sum()
                 losses[f"loss@{name}"] = loss + added.item()
         return losses
 
@@ -108,15 +108,15 @@ class ImageTextTask(Task):
     """Trains by next-token prediction of text given an image.
 
     Attributes:
-        written: Name of the field of text, such as "captions".
-        segment: Name of one of its segments to print, such as "caption".
+        text_field: Name of the field of text, such as "captions".
+        segment_name: Name of one of its segments to print, such as "caption".
     Args:
         model, options: As in Task; the model is a VisionLanguageModel, fields are images, and the field of text.
         max_tokens: Most tokens of a decoded text.
     """
 
-    written: ClassVar[str]
-    segment: ClassVar[str]
+    text_field: ClassVar[str]
+    segment_name: ClassVar[str]
     model: VisionLanguageModel
 
     def __init__(self, *, model: VisionLanguageModel, max_tokens: Count, **options: Unpack[TaskOptions]) -> None:
@@ -126,14 +126,14 @@ class ImageTextTask(Task):
     @property
     def tokenizer(self) -> Tokenizer:
         """The tokenizer of the text."""
-        return self.fields[self.written].tokenizer  # type: ignore[return-value]
+        return self.fields[self.text_field].tokenizer  # type: ignore[return-value]
 
     def work(self, batch: Batch) -> Work:
-        rows, length = batch[self.written].tokens.shape
+        rows, length = batch[self.text_field].tokens.shape
         return Work(len(batch.ids), rows, length, kept=isinstance(batch["images"], Features))
 
     def loss(self, batch: Batch) -> dict[str, Term]:
-        rows = batch[self.written]
+        rows = batch[self.text_field]
         hidden = self.model(as_read(batch["images"], self.preprocess), rows.tokens, rows.segments)
         smoothing = self.label_smoothing
         return {"tokens": Term(*token_loss(hidden, rows.targets, self.model.head_parts, label_smoothing=smoothing))}
@@ -142,7 +142,7 @@ class ImageTextTask(Task):
         super().on_evaluation_start()
         size = len(self.data.split(self.evaluation.split))
         self.grounding = GroundingLosses(size, self.device)
-        self.controlled = range(size) if self.trainer.testing else block_of(0, size)
+        self.controlled = range(size) if self.trainer.testing else find_block(0, size)
 
     def add_losses(self, batch: Batch, context: Context) -> list[float]:
         """Adds a batch's loss to that of the split, with controls for `controlled` samples; returns each image's loss.
@@ -150,7 +150,7 @@ class ImageTextTask(Task):
         Args:
             context: The batch's images, encoded.
         """
-        rows = batch[self.written]
+        rows = batch[self.text_field]
         blank = self.blank(batch["images"]) if any(place in self.controlled for place in rows.places) else None
         (sums, counts), losses = self.grounding.read(self.model, context, rows, blank=blank)
         self.evaluation.add_loss({"tokens": Term(sums.sum(), counts.sum())})
@@ -162,10 +162,10 @@ class ImageTextTask(Task):
             return self.model.encode(torch.zeros(1, *pixels.shape[1:], device=pixels.device))
 
     def reading(self, batch: Batch, tokens: int) -> list[str]:
-        rows = batch[self.written]
+        rows = batch[self.text_field]
         shapes = f"{image_shape(batch['images'])}, {text_shape(rows.tokens, rows.segments)}"
         lines = [f"batch       {shapes}", f"sample      {batch.ids[0]}"]
-        show: dict[str, Any] = {"name": self.segment, "shown": tokens, "scored": rows.scored}
+        show: dict[str, Any] = {"name": self.segment_name, "limit": tokens, "scored": rows.scored}
         return lines + first_row(rows.tokens, rows.segments, self.tokenizer, **show)
 
     def description(self) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vlm.errors import Count, Share, SharedError
 from vlm.evaluation.report.verdict import FEW_STEPS, LONGER
-from vlm.io.terminal import folded
+from vlm.io.terminal import fold
 from vlm.models.frozen_features import Features
 from vlm.tasks.captioning.metrics import LanguageMetrics, text_findings
 from vlm.training.step.optim import total_steps
@@ -33,15 +33,10 @@ class Pixels(NamedTuple):
         return f"mean {self.mean:.2f}, deviation {self.deviation:.2f}"
 
 
-def differ(one: Pixels, other: Pixels) -> bool:
+def are_preprocessed_differently(first: Pixels, second: Pixels) -> bool:
     """Returns True if two batches of images look differently preprocessed."""
-    ratio = (one.deviation + 0.01) / (other.deviation + 0.01)
-    return abs(one.mean - other.mean) > 0.5 or not 0.5 < ratio < 2
-
-
-def has_pixels(batch: Any) -> bool:
-    """Returns True if a batch holds images, not cached features."""
-    return len(batch.ids) > 0 and not isinstance(batch["images"], Features)
+    ratio = (first.deviation + 0.01) / (second.deviation + 0.01)
+    return abs(first.mean - second.mean) > 0.5 or not 0.5 < ratio < 2
 
 
 def captions_images(task: Any) -> bool:
@@ -52,14 +47,14 @@ def captions_images(task: Any) -> bool:
 class ImageUseMonitor(L.Callback):
     """Warns if captions collapse, do not end or repeat words, or if the loss is the same with another image.
 
-    It gives each warning once, after several such validations in a row, and names the causes of which the run shows
-    signs. In the first half of a run, and at most in its first 1,000 steps, it gives none: models see little then.
+    Each warning is printed once, after several such validations in a row, with the likely causes. No warning is printed
+    in the first half of a run, or its first 1,000 steps if they are fewer, because models use images little then.
 
     Args:
-        min_gap: Smallest share of the loss that other images should add to it.
+        min_gap: Minimum relative increase of the loss with shuffled images.
         min_distinct: Smallest number of distinct captions, as a share of that of the first references.
         patience: Validations in a row before it warns.
-        stop: Whether to stop the run too, with exit status 1.
+        stop: Whether to stop the run as well, with exit status 1.
     """
 
     def __init__(
@@ -85,7 +80,9 @@ class ImageUseMonitor(L.Callback):
         if self._fault is not None:
             raise SharedError(f"{self._fault}\nstopped, as callbacks.grounding.stop=true says", 1)
         task: Any = pl_module
-        if self._train_pixels is None and captions_images(task) and has_pixels(batch):
+        if self._train_pixels is not None or not captions_images(task) or not batch.ids:
+            return
+        if not isinstance(batch["images"], Features):
             self._train_pixels = Pixels.of(task.preprocess.normalize(batch["images"]))
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -100,30 +97,33 @@ class ImageUseMonitor(L.Callback):
         self.streaks = {name: count + 1 if name in signs else 0 for name, count in self.streaks.items()}
         if trainer.global_step < min(FEW_STEPS, (total_steps(trainer) or 2 * FEW_STEPS) / 2):
             return
-        said = {name: signs[name] for name, count in self.streaks.items() if count >= self.patience}
-        said = {name: sign for name, sign in said.items() if name not in self.warned}
-        self.warned |= said.keys()
-        if "text" in said and trainer.is_global_zero:
-            self._warn(said["text"])
-        due = [sign for name, sign in said.items() if name != "text"]
+        reported = {name: signs[name] for name, count in self.streaks.items() if count >= self.patience}
+        reported = {name: sign for name, sign in reported.items() if name not in self.warned}
+        self.warned |= reported.keys()
+        if "text" in reported and trainer.is_global_zero:
+            self._warn(reported["text"])
+        due = [sign for name, sign in reported.items() if name != "text"]
         if not due:
             return
         self._fault = f"the model ignores its images: {'; '.join(due)}" if self.stop else None
         if trainer.is_global_zero:
             causes = [f"  - {cause}" for cause in self.causes(trainer, task)]
-            said_first = f"the model ignored its images: {'; '.join(due)}"
-            self._warn("\n".join([said_first, "likely causes:", *causes]))
+            headline = f"the model ignored its images: {'; '.join(due)}"
+            self._warn("\n".join([headline, "likely causes:", *causes]))
 
     def _warn(self, text: str) -> None:
         count = f"{self.patience} validations in a row" if self.patience > 1 else "a validation"
         text = f"\nwarning: in {count}, {text}"
-        print(folded(text, sys.stderr), file=sys.stderr, flush=True)
+        print(fold(text, sys.stderr), file=sys.stderr, flush=True)
 
     def signs(self, results: dict[str, float], task: Any) -> Iterator[tuple[str, str]]:
         """Yields name and description of each sign in a validation that the model ignores its images."""
-        other = results.get("loss@shuffled")
-        if other is not None and other - results["loss"] < self.min_gap * results["loss"]:
-            yield "gap", f"the loss is {results['loss']:.4f} with the right image and {other:.4f} with another one"
+        shuffled_loss = results.get("loss@shuffled")
+        if shuffled_loss is not None and shuffled_loss - results["loss"] < self.min_gap * results["loss"]:
+            yield (
+                "gap",
+                f"the loss is {results['loss']:.4f} with the right image and {shuffled_loss:.4f} with another one",
+            )
         scored = task.metrics.first
         references = len({texts[0] for texts in scored.references.values()})
         captions = len(set(scored.predictions.values()))
@@ -135,30 +135,29 @@ class ImageUseMonitor(L.Callback):
     def causes(self, trainer: L.Trainer, task: Any) -> list[str]:
         """Returns the likely causes: first too few steps, as in a verdict, then those with signs, then one without."""
         few = f"few steps: {trainer.global_step} so far; {LONGER}: small models may need thousands to see anything"
-        shown = [few] if trainer.global_step < FEW_STEPS else []
-        shown += [*_of_encoder(task, self._train_pixels), *_of_training(trainer, self.losses)]
-        return [*shown, "images that do not belong to their captions: see some with vlm check-data --out DIR"]
+        causes = [few] if trainer.global_step < FEW_STEPS else []
+        causes += _find_encoder_causes(task, self._train_pixels)
+        rate = max((group["lr"] for optimizer in trainer.optimizers for group in optimizer.param_groups), default=0.0)
+        if len(self.losses) > 1 and self.losses[-1] > 0.98 * self.losses[0]:
+            change = f"val/loss went from {self.losses[0]:.4f} to {self.losses[-1]:.4f}"
+            causes.append(f"the learning rate: {change}; optim.lr is {rate:.1e} now")
+        return [*causes, "images that do not match their captions: look at some with vlm check-data --out DIR"]
 
 
-def _of_encoder(task: Any, train: Pixels | None) -> Iterator[str]:
+def _find_encoder_causes(task: Any, train: Pixels | None) -> Iterator[str]:
     if all(not parameter.requires_grad for parameter in task.model.encoder.parameters()):
-        yield "a frozen encoder (task.freeze): it must be a trained one, with the preprocessing it was trained with"
+        yield "a frozen encoder (task.freeze): use a trained one, with the preprocessing of its training"
     samples = [sample["image"] for sample in task.evaluation.samples[:SAMPLES]]
     if not samples:
         return
     images = task.preprocess.normalize(torch.stack(samples))
-    seen = Pixels.of(images)
-    if abs(seen.mean) > 1.5 or not 0.2 < seen.deviation < 4:
-        yield f"images that are not normalised ({seen}): set data.preprocess.mean and std to those of the images"
-    if train and differ(train, seen):
-        yield f"mismatched preprocessing: {train} in training, {seen} in validation; compare data.augment, .preprocess"
+    validation = Pixels.of(images)
+    if abs(validation.mean) > 1.5 or not 0.2 < validation.deviation < 4:
+        yield f"images that are not normalised ({validation}): set data.preprocess.mean and std to those of the images"
+    if train and are_preprocessed_differently(train, validation):
+        difference = f"{train} in training, {validation} in validation"
+        yield f"mismatched preprocessing: {difference}; compare data.augment, .preprocess"
     states = task.model.encode(images).states.float()
     spread = states.std(0).mean() / states.std().clamp(min=1e-9)  # over images, relative to the overall one
     if len(samples) > 1 and spread < 0.02:
-        yield f"an encoder that tells images apart by {spread.item():.1%} of its output alone: dead, or not normalised"
-
-
-def _of_training(trainer: L.Trainer, losses: list[float]) -> Iterator[str]:
-    rate = max((group["lr"] for optimizer in trainer.optimizers for group in optimizer.param_groups), default=0.0)
-    if len(losses) > 1 and losses[-1] > 0.98 * losses[0]:
-        yield f"the learning rate: val/loss went from {losses[0]:.4f} to {losses[-1]:.4f}; optim.lr is {rate:.1e} now"
+        yield f"an encoder whose output differs by only {spread.item():.1%} between images: dead, or not normalised"

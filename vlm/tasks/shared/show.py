@@ -26,14 +26,14 @@ def first_row(
     tokenizer: Tokenizer,
     *,
     name: str,
-    shown: int,
+    limit: int,
     scored: Tensor | None = None,
 ) -> list[str]:
     """Returns lines that show the start of a batch's first row: each token and its target.
 
     Args:
         name: Name of a segment, such as "caption".
-        shown: Number of tokens to show.
+        limit: Number of tokens to show.
         scored: The tokens that are predicted; None for all.
     Shapes:
         tokens (B, L), segments (B, L), scored (B, L) or None
@@ -42,13 +42,13 @@ def first_row(
     labels = next_token_labels(predicted[:1], segments[:1])[0]
     lines = [f"  {name:<10}input -> target"]
     row = zip(tokens[0].tolist(), segments[0].tolist(), labels.tolist(), strict=True)
-    for token, segment, label in [one for one in row if one[1] != PADDING][:shown]:
+    for token, segment, label in [item for item in row if item[1] != PADDING][:limit]:
         target = "(none)" if label == IGNORE else tokenizer.piece(label)
         lines.append(f"  {segment:>7}   {tokenizer.piece(token)!r} -> {target!r}")
     return lines
 
 
-def row_lines(rows: InputRows, tokenizer: Tokenizer, *, shown: int) -> list[str]:
+def row_lines(rows: InputRows, tokenizer: Tokenizer, *, limit: int) -> list[str]:
     """Returns lines with the first tokens of a batch's first sample; of two texts, a line each.
 
     Of one text, the tokens that a head reads have a *; of two texts it reads the first token, or all.
@@ -60,25 +60,27 @@ def row_lines(rows: InputRows, tokenizer: Tokenizer, *, shown: int) -> list[str]
     lines = []
     for kind, name in enumerate(["first", "second"] if any(kinds) else ["tokens"]):
         places = [at for at in range(length) if kinds[at] == kind]
-        pieces = [f"{tokenizer.piece(pairs[at][0])!r}{'*' * (at in read)}" for at in places[:shown]]
-        lines.append(f"  {name:<10}{' '.join(pieces)}{' ...' * (len(places) > shown)}")
+        pieces = [f"{tokenizer.piece(pairs[at][0])!r}{'*' * (at in read)}" for at in places[:limit]]
+        lines.append(f"  {name:<10}{' '.join(pieces)}{' ...' * (len(places) > limit)}")
     notes = {"▁": "▁ is a space", "*": "the model's output is read at tokens with *"}
     legend = [note for sign, note in notes.items() if any(sign in line for line in lines)]
     return lines + [f"            ({'; '.join(legend)})"] * bool(legend)
 
 
-def shape(tensor: Tensor) -> str:
+def format_shape(tensor: Tensor) -> str:
     return " x ".join(map(str, tensor.shape))
 
 
 def image_shape(images: Tensor | Features) -> str:
     """Shape of a batch of images, or of cached features."""
-    return f"features {shape(images.values)}" if isinstance(images, Features) else f"images {shape(images)}"
+    return (
+        f"features {format_shape(images.values)}" if isinstance(images, Features) else f"images {format_shape(images)}"
+    )
 
 
 def text_shape(tokens: Tensor, segments: Tensor) -> str:
     """Shape of a batch of text, and the share of it that is padding."""
-    return f"tokens {shape(tokens)}, padding {(segments == PADDING).float().mean().item():.1%}"
+    return f"tokens {format_shape(tokens)}, padding {(segments == PADDING).float().mean().item():.1%}"
 
 
 def caption_line(caption: str, references: Sequence[str]) -> str:

@@ -26,8 +26,8 @@ class NaiveBayes:
         for words, label in samples:
             sizes[label] += 1
             self.counts[label].update(words)
-        known = len(set().union(*self.counts)) + 1  # plus one for unseen words
-        self.totals = [sum(counts.values()) + known for counts in self.counts]
+        vocabulary_size = len(set().union(*self.counts)) + 1  # plus one for unseen words
+        self.totals = [sum(counts.values()) + vocabulary_size for counts in self.counts]
         self.priors = [math.log(max(size, 1e-9) / max(1, sum(sizes))) for size in sizes]
 
     def predict(self, words: Words) -> int:
@@ -62,9 +62,10 @@ class MostFrequent:
         for keys, value in samples:
             for key in dict.fromkeys(keys):
                 counts[key][value] += 1
-        most = {key: max(own.values()) for key, own in counts.items()}
+        highest = {key: max(value_counts.values()) for key, value_counts in counts.items()}
         self._values = {
-            key: of_equals(value for value, count in own.items() if count == most[key]) for key, own in counts.items()
+            key: of_equals(value for value, count in value_counts.items() if count == highest[key])
+            for key, value_counts in counts.items()
         }
 
     def value(self, keys: Iterable[Hashable]) -> str:
@@ -82,7 +83,7 @@ def tag_controls(metric: TaggingMetric, train: Iterable[tuple[Words, Words]]) ->
     """Returns metric@frequent, of each word's most frequent tag in train, and metric@constant, of the overall one."""
     pairs = (pair for sentence in train for pair in zip(*sentence, strict=True))
     frequent = MostFrequent(((word, None), tag) for word, tag in pairs)
-    sentences = [one.words for one in metric.samples.values()]
+    sentences = [sample.words for sample in metric.samples.values()]
     metric.controls = {
         "frequent": [[frequent.value((word, None)) for word in words] for words in sentences],
         "constant": [[frequent.value([None])] * len(words) for words in sentences],
@@ -93,14 +94,14 @@ def tag_controls(metric: TaggingMetric, train: Iterable[tuple[Words, Words]]) ->
 
 def overlapping_span(question: str, context: str) -> str:
     """Returns the longest run of words not in a question, from the context's sentence that shares most with it."""
-    asked = set(_WORD.findall(question.lower()))
+    question_words = set(_WORD.findall(question.lower()))
     sentences = [part for part in _SENTENCE_END.split(context) if part.strip()]
     if not sentences:
         return ""
-    sentence = max(sentences, key=lambda part: len(asked & set(_WORD.findall(part.lower()))))
+    sentence = max(sentences, key=lambda part: len(question_words & set(_WORD.findall(part.lower()))))
     runs: list[tuple[int, int]] = [(0, 0)]
     for match in _WORD.finditer(sentence):
-        if match.group().lower() in asked:
+        if match.group().lower() in question_words:
             runs.append((match.end(), match.end()))
         else:
             start, stop = runs[-1]

@@ -6,9 +6,9 @@ from typing import Any, ClassVar, Protocol
 from vlm.data.batch import Batch
 from vlm.data.text.tokenizer import Tokenizer
 from vlm.decoding.options import Decoding
-from vlm.evaluation.report.sections import random_places
+from vlm.evaluation.report.sections import sample_indices
 from vlm.inference.options import DecodingOptions
-from vlm.inference.writing import Text, likeliest
+from vlm.inference.writing import Text, decode_likeliest
 from vlm.models.context import Context
 from vlm.models.encoder_decoder import EncoderDecoder
 from vlm.models.flop import Work
@@ -17,7 +17,7 @@ from vlm.tasks.shared.show import row_lines, text_shape
 from vlm.training.step.task import Task
 
 
-class Writes(Protocol):
+class TextWritingTask(Protocol):
     """A task whose model writes texts."""
 
     @property
@@ -36,20 +36,20 @@ class TextSearch:
         length_penalty: They are ranked by log-probability / length ** length_penalty.
     """
 
-    def __init__(self, task: Writes, *, max_tokens: int, beam: int, length_penalty: float) -> None:
+    def __init__(self, task: TextWritingTask, *, max_tokens: int, beam: int, length_penalty: float) -> None:
         self.task, self.greedy = task, Decoding(max_tokens=max_tokens)
         self.search = Decoding(max_tokens=max_tokens, beam=beam, length_penalty=length_penalty)
 
-    def follow(self, stored: Mapping[str, Any], config: Mapping[str, Any]) -> None:
+    def use_stored_options(self, stored: Mapping[str, Any], config: Mapping[str, Any]) -> None:
         """Uses the decoding options of a Hugging Face folder, as the commands do.
 
         Args:
             stored: The options in the checkpoint.
             config: The task's config, whose options take precedence.
         """
-        own = {name: config[name] for name in ("beam", "length_penalty", "max_tokens")}
-        chosen = DecodingOptions().resolve({**stored, **own})
-        self.search = chosen.search(chosen.rules(self.task.tokenizer), sample=False)
+        task_options = {name: config[name] for name in ("beam", "length_penalty", "max_tokens")}
+        chosen = DecodingOptions().resolve({**stored, **task_options})
+        self.search = chosen.build_decoding(chosen.build_rules(self.task.tokenizer), sample=False)
 
     def begin(self) -> None:
         self.pool = StepperPool()  # a GPU records a decode step once for all batches
@@ -59,7 +59,7 @@ class TextSearch:
 
     def texts(self, context: Context, *, final: bool, language: str | None = None) -> list[Text]:
         task, decoding = self.task, self.search if final else self.greedy
-        return likeliest(task.model, task.tokenizer, context, decoding, pool=self.pool, language=language)
+        return decode_likeliest(task.model, task.tokenizer, context, decoding, pool=self.pool, language=language)
 
     def description(self) -> dict[str, Any]:
         """Returns options that a checkpoint stores for the commands."""
@@ -71,25 +71,25 @@ class TextTask(Task):
     """Base of tasks whose models read rows of texts.
 
     Attributes:
-        read: Name of the field of the texts in batches.
+        text_field: Name of the field of the texts in batches.
     """
 
-    read: ClassVar[str] = "texts"
+    text_field: ClassVar[str] = "texts"
     unit = "texts"
 
     @property
     def field(self) -> Any:
         """The field of the texts."""
-        return self.fields[self.read]
+        return self.fields[self.text_field]
 
     def work(self, batch: Batch) -> Work:
-        return Work(0, *batch[self.read].tokens.shape)
+        return Work(0, *batch[self.text_field].tokens.shape)
 
     def reading(self, batch: Batch, tokens: int) -> list[str]:
-        rows = batch[self.read]
+        rows = batch[self.text_field]
         lines = [f"batch       {text_shape(rows.tokens, rows.segments)}", f"sample      {batch.ids[0]}"]
-        return [*lines, *row_lines(rows, self.field.tokenizer, shown=tokens)]
+        return [*lines, *row_lines(rows, self.field.tokenizer, limit=tokens)]
 
     def show(self, rows: Sequence[Mapping[str, Any]], line: Callable[[Any], str]) -> None:
         """Keeps random rows of an evaluation as its samples, each with a line to print."""
-        self.evaluation.samples = [{**rows[at], "line": line(rows[at])} for at in random_places(len(rows))]
+        self.evaluation.samples = [{**rows[at], "line": line(rows[at])} for at in sample_indices(len(rows))]

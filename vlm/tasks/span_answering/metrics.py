@@ -6,16 +6,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vlm.data.text.passages import normalized
+from vlm.data.text.passages import normalize_answer
 from vlm.evaluation.metrics.bootstrap import Scorer, intervals, mean_scorer
 from vlm.evaluation.metrics.records import SampleMetric
-from vlm.evaluation.report.sections import SHOWN, Section, Table, random_places
+from vlm.evaluation.report.sections import MAX_SAMPLES, Section, Table, sample_indices
 from vlm.tasks.shared.text_controls import MostFrequent, beginnings, overlapping_span
 
 NAMES = ("exact_match", "f1")
 
 
-class Answered(NamedTuple):
+class AnsweredQuestion(NamedTuple):
     """A question of an evaluation with the predicted answer, empty for no answer."""
 
     question: str
@@ -27,8 +27,11 @@ class Answered(NamedTuple):
 
 def scores(predicted: str, answers: Sequence[str]) -> tuple[float, float]:
     """Returns exact match and F1 with the best-fitting true answer; without one, an empty prediction is right."""
-    true = [text for text in map(normalized, answers) if text] or [""]
-    pairs = [(float(normalized(predicted) == text), _f1(normalized(predicted).split(), text.split())) for text in true]
+    true = [text for text in map(normalize_answer, answers) if text] or [""]
+    pairs = [
+        (float(normalize_answer(predicted) == text), _f1(normalize_answer(predicted).split(), text.split()))
+        for text in true
+    ]
     return max(exact for exact, _ in pairs), max(f1 for _, f1 in pairs)
 
 
@@ -39,14 +42,14 @@ def _f1(predicted: Sequence[str], true: Sequence[str]) -> float:
     return 2 * common / (len(predicted) + len(true))
 
 
-class SpanMetric(SampleMetric[Answered]):
+class SpanMetric(SampleMetric[AnsweredQuestion]):
     """Scores over all questions of all processes.
 
     Attributes:
         answers: Answers of controls to the questions of the last `compute`.
     """
 
-    kind, unit = Answered, "question"
+    kind, unit = AnsweredQuestion, "question"
     answers: dict[str, list[str]]
 
     def compute(self) -> dict[str, float]:
@@ -60,10 +63,10 @@ class SpanMetric(SampleMetric[Answered]):
     def score(self, predicted: Sequence[str]) -> dict[str, float]:
         """Returns the scores of other answers to the same questions."""
         values = self._values(predicted)
-        known = np.array([bool(question.answers) for question in self.samples.values()])
+        has_answer = np.array([bool(question.answers) for question in self.samples.values()])
         scores = dict(zip(NAMES, values.mean(0).tolist(), strict=True))
-        if known.any() and not known.all():
-            for kind, chosen in (("answerable", known), ("unanswerable", ~known)):
+        if has_answer.any() and not has_answer.all():
+            for kind, chosen in (("answerable", has_answer), ("unanswerable", ~has_answer)):
                 scores |= {f"{name}_{kind}": value for name, value in zip(NAMES, values[chosen].mean(0), strict=True)}
         return {name: float(value) for name, value in scores.items()}
 
@@ -77,10 +80,10 @@ class SpanMetric(SampleMetric[Answered]):
             metric@question, of the most frequent answer in train to the question, or to those with the same beginning.
         """
         frequent = MostFrequent((beginnings(question), answer) for question, answer in train)
-        asked = self.samples.values()
+        questions = self.samples.values()
         self.answers = {
-            "overlap": [overlapping_span(one.question, one.context) for one in asked],
-            "question": [frequent.value(beginnings(one.question)) for one in asked],
+            "overlap": [overlapping_span(item.question, item.context) for item in questions],
+            "question": [frequent.value(beginnings(item.question)) for item in questions],
         }
         scores = {control: self.score(texts) for control, texts in self.answers.items()}
         return {f"{name}@{control}": values[name] for control, values in scores.items() for name in NAMES}
@@ -88,8 +91,10 @@ class SpanMetric(SampleMetric[Answered]):
     def scorers(self, metric: str, control: str) -> tuple[Scorer, Scorer, int]:
         """Returns the scorers of a metric of the model and of a control, and the number of questions."""
         place, texts = NAMES.index(metric), [question.predicted for question in self.samples.values()]
-        own, other = (mean_scorer(self._values(side)[:, [place]]) for side in (texts, self.answers[control]))
-        return own, other, len(texts)
+        model, baseline = (
+            mean_scorer(self._values(predicted)[:, [place]]) for predicted in (texts, self.answers[control])
+        )
+        return model, baseline, len(texts)
 
     def intervals(self, *, seed: int) -> dict[str, float]:
         """Returns both scores at @low and @high: 95% intervals by bootstrap over questions."""
@@ -99,7 +104,10 @@ class SpanMetric(SampleMetric[Answered]):
     def rows_of(self) -> list[dict[str, Any]]:
         """Returns the questions with their answers and scores."""
         values = self._values([question.predicted for question in self.samples.values()]).tolist()
-        return [row | dict(zip(NAMES, own, strict=True)) for row, own in zip(super().rows_of(), values, strict=True)]
+        return [
+            row | dict(zip(NAMES, row_scores, strict=True))
+            for row, row_scores in zip(super().rows_of(), values, strict=True)
+        ]
 
     def _values(self, predicted: Sequence[str]) -> Any:
         """Returns both scores of each question. Shapes: -> (N, 2)"""
@@ -116,8 +124,8 @@ def span_sections(rows: Sequence[Mapping[str, Any]]) -> list[Section]:
     Args:
         rows: Questions with their answers and scores.
     """
-    wrong = sorted((row for row in rows if not row["f1"]), key=lambda row: -row["probability"])[:SHOWN]
-    kinds = {"Random answers": [rows[at] for at in random_places(len(rows))], "Surest mistakes": wrong}
+    wrong = sorted((row for row in rows if not row["f1"]), key=lambda row: -row["probability"])[:MAX_SAMPLES]
+    kinds = {"Random answers": [rows[at] for at in sample_indices(len(rows))], "Most confident mistakes": wrong}
     return [Section(title, [Table(HEADER, list(map(_cells, chosen)))]) for title, chosen in kinds.items() if chosen]
 
 

@@ -1,20 +1,20 @@
-"""Answering questions about texts by a part of the text, with a trained model."""
+"""Extractive question answering about texts with a trained model."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from vlm.data.batch import InputRows
-from vlm.data.text.passages import Window, WordSpan, encode_passage, word_places
+from vlm.data.text.passages import Window, WordSpan, encode_passage, find_words
 from vlm.data.text.words import read_lines
 from vlm.errors import UserError
 from vlm.inference.command_options import SpanOptions
 from vlm.inference.inputs import FileArguments
-from vlm.inference.options import questions_of
-from vlm.inference.predictor import BatchPredictor, Rows, TextPredictor, check_outputs, note_cut
+from vlm.inference.options import list_questions
+from vlm.inference.predictor import BatchPredictor, Rows, Stored, TextPredictor, check_outputs, note_truncation
 from vlm.io.files import progress
 from vlm.models.classifier import TokenClassifier
 from vlm.models.context import Context
@@ -58,7 +58,7 @@ def span_scores(model: TokenClassifier, rows: InputRows) -> Tensor:
     logits = model(rows.tokens, rows.segments, rows.types, rows.places).float()
     scores = logits.new_full((rows.tokens.numel(), 2), -torch.inf)
     scores = scores.index_copy(0, rows.places, logits).view(*rows.tokens.shape, 2)
-    windows = Context(scores).one_text_per_row(rows.layout)
+    windows = Context(scores).split_packed_rows(rows.layout)
     return windows.states.masked_fill(~windows.full_mask[..., None], -torch.inf)
 
 
@@ -105,7 +105,7 @@ def choose_answer(
 
 
 class SpanAnswerer(BatchPredictor, TextPredictor):
-    """Answers questions about each text by a part of it; arguments as in Predictor."""
+    """Answers questions about each text with a span of it; arguments as in Predictor."""
 
     result = SpanAnswer
     returns = "A SpanAnswer; with a list of questions, a list of them"
@@ -113,18 +113,21 @@ class SpanAnswerer(BatchPredictor, TextPredictor):
     fields = ("file", "question", "answer")
     options = SpanOptions
     arguments = FileArguments
+    stored: ClassVar[Stored] = {"max_len": int, "stride": int, "longest": int, "abstains": bool}
+    max_len: int
+    stride: int
+    longest: int
+    abstains: bool
     model: TokenClassifier
 
     def restore(self, about: Mapping[str, Any]) -> None:
         super().restore(about)
-        self.max_len, self.stride, self.longest = (int(about[name]) for name in ("max_len", "stride", "longest"))
-        self.abstains = bool(about["abstains"])
         self.marks_shared = bool(about.get("marks_shared"))  # older checkpoints do not have it
 
     def check(self) -> None:
         check_outputs(self.model.head.weight.T, 2, "scores of start and end")
-        check_outputs(self.model.encoder.token_embed.weight.T, self.tokenizer.vocab_size, "tokens")
-        self.answer_one("a", "b", batch_size=1)
+        self.check_vocabulary(self.model.encoder.token_embed)
+        self.answer_question("a", "b", batch_size=1)
 
     @classmethod
     def describe(cls, about: Mapping[str, Any]) -> Iterator[str]:
@@ -133,8 +136,8 @@ class SpanAnswerer(BatchPredictor, TextPredictor):
         yield f"answers     {kind}; windows of {about['max_len']} tokens, each {about['stride']} after the last"
 
     def sources(self, inputs: Sequence[str | Path], options: SpanOptions) -> list[tuple[str | Path, list[str]]]:
-        questions = questions_of(options.question)
-        return [(one, questions) for one in inputs]
+        questions = list_questions(options.question)
+        return [(text, questions) for text in inputs]
 
     def prepare(self, source: tuple[str | Path, list[str]], options: Any) -> tuple[str, list[str]]:
         text, questions = source
@@ -147,16 +150,16 @@ class SpanAnswerer(BatchPredictor, TextPredictor):
 
     def predict(self, batch: Sequence[tuple[str, list[str]]], options: SpanOptions) -> Iterator[list[SpanAnswer]]:
         for text, questions in batch:
-            yield [self.answer_one(question, text, batch_size=options.batch_size) for question in questions]
+            yield [self.answer_question(question, text, batch_size=options.batch_size) for question in questions]
 
     @torch.inference_mode()
-    def answer_one(self, question: str, context: str, *, batch_size: int) -> SpanAnswer:
+    def answer_question(self, question: str, context: str, *, batch_size: int) -> SpanAnswer:
         """Returns the answer to a question about a text.
 
         Args:
             batch_size: Windows of a long text that are read at once.
         """
-        words = word_places(context)
+        words = find_words(context)
         sizes = self.tokenizer, self.max_len, self.stride
         windows = encode_passage(*sizes, question, context, words=words, marks_shared=self.marks_shared)
         spans: list[Span] = []
@@ -167,7 +170,7 @@ class SpanAnswerer(BatchPredictor, TextPredictor):
         return choose_answer(context, words, list(zip(firsts, spans, strict=True)), abstains=self.abstains)
 
     def _spans(self, windows: Sequence[Window]) -> list[Span]:
-        rows = self.encoded([[window.row] for window in windows])
+        rows = self.encode_rows([[window.row] for window in windows])
         return likeliest_spans(span_scores(self.model, rows), longest=self.longest)
 
     def answer(self, result: list[SpanAnswer], options: SpanOptions) -> Any:
@@ -179,10 +182,10 @@ class SpanAnswerer(BatchPredictor, TextPredictor):
         text, questions = source
         name = {"text" if isinstance(text, str) else "file": str(text)}
         return [
-            {**name, "question": question, "answer": one.text, "start": one.start, "probability": one.probability}
-            for question, one in zip(questions, result, strict=True)
+            {**name, "question": question, "answer": span.text, "start": span.start, "probability": span.probability}
+            for question, span in zip(questions, result, strict=True)
         ]
 
     def notes(self, sources: Sequence[Any], options: SpanOptions) -> Iterator[str | UserError]:
-        lengths = [len(self.tokenizer.encode(question)) for question in questions_of(options.question)]
-        yield from note_cut(lengths, self.max_len // 2, names="questions")
+        lengths = [len(self.tokenizer.encode(question)) for question in list_questions(options.question)]
+        yield from note_truncation(lengths, self.max_len // 2, names="questions")

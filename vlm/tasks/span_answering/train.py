@@ -11,13 +11,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vlm.data.batch import PADDING, Batch, SpanRows
-from vlm.data.text.passages import word_places
+from vlm.data.text.passages import find_words
 from vlm.errors import Count, UserError
 from vlm.evaluation.metrics.bootstrap import Scorer
 from vlm.evaluation.report.sections import Section
 from vlm.models.classifier import TokenClassifier
 from vlm.tasks.shared.text_task import TextTask
-from vlm.tasks.span_answering.metrics import Answered, SpanMetric, span_line, span_sections
+from vlm.tasks.span_answering.metrics import AnsweredQuestion, SpanMetric, span_line, span_sections
 from vlm.tasks.span_answering.predict import SpanAnswer, choose_answer, likeliest_spans, span_scores
 from vlm.training.data_module import Data
 from vlm.training.step.losses import Term
@@ -40,7 +40,7 @@ class SpanAnswering(TextTask):
     name = "span_answering"
     headlines = ("exact_match", "f1")
     curves = ("exact_match", "f1")
-    read = unit = "questions"
+    text_field = unit = "questions"
     counted_unit = "windows"
     model: TokenClassifier
 
@@ -56,8 +56,10 @@ class SpanAnswering(TextTask):
     ) -> None:
         super().__init__(model=model, fields=fields, seed=seed, optimization=optimization, freeze=freeze)
         self.longest, self.metric = longest, SpanMetric()
-        if self.field.marks_shared and getattr(model.encoder.type_embed, "num_embeddings", 0) < 3:
-            raise UserError("task.fields.questions.marks_shared: the model has two types of tokens alone; leave it out")
+        token_types = getattr(model.encoder.type_embed, "num_embeddings", 0)
+        if self.field.marks_shared and token_types < 3:
+            fault = f"marks_shared=true needs 3 token types, but the model has {token_types}"
+            raise UserError(f"task.fields.questions.{fault}; set task.fields.questions.marks_shared=false")
 
     def loss(self, batch: Batch) -> dict[str, Term]:
         return _loss(span_scores(self.model, batch["questions"]), batch["questions"])
@@ -71,18 +73,18 @@ class SpanAnswering(TextTask):
         answered = []
         for (question, context, *answers), firsts in zip(rows.texts, rows.firsts, strict=True):
             answer = self._answer(context, [(first, next(spans)) for first in firsts])
-            answered.append(Answered(question, context, answers, answer.text, answer.probability))
+            answered.append(AnsweredQuestion(question, context, answers, answer.text, answer.probability))
         self.metric.update(batch.ids, answered)
 
     def _answer(self, context: str, windows: Sequence[Any]) -> SpanAnswer:
-        return choose_answer(context, word_places(context), windows, abstains=self.field.abstains)
+        return choose_answer(context, find_words(context), windows, abstains=self.field.abstains)
 
     def evaluation_results(self, split: str, loss: float, *, final: bool) -> dict[str, float]:
         results = self.metric.compute()
         self.show(self.metric.rows_of(), span_line)
         if final:
             train = islice(self.data.split("train").records(), READ)
-            pairs = ((one["question"], one["answers"][0][0] if one["answers"] else "") for one in train)
+            pairs = ((record["question"], record["answers"][0][0] if record["answers"] else "") for record in train)
             results |= self.metric.controls(pairs) | self.metric.intervals(seed=self.seed)
         return results
 

@@ -65,14 +65,14 @@ def scheme_note(tags: Iterable[str]) -> str:
     marks = sorted({tag[0] for tag in tags if tag[1:2] == "-" and tag[0] in "BIESLUM"})
     if not marks or find_scheme(tags) is not None:
         return ""
-    seen = ", ".join(f"{mark}-" for mark in marks)
+    prefixes = ", ".join(f"{mark}-" for mark in marks)
     return (
-        f"span scores are left out: tags begin with {seen}, and not all tags follow one of the schemes "
+        f"span scores are left out: tags begin with {prefixes}, and not all tags follow one of the schemes "
         f"{', '.join(SCHEMES)}; convert them to one of these for span_precision, span_recall and span_f1"
     )
 
 
-def spans(tags: Tags, scheme: Scheme = IOB) -> Iterator[Span]:
+def find_spans(tags: Tags, scheme: Scheme = IOB) -> Iterator[Span]:
     """The spans that tags mark, as seqeval reads them: IOB as conlleval does, other schemes strictly.
 
     In IOB, a span begins at B-, or at I- after another kind or O, and continues while tags are I- of its kind. In the
@@ -84,24 +84,24 @@ def spans(tags: Tags, scheme: Scheme = IOB) -> Iterator[Span]:
 def _closed_spans(tags: Tags, scheme: Scheme) -> Iterator[Span]:
     start, kind = 0, None
     for place, tag in enumerate(tags):
-        mark, _, named = tag.partition("-")
-        if mark in scheme.singles or (mark in scheme.ends and named == kind):
-            yield Span(named, place if mark in scheme.singles else start, place + 1)
+        mark, _, tag_kind = tag.partition("-")
+        if mark in scheme.singles or (mark in scheme.ends and tag_kind == kind):
+            yield Span(tag_kind, place if mark in scheme.singles else start, place + 1)
         if mark == "B":
-            start, kind = place, named
-        elif mark != "I" or named != kind:
+            start, kind = place, tag_kind
+        elif mark != "I" or tag_kind != kind:
             kind = None
 
 
 def _iob_spans(tags: Tags) -> Iterator[Span]:
     start, kind = 0, None
     for place, tag in enumerate((*tags, OUTSIDE)):
-        mark, _, own = tag.partition("-")
-        if mark == "I" and own == kind:
+        mark, _, tag_kind = tag.partition("-")
+        if mark == "I" and tag_kind == kind:
             continue
         if kind is not None:
             yield Span(kind, start, place)
-        start, kind = place, own if tag != OUTSIDE else None
+        start, kind = place, tag_kind if tag != OUTSIDE else None
 
 
 def tag_scorer(true: Sequence[Tags], predicted: Sequence[Tags], scheme: Scheme | None) -> Scorer:
@@ -119,18 +119,18 @@ def tag_scorer(true: Sequence[Tags], predicted: Sequence[Tags], scheme: Scheme |
 def _counts(true: Sequence[Tags], predicted: Sequence[Tags], scheme: Scheme) -> Floats:
     """Counts of each sentence: right words, words, right spans, predicted spans, spans. Shapes: -> (N, 5)"""
     rows = []
-    for tags, taken in zip(true, predicted, strict=True):
-        right = sum(one == other for one, other in zip(tags, taken, strict=True))
-        both = [set(spans(each, scheme)) for each in (tags, taken)]
-        rows.append([right, len(tags), len(both[0] & both[1]), len(both[1]), len(both[0])])
+    for tags, predicted_tags in zip(true, predicted, strict=True):
+        right = sum(tag == predicted_tag for tag, predicted_tag in zip(tags, predicted_tags, strict=True))
+        span_sets = [set(find_spans(sequence, scheme)) for sequence in (tags, predicted_tags)]
+        rows.append([right, len(tags), len(span_sets[0] & span_sets[1]), len(span_sets[1]), len(span_sets[0])])
     return np.array(rows, np.float64)
 
 
 def _scores(counts: Floats) -> Floats:
     """Returns scores from sums over sentences; 0 / 0 is 0. Shapes: (R, 5) -> (R, 4)"""
-    right, words, both, taken, true = counts.T
-    shares = [(right, words), (both, taken), (both, true), (2 * both, taken + true)]
-    return np.column_stack([part / np.maximum(whole, 1) for part, whole in shares])
+    right, words, matched, predicted, true = counts.T
+    shares = [(right, words), (matched, predicted), (matched, true), (2 * matched, predicted + true)]
+    return np.column_stack([part / np.maximum(total, 1) for part, total in shares])
 
 
 class TaggingMetric(SampleMetric[Sentence]):
@@ -165,10 +165,11 @@ class TaggingMetric(SampleMetric[Sentence]):
     def scorers(self, metric: str, control: str) -> tuple[Scorer, Scorer, int]:
         """Returns the scorers of a metric of the model and of a control in `controls`, and the number of sentences."""
         place = NAMES.index(metric)
-        own, other = (
-            self._scorer(tags) for tags in ([one.predicted for one in self.samples.values()], self.controls[control])
+        model, baseline = (
+            self._scorer(tags)
+            for tags in ([sentence.predicted for sentence in self.samples.values()], self.controls[control])
         )
-        return column_scorer(own, place), column_scorer(other, place), len(self.samples)
+        return column_scorer(model, place), column_scorer(baseline, place), len(self.samples)
 
     def intervals(self, *, seed: int) -> dict[str, float]:
         """Returns word_accuracy and span_f1 at @low and @high: 95% intervals by bootstrap over sentences."""
@@ -181,30 +182,32 @@ class TaggingMetric(SampleMetric[Sentence]):
         """Returns precision, recall, F1 and count of the words of each tag, and of the spans of each kind."""
         counts: dict[str, np.ndarray] = {}
         for sentence in self.samples.values():
-            for tag, taken in zip(sentence.tags, sentence.predicted, strict=True):
-                counts[tag] = counts.get(tag, np.zeros(3)) + np.array([tag == taken, 0, 1])
-                counts[taken] = counts.get(taken, np.zeros(3)) + np.array([0, 1, 0])
+            for tag, predicted_tag in zip(sentence.tags, sentence.predicted, strict=True):
+                counts[tag] = counts.get(tag, np.zeros(3)) + np.array([tag == predicted_tag, 0, 1])
+                counts[predicted_tag] = counts.get(predicted_tag, np.zeros(3)) + np.array([0, 1, 0])
             if self.scheme:
-                true, predicted = (set(spans(tags, self.scheme)) for tags in (sentence.tags, sentence.predicted))
+                true, predicted = (set(find_spans(tags, self.scheme)) for tags in (sentence.tags, sentence.predicted))
                 for span in true | predicted:
                     row = np.array([span in true and span in predicted, span in predicted, span in true])
                     counts[span.kind] = counts.get(span.kind, np.zeros(3)) + row
-        return {name: _figures(*counts[name].tolist()) for name in sorted(counts)}
+        scores = {}
+        for name in sorted(counts):
+            matched, marked, true = counts[name].tolist()
+            recall, f1 = matched / max(1, true), 2 * matched / max(1, marked + true)
+            scores[name] = {"precision": matched / max(1, marked), "recall": recall, "f1": f1, "count": true}
+        return scores
 
     def confusion(self) -> tuple[list[list[int]], list[str]]:
         """Returns the confusion matrix, counts by true tag (rows) and predicted tag (columns), and the tags."""
-        pairs = [pair for one in self.samples.values() for pair in zip(one.tags, one.predicted, strict=True)]
+        pairs = [
+            pair for sentence in self.samples.values() for pair in zip(sentence.tags, sentence.predicted, strict=True)
+        ]
         names = sorted({tag for pair in pairs for tag in pair})
         place = {name: at for at, name in enumerate(names)}
         matrix = [[0] * len(names) for _ in names]
-        for true, taken in pairs:
-            matrix[place[true]][place[taken]] += 1
+        for true, predicted in pairs:
+            matrix[place[true]][place[predicted]] += 1
         return matrix, names
 
     def _scorer(self, predicted: Sequence[Tags]) -> Scorer:
         return tag_scorer([sentence.tags for sentence in self.samples.values()], predicted, self.scheme)
-
-
-def _figures(both: float, taken: float, true: float) -> dict[str, float]:
-    figures = {"precision": both / max(1, taken), "recall": both / max(1, true), "f1": 2 * both / max(1, taken + true)}
-    return {**figures, "count": true}

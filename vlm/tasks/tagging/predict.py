@@ -1,8 +1,8 @@
 """Tagging the words of texts with a trained model."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from itertools import accumulate, pairwise
-from typing import Any, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,8 +12,9 @@ from vlm.data.text.inputs import encode_words
 from vlm.data.text.words import split_words
 from vlm.inference.command_options import TaggingOptions
 from vlm.inference.inputs import TextArguments
-from vlm.inference.predictor import BatchPredictor, Rows, TextPredictor, check_outputs
+from vlm.inference.predictor import Rows, Stored, TextPredictor
 from vlm.models.classifier import TokenClassifier
+from vlm.tasks.shared.class_predictor import ClassPredictor
 
 ROWS = 128  # rows of a batch, or as many as there are texts; a long text has several rows
 
@@ -24,7 +25,7 @@ def tag_probabilities(model: TokenClassifier, rows: InputRows) -> Tensor:
     return model(rows.tokens, rows.segments, rows.types, rows.places).double().softmax(-1)
 
 
-class Tagged(NamedTuple):
+class TaggedWord(NamedTuple):
     """A word with its likeliest tag.
 
     Args:
@@ -38,41 +39,34 @@ class Tagged(NamedTuple):
     probability: float
 
 
-class Tagger(BatchPredictor, TextPredictor):
+class Tagger(ClassPredictor, TextPredictor):
     """A trained tagger, ready to use: the words of each text with their tags; arguments as in Predictor."""
 
-    result = Tagged
-    returns = "A list with a Tagged for each word"
+    result = TaggedWord
+    returns = "A list with a TaggedWord for each word"
     task = "tagging"
     fields = ("tagged",)
     options = TaggingOptions
     arguments = TextArguments
+    stored: ClassVar[Stored] = {"max_len": int}
+    max_len: int
+    class_heading = "tags"
     model: TokenClassifier
 
-    def restore(self, about: Mapping[str, Any]) -> None:
-        super().restore(about)
-        self.max_len = int(about["max_len"])
-        self.classes = ["".join(name) for name in about["classes"]]
-
     def check(self) -> None:
-        check_outputs(self.probabilities([["a"]]), len(self.classes), "classes")
-        check_outputs(self.model.encoder.token_embed.weight.T, self.tokenizer.vocab_size, "tokens")
-
-    @classmethod
-    def describe(cls, about: Mapping[str, Any]) -> Iterator[str]:
-        yield from super().describe(about)
-        yield f"tags        {', '.join(about['classes'])}"
+        self.check_classes(self.probabilities([["a"]]))
+        self.check_vocabulary(self.model.encoder.token_embed)
 
     def prepare(self, source: str, options: TaggingOptions) -> list[str]:
         return source.split() if options.words else split_words(source)
 
-    def predict(self, batch: Sequence[Sequence[str]], options: TaggingOptions) -> list[list[Tagged]]:
+    def predict(self, batch: Sequence[Sequence[str]], options: TaggingOptions) -> list[list[TaggedWord]]:
         if not any(batch):
             return [[] for _ in batch]
         values, places = self.probabilities(batch).max(-1)
         words = [word for sentence in batch for word in sentence]
         tags = (self.classes[at] for at in places.tolist())
-        tagged = [Tagged(*one) for one in zip(words, tags, values.tolist(), strict=True)]
+        tagged = [TaggedWord(*fields) for fields in zip(words, tags, values.tolist(), strict=True)]
         ends = accumulate(map(len, batch), initial=0)
         return [tagged[start:stop] for start, stop in pairwise(ends)]
 
@@ -80,13 +74,13 @@ class Tagger(BatchPredictor, TextPredictor):
         """Returns tag probabilities (T, C) of all words of some sentences."""
         rows = [row for words in sentences for row in encode_words(self.tokenizer, self.max_len, words)]
         size = max(len(sentences), ROWS)
-        parts = (self.encoded([rows[at : at + size]]) for at in range(0, len(rows), size))
+        parts = (self.encode_rows([rows[at : at + size]]) for at in range(0, len(rows), size))
         return torch.cat([tag_probabilities(self.model, part).cpu() for part in parts])
 
-    def record(self, source: str, result: list[Tagged], options: TaggingOptions, *, form: str = "jsonl") -> Rows:
-        words, tags = [one.word for one in result], [one.tag for one in result]
+    def record(self, source: str, result: list[TaggedWord], options: TaggingOptions, *, form: str = "jsonl") -> Rows:
+        words, tags = [word.word for word in result], [word.tag for word in result]
         if form == "text":
-            return [{"tagged": " ".join(f"{one.word}/{one.tag}" for one in result)}]
+            return [{"tagged": " ".join(f"{word.word}/{word.tag}" for word in result)}]
         if form == "csv":
             return [{"words": " ".join(words), "tags": " ".join(tags)}]
-        return [{"words": words, "tags": tags, "probabilities": [one.probability for one in result]}]
+        return [{"words": words, "tags": tags, "probabilities": [word.probability for word in result]}]

@@ -12,7 +12,7 @@ from vlm.data.batch import IGNORE, Batch
 from vlm.data.text.inputs import TagField
 from vlm.errors import print_error
 from vlm.evaluation.metrics.bootstrap import Scorer
-from vlm.evaluation.report.sections import SHOWN, Confusion, Section, Table, random_places
+from vlm.evaluation.report.sections import MAX_SAMPLES, Confusion, Section, Table, sample_indices
 from vlm.models.classifier import TokenClassifier
 from vlm.tasks.shared.text_controls import tag_controls
 from vlm.tasks.shared.text_task import TextTask
@@ -34,7 +34,7 @@ class Tagging(TextTask):
     name = "tagging"
     headlines = ("word_accuracy", "span_f1")
     curves = ("word_accuracy", "span_f1")
-    read = unit = counted_unit = "words"
+    text_field = unit = counted_unit = "words"
     model: TokenClassifier
 
     def __init__(self, *, model: TokenClassifier, **options: Unpack[TaskOptions]) -> None:
@@ -63,7 +63,7 @@ class Tagging(TextTask):
 
     def evaluation_results(self, split: str, loss: float, *, final: bool) -> dict[str, float]:
         results = self.metric.compute()
-        self.show([one._asdict() for one in self.metric.samples.values()], lambda row: _line(Sentence(**row)))
+        self.show([sentence._asdict() for sentence in self.metric.samples.values()], lambda row: _line(Sentence(**row)))
         if final:
             if (note := scheme_note(self.classes)) and self.trainer.is_global_zero:
                 print_error(note, "note")
@@ -93,9 +93,11 @@ class Tagging(TextTask):
             [tag, *(f"{row[name]:.1%}" for name in names[:3]), f"{row['count']:,.0f}"]
             for tag, row in self.metric.per_class().items()
         ]
-        wrong = [one for one in self.metric.samples.values() if list(one.tags) != list(one.predicted)]
-        shown = [[_line(wrong[at])] for at in random_places(len(wrong))[:SHOWN]]
-        mistakes = [Section("Sentences with mistakes", [Table(["word/predicted, true"], shown)])] if shown else []
+        wrong = [
+            sentence for sentence in self.metric.samples.values() if list(sentence.tags) != list(sentence.predicted)
+        ]
+        lines = [[_line(wrong[at])] for at in sample_indices(len(wrong))[:MAX_SAMPLES]]
+        mistakes = [Section("Sentences with mistakes", [Table(["word/predicted, true"], lines)])] if lines else []
         table = Table(["tag", "precision", "recall", "F1", "number"], rows)
         return [Section("Tags", [Confusion(*self.metric.confusion()), table]), *mistakes]
 
@@ -106,7 +108,9 @@ class Tagging(TextTask):
         return f"vlm tag --text {shlex.quote(' '.join(data.split(data.final_split).record(0)['words']))}"
 
 
-def _line(one: Sentence) -> str:
+def _line(sentence: Sentence) -> str:
     """Returns a sentence with its predicted tags, each followed by the true one if it is wrong."""
-    triples = zip(one.words, one.predicted, one.tags, strict=True)
-    return " ".join(f"{word}/{taken}" + ("" if taken == true else f" (true: {true})") for word, taken, true in triples)
+    triples = zip(sentence.words, sentence.predicted, sentence.tags, strict=True)
+    return " ".join(
+        f"{word}/{predicted}" + ("" if predicted == true else f" (true: {true})") for word, predicted, true in triples
+    )

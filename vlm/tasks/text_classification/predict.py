@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -12,10 +12,11 @@ from vlm.data.text.inputs import encode_text
 from vlm.errors import UserError, excerpt
 from vlm.inference.command_options import TextClassOptions
 from vlm.inference.inputs import TextArguments
-from vlm.inference.options import as_list, refuse_undecoded
-from vlm.inference.predictor import BatchPredictor, Rows, TextPredictor, check_outputs, note_cut
-from vlm.inference.ranking import Classes, ranked, ranked_record
+from vlm.inference.options import as_list, check_utf8
+from vlm.inference.predictor import Rows, Stored, TextPredictor, note_truncation
+from vlm.inference.ranking import Classes, classes_record, rank_classes
 from vlm.models.classifier import SequenceClassifier
+from vlm.tasks.shared.class_predictor import ClassPredictor
 
 Sample = tuple[str | None, ...]  # the texts of a sample; None for a missing one
 
@@ -26,7 +27,7 @@ def text_probabilities(model: SequenceClassifier, rows: InputRows) -> Tensor:
     return model(rows.tokens, rows.segments, rows.types, rows.layout).double().softmax(-1)
 
 
-class TextClassifier(BatchPredictor, TextPredictor):
+class TextClassifier(ClassPredictor, TextPredictor):
     """A trained classifier of texts or of pairs of texts: the likeliest classes of each; arguments as in Predictor."""
 
     task = "text_classification"
@@ -35,22 +36,19 @@ class TextClassifier(BatchPredictor, TextPredictor):
     fields = ("text", "classes")
     options = TextClassOptions
     arguments = TextArguments
+    stored: ClassVar[Stored] = {"max_len": int, "pairs": lambda pairs: None if pairs is None else bool(pairs)}
+    max_len: int
+    pairs: bool | None
     model: SequenceClassifier
 
-    def restore(self, about: Mapping[str, Any]) -> None:
-        super().restore(about)
-        self.max_len, self.pairs = int(about["max_len"]), None if about["pairs"] is None else bool(about["pairs"])
-        self.classes = ["".join(name) for name in about["classes"]]
-
     def check(self) -> None:
-        check_outputs(self.probabilities([("a", "b") if self.pairs else ("a",)]), len(self.classes), "classes")
+        self.check_classes(self.probabilities([("a", "b") if self.pairs else ("a",)]))
         encoder: Any = self.model.encoder
-        check_outputs(encoder.token_embed.weight.T, self.tokenizer.vocab_size, "tokens")
+        self.check_vocabulary(encoder.token_embed)
 
     @classmethod
-    def describe(cls, about: Mapping[str, Any]) -> Iterator[str]:
-        yield from super().describe(about)
-        yield f"classes     {', '.join(about['classes'])}{', of pairs of texts' if about['pairs'] else ''}"
+    def describe_classes(cls, about: Mapping[str, Any]) -> str:
+        return super().describe_classes(about) + (", of pairs of texts" if about["pairs"] else "")
 
     def sources(self, inputs: Sequence[str], options: TextClassOptions) -> list[Sample]:
         """Returns the texts of each sample: a line, or its two parts around a tab if no second texts are given.
@@ -58,7 +56,7 @@ class TextClassifier(BatchPredictor, TextPredictor):
         If the checkpoint does not state whether the model reads pairs, it does if second texts are given.
         """
         pairs = as_list(options.pair or [])
-        refuse_undecoded(pairs)
+        check_utf8(pairs)
         if pairs and self.pairs is False:
             raise UserError("--pair: this model reads single texts; leave it out")
         if pairs:
@@ -75,18 +73,18 @@ class TextClassifier(BatchPredictor, TextPredictor):
         return source
 
     def predict(self, batch: Sequence[Sequence[str]], options: TextClassOptions) -> list[Classes]:
-        return list(ranked(self.classes, self.probabilities(batch), top=options.top))
+        return list(rank_classes(self.classes, self.probabilities(batch), top=options.top))
 
     def probabilities(self, texts: Sequence[Sequence[str]]) -> Tensor:
         """Returns class probabilities (B, C) of texts, or of pairs of texts."""
         samples = [[encode_text(self.tokenizer, self.max_len, *sample)] for sample in texts]
-        return text_probabilities(self.model, self.encoded(samples)).cpu()
+        return text_probabilities(self.model, self.encode_rows(samples)).cpu()
 
     def record(self, source: Sequence[str], result: Classes, options: Any, *, form: str = "jsonl") -> Rows:
         named = {"text": " | ".join(source)} if form == "text" else dict(zip(("text", "pair"), source, strict=False))
-        return [ranked_record(form, named, result)]
+        return [classes_record(form, named, result)]
 
     def notes(self, sources: Sequence[Sample], options: Any) -> Iterator[str | UserError]:
-        whole = [sample for sample in sources if None not in sample and len(sample) <= 2]
-        lengths = [sum(len(self.tokenizer.encode(text)) for text in sample if text) for sample in whole]
-        yield from note_cut(lengths, self.max_len - 1 - max(map(len, whole), default=1))
+        complete = [sample for sample in sources if None not in sample and len(sample) <= 2]
+        lengths = [sum(len(self.tokenizer.encode(text)) for text in sample if text) for sample in complete]
+        yield from note_truncation(lengths, self.max_len - 1 - max(map(len, complete), default=1))

@@ -10,7 +10,7 @@ from torch import Tensor
 from vlm.data.batch import Batch
 from vlm.evaluation.report.sections import Table
 from vlm.models.classifier import SequenceClassifier
-from vlm.tasks.shared.classes import ClassTask, share
+from vlm.tasks.shared.classes import ClassTask, format_share
 from vlm.tasks.shared.text_controls import NaiveBayes, bag_of
 from vlm.tasks.shared.text_task import TextTask
 from vlm.tasks.text_classification.predict import text_probabilities
@@ -18,7 +18,7 @@ from vlm.training.data_module import Data
 from vlm.training.step.losses import Term, class_loss
 from vlm.training.step.task import TaskOptions
 
-SHOWN_CHARACTERS = 400  # shown of a text in a report
+MAX_CHARACTERS = 400  # of a text in a report
 
 
 class TextClassification(TextTask, ClassTask):
@@ -64,17 +64,19 @@ class TextClassification(TextTask, ClassTask):
         bag = NaiveBayes(train, len(self.classes))
         rows = [(record.id, bag_of(texts(record)), record["label"]) for record in data.split(split).records()]
         right = [bag.predict(words) == label for _, words, label in rows]
-        self.metric.controls["bag"] = self.metric.answered((id for id, *_ in rows), right)
+        self.metric.controls["bag"] = self.metric.align_to_samples((id for id, *_ in rows), right)
         return sum(right) / len(right)
 
     def details(self) -> dict[str, Any]:
         return super().details() | {"f1": dict(zip(self.classes, self.metric.f1(), strict=True))}
 
     def class_table(self) -> Table:
-        rows = zip(self.classes, map(share, self.metric.per_class()), map(share, self.metric.f1()), strict=True)
+        rows = zip(
+            self.classes, map(format_share, self.metric.per_class()), map(format_share, self.metric.f1()), strict=True
+        )
         return Table(["class", "accuracy", "F1"], list(rows))
 
-    def shown(self, records: Sequence[Mapping[str, Any]]) -> Table:
+    def render_predictions(self, records: Sequence[Mapping[str, Any]]) -> Table:
         rows = [
             (f"{record['predicted']} {record['probability']:.0%}", record["label"], self._text(record))
             for record in records
@@ -83,7 +85,7 @@ class TextClassification(TextTask, ClassTask):
 
     def _text(self, record: Mapping[str, Any]) -> str:
         text = " | ".join(record[name] for name in ("text", "pair") if name in record)
-        return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]} ..."
+        return text if len(text) <= MAX_CHARACTERS else f"{text[:MAX_CHARACTERS]} ..."
 
     def reading(self, batch: Batch, tokens: int) -> list[str]:
         names = ", ".join(self.classes[label] for label in batch["labels"][:8])

@@ -10,8 +10,8 @@ from vlm.evaluation.metrics.bootstrap import Scorer, column_scorer
 from vlm.evaluation.metrics.ngrams import Ints
 from vlm.evaluation.metrics.records import RecordMetric
 from vlm.evaluation.metrics.texts import NAMES, TextScores
-from vlm.evaluation.report.sections import SHOWN, Note, Pictures, Section, Table, random_places
-from vlm.inference.attention.pictures import Alignment, alignment_picture
+from vlm.evaluation.report.sections import MAX_SAMPLES, Note, Pictures, Section, Table, sample_indices
+from vlm.inference.attention.pictures import Alignment, draw_alignment
 
 ROUNDS = 5
 
@@ -137,8 +137,8 @@ class TranslationMetric(RecordMetric):
     def scorers(self, metric: str, control: str) -> tuple[Scorer, Scorer, int]:
         """Returns the scorers of a metric of the model and of a control in `controls`, and the number of texts."""
         place = NAMES.index(metric)
-        own, other = (column_scorer(scores.score, place) for scores in (self.scores, self.controls[control]))
-        return own, other, len(self.samples)
+        model, baseline = (column_scorer(scores.score, place) for scores in (self.scores, self.controls[control]))
+        return model, baseline, len(self.samples)
 
     def _column(self, name: str) -> list[str]:
         return [sample[name] for sample in self.samples.values()]
@@ -162,14 +162,14 @@ def translation_sections(
         notes: Lines about the metrics.
     """
     kinds = {
-        "Random translations": [samples[at] for at in random_places(len(samples))],
-        "Highest loss": sorted(samples, key=lambda sample: -sample["loss"])[:SHOWN],
+        "Random translations": [samples[at] for at in sample_indices(len(samples))],
+        "Highest loss": sorted(samples, key=lambda sample: -sample["loss"])[:MAX_SAMPLES],
     }
     tables = [Section(title, [_table(chosen)]) for title, chosen in kinds.items()]
     if alignments:
-        note = "Dark is what the last layer attended to when it wrote the word on the left, on the mean of its heads."
-        drawn = [(" ".join(one.written), alignment_picture(one)) for one in alignments]
-        tables.append(Section("Where it looked", [Note(note), Pictures(drawn)]))
+        note = "Dark cells have high attention weights in the last layer (mean over heads) for the word on the left."
+        pictures = [(" ".join(alignment.written), draw_alignment(alignment)) for alignment in alignments]
+        tables.append(Section("Attention", [Note(note), Pictures(pictures)]))
     return [*tables, Section("Metrics", [Note(note) for note in notes])]
 
 

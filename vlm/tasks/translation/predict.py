@@ -1,31 +1,31 @@
 """Translating texts with a trained model."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from vlm.data.batch import InputRows
 from vlm.data.text.inputs import encode_text
-from vlm.data.text.words import one_line
+from vlm.data.text.words import to_single_line
 from vlm.errors import UserError
 from vlm.inference.inputs import LineArguments
 from vlm.inference.options import WritingOptions
-from vlm.inference.predictor import check_outputs
+from vlm.inference.predictor import Stored, check_outputs
 from vlm.inference.writing import Writer
 from vlm.models.context import Context
 from vlm.models.encoder_decoder import TextToText
 
 
-def encode_texts(model: TextToText, texts: InputRows, **beside: Tensor) -> Context:
+def encode_texts(model: TextToText, texts: InputRows, **extra_inputs: Tensor) -> Context:
     """Encodes B texts in the precision of the weights: states (B, S, D).
 
     Args:
-        beside: Further inputs of the model.
+        extra_inputs: Further inputs of the model.
     """
     with torch.autocast(texts.tokens.device.type, enabled=False):
-        return model.encode(texts.tokens, texts.segments, texts.types, texts.layout, **beside)
+        return model.encode(texts.tokens, texts.segments, texts.types, texts.layout, **extra_inputs)
 
 
 class Translator(Writer):
@@ -34,11 +34,9 @@ class Translator(Writer):
     task = "translation"
     fields, names = ("translation",), ("text", "translation")
     arguments = LineArguments
+    stored: ClassVar[Stored] = {"max_len": int}
+    max_len: int
     model: TextToText
-
-    def restore(self, about: Mapping[str, Any]) -> None:
-        super().restore(about)
-        self.max_len = int(about["max_len"])
 
     def check(self) -> None:
         begin = torch.tensor([[self.tokenizer.bos_id]], device=self.device)
@@ -55,8 +53,10 @@ class Translator(Writer):
 
     def rows(self, texts: Sequence[str]) -> InputRows:
         """Encodes texts as rows on the model's device."""
-        samples = [[encode_text(self.tokenizer, self.max_len, one_line(text, keep_no_break=True))] for text in texts]
-        return self.encoded(samples)
+        samples = [
+            [encode_text(self.tokenizer, self.max_len, to_single_line(text, keep_no_break=True))] for text in texts
+        ]
+        return self.encode_rows(samples)
 
     def keys(self, inputs: Sequence[Any]) -> Sequence[str]:
         return inputs

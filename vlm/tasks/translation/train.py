@@ -80,11 +80,11 @@ class Translation(Task):
     def loss(self, batch: Batch) -> dict[str, Term]:
         texts, rows = batch["text"], batch["translation"]
         places = (rows.segments, texts.segments, texts.types, texts.layout)
-        hidden = self.model(texts.tokens, rows.tokens, *places, **self.beside(batch))
+        hidden = self.model(texts.tokens, rows.tokens, *places, **self.extra_inputs(batch))
         smoothing = self.label_smoothing
         return {"tokens": Term(*token_loss(hidden, rows.targets, self.model.head_parts, label_smoothing=smoothing))}
 
-    def beside(self, batch: Batch) -> dict[str, Tensor]:
+    def extra_inputs(self, batch: Batch) -> dict[str, Tensor]:
         """Returns further inputs of the encoder for a batch."""
         return {}
 
@@ -96,7 +96,7 @@ class Translation(Task):
     def evaluation_step(self, batch: Batch, *, final: bool) -> None:
         """Adds a batch's loss and, up to `val_texts`, the model's translations, from one encoding."""
         texts, rows, model = batch["text"], batch["translation"], self.model
-        context = encode_texts(model, texts, **self.beside(batch))
+        context = encode_texts(model, texts, **self.extra_inputs(batch))
         with torch.autocast(self.device.type, enabled=False):
             hidden = model.decoder(rows.tokens, rows.segments, context)
             sums, counts = row_losses(hidden, rows.targets, model.head_parts)
@@ -104,14 +104,14 @@ class Translation(Task):
         if not final and self.evaluation.has_samples(self.val_texts):
             return
         hypotheses = self.search.texts(context, final=final)
-        if final and not self._alignments and not self.beside(batch):
-            shown = zip(range(LOOKED_AT), texts.ids(), hypotheses, strict=False)
-            rows_of = ((context.rows(slice(at, at + 1)), ids, one.tokens) for at, ids, one in shown)
-            found = (read_alignment(model.decoder, self.tokenizer, *row) for row in rows_of)
-            self._alignments = [one for one in found if one is not None]
-        read, written = map(self.tokenizer.decode, texts.ids()), [one.text for one in hypotheses]
-        references, losses = [one for (one,) in rows.references], (sums / counts.clamp(min=1)).tolist()
-        for sample in self.metric.record(batch.ids, zip(read, written, references, losses, strict=True)):
+        if final and not self._alignments and not self.extra_inputs(batch):
+            examples = zip(range(LOOKED_AT), texts.ids(), hypotheses, strict=False)
+            rows_of = ((context.rows(slice(at, at + 1)), ids, hypothesis.tokens) for at, ids, hypothesis in examples)
+            alignments = (read_alignment(model.decoder, self.tokenizer, *row) for row in rows_of)
+            self._alignments = [hypothesis for hypothesis in alignments if hypothesis is not None]
+        read, translations = map(self.tokenizer.decode, texts.ids()), [hypothesis.text for hypothesis in hypotheses]
+        references, losses = [hypothesis for (hypothesis,) in rows.references], (sums / counts.clamp(min=1)).tolist()
+        for sample in self.metric.record(batch.ids, zip(read, translations, references, losses, strict=True)):
             line = caption_line(sample["translation"], [sample["reference"]])
             self.evaluation.samples.append({**sample, "line": line})
 
@@ -137,9 +137,9 @@ class Translation(Task):
 
     def reading(self, batch: Batch, tokens: int) -> list[str]:
         texts, rows = batch["text"], batch["translation"]
-        lines = [f"batch       {text_shape(one.tokens, one.segments)}" for one in (texts, rows)]
+        lines = [f"batch       {text_shape(field.tokens, field.segments)}" for field in (texts, rows)]
         lines += [f"sample      {batch.ids[0]}", f"  text      {self.tokenizer.decode(texts.ids()[0])}"]
-        return lines + first_row(rows.tokens, rows.segments, self.tokenizer, name="written", shown=tokens)
+        return lines + first_row(rows.tokens, rows.segments, self.tokenizer, name="written", limit=tokens)
 
     def example(self, data: Data, folder: Path) -> str:
         return f"vlm translate --text {shlex.quote(data.split(data.final_split).record(0)['text'])}"

@@ -1,4 +1,4 @@
-"""Samples that cannot be read: skipped, counted, named, limited."""
+"""Skips and counts unreadable training samples, and stops the run if there are too many."""
 
 from collections.abc import Sequence
 from typing import Any, cast
@@ -10,12 +10,12 @@ from vlm.data.batch import BadSample
 from vlm.errors import Share, SharedError, printable
 from vlm.training.step.task import Task
 
-LISTED = 10  # unreadable samples that the error names
-LIMIT = 0.01  # share of the samples that may be unreadable
+MAX_LISTED = 10  # samples in the error message
+LIMIT = 0.01  # accepted share of unreadable samples
 
 
 class BadSamples(L.Callback):
-    """Names every unreadable training sample once and stops the run when there are too many, counted over all ranks.
+    """Reports every unreadable training sample once and stops the run if there are too many, over all ranks.
 
     Args:
         limit: Share of the training split that may be unreadable; 0 stops at the first.
@@ -24,7 +24,7 @@ class BadSamples(L.Callback):
     def __init__(self, *, limit: Share = LIMIT) -> None:
         self.limit = limit
         self.reasons: dict[str, str] = {}
-        self._own: list[BadSample] = []  # this rank's, not yet sent to the others
+        self._unsent: list[BadSample] = []  # found by this rank and not yet sent to the other ranks
 
     def state_dict(self) -> dict[str, Any]:
         return {"reasons": self.reasons}
@@ -33,7 +33,7 @@ class BadSamples(L.Callback):
         self.reasons = dict(state_dict["reasons"])
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._check(trainer)  # a resumed run may have been given another limit
+        self._check(trainer)  # a resumed run may have another limit
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         task = cast(Task, pl_module)
@@ -43,11 +43,11 @@ class BadSamples(L.Callback):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        self._own += batch.bad
+        self._unsent += batch.bad
         step = cast(Task, pl_module).step
         if trainer.world_size > 1 and not step.bad_samples:  # no rank has reported any
             return
-        bad, self._own, step.bad_samples = _of_all_ranks(trainer, self._own), [], 0
+        bad, self._unsent, step.bad_samples = _gather_samples(trainer, self._unsent), [], 0
         new = [sample for sample in bad if sample.id not in self.reasons]
         self.reasons |= {sample.id: sample.reason for sample in new}
         if new and trainer.is_global_zero:
@@ -57,40 +57,40 @@ class BadSamples(L.Callback):
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if self.reasons and trainer.is_global_zero:
-            print(f"\nskipped {self._count(trainer)}, which could not be read", flush=True)
-
-    def _count(self, trainer: L.Trainer) -> str:
-        return f"{len(self.reasons)} of {_size(trainer)} training samples"
+            print(
+                f"\nskipped {len(self.reasons)} of {_count_samples(trainer)} training samples, which could not be read",
+                flush=True,
+            )
 
     def _check(self, trainer: L.Trainer) -> None:
-        check_unreadable(list(self.reasons.values()), _size(trainer), self.limit)
+        check_unreadable(list(self.reasons.values()), _count_samples(trainer), self.limit)
 
 
 def check_unreadable(reasons: Sequence[str], samples: int, limit: float) -> None:
-    """Checks that not too many training samples are unreadable.
+    """Checks that the share of unreadable training samples is within the limit.
 
     Args:
-        reasons: Why each unreadable sample could not be read.
+        reasons: The error of each unreadable sample.
         samples: Number of training samples.
-        limit: Share of them that may be unreadable.
+        limit: Accepted share.
     Raises:
-        SharedError: More are.
+        SharedError: More samples are unreadable.
     """
     if len(reasons) > limit * samples:
         raise SharedError(
             f"{len(reasons)} of {samples} training samples could not be read, more than "
             f"callbacks.bad_samples.limit={limit:g} allows; fix or remove them, or raise it:\n"
-            + "; ".join(reasons[:LISTED]),
+            + "; ".join(reasons[:MAX_LISTED]),
             1,
         )
 
 
-def _size(trainer: L.Trainer) -> int:
+def _count_samples(trainer: L.Trainer) -> int:
     return len(trainer.datamodule.split("train"))  # type: ignore[attr-defined]
 
 
-def _of_all_ranks(trainer: L.Trainer, bad: Sequence[BadSample]) -> Sequence[BadSample]:
-    """The unreadable samples of all ranks, so that all ranks stop together."""
+def _gather_samples(trainer: L.Trainer, bad: Sequence[BadSample]) -> Sequence[BadSample]:
+    """Returns the unreadable samples of all ranks, so that all ranks stop together."""
     if trainer.world_size == 1:
         return bad
     gathered: list[Sequence[BadSample]] = [[] for _ in range(trainer.world_size)]

@@ -1,4 +1,4 @@
-"""The checkpoints of a run: when they are written, averaged weights, and early stopping."""
+"""Callbacks for checkpoints, averaged weights and early stopping."""
 
 import math
 import os
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from vlm.checkpoint import file as save
 from vlm.checkpoint import load as ckpt
-from vlm.errors import Count, Range, SharedError, did_you_mean, nearest
+from vlm.errors import Count, Range, SharedError, did_you_mean, find_similar
 from vlm.training.step.finite import refuse_non_finite
 from vlm.training.step.fsdp import like
 from vlm.training.step.lightning_private import as_between_batches, log_step_now, validates
@@ -21,30 +21,36 @@ from vlm.training.step.step import accumulates
 from vlm.training.step.task import Task
 
 LAST, PREVIOUS, BEST = "last.ckpt", "previous.ckpt", "best.ckpt"
-RESUMING = ("optimizer_states", "lr_schedulers", "loops", "callbacks", "ema")  # entries that only training reads
+TRAINING_STATE = (
+    "optimizer_states",
+    "lr_schedulers",
+    "loops",
+    "callbacks",
+    "ema",
+)  # checkpoint entries that only training reads
 
 
 class VerifiedIO(CheckpointIO):
     """Uses vlm.checkpoint for all of Lightning's saves and loads: atomic writes, verified and safe reads.
 
-    A save keeps the `last.ckpt` that it replaces as `previous.ckpt`, if this process wrote or verified it, so that a
-    damaged file never replaces a good one. `best.ckpt` holds the weights that evaluation uses, and no optimiser.
+    When `last.ckpt` is replaced, the old file becomes `previous.ckpt` if this process wrote or verified it, so that a
+    damaged file never replaces an intact one. `best.ckpt` holds the weights for evaluation, without training state.
     """
 
     def __init__(self) -> None:
-        self._whole: set[Path] = set()
+        self._verified: set[Path] = set()
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | os.PathLike, storage_options: Any = None) -> None:
-        place = Path(path).resolve()
-        keep = place.with_name(PREVIOUS) if place.name == LAST and place in self._whole else None
-        save.write(path, evaluated(checkpoint) if place.name == BEST else checkpoint, keep=keep)
-        self._whole.add(place)
+        resolved = Path(path).resolve()
+        keep = resolved.with_name(PREVIOUS) if resolved.name == LAST and resolved in self._verified else None
+        save.write(path, strip_training_state(checkpoint) if resolved.name == BEST else checkpoint, keep=keep)
+        self._verified.add(resolved)
 
     def load_checkpoint(
         self, path: str | os.PathLike, map_location: Any = None, weights_only: bool | None = None
     ) -> dict[str, Any]:
         checkpoint = ckpt.read(path, merge=False)
-        self._whole.add(Path(path).resolve())
+        self._verified.add(Path(path).resolve())
         return checkpoint
 
     def remove_checkpoint(self, path: str | os.PathLike) -> None:
@@ -52,14 +58,14 @@ class VerifiedIO(CheckpointIO):
 
 
 class Checkpoints(L.Callback):
-    """Keeps `last.ckpt` to resume from, the one before it as `previous.ckpt`, and the best validated as `best.ckpt`.
+    """Saves `last.ckpt` for resuming, its predecessor as `previous.ckpt`, and the best validated one as `best.ckpt`.
 
-    The last step of `trainer.max_steps` is validated too.
+    The last step of `trainer.max_steps` is always validated.
 
     Args:
-        monitor: Metric that selects the best; None to keep the latest, when no score may select.
+        monitor: Metric that selects `best.ckpt`; None to keep the latest.
         mode: "max" or "min".
-        every_n_steps: Optimiser steps between saves of `last`, besides the one after each validation.
+        every_n_steps: Optimiser steps between saves of `last.ckpt`. It is also saved after every validation.
     """
 
     def __init__(self, *, monitor: str | None, mode: Literal["min", "max"], every_n_steps: Count) -> None:
@@ -81,7 +87,7 @@ class Checkpoints(L.Callback):
     @property
     def last(self) -> Path:
         """Path of `last.ckpt`."""
-        assert self.folder is not None, "no run has been set up"
+        assert self.folder is not None, "setup() has not been called"
         return self.folder / LAST
 
     @property
@@ -98,7 +104,7 @@ class Checkpoints(L.Callback):
         """Saves `last.ckpt` unless this step is already saved.
 
         Args:
-            validation_due: Whether a run that is resumed from it starts with a validation.
+            validation_due: Whether a run resumed from it starts with a validation.
         """
         if trainer.global_step == self._saved_step and not validation_due:
             return
@@ -118,11 +124,11 @@ class Checkpoints(L.Callback):
         )
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any) -> None:
-        if out_of_steps(trainer):
-            trainer.should_stop = True  # the trainer validates when asked to stop, but not when it reaches max_steps
+        if has_reached_max_steps(trainer):
+            trainer.should_stop = True  # with should_stop the trainer validates, with max_steps alone it does not
         step = trainer.global_step
         due = step != self._saved_step and step % self.every_n_steps == 0 and not accumulates(trainer)
-        if due and not validates(trainer):  # a validation saves after itself
+        if due and not validates(trainer):  # otherwise it is saved after the validation
             log_step_now(trainer)
             self.save_last(trainer)
 
@@ -131,65 +137,63 @@ class Checkpoints(L.Callback):
             return
         scores = trainer.callback_metrics
         score = float(scores[self.monitor]) if self.monitor in scores else None
-        if self.monitor is None or (score is not None and self._is_better(score)):
+        if score is None or math.isnan(score):
+            is_best = self.monitor is None
+        elif self.best_score is None:
+            is_best = True
+        else:  # on a tie, the later checkpoint is kept, because it was trained longer
+            is_best = score >= self.best_score if self.mode == "max" else score <= self.best_score
+        if is_best:
             self.best_score = score
             trainer.save_checkpoint(self.best)
         if not accumulates(trainer):  # a save in the middle of an optimiser step would lose its gradients
             self._saved_step = -1  # the best score is part of `last`
             self.save_last(trainer)
         if self.monitor is not None and score is None:
-            raise not_logged("callbacks.checkpoints.monitor", self.monitor, scores)
+            raise missing_metric_error("callbacks.checkpoints.monitor", self.monitor, scores)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.save_last(trainer)
 
-    def _is_better(self, score: float) -> bool:
-        if math.isnan(score):
-            return False
-        if self.best_score is None:
-            return True
-        # On a tie the later one wins: it has trained longer.
-        return score >= self.best_score if self.mode == "max" else score <= self.best_score
-
 
 def same_metric(callback: Any, state: Mapping[str, Any]) -> bool:
-    """Returns True if a callback's stored state belongs to its metric, which a resumed run may change."""
+    """Returns True if a callback's stored state is of its current metric, which a resumed run may change."""
     return all(state.get(name, getattr(callback, name)) == getattr(callback, name) for name in ("monitor", "mode"))
 
 
-def not_logged(key: str, metric: str, scores: Mapping[str, Any]) -> SharedError:
-    """The error for a config key that names a metric which is never logged.
+def missing_metric_error(key: str, metric: str, scores: Mapping[str, Any]) -> SharedError:
+    """Returns the error for a config key that names a metric which is never logged.
 
-    Its attribute `overrides` is what the command that resumes the run must correct.
+    Its attribute `overrides` has the correction for the command that resumes the run.
     """
     logged = sorted(name for name in scores if name.startswith("val/"))
-    near = nearest(metric, logged)
-    fault = SharedError(f"{key}: no {metric} is logged; choose one of {', '.join(logged)}{did_you_mean(near)}")
-    fault.overrides = [f"{key}={near or 'val/loss'}"]  # type: ignore[attr-defined]
+    suggestion = find_similar(metric, logged)
+    fault = SharedError(f"{key}: {metric} is not logged; choose one of {', '.join(logged)}{did_you_mean(suggestion)}")
+    fault.overrides = [f"{key}={suggestion or 'val/loss'}"]  # type: ignore[attr-defined]
     return fault
 
 
-def evaluated(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a checkpoint for inference: averaged weights if there are any, and no training state."""
-    kept = {name: value for name, value in checkpoint.items() if name not in RESUMING}
-    return {**kept, "state_dict": {**checkpoint["state_dict"], **checkpoint.get("ema", {})}}
+def strip_training_state(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a checkpoint for inference: without training state, and with averaged weights if there are any."""
+    stripped = {name: value for name, value in checkpoint.items() if name not in TRAINING_STATE}
+    return {**stripped, "state_dict": {**checkpoint["state_dict"], **checkpoint.get("ema", {})}}
 
 
-def out_of_steps(trainer: L.Trainer) -> bool:
-    """Returns True once `trainer.max_steps` is reached; a resumed trainer would not run a pending validation."""
+def has_reached_max_steps(trainer: L.Trainer) -> bool:
+    """Returns True if `trainer.max_steps` is reached. A trainer resumed there would not run a pending validation."""
     return 0 <= trainer.max_steps <= trainer.global_step
 
 
 class EarlyStopping(L.Callback):
-    """Ends a run after some validations in a row without a gain (Prechelt 1998, "Early Stopping - But When?").
+    """Ends a run after several consecutive validations without improvement (Prechelt 1998).
 
-    The best checkpoint is tested as usual. If the run is resumed, it only tests again.
+    The best checkpoint is tested as usual. A resumed run only repeats the test.
 
     Args:
-        monitor: Metric that says which validation is better.
+        monitor: Metric that must improve.
         mode: "max" or "min".
-        patience: Validations without a gain after which the run ends.
-        min_gain: An improvement counts as a gain if it is larger than this.
+        patience: Number of consecutive validations without improvement after which the run ends.
+        min_gain: Smaller changes of the metric do not count as improvement.
     """
 
     def __init__(
@@ -214,10 +218,10 @@ class EarlyStopping(L.Callback):
             return
         scores = trainer.callback_metrics
         if self.monitor not in scores:
-            raise not_logged("callbacks.early_stopping.monitor", self.monitor, scores)
+            raise missing_metric_error("callbacks.early_stopping.monitor", self.monitor, scores)
         score = float(scores[self.monitor]) * (-1 if self.mode == "max" else 1)
-        gained = score < self.best - self.min_gain  # False for NaN
-        self.best, self.waited = (score, 0) if gained else (self.best, self.waited + 1)
+        improved = score < self.best - self.min_gain  # False for NaN
+        self.best, self.waited = (score, 0) if improved else (self.best, self.waited + 1)
         if self.waited < self.patience:
             return
         trainer.should_stop = True
@@ -229,7 +233,7 @@ class EMA(L.Callback):
     """Keeps an exponential moving average of the weights and evaluates with it (Polyak and Juditsky 1992).
 
     Args:
-        decay: Share of the average that is kept at each step; less in early steps, (1 + step) / (10 + step).
+        decay: Weight of the previous average at each step; in early steps at most (1 + step) / (10 + step).
     """
 
     def __init__(self, *, decay: Annotated[float, Range(above=0, below=1)]) -> None:

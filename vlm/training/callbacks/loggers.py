@@ -1,4 +1,4 @@
-"""Loggers: CSV files, Weights & Biases, and a wrapper that cannot stop training."""
+"""Loggers for CSV files and Weights & Biases, and a wrapper that keeps training if a logger fails."""
 
 import csv
 import sys
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from lightning.pytorch.loggers import WandbLogger as Lightnings
+from lightning.pytorch.loggers import WandbLogger as LightningWandbLogger
 from lightning.pytorch.loggers.logger import DummyExperiment, Logger, rank_zero_experiment
 from lightning.pytorch.utilities import rank_zero_only
 
@@ -17,7 +17,7 @@ from vlm.errors import Injected, UserError, printable
 from vlm.io.files import write_text
 from vlm.io.output import csv_text
 
-APART = "throughput/"  # prefix of figures that depend on the clock; a resumed run repeats all others bit for bit
+CLOCK_PREFIX = "throughput/"  # metrics that depend on the clock; a resumed run reproduces all others bit for bit
 
 
 class Table:
@@ -32,10 +32,10 @@ class Table:
         self.rows: list[dict[str, Any]] = []
         self.columns: dict[str, None] = {}
         self._read = False
-        self._text, self._texts = "", 0  # text of the header and the first rows, and the number of these rows
+        self._text, self._texts = "", 0  # formatted header and first rows, and the number of these rows
 
     def add(self, metrics: dict[str, float], step: int) -> None:
-        """Adds metrics to the row of a step, the last one or a new one."""
+        """Adds metrics to the last row, or to a new row if the step is new."""
         if not self._read:
             self._read = True
             self._restore(step)
@@ -59,21 +59,21 @@ class Table:
         return csv_text(([row.get(name) for name in self.columns] for row in rows), end="\r\n")
 
     def save(self) -> None:
-        """Writes the file, if there is anything to write.
+        """Writes the file unless there are no rows.
 
         Raises:
             OSError: It cannot be written.
         """
         if not self.rows:
             return
-        done = len(self.rows) - 1  # the last row may still grow
+        done = len(self.rows) - 1  # the last row may get further metrics
         self._text += self._lines(self.rows[self._texts : done])
         self._texts = done
         write_text(self.path, self._text + self._lines(self.rows[-1:]))
 
 
 class CSVLogger(Logger):
-    """Writes `metrics.csv`, and `throughput.csv` with what depends on the clock.
+    """Writes `metrics.csv`, and `throughput.csv` with the metrics that depend on the clock.
 
     Args:
         folder: The run's folder.
@@ -97,15 +97,15 @@ class CSVLogger(Logger):
         return self.metrics.rows
 
     def log_hyperparams(self, params: dict[str, Any] | Namespace, *args: Any, **kwargs: Any) -> None:
-        """Does nothing: the run's config.yaml holds them."""
+        """Does nothing, because config.yaml has the hyperparameters."""
 
     @rank_zero_only
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
-        apart = {name.removeprefix(APART): value for name, value in metrics.items() if name.startswith(APART)}
-        if apart:
-            self.throughput.add(apart, step or 0)
-        if len(apart) < len(metrics):
-            self.metrics.add({name: value for name, value in metrics.items() if not name.startswith(APART)}, step or 0)
+        timed = {name: value for name, value in metrics.items() if name.startswith(CLOCK_PREFIX)}
+        if timed:
+            self.throughput.add({name.removeprefix(CLOCK_PREFIX): value for name, value in timed.items()}, step or 0)
+        if len(timed) < len(metrics):
+            self.metrics.add({name: value for name, value in metrics.items() if name not in timed}, step or 0)
 
     @rank_zero_only
     def save(self) -> None:
@@ -117,28 +117,23 @@ class CSVLogger(Logger):
         self.save()
 
 
-def silence_writer_threads() -> None:
-    """Stops TensorBoard's writer thread from printing tracebacks; a warning is printed anyway."""
-    before = threading.excepthook
+def silence_tensorboard_threads() -> None:
+    """Hides tracebacks of TensorBoard's writer thread. FaultTolerantLogger prints a warning instead."""
+    original = threading.excepthook
 
     def hook(args: Any) -> None:
         if not type(args.thread).__module__.startswith("tensorboard."):
-            before(args)
+            original(args)
 
-    hook.hushes = True  # type: ignore[attr-defined]
-    if not hasattr(before, "hushes"):
+    hook.is_filter = True  # type: ignore[attr-defined]
+    if not hasattr(original, "is_filter"):
         threading.excepthook = hook
-
-
-def _passed_on(attribute: str) -> Any:
-    """Returns a property that reads an attribute of the wrapped logger."""
-    return property(lambda steady: steady._try(lambda: getattr(steady.logger, attribute)))
 
 
 class FaultTolerantLogger(Logger):
     """Wraps a logger and warns once if it fails, instead of stopping the run.
 
-    Each call tries the logger again, so that one whose disk was full for a while goes on.
+    Each call tries the logger again, so that it recovers when the disk is no longer full.
 
     Args:
         logger: The wrapped logger.
@@ -149,7 +144,7 @@ class FaultTolerantLogger(Logger):
         super().__init__()
         self.logger, self.label = logger, label
         self._warned = False
-        silence_writer_threads()
+        silence_tensorboard_threads()
 
     def _try(self, action: Callable[[], Any], otherwise: Any = None) -> Any:
         try:
@@ -159,11 +154,25 @@ class FaultTolerantLogger(Logger):
                 self._warned = True
                 where = f"{fault.filename}: " if isinstance(fault, OSError) and fault.filename else ""
                 reason = getattr(fault, "strerror", None) or str(fault) or type(fault).__name__
-                why = printable(f"{where}{reason.splitlines()[0]}")
-                print(f"warning: logger.{self.label} fails ({why}); training goes on without it", file=sys.stderr)
+                cause = printable(f"{where}{reason.splitlines()[0]}")
+                print(f"warning: logger.{self.label} fails ({cause}); training continues without it", file=sys.stderr)
             return otherwise
 
-    name, version, root_dir, log_dir = map(_passed_on, ("name", "version", "root_dir", "log_dir"))
+    @property
+    def name(self) -> Any:
+        return self._try(lambda: self.logger.name)
+
+    @property
+    def version(self) -> Any:
+        return self._try(lambda: self.logger.version)
+
+    @property
+    def root_dir(self) -> Any:
+        return self._try(lambda: self.logger.root_dir)
+
+    @property
+    def log_dir(self) -> Any:
+        return self._try(lambda: self.logger.log_dir)
 
     @property
     def experiment(self) -> Any:
@@ -177,12 +186,12 @@ class FaultTolerantLogger(Logger):
         self._try(lambda: self.logger.log_hyperparams(params, *args, **kwargs))
 
     def log_samples(self, samples: Sequence[Mapping[str, Any]], step: int) -> None:
-        """Logs samples by the logger's own `log_samples`, or to TensorBoard; other loggers get none."""
-        own = getattr(self.logger, "log_samples", None)
-        if own is not None:
-            self._try(lambda: own(samples, step))
+        """Logs samples with the logger's `log_samples`, or to TensorBoard. Other loggers get no samples."""
+        log_samples = getattr(self.logger, "log_samples", None)
+        if log_samples is not None:
+            self._try(lambda: log_samples(samples, step))
         elif hasattr(self.experiment, "add_image"):
-            self._try(lambda: _show(self.experiment, samples, step))
+            self._try(lambda: _log_to_tensorboard(self.experiment, samples, step))
 
     def save(self) -> None:
         self._try(self.logger.save)
@@ -191,25 +200,25 @@ class FaultTolerantLogger(Logger):
         self._try(lambda: self.logger.finalize(status))
 
 
-def _show(board: Any, samples: Sequence[Mapping[str, Any]], step: int) -> None:
-    """Adds samples to TensorBoard: their lines as one text, and each image under its number."""
+def _log_to_tensorboard(board: Any, samples: Sequence[Mapping[str, Any]], step: int) -> None:
+    """Logs samples to TensorBoard: their lines as a single text, and the images by number."""
     lines = ["".join(f"    {line}\n" for line in sample["line"].splitlines()) for sample in samples]
     board.add_text("val/samples", "\n".join(lines), step)  # Markdown shows indented lines verbatim
-    for place, sample in enumerate(samples):
+    for number, sample in enumerate(samples):
         if "image" in sample:
-            board.add_image(f"val/samples/{place}", sample["image"].cpu(), step)
+            board.add_image(f"val/samples/{number}", sample["image"].cpu(), step)
 
 
-class WandbLogger(Lightnings):
-    """Lightning's logger, extended to log the run's config, and samples with their images.
+class WandbLogger(LightningWandbLogger):
+    """Lightning's W&B logger that also logs the run's config, and samples with their images.
 
     A resumed run continues under the id found in its folder.
 
     Args:
         folder: The run's folder, for the files of wandb.
-        project, entity: Project of the run, and its owner.
+        project, entity: W&B project of the run, and its owner.
         name: Name of the run in W&B; None for the folder's name.
-        offline: Whether to send nothing; `wandb sync` does that later.
+        offline: Whether to store the run locally instead of sending it; `wandb sync` sends it later.
     Raises:
         UserError: The package wandb is not installed.
     """
@@ -223,7 +232,7 @@ class WandbLogger(Lightnings):
             raise UserError(
                 'logger=wandb: the package wandb is not installed; pip install "vlm-lightning[wandb]", or logger=csv'
             ) from fault
-        self.folder, self.began = Path(folder), False
+        self.folder, self._has_config = Path(folder), False
         ids = sorted(path.name.rpartition("-")[2] for path in (self.folder / "wandb").glob("*run-*-*"))
         options: Any = {"entity": entity, "id": ids[0] if ids else None, "mode": "offline" if offline else None}
         options |= {"settings": wandb.Settings(quiet=True)}
@@ -232,8 +241,8 @@ class WandbLogger(Lightnings):
     @property
     @rank_zero_experiment
     def experiment(self) -> Any:
-        if not self.began:
-            self.began = True
+        if not self._has_config:
+            self._has_config = True
             import wandb
 
             if wandb.run is not None:  # of the previous job in a sweep

@@ -1,4 +1,4 @@
-"""What a run prints: its first batch, its progress, and samples of each validation."""
+"""Callbacks that print the first batch, the progress, and the scores and samples of validations."""
 
 import io
 import json
@@ -19,7 +19,7 @@ from vlm.data.fields import CaptionField
 from vlm.data.text.conversation_field import ConversationField
 from vlm.errors import Count, Range, printable
 from vlm.io.files import write_text
-from vlm.io.terminal import folded, line_width
+from vlm.io.terminal import fold, line_width
 from vlm.training.callbacks.loggers import FaultTolerantLogger
 from vlm.training.data_module import Data
 from vlm.training.step.optim import total_steps
@@ -29,10 +29,10 @@ from vlm.training.step.task import Task
 class ShowFirstBatch(L.Callback):
     """Prints a header and, before the first step, the parameter counts and the inputs and targets of one sample.
 
-    They reveal a wrong shift of the labels, a missing end token or wrong classes.
+    They reveal wrongly shifted labels, a missing end token or wrong classes.
 
     Args:
-        tokens: Number of tokens shown of a text.
+        tokens: Maximum number of tokens to print per text.
     """
 
     def __init__(self, *, tokens: Count = 16) -> None:
@@ -40,7 +40,7 @@ class ShowFirstBatch(L.Callback):
 
     @rank_zero_only
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        pl_module.print(folded("\n".join(map(printable, header(trainer)))))  # above the progress bar
+        pl_module.print(fold("\n".join(map(printable, format_header(trainer)))))  # above the progress bar
 
     @rank_zero_only
     def on_train_batch_start(
@@ -48,12 +48,12 @@ class ShowFirstBatch(L.Callback):
     ) -> None:
         if trainer.global_step == 0 and batch_idx == 0 and len(batch.ids):
             task = cast(Task, pl_module)
-            lines = [*parameters(task.model), *truncated(task), *task.reading(batch, self.tokens)]
-            pl_module.print(folded("\n".join(map(printable, lines))))
+            lines = [*format_parameter_counts(task.model), *format_truncation(task), *task.reading(batch, self.tokens)]
+            pl_module.print(fold("\n".join(map(printable, lines))))
 
 
-def header(trainer: L.Trainer) -> list[str]:
-    """Lines on device, precision, sizes of the data and folder of a run."""
+def format_header(trainer: L.Trainer) -> list[str]:
+    """Returns lines with the folder, device, precision and split sizes of a run."""
     device, data = trainer.strategy.root_device, cast(Data, trainer.datamodule)  # type: ignore[attr-defined]
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     count = f"{trainer.world_size} x {name}" if trainer.world_size > 1 else name
@@ -65,8 +65,8 @@ def header(trainer: L.Trainer) -> list[str]:
     ]
 
 
-def parameters(model: nn.Module) -> list[str]:
-    """Lines that count the parameters of a model and of its parts."""
+def format_parameter_counts(model: nn.Module) -> list[str]:
+    """Returns a line with the parameter counts of a model and of its parts."""
     counts = {name: sum(p.numel() for p in part.parameters()) for name, part in model.named_children()}
     total = sum(p.numel() for p in model.parameters())
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
@@ -74,32 +74,32 @@ def parameters(model: nn.Module) -> list[str]:
     return [f"parameters  {total:,} ({parts}); {'all' if trained == total else f'{trained:,}'} are trained"]
 
 
-def truncated(task: Task) -> Iterator[str]:
-    """A line if captions or conversations are longer than the model reads."""
+def format_truncation(task: Task) -> Iterator[str]:
+    """Yields a line if captions or conversations exceed the maximum number of tokens."""
     for field in task.fields.values():
         if isinstance(field, CaptionField) and field.truncated:
-            what = "conversations" if isinstance(field, ConversationField) else "different captions"
-            said = f"{field.truncated:,} {what} are longer than data.max_len={field.max_len} tokens"
-            yield f"truncated   {said}; raise it to train on all of their words"
+            kind = "conversations" if isinstance(field, ConversationField) else "different captions"
+            excess = f"{field.truncated:,} {kind} exceed data.max_len={field.max_len} tokens"
+            yield f"truncated   {excess}; raise it to train on the full texts"
 
 
-PERIOD, PERIOD_OF_FILES = 0.5, 60.0  # seconds between two drawings in a terminal, and between two lines in a file
-SPAN = 2.0  # seconds that a rate is measured over
-BAR, LEFT = "{desc}{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt}", ", {remaining} left"  # they fit 80 columns
+TERMINAL_SECONDS, FILE_SECONDS = 0.5, 60.0  # between updates in a terminal, and between lines in a file
+RATE_SECONDS = 2.0  # over which a rate is measured
+BAR, REMAINING = "{desc}{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt}", ", {remaining} left"  # fits 80 columns
 
 
 class Progress(ProgressBar):
-    """Shows optimiser steps, the time left of the whole run, loss, samples (or tokens) a second and learning rate.
+    """Shows optimiser steps, the remaining time, loss, samples (or tokens) per second, and the learning rate.
 
-    In a terminal it is a bar, drawn twice a second; in a file, one line per minute. Validations and the test show how
-    many of their batches are done.
+    In a terminal it is a bar, updated twice a second; in a file, one line per minute. During validations and the test
+    it shows completed batches.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.terminal, self.is_enabled = sys.stderr.isatty(), True
         self.bar: tqdm | None = None
-        self._shown = self._since = self._rate = 0.0
+        self._last_update = self._since = self._rate = 0.0
         self._done = 0
 
     def disable(self) -> None:
@@ -113,13 +113,13 @@ class Progress(ProgressBar):
             tqdm.write(sep.join(map(str, args)), file=sys.stdout, **kwargs)  # above the bar
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        total, wanted = total_steps(trainer), trainer.max_steps
-        if total is not None and total < wanted:
+        total, max_steps = total_steps(trainer), trainer.max_steps
+        if total is not None and total < max_steps:
             self.print(
                 f"note: trainer.max_epochs={trainer.max_epochs} ends the training after {total:,} steps, before "
-                f"trainer.max_steps={wanted:,}; set more epochs to reach it"
+                f"trainer.max_steps={max_steps:,}; raise max_epochs to reach it"
             )
-        self._begin(total, at=trainer.global_step)
+        self._open_bar(total, at=trainer.global_step)
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -127,90 +127,90 @@ class Progress(ProgressBar):
         task = cast(Task, pl_module)
         self._done += task.size(batch) * trainer.world_size
         spent = time.monotonic() - self._since
-        if spent > SPAN or not self._rate:
+        if spent > RATE_SECONDS or not self._rate:
             self._rate = self._done / spent
-        if spent > SPAN:
-            self._restart()
+        if spent > RATE_SECONDS:
+            self._restart_rate()
         if self._is_due():
             texts = [f"{name} {float(value):.3g}" for name, value in trainer.progress_bar_metrics.items()]
             texts += [] if task.step.loss is None else [f"loss {task.step.loss:.3f}"]
             rate = trainer.optimizers[0].param_groups[0]["lr"]
-            self._show(trainer.global_step, *texts, f"{self._rate:.0f} {task.unit}/s", f"lr {rate:.1e}")
+            self._update_bar(trainer.global_step, *texts, f"{self._rate:.0f} {task.unit}/s", f"lr {rate:.1e}")
 
     def on_validation_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int, *args: Any
     ) -> None:
         if self._is_due():
-            self._show(trainer.global_step, f"validation {batch_idx + 1}/{int(sum(trainer.num_val_batches))}")
+            self._update_bar(trainer.global_step, f"validation {batch_idx + 1}/{int(sum(trainer.num_val_batches))}")
 
     def on_validation_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._show(trainer.global_step, "validation: scores")
+        self._update_bar(trainer.global_step, "validation: scores")
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if self.bar is not None:
-            self.bar.clear()  # other callbacks print now
-        self._restart()
+            self.bar.clear()  # because other callbacks print now
+        self._restart_rate()
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._end()
+        self._close_bar()
 
     def on_test_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._begin(int(sum(trainer.num_test_batches)), title="test ")
+        self._open_bar(int(sum(trainer.num_test_batches)), title="test ")
 
     def on_test_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int, *args: Any
     ) -> None:
         if self._is_due():
-            self._show(batch_idx + 1)
+            self._update_bar(batch_idx + 1)
 
     def on_test_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._show(int(sum(trainer.num_test_batches)), "scores")
+        self._update_bar(int(sum(trainer.num_test_batches)), "scores")
 
     on_test_end = on_train_end
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
-        self._end()
+        self._close_bar()
 
-    def _begin(self, total: int | None, *, at: int = 0, title: str = "") -> None:
-        self._restart()
+    def _open_bar(self, total: int | None, *, at: int = 0, title: str = "") -> None:
+        self._restart_rate()
         if self.is_enabled:
             file = sys.stderr if self.terminal else io.StringIO()
             options: Any = {"dynamic_ncols": True, "leave": False, "position": 0, "smoothing": 0}
             self.bar = tqdm(desc=title, total=total, initial=at, file=file, delay=1, **options)  # not drawn yet
             self.bar.delay = 0
 
-    def _end(self) -> None:
+    def _close_bar(self) -> None:
         if self.bar is not None:
             self.bar.close()
             self.bar = None
 
-    def _restart(self) -> None:
-        """Measures the rate from now on."""
+    def _restart_rate(self) -> None:
+        """Restarts the measurement of the rate."""
         self._done, self._since = 0, time.monotonic()
 
     def _is_due(self) -> bool:
-        period = PERIOD if self.terminal else PERIOD_OF_FILES
-        return self.bar is not None and time.monotonic() - self._shown > period
+        period = TERMINAL_SECONDS if self.terminal else FILE_SECONDS
+        return self.bar is not None and time.monotonic() - self._last_update > period
 
-    def _show(self, done: int, *texts: str) -> None:
+    def _update_bar(self, done: int, *texts: str) -> None:
         if (bar := self.bar) is None:
             return
-        self._shown, bar.n = time.monotonic(), done
-        place = BAR + LEFT * (done > bar.initial) if bar.total else "{desc}{n_fmt} steps, {elapsed}"
-        bar.bar_format = place + "{postfix}"
+        self._last_update, bar.n = time.monotonic(), done
+        counts = BAR + REMAINING * (done > bar.initial) if bar.total else "{desc}{n_fmt} steps, {elapsed}"
+        bar.bar_format = counts + "{postfix}"
         bar.set_postfix_str(", ".join(texts), refresh=self.terminal)
         if not self.terminal:
             print(bar, file=sys.stderr, flush=True)
 
 
 class Samples(L.Callback):
-    """Prints the main scores of each validation and a few samples of the last one, and writes samples/ and to loggers.
+    """Prints the main scores of each validation and samples of the last one; writes samples to samples/ and loggers.
 
-    A captioner's samples are written in COCO's result format with references and loss, one per line; `vlm score` reads
-    them if they are in one language.
+    Samples of a captioner are written as JSON lines in COCO's result format, with references and loss; `vlm score`
+    reads them if all are in the same language.
 
     Args:
-        show: Number of samples to print, and of those that loggers of images get.
+        show: Number of samples to print and to send to loggers.
         keep: Number of samples to write to samples/step_N.jsonl.
         every_validation: Print samples of every validation instead of the last one only.
     """
@@ -219,7 +219,7 @@ class Samples(L.Callback):
         self, *, show: Annotated[int, Range(0)], keep: Annotated[int, Range(0)], every_validation: bool = False
     ) -> None:
         self.show, self.keep, self.every_validation = show, keep, every_validation
-        self._lines: list[str] = []  # of the last validation, until they are printed
+        self._lines: list[str] = []  # samples of the last validation that are not printed yet
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         task = cast(Task, pl_module)
@@ -228,41 +228,43 @@ class Samples(L.Callback):
             return
         print(printable(score_line(task, trainer.global_step)), flush=True)
         # Evenly spaced, because samples of class folders are ordered by class.
-        shown = samples[:: max(1, len(samples) // max(1, self.show))][: self.show]
+        selected = samples[:: max(1, len(samples) // max(1, self.show))][: self.show]
         self._lines = [f"({task.remark})"] if task.remark else []
-        for sample in shown:  # several lines have a common indentation
-            self._lines += [f"{'    ' if at else '  '}{line}" for at, line in enumerate(sample["line"].split("\n"))]
+        for sample in selected:  # the further lines of a sample are indented
+            self._lines += [
+                f"{'    ' if index else '  '}{line}" for index, line in enumerate(sample["line"].split("\n"))
+            ]
         if self.every_validation:
             self._print_lines()
         if not samples:
             return
         folder = Path(trainer.default_root_dir) / "samples"
         folder.mkdir(parents=True, exist_ok=True)
-        kept = [
+        records = [
             {name: value for name, value in sample.items() if name not in ("image", "line")}
             for sample in samples[: self.keep]
         ]
-        text = "".join(json.dumps(sample, ensure_ascii=False) + "\n" for sample in kept)
+        text = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
         write_text(folder / f"step_{trainer.global_step}.jsonl", text)
         for logger in trainer.loggers:
             if isinstance(logger, FaultTolerantLogger):
-                logger.log_samples(shown, trainer.global_step)
+                logger.log_samples(selected, trainer.global_step)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if self._lines:
-            marked = any(line.startswith("  = ") for line in self._lines)
-            print(f"\nsamples of the last validation{' (= marks those that are right)' * marked}")
+            has_marks = any(line.startswith("  = ") for line in self._lines)
+            print(f"\nsamples of the last validation{' (= marks correct ones)' * has_marks}")
             self._print_lines()
 
     def _print_lines(self) -> None:
-        print("\n".join(folded(printable(line)) for line in self._lines), flush=True)
+        print("\n".join(fold(printable(line)) for line in self._lines), flush=True)
         self._lines = []
 
 
 def score_line(task: Task, step: int) -> str:
-    """Returns the step with the scores of the last validation; on a terminal, with as many as fit in a line.
+    """Returns a line with the step and the scores of the last validation, as many as fit the terminal.
 
-    All scores are in metrics.csv.
+    metrics.csv has all scores.
     """
     results = {name.removeprefix("val/"): value for name, value in task.evaluation.results.items()}
     names = [name for name in ("loss", *task.headlines) if name in results]

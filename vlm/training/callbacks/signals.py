@@ -1,4 +1,4 @@
-"""Stops a run on a signal without losing work."""
+"""Stops a run on a signal and saves its state."""
 
 import os
 import signal
@@ -11,21 +11,21 @@ import lightning as L
 import torch
 
 from vlm.data.workers import end_workers
-from vlm.training.callbacks.checkpoints import Checkpoints, out_of_steps
+from vlm.training.callbacks.checkpoints import Checkpoints, has_reached_max_steps
 from vlm.training.step.lightning_private import log_step_now, validates
 from vlm.training.step.step import StepState, accumulates
 from vlm.training.step.task import Task
 
-CLEAR = b"\r\033[K"  # clears the terminal's line, which shows the progress bar and a ^C
-SAID = b"finishing the step, then saving; again to stop now\n"
+CLEAR_LINE = b"\r\033[K"  # clears the line of the terminal with the progress bar and ^C
+INTERRUPT_NOTICE = b"saving after this step, then stopping; a second signal stops without saving\n"
 
 
-class Stopped(BaseException):
-    """Raised when a signal stops the run. Like KeyboardInterrupt it is not an error and must not be caught elsewhere.
+class RunInterrupted(BaseException):
+    """Raised when a signal stops the run. Like KeyboardInterrupt, it is not an Exception.
 
     Args:
         signum: The signal.
-        saved: Whether `last.ckpt` was written because of it, by all processes together.
+        saved: Whether all processes wrote `last.ckpt` because of it.
     """
 
     def __init__(self, signum: int, *, saved: bool) -> None:
@@ -34,21 +34,21 @@ class Stopped(BaseException):
         self.status = 128 + signum
 
 
-def signals() -> list[signal.Signals]:
-    """The signals that stop a run; SLURM sends SIGUSR1 shortly before the time limit."""
+def list_stop_signals() -> list[signal.Signals]:
+    """Returns the signals that stop a run. SLURM sends SIGUSR1 shortly before the time limit."""
     return [signal.SIGINT, signal.SIGTERM, *([signal.SIGUSR1] if "SLURM_JOB_ID" in os.environ else [])]
 
 
 @contextmanager
-def stopping() -> Iterator[None]:
-    """Context in which a signal ends the run at once; for phases outside of training, with nothing to save."""
-    owner = os.getpid()
+def raise_on_signal() -> Iterator[None]:
+    """Context in which a signal stops the run immediately, for phases with nothing to save."""
+    owner_pid = os.getpid()
 
     def handle(signum: int, frame: FrameType | None) -> None:
-        if os.getpid() == owner:  # not in a loader's worker, which its owner stops
-            raise Stopped(signum, saved=False)
+        if os.getpid() == owner_pid:  # not in a data loader worker, which its owner stops
+            raise RunInterrupted(signum, saved=False)
 
-    before = {signum: signal.signal(signum, handle) for signum in signals()}
+    before = {signum: signal.signal(signum, handle) for signum in list_stop_signals()}
     try:
         yield
     finally:
@@ -59,9 +59,9 @@ def stopping() -> Iterator[None]:
 class StopOnSignal(L.Callback):
     """On a signal, finishes the optimiser step, saves `last.ckpt` and ends the run; a second signal kills it.
 
-    The handler only sets a flag, since a signal may interrupt anything. Ranks share it in the one message of an
-    optimiser step (`StepState.agreed`), so that all stop after the same step. A validation that is due, or under way,
-    is left to the resumed run: it may take longer than there is time.
+    The handler only sets a flag, because a signal may interrupt any code. Ranks exchange the flag once per optimiser
+    step (`StepState.agreed`), so that all stop after the same step. A validation that is due or running is repeated by
+    the resumed run, because it may take longer than the remaining time.
     """
 
     def __init__(self) -> None:
@@ -70,32 +70,32 @@ class StopOnSignal(L.Callback):
         self._common_batches = 0
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
-        assert self.step is not None, "it handles signals from the start of training on"
+        assert self.step is not None, "the handler is installed when training starts"
         if self.step.received:
             end_workers()
             os._exit(128 + signum)
         self.step.received = signum
         if self.step.trainer.is_global_zero:  # not by print, which the signal may have interrupted
-            os.write(2, (CLEAR if os.isatty(2) else b"") + SAID)
+            os.write(2, (CLEAR_LINE if os.isatty(2) else b"") + INTERRUPT_NOTICE)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.step = cast(Task, pl_module).step
-        for signum in signals():
+        for signum in list_stop_signals():
             self._before[signum] = signal.signal(signum, self._handle)
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any) -> None:
-        if accumulates(trainer) or out_of_steps(trainer):
+        if accumulates(trainer) or has_reached_max_steps(trainer):
             return
         step = cast(Task, pl_module).step
         signum = step.received if trainer.world_size == 1 else step.agreed
         if signum:
             log_step_now(trainer)
-            checkpoints(trainer).save_last(trainer, validation_due=validates(trainer))
-            raise Stopped(signum, saved=True)
+            find_checkpoints(trainer).save_last(trainer, validation_due=validates(trainer))
+            raise RunInterrupted(signum, saved=True)
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        # A rank may have one batch more than another; ranks can agree only at batches that all have.
-        self._common_batches = _reduced(trainer, int(trainer.num_val_batches[0]), "MIN")
+        # Ranks may differ by one batch; they can communicate only at batches that all of them have.
+        self._common_batches = _reduce(trainer, int(trainer.num_val_batches[0]), "MIN")
 
     def on_validation_batch_end(
         self,
@@ -106,23 +106,23 @@ class StopOnSignal(L.Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        if trainer.state.fn != "fit" or batch_idx >= self._common_batches or out_of_steps(trainer):
+        if trainer.state.fn != "fit" or batch_idx >= self._common_batches or has_reached_max_steps(trainer):
             return
         if accumulates(trainer):  # a run cannot be resumed in the middle of an optimiser step
             return
-        signum = self._agreed(trainer)
+        signum = self._find_common_signal(trainer)
         if signum:
-            checkpoints(trainer).save_last(trainer, validation_due=True)
-            raise Stopped(signum, saved=True)
+            find_checkpoints(trainer).save_last(trainer, validation_due=True)
+            raise RunInterrupted(signum, saved=True)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        signum = self._agreed(trainer)
+        signum = self._find_common_signal(trainer)
         if signum:
-            raise Stopped(signum, saved=True)
+            raise RunInterrupted(signum, saved=True)
 
-    def _agreed(self, trainer: L.Trainer) -> int:
-        """The signal that some rank received, the same on all ranks; 0 for none."""
-        return _reduced(trainer, cast(Task, trainer.lightning_module).step.received, "MAX")
+    def _find_common_signal(self, trainer: L.Trainer) -> int:
+        """Returns the signal that any rank received, the same on all ranks; 0 for none."""
+        return _reduce(trainer, cast(Task, trainer.lightning_module).step.received, "MAX")
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         for signum, handler in self._before.items():
@@ -130,7 +130,7 @@ class StopOnSignal(L.Callback):
         self._before.clear()
 
 
-def _reduced(trainer: L.Trainer, value: int, reduce_op: str) -> int:
+def _reduce(trainer: L.Trainer, value: int, reduce_op: str) -> int:
     """Returns the minimum or maximum over all ranks; a single process does not wait for the device."""
     if trainer.world_size == 1:
         return value
@@ -140,6 +140,6 @@ def _reduced(trainer: L.Trainer, value: int, reduce_op: str) -> int:
     return int(tensor)
 
 
-def checkpoints(trainer: L.Trainer) -> Checkpoints:
-    """The callback that saves."""
+def find_checkpoints(trainer: L.Trainer) -> Checkpoints:
+    """Returns the trainer's Checkpoints callback."""
     return next(c for c in trainer.callbacks if isinstance(c, Checkpoints))  # type: ignore[attr-defined]

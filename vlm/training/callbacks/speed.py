@@ -1,4 +1,4 @@
-"""The speed of training: estimates, times of steps, throughput, and messages about torch.compile."""
+"""Callbacks that measure the speed of training: estimates, step times, throughput and compile times."""
 
 import resource
 import statistics
@@ -13,7 +13,7 @@ import torch
 from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
 
-from vlm.io.terminal import folded
+from vlm.io.terminal import fold
 from vlm.models.flop import Flop, model_flop
 from vlm.nn.image_size import ImageSize, as_override, sides
 from vlm.training.step import blocks as compiling
@@ -31,7 +31,7 @@ class CompileMessages(L.Callback):
     @rank_zero_only
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._before = compiling.seconds()
-        pl_module.print("compile     the first steps compile the model's blocks, half a minute or more")
+        pl_module.print("compile     compiling the model's blocks during the first steps; takes half a minute or more")
 
     @rank_zero_only
     def on_train_batch_end(
@@ -41,21 +41,21 @@ class CompileMessages(L.Callback):
             return
         spent = compiling.seconds()
         if spent == self._before:
-            pl_module.print(f"compiled    in {spent:.0f} s; other sizes of batches may add to it")
+            pl_module.print(f"compiled    in {spent:.0f} s; batches of other sizes may need further compilation")
             self._before = None
         else:
             self._before = spent
 
 
-STEPS = 10  # timed steps, after one warm-up step
-SHORT, LONG = 60.0, 15 * 60.0  # seconds: a shorter run prints nothing, a longer one prints advice too
-FEW_PATCHES = 100  # up to this many, smaller images save little
+TIMED_STEPS = 10  # after one warm-up step
+SHORT_RUN, LONG_RUN = 60.0, 15 * 60.0  # seconds: shorter runs print nothing, longer runs print advice
+FEW_PATCHES = 100  # up to this number, smaller images save little time
 
 
 class Pace(L.Callback):
-    """Prints, after ten steps, how long an epoch and the rest of the run take; and what would shorten a long run.
+    """Prints, after ten steps, the estimated time of an epoch and of the run, and how to shorten a long run.
 
-    Validation and torch.compile are not counted.
+    Validation and compilation are not counted.
     """
 
     def __init__(self) -> None:
@@ -73,65 +73,64 @@ class Pace(L.Callback):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if self._timed >= STEPS or accumulates(trainer):
+        if self._timed >= TIMED_STEPS or accumulates(trainer):
             return
         self._timed += 1
         loader: Any = trainer.train_dataloader
         if self._timed == 0:
             self._begin, self._waited, self._compiled = time.monotonic(), loader.waited, compiling.seconds()
-        elif self._timed == STEPS and trainer.is_global_zero:
+        elif self._timed == TIMED_STEPS and trainer.is_global_zero:
             spent = time.monotonic() - self._begin - (compiling.seconds() - self._compiled)
             waits = (loader.waited - self._waited) / spent
             task = cast(Task, pl_module)
-            if text := "\n".join(lines(trainer, task, step=spent / STEPS, waits=waits)):
-                pl_module.print(folded(text))
+            if text := "\n".join(format_pace(trainer, task, step=spent / TIMED_STEPS, waits=waits)):
+                pl_module.print(fold(text))
 
 
-def lines(trainer: L.Trainer, task: Task, *, step: float, waits: float) -> Iterator[str]:
-    """Yields the lines to print: the pace, and for a long run how to shorten it.
+def format_pace(trainer: L.Trainer, task: Task, *, step: float, waits: float) -> Iterator[str]:
+    """Yields lines with the estimated times and, for a long run, ways to shorten it.
 
     Args:
-        step: Seconds of an optimiser step.
-        waits: Share of the time in which training waits for data.
+        step: Seconds per optimiser step.
+        waits: Share of the time that training waits for data.
     """
     steps = -(-int(trainer.num_training_batches) // trainer.accumulate_grad_batches)
-    epoch, left = step * steps, step * ((total_steps(trainer) or 0) - trainer.global_step)
-    if max(epoch, left) < SHORT:
+    epoch, remaining = step * steps, step * ((total_steps(trainer) or 0) - trainer.global_step)
+    if max(epoch, remaining) < SHORT_RUN:
         return
-    text = f"pace        {step:.2g} s a step: about {duration(epoch)} an epoch of {steps:,} steps"
-    yield text + (f", {duration(left)} to the end, without validation" if left > 0 else "")
-    if left > LONG:
+    text = f"pace        {step:.2g} s per step, about {format_duration(epoch)} per epoch of {steps:,} steps"
+    yield text + (f", {format_duration(remaining)} remaining, without validation" if remaining > 0 else "")
+    if remaining > LONG_RUN:
         yield "shorter     " + "; ".join(_advice(trainer, task, step=step, epoch=epoch, waits=waits))
 
 
 def _advice(trainer: L.Trainer, task: Task, *, step: float, epoch: float, waits: float) -> Iterator[str]:
     """Yields ways to shorten the run."""
     if waits > 0.3:
-        yield f"{waits:.0%} of the time it waits for data: smaller files, or more data.num_workers on more cores"
+        remedy = "use smaller files, or more data.num_workers on more cores"
+        yield f"{waits:.0%} of the time is spent waiting for data: {remedy}"
     size = getattr(getattr(task, "preprocess", None), "image_size", 0)
-    patches = _patches(task, size)
+    patches = _count_patches(task, size)
     if patches > FEW_PATCHES:
         height, width = sides(size)
         half = -(-height // 32) * 16, -(-width // 32) * 16
         fewer = patches * half[0] * half[1] // (height * width)
-        yield f"data.image_size={as_override(half)} ({fewer} patches of an image instead of {patches})"
-    by_epochs = (trainer.max_epochs or -1) > 0 and epoch <= LONG
-    most = f"max_epochs={int(LONG / epoch)}" if by_epochs else f"max_steps={int(LONG / step)}"
-    yield f"trainer.{most} ({duration(LONG)})"
+        yield f"data.image_size={as_override(half)} ({fewer} patches per image instead of {patches})"
+    by_epochs = (trainer.max_epochs or -1) > 0 and epoch <= LONG_RUN
+    limit = f"max_epochs={int(LONG_RUN / epoch)}" if by_epochs else f"max_steps={int(LONG_RUN / step)}"
+    yield f"trainer.{limit} ({format_duration(LONG_RUN)})"
 
 
-def _patches(task: Task, image_size: ImageSize) -> int:
-    """Number of states that the model encodes an image into; 0 if unknown."""
-    from vlm.models.flop import model_flop
-
+def _count_patches(task: Task, image_size: ImageSize) -> int:
+    """Returns the number of states per image; 0 if unknown."""
     try:
         return model_flop(task.model, image_size=image_size).states if image_size else 0
     except TypeError:
         return 0
 
 
-def duration(seconds: float) -> str:
-    """Time in words, rounded: 40 s, 12 min, 3 h 20 min."""
+def format_duration(seconds: float) -> str:
+    """Formats a rounded duration: 40 s, 12 min, 3 h 20 min."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)
@@ -139,7 +138,7 @@ def duration(seconds: float) -> str:
 
 
 # Peak FLOP/s of dense matrix products in 16 bits, in TF32 and in plain 32 bits. Where a source includes a factor of two
-# for sparse matrices, it is taken out. Sources: NVIDIA's data sheets of the H200, H100, A100, L40S and L4, and the
+# for sparse matrices, it is removed. Sources: NVIDIA's data sheets of the H200, H100, A100, L40S and L4, and the
 # white papers of the Ada and Ampere GeForce cards (16 bits, summed in 32). The keys are full device names.
 PEAKS = {
     "NVIDIA H200": (989e12, 494e12, 67e12),
@@ -157,15 +156,15 @@ PEAKS = {
 
 
 class Throughput(L.Callback):
-    """Logs, as `throughput/...`, at the trainer's logging interval and over the steps since the last time:
+    """Logs as `throughput/...`, at the trainer's logging interval, over the steps since the last log:
 
-    - `images_per_s`, `tokens_per_s`: of all devices; tokens that the loss counts, without padding. A task that
+    - `images_per_s`, `tokens_per_s`: over all devices; tokens that the loss counts, without padding. A task that
       counts texts or words has `texts_per_s` or `words_per_s`.
-    - `data_wait`: share of the time in which this process waited for its loader.
-    - `flop_per_s`: of all devices, as vlm.models.flop counts; `mfu`: this over the device's peak, if PEAKS has it.
-    - `peak_memory_gib`: so far; what torch allocated on a GPU, else what this process held, its workers not counted.
+    - `data_wait`: share of the time that training waited for its data loader, averaged over ranks.
+    - `flop_per_s`: over all devices, as vlm.models.flop counts; `mfu`: its share of the peak, if PEAKS has the device.
+    - `peak_memory_gib`: peak memory so far: of torch's tensors on a GPU, else of this process without its workers.
 
-    The time of validation and torch.compile is not counted. Only logging waits for the device.
+    Validation and compilation are not counted. The device is synchronized only for logging.
     """
 
     def __init__(self) -> None:
@@ -181,7 +180,7 @@ class Throughput(L.Callback):
         preprocess: Any = getattr(pl_module, "preprocess", None)
         try:
             self.flop = model_flop(cast(Task, pl_module).model, image_size=getattr(preprocess, "image_size", 0))
-        except TypeError:  # a custom model; the other figures are logged
+        except TypeError:  # a custom model without a FLOP count
             self.flop = None
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -189,7 +188,7 @@ class Throughput(L.Callback):
         self.restart()
 
     def restart(self) -> None:
-        """Measures from now on."""
+        """Restarts the measurement."""
         self._since, self._compiled = time.perf_counter(), compiling.seconds()
         self._waited = self.loader.waited if self.loader else 0.0
         self._images, self._tokens, self._flop, self._counted = 0, False, 0.0, 0.0
@@ -209,12 +208,12 @@ class Throughput(L.Callback):
             self.restart()
 
     def add(self, task: Task, batch: Any, outputs: Any) -> None:
-        """Counts a batch that this process has trained on.
+        """Adds a training batch of this process to the counts.
 
         Args:
-            outputs: Outputs of the training step, with the count of the loss's first term.
+            outputs: Outputs of the training step, with the count of the first loss term.
         """
-        if self._paused:  # leaves out the validation, up to the request for this batch
+        if self._paused:  # excludes the validation, up to the request for this batch
             self._since += self.loader.asked - self._paused
             self._paused = 0.0
         self._counted = self._counted + outputs["count"]
@@ -224,13 +223,14 @@ class Throughput(L.Callback):
             self._flop += self.flop.training(work, 0)
 
     def figures(self, trainer: L.Trainer, task: Task) -> dict[str, float]:
-        """Returns the figures to log of the steps since the last restart; all ranks call it together."""
+        """Returns the metrics since the last restart. All ranks must call it together."""
         elapsed = time.perf_counter() - self._since - (compiling.seconds() - self._compiled)
         counted = float(self._counted)
         flop = self._flop + (0.0 if self.flop is None else 3 * self.flop.head * counted)
         waited = self.loader.waited - self._waited
-        own = torch.tensor([self._images, counted, flop, waited], dtype=torch.float64)
-        images, tokens, flop, waited = summed(own.to(task.device) if trainer.world_size > 1 else own, trainer).tolist()
+        counts = torch.tensor([self._images, counted, flop, waited], dtype=torch.float64)
+        counts = counts.to(task.device) if trainer.world_size > 1 else counts
+        images, tokens, flop, waited = summed(counts, trainer).tolist()
         peak = peak_flop(trainer, task.device)
         values = {
             "images_per_s": images / elapsed if self._images else None,
@@ -244,7 +244,7 @@ class Throughput(L.Callback):
 
 
 def peak_flop(trainer: L.Trainer, device: torch.device) -> float | None:
-    """Peak FLOP/s of a device in the precision of a trainer; None for a device that PEAKS does not list."""
+    """Returns the peak FLOP/s of a device in the trainer's precision; None if PEAKS does not have the device."""
     if device.type != "cuda" or (peaks := PEAKS.get(torch.cuda.get_device_name(device))) is None:
         return None
     half, tf32, single = peaks
@@ -254,7 +254,7 @@ def peak_flop(trainer: L.Trainer, device: torch.device) -> float | None:
 
 
 def peak_memory(device: torch.device) -> int:
-    """Peak memory in bytes: of torch's tensors on a GPU, else of this process."""
+    """Returns the peak memory in bytes: of torch's tensors on a GPU, else of this process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     status = Path("/proc/self/status")
@@ -264,12 +264,12 @@ def peak_memory(device: torch.device) -> int:
 
 
 class StepTimes(Throughput):
-    """Times each of a number of optimiser steps; logs nothing.
+    """Measures the time of single optimiser steps without logging.
 
-    A step ends when the device has finished it. On a GPU, where the host runs ahead, events are timed.
+    A step ends when the device has finished it. On a GPU, which runs asynchronously, CUDA events are timed.
 
     Attributes:
-        result: The figures; empty until the steps are done.
+        result: The metrics; empty until all steps are timed.
     Args:
         warm_up: Number of optimiser steps before the timed ones.
         steps: Number of timed steps.
@@ -289,21 +289,21 @@ class StepTimes(Throughput):
         if accumulates(trainer) or trainer.global_step < self.warm_up:
             return
         if trainer.global_step == self.warm_up:
-            finish(task.device)
+            synchronize(task.device)
             self.restart()
-        self._ends.append(mark(task.device))
+        self._ends.append(record_time(task.device))
         if len(self._ends) > self.steps:
-            finish(task.device)
+            synchronize(task.device)
             self.result = {**self._quantiles(), **self.figures(trainer, task)}
 
     def _quantiles(self) -> dict[str, float]:
-        times = [between(start, end) for start, end in zip(self._ends, self._ends[1:], strict=False)]
+        times = [measure_ms(start, end) for start, end in zip(self._ends, self._ends[1:], strict=False)]
         tenths = statistics.quantiles(times, n=10, method="inclusive") if len(times) > 1 else times * 9
         return {"step_ms": statistics.median(times), "step_ms_p10": tenths[0], "step_ms_p90": tenths[8]}
 
 
-def mark(device: torch.device) -> Any:
-    """A timestamp of a device: an event in its queue, or the time on a CPU."""
+def record_time(device: torch.device) -> Any:
+    """Records a timestamp of a device: a CUDA event, or the time on a CPU."""
     if device.type != "cuda":
         return time.perf_counter()
     event = torch.cuda.Event(enable_timing=True)
@@ -311,12 +311,12 @@ def mark(device: torch.device) -> Any:
     return event
 
 
-def between(start: Any, end: Any) -> float:
-    """Milliseconds between two moments that have passed."""
+def measure_ms(start: Any, end: Any) -> float:
+    """Returns the milliseconds between two timestamps that have been reached."""
     return 1e3 * (end - start) if isinstance(start, float) else start.elapsed_time(end)
 
 
-def finish(device: torch.device) -> None:
-    """Waits for all work of a device."""
+def synchronize(device: torch.device) -> None:
+    """Waits until a GPU has finished all its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

@@ -15,44 +15,44 @@ from vlm.training.config.nodes import check_fit, data_node, model_node
 from vlm.training.config.overrides import short_text
 
 Batches = Annotated[int | float | None, Range(0)]
-_FILLED_IN = Annotated[Any, INJECTED]
+_SUPPLIED = Annotated[Any, INJECTED]
 # Types and limits for arguments of other packages' classes; classes of vlm declare their own.
 LIMITS: dict[str, dict[str, Any]] = {
     "lightning.pytorch.trainer.trainer.Trainer": {
         "accumulate_grad_batches": Count,
-        "callbacks": _FILLED_IN,
+        "callbacks": _SUPPLIED,
         "check_val_every_n_epoch": Count | None,
-        "default_root_dir": _FILLED_IN,
+        "default_root_dir": _SUPPLIED,
         "devices": list[int] | str | Annotated[int, Range(1, also=-1)],
         "gradient_clip_val": Annotated[float | None, Range(0)],
         "limit_test_batches": Batches,
         "limit_train_batches": Annotated[int | float | None, Range(above=0)],
         "limit_val_batches": Batches,
         "log_every_n_steps": Annotated[int | None, Range(1)],
-        "logger": _FILLED_IN,
+        "logger": _SUPPLIED,
         "max_epochs": Annotated[int | None, Range(1, also=-1)],
         "max_steps": Annotated[int, Range(1, also=-1)],
         "num_nodes": Count,
         "num_sanity_val_steps": Annotated[int | None, Range(0, also=-1)],
-        "plugins": _FILLED_IN,
+        "plugins": _SUPPLIED,
         "val_check_interval": Annotated[int | float | str | None, Range(above=0)],
     },
-    "lightning.pytorch.loggers.tensorboard.TensorBoardLogger": {"save_dir": _FILLED_IN},
+    "lightning.pytorch.loggers.tensorboard.TensorBoardLogger": {"save_dir": _SUPPLIED},
     "torch.optim.": {
         "betas": tuple[Rate, Rate],
         "dampening": Rate,
         "eps": Annotated[float, Range(0)],
         "lr": Annotated[float, Range(0)],
         "momentum": Rate,
-        "params": _FILLED_IN,
+        "params": _SUPPLIED,
         "weight_decay": Annotated[float, Range(0)],
     },
 }
 limit(LIMITS)
 
-BUILT = ("model", "optim", "schedule", "trainer", "task")  # groups that each build one object of a run
+REQUIRED_NODES = ("model", "optim", "schedule", "trainer", "task")  # groups with a node that every run builds
 # Arguments that the program supplies, which classes of other packages need not mark as such.
-COMPLETED = {"model": ("vocab_size", "num_classes"), "task": ("model", "fields", "seed", "optimization")}
+SUPPLIED_ARGUMENTS = {"model": ("vocab_size", "num_classes"), "task": ("model", "fields", "seed", "optimization")}
 
 
 class FolderName(Limit):
@@ -82,8 +82,8 @@ TYPES = {
 def check(config: Config, *, resolved: bool = True, imports: bool = True) -> None:
     """Reports every fault of a config at once, before anything is read or written.
 
-    Signatures are read from source files first, because importing torch and Lightning takes seconds. The imported
-    classes decide on what the files do not say.
+    Signatures are read from source files first, because importing torch and Lightning takes seconds. Arguments that the
+    files do not determine are checked against the imported classes.
 
     Args:
         resolved: False if the config's interpolations could not be resolved: then only data and models for another task
@@ -94,45 +94,41 @@ def check(config: Config, *, resolved: bool = True, imports: bool = True) -> Non
         return _check_parts(config, quick_signature)
     _check(config, read_signature)
     if imports:
-        _refuse(source_faults(config, quick_signature))
+        _raise_faults(source_faults(config, quick_signature))
         _check(config, signature)
 
 
 def _check_parts(config: dict[str, Any], look_up: SignatureLookup) -> None:
     """Checks that a config has all groups, and that its data and its model fit the task."""
-    _refuse(missing_groups(config))
-    _refuse(named_faults(config))
-    _refuse(model_faults(config, look_up))
+    _raise_faults(missing_groups(config))
+    _raise_faults(node_faults(config))
+    _raise_faults(model_faults(config, look_up))
     check_fit(config, look_up=look_up)
 
 
 def _check(config: Config, look_up: SignatureLookup) -> None:
-    _refuse(missing_groups(config))
-    _refuse(named_faults(config))
+    _raise_faults(missing_groups(config))
+    _raise_faults(node_faults(config))
     nodes = {"data": data_node(config, look_up), "model": model_node(config)}
     nodes |= {"model.adapt": adapt} if (adapt := config["model"].get("adapt")) else {}
-    check_nodes({**config, **nodes}, config.tree, types=TYPES, injected=COMPLETED, look_up=look_up)
-    if look_up is read_signature and _computes(config):
+    check_nodes({**config, **nodes}, config.tree, types=TYPES, injected=SUPPLIED_ARGUMENTS, look_up=look_up)
+    accumulates = (config["trainer"].get("accumulate_grad_batches") or 1) != 1
+    calls_methods = accumulates or config["data"].get("cache_features") or config["task"].get("reward") is not None
+    if look_up is read_signature and calls_methods:  # only imported classes have them
         return
     faults = [
         *out_of_bounds(config),
         *size_faults(nodes, ""),
         *patch_faults(config),
-        *place_faults(config),
+        *init_from_faults(config),
         *model_faults(config, look_up),
         *cache_faults(config),
     ]
-    _refuse(origins(config.tree, [*faults, *accumulation_faults(config), *reward_faults(config)]))
+    _raise_faults(origins(config.tree, [*faults, *accumulation_faults(config), *reward_faults(config)]))
     check_fit(config, look_up=look_up)
 
 
-def _computes(config: dict[str, Any]) -> bool:
-    """Returns True if checks of a config call methods of its classes, which must be imported for it."""
-    accumulates = (config["trainer"].get("accumulate_grad_batches") or 1) != 1
-    return accumulates or bool(config["data"].get("cache_features")) or config["task"].get("reward") is not None
-
-
-def _refuse(faults: list[str]) -> None:
+def _raise_faults(faults: list[str]) -> None:
     if faults:
         raise UserError("\n".join(faults))
 
@@ -140,57 +136,57 @@ def _refuse(faults: list[str]) -> None:
 def missing_groups(config: dict[str, Any]) -> list[str]:
     """Returns an error for each required group that an override such as trainer=[] removed."""
     missing = [name for name in ("data", "logger", "callbacks") if name not in config]
-    for name in BUILT:  # another group may set a key of it
+    for name in REQUIRED_NODES:  # another group may set a key of it
         node = config.get(name)
         if node is None or (isinstance(node, dict) and "_target_" not in node):
             missing.append(name)
-    return [f"{name}: every run has one; leave out {name}=[]" for name in missing]
+    return [f"{name}: is required; leave out {name}=[]" for name in missing]
 
 
-def named_faults(config: dict[str, Any]) -> list[str]:
+def node_faults(config: dict[str, Any]) -> list[str]:
     """Returns an error for each field, callback or logger that is not a node; callbacks and loggers may be null."""
     parts = {"task.fields": config["task"].get("fields"), "callbacks": config["callbacks"], "logger": config["logger"]}
-    what = "names nothing to build; give it a _target_"
+    fault = "has no class to build; give it a _target_"
     faults = [
-        f"{key}: {short_text(nodes)} {what}" for key, nodes in parts.items() if nodes and not isinstance(nodes, dict)
+        f"{key}: {short_text(nodes)} {fault}" for key, nodes in parts.items() if nodes and not isinstance(nodes, dict)
     ]
     return faults or [
-        f"{key}.{name}: {short_text(node)} {what}"
+        f"{key}.{name}: {short_text(node)} {fault}"
         for key, nodes in parts.items()
         for name, node in (nodes or {}).items()
         if not (isinstance(node, dict) and "_target_" in node) and (node is not None or key == "task.fields")
     ]
 
 
-def place_faults(config: dict[str, Any]) -> list[str]:
+def init_from_faults(config: dict[str, Any]) -> list[str]:
     """Returns an error for each `init_from` of the model or of its parts that is not a path."""
-    places = ((key, value) for key, value in walk(config["model"], "model") if key.endswith(".init_from"))
-    return [f"{key}: {describe_mismatch(value, str | None)}" for key, value in places if not fits(value, str | None)]
+    paths = ((key, value) for key, value in walk(config["model"], "model") if key.endswith(".init_from"))
+    return [f"{key}: {describe_mismatch(value, str | None)}" for key, value in paths if not fits(value, str | None)]
 
 
 def model_faults(config: dict[str, Any], look_up: SignatureLookup) -> list[str]:
-    """An error if the task cannot train this type of model."""
+    """Returns an error if the task cannot train this type of model."""
     model, task = product(config["model"], look_up), look_up(config["task"]["_target_"])
     wanted = task.parameters.get("model") if task else None
     if wanted is None or fits(model, wanted.annotation):
         return []
     what = f"model: {model} does not fit task={config['task_name']}, which needs a {show(wanted.annotation)}"
-    return [f"{what}; choose another model, or none, and the task brings its own"]
+    return [f"{what}; choose another model, or leave it out to use the task's default model"]
 
 
 def source_faults(config: Config, look_up: SignatureLookup) -> list[str]:
-    """An error if none of the arguments of the data's source is given of which it needs one."""
+    """Returns an error if the data's source needs one of several arguments and none is set."""
     node = config["data"]["source"]
-    known = look_up(node["_target_"])
-    names = getattr(known.kind, "needs_one_of", ()) if known else ()
+    source = look_up(node["_target_"])
+    names = getattr(source.kind, "needs_one_of", ()) if source else ()
     if not names or any(node.get(name) is not None for name in names):
         return []
-    first, *others = (origin(config.tree, f"data.source.{name}") for name in names)
-    return [f"{first}: missing, and {' and '.join(others)} too; give a folder of images, or a table of them"]
+    first, *alternatives = (origin(config.tree, f"data.source.{name}") for name in names)
+    return [f"{first}: missing, and so is {' and '.join(alternatives)}; give a folder or a table of images"]
 
 
 def accumulation_faults(config: dict[str, Any]) -> list[str]:
-    """An error if batches are accumulated although a loss compares the samples of a batch."""
+    """Returns an error if batches are accumulated although a loss compares the samples of a batch."""
     count = config["trainer"].get("accumulate_grad_batches") or 1
     if count == 1:
         return []
@@ -202,7 +198,7 @@ def accumulation_faults(config: dict[str, Any]) -> list[str]:
 
 
 def cache_faults(config: dict[str, Any]) -> list[str]:
-    """Returns an error for each reason why the features of the encoder cannot be cached, if they are to be."""
+    """Returns an error for each reason why data.cache_features cannot be used."""
     if not config["data"].get("cache_features"):
         return []
     from vlm.training.feature_cache import feature_faults  # imports torch
@@ -211,42 +207,42 @@ def cache_faults(config: dict[str, Any]) -> list[str]:
 
 
 def reward_faults(config: dict[str, Any]) -> list[str]:
-    """An error if training uses a reward but does not start from a trained captioner."""
+    """Returns an error if training uses a reward but does not start from a trained captioner."""
     if config["task"].get("reward") is None:
         return []
-    from vlm.training.run.run import start_places  # imports torch
+    from vlm.training.run.run import find_init_paths  # imports torch
 
-    if start_places(config):
+    if find_init_paths(config):
         return []
-    return ["task.reward: rewards captions that the model draws; name one that captions by model.init_from=RUN"]
+    return ["task.reward: needs a trained captioner, whose sampled captions are rewarded; set model.init_from=RUN"]
 
 
 def patch_faults(config: dict[str, Any]) -> list[str]:
-    """An error if images are smaller than a patch of the model."""
+    """Returns an error if images are smaller than a patch of the model."""
     size = select(config, "data.preprocess.image_size")
     patches = {key: value for key, value in walk(config["model"], "model") if key.endswith(".patch_size")}
-    least = min(whole_numbers(size), default=None)
+    smallest = min(list_integers(size), default=None)
     return [
         f"data.preprocess.image_size: {size} is smaller than {key}, {patch}; change one of them"
         for key, patch in patches.items()
-        if least is not None and isinstance(patch, int) and least < patch
+        if smallest is not None and isinstance(patch, int) and smallest < patch
     ]
 
 
-def whole_numbers(size: Any) -> list[int]:
+def list_integers(size: Any) -> list[int]:
     """Returns the integers in a size: a number, or a list such as height and width; empty for anything else."""
-    return [one for one in (size if isinstance(size, list | tuple) else [size]) if isinstance(one, int)]
+    return [side for side in (size if isinstance(size, list | tuple) else [size]) if isinstance(side, int)]
 
 
 def size_faults(value: Any, path: str) -> Iterator[str]:
     """Yields a line for each size that does not divide another, such as heads that do not divide the width."""
     if not isinstance(value, dict):
         return
-    for whole, part in (("dim", "num_heads"), ("image_size", "patch_size")):
-        size, divisor = value.get(whole), value.get(part)
+    for name, divisor_name in (("dim", "num_heads"), ("image_size", "patch_size")):
+        size, divisor = value.get(name), value.get(divisor_name)
         if not isinstance(divisor, int) or value.get("head_dim"):
             continue
-        if any(side % divisor for side in whole_numbers(size)):
-            yield f"{path}{part}: {divisor} does not divide {whole}, {size}; change one of them"
+        if any(side % divisor for side in list_integers(size)):
+            yield f"{path}{divisor_name}: {divisor} does not divide {name}, {size}; change one of them"
     for name, child in value.items():
         yield from size_faults(child, f"{path}{name}.")

@@ -1,4 +1,4 @@
-"""Overrides of saved configs: for a resumed run and for an evaluation."""
+"""Overrides of saved configs, for resumed runs and evaluations."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -9,10 +9,10 @@ from vlm.config.override import parse, read
 from vlm.config.tree import Config, select, sources
 from vlm.errors import UserError
 
-TESTED = ("task.beam", "task.length_penalty")  # only tests use them: validations are greedy
+TEST_KEYS = ("task.beam", "task.length_penalty")  # only tests use beam search
 RESUMABLE = (
     *("trainer", "logger", "callbacks", "data.num_workers", "compile", "activation_checkpointing", "schedule_steps"),
-    *TESTED,
+    *TEST_KEYS,
 )
 
 
@@ -35,43 +35,46 @@ def split_option(argv: list[str], name: str) -> tuple[str | None, list[str]]:
 
 
 def check_resume_overrides(overrides: list[str], saved: Config) -> Config:
-    """The config of a resumed run: the saved one with these overrides.
+    """Returns the config of a resumed run: the saved config with these overrides.
 
     Raises:
         UserError: An override changes a value that must stay, or names an unknown key.
     """
-    faults = [fault for text in overrides for fault in _resume_fault(text, saved)]
+    faults = [fault for text in overrides for fault in _find_resume_faults(text, saved)]
     if faults:
         raise UserError("\n".join(faults))
     config = override(saved.tree, overrides)
     for place in differences(saved, config):
-        key = next((key for key in sources(config.tree, place) if _below(key, RESUMABLE)), place)
-        raise UserError(f"{key}: {place} is made of it, which cannot change in a resumed run; leave it out")
+        key = next((key for key in sources(config.tree, place) if _is_within(key, RESUMABLE)), place)
+        raise UserError(f"{key}: {place} depends on it and cannot change in a resumed run; leave it out")
     return config
 
 
-def differences(one: Any, other: Any, key: str = "", keep: Sequence[str] = RESUMABLE) -> dict[str, tuple[Any, Any]]:
-    """Keys that differ between two configs, with both values; those in `keep` are left out."""
-    if one == other or _below(key, keep):
+def differences(
+    config: Any, changed: Any, key: str = "", ignored: Sequence[str] = RESUMABLE
+) -> dict[str, tuple[Any, Any]]:
+    """Returns the keys that differ between two configs, with both values; keys in `ignored` are skipped."""
+    if config == changed or _is_within(key, ignored):
         return {}
-    if not (isinstance(one, dict) and isinstance(other, dict)):
-        return {key: (one, other)}
+    if not (isinstance(config, dict) and isinstance(changed, dict)):
+        return {key: (config, changed)}
     differing: dict[str, tuple[Any, Any]] = {}
-    for name in dict.fromkeys([*one, *other]):
-        differing |= differences(one.get(name), other.get(name), f"{key}.{name}" if key else str(name), keep)
+    for name in dict.fromkeys([*config, *changed]):
+        path = f"{key}.{name}" if key else str(name)
+        differing |= differences(config.get(name), changed.get(name), path, ignored)
     return differing
 
 
-def _resume_fault(text: str, saved: dict[str, Any]) -> Iterator[str]:
+def _find_resume_faults(text: str, saved: dict[str, Any]) -> Iterator[str]:
     if text.startswith("-"):
-        yield f"{text}: does not go with resume, which takes the saved config as it is"
+        yield f"{text}: cannot be combined with resume, which uses the saved config"
         return
     parsed = read(text)
     if parsed is None:
         yield f"{text}: is not of the form KEY=VALUE"
         return
     key = parsed.key_or_group
-    if not _below(key, RESUMABLE):
+    if not _is_within(key, RESUMABLE):
         before = select(saved, key.replace("/", "."), "not set")
         if not parsed.is_delete() and parsed.value() == before:
             return
@@ -81,23 +84,24 @@ def _resume_fault(text: str, saved: dict[str, Any]) -> Iterator[str]:
             f"start a new run (only {', '.join(RESUMABLE)} may change)"
         )
     elif key in RESUMABLE and isinstance(parsed.value(), str):
-        yield f"{text}: a group cannot be chosen anew in a resumed run; set its values, such as trainer.accelerator=cpu"
+        remedy = "set its values, such as trainer.accelerator=cpu"
+        yield f"{text}: a resumed run cannot choose another option of a group; {remedy}"
 
 
-def _below(key: str, names: Sequence[str]) -> bool:
+def _is_within(key: str, names: Sequence[str]) -> bool:
     """Returns True for a key that is one of these names, or below one."""
     return any(key == name or key.startswith(f"{name}.") for name in names)
 
 
 def check_effective(saved: Config, overrides: list[str], is_ignored: Callable[[str], bool]) -> None:
-    """Refuses overrides that change nothing.
+    """Checks that every override has an effect.
 
     Args:
         saved: The config that was saved.
         overrides: KEY=VALUE; together they can be applied.
         is_ignored: Returns True for a key that the command does not read.
     Raises:
-        UserError: With a line for each override that changes nothing.
+        UserError: With a line for each override without an effect.
     """
     keys = {text: parsed.key_or_group.replace("/", ".") for text in overrides if (parsed := read(text))}
     faults = []
@@ -108,17 +112,17 @@ def check_effective(saved: Config, overrides: list[str], is_ignored: Callable[[s
             changed = override(saved.tree, [text])
         except UserError:  # it depends on another override
             continue
-        if all(is_ignored(place) for place in differences(saved, changed, keep=())):
+        if all(is_ignored(place) for place in differences(saved, changed, ignored=())):
             same = select(saved, key) == select(changed, key)
-            already = f"is {short_text(select(saved, key))} already and changes nothing"
-            reason = already if same else "changes nothing here, for the checkpoint's own stands"
+            already = f"is {short_text(select(saved, key))} already"
+            reason = already if same else "has no effect, because the checkpoint's value is used"
             faults.append(f"{key}: {reason}; leave it out")
     if faults:
         raise UserError("\n".join(faults))
 
 
 def short_text(value: Any) -> str:
-    """A value in at most 60 characters."""
+    """Formats a value in at most 60 characters."""
     if isinstance(value, dict):
         value = value.get("_target_", "a group of values")
     text = str(value)

@@ -1,4 +1,4 @@
-"""Evaluates a checkpoint as the test at the end of training does, also a model without a run."""
+"""Evaluates a checkpoint like the test after training, also models that were not trained by vlm."""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from vlm.checkpoint.stored import contained, thaw
+from vlm.checkpoint.stored import isolate_config, thaw
 from vlm.config import target
 from vlm.config.compose import compose, override
 from vlm.config.tree import resolve
@@ -27,77 +27,97 @@ from vlm.training.config.overrides import check_effective, split_option
 from vlm.training.data_module import Data
 from vlm.training.step.task import Task
 
-LONGEST = 1024  # most tokens of a scored text, even if the model reads more
+MAX_TEXT_TOKENS = 1024  # limit for scored texts, even if the model reads more
 
 
-def foreign_config(path: str, about: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+def compose_for_model(path: str, about: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
     """Returns the task's default config with the model's sizes and the overrides applied.
 
     Args:
         path: The checkpoint.
-        about: Its content besides the weights.
-        overrides: They choose the data, and the task if they name one.
+        about: The metadata of the checkpoint.
+        overrides: Overrides that choose the data; one may name the task.
     Raises:
-        UserError: The model is for another task, or an override is at fault.
+        UserError: The model is for another task, cannot be evaluated, or an override is invalid.
     """
     task = str(about["task"])
     if task == "embedding":
-        raise UserError(f"{path}: holds an encoder alone, which no split scores; give a model with a head")
+        raise UserError(f"{path}: contains only an encoder, so it has no scores; use a model with a task head")
     if reads_images_inside_texts(about):
         raise UserError(
-            f"{path}: reads its images inside prompts, which an evaluation does not write; caption the images with "
-            "`vlm caption --format jsonl --out FILE`, and compare with `vlm score`"
+            f"{path}: vlm evaluate does not support models that read images inside prompts; caption the images with "
+            "`vlm caption --format jsonl --out FILE` and score the captions with `vlm score`"
         )
-    if asked := [text for text in overrides if text.startswith("task=") and text != f"task={task}"]:
-        raise UserError(f"{asked[0]}: {path} holds a model for {task}; leave the override out")
-    own = [text for text in overrides if not text.startswith("task=")]
-    no_choice = "callbacks.checkpoints=null"  # no split chose these weights
-    return compose([f"task={task}", no_choice, *_sizes(about), *own], check)
+    if mismatched := [text for text in overrides if text.startswith("task=") and text != f"task={task}"]:
+        raise UserError(f"{mismatched[0]}: {path} is a model for {task}; leave the override out")
+    data_overrides = [text for text in overrides if not text.startswith("task=")]
+    no_selection = "callbacks.checkpoints=null"  # these weights were not selected on a split
+    return compose([f"task={task}", no_selection, *_size_overrides(about), *data_overrides], check)
 
 
-def _sizes(about: Mapping[str, Any]) -> Iterator[str]:
+def _size_overrides(about: Mapping[str, Any]) -> Iterator[str]:
+    """Yields the overrides for the sizes and the decoding options of a checkpoint."""
     if "preprocess" in about:
         size = about["preprocess"]["image_size"]
         yield f"data.image_size={as_override(size)}"
-        yield f"model.encoder.patch_size={gcd(*sides(size))}"  # for the task's default model, which is not used
-    lengths = [*_found(about["model"], "max_len")]
+        yield f"model.encoder.patch_size={gcd(*sides(size))}"  # valid for the task's default model, which is not used
+    lengths = [*_find_values(about["model"], "max_len")]
     if lengths:
-        yield f"data.max_len={min(about.get('max_len', LONGEST), LONGEST, *lengths)}"
+        yield f"data.max_len={min(about.get('max_len', MAX_TEXT_TOKENS), MAX_TEXT_TOKENS, *lengths)}"
     stored = about.get("decoding", {})
     if "max_tokens" in stored:
         yield f"task.max_tokens={stored['max_tokens']}"
         yield from (f"task.{name}={stored[name]}" for name in ("beam", "length_penalty") if name in stored)
 
 
-def _found(spec: Any, name: str) -> Iterator[int]:
-    """Yields the values of an argument in all parts of a specification."""
+def _find_values(spec: Any, name: str) -> Iterator[int]:
+    """Yields the integer values of an argument at any depth of a specification."""
     for key, value in spec.items() if isinstance(spec, Mapping) else ():
         if key == name and type(value) is int:
             yield value
-        yield from _found(value, name)
+        yield from _find_values(value, name)
 
 
-# Config keys that only training reads (TRAINING, STEPS), and keys at any depth that the checkpoint holds (HELD).
-TRAINING = {"optim", "schedule", "logger", "callbacks", "name", "layer_decay", "compile", "activation_checkpointing"}
-TRAINING |= {"resume", "trust", "schedule_steps"}
-STEPS = {"max_epochs", "max_steps", "max_time", "accumulate_grad_batches", "gradient_clip_val", "log_every_n_steps"}
-STEPS |= {"limit_train_batches", "limit_val_batches", "val_check_interval", "check_val_every_n_epoch"}
-HELD = {"model", "tokenizer", "preprocess", "augment"}
+# Keys that only training reads (TRAINING_KEYS; below `trainer`: TRAINER_KEYS), and keys, at any depth, whose values the
+# checkpoint stores (STORED_GROUPS).
+TRAINING_KEYS = {
+    "optim",
+    "schedule",
+    "logger",
+    "callbacks",
+    "name",
+    "layer_decay",
+    "compile",
+    "activation_checkpointing",
+}
+TRAINING_KEYS |= {"resume", "trust", "schedule_steps"}
+TRAINER_KEYS = {
+    "max_epochs",
+    "max_steps",
+    "max_time",
+    "accumulate_grad_batches",
+    "gradient_clip_val",
+    "log_every_n_steps",
+}
+TRAINER_KEYS |= {"limit_train_batches", "limit_val_batches", "val_check_interval", "check_val_every_n_epoch"}
+STORED_GROUPS = {"model", "tokenizer", "preprocess", "augment"}
 
 
 def is_ignored(key: str) -> bool:
-    """Returns True for a key that an evaluation does not read; some of the data's keys only feed other keys."""
-    group, *below = key.split(".")
-    feeds = group == "data" and bool(below) and below[0] not in target.arguments(Data)
-    feeds |= group == "trainer" and bool(STEPS.intersection(below))
-    return feeds or group in TRAINING or bool(HELD.intersection([group, *below]))
+    """Returns True for a key that an evaluation does not read."""
+    group, *names = key.split(".")
+    if group == "data" and names and names[0] not in target.arguments(Data):  # exists only to be interpolated
+        return True
+    if group == "trainer" and TRAINER_KEYS.intersection(names):
+        return True
+    return group in TRAINING_KEYS or bool(STORED_GROUPS.intersection([group, *names]))
 
 
 def check_lengths(config: dict[str, Any], model: nn.Module) -> None:
-    """Checks that texts are not longer than the model's positions.
+    """Checks that no text field allows more tokens than the model has positions.
 
     Raises:
-        UserError: A field's texts are longer; the message names its key.
+        UserError: A field allows more. The message names its key.
     """
     for module in model.modules():
         for name, field in config["task"]["fields"].items():
@@ -106,29 +126,29 @@ def check_lengths(config: dict[str, Any], model: nn.Module) -> None:
                 and field.get("max_len", 0) > module.max_len
             ):
                 raise UserError(
-                    f"task.fields.{name}.max_len: {field['max_len']} is more than the model's {module.max_len} "
-                    f"positions; give data.max_len={module.max_len}"
+                    f"task.fields.{name}.max_len: {field['max_len']} exceeds the model's {module.max_len} positions; "
+                    f"set data.max_len={module.max_len}"
                 )
 
 
 def with_writable_cache(config: dict[str, Any], stack: ExitStack) -> dict[str, Any]:
-    """The config with a writable cache: the run's if it has one, else a temporary one.
+    """Returns the config with a writable cache: the cache of the run if it is writable, else a temporary one.
 
-    An evaluation must not write to someone else's run or to a read-only folder.
+    An evaluation must not write to another user's runs or to a read-only folder.
     """
-    own = Path(config["runs"]) / "cache"
-    if own.is_dir() and os.access(own, os.W_OK):
+    cache = Path(config["runs"]) / "cache"
+    if cache.is_dir() and os.access(cache, os.W_OK):
         return config
     return config | {"runs": stack.enter_context(TemporaryDirectory(prefix="vlm-"))}
 
 
 def unreadable_limit(config: dict[str, Any]) -> float:
-    """The share of unreadable samples that the run's training accepts."""
+    """Returns the share of unreadable samples that the run's training accepts."""
     callback = config.get("callbacks", {}).get("bad_samples", {"limit": LIMIT})
     return 1.0 if callback is None else callback.get("limit", LIMIT)
 
 
-def evaluation_of(
+def evaluate_checkpoint(
     path: str,
     overrides: list[str],
     stack: ExitStack,
@@ -138,57 +158,61 @@ def evaluation_of(
     batch_size: int | None = None,
     trust: str | None = None,
 ) -> tuple[dict[str, Any], Task, Data, dict[str, float]]:
-    """Evaluates a checkpoint; returns the config, the task and the data that were used, and the results.
+    """Evaluates a checkpoint.
 
     Args:
-        stack: Holds the data's temporary files; close it when the data are no longer read.
+        stack: Owns the temporary files of the data; close it when the data are no longer read.
+    Returns:
+        The config, the task and the data that were used, and the results.
     Raises:
-        UserError: The checkpoint, its data or an override is at fault.
+        UserError: The checkpoint, its data or an override is invalid.
     """
     from vlm.checkpoint import load as ckpt
-    from vlm.checkpoint.rebuild import refusing
+    from vlm.checkpoint.rebuild import convert_errors
     from vlm.training.callbacks.progress import Progress
     from vlm.training.config.check import check
     from vlm.training.config.nodes import check_fit
-    from vlm.training.run.run import build_data, build_task, build_trainer, evaluate, start_places
-    from vlm.training.run.train import quiet
+    from vlm.training.run.run import build_data, build_task, build_trainer, evaluate_split, find_init_paths
+    from vlm.training.run.train import silence_libraries
 
-    quiet()
+    silence_libraries()
     package, overrides = split_option(overrides, "trust")
     if package is not None:
-        raise UserError(f"trust={package}: is for training; give --trust {package} here")
+        raise UserError(f"trust={package}: is an option of vlm train; use --trust {package}")
     if trust is not None:
         target.check_package(trust, "--trust ")
         target.trust(trust)
     loaded = ckpt.read(path)
-    foreign = "config" not in loaded["vlm"]  # not trained by a run of vlm
-    if foreign:
-        config = foreign_config(path, loaded["vlm"], overrides)
+    is_external = "config" not in loaded["vlm"]  # not trained by a run of vlm
+    if is_external:
+        config = compose_for_model(path, loaded["vlm"], overrides)
     else:
-        with refusing(path):
-            saved = resolve(contained(thaw(loaded["vlm"]["config"]).tree, ckpt.locate(path).resolve().parent.parent))
+        with convert_errors(path):
+            saved = resolve(
+                isolate_config(thaw(loaded["vlm"]["config"]).tree, ckpt.locate(path).resolve().parent.parent)
+            )
         config = override(saved.tree, overrides, check)
         check_effective(saved, overrides, is_ignored)
     if batch_size is not None:
         config["data"]["eval_batch_size"] = batch_size
-    config["test"] = True  # the run may have left the test split unread
+    config["test"] = True  # although the run may have skipped its test
     config["trainer"] |= {"accelerator": {"cuda": "gpu"}.get(device, device), "devices": 1, "strategy": "auto"}
     check_fit(config)
     data = build_data(with_writable_cache(config, stack))  # may create a folder, hence after all checks
-    with refusing(path):
+    with convert_errors(path):
         data.restore(loaded["vlm"])
     split = split or data.final_split
     data.split(split)
     model = ckpt.load_model(loaded, trust=trust)
     check_lengths(config, model)
     task = build_task(config, model, data)
-    if foreign and (search := getattr(task, "search", None)) is not None:  # of a task that generates text
+    if is_external and (search := getattr(task, "search", None)) is not None:  # of a task that generates text
         search.follow(loaded["vlm"].get("decoding", {}), config["task"])
-    steps = None if foreign else loaded["global_step"]
-    has_seen = not foreign and split == "train" and data.fingerprint() == loaded["vlm"]["data"]
-    task.trained = TrainedModel(steps, foreign or bool(start_places(config)), has_seen)
+    steps = None if is_external else loaded["global_step"]
+    has_seen_samples = not is_external and split == "train" and data.fingerprint() == loaded["vlm"]["data"]
+    task.trained = TrainedModel(steps, is_external or bool(find_init_paths(config)), has_seen_samples)
     trainer = build_trainer(config, Path("."), logger=False, callbacks=[Progress()])
-    results = evaluate(trainer, task, data, split)
+    results = evaluate_split(trainer, task, data, split)
     if not results:
-        raise UserError("trainer.limit_test_batches: leaves no batch to evaluate; give trainer.limit_test_batches=1.0")
+        raise UserError("trainer.limit_test_batches: no batch remains to evaluate; set trainer.limit_test_batches=1.0")
     return config, task, data, results

@@ -12,26 +12,28 @@ from vlm.errors import UserError
 from vlm.training.config.check import check
 from vlm.training.config.overrides import split_option
 from vlm.training.run import run_folder as slurm
-from vlm.training.run.output import readers_may_leave
+from vlm.training.run.output import tolerate_broken_pipes
 from vlm.training.run.processes import broadcast_choice
-from vlm.training.run.resume import find, resume_run
-from vlm.training.run.run_folder import new_folder
-from vlm.training.run.sweep import begin_study, closing, run_job, told
+from vlm.training.run.resume import find_checkpoint, resume_run
+from vlm.training.run.run_folder import create_run_folder
+from vlm.training.run.sweep import begin_study, format_results, read_objective, run_job
 from vlm.training.run.train import train
 from vlm.tuning import tune
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs `train.py` with these arguments and returns the exit status."""
+    """Runs `train.py` with these arguments, by default those of the process, and returns the exit status."""
     tune()
     argv = sys.argv[1:] if argv is None else argv
-    with readers_may_leave():
+    with tolerate_broken_pipes():
         try:
             _refuse_trust_option(argv)
             where, overrides = split_option(argv, "resume")
             if where is not None:
                 return resume_run(where, overrides)
-            return run(start, overrides, check, sweep=Sweep(run_job, closing, told, begin_study))
+            return run(
+                train_or_resume, overrides, check, sweep=Sweep(run_job, format_results, read_objective, begin_study)
+            )
         except UserError as fault:
             return report(fault)
         except KeyboardInterrupt:
@@ -39,40 +41,40 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _refuse_trust_option(argv: Sequence[str]) -> None:
-    """Names the form of training for an option that all other commands have.
+    """Suggests trust=PACKAGE instead of --trust PACKAGE, the form of all other commands.
 
     Raises:
-        UserError: The arguments hold --trust.
+        UserError: The arguments contain --trust.
     """
-    for place, text in enumerate(argv):
+    for index, text in enumerate(argv):
         option, _, value = text.partition("=")
         if option == "--trust":
-            value = value or next(iter(argv[place + 1 : place + 2]), "PACKAGE")
-            raise UserError(f"--trust: training takes values as KEY=VALUE; give trust={value} in its place")
+            value = value or next(iter(argv[index + 1 : index + 2]), "PACKAGE")
+            raise UserError(f"--trust: training takes options as KEY=VALUE; use trust={value} instead")
 
 
 def fit(overrides: Sequence[str]) -> Path:
-    """Trains or resumes a run in this process, as the overrides say; returns its folder.
+    """Trains or resumes a run in this process and returns its folder.
 
     Raises:
-        UserError: The config, the data or the machine is at fault.
+        UserError: The config or the data are invalid, or the machine fails.
         KeyboardInterrupt: A signal stopped the run.
     """
-    where, left = split_option(list(overrides), "resume")
+    where, overrides_to_apply = split_option(list(overrides), "resume")
     if where is not None:
-        folder = find(where).parent.parent
-        status = resume_run(where, left)
+        folder = find_checkpoint(where).parent.parent
+        status = resume_run(where, overrides_to_apply)
     else:
-        config = compose(left, check)
-        config.typed = left
-        folder = Path(broadcast_choice(lambda: str(new_folder(config))))
+        config = compose(overrides_to_apply, check)
+        config.typed = overrides_to_apply
+        folder = Path(broadcast_choice(lambda: str(create_run_folder(config))))
         status = train(config, folder=folder)
     if status:
         raise KeyboardInterrupt
     return folder
 
 
-def start(config: Config) -> int:
-    """Trains as the config says, or resumes the run of `resume` or of the requeued job; returns the exit status."""
-    begun = config.get("resume") or slurm.begun(config)
-    return train(config) if begun is None else resume_run(str(begun), [])
+def train_or_resume(config: Config) -> int:
+    """Trains a config, or resumes the run of `resume` or of a requeued SLURM job. Returns the exit status."""
+    run_to_resume = config.get("resume") or slurm.find_requeued_run(config)
+    return train(config) if run_to_resume is None else resume_run(str(run_to_resume), [])

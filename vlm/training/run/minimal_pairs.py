@@ -1,4 +1,4 @@
-"""`vlm evaluate --pairs`: a language model should find the right one of two similar sentences."""
+"""`vlm evaluate --pairs`: how often a language model scores the good sentence of a minimal pair higher."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,18 +11,18 @@ from vlm.errors import UserError, print_error, printable
 from vlm.evaluation.metrics.bootstrap import intervals
 from vlm.evaluation.report.evaluation import Evaluation, write_results
 from vlm.evaluation.report.sections import Section, Table
-from vlm.evaluation.report.verdict import TrainedModel, judged_metric, verdict_of
+from vlm.evaluation.report.verdict import TrainedModel, choose_metric, make_verdict
 from vlm.inference.options import ModelOptions
 from vlm.inference.predictor import load_predictor
-from vlm.io.output import aligned
-from vlm.io.terminal import PIPE_WIDTH, folded
+from vlm.io.output import align_columns
+from vlm.io.terminal import PIPE_WIDTH, fold
 
 # Columns of a table; BLiMP's names are accepted too.
 COLUMNS = {"good": "good|sentence_good", "bad": "bad|sentence_bad", "kind": "kind|UID"}
 
 
 class Pair(NamedTuple):
-    """Two sentences, and the kind of their difference."""
+    """A minimal pair: a good and a bad sentence, and the kind of their difference."""
 
     good: str
     bad: str
@@ -41,65 +41,73 @@ def read_pairs(path: Path) -> list[Pair]:
         for cells in read_cells(path, COLUMNS, optional=["kind"], notes=notes):
             pair = Pair(*(str(cells.values.get(name) or "").strip() for name in COLUMNS))
             if not pair.good or not pair.bad or pair.good == pair.bad:
-                raise UserError(f"{path}, {cells.where}: needs two sentences that differ, good and bad")
+                raise UserError(f"{path}, {cells.position}: needs two different sentences, good and bad")
             pairs.append(pair)
     except UserError as fault:
-        said, columns, _ = str(fault).partition("; set data.source.")
-        raise UserError(f"{said}; name them good and bad" if columns else said) from fault
+        message, remedy, _ = str(fault).partition("; set data.source.")  # which --pairs does not have
+        raise UserError(f"{message}; name them good and bad" if remedy else message) from fault
     for note in notes:
         print_error(note.partition("; data.source.")[0].partition("; if so, set data.source.")[0], "note")
     if not pairs:
-        raise UserError(f"{path}: holds no pair; give a table with the columns good and bad")
+        raise UserError(f"{path}: contains no pairs; use a table with the columns good and bad")
     return pairs
 
 
-def pair_scores(pairs: Sequence[Pair], margins: Sequence[float], *, seed: int = 0) -> dict[str, dict[str, float]]:
-    """Returns the share of pairs whose good sentence is likelier, with its interval, overall and by kind.
+def score_pairs(pairs: Sequence[Pair], margins: Sequence[float], *, seed: int = 0) -> dict[str, dict[str, float]]:
+    """Returns the share of pairs whose good sentence is more likely, with its interval, overall and by kind.
 
     Args:
         margins: Log-probability of the good sentence minus that of the bad one, in nats; 0 counts as wrong.
     Returns:
         Scores named accuracy, accuracy@low, accuracy@high and pairs, by kind; those of all pairs under "".
     """
-    right = np.array(margins) > 0
+    correct = (np.array(margins) > 0).astype(np.float64)
     kinds = np.array([pair.kind for pair in pairs])
-    chosen = {"": np.ones(len(pairs), bool)} | {str(kind): kinds == kind for kind in dict.fromkeys(kinds) if kind}
-    return {kind: _share(right[rows].astype(np.float64), seed) for kind, rows in chosen.items()}
+    masks = {"": np.ones(len(pairs), bool)} | {str(kind): kinds == kind for kind in dict.fromkeys(kinds) if kind}
+    return {kind: _measure_accuracy(correct[mask], seed) for kind, mask in masks.items()}
 
 
-def _share(right: np.ndarray, seed: int) -> dict[str, float]:
-    bounds = intervals(["accuracy"], lambda draws: (draws @ right / len(right))[:, None], len(right), seed=seed)
-    return {"accuracy": float(right.mean()), **bounds, "pairs": len(right)}
+def _measure_accuracy(correct: np.ndarray, seed: int) -> dict[str, float]:
+    bounds = intervals(["accuracy"], lambda draws: (draws @ correct / len(correct))[:, None], len(correct), seed=seed)
+    return {"accuracy": float(correct.mean()), **bounds, "pairs": len(correct)}
 
 
-BATCH = 32  # sentences
-HEADER = ["pairs", "number", "accuracy", "low", "high"]
+BATCH_SIZE = 32  # sentences
+TABLE_HEADER = ["pairs", "number", "accuracy", "low", "high"]
 
 
 def evaluate_pairs(
     checkpoint: str, path: str, folder: Path | None, *, device: str, batch_size: int | None, trust: str | None
 ) -> int:
-    """Prints how often a model finds the good sentence of a pair likelier; writes it to a folder too.
+    """Prints how often a model scores the good sentence of a pair higher, and writes a report if a folder is given.
 
     Raises:
-        UserError: The checkpoint holds no language model, or the table is at fault.
+        UserError: The checkpoint is not a language model, or the table is invalid.
     """
     pairs = read_pairs(Path(path))
     model = ModelOptions(checkpoint=checkpoint, device=device, precision="fp32", trust=trust)
     predictor: Any = model.load(load_predictor)
     if predictor.task != "language_modeling":
-        raise UserError(f"{checkpoint}: holds a model for {predictor.task}; --pairs needs a language model")
+        raise UserError(f"{checkpoint}: is a model for {predictor.task}; --pairs needs a language model")
     texts = [text for pair in pairs for text in (pair.good, pair.bad)]
-    logprobs = predictor.logprobs(texts, batch_size=batch_size or BATCH)
-    rows = [
-        _row(pair, *both) for pair, both in zip(pairs, zip(logprobs[::2], logprobs[1::2], strict=True), strict=True)
+    logprobs = predictor.logprobs(texts, batch_size=batch_size or BATCH_SIZE)
+    rows: list[dict[str, Any]] = [
+        {**pair._asdict(), "good_logprob": good, "bad_logprob": bad, "right": good > bad}
+        for pair, good, bad in zip(pairs, logprobs[::2], logprobs[1::2], strict=True)
     ]
-    scores = pair_scores(pairs, [row["good_logprob"] - row["bad_logprob"] for row in rows])
-    table = [[printable(kind) or "all", *_cells(score)] for kind, score in scores.items()]
-    print(f"{aligned([HEADER, *table])}\n")
+    scores = score_pairs(pairs, [row["good_logprob"] - row["bad_logprob"] for row in rows])
+    table = [
+        [
+            printable(kind) or "all",
+            f"{int(score['pairs']):,}",
+            *(f"{score[name]:.4f}" for name in ("accuracy", "accuracy@low", "accuracy@high")),
+        ]
+        for kind, score in scores.items()
+    ]
+    print(f"{align_columns([TABLE_HEADER, *table])}\n")
     results = scores[""] | {"accuracy@chance": 0.5}
-    verdict = verdict_of(
-        judged_metric(results, ["accuracy"]),
+    verdict = make_verdict(
+        choose_metric(results, ["accuracy"]),
         paired=None,
         bounds=(results["accuracy@low"], results["accuracy@high"]),
         samples=f"{len(pairs):,} pairs",
@@ -117,20 +125,11 @@ def evaluate_pairs(
             checkpoint=Path(model.checkpoint),
             predictions=rows,
             details={"kinds": scores},
-            sections=[Section("Kinds", [Table(HEADER, table)])],
+            sections=[Section("Kinds", [Table(TABLE_HEADER, table)])],
             headlines=("accuracy",),
             verdict=verdict,
         )
         write_results(folder, evaluation, picture=lambda name: None)
         print(f"report      {folder / 'report.html'}")
-    print(folded("\n".join(verdict.lines()), pipe_width=PIPE_WIDTH))
+    print(fold("\n".join(verdict.lines()), pipe_width=PIPE_WIDTH))
     return 0
-
-
-def _row(pair: Pair, good: float, bad: float) -> dict[str, Any]:
-    return {**pair._asdict(), "good_logprob": good, "bad_logprob": bad, "right": good > bad}
-
-
-def _cells(score: dict[str, float]) -> list[str]:
-    values = (score[name] for name in ("accuracy", "accuracy@low", "accuracy@high"))
-    return [f"{int(score['pairs']):,}", *(f"{value:.4f}" for value in values)]

@@ -1,4 +1,4 @@
-"""Keeps a training running when the reader of its output is gone."""
+"""Keeps training if the reader of its output exits, as in `python train.py | head`."""
 
 import os
 import sys
@@ -8,7 +8,7 @@ from typing import Any, TextIO
 
 
 class PipedOutput:
-    """A text stream that discards what is written once its reader is gone, as in `python train.py | head`.
+    """A text stream that discards its output once the reader of the pipe has exited.
 
     Args:
         stream: The wrapped stream.
@@ -21,23 +21,25 @@ class PipedOutput:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        return self._tried(lambda: self._stream.write(text)) or len(text)
+        return self._run(lambda: self._stream.write(text)) or len(text)
 
     def flush(self) -> None:
-        self._tried(self._stream.flush)
+        self._run(self._stream.flush)
 
-    def _tried(self, action: Callable[[], Any]) -> Any:
+    def _run(self, action: Callable[[], int | None]) -> int | None:
+        """Runs an action; on a broken pipe, redirects the stream to the null device."""
         try:
             return action()
         except BrokenPipeError:
-            nothing = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nothing, self._stream.fileno())
-            os.close(nothing)
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, self._stream.fileno())
+            os.close(null)
+            return None
 
 
 @contextmanager
-def readers_may_leave() -> Iterator[None]:
-    """Keeps a broken pipe of stdout or stderr from ending a training."""
+def tolerate_broken_pipes() -> Iterator[None]:
+    """Context in which a broken pipe of stdout or stderr does not end the training."""
     before: Any = sys.stdout, sys.stderr
     after: Any = PipedOutput(sys.stdout), PipedOutput(sys.stderr)
     sys.stdout, sys.stderr = after

@@ -1,4 +1,4 @@
-"""The processes of one run: rank zero decides, and all do the same."""
+"""Coordination of a run's processes before torch.distributed is initialized: rank zero decides for all."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -9,42 +9,46 @@ from typing import Any
 from vlm.errors import UserError
 from vlm.machine import TORCHELASTIC, rank_by_launcher
 
-CHOICE = "VLM_RUN"  # variable that passes the first process's choice to those that Lightning starts
-PATIENCE = timedelta(minutes=10)  # processes of one run may start far apart on a busy cluster
+CHOICE_VARIABLE = (
+    "VLM_RUN"  # environment variable that passes rank zero's choice to the processes that Lightning starts
+)
+START_TIMEOUT = timedelta(minutes=10)  # processes of one run may start far apart on a busy cluster
 
-_stores: list[Any] = []  # kept alive, because the first process serves them to the others
+_stores: list[Any] = []  # kept alive, because rank zero serves them to the other ranks
 
 
-def started() -> tuple[int, int] | None:
-    """Returns this process's rank and the number of processes if torchrun or srun started several; else None."""
-    ours = rank_by_launcher(TORCHELASTIC)
-    return (ours.rank, ours.world) if ours.world > 1 else None
+def find_launched_rank() -> tuple[int, int] | None:
+    """Returns (rank, number of processes) if torchrun or srun started several processes; else None."""
+    launched = rank_by_launcher(TORCHELASTIC)
+    return (launched.rank, launched.world) if launched.world > 1 else None
 
 
 def is_rank_zero() -> bool:
     """Returns True in the process that decides and writes."""
-    ours = started()
-    return ours[0] == 0 if ours else os.environ.get("LOCAL_RANK", "0") == "0" or CHOICE not in os.environ
+    launched = find_launched_rank()
+    return (
+        launched[0] == 0 if launched else os.environ.get("LOCAL_RANK", "0") == "0" or CHOICE_VARIABLE not in os.environ
+    )
 
 
 def broadcast_choice(choose: Callable[[], str]) -> str:
-    """The choice of rank zero, returned in every process of the run.
+    """Returns the choice of rank zero in every process of the run.
 
     Args:
         choose: Makes the choice; called in rank zero only.
     Raises:
         UserError: The choice failed; raised in all processes.
     """
-    ours = started()
-    if ours:
-        return _broadcast_by_store(choose, *ours)
+    launched = find_launched_rank()
+    if launched:
+        return _broadcast_by_store(choose, *launched)
     if is_rank_zero():
-        os.environ[CHOICE] = choose()
-    return os.environ[CHOICE]
+        os.environ[CHOICE_VARIABLE] = choose()
+    return os.environ[CHOICE_VARIABLE]
 
 
 def _broadcast_by_store(choose: Callable[[], str], rank: int, world: int) -> str:
-    store = _store(rank, world)
+    store = _open_store(rank, world)
     name = f"vlm choice {len(_stores)}"
     if rank > 0:
         chosen = store.get(name).decode()
@@ -57,29 +61,29 @@ def _broadcast_by_store(choose: Callable[[], str], rank: int, world: int) -> str
         store.set(name, chosen)
     except UserError as fault:
         store.set(name, f"!{fault}")
-        store.wait([f"{name} read"], PATIENCE)
+        store.wait([f"{name} read"], START_TIMEOUT)
         raise
     return chosen
 
 
 @contextmanager
-def rank_zero_first(patience: timedelta = PATIENCE) -> Iterator[None]:
-    """Lets rank zero run the block before the others, so that it writes and they read.
+def rank_zero_first(timeout: timedelta = START_TIMEOUT) -> Iterator[None]:
+    """Context that rank zero runs before the other ranks, which then read what it wrote.
 
-    Processes that Lightning starts begin after the first has run the block anyway.
+    Lightning starts its processes after rank zero has left the context, so that they need not wait.
 
     Args:
-        patience: How long the others wait for it.
+        timeout: Maximum time that the other ranks wait.
     """
-    ours = started()
-    if not ours:
+    launched = find_launched_rank()
+    if not launched:
         yield
         return
-    rank, world = ours
-    store = _store(rank, world)
+    rank, world = launched
+    store = _open_store(rank, world)
     name = f"vlm turn {len(_stores)}"
     if rank > 0:
-        store.wait([name], patience)
+        store.wait([name], timeout)
     try:
         yield
     finally:
@@ -87,36 +91,36 @@ def rank_zero_first(patience: timedelta = PATIENCE) -> Iterator[None]:
             store.set(name, "done")
 
 
-def _store(rank: int, world: int) -> Any:
-    """Returns a store that all processes reach: the one by which they will form their group."""
+def _open_store(rank: int, world: int) -> Any:
+    """Returns a key-value store that all processes reach, at the address of the later process group."""
     import torch
     from lightning.fabric.plugins.environments import SLURMEnvironment
 
     if TORCHELASTIC not in os.environ:
-        place = SLURMEnvironment(auto_requeue=False)
-        os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = place.main_address, str(place.main_port)
-    store, *_ = next(torch.distributed.rendezvous("env://", rank, world, timeout=PATIENCE))
+        slurm = SLURMEnvironment(auto_requeue=False)
+        os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = slurm.main_address, str(slurm.main_port)
+    store, *_ = next(torch.distributed.rendezvous("env://", rank, world, timeout=START_TIMEOUT))
     _stores.append(store)
     return store
 
 
 def check_devices(batch_size: int, samples: int, world_size: int) -> None:
-    """Refuses a trainer for another number of processes than were started, and samples that they cannot divide.
+    """Checks that the trainer matches the started processes, and that these can share the samples.
 
     Args:
         batch_size: Samples of the global batch.
         samples: Samples of an epoch.
         world_size: Number of processes that the trainer expects.
+    Raises:
+        UserError: The number of processes differs, or there are too few samples or they are not divisible.
     """
-    ours = started()
-    if ours and ours[1] != world_size:
+    launched = find_launched_rank()
+    if launched and launched[1] != world_size:
         raise UserError(
-            f"trainer.devices: {ours[1]} processes were started, and the trainer is set to {world_size}; "
-            "give trainer=ddp and trainer.devices=N for the N processes of each machine"
+            f"trainer.devices: {launched[1]} processes were started, but the trainer expects {world_size}; "
+            "set trainer=ddp and trainer.devices=N, the number of processes per machine"
         )
     if samples < world_size:
-        raise UserError(f"data: {world_size} devices need as many training samples at least, not {samples}; add some")
+        raise UserError(f"data: {samples} training samples are too few for {world_size} devices; add samples")
     if batch_size % world_size:
-        raise UserError(
-            f"data.batch_size: {batch_size} samples cannot be divided among {world_size} devices; give a multiple"
-        )
+        raise UserError(f"data.batch_size: {batch_size} is not divisible by {world_size} devices; set a multiple")

@@ -1,18 +1,18 @@
 """Writes the results of a task's evaluation to a folder."""
 
 from pathlib import Path
-from typing import Any
 
 from vlm.evaluation.report.evaluation import Evaluation, pictures_of, write_results
+from vlm.training.data_module import Data
 from vlm.training.step.task import Task
 
 
-def keep_results(folder: Path, task: Task, results: dict[str, float], data: Any, *, checkpoint: Path) -> None:
-    """Writes a task's last evaluation: scores, predictions, details and the report.
+def save_results(folder: Path, task: Task, results: dict[str, float], data: Data, *, checkpoint: Path) -> None:
+    """Writes the results of a task's last evaluation: scores, predictions, details and the report.
 
     Args:
-        folder: Where to write; created if missing.
-        results: The scores as split/metric.
+        folder: Output folder, created if missing.
+        results: The scores, named split/metric.
         data: The data module that was evaluated.
         checkpoint: The evaluated checkpoint.
     Raises:

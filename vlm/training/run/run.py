@@ -1,4 +1,4 @@
-"""Builds a run from its config, with the weights and preprocessing that it starts from."""
+"""Builds a run from its config, with its initial weights and preprocessing."""
 
 import json
 import shutil
@@ -13,9 +13,9 @@ from torch import nn
 
 from vlm.checkpoint import load as ckpt
 from vlm.checkpoint.load import ADAPTERS
-from vlm.checkpoint.stored import contained, freeze, thaw
+from vlm.checkpoint.stored import freeze, isolate_config, thaw
 from vlm.config.build import build, spec
-from vlm.config.target import arguments, find, trusted
+from vlm.config.target import arguments, find, trusted_packages
 from vlm.config.tree import Config, escape, origin, put, resolve, select, walk
 from vlm.data.features import check_split
 from vlm.data.fields import Field
@@ -38,8 +38,8 @@ from vlm.training.feature_cache import use_cached_features
 from vlm.training.run import run_folder as slurm
 from vlm.training.run.launcher import Launcher
 from vlm.training.run.processes import broadcast_choice, check_devices, is_rank_zero, rank_zero_first
-from vlm.training.run.results import keep_results
-from vlm.training.run.run_folder import clean, create, new_folder
+from vlm.training.run.results import save_results
+from vlm.training.run.run_folder import create_run_folder, remove_partial_files, write_run_config
 from vlm.training.step import blocks as compiling
 from vlm.training.step.adapters import Adapted, adapt
 from vlm.training.step.blocks import arrange
@@ -48,52 +48,54 @@ from vlm.training.step.lightning_private import leave_signals_to_us, use_launche
 from vlm.training.step.optim import Optimization, count_steps, schedule_note
 from vlm.training.step.task import EvaluationState, Task
 
-SHOWN = ("resize", "interpolation", "crop")  # options that training shares with evaluation
+SHARED_OPTIONS = ("resize", "interpolation", "crop")  # options that training shares with evaluation
 
 
-def prepared(config: dict[str, Any]) -> Config:
-    """The config with unset preprocessing options taken from its encoder."""
+def fill_preprocessing(config: dict[str, Any]) -> Config:
+    """Returns the config with unset preprocessing options set to those that its encoder expects."""
     encoder = config["model"].get("encoder") or {}
     encoder = encoder.get("backbone") or encoder
     prepares = getattr(find(encoder["_target_"]), "prepares", None) if encoder else None
     expected = prepares(**encoder) if prepares else {}
-    if expected.get("interpolation") not in INTERPOLATIONS:  # timm has two more, which few models were trained with
+    if expected.get("interpolation") not in INTERPOLATIONS:  # timm has two more that few models use
         expected.pop("interpolation", None)
-    whole = config if isinstance(config, Config) else resolve(escape(config))
-    places = ["data", *(f"task.fields.{name}" for name in config["task"]["fields"])]
-    places = [place for place in places if select(config, f"{place}.preprocess")]
-    whole = _filled(whole, {f"{place}.preprocess": expected for place in places})
-    nodes = {place: select(whole, f"{place}.preprocess") for place in places if select(whole, f"{place}.augment")}
-    shown = {f"{place}.augment": {name: node.get(name) for name in SHOWN} for place, node in nodes.items()}
-    whole = _filled(whole, shown)
-    whole.typed = getattr(config, "typed", ())
-    return whole
+    filled = config if isinstance(config, Config) else resolve(escape(config))
+    parents = ["data", *(f"task.fields.{name}" for name in config["task"]["fields"])]
+    parents = [parent for parent in parents if select(config, f"{parent}.preprocess")]
+    filled = _fill_unset(filled, {f"{parent}.preprocess": expected for parent in parents})
+    nodes = {
+        parent: select(filled, f"{parent}.preprocess") for parent in parents if select(filled, f"{parent}.augment")
+    }
+    shared = {f"{parent}.augment": {name: node.get(name) for name in SHARED_OPTIONS} for parent, node in nodes.items()}
+    filled = _fill_unset(filled, shared)
+    filled.typed = getattr(config, "typed", ())
+    return filled
 
 
-def _filled(config: Config, values: dict[str, dict[str, Any]]) -> Config:
-    """The config with values for unset arguments of some nodes."""
+def _fill_unset(config: Config, values: dict[str, dict[str, Any]]) -> Config:
+    """Returns the config with values for unset arguments of some nodes, by the key of the node."""
     tree = deepcopy(config.tree)
-    for place, given in values.items():
-        node = select(config, place)
-        takes = arguments(find(node["_target_"]))
-        for name, value in given.items():
-            if name in takes and node.get(name) is None and value is not None:
-                put(tree, origin(tree, f"{place}.{name}"), escape(value))
+    for path, defaults in values.items():
+        node = select(config, path)
+        parameters = arguments(find(node["_target_"]))
+        for name, value in defaults.items():
+            if name in parameters and node.get(name) is None and value is not None:
+                put(tree, origin(tree, f"{path}.{name}"), escape(value))
     return resolve(tree)
 
 
-def start_places(config: dict[str, Any]) -> dict[str, str]:
-    """The `init_from` of the model and of its parts, by part."""
+def find_init_paths(config: dict[str, Any]) -> dict[str, str]:
+    """Returns the `init_from` of the model ("") and of its parts, by part."""
     keys = {key.rpartition(".")[::2]: value for key, value in walk(config["model"]) if value is not None}
     return {part: value for (part, name), value in keys.items() if name == "init_from"}
 
 
-def start_from(model: nn.Module, config: dict[str, Any], tokenizer: Any = None) -> None:
-    """Copies the weights named by `init_from` and prints which; Spelling modules learn the tokenizer's pieces."""
-    if places := start_places(config):
+def load_initial_weights(model: nn.Module, config: dict[str, Any], tokenizer: Any = None) -> None:
+    """Copies the weights named by `init_from` and prints which. Spelling modules get the bytes of the tokens."""
+    if paths := find_init_paths(config):
         from vlm.checkpoint import start
 
-        lines = start.start_from(model, places, tokenizer)
+        lines = start.start_from(model, paths, tokenizer)
         if is_rank_zero():
             print(printable_lines("\n".join(lines)), flush=True)
     for part in model.modules():
@@ -102,7 +104,7 @@ def start_from(model: nn.Module, config: dict[str, Any], tokenizer: Any = None) 
 
 
 def cache_folder(config: dict[str, Any]) -> Path:
-    """Folder of the cache that runs share."""
+    """Returns the cache folder that runs share."""
     return Path(config["runs"]) / "cache"
 
 
@@ -111,19 +113,19 @@ def build_fields(config: dict[str, Any]) -> dict[str, Field]:
     tokenizers: dict[str, Any] = {}
     fields = {}
     for name, node in config["task"]["fields"].items():
-        path, own = f"task.fields.{name}", {key: value for key, value in node.items() if key != "tokenizer"}
+        path, options = f"task.fields.{name}", {key: value for key, value in node.items() if key != "tokenizer"}
         shared = {}
         if "tokenizer" in node:
-            recipe = json.dumps(node["tokenizer"], sort_keys=True)
-            if recipe not in tokenizers:
-                tokenizers[recipe] = build(node["tokenizer"], f"{path}.tokenizer")
-            shared["tokenizer"] = tokenizers[recipe]
-        fields[name] = build(own, path, **shared)
+            tokenizer_key = json.dumps(node["tokenizer"], sort_keys=True)
+            if tokenizer_key not in tokenizers:
+                tokenizers[tokenizer_key] = build(node["tokenizer"], f"{path}.tokenizer")
+            shared["tokenizer"] = tokenizers[tokenizer_key]
+        fields[name] = build(options, path, **shared)
     return fields
 
 
 def build_data(config: dict[str, Any]) -> Data:
-    """The data module with its source opened, and the task's fields in it."""
+    """Builds the data module with the task's fields, and opens its source."""
     node, fields = data_node(config), build_fields(config)
     needs = sorted({name for field in fields.values() for name in field.needs})
     node["source"] = inject(node["source"], {"needs": needs})
@@ -135,10 +137,10 @@ def build_data(config: dict[str, Any]) -> Data:
 
 
 def build_model(config: dict[str, Any], sizes: dict[str, int]) -> tuple[nn.Module, dict[str, Any]]:
-    """The model with weights keyed by the seed, and its specification for checkpoints.
+    """Builds the model with weights drawn from the seed; also returns its specification for checkpoints.
 
     Args:
-        sizes: Sizes that the data decide; each is passed to the classes that take an argument of that name.
+        sizes: Sizes that the data determine, passed to all classes with an argument of that name.
     """
     node = inject(model_node(config), sizes)
     torch.manual_seed(key(config["seed"], "weights"))
@@ -149,7 +151,7 @@ def build_model(config: dict[str, Any], sizes: dict[str, int]) -> tuple[nn.Modul
 
 
 def build_task(config: dict[str, Any], model: nn.Module, data: Data, **injected: Any) -> Task:
-    """The task, with the fields of its data."""
+    """Builds the task with the fields of its data."""
     node = {name: value for name, value in config["task"].items() if name != "fields"}
     return build(node, "task", model=model, fields=data.fields, seed=config["seed"], **injected)
 
@@ -157,7 +159,7 @@ def build_task(config: dict[str, Any], model: nn.Module, data: Data, **injected:
 def build_optimization(config: dict[str, Any]) -> Optimization:
     node = dict(config["optim"])
     if config["trainer"].get("precision") == "16-mixed":
-        node.pop("fused", None)  # it would unscale the gradients by itself, after they were clipped
+        node.pop("fused", None)  # a fused optimizer unscales the gradients itself, after clipping
     return Optimization(
         optimizer=build(node, "optim"),
         schedule=build(config["schedule"], "schedule"),
@@ -167,35 +169,35 @@ def build_optimization(config: dict[str, Any]) -> Optimization:
     )
 
 
-def on_gpu(config: dict[str, Any]) -> bool:
-    """Returns True for a config that trains on a GPU here."""
+def uses_gpu(config: dict[str, Any]) -> bool:
+    """Returns True if the config trains on a GPU on this machine."""
     return config["trainer"]["accelerator"] in ("auto", "gpu", "cuda") and torch.cuda.is_available()
 
 
-def compiles(config: dict[str, Any]) -> bool:
-    """Returns True if the model's blocks are compiled: by default only on a GPU.
+def should_compile(config: dict[str, Any]) -> bool:
+    """Returns True if the model's blocks are to be compiled, by default on GPUs only.
 
     Raises:
-        UserError: The config has compile=true, but a requirement is missing.
+        UserError: The config sets compile=true, but a requirement is missing.
     """
     chosen = config.get("compile")
-    if chosen is False or (chosen is None and not on_gpu(config)):
+    if chosen is False or (chosen is None and not uses_gpu(config)):
         return False
-    lacking = compiling.missing(on_gpu=on_gpu(config))
+    lacking = compiling.missing(on_gpu=uses_gpu(config))
     if lacking and chosen:
-        raise UserError(f"compile: there is no {lacking}; install it, or set compile=false")
+        raise UserError(f"compile: {lacking} is missing; install it, or set compile=false")
     if lacking and is_rank_zero():
-        print(f"not compiled: there is no {lacking}; compile=false hides this line", flush=True)
+        print(f"not compiled: {lacking} is missing; set compile=false to hide this line", flush=True)
     return lacking is None
 
 
 def build_trainer(config: dict[str, Any], folder: Path, **injected: Any) -> L.Trainer:
-    """Builds Lightning's trainer; vlm.checkpoint does its saves and loads."""
+    """Builds Lightning's trainer, which saves and loads through vlm.checkpoint."""
     node = dict(config["trainer"])
     if node["accelerator"] in ("gpu", "cuda") and not (torch.cuda.is_available() or torch.backends.mps.is_available()):
-        raise UserError("trainer.accelerator: there is no GPU that torch can use (see vlm doctor); give trainer=cpu")
+        raise UserError("trainer.accelerator: torch finds no usable GPU (see vlm doctor); set trainer=cpu")
     if node.get("precision") is None:
-        node["precision"] = "bf16-mixed" if has_bfloat16("cuda" if on_gpu(config) else "cpu") else "32-true"
+        node["precision"] = "bf16-mixed" if has_bfloat16("cuda" if uses_gpu(config) else "cpu") else "32-true"
     node |= {"enable_checkpointing": False, "enable_model_summary": False, "use_distributed_sampler": False}
     trainer = build(node, "trainer", default_root_dir=str(folder), plugins=[VerifiedIO()], **injected)
     leave_signals_to_us(trainer)
@@ -213,9 +215,9 @@ class Run:
                    └─► tokenizer, classes, fingerprint ─────────────────┘         ├─► trainer ─► checks
                                              callbacks, loggers (in the folder) ──┘
 
-    The data come before the model, whose sizes they decide. Weights are copied before blocks are compiled in place,
-    which keeps their names. The trainer comes last; it knows the number of ranks, which must divide the batch size. A
-    resumed run must have the data that it began with.
+    The data determine sizes of the model. Weights are copied before blocks are compiled in place, which keeps parameter
+    names. The trainer comes last, because it determines the number of ranks, which must divide the batch size. A
+    resumed run must have the same data as before.
 
     Args:
         config: The resolved config.
@@ -224,22 +226,22 @@ class Run:
     """
 
     def __init__(self, config: dict[str, Any], *, folder: Path | None = None, checkpoint: Path | None = None) -> None:
-        config = prepared(config)
+        config = fill_preprocessing(config)
         self.config, self.checkpoint = config, checkpoint
-        self.folder = folder or Path(broadcast_choice(lambda: str(new_folder(config))))
+        self.folder = folder or Path(broadcast_choice(lambda: str(create_run_folder(config))))
         loaded = None if checkpoint is None else ckpt.read(checkpoint, merge=False)
-        self.compiled = compiles(config)
+        self.compiled = should_compile(config)
         self.data = self._open_data(loaded)
-        model, spec, adapted = self._model(loaded)
+        model, spec, adapted = self._build_model(loaded)
         self.task = build_task(config, model, self.data, optimization=build_optimization(config))
         self.task.about = {"model": spec, "config": freeze(config.tree), "data": self.data.fingerprint()}
         self.task.about["typed"] = list(config.typed)
         if adapted:
             self.task.about[ADAPTERS], self.task.left_out = adapted
-        callbacks = self._callbacks()
+        callbacks = self._build_callbacks()
         bar = any(isinstance(callback, Progress) for callback in callbacks)
         self.trainer = build_trainer(
-            config, self.folder, callbacks=callbacks, logger=self._loggers(), enable_progress_bar=bar
+            config, self.folder, callbacks=callbacks, logger=self._build_loggers(), enable_progress_bar=bar
         )
         # trainer.world_size is the number of started processes, whatever the trainer is set to.
         check_batches(config, self.data, self.trainer.num_devices * self.trainer.num_nodes)
@@ -247,35 +249,35 @@ class Run:
             self._check_same_data(loaded)
             self._print_schedule(loaded)
 
-    def _model(self, loaded: dict[str, Any] | None) -> tuple[nn.Module, dict[str, Any], Adapted | None]:
-        """The model, ready to train; its specification for checkpoints; and its adapters."""
+    def _build_model(self, loaded: dict[str, Any] | None) -> tuple[nn.Module, dict[str, Any], Adapted | None]:
+        """Returns the model, ready to train, its specification for checkpoints, and its adapters."""
         config = self.config
         if loaded is None:
             model, spec = build_model(config, self.data.sizes)
-            start_from(model, config, self.data.tokenizer)
-        else:  # weights are in the checkpoint: no file of pretrained ones is fetched or opened
-            model, spec = ckpt.build_model(loaded, trust=trusted()), loaded["vlm"]["model"]
-        adapted = adapt(model, config, start_places(config), loaded)
-        if loaded is not None and self.data.cache_features:  # features must be made with the run's weights
-            model.load_state_dict(ckpt.weights({"state_dict": loaded["state_dict"]}))
-        compiler = compiling.compiler(on_gpu=on_gpu(config)) if self.compiled else None
+            load_initial_weights(model, config, self.data.tokenizer)
+        else:  # the checkpoint has the weights, so no pretrained weights are fetched
+            model, spec = ckpt.build_model(loaded, trust=trusted_packages()), loaded["vlm"]["model"]
+        adapted = adapt(model, config, find_init_paths(config), loaded)
+        if loaded is not None and self.data.cache_features:  # features are computed with the weights of the run
+            model.load_state_dict(ckpt.inference_weights({"state_dict": loaded["state_dict"]}))
+        compiler = compiling.compiler(on_gpu=uses_gpu(config)) if self.compiled else None
         arrange(model, recompute=bool(config.get("activation_checkpointing")), compiled=compiler)
-        if compiler and on_gpu(config):
+        if compiler and uses_gpu(config):
             compile_on_gpu(compiler)
         return model, spec, adapted
 
     def _open_data(self, loaded: dict[str, Any] | None) -> Data:
         check_fit(self.config)
-        config = self.config if loaded is None else contained(self.config, self.folder)
+        config = self.config if loaded is None else isolate_config(self.config, self.folder)
         self.cache = cache_folder(config)
-        with rank_zero_first():  # what it puts into the cache, the others read
+        with rank_zero_first():  # rank zero fills the cache that the other ranks read
             data = build_data(config)
             if data.cache_features:
                 check_split(data.split("train"))
             if loaded is not None:
                 data.restore(loaded["vlm"])
                 return data
-            for line in skipped_lines(data.source.skipped) if is_rank_zero() else ():
+            for line in format_skipped(data.source.skipped) if is_rank_zero() else ():
                 print(line, flush=True)
             data.prepare()
         return data
@@ -284,12 +286,12 @@ class Run:
         before, now = loaded["vlm"]["data"], self.task.about["data"]
         if before != now:
             raise UserError(
-                f"data: the run was trained on other data (fingerprint {before}, now {now}); "
-                "restore them, or start a new run"
+                f"data: the training data changed since the run was started (fingerprint {before}, now {now}); restore "
+                "the data, or start a new run"
             )
 
     def _print_schedule(self, loaded: dict[str, Any]) -> None:
-        """Prints how the learning rate continues, if the overrides of a resumed run change it."""
+        """Prints how the learning rate continues if the overrides of a resumed run change it."""
         saved, batches = thaw(loaded["vlm"]["config"]), self.data.train_batches()
         totals = [count_steps(batches, config["trainer"]) or 1 for config in (saved, self.config)]
         note = schedule_note(
@@ -303,7 +305,7 @@ class Run:
         if note and is_rank_zero():
             print(note, flush=True)
 
-    def _callbacks(self) -> list[L.Callback]:
+    def _build_callbacks(self) -> list[L.Callback]:
         nodes = self.config["callbacks"].items()
         built = [build(node, f"callbacks.{name}") for name, node in nodes if node is not None]
         built += [CompileMessages()] if self.compiled else []
@@ -312,12 +314,12 @@ class Run:
             built, key=lambda callback: (isinstance(callback, StopOnSignal), isinstance(callback, Checkpoints))
         )
 
-    def _loggers(self) -> list[Any]:
+    def _build_loggers(self) -> list[FaultTolerantLogger]:
         loggers = []
         for name, node in ((name, node) for name, node in self.config["logger"].items() if node):
-            takes = arguments(find(node["_target_"]))
-            place = {key: str(self.folder) for key in ("folder", "save_dir") if key in takes}
-            loggers.append(FaultTolerantLogger(build(node, f"logger.{name}", **place), name))
+            parameters = arguments(find(node["_target_"]))
+            folders = {key: str(self.folder) for key in ("folder", "save_dir") if key in parameters}
+            loggers.append(FaultTolerantLogger(build(node, f"logger.{name}", **folders), name))
         return loggers
 
     @property
@@ -327,11 +329,13 @@ class Run:
     def fit(self) -> None:
         """Trains to the end."""
         if self.trainer.is_global_zero and self.checkpoint is None:
-            create(self.folder, self.config.tree)
-            slurm.mark(self.folder)
+            write_run_config(self.folder, self.config.tree)
+            slurm.write_job_id(self.folder)
         elif self.trainer.is_global_zero:
-            clean(self.folder)
-            shutil.rmtree(self.folder / "evaluation" / self.data.final_split, ignore_errors=True)  # of fewer steps
+            remove_partial_files(self.folder)
+            shutil.rmtree(
+                self.folder / "evaluation" / self.data.final_split, ignore_errors=True
+            )  # results of an earlier step
         if self.data.cache_features:
             use_cached_features(self, self.cache)
         if self.data.images_on_device:
@@ -339,17 +343,17 @@ class Run:
         self.trainer.fit(self.task, datamodule=self.data, ckpt_path=self.checkpoint, weights_only=True)
 
     def test(self) -> dict[str, float]:
-        """Evaluates the best checkpoint on the final split and keeps the results in the run's folder."""
+        """Evaluates the best checkpoint on the final split and saves the results in the run's folder."""
         loaded = ckpt.read(self.checkpoints.best_or_last, merge=False)
-        self.task.load_weights(ckpt.weights(loaded))
-        self.task.trained = TrainedModel(loaded["global_step"], bool(start_places(self.config)))
-        results = evaluate(self.trainer, self.task, self.data, self.data.final_split)
+        self.task.load_weights(ckpt.inference_weights(loaded))
+        self.task.trained = TrainedModel(loaded["global_step"], bool(find_init_paths(self.config)))
+        results = evaluate_split(self.trainer, self.task, self.data, self.data.final_split)
         if not results:  # trainer.limit_test_batches=0
             return results
-        gather(self.task.model)  # one rank writes, and the report reads the model's attention
+        gather(self.task.model)  # rank zero writes the report, which needs the full model for its attention maps
         if self.trainer.is_global_zero:
             folder = self.folder / "evaluation" / self.data.final_split
-            keep_results(folder, self.task, results, self.data, checkpoint=self.checkpoints.best_or_last)
+            save_results(folder, self.task, results, self.data, checkpoint=self.checkpoints.best_or_last)
         scatter(self.task.model)
         return results
 
@@ -361,29 +365,31 @@ class Run:
 
 
 def check_batches(config: dict[str, Any], data: Data, devices: int) -> None:
-    """Checks that the training split has samples for all devices, and that a validation is due within an epoch.
+    """Checks that all devices get training samples, and that validation runs within an epoch.
 
     Raises:
-        UserError: There are too few, or the interval between validations is longer than an epoch.
+        UserError: There are too few samples, or the interval between validations is longer than an epoch.
     """
-    batches, every = data.train_batches(), config["trainer"].get("val_check_interval")
-    if type(every) is int and every > batches and config["trainer"].get("check_val_every_n_epoch", 1) is not None:
+    batches, interval = data.train_batches(), config["trainer"].get("val_check_interval")
+    if type(interval) is int and interval > batches and config["trainer"].get("check_val_every_n_epoch", 1) is not None:
         raise UserError(
-            f"trainer.val_check_interval: {every} is more than the {batches} batches of an epoch; give less, or "
+            f"trainer.val_check_interval: {interval} exceeds the {batches} batches of an epoch; set a lower value, or "
             "trainer.check_val_every_n_epoch=null to count batches across epochs"
         )
     check_devices(config["data"]["batch_size"], len(data.samples("train", training=True)), devices)
 
 
-def skipped_lines(skipped: Sequence[str], shown: int = 5) -> list[str]:
-    """Messages about the records that a source skipped, the first few by name."""
-    lines = [printable(f"skipped: {reason}") for reason in skipped[:shown]]
-    return [*lines, f"skipped: {len(skipped) - shown} more"] if len(skipped) > shown else lines
+def format_skipped(skipped: Sequence[str], limit: int = 5) -> list[str]:
+    """Returns lines about the records that a source skipped: the first few, and the number of further ones."""
+    lines = [printable(f"skipped: {reason}") for reason in skipped[:limit]]
+    return [*lines, f"skipped: {len(skipped) - limit} more"] if len(skipped) > limit else lines
 
 
-def evaluate(trainer: L.Trainer, task: Task, data: Any, split: str) -> dict[str, float]:
-    """Evaluates a task on a whole split; used by the test after training and by `vlm evaluate`."""
+def evaluate_split(trainer: L.Trainer, task: Task, data: Data, split: str) -> dict[str, float]:
+    """Evaluates a task on a split; used by the test after training and by `vlm evaluate`."""
     data.test_split = split
-    task.evaluation = EvaluationState(split)  # else a test without batches would return the scores of a validation
+    task.evaluation = EvaluationState(
+        split
+    )  # so that a test without batches does not return the scores of a validation
     trainer.test(task, datamodule=data, verbose=False)
     return task.evaluation.results

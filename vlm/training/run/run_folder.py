@@ -1,4 +1,4 @@
-"""Folders of runs: creation, locks, leftovers of killed processes, and requeued SLURM jobs."""
+"""Run folders: creation, locks, partial files of killed processes, and requeued SLURM jobs."""
 
 import fcntl
 import os
@@ -11,171 +11,170 @@ from typing import IO, Any
 
 import yaml
 
-from vlm.checkpoint.stored import freeze, interpolated
+from vlm.checkpoint.stored import freeze, restore_interpolations
 from vlm.config.tree import Config, resolve
 from vlm.errors import UserError
 from vlm.io.files import remove_unfinished
 from vlm.training.config.overrides import differences
 
-JOB = "slurm_job"  # file in a run's folder with the id of the job that began it
+JOB_FILE = "slurm_job"  # file in a run's folder with the id of the SLURM job that started it
 
 
-def mark(folder: Path) -> None:
-    """Writes down which job a new run belongs to."""
+def write_job_id(folder: Path) -> None:
+    """Stores the id of the SLURM job that starts a run."""
     if job := os.environ.get("SLURM_JOB_ID"):
-        (folder / JOB).write_text(f"{job}\n", encoding="utf-8")
+        (folder / JOB_FILE).write_text(f"{job}\n", encoding="utf-8")
 
 
-def begun(config: dict[str, Any], label: str = "") -> Path | None:
-    """The run that this job began before it was requeued, the newest if there are several; None if there is none.
+def find_requeued_run(config: dict[str, Any], suffix: str = "") -> Path | None:
+    """Returns the newest run that this SLURM job started before it was requeued, or None.
 
     Args:
-        label: Suffix of its folder's name, for a job of a sweep.
+        suffix: Suffix of its folder's name, for a sweep job.
     """
     job = os.environ.get("SLURM_JOB_ID")
     if not job or int(os.environ.get("SLURM_RESTART_COUNT") or 0) < 1:
         return None
-    marks = sorted((Path(config["runs"]) / config["name"]).glob(f"*{label}/{JOB}"))
-    own = [mark.parent for mark in marks if mark.is_file() and mark.read_text(encoding="utf-8").strip() == job]
-    saved = [folder for folder in own if any((folder / "checkpoints").glob("*.ckpt"))]
-    return saved[-1] if saved else None
+    files = sorted((Path(config["runs"]) / config["name"]).glob(f"*{suffix}/{JOB_FILE}"))
+    folders = [file.parent for file in files if file.is_file() and file.read_text(encoding="utf-8").strip() == job]
+    resumable = [folder for folder in folders if any((folder / "checkpoints").glob("*.ckpt"))]
+    return resumable[-1] if resumable else None
 
 
-def requeue() -> str:
-    """Requeues this job; returns a message."""
+def requeue_job() -> str:
+    """Requeues this SLURM job and returns a message."""
     job = os.environ["SLURM_JOB_ID"]
     try:
-        done = subprocess.run(["scontrol", "requeue", job], capture_output=True, text=True, timeout=60)
+        process = subprocess.run(["scontrol", "requeue", job], capture_output=True, text=True, timeout=60)
     except (OSError, subprocess.TimeoutExpired) as fault:
         return f"job {job} could not be requeued: {fault}"
-    if done.returncode:
-        return f"job {job} could not be requeued: {done.stderr.strip() or done.stdout.strip()}"
-    return f"job {job} is requeued and will go on from there"
+    if process.returncode:
+        return f"job {job} could not be requeued: {process.stderr.strip() or process.stdout.strip()}"
+    return f"job {job} is requeued and will resume from this checkpoint"
 
 
 CONFIG = "config.yaml"
 
-_locks: dict[Path, IO[str]] = {}  # open config files of runs, which hold the locks
-_empty: dict[Path, list[Path]] = {}  # folders of runs that have not begun, each with all folders that were created
+_lock_files: dict[Path, IO[str]] = {}  # open config files, which hold the locks of their runs
+_empty_folders: dict[
+    Path, list[Path]
+] = {}  # folders of runs that did not start yet, each with all folders created for it
 
 
-def new_folder(config: dict[str, Any], label: str = "") -> Path:
-    """Creates the empty folder of a new run, runs/NAME/DATE_TIME, unique among runs that start at the same time.
+def create_run_folder(config: dict[str, Any], suffix: str = "") -> Path:
+    """Creates the empty folder runs/NAME/DATE_TIME[_SUFFIX] of a new run, unique even if runs start at the same time.
 
     Args:
-        label: Suffix of its name, for a job of a sweep.
+        suffix: Suffix of the folder's name, for a sweep job.
     Raises:
         UserError: It cannot be created.
     """
     time = datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
-    place = Path(config["runs"]) / config["name"]
-    folder = place / (f"{time}_{label}" if label else time)
-    with _creating(folder):
+    parent = Path(config["runs"]) / config["name"]
+    folder = parent / (f"{time}_{suffix}" if suffix else time)
+    with _creation_errors(folder):
         parents = [path for path in folder.parents if not path.exists()]
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        while not _created(folder):
-            time += "_"
-            folder = place / (f"{time}_{label}" if label else time)
-    _empty[folder] = [folder, *parents]
+        parent.mkdir(parents=True, exist_ok=True)
+        while True:
+            try:
+                folder.mkdir()
+                break
+            except FileExistsError:
+                time += "_"
+                folder = parent / (f"{time}_{suffix}" if suffix else time)
+    _empty_folders[folder] = [folder, *parents]
     return folder
 
 
-def _created(folder: Path) -> bool:
-    try:
-        folder.mkdir()
-    except FileExistsError:
-        return False
-    return True
-
-
 @contextmanager
-def _creating(folder: Path) -> Iterator[None]:
+def _creation_errors(folder: Path) -> Iterator[None]:
+    """Context that converts errors of creating a folder to a UserError."""
     try:
         yield
     except OSError as fault:
-        place = fault.filename or folder
+        path = fault.filename or folder
         raise UserError(
-            f"{place}: cannot be created ({fault.strerror}); choose another place: runs=DIR, name=NAME", 1
+            f"{path}: cannot be created ({fault.strerror}); choose another folder: runs=DIR, name=NAME", 1
         ) from fault
 
 
-def create(folder: Path, tree: dict[str, Any]) -> None:
-    """Writes the config of a new run, with its interpolations, into its folder, and locks the run.
+def write_run_config(folder: Path, tree: dict[str, Any]) -> None:
+    """Writes the config of a new run, with its interpolations, to its folder and locks the run.
 
     Raises:
         UserError: It cannot be written.
     """
-    with _creating(folder):
+    with _creation_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         text = yaml.safe_dump(tree, sort_keys=False, allow_unicode=True)
         (folder / CONFIG).write_text(text, encoding="utf-8")
-    _empty.pop(folder, None)
-    lock(folder)
+    _empty_folders.pop(folder, None)
+    lock_run(folder)
 
 
-def lock(folder: Path) -> None:
-    """Keeps other processes from resuming a run for as long as this one lives.
+def lock_run(folder: Path) -> None:
+    """Prevents other processes from resuming a run while this process lives.
 
     Raises:
-        UserError: Another process holds the lock, or the folder cannot be written to.
+        UserError: Another process holds the lock, or the folder is not writable.
     """
-    if folder.resolve() in _locks or not (folder / CONFIG).is_file():
+    if folder.resolve() in _lock_files or not (folder / CONFIG).is_file():
         return
     try:
         file = (folder / CONFIG).open("r+", encoding="utf-8")
     except OSError as fault:
-        raise UserError(f"{folder}: cannot be written to ({fault.strerror}); change its permissions", 1) from fault
+        raise UserError(f"{folder}: is not writable ({fault.strerror}); change its permissions", 1) from fault
     try:
         # A loader's workers, which may outlive a killed run, do not inherit this kind of lock.
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError) as fault:
-        raise UserError(f"{folder}: the run is going on in another process; wait for its end, or stop it") from fault
+        raise UserError(f"{folder}: another process is training this run; wait until it ends, or stop it") from fault
     except OSError:
         pass  # a file system without locks
-    _locks[folder.resolve()] = file
+    _lock_files[folder.resolve()] = file
 
 
-def leave() -> None:
-    """Unlocks the runs of this process, and removes the folders of those that did not begin."""
-    while _locks:
-        _locks.popitem()[1].close()
-    while _empty:
+def release_runs() -> None:
+    """Unlocks the runs of this process and removes the folders of runs that did not start."""
+    while _lock_files:
+        _lock_files.popitem()[1].close()
+    while _empty_folders:
         with suppress(OSError):  # another process uses it
-            for folder in _empty.popitem()[1]:
+            for folder in _empty_folders.popitem()[1]:
                 folder.rmdir()
 
 
 def check_same_run(folder: Path, config: Config) -> None:
-    """Checks that a folder's config is that of the checkpoint, so that a run continues in its own folder.
+    """Checks that a checkpoint belongs to the run in a folder, by comparing their configs.
 
     Args:
-        config: The checkpoint's.
+        config: The config in the checkpoint.
     Raises:
-        UserError: It names the first key that differs, with both values.
+        UserError: The configs differ. The message names the first key that differs, with both values.
     """
     from vlm.checkpoint.rebuild import check_content
 
     path = folder / CONFIG
-    if folder.resolve() in _locks:  # already compared; closing the file again would unlock it
+    if folder.resolve() in _lock_files:  # already compared; closing the file again would unlock it
         return
     if not path.is_file():
         raise UserError(
-            f"{folder}: is not a run's folder: it has no {CONFIG}; resume a checkpoint where its run left it"
+            f"{folder}: is not a run folder, because it has no {CONFIG}; resume a checkpoint in its original folder"
         )
     try:
-        own = yaml.safe_load(path.read_text(encoding="utf-8"))
-        check_content(own)
-        own = resolve(interpolated(freeze(own)))
+        stored = yaml.safe_load(path.read_text(encoding="utf-8"))
+        check_content(stored)
+        stored = resolve(restore_interpolations(freeze(stored)))
     except (OSError, yaml.YAMLError, RecursionError, ValueError, UserError) as fault:
         raise UserError(f"{path}: is damaged; restore it, or write the checkpoint's config there (vlm info)") from fault
-    for key, (here, there) in differences(own, freeze(config)).items():
+    for key, (value, expected) in differences(stored, freeze(config)).items():
         raise UserError(
-            f"{folder}: is the folder of another run, with {key}={here}; the checkpoint's has {key}={there}. "
-            "Resume it in its own folder"
+            f"{folder}: belongs to another run, with {key}={value} instead of the checkpoint's {key}={expected}; "
+            "resume the checkpoint in its original folder"
         )
 
 
-def clean(folder: Path) -> None:
-    """Removes partial files of a killed process."""
-    for place in (folder, folder / "checkpoints"):
-        remove_unfinished(place)
+def remove_partial_files(folder: Path) -> None:
+    """Removes the partial files that a killed process left in a run folder."""
+    for parent in (folder, folder / "checkpoints"):
+        remove_unfinished(parent)

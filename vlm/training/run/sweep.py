@@ -4,247 +4,306 @@ import json
 import math
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vlm.config.command import StoppedStudy
 from vlm.config.target import find
 from vlm.errors import UserError, printable
 from vlm.io.files import write_text
-from vlm.io.output import aligned
+from vlm.io.output import align_columns
 from vlm.io.terminal import train_command
 from vlm.training.run import run_folder as slurm
 from vlm.training.run.processes import broadcast_choice, is_rank_zero
 from vlm.training.run.resume import resume_run
-from vlm.training.run.run_folder import new_folder
+from vlm.training.run.run_folder import create_run_folder
 from vlm.training.run.train import train
 
-TIME = "2026-11-24_19-06-03"  # form of the first part of a folder's name
-MOST_COMMANDS = 20  # printed after a stopped sweep
-LONGEST = 120  # characters of a label in a folder's name; a file system takes 255 bytes
+if TYPE_CHECKING:
+    from optuna.trial import FrozenTrial
+
+TIMESTAMP = "2026-11-24_19-06-03"  # form of the first part of a run folder's name
+MAX_COMMANDS = 20  # printed after a stopped sweep
+MAX_SUFFIX = 120  # characters of a folder's suffix; a file system allows 255 bytes per name
+OPTUNA_DIRECTIONS = {"min": "minimize", "max": "maximize"}
+SWEEPER = "hydra.sweeper."
 
 
-def label(overrides: list[str]) -> str:
-    """Returns overrides as a folder's suffix, without characters that are special to a shell or a file system."""
-    return re.sub(r"[^\w.,=+-]+", "-", "_".join(overrides), flags=re.ASCII)[:LONGEST]
-
-
-def folders_of(config: dict[str, Any], overrides: list[str]) -> list[Path]:
-    """The folders of the jobs with these overrides, the newest last."""
-    place = Path(config["runs"]) / config["name"]
-    return sorted(path for path in place.glob("*") if path.name[len(TIME) :].lstrip("_") == label(overrides))
-
-
-def run_job(resolve: Callable[[], dict[str, Any]], overrides: list[str], record: Path, learns: bool = False) -> int:
-    """Trains a job of a sweep in its own folder and keeps a record of it; returns its exit status.
+@dataclass
+class JobResult:
+    """The result of a sweep job, stored as JSON because a launcher may run the job in another process.
 
     Args:
-        resolve: Returns its config.
-        overrides: The overrides that differ between jobs.
-        record: The file for its record, since a launcher may run the job in another process.
-        learns: Whether the sweeper is told the score. It is then the validation's, so that the test split chooses
-            nothing.
+        overrides: The overrides that differ between jobs, joined by spaces.
+        folder: The run's folder; None if the job failed before it was created.
+        metric: Name of the main score; None if the job has no score.
+        score: The main score.
+        lower_is_better: Whether a lower score is better.
+        error: Why the job failed.
+        interrupted: Whether a signal stopped the job.
     """
-    row: dict[str, Any] = {"overrides": " ".join(overrides)}
+
+    overrides: str
+    folder: str | None = None
+    metric: str | None = None
+    score: float | None = None
+    lower_is_better: bool = False
+    error: str | None = None
+    interrupted: bool = False
+
+    @classmethod
+    def read(cls, path: Path) -> "JobResult":
+        return cls(**json.loads(path.read_text(encoding="utf-8")))
+
+    def write(self, path: Path) -> None:
+        write_text(path, json.dumps(asdict(self)))
+
+    @property
+    def sort_key(self) -> tuple[bool, bool, bool, str, float]:
+        """Orders scored jobs first, best score first, then jobs without score, interrupted jobs and failed jobs."""
+        score = math.nan if self.score is None else self.score
+        rank = math.inf if math.isnan(score) else score if self.lower_is_better else -score
+        return self.error is not None, self.interrupted, self.score is None, self.metric or "", rank
+
+    @property
+    def outcome(self) -> str:
+        """The score, or why there is none."""
+        if self.error is not None:
+            return "failed"
+        if self.interrupted:
+            return "stopped"
+        return "none" if self.score is None else f"{self.metric} {self.score:.4f}"
+
+    @property
+    def resume_arguments(self) -> list[str]:
+        """The arguments that resume the run; empty if it has no checkpoint."""
+        has_checkpoint = self.folder and (Path(self.folder) / "checkpoints" / "last.ckpt").is_file()
+        return [f"resume={self.folder}"] if has_checkpoint else []
+
+
+def folder_suffix(overrides: list[str]) -> str:
+    """Returns overrides as the suffix of a folder's name, without special characters of shells and file systems."""
+    return re.sub(r"[^\w.,=+-]+", "-", "_".join(overrides), flags=re.ASCII)[:MAX_SUFFIX]
+
+
+def run_job(
+    load_config: Callable[[], dict[str, Any]],
+    overrides: list[str],
+    result_file: Path,
+    use_validation_score: bool = False,
+) -> int:
+    """Trains a job of a sweep in its own folder, or resumes it after a SLURM requeue, and stores its result.
+
+    Args:
+        load_config: Returns the job's config.
+        overrides: The overrides that differ between jobs.
+        result_file: The file for the result.
+        use_validation_score: Report the best validation score instead of the test score. Required for sweepers that
+            optimize it, so that the test split selects nothing.
+    Returns:
+        The exit status.
+    """
+    result = JobResult(overrides=" ".join(overrides))
     try:
-        config = resolve()
-        begun = slurm.begun(config, label(overrides))
-        folder = begun or Path(broadcast_choice(lambda: str(new_folder(config, label(overrides)))))
-        row["folder"] = str(folder)
-        status = resume_run(str(folder), []) if begun else train(config, folder=folder)
+        config, suffix = load_config(), folder_suffix(overrides)
+        requeued = slurm.find_requeued_run(config, suffix)
+        folder = requeued or Path(broadcast_choice(lambda: str(create_run_folder(config, suffix))))
+        result.folder = str(folder)
+        status = resume_run(str(folder), []) if requeued else train(config, folder=folder)
         if status >= 128:
-            row["stopped"] = True
+            result.interrupted = True
         elif status:
-            row["fault"] = f"ended with status {status}"
+            result.error = f"exited with status {status}"
         else:
-            row |= main_score(config, folder, tested=not learns)
+            _add_main_score(result, config, folder, use_validation_score)
     except KeyboardInterrupt:
-        row["stopped"] = True
+        result.interrupted = True
         raise
     except BaseException as fault:
-        row["fault"] = (str(fault) or type(fault).__name__).split("\n")[0]
+        result.error = (str(fault) or type(fault).__name__).split("\n")[0]
         raise
     finally:
         if is_rank_zero():
-            write_text(record, json.dumps(row))
+            result.write(result_file)
     return status
 
 
-def main_score(config: dict[str, Any], folder: Path, *, tested: bool = True) -> dict[str, Any]:
-    """Returns a run's main score: of its test, or of its best validation if it has no test or `tested` is False."""
+def _add_main_score(result: JobResult, config: dict[str, Any], folder: Path, use_validation_score: bool) -> None:
+    """Adds a run's main test score to its result, or its best validation score if the run has no test."""
     task: Any = find(config["task"]["_target_"])
-    files = [folder / "evaluation" / split / "metrics.json" for split in ("test", "val") if tested]
-    path = next((path for path in files if path.is_file()), None)
+    files = [folder / "evaluation" / split / "metrics.json" for split in ("test", "val")]
+    path = next((path for path in files if path.is_file() and not use_validation_score), None)
     if path is None:
         from vlm.checkpoint import load as ckpt
 
         checkpoints = config["callbacks"]["checkpoints"]
         scores = ckpt.read(folder)["vlm"]["scores"]
-        name, falls = str(checkpoints["monitor"]), checkpoints["mode"] == "min"
+        name, lower_is_better = str(checkpoints["monitor"]), checkpoints["mode"] == "min"
     else:
         scores = json.loads(path.read_text(encoding="utf-8"))
         split = next(iter(scores)).split("/")[0]
         metric = next(name for name in (*task.headlines, "loss") if f"{split}/{name}" in scores)
-        name, falls = f"{split}/{metric}", metric in task.smaller_is_better
-    return {"metric": name, "score": scores[name], "falls": falls} if name in scores else {}
+        name, lower_is_better = f"{split}/{metric}", metric in task.smaller_is_better
+    if name in scores:
+        result.metric, result.score, result.lower_is_better = name, scores[name], lower_is_better
 
 
-def told(record: Path) -> float | None:
-    """The score of a job; None if it has none that is finite."""
-    score = json.loads(record.read_text(encoding="utf-8")).get("score", math.nan)
-    return score if math.isfinite(score) else None
+def read_objective(result_file: Path) -> float | None:
+    """Returns the score that Optuna optimizes, or None if the job has no finite score."""
+    score = JobResult.read(result_file).score
+    return score if score is not None and math.isfinite(score) else None
 
 
-def closing(records: Iterable[Path], left: Sequence[Sequence[str]] = (), study: StoppedStudy | None = None) -> str:
-    """The table of a sweep: the overrides, score and folder of each job, the best first and those that failed last.
+def format_results(
+    result_files: Iterable[Path],
+    unfinished_jobs: Sequence[Sequence[str]] = (),
+    study: StoppedStudy | None = None,
+) -> str:
+    """Returns the results of a sweep as a table, best job first, failed jobs last.
 
     Args:
-        records: The records of the jobs, in the order of the jobs.
-        left: The arguments of the jobs that a signal kept from ending, the stopped one first.
+        result_files: The files with the results, in the order of the jobs.
+        unfinished_jobs: The arguments of the jobs that a signal prevented from finishing, the interrupted job first.
         study: The study that a signal stopped; None if none was stopped.
     """
-    rows = [json.loads(path.read_text(encoding="utf-8")) for path in records]
-    stopped = rows[-1] if "stopped" in rows[-1] else {}
-    remaining = _remaining(stopped, left) if left else _trials_left(stopped, study) if study else []
-    rows.sort(key=lambda row: (*_unscored(row), row.get("metric", ""), _rank(row)))
-    scores = aligned([["overrides", "score"], *map(_cells, rows)]).split("\n")
-    ends = ["run", *(printable(row.get("fault") or row.get("folder", "")) for row in rows)]
-    lines = [f"{score}  {end}".rstrip() for score, end in zip(scores, ends, strict=True)]
-    text = "\n".join(["", f"{len(rows)} job{'s' * (len(rows) > 1)} of a sweep, the best first", *lines])
-    if any(str(row.get("metric")).startswith("test/") for row in rows):
-        text += "\n(the best of many scores on the test split is a little too good; test=false ranks by validation)"
-    return "\n".join([text, *remaining])
+    results = [JobResult.read(path) for path in result_files]
+    interrupted = results[-1] if results[-1].interrupted else None
+    if unfinished_jobs:
+        remaining = _format_unfinished_jobs(interrupted, unfinished_jobs)
+    else:
+        remaining = _format_unfinished_study(interrupted, study) if study else []
+    results.sort(key=lambda result: result.sort_key)
+    columns = align_columns([["overrides", "score"], *([result.overrides, result.outcome] for result in results)])
+    folders = ["run", *(printable(result.error or result.folder or "") for result in results)]
+    rows = [f"{row}  {folder}".rstrip() for row, folder in zip(columns.split("\n"), folders, strict=True)]
+    lines = ["", f"{len(results)} sweep job{'s' * (len(results) > 1)}, best first", *rows]
+    if any((result.metric or "").startswith("test/") for result in results):
+        lines.append("(the best of several test scores is slightly optimistic; use test=false to rank by validation)")
+    return "\n".join([*lines, *remaining])
 
 
-def _remaining(stopped: Mapping[str, Any], left: Sequence[Sequence[str]]) -> list[str]:
-    """Returns how to go on with a stopped sweep: a command for the stopped job, and one for each that did not run.
-
-    Args:
-        stopped: The record of the stopped job; empty if the signal came between two jobs.
-        left: The arguments of the jobs that did not end, the stopped one first.
-    """
-    words = [_resuming(stopped) or left[0], *left[1:]]
-    count = len(words) - bool(stopped)
-    lines = ["", f"stopped: {count} job{'s' * (count != 1)} did not run. Go on with:"]
-    lines += [f"  {train_command(*arguments)}" for arguments in words[:MOST_COMMANDS]]
-    return lines + [f"  ... and {len(words) - MOST_COMMANDS} more"] * (len(words) > MOST_COMMANDS)
-
-
-def _trials_left(stopped: Mapping[str, Any], study: StoppedStudy) -> list[str]:
-    """Returns how many trials of a stopped study are left, and how to continue.
+def _format_unfinished_jobs(interrupted: JobResult | None, jobs: Sequence[Sequence[str]]) -> list[str]:
+    """Returns the commands that continue a stopped sweep: one for the interrupted job, one per job that did not run.
 
     Args:
-        stopped: The record of the stopped trial; empty if the signal came between two trials.
+        interrupted: The result of the interrupted job; None if the signal came between two jobs.
+        jobs: The arguments of the unfinished jobs, the interrupted job first.
     """
-    lines = ["", f"stopped: {study.left} of {study.trials} trials are left."]
+    commands = [(interrupted and interrupted.resume_arguments) or jobs[0], *jobs[1:]]
+    count = len(jobs) - (interrupted is not None)
+    lines = ["", f"stopped: {count} job{'s' * (count != 1)} did not run. Continue with:"]
+    lines += [f"  {train_command(*arguments)}" for arguments in commands[:MAX_COMMANDS]]
+    return lines + [f"  ... and {len(commands) - MAX_COMMANDS} more"] * (len(commands) > MAX_COMMANDS)
+
+
+def _format_unfinished_study(interrupted: JobResult | None, study: StoppedStudy) -> list[str]:
+    """Returns the number of unfinished trials of a stopped study, and the command that continues it.
+
+    Args:
+        interrupted: The result of the interrupted trial; None if the signal came between two trials.
+    """
+    lines = ["", f"stopped: {study.remaining} of {study.trials} trials remain."]
     if study.is_stored:
-        lines[-1] += f" Continue with the same command{', which draws the stopped trial again' * bool(stopped)}:"
+        lines[-1] += (
+            f" Continue with the same command{', which replaces the stopped trial' * (interrupted is not None)}:"
+        )
         lines.append(f"  {train_command(*study.arguments)}")
     else:
-        lines[-1] += " The study is not stored, so a new one starts from its first trial. One that can continue:"
-        stored = "hydra.sweeper.study_name=NAME", "hydra.sweeper.storage=sqlite:///FILE.db"
-        lines.append(f"  {train_command(*study.arguments, *stored)}")
-    if resuming := _resuming(stopped):
-        lines += ["The run of the stopped trial resumes with this, outside of the study:"]
-        lines += [f"  {train_command(*resuming)}"]
+        lines[-1] += " The study is not stored and cannot be continued. To start one that can be continued:"
+        storage = "hydra.sweeper.study_name=NAME", "hydra.sweeper.storage=sqlite:///FILE.db"
+        lines.append(f"  {train_command(*study.arguments, *storage)}")
+    if interrupted and interrupted.resume_arguments:
+        lines.append("To resume the run of the stopped trial, outside of the study:")
+        lines.append(f"  {train_command(*interrupted.resume_arguments)}")
     return lines
 
 
-def _resuming(stopped: Mapping[str, Any]) -> list[str]:
-    """Returns the arguments that resume a stopped job; none if it saved no checkpoint."""
-    folder = stopped.get("folder", "")
-    saved = folder and (Path(folder) / "checkpoints" / "last.ckpt").is_file()
-    return [f"resume={folder}"] if saved else []
-
-
-def _unscored(row: Mapping[str, Any]) -> tuple[bool, bool, bool]:
-    return "fault" in row, "stopped" in row, "score" not in row
-
-
-def _cells(row: dict[str, Any]) -> list[str]:
-    for word, key in (("failed", "fault"), ("stopped", "stopped")):
-        if key in row:
-            return [row["overrides"], word]
-    return [row["overrides"], f"{row['metric']} {row['score']:.4f}" if "score" in row else "none"]
-
-
-def _rank(row: dict[str, Any]) -> float:
-    score = row.get("score", math.inf)
-    return math.inf if math.isnan(score) else score if row.get("falls") else -score
-
-
-DIRECTIONS = {"min": "minimize", "max": "maximize"}
-_OWN = "hydra.sweeper."
-
-
-def begin_study(sweeper: dict[str, Any], config: dict[str, Any], typed: list[str], records: Path) -> list[str]:
-    """Begins a study, or continues the stored one of its name; prints its metric and how many trials are done.
+def begin_study(sweeper: dict[str, Any], config: dict[str, Any], typed: list[str], result_folder: Path) -> list[str]:
+    """Starts an Optuna study, or continues the stored study of this name. Prints the metric and the finished trials.
 
     Args:
-        sweeper: Settings of Hydra's sweeper of optuna.
+        sweeper: Settings of Hydra's Optuna sweeper.
         config: The config that the trials share.
         typed: Keys that the command line sets, in its order.
-        records: Folder for records of earlier trials.
+        result_folder: Folder for the results of earlier trials.
     Returns:
-        Further overrides of the sweeper: the direction, the number of trials left, and one job at a time, so that each
-        learns from all before it.
+        Further overrides of the sweeper: the direction, the number of remaining trials, and one job at a time, so that
+        each trial uses the scores of all earlier ones.
     Raises:
         UserError: The study has another metric or direction, or its storage cannot be used.
     """
     checkpoints = config["callbacks"].get("checkpoints") or {}
-    metric, direction = checkpoints.get("monitor"), DIRECTIONS[checkpoints.get("mode", "min")]
+    metric, direction = checkpoints.get("monitor"), OPTUNA_DIRECTIONS[checkpoints.get("mode", "min")]
     if not metric:
-        raise UserError("callbacks.checkpoints.monitor: name the metric that a study is told, such as val/loss")
-    if f"{_OWN}direction" in typed and sweeper["direction"] != direction:
-        raise UserError(f"{_OWN}direction: {metric} is to {direction}; leave it out")
-    print(f"each trial is told its best {metric}, to {direction}", file=sys.stderr)
-    own = {"direction": direction} | ({} if f"{_OWN}n_jobs" in typed else {"n_jobs": 1})
+        raise UserError(
+            "callbacks.checkpoints.monitor: set it to the metric that Optuna should optimize, such as val/loss"
+        )
+    if f"{SWEEPER}direction" in typed and sweeper["direction"] != direction:
+        raise UserError(f"{SWEEPER}direction: {metric} must be {direction}d; leave the override out")
+    print(f"Optuna optimizes {metric} ({direction})", file=sys.stderr)
+    overrides = {"direction": direction} | ({} if f"{SWEEPER}n_jobs" in typed else {"n_jobs": 1})
     if sweeper["storage"]:
-        trials = _trials(sweeper, metric, direction)
+        trials = _load_trials(sweeper, metric, direction)
         for number, trial in enumerate(trials):
-            row = _record(trial, config, typed) | {"metric": metric, "falls": direction == "minimize"}
-            write_text(records / f"before-{number:06}.json", json.dumps(row))
-        done = sum(trial.state.is_finished() for trial in trials)
-        own["n_trials"] = max(sweeper["n_trials"] - done, 0)
-        print(f"study {sweeper['study_name']}: {done} of {sweeper['n_trials']} trials are done", file=sys.stderr)
+            result = _trial_result(trial, config, typed)
+            result.metric, result.lower_is_better = metric, direction == "minimize"
+            result.write(result_folder / f"before-{number:06}.json")
+        finished = sum(trial.state.is_finished() for trial in trials)
+        overrides["n_trials"] = max(sweeper["n_trials"] - finished, 0)
+        print(f"study {sweeper['study_name']}: {finished} of {sweeper['n_trials']} trials finished", file=sys.stderr)
         seed = sweeper["sampler"].get("seed")
         if seed is not None:  # the same seed would draw the same values again
-            own["sampler.seed"] = seed + len(trials)
-    return [f"{_OWN}{key}={value}" for key, value in own.items()]
+            overrides["sampler.seed"] = seed + len(trials)
+    return [f"{SWEEPER}{key}={value}" for key, value in overrides.items()]
 
 
-def _trials(sweeper: dict[str, Any], metric: str, direction: str) -> list[Any]:
+def _load_trials(sweeper: dict[str, Any], metric: str, direction: str) -> list["FrozenTrial"]:
     """Returns the trials of a stored study, which is created if it is new."""
     import optuna
 
     if not sweeper["study_name"]:
-        raise UserError(f"{_OWN}study_name: a study in a storage needs a name, by which it goes on")
+        raise UserError(f"{SWEEPER}study_name: missing; a stored study needs a name to be continued")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     try:
         study = optuna.create_study(
             storage=sweeper["storage"], study_name=sweeper["study_name"], direction=direction, load_if_exists=True
         )
-        before, now = study.user_attrs.get("metric"), f"{metric}, to {direction}"
-        if before is None:
-            study.set_user_attr("metric", now)
-        elif before != now:
-            raise UserError(f"{_OWN}study_name: {sweeper['study_name']} is told {before}, not {now}; choose another")
+        objective = f"{metric}, to {direction}"  # as earlier versions stored it
+        stored = study.user_attrs.get("metric")
+        if stored is None:
+            study.set_user_attr("metric", objective)
+        elif stored != objective:
+            raise UserError(
+                f"{SWEEPER}study_name: study {sweeper['study_name']} optimizes {_format_objective(stored)}, not "
+                f"{_format_objective(objective)}; use another study_name"
+            )
         return study.trials
     except UserError:
         raise
     except Exception as fault:  # SQLAlchemy raises many types, and its version 2 breaks optuna's storage
         reason = (str(fault) or type(fault).__name__).split("\n")[0]
         remedy = 'sqlite:///FILE.db needs pip install "vlm-lightning[optuna]"'
-        raise UserError(f"{_OWN}storage: {printable(sweeper['storage'])}: {reason}; {remedy}") from fault
+        raise UserError(f"{SWEEPER}storage: {printable(sweeper['storage'])}: {reason}; {remedy}") from fault
 
 
-def _record(trial: Any, config: dict[str, Any], typed: list[str]) -> dict[str, Any]:
-    """Returns an earlier trial's record as `run_job` wrote it: overrides in command-line order, folder and score."""
+def _format_objective(stored: str) -> str:
+    """Formats a study's attribute "METRIC, to DIRECTION" as "METRIC (DIRECTION)"."""
+    metric, _, direction = stored.rpartition(", to ")
+    return f"{metric} ({direction})"
+
+
+def _trial_result(trial: "FrozenTrial", config: dict[str, Any], typed: list[str]) -> JobResult:
+    """Returns an earlier trial's result as `run_job` stored it, with the overrides in command-line order."""
     names = sorted(trial.params, key=lambda name: typed.index(name) if name in typed else len(typed))
     overrides = [f"{name}={trial.params[name]}" for name in names]
-    folder = str(next(reversed(folders_of(config, overrides)), "?"))
-    row = {"overrides": " ".join(overrides), "folder": folder}
-    if trial.value is not None:
-        return row | {"score": trial.value}
-    return row | ({"fault": f"failed: {folder}"} if trial.state.is_finished() else {"stopped": True})
+    runs, suffix = Path(config["runs"]) / config["name"], folder_suffix(overrides)
+    folders = sorted(path for path in runs.glob("*") if path.name[len(TIMESTAMP) :].lstrip("_") == suffix)
+    result = JobResult(" ".join(overrides), folder=str(folders[-1]) if folders else "?", score=trial.value)
+    if trial.value is None:
+        if trial.state.is_finished():
+            result.error = f"failed: {result.folder}"
+        else:
+            result.interrupted = True
+    return result

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from vlm.checkpoint.load import ADAPTERS, based
+from vlm.checkpoint.load import ADAPTERS, describe_bases
 from vlm.config.build import build
 from vlm.errors import UserError
 from vlm.randomness import key
@@ -32,9 +32,9 @@ def adapt(
         return None
     lora = build(node, "model.adapt")
     if not places:
-        raise UserError("model.adapt: there is nothing to adapt; name weights by model=pretrained or model.init_from")
+        raise UserError("model.adapt needs pretrained weights; set model=pretrained or model.init_from")
     if loaded is None:
-        bases, held = based(model, places)
+        bases, held = describe_bases(model, places)
     else:
         entry = loaded[ADAPTERS]
         bases, held = entry["base"], model.state_dict().keys() - set(entry["fresh"])
@@ -46,25 +46,26 @@ def adapt(
     count = lora.adapt(model, without=frozen)
     if count == 0:
         raise UserError(
-            f"model.adapt.projections: {', '.join(lora.projections)}: the model has no such linear layer that is not "
-            "frozen; names are as in decoder.blocks.0.attn.qkv"
+            f"model.adapt.projections: {', '.join(lora.projections)} matches no linear layer that is not frozen; "
+            "layer names look like decoder.blocks.0.attn.qkv"
         )
     if is_rank_zero():
-        print(_share(model, count, places), flush=True)
+        print(_format_share(model, count, places), flush=True)
     return {"scale": lora.scale, "layers": count, "base": bases}, held
 
 
-def leave_out(checkpoint: dict[str, Any], names: Collection[str]) -> None:
-    """Removes the weights that the adapters' base holds from a checkpoint that is being saved."""
+def remove_base_weights(checkpoint: dict[str, Any], names: Collection[str]) -> None:
+    """Removes weights that the base of the adapters holds from a checkpoint that is being saved."""
     for entry in {"state_dict", "ema"} & checkpoint.keys() if names else ():
         every = checkpoint[entry].items()  # not changed in place: "ema" is the live average
         checkpoint[entry] = {name: tensor for name, tensor in every if name.removeprefix("model.") not in names}
 
 
-def _share(model: nn.Module, count: int, places: Mapping[str, str]) -> str:
-    every = [(parameter.numel(), parameter.requires_grad) for parameter in model.parameters()]
-    learns, whole = sum(size for size, trained in every if trained), sum(size for size, _ in every)
+def _format_share(model: nn.Module, count: int, places: Mapping[str, str]) -> str:
+    sizes = [(parameter.numel(), parameter.requires_grad) for parameter in model.parameters()]
+    trained = sum(size for size, is_trained in sizes if is_trained)
+    total = sum(size for size, _ in sizes)
     return (
-        f"adapters of {count} layers: {learns:,} of {whole:,} parameters learn ({learns / whole:.2%}); checkpoints "
-        f"leave the others to {', '.join(dict.fromkeys(places.values()))}"
+        f"adapters of {count} layers: {trained:,} of {total:,} parameters are trained ({trained / total:.2%}); "
+        f"checkpoints leave the others to {', '.join(dict.fromkeys(places.values()))}"
     )

@@ -14,13 +14,13 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
-from vlm.nn.attention import same_kernels
+from vlm.nn.attention import recompute_contexts
 
 VARIANTS = 64  # compiled versions of one function; blocks that differ, such as in drop_path, need one each
 
 
 def missing(*, on_gpu: bool) -> str | None:
-    """Returns a requirement of torch.compile that this machine lacks; None if it lacks none."""
+    """Returns a requirement of torch.compile that is missing on this machine, or None."""
     if on_gpu and find_spec("triton") is None:
         return "Triton (pip install triton)"
     if on_gpu and torch.cuda.get_device_capability() < (7, 0):
@@ -33,7 +33,7 @@ def missing(*, on_gpu: bool) -> str | None:
     return f"{kind} compiler (looked for {', '.join(names)}; {variable} names another)"
 
 
-class _Clock:
+class _CompileClock:
     """Measures compilations, which may begin in a forward pass or, on another thread, in a backward pass."""
 
     seconds = 0.0
@@ -55,7 +55,7 @@ class _Clock:
         self.seconds += time.perf_counter() - self._began
 
 
-_clock = _Clock()
+_clock = _CompileClock()
 
 
 def seconds() -> float:
@@ -82,7 +82,7 @@ def compiler(*, on_gpu: bool) -> Callable[[Any], Any]:
 STACKS = ("blocks", "layers", "stages")  # attributes that hold the blocks of a model, by our names and timm's
 
 
-def blocks(model: nn.Module) -> Iterator[nn.Module]:
+def iter_blocks(model: nn.Module) -> Iterator[nn.Module]:
     """Yields the blocks of a model, outer ones before those inside them."""
     for name, stack in model.named_modules():
         if name.rpartition(".")[2] in STACKS and isinstance(stack, nn.ModuleList | nn.Sequential):
@@ -97,33 +97,37 @@ def arrange(model: nn.Module, *, recompute: bool, compiled: Callable[[Any], Any]
             dropout (Chen et al. 2016). Blocks with batch norms are left out: their statistics would be updated twice.
         compiled: Compiles a function; None to run blocks as they are.
     """
-    every = list(blocks(model))
-    ways: dict[Any, Any] = {}  # one per class, so that equal blocks share compiled code
-    for block in every:
-        if any(inner in every for inner in block.modules() if inner is not block):
+    model_blocks = list(iter_blocks(model))
+    forwards: dict[Any, Any] = {}  # one per class, so that equal blocks share compiled code
+    for block in model_blocks:
+        if any(inner in model_blocks for inner in block.modules() if inner is not block):
             continue
         if isinstance(block, nn.RNNBase):  # already one kernel, and packed sequences cannot be compiled
             continue
-        plain = type(block).forward
-        if compiled and plain not in ways:
-            ways[plain] = compiled(plain)
-        again = recompute and not any(isinstance(part, _BatchNorm) for part in block.modules())
-        if compiled or again:
-            block.forward = _Arranged(block, plain, ways.get(plain, plain), again)
+        original = type(block).forward
+        if compiled and original not in forwards:
+            forwards[original] = compiled(original)
+        recomputes = recompute and not any(isinstance(part, _BatchNorm) for part in block.modules())
+        if compiled or recomputes:
+            block.forward = _BlockForward(block, original, forwards.get(original, original), recomputes)
 
 
-class _Arranged:
-    """A block's forward pass in training; without gradients, it is the block's own.
+class _BlockForward:
+    """A block's forward pass in training; without gradients, the original forward pass.
 
     An object instead of a closure, so that a deep copy of a block runs itself and not the original.
     """
 
-    def __init__(self, block: nn.Module, plain: Callable[..., Any], way: Callable[..., Any], recompute: bool) -> None:
-        self.block, self.plain, self.way, self.recompute = block, plain, way, recompute
+    def __init__(
+        self, block: nn.Module, original: Callable[..., Any], forward: Callable[..., Any], recompute: bool
+    ) -> None:
+        self.block, self.original, self.forward, self.recompute = block, original, forward, recompute
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
-            return self.plain(self.block, *args, **kwargs)
+            return self.original(self.block, *args, **kwargs)
         if self.recompute:
-            return checkpoint(self.way, self.block, *args, use_reentrant=False, context_fn=same_kernels, **kwargs)
-        return self.way(self.block, *args, **kwargs)
+            return checkpoint(
+                self.forward, self.block, *args, use_reentrant=False, context_fn=recompute_contexts, **kwargs
+            )
+        return self.forward(self.block, *args, **kwargs)

@@ -13,10 +13,10 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from vlm.errors import SharedError
-from vlm.training.step.fsdp import local
+from vlm.training.step.fsdp import to_local
 from vlm.training.step.losses import Term
 
-SHOWN = 8  # names of samples in a message; a longer list goes into a file
+MAX_LISTED = 8  # names of samples in a message; a longer list goes into a file
 TRAINED = ("state_dict", "ema", "optimizer_states")  # the parts of a checkpoint that must be finite
 CAUSES = (
     "usual causes: a learning rate that is too high (optim.lr) or not warmed up (schedule.warmup), gradients that are "
@@ -53,7 +53,7 @@ class HostCopy:
 
 
 @dataclass
-class Check:
+class FiniteCheck:
     """The check of a step.
 
     Args:
@@ -83,29 +83,31 @@ def runs_ahead(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
-def stop(trainer: L.Trainer, model: nn.Module, check: Check, loss: float, *, overflow_is_handled: bool) -> None:
+def stop_run(
+    trainer: L.Trainer, model: nn.Module, check: FiniteCheck, loss: float, *, is_overflow_handled: bool
+) -> None:
     """Stops the run at a step that is not finite. All ranks call it together.
 
     Args:
         loss: The loss of the step.
-        overflow_is_handled: Whether a loss scaler skips the step where only the gradients are not finite.
+        is_overflow_handled: Whether a loss scaler skips the step where only the gradients are not finite.
     Raises:
         NotFiniteError: With the step, the samples and the usual causes.
     """
-    if math.isfinite(loss) and overflow_is_handled:
+    if math.isfinite(loss) and is_overflow_handled:
         return
     reports: list[Any] = [(trainer.global_rank, *suspects(check.batches))]
     if trainer.world_size > 1:
-        own, reports = reports[0], [None] * trainer.world_size
-        torch.distributed.all_gather_object(reports, own)
+        local_report, reports = reports[0], [None] * trainer.world_size
+        torch.distributed.all_gather_object(reports, local_report)
     guilty = [report for report in reports if report[1]] or reports
-    what = f"the gradient is not finite ({_where(model, check)})"
+    what = f"the gradient is not finite ({_describe_parameters(model, check)})"
     if not math.isfinite(loss):
         what = f"the loss is not finite ({loss:g})"
-    lines = [f"step {check.step}: {what}; the step was not taken"]
+    lines = [f"step {check.step}: {what}; the weights were not updated"]
     for rank, _, ids in guilty:
         read = f"rank {rank} read" if trainer.world_size > 1 else "it read"
-        lines.append(f"{read} {_listed(trainer, check.step, rank, ids)}")
+        lines.append(f"{read} {_format_samples(trainer, check.step, rank, ids)}")
     raise NotFiniteError("\n".join([*lines, CAUSES]), 1)
 
 
@@ -115,7 +117,7 @@ def suspects(batches: Batches) -> tuple[bool, list[str]]:
     return bool(bad), [str(id) for ids in bad or [ids for ids, _ in batches] for id in ids]
 
 
-def _where(model: nn.Module, check: Check) -> str:
+def _describe_parameters(model: nn.Module, check: FiniteCheck) -> str:
     """The first parameters whose gradient is not finite."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     norms = zip(check.parameters, check.norms.isfinite().tolist(), strict=True)
@@ -125,17 +127,17 @@ def _where(model: nn.Module, check: Check) -> str:
     return f"of {', '.join(bad[:2])}{f' and {len(bad) - 2} more' if len(bad) > 2 else ''}"
 
 
-def _listed(trainer: L.Trainer, step: int, rank: int, names: Sequence[str]) -> str:
-    if len(names) <= SHOWN:
+def _format_samples(trainer: L.Trainer, step: int, rank: int, names: Sequence[str]) -> str:
+    if len(names) <= MAX_LISTED:
         return ", ".join(names)
     path = Path(trainer.default_root_dir) / f"not_finite_step_{step}_rank_{rank}.txt"
-    shown = f"{', '.join(names[:SHOWN])} and {len(names) - SHOWN} more"
+    text = f"{', '.join(names[:MAX_LISTED])} and {len(names) - MAX_LISTED} more"
     try:
         if trainer.is_global_zero:
             path.write_text("\n".join(names) + "\n", encoding="utf-8")
-    except OSError:  # a message without the whole list is better than one about the list
-        return shown
-    return f"{shown} (all in {path})"
+    except OSError:  # report the step even if the full list cannot be written
+        return text
+    return f"{text} (all in {path})"
 
 
 def refuse_non_finite(trainer: L.Trainer, checkpoint: Mapping[str, Any]) -> None:
@@ -148,14 +150,14 @@ def refuse_non_finite(trainer: L.Trainer, checkpoint: Mapping[str, Any]) -> None
         NotFiniteError: A value on any rank is not finite; raised on all ranks.
     """
     trained = {part: checkpoint[part] for part in TRAINED if part in checkpoint}
-    named = [(name, local(t)) for name, t in _tensors(trained, "") if t.is_floating_point() and t.numel()]
+    named = [(name, to_local(t)) for name, t in _tensors(trained, "") if t.is_floating_point() and t.numel()]
     # The largest of a tensor's values is not finite if any is: one pass, cheap compared with writing them.
     sizes = [norm.float().cpu() for norm in torch._foreach_norm([t for _, t in named], float("inf"))]
     bad = [name for (name, _), size in zip(named, sizes, strict=True) if not bool(torch.isfinite(size))]
     if trainer.strategy.reduce_boolean_decision(bool(bad), all=False):
         what = f"{bad[0]}{f' and {len(bad) - 1} more' if len(bad) > 1 else ''}" if bad else "another rank's weights"
         raise NotFiniteError(
-            f"step {trainer.global_step}: not saved, for {what} would not be finite in the checkpoint\n{CAUSES}", 1
+            f"step {trainer.global_step}: the checkpoint was not saved, because {what} would not be finite\n{CAUSES}", 1
         )
 
 

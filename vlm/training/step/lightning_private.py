@@ -8,6 +8,7 @@ from typing import Any
 
 import lightning as L
 from lightning.fabric.utilities.distributed import _set_num_threads_if_needed
+from lightning.pytorch.strategies import ModelParallelStrategy
 from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
 
 
@@ -39,7 +40,7 @@ def leave_signals_to_us(trainer: L.Trainer) -> None:
     middle of a step.
     """
     trainer._signal_connector.register_signal_handlers = lambda: None  # type: ignore[method-assign]
-    # Else ranks ask each other in each batch whether one of those handlers was called, which waits for the device.
+    # Else ranks share in each batch whether one of those handlers was called, which waits for the device.
     trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
 
 
@@ -58,14 +59,16 @@ def as_between_batches(loops: dict[str, Any], *, epoch_batches: int, step: int, 
     """
     batches, epochs = loops["epoch_loop.batch_progress"], loops["epoch_progress"]
     over = batches["current"]["ready"] >= epoch_batches and not validation_due
-    begun = int(validation_due)
+    val_started = int(validation_due)
     for span in ("total", "current"):
         done = batches[span]["ready"]
         batches[span].update(started=done, processed=done, completed=done)
         finished = epochs[span]["ready"] if over else epochs[span]["ready"] - 1
         epochs[span].update(started=epochs[span]["ready"], processed=finished, completed=finished)
         # The trainer goes back to a validation whose first batch was begun.
-        loops["epoch_loop.val_loop.batch_progress"][span].update(ready=begun, started=begun, processed=0, completed=0)
+        loops["epoch_loop.val_loop.batch_progress"][span].update(
+            ready=val_started, started=val_started, processed=0, completed=0
+        )
     if over:
         batches["current"].update(ready=0, started=0, processed=0, completed=0)
     batches["is_last_batch"] = False
@@ -86,12 +89,12 @@ class ScriptLauncher(_SubprocessScriptLauncher):
 
 
 def use_launcher(trainer: L.Trainer, launcher: type[ScriptLauncher]) -> None:
-    """Replaces Lightning's own launcher, if the trainer starts further processes."""
-    own = trainer.strategy.launcher
-    if type(own) is _SubprocessScriptLauncher:
-        trainer.strategy._launcher = launcher(own.cluster_environment, own.num_processes, own.num_nodes)
+    """Replaces Lightning's launcher, if the trainer starts further processes."""
+    current = trainer.strategy.launcher
+    if type(current) is _SubprocessScriptLauncher:
+        trainer.strategy._launcher = launcher(current.cluster_environment, current.num_processes, current.num_nodes)
 
 
-def shard_over_all_ranks(strategy: Any, ranks: int) -> None:
+def shard_over_all_ranks(strategy: ModelParallelStrategy, ranks: int) -> None:
     """Sets the sizes of a ModelParallelStrategy's mesh: data parallel over all ranks, and nothing else."""
     strategy._data_parallel_size, strategy._tensor_parallel_size = ranks, 1

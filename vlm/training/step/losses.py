@@ -1,4 +1,4 @@
-"""Losses as a sum and a count; the sum is divided later, once, by the count of the whole optimiser step."""
+"""Losses as a sum and a count; the sum is divided later, once, by the count of the entire optimiser step."""
 
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ class Term:
 
     Args:
         total: The sum.
-        count: Number of summed items; an int if the host knows it.
+        count: Number of summed items; an int if it is known on the host.
         weight: Factor of the mean.
     """
 
@@ -36,7 +36,7 @@ def token_loss(
     Shapes:
         hidden (B, L, D) -> sum (), and the number of labelled positions
     """
-    picked = head.transformed(targets.pick(hidden))
+    picked = head.apply_transform(targets.pick(hidden))
     options = {"label_smoothing": label_smoothing, "z_loss": z_loss}
     return vocabulary_loss(picked, targets.labels, head.weight, head.bias, **options), targets.count
 
@@ -50,7 +50,7 @@ def row_losses(hidden: Tensor, targets: Targets, head: Head) -> tuple[Tensor, Te
     places = slice(None) if targets.places is None else targets.places
     losses = torch.zeros(hidden.shape[:2].numel(), device=hidden.device)
     counts = torch.zeros_like(losses, dtype=torch.long)
-    losses[places] = token_losses(head.transformed(targets.pick(hidden)), targets.labels, head.weight, head.bias)
+    losses[places] = token_losses(head.apply_transform(targets.pick(hidden)), targets.labels, head.weight, head.bias)
     counts[places] = 1
     return losses.view(hidden.shape[:2]).sum(1), counts.view(hidden.shape[:2]).sum(1)
 

@@ -62,10 +62,10 @@ class Muon(Optimizer):
             params = [p for p in group["params"] if p.grad is not None]
             if params:
                 torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])
-                (self._matrices if group["matrices"] else self._others)(params, group)
+                (self._step_matrices if group["matrices"] else self._step_adamw)(params, group)
         return loss
 
-    def _matrices(self, params: list[Tensor], group: dict[str, Any]) -> None:
+    def _step_matrices(self, params: list[Tensor], group: dict[str, Any]) -> None:
         for p in params:
             if "momentum" not in self.state[p]:
                 self.state[p]["momentum"] = torch.zeros_like(p)
@@ -79,12 +79,12 @@ class Muon(Optimizer):
             shapes.setdefault(p.shape, []).append(place)
         for shape, places in shapes.items():  # matrices of one shape share their products
             stacked = torch.stack([updates[place] for place in places]).flatten(2)  # (count, rows, columns)
-            whole = orthogonalized(stacked, group["iterations"], products)
-            scale = 0.2 * max(whole.shape[1:]) ** 0.5
-            for place, update in zip(places, whole, strict=True):
+            orthogonal = orthogonalize(stacked, group["iterations"], products)
+            scale = 0.2 * max(orthogonal.shape[1:]) ** 0.5
+            for place, update in zip(places, orthogonal, strict=True):
                 params[place].add_(update.view(shape), alpha=-group["lr"] * scale)
 
-    def _others(self, params: list[Tensor], group: dict[str, Any]) -> None:
+    def _step_adamw(self, params: list[Tensor], group: dict[str, Any]) -> None:
         for p in params:
             state = self.state[p]
             if not state:
@@ -97,7 +97,7 @@ class Muon(Optimizer):
             p.addcdiv_(state["mean"], root, value=-group["lr"] / (1 - first ** state["step"]))
 
 
-def orthogonalized(matrices: Tensor, iterations: int, products: torch.dtype | None = None) -> Tensor:
+def orthogonalize(matrices: Tensor, iterations: int, products: torch.dtype | None = None) -> Tensor:
     """Returns approximately the nearest matrices with orthonormal rows or columns: U V' of the SVD U S V'.
 
     Args:
@@ -143,14 +143,16 @@ class Optimization:
     layer_decay: float = 1.0
     schedule_steps: int | None = None
 
-    def optimizer_for(self, model: nn.Module) -> Optimizer:
+    def create_optimizer(self, model: nn.Module) -> Optimizer:
         """The optimiser of a model's weights.
 
         Raises:
             UserError: None of them is trained.
         """
         if not any(parameter.requires_grad for parameter in model.parameters()):
-            raise UserError("task.freeze: leaves nothing to train; leave out one of the parts")
+            raise UserError(
+                "task.freeze freezes all parameters, so there is nothing to train; remove one of its modules"
+            )
         return self.optimizer(parameter_groups(model, self.weight_decay, self.layer_decay))
 
     def factors(self, optimizer: Optimizer, total: int) -> list[Callable[[int], float]]:
@@ -170,16 +172,16 @@ class Optimization:
 
 
 def total_steps(trainer: L.Trainer) -> int | None:
-    """Optimiser steps of the whole run; None for one without an end.
+    """Optimiser steps of the entire run; None if the run has no limit.
 
-    The trainer's own estimate would create the training loader before a resumed run knows its position.
+    The trainer's estimate would create the training loader before a resumed run has restored its position.
     """
     limits = {name: getattr(trainer, name) for name in LIMITS}
     return count_steps(trainer.datamodule.train_batches(), limits)  # type: ignore[attr-defined]
 
 
 def count_steps(batches: int, limits: Mapping[str, Any]) -> int | None:
-    """Optimiser steps of a run with these batches in an epoch; None for one without an end.
+    """Optimiser steps of a run with these batches per epoch; None if the run has no limit.
 
     Args:
         limits: Values of the trainer, by the names in LIMITS.
@@ -256,8 +258,8 @@ _BOTTOM = ("patch_embed", "positions", "class_token", "token_embed")
 
 
 @runtime_checkable
-class Layered(Protocol):
-    """A module that counts its layers itself."""
+class SupportsLayerDepths(Protocol):
+    """A module that reports the depths of its layers."""
 
     def layer_depths(self) -> dict[str, int]:
         """Returns the number of layers above each parameter, by name; 0 for heads and last norms."""
@@ -267,7 +269,7 @@ def layer_depths(model: nn.Module) -> dict[str, int]:
     """Number of layers above each parameter in its stack: 0 for heads and last norms, 1 for the last block."""
     depths: dict[str, int] = {}
     for prefix, module in model.named_modules():
-        if isinstance(module, Layered):
+        if isinstance(module, SupportsLayerDepths):
             depths |= {f"{prefix}.{name}".removeprefix("."): depth for name, depth in module.layer_depths().items()}
     names = [name for name, _ in model.named_parameters() if name not in depths]
     matches = {name: re.match(r"(.*?)(?:blocks|layers|stages)\.(\d+)\.", name) for name in names}

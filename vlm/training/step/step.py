@@ -6,7 +6,6 @@ and the gradients are divided once by the count over all batches and ranks, afte
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import lightning as L
 import torch
@@ -14,8 +13,9 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
+from vlm.data.batch import Batch
 from vlm.training.step import finite
-from vlm.training.step.fsdp import local
+from vlm.training.step.fsdp import to_local
 from vlm.training.step.losses import Term
 
 SMALLEST_SCALE = 1e-4  # of a 16-bit loss; gradients that overflow at this scale do so at any
@@ -41,7 +41,7 @@ class StepState:
         self.trainer, self.model = trainer, model
         self.loss: float | None = None
         self.received = self.agreed = self.bad_samples = 0
-        self.check: finite.Check | None = None
+        self.check: finite.FiniteCheck | None = None
         self._begin()
 
     def _begin(self) -> None:
@@ -51,35 +51,38 @@ class StepState:
         self._scales: list[Tensor] | None = None
         self._bad = 0
 
-    def add(self, batch: Any, terms: Mapping[str, Term]) -> Tensor:
+    def add(self, batch: Batch, terms: Mapping[str, Term]) -> Tensor:
         """Adds a batch; returns the loss to run its backward pass from."""
-        kept = {name: replace(term, total=term.total.detach()) for name, term in terms.items()}
-        self.batches.append((batch.ids, kept))
+        detached = {name: replace(term, total=term.total.detach()) for name, term in terms.items()}
+        self.batches.append((batch.ids, detached))
         self._bad += len(batch.bad)
         # Lightning will divide by the accumulated batches, and DDP by the ranks.
-        return self._weighted(terms) * (self.trainer.accumulate_grad_batches * self.trainer.world_size)
+        return self._weighted_sum(terms) * (self.trainer.accumulate_grad_batches * self.trainer.world_size)
 
-    def _weighted(self, terms: Mapping[str, Term]) -> Tensor:
+    def _weighted_sum(self, terms: Mapping[str, Term]) -> Tensor:
         """Returns the weighted sum of a batch's terms, scaled to the first term, whose count divides all gradients."""
         if len(terms) == 1:
             (term,) = terms.values()
             return term.total if term.weight == 1 else term.total * term.weight
         if terms.keys() != self.counts.keys():
             given = ", ".join(self.counts) or "none"
-            raise TypeError(f"counts(batch) of the task gives {given}, loss {', '.join(terms)}")
+            raise TypeError(f"the task's counts(batch) returns {given}, but its loss has {', '.join(terms)}")
         if self._scales is None:
-            own = [on_device(self.counts[name], term.total) for name, term in terms.items()]
-            whole = summed(torch.stack(own), self.trainer).clamp(min=1)
-            self._scales = list(whole[0] / whole)
+            local_counts = [on_device(self.counts[name], term.total) for name, term in terms.items()]
+            total_counts = summed(torch.stack(local_counts), self.trainer).clamp(min=1)
+            self._scales = list(total_counts[0] / total_counts)
         parts = zip(terms.values(), self._scales, strict=True)
         return torch.stack([term.total * (scale * term.weight) for term, scale in parts]).sum()
 
     def average(self, optimizer: Optimizer) -> dict[str, Tensor]:
         """Divides the gradients by the count of the step; returns the loss, and its terms if there are several."""
-        unscale(optimizer, self.trainer)
+        # The kernel of a fused optimiser would unscale a 16-bit loss's gradients only after they are clipped.
+        scaler = getattr(self.trainer.precision_plugin, "scaler", None)
+        if scaler is not None and getattr(optimizer, "_step_supports_amp_scaling", False):
+            scaler.unscale_(optimizer)
         first = self.batches[0][1]
         sums = torch.stack([_sums([terms[name] for _, terms in self.batches]) for name in first])  # (N, 2)
-        totals, counts = self._over_ranks(sums).unbind(1)
+        totals, counts = self._reduce_over_ranks(sums).unbind(1)
         counts = counts.clamp(min=1)
         grads = gradients(optimizer)
         torch._foreach_div_(grads, counts[0].to(grads[0].dtype))
@@ -88,7 +91,7 @@ class StepState:
         terms = {f"loss_{name}": mean for name, mean in means.items()} if len(means) > 1 else {}
         return {"loss": self._loss, **terms}
 
-    def _over_ranks(self, sums: Tensor) -> Tensor:
+    def _reduce_over_ranks(self, sums: Tensor) -> Tensor:
         """Returns the sums over all ranks. The same message carries their signals and counts of unreadable samples."""
         ranks = self.trainer.world_size
         if ranks == 1:
@@ -116,12 +119,13 @@ class StepState:
         Args:
             limit: Largest norm of all gradients, or value of each; None or 0 for no limit.
         """
-        norms = gradient_norms(optimizer)
+        parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        norms = torch.stack(list(torch._foreach_norm([p.grad for p in parameters])))  # (P,), the same on all ranks
+        norms = norms.full_tensor() if isinstance(norms, DTensor) else norms
         self.read_check()
         bad = torch.isfinite(self._loss + torch.linalg.vector_norm(norms)).logical_not().to(norms.dtype)
         numbers = finite.HostCopy(torch.cat([bad[None], self._loss[None].to(bad.dtype), self._shared.to(bad.dtype)]))
-        parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-        self.check = finite.Check(self.trainer.global_step + 1, self.batches, parameters, norms, numbers)
+        self.check = finite.FiniteCheck(self.trainer.global_step + 1, self.batches, parameters, norms, numbers)
         if finite.skips_on_device(optimizer):
             optimizer.found_inf = bad  # type: ignore[attr-defined]
         else:
@@ -141,8 +145,8 @@ class StepState:
         check, self.check = self.check, None
         bad, self.loss, *shared = check.numbers.read()
         if bad:
-            handled = overflow_is_handled(self.trainer)
-            finite.stop(self.trainer, self.model, check, self.loss, overflow_is_handled=handled)
+            handled = is_overflow_handled(self.trainer)
+            finite.stop_run(self.trainer, self.model, check, self.loss, is_overflow_handled=handled)
         *signals, unreadable = shared or (0.0, 0.0)
         self.agreed, self.bad_samples = int(max(signals)), self.bad_samples + int(unreadable)
 
@@ -163,7 +167,7 @@ def summed(tensor: Tensor, trainer: L.Trainer) -> Tensor:
     """The sum of all ranks' tensors."""
     if trainer.world_size > 1:
         tensor = tensor.clone()
-        torch.distributed.all_reduce(tensor)  # the strategy's own would wait at a barrier first
+        torch.distributed.all_reduce(tensor)  # the strategy's method would wait at a barrier first
     return tensor
 
 
@@ -181,14 +185,7 @@ def _sums(terms: Sequence[Term]) -> Tensor:
 
 def gradients(optimizer: Optimizer) -> list[Tensor]:
     """The gradients that an optimiser is about to use; if they are sharded, this rank's part."""
-    return [local(p.grad) for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-
-
-def gradient_norms(optimizer: Optimizer) -> Tensor:
-    """The norm of each parameter's gradient, the same on all ranks: (P,)."""
-    grads = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-    norms = torch.stack(list(torch._foreach_norm(grads)))
-    return norms.full_tensor() if isinstance(norms, DTensor) else norms
+    return [to_local(p.grad) for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
 
 
 def clip(optimizer: Optimizer, limit: float, norm: Tensor | None) -> None:
@@ -201,17 +198,7 @@ def clip(optimizer: Optimizer, limit: float, norm: Tensor | None) -> None:
     torch._foreach_clamp_max_(grads, limit)
 
 
-def unscale(optimizer: Optimizer, trainer: L.Trainer) -> None:
-    """Divides the gradients by the scale of a 16-bit loss, if the trainer left that to a fused optimiser.
-
-    The optimiser's own kernel would unscale after clipping, which would then use the scaled norm.
-    """
-    scaler = getattr(trainer.precision_plugin, "scaler", None)
-    if scaler is not None and getattr(optimizer, "_step_supports_amp_scaling", False):
-        scaler.unscale_(optimizer)
-
-
-def overflow_is_handled(trainer: L.Trainer) -> bool:
+def is_overflow_handled(trainer: L.Trainer) -> bool:
     """Returns True if a loss scaler handles non-finite gradients: it skips the step and lowers the scale."""
     scaler = getattr(trainer.precision_plugin, "scaler", None)
     return scaler is not None and scaler.get_scale() > SMALLEST_SCALE

@@ -1,4 +1,4 @@
-"""Training batches by optimiser step, for losses whose terms are scaled by counts of the whole step."""
+"""Training batches by optimiser step, for losses whose terms are scaled by counts of the entire step."""
 
 import time
 from collections import Counter
@@ -8,6 +8,8 @@ from typing import Any
 
 import lightning as L
 from torch.utils.data import DataLoader
+
+from vlm.data.batch import Batch
 
 
 class StepLoader(DataLoader):
@@ -29,10 +31,10 @@ class StepLoader(DataLoader):
         self.asked = self.waited = 0.0
         super().__init__(dataset, **options)
 
-    def __iter__(self) -> Any:
-        return self._timed(self._by_step(super().__iter__()))  # workers start here, and not with the first batch
+    def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
+        return self._measure_wait(self._by_step(super().__iter__()))  # workers start here, and not with the first batch
 
-    def _timed(self, batches: Iterator[Any]) -> Iterator[Any]:
+    def _measure_wait(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         while True:
             self.asked = time.perf_counter()
             try:
@@ -42,21 +44,19 @@ class StepLoader(DataLoader):
             self.waited += time.perf_counter() - self.asked
             yield batch
 
-    def _by_step(self, batches: Iterator[Any]) -> Iterator[Any]:
+    def _by_step(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         task: Any = self.trainer.lightning_module
         for first in batches:
             counts = task.counts(first)
             if counts is None:
                 yield first
                 continue
+            done = self.trainer.fit_loop.epoch_loop.batch_progress.current.ready
+            accumulated = self.trainer.accumulate_grad_batches
+            size = min(accumulated - done % accumulated, int(self.trainer.num_training_batches) - done)
             total = Counter(counts)
-            step = [first, *islice(batches, self._batches_of_step() - 1)]
+            step = [first, *islice(batches, size - 1)]
             for batch in step[1:]:
                 total.update(task.counts(batch))
             task.step.counts = total
             yield from step
-
-    def _batches_of_step(self) -> int:
-        done = self.trainer.fit_loop.epoch_loop.batch_progress.current.ready
-        size = self.trainer.accumulate_grad_batches
-        return min(size - done % size, int(self.trainer.num_training_batches) - done)

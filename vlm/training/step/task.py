@@ -13,17 +13,18 @@ from torch.optim import Optimizer
 from torchmetrics import Metric
 
 from vlm.config.names import FORMAT
+from vlm.data.batch import Batch
 from vlm.data.fields import Field
-from vlm.errors import Share, UserError, did_you_mean, nearest, printable
-from vlm.evaluation.metrics.bootstrap import Scorer, paired
+from vlm.errors import Share, UserError, did_you_mean, find_similar, printable
+from vlm.evaluation.metrics.bootstrap import Scorer, compute_differences
 from vlm.evaluation.report.sections import Finding, Section
-from vlm.evaluation.report.verdict import TrainedModel, Verdict, judged_metric, verdict_of
+from vlm.evaluation.report.verdict import TrainedModel, Verdict, choose_metric, make_verdict
 from vlm.models.flop import Work
-from vlm.nn.precision import widest
+from vlm.nn.precision import widest_float
 from vlm.randomness import key, seed_torch
 from vlm.training.data_module import Data
 from vlm.training.step import adapters
-from vlm.training.step.fsdp import gather, load, scatter, shard
+from vlm.training.step.fsdp import gather, load_full_weights, scatter, shard
 from vlm.training.step.lightning_private import set_logged_step
 from vlm.training.step.losses import Term
 from vlm.training.step.optim import Optimization, total_steps
@@ -61,7 +62,7 @@ class EvaluationState:
         self.used = 0
         self._terms: dict[str, tuple[float, torch.Tensor]] = {}
 
-    def read(self, batch: Any) -> None:
+    def read(self, batch: Batch) -> None:
         """Counts the samples of a batch, and records the unreadable ones."""
         self.used += len(batch.ids)
         self.unreadable += [sample.reason for sample in batch.bad]
@@ -70,7 +71,7 @@ class EvaluationState:
         """Adds the terms of a batch's loss."""
         for name, term in terms.items():
             if name not in self._terms:
-                self._terms[name] = term.weight, torch.zeros(2, dtype=widest(self.device), device=self.device)
+                self._terms[name] = term.weight, torch.zeros(2, dtype=widest_float(self.device), device=self.device)
             sums = self._terms[name][1]
             sums[0] += term.total
             sums[1] += term.count
@@ -85,15 +86,15 @@ class EvaluationState:
         Raises:
             UserError: No sample could be read.
         """
-        own = self.used, {name: (weight, *sums.tolist()) for name, (weight, sums) in self._terms.items()}
-        everyone: list[Any] = [own]
+        local_terms = self.used, {name: (weight, *sums.tolist()) for name, (weight, sums) in self._terms.items()}
+        gathered: list[Any] = [local_terms]
         if self.ranks > 1:  # a rank without a batch has no terms
-            everyone = [None] * self.ranks
-            torch.distributed.all_gather_object(everyone, own)
-        self.used, terms = sum(used for used, _ in everyone), [terms for _, terms in everyone]
+            gathered = [None] * self.ranks
+            torch.distributed.all_gather_object(gathered, local_terms)
+        self.used, terms = sum(used for used, _ in gathered), [terms for _, terms in gathered]
         weights = {name: term[0] for rank in terms for name, term in rank.items()}
         if self.unreadable and not any(term[2] for rank in terms for term in rank.values()):
-            raise UserError(f"the evaluation: no sample can be read: {printable(self.unreadable[0])}", status=1)
+            raise UserError(f"evaluation: none of the samples can be read: {printable(self.unreadable[0])}", status=1)
         means = {name: _mean([rank[name][1:] for rank in terms if name in rank]) for name in weights}
         loss = sum(weight * means[name] for name, weight in weights.items()) if weights else math.nan
         return {"loss": loss, **({f"loss_{name}": mean for name, mean in means.items()} if len(means) > 1 else {})}
@@ -148,9 +149,9 @@ class Task(L.LightningModule):
         self.optimization, self.seed, self.freeze_names = optimization, seed, freeze
         parts = dict(model.named_modules())
         if unknown := [name for name in freeze if name not in parts]:
-            known = ", ".join(name for name, _ in model.named_children())
-            near = did_you_mean(nearest(unknown[0], parts))
-            raise UserError(f"task.freeze: {unknown[0]} is no part of the model, which has {known}{near}")
+            children = ", ".join(name for name, _ in model.named_children())
+            near = did_you_mean(find_similar(unknown[0], parts))
+            raise UserError(f"task.freeze: the model has no module {unknown[0]}; it has {children}{near}")
         for name in freeze:
             model.get_submodule(name).requires_grad_(False).eval()  # the trainer does not change modes
         self.evaluation = EvaluationState("val")
@@ -177,11 +178,11 @@ class Task(L.LightningModule):
         """The preprocessing of the task's images; None for a task without images."""
         return getattr(self.fields.get("images"), "preprocess", None)
 
-    def loss(self, batch: Any) -> dict[str, Term]:
+    def loss(self, batch: Batch) -> dict[str, Term]:
         """The terms of a batch's loss, the same ones for each batch."""
-        raise TypeError(f"{type(self).__name__} defines no loss")
+        raise TypeError(f"{type(self).__name__} does not implement loss")
 
-    def counts(self, batch: Any) -> dict[str, int] | None:
+    def counts(self, batch: Batch) -> dict[str, int] | None:
         """The counts of a batch's loss terms, read on the host before it is sent to the device.
 
         None for a loss of one term, whose count is not needed before its sum.
@@ -197,11 +198,11 @@ class Task(L.LightningModule):
         """
         return False
 
-    def size(self, batch: Any) -> int:
+    def size(self, batch: Batch) -> int:
         """Size of a batch in `unit`, for the progress bar."""
         return len(batch.ids)
 
-    def work(self, batch: Any) -> Work:
+    def work(self, batch: Batch) -> Work:
         """Sizes of a batch, to count operations. It is called in every step and must not wait for the device."""
         return Work(images=len(batch.ids))
 
@@ -209,8 +210,8 @@ class Task(L.LightningModule):
         shard(self.model, self.trainer.strategy)
 
     def load_weights(self, state: Mapping[str, Tensor]) -> None:
-        """Loads whole weights into the model, which may be sharded over the ranks."""
-        load(self.model, state)
+        """Loads full weights into the model, which may be sharded over the ranks."""
+        load_full_weights(self.model, state)
 
     def train(self, mode: bool = True) -> "Task":
         super().train(mode)
@@ -218,7 +219,7 @@ class Task(L.LightningModule):
             self.model.get_submodule(name).eval()
         return self
 
-    def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
+    def transfer_batch_to_device(self, batch: Batch, device: torch.device, dataloader_idx: int) -> Batch:
         return batch if device.type == "cpu" else batch.to(device, non_blocking=True)
 
     # One optimiser step; step.py shows what happens in it, from top to bottom.
@@ -226,15 +227,15 @@ class Task(L.LightningModule):
     def on_fit_start(self) -> None:
         self.step = StepState(self.trainer, self.model)
 
-    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+    def on_before_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
         if self.trainer.training:
             set_logged_step(self.trainer, self.global_step)  # before the first hook that logs
         return batch
 
-    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
         seed_torch(key(self.seed, "step", self.current_epoch, batch_idx, self.global_rank), self.device)
 
-    def training_step(self, batch: Any, batch_idx: int) -> dict[str, Any]:
+    def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Any]:
         terms = self.loss(batch)
         return {"loss": self.step.add(batch, terms), "count": next(iter(terms.values())).count}
 
@@ -251,7 +252,7 @@ class Task(L.LightningModule):
     ) -> None:
         self.step.check_and_clip(optimizer, gradient_clip_val, by_value=gradient_clip_algorithm == "value")
 
-    # Validation and test work alike: a loss over the whole split, and the task's metrics.
+    # Validation and test both compute the loss over the entire split and the task's metrics.
 
     def on_evaluation_start(self) -> None:
         """Begins an evaluation: its state is new, and metrics are reset."""
@@ -265,17 +266,17 @@ class Task(L.LightningModule):
 
     def evaluation_results(self, split: str, loss: float, *, final: bool) -> dict[str, float]:
         """Returns the metrics other than the split's mean loss; in a final evaluation, a test, with their controls."""
-        raise TypeError(f"{type(self).__name__} measures nothing")
+        raise TypeError(f"{type(self).__name__} does not implement evaluation_results")
 
-    def evaluation_step(self, batch: Any, *, final: bool) -> None:
+    def evaluation_step(self, batch: Batch, *, final: bool) -> None:
         """Adds a batch to the split's loss and to the metrics."""
-        raise TypeError(f"{type(self).__name__} evaluates nothing")
+        raise TypeError(f"{type(self).__name__} does not implement evaluation_step")
 
     def on_evaluation_end(self, *, final: bool) -> None:
         """Logs the results of an evaluation as split/metric."""
         split, losses = self.evaluation.split, self.evaluation.losses()
         results = {**losses, **self.evaluation_results(split, losses["loss"], final=final)}
-        # A checkpoint holds them, and no scalars of NumPy, which a metric of somebody's own may return.
+        # Converted, because checkpoints store them and custom metrics may return NumPy scalars.
         self.evaluation.results = {f"{split}/{name}": float(value) for name, value in results.items()}
         if not (final and split == "val"):  # its curves, of validations, would end in a point of another kind
             self.log_dict(self.evaluation.results, rank_zero_only=False)
@@ -290,7 +291,7 @@ class Task(L.LightningModule):
             set_logged_step(self.trainer, max(0, self.global_step - (not accumulates(self.trainer))))
         self.on_evaluation_start()
 
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
         self.evaluation.read(batch)
         self.evaluation_step(batch, final=False)
 
@@ -300,7 +301,7 @@ class Task(L.LightningModule):
     def on_test_epoch_start(self) -> None:
         self.on_evaluation_start()
 
-    def test_step(self, batch: Any, batch_idx: int) -> None:
+    def test_step(self, batch: Batch, batch_idx: int) -> None:
         self.evaluation.read(batch)
         self.evaluation_step(batch, final=True)
 
@@ -314,7 +315,7 @@ class Task(L.LightningModule):
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         assert self.optimization is not None, "this task was built for evaluation only"
-        optimizer = self.optimization.optimizer_for(self.model)
+        optimizer = self.optimization.create_optimizer(self.model)
         factors = self.optimization.factors(optimizer, total_steps(self.trainer) or 1)
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factors)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
@@ -336,7 +337,7 @@ class Task(L.LightningModule):
 
     def predictions(self) -> list[dict[str, Any]]:
         """Returns the predictions of the last evaluation, one record per sample, in plain containers."""
-        raise TypeError(f"{type(self).__name__} predicts nothing")
+        raise TypeError(f"{type(self).__name__} does not implement predictions")
 
     def notes(self) -> list[str]:
         """Returns lines to print below the scores of the last evaluation, such as how a metric is defined."""
@@ -349,16 +350,18 @@ class Task(L.LightningModule):
     def verdict(self) -> Verdict:
         """What the model of the last evaluation, a test, is better or worse than, and what to try next."""
         results = {name.split("/", 1)[1]: value for name, value in self.evaluation.results.items()}
-        metric = judged_metric(results, self.judged, smaller=self.smaller_is_better, ignored=self.ablations)
+        metric = choose_metric(results, self.judged, smaller=self.smaller_is_better, ignored=self.ablations)
         difference = None
         if metric is not None and (sides := self.scorers(metric.name, metric.control)) is not None:
-            own, control, samples = sides
-            (difference,) = paired(control, own, samples, seed=self.seed) if samples > 1 else (None,)
-        known = self.trained.steps is not None and "train" in self.data.splits
-        trained_on = f" ({self.training_size()} of train)" if known else ""
+            model_scorer, control_scorer, samples = sides
+            (difference,) = (
+                compute_differences(control_scorer, model_scorer, samples, seed=self.seed) if samples > 1 else (None,)
+            )
+        has_size = self.trained.steps is not None and "train" in self.data.splits
+        trained_on = f" ({self.training_size()} of train)" if has_size else ""
         ends = [results.get(f"{metric.name}@{end}") for end in ("low", "high")] if metric else []
         count = self.evaluation.used
-        return verdict_of(
+        return make_verdict(
             metric,
             paired=difference,
             bounds=(ends[0], ends[1]) if len(ends) == 2 and None not in ends else None,  # type: ignore[arg-type]
@@ -397,18 +400,18 @@ class Task(L.LightningModule):
         return {}
 
     def report(self) -> list[Section]:
-        """The task's own part of the last evaluation's report."""
+        """Returns the sections that the task adds to the last evaluation's report."""
         return []
 
-    def reading(self, batch: Any, tokens: int) -> list[str]:
+    def reading(self, batch: Batch, tokens: int) -> list[str]:
         """Returns lines that show a training batch, with up to `tokens` tokens of its first sample."""
-        raise TypeError(f"{type(self).__name__} shows no batch")
+        raise TypeError(f"{type(self).__name__} does not implement reading")
 
     def example(self, data: Data, folder: Path) -> str:
         """Returns a command that uses the trained model, without its checkpoint; writes its files to `folder`."""
-        raise TypeError(f"{type(self).__name__} has no example")
+        raise TypeError(f"{type(self).__name__} does not implement example")
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["format"] = FORMAT
-        adapters.leave_out(checkpoint, self.left_out)
+        adapters.remove_base_weights(checkpoint, self.left_out)
         checkpoint["vlm"] = {**self.about, **self.description(), "scores": self.evaluation.results}

@@ -7,9 +7,26 @@ from typing import Any
 from torch import Tensor
 
 from vlm.models.classifier import SequenceClassifier, TokenClassifier
-from vlm.models.pretrained.architecture import Architecture, Model, Spec, class_names, count_exclusive_classes, spec_of
+from vlm.models.pretrained.architecture import (
+    Architecture,
+    Model,
+    Spec,
+    count_exclusive_classes,
+    make_spec,
+    read_class_names,
+)
 from vlm.models.pretrained.fields import Fields, choice, integer
-from vlm.models.pretrained.stack import ACTIVATIONS, SIZES, Names, Part, Paths, Stack, Weight, layers, patterns_of
+from vlm.models.pretrained.stack import (
+    ACTIVATIONS,
+    SIZES,
+    Names,
+    Part,
+    Paths,
+    Stack,
+    Weight,
+    expand_layers,
+    list_patterns,
+)
 from vlm.models.text_encoder import MaskedLanguageModel, TextEncoder
 
 BERT_LAYERS: Paths = {
@@ -20,21 +37,21 @@ BERT_LAYERS: Paths = {
     "mlp.fc1": "intermediate.dense",
     "mlp.fc2": "output.dense",
 }
-SHORTEST = 3  # begin, one token, end
-TEXT_SIZES = SIZES | {
+MIN_TEXT_LEN = 3  # begin, one token, end
+BERT_SIZES = SIZES | {
     "pre_norm": False,
     "embed_norm": True,
     "vocab_size": integer("vocab_size", 30522),
-    "max_len": integer("max_position_embeddings", 512, low=SHORTEST),
+    "max_len": integer("max_position_embeddings", 512, low=MIN_TEXT_LEN),
 }
-WORDS = "embeddings.word_embeddings.weight"
-ENTRANCE: Names = {
-    "token_embed.weight": WORDS,
+WORD_EMBEDDINGS = "embeddings.word_embeddings.weight"
+BERT_EMBEDDINGS: Names = {
+    "token_embed.weight": WORD_EMBEDDINGS,
     "positions.weight": "embeddings.position_embeddings.weight",
     "embed_norm": "embeddings.LayerNorm",
 }
-NEEDED = {"position_embedding_type": "absolute"}
-NEUTRAL_KEYS = (
+BERT_REQUIREMENTS = {"position_embedding_type": "absolute"}
+BERT_NEUTRAL_KEYS = (
     *("directionality", "pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers"),
     *("pooler_size_per_head", "pooler_type", "sinusoidal_pos_embds", "tie_weights_"),
 )
@@ -43,25 +60,27 @@ BERT_PREDICTIONS: Names = {
     "vocabulary_head.dense": "cls.predictions.transform.dense",
     "vocabulary_head.norm": "cls.predictions.transform.LayerNorm",
 }
-TIED: Names = {"token_embed.weight": f"bert.{WORDS}|{WORDS}|cls.predictions.decoder.weight"}
+BERT_TIED_EMBEDDING: Names = {
+    "token_embed.weight": f"bert.{WORD_EMBEDDINGS}|{WORD_EMBEDDINGS}|cls.predictions.decoder.weight"
+}
 BERT = Stack(
     kind=TextEncoder,
     model_type="bert",
     prefix="bert.",
-    sizes=TEXT_SIZES | {"token_types": integer("type_vocab_size", 2)},
+    sizes=BERT_SIZES | {"token_types": integer("type_vocab_size", 2)},
     names={
-        **ENTRANCE,
+        **BERT_EMBEDDINGS,
         "type_embed.weight": "embeddings.token_type_embeddings.weight",
-        **layers(BERT_LAYERS, "encoder.layer"),
+        **expand_layers(BERT_LAYERS, "encoder.layer"),
     },
-    head=TIED,
+    head=BERT_TIED_EMBEDDING,
     unused=("pooler.dense.{kind}", "embeddings.position_ids"),
-    needed=NEEDED | {"is_decoder": False, "add_cross_attention": False},
-    neutral_keys=NEUTRAL_KEYS,
+    needed=BERT_REQUIREMENTS | {"is_decoder": False, "add_cross_attention": False},
+    neutral_keys=BERT_NEUTRAL_KEYS,
 )
 
 
-def class_head(model: SequenceClassifier) -> Names:
+def name_bert_class_head(model: SequenceClassifier) -> Names:
     """Names of pooler and head, if our model reads the first token through the same layer."""
     if model.pool != "class" or model.transform is None:
         return {}
@@ -69,46 +88,46 @@ def class_head(model: SequenceClassifier) -> Names:
     return {**pooler, "head": "classifier"}
 
 
-def token_head(model: TokenClassifier) -> Names:
+def name_token_head(model: TokenClassifier) -> Names:
     return {f"head.{kind}": f"qa_outputs.{kind}|classifier.{kind}" for kind in ("weight", "bias")}
 
 
-def bert_fills(config: Fields, parts: Mapping[str, Spec]) -> Spec:
+def specify_masked_lm(config: Fields, parts: Mapping[str, Spec]) -> Spec:
     config.require({"tie_word_embeddings": True}, "our MaskedLanguageModel")
     args = parts["encoder"]["args"]
     head = {"bias": True, "transform": args["activation"], "norm_eps": args["norm_eps"]}
-    return spec_of("MaskedLanguageModel", encoder=parts["encoder"], vocab_size=args["vocab_size"], **head)
+    return make_spec("MaskedLanguageModel", encoder=parts["encoder"], vocab_size=args["vocab_size"], **head)
 
 
-def bert_classifies(config: Fields, parts: Mapping[str, Spec]) -> Spec:
+def specify_bert_classifier(config: Fields, parts: Mapping[str, Spec]) -> Spec:
     count = count_exclusive_classes(config)
-    return spec_of("SequenceClassifier", encoder=parts["encoder"], num_classes=count, pool="class", transform=True)
+    return make_spec("SequenceClassifier", encoder=parts["encoder"], num_classes=count, pool="class", transform=True)
 
 
-def tags(config: Fields, parts: Mapping[str, Spec]) -> Spec:
-    return spec_of("TokenClassifier", encoder=parts["encoder"], num_classes=len(class_names(config)))
+def specify_tagger(config: Fields, parts: Mapping[str, Spec]) -> Spec:
+    return make_spec("TokenClassifier", encoder=parts["encoder"], num_classes=len(read_class_names(config)))
 
 
-def answers(config: Fields, parts: Mapping[str, Spec]) -> Spec:
-    return spec_of("TokenClassifier", encoder=parts["encoder"], num_classes=2)
+def specify_span_answerer(config: Fields, parts: Mapping[str, Spec]) -> Spec:
+    return make_spec("TokenClassifier", encoder=parts["encoder"], num_classes=2)
 
 
 BERT_ARCHITECTURE = Architecture(
     parts=lambda config: {"encoder": Part(BERT, config)},
     models={
-        "BertForMaskedLM": Model("masked_language_modeling", bert_fills),
-        "BertForPreTraining": Model("masked_language_modeling", bert_fills),
-        "BertForSequenceClassification": Model("text_classification", bert_classifies),
-        "BertForTokenClassification": Model("tagging", tags),
-        "BertForQuestionAnswering": Model("span_answering", answers),
+        "BertForMaskedLM": Model("masked_language_modeling", specify_masked_lm),
+        "BertForPreTraining": Model("masked_language_modeling", specify_masked_lm),
+        "BertForSequenceClassification": Model("text_classification", specify_bert_classifier),
+        "BertForTokenClassification": Model("tagging", specify_tagger),
+        "BertForQuestionAnswering": Model("span_answering", specify_span_answerer),
     },
     heads={
         MaskedLanguageModel: lambda model: BERT_PREDICTIONS,
-        SequenceClassifier: class_head,
-        TokenClassifier: token_head,
+        SequenceClassifier: name_bert_class_head,
+        TokenClassifier: name_token_head,
     },
     unused=(
-        *patterns_of(BERT_PREDICTIONS),
+        *list_patterns(BERT_PREDICTIONS),
         *("cls.seq_relationship.{kind}", "classifier.{kind}", "qa_outputs.{kind}"),
     ),
 )
@@ -132,7 +151,7 @@ DISTILBERT = Stack(
     model_type="distilbert",
     prefix="distilbert.",
     sizes={
-        **TEXT_SIZES,
+        **BERT_SIZES,
         "dim": integer("dim", 768),
         "depth": integer("n_layers", 6, high=1000),
         "num_heads": integer("n_heads", 12),
@@ -140,16 +159,16 @@ DISTILBERT = Stack(
         "activation": choice("activation", "gelu", ACTIVATIONS),
         "norm_eps": 1e-12,
     },
-    names={**ENTRANCE, **layers(DISTILBERT_LAYERS, "transformer.layer")},
-    head={"token_embed.weight": f"distilbert.{WORDS}|{WORDS}|vocab_projector.weight"},
+    names={**BERT_EMBEDDINGS, **expand_layers(DISTILBERT_LAYERS, "transformer.layer")},
+    head={"token_embed.weight": f"distilbert.{WORD_EMBEDDINGS}|{WORD_EMBEDDINGS}|vocab_projector.weight"},
     unused=("embeddings.position_ids",),
-    neutral_keys=NEUTRAL_KEYS,
+    neutral_keys=BERT_NEUTRAL_KEYS,
     aliases={"hidden_size": "dim", "num_attention_heads": "n_heads", "num_hidden_layers": "n_layers"},
 )
 
 
-def distilbert_classifies(config: Fields, parts: Mapping[str, Spec]) -> Spec:
-    spec = bert_classifies(config, parts)
+def specify_distilbert_classifier(config: Fields, parts: Mapping[str, Spec]) -> Spec:
+    spec = specify_bert_classifier(config, parts)
     spec["args"]["transform"] = "relu"
     return spec
 
@@ -157,59 +176,60 @@ def distilbert_classifies(config: Fields, parts: Mapping[str, Spec]) -> Spec:
 DISTILBERT_ARCHITECTURE = Architecture(
     parts=lambda config: {"encoder": Part(DISTILBERT, config)},
     models={
-        "DistilBertForMaskedLM": Model("masked_language_modeling", bert_fills),
-        "DistilBertForSequenceClassification": Model("text_classification", distilbert_classifies),
-        "DistilBertForTokenClassification": Model("tagging", tags),
-        "DistilBertForQuestionAnswering": Model("span_answering", answers),
+        "DistilBertForMaskedLM": Model("masked_language_modeling", specify_masked_lm),
+        "DistilBertForSequenceClassification": Model("text_classification", specify_distilbert_classifier),
+        "DistilBertForTokenClassification": Model("tagging", specify_tagger),
+        "DistilBertForQuestionAnswering": Model("span_answering", specify_span_answerer),
     },
     heads={
         MaskedLanguageModel: lambda model: DISTILBERT_PREDICTIONS,
         SequenceClassifier: lambda model: {"transform": "pre_classifier", "head": "classifier"},
-        TokenClassifier: token_head,
+        TokenClassifier: name_token_head,
     },
-    unused=(*patterns_of(DISTILBERT_PREDICTIONS), "pre_classifier.{kind}", "classifier.{kind}", "qa_outputs.{kind}"),
+    unused=(*list_patterns(DISTILBERT_PREDICTIONS), "pre_classifier.{kind}", "classifier.{kind}", "qa_outputs.{kind}"),
 )
 
 
-PADDING = 1  # positions start at PADDING + 1
-BEFORE = PADDING + 1
+PADDING_ID = 1  # positions start at PADDING + 1
+POSITION_OFFSET = PADDING_ID + 1
 
 
-def usable_positions(sizes: dict[str, Any], config: Fields) -> dict[str, Any]:
+def subtract_position_offset(sizes: dict[str, Any], config: Fields) -> dict[str, Any]:
     """max_len without the position embeddings that precede the first token's."""
-    if sizes["max_len"] < BEFORE + SHORTEST:
-        raise config.fault("max_position_embeddings", f"which leaves no text after the first {BEFORE}")
-    return {"max_len": sizes["max_len"] - BEFORE}
+    if sizes["max_len"] < POSITION_OFFSET + MIN_TEXT_LEN:
+        raise config.error("max_position_embeddings", f"which leaves no text after the first {POSITION_OFFSET}")
+    return {"max_len": sizes["max_len"] - POSITION_OFFSET}
 
 
-def add_type(positions: Tensor, types: Tensor) -> Tensor:
+def add_token_type(positions: Tensor, types: Tensor) -> Tensor:
     """Position embeddings with the embedding of the only token type added."""
-    return positions[BEFORE:] + types[0]
+    return positions[POSITION_OFFSET:] + types[0]
 
 
 ROBERTA = Stack(
     kind=TextEncoder,
     model_type="roberta",
     prefix="roberta.",
-    sizes={**TEXT_SIZES, "vocab_size": integer("vocab_size", 50265)},
-    more=usable_positions,
+    sizes={**BERT_SIZES, "vocab_size": integer("vocab_size", 50265)},
+    more=subtract_position_offset,
     names={
-        **ENTRANCE,
+        **BERT_EMBEDDINGS,
         "positions.weight": Weight(
-            ("embeddings.position_embeddings.weight", "embeddings.token_type_embeddings.weight"), add_type
+            ("embeddings.position_embeddings.weight", "embeddings.token_type_embeddings.weight"), add_token_type
         ),
-        **layers(BERT_LAYERS, "encoder.layer"),
+        **expand_layers(BERT_LAYERS, "encoder.layer"),
     },
-    head={"token_embed.weight": f"roberta.{WORDS}|{WORDS}|lm_head.decoder.weight"},
+    head={"token_embed.weight": f"roberta.{WORD_EMBEDDINGS}|{WORD_EMBEDDINGS}|lm_head.decoder.weight"},
     unused=BERT.unused,
-    needed=NEEDED | {"is_decoder": False, "add_cross_attention": False, "pad_token_id": PADDING, "type_vocab_size": 1},
-    neutral_keys=NEUTRAL_KEYS,
+    needed=BERT_REQUIREMENTS
+    | {"is_decoder": False, "add_cross_attention": False, "pad_token_id": PADDING_ID, "type_vocab_size": 1},
+    neutral_keys=BERT_NEUTRAL_KEYS,
 )
 
 
-def roberta_fills(config: Fields, parts: Mapping[str, Spec]) -> Spec:
+def specify_roberta_masked_lm(config: Fields, parts: Mapping[str, Spec]) -> Spec:
     """As BERT's, but its head always has the exact GELU."""
-    spec = bert_fills(config, parts)
+    spec = specify_masked_lm(config, parts)
     spec["args"]["transform"] = "gelu"
     return spec
 
@@ -222,21 +242,21 @@ ROBERTA_PREDICTIONS: Names = {
 ROBERTA_ARCHITECTURE = Architecture(
     parts=lambda config: {"encoder": Part(ROBERTA, config)},
     models={
-        "RobertaForMaskedLM": Model("masked_language_modeling", roberta_fills),
-        "RobertaForSequenceClassification": Model("text_classification", bert_classifies),
-        "RobertaForTokenClassification": Model("tagging", tags),
+        "RobertaForMaskedLM": Model("masked_language_modeling", specify_roberta_masked_lm),
+        "RobertaForSequenceClassification": Model("text_classification", specify_bert_classifier),
+        "RobertaForTokenClassification": Model("tagging", specify_tagger),
     },
     heads={
         MaskedLanguageModel: lambda model: ROBERTA_PREDICTIONS,
         SequenceClassifier: lambda model: {"transform": "classifier.dense", "head": "classifier.out_proj"},
-        TokenClassifier: token_head,
+        TokenClassifier: name_token_head,
     },
     unused=(
-        *patterns_of(ROBERTA_PREDICTIONS),
+        *list_patterns(ROBERTA_PREDICTIONS),
         *("classifier.{kind}", "classifier.dense.{kind}", "classifier.out_proj.{kind}", "qa_outputs.{kind}"),
     ),
-    ends={"pad": "<pad>", "bos": "<s>", "eos": "</s>"},
-    pairs=False,
+    special_tokens={"pad": "<pad>", "bos": "<s>", "eos": "</s>"},
+    supports_pairs=False,
 )
 
 

@@ -12,31 +12,54 @@ from torch import Tensor, nn
 from vlm.errors import UserError
 from vlm.models.decoder import Decoder
 from vlm.models.encoder_decoder import VisionLanguageModel
-from vlm.models.pretrained.architecture import Architecture, Export, Model, captioner, spec_of
-from vlm.models.pretrained.architectures import bert
-from vlm.models.pretrained.architectures import text_to_text as marian
-from vlm.models.pretrained.architectures import vision as vit
+from vlm.models.pretrained.architecture import Architecture, Export, Model, make_spec, specify_captioner
+from vlm.models.pretrained.architectures.bert import (
+    BERT_EMBEDDINGS,
+    BERT_LAYERS,
+    BERT_NEUTRAL_KEYS,
+    BERT_PREDICTIONS,
+    BERT_REQUIREMENTS,
+    BERT_SIZES,
+    BERT_TIED_EMBEDDING,
+    WORD_EMBEDDINGS,
+)
 from vlm.models.pretrained.architectures.dual_encoders import CLIP_VISION, SIGLIP_VISION
 from vlm.models.pretrained.architectures.language_models import GPT2
+from vlm.models.pretrained.architectures.text_to_text import (
+    BART_CROSS_LAYERS,
+    BART_LAYERS,
+    make_bart_sizes,
+    read_embed_scale,
+)
 from vlm.models.pretrained.architectures.vision import DEIT, VIT
 from vlm.models.pretrained.export import export_stack
 from vlm.models.pretrained.fields import Fields, flag, integer, number, square
-from vlm.models.pretrained.stack import Part, Paths, Stack, Weight, WeightMap, layers, table, token
+from vlm.models.pretrained.stack import (
+    Part,
+    Paths,
+    Stack,
+    Weight,
+    WeightMap,
+    batched_weight,
+    expand_layers,
+    select_stack,
+    token_weight,
+)
 from vlm.models.vit import ViT
 
-BEFORE = 2  # number of learned positions that precede the first token's
+POSITION_OFFSET = 2  # number of learned positions that precede the first token's
 
 
-def positions_and_head(sizes: dict[str, Any], config: Fields) -> dict[str, Any]:
+def read_trocr_arguments(sizes: dict[str, Any], config: Fields) -> dict[str, Any]:
     """Arguments for sinusoids if positions are not learned, and for an untied head if there is one."""
     dim = sizes["dim"]
-    found: dict[str, Any] = {"embed_scale": marian.scaled(sizes, config)}
+    found: dict[str, Any] = {"embed_scale": read_embed_scale(sizes, config)}
     if not config.read(flag("use_learned_position_embeddings", True)):
         first = config.read(integer("pad_token_id", 1, low=0)) + 1
         # As in tensor2tensor, the last wave is the longest: 10,000 ** (-2 i / (D - 2)).
-        found["positions"] = spec_of("SplitSinusoids", dim=dim, base=10_000.0 ** (dim / (dim - 2)), first=first)
+        found["positions"] = make_spec("SplitSinusoids", dim=dim, base=10_000.0 ** (dim / (dim - 2)), first=first)
     if not config.read(flag("tie_word_embeddings", True)):
-        found["vocabulary_head"] = spec_of("VocabularyHead", dim=dim, vocab_size=sizes["vocab_size"], tied=False)
+        found["vocabulary_head"] = make_spec("VocabularyHead", dim=dim, vocab_size=sizes["vocab_size"], tied=False)
     return found
 
 
@@ -45,17 +68,19 @@ TROCR = Stack(
     model_type="trocr",
     prefix="model.decoder.",
     sizes={
-        **marian.sizes("decoder", vocab_size=50265, max_len=512),
+        **make_bart_sizes("decoder", vocab_size=50265, max_len=512),
         "embed_norm": flag("layernorm_embedding", True),
     },
-    more=positions_and_head,
+    more=read_trocr_arguments,
     names={
         "token_embed.weight": "embed_tokens.weight",
         "positions.weight": Weight(
-            ("embed_positions.weight",), lambda rows: rows[BEFORE:], lambda rows: F.pad(rows, (0, 0, BEFORE, 0))
+            ("embed_positions.weight",),
+            lambda rows: rows[POSITION_OFFSET:],
+            lambda rows: F.pad(rows, (0, 0, POSITION_OFFSET, 0)),
         ),
         "embed_norm": "layernorm_embedding",
-        **layers(marian.LAYERS, "layers"),
+        **expand_layers(BART_LAYERS, "layers"),
     },
     unused=("embed_positions._float_tensor",),  # shows older versions the type of the model
     neutral_keys=("add_cross_attention", "cross_attention_hidden_size", "is_decoder"),  # shown by the tensors
@@ -64,7 +89,7 @@ TROCR = Stack(
         "num_attention_heads": "decoder_attention_heads",
         "num_hidden_layers": "decoder_layers",
     },
-    extra=layers(marian.CROSS_LAYERS, "layers"),
+    extra=expand_layers(BART_CROSS_LAYERS, "layers"),
     head={
         "token_embed.weight": "model.decoder.embed_tokens.weight|output_projection.weight",
         "vocabulary_head.own.weight": "output_projection.weight",
@@ -76,7 +101,7 @@ TROCR_ARCHITECTURE = Architecture(
 )
 
 
-VISION_LAYERS: Paths = {
+BLIP_VISION_LAYERS: Paths = {
     "norm1": "layer_norm1",
     "attn.qkv": "self_attn.qkv",
     "attn.proj": "self_attn.projection",
@@ -84,63 +109,59 @@ VISION_LAYERS: Paths = {
     "mlp.fc1": "mlp.fc1",
     "mlp.fc2": "mlp.fc2",
 }
-TEXT_LAYERS: Paths = {
-    **bert.BERT_LAYERS,
+BLIP_TEXT_LAYERS: Paths = {
+    **BERT_LAYERS,
     "norm_cross": "crossattention.output.LayerNorm",
     "cross_attn.q": "crossattention.self.query",
     "cross_attn.kv": ("crossattention.self.key", "crossattention.self.value"),
     "cross_attn.proj": "crossattention.output.dense",
 }
-IDS = {"bos_token_id": 30522, "sep_token_id": 102, "pad_token_id": 0}  # [DEC], [SEP] and [PAD]
+DEFAULT_IDS = {"bos_token_id": 30522, "sep_token_id": 102, "pad_token_id": 0}  # [DEC], [SEP] and [PAD]
 BLIP_VISION = Stack(
     kind=ViT,
     model_type="blip_vision_model",
-    sizes={**vit.VIT.sizes, "image_size": square("image_size", 384), "norm_eps": number("layer_norm_eps", 1e-5)},
+    sizes={**VIT.sizes, "image_size": square("image_size", 384), "norm_eps": number("layer_norm_eps", 1e-5)},
     names={
-        "class_token": token("embeddings.class_embedding"),
-        "positions.weight": table("embeddings.position_embedding"),
+        "class_token": token_weight("embeddings.class_embedding"),
+        "positions.weight": batched_weight("embeddings.position_embedding"),
         "patch_embed": "embeddings.patch_embedding",
         "norm": "post_layernorm",
-        **layers(VISION_LAYERS, "encoder.layers"),
+        **expand_layers(BLIP_VISION_LAYERS, "encoder.layers"),
     },
     needed={"num_channels": 3},
     neutral_keys=("projection_dim",),
 )
 
 
-def text_head(sizes: dict[str, Any], config: Fields) -> dict[str, Any]:
-    same = {name: sizes[name] for name in ("dim", "vocab_size", "norm_eps")}
-    return {"vocabulary_head": spec_of("VocabularyHead", bias=True, transform=sizes["activation"], **same)}
+def make_blip_head(sizes: dict[str, Any], config: Fields) -> dict[str, Any]:
+    shared = {name: sizes[name] for name in ("dim", "vocab_size", "norm_eps")}
+    return {"vocabulary_head": make_spec("VocabularyHead", bias=True, transform=sizes["activation"], **shared)}
 
 
 BLIP_TEXT = Stack(
     kind=Decoder,
     model_type="blip_text_model",
     prefix="bert.",
-    sizes=bert.TEXT_SIZES
+    sizes=BERT_SIZES
     | {
         "num_heads": integer("num_attention_heads", 8),
         "vocab_size": integer("vocab_size", 30524),
         "context_dim": integer("encoder_hidden_size", 768),
     },
-    more=text_head,
-    names={**bert.ENTRANCE, **layers(TEXT_LAYERS, "encoder.layer")},
-    head={**bert.BERT_PREDICTIONS, **bert.TIED},
+    more=make_blip_head,
+    names={**BERT_EMBEDDINGS, **expand_layers(BLIP_TEXT_LAYERS, "encoder.layer")},
+    head={**BERT_PREDICTIONS, **BERT_TIED_EMBEDDING},
     unused=("embeddings.position_ids",),
-    needed=bert.NEEDED | {"is_decoder": True, "tie_word_embeddings": True},
-    neutral_keys=(
-        "add_cross_attention",
-        "encoder_hidden_size",
-        "projection_dim",
-    ),  # cross-attention is as wide as the encoder
+    needed=BERT_REQUIREMENTS | {"is_decoder": True, "tie_word_embeddings": True},
+    neutral_keys=("add_cross_attention", "encoder_hidden_size", "projection_dim"),  # read as context_dim
 )
 
 
-def generation(config: Fields) -> Fields:
+def read_blip_generation(config: Fields) -> Fields:
     """Decoding options: those of the decoder's part of config.json, with texts that end with [SEP]."""
     config.require({"tie_word_embeddings": True}, "our Decoder")
     text = config.part("text_config")
-    ids = {name: default if name not in text else text.values[name] for name, default in IDS.items()}
+    ids = {name: default if name not in text else text.values[name] for name, default in DEFAULT_IDS.items()}
     return text | ids | {"decoder_start_token_id": ids["bos_token_id"], "eos_token_id": ids["sep_token_id"]}
 
 
@@ -149,10 +170,10 @@ BLIP_ARCHITECTURE = Architecture(
         "encoder": Part(BLIP_VISION, config.part("vision_config"), "vision_model."),
         "decoder": Part(BLIP_TEXT, config.part("text_config"), "text_decoder."),
     },
-    models={"BlipForConditionalGeneration": Model("captioning", captioner)},
-    generation=generation,
+    models={"BlipForConditionalGeneration": Model("captioning", specify_captioner)},
+    generation=read_blip_generation,
     neutral_keys=("image_text_hidden_size", "projection_dim"),
-    added=("[DEC]", "[ENC]"),
+    added_tokens=("[DEC]", "[ENC]"),
 )
 
 
@@ -160,18 +181,17 @@ GIT_PROJECTION = "visual_projection.visual_projection"
 GIT_VISION = replace(CLIP_VISION, sizes={**CLIP_VISION.sizes, "patch_size": square("patch_size", 16)})
 
 
-def vision_config(config: Fields) -> Fields:
+def get_vision_config(config: Fields) -> Fields:
     return config.part("vision_config") if "vision_config" in config else config.part("", {})
 
 
-def prefix_and_head(sizes: dict[str, Any], config: Fields) -> dict[str, Any]:
-    dim, states = sizes["dim"], GIT_VISION.arguments(vision_config(config))
-    same = {"dim": dim, "vocab_size": sizes["vocab_size"]}
-    own = not config.read(flag("tie_word_embeddings", False))
-    norm = {"norm": True, "norm_eps": states["norm_eps"]}
+def read_git_arguments(sizes: dict[str, Any], config: Fields) -> dict[str, Any]:
+    dim, vision = sizes["dim"], GIT_VISION.read_arguments(get_vision_config(config))
+    tied = config.read(flag("tie_word_embeddings", False))
+    norm = {"norm": True, "norm_eps": vision["norm_eps"]}
     return {
-        "prefix": spec_of("Prefix", dim=dim, context_dim=states["dim"], project=True, **norm),
-        "vocabulary_head": spec_of("VocabularyHead", tied=not own, bias=True, **same),
+        "prefix": make_spec("Prefix", dim=dim, context_dim=vision["dim"], project=True, **norm),
+        "vocabulary_head": make_spec("VocabularyHead", dim=dim, vocab_size=sizes["vocab_size"], tied=tied, bias=True),
     }
 
 
@@ -179,33 +199,33 @@ GIT_TEXT = Stack(
     kind=Decoder,
     model_type="git",
     prefix="git.",
-    sizes=bert.TEXT_SIZES
+    sizes=BERT_SIZES
     | {
         "depth": integer("num_hidden_layers", 6, high=1000),
         "max_len": integer("max_position_embeddings", 1024),
     },
-    more=prefix_and_head,
+    more=read_git_arguments,
     names={
-        **bert.ENTRANCE,
-        **layers(bert.BERT_LAYERS, "encoder.layer"),
+        **BERT_EMBEDDINGS,
+        **expand_layers(BERT_LAYERS, "encoder.layer"),
         "prefix.project": f"{GIT_PROJECTION}.0",
         "prefix.norm": f"{GIT_PROJECTION}.1",
     },
     head={
-        "token_embed.weight": f"git.{bert.WORDS}|{bert.WORDS}|output.weight",
+        "token_embed.weight": f"git.{WORD_EMBEDDINGS}|{WORD_EMBEDDINGS}|output.weight",
         "vocabulary_head.own": "output",
         "vocabulary_head.bias": "output.bias",
     },
     unused=("embeddings.position_ids",),
-    neutral_keys=bert.NEUTRAL_KEYS,
-    needed=bert.NEEDED | {"num_image_with_embedding": None},  # used for video
+    neutral_keys=BERT_NEUTRAL_KEYS,
+    needed=BERT_REQUIREMENTS | {"num_image_with_embedding": None},  # used for video
 )
 GIT_ARCHITECTURE = Architecture(
     parts=lambda config: {
-        "encoder": Part(GIT_VISION, vision_config(config), "git.image_encoder."),
+        "encoder": Part(GIT_VISION, get_vision_config(config), "git.image_encoder."),
         "decoder": Part(GIT_TEXT, config),
     },
-    models={"GitForCausalLM": Model("captioning", captioner)},
+    models={"GitForCausalLM": Model("captioning", specify_captioner)},
 )
 
 
@@ -213,20 +233,17 @@ STACKS = {"encoder": (VIT, DEIT, SIGLIP_VISION), "decoder": (GPT2, TROCR)}
 VISION_ENCODER_DECODER_PROJECTION = "enc_to_dec_proj"
 
 
-def parts(config: Fields) -> dict[str, Part]:
-    """The parts of encoder and decoder.
+def select_parts(config: Fields) -> dict[str, Part]:
+    """Returns the parts of encoder and decoder.
 
     Raises:
         UserError: One is of another kind.
     """
-    placed = {}
+    found = {}
     for place, stacks in STACKS.items():
-        inner, known = config.part(place), {stack.model_type: stack for stack in stacks}
-        held = str(inner.get("model_type"))
-        if held not in known:
-            raise inner.fault("model_type", f"where {' or '.join(known)} can be read")
-        placed[place] = Part(known[held], inner, f"{place}.")
-    return placed
+        inner = config.part(place)
+        found[place] = Part(select_stack(inner, *stacks), inner, f"{place}.")
+    return found
 
 
 def fold_projection(weights: WeightMap, stored: Collection[str]) -> WeightMap:
@@ -235,27 +252,27 @@ def fold_projection(weights: WeightMap, stored: Collection[str]) -> WeightMap:
     if p not in stored:
         return weights
     folded = dict(weights)
-    for name, one in weights.items():
+    for name, weight in weights.items():
         if name.endswith("cross_attn.kv.weight"):
-            folded[name] = Weight((*one.names, p), partial(_projected_weight, one))
+            folded[name] = Weight((*weight.names, p), partial(_fold_into_weight, weight))
         elif name.endswith("cross_attn.kv.bias"):
             kv = weights[name.removesuffix("bias") + "weight"]
-            folded[name] = Weight((*one.names, *kv.names, b), partial(_projected_bias, one, kv))
+            folded[name] = Weight((*weight.names, *kv.names, b), partial(_fold_into_bias, weight, kv))
     return folded
 
 
-def _projected_weight(kv: Weight, *tensors: Tensor) -> Tensor:
-    *own, p = tensors
-    return (kv.read(*own).double() @ p.double()).float()
+def _fold_into_weight(kv: Weight, *tensors: Tensor) -> Tensor:
+    *parts, projection = tensors
+    return (kv.read(*parts).double() @ projection.double()).float()
 
 
-def _projected_bias(bias: Weight, kv: Weight, *tensors: Tensor) -> Tensor:
-    *own, b = tensors
-    added, weight = bias.read(*own[: len(bias.names)]), kv.read(*own[len(bias.names) :])
-    return (weight.double() @ b.double() + added.double()).float()
+def _fold_into_bias(bias: Weight, kv: Weight, *tensors: Tensor) -> Tensor:
+    *parts, projection_bias = tensors
+    kv_bias, kv_weight = bias.read(*parts[: len(bias.names)]), kv.read(*parts[len(bias.names) :])
+    return (kv_weight.double() @ projection_bias.double() + kv_bias.double()).float()
 
 
-def export(model: nn.Module) -> Export | None:
+def export_vision_encoder_decoder(model: nn.Module) -> Export | None:
     if (
         not isinstance(model, VisionLanguageModel)
         or type(model.encoder) is not ViT
@@ -267,39 +284,39 @@ def export(model: nn.Module) -> Export | None:
     text_config, texts = export_stack(GPT2, decoder, "model.decoder")
     if encoder.dim > width:
         raise UserError(
-            f"model.encoder.dim: {encoder.dim} is more than the decoder's {width}, which no VisionEncoderDecoderModel "
-            "with a GPT-2 computes; export --to safetensors"
+            f"model.encoder.dim: {encoder.dim} exceeds the decoder's {width}, which VisionEncoderDecoderModel does not "
+            "support with GPT-2; use --to safetensors"
         )
     tensors = {f"encoder.{name}": tensor for name, tensor in images.items()}
     tensors |= {f"decoder.{GPT2.prefix}{name}": tensor for name, tensor in texts.items()}
     if encoder.dim < width:
-        tensors |= _widened(encoder.dim, width, tensors)
+        tensors |= _pad_to_width(encoder.dim, width, tensors)
     if encoder.class_token is not None:  # transformers warns if the unused pooler of a ViTModel is missing
         dim = encoder.dim
         tensors |= {"encoder.pooler.dense.weight": torch.zeros(dim, dim), "encoder.pooler.dense.bias": torch.zeros(dim)}
-    config = {"model_type": "vision-encoder-decoder", "architectures": ["VisionEncoderDecoderModel"]}
+    config: dict[str, Any] = {"model_type": "vision-encoder-decoder", "architectures": ["VisionEncoderDecoderModel"]}
     text_config |= {"add_cross_attention": True, "is_decoder": True}
-    both = {"encoder": image_config, "decoder": text_config, "is_encoder_decoder": True}
-    return config | both | {"tie_word_embeddings": False}, tensors
+    config |= {"encoder": image_config, "decoder": text_config, "is_encoder_decoder": True}
+    return config | {"tie_word_embeddings": False}, tensors
 
 
-def _widened(dim: int, width: int, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """A projection that pads the encoder's states with zeros to the decoder's width, and the layers that read them."""
+def _pad_to_width(dim: int, width: int, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Returns a projection that zero-pads the encoder's states to the decoder's width, and the layers after it."""
     layers = {name: tensor for name, tensor in tensors.items() if name.endswith("crossattention.c_attn.weight")}
-    filled = {name: torch.cat([one, one.new_zeros(width - dim, 2 * width)]) for name, one in layers.items()}
+    padded = {name: torch.cat([rows, rows.new_zeros(width - dim, 2 * width)]) for name, rows in layers.items()}
     projection = {
         f"{VISION_ENCODER_DECODER_PROJECTION}.weight": torch.eye(width, dim),
         f"{VISION_ENCODER_DECODER_PROJECTION}.bias": torch.zeros(width),
     }
-    return filled | projection
+    return padded | projection
 
 
 VISION_ENCODER_DECODER_ARCHITECTURE = Architecture(
-    parts=parts,
-    models={"VisionEncoderDecoderModel": Model("captioning", captioner)},
+    parts=select_parts,
+    models={"VisionEncoderDecoderModel": Model("captioning", specify_captioner)},
     adjust=fold_projection,
     neutral_keys=("is_encoder_decoder",),
-    export=export,
+    export=export_vision_encoder_decoder,
 )
 
 ARCHITECTURES = {

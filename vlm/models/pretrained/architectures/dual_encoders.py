@@ -1,6 +1,7 @@
-"""CLIP and SigLIP: dual encoders of images and texts, and their image encoders alone."""
+"""CLIP and SigLIP: dual encoders of images and texts, and their image encoders."""
 
 from collections.abc import Mapping
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -8,7 +9,15 @@ from torch import Tensor, nn
 from vlm.models.classifier import Classifier
 from vlm.models.decoder import Decoder
 from vlm.models.dual_encoder import DualEncoder
-from vlm.models.pretrained.architecture import Architecture, Export, Model, Spec, classifier, spec_of
+from vlm.models.pretrained.architecture import (
+    Architecture,
+    Export,
+    Model,
+    Spec,
+    make_spec,
+    name_class_head,
+    specify_classifier,
+)
 from vlm.models.pretrained.export import export_classifier, export_towers
 from vlm.models.pretrained.fields import COMMON, Entry, Fields, choice, integer, number, square
 from vlm.models.pretrained.stack import (
@@ -20,15 +29,15 @@ from vlm.models.pretrained.stack import (
     Paths,
     Stack,
     Weight,
-    layers,
-    scalar,
-    token,
-    towers,
+    expand_layers,
+    scalar_weight,
+    select_towers,
+    token_weight,
 )
 from vlm.models.text_encoder import TextEncoder
 from vlm.models.vit import ViT
 
-LAYERS: Paths = {
+CLIP_LAYERS: Paths = {
     "norm1": "layer_norm1",
     "attn.qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
     "attn.proj": "self_attn.out_proj",
@@ -37,14 +46,10 @@ LAYERS: Paths = {
     "mlp.fc2": "mlp.fc2",
 }
 PATCHES, POSITIONS = "embeddings.patch_embedding.weight", "embeddings.position_embedding.weight"
-OWN_DEFAULTS = {
+CLIP_DEFAULTS = {
     "activation": choice("hidden_act", "quick_gelu", ACTIVATIONS),
     "norm_eps": number("layer_norm_eps", 1e-5),
 }
-
-
-def _no_bias(weight: Tensor) -> Tensor:
-    return weight.new_zeros(len(weight))
 
 
 IMAGES = {"image_size": square("image_size", 224), "patch_size": square("patch_size", 32)}
@@ -52,15 +57,15 @@ CLIP_VISION = Stack(
     kind=ViT,
     model_type="clip_vision_model",
     prefix="vision_model.",
-    sizes=SIZES | IMAGE_SIZES | IMAGES | OWN_DEFAULTS | {"embed_norm": True},
+    sizes=SIZES | IMAGE_SIZES | IMAGES | CLIP_DEFAULTS | {"embed_norm": True},
     names={
         "class_token": Weight(("embeddings.class_embedding",)),
         "positions.weight": POSITIONS,
         "patch_embed.weight": PATCHES,
-        "patch_embed.bias": Weight((PATCHES,), _no_bias),
+        "patch_embed.bias": Weight((PATCHES,), lambda weight: weight.new_zeros(len(weight))),
         "embed_norm": "pre_layrnorm",
         "norm": "post_layernorm",
-        **layers(LAYERS, "encoder.layers"),
+        **expand_layers(CLIP_LAYERS, "encoder.layers"),
     },
     unused=("embeddings.position_ids",),
     needed={"num_channels": 3},
@@ -77,7 +82,7 @@ CLIP_TEXT = Stack(
     model_type="clip_text_model",
     prefix="text_model.",
     sizes=SIZES
-    | OWN_DEFAULTS
+    | CLIP_DEFAULTS
     | {
         "dim": integer("hidden_size", 512),
         "num_heads": integer("num_attention_heads", 8),
@@ -89,7 +94,7 @@ CLIP_TEXT = Stack(
         "token_embed.weight": "embeddings.token_embedding.weight",
         "positions.weight": "embeddings.position_embedding.weight",
         "norm": "final_layer_norm",
-        **layers(LAYERS, "encoder.layers"),
+        **expand_layers(CLIP_LAYERS, "encoder.layers"),
     },
     unused=("embeddings.position_ids",),
     neutral_keys=("projection_dim",),  # the model has its own
@@ -98,42 +103,42 @@ CLIP_WIDTH = integer("projection_dim", 512)
 CLIP_TOWERS = {"encoder": CLIP_VISION, "text_encoder": CLIP_TEXT}
 
 
-def parts(config: Fields) -> dict[str, Part]:
-    """The parts of both encoders.
+def read_clip_parts(config: Fields) -> dict[str, Part]:
+    """Reads the parts of both encoders.
 
     Raises:
-        UserError: An early form of a part, which replaces its values and defaults, differs from it.
+        UserError: A legacy part (vision_config_dict, text_config_dict), which replaces values and defaults, differs.
     """
     for name, stack in (("vision_config", CLIP_VISION), ("text_config", CLIP_TEXT)):
-        early = f"{name}_dict"
-        if early not in config or name not in config:
+        legacy = f"{name}_dict"
+        if legacy not in config or name not in config:
             continue
-        replaced, stated = config.part(early), config.part(name)
+        replaced, stated = config.part(legacy), config.part(name)
         for key, value in replaced.values.items():
             if key not in COMMON and stated.values.get(key) != value:
-                raise replaced.fault(key, f"and {name}.{key} is {stated.values.get(key)!r:.60}")
+                raise replaced.error(key, f"and {name}.{key} is {stated.values.get(key)!r:.60}")
         for entry in filter(lambda entry: isinstance(entry, Entry), stack.sizes.values()):
             if entry.name not in replaced.values and stated.values.get(entry.name, entry.default) != entry.default:
-                raise stated.fault(entry.name, f"which {early} lacks")
-    return towers(config, CLIP_TOWERS)
+                raise stated.error(entry.name, f"which {legacy} lacks")
+    return select_towers(config, CLIP_TOWERS)
 
 
-def clip_heads(model: DualEncoder) -> Names:
+def name_clip_heads(model: DualEncoder) -> Names:
     """Names of projections and scale, if our model pools like theirs."""
     if (model.pool, model.text_pool, model.text_fill) != ("class", "last", None):
         return {}
     names = {"image_projection": "visual_projection", "text_projection": "text_projection"}
-    return names | {"log_scale": scalar("logit_scale")}
+    return names | {"log_scale": scalar_weight("logit_scale")}
 
 
-def clip_dual_encoder(config: Fields, parts: Mapping[str, Spec]) -> Spec:
-    return spec_of("DualEncoder", **parts, embed_dim=config.read(CLIP_WIDTH), pool="class", text_pool="last")
+def specify_clip(config: Fields, parts: Mapping[str, Spec]) -> Spec:
+    return make_spec("DualEncoder", **parts, embed_dim=config.read(CLIP_WIDTH), pool="class", text_pool="last")
 
 
-def clip_export(model: nn.Module) -> Export | None:
-    if not isinstance(model, DualEncoder) or not isinstance(model.text_encoder, Decoder) or not clip_heads(model):
+def export_clip(model: nn.Module) -> Export | None:
+    if not isinstance(model, DualEncoder) or not isinstance(model.text_encoder, Decoder) or not name_clip_heads(model):
         return None
-    config, tensors = export_towers(model, CLIP_TOWERS, clip_heads(model))
+    config, tensors = export_towers(model, CLIP_TOWERS, name_clip_heads(model))
     # Their model has no patch bias, so it is added to the positions of the patches.
     patches, positions = (f"{CLIP_VISION.prefix}{name}" for name in (PATCHES, POSITIONS))
     weight, bias = (model.encoder.get_parameter(f"patch_embed.{name}") for name in ("weight", "bias"))
@@ -143,17 +148,17 @@ def clip_export(model: nn.Module) -> Export | None:
 
 
 CLIP_ARCHITECTURE = Architecture(
-    parts=parts,
-    models={name: Model("contrastive", clip_dual_encoder) for name in ("CLIPModel", "clip")},
-    heads={DualEncoder: clip_heads},
+    parts=read_clip_parts,
+    models={name: Model("contrastive", specify_clip) for name in ("CLIPModel", "clip")},
+    heads={DualEncoder: name_clip_heads},
     unused=(PROJECTION, "text_projection.weight", "logit_scale", "classifier.{kind}"),
-    ends={"pad": "<|endoftext|>", "bos": "<|startoftext|>", "eos": "<|endoftext|>"},
-    text_end=integer("eos_token_id", 49407, low=0),
-    export=clip_export,
+    special_tokens={"pad": "<|endoftext|>", "bos": "<|startoftext|>", "eos": "<|endoftext|>"},
+    text_end_id=integer("eos_token_id", 49407, low=0),
+    export=export_clip,
 )
 
 
-OWN_SIZES = {
+SIGLIP_SIZES = {
     "activation": choice("hidden_act", "gelu_pytorch_tanh", ACTIVATIONS),
     "norm_eps": number("layer_norm_eps", 1e-6),
     "class_token": False,
@@ -168,18 +173,18 @@ SIGLIP_VISION = Stack(
     kind=ViT,
     model_type="siglip_vision_model",
     prefix="vision_model.",
-    sizes=SIZES | IMAGE_SIZES | OWN_SIZES,
+    sizes=SIZES | IMAGE_SIZES | SIGLIP_SIZES,
     names={
         "positions.weight": "embeddings.position_embedding.weight",
         "patch_embed": "embeddings.patch_embedding",
         "norm": "post_layernorm",
-        **layers(LAYERS, "encoder.layers"),
+        **expand_layers(CLIP_LAYERS, "encoder.layers"),
     },
     unused=("embeddings.position_ids", *(f"head.{name}" for name in SIGLIP_VISION_MODEL_POOL)),
     needed={"num_channels": 3},
     # Of the pooling, which is part of the model, and of PaliGemma's projector.
     neutral_keys=("num_image_tokens", "num_positions", "projection_dim", "projector_hidden_act", "vision_use_head"),
-    written={"vision_use_head": False},
+    exported={"vision_use_head": False},
 )
 SIGLIP_VISION_MODEL_ARCHITECTURE = Architecture(parts=lambda config: {"encoder": Part(SIGLIP_VISION, config)})
 
@@ -189,7 +194,7 @@ SIGLIP_TEXT = Stack(
     model_type="siglip_text_model",
     prefix="text_model.",
     sizes=SIZES
-    | {name: OWN_SIZES[name] for name in ("activation", "norm_eps")}
+    | {name: SIGLIP_SIZES[name] for name in ("activation", "norm_eps")}
     | {
         "vocab_size": integer("vocab_size", 32000),
         "max_len": integer("max_position_embeddings", 64),
@@ -199,7 +204,7 @@ SIGLIP_TEXT = Stack(
         "token_embed.weight": "embeddings.token_embedding.weight",
         "positions.weight": "embeddings.position_embedding.weight",
         "norm": "final_layer_norm",
-        **layers(LAYERS, "encoder.layers"),
+        **expand_layers(CLIP_LAYERS, "encoder.layers"),
     },
     unused=("embeddings.position_ids", "head.{kind}"),
     neutral_keys=("projection_size",),  # rows of the head, which the dual encoder reads
@@ -210,7 +215,7 @@ SIGLIP_WIDTH = integer("projection_size")
 SIGLIP_POOL = "vision_model.head"
 
 
-def _third(first: int, last: int, name: str) -> Weight:
+def _slice_in_proj(first: int, last: int, name: str) -> Weight:
     """Thirds `first` to `last` (excluded) of the rows of the fused projection of queries, keys and values."""
 
     def read(joined: Tensor) -> Tensor:
@@ -220,17 +225,17 @@ def _third(first: int, last: int, name: str) -> Weight:
     return Weight((f"{SIGLIP_POOL}.attention.{name}",), read)
 
 
-def siglip_heads(model: DualEncoder) -> Names:
+def name_siglip_heads(model: DualEncoder) -> Names:
     """Names of pooling, projection and scale, if our model pools like theirs."""
     if (model.pool, model.text_pool) != ("attention_mlp", "last") or model.text_fill is None or model.bias is None:
         return {}
     names: Names = {
-        "attention_pool.query": token(f"{SIGLIP_POOL}.probe"),
+        "attention_pool.query": token_weight(f"{SIGLIP_POOL}.probe"),
         "attention_pool.attn.proj": f"{SIGLIP_POOL}.attention.out_proj",
         "attention_pool.norm": f"{SIGLIP_POOL}.layernorm",
         **{f"attention_pool.mlp.{layer}": f"{SIGLIP_POOL}.mlp.{layer}" for layer in ("fc1", "fc2")},
-        **{f"attention_pool.attn.q.{kind}": _third(0, 1, f"in_proj_{kind}") for kind in ("weight", "bias")},
-        **{f"attention_pool.attn.kv.{kind}": _third(1, 3, f"in_proj_{kind}") for kind in ("weight", "bias")},
+        **{f"attention_pool.attn.q.{kind}": _slice_in_proj(0, 1, f"in_proj_{kind}") for kind in ("weight", "bias")},
+        **{f"attention_pool.attn.kv.{kind}": _slice_in_proj(1, 3, f"in_proj_{kind}") for kind in ("weight", "bias")},
         "text_projection": "text_model.head",
         "log_scale": Weight(("logit_scale",)),
         "bias": Weight(("logit_bias",)),
@@ -238,27 +243,22 @@ def siglip_heads(model: DualEncoder) -> Names:
     return names
 
 
-def siglip_dual_encoder(config: Fields, parts: Mapping[str, Spec]) -> Spec:
+def specify_siglip(config: Fields, parts: Mapping[str, Spec]) -> Spec:
     images = parts["encoder"]["args"]
     texts = config.part("text_config")
     fill = texts.read(PAD)
     if texts.read(SIGLIP_WIDTH) not in (None, images["dim"]):
-        raise texts.fault(SIGLIP_WIDTH.name, f"not the width of the image encoder, {images['dim']}")
+        raise texts.error(SIGLIP_WIDTH.name, f"not the width of the image encoder, {images['dim']}")
     more = {"pool": "attention_mlp", "text_pool": "last", "text_bias": True, "image_projection": False, "sigmoid": True}
     sizes = {"embed_dim": images["dim"], "pool_heads": images["num_heads"], "text_fill": fill}
-    return spec_of("DualEncoder", **parts, **sizes, **more)
+    return make_spec("DualEncoder", **parts, **sizes, **more)
 
 
-def class_head(model: Classifier) -> Names:
-    """Name of the head, if our model reads the mean of all states like theirs."""
-    return {"head": "classifier"} if model.pool == "mean" else {}
-
-
-def export_dual(model: DualEncoder) -> Export | None:
+def export_siglip_dual_encoder(model: DualEncoder) -> Export | None:
     """Exports both encoders, if our model pools and projects like theirs."""
     pool, images = model.attention_pool, model.encoder
     if (
-        not siglip_heads(model)
+        not name_siglip_heads(model)
         or pool is None
         or type(images) is not ViT
         or not isinstance(model.text_encoder, TextEncoder)
@@ -267,7 +267,7 @@ def export_dual(model: DualEncoder) -> Export | None:
     unlike = pool.attn.num_heads != images.blocks[0].attn.num_heads  # type: ignore[union-attr]
     if unlike or not isinstance(model.image_projection, nn.Identity) or model.text_projection.bias is None:
         return None
-    config, tensors = export_towers(model, SIGLIP_TOWERS, siglip_heads(model))
+    config, tensors = export_towers(model, SIGLIP_TOWERS, name_siglip_heads(model))
     for kind in ("weight", "bias"):
         parts = (pool.get_parameter(f"attn.{name}.{kind}") for name in ("q", "kv"))
         tensors[f"{SIGLIP_POOL}.attention.in_proj_{kind}"] = torch.cat([*parts])
@@ -276,27 +276,27 @@ def export_dual(model: DualEncoder) -> Export | None:
     return {"model_type": "siglip", "architectures": ["SiglipModel"]} | config, tensors
 
 
-def siglip_export(model: nn.Module) -> Export | None:
+def export_siglip(model: nn.Module) -> Export | None:
     if isinstance(model, DualEncoder):
-        return export_dual(model)
+        return export_siglip_dual_encoder(model)
     if not isinstance(model, Classifier) or type(model.encoder) is not ViT or model.encoder.class_token is not None:
         return None
-    config, tensors = export_classifier(model, SIGLIP_VISION, pool="mean", head=class_head(model))
-    whole = {"model_type": "siglip", "architectures": ["SiglipForImageClassification"], "vision_config": config}
-    return whole, tensors
+    config, tensors = export_classifier(model, SIGLIP_VISION, pool="mean", head=name_class_head(model, pool="mean"))
+    kind = {"model_type": "siglip", "architectures": ["SiglipForImageClassification"]}
+    return kind | {"vision_config": config}, tensors
 
 
 SIGLIP_ARCHITECTURE = Architecture(
-    parts=lambda config: towers(config, SIGLIP_TOWERS),
+    parts=lambda config: select_towers(config, SIGLIP_TOWERS),
     models={
-        "SiglipForImageClassification": Model("classification", classifier("mean")),
-        "SiglipModel": Model("contrastive", siglip_dual_encoder),
+        "SiglipForImageClassification": Model("classification", partial(specify_classifier, pool="mean")),
+        "SiglipModel": Model("contrastive", specify_siglip),
     },
-    heads={Classifier: class_head, DualEncoder: siglip_heads},
+    heads={Classifier: partial(name_class_head, pool="mean"), DualEncoder: name_siglip_heads},
     unused=("logit_scale", "logit_bias", "classifier.{kind}"),
-    ends=dict.fromkeys(("pad", "bos", "eos"), "</s>"),
+    special_tokens=dict.fromkeys(("pad", "bos", "eos"), "</s>"),
     canonical=True,
-    export=siglip_export,
+    export=export_siglip,
 )
 
 ARCHITECTURES = {

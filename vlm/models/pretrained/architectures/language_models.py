@@ -6,11 +6,10 @@ from typing import Any
 from torch import nn
 
 from vlm.models.decoder import Decoder
-from vlm.models.pretrained.architecture import Architecture, Export, Model, spec_of
-from vlm.models.pretrained.export import export_stack, plain
+from vlm.models.pretrained.architecture import Architecture, Export, Model, make_spec
+from vlm.models.pretrained.export import export_stack, is_linear_head
 from vlm.models.pretrained.fields import REQUIRED, Fields, choice, flag, integer, number
-from vlm.models.pretrained.stack import ACTIVATIONS, Part, Paths, Stack, layers
-from vlm.models.pretrained.stack import ACTIVATIONS as UNGATED
+from vlm.models.pretrained.stack import ACTIVATIONS, Part, Paths, Stack, expand_layers
 from vlm.nn.position import RotaryPositions
 
 GPT2_LAYERS: Paths = {
@@ -21,7 +20,7 @@ GPT2_LAYERS: Paths = {
     "mlp.fc1": "mlp.c_fc",
     "mlp.fc2": "mlp.c_proj",
 }
-CROSS_LAYERS: Paths = {
+GPT2_CROSS_LAYERS: Paths = {
     "norm_cross": "ln_cross_attn",
     "cross_attn.q": "crossattention.q_attn",
     "cross_attn.kv": "crossattention.c_attn",
@@ -45,13 +44,13 @@ GPT2 = Stack(
         "token_embed.weight": "wte.weight",
         "positions.weight": "wpe.weight",
         "norm": "ln_f",
-        **layers(GPT2_LAYERS, "h"),
+        **expand_layers(GPT2_LAYERS, "h"),
     },
-    extra=layers(CROSS_LAYERS, "h"),
+    extra=expand_layers(GPT2_CROSS_LAYERS, "h"),
     head={"token_embed.weight": "transformer.wte.weight|wte.weight|lm_head.weight"},
     unused=tuple(f"h.*.{layer}.{mask}" for layer in ("attn", "crossattention") for mask in ("bias", "masked_bias")),
     needed={"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "tie_word_embeddings": True},
-    # Whether the decoder cross-attends shows in its tensors; the others are of a head that ours has not.
+    # Whether the decoder cross-attends follows from its tensors; `summary_*` belong to a head that our Decoder lacks.
     neutral_keys=(
         *("add_cross_attention", "is_decoder", "reorder_and_upcast_attn", "summary_activation"),
         *("summary_proj_to_labels", "summary_type", "summary_use_proj"),
@@ -63,12 +62,12 @@ GPT2 = Stack(
         "num_attention_heads": "n_head",
         "num_hidden_layers": "n_layer",
     },
-    written={**dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0), "tie_word_embeddings": True},
+    exported={**dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0), "tie_word_embeddings": True},
     transposed=True,
 )
 
 
-def export(model: nn.Module) -> Export | None:
+def export_gpt2(model: nn.Module) -> Export | None:
     if type(model) is not Decoder or isinstance(model.positions, RotaryPositions):  # rotary positions are Llama's
         return None
     config, tensors = export_stack(GPT2, model, "model")
@@ -80,16 +79,18 @@ GPT2_ARCHITECTURE = Architecture(
     parts=lambda config: {"decoder": Part(GPT2, config)},
     models={"GPT2LMHeadModel": Model("language_modeling", lambda config, parts: parts["decoder"])},
     unused=("score.weight", "classifier.{kind}", "qa_outputs.{kind}", "multiple_choice_head.summary.{kind}"),
-    export=export,
+    export=export_gpt2,
 )
 
 
 SCALINGS = {"default": None, "linear": "linear", "llama3": "llama3"}
-FREQUENCIES, TRAINED = ("low_freq_factor", "high_freq_factor"), "original_max_position_embeddings"
-GATED = {"silu": "swiglu", "gelu": "geglu", "gelu_tanh": "geglu_tanh"}
-LLAMA_ACTIVATIONS = {theirs: GATED[ours] for theirs, ours in UNGATED.items() if ours in GATED}
+FREQUENCIES, ORIGINAL_MAX_LEN = ("low_freq_factor", "high_freq_factor"), "original_max_position_embeddings"
+GATED_ACTIVATIONS = {"silu": "swiglu", "gelu": "geglu", "gelu_tanh": "geglu_tanh"}
+LLAMA_ACTIVATIONS = {
+    theirs: GATED_ACTIVATIONS[ours] for theirs, ours in ACTIVATIONS.items() if ours in GATED_ACTIVATIONS
+}
 # Of the data and the training code of Llama 1 and Idefics3's decoders.
-NEUTRAL_KEYS = ("max_sequence_length", "num_image_tokens", "perceiver_config", "pixel_shuffle_factor")
+LLAMA_NEUTRAL_KEYS = ("max_sequence_length", "num_image_tokens", "perceiver_config", "pixel_shuffle_factor")
 CLASS_HEAD = ("score.{kind}",)
 LLAMA_LAYERS: Paths = {
     "norm1": "input_layernorm",
@@ -101,31 +102,28 @@ LLAMA_LAYERS: Paths = {
 }
 
 
-def rotary_and_head(sizes: dict[str, Any], config: Fields, *, tied: bool = False) -> dict[str, Any]:
+def read_rotary_and_head(sizes: dict[str, Any], config: Fields, *, tied: bool = False) -> dict[str, Any]:
     """Arguments for rotary positions, and for an untied head if there is one."""
     head_dim = sizes["head_dim"] or sizes["dim"] // sizes["num_heads"]
     if head_dim % 2:
         key = "head_dim" if sizes["head_dim"] else "hidden_size"
-        raise config.fault(key, f"of heads of {head_dim}, where rotary positions need an even number")
-    found: dict[str, Any] = {
-        "positions": spec_of("RotaryPositions", head_dim=head_dim, **_rotary(config, sizes["max_len"]))
-    }
+        raise config.error(key, f"which makes heads of {head_dim}, but rotary positions need an even head size")
+    rotary = make_spec("RotaryPositions", head_dim=head_dim, **_read_rotary(config, sizes["max_len"]))
     if config.read(flag("tie_word_embeddings", tied)):
-        return found
-    return found | {
-        "vocabulary_head": spec_of("VocabularyHead", dim=sizes["dim"], vocab_size=sizes["vocab_size"], tied=False)
-    }
+        return {"positions": rotary}
+    head = make_spec("VocabularyHead", dim=sizes["dim"], vocab_size=sizes["vocab_size"], tied=False)
+    return {"positions": rotary, "vocabulary_head": head}
 
 
-def _rotary(config: Fields, max_len: int) -> dict[str, Any]:
+def _read_rotary(config: Fields, max_len: int) -> dict[str, Any]:
     """Options of rotary positions, from rope_parameters or, in most published folders, rope_theta and rope_scaling."""
-    # As theirs reads them: an object that is empty counts as missing, and each key is read inside the object first.
-    name = next((one for one in ("rope_scaling", "rope_parameters") if config.values.get(one)), "")
+    # As transformers reads them: an empty object counts as missing, and keys inside the object come first.
+    name = next((key for key in ("rope_scaling", "rope_parameters") if config.values.get(key)), "")
     rope = config.part(name, {})
-    outer = {one: config.get(one) for one in ("rope_theta", "partial_rotary_factor", TRAINED) if one in config}
-    for one, value in outer.items():
-        if rope.get(one, value) != value:
-            raise config.fault(one, f"and {name}.{one} is {rope.get(one)!r:.60}")
+    outer = {key: config.get(key) for key in ("rope_theta", "partial_rotary_factor", ORIGINAL_MAX_LEN) if key in config}
+    for key, value in outer.items():
+        if rope.get(key, value) != value:
+            raise config.error(key, f"and {name}.{key} is {rope.get(key)!r:.60}")
     rope |= outer
     old_type = rope.get("type", "default")  # many folders state both
     if "rope_type" not in rope:
@@ -138,7 +136,7 @@ def _rotary(config: Fields, max_len: int) -> dict[str, Any]:
     options |= {"scaling": scaling, "factor": float(rope.read(number("factor", REQUIRED, 1, 1e4)))}
     if scaling == "llama3":
         options |= {name: float(rope.read(number(name, REQUIRED, 1e-3, 1e6))) for name in FREQUENCIES}
-        options["trained_len"] = rope.read(integer(TRAINED, max_len))
+        options["trained_len"] = rope.read(integer(ORIGINAL_MAX_LEN, max_len))
     return options
 
 
@@ -160,15 +158,15 @@ LLAMA = Stack(
         "vocab_size": integer("vocab_size", 32000),
         "max_len": integer("max_position_embeddings", 2048),
     },
-    more=rotary_and_head,
-    names={"token_embed": "embed_tokens", "norm": "norm", **layers(LLAMA_LAYERS, "layers")},
+    more=read_rotary_and_head,
+    names={"token_embed": "embed_tokens", "norm": "norm", **expand_layers(LLAMA_LAYERS, "layers")},
     head={
         "token_embed.weight": "model.embed_tokens.weight|embed_tokens.weight|lm_head.weight",
         "vocabulary_head.own": "lm_head",
     },
     unused=("rotary_emb.inv_freq", "layers.*.self_attn.rotary_emb.inv_freq"),
     needed={"attention_bias": False, "mlp_bias": False},
-    neutral_keys=NEUTRAL_KEYS,
+    neutral_keys=LLAMA_NEUTRAL_KEYS,
 )
 
 
@@ -184,21 +182,21 @@ def export_decoder(model: nn.Module, stack: Stack, saved_as: str, **options: Any
     if any(getattr(block.config, name) != value for name, value in options.items()):
         return None
     head: Any = model.vocabulary_head
-    own = head is not None and head.own is not None
-    rope = {"rope_theta": model.positions.base, "rope_scaling": _rope_scaling(model.positions.options)}
-    more = {"tie_word_embeddings": not own, **rope}
-    config, tensors = export_stack(stack, model, "model", head=plain, more=more)
+    untied = head is not None and head.own is not None
+    rope = {"rope_theta": model.positions.base, "rope_scaling": _make_rope_scaling(model.positions.options)}
+    more = {"tie_word_embeddings": not untied, **rope}
+    config, tensors = export_stack(stack, model, "model", head=is_linear_head, more=more)
     named = {f"{stack.prefix}{name}": tensor for name, tensor in tensors.items()}
-    return config | {"architectures": [saved_as]}, named | ({"lm_head.weight": head.own.weight} if own else {})
+    return config | {"architectures": [saved_as]}, named | ({"lm_head.weight": head.own.weight} if untied else {})
 
 
-def _rope_scaling(options: dict[str, Any]) -> dict[str, Any] | None:
+def _make_rope_scaling(options: dict[str, Any]) -> dict[str, Any] | None:
     if "scaling" not in options:
         return None
     rope = {"rope_type": options["scaling"], "factor": options["factor"]}
     if "trained_len" not in options:
         return rope
-    return rope | {name: options[name] for name in FREQUENCIES} | {TRAINED: options["trained_len"]}
+    return rope | {name: options[name] for name in FREQUENCIES} | {ORIGINAL_MAX_LEN: options["trained_len"]}
 
 
 LLAMA_ARCHITECTURE = Architecture(
@@ -213,7 +211,7 @@ QWEN2 = replace(
     LLAMA,
     model_type="qwen2",
     sizes={
-        **{name: one for name, one in LLAMA.sizes.items() if name != "head_dim"},
+        **{name: size for name, size in LLAMA.sizes.items() if name != "head_dim"},
         "num_kv_heads": integer("num_key_value_heads", 32),
         "hidden": integer("intermediate_size", 22016),
         "qkv_bias": True,
@@ -225,16 +223,20 @@ QWEN2 = replace(
 )
 
 
-def part(stack: Stack, config: Fields) -> Part:
-    """The stack's part; raises UserError if a layer has no full attention."""
+def require_full_attention(stack: Stack, config: Fields) -> Part:
+    """Returns the stack's part.
+
+    Raises:
+        UserError: A layer has another attention than full attention.
+    """
     kinds = config.get("layer_types")
     if kinds is not None and (not isinstance(kinds, list) or any(kind != "full_attention" for kind in kinds)):
-        raise config.fault("layer_types", "of which our Decoder has full_attention alone")
+        raise config.error("layer_types", "where our Decoder supports full_attention only")
     return Part(stack, config)
 
 
 QWEN2_ARCHITECTURE = Architecture(
-    parts=lambda config: {"decoder": part(QWEN2, config)},
+    parts=lambda config: {"decoder": require_full_attention(QWEN2, config)},
     models={"Qwen2ForCausalLM": Model("language_modeling", lambda config, parts: parts["decoder"])},
     unused=CLASS_HEAD,
     export=lambda model: export_decoder(model, QWEN2, "Qwen2ForCausalLM", qkv_bias=True),
@@ -245,11 +247,11 @@ QWEN3 = replace(
     QWEN2,
     model_type="qwen3",
     sizes={**QWEN2.sizes, "head_dim": integer("head_dim", 128), "qkv_bias": None, "qk_norm": "rms"},
-    names={**LLAMA.names, **{f"blocks.*.attn.head_norm.{one}": f"layers.*.self_attn.{one}_norm" for one in "qk"}},
+    names={**LLAMA.names, **{f"blocks.*.attn.head_norm.{part}": f"layers.*.self_attn.{part}_norm" for part in "qk"}},
     needed={**QWEN2.needed, "attention_bias": False},
 )
 QWEN3_ARCHITECTURE = Architecture(
-    parts=lambda config: {"decoder": part(QWEN3, config)},
+    parts=lambda config: {"decoder": require_full_attention(QWEN3, config)},
     models={"Qwen3ForCausalLM": Model("language_modeling", lambda config, parts: parts["decoder"])},
     unused=CLASS_HEAD,
     export=lambda model: export_decoder(model, QWEN3, "Qwen3ForCausalLM", qk_norm="rms"),
@@ -257,23 +259,23 @@ QWEN3_ARCHITECTURE = Architecture(
 
 
 # The first release states "gelu", but means and was trained with the tanh approximation.
-LEGACY = "gelu"
-GEMMA_ACTIVATIONS = {theirs: ours for theirs, ours in LLAMA_ACTIVATIONS.items() if theirs != LEGACY} | {
-    LEGACY: "geglu_tanh"
+LEGACY_GELU = "gelu"
+GEMMA_ACTIVATIONS = {theirs: ours for theirs, ours in LLAMA_ACTIVATIONS.items() if theirs != LEGACY_GELU} | {
+    LEGACY_GELU: "geglu_tanh"
 }
-SECOND_ACTIVATION = choice("hidden_activation", None, GEMMA_ACTIVATIONS)
+HIDDEN_ACTIVATION = choice("hidden_activation", None, GEMMA_ACTIVATIONS)
 
 
-def scaled_embedding(sizes: dict[str, Any], config: Fields) -> dict[str, Any]:
+def read_gemma_arguments(sizes: dict[str, Any], config: Fields) -> dict[str, Any]:
     """Arguments for rotary positions, the head and scaled embeddings.
 
     Raises:
         UserError: Both keys of the activation are given and differ; each of them has had precedence in some version of
             transformers.
     """
-    if config.read(SECOND_ACTIVATION) not in (None, sizes["activation"]):
-        raise config.fault(SECOND_ACTIVATION.name, "and hidden_act is another activation")
-    return {**rotary_and_head(sizes, config, tied=True), "embed_scale": sizes["dim"] ** 0.5}
+    if config.read(HIDDEN_ACTIVATION) not in (None, sizes["activation"]):
+        raise config.error(HIDDEN_ACTIVATION.name, "which contradicts hidden_act")
+    return {**read_rotary_and_head(sizes, config, tied=True), "embed_scale": sizes["dim"] ** 0.5}
 
 
 GEMMA = replace(
@@ -292,7 +294,7 @@ GEMMA = replace(
         "vocab_size": integer("vocab_size", 256000),
         "max_len": integer("max_position_embeddings", 8192),
     },
-    more=scaled_embedding,
+    more=read_gemma_arguments,
     needed={"attention_bias": False, "use_bidirectional_attention": None},
 )
 GEMMA_ARCHITECTURE = Architecture(

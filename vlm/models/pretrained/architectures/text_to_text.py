@@ -9,23 +9,22 @@ from torch import Tensor, nn
 from vlm.models.decoder import Decoder
 from vlm.models.encoder_decoder import TextToText
 from vlm.models.heads import VocabularyHead
-from vlm.models.pretrained.architecture import Architecture, Export, Model, spec_of, translator
-from vlm.models.pretrained.architectures.language_models import LLAMA_ACTIVATIONS as GATED
+from vlm.models.pretrained.architecture import Architecture, Export, Model, make_spec, specify_translator
+from vlm.models.pretrained.architectures.language_models import LLAMA_ACTIVATIONS
 from vlm.models.pretrained.export import export_stack
 from vlm.models.pretrained.fields import Fields, choice, flag, integer, number
-from vlm.models.pretrained.stack import ACTIVATIONS, Names, Part, Paths, Stack, Weight, layers
-from vlm.models.pretrained.stack import ACTIVATIONS as UNGATED
+from vlm.models.pretrained.stack import ACTIVATIONS, Names, Part, Paths, Stack, Weight, expand_layers
 from vlm.models.text_encoder import TextEncoder
 from vlm.nn.position import SplitSinusoids
 
-T5_ACTIVATIONS = UNGATED | {f"gated-{theirs}": ours for theirs, ours in GATED.items()}
-T5_ACTIVATIONS["gated-gelu"] = "geglu_tanh"  # legacy, as theirs reads it
-ATTENTION: Paths = {
+T5_ACTIVATIONS = ACTIVATIONS | {f"gated-{theirs}": ours for theirs, ours in LLAMA_ACTIVATIONS.items()}
+T5_ACTIVATIONS["gated-gelu"] = "geglu_tanh"  # legacy name of the tanh approximation, as transformers reads it
+T5_LAYERS: Paths = {
     "norm1": "layer.0.layer_norm",
     "attn.qkv": tuple(f"layer.0.SelfAttention.{part}" for part in "qkv"),
     "attn.proj": "layer.0.SelfAttention.o",
 }
-CROSS_ATTENTION: Paths = {
+T5_CROSS_LAYERS: Paths = {
     "norm_cross": "layer.1.layer_norm",
     "cross_attn.q": "layer.1.EncDecAttention.q",
     "cross_attn.kv": ("layer.1.EncDecAttention.k", "layer.1.EncDecAttention.v"),
@@ -33,7 +32,7 @@ CROSS_ATTENTION: Paths = {
 }
 EMBEDDING = "shared.weight|encoder.embed_tokens.weight|decoder.embed_tokens.weight"  # copies of one tensor
 BUCKETS, FURTHEST = "relative_attention_num_buckets", "relative_attention_max_distance"
-SIZES: dict[str, Any] = {
+T5_SIZES: dict[str, Any] = {
     "dim": integer("d_model", 512),
     "depth": integer("num_layers", 6, high=1000),
     "num_heads": integer("num_heads", 8),
@@ -49,8 +48,8 @@ SIZES: dict[str, Any] = {
 }
 
 
-def mlp(layer: int, *, gated: bool) -> Paths:
-    """The names of a block's MLP, given its index among the block's layers."""
+def name_t5_mlp(layer: int, *, gated: bool) -> Paths:
+    """Returns the names of a block's MLP, given its index among the block's layers."""
     inner, outer = ("wi_0", "wi_1") if gated else ("wi",), f"layer.{layer}.DenseReluDense"
     return {
         "norm2": f"layer.{layer}.layer_norm",
@@ -59,30 +58,30 @@ def mlp(layer: int, *, gated: bool) -> Paths:
     }
 
 
-def t5_names(side: str, paths: Paths, embedding: str) -> Names:
+def name_t5_tensors(side: str, paths: Paths, embedding: str) -> Names:
     bias = f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
     return {
         "token_embed.weight": embedding,
         "positions.weight": Weight((bias,), torch.t, torch.t),
         "norm": f"{side}.final_layer_norm",
-        **layers(paths, f"{side}.block"),
+        **expand_layers(paths, f"{side}.block"),
     }
 
 
-def positions(sizes: dict[str, Any], config: Fields, *, causal: bool = False) -> dict[str, Any]:
+def read_t5_positions(sizes: dict[str, Any], config: Fields, *, causal: bool = False) -> dict[str, Any]:
     buckets, furthest = config.read(integer(BUCKETS, 32)), config.read(integer(FURTHEST, 128))
     bias = {"num_heads": sizes["num_heads"], "buckets": buckets, "furthest": furthest, "causal": causal}
-    return {"positions": spec_of("BucketedBias", **bias)}
+    return {"positions": make_spec("BucketedBias", **bias)}
 
 
-def positions_and_head(sizes: dict[str, Any], config: Fields) -> dict[str, Any]:
+def read_t5_decoder_arguments(sizes: dict[str, Any], config: Fields) -> dict[str, Any]:
     """Positions, and a head that is tied and scaled or, from version 1.1 on, untied."""
     head = {"dim": sizes["dim"], "vocab_size": sizes["vocab_size"]}
-    head |= {"scale": sizes["dim"] ** -0.5} if scales(config) else {"tied": False}
-    return positions(sizes, config, causal=True) | {"vocabulary_head": spec_of("VocabularyHead", **head)}
+    head |= {"scale": sizes["dim"] ** -0.5} if is_head_scaled(config) else {"tied": False}
+    return read_t5_positions(sizes, config, causal=True) | {"vocabulary_head": make_spec("VocabularyHead", **head)}
 
 
-def scales(config: Fields) -> bool:
+def is_head_scaled(config: Fields) -> bool:
     """Returns True if the head is scaled. Newer folders state it; in older ones it follows from a tied head."""
     stated = config.read(flag("scale_decoder_outputs"))
     return config.read(flag("tie_word_embeddings", True)) if stated is None else stated
@@ -97,8 +96,8 @@ T5_ALIASES = {
 T5_ENCODER = Stack(
     kind=TextEncoder,
     model_type="t5",
-    sizes=SIZES | {"token_types": None},
-    more=positions,
+    sizes=T5_SIZES | {"token_types": None},
+    more=read_t5_positions,
     names={},
     aliases=T5_ALIASES,
     needed={"is_encoder_decoder": True},
@@ -106,15 +105,15 @@ T5_ENCODER = Stack(
 T5_DECODER = Stack(
     kind=Decoder,
     model_type="t5",
-    sizes=SIZES,
-    more=positions_and_head,
+    sizes=T5_SIZES,
+    more=read_t5_decoder_arguments,
     names={},
-    # Without an effect in all versions of transformers, and in the folders of the first T5.
+    # In the folders of the first T5; no version of transformers uses it.
     unused=("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",),
 )
 
 
-def t5_parts(config: Fields) -> dict[str, Part]:
+def read_t5_parts(config: Fields) -> dict[str, Part]:
     stated = str(config.get("feed_forward_proj", "relu"))
     gated = stated.startswith("gated-")
     # Newer folders also have what follows from feed_forward_proj; other values would replace it.
@@ -122,8 +121,8 @@ def t5_parts(config: Fields) -> dict[str, Part]:
     config.require({"is_gated_act": gated, "dense_act_fn": activation}, f"an MLP of {stated:.40}")
     shared = config.read(flag("tie_word_embeddings", True))
     embedding = f"{EMBEDDING}|lm_head.weight" if shared else EMBEDDING
-    encoder = t5_names("encoder", {**ATTENTION, **mlp(1, gated=gated)}, embedding)
-    decoder = t5_names("decoder", {**ATTENTION, **CROSS_ATTENTION, **mlp(2, gated=gated)}, embedding)
+    encoder = name_t5_tensors("encoder", {**T5_LAYERS, **name_t5_mlp(1, gated=gated)}, embedding)
+    decoder = name_t5_tensors("decoder", {**T5_LAYERS, **T5_CROSS_LAYERS, **name_t5_mlp(2, gated=gated)}, embedding)
     head = {"vocabulary_head.own.weight": embedding if shared else "lm_head.weight"}
     depth = config.get("num_decoder_layers") or config.get("num_layers", 6)
     return {
@@ -133,14 +132,16 @@ def t5_parts(config: Fields) -> dict[str, Part]:
 
 
 T5_ARCHITECTURE = Architecture(
-    parts=t5_parts,
-    models={name: Model("translation", translator) for name in ("T5ForConditionalGeneration", "T5WithLMHeadModel")},
+    parts=read_t5_parts,
+    models={
+        name: Model("translation", specify_translator) for name in ("T5ForConditionalGeneration", "T5WithLMHeadModel")
+    },
     unused=("qa_outputs.{kind}",),
-    bare=True,
+    omits_bos=True,
 )
 
 
-LAYERS: Paths = {
+BART_LAYERS: Paths = {
     "norm1": "self_attn_layer_norm",
     "attn.qkv": tuple(f"self_attn.{part}_proj" for part in "qkv"),
     "attn.proj": "self_attn.out_proj",
@@ -164,7 +165,7 @@ EMBEDDINGS = {
     "encoder": "model.encoder.embed_tokens.weight",
     "decoder": "model.decoder.embed_tokens.weight|lm_head.weight",
 }
-CROSS_LAYERS: Paths = {
+BART_CROSS_LAYERS: Paths = {
     "norm_cross": "encoder_attn_layer_norm",
     "cross_attn.q": "encoder_attn.q_proj",
     "cross_attn.kv": ("encoder_attn.k_proj", "encoder_attn.v_proj"),
@@ -172,8 +173,8 @@ CROSS_LAYERS: Paths = {
 }
 
 
-def sizes(side: str, **defaults: int) -> dict[str, Any]:
-    """The sizes of a stack, whose keys begin with "encoder" or "decoder".
+def make_bart_sizes(side: str, **defaults: int) -> dict[str, Any]:
+    """Returns the sizes of a stack of BART, whose keys begin with "encoder" or "decoder".
 
     Args:
         defaults: Defaults of `vocab_size` and `max_len`.
@@ -191,25 +192,25 @@ def sizes(side: str, **defaults: int) -> dict[str, Any]:
     }
 
 
-def scaled(sizes: dict[str, Any], config: Fields) -> float:
-    """The factor of the token embeddings."""
+def read_embed_scale(sizes: dict[str, Any], config: Fields) -> float:
+    """Reads the factor of the token embeddings."""
     return sizes["dim"] ** 0.5 if config.read(flag("scale_embedding", False)) else 1.0
 
 
-def sinusoids(sizes: dict[str, Any], config: Fields) -> dict[str, Any]:
+def read_marian_arguments(sizes: dict[str, Any], config: Fields) -> dict[str, Any]:
     return {
-        "positions": spec_of("SplitSinusoids", dim=sizes["dim"], base=10_000.0, first=0),
-        "embed_scale": scaled(sizes, config),
+        "positions": make_spec("SplitSinusoids", dim=sizes["dim"], base=10_000.0, first=0),
+        "embed_scale": read_embed_scale(sizes, config),
     }
 
 
-def sinusoids_and_bias(sizes: dict[str, Any], config: Fields) -> dict[str, Any]:
-    head = spec_of("VocabularyHead", dim=sizes["dim"], vocab_size=sizes["vocab_size"], bias=True)
-    return sinusoids(sizes, config) | {"vocabulary_head": head}
+def read_marian_decoder_arguments(sizes: dict[str, Any], config: Fields) -> dict[str, Any]:
+    head = make_spec("VocabularyHead", dim=sizes["dim"], vocab_size=sizes["vocab_size"], bias=True)
+    return read_marian_arguments(sizes, config) | {"vocabulary_head": head}
 
 
-def marian_names(side: str) -> Names:
-    return {"token_embed.weight": "shared.weight", **layers(LAYERS, f"{side}.layers")}
+def name_marian_tensors(side: str) -> Names:
+    return {"token_embed.weight": "shared.weight", **expand_layers(BART_LAYERS, f"{side}.layers")}
 
 
 MARIAN = {
@@ -217,10 +218,10 @@ MARIAN = {
         kind=TextEncoder,
         model_type="marian",
         prefix="model.",
-        sizes=sizes("encoder", vocab_size=58101, max_len=1024) | {"token_types": None},
-        more=sinusoids,
+        sizes=make_bart_sizes("encoder", vocab_size=58101, max_len=1024) | {"token_types": None},
+        more=read_marian_arguments,
         aliases=MARIAN_ALIASES,
-        names=marian_names("encoder"),
+        names=name_marian_tensors("encoder"),
         head={"token_embed.weight": SHARED},
         unused=("encoder.embed_positions.weight",),
     ),
@@ -228,9 +229,9 @@ MARIAN = {
         kind=Decoder,
         model_type="marian",
         prefix="model.",
-        sizes=sizes("decoder", vocab_size=58101, max_len=1024),
-        more=sinusoids_and_bias,
-        names={**marian_names("decoder"), **layers(CROSS_LAYERS, "decoder.layers")},
+        sizes=make_bart_sizes("decoder", vocab_size=58101, max_len=1024),
+        more=read_marian_decoder_arguments,
+        names={**name_marian_tensors("decoder"), **expand_layers(BART_CROSS_LAYERS, "decoder.layers")},
         head={
             "token_embed.weight": SHARED,
             "vocabulary_head.bias": Weight(("final_logits_bias",), lambda bias: bias[0], lambda bias: bias[None]),
@@ -242,14 +243,14 @@ MARIAN = {
 }
 
 
-def marian_parts(config: Fields) -> dict[str, Part]:
-    """The parts of both stacks.
+def read_marian_parts(config: Fields) -> dict[str, Part]:
+    """Reads the parts of both stacks.
 
     Raises:
         UserError: The languages have separate vocabularies.
     """
     if config.get("decoder_vocab_size") not in (None, config.get("vocab_size", 58101)):
-        raise config.fault("decoder_vocab_size", "another than vocab_size, where our models have one vocabulary")
+        raise config.error("decoder_vocab_size", "not vocab_size, where our models share one vocabulary")
     if config.read(flag("share_encoder_decoder_embeddings", True)):
         return {place: Part(stack, config) for place, stack in MARIAN.items()}
     return {
@@ -258,7 +259,7 @@ def marian_parts(config: Fields) -> dict[str, Part]:
     }
 
 
-def export(model: nn.Module) -> Export | None:
+def export_marian(model: nn.Module) -> Export | None:
     """Exports a MarianMTModel, with separate embeddings of encoder and decoder if they differ."""
     if type(model) is not TextToText or not isinstance(getattr(model.decoder, "positions", None), SplitSinusoids):
         return None
@@ -267,32 +268,32 @@ def export(model: nn.Module) -> Export | None:
     for place, stack in MARIAN.items():
         module: Any = getattr(model, place)
         more = {"scale_embedding": module.embed_scale != 1}
-        own, weights = export_stack(stack, module, f"model.{place}", head=biased, more=more)
-        config |= own
+        stack_config, weights = export_stack(stack, module, f"model.{place}", head=is_tied_with_bias, more=more)
+        config |= stack_config
         tensors |= {f"{stack.prefix}{name}": weight for name, weight in weights.items()}
     sides: Any = (model.encoder, model.decoder)
-    read, written = (side.token_embed.weight for side in sides)
-    if not (shared := torch.equal(read, written)):
+    source, target = (side.token_embed.weight for side in sides)
+    if not (shared := torch.equal(source, target)):
         del tensors["model.shared.weight"]
-        tensors |= {"model.encoder.embed_tokens.weight": read, "model.decoder.embed_tokens.weight": written}
-        tensors["lm_head.weight"] = written
+        tensors |= {"model.encoder.embed_tokens.weight": source, "model.decoder.embed_tokens.weight": target}
+        tensors["lm_head.weight"] = target
     head: Any = model.decoder.vocabulary_head
-    bias = written.new_zeros(len(written)) if head is None else head.bias
+    bias = target.new_zeros(len(target)) if head is None else head.bias
     config["share_encoder_decoder_embeddings"] = shared
     return config, tensors | {"final_logits_bias": bias[None]}
 
 
-def biased(head: VocabularyHead) -> bool:
+def is_tied_with_bias(head: VocabularyHead) -> bool:
     """Returns True if a head is the token embedding with a bias."""
     _, bias, transform = head.parts(torch.empty(0))
     return head.own is None and bias is not None and transform is None
 
 
 MARIAN_ARCHITECTURE = Architecture(
-    parts=marian_parts,
-    export=export,
-    models={"MarianMTModel": Model("translation", translator)},
-    bare=True,
+    parts=read_marian_parts,
+    export=export_marian,
+    models={"MarianMTModel": Model("translation", specify_translator)},
+    omits_bos=True,
 )
 
 ARCHITECTURES = {

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from math import isqrt
 from typing import Any
 
@@ -9,12 +10,11 @@ import torch
 from torch import Tensor
 
 from vlm.models.encoder_decoder import VisionLanguageModel
-from vlm.models.pretrained.architecture import IMAGE, Architecture, ImageText, Model, Spec, spec_of
+from vlm.models.pretrained.architecture import IMAGE, Architecture, ImageText, Model, Spec, make_spec
 from vlm.models.pretrained.architectures.dual_encoders import CLIP_VISION, SIGLIP_VISION
-from vlm.models.pretrained.architectures.language_models import GEMMA, LLAMA, QWEN2
-from vlm.models.pretrained.architectures.language_models import part as qwen2_part
+from vlm.models.pretrained.architectures.language_models import GEMMA, LLAMA, QWEN2, require_full_attention
 from vlm.models.pretrained.fields import Fields, choice, flag, integer, square
-from vlm.models.pretrained.stack import ACTIVATIONS, Names, Part, Stack, Weight, patterns_of
+from vlm.models.pretrained.stack import ACTIVATIONS, Names, Part, Stack, Weight, list_patterns, select_stack
 from vlm.nn.image_size import sides
 
 VISION, TEXT = "vision_tower.", "language_model."
@@ -31,99 +31,92 @@ DROPPED = {"default": 1, "full": 0}  # "default" drops the first state, whether 
 LAYER = integer("vision_feature_layer", -2, -1000, 1000)
 
 
-def stack_of(config: Fields, *stacks: Stack) -> Stack:
-    """Selects the stack that a part of config.json describes.
-
-    Raises:
-        UserError: It is none of the given stacks.
-    """
-    known = {stack.model_type: stack for stack in stacks}
-    held = str(config.get("model_type"))
-    if held not in known:
-        raise config.fault("model_type", f"where {' or '.join(known)} can be read")
-    return known[held]
-
-
-def cut_stack(stack: Stack, blocks: int, depth: int) -> Stack:
-    """A copy of a stack of this depth that ends after its first blocks, without its final norm."""
-    names = {name: other for name, other in stack.names.items() if name != "norm"}
-    rest = [*patterns_of({name: other for name, other in stack.names.items() if name not in names})]
-    layers = [*patterns_of({name: other for name, other in names.items() if name.startswith("blocks.")})]
-    rest += [name.replace("*", str(layer), 1) for layer in range(blocks, depth) for name in layers]
+def truncate_stack(stack: Stack, blocks: int, depth: int) -> Stack:
+    """Returns a copy of a stack of this depth that ends after its first blocks, without its final norm."""
+    names = {ours: theirs for ours, theirs in stack.names.items() if ours != "norm"}
+    unused = [*list_patterns({"norm": stack.names["norm"]})]
+    layers = [*list_patterns({ours: theirs for ours, theirs in names.items() if ours.startswith("blocks.")})]
+    unused += [name.replace("*", str(layer), 1) for layer in range(blocks, depth) for name in layers]
     sizes = {**stack.sizes, "final_norm": False}
-    return replace(stack, sizes=sizes, names=names, unused=(*stack.unused, *rest))
+    return replace(stack, sizes=sizes, names=names, unused=(*stack.unused, *unused))
 
 
-def llava_vision(config: Fields) -> Part:
-    """The encoder up to the layer whose states are read.
+def read_llava_vision(config: Fields) -> Part:
+    """Reads the encoder's part, up to the layer whose states are read.
 
     Raises:
         UserError: There is no such layer.
     """
     inner = config.part("vision_config")
-    stack = stack_of(inner, CLIP_VISION, SIGLIP_VISION)
+    stack = select_stack(inner, CLIP_VISION, SIGLIP_VISION)
     depth, layer = inner.read(stack.sizes["depth"]), config.read(LAYER)
     blocks = layer if layer >= 0 else depth + 1 + layer
     if not 1 <= blocks <= depth:
-        raise inner.fault(stack.sizes["depth"].name, f"of which {LAYER.name} {layer} is none")
-    return Part(cut_stack(stack, blocks, depth), inner | {stack.sizes["depth"].name: blocks}, VISION)
+        raise inner.error(stack.sizes["depth"].name, f"but {LAYER.name} is {layer}")
+    return Part(truncate_stack(stack, blocks, depth), inner | {stack.sizes["depth"].name: blocks}, VISION)
 
 
-def llava_text(config: Fields) -> Part:
-    """The decoder's part; its head is tied to the embedding if config.json or its part for the text says so."""
+def read_llava_text(config: Fields) -> Part:
+    """Reads the decoder's part; its head is tied to the embedding if config.json or its text_config says so."""
     inner = config.part("text_config")
-    stack = stack_of(inner, LLAMA, QWEN2)
+    stack = select_stack(inner, LLAMA, QWEN2)
     tied = flag("tie_word_embeddings", False)
     inner |= {tied.name: config.read(tied) or inner.read(tied)}
-    return (qwen2_part(stack, inner) if stack is QWEN2 else Part(stack, inner))._replace(prefix=TEXT)
+    return (require_full_attention(stack, inner) if stack is QWEN2 else Part(stack, inner))._replace(prefix=TEXT)
 
 
-def inside(
-    projector: Callable[[Fields, dict[str, Any]], Spec], *, causal: bool = True, drop: Callable[[Fields], int]
-) -> Callable[[Fields, Mapping[str, Spec]], Spec]:
-    """Returns a function that specifies a model whose decoder reads the encoder's states inside its text.
+def specify_vision_language(
+    config: Fields,
+    parts: Mapping[str, Spec],
+    *,
+    projector: Callable[[Fields, dict[str, Any]], Spec],
+    causal: bool = True,
+    count_dropped: Callable[[Fields], int] = lambda config: 0,
+) -> Spec:
+    """Specifies a model whose decoder reads the encoder's states inside its text.
 
     Args:
         projector: Returns the projector's specification, from config.json and both widths.
         causal: Whether attention in the prompt is causal.
-        drop: Returns the number of leading states to drop.
+        count_dropped: Returns the number of leading states to drop.
     """
-
-    def build(config: Fields, parts: Mapping[str, Spec]) -> Spec:
-        decoder, backbone = parts["decoder"], parts["encoder"]
-        ids = {name: config.get(name) for name in IMAGE_IDS if name in config}
-        if len({*map(str, ids.values())}) > 1:
-            raise config.fault(IMAGE_IDS[0], f"and {IMAGE_IDS[1]} is {ids[IMAGE_IDS[1]]!r:.60}")
-        dim = decoder["args"]["dim"]
-        prefix = spec_of("Prefix", dim=dim, context_dim=dim, counted=True, causal=causal)
-        decoder["args"]["prefix"] = prefix
-        made = projector(config, {"context_dim": backbone["args"]["dim"], "dim": dim})
-        encoder = spec_of("ProjectedEncoder", backbone=backbone, projector=made, dim=dim, drop=drop(config))
-        return spec_of("VisionLanguageModel", encoder=encoder, decoder=decoder)
-
-    return build
+    decoder, backbone = parts["decoder"], parts["encoder"]
+    ids = {name: config.get(name) for name in IMAGE_IDS if name in config}
+    if len({*map(str, ids.values())}) > 1:
+        raise config.error(IMAGE_IDS[0], f"and {IMAGE_IDS[1]} is {ids[IMAGE_IDS[1]]!r:.60}")
+    dim = decoder["args"]["dim"]
+    decoder["args"]["prefix"] = make_spec("Prefix", dim=dim, context_dim=dim, counted=True, causal=causal)
+    projector_spec = projector(config, {"context_dim": backbone["args"]["dim"], "dim": dim})
+    drop = count_dropped(config)
+    encoder = make_spec("ProjectedEncoder", backbone=backbone, projector=projector_spec, dim=dim, drop=drop)
+    return make_spec("VisionLanguageModel", encoder=encoder, decoder=decoder)
 
 
-def mlp(config: Fields, widths: dict[str, Any]) -> Spec:
+def specify_mlp_projector(config: Fields, widths: dict[str, Any]) -> Spec:
     activation = config.read(choice("projector_hidden_act", "gelu", ACTIVATIONS))
     bias = config.read(flag("multimodal_projector_bias", True))
-    return spec_of("MLPProjector", **widths, activation=activation, bias=bias)
+    return make_spec("MLPProjector", **widths, activation=activation, bias=bias)
 
 
-def dropped(config: Fields) -> int:
+def count_dropped_states(config: Fields) -> int:
     return config.read(choice("vision_feature_select_strategy", "default", DROPPED))
 
 
-def head(names: Names) -> Mapping[type, Callable[[Any], Names]]:
-    """Names of a projector's layers."""
+def name_projector(names: Names) -> Mapping[type, Callable[[Any], Names]]:
+    """Returns heads with the names of a projector's layers."""
     named = {f"encoder.projector.{ours}": theirs for ours, theirs in names.items()}
     return {VisionLanguageModel: lambda model: named}
 
 
 LLAVA_ARCHITECTURE = Architecture(
-    parts=lambda config: {"encoder": llava_vision(config), "decoder": llava_text(config)},
-    models={"LlavaForConditionalGeneration": Model("captioning", inside(mlp, drop=dropped))},
-    heads=head({f"fc{n}": f"multi_modal_projector.linear_{n}" for n in (1, 2)}),
+    parts=lambda config: {"encoder": read_llava_vision(config), "decoder": read_llava_text(config)},
+    models={
+        "LlavaForConditionalGeneration": Model(
+            "captioning",
+            partial(specify_vision_language, projector=specify_mlp_projector, count_dropped=count_dropped_states),
+        )
+    },
+    heads=name_projector({f"fc{n}": f"multi_modal_projector.linear_{n}" for n in (1, 2)}),
     renamed=RENAMED,
     image=ImageText("image_token_index"),
     neutral_keys=NEUTRAL_KEYS,
@@ -131,14 +124,14 @@ LLAVA_ARCHITECTURE = Architecture(
 
 
 SHUFFLE = integer("scale_factor", 2, high=64)
-AROUND = "<fake_token_around_image>"
+IMAGE_BORDER = "<fake_token_around_image>"
 
 
-def bucketed(table: Tensor) -> Tensor:
-    """The rows of a table of positions that Idefics3's own code selects for the cells of a whole image.
+def select_bucketed_positions(table: Tensor) -> Tensor:
+    """Selects the positions that Idefics3's code assigns to the patches of a complete image.
 
-    It computes the quotient of each row or column and their number in float32, and looks it up among the bounds of the
-    cells; rounding moves some cells to the positions of their neighbours.
+    It computes the fractional coordinate of each row and column in float32 and bucketizes it; rounding moves some
+    patches to the positions of their neighbours.
     """
     side = isqrt(len(table))
     bounds = torch.arange(1 / side, 1.0, 1 / side)
@@ -158,43 +151,46 @@ IDEFICS3_VISION = replace(
         "patch_size": square("patch_size", 32),
     },
     neutral_keys=(*SIGLIP_VISION.neutral_keys, "max_image_size", "size"),  # of the processor, which states them too
-    names={**SIGLIP_VISION.names, "positions.weight": Weight(("embeddings.position_embedding.weight",), bucketed)},
+    names={
+        **SIGLIP_VISION.names,
+        "positions.weight": Weight(("embeddings.position_embedding.weight",), select_bucketed_positions),
+    },
 )
 
 
-def idefics3_vision(config: Fields) -> Part:
-    """The encoder's part.
+def read_idefics3_vision(config: Fields) -> Part:
+    """Reads the encoder's part.
 
     Raises:
         UserError: Its images are not square, or pixel shuffle does not divide its grid.
     """
     inner = config.part("vision_config")
-    sizes = IDEFICS3_VISION.arguments(inner)
+    sizes = IDEFICS3_VISION.read_arguments(inner)
     height, width = sides(sizes["image_size"])
     if height != width:
-        raise inner.fault("image_size", "not of the squares that images are cut into")
-    if height // sizes["patch_size"] % (joined := config.read(SHUFFLE)):
+        raise inner.error("image_size", "not the size of square tiles")
+    if height // sizes["patch_size"] % (factor := config.read(SHUFFLE)):
         cells = f"{height // sizes['patch_size']} patches a side"
-        raise config.fault(SHUFFLE.name, f"{joined} does not divide {cells}")
+        raise config.error(SHUFFLE.name, f"{factor} does not divide {cells}")
     return Part(IDEFICS3_VISION, inner, VISION)
 
 
-def idefics3_text(config: Fields) -> Part:
-    """The decoder's part; the top-level config defines whether the head is tied to the embedding."""
+def read_idefics3_text(config: Fields) -> Part:
+    """Reads the decoder's part; the top-level config defines whether the head is tied to the embedding."""
     inner = config.part("text_config")
     tied = flag("tie_word_embeddings", False)
-    return Part(stack_of(inner, LLAMA), inner | {tied.name: config.read(tied)}, TEXT)
+    return Part(select_stack(inner, LLAMA), inner | {tied.name: config.read(tied)}, TEXT)
 
 
-def shuffled(config: Fields, widths: dict[str, Any]) -> Spec:
-    return spec_of("LinearProjector", **widths, shuffle=config.read(SHUFFLE), bias=False)
+def specify_shuffle_projector(config: Fields, widths: dict[str, Any]) -> Spec:
+    return make_spec("LinearProjector", **widths, shuffle=config.read(SHUFFLE), bias=False)
 
 
-MODEL = Model("captioning", inside(shuffled, drop=lambda config: 0))
+IDEFICS3_MODEL = Model("captioning", partial(specify_vision_language, projector=specify_shuffle_projector))
 IDEFICS3_ARCHITECTURE = Architecture(
-    parts=lambda config: {"encoder": idefics3_vision(config), "decoder": idefics3_text(config)},
-    models={"Idefics3ForConditionalGeneration": MODEL},
-    heads=head({"fc": "model.connector.modality_projection.proj"}),
+    parts=lambda config: {"encoder": read_idefics3_vision(config), "decoder": read_idefics3_text(config)},
+    models={"Idefics3ForConditionalGeneration": IDEFICS3_MODEL},
+    heads=name_projector({"fc": "model.connector.modality_projection.proj"}),
     renamed=(
         (r"^model\.vision_model\.", VISION),
         (r"^model\.text_model\.", f"{TEXT}model."),
@@ -202,44 +198,49 @@ IDEFICS3_ARCHITECTURE = Architecture(
     ),
     neutral_keys=(*NEUTRAL_KEYS, "max_sequence_length", "video_sampling"),
     image=ImageText(
-        "image_token_id", before=f"{AROUND}<global-img>", after=AROUND, tile=f"{AROUND}<row_{{}}_col_{{}}>"
+        "image_token_id",
+        before=f"{IMAGE_BORDER}<global-img>",
+        after=IMAGE_BORDER,
+        tile=f"{IMAGE_BORDER}<row_{{}}_col_{{}}>",
     ),
 )
 
 
-SMOLVLM_ARCHITECTURE = replace(IDEFICS3_ARCHITECTURE, models={"SmolVLMForConditionalGeneration": MODEL})
+SMOLVLM_ARCHITECTURE = replace(IDEFICS3_ARCHITECTURE, models={"SmolVLMForConditionalGeneration": IDEFICS3_MODEL})
 
 
-BOTH = "use_bidirectional_attention"
-GEMMA_TEXT = replace(GEMMA, needed={"attention_bias": False, BOTH: True})
+BIDIRECTIONAL = "use_bidirectional_attention"
+GEMMA_TEXT = replace(GEMMA, needed={"attention_bias": False, BIDIRECTIONAL: True})
 
 
-def paligemma_text(config: Fields) -> Part:
-    """The decoder's part.
+def read_paligemma_text(config: Fields) -> Part:
+    """Reads the decoder's part.
 
     Raises:
         UserError: It is not a Gemma, for example in PaliGemma 2.
     """
     inner = config.part("text_config")
-    stated = inner if BOTH in inner else inner | {BOTH: True}
+    stated = inner if BIDIRECTIONAL in inner else inner | {BIDIRECTIONAL: True}
     tied = flag("tie_word_embeddings", True)
-    stack_of(inner, GEMMA)
+    select_stack(inner, GEMMA)
     return Part(GEMMA_TEXT, stated | {tied.name: config.read(tied)}, TEXT)
 
 
-def linear(config: Fields, widths: dict[str, Any]) -> Spec:
-    return spec_of("LinearProjector", **widths)
+def specify_linear_projector(config: Fields, widths: dict[str, Any]) -> Spec:
+    return make_spec("LinearProjector", **widths)
 
 
 PALIGEMMA_ARCHITECTURE = Architecture(
     parts=lambda config: {
         "encoder": Part(SIGLIP_VISION, config.part("vision_config"), VISION),
-        "decoder": paligemma_text(config),
+        "decoder": read_paligemma_text(config),
     },
     models={
-        "PaliGemmaForConditionalGeneration": Model("captioning", inside(linear, causal=False, drop=lambda config: 0))
+        "PaliGemmaForConditionalGeneration": Model(
+            "captioning", partial(specify_vision_language, projector=specify_linear_projector, causal=False)
+        )
     },
-    heads=head({"fc": "multi_modal_projector.linear"}),
+    heads=name_projector({"fc": "multi_modal_projector.linear"}),
     renamed=RENAMED,
     neutral_keys=NEUTRAL_KEYS,
     image=ImageText(

@@ -29,12 +29,12 @@ SIZE_KEYS = {theirs: key for key, theirs in (NEEDED | OPTIONAL).items()}
 FACTORS, LARGEST_FACTOR = ("scaling.factor", "scale_linear"), 10_000
 EMBEDDING, HEAD, DIVISORS = "token_embd.weight", "output.weight", "rope_freqs.weight"
 # The scaling of all sizes of Llama 3; a GGUF file has it as divisors of the angles of positions.
-TRAINED = 8192
+ORIGINAL_MAX_LEN = 8192
 LLAMA3: dict[str, Any] = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
 
 
-def config_of(header: Header, divisors: Tensor | None) -> dict[str, Any]:
-    """The content of config.json.
+def make_config(header: Header, divisors: Tensor | None) -> dict[str, Any]:
+    """Converts a header to the content of config.json.
 
     Args:
         divisors: Tensor of divisors of the angles of positions, if there is one.
@@ -45,75 +45,80 @@ def config_of(header: Header, divisors: Tensor | None) -> dict[str, Any]:
     kind = header.values["general.architecture"]
     if kind not in CLASSES:
         raise ValueError(f"general.architecture is {kind!r:.40}, not one of {', '.join(CLASSES)}")
-    sizes: dict[str, Any] = {theirs: _size(header.values, f"{kind}.{key}") for key, theirs in NEEDED.items()}
+    sizes: dict[str, Any] = {theirs: _read_size(header.values, f"{kind}.{key}") for key, theirs in NEEDED.items()}
     optional = {theirs: f"{kind}.{key}" for key, theirs in OPTIONAL.items() if f"{kind}.{key}" in header.values}
-    sizes |= {theirs: _size(header.values, key) for theirs, key in optional.items()}
+    sizes |= {theirs: _read_size(header.values, key) for theirs, key in optional.items()}
     sizes.setdefault("rope_theta", 10_000.0)
     head_dim = sizes["hidden_size"] // sizes["num_attention_heads"]
     if kind == "llama":
         head_dim = sizes.setdefault("head_dim", head_dim)
     rows, *_ = header.tensors[EMBEDDING].shape or (0,)
-    check_keys(header.values, header.tensors, _other_keys(kind, sizes, head_dim, rows))
+    check_keys(header.values, header.tensors, _derive_allowed_keys(kind, sizes, head_dim, rows))
     if head_dim % 2:
-        raise ValueError(f"{kind}.attention.key_length is {head_dim}, an odd number, which cannot be rotated")
+        raise ValueError(f"{kind}.attention.key_length is {head_dim}, but rotary positions need an even number")
     if kind != "llama":
-        sizes.pop("head_dim", None)  # it is the usual one
+        sizes.pop("head_dim", None)  # the default
     return sizes | {
         "model_type": kind,
         "architectures": [CLASSES[kind]],
         "vocab_size": rows,
         "tie_word_embeddings": HEAD not in header.tensors,
-        "rope_scaling": _scaling(header.values, kind, divisors, head_dim, sizes["rope_theta"]),
+        "rope_scaling": _read_scaling(header.values, kind, divisors, head_dim, sizes["rope_theta"]),
     }
 
 
-def _size(values: Mapping[str, Any], key: str) -> int | float:
-    """A number above 0; equal numbers for all layers count as one."""
+def _read_size(values: Mapping[str, Any], key: str) -> int | float:
+    """Reads a number above 0; a list of one equal number per layer counts as that number."""
     value = values[key]
     if isinstance(value, list) and value and value == [value[0]] * values.get(f"{key.split('.')[0]}.block_count", 0):
         value = value[0]
     kinds = (int, float) if key.endswith(("epsilon", "freq_base")) else (int,)
     if type(value) not in kinds or not 0 < value < math.inf:
-        raise ValueError(f"{key} is {value!r:.40}, no number above 0")
+        raise ValueError(f"{key} is {value!r:.40}, not a number above 0")
     return value
 
 
-def _other_keys(kind: str, sizes: Mapping[str, Any], head_dim: int, rows: int) -> dict[str, Allowed]:
-    """Allowed values of the architecture's keys, by the name after the architecture."""
-    known: dict[str, Allowed] = dict.fromkeys((*NEEDED, *OPTIONAL), (int, float, list))
+def _derive_allowed_keys(kind: str, sizes: Mapping[str, Any], head_dim: int, rows: int) -> dict[str, Allowed]:
+    """Returns the allowed values of the architecture's keys, by the name after the architecture."""
+    allowed: dict[str, Allowed] = dict.fromkeys((*NEEDED, *OPTIONAL), (int, float, list))
     if kind != "llama":
-        known["attention.key_length"] = [head_dim]
-    known |= {"rope.dimension_count": [head_dim], "attention.value_length": [head_dim]}
-    known |= {"rope.scaling.type": ["none", "linear"], **{f"rope.{name}": NUMBER for name in FACTORS}}
-    return known | {"vocab_size": [rows], "embedding_length_out": [sizes["hidden_size"]]}
+        allowed["attention.key_length"] = [head_dim]
+    allowed |= {"rope.dimension_count": [head_dim], "attention.value_length": [head_dim]}
+    allowed |= {"rope.scaling.type": ["none", "linear"], **{f"rope.{name}": NUMBER for name in FACTORS}}
+    return allowed | {"vocab_size": [rows], "embedding_length_out": [sizes["hidden_size"]]}
 
 
-def _scaling(
+def _read_scaling(
     values: Mapping[str, Any], kind: str, divisors: Tensor | None, head_dim: int, base: float
 ) -> dict[str, Any] | None:
-    """Linear scaling, which is the default of a file that states a factor, or Llama 3's."""
+    """Returns linear scaling, the default if a file states a factor, or Llama 3's; None without scaling."""
     key = next((f"{kind}.rope.{name}" for name in FACTORS if f"{kind}.rope.{name}" in values), "")
     factor = values.get(key) or 1
     if values.get(f"{kind}.rope.scaling.type") == "none":
         factor = 1
     if not 1 <= factor <= LARGEST_FACTOR or (divisors is not None and factor != 1):
-        other = f" and no {DIVISORS}" if divisors is not None else ""
-        raise ValueError(f"{key} is {factor!r:.40}, not a number from 1 to {LARGEST_FACTOR:,}{other}")
+        contradiction = f" and no {DIVISORS}" if divisors is not None else ""
+        raise ValueError(f"{key} is {factor!r:.40}, not a number from 1 to {LARGEST_FACTOR:,}{contradiction}")
     if divisors is not None and kind != "llama":
         raise ValueError(f"the tensor {DIVISORS!r} is not one of {kind}")
     if divisors is not None:
-        return _llama3(divisors, head_dim, base)
+        return _detect_llama3_scaling(divisors, head_dim, base)
     return None if factor == 1 else {"rope_type": "linear", "factor": factor}
 
 
-def _llama3(divisors: Tensor, head_dim: int, base: float) -> dict[str, Any]:
-    """Llama 3's scaling; raises ValueError if the divisors are not those."""
+def _detect_llama3_scaling(divisors: Tensor, head_dim: int, base: float) -> dict[str, Any]:
+    """Returns Llama 3's scaling; raises ValueError if the divisors differ from it."""
     factor = float(divisors.max())
     if divisors.shape == (head_dim // 2,) and 1 <= factor < math.inf:
         plain = RotaryPositions(head_dim=head_dim, base=base).frequencies()
         scaled = RotaryPositions(head_dim=head_dim, base=base, scaling="llama3", factor=factor, **LLAMA3).frequencies()
         if torch.allclose(plain / scaled, divisors.float(), rtol=1e-3):
-            return {"rope_type": "llama3", "factor": factor, "original_max_position_embeddings": TRAINED, **LLAMA3}
+            return {
+                "rope_type": "llama3",
+                "factor": factor,
+                "original_max_position_embeddings": ORIGINAL_MAX_LEN,
+                **LLAMA3,
+            }
     raise ValueError(f"{DIVISORS} does not scale positions as Llama 3 does")
 
 
@@ -137,13 +142,13 @@ END_TEXTS = (
     *("<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>"),
     *("<end_of_utterance>", "<eos>", "<turn|>", "<|tool_response>", "<｜end▁of▁sentence｜>", "[e~["),
 )
-# Tokens of models that fill gaps in code: llama.cpp takes the one that the header names, or else one with such a text.
+# Tokens of fill-in-the-middle models: llama.cpp uses the token that the header names, or else one with such a text.
 INFILL_ENDS = {
     "fim_pad_token_id": ("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"),
     "fim_rep_token_id": ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
     "fim_sep_token_id": ("<|file_sep|>",),
 }
-# A text is no end if the ends have one of each group: {text: alternatives, each a sequence of groups}.
+# A text does not end a generation if the ends include one of each group: {text: alternatives of groups}.
 NOT_ENDS: dict[str, tuple[tuple[set[str], ...], ...]] = {
     "<|end|>": (({"<|return|>"}, {"<|call|>", "<|calls|>"}), ({"<|call|>", "<|calls|>"}, {"<|flush|>"})),
     "</s>": (({"<|tool_response>", "<|plamo:eos|>"},),),
@@ -159,23 +164,23 @@ def find_ends(values: Mapping[str, Any]) -> list[int]:
     """
     tokens: Sequence[Any] = values[f"{KEY}tokens"]
     ids = {token: id for id, token in enumerate(tokens) if isinstance(token, str)}
-    named = [stated_id(values, name) for name in NAMED_ENDS]
+    named = [read_token_id(values, name) for name in NAMED_ENDS]
     for name, texts in INFILL_ENDS.items():
         inferred = min((ids[text] for text in texts if text in ids), default=None)
-        named.append(inferred if (stated := stated_id(values, name)) is None else stated)
+        named.append(inferred if (stated := read_token_id(values, name)) is None else stated)
     ends = [*named, *sorted(ids[text] for text in END_TEXTS if text in ids)]
-    found = list(dict.fromkeys(end for end in ends if end is not None))
-    held = {tokens[end] for end in found}
+    end_ids = list(dict.fromkeys(end for end in ends if end is not None))
+    end_texts = {tokens[end] for end in end_ids}
     for text, alternatives in NOT_ENDS.items():
-        if text in held and any(all(held & group for group in groups) for groups in alternatives):
-            found = [end for end in found if tokens[end] != text]
-    if not found:
+        if text in end_texts and any(all(end_texts & group for group in groups) for groups in alternatives):
+            end_ids = [end for end in end_ids if tokens[end] != text]
+    if not end_ids:
         raise KeyError(f"{KEY}eos_token_id")
-    return found
+    return end_ids
 
 
-def stated_id(values: Mapping[str, Any], name: str) -> int | None:
-    """Returns a token that the header names; None if it does not.
+def read_token_id(values: Mapping[str, Any], name: str) -> int | None:
+    """Reads the id of a special token; None if the header has none.
 
     Raises:
         ValueError: It is not in the vocabulary.
@@ -187,17 +192,17 @@ def stated_id(values: Mapping[str, Any], name: str) -> int | None:
     return id
 
 
-def generation_of(values: Mapping[str, Any], ends: Sequence[int]) -> dict[str, Any]:
-    """The content of generation_config.json.
+def make_generation_config(values: Mapping[str, Any], ends: Sequence[int]) -> dict[str, Any]:
+    """Converts a header to the content of generation_config.json.
 
     Raises:
         ValueError: An id is not in the vocabulary.
     """
-    made: dict[str, Any] = {"eos_token_id": [*ends]}
-    made |= {theirs: stated_id(values, name) for name, theirs in IDS.items()}
+    options: dict[str, Any] = {"eos_token_id": [*ends]}
+    options |= {theirs: read_token_id(values, name) for name, theirs in IDS.items()}
     for name, key in OPTION_KEYS.items():
-        if key in values:  # seven digits, because a header has numbers of 32 bits
-            made[name] = float(f"{values[key]:.7g}") if isinstance(values[key], float) else values[key]
+        if key in values:  # seven digits, because a header has 32-bit floats
+            options[name] = float(f"{values[key]:.7g}") if isinstance(values[key], float) else values[key]
     if outside := [id for id in values.get(SUPPRESSED, ()) if id not in range(len(values[f"{KEY}tokens"]))]:
         raise ValueError(f"{SUPPRESSED} has {outside[0]!r:.40}, which is outside the vocabulary")
-    return made | {"bad_words_ids": [[id] for id in values.get(SUPPRESSED, ())]}
+    return options | {"bad_words_ids": [[id] for id in values.get(SUPPRESSED, ())]}

@@ -13,17 +13,24 @@ from torch import Tensor
 from vlm.errors import UserError
 from vlm.models.pretrained.fields import Fields
 from vlm.models.pretrained.folder import CONFIG, GENERATION, Folder
-from vlm.models.pretrained.gguf.config import DIVISORS, OPTION_KEYS, SIZE_KEYS, config_of, find_ends, generation_of
-from vlm.models.pretrained.gguf.header import Place, read_parts
-from vlm.models.pretrained.gguf.tokenizer import tokenizer_files
+from vlm.models.pretrained.gguf.config import (
+    DIVISORS,
+    OPTION_KEYS,
+    SIZE_KEYS,
+    find_ends,
+    make_config,
+    make_generation_config,
+)
+from vlm.models.pretrained.gguf.header import TensorLocation, read_parts
+from vlm.models.pretrained.gguf.tokenizer import make_tokenizer_files
 
 PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-# Types that the library dequantises.
+# Types that the package gguf dequantises.
 TYPES = (
     *(*PLAIN, "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS"),
     *("IQ3_S", "IQ3_XXS", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ1_M", "IQ1_S", "TQ1_0", "TQ2_0", "MXFP4", "NVFP4"),
 )
-# Tensors outside the layers and those of a layer: their names in a folder, and their sizes.
+# Tensors outside the layers and those of a layer: names in a folder, and sizes.
 Table = dict[str, tuple[str, tuple[str, ...]]]
 OUTER: Table = {
     "token_embd.weight": ("model.embed_tokens.weight", ("vocab", "width")),
@@ -48,8 +55,8 @@ BIASES: Table = {  # of the queries, keys and values of Qwen2
 }
 
 
-def folder_names(places: Mapping[str, Place], config: Mapping[str, Any]) -> dict[str, str]:
-    """The name of each tensor in a folder with this content of config.json.
+def map_tensor_names(tensors: Mapping[str, TensorLocation], config: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the name of each tensor in a folder with this content of config.json.
 
     Raises:
         ValueError: A tensor is missing, has another shape, or does not belong to the model.
@@ -58,74 +65,79 @@ def folder_names(places: Mapping[str, Place], config: Mapping[str, Any]) -> dict
     head_dim = config.get("head_dim", width // heads)
     sizes = {"width": width, "vocab": config["vocab_size"], "hidden": config["intermediate_size"]}
     sizes |= {"queries": heads * head_dim, "keys": config.get("num_key_value_heads", heads) * head_dim}
-    found: dict[str, str] = {}
-    for name, (other, axes) in _expected(places, kind, config["num_hidden_layers"]):
+    names: dict[str, str] = {}
+    for name, (theirs, axes) in _iter_expected_tensors(tensors, kind, config["num_hidden_layers"]):
         shape = tuple(sizes[axis] for axis in axes)
-        if name not in places:
+        if name not in tensors:
             raise ValueError(f"it has no tensor {name!r}")
-        if places[name].shape != shape:
-            raise ValueError(f"the tensor {name!r} is of shape {places[name].shape}, its header states {shape}")
-        found[name] = other
-    if foreign := next((name for name in places if name not in found), None):
-        raise ValueError(f"the tensor {foreign!r:.60} is not one of {kind} with {config['num_hidden_layers']} layers")
-    return found
+        if tensors[name].shape != shape:
+            raise ValueError(f"the tensor {name!r} is of shape {tensors[name].shape}, its header states {shape}")
+        names[name] = theirs
+    if unknown := next((name for name in tensors if name not in names), None):
+        raise ValueError(f"the tensor {unknown!r:.60} is not one of {kind} with {config['num_hidden_layers']} layers")
+    return names
 
 
-def _expected(places: Mapping[str, Place], kind: str, depth: int) -> Iterator[tuple[str, tuple[str, tuple[str, ...]]]]:
-    """Yields the tensors of a model; lazily, because a file may state any number of layers."""
-    yield from (OUTER | {name: one for name, one in HEAD.items() if name in places}).items()
+def _iter_expected_tensors(
+    tensors: Mapping[str, TensorLocation], kind: str, depth: int
+) -> Iterator[tuple[str, tuple[str, tuple[str, ...]]]]:
+    """Yields the tensors of a model; lazily, because a file may claim any number of layers."""
+    yield from OUTER.items()
+    yield from (item for item in HEAD.items() if item[0] in tensors)
     for layer in range(depth):
-        for name, (other, axes) in (LAYER | (BIASES if kind == "qwen2" else {})).items():
-            yield f"blk.{layer}.{name}", (f"model.layers.{layer}.{other}", axes)
+        for name, (theirs, axes) in (LAYER | (BIASES if kind == "qwen2" else {})).items():
+            yield f"blk.{layer}.{name}", (f"model.layers.{layer}.{theirs}", axes)
 
 
-def check_tensors(places: Mapping[str, Place]) -> None:
+def check_tensors(tensors: Mapping[str, TensorLocation]) -> None:
     """Checks that all tensors have known types and are inside the file.
 
     Raises:
         ValueError: A tensor has an unknown type or an invalid shape, or is not inside the file.
     """
-    sizes = {path: path.stat().st_size for path in {place.path for place in places.values()}}
-    kinds = {one.value: one.name for one in _library().GGMLQuantizationType}
-    for name, place in places.items():
-        if (kind := kinds.get(place.kind, place.kind)) not in TYPES:
+    sizes = {path: path.stat().st_size for path in {location.path for location in tensors.values()}}
+    kinds = {kind.value: kind.name for kind in _import_gguf().GGMLQuantizationType}
+    for name, location in tensors.items():
+        if (kind := kinds.get(location.kind, location.kind)) not in TYPES:
             raise ValueError(f"{name!r:.60} is of type {kind}, not one of {', '.join(TYPES)}")
-        block, _ = _block(place)
-        if not place.shape or place.shape[-1] % block or 0 in place.shape:
-            raise ValueError(f"{name!r:.60} is of shape {place.shape}, whose rows are no blocks of {block} numbers")
-        if place.start + _bytes(place) > sizes[place.path]:
-            raise ValueError(f"{name!r:.60} ends after the file, which is cut short")
+        block, _ = _block_size(location)
+        if not location.shape or location.shape[-1] % block or 0 in location.shape:
+            raise ValueError(
+                f"{name!r:.60} is of shape {location.shape}, whose rows are not multiples of blocks of {block} numbers"
+            )
+        if location.offset + _count_bytes(location) > sizes[location.path]:
+            raise ValueError(f"{name!r:.60} ends after the end of the file, which is truncated")
 
 
-def read_tensor(place: Place) -> Tensor:
+def read_tensor(location: TensorLocation) -> Tensor:
     """Reads a checked tensor; one that is not quantised is memory-mapped."""
     import numpy as np
 
-    content = np.memmap(place.path, np.uint8, "c", place.start, (_bytes(place),)).view(np.ndarray)
-    library = _library()
-    kind = library.GGMLQuantizationType(place.kind)
+    content = np.memmap(location.path, np.uint8, "c", location.offset, (_count_bytes(location),)).view(np.ndarray)
+    library = _import_gguf()
+    kind = library.GGMLQuantizationType(location.kind)
     if kind.name in PLAIN:
-        return torch.from_numpy(content).view(PLAIN[kind.name]).view(place.shape)
-    return torch.from_numpy(library.dequantize(content.reshape(*place.shape[:-1], -1), kind))
+        return torch.from_numpy(content).view(PLAIN[kind.name]).view(location.shape)
+    return torch.from_numpy(library.dequantize(content.reshape(*location.shape[:-1], -1), kind))
 
 
-def _block(place: Place) -> tuple[int, int]:
-    """Number of values in a block, and its size in bytes."""
-    library = _library()
-    block, size = library.GGML_QUANT_SIZES[library.GGMLQuantizationType(place.kind)]
+def _block_size(location: TensorLocation) -> tuple[int, int]:
+    """Returns the number of values in a block, and its size in bytes."""
+    library = _import_gguf()
+    block, size = library.GGML_QUANT_SIZES[library.GGMLQuantizationType(location.kind)]
     return block, size
 
 
-def _bytes(place: Place) -> int:
-    block, size = _block(place)
-    return math.prod(place.shape) // block * size
+def _count_bytes(location: TensorLocation) -> int:
+    block, size = _block_size(location)
+    return math.prod(location.shape) // block * size
 
 
-def _library() -> Any:
+def _import_gguf() -> Any:
     try:
         import gguf
     except ImportError as fault:
-        raise UserError("GGUF files need the library gguf; pip install vlm-lightning[gguf]") from fault
+        raise UserError("GGUF files need the package gguf; pip install vlm-lightning[gguf]") from fault
     return gguf
 
 
@@ -135,12 +147,12 @@ ROTATED = re.compile(r"\.[qk]_proj\.")
 
 
 class _HeaderFields(Fields):
-    """Fields made from a header; an error names the header's key."""
+    """Fields converted from a header, whose errors name the header's key."""
 
     def __or__(self, values: Mapping[str, Any]) -> Fields:
         return _HeaderFields({**self.values, **values}, self.file, self.within, self.used)
 
-    def fault(self, name: str, words: str) -> UserError:
+    def error(self, name: str, words: str) -> UserError:
         value = " ".join(f"{self.values.get(name)!r:.60}".split())
         kind = self.values.get("model_type")
         key = f"{kind}.{SIZE_KEYS[name]}" if name in SIZE_KEYS else OPTION_KEYS.get(name, name)
@@ -161,57 +173,57 @@ class GGUF(Folder):
         try:
             self._header = read_parts(self.path)
             check_tensors(self._header.tensors)
-            self._contents = self._made()
+            self._contents = self._create_files()
         except KeyError as fault:
             raise UserError(f"{self} cannot be read: it has no {fault.args[0]}; choose another file") from fault
         except (AttributeError, OSError, TypeError, ValueError) as fault:
             raise UserError(f"{self} cannot be read: {fault}; choose another file") from fault
 
-    def _made(self) -> dict[str, Any]:
-        """The contents of files by name, with objects for JSON."""
-        values, places = self._header.values, dict(self._header.tensors)
-        divisors = places.pop(DIVISORS, None)
-        config = config_of(self._header, None if divisors is None else read_tensor(divisors))
-        self._names = folder_names(places, config)
+    def _create_files(self) -> dict[str, Any]:
+        """Returns the contents of files by name, with objects for JSON."""
+        values, tensors = self._header.values, dict(self._header.tensors)
+        divisors = tensors.pop(DIVISORS, None)
+        config = make_config(self._header, None if divisors is None else read_tensor(divisors))
+        self._names = map_tensor_names(tensors, config)
         ends = find_ends(values)
-        made: dict[str, Any] = {CONFIG: config, GENERATION: generation_of(values, ends)}
+        files: dict[str, Any] = {CONFIG: config, GENERATION: make_generation_config(values, ends)}
         if (template := values.get("tokenizer.chat_template")) is not None:
-            made["chat_template.jinja"] = template.encode()
-        return made | tokenizer_files(values, config["vocab_size"], ends)
+            files["chat_template.jinja"] = template.encode()
+        return files | make_tokenizer_files(values, config["vocab_size"], ends)
 
     @cached_property
     def generation(self) -> Fields:
         return _HeaderFields(self._contents[GENERATION], str(self.path))
 
-    def place(self, name: str) -> str:
+    def display_path(self, name: str) -> str:
         return str(self.path)
 
-    def has(self, name: str) -> bool:
+    def has_file(self, name: str) -> bool:
         return name in self._contents
 
-    def bytes(self, name: str) -> "bytes | None":
+    def read_bytes(self, name: str) -> bytes | None:
         return self._contents.get(name)
 
-    def _read_json(self, name: str) -> Fields | None:
+    def _parse_json(self, name: str) -> Fields | None:
         if name not in self._contents:
             return None
         return _HeaderFields(self._contents[name], str(self.path))
 
-    def weights(self, *, mapped: bool = False) -> dict[str, Tensor]:
+    def read_weights(self, *, mapped: bool = False) -> dict[str, Tensor]:
         try:
             read = {name: read_tensor(self._header.tensors[name]) for name in self._names}
         except (OSError, ValueError) as fault:
-            raise UserError(f"{self} cannot be read: {fault}; fetch it again") from fault
+            raise UserError(f"{self} cannot be read: {fault}; download it again") from fault
         tensors = {self._names[name]: tensor if mapped else tensor.clone() for name, tensor in read.items()}
         if self.config.values["model_type"] in PERMUTED:
-            tensors |= {name: self._in_halves(name, tensors[name]) for name in tensors if ROTATED.search(name)}
+            tensors |= {name: self._deinterleave(name, tensors[name]) for name in tensors if ROTATED.search(name)}
         return tensors
 
-    def _in_halves(self, name: str, weight: Tensor) -> Tensor:
+    def _deinterleave(self, name: str, weight: Tensor) -> Tensor:
         """Reorders rows of queries or keys, so that the alternating halves of each head follow one another."""
         stack, config, _ = self.parts["decoder"]
-        sizes = stack.arguments(config)
+        sizes = stack.read_arguments(config)
         heads = sizes["num_heads"] if ".q_proj." in name else sizes["num_kv_heads"] or sizes["num_heads"]
         if len(weight) % (2 * heads):
-            return weight  # its shape is rejected later
+            return weight  # a later check rejects its shape
         return weight.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)

@@ -10,33 +10,33 @@ from typing import Any, NamedTuple
 from vlm.errors import UserError
 
 MAGIC, VERSIONS = b"GGUF", (2, 3)
-MOST_BYTES, MOST_VALUES = 2**24, 2**20  # limits of a header; Llama 3, with 128,000 tokens, has 2**23 and 2**19
-MOST_AXES, MOST_TENSORS = 4, 2**16
+MAX_BYTES, MAX_VALUES = 2**24, 2**20  # limits of a header; Llama 3, with 128,000 tokens, has 2**23 and 2**19
+MAX_AXES, MAX_TENSORS = 4, 2**16
 STRING, ARRAY = 8, 9
 NUMBERS = dict(enumerate("BbHhIif?")) | {10: "Q", 11: "q", 12: "d"}  # type codes, as in `struct`
 
 
-class Place(NamedTuple):
+class TensorLocation(NamedTuple):
     """The position of a tensor in its file.
 
     Args:
         path: The file, or the part of a split file.
         kind: Number of its type.
         shape: Its sizes, rows first.
-        start: Offset of its first byte.
+        offset: Offset of its first byte.
     """
 
     path: Path
     kind: int
     shape: tuple[int, ...]
-    start: int
+    offset: int
 
 
 class Header(NamedTuple):
     """The part of a file before the weights."""
 
     values: dict[str, Any]
-    tensors: dict[str, Place]
+    tensors: dict[str, TensorLocation]
 
 
 def read_header(path: Path) -> Header:
@@ -47,79 +47,79 @@ def read_header(path: Path) -> Header:
         OSError: It cannot be read.
     """
     with path.open("rb") as file:
-        cursor = _Cursor(file.read(MOST_BYTES))
-    if cursor.bytes(4) != MAGIC:
-        raise ValueError("it is no GGUF file")
-    version = cursor.number("I")
+        reader = _HeaderReader(file.read(MAX_BYTES))
+    if reader.read_bytes(4) != MAGIC:
+        raise ValueError("it is not a GGUF file")
+    version = reader.read_number("I")
     if int.from_bytes(version.to_bytes(4, "little"), "big") in VERSIONS:
-        raise ValueError("it is a big-endian file; convert it with the command gguf-convert-endian of the library gguf")
+        raise ValueError("it is a big-endian file; convert it with gguf-convert-endian of the package gguf")
     if version not in VERSIONS:
         raise ValueError(f"its version is {version}, which is not 2 or 3")
-    tensors, keys = cursor.number("Q"), cursor.number("Q")
+    tensor_count, key_count = reader.read_number("Q"), reader.read_number("Q")
     values: dict[str, Any] = {}
-    for _ in range(cursor.count(keys, 13)):
-        key = cursor.text()
+    for _ in range(reader.check_count(key_count, 13)):
+        key = reader.read_text()
         if key in values:
-            raise ValueError(f"it has {key!r:.60} twice")
-        values[key] = cursor.value(cursor.number("I"))
-    places: dict[str, Place] = {}
-    for _ in range(min(cursor.count(tensors, 24), MOST_TENSORS)):
-        name = cursor.text()
-        axes = cursor.number("I")
-        if axes > MOST_AXES or name in places:
-            raise ValueError(f"the tensor {name!r:.60} has {axes} axes, or is there twice")
-        sizes = [cursor.number("Q") for _ in range(axes)]
-        places[name] = Place(path, cursor.number("I"), tuple(reversed(sizes)), cursor.number("Q"))
+            raise ValueError(f"the key {key!r:.60} is duplicated")
+        values[key] = reader.read_value(reader.read_number("I"))
+    tensors: dict[str, TensorLocation] = {}
+    for _ in range(min(reader.check_count(tensor_count, 24), MAX_TENSORS)):
+        name = reader.read_text()
+        axes = reader.read_number("I")
+        if axes > MAX_AXES or name in tensors:
+            raise ValueError(f"the tensor {name!r:.60} has {axes} axes, or is duplicated")
+        sizes = [reader.read_number("Q") for _ in range(axes)]
+        tensors[name] = TensorLocation(path, reader.read_number("I"), tuple(reversed(sizes)), reader.read_number("Q"))
     align = values.get("general.alignment", 32)
     if type(align) is not int or not 8 <= align <= 2**16:
         raise ValueError(f"general.alignment is {align!r:.60}, not a number from 8 to 65536")
-    first = math.ceil(cursor.place / align) * align
-    return Header(values, {name: one._replace(start=first + one.start) for name, one in places.items()})
+    first = math.ceil(reader.position / align) * align
+    return Header(values, {name: tensor._replace(offset=first + tensor.offset) for name, tensor in tensors.items()})
 
 
-class _Cursor:
-    """Reads values one after another; raises ValueError at the end."""
+class _HeaderReader:
+    """Reads values in sequence; raises ValueError at the end."""
 
     def __init__(self, content: bytes) -> None:
-        self.content, self.place, self.left = content, 0, MOST_VALUES
+        self.content, self.position, self.values_left = content, 0, MAX_VALUES
 
-    def bytes(self, count: int) -> bytes:
-        start, self.place = self.place, self.place + count
-        if self.place > len(self.content):
-            raise ValueError("it ends too early, or its header is larger than any real one")
-        return self.content[start : self.place]
+    def read_bytes(self, count: int) -> bytes:
+        start, self.position = self.position, self.position + count
+        if self.position > len(self.content):
+            raise ValueError("it is truncated, or its header exceeds the limit")
+        return self.content[start : self.position]
 
-    def number(self, code: str) -> Any:
-        return struct.unpack(f"<{code}", self.bytes(struct.calcsize(f"<{code}")))[0]
+    def read_number(self, code: str) -> Any:
+        return struct.unpack(f"<{code}", self.read_bytes(struct.calcsize(f"<{code}")))[0]
 
-    def count(self, stated: int, least: int) -> int:
-        """Checks and returns a number of items that take at least `least` bytes each."""
-        self.left -= stated
-        if stated * least > len(self.content) - self.place or self.left < 0:
-            raise ValueError(f"it states {stated:,} values, more than it holds or any real one has")
+    def check_count(self, stated: int, least: int) -> int:
+        """Checks and returns a number of items of at least `least` bytes."""
+        self.values_left -= stated
+        if stated * least > len(self.content) - self.position or self.values_left < 0:
+            raise ValueError(f"it claims {stated:,} values, more than it contains or the limit allows")
         return stated
 
-    def text(self) -> str:
-        return self.bytes(self.number("Q")).decode("utf-8", "replace")
+    def read_text(self) -> str:
+        return self.read_bytes(self.read_number("Q")).decode("utf-8", "replace")
 
-    def value(self, kind: int, *, inside: bool = False) -> Any:
+    def read_value(self, kind: int, *, inside: bool = False) -> Any:
         if kind == STRING:
-            return self.text()
+            return self.read_text()
         if kind == ARRAY and not inside:
-            kind, stated = self.number("I"), self.number("Q")
+            kind, stated = self.read_number("I"), self.read_number("Q")
             if kind not in NUMBERS:
-                return [self.value(kind, inside=True) for _ in range(self.count(stated, 8))]
+                return [self.read_value(kind, inside=True) for _ in range(self.check_count(stated, 8))]
             code = NUMBERS[kind]
             size = struct.calcsize(f"<{code}")
-            return list(struct.unpack(f"<{stated}{code}", self.bytes(self.count(stated, size) * size)))
+            return list(struct.unpack(f"<{stated}{code}", self.read_bytes(self.check_count(stated, size) * size)))
         if kind not in NUMBERS:
-            raise ValueError(f"a value has the type {kind}, which is unknown")
-        return self.number(NUMBERS[kind])
+            raise ValueError(f"a value has the unknown type {kind}")
+        return self.read_number(NUMBERS[kind])
 
 
 PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})(\.gguf)", re.IGNORECASE | re.ASCII)
 PART_NUMBER, COUNT, TENSORS = "split.no", "split.count", "split.tensors.count"
-MOST_PARTS, NAMED = 1000, 3  # missing parts that are named in a message
+MAX_PARTS, MAX_NAMED = 1000, 3  # the latter: missing parts that a message names
 
 
 def read_parts(path: Path) -> Header:
@@ -132,27 +132,27 @@ def read_parts(path: Path) -> Header:
     """
     header = read_header(path)
     count = header.values.get(COUNT, 0)
-    if type(count) is not int or not 0 <= count <= MOST_PARTS:
-        raise ValueError(f"{COUNT} is {count!r:.40}, not a number of up to {MOST_PARTS:,} parts")
+    if type(count) is not int or not 0 <= count <= MAX_PARTS:
+        raise ValueError(f"{COUNT} is {count!r:.40}, not a number of up to {MAX_PARTS:,} parts")
     if count < 2:
         return header
     paths = _part_paths(path, count)
     if missing := [part.name for part in paths if not part.is_file()]:
-        more = f" and {len(missing) - NAMED} more" if len(missing) > NAMED else ""
-        raise UserError(f"{path}: is one of {count} parts; put {', '.join(missing[:NAMED])}{more} next to it")
-    values, places = read_header(paths[0]).values, dict[str, Place]()
+        more = f" and {len(missing) - MAX_NAMED} more" if len(missing) > MAX_NAMED else ""
+        raise UserError(f"{path}: is one of {count} parts; put {', '.join(missing[:MAX_NAMED])}{more} next to it")
+    values, tensors = read_header(paths[0]).values, dict[str, TensorLocation]()
     for number, part in enumerate(paths):
         read = read_header(part)
         expected = values | {PART_NUMBER: number, COUNT: count}
         for key in (PART_NUMBER, COUNT, *read.values):
             if (stated := read.values.get(key)) != expected.get(key):
                 raise ValueError(f"{key} is {stated!r:.40} in {part.name}, not {expected.get(key)!r:.40}")
-        if twice := next((name for name in read.tensors if name in places), None):
-            raise ValueError(f"{part.name} has the tensor {twice!r:.60} of another part again")
-        places |= read.tensors
-    if values.get(TENSORS, len(places)) != len(places):
-        raise ValueError(f"{TENSORS} is {values[TENSORS]!r:.40}, but its parts have {len(places)} tensors")
-    return Header(values, places)
+        if duplicate := next((name for name in read.tensors if name in tensors), None):
+            raise ValueError(f"{part.name} duplicates the tensor {duplicate!r:.60} of another part")
+        tensors |= read.tensors
+    if values.get(TENSORS, len(tensors)) != len(tensors):
+        raise ValueError(f"{TENSORS} is {values[TENSORS]!r:.40}, but its parts have {len(tensors)} tensors")
+    return Header(values, tensors)
 
 
 def _part_paths(path: Path, count: int) -> list[Path]:
@@ -250,7 +250,7 @@ QUANTISATION = 2  # version of the types of tensors; older ones have the same na
 PLAIN_KINDS = (0, 1, 30)  # numbers of F32, F16, BF16
 
 
-def check_keys(values: Mapping[str, Any], tensors: Mapping[str, Place], read: Mapping[str, Allowed]) -> None:
+def check_keys(values: Mapping[str, Any], tensors: Mapping[str, TensorLocation], read: Mapping[str, Allowed]) -> None:
     """Checks all keys of a header.
 
     Args:
@@ -259,20 +259,20 @@ def check_keys(values: Mapping[str, Any], tensors: Mapping[str, Place], read: Ma
         ValueError: A key is unknown, or its value is not supported.
     """
     kind = values["general.architecture"]
-    known = {f"general.{name}": allowed for name, allowed in GENERAL.items()}
-    known |= {f"tokenizer.{name}": allowed for name, allowed in TOKENIZER.items()}
+    supported = {f"general.{name}": allowed for name, allowed in GENERAL.items()}
+    supported |= {f"tokenizer.{name}": allowed for name, allowed in TOKENIZER.items()}
     if values.get("tokenizer.ggml.model") != "llama":
-        known |= {f"tokenizer.{name}": allowed for name, allowed in BYTE_PAIRS.items()}
-    known |= {f"split.{name}": allowed for name, allowed in SPLIT.items()}
-    if any(place.kind not in PLAIN_KINDS for place in tensors.values()):
-        known["general.quantization_version"] = [QUANTISATION]
+        supported |= {f"tokenizer.{name}": allowed for name, allowed in BYTE_PAIRS.items()}
+    supported |= {f"split.{name}": allowed for name, allowed in SPLIT.items()}
+    if any(location.kind not in PLAIN_KINDS for location in tensors.values()):
+        supported["general.quantization_version"] = [QUANTISATION]
     if values.get("general.sampling.penalty_repeat", 1) == 1:
-        known["general.sampling.penalty_last_n"] = int
-    known |= {f"{kind}.{name}": allowed for name, allowed in (ARCHITECTURE | dict(read)).items()}
+        supported["general.sampling.penalty_last_n"] = int
+    supported |= {f"{kind}.{name}": allowed for name, allowed in (ARCHITECTURE | dict(read)).items()}
     for key, value in values.items():
-        if key in known:
-            if not _is_allowed(value, known[key]):
-                raise ValueError(f"{key} is {value!r:.40}, {_wanted(known[key])}")
+        if key in supported:
+            if not _is_allowed(value, supported[key]):
+                raise ValueError(f"{key} is {value!r:.40}, {_describe_allowed(supported[key])}")
         elif not _is_description(key):
             raise ValueError(f"{key} is {value!r:.40}, a key that is not supported")
 
@@ -283,7 +283,7 @@ def _is_allowed(value: Any, allowed: Allowed) -> bool:
     return type(value) in (allowed if isinstance(allowed, tuple) else (allowed,))
 
 
-def _wanted(allowed: Allowed) -> str:
+def _describe_allowed(allowed: Allowed) -> str:
     if isinstance(allowed, list):
         return f"which is not supported; it may be {' or '.join(map(repr, allowed))}"
     kinds = allowed if isinstance(allowed, tuple) else (allowed,)

@@ -4,7 +4,7 @@ import struct
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-KEY, LONGEST = "tokenizer.ggml.", 1024
+KEY, MAX_TOKEN_LENGTH = "tokenizer.ggml.", 1024
 # Kinds of tokens, with SentencePiece's numbers.
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED = 1, 2, 3, 4, 5
 BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
@@ -14,25 +14,25 @@ _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
 _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
 
-def _split(numbers: str) -> list[dict[str, Any]]:
+def _make_pre_tokenizers(numbers: str) -> list[dict[str, Any]]:
     pattern = {"Regex": f"{_WORDS}{numbers}{_REST}"}
     split = {"type": "Split", "pattern": pattern, "behavior": "Isolated", "invert": False}
     return [split, BYTES | {"use_regex": False}]
 
 
-LLAMA3, QWEN2 = _split(r"\p{N}{1,3}"), _split(r"\p{N}")
+LLAMA3, QWEN2 = _make_pre_tokenizers(r"\p{N}{1,3}"), _make_pre_tokenizers(r"\p{N}")
 # Pre-tokenizers of BPE, by the name in tokenizer.ggml.pre; those of one line have the same patterns in llama.cpp.
-CUTS: dict[str, list[dict[str, Any]]] = {
+PRE_TOKENIZERS: dict[str, list[dict[str, Any]]] = {
     "gpt-2": GPT2,
     **dict.fromkeys(("smollm", "refact", "starcoder"), SMOLLM),
     **dict.fromkeys(("llama-bpe", "llama3", "llama-v3"), LLAMA3),
-    "smaug-bpe": [*LLAMA3],  # another list: no begin token, and merges are not ignored
+    "smaug-bpe": [*LLAMA3],  # a copy: not `is LLAMA3`, so no begin token, and merges are not ignored
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), QWEN2),
 }
 
 
-def tokenizer_files(values: Mapping[str, Any], rows: int, ends: Collection[int]) -> dict[str, Any]:
-    """The contents of a tokenizer's files by name, with objects for JSON.
+def make_tokenizer_files(values: Mapping[str, Any], rows: int, ends: Collection[int]) -> dict[str, Any]:
+    """Returns the contents of a tokenizer's files by name, with objects for JSON.
 
     Args:
         values: Values of the header.
@@ -45,51 +45,53 @@ def tokenizer_files(values: Mapping[str, Any], rows: int, ends: Collection[int])
     tokens = values[f"{KEY}tokens"]
     kinds = values.get(f"{KEY}token_type") or [NORMAL] * len(tokens)
     if len(tokens) != rows or len(kinds) != rows:
-        raise ValueError(f"{KEY}tokens are {len(tokens):,} of {len(kinds):,} types, its weights are of {rows:,}")
-    if not all(isinstance(token, str) and len(token) <= LONGEST for token in tokens):
-        raise ValueError(f"{KEY}tokens are no texts of up to {LONGEST:,} characters")
+        raise ValueError(
+            f"{KEY}tokens has {len(tokens):,} tokens, token_type {len(kinds):,}, the embedding {rows:,} rows"
+        )
+    if not all(isinstance(token, str) and len(token) <= MAX_TOKEN_LENGTH for token in tokens):
+        raise ValueError(f"{KEY}tokens must be strings of at most {MAX_TOKEN_LENGTH:,} characters")
     kinds = [CONTROL if id in ends else kind for id, kind in enumerate(kinds)]
-    known = [token for token, kind in zip(tokens, kinds, strict=True) if kind != UNUSED]
-    if len(set(known)) < len(known):
-        raise ValueError(f"{KEY}tokens has a token twice")
+    used = [token for token, kind in zip(tokens, kinds, strict=True) if kind != UNUSED]
+    if len(set(used)) < len(used):
+        raise ValueError(f"{KEY}tokens has a duplicate token")
     model = values[f"{KEY}model"]
     if model == "gpt2":
-        return {"tokenizer.json": _byte_pairs(values, tokens, kinds)}
+        return {"tokenizer.json": _make_tokenizer_json(values, tokens, kinds)}
     if model == "llama":
         settings = {"add_bos_token": values.get(f"{KEY}add_bos_token", True)}
-        return {"tokenizer.model": _piece_model(values, tokens, kinds), "tokenizer_config.json": settings}
+        return {"tokenizer.model": _encode_sentencepiece(values, tokens, kinds), "tokenizer_config.json": settings}
     raise ValueError(f"{KEY}model is {model!r:.40}, not gpt2 or llama")
 
 
-def _byte_pairs(values: Mapping[str, Any], tokens: Sequence[str], kinds: Sequence[int]) -> dict[str, Any]:
+def _make_tokenizer_json(values: Mapping[str, Any], tokens: Sequence[str], kinds: Sequence[int]) -> dict[str, Any]:
     name = values.get(f"{KEY}pre")
-    if name not in CUTS:
-        raise ValueError(f"{KEY}pre is {name!r:.40}, not one of {', '.join(CUTS)}")
-    cuts = CUTS[name]
+    if name not in PRE_TOKENIZERS:
+        raise ValueError(f"{KEY}pre is {name!r:.40}, not one of {', '.join(PRE_TOKENIZERS)}")
+    cuts = PRE_TOKENIZERS[name]
     vocab = {token: id for id, token in enumerate(tokens) if kinds[id] != UNUSED}
-    how = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     added = [
-        {"id": id, "content": token, "special": kinds[id] != USER_DEFINED, **how}
+        {"id": id, "content": token, "special": kinds[id] != USER_DEFINED, **flags}
         for token, id in vocab.items()
         if kinds[id] in (UNKNOWN, CONTROL, USER_DEFINED)
     ]
     merges = [pair.split(" ") for pair in values[f"{KEY}merges"]]
     if not all(len(pair) == 2 for pair in merges):
-        raise ValueError(f"{KEY}merges are no pairs")
+        raise ValueError(f"{KEY}merges must be pairs")
     begins = values.get(f"{KEY}add_bos_token", cuts is LLAMA3)
     return {
         "version": "1.0",
         "added_tokens": added,
         "normalizer": {"type": "NFC"} if cuts is QWEN2 else None,
         "pre_tokenizer": cuts[0] if len(cuts) == 1 else {"type": "Sequence", "pretokenizers": cuts},
-        "post_processor": _begins(tokens, values[f"{KEY}bos_token_id"]) if begins else None,
+        "post_processor": _make_bos_processor(tokens, values[f"{KEY}bos_token_id"]) if begins else None,
         "decoder": BYTES | {"use_regex": True},
         "model": {"type": "BPE", "vocab": vocab, "merges": merges, "ignore_merges": cuts is LLAMA3},
     }
 
 
-def _begins(tokens: Sequence[str], id: int) -> dict[str, Any]:
-    """A post-processor that adds a begin token to a text."""
+def _make_bos_processor(tokens: Sequence[str], id: int) -> dict[str, Any]:
+    """Returns a post-processor that adds a begin token to a text."""
     if type(id) is not int or not 0 <= id < len(tokens):
         raise ValueError(f"{KEY}bos_token_id is {id!r:.40}, which is outside the vocabulary")
     token = tokens[id]
@@ -102,28 +104,30 @@ def _begins(tokens: Sequence[str], id: int) -> dict[str, Any]:
     }
 
 
-def _piece_model(values: Mapping[str, Any], tokens: Sequence[str], kinds: Sequence[int]) -> bytes:
-    """The content of a SentencePiece file (sentencepiece_model.proto): pieces, and normalisation."""
+def _encode_sentencepiece(values: Mapping[str, Any], tokens: Sequence[str], kinds: Sequence[int]) -> bytes:
+    """Encodes a SentencePiece file (sentencepiece_model.proto): pieces and normalisation."""
     pieces = b"".join(
-        _bytes(1, _bytes(1, token.encode()) + b"\x15" + struct.pack("<f", score) + _number(3, kind))
+        _encode_bytes(
+            1, _encode_bytes(1, token.encode()) + b"\x15" + struct.pack("<f", score) + _encode_integer(3, kind)
+        )
         for token, score, kind in zip(tokens, values[f"{KEY}scores"], kinds, strict=True)
     )
-    trainer = _number(3, 2) + _number(35, 1)  # BPE with byte fallback
+    trainer = _encode_integer(3, 2) + _encode_integer(35, 1)  # BPE with byte fallback
     spaces = (values.get(f"{KEY}add_space_prefix", True), values.get(f"{KEY}remove_extra_whitespaces", False), True)
-    flags = b"".join(_number(field, int(flag)) for field, flag in enumerate(spaces, 3))
-    normalizer = _bytes(1, b"identity") + flags
-    return pieces + _bytes(2, trainer) + _bytes(3, normalizer)
+    flags = b"".join(_encode_integer(field, int(flag)) for field, flag in enumerate(spaces, 3))
+    normalizer = _encode_bytes(1, b"identity") + flags
+    return pieces + _encode_bytes(2, trainer) + _encode_bytes(3, normalizer)
 
 
-def _number(field: int, value: int) -> bytes:
-    return _varint(field << 3) + _varint(value)
+def _encode_integer(field: int, value: int) -> bytes:
+    return _encode_varint(field << 3) + _encode_varint(value)
 
 
-def _bytes(field: int, content: bytes) -> bytes:
-    return _varint(field << 3 | 2) + _varint(len(content)) + content
+def _encode_bytes(field: int, content: bytes) -> bytes:
+    return _encode_varint(field << 3 | 2) + _encode_varint(len(content)) + content
 
 
-def _varint(value: int) -> bytes:
+def _encode_varint(value: int) -> bytes:
     """Encodes an integer as a protocol buffer does, with seven bits per byte."""
     if not 0 <= value < 2**31:
         raise ValueError(f"{value} is out of bounds")
