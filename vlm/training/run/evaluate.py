@@ -207,7 +207,7 @@ def evaluate_checkpoint(
     check_lengths(config, model)
     task = build_task(config, model, data)
     if is_external and (search := getattr(task, "search", None)) is not None:  # of a task that generates text
-        search.follow(loaded["vlm"].get("decoding", {}), config["task"])
+        search.use_stored_options(loaded["vlm"].get("decoding", {}), config["task"])
     steps = None if is_external else loaded["global_step"]
     has_seen_samples = not is_external and split == "train" and data.fingerprint() == loaded["vlm"]["data"]
     task.trained = TrainedModel(steps, is_external or bool(find_init_paths(config)), has_seen_samples)
