@@ -117,7 +117,10 @@ def test_images_come_as_paths_pictures_and_arrays_one_or_many(captioner: vlm.Mod
         (lambda model: vlm.load("nothing.ckpt"), "nothing.ckpt: no such checkpoint; give a run's folder"),
         (lambda model: vlm.load(FILES / "tagging.ckpt", device="tpu"), "--device: 'tpu' is unknown; choose auto"),
         (lambda model: load("tagging").attention(SAMPLE), "attention: not supported for a model for tagging"),
-        (lambda model: load("image_questions").attention(SAMPLE), "attention: a model for image_questions has none"),
+        (
+            lambda model: load("image_questions").attention(SAMPLE),
+            "attention: not supported for a model for image_questions; load a captioner",
+        ),
         (lambda model: vlm.train("optim.lrr=1"), "optim.lrr: unknown; did you mean lr?"),
         (lambda model: vlm.train(trainer={"max_epoch": 3}), "trainer.max_epoch: unknown; did you mean max_epochs?"),
         (lambda model: vlm.score("nothing.json", {}), "nothing.json: No such file"),

@@ -10,7 +10,7 @@ import pytest
 from tiny_checkpoints import COMMANDS, FILES, IMAGES, STORY
 
 from vlm.cli import main
-from vlm.inference.inputs import read_texts
+from vlm.inference.arguments import read_texts
 from vlm.io.files import read_arguments
 from vlm.tasks.masked_language_modeling.predict import GapFiller
 from vlm.tasks.tagging import predict as tagging

@@ -73,7 +73,7 @@ def test_a_device_that_is_full_is_found_by_trying(monkeypatch) -> None:
         return SimpleNamespace(size=size, fits=size <= 37, samples=48, device="cuda")
 
     monkeypatch.setattr(batch_size, "Trial", played)
-    found = batch_size.largest_batch({"data": {"batch_size": 8}, "trainer": {"devices": 1}})
+    found = batch_size.find_largest_batch({"data": {"batch_size": 8}, "trainer": {"devices": 1}})
     assert found == {"largest_batch_size": 36, "estimate": False, "how": "measured, to within 1/16"}
 
 

@@ -98,7 +98,7 @@ def test_a_file_and_a_folder_come_before_the_name_of_runs(capsys) -> None:
     assert vlm(["info", "-c", "captioning"]) == 0  # a folder without a checkpoint
     Path("captioning/config.json").write_text("{}")
     assert vlm(["info", "-c", "captioning"]) == 2
-    assert "error: captioning holds a model of type None" in capsys.readouterr().err
+    assert "error: captioning: model_type None is not supported" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("given", ["captionin", "runs/captionin", "captionning"])

@@ -127,11 +127,11 @@ def test_conversations_train_the_joined_model_that_answers_and_chats(tmp_path, p
 @pytest.mark.parametrize(
     ("encoder", "decoder", "options", "words"),
     [
-        ("siglip", "llama", ["model.encoder.path=null"], "model.encoder.path: give the encoder's folder, or"),
+        ("siglip", "llama", ["model.encoder.path=null"], "model.encoder.path: give either the encoder's folder, or"),
         ("llama", "llama", [], "model.encoder.path=.*: holds a LlamaForCausalLM; give a folder of an image encoder"),
         ("siglip", "siglip", [], "model.decoder.path=.*: holds a SiglipVisionModel; give a decoder of Llama's family"),
         ("siglip", "gpt2", [], "model.decoder.path=.*: holds a GPT2LMHeadModel; give a decoder of Llama's family"),
-        ("siglip", "llama", ["model.decoder.path=null"], "model.decoder.path: has no value; give model.decoder.path="),
+        ("siglip", "llama", ["model.decoder.path=null"], "model.decoder.path: missing; give model.decoder.path="),
         (
             "siglip",
             "llama",

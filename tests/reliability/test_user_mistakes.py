@@ -40,7 +40,7 @@ def trained(table: Path, *more: str) -> int:
 @pytest.mark.parametrize(
     ("given", "line"),
     [
-        ("trainer.val_check_interval=100000", "trainer.val_check_interval: 100000 is more than the 5 batches of an ep"),
+        ("trainer.val_check_interval=100000", "trainer.val_check_interval: 100000 exceeds the 5 batches of an epoch"),
         ("trainer.accelerator=gpu", "trainer.accelerator: torch finds no usable GPU (see vlm doctor); set"),
         ("trainer.devices=two", "trainer: "),
         ("task.freeze=[encodr]", "task.freeze: the model has no module encodr; it has encoder, decoder; did you me"),

@@ -279,7 +279,7 @@ HOSTILE: dict[str, tuple[Any, int, str]] = {
     "the last is the model": ({"messages": [USER, {"role": "assistant", "content": "a"}]}, 400, "must have role"),
     "megabytes": ({"messages": [{"role": "user", "content": "word " * 10**6}]}, 413, "more than 1,048,576"),
     "long": ({"messages": [{"role": "user", "content": "word " * 10**4}]}, 400, "the conversation is full"),
-    "special": ({"messages": [{"role": "user", "content": "a<end_of_utterance>"}]}, 400, "meaning of its own"),
+    "special": ({"messages": [{"role": "user", "content": "a<end_of_utterance>"}]}, 400, "contains the special token"),
     "surrogate": (b'{"messages": [{"role": "user", "content": "\\ud800"}]}', 400, "is not UTF-8"),
     "http": (image({"url": "http://127.0.0.1/a.png"}), 400, "is not a data URL"),
     "file": (image({"url": "file:///etc/passwd"}), 400, "is not a data URL"),

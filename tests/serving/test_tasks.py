@@ -66,7 +66,7 @@ def test_answers_are_those_of_python(task):
         ({"question": ["?"] * 65}, "question"),
         ({"label": []}, "label"),
         ({"max_tokens": 10**6}, "max_tokens|room"),
-        ({"beam": 1000}, "beam|too many|top-k"),
+        ({"beam": 1000}, "beam|exceed the maximum|top-k"),
         ({"seed": 10**30}, "seed"),
         ({"temperature": 0.5, "sample": False}, "temperature"),
     ],

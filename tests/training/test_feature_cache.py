@@ -116,7 +116,7 @@ def test_killed_while_writing_it_goes_on_where_it_was(writes, root, tmp_path, mo
     builder(data(root)).build(tmp_path / "whole", lambda line: None)
     child = os.fork()
     if not child:
-        done, write = [], feature_file._write
+        done, write = [], feature_file._write_fully
 
         def dying(*given):
             done.append(given)
@@ -125,7 +125,7 @@ def test_killed_while_writing_it_goes_on_where_it_was(writes, root, tmp_path, mo
             write(*given)
 
         torch.set_num_threads(1)  # OpenMP's other threads are not in the child
-        feature_file._write = dying
+        feature_file._write_fully = dying
         builder(data(root)).build(tmp_path / "cut", lambda line: None)
         os._exit(0)
     assert os.waitpid(child, 0)[1] == signal.SIGKILL

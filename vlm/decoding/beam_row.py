@@ -16,7 +16,7 @@ class Node:
         total: Sum of the scores, which ranks hypotheses of equal length.
         logprob: Log-probability of the token according to the model, before any constraint.
         depth: Number of tokens.
-        kept: Whether the hypothesis was finished or continued.
+        selected: Whether the hypothesis was finished or continued.
     """
 
     parent: "Node | None"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from vlm.inference.inputs import Arguments, Texts, read_texts
+from vlm.inference.arguments import Arguments, Texts, read_texts
 from vlm.inference.options import (
     DecodingOptions,
     ImageOptions,

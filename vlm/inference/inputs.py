@@ -1,24 +1,19 @@
-"""Inputs of tasks, from the command line and from Python: found, and read ahead of the model."""
+"""Finds image files, and reads inputs ahead of the model."""
 
 import glob
 import os
-import sys
-from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from threading import Event
-from typing import Annotated, Any, ClassVar, Self
+from typing import Any
 
 import numpy as np
 from PIL import Image, ImageOps
 
-from vlm.data.text.words import read_lines, split_lines
 from vlm.errors import UserError
-from vlm.inference.options import Kind, Option, check_utf8
 from vlm.io.files import read_arguments
 from vlm.machine import cores
 
@@ -160,164 +155,3 @@ def _prepare_sources(
         except UserError as fault:
             value = fault
         yield value
-
-
-Texts = Annotated[list[str] | None, Option("Input text. Repeatable. By default, lines of stdin.")]
-Files = Annotated[list[str], Option("Images, or text files if the model reads texts.", positional=True)]
-
-
-@dataclass(kw_only=True)
-class Arguments(ABC):
-    """The arguments of a command that specify its inputs; each field is annotated with an `Option`.
-
-    Attributes:
-        kind: The kind of an input: text or image.
-        words: The field for the arguments of `vlm predict`.
-        types: Types of an input in Python.
-    """
-
-    kind: ClassVar[Kind] = "text"
-    words: ClassVar[str] = "text"
-    types: ClassVar[tuple[type, ...]] = (str,)
-
-    @classmethod
-    def from_words(cls, words: Sequence[str]) -> Self:
-        """Returns the arguments for `vlm predict WORDS`."""
-        return cls(**{cls.words: list(words)})
-
-    @abstractmethod
-    def read(self) -> list[Any]:
-        """Returns the inputs.
-
-        Raises:
-            UserError: There are no inputs, or an input cannot be read.
-        """
-
-    def paths(self, inputs: Sequence[Any]) -> list[str]:
-        """Returns the files that are read for the inputs from `read`; outputs may not replace them."""
-        return []
-
-    @classmethod
-    def from_python(cls, value: Any) -> tuple[list[Any], bool]:
-        """Converts a value in Python to inputs; also returns whether it was a single input.
-
-        Raises:
-            UserError: It is not an input.
-        """
-        is_single = isinstance(value, str | os.PathLike) or not isinstance(value, Iterable)
-        inputs = [value] if is_single else list(value)
-        for item in inputs:
-            if not isinstance(item, cls.types):
-                raise UserError(f"inputs: a {type(item).__name__} is not a {cls.kind}; give a str or a list of them")
-        check_utf8([item for item in inputs if isinstance(item, str)])
-        return inputs, is_single
-
-
-@dataclass(kw_only=True)
-class WordArguments(Arguments):
-    """Words of the command line: the default inputs for a task of a user's package."""
-
-    words = "inputs"
-    types = (object,)
-    inputs: Annotated[list[str], Option("Inputs.", positional=True)]
-
-    def read(self) -> list[str]:
-        return list(self.inputs)
-
-
-@dataclass(kw_only=True)
-class ImageArguments(Arguments):
-    """Images; in Python also Pillow images and arrays."""
-
-    kind = "image"
-    words = "images"
-    images: Annotated[list[str], Option("Image files, folders or patterns.", positional=True)]
-
-    def read(self) -> list[str]:
-
-        return find_images(self.images)
-
-    def paths(self, inputs: Sequence[Any]) -> list[str]:
-        return list(map(str, inputs))
-
-    @classmethod
-    def from_python(cls, value: Any) -> tuple[list[Any], bool]:
-
-        return collect_images(value)
-
-
-@dataclass(kw_only=True)
-class ImageFileArguments(Arguments):
-    """Image files; one may be given several times, for models that read several images together."""
-
-    kind = "image"
-    words = "files"
-    files: Files
-
-    def read(self) -> list[str]:
-
-        return find_images(self.files, repeated=True)
-
-    paths = ImageArguments.paths
-    from_python = ImageArguments.from_python
-
-
-@dataclass(kw_only=True)
-class FileArguments(Arguments):
-    """Text files, each one input. In Python a `Path` is a file, and a str is the text itself."""
-
-    words = "files"
-    types = (str, os.PathLike)
-    files: Files
-
-    def read(self) -> list[Path]:
-        return list(map(Path, self.files))
-
-    def paths(self, inputs: Sequence[Any]) -> list[str]:
-        return list(map(str, inputs))
-
-
-@dataclass(kw_only=True)
-class TextArguments(Arguments):
-    """Texts; on a command line, lines of stdin by default."""
-
-    text: Texts = None
-
-    def read(self) -> list[str]:
-        return read_texts([], self.text or [])
-
-
-@dataclass(kw_only=True)
-class LineArguments(Arguments):
-    """Texts; on a command line, lines of files, or of stdin by default."""
-
-    files: Annotated[list[str] | None, Option("Files with one text per line. By default, stdin.", positional=True)] = (
-        None
-    )
-    text: Texts = None
-
-    def read(self) -> list[str]:
-        return read_texts(self.files or [], self.text or [])
-
-    def paths(self, inputs: Sequence[Any]) -> list[str]:
-        return list(self.files or [])
-
-
-def read_texts(files: Sequence[str], texts: Sequence[str], *, named: str = "--text TEXT, a file") -> list[str]:
-    """Returns texts and the lines of files, or of stdin if there are neither; only a line feed ends a line.
-
-    Args:
-        named: The arguments to suggest in an error message.
-    Raises:
-        UserError: There is no text, a file cannot be read, or a text is not UTF-8.
-    """
-    lines = [] if files or texts else split_lines("".join(sys.stdin))
-    for file in files:
-        lines += split_lines("".join(read_lines(Path(file))))
-    lines = [*texts, *lines]
-    if files and not lines:
-        raise UserError(f"{files[0]}: is empty; write one text per line")
-    if not lines:
-        raise UserError(f"no input text; give {named}, or one text per line on stdin")
-    check_utf8(lines)
-    return lines

@@ -20,8 +20,9 @@ from vlm.data.text.inputs import EncodedSample, Input, input_rows
 from vlm.data.text.prompt_form import PromptForm
 from vlm.data.text.tokenizer import Tokenizer, tokenizer_from_state
 from vlm.errors import UserError
+from vlm.inference.arguments import Arguments, ImageArguments, WordArguments
 from vlm.inference.info import preprocess_line, tokenizer_line
-from vlm.inference.inputs import Arguments, ImageArguments, WordArguments, open_image
+from vlm.inference.inputs import open_image
 from vlm.inference.options import ImageOptions, Options
 from vlm.inference.tasks import TASKS, current_task_name, import_object, is_used_by, wrong_task_error
 from vlm.io.output import Output, Records

@@ -5,6 +5,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from vlm.errors import UserError
+from vlm.inference.arguments import (
+    Arguments,
+    FileArguments,
+    ImageArguments,
+    ImageFileArguments,
+    LineArguments,
+    TextArguments,
+    WordArguments,
+)
 from vlm.inference.command_options import (
     CaptionOptions,
     ChatOptions,
@@ -23,15 +32,6 @@ from vlm.inference.command_options import (
     SpanOptions,
     TaggingOptions,
     TextClassOptions,
-)
-from vlm.inference.inputs import (
-    Arguments,
-    FileArguments,
-    ImageArguments,
-    ImageFileArguments,
-    LineArguments,
-    TextArguments,
-    WordArguments,
 )
 from vlm.inference.options import Options, WritingOptions
 

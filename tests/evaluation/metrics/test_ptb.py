@@ -200,7 +200,7 @@ def test_what_is_remembered_of_words_agrees_with_the_rules(pieces: list[str], wo
     caption = "".join(pieces) + " " + " ".join(words)
     line, position, by_rules = caption + "\n", 0, list[str]()
     while position < len(caption):
-        token, after = ptb._next(line, outline(line), position)
+        token, after = ptb._next_token(line, outline(line), position)
         by_rules += [token] if line[position] != " " else []
         position = after if line[position] != " " else position + 1
     assert tokenize(caption) == [token for token in by_rules if token and token not in PUNCTUATION]

@@ -62,7 +62,7 @@ def test_the_probabilities_of_words_are_those_of_the_search(task):
     source = writer.pixels(load_image(IMAGES[0])) if task == "captioning" else "a small red circle"
     trees: dict = {}
     ((_, texts),) = writer.results([[source]], writer.options(beam=3, results=3), trees=trees)
-    nodes = [node for step in trees[0] for node in step if node.kept]
+    nodes = [node for step in trees[0] for node in step if node.selected]
     for text in texts:
         shares = word_probabilities(writer, writer.encode([source]), text.tokens)
         assert " ".join(word for word, _ in shares) == text.text and len({text.text for text in texts}) == 3

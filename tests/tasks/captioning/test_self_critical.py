@@ -139,7 +139,7 @@ def test_a_run_with_a_reward_resumes_exactly(tmp_path, monkeypatch) -> None:
 
 
 def test_weights_in_parts_are_refused() -> None:
-    parts = {"label_smoothing": 0.0, "written": "captions", "fields": {"captions": SimpleNamespace()}}
+    parts = {"label_smoothing": 0.0, "text_field": "captions", "fields": {"captions": SimpleNamespace()}}
     trainer = SimpleNamespace(strategy=Sharded())
     task: Any = SimpleNamespace(tokenizer=ByteTokenizer(), trainer=trainer, **parts)
     with pytest.raises(UserError, match=r"task.reward: not supported with sharded weights; use trainer=ddp"):
@@ -149,7 +149,10 @@ def test_weights_in_parts_are_refused() -> None:
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        (["task.reward=cider"], "name one that captions by model.init_from=RUN"),
+        (
+            ["task.reward=cider"],
+            "needs a trained captioner, whose sampled captions are rewarded; set model.init_from=RUN",
+        ),
         ([*STARTED, "task.reward=cider", "task.label_smoothing=0.1"], "task.label_smoothing: cannot be combined with"),
         ([*STARTED, "task.reward={spice: 1}"], "rouge_l, cider, cider_constant, likelihood"),
         ([*STARTED, "task.reward=spice"], "task.reward: spice: unknown; use bleu1"),

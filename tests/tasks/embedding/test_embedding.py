@@ -231,7 +231,10 @@ DAMAGED = ["[", "{}", "3", '[{"type": "Transformer"}]', "[[[]]]"]
         ({"pooling": {"pooling_mode": ["mean", "cls"]}}, "pools by"),
         ({"pooling": {**OLD, "pooling_mode_cls_token": True}}, "pools by"),
         ({"pooling": {"pooling_mode": 3}}, "pools by 3"),
-        ({"pooling": OLD, "more": ["Dense"]}, "modules.json: lists Transformer, Pooling, Dense, Normalize; what is"),
+        (
+            {"pooling": OLD, "more": ["Dense"]},
+            "modules.json: lists Transformer, Pooling, Dense, Normalize; supported are",
+        ),
         ({"pooling": OLD, "transformer": "0_Transformer"}, "a Transformer in the folder itself"),
         ({"pooling": OLD, "sentence_bert_config": {"do_lower_case": True}}, "sentence_bert_config.json: do_lower_case"),
         ({"pooling": OLD, "config_sentence_transformers": {"default_prompt_name": "query"}}, "default_prompt_name is"),
@@ -254,7 +257,7 @@ def test_what_a_folder_asks_for_and_is_not_done_is_a_line(tmp_path, stated, line
         ({"architecture": "no_such_net"}, "timm has no backbone 'no_such_net'"),
         ({"architecture": "hf-hub:a/b"}, "timm has no backbone"),
         ({"model_args": {"depth": 9}}, "model_args.depth is 9, which vlm does not pass to timm"),
-        ({"pretrained_cfg": {"input_size": [1, 160, 160]}}, "input_size is .*, not of images in three"),
+        ({"pretrained_cfg": {"input_size": [1, 160, 160]}}, "input_size is .*, where vlm supports 3 channels only"),
         ({"pretrained_cfg": {"mean": "x"}}, "pretrained_cfg.mean is 'x', not a list of 3 numbers"),
         (
             {"architecture": "test_resnet"},

@@ -68,7 +68,7 @@ def test_a_photo_that_cannot_be_read_is_named_and_the_others_are_done(translate,
         (["translate", *beside(TEXTS, IMAGES[:2])], "2 images for 3 texts; give one for each, or one for all"),
         (["translate", "--text", "a"], "missing"),
         (["predict", "a circle"], "missing"),
-        (["translate", *beside(TEXTS[:1], IMAGES[:1]), "-c", TRANSLATOR], "a model for translation takes"),
+        (["translate", *beside(TEXTS[:1], IMAGES[:1]), "-c", TRANSLATOR], "not supported by a model for translation"),
     ],
 )
 def test_wrong_use_is_named(arguments, named, capsys):

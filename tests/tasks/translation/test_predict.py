@@ -88,7 +88,7 @@ def test_a_text_that_is_cut_is_named(capsys):
         (["--text", "a", "--results", "2"], "--results"),
         (["--text", "a\udcff"], "is not UTF-8"),
         (["empty.txt"], "empty.txt: is empty"),
-        ([], "there is no text"),  # on stdin
+        ([], "no input text"),  # on stdin
     ],
 )
 def test_wrong_use_is_named(arguments, named, tmp_path, monkeypatch, capsys):

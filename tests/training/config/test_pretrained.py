@@ -260,7 +260,7 @@ def test_gpt2_is_fine_tuned_too(tmp_path):
 
 
 def test_a_path_is_needed_and_is_of_that_model_alone(tmp_path):
-    with pytest.raises(UserError, match=r"^model\.path: has no value; give model\.path=FOLDER$"):
+    with pytest.raises(UserError, match=r"^model\.path: missing; give model\.path=FOLDER$"):
         compose(["model=pretrained"])
     with pytest.raises(UserError, match=r"^model\.path: unknown"):
         compose(["model.path=x"])

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from vlm.errors import UserError
+from vlm.inference.arguments import ImageArguments
 from vlm.inference.command_options import CaptionFiles, CaptionOptions
-from vlm.inference.inputs import ImageArguments
 from vlm.inference.options import ModelOptions, OutputOptions, refuse_combination
 from vlm.io.files import read_arguments, write_text
 from vlm.io.output import Output, Records, find_completed

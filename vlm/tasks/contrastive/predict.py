@@ -16,8 +16,9 @@ from vlm.data.batch import InputRows
 from vlm.data.images.image import Preprocess
 from vlm.data.text.inputs import encode_text
 from vlm.errors import UserError
+from vlm.inference.arguments import read_texts
 from vlm.inference.command_options import LabelOptions, RetrievalOptions
-from vlm.inference.inputs import open_image, read_texts
+from vlm.inference.inputs import open_image
 from vlm.inference.options import as_list, check_utf8
 from vlm.inference.predictor import (
     BatchPredictor,

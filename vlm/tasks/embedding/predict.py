@@ -16,9 +16,10 @@ from vlm.data.images.image import Preprocess
 from vlm.data.text.inputs import Input, encode_text
 from vlm.data.text.tokenizer import tokenizer_from_state
 from vlm.errors import UserError
+from vlm.inference.arguments import read_texts
 from vlm.inference.command_options import EmbeddingArguments, EmbeddingOptions, ImagesToEmbed
 from vlm.inference.info import preprocess_line, tokenizer_line
-from vlm.inference.inputs import collect_images, read_texts
+from vlm.inference.inputs import collect_images
 from vlm.inference.predictor import (
     BatchPredictor,
     ImagePredictor,

@@ -13,8 +13,9 @@ from vlm.data.text.tokenizer import Tokenizer
 from vlm.decoding.continuation import continue_texts
 from vlm.decoding.sampling import Sampling
 from vlm.errors import UserError
+from vlm.inference.arguments import ImageFileArguments
 from vlm.inference.command_options import PromptedQuestionOptions, QuestionOptions
-from vlm.inference.inputs import ImageFileArguments, open_image
+from vlm.inference.inputs import open_image
 from vlm.inference.options import list_questions, single_prompt, stored_options
 from vlm.inference.predictor import BatchPredictor, Rows, Watch, note_truncation
 from vlm.inference.writing import Text, best_or_list

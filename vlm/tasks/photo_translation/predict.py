@@ -10,8 +10,9 @@ from torch import Tensor
 from vlm.data.batch import InputRows
 from vlm.data.images.image import Preprocess
 from vlm.errors import UserError
+from vlm.inference.arguments import LineArguments
 from vlm.inference.command_options import PhotoTranslationOptions
-from vlm.inference.inputs import LineArguments, collect_images, open_image
+from vlm.inference.inputs import collect_images, open_image
 from vlm.inference.predictor import ImagePredictor, image_keys, normalize_pixels
 from vlm.models.context import Context
 from vlm.models.encoder_decoder import TextAndImageToText

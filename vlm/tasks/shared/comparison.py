@@ -204,11 +204,11 @@ def select_span_answers(details: Mapping[str, Any], predictions: Any) -> Compare
     """Returns the scores of each question's answer."""
     rows = details.get("questions", ())
     samples = {row["id"]: Sample(row.get("answers"), (row["exact_match"], row["f1"])) for row in rows}
+    return ComparedSamples({"": samples}, _score_span_answers)
 
-    def score(samples: Sequence[Sample]) -> tuple[Sequence[str], Scorer]:
-        return ("exact_match", "f1"), mean_scorer(np.array([sample.predicted for sample in samples], np.float64))
 
-    return ComparedSamples({"": samples}, score)
+def _score_span_answers(samples: Sequence[Sample]) -> tuple[Sequence[str], Scorer]:
+    return ("exact_match", "f1"), mean_scorer(np.array([sample.predicted for sample in samples], np.float64))
 
 
 def select_tags(details: Any, predictions: Sequence[Mapping[str, Any]]) -> ComparedSamples:

@@ -10,8 +10,8 @@ from torch import Tensor
 from vlm.data.batch import InputRows
 from vlm.data.text.inputs import encode_words
 from vlm.data.text.words import split_words
+from vlm.inference.arguments import TextArguments
 from vlm.inference.command_options import TaggingOptions
-from vlm.inference.inputs import TextArguments
 from vlm.inference.predictor import Rows, Stored, TextPredictor
 from vlm.models.classifier import TokenClassifier
 from vlm.tasks.shared.class_predictor import ClassPredictor

@@ -10,8 +10,8 @@ from torch import Tensor
 from vlm.data.batch import InputRows
 from vlm.data.text.inputs import encode_text
 from vlm.errors import UserError, excerpt
+from vlm.inference.arguments import TextArguments
 from vlm.inference.command_options import TextClassOptions
-from vlm.inference.inputs import TextArguments
 from vlm.inference.options import as_list, check_utf8
 from vlm.inference.predictor import Rows, Stored, TextPredictor, note_truncation
 from vlm.inference.ranking import Classes, classes_record, rank_classes

@@ -10,7 +10,7 @@ from vlm.data.batch import InputRows
 from vlm.data.text.inputs import encode_text
 from vlm.data.text.words import to_single_line
 from vlm.errors import UserError
-from vlm.inference.inputs import LineArguments
+from vlm.inference.arguments import LineArguments
 from vlm.inference.options import WritingOptions
 from vlm.inference.predictor import Stored, check_outputs
 from vlm.inference.writing import Writer
