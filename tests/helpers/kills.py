@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-TRAINING = ("run.run", "run.resume", "run.slurm", "step.muon", "data_module", "callbacks.ema", "callbacks.first_batch")
-PRELOADED = [f"vlm.training.{name}" for name in (*TRAINING, "callbacks.samples", "callbacks.csv_logger")]
+TRAINING = ("run.run", "run.resume", "run.run_folder", "step.optim", "data_module", "callbacks.checkpoints")
+PRELOADED = [f"vlm.training.{name}" for name in (*TRAINING, "callbacks.progress", "callbacks.loggers")]
 PRELOADED += [f"vlm.tasks.{name}.train" for name in ("captioning", "classification", "language_modeling")]
-PRELOADED += [f"vlm.data.shapes.scene_{name}" for name in ("captions", "classes")]
+PRELOADED += [f"vlm.data.shapes.scene_{name}" for name in ("captions", "labels")]
 PRELOADED += ["vlm.data.sources.captions", "vlm.data.text.text_field", "torch._dynamo", "matplotlib.figure"]
 
 

@@ -39,7 +39,7 @@ def tried(function, argv, what, capfd):
     output = capfd.readouterr()
     errors = [line for line in output.err.splitlines() if line.startswith("error: ")]
     assert status in (0, 1, 2), what
-    assert len(errors) == (status != 0) or "marked SPOILS invalidate its scores" in output.out, (what, errors)
+    assert len(errors) == (status != 0) or "\nverdict     training" in output.out, (what, errors)
     assert seconds < SECONDS and grown < MEGABYTES, (what, seconds, grown)
     return status
 

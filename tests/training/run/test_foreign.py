@@ -34,7 +34,9 @@ def test_a_folder_is_evaluated_by_its_own_options(tmp_path: Path, monkeypatch: p
     """The search is that of `vlm caption`, but for what the user overrides."""
     saved_captioner(tmp_path / "theirs", generation={"num_beams": 3, "max_length": 12, "no_repeat_ngram_size": 1})
     searches, follow = [], TextSearch.use_stored_options
-    monkeypatch.setattr(TextSearch, "use_stored_options", lambda self, *args: searches.append((follow(self, *args), self.search)))
+    monkeypatch.setattr(
+        TextSearch, "use_stored_options", lambda self, *args: searches.append((follow(self, *args), self.search))
+    )
     for overrides in ([], ["task.beam=2"]):
         figures(tmp_path / "theirs", tmp_path / f"out{len(overrides)}", "data.source.image_size=32", *overrides)
     captioner = Captioner(str(tmp_path / "theirs"))

@@ -235,9 +235,13 @@ def list_integers(size: Any) -> list[int]:
 
 
 def size_faults(value: Any, path: str) -> Iterator[str]:
-    """Yields a line for each size that does not divide another, such as heads that do not divide the width."""
+    """Yields a line for each size that does not fit another, such as heads that do not divide the width."""
     if not isinstance(value, dict):
         return
+    positions = value.get("positions")
+    dims = value.get("dim"), positions.get("dim") if isinstance(positions, dict) else None
+    if all(isinstance(dim, int) for dim in dims) and dims[0] != dims[1]:
+        yield f"{path}positions.dim: {dims[1]} differs from dim, {dims[0]}; change one of them"
     for name, divisor_name in (("dim", "num_heads"), ("image_size", "patch_size")):
         size, divisor = value.get(name), value.get(divisor_name)
         if not isinstance(divisor, int) or value.get("head_dim"):
