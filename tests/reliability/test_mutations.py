@@ -14,6 +14,8 @@ import torch
 from mutations import VALUES, change
 from small import command
 
+import vlm.cli.check_data
+import vlm.training.run.run
 from vlm.cli.main import run as vlm
 from vlm.config.compose import compose
 from vlm.config.tree import walk
