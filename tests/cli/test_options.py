@@ -46,7 +46,7 @@ def test_a_misspelt_option_is_answered_with_the_nearest_one(name: str, capsys) -
 @pytest.mark.parametrize("command", OF_TASKS.values(), ids=OF_TASKS)
 def test_a_command_has_the_options_and_arguments_of_its_predictor(command) -> None:
     kind = import_object(command.predictor)
-    assert kind.options is command.options and kind.arguments is command.arguments
+    assert kind.options is import_object(command.options) and kind.arguments is import_object(command.arguments)
 
 
 @pytest.mark.parametrize(

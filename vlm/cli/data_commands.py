@@ -32,9 +32,7 @@ def check_data(
     from vlm.data.records import Split, collect_errors
     from vlm.evaluation.data_check.faults import Faults
     from vlm.io.terminal import fold
-    from vlm.training.config.nodes import check_fit
 
-    check_fit(config)
     folder = None if out is None else output_folder(out)
     faults, about, splits = Faults(), list[str](), dict[str, Split]()
     with collect_errors() as faults.errors:

@@ -6,7 +6,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from vlm.errors import UserError
 from vlm.inference.options import ModelOptions, Option, OutputOptions, cached_type_hints, check_checkpoint, get_options
-from vlm.inference.tasks import TASKS, Command, commands_by_task, current_task_name, import_object, wrong_task_error
+from vlm.inference.tasks import (
+    TASKS,
+    Command,
+    commands_by_task,
+    current_task_name,
+    import_object,
+    object_path,
+    wrong_task_error,
+)
 
 if TYPE_CHECKING:
     from vlm.inference.predictor import Predictor
@@ -32,7 +40,7 @@ def make_command(name: str) -> Callable[..., int]:
     def run(arguments: Any, model: ModelOptions, output: OutputOptions, options: Any) -> int:
         return run_predictor(import_object(first.predictor), arguments, model, output, options)
 
-    run.__annotations__ |= {"arguments": first.arguments, "options": first.options}
+    run.__annotations__ |= {"arguments": import_object(first.arguments), "options": import_object(first.options)}
     return run
 
 
@@ -45,8 +53,8 @@ def make_predict_command(argv: Sequence[str]) -> Callable[..., int]:
         from vlm.inference.predictor import find_predictor_class
 
         kind = find_predictor_class(checkpoint, trust=trust)
-        path = f"{kind.__module__}:{kind.__qualname__}"
-        commands.setdefault(kind.task, Command("predict", "", path, kind.options, kind.arguments))
+        paths = map(object_path, (kind, kind.options, kind.arguments))
+        commands.setdefault(kind.task, Command("predict", "", *paths))
     return _make_shared_command(commands, any_task=True)
 
 
@@ -68,11 +76,10 @@ def _make_shared_command(commands: Mapping[str, Command], *, any_task: bool = Fa
         commands: The command of each task.
         any_task: Whether it is `vlm predict`, whose arguments are words that the task interprets.
     """
-    options = _merge_dataclasses("Options", [command.options for command in commands.values()])
+    options = _merge_dataclasses("Options", [import_object(command.options) for command in commands.values()])
     named = make_dataclass("Arguments", [("inputs", Words, field(default=None))], kw_only=True)
-    arguments = (
-        named if any_task else _merge_dataclasses("Arguments", [command.arguments for command in commands.values()])
-    )
+    classes = [import_object(command.arguments) for command in commands.values()]
+    arguments = named if any_task else _merge_dataclasses("Arguments", classes)
 
     def run(arguments: Any, model: ModelOptions, output: OutputOptions, options: Any) -> int:
         from vlm.checkpoint.load import read

@@ -5,35 +5,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from vlm.errors import UserError
-from vlm.inference.arguments import (
-    Arguments,
-    FileArguments,
-    ImageArguments,
-    ImageFileArguments,
-    LineArguments,
-    TextArguments,
-    WordArguments,
-)
-from vlm.inference.command_options import (
-    CaptionOptions,
-    ChatOptions,
-    ClassOptions,
-    EmbeddingArguments,
-    EmbeddingOptions,
-    FillOptions,
-    GapArguments,
-    GenerationOptions,
-    LabelOptions,
-    PhotoTranslationOptions,
-    PromptArguments,
-    PromptedQuestionOptions,
-    QuestionOptions,
-    RetrievalOptions,
-    SpanOptions,
-    TaggingOptions,
-    TextClassOptions,
-)
-from vlm.inference.options import Options, WritingOptions
 
 ANSWER = "Answer questions about images or text files: one line per answer, PATH<TAB>QUESTION<TAB>ANSWER."
 CHAT = "Chat with a model in the terminal, with or without images. Answers are streamed."
@@ -55,7 +26,8 @@ class Command:
         name: Its name on the command line; the method of the Python API has the same.
         help: Its line in --help.
         predictor: "module:Class" of the `Predictor`.
-        options, arguments: The classes that the predictor has under these names.
+        options, arguments: "module:Class" of the classes that the predictor has under these names, which are imported
+            without torch. `vlm --help` imports none.
         function: "module:name" of the function that runs the command, for commands with options of their own. Its
             module is imported without torch.
     """
@@ -63,8 +35,8 @@ class Command:
     name: str
     help: str
     predictor: str
-    options: type[Options]
-    arguments: type[Arguments]
+    options: str
+    arguments: str
     function: str | None = None
 
 
@@ -92,15 +64,11 @@ class Task:
 
 
 def _command(
-    name: str,
-    help: str,
-    predictor: str,
-    options: type[Options],
-    arguments: type[Arguments],
-    function: str | None = None,
+    name: str, help: str, predictor: str, options: str, arguments: str, function: str | None = None
 ) -> Command:
-    """A command of a task of vlm; predictor and function are those of `Command` without `vlm.tasks.`."""
-    return Command(name, help, f"vlm.tasks.{predictor}", options, arguments, function and f"vlm.tasks.{function}")
+    """A command of a task of vlm; predictor and function are in `vlm.tasks`, the classes in `vlm.inference`."""
+    classes = f"vlm.inference.{options}", f"vlm.inference.{arguments}"
+    return Command(name, help, f"vlm.tasks.{predictor}", *classes, function and f"vlm.tasks.{function}")
 
 
 def _task(main: Command, *more: Command, select: str | None = None) -> Task:
@@ -112,32 +80,106 @@ def _task(main: Command, *more: Command, select: str | None = None) -> Task:
     return Task(main, (*more, EMBEDDING), select and f"vlm.tasks.shared.comparison:{select}")
 
 
-EMBEDDING = _command("embed", EMBED, "embedding.predict:Embedder", EmbeddingOptions, EmbeddingArguments)
+EMBEDDING = _command(
+    "embed",
+    EMBED,
+    "embedding.predict:Embedder",
+    "command_options:EmbeddingOptions",
+    "command_options:EmbeddingArguments",
+)
 _CAPTION = _command(
-    "caption", CAPTION, "captioning.predict:Captioner", CaptionOptions, ImageArguments, "captioning.command:caption"
+    "caption",
+    CAPTION,
+    "captioning.predict:Captioner",
+    "command_options:CaptionOptions",
+    "arguments:ImageArguments",
+    "captioning.command:caption",
 )
 _ANSWER_IN_PROMPT = _command(
-    "answer", ANSWER, "image_questions.predict:PromptedAnswerer", PromptedQuestionOptions, ImageFileArguments
+    "answer",
+    ANSWER,
+    "image_questions.predict:PromptedAnswerer",
+    "command_options:PromptedQuestionOptions",
+    "arguments:ImageFileArguments",
 )
 _ANSWER_ABOUT_IMAGE = _command(
-    "answer", ANSWER, "image_questions.predict:ImageQuestionAnswerer", QuestionOptions, ImageFileArguments
+    "answer",
+    ANSWER,
+    "image_questions.predict:ImageQuestionAnswerer",
+    "command_options:QuestionOptions",
+    "arguments:ImageFileArguments",
 )
-_ANSWER_FROM_TEXT = _command("answer", ANSWER, "span_answering.predict:SpanAnswerer", SpanOptions, FileArguments)
-_CHAT = _command("chat", CHAT, "chat.predictor:ChatPredictor", ChatOptions, WordArguments, "chat.terminal:chat")
-_CLASSIFY_IMAGE = _command("classify", CLASSIFY, "classification.predict:ImageClassifier", ClassOptions, ImageArguments)
-_CLASSIFY_BY_LABELS = _command("classify", CLASSIFY, "contrastive.predict:DualClassifier", LabelOptions, ImageArguments)
+_ANSWER_FROM_TEXT = _command(
+    "answer",
+    ANSWER,
+    "span_answering.predict:SpanAnswerer",
+    "command_options:SpanOptions",
+    "arguments:FileArguments",
+)
+_CHAT = _command(
+    "chat",
+    CHAT,
+    "chat.predictor:ChatPredictor",
+    "command_options:ChatOptions",
+    "arguments:WordArguments",
+    "chat.terminal:chat",
+)
+_CLASSIFY_IMAGE = _command(
+    "classify",
+    CLASSIFY,
+    "classification.predict:ImageClassifier",
+    "command_options:ClassOptions",
+    "arguments:ImageArguments",
+)
+_CLASSIFY_BY_LABELS = _command(
+    "classify",
+    CLASSIFY,
+    "contrastive.predict:DualClassifier",
+    "command_options:LabelOptions",
+    "arguments:ImageArguments",
+)
 _CLASSIFY_TEXT = _command(
-    "classify", CLASSIFY, "text_classification.predict:TextClassifier", TextClassOptions, TextArguments
+    "classify",
+    CLASSIFY,
+    "text_classification.predict:TextClassifier",
+    "command_options:TextClassOptions",
+    "arguments:TextArguments",
 )
-_RETRIEVE = _command("retrieve", RETRIEVE, "contrastive.predict:ImageRetriever", RetrievalOptions, ImageArguments)
+_RETRIEVE = _command(
+    "retrieve",
+    RETRIEVE,
+    "contrastive.predict:ImageRetriever",
+    "command_options:RetrievalOptions",
+    "arguments:ImageArguments",
+)
 _GENERATE = _command(
-    "generate", GENERATE, "language_modeling.predict:TextGenerator", GenerationOptions, PromptArguments
+    "generate",
+    GENERATE,
+    "language_modeling.predict:TextGenerator",
+    "command_options:GenerationOptions",
+    "command_options:PromptArguments",
 )
-_FILL = _command("fill", FILL, "masked_language_modeling.predict:GapFiller", FillOptions, GapArguments)
-_TAG = _command("tag", TAG, "tagging.predict:Tagger", TaggingOptions, TextArguments)
-_TRANSLATE = _command("translate", TRANSLATE, "translation.predict:Translator", WritingOptions, LineArguments)
+_FILL = _command(
+    "fill",
+    FILL,
+    "masked_language_modeling.predict:GapFiller",
+    "command_options:FillOptions",
+    "command_options:GapArguments",
+)
+_TAG = _command("tag", TAG, "tagging.predict:Tagger", "command_options:TaggingOptions", "arguments:TextArguments")
+_TRANSLATE = _command(
+    "translate",
+    TRANSLATE,
+    "translation.predict:Translator",
+    "options:WritingOptions",
+    "arguments:LineArguments",
+)
 _TRANSLATE_WITH_PHOTO = _command(
-    "translate", TRANSLATE, "photo_translation.predict:PhotoTranslator", PhotoTranslationOptions, LineArguments
+    "translate",
+    TRANSLATE,
+    "photo_translation.predict:PhotoTranslator",
+    "command_options:PhotoTranslationOptions",
+    "arguments:LineArguments",
 )
 TASKS = {
     "captioning": _task(_CAPTION, _ANSWER_IN_PROMPT, _CHAT, select="select_captions"),
@@ -168,6 +210,11 @@ def import_object(path: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
+def object_path(kind: type) -> str:
+    """Returns the "module:Class" of a class."""
+    return f"{kind.__module__}:{kind.__qualname__}"
+
+
 def command_names(task: str) -> tuple[str, ...]:
     """Names of a task's commands; a task of a user's own package has `predict`."""
     return tuple(command.name for command in TASKS[task].commands) if task in TASKS else ("predict",)
@@ -180,7 +227,7 @@ def suggest_commands(task: str, *excluded: str) -> str:
 
 def is_used_by(task: str, predictor: type) -> bool:
     """Returns True if a predictor class belongs to a command of a task."""
-    path = f"{predictor.__module__}:{predictor.__qualname__}"
+    path = object_path(predictor)
     return task in TASKS and any(command.predictor == path for command in TASKS[task].commands)
 
 
