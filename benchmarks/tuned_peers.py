@@ -39,7 +39,11 @@ class Photos:
         resize = ViTImageProcessor(size=size, do_rescale=False, do_normalize=False)
         self.pixels = torch.cat([resize(record.image(), return_tensors="pt")["pixel_values"] for record in records])
         self.references = {record.id: record["references"] for record in records}
-        pairs = [(photo, captions.ids(text)) for photo, record in enumerate(records) for text in record["captions"]]
+        pairs = [
+            (photo, captions.encode_caption(text))
+            for photo, record in enumerate(records)
+            for text in record["captions"]
+        ]
         self.photo = torch.tensor([photo for photo, _ in pairs])
         self.ids = nn.utils.rnn.pad_sequence([torch.tensor(ids) for _, ids in pairs], batch_first=True)
         self.lengths = [len(ids) for _, ids in pairs]

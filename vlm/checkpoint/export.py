@@ -126,7 +126,7 @@ def _format_command(typed: Any) -> str:
 
 
 def _format_scores(about: Mapping[str, Any], path: Path) -> Iterator[str]:
-    """Yields the table of scores, of the run's evaluation next to the checkpoint or else of the file."""
+    """Yields the lines of a table of scores: those of the run's evaluation if there is one, else the checkpoint's."""
     scores = dict(about.get("scores") or {})
     for file in sorted(path.resolve().parent.parent.glob("evaluation/*/metrics.json")):
         scores = json.loads(file.read_text(encoding="utf-8"))

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from vlm.config import names
-from vlm.config.target import arguments, find, suggest_trust, trusted_packages
+from vlm.config.target import find, signature, suggest_trust, trusted_packages
 from vlm.config.tree import FORMULAS, Config, escape, put, resolve, select
 from vlm.errors import UserError
 
@@ -125,7 +125,7 @@ def _disable_downloads(value: Any) -> Any:
     if isinstance(value, dict):
         off = {key for key, allowed in _USER_OPTIONS.items() if os.environ.get(allowed) != "1"}
         enabled = {key: _disable_downloads(child) for key, child in value.items() if key not in off}
-        accepted = arguments(find(value[TARGET])) if TARGET in value else {}
+        accepted = signature(value[TARGET]).arguments if TARGET in value else {}
         return enabled | {key: False for key in off if key in value or key in accepted}
     return [_disable_downloads(child) for child in value] if isinstance(value, list) else value
 

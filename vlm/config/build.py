@@ -7,7 +7,7 @@ from typing import Any
 
 from vlm.config.names import short
 from vlm.config.signatures import injects
-from vlm.config.target import Signature, SignatureLookup, arguments, find, is_injected, parameters, signature, takes_any
+from vlm.config.target import Signature, SignatureLookup, find, is_injected, parameters, signature
 from vlm.config.tree import origins, transform
 from vlm.config.types import Product, coerce, describe_mismatch, fits
 from vlm.errors import UserError, did_you_mean, find_similar
@@ -120,8 +120,8 @@ def spec(node: dict[str, Any]) -> dict[str, Any]:
 
 def takes_argument(node: Mapping[str, Any], argument: str) -> bool:
     """Returns True if the class of a node has an argument of this name."""
-    target = find(node["_target_"])
-    return argument in arguments(target) or takes_any(target)
+    known = signature(node["_target_"])
+    return argument in known.arguments or known.takes_any
 
 
 def _call(node: dict[str, Any], path: str, injected: dict[str, Any]) -> Any:

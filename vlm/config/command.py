@@ -279,7 +279,7 @@ def _parse_command_line(argv: list[str]) -> Namespace:
 
 
 def _format_flags(options: Namespace, *names: str) -> list[str]:
-    """Converts parsed flags back to arguments: the given flags, or all."""
+    """Returns the command-line arguments of parsed flags: of these names, or of all."""
     chosen = {name: getattr(options, name) for name in names} if names else vars(options)
     flags = []
     for name, value in chosen.items():

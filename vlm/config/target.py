@@ -92,7 +92,7 @@ class Signature:
 
     @cached_property
     def arguments(self) -> dict[str, inspect.Parameter]:
-        """The parameters that may be passed by name."""
+        """Parameters that can be passed by keyword."""
         keyword = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
         return {name: parameter for name, parameter in self.parameters.items() if parameter.kind in keyword}
 
@@ -181,16 +181,6 @@ def _options(options: Any) -> dict[str, inspect.Parameter]:
             annotation=get_args(hint)[0] if stated else hint,
         )
     return listed
-
-
-def arguments(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    """The parameters that may be passed by name."""
-    return Signature(target, parameters(target)).arguments
-
-
-def takes_any(target: Callable[..., Any]) -> bool:
-    """Returns True for a target with ``**kwargs``."""
-    return Signature(target, parameters(target)).takes_any
 
 
 def is_injected(parameter: inspect.Parameter) -> bool:

@@ -287,7 +287,7 @@ class CaptionField(TokenField):
         """The values that metrics compare generated texts with."""
         return record["references"]
 
-    def ids(self, caption: str, language: str | None = None) -> list[int]:
+    def encode_caption(self, caption: str, language: str | None = None) -> list[int]:
         """Token ids of a caption with begin and end; cached, because bucketing by length needs them too."""
         ids = self._ids.get((caption, language))
         if ids is None:
@@ -326,7 +326,7 @@ class CaptionField(TokenField):
     def _row(self, record: Record) -> list[Any]:
         texts = self.texts_of(record)
         languages = record["languages"] if self.languages else [None] * len(texts)
-        return [self.ids(*caption) for caption in zip(texts, languages, strict=True)]
+        return [self.encode_caption(*caption) for caption in zip(texts, languages, strict=True)]
 
     def collate(self, values: Sequence[CaptionRow]) -> TextRows:
         return paired_rows(values, self._rows)

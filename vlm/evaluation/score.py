@@ -150,7 +150,11 @@ def score(captioned: MatchedCaptions, *, java: bool, larger: Mapping[str, Sequen
         larger: References that determine the weights of CIDEr; by default the scored ones.
     """
     units = units_of(chain.from_iterable((larger or captioned.references).values()))
-    frequencies = None if larger is None else DocumentFrequencies.of([list(map(units.cut, t)) for t in larger.values()])
+    frequencies = (
+        None
+        if larger is None
+        else DocumentFrequencies.from_references([list(map(units.cut, t)) for t in larger.values()])
+    )
     references = References(captioned.references, frequencies, units)
     coco = references.score(captioned.predictions)
     scores = Scores(coco.summary(), {image: dict(row) for image, row in coco.per_image.items()}, references.units)

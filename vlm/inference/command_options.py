@@ -131,7 +131,7 @@ class SpanOptions(Options):
 
 
 @dataclass(kw_only=True)
-class GapArguments(Arguments):
+class MaskedTextArguments(Arguments):
     """Texts with gaps, by default lines of stdin."""
 
     words = "texts"

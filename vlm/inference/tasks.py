@@ -164,7 +164,7 @@ _FILL = _command(
     FILL,
     "masked_language_modeling.predict:GapFiller",
     "command_options:FillOptions",
-    "command_options:GapArguments",
+    "command_options:MaskedTextArguments",
 )
 _TAG = _command("tag", TAG, "tagging.predict:Tagger", "command_options:TaggingOptions", "arguments:TextArguments")
 _TRANSLATE = _command(

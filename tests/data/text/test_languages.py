@@ -125,9 +125,14 @@ def test_evaluation_knows_the_references_of_each_language():
 def test_captions_of_no_stated_language_are_of_the_first_one():
     field = opened(CaptionField(tokenizer=CharTokenizer(), max_len=9), Plain())
     state = opened(CaptionField(tokenizer=CharTokenizer(), max_len=9)).state()
-    plain = field.ids("a dog")
+    plain = field.encode_caption("a dog")
     field.restore(state)
-    assert field.ids("a dog") == [plain[0], *field.tokenizer.begin("en"), *field.tokenizer.encode("a dog"), plain[-1]]
+    assert field.encode_caption("a dog") == [
+        plain[0],
+        *field.tokenizer.begin("en"),
+        *field.tokenizer.encode("a dog"),
+        plain[-1],
+    ]
 
 
 def test_languages_that_a_checkpoint_does_not_know_are_refused():

@@ -81,7 +81,7 @@ CANDIDATES = split("a dog sleeps", "a cat is new", "two dogs and a cat")
 
 
 def test_frequencies_of_the_references_change_nothing() -> None:
-    frequencies = DocumentFrequencies.of(REFERENCES)
+    frequencies = DocumentFrequencies.from_references(REFERENCES)
     assert frequencies.images == 3
     assert frequencies.counts["a"] == 3 and frequencies.counts["a dog"] == 2 and "dog here" not in frequencies.counts
     assert cider(CANDIDATES, REFERENCES, frequencies) == pytest.approx(cider(CANDIDATES, REFERENCES))

@@ -175,7 +175,7 @@ DRAWN, KNOWN = [captions(RNG, 3, "a red green dog sleeps on the grass") for _ in
 
 def test_rewards_are_the_scores_beside_the_whole_corpus() -> None:
     found = CaptionReward({"cider": 1.0, "bleu4": 0.5}, CORPUS)(DRAWN, KNOWN)
-    whole = DocumentFrequencies.of([[WORDS.cut(text) for text in texts] for texts in CORPUS])
+    whole = DocumentFrequencies.from_references([[WORDS.cut(text) for text in texts] for texts in CORPUS])
     names = ["a", "b", "c", "d"]
     prepared = References(dict(zip(names, KNOWN, strict=True)), whole)
     for column in range(3):

@@ -49,7 +49,7 @@ class QuestionField(CaptionField):
     def references_of(self, record: Record) -> Sequence[Question]:
         return list(record["questions"])
 
-    def ids(self, caption: str, language: str | None = None) -> list[int]:
+    def encode_caption(self, caption: str, language: str | None = None) -> list[int]:
         """Token ids of a question or answer with begin and end, not truncated; cached."""
         if caption not in self._ids:
             ids = self.tokenizer.encode(caption)
@@ -58,8 +58,8 @@ class QuestionField(CaptionField):
 
     def tokens(self, question: Question) -> tuple[list[int], list[bool]]:
         """Token ids of a question and answer with begin and end, and whether each token is predicted."""
-        begin, *prompt, _ = self.ids(question.text)
-        *answer, end = self.ids(question.answer)[1:]
+        begin, *prompt, _ = self.encode_caption(question.text)
+        *answer, end = self.encode_caption(question.answer)[1:]
         answer = [*answer[: self.max_len - 2], end]
         prompt = [begin, *prompt[max(0, len(prompt) + 1 + len(answer) - self.max_len) :]]
         return [*prompt, *answer], [False] * len(prompt) + [True] * len(answer)

@@ -278,9 +278,11 @@ class OneCaptionField(CaptionField):
         if key is None:
             captions = list(self.references_of(record))
             bags = [_shuffle_words(caption, record.id, number) for number, caption in enumerate(captions)]
-            return CaptionRow([self.ids(caption) for caption in [*captions, *bags]], captions)
+            return CaptionRow([self.encode_caption(caption) for caption in [*captions, *bags]], captions)
         captions, (seed, epoch, _, *copy) = list(self.texts_of(record)), key
-        return CaptionRow([self.ids(captions[hashed("caption", seed, epoch, record.id, *copy) % len(captions)])])
+        return CaptionRow(
+            [self.encode_caption(captions[hashed("caption", seed, epoch, record.id, *copy) % len(captions)])]
+        )
 
     def collate(self, values: Sequence[CaptionRow]) -> InputRows:  # type: ignore[override]
         rows = ([Input(ids, [0] * len(ids), [0]) for ids in value.texts] for value in values)
@@ -290,7 +292,7 @@ class OneCaptionField(CaptionField):
     def length(self, record: Record) -> int:
         """Mean length of the captions, because one of them is read."""
         captions = self.texts_of(record)
-        return round(sum(len(self.ids(caption)) for caption in captions) / len(captions))
+        return round(sum(len(self.encode_caption(caption)) for caption in captions) / len(captions))
 
 
 def _shuffle_words(caption: str, id: str, number: int) -> str:

@@ -268,7 +268,7 @@ class DocumentFrequencies(NamedTuple):
     counts: Mapping[str, int]
 
     @classmethod
-    def of(cls, references: Iterable[Sequence[Tokens]]) -> Self:
+    def from_references(cls, references: Iterable[Sequence[Tokens]]) -> Self:
         """Counts a corpus, given the tokenized captions of each of its images."""
         images, counts = 0, dict[str, int]()
         for captions in references:

@@ -51,7 +51,9 @@ class CaptionReward:
     def __init__(self, weights: Mapping[str, float], corpus: Iterable[Sequence[str]]) -> None:
         self.weights, references = weights, [list(texts) for texts in corpus]
         self.units = units_of(chain.from_iterable(references))
-        self.frequencies = DocumentFrequencies.of([[self.units.cut(text) for text in texts] for texts in references])
+        self.frequencies = DocumentFrequencies.from_references(
+            [[self.units.cut(text) for text in texts] for texts in references]
+        )
         if CONSTANT in weights:
             self._corpus = References(_name_in_order(references), units=self.units)
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from vlm.data.batch import InputRows
 from vlm.data.text.inputs import Input
 from vlm.errors import UserError, excerpt
-from vlm.inference.command_options import GAP, FillOptions, GapArguments
+from vlm.inference.command_options import GAP, FillOptions, MaskedTextArguments
 from vlm.inference.predictor import BatchPredictor, Rows, Stored, TextPredictor, check_outputs, encode_on_device
 from vlm.models.text_encoder import MaskedLanguageModel
 
@@ -59,7 +59,7 @@ class GapFiller(BatchPredictor, TextPredictor):
     task = "masked_language_modeling"
     fields = ("text", "filled")
     options = FillOptions
-    arguments = GapArguments
+    arguments = MaskedTextArguments
     stored: ClassVar[Stored] = {"max_len": int}
     max_len: int
     model: MaskedLanguageModel

@@ -106,7 +106,7 @@ STORED_GROUPS = {"model", "tokenizer", "preprocess", "augment"}
 def is_ignored(key: str) -> bool:
     """Returns True for a key that an evaluation does not read."""
     group, *names = key.split(".")
-    if group == "data" and names and names[0] not in target.arguments(Data):  # exists only to be interpolated
+    if group == "data" and names and names[0] not in target.parameters(Data):  # exists only to be interpolated
         return True
     if group == "trainer" and TRAINER_KEYS.intersection(names):
         return True

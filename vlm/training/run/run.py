@@ -15,7 +15,7 @@ from vlm.checkpoint import load as ckpt
 from vlm.checkpoint.load import ADAPTERS
 from vlm.checkpoint.stored import freeze, isolate_config, thaw
 from vlm.config.build import build, spec
-from vlm.config.target import arguments, find, trusted_packages
+from vlm.config.target import find, signature, trusted_packages
 from vlm.config.tree import Config, escape, origin, put, resolve, select, walk
 from vlm.data.features import check_split
 from vlm.data.fields import Field
@@ -77,7 +77,7 @@ def _fill_unset(config: Config, values: dict[str, dict[str, Any]]) -> Config:
     tree = deepcopy(config.tree)
     for path, defaults in values.items():
         node = select(config, path)
-        parameters = arguments(find(node["_target_"]))
+        parameters = signature(node["_target_"]).arguments
         for name, value in defaults.items():
             if name in parameters and node.get(name) is None and value is not None:
                 put(tree, origin(tree, f"{path}.{name}"), escape(value))
@@ -317,7 +317,7 @@ class Run:
     def _build_loggers(self) -> list[FaultTolerantLogger]:
         loggers = []
         for name, node in ((name, node) for name, node in self.config["logger"].items() if node):
-            parameters = arguments(find(node["_target_"]))
+            parameters = signature(node["_target_"]).arguments
             folders = {key: str(self.folder) for key in ("folder", "save_dir") if key in parameters}
             loggers.append(FaultTolerantLogger(build(node, f"logger.{name}", **folders), name))
         return loggers
