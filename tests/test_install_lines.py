@@ -28,7 +28,9 @@ def test_the_stranger_is_known_when_seen():
 
 def test_nothing_installs_the_stranger():
     """Messages, configs, documents and packaging alike: `vlm` on the package index is another project."""
-    assert {"README.md", "pyproject.toml", "java.py", "storage.py", "tensorboard.yaml"} <= {path.name for path in FILES}
+    assert {"README.md", "pyproject.toml", "score.py", "storage.py", "tensorboard.yaml"} <= {
+        path.name for path in FILES
+    }
     lines = ((path, line) for path in FILES for line in path.read_text(encoding="utf-8").splitlines())
     assert [f"{path.relative_to(ROOT)}: {line}" for path, line in lines if STRANGER.search(line)] == []
     assert PROJECT["name"] != "vlm"

@@ -13,7 +13,7 @@ def test_a_classifier_starts_from_contrastive_training(tmp_path, capsys):
     start = [f"model.init_from={run}", "trainer.max_steps=2", "optim.lr=0.0", "callbacks.ema=null", "test=false"]
     capsys.readouterr()
     assert main(command("classification", *start, f"runs={tmp_path / 'class'}")) == 0
-    assert "taken for model" in capsys.readouterr().out
+    assert "tensors loaded for model" in capsys.readouterr().out
     learned, taken = (
         torch.load(place / "checkpoints" / f"{name}.ckpt", weights_only=True)["state_dict"]
         for place, name in ((run, "best"), (only_run(tmp_path / "class"), "last"))

@@ -55,7 +55,7 @@ def test_every_sample_comes_once_over_ranks_and_workers(shards, tmp_path, monkey
     data.prepare()
     seen: dict[str, list[str]] = {"train": [], "eval": []}
     for rank in (0, 1):
-        monkeypatch.setattr(data, "_ranks", lambda rank=rank: {"rank": rank, "world": 2})
+        monkeypatch.setattr(data, "_rank_options", lambda rank=rank: {"rank": rank, "world": 2})
         for name, loader in (("train", data.train_dataloader()), ("eval", data.eval_dataloader("train"))):
             seen[name] += [name for batch in loader for name in batch.ids]
     del loader  # and with it its workers, which end slowly where the collector of garbage ends them
@@ -107,7 +107,7 @@ def test_what_cannot_be_written_is_refused(files, shards, tmp_path, capsys) -> N
     (tmp_path / "file").write_text("")
     for options, out, said in (
         (files, shards, "is not empty"),
-        (["task=language_modeling"], tmp_path / "text", "have no images"),
+        (["task=language_modeling"], tmp_path / "text", "has no images"),
         (["task=image_questions", "data.source.train_scenes=8"], tmp_path / "questions", "reads questions"),
         (files, tmp_path / "file" / "out", "cannot be written"),
         (files, None, "--out"),

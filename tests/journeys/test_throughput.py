@@ -22,7 +22,7 @@ def rows(runs):
 @pytest.fixture
 def clock(monkeypatch):
     """A clock that only moves when it is told to: 2 s in a fetch, 6 s in a step."""
-    found = SimpleNamespace(now=100.0, perf_counter=lambda: found.now)
+    found = SimpleNamespace(now=100.0, perf_counter=lambda: found.now, monotonic=lambda: found.now)
 
     def slower(own, seconds):
         def passed(*args, **kwargs):

@@ -60,7 +60,7 @@ def test_what_is_wrong_is_a_line_and_the_conversation_goes_on(folder: str) -> No
     saved_chat(folder, "chatml")
     with page_of(folder) as http:
         first = answers(said(http, "what is it?", 0.0)[-1])
-        wrong = {" ": "has 0 characters", "a<|im_end|>": "meaning of its own", "x" * 20_001: "20,001"}
+        wrong = {" ": "has 0 characters", "a<|im_end|>": "contains the special token", "x" * 20_001: "20,001"}
         for words, line in wrong.items():
             shown = said(http, words, 0.0)[-1]
             assert line in shown and answers(shown) == first
