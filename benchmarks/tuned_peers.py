@@ -68,8 +68,8 @@ class Captions:
     @cached_property
     def tokens(self) -> float:
         """Mean number of tokens per caption of the validation split, end token included."""
-        records, ids = self.data.split("val").records(), self.data.fields["captions"].ids
-        return statistics.mean(len(ids(text)) - 1 for record in records for text in record["captions"])
+        records, encode = self.data.split("val").records(), self.data.fields["captions"].encode_caption
+        return statistics.mean(len(encode(text)) - 1 for record in records for text in record["captions"])
 
     @property
     def validated(self) -> str:
