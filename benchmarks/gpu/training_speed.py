@@ -19,7 +19,7 @@ import torch
 from device import keep, require_gpu
 from torch.profiler import ProfilerActivity, profile
 
-from vlm.cli import bench
+from vlm.cli import batch_size, bench
 from vlm.config.compose import compose
 from vlm.data.text.text_field import TextField
 from vlm.training.callbacks.speed import StepTimes
@@ -89,7 +89,7 @@ def vary(args: argparse.Namespace) -> None:
     if args.memory:
         feed_from_memory()
     if args.signals:
-        bench.EXCLUDED_CALLBACKS = tuple(name for name in bench.EXCLUDED_CALLBACKS if name != "signals")
+        batch_size.EXCLUDED_CALLBACKS = tuple(name for name in batch_size.EXCLUDED_CALLBACKS if name != "signals")
     if args.no_cudnn:
         torch.backends.cuda.enable_cudnn_sdp(False)
     if args.tf32:
