@@ -3,6 +3,7 @@
 import pytest
 
 from vlm.config.build import check
+from vlm.config.target import find
 from vlm.errors import UserError
 
 pytestmark = pytest.mark.usefixtures("strangers")
@@ -125,6 +126,15 @@ def test_a_target_is_a_known_class(name, said):
     (line,) = faults({"a": {"b": [{"_target_": name}]}})
     assert line.startswith("a.b.0._target_: ")
     assert said in line
+
+
+def test_a_class_that_has_moved_is_found_by_its_old_name(capsys):
+    """A user's own YAML file may name the module that defined the class in an earlier release."""
+    old, new = "vlm.models.projector.MLPProjector", "vlm.models.encoder_decoder.MLPProjector"
+    assert find(old) is find(old) is find(new)
+    assert capsys.readouterr().err == f"note: {old} has moved to {new}; the old name works in this release only\n"
+    with pytest.raises(UserError, match=r"there is no vlm\.models\.projector\.MLPProjektor"):
+        find("vlm.models.projector.MLPProjektor")
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, NotRequired, Required, Unpack, get_args, get_origin, get_type_hints
 
+from vlm.config.names import modules
 from vlm.config.types import hints
 from vlm.errors import INJECTED, UserError, did_you_mean, find_similar
 
@@ -201,6 +202,8 @@ def _import(name: str) -> Any:
         except ModuleNotFoundError as error:
             if not f"{path}.".startswith(f"{error.name}."):
                 raise UserError(f"{name} needs the package {error.name}; install it") from error
+            if moved := _find_moved_class(name):
+                return _import(moved)
             inside = {info.name for info in pkgutil.iter_modules(getattr(value, "__path__", []))}
             public = {item for item in inside | set(dir(value)) if not item.startswith("_")}
             similar = find_similar(part, public)
@@ -209,6 +212,18 @@ def _import(name: str) -> Any:
         except Exception as error:  # a module with a bug may raise anything
             raise UserError(f"{name} cannot be imported: {type(error).__name__}: {error}") from error
     return value
+
+
+@cache  # one line per name
+def _find_moved_class(name: str) -> str | None:
+    """Returns the present dotted name of a class of vlm that was in another module in an earlier release."""
+    short_name = name.rpartition(".")[2]
+    homes = modules().get(short_name, []) if name.startswith("vlm.") else []
+    if len(homes) != 1:
+        return None
+    moved = f"{homes[0]}.{short_name}"
+    print(f"note: {name} has moved to {moved}; the old name works in this release only", file=sys.stderr)
+    return moved
 
 
 def _format_allowed() -> str:
