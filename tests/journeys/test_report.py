@@ -15,8 +15,7 @@ from sacrebleu.metrics import BLEU, CHRF
 
 from vlm.checkpoint.load import read
 from vlm.cli.main import run as vlm
-from vlm.evaluation.report import charts
-from vlm.evaluation.report.evaluation import Evaluation, evaluation_page
+from vlm.evaluation.report.evaluation import Evaluation, evaluation_page, nice_ticks, read_curves
 from vlm.evaluation.report.sections import Card, Cards, Confusion, Note, Pictures, Section, Table, Texts
 from vlm.io import page
 
@@ -125,9 +124,9 @@ def test_a_page_says_what_its_scores_are() -> None:
 
 def test_curves_of_a_run(tmp_path: Path) -> None:
     (tmp_path / "metrics.csv").write_text("step,epoch,train/loss,val/loss\n1,0,2.5,\n2,0,nan,1.5\n3,1,2.0,inf\n")
-    assert charts.read_curves(tmp_path / "metrics.csv") == {"train/loss": [(1, 2.5), (3, 2)], "val/loss": [(2, 1.5)]}
-    assert charts.read_curves(tmp_path / "none.csv") == {}
-    assert charts.nice_ticks(0, 1) == pytest.approx([0, 0.5, 1]) and charts.nice_ticks(3, 3)
+    assert read_curves(tmp_path / "metrics.csv") == {"train/loss": [(1, 2.5), (3, 2)], "val/loss": [(2, 1.5)]}
+    assert read_curves(tmp_path / "none.csv") == {}
+    assert nice_ticks(0, 1) == pytest.approx([0, 0.5, 1]) and nice_ticks(3, 3)
 
 
 def browser() -> str:

@@ -145,7 +145,10 @@ def image_lines(data: Any, splits: dict[str, Any], faults: Faults, limit: int | 
     drawn = data.source.is_synthetic
     lines = size_lines(splits, "images", limit)
     find_image_faults(
-        read_images(splits, faults, limit=limit), faults, drawn=drawn, shorter=min(data.images[1].preprocess.image_size)
+        read_images(splits, faults, limit=limit),
+        faults,
+        is_generated=drawn,
+        shorter=min(data.images[1].preprocess.image_size),
     )
     fields = data.fields.values()
     data.learn_tokenizers()
@@ -170,16 +173,16 @@ def text_lines(data: Any, splits: dict[str, Any], faults: Faults, limit: int | N
     fields = data.fields.values()
     data.learn_tokenizers()
     for target in (field for field in fields if isinstance(field, TargetField)):
-        shares = find_pair_faults(splits, target.tokenizer, target.max_len, faults, limit=limit, drawn=drawn)
+        shares = find_pair_faults(splits, target.tokenizer, target.max_len, faults, limit=limit, is_generated=drawn)
         return [*lines, tokenizer_line(target.tokenizer, shares)]
     unit = "sentence" if "tags" in data.source.holds else "text"
     for field in (field for field in fields if isinstance(field, EncodedField)):
-        shares = find_text_faults(splits, field, faults, limit=limit, drawn=drawn, unit=unit)
+        shares = find_text_faults(splits, field, faults, limit=limit, is_generated=drawn, unit=unit)
         lines.append(tokenizer_line(field.tokenizer, shares))
     if "tags" in data.source.holds:
         lines += find_tag_faults(splits, faults, limit=limit)
     if "answers" in data.source.holds:
-        lines += find_answer_faults(splits, faults, limit=limit, drawn=drawn)
+        lines += find_answer_faults(splits, faults, limit=limit, is_generated=drawn)
     return [*lines, *class_lines(fields, "texts")]
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 from vlm.checkpoint.locate import find_run
 from vlm.errors import UserError, print_error, printable
 from vlm.evaluation.metrics.bootstrap import Difference, compute_differences
-from vlm.evaluation.report.verdict import TITLES
+from vlm.evaluation.report.verdict import metric_title
 from vlm.inference.options import Option
 from vlm.io import page
 from vlm.io.output import Output, align_columns
@@ -121,7 +121,7 @@ def build_table(
     runs: Sequence[StoredEvaluation], differences: Sequence[Mapping[str, Difference]]
 ) -> tuple[list[str], list[list[str]]]:
     """Returns a header, and one row per metric: the score of each run, and its difference from the first run."""
-    from vlm.evaluation.report.evaluation import number  # torch
+    from vlm.evaluation.report.evaluation import format_number  # torch
 
     header = ["", runs[0].name]
     for run in runs[1:]:
@@ -129,9 +129,9 @@ def build_table(
     names = [name for name in runs[0].scores if "@" not in name]
     rows = []
     for name in names:
-        row = [TITLES.get(name, name.replace("_", " ")), number(runs[0].scores[name])]
+        row = [metric_title(name), format_number(runs[0].scores[name])]
         for run, by_metric in zip(runs[1:], differences, strict=True):
-            row += [number(run.scores.get(name)), *_difference_cells(by_metric.get(name))]
+            row += [format_number(run.scores.get(name)), *_difference_cells(by_metric.get(name))]
         rows.append(row)
     return header, rows
 

@@ -3,7 +3,7 @@
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from itertools import chain
@@ -12,10 +12,9 @@ from typing import Any
 
 from vlm.data.text.words import split_lines
 from vlm.errors import UserError, print_error, printable
-from vlm.evaluation.metrics import texts as edits
 from vlm.evaluation.metrics.coco import References
 from vlm.evaluation.metrics.ngrams import DocumentFrequencies
-from vlm.evaluation.metrics.texts import NAMES, TextScores
+from vlm.evaluation.metrics.texts import ERROR_RATES, NAMES, TextScores, caption_counts, error_rates
 from vlm.evaluation.metrics.tokens import Units, units_of
 from vlm.io.output import align_columns, csv_text, text_line
 
@@ -44,12 +43,9 @@ def java_scores(
     corpus: dict[str, float] = {}
     rows: dict[str, dict[str, float]] = {}
     absent: dict[str, str] = {}
-    metrics: dict[str, tuple[Callable[[], str | None], Callable[[Texts, Texts], MetricResult]]] = {
-        "meteor": (_explain_missing_java, _compute_meteor),
-        "spice": (_explain_missing_spice, _compute_spice),
-    }
-    for name, (why_not, compute) in metrics.items():
-        if reason := why_not():
+    compute_by_metric = {"meteor": _compute_meteor, "spice": _compute_spice}
+    for name, compute in compute_by_metric.items():
+        if reason := _explain_missing(name):
             absent[name] = reason
             continue
         try:
@@ -60,17 +56,15 @@ def java_scores(
     return corpus, rows, absent
 
 
-def _explain_missing_java() -> str | None:
-    if find_spec("pycocoevalcap") is None:
+def _explain_missing(metric: str) -> str | None:
+    """Returns what the computation of "meteor" or "spice" lacks on this machine; None if nothing."""
+    package = find_spec("pycocoevalcap")
+    if package is None:
         return 'needs pip install "vlm-lightning[coco]" and Java'
-    return None if shutil.which("java") else "needs Java (any from 8 on) in the PATH"
-
-
-def _explain_missing_spice() -> str | None:
-    if reason := _explain_missing_java():
-        return reason
-    package: Any = find_spec("pycocoevalcap")
-    if not any(Path(place, "spice", "lib", _MODELS).is_file() for place in package.submodule_search_locations):
+    if not shutil.which("java"):
+        return "needs Java (any from 8 on) in the PATH"
+    folders = package.submodule_search_locations or ()
+    if metric == "spice" and not any(Path(folder, "spice", "lib", _MODELS).is_file() for folder in folders):
         return "needs Stanford's models (400 MB): python -m pycocoevalcap.spice.get_stanford_models fetches them"
     return None
 
@@ -99,7 +93,7 @@ def _compute_spice(references: Texts, candidates: Texts) -> MetricResult:
     return float(score), [by_image[image] for image in references]
 
 
-ONE_IMAGE = "its weights need references of several images; give those of a larger set: --references-of FILE"
+NEEDS_REFERENCES = "its weights need references of several images; give those of a larger set: --references-of FILE"
 NAMED = 10  # number of unscored images listed on stderr; JSON lists all
 
 
@@ -150,22 +144,20 @@ def score(captioned: MatchedCaptions, *, java: bool, larger: Mapping[str, Sequen
         larger: References that determine the weights of CIDEr; by default the scored ones.
     """
     units = units_of(chain.from_iterable((larger or captioned.references).values()))
-    frequencies = (
-        None
-        if larger is None
-        else DocumentFrequencies.from_references([list(map(units.cut, t)) for t in larger.values()])
-    )
+    frequencies = None
+    if larger is not None:
+        frequencies = DocumentFrequencies.from_references([*map(units.cut, texts)] for texts in larger.values())
     references = References(captioned.references, frequencies, units)
     coco = references.score(captioned.predictions)
     scores = Scores(coco.summary(), {image: dict(row) for image, row in coco.per_image.items()}, references.units)
     if len(larger or captioned.references) < 2:
         for row in (scores.corpus, *scores.per_image.values()):
             del row["cider"]
-        scores.absent["cider"] = ONE_IMAGE
-    if (counts := edits.caption_counts(captioned.predictions, captioned.references)) is not None:
-        scores.corpus |= dict(zip(edits.ERROR_RATES, edits.error_rates(counts.sum(0)).tolist(), strict=True))
-        for image, row in zip(captioned.predictions, edits.error_rates(counts).tolist(), strict=True):
-            scores.per_image[image] |= dict(zip(edits.ERROR_RATES, row, strict=True))
+        scores.absent["cider"] = NEEDS_REFERENCES
+    if (edits := caption_counts(captioned.predictions, captioned.references)) is not None:
+        scores.corpus |= dict(zip(ERROR_RATES, error_rates(edits.sum(0)).tolist(), strict=True))
+        for image, row in zip(captioned.predictions, error_rates(edits).tolist(), strict=True):
+            scores.per_image[image] |= dict(zip(ERROR_RATES, row, strict=True))
     if java:
         corpus, rows, absent = java_scores(captioned.predictions, captioned.references, scores.units)
         scores.absent |= absent
@@ -353,15 +345,13 @@ def score_texts(results: str, references: str, form: str) -> str:
     """
     texts, reference_texts = _lines(results), _lines(references)
     if len(texts) != len(reference_texts):
-        raise UserError(
-            f"{results}: has {len(texts):,} lines, and {references} {len(reference_texts):,}; give one text per line"
-        )
+        counts = f"{len(texts):,} lines, and {references} {len(reference_texts):,}"
+        raise UserError(f"{results}: has {counts}; give one text per line")
     scores = TextScores(texts, reference_texts)
     summary, bounds = scores.summary, scores.intervals(seed=0)
     if form == "json":
-        return (
-            json.dumps({**summary, **bounds, "texts": len(texts), "signatures": scores.signatures()}, indent=1) + "\n"
-        )
+        content = {**summary, **bounds, "texts": len(texts), "signatures": scores.signatures()}
+        return json.dumps(content, indent=1) + "\n"
     if form == "csv":
         return csv_text([NAMES, [summary[name] for name in NAMES]])
     columns = [[summary[name], bounds[f"{name}@low"], bounds[f"{name}@high"]] for name in NAMES]

@@ -14,10 +14,10 @@ def split(name, pairs):
     return ListSplit(range(len(pairs)), lambda at, epoch: Record(f"{name}-{at + 1}", known[at]))
 
 
-def found(drawn=False):
+def found(is_generated=False):
     faults = Faults()
     splits = {"train": split("train", TRAIN), "test": split("test", TEST)}
-    find_pair_faults(splits, ByteTokenizer(), 40, faults, limit=None, drawn=drawn)
+    find_pair_faults(splits, ByteTokenizer(), 40, faults, limit=None, is_generated=is_generated)
     return faults
 
 
@@ -31,7 +31,7 @@ def test_each_fault_is_named_with_its_pair():
 
 
 def test_sentences_that_are_drawn_may_come_again():
-    assert "duplicate pair" not in found(drawn=True).by_kind
+    assert "duplicate pair" not in found(is_generated=True).by_kind
 
 
 def test_each_kind_that_may_spoil_a_run_has_a_remedy():

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from vlm.evaluation.metrics import bootstrap
-from vlm.evaluation.metrics.bootstrap import caption_intervals, caption_scorer, compute_differences, mean_scorer
+from vlm.evaluation.metrics.bootstrap import caption_scorer, compute_differences, mean_scorer
 from vlm.evaluation.metrics.coco import KEYS, References
 
 WORDS = ["a", "the", "dog", "cat", "runs", "sleeps", "on", "in", "grass", "sofa"]
@@ -43,11 +43,10 @@ def test_the_interval_of_a_mean_is_the_known_one() -> None:
 def test_intervals_hold_the_score_and_do_not_change() -> None:
     predictions, references = made(60)
     scores = References(references).score(predictions)
-    found = caption_intervals(scores, {"exact_match": [True, False] * 30}, seed=0)
-    whole = {**scores.summary(), "exact_match": 0.5}
-    assert found.keys() == {f"{name}@{end}" for name in (*KEYS, "exact_match") for end in ("low", "high")}
-    assert all(found[f"{name}@low"] <= value <= found[f"{name}@high"] for name, value in whole.items())
-    assert caption_intervals(scores, {"exact_match": [True, False] * 30}, seed=0) == found
+    found = bootstrap.intervals(KEYS, caption_scorer(scores), 60, seed=0)
+    assert found.keys() == {f"{name}@{end}" for name in KEYS for end in ("low", "high")}
+    assert all(found[f"{name}@low"] <= value <= found[f"{name}@high"] for name, value in scores.summary().items())
+    assert bootstrap.intervals(KEYS, caption_scorer(scores), 60, seed=0) == found
 
 
 def test_paired_differences() -> None:

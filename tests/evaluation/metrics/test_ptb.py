@@ -13,8 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vlm.evaluation.metrics import tokens as ptb
-from vlm.evaluation.metrics.ptb_rules import outline
-from vlm.evaluation.metrics.tokens import tokenize
+from vlm.evaluation.metrics.tokens import outline, tokenize
 
 PUNCTUATION = {"''", "'", "``", "`", ".", "?", "!", ",", ":", "-", "--", "...", ";"}
 

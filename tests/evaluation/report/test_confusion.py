@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vlm.evaluation.report.charts import MAX_LETTERS, _shorten, confusion_picture
+from vlm.evaluation.report.evaluation import MAX_LETTERS, _shorten, confusion_picture
 from vlm.evaluation.report.sections import Confusion
 
 

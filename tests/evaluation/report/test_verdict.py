@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from vlm.evaluation.metrics.bootstrap import Difference, compute_differences, mean_scorer
-from vlm.evaluation.report.evaluation import scores_section
+from vlm.evaluation.report.evaluation import render_scores
 from vlm.evaluation.report.verdict import TrainedModel, choose_metric, make_verdict
 
 SCORES = {"loss": 1.0, "cider": 0.150, "cider@constant": 0.210, "cider@shuffled": 0.1, "cider@low": 0.1}
@@ -121,6 +121,6 @@ def test_a_ceiling_is_no_control():
     """Neither the verdict nor the report's note on controls takes the best possible score for a baseline."""
     scores = {"loss": 1.4, "loss@ceiling": 1.38, "accuracy": 0.48, "accuracy@ceiling": 0.49}
     assert choose_metric(scores, ["accuracy"]) is None
-    section = scores_section(scores)
+    section = render_scores(scores)
     assert "<th>ceiling</th>" in section and "best possible score" in section
     assert "should beat" not in section

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from itertools import islice
-from typing import Any, NamedTuple
+from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -86,6 +86,7 @@ def _find_near_within(members: np.ndarray, looks: np.ndarray, small: np.ndarray)
 
 
 TINY = 32  # shorter side of an image, in pixels
+IN_PROGRESS = 512  # images that are read in parallel
 _SPELLED = re.compile("<0x[0-9A-F]{2}>")  # a byte of a character that the vocabulary lacks
 
 # Maximum share of each kind of problem with which a run trains to the end, but learns or scores the wrong thing.
@@ -208,8 +209,9 @@ def read_images(splits: Mapping[str, Split], faults: Faults, *, limit: int | Non
     work = [(name, split, at) for name, split in splits.items() for at in range(min(len(split), limit or len(split)))]
     images: list[CheckedImage] = []
     unreadable = []
-    with ThreadPoolExecutor(cores()) as pool:
-        for result in progress(_read_ahead(pool, work), len(work), "images"):
+    with ThreadPoolExecutor(cores()) as pool:  # at most one block of images is in progress
+        blocks = (pool.map(_read_image, work[at : at + IN_PROGRESS]) for at in range(0, len(work), IN_PROGRESS))
+        for result in progress(chain.from_iterable(blocks), len(work), "images"):
             if isinstance(result, CheckedImage):
                 images.append(result)
             else:
@@ -217,13 +219,6 @@ def read_images(splits: Mapping[str, Split], faults: Faults, *, limit: int | Non
     faults.add("unreadable image", unreadable, len(work))
     faults.skipped.append("unreadable image")
     return images
-
-
-def _read_ahead(pool: ThreadPoolExecutor, work: Sequence[Any], size: int = 512) -> Iterable["CheckedImage | str"]:
-    """Yields results in order; at most one block of images is in progress."""
-    remaining = iter(work)
-    while block := list(islice(remaining, size)):
-        yield from pool.map(_read_image, block)
 
 
 def _read_image(at: tuple[str, Split, int]) -> "CheckedImage | str":
@@ -237,26 +232,25 @@ def _read_image(at: tuple[str, Split, int]) -> "CheckedImage | str":
 
 
 def find_image_faults(
-    images: Sequence[CheckedImage], faults: Faults, *, drawn: bool = False, shorter: int = 2 * TINY
+    images: Sequence[CheckedImage], faults: Faults, *, is_generated: bool = False, shorter: int = 2 * TINY
 ) -> None:
     """Finds tiny images, and duplicates within a split, between splits or between classes.
 
     Args:
         images: All images.
         faults: Extended by the problems.
-        drawn: Whether images are generated, so that near duplicates are expected.
+        is_generated: Whether a program draws the images, so that near duplicates are expected.
         shorter: Shorter side at which the model reads them; small ones are accepted if this is small.
     """
     tiny = min(TINY, shorter // 2)
     named = [f"{first.split}: {first.name}" for first in images]
     sizes = zip(named, (first.size for first in images), strict=True)
-    faults.add(
-        "tiny image", [f"{name}: {size[0]} x {size[1]}" for name, size in sizes if min(size) < tiny], len(images)
-    )
+    small = [f"{name}: {width} x {height}" for name, (width, height) in sizes if min(width, height) < tiny]
+    faults.add("tiny image", small, len(images))
     kinds: dict[str, list[str]] = defaultdict(list)
     hashes = [first.hash for first in images]
     pairs = [(group[0], second, True) for group in find_exact_duplicates(hashes) for second in group[1:]]
-    pairs += [(first, second, False) for first, second in ([] if drawn else find_near_duplicates(hashes))]
+    pairs += [(first, second, False) for first, second in ([] if is_generated else find_near_duplicates(hashes))]
     for first, second, are_equal in pairs:
         line = f"{named[first]} {'=' if are_equal else '~'} {named[second]}"
         kinds[DUPLICATES[are_equal, images[first].split != images[second].split]].append(line)
@@ -275,11 +269,9 @@ def find_caption_faults(
         read = [(record.id, *lengths) for record in split.records(limit) for lengths in field.lengths(record)]
         texts = [(image, text) for image, text, _ in read]
         ids = [tokenizer.encode(text) for _, text in texts]
-        long = [
-            f"{name}: {image}: {count} tokens, which data.max_len={field.max_len} cuts: {text[:60]}"
-            for image, text, count in read
-            if count > field.max_len
-        ]
+        too_long = [(image, text, count) for image, text, count in read if count > field.max_len]
+        cut = f"tokens, which data.max_len={field.max_len} cuts"
+        long = [f"{name}: {image}: {count} {cut}: {text[:60]}" for image, text, count in too_long]
         empty = [f"{name}: {image}" for image, text in texts if not text.strip()]
         faults.add("empty caption", empty, len(empty))  # the rows of a table were counted with its empty ones
         faults.add("over-long caption", long, len(texts))
@@ -289,15 +281,13 @@ def find_caption_faults(
 
 def caption_line(splits: Mapping[str, Split], faults: Faults, *, limit: int | None) -> str:
     """Returns a line on the number of distinct captions; reports one that most images have."""
-    images = [record for split in splits.values() for record in split.records(limit)]
-    texts = [{str(text) for text in record["references"]} for record in images]
-    counts = Counter(text for captions in texts for text in captions)
+    records = [record for split in splits.values() for record in split.records(limit)]
+    texts = [(record.id, {str(text) for text in record["references"]}) for record in records]
+    counts = Counter(text for _, captions in texts for text in captions)
     caption, often = counts.most_common(1)[0]
-    lines = [
-        f"{record.id}: {caption[:60]}" for record, captions in zip(images, texts, strict=True) if caption in captions
-    ]
-    faults.add("one caption for most images", lines if 2 * often > len(images) else [], len(images))
-    total = sum(map(len, texts))
+    lines = [f"{image}: {caption[:60]}" for image, captions in texts if caption in captions]
+    faults.add("one caption for most images", lines if 2 * often > len(texts) else [], len(texts))
+    total = counts.total()
     return f"captions    {total:,}; {len(counts):,} distinct caption{'s' * (len(counts) > 1)}"
 
 
@@ -313,19 +303,15 @@ def cover(
         "characters spelled in bytes": {id for id in tokens if _SPELLED.fullmatch(tokenizer.piece(id))},
     }
     for kind, missing_ids in kinds.items():
-        rows = ((where, [id for id in row if id in missing_ids]) for where, row in zip(texts, ids, strict=True))
-        lines = [
-            f"{split}: {name}: {_quote_characters(tokenizer, row)}{text[:60]}" for (name, text), row in rows if row
-        ]
+        lines = []
+        for (name, text), row in zip(texts, ids, strict=True):
+            if missing := [id for id in row if id in missing_ids]:
+                characters = "".join(dict.fromkeys(tokenizer.decode(missing)))
+                quoted = f"{characters[:8]} in: " if "\ufffd" not in characters else ""  # unknown ones have no text
+                lines.append(f"{split}: {name}: {quoted}{text[:60]}")
         faults.add(kind, lines, len(texts))
     all_missing = set().union(*kinds.values())
     return 1 - sum(id in all_missing for row in ids for id in row) / max(1, sum(map(len, ids)))
-
-
-def _quote_characters(tokenizer: Tokenizer, spelled: Sequence[int]) -> str:
-    """The first characters that some tokens spell, to be printed before their text; empty for unknown ones."""
-    characters = "".join(dict.fromkeys(tokenizer.decode(spelled)))
-    return f"{characters[:8]} in: " if "\ufffd" not in characters else ""
 
 
 # Kind of problem by kind of a source's message, if they differ; the noun is the source's: caption, conversation, ...

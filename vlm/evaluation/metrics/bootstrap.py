@@ -4,12 +4,12 @@ A resample draws as many samples as there are, with replacement, and is stored a
 computed from sums over samples, so that nothing is counted again.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from vlm.evaluation.metrics.coco import KEYS, CaptionScores
+from vlm.evaluation.metrics.coco import CaptionScores
 from vlm.evaluation.metrics.ngrams import Floats, bleu_of
 from vlm.randomness import numpy_rng
 
@@ -100,12 +100,3 @@ def caption_scorer(scores: CaptionScores) -> Scorer:
         return np.column_stack([bleu, means(draws)])
 
     return score
-
-
-def caption_intervals(scores: CaptionScores, further: Mapping[str, Sequence[float]], *, seed: int) -> dict[str, float]:
-    """Confidence intervals of COCO's metrics, and of further metrics that are means over the same images."""
-    samples = len(scores.values)
-    bounds = intervals(KEYS, caption_scorer(scores), samples, seed=seed)
-    for name, values in further.items():
-        bounds |= intervals([name], mean_scorer(np.array(values, np.float64)[:, None]), samples, seed=seed)
-    return bounds

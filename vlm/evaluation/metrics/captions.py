@@ -1,15 +1,30 @@
 """Caption metrics of a training or evaluation run, exact over any number of processes."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Required, TypedDict
 
-from vlm.errors import UserError
-from vlm.evaluation.metrics import texts as edits
-from vlm.evaluation.metrics.bootstrap import Scorer, caption_intervals, caption_scorer, column_scorer, intervals
+import numpy as np
+
+from vlm.evaluation.metrics.bootstrap import Scorer, caption_scorer, column_scorer, intervals, mean_scorer
 from vlm.evaluation.metrics.coco import KEYS, CaptionScores, References
 from vlm.evaluation.metrics.records import RecordMetric
+from vlm.evaluation.metrics.texts import ERROR_RATES, caption_counts, caption_rates, error_rates
 from vlm.evaluation.metrics.tokens import WORDS, Units
 from vlm.randomness import numpy_rng
+
+
+class CaptionRow(TypedDict, total=False):
+    """A caption with its references and scores; `loss` is missing where it is unknown."""
+
+    caption: Required[str]
+    references: Required[list[str]]
+    bleu1: float
+    bleu2: float
+    bleu3: float
+    bleu4: float
+    rouge_l: float
+    cider: float
+    loss: float
 
 
 class CaptionMetric(RecordMetric):
@@ -30,8 +45,8 @@ class CaptionMetric(RecordMetric):
     scores: CaptionScores | None
     controls: dict[str, dict[str, str]]
 
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
+    def __init__(self) -> None:
+        super().__init__()
         self._prepared: References | None = None
 
     def update(
@@ -77,9 +92,17 @@ class CaptionMetric(RecordMetric):
         if self._prepared is None or self._prepared.captions != references:
             self._prepared = References(references)
         self.scores = self._prepared.score(self.predictions)
-        variety = _variety(self.predictions, references, self.units)
-        variety["length_ratio"] = variety["mean_length"] / max(1e-9, self._prepared.mean_length)
-        return self.scores.summary() | variety | edits.caption_rates(self.predictions, references)
+        count, cut = len(self.predictions), self.units.cut
+        tokens = [cut(text) for text in self.predictions.values()]
+        mean_length = sum(map(len, tokens)) / count
+        variety = {
+            "exact_match": sum(exact_matches(self.predictions, references)) / count,
+            "distinct": len({tuple(text.split()) for text in self.predictions.values()}) / count,
+            "vocabulary": float(len(set().union(*tokens))),
+            "mean_length": mean_length,
+            "length_ratio": mean_length / max(1e-9, self._prepared.mean_length),
+        }
+        return self.scores.summary() | variety | caption_rates(self.predictions, references)
 
     @property
     def units(self) -> Units:
@@ -94,13 +117,12 @@ class CaptionMetric(RecordMetric):
     def intervals(self, *, seed: int) -> dict[str, float]:
         """Returns metric@low and metric@high: 95% intervals of the last `compute`, by bootstrap over images."""
         assert self.scores is not None, "nothing was computed yet"
-        exact = {"exact_match": exact_matches(self.predictions, self.references)}
-        bounds = caption_intervals(self.scores, exact, seed=seed)
-        if (counts := edits.caption_counts(self.predictions, self.references)) is None:
+        exact, count = np.array(exact_matches(self.predictions, self.references), np.float64), len(self.predictions)
+        bounds = intervals(KEYS, caption_scorer(self.scores), count, seed=seed)
+        bounds |= intervals(["exact_match"], mean_scorer(exact[:, None]), count, seed=seed)
+        if (edits := caption_counts(self.predictions, self.references)) is None:
             return bounds
-        return bounds | intervals(
-            edits.ERROR_RATES, lambda draws: edits.error_rates(draws @ counts), len(counts), seed=seed
-        )
+        return bounds | intervals(ERROR_RATES, lambda draws: error_rates(draws @ edits), count, seed=seed)
 
     def scorers(self, metric: str, control: str) -> tuple[Scorer, Scorer, int]:
         """Returns the scorers of one of COCO's metrics of the captions and of a control, and the number of images."""
@@ -109,18 +131,14 @@ class CaptionMetric(RecordMetric):
         model, baseline = (column_scorer(caption_scorer(scores), KEYS.index(metric)) for scores in sides)
         return model, baseline, len(self.predictions)
 
-    def per_image(self) -> dict[str, dict[str, Any]]:
+    def per_image(self) -> dict[str, CaptionRow]:
         """Results of the last `compute` by image: caption, references, scores, and the loss if known."""
-        scores = {} if self.scores is None else self.scores.per_image
-        return {
-            image: {
-                "caption": self.predictions[image],
-                "references": self.references[image],
-                **row,
-                **({"loss": self.losses[image]} if image in self.losses else {}),
-            }
-            for image, row in scores.items()
-        }
+        rows: dict[str, CaptionRow] = {}
+        for image, scores in (self.scores.per_image if self.scores else {}).items():
+            rows[image] = {"caption": self.predictions[image], "references": self.references[image], **scores}  # type: ignore[typeddict-item]
+            if image in self.losses:
+                rows[image]["loss"] = self.losses[image]
+        return rows
 
     def _start(self) -> None:
         super()._start()
@@ -130,18 +148,13 @@ class CaptionMetric(RecordMetric):
 
 
 def shuffle_captions(predictions: Mapping[str, str], seed: int) -> dict[str, str]:
-    """Assigns each caption to another image, to score captions that ignore their image.
+    """Assigns each caption to another image, to score captions that ignore their image; a single one stays.
 
     Args:
-        predictions: One caption per image, for at least two images.
+        predictions: One caption per image.
         seed: Seed of the order, which does not depend on the order of images.
-
-    Raises:
-        UserError: There are fewer than two images.
     """
     images = sorted(predictions)
-    if len(images) < 2:
-        raise UserError("captions of fewer than two images cannot be shuffled: evaluate more images", status=1)
     cycle = numpy_rng("shuffled captions", seed).permutation(len(images)).tolist()
     takes = dict(zip(cycle, cycle[1:] + cycle[:1], strict=True))
     return {image: predictions[images[takes[place]]] for place, image in enumerate(images)}
@@ -150,15 +163,3 @@ def shuffle_captions(predictions: Mapping[str, str], seed: int) -> dict[str, str
 def exact_matches(predictions: Mapping[str, str], references: Mapping[str, Sequence[str]]) -> list[bool]:
     """Returns for each image whether its caption equals a reference word for word."""
     return [text.split() in map(str.split, references[image]) for image, text in predictions.items()]
-
-
-def _variety(predictions: Mapping[str, str], references: Mapping[str, Sequence[str]], units: Units) -> dict[str, float]:
-    count = len(predictions)
-    exact = sum(exact_matches(predictions, references))
-    tokens = [units.cut(text) for text in predictions.values()]
-    return {
-        "exact_match": exact / count,
-        "distinct": len({tuple(text.split()) for text in predictions.values()}) / count,
-        "vocabulary": float(len(set().union(*tokens))),
-        "mean_length": sum(map(len, tokens)) / count,
-    }

@@ -163,7 +163,7 @@ class References:
         """CIDEr of one caption per image, in a third of the time of `score`. Shapes: -> (N,)"""
         return self._cider(self._encode([self.units.cut(predictions[image]) for image in self.captions]))
 
-    def score_cider_constants(self, captions: Sequence[str]) -> Floats:
+    def cider_of_constants(self, captions: Sequence[str]) -> Floats:
         """CIDEr of each caption if it were given for every image. Shapes: C captions -> (C,)"""
         return self._cider.of_constants(self._encode([self.units.cut(caption) for caption in captions]))
 
@@ -172,10 +172,20 @@ class References:
         """Mean number of units per reference."""
         return float(self._counts.entries.lengths.mean())
 
-    def score_constants(self, candidates: Sequence[str]) -> Floats:
-        """CIDEr and BLEU-4 of each caption if it were given for every image. Shapes: C captions -> (C, 2)."""
-        entries = self._encode([self.units.cut(caption) for caption in candidates])
-        return np.column_stack([self._cider.of_constants(entries), self._bleu.of_constants(entries)[:, -1]])
+    def best_constant(self, candidates: Sequence[str]) -> str:
+        """Returns the caption with the best score if it is given for every image: a baseline for any model.
+
+        Best is the highest CIDEr; ties (with one image, CIDEr is always 0) are broken by BLEU-4, then alphabetically.
+
+        Raises:
+            UserError: There is no candidate.
+        """
+        captions = sorted(set(candidates))
+        if not captions:
+            raise UserError("no caption to choose a constant from: give the captions of the training split")
+        entries = self._encode([self.units.cut(caption) for caption in captions])
+        bleu4 = self._bleu.of_constants(entries)[:, -1]
+        return captions[np.lexsort((-bleu4, -self._cider.of_constants(entries)))[0]]
 
     def _encode(self, tokens: Sequence[Tokens]) -> Entries:
         return self._counts.vocabulary.encode(list(map(_words, tokens)))
@@ -223,25 +233,6 @@ def score_captions(
     return prepared.score(predictions)
 
 
-def best_constant(references: References, candidates: Sequence[str]) -> tuple[str, dict[str, float]]:
-    """The caption with the best score if it is given for every image: a baseline for any model.
-
-    Best is the highest CIDEr; ties (with one image, CIDEr is always 0) are broken by BLEU-4, then alphabetically.
-
-    Returns:
-        The caption and its scores.
-
-    Raises:
-        UserError: There is no candidate.
-    """
-    distinct = sorted(set(candidates))
-    if not distinct:
-        raise UserError("no caption to choose a constant from: give the captions of the training split")
-    scores = references.score_constants(distinct)
-    best = distinct[np.lexsort((-scores[:, 1], -scores[:, 0]))[0]]
-    return best, references.score(dict.fromkeys(references.captions, best)).summary()
-
-
 def _words(tokens: Tokens) -> list[str]:
     # COCO's BLEU and CIDEr split tokens at no-break spaces (in fractions); its ROUGE-L does not.
     return " ".join(tokens).split()
@@ -251,8 +242,5 @@ def _check_same(predictions: Mapping[str, str], captions: Mapping[str, Sequence[
     missing, unknown = captions.keys() - predictions.keys(), predictions.keys() - captions.keys()
     for images, lack in ((missing, "predicted caption"), (unknown, "reference")):
         if images:
-            raise UserError(
-                f"{min(images)}: no {lack} ({len(images)} such images of {len(captions.keys() | predictions.keys())});"
-                " both must name the same images",
-                status=1,
-            )
+            count = f"{len(images)} such images of {len(captions.keys() | predictions.keys())}"
+            raise UserError(f"{min(images)}: no {lack} ({count}); both must name the same images", status=1)

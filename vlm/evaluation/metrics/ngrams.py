@@ -121,30 +121,29 @@ class ReferenceCounts:
         image_of: The image of each caption (R,).
         first: The first caption of each image (N,).
         entries: Entries of all references, sorted by image, then n-gram.
+        corpus: Entries of the corpus.
         group_grams: The n-gram of each group (G,).
         group_starts: The first entry of each group, and the end of the last (G + 1,).
 
     Args:
         references: Tokenized captions of each image, at least one each.
-        others: Further token sequences to learn, such as the n-grams of a stored corpus.
+        corpus: Further token sequences to learn: the n-grams of a stored corpus.
     """
 
-    def __init__(self, references: Sequence[Sequence[Tokens]], others: Sequence[Tokens] = ()) -> None:
+    def __init__(self, references: Sequence[Sequence[Tokens]], corpus: Sequence[Tokens] = ()) -> None:
         per_image = np.fromiter(map(len, references), np.int64, len(references))
         if len(per_image) == 0 or per_image.min() == 0:
             raise ValueError("every image needs a reference, and there must be an image")
         self.image_of = np.repeat(np.arange(len(per_image)), per_image)
         self.first = np.cumsum(per_image) - per_image
         captions = list(chain.from_iterable(references))
-        self.vocabulary = Vocabulary([*captions, *others])
-        self.entries, self.others = _split_entries(self.vocabulary.learnt, len(captions))
-        self._group()
-
-    def _group(self) -> None:
-        captions, grams, counts, lengths = self.entries
-        keys = self.image_of[captions] * self.vocabulary.size + grams
+        self.vocabulary = Vocabulary([*captions, *corpus])
+        owners, grams, counts, lengths = self.vocabulary.learnt
+        end, stop = int(np.searchsorted(owners, len(captions))), len(captions)
+        self.corpus = Entries(owners[end:] - stop, grams[end:], counts[end:], lengths[stop:])
+        keys = self.image_of[owners[:end]] * self.vocabulary.size + grams[:end]
         order = np.argsort(keys, kind="stable")
-        self.entries = Entries(captions[order], grams[order], counts[order], lengths)
+        self.entries = Entries(owners[order], grams[order], counts[order], lengths[:stop])
         self._group_keys, starts = np.unique(keys[order], return_index=True)
         self.group_starts = np.append(starts, len(order))
         self.group_grams = self._group_keys % self.vocabulary.size
@@ -154,15 +153,6 @@ class ReferenceCounts:
         learnt = grams < self.vocabulary.size
         groups, is_present = lookup(self._group_keys, images * self.vocabulary.size + grams * learnt)
         return groups, is_present & learnt
-
-
-def _split_entries(entries: Entries, captions: int) -> tuple[Entries, Entries]:
-    end = int(np.searchsorted(entries.captions, captions))
-    head = Entries(entries.captions[:end], entries.grams[:end], entries.counts[:end], entries.lengths[:captions])
-    tail = Entries(
-        entries.captions[end:] - captions, entries.grams[end:], entries.counts[end:], entries.lengths[captions:]
-    )
-    return head, tail
 
 
 # COCO's evaluation raises the numerator and the denominator of every ratio by these, so that it never divides by 0.
@@ -308,7 +298,12 @@ class Cider:
         self._rarest = np.log(float(images))
         documents = np.bincount(references.group_grams, minlength=references.vocabulary.size).astype(float)
         if frequencies:
-            documents = _documents(references, frequencies)
+            corpus = references.corpus
+            # Each sequence that was learnt is one n-gram of the corpus: the entry of its own length.
+            is_complete = corpus.orders + 1 == corpus.lengths[corpus.captions]
+            counts = np.fromiter(frequencies.counts.values(), float, len(frequencies.counts))
+            documents = np.zeros(references.vocabulary.size)
+            documents[corpus.grams[is_complete]] = counts[corpus.captions[is_complete]]
         self._idf = self._rarest - np.log(np.maximum(documents, 1.0))
         self._weights = entries.counts * self._idf[entries.grams]
         count = len(references.image_of)
@@ -320,7 +315,11 @@ class Cider:
         image_of = self._references.image_of
         weights, norms = self._weigh(candidates)
         groups, is_present = self._references.find(candidates.captions, candidates.grams)
-        rows, expanded = _expand_groups(self._references.group_starts, groups[is_present])
+        # All entries of each group: the group's place in `starts`, and the entry.
+        starts, stops = (self._references.group_starts[groups[is_present] + end] for end in (0, 1))
+        sizes = stops - starts
+        rows = np.repeat(np.arange(len(starts)), sizes)
+        expanded = np.arange(len(rows)) + np.repeat(starts - np.cumsum(sizes) + sizes, sizes)
         candidate_weights, reference_weights = weights[is_present][rows], self._weights[expanded]
         entries = self._references.entries
         products = np.minimum(candidate_weights, reference_weights) * reference_weights
@@ -339,10 +338,8 @@ class Cider:
             rows = candidates.counts == times
             used, columns = np.unique(candidates.grams[rows], return_inverse=True)
             cosines[rows] = self._clipped_cosines(used, int(times), length_of, len(lengths))[columns]
-        candidate_norms = norms[candidates.captions, candidates.orders]
-        cosines = np.divide(
-            cosines, candidate_norms[:, None], out=np.zeros_like(cosines), where=candidate_norms[:, None] != 0
-        )
+        norms = norms[candidates.captions, candidates.orders][:, None]
+        cosines = np.divide(cosines, norms, out=np.zeros_like(cosines), where=norms != 0)
         cosines *= _penalty(candidates.lengths[candidates.captions][:, None], lengths)
         sums = np.bincount(candidates.captions, cosines.sum(1), len(candidates.lengths))
         return 10 * sums / MAX_N / len(self._references.first)
@@ -367,23 +364,6 @@ class Cider:
         weights = candidates.counts * np.where(learnt, self._idf[candidates.grams * learnt], self._rarest)
         squares = sum_by_order(candidates.captions, candidates.orders, weights**2, len(candidates.lengths))
         return weights, np.sqrt(squares)
-
-
-def _documents(references: ReferenceCounts, frequencies: DocumentFrequencies) -> Floats:
-    documents = np.zeros(references.vocabulary.size)
-    corpus = references.others
-    # Each sequence that was learnt is one n-gram of the corpus: the entry of its own length.
-    is_complete = corpus.orders + 1 == corpus.lengths[corpus.captions]
-    counts = np.fromiter(frequencies.counts.values(), float, len(frequencies.counts))
-    documents[corpus.grams[is_complete]] = counts[corpus.captions[is_complete]]
-    return documents
-
-
-def _expand_groups(starts: Ints, groups: Ints) -> tuple[Ints, Ints]:
-    """Expands groups to their entries: returns the index of the group in the argument, and the entry."""
-    sizes = starts[groups + 1] - starts[groups]
-    rows = np.repeat(np.arange(len(groups)), sizes)
-    return rows, np.arange(len(rows)) + np.repeat(starts[groups] - np.cumsum(sizes) + sizes, sizes)
 
 
 def _penalty(lengths: Ints, reference_lengths: Ints) -> Floats:

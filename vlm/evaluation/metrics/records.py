@@ -26,8 +26,8 @@ class RecordMetric(Metric):
     higher_is_better = True
     records: list[Tensor] | Tensor
 
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
+    def __init__(self) -> None:
+        super().__init__()
         self.add_state("records", default=[], dist_reduce_fx="cat")
         self._start()
 
@@ -95,8 +95,6 @@ class SampleMetric(RecordMetric, Generic[S]):
 
 
 def _encode(text: str, device: torch.device) -> Tensor:
-    return torch.frombuffer(bytearray(text, "ascii"), dtype=torch.uint8).to(device) if text else _empty(device)
-
-
-def _empty(device: torch.device) -> Tensor:
-    return torch.empty(0, dtype=torch.uint8, device=device)
+    if not text:
+        return torch.empty(0, dtype=torch.uint8, device=device)
+    return torch.frombuffer(bytearray(text, "ascii"), dtype=torch.uint8).to(device)

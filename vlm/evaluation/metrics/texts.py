@@ -43,14 +43,8 @@ def error_counts(texts: Iterable[str], references: Iterable[str]) -> Floats:
     """Edits and length of each reference, in characters and in words, as jiwer counts them. Shapes: (N, 4)"""
     rows = []
     for text, reference in zip(texts, references, strict=True):
-        sides = ((text.strip(), reference.strip()), (_words(text), _words(reference)))
-        rows.append(
-            [
-                count
-                for text_units, reference_units in sides
-                for count in (edit_distance(text_units, reference_units), len(reference_units))
-            ]
-        )
+        characters, words = (text.strip(), reference.strip()), (_words(text), _words(reference))
+        rows.append([edit_distance(*characters), len(characters[1]), edit_distance(*words), len(words[1])])
     return np.array(rows, np.float64).reshape(-1, 4)
 
 
@@ -128,10 +122,9 @@ class TextScores:
     def _words(self) -> Floats:
         """Counts for BLEU: matches and n-grams of each order, and both lengths. Shapes: (N, 10)"""
         single = BLEU(effective_order=True)  # else it warns about scores of single texts, which are not used
-        sentences = (single.sentence_score(score, [reference]) for score, reference in self._pairs)
-        return np.array(
-            [[*score.counts, *score.totals, score.sys_len, score.ref_len] for score in sentences], np.float64
-        )
+        scores = [single.sentence_score(text, [reference]) for text, reference in self._pairs]
+        counts = [[*score.counts, *score.totals, score.sys_len, score.ref_len] for score in scores]
+        return np.array(counts, np.float64)
 
     @cached_property
     def _characters(self) -> Floats:

@@ -49,6 +49,11 @@ PRETRAINED = "a pretrained model (model=pretrained)"
 MORE = "more data"
 
 
+def metric_title(name: str) -> str:
+    """Returns the name of a metric as people write it."""
+    return TITLES.get(name, name.replace("_", " "))
+
+
 class TrainedModel(NamedTuple):
     """How an evaluated model was trained, as far as its checkpoint says.
 
@@ -134,8 +139,7 @@ def choose_metric(
             best = (min if lower_is_better else max)(controls, key=lambda control: controls[control])
             limits = [results[f"{name}@{limit}"] for limit in CEILING if f"{name}@{limit}" in results]
             ceiling = limits[0] if limits else -math.inf if lower_is_better else FULL.get(name, 1.0)
-            title = TITLES.get(name, name.replace("_", " "))
-            return JudgedMetric(name, title, best, results[name], controls[best], lower_is_better, ceiling)
+            return JudgedMetric(name, metric_title(name), best, results[name], controls[best], lower_is_better, ceiling)
     return None
 
 

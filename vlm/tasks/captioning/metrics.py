@@ -3,16 +3,15 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from statistics import fmean
-from typing import Any
 
 from torch import nn
 
 from vlm.data.records import LanguageSplit, Split
-from vlm.evaluation.metrics.captions import CaptionMetric, exact_matches, shuffle_captions
-from vlm.evaluation.metrics.coco import best_constant, score_captions
+from vlm.evaluation.metrics.captions import CaptionMetric, CaptionRow, exact_matches, shuffle_captions
+from vlm.evaluation.metrics.coco import score_captions
 from vlm.evaluation.metrics.texts import caption_rates
 from vlm.evaluation.metrics.tokens import Units
-from vlm.evaluation.report.sections import MAX_SAMPLES, Card, Cards, Finding, Section, sample_indices
+from vlm.evaluation.report.sections import Card, Finding
 from vlm.randomness import numpy_rng
 
 CANDIDATES = 1000  # training captions tried as the best constant one
@@ -31,10 +30,9 @@ def caption_controls(metric: CaptionMetric, train: Split, *, seed: int) -> dict[
     reference_set, predictions, references = metric.get_references(), metric.predictions, metric.references
     order = numpy_rng(seed, "constant captions").permutation(len(train))[:CANDIDATES]
     candidates = sorted({caption for index in order for caption in train.record(int(index))["captions"][:1]})
-    constant, _ = best_constant(reference_set, candidates)
     controls = metric.controls = {
-        "constant": dict.fromkeys(references, constant),
-        "shuffled": shuffle_captions(predictions, seed) if len(predictions) > 1 else dict(predictions),
+        "constant": dict.fromkeys(references, reference_set.best_constant(candidates)),
+        "shuffled": shuffle_captions(predictions, seed),
     }
     scores: dict[str, float] = {}
     for control, captions in controls.items():
@@ -47,9 +45,8 @@ def caption_controls(metric: CaptionMetric, train: Split, *, seed: int) -> dict[
 
 def compute_test_scores(metric: CaptionMetric, train: Split, *, seed: int) -> dict[str, float]:
     """Returns controls, novelty and intervals, which a test adds to its scores; arguments as in `caption_controls`."""
-    results = caption_controls(metric, train, seed=seed)
-    results["novelty"] = compute_novelty(metric.predictions.values(), train, metric.units)
-    return results | metric.intervals(seed=seed)
+    novelty = compute_novelty(metric.predictions.values(), train, metric.units)
+    return {**caption_controls(metric, train, seed=seed), "novelty": novelty, **metric.intervals(seed=seed)}
 
 
 def compute_novelty(predictions: Iterable[str], train: Split, units: Units) -> float:
@@ -179,7 +176,7 @@ class LanguageMetrics(nn.Module):
         rows = [(id, text, language) for language, texts in captions for id, text in texts.items()]
         return [{"image_id": id, "caption": text} | ({"language": tag} if tag else {}) for id, text, tag in rows]
 
-    def per_image(self) -> dict[str, Any]:
+    def per_image(self) -> dict[str, dict[str, CaptionRow]]:
         """Returns the rows of each image by language, under "images" if there are no languages."""
         return {language or "images": metric.per_image() for language, metric in self.items()}
 
@@ -213,15 +210,13 @@ class LanguageMetrics(nn.Module):
         """
         findings = []
         for language, metric in self.items():
-            names = {
-                name: _name_result(name, language) if language else name for name in ("cider@low", "cider@shuffled")
-            }
-            scores = {name: results[stored] for name, stored in names.items() if stored in results}
-            language_findings = image_findings(metric, scores) + text_findings(metric, max_tokens=max_tokens, beam=beam)
-            findings += [
-                finding._replace(fault=f"{language}: {finding.fault}") if language else finding
-                for finding in language_findings
-            ]
+            scores = {}
+            for name in ("cider@low", "cider@shuffled"):
+                if (stored := _name_result(name, language) if language else name) in results:
+                    scores[name] = results[stored]
+            faults = image_findings(metric, scores) + text_findings(metric, max_tokens=max_tokens, beam=beam)
+            prefix = f"{language}: " if language else ""
+            findings += [Finding(prefix + fault, remedies) for fault, remedies in faults]
         return findings
 
     def _join_languages(self, measure: Callable[[str | None, CaptionMetric], Mapping[str, float]]) -> dict[str, float]:
@@ -229,12 +224,10 @@ class LanguageMetrics(nn.Module):
         if (plain := results.get(None)) is not None:
             return dict(plain)
         names = [name for name in results[self.languages[0]] if not name.endswith(INTERVAL)]
-        means = {name: fmean(scores[name] for scores in results.values()) for name in names}
-        return means | {
-            _name_result(name, str(language)): value
-            for language, scores in results.items()
-            for name, value in scores.items()
-        }
+        joined = {name: fmean(scores[name] for scores in results.values()) for name in names}
+        for language, scores in results.items():
+            joined |= {_name_result(name, str(language)): value for name, value in scores.items()}
+        return joined
 
 
 def _name_result(name: str, language: str) -> str:
@@ -243,22 +236,8 @@ def _name_result(name: str, language: str) -> str:
     return f"{metric}_{language}{at}{kind}"
 
 
-def caption_sections(images: Mapping[str, Mapping[str, Any]], language: str | None = None) -> list[Section]:
-    """Returns sections with random captions, and the best and worst by CIDEr and ROUGE-L.
-
-    Args:
-        images: Caption, references and scores of each image, by its name.
-        language: Language of the captions, for the titles; None if there is only one.
-    """
-    ranked = sorted(images, key=lambda name: (-images[name]["cider"], -images[name]["rouge_l"], name))
-    count = min(MAX_SAMPLES, -(-len(ranked) // 2))
-    kinds = {"Random captions": [ranked[at] for at in sample_indices(len(ranked))]}
-    kinds |= {"Best captions": ranked[:count], "Worst captions": ranked[::-1][:count]}
-    kinds = kinds if language is None else {f"{title} ({language})": names for title, names in kinds.items()}
-    return [Section(title, [Cards([_card(name, images[name]) for name in names])]) for title, names in kinds.items()]
-
-
-def _card(name: str, row: Mapping[str, Any]) -> Card:
+def make_card(name: str, row: CaptionRow) -> Card:
+    """Returns the card of an image's caption for a report."""
     scores = f"CIDEr {row['cider']:.2f}, ROUGE-L {row['rouge_l']:.2f}"
     scores += f", loss {row['loss']:.2f}" if "loss" in row else ""
     return Card(image=name, text=row["caption"], lines=[scores, name], references=row["references"])

@@ -71,7 +71,7 @@ class CaptionReward:
                 captions, references, lambda reference_set, column: reference_set.score(column).values @ weights
             )
         if weight := self.weights.get(CONSTANT):
-            constants = self._corpus.score_cider_constants(list(chain.from_iterable(captions)))
+            constants = self._corpus.cider_of_constants(list(chain.from_iterable(captions)))
             rewards += weight * constants.reshape(rewards.shape)
         return rewards
 

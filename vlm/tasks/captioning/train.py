@@ -10,17 +10,18 @@ from torch import Tensor
 from vlm.data.batch import Batch, TextRows
 from vlm.errors import Count, Range, UserError
 from vlm.evaluation.metrics.bootstrap import Scorer
-from vlm.evaluation.report.sections import Finding, Note, Pictures, Section
+from vlm.evaluation.metrics.captions import CaptionRow
+from vlm.evaluation.report.sections import MAX_SAMPLES, Cards, Finding, Note, Pictures, Section, sample_indices
 from vlm.inference.attention.maps import caption_word_maps
 from vlm.inference.attention.pictures import draw_attention
 from vlm.models.encoder_decoder import VisionLanguageModel
 from vlm.models.recurrent import SoftAttentionDecoder
 from vlm.nn.position import segment_positions
-from vlm.tasks.captioning.metrics import ENCODER, LanguageMetrics, caption_sections
+from vlm.tasks.captioning.metrics import ENCODER, LanguageMetrics, make_card
 from vlm.tasks.captioning.predict import encode_pixels
 from vlm.tasks.captioning.self_critical import SelfCritical
 from vlm.tasks.shared.image_text import ImageTextTask
-from vlm.tasks.shared.show import caption_sample, example_image
+from vlm.tasks.shared.show import caption_line, example_image
 from vlm.tasks.shared.text_task import TextSearch
 from vlm.training.data_module import Data
 from vlm.training.feature_cache import as_read
@@ -38,11 +39,10 @@ class DoublyStochastic:
         UserError: The task's decoder has no soft attention, or the task trains on a reward.
     """
 
-    def __init__(self, task: Any, weight: float) -> None:
+    def __init__(self, task: "Captioning", weight: float) -> None:
         if not isinstance(task.model.decoder, SoftAttentionDecoder):
-            raise UserError(
-                "task.doubly_stochastic: needs soft attention; choose model=show_attend_tell or set it to 0"
-            )
+            remedy = "choose model=show_attend_tell or set it to 0"
+            raise UserError(f"task.doubly_stochastic: needs soft attention; {remedy}")
         if task.critic is not None:
             raise UserError("task.doubly_stochastic: cannot be combined with task.reward; leave one of them out")
         self.task, self.weight = task, weight
@@ -143,7 +143,11 @@ class Captioning(ImageTextTask):
             rows_of_images: list[Any] = list(zip(*columns, strict=True))
             scored = [row for row in rows_of_images if row[2] or language is None]  # some have no reference in it
             metric.update(*([row[at] for row in scored] for at in (0, 1, 2, 3, 5)))
-            samples += [caption_sample(*row, language=language) for *row, _ in scored]
+            for id, text, references, loss, image, _ in scored:
+                line = caption_line(text, references)
+                sample = {"image_id": id, "caption": text, "references": references, "loss": loss, "image": image}
+                named = {"line": line} if language is None else {"language": language, "line": f"{language} {line}"}
+                samples.append(sample | named)
         self.evaluation.samples += sorted(samples, key=lambda sample: batch.ids.index(sample["image_id"]))
 
     def evaluation_results(self, split: str, loss: float, *, final: bool) -> dict[str, float]:
@@ -167,9 +171,7 @@ class Captioning(ImageTextTask):
         if not self.trained.is_pretrained:
             return self._findings
         remedies = ([remedy for remedy in finding.remedies if remedy != ENCODER] for finding in self._findings)
-        return [
-            finding._replace(remedies=applicable) for finding, applicable in zip(self._findings, remedies, strict=True)
-        ]
+        return [Finding(finding.fault, fit) for finding, fit in zip(self._findings, remedies, strict=True)]
 
     def scorers(self, metric: str, control: str) -> tuple[Scorer, Scorer, int] | None:
         return None if len(self.metrics.languages) > 1 else self.metrics.first.scorers(metric, control)
@@ -178,29 +180,33 @@ class Captioning(ImageTextTask):
         findings = self.findings()
         return findings[0].remedies[:2] if findings else None  # more specific than those of any task
 
-    def details(self) -> dict[str, Any]:
+    def details(self) -> dict[str, dict[str, CaptionRow]]:
         return self.metrics.per_image()
 
-    def predictions(self) -> list[dict[str, Any]]:
+    def predictions(self) -> list[dict[str, str]]:
         return self.metrics.predictions()
 
     def report(self) -> list[Section]:
-        """Random captions, the best and the worst, and attention maps."""
-        scored = self.metrics.items()
-        sections = [part for language, metric in scored for part in caption_sections(metric.per_image(), language)]
-        if pictures := [
-            picture for sample in self.evaluation.samples[:LOOKED_AT] for picture in self._attention(sample)
-        ]:
+        """Random captions, the best and the worst by CIDEr and ROUGE-L, and attention maps."""
+        sections = []
+        for language, metric in self.metrics.items():
+            rows, title = metric.per_image(), "" if language is None else f" ({language})"
+            ranked = sorted(rows, key=lambda name: (-rows[name]["cider"], -rows[name]["rouge_l"], name))
+            count = min(MAX_SAMPLES, -(-len(ranked) // 2))
+            kinds = {"Random captions": [ranked[at] for at in sample_indices(len(ranked))]}
+            kinds |= {"Best captions": ranked[:count], "Worst captions": ranked[::-1][:count]}
+            for kind, names in kinds.items():
+                sections.append(Section(kind + title, [Cards([make_card(name, rows[name]) for name in names])]))
+        pictures = []
+        for sample in self.evaluation.samples[:LOOKED_AT]:
+            pixels, caption = sample["image"].to(self.device), sample["caption"]
+            reading = (self.model, self.tokenizer, self.preprocess, pixels)
+            if maps := caption_word_maps(*reading, caption, sample.get("language")):  # if its layers offer that
+                pictures.append((caption, draw_attention(pixels, maps)))
+        if pictures:
             note = "Bright regions have high attention weights in the last layer (mean over heads) for the word above."
             sections.append(Section("Attention maps", [Note(note), Pictures(pictures)]))
         return sections
-
-    def _attention(self, sample: Mapping[str, Any]) -> list[tuple[str, bytes]]:
-        """Returns a sample's caption with a picture of the model's attention, if its layers offer that."""
-        pixels = sample["image"].to(self.device)
-        reading = (self.model, self.tokenizer, self.preprocess, pixels)
-        maps = caption_word_maps(*reading, sample["caption"], sample.get("language"))
-        return [(sample["caption"], draw_attention(pixels, maps))] if maps else []
 
     def description(self) -> dict[str, Any]:
         return {**super().description(), **self.search.description()}

@@ -1,8 +1,8 @@
 """Image classification, also of mixed images (MixUp, CutMix)."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Unpack
+from typing import Annotated, Unpack
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from vlm.models.classifier import Classifier
 from vlm.models.flop import Work
 from vlm.models.frozen_features import Features
 from vlm.tasks.classification.predict import class_probabilities
-from vlm.tasks.shared.classes import ClassTask
+from vlm.tasks.shared.classes import ClassPrediction, ClassTask
 from vlm.tasks.shared.show import example_image, image_shape
 from vlm.training.data_module import Data
 from vlm.training.feature_cache import as_read
@@ -87,8 +87,13 @@ class Classification(ClassTask):
     def probabilities(self, batch: Batch) -> Tensor:
         return class_probabilities(self.model, self.preprocess, batch["images"])
 
-    def render_predictions(self, records: Sequence[Mapping[str, Any]]) -> Cards:
-        return Cards(list(map(_card, records)))
+    def render_predictions(self, records: Sequence[ClassPrediction]) -> Cards:
+        cards = []
+        for record in records:
+            true = "right" if record["predicted"] == record["label"] else f"true: {record['label']}"
+            text = f"{record['predicted']} {record['probability']:.0%}"
+            cards.append(Card(image=record["image"], text=text, lines=[true, record["image"]]))
+        return Cards(cards)
 
     def reading(self, batch: Batch, tokens: int) -> list[str]:
         names = ", ".join(self.classes[label] for label in batch["labels"][:8])
@@ -96,9 +101,3 @@ class Classification(ClassTask):
 
     def example(self, data: Data, folder: Path) -> str:
         return f"vlm classify {example_image(data, folder)}"
-
-
-def _card(record: Mapping[str, Any]) -> Card:
-    true = "right" if record["predicted"] == record["label"] else f"true: {record['label']}"
-    text = f"{record['predicted']} {record['probability']:.0%}"
-    return Card(image=record["image"], text=text, lines=[true, record["image"]])

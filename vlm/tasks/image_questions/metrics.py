@@ -112,8 +112,8 @@ class AnswerMetric(RecordMetric):
 
     answers: list[dict[str, Any]]
 
-    def __init__(self, scores: Sequence[str] = (), **kwargs: Any) -> None:
-        super().__init__(**kwargs)
+    def __init__(self, scores: Sequence[str] = ()) -> None:
+        super().__init__()
         self.scores = scores
 
     def update(

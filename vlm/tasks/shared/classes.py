@@ -1,7 +1,7 @@
 """The base of tasks that classify inputs, and their metrics, exact over any number of processes."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Unpack
+from collections.abc import Sequence
+from typing import Any, NotRequired, TypedDict, Unpack
 
 import numpy as np
 from torch import Tensor
@@ -19,6 +19,19 @@ TOP = 5
 BINS = 15
 
 
+class ClassPrediction(TypedDict):
+    """A sample of an evaluation: an image by its name, or a text or two with an id, and its likeliest classes."""
+
+    image: NotRequired[str]
+    id: NotRequired[str]
+    text: NotRequired[str]
+    pair: NotRequired[str]
+    label: str
+    predicted: str
+    probability: float
+    top: dict[str, float]
+
+
 class ClassificationMetric(RecordMetric):
     """Accuracy, calibration and confusion over all samples of all processes.
 
@@ -27,19 +40,20 @@ class ClassificationMetric(RecordMetric):
     Args:
         num_classes: Number of classes C.
     Attributes:
-        controls: Whether a control is right about each sample of the last `compute`.
+        ids: Names of the samples of the last `compute`.
+        controls: Whether a control is right about each of these.
     """
 
+    ids: list[str]
     controls: dict[str, np.ndarray]  # (B,)
 
-    _ids: list[str]
     _labels: np.ndarray  # (B,)
     _classes: np.ndarray  # (B, top), the likeliest first
     _values: np.ndarray  # (B, top), their probabilities
     _texts: Sequence[Sequence[str] | None]
 
-    def __init__(self, *, num_classes: int, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
+    def __init__(self, *, num_classes: int) -> None:
+        super().__init__()
         self.num_classes = num_classes
 
     def update(
@@ -62,7 +76,7 @@ class ClassificationMetric(RecordMetric):
         # Stable, so that ties are ordered alike on every device.
         values, classes = probabilities.detach().float().sort(dim=-1, descending=True, stable=True)
         top = classes[:, :TOP].tolist(), values[:, :TOP].tolist()
-        sample_texts = [None] * len(ids) if texts is None else [list(pair) for pair in texts]
+        sample_texts = [None] * len(ids) if texts is None else map(list, texts)
         self.add(zip(ids, labels.tolist(), *top, sample_texts, strict=True))
 
     def compute(self) -> dict[str, float]:
@@ -108,28 +122,28 @@ class ClassificationMetric(RecordMetric):
         cells = self._labels * self.num_classes + self._classes[:, 0]
         return np.bincount(cells, minlength=self.num_classes**2).reshape(self.num_classes, self.num_classes)
 
-    def predictions(self, classes: Sequence[str]) -> list[dict[str, Any]]:
+    def predictions(self, classes: Sequence[str]) -> list[ClassPrediction]:
         """Returns a record per sample, sorted by name: true class, likeliest with its probability, and the first five.
 
         Args:
             classes: The names of the classes.
         """
-        named = zip(self._ids, self._texts, strict=True)
-        heads = [
-            {"image": id} if texts is None else {"id": id, **dict(zip(("text", "pair"), texts, strict=False))}
-            for id, texts in named
-        ]
-        rows = zip(heads, self._labels.tolist(), self._classes.tolist(), self._values.tolist(), strict=True)
-        return [
-            {
-                **head,
+        predictions: list[ClassPrediction] = []
+        columns = (self._labels.tolist(), self._classes.tolist(), self._values.tolist())
+        for id, texts, label, top, values in zip(self.ids, self._texts, *columns, strict=True):
+            prediction: ClassPrediction = {
                 "label": classes[label],
                 "predicted": classes[top[0]],
                 "probability": values[0],
                 "top": {classes[at]: value for at, value in zip(top, values, strict=True)},
             }
-            for head, label, top, values in rows
-        ]
+            if texts is None:
+                predictions.append({"image": id, **prediction})
+            elif len(texts) == 1:
+                predictions.append({"id": id, "text": texts[0], **prediction})
+            else:
+                predictions.append({"id": id, "text": texts[0], "pair": texts[1], **prediction})
+        return predictions
 
     def constant(self, counts: Sequence[int]) -> dict[str, float]:
         """Returns the control ``accuracy@constant``: the accuracy of always predicting train's most frequent class.
@@ -142,14 +156,9 @@ class ClassificationMetric(RecordMetric):
 
     def scorers(self, control: str) -> tuple[Scorer, Scorer, int]:
         """Returns scorers of the accuracy of the model and of a control in `controls`, and the number of samples."""
-        is_correct = self._classes[:, 0] == self._labels
-        sides = (mean_scorer(right[:, None].astype(np.float64)) for right in (is_correct, self.controls[control]))
-        return next(sides), next(sides), len(is_correct)
-
-    def align_to_samples(self, ids: Iterable[str], right: Iterable[bool]) -> np.ndarray:
-        """Returns if a control is right about each sample of the last `compute`, given that of samples by name."""
-        by_id = dict(zip(ids, right, strict=True))
-        return np.array([by_id[id] for id in self._ids], bool)
+        sides = (self._classes[:, 0] == self._labels, self.controls[control])
+        model, baseline = (mean_scorer(right[:, None].astype(np.float64)) for right in sides)
+        return model, baseline, len(self.ids)
 
     def intervals(self, *, seed: int) -> dict[str, float]:
         """Returns accuracy@low and accuracy@high: a 95% interval by bootstrap over samples."""
@@ -158,7 +167,7 @@ class ClassificationMetric(RecordMetric):
 
     def _start(self) -> None:
         super()._start()
-        self._ids, self.controls = [], {}
+        self.ids, self.controls = [], {}
         self._labels = np.empty(0, dtype=np.int64)
         self._classes, self._values = np.empty((0, 1), dtype=np.int64), np.empty((0, 1))
         self._texts = ()
@@ -168,7 +177,7 @@ class ClassificationMetric(RecordMetric):
         if not rows:
             raise UserError("no sample to score: every sample is unreadable, or the split is empty", status=1)
         labels, classes, values, self._texts = zip(*rows.values(), strict=True)
-        self._ids, self._labels = list(rows), np.array(labels)
+        self.ids, self._labels = list(rows), np.array(labels)
         self._classes, self._values = np.array(classes), np.array(values)
 
 
@@ -222,8 +231,11 @@ class ClassTask(Task):
     def evaluation_results(self, split: str, loss: float, *, final: bool) -> dict[str, float]:
         results = self.metric.compute()
         records = self.metric.predictions(self.classes)
-        spread = records[:: max(1, len(records) // SAMPLES)]  # records are sorted, and so often by class
-        self.evaluation.samples = [{**record, "line": self.line(record)} for record in spread[:SAMPLES]]
+        step = max(1, len(records) // SAMPLES)  # records are sorted, and so often by class
+        for record in records[::step][:SAMPLES]:
+            mark, name = "=" if record["predicted"] == record["label"] else " ", printable(find_name(record))
+            line = f"{mark} {record['predicted']} {record['probability']:.3f}   true: {record['label']}   {name}"
+            self.evaluation.samples.append({**record, "line": line})
         if final:
             results |= self.metric.constant(self.fields["labels"].counts("train"))  # type: ignore[attr-defined]
             results |= self.metric.intervals(seed=self.seed)
@@ -232,13 +244,7 @@ class ClassTask(Task):
     def scorers(self, metric: str, control: str) -> tuple[Scorer, Scorer, int] | None:
         return self.metric.scorers(control) if control in self.metric.controls else None
 
-    def line(self, record: Mapping[str, Any]) -> str:
-        """Returns a prediction as a line to print."""
-        mark = "=" if record["predicted"] == record["label"] else " "
-        name = record.get("image") or " | ".join(record[name] for name in ("text", "pair") if name in record)
-        return f"{mark} {record['predicted']} {record['probability']:.3f}   true: {record['label']}   {printable(name)}"
-
-    def predictions(self) -> list[dict[str, Any]]:
+    def predictions(self) -> list[ClassPrediction]:
         return self.metric.predictions(self.classes)
 
     def details(self) -> dict[str, Any]:
@@ -252,23 +258,30 @@ class ClassTask(Task):
         records = self.predictions()
         wrong = [record for record in records if record["predicted"] != record["label"]]
         wrong.sort(key=lambda record: -record["probability"])
-        random = [records[at] for at in sample_indices(len(records))]
-        records_by_title = {"Most confident mistakes": wrong[:MAX_SAMPLES], "Random samples": random}
-        sections = [
-            Section(title, [self.render_predictions(samples)]) for title, samples in records_by_title.items() if samples
-        ]
-        return [Section("Classes", [confusion, self.class_table()]), *sections]
+        kinds = {
+            "Most confident mistakes": wrong[:MAX_SAMPLES],
+            "Random samples": [records[at] for at in sample_indices(len(records))],
+        }
+        columns = [map(format_share, values) for values in self.class_scores().values()]
+        table = Table(["class", *self.class_scores()], list(zip(self.classes, *columns, strict=True)))
+        sections = [Section(title, [self.render_predictions(some)]) for title, some in kinds.items() if some]
+        return [Section("Classes", [confusion, table]), *sections]
 
-    def class_table(self) -> Table:
-        """The scores of each class."""
-        return Table(
-            ["class", "accuracy"], list(zip(self.classes, map(format_share, self.metric.per_class()), strict=True))
-        )
+    def class_scores(self) -> dict[str, list[float | None]]:
+        """Returns the scores of each class by their names in the report; None for a class without samples."""
+        return {"accuracy": self.metric.per_class()}
 
-    def render_predictions(self, records: Sequence[Mapping[str, Any]]) -> Part:
+    def render_predictions(self, records: Sequence[ClassPrediction]) -> Part:
         """Returns some predictions for the report."""
         raise TypeError(f"{type(self).__name__} shows no predictions")
 
 
 def format_share(value: float | None) -> str:
     return "no samples" if value is None else f"{value:.1%}"
+
+
+def find_name(record: ClassPrediction) -> str:
+    """Returns the name of a sample's image, or its texts."""
+    if "image" in record:
+        return record["image"]
+    return f"{record['text']} | {record['pair']}" if "pair" in record else record["text"]

@@ -1,6 +1,7 @@
 """Evaluations as their folders store them, and what `vlm compare` compares of each task."""
 
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,9 +16,12 @@ from vlm.evaluation.metrics.coco import KEYS, References
 from vlm.inference.tasks import TASKS, current_task_name, import_object
 from vlm.io.terminal import shell_line
 
+Details = Mapping[str, Any]  # content of details.json
+Predictions = Sequence[Mapping[str, Any]]  # content of predictions.json
+
 
 class Sample(NamedTuple):
-    """True value of a sample, such as its references, and the predicted one."""
+    """True value of a sample, such as its references, and the predicted one or its scores."""
 
     true: Any
     predicted: Any
@@ -75,26 +79,26 @@ def read(folder: Path, name: str) -> StoredEvaluation:
     place = next((place for place in places(folder) if (place / "metrics.json").is_file()), None)
     if place is None:
         return _validation(folder, name)
-    parts = {part: _json(place / f"{part}.json") for part in ("metrics", "details", "predictions", "about")}
+    parts: dict[str, Any] = dict.fromkeys(("metrics", "details", "predictions", "about"))
+    for path in (path for part in parts if (path := place / f"{part}.json").is_file()):
+        try:
+            parts[path.stem] = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError) as error:
+            raise UserError(f"{path}: cannot be read ({error}); evaluate again") from error
     if parts["about"] is None and (parts["details"] or parts["predictions"]):
         warning = f"{place}: has no about.json, which names the task; its scores are compared, not its samples"
         print_error(printable(warning), "warning")
     try:
         split = next(iter(parts["metrics"])).split("/")[0]
         scores = {key.split("/", 1)[1]: float(value) for key, value in parts["metrics"].items()}
-        stored_task = (parts["about"] or {}).get("task")
-        task = TASKS.get(current_task_name(stored_task))
-        select = (
-            import_object(task.comparison)
-            if task and task.comparison
-            else lambda details, predictions: ComparedSamples({}, None)
-        )
-        compared = select(parts["details"] or {}, parts["predictions"] or ())
+        stored_name = (parts["about"] or {}).get("task")
+        task_name = None if stored_name is None else current_task_name(stored_name)
+        compared, task = ComparedSamples({}, None), TASKS.get(task_name or "")
+        if task and task.comparison:
+            compared = import_object(task.comparison)(parts["details"] or {}, parts["predictions"] or ())
     except (KeyError, TypeError, AttributeError, ValueError, StopIteration) as error:
         raise UserError(f"{place}: not what vlm evaluate writes ({error!r}); evaluate again") from error
-    return StoredEvaluation(
-        name, split, scores, compared, None if stored_task is None else current_task_name(stored_task)
-    )
+    return StoredEvaluation(name, split, scores, compared, task_name)
 
 
 def _validation(folder: Path, name: str) -> StoredEvaluation:
@@ -115,9 +119,8 @@ def _validation(folder: Path, name: str) -> StoredEvaluation:
         raise UserError(f"{folder}: was neither tested nor validated; compare what this writes: {command}")
     split = next(iter(results)).split("/")[0]
     scores = {key.split("/", 1)[1]: float(value) for key, value in results.items()}
-    return StoredEvaluation(
-        name, split, scores, ComparedSamples({}, None), current_task_name(about["task"]), checkpoint
-    )
+    task_name = current_task_name(about["task"])
+    return StoredEvaluation(name, split, scores, ComparedSamples({}, None), task_name, checkpoint)
 
 
 def places(folder: Path) -> list[Path]:
@@ -125,93 +128,83 @@ def places(folder: Path) -> list[Path]:
     return [folder, *(folder / "evaluation" / split for split in ("test", "val"))]
 
 
-def _json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{path}: cannot be read ({error}); evaluate again") from error
+def _score_shares(samples: Sequence[Sample]) -> tuple[Sequence[str], Scorer]:
+    """Returns the scorer of the share of right answers, classes or tokens, given (right, all) of each sample."""
+    return ("accuracy",), ratio_scorer(np.array([sample.predicted for sample in samples], np.float64))
 
 
-def score_shares(samples: Sequence[Sample]) -> tuple[Sequence[str], Scorer]:
-    """Returns the scorer of the share of right answers or classes, for resampled images or texts."""
-    right = [
-        [expected == answer for expected, answer in zip(true, predicted, strict=True)] for true, predicted in samples
-    ]
-    return ("accuracy",), ratio_scorer(np.array([(sum(hits), len(hits)) for hits in right], np.float64))
+def _score_means(samples: Sequence[Sample]) -> tuple[Sequence[str], Scorer]:
+    """Returns the scorer of means, given scores by name of each sample."""
+    values = np.array([[*sample.predicted.values()] for sample in samples], np.float64)
+    return [*samples[0].predicted], mean_scorer(values)
 
 
-def select_captions(details: Mapping[str, Any], predictions: Any) -> ComparedSamples:
+def select_captions(details: Details, predictions: Predictions) -> ComparedSamples:
     """Returns the captions, by language if the data have languages."""
-    by_language = {"" if name == "images" else name: rows for name, rows in details.items() if rows}
-    return ComparedSamples(
-        {
-            language: {image: Sample(sorted(row["references"]), row["caption"]) for image, row in rows.items()}
-            for language, rows in by_language.items()
-        },
-        _score_captions,
-    )
+    samples = {
+        "" if language == "images" else language: {
+            image: Sample(sorted(row["references"]), row["caption"]) for image, row in rows.items()
+        }
+        for language, rows in details.items()
+        if rows
+    }
+    return ComparedSamples(samples, _score_captions)
 
 
 def _score_captions(samples: Sequence[Sample]) -> tuple[Sequence[str], Scorer]:
-    names = [f"{place:09}" for place in range(len(samples))]  # in sorted order
-    references = References(dict(zip(names, (sample.true for sample in samples), strict=True)))
-    captions = dict(zip(names, (sample.predicted for sample in samples), strict=True))
-    return KEYS, caption_scorer(references.score(captions))
+    by_name = {f"{place:09}": sample for place, sample in enumerate(samples)}  # in sorted order
+    references = References({name: sample.true for name, sample in by_name.items()})
+    return KEYS, caption_scorer(references.score({name: sample.predicted for name, sample in by_name.items()}))
 
 
-def select_classes(details: Any, predictions: Sequence[Mapping[str, Any]]) -> ComparedSamples:
-    """Returns the predicted classes."""
-    samples = {row.get("image", row.get("id")): Sample([row["label"]], [row["predicted"]]) for row in predictions}
-    return ComparedSamples({"": samples}, score_shares)
+def select_classes(details: Details, predictions: Predictions) -> ComparedSamples:
+    """Returns whether the predicted classes are right."""
+    rows = {row.get("image", row.get("id")): row for row in predictions}
+    samples = {name: Sample(row["label"], (row["label"] == row["predicted"], 1)) for name, row in rows.items()}
+    return ComparedSamples({"": samples}, _score_shares)
 
 
-def select_ranks(details: Any, predictions: Sequence[Mapping[str, Any]]) -> ComparedSamples:
-    """Returns the rank of each image's caption."""
-    return ComparedSamples({"": {row["image_id"]: Sample(None, row["rank"]) for row in predictions}}, _score_ranks)
-
-
-def _score_ranks(samples: Sequence[Sample]) -> tuple[Sequence[str], Scorer]:
+def select_ranks(details: Details, predictions: Predictions) -> ComparedSamples:
+    """Returns the recalls of each image's caption, given its rank."""
     from vlm.tasks.contrastive.metrics import DEPTHS  # torchmetrics takes long to import
 
-    hits = np.array([[sample.predicted <= depth for depth in DEPTHS] for sample in samples], np.float64)
-    return [f"text_recall_{depth}" for depth in DEPTHS], mean_scorer(hits)
+    samples = {}
+    for row in predictions:
+        recalls = {f"text_recall_{depth}": row["rank"] <= depth for depth in DEPTHS}
+        samples[row["image_id"]] = Sample(None, recalls)
+    return ComparedSamples({"": samples}, _score_means)
 
 
-def select_image_answers(details: Mapping[str, Any], predictions: Any) -> ComparedSamples:
+def select_image_answers(details: Details, predictions: Predictions) -> ComparedSamples:
     """Returns the answers to all questions of an image as one sample, because they are correlated."""
-    images: dict[str, tuple[list[str], list[str]]] = {}
+    answers: dict[str, list[str]] = {}
+    right: Counter[str] = Counter()
     for row in details.get("questions", ()):
-        true, predicted = images.setdefault(row["image_id"], ([], []))
-        true.append(row["answer"])
-        predicted.append(row["answer"] if row["predicted"] in row.get("answers", ()) else row["predicted"])
-    return ComparedSamples({"": {image: Sample(*answers) for image, answers in images.items()}}, score_shares)
+        answers.setdefault(row["image_id"], []).append(row["answer"])
+        right[row["image_id"]] += row["predicted"] in (row["answer"], *row.get("answers", ()))
+    samples = {image: Sample(true, (right[image], len(true))) for image, true in answers.items()}
+    return ComparedSamples({"": samples}, _score_shares)
 
 
-def select_masked_words(details: Any, predictions: Sequence[Mapping[str, Any]]) -> ComparedSamples:
-    """Returns the tokens of each text's gaps, which differ between models with different tokenizers."""
-    rows = [row for row in predictions if "true" in row]  # earlier versions did not store the true tokens
-    return ComparedSamples(
-        {"": {row["id"]: Sample(row["text"], (row["true"], row["predicted"])) for row in rows}}, _score_masked_words
-    )
+def select_masked_words(details: Details, predictions: Predictions) -> ComparedSamples:
+    """Returns the right tokens of each text's gaps, which differ between models with different tokenizers."""
+    samples = {}
+    for row in predictions:
+        if "true" in row:  # earlier versions did not store the true tokens
+            hits = [true == token for true, token in zip(row["true"], row["predicted"], strict=True)]
+            samples[row["id"]] = Sample(row["text"], (sum(hits), len(hits)))
+    return ComparedSamples({"": samples}, _score_shares)
 
 
-def _score_masked_words(samples: Sequence[Sample]) -> tuple[Sequence[str], Scorer]:
-    hits = [[expected == token for expected, token in zip(*sample.predicted, strict=True)] for sample in samples]
-    return ("accuracy",), ratio_scorer(np.array([[sum(hit), len(hit)] for hit in hits], np.float64))
-
-
-def select_span_answers(details: Mapping[str, Any], predictions: Any) -> ComparedSamples:
+def select_span_answers(details: Details, predictions: Predictions) -> ComparedSamples:
     """Returns the scores of each question's answer."""
-    rows = details.get("questions", ())
-    samples = {row["id"]: Sample(row.get("answers"), (row["exact_match"], row["f1"])) for row in rows}
-    return ComparedSamples({"": samples}, _score_span_answers)
+    samples = {}
+    for row in details.get("questions", ()):
+        samples[row["id"]] = Sample(row.get("answers"), {name: row[name] for name in ("exact_match", "f1")})
+    return ComparedSamples({"": samples}, _score_means)
 
 
-def _score_span_answers(samples: Sequence[Sample]) -> tuple[Sequence[str], Scorer]:
-    return ("exact_match", "f1"), mean_scorer(np.array([sample.predicted for sample in samples], np.float64))
-
-
-def select_tags(details: Any, predictions: Sequence[Mapping[str, Any]]) -> ComparedSamples:
+def select_tags(details: Details, predictions: Predictions) -> ComparedSamples:
     """Returns the tags of each sentence."""
     samples = {row["id"]: Sample((row["words"], row["tags"]), row["predicted"]) for row in predictions}
     return ComparedSamples({"": samples}, _score_tags)
@@ -225,7 +218,7 @@ def _score_tags(samples: Sequence[Sample]) -> tuple[Sequence[str], Scorer]:
     return NAMES, tag_scorer(true, [sample.predicted for sample in samples], scheme)
 
 
-def select_translations(details: Mapping[str, Any], predictions: Any) -> ComparedSamples:
+def select_translations(details: Details, predictions: Predictions) -> ComparedSamples:
     """Returns the translations."""
     texts = details.get("texts", {})
     samples = {name: Sample(row["reference"], row["translation"]) for name, row in texts.items()}

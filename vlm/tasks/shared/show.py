@@ -4,7 +4,6 @@ import shlex
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from PIL import Image
 from torch import Tensor
@@ -73,9 +72,9 @@ def format_shape(tensor: Tensor) -> str:
 
 def image_shape(images: Tensor | Features) -> str:
     """Shape of a batch of images, or of cached features."""
-    return (
-        f"features {format_shape(images.values)}" if isinstance(images, Features) else f"images {format_shape(images)}"
-    )
+    if isinstance(images, Features):
+        return f"features {format_shape(images.values)}"
+    return f"images {format_shape(images)}"
 
 
 def text_shape(tokens: Tensor, segments: Tensor) -> str:
@@ -87,17 +86,6 @@ def caption_line(caption: str, references: Sequence[str]) -> str:
     """Returns a line with a caption and a reference, marked if the caption equals a reference."""
     mark = "=" if caption in references else " "
     return f"{mark} {printable(caption)!r:60} reference: {printable(references[0] if references else '')!r}"
-
-
-def caption_sample(
-    id: str, caption: str, references: Sequence[str], loss: float, image: Tensor, *, language: str | None
-) -> dict[str, Any]:
-    """Returns a caption as a sample of an evaluation, with its language if the data have languages."""
-    sample = {"image_id": id, "caption": caption, "references": references, "loss": loss, "image": image}
-    line = caption_line(caption, references)
-    if language is None:
-        return {**sample, "line": line}
-    return {**sample, "language": language, "line": f"{language} {line}"}
 
 
 def example_record(data: Data) -> tuple[Record, list[Image.Image]]:
@@ -118,10 +106,10 @@ def example_image(data: Data, folder: Path) -> str:
     It adds smaller images of other records, spread over the split, for the gallery of `vlm demo`.
     """
     split = data.split(data.final_split)
-    images = example_record(data)[1]
-    paths = [folder / ("example.png" if number == 0 else f"example{number}.png") for number in range(len(images))]
-    for image, path in zip(images, paths, strict=True):
-        image.save(path)
+    paths = []
+    for number, image in enumerate(example_record(data)[1]):
+        paths.append(folder / f"example{number or ''}.png")
+        image.save(paths[-1])
     places = range(0, len(split), -(-len(split) // GALLERY))
     for number, place in enumerate(places[1:], start=1):
         with suppress(ImageError):  # damaged ones were reported when the split was read

@@ -1,7 +1,7 @@
 """Metrics of tagged words: accuracy per word, and precision, recall and F1 of exact spans."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -144,8 +144,8 @@ class TaggingMetric(SampleMetric[Sentence]):
 
     kind, unit = Sentence, "sentence"
 
-    def __init__(self, *, classes: Tags, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
+    def __init__(self, *, classes: Tags) -> None:
+        super().__init__()
         self.classes, self.scheme = list(classes), find_scheme(classes)
         self.controls: dict[str, list[Tags]] = {}
 

@@ -1,22 +1,22 @@
 """Text classification: the model assigns a class to a text or a pair of texts."""
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from vlm.data.batch import Batch
 from vlm.evaluation.report.sections import Table
 from vlm.models.classifier import SequenceClassifier
-from vlm.tasks.shared.classes import ClassTask, format_share
+from vlm.tasks.shared.classes import ClassPrediction, ClassTask, find_name
 from vlm.tasks.shared.text_controls import NaiveBayes, bag_of
 from vlm.tasks.shared.text_task import TextTask
 from vlm.tasks.text_classification.predict import text_probabilities
 from vlm.training.data_module import Data
 from vlm.training.step.losses import Term, class_loss
-from vlm.training.step.task import TaskOptions
 
 MAX_CHARACTERS = 400  # of a text in a report
 
@@ -35,9 +35,6 @@ class TextClassification(TextTask, ClassTask):
     unit = counted_unit = "texts"
     model: SequenceClassifier
 
-    def __init__(self, *, model: SequenceClassifier, **options: Unpack[TaskOptions]) -> None:
-        super().__init__(model=model, **options)
-
     def loss(self, batch: Batch) -> dict[str, Term]:
         rows = batch["texts"]
         logits = self.model(rows.tokens, rows.segments, rows.types, rows.layout)
@@ -54,38 +51,28 @@ class TextClassification(TextTask, ClassTask):
         of_classes = [value for value in self.metric.f1() if value is not None]
         results["f1"] = sum(of_classes) / len(of_classes)
         if final:
-            results["accuracy@bag"] = self.bag_accuracy(self.data, split)
+            texts = self.field.texts_of
+            train = ((bag_of(texts(record)), record["label"]) for record in self.data.split("train").records())
+            bag = NaiveBayes(train, len(self.classes))  # a control that ignores the order of words
+            records = self.data.split(split).records()
+            right = {record.id: bag.predict(bag_of(texts(record))) == record["label"] for record in records}
+            self.metric.controls["bag"] = np.array([right[id] for id in self.metric.ids], bool)
+            results["accuracy@bag"] = sum(right.values()) / len(right)
         return results
-
-    def bag_accuracy(self, data: Data, split: str) -> float:
-        """Returns the accuracy of a bag-of-words model learned from train."""
-        texts = self.field.texts_of
-        train = ((bag_of(texts(record)), record["label"]) for record in data.split("train").records())
-        bag = NaiveBayes(train, len(self.classes))
-        rows = [(record.id, bag_of(texts(record)), record["label"]) for record in data.split(split).records()]
-        right = [bag.predict(words) == label for _, words, label in rows]
-        self.metric.controls["bag"] = self.metric.align_to_samples((id for id, *_ in rows), right)
-        return sum(right) / len(right)
 
     def details(self) -> dict[str, Any]:
         return super().details() | {"f1": dict(zip(self.classes, self.metric.f1(), strict=True))}
 
-    def class_table(self) -> Table:
-        rows = zip(
-            self.classes, map(format_share, self.metric.per_class()), map(format_share, self.metric.f1()), strict=True
-        )
-        return Table(["class", "accuracy", "F1"], list(rows))
+    def class_scores(self) -> dict[str, list[float | None]]:
+        return {**super().class_scores(), "F1": self.metric.f1()}
 
-    def render_predictions(self, records: Sequence[Mapping[str, Any]]) -> Table:
-        rows = [
-            (f"{record['predicted']} {record['probability']:.0%}", record["label"], self._text(record))
-            for record in records
-        ]
+    def render_predictions(self, records: Sequence[ClassPrediction]) -> Table:
+        rows = []
+        for record in records:
+            text = find_name(record)
+            text = text if len(text) <= MAX_CHARACTERS else f"{text[:MAX_CHARACTERS]} ..."
+            rows.append((f"{record['predicted']} {record['probability']:.0%}", record["label"], text))
         return Table(["predicted", "true", "text"], rows)
-
-    def _text(self, record: Mapping[str, Any]) -> str:
-        text = " | ".join(record[name] for name in ("text", "pair") if name in record)
-        return text if len(text) <= MAX_CHARACTERS else f"{text[:MAX_CHARACTERS]} ..."
 
     def reading(self, batch: Batch, tokens: int) -> list[str]:
         names = ", ".join(self.classes[label] for label in batch["labels"][:8])
