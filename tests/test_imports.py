@@ -20,7 +20,7 @@ LEVELS = {f"vlm.{name}": level for level, names in enumerate(FLOORS) for name in
 LAZY = {("vlm.models.timm_encoder", "timm"), ("vlm.models.pretrained.folder", "safetensors")}  # only when used
 LAZY |= {("vlm.models.pretrained.gguf.file", "gguf")}
 LAZY |= {("vlm.checkpoint.locate", "huggingface_hub"), ("vlm.checkpoint.export", "safetensors")}
-LAZY |= {("vlm.tasks.captioning.shard_captions", "pyarrow"), ("vlm.tasks.captioning.ray_captions", "ray")}
+LAZY |= {("vlm.tasks.captioning.shard_captions", "pyarrow"), ("vlm.tasks.captioning.shard_captions", "ray")}
 LAZY |= {("vlm.tasks.embedding.predict", "pyarrow"), ("vlm.io.files", "pyarrow")}
 INFERENCE = {"torch", "numpy", "PIL", "regex", "sentencepiece", "tokenizers", "vlm", *sys.stdlib_module_names}
 

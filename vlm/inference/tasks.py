@@ -177,7 +177,7 @@ _TRANSLATE = _command(
 _TRANSLATE_WITH_PHOTO = _command(
     "translate",
     TRANSLATE,
-    "photo_translation.predict:PhotoTranslator",
+    "translation.predict:PhotoTranslator",
     "command_options:PhotoTranslationOptions",
     "arguments:LineArguments",
 )

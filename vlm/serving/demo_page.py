@@ -22,8 +22,7 @@ from vlm.inference.tasks import commands_by_task, import_object
 from vlm.io.page import escape, thumbnail
 from vlm.serving import demo_forms as html
 from vlm.serving.demo_forms import Form, FormOption, Values
-from vlm.tasks.chat.predictor import ChatPredictor
-from vlm.tasks.chat.session import Chat
+from vlm.tasks.chat.predictor import Chat, ChatPredictor
 
 MAX_EXAMPLES = 8  # maximum number of example images, and of example texts
 MAX_RECORDS_BYTES = 2**22

@@ -17,8 +17,7 @@ import vlm
 from vlm.data.text.conversation import Turn
 from vlm.models.context import PLACE
 from vlm.models.decoder import Decoder
-from vlm.tasks.chat.predictor import TurnWithImages
-from vlm.tasks.chat.session import Chat, ContextFullError
+from vlm.tasks.chat.predictor import Chat, ContextFullError, TurnWithImages
 
 QUESTIONS = [f"{word} {number}?" for number in range(5) for word in ("what is", "how many", "why red", "is it the cat")]
 

@@ -11,8 +11,8 @@ from vlm.data.fields import find_partner
 from vlm.models.context import Context
 from vlm.nn.vocabulary_loss import Head
 from vlm.tasks.captioning.metrics import LanguageMetrics
-from vlm.tasks.shared.image_text import GroundingLosses
 from vlm.tasks.shared.image_use import ImageUseMonitor, Pixels, are_preprocessed_differently
+from vlm.tasks.shared.text_tasks import GroundingLosses
 from vlm.training.run.fit import main
 from vlm.training.step.losses import row_losses, token_loss
 

@@ -8,7 +8,7 @@ import pytest
 
 from vlm.errors import UserError
 from vlm.tasks.shared.text_controls import MostFrequent, beginnings, overlapping_span
-from vlm.tasks.span_answering.metrics import AnsweredQuestion, SpanMetric, scores
+from vlm.tasks.span_answering.train import AnsweredQuestion, SpanMetric, scores
 
 
 def test_cases_by_hand():

@@ -9,7 +9,7 @@ from hugging import saved_captioner
 from vlm.checkpoint.load import read
 from vlm.cli.main import run as command
 from vlm.tasks.captioning.predict import Captioner
-from vlm.tasks.shared.text_task import TextSearch
+from vlm.tasks.shared.text_tasks import TextSearch
 from vlm.training.run.evaluate import compose_for_model
 
 SCENES = ["data.source.test_scenes=12", "data.source.train_scenes=20"]

@@ -42,8 +42,7 @@ def _caption_shards(
 ) -> int:
     """Captions the images of shards as the options say."""
     from vlm.tasks.captioning.predict import Captioner
-    from vlm.tasks.captioning.ray_captions import caption_on_ray
-    from vlm.tasks.captioning.shard_captions import ShardPlan, caption_by_rank, caption_shards
+    from vlm.tasks.captioning.shard_captions import ShardPlan, caption_by_rank, caption_on_ray, caption_shards
 
     engines = {None: caption_by_rank, "ray": caption_on_ray}
     if engine not in engines:

@@ -20,9 +20,8 @@ from vlm.nn.position import segment_positions
 from vlm.tasks.captioning.metrics import ENCODER, LanguageMetrics, make_card
 from vlm.tasks.captioning.predict import encode_pixels
 from vlm.tasks.captioning.self_critical import SelfCritical
-from vlm.tasks.shared.image_text import ImageTextTask
 from vlm.tasks.shared.show import caption_line, example_image
-from vlm.tasks.shared.text_task import TextSearch
+from vlm.tasks.shared.text_tasks import ImageTextTask, TextSearch
 from vlm.training.data_module import Data
 from vlm.training.feature_cache import as_read
 from vlm.training.step.losses import Term, token_loss

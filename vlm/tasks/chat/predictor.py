@@ -1,8 +1,8 @@
-"""The predictor of chat models: encodes conversations and answers many of them in a batch."""
+"""Answers in conversations: many in a batch, or one whose KV cache persists between its turns."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import takewhile
+from itertools import count, takewhile
 from typing import Any, NamedTuple
 
 import torch
@@ -11,17 +11,18 @@ from torch import Tensor
 from vlm.data.images.image import Preprocess
 from vlm.data.text.conversation import Turn
 from vlm.decoding.constraints import Rules, in_vocabulary
-from vlm.decoding.continuation import SampledToken, continue_texts
-from vlm.decoding.sampling import Sampling
+from vlm.decoding.continuation import PromptCache, SampledToken, continue_texts
+from vlm.decoding.sampling import Sampling, create_history, draw_next
 from vlm.errors import UserError
 from vlm.inference.command_options import AnswerOptions, ChatOptions
 from vlm.inference.inputs import open_image
 from vlm.inference.options import DecodingOptions, SamplingOptions, stored_options
 from vlm.inference.predictor import Rows, TextPredictor, Watch, check_outputs, offset_watch
 from vlm.inference.tasks import suggest_commands
-from vlm.models.context import Context, interleaved
+from vlm.models.context import PLACE, Context, interleaved
 from vlm.models.decoder import Decoder
 from vlm.nn.step.packed import prepack, prepack_for_decoding
+from vlm.randomness import numpy_rng
 from vlm.tasks.captioning.predict import encode_pixels
 
 MAX_TOKENS = 256  # default length of an answer
@@ -264,3 +265,188 @@ def visible_text(text: str, stops: Sequence[str]) -> str:
     """Returns a partial text without a possible beginning of a stop text, and without an incomplete character."""
     held = max((count for stop in stops for count in range(1, len(stop)) if text.endswith(stop[:count])), default=0)
     return text[: len(text) - held].rstrip("\ufffd")
+
+
+_NUMBERS = count(1)
+
+
+@dataclass
+class AttachedImage:
+    """An image of the conversation.
+
+    Args:
+        number: A number below 0, unique for each image of this process.
+        squares: Rows and columns that it is cut into.
+        states: Its states (S, D).
+    """
+
+    number: int
+    squares: tuple[int, int]
+    states: Tensor
+
+
+@dataclass
+class Exchange:
+    """A message of the user, with images, and the tokens of the answer."""
+
+    text: str
+    images: list[AttachedImage]
+    answer: list[int] = field(default_factory=list)
+
+    @property
+    def turn(self) -> Turn:
+        return Turn("user", self.text, len(self.images))
+
+
+class ContextFullError(UserError):
+    """The conversation has no room for a question and its answer."""
+
+
+class Chat:
+    """A conversation whose KV cache persists between turns, so that the model reads only new tokens.
+
+    Answers are kept as the generated tokens, because encoding their text again may give different ones.
+
+    Args:
+        predictor: The model.
+        options: Options of all answers.
+        system: The system prompt.
+        forget: Whether to drop the oldest question and its answer if the context window is full.
+        kept: KV cache to share between conversations that take turns; by default a new one.
+    Raises:
+        UserError: The model cannot chat, or options do not suit it.
+    """
+
+    def __init__(
+        self,
+        predictor: ChatPredictor,
+        options: AnswerOptions,
+        *,
+        system: str | None = None,
+        forget: bool = False,
+        kept: PromptCache | None = None,
+    ) -> None:
+        predictor.check_options(options)
+        self.predictor, self.options, self.system, self.drops_oldest = predictor, options, system, forget
+        self.exchanges: list[Exchange] = []
+        self._pending: list[AttachedImage] = []
+        self._cache = PromptCache(predictor.decoder) if kept is None else kept
+        self.reply = Reply()
+
+    @property
+    def turns(self) -> list[Turn]:
+        """The turns so far, with the system prompt first."""
+        system_turns = [] if self.system is None else [Turn("system", self.system)]
+        pairs = [
+            (exchange.turn, Turn("assistant", self._cut_at_stop(exchange.answer)[0])) for exchange in self.exchanges
+        ]
+        return [*system_turns, *(turn for pair in pairs for turn in pair)]
+
+    @property
+    def room(self) -> int:
+        """Number of tokens by which the last answer could have been longer."""
+        return self.predictor.decoder.max_len - self.reply.read - len(self.reply.tokens)
+
+    def show(self, image: Any) -> None:
+        """Attaches an image to the next user turn.
+
+        Args:
+            image: A path, an image of Pillow, or an array (H, W, 3).
+        """
+        pixels, squares = self.predictor.preprocess_views(image)
+        self._pending.append(AttachedImage(-next(_NUMBERS), squares, self.predictor.encode_views(pixels)))
+
+    def say(self, text: str, *images: Any) -> str:
+        """Returns the complete answer to a message; arguments as in `stream`."""
+        return "".join(self.stream(text, *images))
+
+    def stream(self, text: str, *images: Any) -> Iterator[str]:
+        """Yields the answer in pieces as it is generated; if closed early, the conversation keeps the text so far.
+
+        Args:
+            images: As in `show`.
+        Raises:
+            ContextFullError: It does not fit into the context window.
+            UserError: An image cannot be read, or the text names a special token.
+        """
+        for image in images:
+            self.show(image)
+        exchange, prompt = self._fit_question(text)
+        self.exchanges.append(exchange)
+        self._pending = []
+        yield from self._stream_reply(exchange, prompt)
+
+    def forget(self) -> bool:
+        """Drops the oldest question and its answer; their images stay. Returns False if there is none to drop."""
+        if not self.exchanges:
+            return False
+        images = self.exchanges.pop(0).images
+        later = self.exchanges[0].images if self.exchanges else self._pending
+        later[:0] = images
+        return True
+
+    def reset(self) -> None:
+        """Drops all messages and images."""
+        self.exchanges, self._pending = [], []
+
+    def tokens(self) -> list[int]:
+        """The conversation as the model reads it, with PLACE for each state of an image."""
+        return [PLACE if token < 0 else token for token in self._tokenize(self.exchanges)]
+
+    def _fit_question(self, text: str) -> tuple[Exchange, list[int]]:
+        """Returns the new question and the prompt's tokens; drops the oldest questions to fit it if allowed."""
+        room = self.predictor.decoder.max_len
+        while True:
+            exchange = Exchange(text, [*self._pending])
+            tokens = self._tokenize([*self.exchanges, exchange])
+            if len(tokens) < room:
+                return exchange, tokens
+            if not (self.drops_oldest and self.forget()):
+                raise ContextFullError(format_context_full(len(tokens), room))
+
+    def _tokenize(self, exchanges: Sequence[Exchange]) -> list[int]:
+        """Returns the tokens of a conversation, in which each state of an image is the image's number."""
+        form, tokenizer = self.predictor.form, self.predictor.tokenizer
+        assert form is not None
+        system_turns = [] if self.system is None else [Turn("system", self.system)]
+        tokens: list[int] = []
+        for place, exchange in enumerate(exchanges):
+            squares = [image.squares for image in exchange.images]
+            turns = [exchange.turn] if place else [*system_turns, exchange.turn]
+            numbers = (image.number for image in exchange.images for _ in range(len(image.states)))
+            prompt_tokens = form.turns(tokenizer, turns, squares, continued=place > 0).tokens
+            tokens += [next(numbers) if token == PLACE else token for token in prompt_tokens]
+            tokens += form.past(tokenizer, exchange.answer)
+        return tokens
+
+    def _stream_reply(self, exchange: Exchange, prompt: Sequence[int]) -> Iterator[str]:
+        sampling, max_tokens, rules = self.predictor.plan_decoding(self.options)
+        max_tokens = min(max_tokens, self.predictor.decoder.max_len - len(prompt))
+        states = [image.states for earlier in self.exchanges for image in earlier.images]
+        image_states = torch.cat(states) if states else None
+        prompt_key = (PLACE if token < 0 else token for token in prompt)
+        draws = torch.from_numpy(numpy_rng(self.options.seed, "text", *prompt_key).random(max_tokens)).to(
+            self.predictor.device
+        )
+        history = create_history(
+            rules, [prompt], [[]], max_tokens=max_tokens, device=self.predictor.decoder.token_embed.weight.device
+        )
+        reply, ends, yielded = Reply(read=len(prompt), tokens=exchange.answer), self.predictor.ends, 0
+        self.reply = reply
+        while len(reply.tokens) < max_tokens and not reply.ended:
+            logits = self._cache.logits([*prompt, *reply.tokens], image_states)
+            token = int(draw_next(sampling, logits, draws[len(reply.tokens)][None], history, ends))
+            reply.logprob += float(logits.log_softmax(-1)[0, token])
+            if token in ends:
+                reply.ended = True
+                break
+            reply.tokens.append(token)
+            reply.text, reply.ended = self._cut_at_stop(reply.tokens)
+            text = reply.text if reply.ended else visible_text(reply.text, self.options.stop or ())
+            if len(text) > yielded:
+                yield text[yielded:]
+                yielded = len(text)
+        yield reply.text[yielded:]
+
+    def _cut_at_stop(self, tokens: Sequence[int]) -> tuple[str, bool]:
+        return cut_at_stop(self.predictor.tokenizer.decode, tokens, self.options.stop or ())

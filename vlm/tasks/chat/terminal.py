@@ -11,7 +11,7 @@ from vlm.inference.command_options import AnswerOptions, ChatArguments
 from vlm.inference.options import ModelOptions, check_utf8
 
 if TYPE_CHECKING:
-    from vlm.tasks.chat.session import Chat
+    from vlm.tasks.chat.predictor import Chat
 
 COMMANDS = {
     "/image": "PATH: attach an image to your next message",
@@ -28,8 +28,7 @@ def chat(arguments: ChatArguments, model: ModelOptions, options: AnswerOptions) 
     If stdin is a file or a pipe, each of its lines is a message of the user.
     """
     from vlm.inference.inputs import find_images
-    from vlm.tasks.chat.predictor import ChatPredictor
-    from vlm.tasks.chat.session import Chat, ContextFullError
+    from vlm.tasks.chat.predictor import Chat, ChatPredictor, ContextFullError
 
     paths = find_images(arguments.images or [], repeated=True)
     predictor = model.load(ChatPredictor)

@@ -21,8 +21,8 @@ from vlm.models.flop import encoder_flop
 from vlm.tasks.captioning.predict import encode_pixels
 from vlm.tasks.image_questions.metrics import AnswerMetric, answer_sections
 from vlm.tasks.image_questions.predict import answer_questions, room_for_prompt
-from vlm.tasks.shared.image_text import ImageTextTask
 from vlm.tasks.shared.show import example_image, example_record
+from vlm.tasks.shared.text_tasks import ImageTextTask
 from vlm.training.data_module import Data
 from vlm.training.step.task import TaskOptions
 

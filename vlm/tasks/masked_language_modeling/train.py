@@ -20,7 +20,7 @@ from vlm.inference.command_options import GAP
 from vlm.models.text_encoder import MaskedLanguageModel
 from vlm.nn.vocabulary_loss import vocabulary_loss
 from vlm.tasks.masked_language_modeling.predict import gap_probabilities, pseudo_log_likelihood
-from vlm.tasks.shared.text_task import TextTask
+from vlm.tasks.shared.text_tasks import TextTask
 from vlm.training.data_module import Data
 from vlm.training.step.losses import Term
 from vlm.training.step.task import TaskOptions

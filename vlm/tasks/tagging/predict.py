@@ -14,7 +14,7 @@ from vlm.inference.arguments import TextArguments
 from vlm.inference.command_options import TaggingOptions
 from vlm.inference.predictor import Rows, Stored, TextPredictor
 from vlm.models.classifier import TokenClassifier
-from vlm.tasks.shared.class_predictor import ClassPredictor
+from vlm.tasks.classification.predict import ClassPredictor
 
 ROWS = 128  # rows of a batch, or as many as there are texts; a long text has several rows
 

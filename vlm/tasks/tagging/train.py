@@ -15,7 +15,7 @@ from vlm.evaluation.metrics.bootstrap import Scorer
 from vlm.evaluation.report.sections import MAX_SAMPLES, Confusion, Section, Table, sample_indices
 from vlm.models.classifier import TokenClassifier
 from vlm.tasks.shared.text_controls import tag_controls
-from vlm.tasks.shared.text_task import TextTask
+from vlm.tasks.shared.text_tasks import TextTask
 from vlm.tasks.tagging.metrics import Sentence, TaggingMetric, scheme_note
 from vlm.tasks.tagging.predict import tag_probabilities
 from vlm.training.data_module import Data

@@ -16,7 +16,7 @@ from vlm.inference.options import as_list, check_utf8
 from vlm.inference.predictor import Rows, Stored, TextPredictor, note_truncation
 from vlm.inference.ranking import Classes, classes_record, rank_classes
 from vlm.models.classifier import SequenceClassifier
-from vlm.tasks.shared.class_predictor import ClassPredictor
+from vlm.tasks.classification.predict import ClassPredictor
 
 Sample = tuple[str | None, ...]  # the texts of a sample; None for a missing one
 

@@ -16,7 +16,7 @@ from vlm.inference.attention.pictures import Alignment, read_alignment
 from vlm.models.encoder_decoder import TextToText
 from vlm.models.flop import Work
 from vlm.tasks.shared.show import caption_line, first_row, text_shape
-from vlm.tasks.shared.text_task import TextSearch
+from vlm.tasks.shared.text_tasks import TextSearch
 from vlm.tasks.translation.metrics import TranslationMetric, translation_sections
 from vlm.tasks.translation.predict import encode_texts
 from vlm.training.data_module import Data
