@@ -6,7 +6,7 @@ import json
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping, Sequence, Set
+from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import asdict, is_dataclass
 from typing import Annotated, Any, TypeVar
@@ -25,11 +25,22 @@ from vlm.errors import UserError, printable
 from vlm.inference.predictor import Predictor
 from vlm.inference.tasks import commands_by_task, import_object
 from vlm.io.page import escape, page, table
-from vlm.serving.bodies import ClientDisconnected, RequestBodyLimiter
+from vlm.serving.bodies import JSON, ClientDisconnected, RequestBodyLimiter
 from vlm.serving.chat import ChatReader, CompletionFormatter, format_error
 from vlm.serving.demo_forms import build_form
-from vlm.serving.engine import FAILED, HEADERS, MEDIA_TYPE, Engine, Job, QueueFullError, TokenSequences, stream_events
-from vlm.serving.reader import ParsedRequest, RequestReader
+from vlm.serving.engine import (
+    FAILED,
+    HEADERS,
+    MEDIA_TYPE,
+    Engine,
+    Job,
+    QueueFullError,
+    Results,
+    TokenSequences,
+    Updates,
+    stream_events,
+)
+from vlm.serving.reader import RequestReader
 from vlm.serving.server import OriginPolicy
 from vlm.tasks.chat.predictor import TO_CHAT
 
@@ -49,6 +60,7 @@ PATHS = {
 PAGE_HEADERS = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"}
 SEND_TIME = 60.0  # seconds within which a client must accept each part of a response
 CHAT = "/v1/chat/completions"
+CHAT_EXAMPLE = '{"messages": [{"role": "user", "content": "..."}]}'
 CLIENT_CLOSED_REQUEST = 499  # the client has closed the connection
 log = logging.getLogger("vlm.serving")
 T = TypeVar("T")
@@ -74,7 +86,7 @@ class Service:
     def __init__(
         self,
         predictor: Predictor,
-        defaults: Mapping[str, Any],
+        defaults: Mapping[str, JSON],
         *,
         rows: int,
         max_queued: int,
@@ -108,7 +120,7 @@ class Service:
         if self.key is not None and not hmac.compare_digest(token.encode("latin-1"), self.key.encode()):
             raise HTTPException(401, "the key is missing or wrong; send Authorization: Bearer KEY")
 
-    async def predict(self, request: Request) -> Response | dict[str, list[Any]]:
+    async def predict(self, request: Request) -> Response | Results:
         """Predictions for one or several images or texts, in their order.
 
         With `Accept: text/event-stream`, the response is a stream of events: one `token` for each generated token, with
@@ -124,11 +136,16 @@ class Service:
         if all(isinstance(content, UserError) for content in parsed.inputs):
             raise parsed.inputs[0]
         if MEDIA_TYPE in request.headers.get("accept", ""):
-            return self._stream_results(parsed, since)
+            on_tokens, updates = _make_update_queue()
+            jobs = self.engine.submit(parsed.inputs, parsed.options, on_tokens=on_tokens)
+            tokenizer = getattr(self.predictor, "tokenizer", None)
+            decode = str if tokenizer is None else tokenizer.decode
+            stream = stream_events(jobs, updates, self._await_results(jobs, parsed.truncated, since), decode=decode)
+            return StreamingResponse(stream, headers=HEADERS, media_type=MEDIA_TYPE)
         jobs = self.engine.submit(parsed.inputs, parsed.options)
         return await _cancel_on_disconnect(request, self._await_results(jobs, parsed.truncated, since))
 
-    async def complete(self, request: Request) -> Response | dict[str, Any]:
+    async def complete(self, request: Request) -> Response | dict[str, JSON]:
         """The answer to a conversation: one object or, with `"stream": true`, a stream of events."""
         reader = self._require_chat()
         async with self.body_limiter.read(request.headers, request.receive) as body:
@@ -165,17 +182,22 @@ class Service:
         self.origin_policy.check(request.headers)
         name = self.name if self.key is None else "A service of vlm"
         paths = {path: about for path, about in PATHS.items() if self.is_chat or not path.startswith("/v1")}
-        examples = _curl_examples(self.predictor, str(request.base_url).rstrip("/"), is_chat=self.is_chat)
-        body = [table(("path", "what"), paths.items()), f"<pre>{escape(examples)}</pre>"]
+        form, url = build_form(self.predictor), str(request.base_url).rstrip("/")
+        texts = [name for name in form.texts if name not in form.optional or name in ("text", "pair", "label")]
+        fields = (["image=@photo.jpg"] if form.photos else []) + [f'{name}="..."' for name in texts]
+        examples = [f"curl {' '.join(f'-F {field}' for field in fields)} {url}/predict"]
+        if self.is_chat:
+            examples.append(f"curl --json '{CHAT_EXAMPLE}' {url}{CHAT}")
+        body = [table(("path", "what"), paths.items()), "<pre>" + escape("\n".join(examples)) + "</pre>"]
         if not self.is_chat:
             body.append(f"<p>There is no {CHAT}: {escape(self._explain_no_chat())}.</p>")
         return HTMLResponse(page(name, f"A model for {self.predictor.trained_task}.", body), headers=PAGE_HEADERS)
 
-    async def models(self) -> dict[str, Any]:
+    async def models(self) -> dict[str, JSON]:
         """The models of the chat API."""
         return {"object": "list", "data": [await self.find_model(self.name)]}
 
-    async def find_model(self, name: str) -> dict[str, Any]:
+    async def find_model(self, name: str) -> dict[str, JSON]:
         """The model of this name.
 
         Raises:
@@ -205,15 +227,7 @@ class Service:
         form = None if self.chat is None else self.chat.predictor.form
         return f"{line}; {TO_CHAT}" if form is not None and "assistant" in getattr(form.chat, "heads", ()) else line
 
-    def _stream_results(self, parsed: ParsedRequest, since: float) -> Response:
-        on_tokens, updates = _make_update_queue()
-        jobs = self.engine.submit(parsed.inputs, parsed.options, on_tokens=on_tokens)
-        tokenizer = getattr(self.predictor, "tokenizer", None)
-        decode = str if tokenizer is None else tokenizer.decode
-        stream = stream_events(jobs, updates, self._await_results(jobs, parsed.truncated, since), decode=decode)
-        return StreamingResponse(stream, headers=HEADERS, media_type=MEDIA_TYPE)
-
-    async def _await_results(self, jobs: Sequence[Job], cut: Set[int], since: float) -> dict[str, list[Any]]:
+    async def _await_results(self, jobs: Sequence[Job], cut: Set[int], since: float) -> Results:
         """Awaits the answers of jobs; the answer to an invalid input is its error.
 
         Args:
@@ -223,9 +237,7 @@ class Service:
             UserError: All inputs are invalid.
         """
         answers = asyncio.gather(*(asyncio.wrap_future(job.answer) for job in jobs), return_exceptions=True)
-        answers.add_done_callback(
-            lambda answer: answer.cancelled() or answer.exception()
-        )  # else asyncio logs the fault
+        answers.add_done_callback(lambda done: done.cancelled() or done.exception())  # else asyncio logs the fault
         try:
             while not (await asyncio.wait({answers}, timeout=self._remaining_seconds(jobs, since)))[0]:
                 if self._remaining_seconds(jobs, since) <= 0:
@@ -239,10 +251,17 @@ class Service:
             if len(faults) == len(results) or not isinstance(fault, UserError):
                 raise fault
         self.answered += len(results) - len(faults)
-        plain = [_format_answer(result, job) for result, job in zip(results, jobs, strict=True)]
-        for place in cut:
-            if isinstance(plain[place], dict):
-                plain[place]["truncated"] = True
+        plain = list[Any]()
+        for place, (result, job) in enumerate(zip(results, jobs, strict=True)):
+            if isinstance(result, UserError):
+                answer: Any = {"error": printable(str(result))}
+            else:
+                answer = _to_plain(result)
+                for text, times in zip(answer if isinstance(answer, list) else [answer], job.times, strict=False):
+                    text["times"] = times[: len(text["tokens"])]
+            if place in cut and isinstance(answer, dict):
+                answer["truncated"] = True
+            plain.append(answer)
         return {"results": plain}
 
     def _remaining_seconds(self, jobs: Sequence[Job], since: float) -> float:
@@ -265,19 +284,9 @@ class Service:
         return "\n".join(lines) + "\n"
 
 
-def _curl_examples(predictor: Predictor, url: str, *, is_chat: bool) -> str:
-    """Returns curl commands with example requests."""
-    form = build_form(predictor)
-    texts = [name for name in form.texts if name not in form.optional or name in ("text", "pair", "label")]
-    fields = (["image=@photo.jpg"] if form.photos else []) + [f'{name}="..."' for name in texts]
-    lines = [f"curl {' '.join(f'-F {field}' for field in fields)} {url}/predict"]
-    message = '{"messages": [{"role": "user", "content": "..."}]}'
-    return "\n".join([*lines, *([f"curl --json '{message}' {url}{CHAT}"] if is_chat else [])])
-
-
-def _make_update_queue() -> tuple[Callable[[int, TokenSequences], None], asyncio.Queue[Any]]:
+def _make_update_queue() -> tuple[Callable[[int, TokenSequences], None], Updates]:
     """Returns a queue of partial texts, and a function that fills it from another thread."""
-    loop, updates = asyncio.get_running_loop(), asyncio.Queue[Any]()
+    loop, updates = asyncio.get_running_loop(), Updates()
 
     def put_from_thread(place: int, texts: TokenSequences) -> None:
         loop.call_soon_threadsafe(updates.put_nowait, (place, texts))
@@ -285,7 +294,7 @@ def _make_update_queue() -> tuple[Callable[[int, TokenSequences], None], asyncio
     return put_from_thread, updates
 
 
-async def _cancel_on_disconnect(request: Request, results: Coroutine[Any, Any, T]) -> T:
+async def _cancel_on_disconnect(request: Request, results: Awaitable[T]) -> T:
     """Awaits results; cancels them and raises ClientDisconnected if the client closes the connection."""
 
     async def wait_for_disconnect() -> None:
@@ -303,17 +312,8 @@ async def _cancel_on_disconnect(request: Request, results: Coroutine[Any, Any, T
         disconnect.cancel()
 
 
-def _format_answer(result: Any, job: Job) -> Any:
-    """Converts a result to JSON types, with the times of tokens; an error to its message."""
-    if isinstance(result, UserError):
-        return {"error": printable(str(result))}
-    plain = _to_plain(result)
-    for text, times in zip(plain if isinstance(plain, list) else [plain], job.times, strict=False):
-        text["times"] = times[: len(text["tokens"])]
-    return plain
-
-
 def _to_plain(result: Any) -> Any:
+    """Converts a result to JSON types."""
     if is_dataclass(result) and not isinstance(result, type):
         return asdict(result)
     if hasattr(result, "_asdict"):
@@ -352,17 +352,19 @@ def make_app(service: Service) -> FastAPI:
     """Builds the application of a service. FastAPI's documentation page is off: it loads scripts of other hosts."""
     about = f"A model for {service.predictor.trained_task}."
     app = FastAPI(title="vlm", version=__version__, description=about, openapi_url=None)
-    guarded: dict[str, Any] = {"dependencies": [Depends(service.authorize)]}
+    guard = [Depends(service.authorize)]
     body = {"requestBody": {"content": BODY, "required": True}}
-    streams: dict[int | str, Any] = {200: {"content": {MEDIA_TYPE: {"schema": {"type": "string"}}}}}
-    answers: dict[str, Any] = {"response_model": dict[str, list[Any]], "responses": streams}
-    app.post("/predict", **guarded, **answers, openapi_extra=body)(service.predict)
-    app.post(CHAT, **guarded, response_model=dict[str, Any], responses=streams)(service.complete)
-    app.get("/v1/models", **guarded, response_model=dict[str, Any])(service.models)
-    app.get("/v1/models/{name:path}", **guarded, response_model=dict[str, Any])(service.find_model)
+    streams: dict[int | str, dict[str, Any]] = {200: {"content": {MEDIA_TYPE: {"schema": {"type": "string"}}}}}
+    results, fields = dict[str, list[Any]], dict[str, Any]
+    app.post("/predict", dependencies=guard, response_model=results, responses=streams, openapi_extra=body)(
+        service.predict
+    )
+    app.post(CHAT, dependencies=guard, response_model=fields, responses=streams)(service.complete)
+    app.get("/v1/models", dependencies=guard, response_model=fields)(service.models)
+    app.get("/v1/models/{name:path}", dependencies=guard, response_model=fields)(service.find_model)
     app.get("/", include_in_schema=False)(service.start_page)
-    app.get("/metrics", **guarded, response_class=PlainTextResponse)(service.metrics)
-    app.get("/openapi.json", **guarded, include_in_schema=False)(app.openapi)
+    app.get("/metrics", dependencies=guard, response_class=PlainTextResponse)(service.metrics)
+    app.get("/openapi.json", dependencies=guard, include_in_schema=False)(app.openapi)
 
     @app.get("/health")
     async def health() -> dict[str, str]:

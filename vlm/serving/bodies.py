@@ -2,17 +2,20 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import count
-from typing import Any
+from typing import TypeAlias
 
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
+from starlette.types import Receive
 
 from vlm.tuning import return_freed_memory
+
+JSON: TypeAlias = Mapping[str, "JSON"] | Sequence["JSON"] | str | int | float | None  # as json.loads returns it
 
 
 class Budget:
@@ -68,8 +71,6 @@ STALL_TIME = 1.0  # seconds without PROGRESS_BYTES new bytes after which a body 
 PROGRESS_BYTES = 2**16
 BODIES_IN_MEMORY = 4  # all bodies together may take the memory of this many of the largest
 RELEASE_AFTER = 2**26  # bytes of finished bodies, after which freed memory is returned to the system
-
-Receive = Callable[[], Awaitable[Any]]
 
 
 class ClientDisconnected(Exception):

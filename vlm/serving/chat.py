@@ -1,14 +1,12 @@
 """Conversations over HTTP, in the format of POST /v1/chat/completions that many clients support."""
 
-import asyncio
 import json
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from functools import partial
 from typing import Any, Literal, NamedTuple
 from uuid import uuid4
 
@@ -19,7 +17,8 @@ from vlm.data.text.conversation import Role, Turn
 from vlm.errors import UserError, printable
 from vlm.inference.command_options import ChatOptions
 from vlm.inference.options import build_options
-from vlm.serving.engine import FAILED, TokenSequences, stream_updates
+from vlm.serving.bodies import JSON
+from vlm.serving.engine import FAILED, Results, Updates, stream_updates
 from vlm.serving.reader import BLANKS, MAX_TEXT, RequestImage, RequestReader, decode_data_url, iter_images, parse_json
 from vlm.tasks.chat.predictor import (
     ChatPredictor,
@@ -44,11 +43,11 @@ OPTIONS = {
     "stop": "stop",
 }
 # Fields that are read separately, with their types.
-TYPES: Mapping[str, Any] = {"model": str, "messages": Any, "stream": bool, "stream_options": dict}
+TYPES = {"model": str, "messages": Any, "stream": bool, "stream_options": dict}
 # Values of sampling options that exclude no token. Other values turn sampling on.
-KEEPS_ALL: Mapping[str, tuple[Any, ...]] = {"temperature": (), "top_p": (1,), "top_k": (0, -1), "min_p": (0,)}
+KEEPS_ALL: Mapping[str, tuple[JSON, ...]] = {"temperature": (), "top_p": (1,), "top_k": (0, -1), "min_p": (0,)}
 # Fields that do not change an answer, with their types: user and request labels, cache hints.
-LABELS: Mapping[str, Any] = {
+LABELS = {
     "user": str,
     "metadata": dict[str, str],
     "prompt_cache_key": str,
@@ -61,7 +60,7 @@ LABELS: Mapping[str, Any] = {
     "cache_prompt": bool,  # llama.cpp
 }
 # Fields that are not supported, with the values that are accepted because they have no effect, like null and [].
-NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+NEUTRAL: Mapping[str, tuple[JSON, ...]] = {
     "n": (1,),
     "frequency_penalty": (0,),
     "presence_penalty": (0,),
@@ -99,7 +98,7 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "typical_p": (1,),
     "use_beam_search": (False,),
 }
-STREAM_NEUTRAL: Mapping[str, tuple[Any, ...]] = {"include_obfuscation": (False,), "continuous_usage_stats": (False,)}
+STREAM_NEUTRAL: Mapping[str, tuple[JSON, ...]] = {"include_obfuscation": (False,), "continuous_usage_stats": (False,)}
 DETAILS = ("auto", "low", "high", "original")  # of an image; the model's own preprocessing decides
 CACHE_HINTS = ("prompt_cache_breakpoint", "cache_control")  # of a part
 
@@ -109,12 +108,7 @@ def bad_request(line: str) -> HTTPException:
     return HTTPException(400, line)
 
 
-def drop_nulls(fields: dict[str, Any]) -> dict[str, Any]:
-    """Returns the fields that are not null, for `json.loads`: null is the same as no field, at every level."""
-    return {name: value for name, value in fields.items() if value is not None}
-
-
-def read_fields(content: Mapping[str, Any], *, supports_thinking: bool) -> dict[str, Any]:
+def read_fields(content: Mapping[str, JSON], *, supports_thinking: bool) -> dict[str, JSON]:
     """Returns the fields of a request that set an option, as sent.
 
     Args:
@@ -129,15 +123,11 @@ def read_fields(content: Mapping[str, Any], *, supports_thinking: bool) -> dict[
         if kind is not None and not fits(value, kind):
             raise bad_request(f"{name}: {describe_json_mismatch(value, kind)}")
         if name == "chat_template_kwargs":
-            neutral: Mapping[str, tuple[Any, ...]] = {
-                "enable_thinking": (True,) if supports_thinking else (True, False)
-            }
-            _check_part(f"{name}.", value, neutral)
+            _check_part(f"{name}.", value, {"enable_thinking": (True,) if supports_thinking else (True, False)})
         elif kind is None and name not in OPTIONS:
             _check_neutral(name, value, neutral_values)
-    _check_part(
-        "stream_options.", content.get("stream_options", {}), {"include_usage": (True, False), **STREAM_NEUTRAL}
-    )
+    stream_neutral = {"include_usage": (True, False), **STREAM_NEUTRAL}
+    _check_part("stream_options.", content.get("stream_options", {}), stream_neutral)
     options = {name: value for name, value in content.items() if name in OPTIONS}
     if "stop" in options:
         options["stop"] = _read_stop_strings(options["stop"])
@@ -146,31 +136,26 @@ def read_fields(content: Mapping[str, Any], *, supports_thinking: bool) -> dict[
     return options
 
 
-def _check_part(prefix: str, fields: Any, neutral: Mapping[str, tuple[Any, ...]]) -> None:
+def _check_part(prefix: str, fields: JSON, neutral: Mapping[str, tuple[JSON, ...]]) -> None:
     if not isinstance(fields, dict):
         raise bad_request(f"{prefix[:-1]}: {describe_json_mismatch(fields, dict)}")
     for name, value in fields.items():
         _check_neutral(name, value, neutral, prefix=prefix)
 
 
-def _check_neutral(name: str, value: Any, neutral: Mapping[str, tuple[Any, ...]], *, prefix: str = "") -> None:
+def _check_neutral(name: str, value: JSON, neutral: Mapping[str, tuple[JSON, ...]], *, prefix: str = "") -> None:
     """Rejects a field that is not supported unless its value has no effect."""
     if value == []:
         return
-    neutral_values = neutral.get(name)
-    if neutral_values is None:
+    allowed = neutral.get(name)
+    if allowed is None:
         raise bad_request(f"{prefix}{printable(name)[:60]}: not supported; remove it")
-    if not any(
-        value == neutral_value and isinstance(value, bool) == isinstance(neutral_value, bool)
-        for neutral_value in neutral_values
-    ):
-        values = " and ".join(map(json.dumps, neutral_values))
-        raise bad_request(
-            f"{prefix}{name}: only {values} {'is' if len(neutral_values) == 1 else 'are'} supported; remove the field"
-        )
+    if not any(value == item and isinstance(value, bool) == isinstance(item, bool) for item in allowed):
+        values = f"{' and '.join(map(json.dumps, allowed))} {'is' if len(allowed) == 1 else 'are'}"
+        raise bad_request(f"{prefix}{name}: only {values} supported; remove the field")
 
 
-def _read_stop_strings(stop: Any) -> list[str]:
+def _read_stop_strings(stop: JSON) -> list[str]:
     """Returns the stop strings of a request; empty strings are ignored."""
     stops = [stop] if isinstance(stop, str) else stop
     if not isinstance(stops, list) or not all(isinstance(text, str) and len(text) <= MAX_STOP_LENGTH for text in stops):
@@ -181,7 +166,7 @@ def _read_stop_strings(stop: Any) -> list[str]:
     return [text for text in stops if text]
 
 
-def check_keys(fields: Mapping[str, Any], allowed: Sequence[str], name: str) -> None:
+def check_keys(fields: Mapping[str, JSON], allowed: Sequence[str], name: str) -> None:
     """Rejects a key of a message or of a part that is not supported, unless it is empty.
 
     Clients send earlier answers back with all keys of their message type, such as `refusal`, `tool_calls` and `audio`.
@@ -236,30 +221,32 @@ class ChatReader:
             HTTPException: The body is invalid, or the budget is not available in time.
             UserError: The model cannot read the content.
         """
-        size = len(body)
+        size, run = len(body), self.reader.run_in_budget
+
+        def drop_nulls(fields: dict[str, JSON]) -> JSON:  # null is the same as no field, at every level
+            return {name: value for name, value in fields.items() if value is not None}
+
         try:
-            content = await self.reader.run_in_budget(
-                size, partial(parse_json, body, object_hook=drop_nulls), deadline=deadline
-            )
+            content = await run(deadline, size, parse_json, body, object_hook=drop_nulls)
         except (ValueError, RecursionError) as fault:
             raise bad_request("the body is not JSON") from fault
         body.clear()
         if not isinstance(content, dict):
             raise bad_request("the body is not a JSON object")
         options = self._read_options(content)
-        source = await self.reader.run_in_budget(size, self._read_messages, content, deadline=deadline)
+        source = await run(deadline, size, self._read_messages, content)
         cost = sum(photo.cost for turn in source for photo in iter_images(list(turn.images)))
-        prompt = await self.reader.run_in_budget(cost, self.predictor.prepare, source, options, deadline=deadline)
-        stream_options = content.get("stream_options", {})
+        prompt = await run(deadline, cost, self.predictor.prepare, source, options)
+        include_usage = bool(content.get("stream_options", {}).get("include_usage"))
         options = replace(options, seed=0)  # the prompt has the seed; conversations with equal options share a batch
-        return ChatRequest(prompt, options, bool(content.get("stream")), bool(stream_options.get("include_usage")))
+        return ChatRequest(prompt, options, bool(content.get("stream")), include_usage)
 
-    def check_model(self, name: str) -> None:
+    def check_model(self, name: JSON) -> None:
         """Rejects the name of another model."""
         if name != self.name:
             raise HTTPException(404, f"model: {name!r:.60} does not exist; this service has {self.name!r}")
 
-    def _read_options(self, content: Mapping[str, Any]) -> ChatOptions:
+    def _read_options(self, content: Mapping[str, JSON]) -> ChatOptions:
         assert self.predictor.form is not None and self.predictor.form.chat is not None
         fields = read_fields(content, supports_thinking=any(self.predictor.form.chat.thoughts))
         self.check_model(content.get("model", self.name))
@@ -276,7 +263,7 @@ class ChatReader:
             raise bad_request(str(fault)) from fault
         return replace(options, batch_size=self.reader.rows)
 
-    def _read_messages(self, content: Mapping[str, Any]) -> list[TurnWithImages]:
+    def _read_messages(self, content: Mapping[str, JSON]) -> list[TurnWithImages]:
         messages = content.get("messages")
         if not isinstance(messages, list) or not messages:
             raise bad_request("messages: must be a list of at least one message")
@@ -293,9 +280,9 @@ class ChatReader:
             raise bad_request(format_context_full(least, room))
         return turns
 
-    def _read_message(self, message: Any, name: str) -> TurnWithImages:
+    def _read_message(self, message: JSON, name: str) -> TurnWithImages:
         role = message.get("role") if isinstance(message, dict) else None
-        if not isinstance(role, str) or role not in ROLES:
+        if not isinstance(message, dict) or not isinstance(role, str) or role not in ROLES:
             raise bad_request(f"{name}: role is {printable(str(role))[:60]}, not one of {', '.join(ROLES)}")
         check_keys(message, ("role", "content", "name"), name)
         parts = message.get("content", "" if role == "assistant" else None)
@@ -306,9 +293,9 @@ class ChatReader:
         texts, images = list[str](), list[RequestImage]()
         for part in parts:
             kind = part.get("type") if isinstance(part, dict) else None
-            if kind not in ("text", "image_url"):
-                kind_name = printable(str(kind))[:60]
-                raise bad_request(f"{name}: the type of a part must be text or image_url, not {kind_name}")
+            if not isinstance(part, dict) or kind not in ("text", "image_url"):
+                found = printable(str(kind))[:60]
+                raise bad_request(f"{name}: the type of a part must be text or image_url, not {found}")
             check_keys(part, ("type", kind, *CACHE_HINTS), f"{name}: a part")
             if kind == "image_url":
                 images.append(RequestImage(_decode_image(part.get("image_url"), name), name, self.reader.min_side))
@@ -324,11 +311,11 @@ class ChatReader:
         return TurnWithImages(Turn(ROLES[role], text, len(images)), images)
 
 
-def _decode_image(image: Any, name: str) -> bytes:
+def _decode_image(image: JSON, name: str) -> bytes:
     """Returns the bytes of an image in a data URL."""
     fields = {"url": image} if isinstance(image, str) else image
     url = fields.get("url") if isinstance(fields, dict) else None
-    if not isinstance(url, str):
+    if not isinstance(fields, dict) or not isinstance(url, str):
         raise bad_request(f"{name}: image_url has no url")
     check_keys(fields, ("url", "detail"), f"{name}: image_url")
     if fields.get("detail", "auto") not in DETAILS:
@@ -343,10 +330,13 @@ def _decode_image(image: Any, name: str) -> bytes:
         raise bad_request(f"{name}: the image is not valid base64") from fault
 
 
-def format_error(code: int, line: str) -> dict[str, Any]:
+def format_error(code: int, line: str) -> dict[str, JSON]:
     """Returns an error object of the chat completions format."""
     kind = "invalid_request_error" if code < 500 else "server_error"
     return {"error": {"message": printable(line), "type": kind, "param": None, "code": code}}
+
+
+CHUNK = "chat.completion.chunk"
 
 
 class CompletionFormatter:
@@ -358,24 +348,24 @@ class CompletionFormatter:
     """
 
     def __init__(self, name: str, prompt: Prompt) -> None:
-        self.common_fields = {"id": f"chatcmpl-{uuid4().hex}", "created": int(time.time()), "model": name}
+        self.common_fields: dict[str, JSON] = {
+            "id": f"chatcmpl-{uuid4().hex}",
+            "created": int(time.time()),
+            "model": name,
+        }
         self.prompt_tokens = len(prompt.tokens)
 
-    def format_completion(self, reply: Mapping[str, Any]) -> dict[str, Any]:
+    def format_completion(self, reply: Mapping[str, Any]) -> dict[str, JSON]:
         """Returns the answer as a chat.completion object."""
-        message = {"role": "assistant", "content": reply["text"]}
-        choice = {"index": 0, "message": message, "finish_reason": _finish_reason(reply), "logprobs": None}
-        return {
-            **self.common_fields,
-            "object": "chat.completion",
-            "choices": [choice],
-            "usage": self._token_usage(reply),
-        }
+        choice: dict[str, JSON] = {"index": 0, "message": {"role": "assistant", "content": reply["text"]}}
+        choice |= {"finish_reason": _finish_reason(reply), "logprobs": None}
+        about: dict[str, JSON] = {"object": "chat.completion", "choices": [choice], "usage": self._token_usage(reply)}
+        return {**self.common_fields, **about}
 
     async def stream_chunks(
         self,
-        updates: asyncio.Queue[tuple[int, TokenSequences] | None],
-        results: Coroutine[Any, Any, Any],
+        updates: Updates,
+        results: Awaitable[Results],
         *,
         decode: Callable[[Sequence[int]], str],
         stops: Sequence[str],
@@ -398,9 +388,8 @@ class CompletionFormatter:
                         sent = text
             yield self._format_chunk({}, include_usage=include_usage, reason=_finish_reason(reply))
             if include_usage:
-                yield _format_event(
-                    {**self.common_fields, "object": _CHUNK, "choices": [], "usage": self._token_usage(reply)}
-                )
+                about: dict[str, JSON] = {"object": CHUNK, "choices": [], "usage": self._token_usage(reply)}
+                yield _format_event({**self.common_fields, **about})
         except (UserError, HTTPException) as fault:
             code, line = (fault.status_code, fault.detail) if isinstance(fault, HTTPException) else (400, str(fault))
             yield _format_event(format_error(code, line))
@@ -409,11 +398,10 @@ class CompletionFormatter:
             yield _format_event(format_error(500, FAILED))
         yield "data: [DONE]\n\n"
 
-    def _format_chunk(self, delta: Mapping[str, Any], *, include_usage: bool, reason: str | None = None) -> str:
-        choice = {"index": 0, "delta": delta, "finish_reason": reason, "logprobs": None}
-        return _format_event(
-            {**self.common_fields, "object": _CHUNK, "choices": [choice], **({"usage": None} if include_usage else {})}
-        )
+    def _format_chunk(self, delta: Mapping[str, str], *, include_usage: bool, reason: str | None = None) -> str:
+        choice: dict[str, JSON] = {"index": 0, "delta": delta, "finish_reason": reason, "logprobs": None}
+        usage: dict[str, JSON] = {"usage": None} if include_usage else {}
+        return _format_event({**self.common_fields, "object": CHUNK, "choices": [choice], **usage})
 
     def _token_usage(self, reply: Mapping[str, Any]) -> dict[str, int]:
         completion_tokens = len(reply["tokens"])
@@ -424,12 +412,9 @@ class CompletionFormatter:
         }
 
 
-_CHUNK = "chat.completion.chunk"
-
-
 def _finish_reason(reply: Mapping[str, Any]) -> str:
     return "stop" if reply["ended"] else "length"
 
 
-def _format_event(content: Any) -> str:
+def _format_event(content: Mapping[str, JSON]) -> str:
     return f"data: {json.dumps(content)}\n\n"

@@ -96,7 +96,13 @@ class Guard:
         async with self.body_limiter.read(headers, receive) as body:
             if path == JOIN_PATH and not await asyncio.to_thread(_has_plain_values, body):
                 raise HTTPException(422, "this page does not send such requests")
-            return _replay_body(bytes(body), receive)
+            message: Message = {"type": "http.request", "body": bytes(body), "more_body": False}
+        messages = [message]
+
+        async def replay_body() -> Message:
+            return messages.pop() if messages else await receive()
+
+        return replay_body
 
     async def _receive_until_shutdown(self, receive: Receive) -> Message:
         """Returns the next message of the client; after `end`, a disconnect message."""
@@ -132,20 +138,6 @@ def _has_plain_values(body: bytearray) -> bool:
         return isinstance(values, list) and all(isinstance(value, str | int | float | None) for value in values)
     except (ValueError, TypeError, KeyError, RecursionError):
         return False
-
-
-def _replay_body(body: bytes, receive: Receive) -> Receive:
-    """Returns a receive function that replays a body which has been read."""
-    message: Message | None = {"type": "http.request", "body": body, "more_body": False}
-
-    async def receive_body_first() -> Message:
-        nonlocal message
-        if message is not None:
-            first, message = message, None
-            return first
-        return await receive()
-
-    return receive_body_first
 
 
 GRACE = 5  # seconds after a signal in which earlier requests are still answered

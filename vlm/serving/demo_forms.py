@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from functools import partial
 from io import BytesIO
 from math import exp
-from typing import Any, get_type_hints
+from typing import Any, TypedDict, get_type_hints
 
 import numpy as np
 from PIL import Image
@@ -20,9 +20,8 @@ from vlm.inference.options import DecodingOptions, build_options, get_options, r
 from vlm.inference.predictor import Predictor
 from vlm.inference.ranking import Classes
 from vlm.inference.use import predict_answers
-from vlm.inference.writing import Text, Writer, word_probabilities
+from vlm.inference.writing import Writer, word_probabilities
 from vlm.io.page import data_uri, escape, thumbnail
-from vlm.models.context import Context
 from vlm.tasks.captioning.predict import Captioner
 from vlm.tasks.language_modeling.predict import Continuation, TextGenerator, stream
 from vlm.tasks.masked_language_modeling.predict import FilledText
@@ -71,10 +70,18 @@ def render_texts(texts: Sequence[ScoredText], photo: str | None = None, alt: str
     """
     parts, rules = [], []
     for rank, text in enumerate(texts):
-        words = [_render_word(f"{rank}-{place}", *word) for place, word in enumerate(text.words)]
+        words = []
+        for place, (word, probability) in enumerate(text.words):
+            label = f"{escape(word, quote=True)}, {probability:.0%}"
+            about = f'data-n="{rank}-{place}" title="{label}" aria-label="{label}"'
+            bar = f'<i style="width:{probability:.0%}"></i>'
+            words.append(f'<span class="v-word" tabindex="0" {about}><b>{escape(word)}</b>{bar}</span>')
         score = f"confidence {text.confidence:.1%}, log-probability {text.logprob:.2f}"
         parts.append(f'<p class="v-text">{"".join(words) or "<i>(empty)</i>"}<small>{score}</small></p>')
-        rules += [f"{rank}-{place}" for place in range(len(text.lights))]
+        for place in range(len(text.lights)):  # shown while the pointer is on the word or, without that, on focus
+            word, heatmap = f'.v-word[data-n="{rank}-{place}"]', f'.v-light[data-n="{rank}-{place}"]{{opacity:1}}'
+            rules.append(f".v-looks:has({word}:hover) {heatmap}")
+            rules.append(f".v-looks:not(:has(.v-word:hover)):has({word}:focus) {heatmap}")
     if photo is None:
         return "".join(parts)
     lights = [
@@ -83,25 +90,11 @@ def render_texts(texts: Sequence[ScoredText], photo: str | None = None, alt: str
         for place, weights in enumerate(text.lights)
     ]
     image = f'<img src="{photo}" alt="{escape(alt, quote=True)}">'
-    style = f"<style>{''.join(map(_heatmap_rule, rules))}</style>"
+    style = f"<style>{''.join(rules)}</style>"
     note = render_hint("Point at a word or tap it: the photo is bright where the model attended.") if rules else ""
     return (
         f'<div class="v-looks">{style}<div class="v-photo">{image}{"".join(lights)}</div>{note}{"".join(parts)}</div>'
     )
-
-
-def _render_word(name: str, word: str, probability: float) -> str:
-    label = f"{escape(word, quote=True)}, {probability:.0%}"
-    bar = f'<i style="width:{probability:.0%}"></i>'
-    content = f"<b>{escape(word)}</b>{bar}"
-    return f'<span class="v-word" tabindex="0" data-n="{name}" title="{label}" aria-label="{label}">{content}</span>'
-
-
-def _heatmap_rule(name: str) -> str:
-    """Returns the CSS rule that shows a word's heatmap while the pointer is on the word or, without that, on focus."""
-    word, heatmap = f'.v-word[data-n="{name}"]', f'.v-light[data-n="{name}"]{{opacity:1}}'
-    hover = f".v-looks:has({word}:hover) {heatmap}"
-    return f"{hover}.v-looks:not(:has(.v-word:hover)):has({word}:focus) {heatmap}"
 
 
 def render_heatmap(weights: np.ndarray) -> str:
@@ -114,30 +107,40 @@ def render_heatmap(weights: np.ndarray) -> str:
     return data_uri(file.getvalue(), "png")
 
 
-def render_beam_tree(nodes: Iterable[Mapping[str, Any]], *, end: str) -> str:
+class TreeNode(TypedDict):
+    """A hypothesis of a beam search, as from `vlm.decoding.beam_row.as_json`."""
+
+    id: int
+    parent: int | None
+    token: str
+    total: float
+    kept: bool
+
+
+def render_beam_tree(nodes: Iterable[TreeNode], *, end: str) -> str:
     """Returns the hypotheses of a beam search as nested lists.
 
     Args:
-        nodes: As from `vlm.decoding.beam_row.as_json`.
+        nodes: The hypotheses, parents first.
         end: The token that ends a text.
     """
-    after: dict[Any, list[Mapping[str, Any]]] = defaultdict(list)
+    after = defaultdict[int | None, list[TreeNode]](list)
     for node in nodes:
         if node["kept"]:
             after[node["parent"]].append(node)
 
-    def branches(parent: Any) -> str:
-        return "".join(map(branch, sorted(after[parent], key=lambda node: -node["total"])))
-
-    def branch(node: Mapping[str, Any]) -> str:
-        pieces = [node["token"]]
-        while len(after[node["id"]]) == 1:
-            (node,) = after[node["id"]]
-            pieces.append(node["token"])
-        below, ended = branches(node["id"]), pieces[-1] == end
-        text = escape("".join(pieces[:-1] if ended else pieces).replace("\u2581", " ").strip()) + f" {END}" * ended
-        kind = "" if below or ended else ' class="v-dead"'
-        return f"<li{kind}>{text} <small>{node['total']:.2f}</small>{f'<ul>{below}</ul>' if below else ''}</li>"
+    def branches(parent: int | None) -> str:
+        parts = []
+        for node in sorted(after[parent], key=lambda node: -node["total"]):
+            pieces = [node["token"]]
+            while len(after[node["id"]]) == 1:
+                (node,) = after[node["id"]]
+                pieces.append(node["token"])
+            below, ended = branches(node["id"]), pieces[-1] == end
+            text = escape("".join(pieces[:-1] if ended else pieces).replace("\u2581", " ").strip()) + f" {END}" * ended
+            kind, tail = "" if below or ended else ' class="v-dead"', f"<ul>{below}</ul>" if below else ""
+            parts.append(f"<li{kind}>{text} <small>{node['total']:.2f}</small>{tail}</li>")
+        return "".join(parts)
 
     title = f"Search tree: {END} marks finished texts; the others were pruned"
     return f'<details class="v-tree"><summary>{title}</summary><ul>{branches(None)}</ul></details>'
@@ -237,14 +240,14 @@ class Values:
 
     photos: Sequence[Image.Image] = ()
     texts: Mapping[str, str] = field(default_factory=dict)
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, str | int | bool] = field(default_factory=dict)
     mode: str = DECODING_MODES[0]
     count: int = 4
     temperature: float = 1.0
     seed: int = 0
     tokens: int = 128
 
-    def decoding_options(self) -> dict[str, Any]:
+    def decoding_options(self) -> dict[str, bool | int | float]:
         """Returns the options for the chosen decoding mode."""
         if self.mode == "samples":
             return {"sample": True, "temperature": self.temperature, "seed": self.seed}
@@ -256,7 +259,7 @@ class FormOption:
     """An option on the page: its type (bool, int or str), its default, and its help."""
 
     kind: type
-    value: Any
+    value: str | int | bool
     help: str
 
 
@@ -307,7 +310,7 @@ def build_form(predictor: Predictor) -> Form:
     languages = languages if len(languages) > 1 else ()
     unset, options, defaults = kind(**dict.fromkeys(required_fields(kind))), _visible_options(kind), Values()
     modes: tuple[str, ...] = ()
-    answer = partial(_predict, predictor)
+    answer = partial(_predict_result, predictor)
     if isinstance(predictor, TextGenerator):
         plan, chosen = predictor.plan_decoding(unset)
         defaults = _default_values(chosen.beam or 1, plan if isinstance(plan, Sampling) else plan.sampling)
@@ -334,7 +337,7 @@ def _visible_options(kind: type) -> dict[str, FormOption]:
     task_options = (
         option for option in fields(kind) if not hasattr(DecodingOptions, option.name) and option.name != "language"
     )
-    defaults = {
+    defaults: dict[str, Any] = {
         option.name: option.default
         for option in task_options
         if declared_options[option.name].scope == "anyone" and not declared_options[option.name].input_kind
@@ -347,7 +350,7 @@ def _visible_options(kind: type) -> dict[str, FormOption]:
     }
 
 
-def _read_form(predictor: Predictor, values: Values, **options: Any) -> tuple[list[Any], Any]:
+def _read_form(predictor: Predictor, values: Values, **options: float) -> tuple[list[Any], Any]:
     """Returns the inputs of a form, and its validated options."""
     parts: dict[str, Any] = {name: text for name, text in values.texts.items() if name != "text" and text.strip()}
     parts |= {name: list(filter(None, map(str.strip, split_lines(parts[name])))) for name in LINES if name in parts}
@@ -359,7 +362,7 @@ def _read_form(predictor: Predictor, values: Values, **options: Any) -> tuple[li
     return inputs, build_options(predictor.options, given, use="this page", client=True)
 
 
-def _predict(predictor: Predictor, values: Values) -> Iterator[str]:
+def _predict_result(predictor: Predictor, values: Values) -> Iterator[str]:
     """Yields the result of a model that generates no text."""
     inputs, options = _read_form(predictor, values)
     yield render_result(predict_answers(predictor, inputs, options)[0], values.texts.get("text", ""))
@@ -386,7 +389,13 @@ def _generate(writer: Writer, values: Values) -> Iterator[str]:
     trees: dict[int, Any] = {}
     ((_, texts),) = writer.results([[source]], options, trees=trees if values.mode == "beams" else None)
     context = writer.encode([source])
-    scored = [_score_words(writer, source, context, text) for text in texts]
+    scored = list[ScoredText]()
+    for text in texts:
+        words, lights = word_probabilities(writer, context, text.tokens), list[np.ndarray]()
+        if isinstance(writer, Captioner) and writer.form is None:
+            reading = (writer.model, writer.tokenizer, writer.preprocess, source.to(writer.device))
+            lights = [weights for _, weights in read_attention(*reading, text.tokens).words]
+        scored.append(ScoredText(text.logprob, text.confidence, words, lights))
     photo: str | None = None
     if isinstance(writer, Captioner):  # the photo as the model sees it, at a higher resolution
         view = writer.preprocess.scaled_to(PHOTO_SIZE)(values.photos[0])
@@ -394,12 +403,3 @@ def _generate(writer: Writer, values: Values) -> Iterator[str]:
     piece, end = writer.tokenizer.piece, writer.tokenizer.piece(writer.tokenizer.eos_id)
     rendered_trees = (render_beam_tree(as_json(root, piece)["nodes"], end=end) for root in trees.values())
     yield render_texts(scored, photo, texts[0].text if texts else "") + "".join(rendered_trees)
-
-
-def _score_words(writer: Writer, source: Any, context: Context, text: Text) -> ScoredText:
-    words = word_probabilities(writer, context, text.tokens)
-    lights = []
-    if isinstance(writer, Captioner) and writer.form is None:
-        reading = (writer.model, writer.tokenizer, writer.preprocess, source.to(writer.device))
-        lights = [weights for _, weights in read_attention(*reading, text.tokens).words]
-    return ScoredText(text.logprob, text.confidence, words, lights)

@@ -4,7 +4,7 @@ import base64
 import json
 import re
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from vlm.inference.predictor import Predictor
 from vlm.inference.tasks import commands_by_task, import_object
 from vlm.io.page import escape, thumbnail
 from vlm.serving import demo_forms as html
+from vlm.serving.bodies import JSON
 from vlm.serving.demo_forms import Form, FormOption, Values
 from vlm.tasks.chat.predictor import Chat, ChatPredictor
 
@@ -54,7 +55,8 @@ def example_texts(samples: Path, fields: Sequence[str]) -> list[list[str]]:
     Args:
         fields: Names of the fields.
     """
-    paths = sorted(samples.glob("step_*.jsonl"), key=_step_number) if samples.is_dir() and fields else []
+    steps = {path: int(re.findall(r"\d+", f"{path.stem} 0")[0]) for path in samples.glob("step_*.jsonl") if fields}
+    paths = sorted(steps, key=steps.__getitem__)
     if not paths or paths[-1].stat().st_size > MAX_RECORDS_BYTES:
         return []
     try:
@@ -62,23 +64,19 @@ def example_texts(samples: Path, fields: Sequence[str]) -> list[list[str]]:
     except (OSError, ValueError):
         return []
     records = [record for record in records if isinstance(record, dict)]
-    rows = [[_example_text(record, name) for name in fields] for record in records]
+    rows = []
+    for record in records:
+        row = []
+        for name in fields:
+            value = next((record[key] for key in FIELDS.get(name, (name,)) if key in record), "")
+            text = " ".join(map(str, value)) if isinstance(value, list) else str(value)
+            if record.get("gaps") and record.get("true"):  # a text with masked words
+                text = text.replace(str(record["true"][0]).strip("\u2581"), GAP, 1)
+            row.append(text)
+        rows.append(row)
     if list(fields) == ["label"]:  # the captions of all samples are the candidates
         rows = [["\n".join(dict.fromkeys(row[0] for row in rows[:MAX_EXAMPLES] if row[0]))]]
     return [row for row in rows if all(row)][:MAX_EXAMPLES]
-
-
-def _step_number(path: Path) -> int:
-    number = re.search(r"\d+", path.stem)
-    return int(number[0]) if number else 0
-
-
-def _example_text(record: Mapping[str, Any], name: str) -> str:
-    value = next((record[key] for key in FIELDS.get(name, (name,)) if key in record), "")
-    text = " ".join(map(str, value)) if isinstance(value, list) else str(value)
-    if record.get("gaps") and record.get("true"):  # a text with masked words
-        return text.replace(str(record["true"][0]).strip("\u2581"), GAP, 1)
-    return text
 
 
 MAX_TEXT = 20_000  # characters of a message
@@ -122,7 +120,10 @@ class ChatPanel:
         *sources, words, temperature, state = inputs
         chat, attached = state or (None, "")
         try:
-            options = AnswerOptions(sample=True, temperature=self._clip_temperature(temperature))
+            if not isinstance(temperature, int | float):
+                temperature = self.temperature
+            temperature = min(max(float(temperature), 0.0), self.max_temperature)
+            options = AnswerOptions(sample=True, temperature=temperature)
             chat = chat or Chat(self.predictor, options, forget=True, kept=self.cache)
             chat.options = options
             source = str(sources[0] or "") if sources else ""
@@ -144,11 +145,7 @@ class ChatPanel:
             traceback.print_exc()
             yield conversation_html(chat) + html.render_error("the model failed; its log says why"), None, ""
 
-    def _clip_temperature(self, value: Any) -> float:
-        """Returns the temperature that a client sent, limited to the slider's range."""
-        return min(max(float(value), 0.0), self.max_temperature) if isinstance(value, int | float) else self.temperature
-
-    def add_blocks(self, photos: Sequence[Any], **model: Any) -> None:
+    def add_blocks(self, photos: Sequence[gr.HTML], **model: Any) -> None:
         """Adds the conversation below a form, with the photos of the form.
 
         Args:
@@ -166,12 +163,14 @@ class ChatPanel:
                     restart = gr.Button("New conversation", min_width=100)
             with gr.Column(scale=3, min_width=300):
                 conversation = gr.HTML(html.render_hint(HINT), js_on_load=None)
-        state, private = gr.State(None), dict[str, Any](api_visibility="private")
-        outputs = [conversation, state, words]
-        event_options: Any = {"inputs": [*photos, words, temperature, state], "outputs": outputs, **private, **model}
-        event = gr.on([button.click, words.submit], self.answer, **event_options)
-        stop.click(None, cancels=[event], **private)
-        restart.click(lambda: (html.render_hint(HINT), None, ""), None, outputs, cancels=[event], **private)
+        state = gr.State(None)
+        inputs, outputs = [*photos, words, temperature, state], [conversation, state, words]
+        triggers = [button.click, words.submit]
+        event = gr.on(triggers, self.answer, inputs, outputs, api_visibility="private", **model)
+        stop.click(None, cancels=[event], api_visibility="private")
+        restart.click(
+            lambda: (html.render_hint(HINT), None, ""), None, outputs, cancels=[event], api_visibility="private"
+        )
 
 
 def conversation_html(chat: Chat | None) -> str:
@@ -185,7 +184,7 @@ def conversation_html(chat: Chat | None) -> str:
 HERE = Path(__file__).parent
 SESSIONS = 16  # maximum number of sessions whose state Gradio stores
 # Fields of `Values` in order, with minimum, maximum, step and label of their sliders.
-SLIDERS: dict[str, tuple[Any, ...]] = {
+SLIDERS = {
     "count": (2, 8, 1, "Number of beams or samples"),
     "temperature": (0.05, 2.0, 0.05, "Sampling temperature"),
     "seed": (0, 99, 1, "Random seed"),
@@ -221,7 +220,7 @@ class Page:
         self.images = {str(place): image for place, image in enumerate(images)}
         self.rows = example_texts(samples, list(form.texts))
 
-    def answer(self, *inputs: Any) -> Iterator[str]:
+    def answer(self, *inputs: JSON) -> Iterator[str]:
         """Yields the answer to the form as HTML, or an error message for an invalid value."""
         if self.form.photos and not any(inputs[: self.form.photos]):  # an option may change before a photo is chosen
             yield html.render_hint("Drop a photo, or choose an example.")
@@ -234,7 +233,7 @@ class Page:
             traceback.print_exc()
             yield html.render_error("the model failed; its log says why")
 
-    def read_values(self, inputs: Sequence[Any]) -> Values:
+    def read_values(self, inputs: Sequence[JSON]) -> Values:
         """Reads the values of the form.
 
         Raises:
@@ -245,10 +244,19 @@ class Page:
         photos = [self.open_photo(source, place) for place, source in enumerate(sources, start=1) if source]
         texts = {name: self.check_text(name, str(next(remaining) or "")) for name in self.form.texts}
         language = _offered_or_none(next(remaining), self.form.languages) if self.form.languages else None
-        options = {name: _value_or_default(option, next(remaining)) for name, option in self.form.options.items()}
+        options: dict[str, Any] = {}
+        for name, option in self.form.options.items():
+            value = next(remaining)
+            if option.kind is int and isinstance(value, float) and value.is_integer():
+                value = int(value)
+            options[name] = value if type(value) is option.kind else option.value
         options |= {} if language is None else {"language": language}
         way = _offered_or_none(next(remaining, None), self.form.modes) or self.form.defaults.mode
-        bounded = {name: self._clip_to_slider(name, option) for name, option in zip(SLIDERS, remaining, strict=False)}
+        bounded = {}
+        for name, value in zip(SLIDERS, remaining, strict=False):
+            least, most = self._slider_range(name)
+            value = value if isinstance(value, int | float) else least
+            bounded[name] = type(getattr(Values, name))(min(max(least, value), most))
         return Values(photos, texts, options, way, **bounded)
 
     def open_photo(self, source: str, place: int) -> Image.Image:
@@ -285,8 +293,12 @@ class Page:
             with gr.Row():
                 with gr.Column(scale=2, min_width=300):
                     photos = [self._build_photo_field(place) for place in range(self.form.photos)]
-                    texts = [self._build_textbox(name, label) for name, label in self.form.texts.items()]
-                    languages: list[Any] = []
+                    texts = []
+                    for place, (name, label) in enumerate(self.form.texts.items()):
+                        lines = {"question": 1, "prompt": 1, "label": 5}.get(name, 3)
+                        example = self.rows[0][place] if self.rows else ""
+                        texts.append(gr.Textbox(example, label=label, lines=lines, max_length=MAX_TEXT))
+                    languages = []
                     if choices := list(self.form.languages):
                         languages = [gr.Radio(choices, value=choices[0], label="Language")]
                     options = [_build_component(name, option) for name, option in self.form.options.items()]
@@ -296,9 +308,11 @@ class Page:
                         stop = gr.Button("Stop", visible=self.form.is_streamed, min_width=100)
                 with gr.Column(scale=3, min_width=300):
                     result = gr.HTML(html.render_hint("The result appears here."), elem_id="result", js_on_load=None)
-            about: Any = {"label": "Examples of the run", "type": "index", "visible": bool(self.rows)}
-            rows = gr.Dataset(components=texts, samples=self.rows, **about)
-            event_options: Any = {
+            shown = bool(self.rows)
+            rows = gr.Dataset(
+                label="Examples of the run", components=texts, samples=self.rows, type="index", visible=shown
+            )
+            event_options: dict[str, Any] = {
                 "inputs": [*photos, *texts, *languages, *options, *ways],
                 "outputs": result,
                 "api_visibility": "private",
@@ -308,8 +322,10 @@ class Page:
             triggers += [option.change for option in [*languages, *ways[:1]]] if photos else []
             triggers += [text.submit for text in texts if text.lines == 1]
             events = [gr.on(triggers, self.answer, **event_options, trigger_mode="always_last")]
-            filled = rows.click(self._example_row, rows, texts, api_visibility="private") if texts else None
-            events += [filled.then(self.answer, **event_options)] if filled else []
+            if texts:
+                examples = [row if len(row) > 1 else row[0] for row in self.rows]
+                filled = rows.click(examples.__getitem__, rows, texts, api_visibility="private")
+                events.append(filled.then(self.answer, **event_options))
             for event in events:
                 event.then(None, js=SCROLL_SCRIPT)
             stop.click(None, cancels=events, api_visibility="private")
@@ -317,34 +333,25 @@ class Page:
                 self.chat_panel.add_blocks(photos, **MODEL)
         return blocks
 
-    def _example_row(self, place: int) -> Any:
-        """Returns the texts of an example."""
-        return self.rows[place] if len(self.rows[place]) > 1 else self.rows[place][0]
-
     def _build_photo_field(self, place: int) -> gr.HTML:
         """Builds a field for dropping a photo, with the gallery below it."""
-        label = "Drop a photo here, paste one, or tap to choose" if self.form.photos == 1 else f"Photo {place + 1}"
-        examples = [thumbnail(image, 192) for image in self.images.values()]
         template, script = ((HERE / f"demo_photo.{kind}").read_text(encoding="utf-8") for kind in ("html", "js"))
-        options: Any = {"examples": examples, "most": self.max_bytes, "pastes": place == 0}
-        options |= {"html_template": template, "js_on_load": script, "apply_default_css": False}
-        return gr.HTML("", label=label, elem_classes="v-photo-in", **options)
+        return gr.HTML(
+            "",
+            label="Drop a photo here, paste one, or tap to choose" if self.form.photos == 1 else f"Photo {place + 1}",
+            elem_classes="v-photo-in",
+            html_template=template,
+            js_on_load=script,
+            apply_default_css=False,
+            examples=[thumbnail(image, 192) for image in self.images.values()],
+            most=self.max_bytes,
+            pastes=place == 0,
+        )
 
-    def _build_textbox(self, name: str, label: str) -> gr.Textbox:
-        value = self.rows[0][list(self.form.texts).index(name)] if self.rows else ""
-        lines = {"question": 1, "prompt": 1, "label": 5}.get(name, 3)
-        return gr.Textbox(value, label=label, lines=lines, max_length=MAX_TEXT)
-
-    def _slider_range(self, name: str) -> tuple[Any, Any]:
+    def _slider_range(self, name: str) -> tuple[float, float]:
         """Returns the minimum and maximum of a slider, extended to contain the checkpoint's default."""
         (least, most, *_), default = SLIDERS[name], getattr(self.form.defaults, name)
         return min(least, default), max(most, default)
-
-    def _clip_to_slider(self, name: str, value: Any) -> Any:
-        """Returns the value that a client sent for an option, limited to the slider's range."""
-        least, most = self._slider_range(name)
-        value = value if isinstance(value, int | float) else least
-        return type(getattr(Values, name))(min(max(least, value), most))
 
     def _build_decoding_fields(self) -> list[Any]:
         """Builds the fields for the decoding mode and its options, in the order of `Values`."""
@@ -359,26 +366,17 @@ class Page:
         return [way, *sliders]
 
 
-def _build_component(name: str, field: FormOption) -> Any:
+def _build_component(name: str, field: FormOption) -> gr.components.Component:
     """Builds the component of an option."""
-    label, about = name.replace("_", " ").capitalize(), {"value": field.value, "info": field.help}
+    about: dict[str, Any] = {"label": name.replace("_", " ").capitalize(), "value": field.value, "info": field.help}
     if field.kind is bool:
-        return gr.Checkbox(label=label, **about)
-    if field.kind is int:
-        return gr.Number(label=label, precision=0, **about)
-    return gr.Textbox(label=label, max_length=MAX_TEXT, **about)
+        return gr.Checkbox(**about)
+    return gr.Number(precision=0, **about) if field.kind is int else gr.Textbox(max_length=MAX_TEXT, **about)
 
 
-def _value_or_default(field: FormOption, value: Any) -> Any:
-    """Returns the value that a client sent for an option, or its default if the type is wrong."""
-    if field.kind is int and isinstance(value, float) and value.is_integer():
-        return int(value)
-    return value if type(value) is field.kind else field.value
-
-
-def _offered_or_none(value: Any, offered: Sequence[str]) -> str | None:
+def _offered_or_none(value: JSON, offered: Sequence[str]) -> str | None:
     """Returns the value that a client sent for a choice if the page offers it, else None."""
-    return value if value in offered else None
+    return value if isinstance(value, str) and value in offered else None
 
 
 def mount_page(page: Page, *, queue: int) -> FastAPI:

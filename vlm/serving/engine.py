@@ -5,20 +5,24 @@ import json
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import aclosing
 from functools import partial
 from threading import Condition, Thread
-from typing import Any
+from typing import Any, TypeAlias
 
 from fastapi import HTTPException
 
 from vlm.errors import UserError, printable
-from vlm.inference.options import without_input_parts
+from vlm.inference.options import Options, without_input_parts
 from vlm.inference.predictor import Predictor
+from vlm.serving.bodies import JSON
 
-TokenSequences = Sequence[Sequence[int]]  # the tokens of each text of an input, so far
+TokenSequences: TypeAlias = Sequence[Sequence[int]]  # the tokens of each text of an input, so far
+# Indices of inputs with new tokens, and the tokens of their texts so far; None after the last.
+Updates: TypeAlias = asyncio.Queue[tuple[int, TokenSequences] | None]
+Results: TypeAlias = dict[str, list[Any]]  # the content of a response
 
 
 class Job:
@@ -41,13 +45,13 @@ class Job:
         self,
         predictor: Predictor,
         content: Any,
-        options: Any,
+        options: Options,
         *,
         on_tokens: Callable[[TokenSequences], None] | None = None,
     ) -> None:
         self.predictor, self.content, self.options, self.on_tokens = predictor, content, options, on_tokens
         self.settings = without_input_parts(options)
-        self.answer: Future = Future()
+        self.answer = Future[Any]()
         self.times: list[list[float]] = []
         self._start = self.progress = time.monotonic()
         self.is_cancelled = False  # its client has disconnected or timed out
@@ -107,7 +111,7 @@ class Engine:
     def submit(
         self,
         inputs: Sequence[Any],
-        options: Any,
+        options: Options,
         *,
         on_tokens: Callable[[int, TokenSequences], None] | None = None,
         predictor: Predictor | None = None,
@@ -160,17 +164,17 @@ class Engine:
                     job.answer.set_exception(fault)
             self.running = 0
 
-    def _run(self, predictor: Predictor, settings: Any, running: dict[int, Job]) -> None:
+    def _run(self, predictor: Predictor, settings: Options, running: dict[int, Job]) -> None:
         """Answers waiting inputs with equal settings, until none waits or one with other settings has waited longer.
 
         Args:
             running: Filled with the running jobs by index.
         """
-
-        def watch(place: int, texts: TokenSequences) -> bool:
-            return running[place].report_tokens(texts)
-
-        results = predictor.results(self._take_batches(settings, running), settings, watch=watch)
+        results = predictor.results(
+            self._take_batches(settings, running),
+            settings,
+            watch=lambda place, texts: running[place].report_tokens(texts),
+        )
         for place, result in results:
             self.running -= 1
             job = running.pop(place)
@@ -180,7 +184,7 @@ class Engine:
             if running and all(item.is_cancelled for item in running.values()):
                 results.close()  # type: ignore[attr-defined]
 
-    def _take_batches(self, settings: Any, running: dict[int, Job]) -> Iterator[list[Any] | None]:
+    def _take_batches(self, settings: Options, running: dict[int, Job]) -> Iterator[list[Any] | None]:
         """Yields waiting inputs whenever rows are free, or None.
 
         A batch keeps its initial number of rows, and drops free rows when no input waits. If more inputs wait than run,
@@ -198,7 +202,7 @@ class Engine:
             place += len(jobs)
             yield [job.content for job in jobs] or None
 
-    def _take_jobs(self, max_queued: int, settings: Any) -> list[Job]:
+    def _take_jobs(self, max_queued: int, settings: Options) -> list[Job]:
         """Removes jobs with these settings from the queue; none if the first in the queue has other settings.
 
         Cancelled jobs are dropped.
@@ -221,8 +225,8 @@ FAILED = "the model failed; its log says why"
 
 async def stream_events(
     jobs: Sequence[Job],
-    updates: asyncio.Queue[tuple[int, TokenSequences] | None],
-    results: Coroutine[Any, Any, Any],
+    updates: Updates,
+    results: Awaitable[Results],
     *,
     decode: Callable[[Sequence[int]], str],
 ) -> AsyncIterator[str]:
@@ -245,8 +249,8 @@ async def stream_events(
                     for index in range(sent_counts[place, number], len(tokens)):
                         # The bytes of a character may span tokens.
                         text, seconds = decode(tokens[: index + 1]).rstrip("\ufffd"), jobs[place].times[number][index]
-                        about = {"input": place, "result": number, "token": tokens[index], "text": text}
-                        yield _format_event("token", about | {"seconds": seconds})
+                        about: dict[str, JSON] = {"input": place, "result": number, "token": tokens[index]}
+                        yield _format_event("token", about | {"text": text, "seconds": seconds})
                     sent_counts[place, number] = len(tokens)
     except (UserError, HTTPException) as fault:
         line = fault.detail if isinstance(fault, HTTPException) else str(fault)
@@ -257,8 +261,8 @@ async def stream_events(
 
 
 async def stream_updates(
-    updates: asyncio.Queue[tuple[int, TokenSequences] | None], results: Coroutine[Any, Any, Any]
-) -> AsyncGenerator[tuple[int, TokenSequences] | dict[str, Any]]:
+    updates: Updates, results: Awaitable[Results]
+) -> AsyncGenerator[tuple[int, TokenSequences] | Results]:
     """Yields the items of `updates`, then the results; cancels these if closed early."""
     task = asyncio.ensure_future(results)
     task.add_done_callback(lambda _: updates.put_nowait(None))
@@ -270,5 +274,5 @@ async def stream_updates(
         task.cancel()
 
 
-def _format_event(name: str, content: Any) -> str:
+def _format_event(name: str, content: Mapping[str, JSON]) -> str:
     return f"event: {name}\ndata: {json.dumps(content)}\n\n"

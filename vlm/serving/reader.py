@@ -6,14 +6,14 @@ import logging
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Any, NamedTuple, get_type_hints
+from typing import Any, NamedTuple, ParamSpec, TypeVar, get_type_hints
 from urllib.parse import unquote_to_bytes
 
 from PIL import Image
 from python_multipart.exceptions import FormParserError
-from python_multipart.multipart import FormParser, parse_options_header
+from python_multipart.multipart import Field, File, FormParser, parse_options_header
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
@@ -21,10 +21,10 @@ from vlm.config.types import fits
 from vlm.data.images.image import LARGE_PIXELS, MAX_PIXELS, ImageError, count_decoded_pixels, load_image
 from vlm.errors import UserError, printable
 from vlm.inference.inputs import default_workers
-from vlm.inference.options import SAMPLING_NAMES, as_list, build_options, get_options
+from vlm.inference.options import SAMPLING_NAMES, Options, as_list, build_options, get_options
 from vlm.inference.predictor import Predictor
 from vlm.inference.writing import note_width
-from vlm.serving.bodies import Budget
+from vlm.serving.bodies import JSON, Budget
 from vlm.tasks.span_answering.predict import SpanAnswerer
 from vlm.tasks.tagging.predict import Tagger
 from vlm.tuning import return_freed_memory
@@ -38,6 +38,8 @@ URL_ALPHABET = bytes.maketrans(b"-_", b"+/")
 MAX_FILE_NAME = 4096  # maximum bytes of a text field that is reported as a file name
 _URL_ENCODED = re.compile(rb"(images?|texts?)=")
 INPUTS = {"image": "image", "images": "image", "text": "text", "texts": "text"}
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 @dataclass
@@ -92,13 +94,13 @@ class Contents:
     def _add_form(self, content_type: str, body: bytearray, main: str) -> None:
         count = 0
 
-        def take(part: Any, *, file: bool) -> None:
+        def take(part: Field | File) -> None:
             nonlocal count
             count += 1
             if count > MAX_PARTS:
                 raise HTTPException(413, f"the form has more than {MAX_PARTS:,} parts")
             name = (part.field_name or b"").decode(errors="replace")
-            if file:
+            if isinstance(part, File):
                 if name not in INPUTS:
                     line = f"is not a field for files; upload a file as {main} (curl -F {main}=@FILE)"
                     raise HTTPException(422, f"{printable(name)[:60]}: {line}")
@@ -113,14 +115,12 @@ class Contents:
             else:
                 self._add(name, (part.value or b"").decode(errors="replace"))
 
-        takers = partial(take, file=False), partial(take, file=True)
         boundary = parse_options_header(content_type)[1].get(b"boundary")
         if not boundary:
             raise HTTPException(400, "the form cannot be read: the Content-Type header has no boundary")
         try:
-            parser = FormParser(
-                "multipart/form-data", *takers, boundary=boundary, config={"MAX_MEMORY_FILE_SIZE": len(body) + 1}
-            )
+            in_memory = {"MAX_MEMORY_FILE_SIZE": len(body) + 1}
+            parser = FormParser("multipart/form-data", take, take, boundary=boundary, config=in_memory)
             parser.write(bytes(body))
             parser.finalize()
         except FormParserError as fault:
@@ -149,7 +149,7 @@ class Contents:
             raise HTTPException(400, f"the JSON has neither {main} nor {main}s; send {example}")
 
 
-def _read_input(name: str, value: Any, kind: str) -> str | bytes:
+def _read_input(name: str, value: JSON, kind: str) -> str | bytes:
     """Returns a text, or the bytes of an image from base64 or a data URL.
 
     Raises:
@@ -197,7 +197,7 @@ def decode_base64(text: bytes) -> bytes:
     return base64.b64decode(data + b"=" * (-len(data) % 4), validate=True)
 
 
-def parse_json(body: bytes | bytearray, *, object_hook: Callable[[dict[str, Any]], Any] | None = None) -> Any:
+def parse_json(body: bytearray, *, object_hook: Callable[[dict[str, JSON]], JSON] | None = None) -> JSON:
     """Parses a body of JSON.
 
     Args:
@@ -251,7 +251,7 @@ class ParsedRequest(NamedTuple):
     """
 
     inputs: Sequence[Any]
-    options: Any
+    options: Options
     truncated: set[int]
 
 
@@ -268,7 +268,7 @@ class RequestReader:
     """
 
     predictor: Predictor
-    defaults: Mapping[str, Any]
+    defaults: Mapping[str, JSON]
     rows: int
 
     def __post_init__(self) -> None:
@@ -279,10 +279,8 @@ class RequestReader:
         self.input_parts = {name: option.input_kind for name, option in get_options(kind).items() if option.input_kind}
         unset = dict.fromkeys(self.input_parts)
         if unknown := [name for name in self.defaults if name not in get_options(kind)]:
-            raise UserError(
-                f"--{unknown[0].replace('_', '-')}: not supported by a model for {self.predictor.trained_task}; "
-                "remove it"
-            )
+            option, task = unknown[0].replace("_", "-"), self.predictor.trained_task
+            raise UserError(f"--{option}: not supported by a model for {task}; remove it")
         usual = kind(**{**unset, **self.defaults})
         self.predictor.check_options(usual)
         width = 1 if "question" in unset else self.predictor.width(usual)
@@ -304,32 +302,37 @@ class RequestReader:
         Raises:
             HTTPException: The body is invalid, or the budget is not available in time.
         """
-
-        work = partial(self.run_in_budget, deadline=deadline)
-        inputs, options, faults = await work(len(body), self._parse_body, kind, body, most)
-        cost_of_options = sum(photo.cost for photo in iter_images(list(vars(options).values())))
-        sources = await work(cost_of_options, self._join_sources, inputs, options)
+        inputs, options, faults = await self.run_in_budget(deadline, len(body), self._parse_body, kind, body, most)
+        cost = sum(photo.cost for photo in iter_images(list(vars(options).values())))
+        try:
+            sources = await self.run_in_budget(deadline, cost, self.predictor.sources, inputs, options)
+        except ImageError:
+            raise
+        except UserError as fault:
+            raise HTTPException(422, str(fault)) from fault
         prepared, truncated = list[Any](), set[int]()
         for place, source in enumerate(sources):
             if place in faults:
                 prepared.append(faults[place])
                 continue
             cost = sum(photo.cost for photo in iter_images([source]))
-            value, is_complete = await work(cost, self._prepare_source, source, options)
+            value, is_complete = await self.run_in_budget(deadline, cost, self._prepare_source, source, options)
             prepared.append(value)
             if not is_complete:
                 truncated.add(place)
         return ParsedRequest(prepared, options, truncated)
 
-    async def run_in_budget(self, cost: int, call: Callable[..., Any], *arguments: Any, deadline: float) -> Any:
+    async def run_in_budget(
+        self, deadline: float, cost: int, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
         """Runs a call on a thread when the budget allows its cost, in pixels or bytes; returns its result."""
         async with self.budget.acquire(cost, deadline=deadline):
-            result = await run_in_threadpool(call, *arguments)
+            result = await run_in_threadpool(call, *args, **kwargs)
             if cost > LARGE_PIXELS:
                 await run_in_threadpool(return_freed_memory)
             return result
 
-    def _parse_body(self, kind: str, body: bytearray, most: int) -> tuple[list[Any], Any, dict[int, UserError]]:
+    def _parse_body(self, kind: str, body: bytearray, most: int) -> tuple[list[Any], Options, dict[int, UserError]]:
         """Returns the inputs of a body, its options, and the errors of texts by index."""
         main = self.predictor.arguments.kind
         contents = Contents.parse(kind, body, main=main)
@@ -340,7 +343,7 @@ class RequestReader:
         ]
         inputs: list[Any] = list(images) if main == "image" else list(contents.texts)
         extra_inputs, name = (contents.texts, "text") if main == "image" else (images, "image")
-        values = dict(contents.options)
+        values: dict[str, Any] = dict(contents.options)
         if self.input_parts.get(name) == name and extra_inputs:
             values[name] = extra_inputs
         elif extra_inputs or self.input_parts.get(name) == name:
@@ -356,7 +359,7 @@ class RequestReader:
                 faults |= {} if fault is None else {place: fault}
         return inputs, options, faults
 
-    def _read_options(self, values: Mapping[str, Any]) -> Any:
+    def _read_options(self, values: dict[str, Any]) -> Options:
         """Converts values that a client sent to options.
 
         Raises:
@@ -365,10 +368,11 @@ class RequestReader:
         kind = self.predictor.options
         try:
             hints = get_type_hints(kind, include_extras=True)
-            values = {name: convert_form_value(value, hints.get(name)) for name, value in values.items()}
             for name, value in values.items():
-                _check_size(name, value)
-            values = {**_compatible_defaults(self.defaults, values), **values}
+                if isinstance(value, str) and name in hints and not fits(value, hints[name]):  # of a form
+                    values[name] = next((form for form in _text_values(value) if fits(form, hints[name])), value)
+                _check_size(name, values[name])
+            values = _compatible_defaults(self.defaults, values) | values
             options = build_options(kind, values, use=self.predictor.trained_task, client=True)
             self.predictor.check_options(options)
             width = self.predictor.width(options)
@@ -381,7 +385,7 @@ class RequestReader:
         except UserError as fault:
             raise HTTPException(422, str(fault)) from fault
 
-    def _check_text(self, place: int, content: bytes | str, options: Any) -> tuple[str, UserError | None]:
+    def _check_text(self, place: int, content: bytes | str, options: Options) -> tuple[str, UserError | None]:
         try:
             text = content.decode() if isinstance(content, bytes) else content
             text.encode()  # lone surrogates, which JSON can contain, are not text
@@ -394,15 +398,7 @@ class RequestReader:
                 return "", UserError(f"text {place}: has {count:,} tokens; the maximum is {most:,}", 1)
         return text, None
 
-    def _join_sources(self, inputs: Sequence[Any], options: Any) -> list[Any]:
-        try:
-            return self.predictor.sources(inputs, options)
-        except ImageError:
-            raise
-        except UserError as fault:
-            raise HTTPException(422, str(fault)) from fault
-
-    def _prepare_source(self, source: Any, options: Any) -> tuple[Any, bool]:
+    def _prepare_source(self, source: Any, options: Options) -> tuple[Any, bool]:
         """Returns a source prepared for the model, or its error, and whether it is not truncated."""
         try:
             value = self.predictor.prepare(source, options)
@@ -412,7 +408,7 @@ class RequestReader:
             return fault, True
 
 
-def _compatible_defaults(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+def _compatible_defaults(defaults: Mapping[str, JSON], given: Mapping[str, JSON]) -> dict[str, JSON]:
     """Returns the defaults without those that do not apply to the decoding mode that a request chooses."""
     beam, sample = given.get("beam"), given.get("sample")
     dropped: tuple[str, ...] = ()
@@ -423,7 +419,7 @@ def _compatible_defaults(defaults: Mapping[str, Any], given: Mapping[str, Any]) 
     return {name: value for name, value in defaults.items() if name not in dropped}
 
 
-def iter_images(value: Any) -> Iterator[RequestImage]:
+def iter_images(value: object) -> Iterator[RequestImage]:
     """Yields the images within lists and tuples."""
     if isinstance(value, RequestImage):
         yield value
@@ -432,23 +428,17 @@ def iter_images(value: Any) -> Iterator[RequestImage]:
             yield from iter_images(item)
 
 
-def convert_form_value(value: Any, hint: Any) -> Any:
-    """Converts a field of a form, which is text, to the type of its option."""
-    if hint is None or not isinstance(value, str) or fits(value, hint):
-        return value
-    words = {"true": True, "false": False}
-    forms = [words.get(value.lower()), _parse_number(value, int), _parse_number(value, float), [value]]
-    return next((candidate for candidate in forms if candidate is not None and fits(candidate, hint)), value)
+def _text_values(text: str) -> Iterator[JSON]:
+    """Yields the values that a field of a form, which is text, can stand for."""
+    if text.lower() in ("true", "false"):
+        yield text.lower() == "true"
+    for kind in (int, float):
+        with suppress(ValueError):
+            yield kind(text)
+    yield [text]
 
 
-def _parse_number(text: str, kind: type) -> Any:
-    try:
-        return kind(text)
-    except ValueError:
-        return None
-
-
-def _check_size(name: str, value: Any) -> None:
+def _check_size(name: str, value: JSON) -> None:
     """Rejects values that would take excessive memory or time.
 
     Raises:

@@ -8,13 +8,15 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from enum import Enum, auto
 from types import FrameType
-from typing import Any
 from urllib.parse import urlsplit
 
 import h11
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp
+from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
 
 from vlm.errors import UserError
 
@@ -58,8 +60,14 @@ class Connection(H11Protocol):
     incomplete request, else the oldest. uvicorn itself would answer 503 to the new one.
     """
 
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, str],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
         self.conn = ChunkLimitParser()
         self._max_connections, self.limit_concurrency = self.limit_concurrency, None
         self._timer: asyncio.TimerHandle | None = None
@@ -71,21 +79,18 @@ class Connection(H11Protocol):
             return Phase.HEADER
         return Phase.BODY if self.cycle.more_body else Phase.RESPONSE
 
-    def connection_made(self, transport: Any) -> None:
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._start_header_timer()
-        open_connections: Any = [
-            connection
-            for connection in self.connections
-            if connection is not self and not connection.transport.is_closing()
-        ]
-        if self._max_connections is not None and len(open_connections) >= self._max_connections:
-            min(open_connections, key=self._closing_order).transport.abort()
+        others = [item for item in self.connections if isinstance(item, Connection) and item is not self]
+        others = [other for other in others if not other.transport.is_closing()]
+        if self._max_connections is not None and len(others) >= self._max_connections:
 
-    def _closing_order(self, connection: "Connection") -> tuple[int, float]:
-        """Returns the sort key of connections to close: idle, with an incomplete request, others; oldest first."""
-        is_idle = connection.phase is Phase.HEADER and self.since - connection.since > IDLE_AGE
-        return 0 if is_idle else 1 + (connection.phase is Phase.RESPONSE), connection.since
+            def closing_order(other: Connection) -> tuple[bool, bool, float]:
+                is_idle = other.phase is Phase.HEADER and self.since - other.since > IDLE_AGE
+                return not is_idle, other.phase is Phase.RESPONSE, other.since
+
+            min(others, key=closing_order).transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
@@ -140,7 +145,7 @@ def reachable_urls(host: str) -> list[str]:
 
 
 def listen(
-    app: Any,
+    app: ASGIApp,
     *,
     host: str,
     port: int,
@@ -186,9 +191,13 @@ def listen(
         sockets = [config.bind_socket()]
         sockets[0].listen(config.backlog)  # before the lines below say so
     except SystemExit as fault:
-        raise UserError(
-            f"--host {host} --port {port}: address not available; choose another --{_faulty_option(host)}"
-        ) from fault
+        option = "port"
+        try:  # another port of the same host
+            socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
+        except OSError:
+            option = "host"
+        line = f"--host {host} --port {port}: address not available; choose another --{option}"
+        raise UserError(line) from fault
     for line in lines:
         print(line.replace("{port}", str(sockets[0].getsockname()[1])), flush=True)
     # uvicorn raises a received signal again after it has stopped.
@@ -199,15 +208,6 @@ def listen(
         for signum, handler in before.items():
             signal.signal(signum, handler)
     return 128 + received[0] if received else 1
-
-
-def _faulty_option(host: str) -> str:
-    """Returns the option to change if an address is not available: host or port."""
-    try:
-        with socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET):
-            return "port"
-    except OSError:
-        return "host"
 
 
 ANY_ORIGIN = "*"
