@@ -5,26 +5,15 @@ from typing import Any
 import pytest
 import torch
 
-from vlm.checkpoint.hugging_face import OPTIONS, UNSUPPORTED, read_decoding_defaults
+from vlm.checkpoint.hugging_face import NEUTRAL, OPTIONS, UNSUPPORTED, read_decoding_defaults
 from vlm.decoding.sampling import Sampling
 from vlm.errors import UserError
 from vlm.inference.options import DecodingOptions
 from vlm.models.pretrained.fields import Fields
 
 t = pytest.importorskip("transformers")
-READ_ELSEWHERE = {"early_stopping", "do_sample", "max_length", "min_length", "bad_words_ids", "forced_eos_token_id"}
-READ_ELSEWHERE |= {"pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"}
-# Keys of speed and memory, of drafts that the model checks, and of what `generate` returns besides texts.
-NEUTRAL = {
-    *("use_cache", "cache_config", "max_cache_len", "prefill_chunk_size", "low_memory"),
-    *("compile_config", "disable_compile", "continuous_batching_config"),
-    *("use_mtp", "is_assistant", "num_assistant_tokens", "num_assistant_tokens_schedule", "speculation_type"),
-    *("assistant_confidence_threshold", "assistant_early_exit", "assistant_lookbehind", "assistant_ensemble_weight"),
-    *("target_lookbehind", "prompt_lookup_num_tokens", "max_matching_ngram_size"),
-    *("num_return_sequences", "output_attentions", "output_hidden_states", "output_scores", "output_logits"),
-    *("return_dict_in_generate", "renormalize_logits", "remove_invalid_values"),
-    *("_from_model_config", "transformers_version"),
-}
+# Options with a value of another type, and those that a test of their own covers.
+OTHER_TYPES = {"early_stopping", "do_sample", "max_length", "min_length", "bad_words_ids", "forced_eos_token_id"}
 PLAIN: dict[str, Any] = {"min_p": 0, "top_k": 0, "top_p": 1.0, "typical_p": 1.0, "guidance_scale": 1, "num_beams": 1}
 PLAIN |= {"repetition_penalty": 1.0, "stop_strings": [], "suppress_tokens": [], "bad_words_ids": [], "min_length": 0}
 PLAIN |= {"token_healing": False, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0, "no_repeat_ngram_size": 0}
@@ -34,10 +23,15 @@ def defaults_of(**values: Any) -> dict[str, Any]:
     return read_decoding_defaults(Fields(values, "generation_config.json"), prompted=True)
 
 
-def test_each_key_of_transformers_has_its_place() -> None:
-    known = {option.name for option in OPTIONS.values()} | UNSUPPORTED.keys() | READ_ELSEWHERE
-    assert not known & NEUTRAL
-    assert t.GenerationConfig().to_dict().keys() <= known | NEUTRAL
+def test_each_key_of_transformers_is_known() -> None:
+    """Every key that transformers writes is read, or changes no text; a key that neither knows is refused by name."""
+    used = {option.name for option in OPTIONS.values()} | UNSUPPORTED.keys()
+    assert not used & NEUTRAL
+    stated = {name: 1 for name in t.GenerationConfig().to_dict().keys() - used - OTHER_TYPES}
+    assert stated.keys() > NEUTRAL - {"trust_remote_code", "chat_format", "max_window_size"}
+    assert defaults_of(**stated) == defaults_of()
+    with pytest.raises(UserError, match="generation_config.json: new_penalty is 0.5, a key that vlm does not support"):
+        defaults_of(**stated, new_penalty=0.5)
 
 
 @pytest.mark.parametrize("name", PLAIN)

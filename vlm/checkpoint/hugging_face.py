@@ -17,7 +17,7 @@ from vlm.data.text.prompt_form import read_form, read_text_form
 from vlm.data.text.tokenizer_base import Tokenizer
 from vlm.errors import UserError
 from vlm.models.pretrained.architecture import Spec, read_class_names
-from vlm.models.pretrained.fields import Fields, choice, flag, integer, number
+from vlm.models.pretrained.fields import Fields, choice, flag, integer, number, refuse_unread_keys
 from vlm.models.pretrained.folder import Folder
 from vlm.models.pretrained.load import convert_hugging_face, count_stored_classes
 from vlm.models.pretrained.specification import FolderSpecification, specify
@@ -51,6 +51,15 @@ UNSUPPORTED: dict[str, tuple] = {
     "token_healing": (None, False),
     "cache_implementation": (None, "dynamic", "static", "offloaded", "offloaded_static", "hybrid", "sliding_window"),
 }
+# Keys that change no text: speed and memory, drafts that the model checks, what `generate` returns besides texts, and
+# what custom code of old folders reads.
+NEUTRAL = {
+    *("cache_config", "max_cache_len", "prefill_chunk_size", "low_memory", "compile_config", "disable_compile"),
+    *("continuous_batching_config", "use_mtp", "is_assistant", "num_assistant_tokens", "speculation_type"),
+    *("num_assistant_tokens_schedule", "assistant_confidence_threshold", "assistant_early_exit"),
+    *("assistant_lookbehind", "assistant_ensemble_weight", "target_lookbehind", "prompt_lookup_num_tokens"),
+    *("max_matching_ngram_size", "output_logits", "trust_remote_code", "chat_format", "max_window_size"),
+}
 DEFAULT_LENGTH = 20  # default number of tokens, if a folder states none
 
 
@@ -60,10 +69,10 @@ def read_decoding_defaults(generation: Fields, *, prompted: bool) -> dict[str, A
     Args:
         prompted: Whether texts continue prompts. The stated lengths would include the prompt and are ignored.
     Raises:
-        UserError: A value is out of bounds, or changes texts in a way that is not supported.
+        UserError: A value is out of bounds, or changes texts in a way that is not supported, or a key is unknown.
     """
     for name, neutral in UNSUPPORTED.items():
-        if generation.values.get(name) not in neutral:
+        if generation.get(name) not in neutral:
             raise generation.error(name, "which vlm does not support")
     defaults = {} if prompted else {"max_tokens": DEFAULT_LENGTH, **_read_lengths(generation)}
     defaults |= {"early_stopping": generation.read(EARLY_STOPPING) or False, "end_counts": True}
@@ -73,6 +82,8 @@ def read_decoding_defaults(generation: Fields, *, prompted: bool) -> dict[str, A
     defaults |= _read_ends_and_bans(generation)
     if generation.read(flag("do_sample")):
         defaults |= {"sample": True, "top_k": defaults.get("top_k", 50)}
+    if not generation.within:  # keys inside config.json are checked with it
+        refuse_unread_keys(generation, {"": NEUTRAL})
     return defaults
 
 

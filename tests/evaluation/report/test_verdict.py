@@ -104,7 +104,12 @@ def test_lower_is_better_of_some_metrics_and_some_controls_need_not_be_beaten():
         "better than the frequencies of tokens: bits per byte 2.0000 against 4.0000 (lower is better)"
     )
     recall = {"recall": 0.5, "recall@bag": 0.6, "recall@chance": 0.1}
-    assert verdict(recall, name="recall", ignored=["bag"]).sentence.startswith("better than chance")
+    assert verdict(recall, name="recall", ignored=["bag"]).sentence.startswith(
+        "better than chance: recall 0.5000 against 0.1000 (the same model with the words of each text shuffled: "
+        "0.6000), a difference of +0.400"
+    )
+    recall["recall@bag"] = 0.05
+    assert "shuffled" not in verdict(recall, name="recall", ignored=["bag"]).sentence
     assert verdict({"loss": 1.0}).sentence.startswith("nothing to compare the model with")
 
 

@@ -44,6 +44,8 @@ PHRASES = {
     "shuffled": "the same model with the input of another sample",
     "blank": "the same model with a blank image",
 }
+# Ablations of the model, which a good model need not beat.
+ABLATIONS = {"bag": "the same model with the words of each text shuffled"}
 LONGER = "train longer (trainer.max_epochs)"
 PRETRAINED = "a pretrained model (model=pretrained)"
 MORE = "more data"
@@ -77,6 +79,7 @@ class JudgedMetric(NamedTuple):
         value, other: Scores of the model and of the control.
         smaller_is_better: Whether a lower score is better.
         ceiling: Best possible score.
+        ablations: Scores of ablations that are better than the control's, by name.
     """
 
     name: str
@@ -86,6 +89,7 @@ class JudgedMetric(NamedTuple):
     other: float
     smaller_is_better: bool
     ceiling: float
+    ablations: Mapping[str, float]
 
     @property
     def is_limited(self) -> bool:
@@ -129,17 +133,21 @@ def choose_metric(
         results: Scores without the name of the split, with controls as metric@control.
         names: Metrics, the one that says most first.
         smaller: Metrics of which a lower score is better.
-        ignored: Controls that a good model need not beat.
+        ignored: Controls that a good model need not beat; a key of ABLATIONS is named beside the best control.
     """
     for name in names:
-        available = (control for control in CONTROLS if f"{name}@{control}" in results and control not in ignored)
-        controls = {control: results[f"{name}@{control}"] for control in available}
+        scores = {control: results[f"{name}@{control}"] for control in CONTROLS if f"{name}@{control}" in results}
+        controls = {control: score for control, score in scores.items() if control not in ignored}
         if name in results and controls:
             lower_is_better = name in smaller
             best = (min if lower_is_better else max)(controls, key=lambda control: controls[control])
+            limit, sign = controls[best], -1 if lower_is_better else 1
+            ablations = {control: scores[control] for control in ignored if control in scores}
+            ablations = {control: score for control, score in ablations.items() if sign * (score - limit) > 0}
             limits = [results[f"{name}@{limit}"] for limit in CEILING if f"{name}@{limit}" in results]
             ceiling = limits[0] if limits else -math.inf if lower_is_better else FULL.get(name, 1.0)
-            return JudgedMetric(name, metric_title(name), best, results[name], controls[best], lower_is_better, ceiling)
+            title, value = metric_title(name), results[name]
+            return JudgedMetric(name, title, best, value, controls[best], lower_is_better, ceiling, ablations)
     return None
 
 
@@ -171,6 +179,8 @@ def make_verdict(
     control = PHRASES.get(metric.control, CONTROLS[metric.control])
     scores = f"{metric.title} {_format_score(metric.value)} against {_format_score(metric.other)}"
     scores += " (lower is better)" if metric.smaller_is_better else ""
+    for name, score in metric.ablations.items():
+        scores += f" ({ABLATIONS.get(name) or PHRASES.get(name, name)}: {_format_score(score)})"
     if count < FEW_SAMPLES:
         few = f"too few samples to compare the model with {control}: {scores}, on {where}"
         return Verdict(few, (f"evaluate at least {FEW_SAMPLES} samples",))

@@ -80,7 +80,7 @@ class Folder:
         older = {**inner, **self.config.values}
         ids = {name: older[name] for name in IDS if older.get(name) is not None}
         if stated is None or not stated.values:
-            return Fields({**older, **ids}, self.config.file)
+            return Fields({**older, **ids}, self.config.file, used={*older})  # checked with config.json
         return Fields(ids | {name: value for name, value in stated.values.items() if value is not None}, stated.file)
 
     @cached_property
