@@ -30,7 +30,7 @@ def test_each_key_of_transformers_is_known() -> None:
     stated = {name: 1 for name in t.GenerationConfig().to_dict().keys() - used - OTHER_TYPES}
     assert stated.keys() > NEUTRAL - {"trust_remote_code", "chat_format", "max_window_size"}
     assert defaults_of(**stated) == defaults_of()
-    with pytest.raises(UserError, match="generation_config.json: new_penalty is 0.5, a key that vlm does not support"):
+    with pytest.raises(UserError, match=r"generation_config.json: new_penalty is 0.5, a key that vlm does not support"):
         defaults_of(**stated, new_penalty=0.5)
 
 

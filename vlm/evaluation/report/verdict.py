@@ -141,9 +141,9 @@ def choose_metric(
         if name in results and controls:
             lower_is_better = name in smaller
             best = (min if lower_is_better else max)(controls, key=lambda control: controls[control])
-            limit, sign = controls[best], -1 if lower_is_better else 1
+            baseline, sign = controls[best], -1 if lower_is_better else 1
             ablations = {control: scores[control] for control in ignored if control in scores}
-            ablations = {control: score for control, score in ablations.items() if sign * (score - limit) > 0}
+            ablations = {control: score for control, score in ablations.items() if sign * (score - baseline) > 0}
             limits = [results[f"{name}@{limit}"] for limit in CEILING if f"{name}@{limit}" in results]
             ceiling = limits[0] if limits else -math.inf if lower_is_better else FULL.get(name, 1.0)
             title, value = metric_title(name), results[name]
