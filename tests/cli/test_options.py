@@ -1,5 +1,6 @@
 """The command line is made without torch, so that a mistake is answered at once."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,8 @@ from tiny_checkpoints import FILES
 from typer.main import get_group
 
 from vlm.cli.main import COMMANDS, build_app, run
+from vlm.errors import UserError
+from vlm.inference.arguments import check_readable
 from vlm.inference.tasks import TASKS, import_object
 
 OF_TASKS = {f"{task} {command.name}": command for task, entry in TASKS.items() for command in entry.commands}
@@ -69,6 +72,9 @@ def test_a_command_has_the_options_and_arguments_of_its_predictor(command) -> No
             ["score", "a.json", "b.json", "--format", "jsn"],
             "--format: 'jsn' is unknown; choose text, json or csv; did ",
         ),
+        (["bench", "optim.lrr=1"], "optim.lrr: unknown; did you mean lr?"),
+        (["check-data", "optim.lrr=1"], "optim.lrr: unknown; did you mean lr?"),
+        (["shard", "--out", "shards", "optim.lrr=1"], "optim.lrr: unknown; did you mean lr?"),
         (["bench", "--format", "jsn"], "--format: 'jsn' is unknown; choose text or json; did you mean json?"),
     ],
 )
@@ -76,3 +82,41 @@ def test_a_wrong_value_is_answered_before_torch_is_imported(words: list[str], me
     program = f"import sys\nfrom vlm.cli.main import run\nprint(run({words!r}), 'torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path, check=True)
     assert (done.stdout, done.stderr[: len(message) + 7]) == ("2 False\n", f"error: {message}")
+
+
+MISSING_FILES = [  # command line, exit status, missing files
+    ("caption no.jpg", 1, ["no.jpg"]),
+    ("caption no.jpg not.png", 1, ["no.jpg", "not.png"]),
+    ("answer no.jpg --question what?", 1, ["no.jpg"]),
+    ("classify no.jpg", 1, ["no.jpg"]),
+    ("classify . --labels no.txt", 2, ["no.txt"]),
+    ("embed no.jpg", 1, ["no.jpg"]),
+    ("retrieve no.jpg --text a", 1, ["no.jpg"]),
+    ("translate no.txt", 2, ["no.txt"]),
+    ("translate --text a --image no.jpg", 1, ["no.jpg"]),
+    ("chat here.jpg no.jpg", 1, ["no.jpg"]),
+    ("evaluate --pairs no.csv", 2, ["no.csv"]),
+]
+
+
+def test_missing_files_are_reported_before_the_checkpoint_is_read(tmp_path: Path) -> None:
+    (tmp_path / "here.jpg").touch()
+    (tmp_path / "model.ckpt").touch()  # reading it would be another error
+    commands = [[*line.split(), "-c", "model.ckpt"] for line, _, _ in MISSING_FILES]
+    program = "import sys\nfrom vlm.cli.main import run\n"
+    program += f"print([run(words) for words in {commands}], 'torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path, check=True)
+    lines = ["\n  ".join(f"{name}: No such file or directory" for name in names) for _, _, names in MISSING_FILES]
+    assert done.stderr == "".join(f"error: {line}\n" for line in lines)
+    assert done.stdout == f"{[status for _, status, _ in MISSING_FILES]} False\n"
+
+
+def test_only_files_that_are_all_missing_stop_a_command(tmp_path: Path) -> None:
+    here = tmp_path / "here.jpg"
+    here.touch()
+    for files in ([], [str(here), "no.jpg"], ["no.jpg", str(here)], ["*.jpg"], ["-"], [str(tmp_path)]):
+        check_readable(files)
+    here.chmod(0)
+    if not os.access(here, os.R_OK):  # not as root
+        with pytest.raises(UserError, match=r"here\.jpg: Permission denied"):
+            check_readable([str(here)])

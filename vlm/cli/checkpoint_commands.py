@@ -5,6 +5,7 @@ from contextlib import ExitStack
 from typing import Annotated
 
 from vlm.errors import UserError, print_error, printable, printable_lines
+from vlm.inference.arguments import check_readable
 from vlm.inference.options import Checkpoint, Device, Option, Overrides, Trust
 
 
@@ -36,6 +37,7 @@ def evaluate(
     Raises:
         UserError: As `evaluate_checkpoint` or `evaluate_pairs`; or `out` holds another evaluation.
     """
+    check_readable([] if pairs is None else [pairs], status=2)
     from vlm.checkpoint.load import locate
     from vlm.evaluation.report.evaluation import check_no_results
     from vlm.io.output import output_folder

@@ -5,7 +5,16 @@ from dataclasses import MISSING, field, fields, make_dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 from vlm.errors import UserError
-from vlm.inference.options import ModelOptions, Option, OutputOptions, cached_type_hints, check_checkpoint, get_options
+from vlm.inference.arguments import LineArguments, check_readable
+from vlm.inference.options import (
+    ModelOptions,
+    Option,
+    OutputOptions,
+    as_list,
+    cached_type_hints,
+    check_checkpoint,
+    get_options,
+)
 from vlm.inference.tasks import (
     TASKS,
     Command,
@@ -38,6 +47,7 @@ def make_command(name: str) -> Callable[..., int]:
         return _make_shared_command(commands)
 
     def run(arguments: Any, model: ModelOptions, output: OutputOptions, options: Any) -> int:
+        _check_files(arguments, options)
         return run_predictor(import_object(first.predictor), arguments, model, output, options)
 
     run.__annotations__ |= {"arguments": import_object(first.arguments), "options": import_object(first.options)}
@@ -82,6 +92,7 @@ def _make_shared_command(commands: Mapping[str, Command], *, any_task: bool = Fa
     arguments = named if any_task else _merge_dataclasses("Arguments", classes)
 
     def run(arguments: Any, model: ModelOptions, output: OutputOptions, options: Any) -> int:
+        _check_files(arguments, options, status=2 if set(classes) == {LineArguments} else 1)
         from vlm.checkpoint.load import read
         from vlm.checkpoint.rebuild import convert_errors
         from vlm.inference.predictor import find_predictor_class
@@ -106,6 +117,17 @@ def _make_shared_command(commands: Mapping[str, Command], *, any_task: bool = Fa
 
     run.__annotations__ |= {"arguments": arguments, "options": options}
     return run
+
+
+def _check_files(arguments: Any, options: Any, *, status: int = 1) -> None:
+    """Checks that the files of a command exist before its checkpoint is read, whose task may decide on their use.
+
+    Args:
+        status: The exit status if no input can be read.
+    """
+    values = vars(arguments) | vars(options)
+    for name, status_of_option in (("images", 1), ("files", status), ("image", 1), ("labels", 2)):
+        check_readable(as_list(values.get(name) or []), status=status_of_option)
 
 
 def _merge_dataclasses(name: str, kinds: Sequence[type]) -> type:

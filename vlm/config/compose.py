@@ -3,7 +3,7 @@
 import json
 import re
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -21,52 +21,54 @@ from omegaconf.errors import OmegaConfBaseException
 from vlm.config.override import parse, quote, read, resolve_custom_interpolations, suggest_data_option, update
 from vlm.config.signatures import arguments_of
 from vlm.config.target import check_package, find, trust
-from vlm.config.tree import FORMULAS, Config, MissingKey, resolve, walk
+from vlm.config.tree import FORMULAS, Config, MissingKey, resolve, select, walk
 from vlm.config.untrusted import allow_environment, check_hydra
 from vlm.errors import UserError, did_you_mean, find_similar, is_interrupt
 
 GLOBAL_GROUPS = ("experiment", "task", "debug", "hydra")  # groups whose options set keys anywhere in the config
 
 
-def drop_leftovers(tree: DictConfig, name: str, chosen: Sequence[str], search: Sequence[str]) -> None:
-    """Drops keys of an experiment that an explicitly chosen option does not have, such as another encoder.
+def compose_without_experiment(tree: DictConfig, name: str, search: Sequence[str]) -> DictConfig | None:
+    """Composes the options that a config chooses without its experiment; None if it has none.
 
     Hydra must be initialized.
 
     Args:
         tree: The config, including its node `hydra`.
         name: Name of the primary config.
-        chosen: Overrides that choose options.
         search: Overrides that set the search path.
     """
     choices = dict(tree.hydra.runtime.choices)
     if not choices.pop("experiment", None):
-        return
-    same_choices = [
-        f"{group}={option}" for group, option in choices.items() if option and not group.startswith("hydra/")
-    ]
-    plain = None
+        return None
+    same_choices = [f"{group}={option}" for group, option in choices.items() if option and group[:6] != "hydra/"]
+    return hydra.compose(name, [*search, *same_choices])
+
+
+def drop_leftovers(tree: DictConfig, plain: DictConfig, chosen: Sequence[str]) -> None:
+    """Drops keys of an experiment that an explicitly chosen option does not have, such as another encoder.
+
+    These are keys that neither the config without the experiment nor the option's class has, and groups without a
+    class.
+
+    Args:
+        tree: The config.
+        plain: The config without its experiment.
+        chosen: Overrides that choose options.
+    """
     for text in chosen:
         group, _, option = text.lstrip("+~").partition("=")
-        key = group.replace("/", ".")
-        node = (
-            None
-            if group.split("/")[0] in GLOBAL_GROUPS or "." in group or "[" in option
-            else OmegaConf.select(tree, key)
-        )
-        if option and isinstance(node, DictConfig) and "_target_" in node:
-            plain = hydra.compose(name, [*search, *same_choices]) if plain is None else plain
-            _drop_unknown_keys(node, OmegaConf.select(plain, key) or {})
-
-
-def _drop_unknown_keys(node: DictConfig, plain: Mapping[str, Any]) -> None:
-    """Drops keys that neither the config without an experiment nor the node's class has, and groups without a class."""
-    arguments = arguments_of(OmegaConf.to_container(node, resolve=False))
-    with open_dict(node):
-        for name in [name for name in node if name not in plain]:
-            value = node._get_node(name)
-            if name not in arguments or (isinstance(value, DictConfig) and "_target_" not in value):
-                del node[name]
+        if not option or group.split("/")[0] in GLOBAL_GROUPS or "." in group or "[" in option:
+            continue
+        node = OmegaConf.select(tree, key := group.replace("/", "."))
+        if not isinstance(node, DictConfig) or "_target_" not in node:
+            continue
+        known, arguments = OmegaConf.select(plain, key) or {}, arguments_of(OmegaConf.to_container(node, resolve=False))
+        with open_dict(node):
+            for name in [name for name in node if name not in known]:
+                value = node._get_node(name)
+                if name not in arguments or (isinstance(value, DictConfig) and "_target_" not in value):
+                    del node[name]
 
 
 class Check(Protocol):
@@ -218,14 +220,20 @@ def compose_tree(options: Namespace, overrides: list[str], sweeping: bool = Fals
         if "" in chosen:
             raise UserError("\n".join(faults))
         tree = hydra.compose(name, chosen, return_hydra_config=True)
-        drop_leftovers(tree, name, chosen[len(search) :], search)
+        model, choices = (
+            tree.get("model"),
+            [text for text in chosen[len(search) :] if not text.startswith("experiment=")],
+        )
+        target = str(model.get("_target_")) if isinstance(model, DictConfig) else ""
+        is_placeholder = target.startswith(_PLACEHOLDER_PREFIX)
+        plain = compose_without_experiment(tree, name, search) if choices or is_placeholder else None
+        if plain is not None:
+            drop_leftovers(tree, plain, choices)
         if search or options.config_path or options.config_name:
             untyped = [*search, *(text for text in chosen if not text.lstrip("+~").startswith(_HYDRA_PREFIXES))]
             _check_user_configs(hydra.compose(name, untyped, return_hydra_config=True))
-    model = tree.get("model")
-    target = str(model.get("_target_")) if isinstance(model, DictConfig) else ""
-    if target.startswith(_PLACEHOLDER_PREFIX):
-        return compose_tree(options, _expand_placeholder(target, tree, chosen, given), sweeping)
+    if is_placeholder:
+        return compose_tree(options, _expand_placeholder(target, tree, plain, chosen, given), sweeping)
     for package in (override.value() for override in values if override.key_or_group == "trust" and override.value()):
         check_package(str(package))
         trust(str(package))
@@ -237,11 +245,15 @@ def compose_tree(options: Namespace, overrides: list[str], sweeping: bool = Fals
     return Composition(tree, faults + update(tree, values, groups), lines, sweeper)
 
 
-def _expand_placeholder(target: str, tree: DictConfig, chosen: list[str], given: list[Override]) -> list[str]:
+def _expand_placeholder(
+    target: str, tree: DictConfig, plain: DictConfig | None, chosen: list[str], given: list[Override]
+) -> list[str]:
     """Replaces `model=pretrained` and its keys by the overrides that describe the model.
 
     Args:
         target: The placeholder's class.
+        tree: The config.
+        plain: The config without its experiment; None if it has none.
         chosen: The overrides that choose options.
         given: All overrides.
     """
@@ -253,19 +265,17 @@ def _expand_placeholder(target: str, tree: DictConfig, chosen: list[str], given:
     values = {name: OmegaConf.select(tree.model, name) for name in placeholder.reads}
     values |= {override.key_or_group.removeprefix("model."): override.value() for override in replaced}
     choices, from_experiment = dict(tree.hydra.runtime.choices), []
-    if choices.get("experiment"):  # its choices and values have precedence over those of the folder
-        model: Any = OmegaConf.to_container(tree.model, resolve=False)
-        groups = tuple(
-            f"{group.replace('/', '.')}." for group in choices if group.startswith("model/") and choices[group]
-        )
+    typed = {text.lstrip("+").partition("=")[0] for text in chosen}
+    if plain is None:
+        choices = {group: option for group, option in choices.items() if group in typed}
+    else:  # the experiment's choices and values have precedence over those of the folder
+        model, without = ({"model": OmegaConf.to_container(config.model, resolve=False)} for config in (tree, plain))
+        groups = tuple(f"{group.replace('/', '.')}." for group in typed if group.startswith("model/"))
         from_experiment = [
             f"{key}={json.dumps(value)}"
-            for key, value in walk(model, "model")  # except values of options that are chosen separately
-            if not (isinstance(value, dict) or key in keys or key == "model._target_" or key.startswith(groups))
+            for key, value in walk(model)  # except values for options that the user replaced
+            if not (isinstance(value, dict) or key in keys or key.startswith(groups)) and select(without, key) != value
         ]
-    else:
-        typed = {text.lstrip("+").partition("=")[0] for text in chosen}
-        choices = {group: option for group, option in choices.items() if group in typed}
     unchanged = [str(override.input_line) for override in given if override not in replaced]
     return [*placeholder.overrides(values, choices), *from_experiment, *unchanged]
 

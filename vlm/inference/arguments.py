@@ -1,5 +1,7 @@
 """Arguments of commands that name inputs. torch is imported only when images are named."""
 
+import errno
+import glob
 import os
 import sys
 from abc import ABC, abstractmethod
@@ -174,3 +176,30 @@ def read_texts(files: Sequence[str], texts: Sequence[str], *, named: str = "--te
         raise UserError(f"no input text; give {named}, or one text per line on stdin")
     check_utf8(lines)
     return lines
+
+
+def check_readable(files: Sequence[str], *, status: int = 1) -> None:
+    """Checks that at least one of the files that a command names can be read, before a model is loaded.
+
+    Loading takes seconds. If only some of the files cannot be read, these are named when the others have results.
+
+    Args:
+        files: Files, folders and patterns; "-" for names on stdin.
+        status: The exit status if none can be read.
+    Raises:
+        UserError: None can be read.
+    """
+    faults = []
+    for file in files:
+        if file in ("", "-") or "\0" in file:
+            return
+        try:
+            os.stat(file)
+            reason = None if os.access(file, os.R_OK) else os.strerror(errno.EACCES)
+        except OSError as fault:
+            reason = None if glob.has_magic(file) else fault.strerror
+        if reason is None:
+            return
+        faults.append(f"{file}: {reason}")
+    if faults:
+        raise UserError("\n".join(faults), status)

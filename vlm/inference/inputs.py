@@ -36,13 +36,13 @@ def find_images(inputs: Sequence[str], *, repeated: bool = False) -> list[str]:
     Raises:
         UserError: A folder or pattern has no image.
     """
-    from vlm.data.images.image import SUFFIXES  # torch
-
     paths: list[str] = []
     for place in read_arguments(inputs):
         if not place:
             raise UserError("an input is empty; give image files, a folder of images, or a pattern")
         if os.path.isdir(place):
+            from vlm.data.images.image import SUFFIXES  # torch
+
             matches = sorted(str(path) for path in Path(place).rglob("*") if path.suffix.lower() in SUFFIXES)
         elif not os.path.exists(place) and glob.has_magic(place):
             matches = sorted(path for path in glob.glob(place, recursive=True) if not os.path.isdir(path))

@@ -286,6 +286,24 @@ def test_an_experiment_may_choose_a_folder(tmp_path):
     assert not encoder["embed_norm"] and encoder["token_dropout"] == 0.3  # the folder's, the experiment's, the user's
 
 
+def test_an_experiment_keeps_its_values_for_an_encoder_that_its_task_chooses(tmp_path):
+    """task=image_questions chooses an encoder, whose place the folder's takes."""
+    hf.saved(tmp_path / "theirs", next(iter(hf.ENCODERS.values()))())
+    (tmp_path / "conf/experiment").mkdir(parents=True)
+    file = tmp_path / "conf/experiment/mine.yaml"
+    head = "# @package _global_\ndefaults: [override /task: image_questions, override /model: pretrained]\n"
+    given = [f"hydra.searchpath=[file://{tmp_path / 'conf'}]", "experiment=mine", f"model.path={tmp_path / 'theirs'}"]
+    file.write_text(head + "model: {encoder: {norm_eps: 0.5, drop_path: 0.25}}\n")
+    encoder = compose(given)["model"]["encoder"]
+    assert (encoder["norm_eps"], encoder["drop_path"]) == (0.5, 0.25)
+    plain = compose([*given[2:], "model=pretrained", "task=image_questions"])["model"]["encoder"]
+    assert encoder == plain | {"norm_eps": 0.5, "drop_path": 0.25} and plain["norm_eps"] != 0.5
+    assert compose([*given, "model.encoder.norm_eps=0.125"])["model"]["encoder"]["norm_eps"] == 0.125
+    file.write_text(head + "model: {encoder: {depth_of_field: 2}}\n")
+    with pytest.raises(UserError, match=r"^model\.encoder\.depth_of_field: unknown"):
+        compose(given)
+
+
 @pytest.mark.parametrize(
     ("own", "rate"), [([], "5e-5"), (["model/adapt=lora"], "2e-4"), (["optim.lr=1e-3"], "1e-3"), (["optim=muon"], None)]
 )

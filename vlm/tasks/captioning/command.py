@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from vlm.errors import UserError
-from vlm.inference.arguments import ImageArguments
+from vlm.inference.arguments import ImageArguments, check_readable
 from vlm.inference.command_options import CaptionFiles, CaptionOptions
 from vlm.inference.options import ModelOptions, OutputOptions, refuse_combination
 from vlm.io.files import read_arguments, write_text
@@ -34,6 +34,8 @@ def caption(
         conflicts = {"--out": output.out, "--format": output.form != "text", "--continue": files.resume}
         refuse_combination("--sidecar", conflicts | {"--results": options.results > 1})
         paths, records = select_without_sidecar(paths, overwrite=files.overwrite), Sidecars()
+    if not files.resume:  # which may have their captions already
+        check_readable(paths)
     return _caption_images(paths, records, model, output, options, files)
 
 

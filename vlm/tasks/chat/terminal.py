@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from vlm.errors import UserError, print_error, printable_lines
+from vlm.inference.arguments import check_readable
 from vlm.inference.command_options import AnswerOptions, ChatArguments
 from vlm.inference.options import ModelOptions, check_utf8
 
@@ -28,9 +29,12 @@ def chat(arguments: ChatArguments, model: ModelOptions, options: AnswerOptions) 
     If stdin is a file or a pipe, each of its lines is a message of the user.
     """
     from vlm.inference.inputs import find_images
-    from vlm.tasks.chat.predictor import Chat, ChatPredictor, ContextFullError
 
     paths = find_images(arguments.images or [], repeated=True)
+    for path in paths:
+        check_readable([path])
+    from vlm.tasks.chat.predictor import Chat, ChatPredictor, ContextFullError
+
     predictor = model.load(ChatPredictor)
     predictor.prepack(1)
     talk = Chat(predictor, options, system=arguments.system, forget=arguments.forget)
