@@ -29,6 +29,8 @@ FAULTS = [
     ["+trainer.callbacks=[]"],
     ["trainer.devices=-3", "data.batch_size=0", "optim.betas=[1,2,3]", "trainer.gradient_clip_val=-1"],
     ["data.batch_size=0"],
+    ["trainer.devices=9"],
+    ["trainer.devices=[0,1,2]", "trainer.num_nodes=3"],
     ["data.order_seed=1"],
     ["+data.order_seed=1"],
     ["model.encoder.patch_sise=4"],

@@ -121,6 +121,7 @@ def _check(config: Config, look_up: SignatureLookup) -> None:
         *size_faults(nodes, ""),
         *patch_faults(config),
         *init_from_faults(config),
+        *device_faults(config),
         *model_faults(config, look_up),
         *cache_faults(config),
     ]
@@ -162,6 +163,17 @@ def init_from_faults(config: dict[str, Any]) -> list[str]:
     """Returns an error for each `init_from` of the model or of its parts that is not a path."""
     paths = ((key, value) for key, value in walk(config["model"], "model") if key.endswith(".init_from"))
     return [f"{key}: {describe_mismatch(value, str | None)}" for key, value in paths if not fits(value, str | None)]
+
+
+def device_faults(config: dict[str, Any]) -> list[str]:
+    """Returns an error if the devices cannot share a batch equally; "auto" is checked when training starts."""
+    trainer, size = config["trainer"], config["data"]["batch_size"]
+    devices = trainer.get("devices")
+    count = len(devices) if isinstance(devices, list) else devices if isinstance(devices, int) else 0
+    count *= trainer.get("num_nodes") or 1
+    if count <= 0 or size % count == 0:
+        return []
+    return [f"data.batch_size: {size} is not divisible by {count} devices; set a multiple"]
 
 
 def model_faults(config: dict[str, Any], look_up: SignatureLookup) -> list[str]:
