@@ -42,7 +42,7 @@ def test_a_container(monkeypatch, capsys) -> None:
 def test_what_is_missing_has_the_line_that_installs_it(monkeypatch, capsys) -> None:
     lines = ["torch>=2", 'pillow>=1 ; extra == "serve"', 'nothing-such>=1; extra == "serve"', "numpy; extra == 'some'"]
     monkeypatch.setattr(doctor.metadata, "requires", lambda name: lines)
-    serve = "serve: missing nothing-such: pip install 'vlm-lightning[serve]'"
+    serve = 'serve: missing nothing-such: pip install "vlm-lightning[serve]"'
     assert [fact for name, fact in told(capsys) if name == "extra"] == [serve, "some: installed"]
 
 

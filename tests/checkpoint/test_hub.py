@@ -87,7 +87,7 @@ def test_the_base_of_adapters_is_not_downloaded(hub: tuple[str, list[str]], tmp_
 
 def test_without_the_library_a_line_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(vlm.Error, match=r"hf:a/b: huggingface_hub is not installed; pip install vlm-lightning\[hf\]"):
+    with pytest.raises(vlm.Error, match=r'hf:a/b: huggingface_hub is not installed; pip install "vlm-lightning\[hf\]"'):
         download("hf:a/b")
 
 

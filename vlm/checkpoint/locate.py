@@ -122,7 +122,7 @@ def download(place: str | os.PathLike[str], *, local: bool = False) -> Path:
         import huggingface_hub
     except ImportError as fault:
         raise UserError(
-            f"{text}: huggingface_hub is not installed; pip install vlm-lightning[hf], or {_manual_download(name)}"
+            f'{text}: huggingface_hub is not installed; pip install "vlm-lightning[hf]", or {_manual_download(name)}'
         ) from fault
     try:
         # The library reads the address of a mirror only when it is imported, which in a notebook is too early.

@@ -129,7 +129,7 @@ def iter_extras() -> Iterator[tuple[str, str]]:
         packages.setdefault(extra, []).append(name)
     for extra, names in packages.items():
         missing = [name for name in names if name != NAME and _version(name) is None]
-        fact = f"missing {', '.join(missing)}: pip install '{NAME}[{extra}]'" if missing else "installed"
+        fact = f'missing {", ".join(missing)}: pip install "{NAME}[{extra}]"' if missing else "installed"
         yield "extra", f"{extra}: {fact}"
     if "coco" in packages and shutil.which("java") is None:
         yield "java", "missing; METEOR and SPICE need it"

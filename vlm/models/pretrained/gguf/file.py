@@ -137,7 +137,7 @@ def _import_gguf() -> Any:
     try:
         import gguf
     except ImportError as fault:
-        raise UserError("GGUF files need the package gguf; pip install vlm-lightning[gguf]") from fault
+        raise UserError('GGUF files need the package gguf; pip install "vlm-lightning[gguf]"') from fault
     return gguf
 
 
