@@ -192,7 +192,7 @@ class SamplingOptions:
     max_tokens: Annotated[
         int | None,
         Option(
-            "Maximum number of tokens per text. By default the model's, or 256 for generate and chat.",
+            "Maximum number of tokens per text. By default the checkpoint's, else 256 for generate and chat.",
             least=1,
             most=MAX_TOKENS,
         ),
@@ -201,7 +201,10 @@ class SamplingOptions:
         bool | None,
         Option("Sample tokens, or take the most probable; language models sample by default.", ("--sample/--greedy",)),
     ] = None
-    temperature: Annotated[float | None, Option("Divides the logits; below 1 it favours probable tokens.")] = None
+    temperature: Annotated[
+        float | None,
+        Option("Divides the logits; below 1 it favours probable tokens. By default the checkpoint's, else 1."),
+    ] = None
     top_k: Annotated[int | None, Option("Sample from the k most probable tokens.")] = None
     top_p: Annotated[float | None, Option("Sample from the most probable tokens with this total probability.")] = None
     min_p: Annotated[
