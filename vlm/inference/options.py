@@ -192,7 +192,7 @@ class SamplingOptions:
     max_tokens: Annotated[
         int | None,
         Option(
-            "Maximum number of tokens per text. By default the checkpoint's, else 256 for generate and chat.",
+            "Maximum tokens per text. By default the checkpoint's, else 256 for generate and chat.",
             least=1,
             most=MAX_TOKENS,
         ),
@@ -203,7 +203,7 @@ class SamplingOptions:
     ] = None
     temperature: Annotated[
         float | None,
-        Option("Divides the logits; below 1 it favours probable tokens. By default the checkpoint's, else 1."),
+        Option("Divides logits; below 1 it favours probable tokens. By default the checkpoint's, else 1."),
     ] = None
     top_k: Annotated[int | None, Option("Sample from the k most probable tokens.")] = None
     top_p: Annotated[float | None, Option("Sample from the most probable tokens with this total probability.")] = None
