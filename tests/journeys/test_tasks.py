@@ -1,4 +1,8 @@
-"""What holds of every task and of its other models: one is a case of any run of the tests, the others are slow."""
+"""What holds for every task and for its other models.
+
+One task is tested in any run of the tests, the others are slow. Each other model has every second test in a slow run,
+half of the models in each, and all tests in a nightly run.
+"""
 
 import html
 import io
@@ -22,7 +26,6 @@ from vlm.training.run.fit import main
 from vlm.training.run.run import build_data, build_model, build_task
 
 FIRST = "tagging"
-EACH = [task if task == FIRST else pytest.param(task, marks=pytest.mark.slow) for task in [*TASKS, *MODELS]]
 CPU = ["--device", "cpu"]
 OWN = {"captioning": ["data.source.captions_per_image=1", "optim.lr=1e-2"], "language_modeling": ["data.max_len=32"]}
 OWN["contrastive"] = ["data.source.captions_per_image=null", "task.label_smoothing=0"]  # of the first valid caption
@@ -33,6 +36,16 @@ RECURRENT = ("lstm", "seq2seq")  # which learn in more steps
 # Of so few kinds of objects that eight samples hold most of their words.
 KINDS = ["data.source.shapes=[circle,triangle,cross]", "data.source.colors=[red,green,blue,yellow]"]
 OWN["masked_language_modeling"] = [*LONGER, *KINDS, "data.source.object_weights=[1,2,1]"]
+
+
+def each_task(slow_models: list[str], nightly_models: list[str] | None = None) -> pytest.MarkDecorator:
+    """Parametrizes a test with all tasks and some of the other models."""
+    slow = [pytest.param(name, marks=pytest.mark.slow) for name in [*TASKS, *slow_models] if name != FIRST]
+    nightly = [pytest.param(name, marks=pytest.mark.nightly) for name in nightly_models or []]
+    return pytest.mark.parametrize("task", [FIRST, *slow, *nightly])
+
+
+EVEN, ODD = [*MODELS][::2], [*MODELS][1::2]
 
 
 def small(task: str, *more: str) -> list[str]:
@@ -64,7 +77,7 @@ def check_the_verdict(printed: str, evaluation: Path) -> None:
     assert sentence[1:] in html.unescape((evaluation / "report.html").read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize("task", EACH)
+@each_task(EVEN, ODD)
 def test_an_evaluation_gives_what_the_runs_own_test_gave(task, runs, tmp_path, capsys) -> None:
     own = runs(task) / "evaluation" / "test"
     check_the_verdict((runs(task) / "printed.txt").read_text(encoding="utf-8"), own)
@@ -76,7 +89,7 @@ def test_an_evaluation_gives_what_the_runs_own_test_gave(task, runs, tmp_path, c
     assert (tmp_path / "report.html").stat().st_size > 1000
 
 
-@pytest.mark.parametrize("task", EACH)
+@each_task(ODD, EVEN)
 def test_the_verdict_compares_the_same_samples_as_the_scores(task, runs) -> None:
     with ExitStack() as stack:
         _, module, _, scores = evaluate_checkpoint(best(runs(task)), [], stack, device="cpu")
@@ -94,7 +107,7 @@ def test_the_verdict_compares_the_same_samples_as_the_scores(task, runs) -> None
     assert controls, "the evaluation has no control"
 
 
-@pytest.mark.parametrize("task", EACH)
+@each_task(EVEN, ODD)
 def test_the_command_that_a_run_prints_works(task, runs, capsys, monkeypatch) -> None:
     monkeypatch.chdir(runs(task).parents[1])
     assert main([f"resume={runs(task)}"]) == 0
@@ -111,13 +124,13 @@ def test_the_command_that_a_run_prints_works(task, runs, capsys, monkeypatch) ->
     assert f" {task_of(task)}\n" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("task", EACH)
+@each_task([])  # the data of a task are those of its models
 def test_data_that_are_drawn_have_no_fault(task, capsys) -> None:
     assert vlm(["check-data", *small(task)]) == 0
     assert "verdict     no problems found" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("task", EACH)
+@each_task(ODD, EVEN)
 def test_eight_samples_are_learnt_by_heart(task, tmp_path) -> None:
     heart = ["debug=overfit", "trainer.max_epochs=150", "trainer.check_val_every_n_epoch=150", "model.size.dropout=0"]
     heart += ["optim.lr=5e-3", "callbacks.ema=null", *OWN.get(task_of(task), []), f"runs={tmp_path / 'runs'}"]
@@ -128,7 +141,7 @@ def test_eight_samples_are_learnt_by_heart(task, tmp_path) -> None:
     assert results(tmp_path / "out")["train/loss"] < 0.2
 
 
-@pytest.mark.parametrize("task", EACH)
+@each_task([*MODELS])
 def test_every_parameter_gets_a_gradient(task, scramble) -> None:
     config = compose(small(task, "model.size.dropout=0"))
     check(config)
