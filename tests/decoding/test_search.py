@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from vlm.decoding.loop import greedy_search
+from vlm.decoding.loop import decode_batch
+from vlm.decoding.options import Decoding, Hypothesis
 from vlm.models.context import Context
 
 V, MAX_LEN, BOS = 31, 10, 1
@@ -18,6 +19,15 @@ def decoder(make_decoder):
 @pytest.fixture
 def context():
     return Context(torch.randn(4, 5, 6), torch.arange(5) < torch.tensor([[5], [3], [4], [5]]))
+
+
+def greedy(decoder, context, *, eos_id, max_tokens=MAX_LEN) -> list[Hypothesis]:
+    decoding = Decoding(max_tokens=max_tokens)
+    return [row[0] for row in decode_batch(decoder, context, decoding, bos_id=BOS, eos_id=eos_id)]
+
+
+def tokens(texts: list[Hypothesis]) -> list[list[int]]:
+    return [text.tokens for text in texts]
 
 
 def row(context, index):
@@ -38,23 +48,24 @@ def step_by_step(decoder, context):
 def test_takes_the_most_probable_token_at_each_step(decoder, context):
     texts, logprobs = zip(*(step_by_step(decoder, row(context, index)) for index in range(4)), strict=True)
     assert len(set(map(tuple, texts))) > 2
-    found = greedy_search(decoder, context, bos_id=BOS, eos_id=NEVER, max_tokens=MAX_LEN)
-    assert found.tokens == [*texts]
-    torch.testing.assert_close(torch.tensor(found.logprobs), torch.tensor(logprobs), rtol=0, atol=1e-5)
+    found = greedy(decoder, context, eos_id=NEVER)
+    assert tokens(found) == [*texts]
+    expected = torch.tensor(logprobs)
+    torch.testing.assert_close(torch.tensor([text.logprobs for text in found]), expected, rtol=0, atol=1e-5)
 
 
 def test_stops_at_the_end_token_each_row_for_itself(decoder, context):
-    whole = greedy_search(decoder, context, bos_id=BOS, eos_id=NEVER, max_tokens=MAX_LEN)
-    eos = whole.tokens[0][3]
-    found = greedy_search(decoder, context, bos_id=BOS, eos_id=eos, max_tokens=MAX_LEN)
-    expected = [text[: text.index(eos) + 1] if eos in text else text for text in whole.tokens]
-    assert found.tokens == expected
+    full = tokens(greedy(decoder, context, eos_id=NEVER))
+    eos = full[0][3]
+    found = greedy(decoder, context, eos_id=eos)
+    expected = [text[: text.index(eos) + 1] if eos in text else text for text in full]
+    assert tokens(found) == expected
     assert len({len(text) for text in expected}) > 1
-    assert [len(logprobs) for logprobs in found.logprobs] == [len(text) for text in expected]
+    assert [len(text.logprobs) for text in found] == [len(text) for text in expected]
 
 
 class Scripted:
-    """Says the given texts, whatever it hears, and counts its steps and the rows of each."""
+    """Writes the given texts and counts its steps and the rows of each."""
 
     max_len = 9
 
@@ -78,23 +89,23 @@ class Scripted:
 
 def test_no_step_is_taken_once_every_row_has_ended():
     decoder = Scripted([5, 2, 5, 5, 5, 5], [5, 5, 5, 2, 5, 5])
-    found = greedy_search(decoder, Context(torch.empty(2, 1, 6)), bos_id=BOS, eos_id=2, max_tokens=6)
-    assert found.tokens == [[5, 2], [5, 5, 5, 2]]
+    found = greedy(decoder, Context(torch.empty(2, 1, 6)), eos_id=2, max_tokens=6)
+    assert tokens(found) == [[5, 2], [5, 5, 5, 2]]
     assert decoder.steps == 4
     assert decoder.rows == [2, 2, 1, 1]
 
 
 @pytest.mark.parametrize("max_tokens", [0, 1, 4, MAX_LEN, 99])
 def test_no_text_is_longer_than_max_tokens_or_the_room(decoder, context, max_tokens):
-    whole = greedy_search(decoder, context, bos_id=BOS, eos_id=NEVER, max_tokens=MAX_LEN).tokens
-    found = greedy_search(decoder, context, bos_id=BOS, eos_id=NEVER, max_tokens=max_tokens)
-    assert found.tokens == [text[:max_tokens] for text in whole]
-    assert [len(logprobs) for logprobs in found.logprobs] == [min(max_tokens, MAX_LEN)] * 4
+    full = tokens(greedy(decoder, context, eos_id=NEVER))
+    found = greedy(decoder, context, eos_id=NEVER, max_tokens=max_tokens)
+    assert tokens(found) == [text[:max_tokens] for text in full]
+    assert [len(text.logprobs) for text in found] == [min(max_tokens, MAX_LEN)] * 4
 
 
 def test_the_end_token_does_not_count(decoder, context):
-    texts = greedy_search(decoder, context, bos_id=BOS, eos_id=NEVER, max_tokens=MAX_LEN).tokens
+    texts = tokens(greedy(decoder, context, eos_id=NEVER))
     every = ((place, i) for place, text in enumerate(texts) for i in range(1, MAX_LEN) if text[i] not in text[:i])
     place, end = next(every)
-    text, one = texts[place], row(context, place)
-    assert greedy_search(decoder, one, bos_id=BOS, eos_id=text[end], max_tokens=end).tokens == [text[: end + 1]]
+    text = texts[place]
+    assert tokens(greedy(decoder, row(context, place), eos_id=text[end], max_tokens=end)) == [text[: end + 1]]

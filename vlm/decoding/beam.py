@@ -101,7 +101,7 @@ class BeamSearch:
         return tokens, parents
 
     def collect(self, already_ended: Collection[int]) -> list[tuple[int, list[Hypothesis]]]:
-        """Returns the rows that have ended, except `known` ones, with their texts. Waits for the device."""
+        """Returns the rows that have ended, except those known to have, with their texts. Waits for the device."""
         for groups, vocab in self._pending:
             lists = [(places.tolist(), values.tolist()) for places, values in groups]
             for place, row in enumerate(self.rows):
@@ -127,22 +127,18 @@ class BeamSearch:
         """
         columns, vocab = slice(group * self.width, (group + 1) * self.width), scores.shape[-1]
         totals = scores + self.totals[:, columns, None]
-        ranked = self._apply_diversity_penalty(totals, before)
+        ranked = totals
+        if before and self.decoding.diversity:  # penalty for each beam of an earlier group that chose the token now
+            counts = totals.new_zeros(totals.shape[0], totals.shape[2])
+            for tokens, _, sums in before:
+                counts.scatter_add_(1, tokens, (sums > -torch.inf) * self.decoding.diversity)
+            ranked = totals - counts[:, None]
         places = top_indices(ranked.flatten(1), min(1 + len(self.ends), vocab) * self.width)
         if self.required is None:
             return places, torch.stack([part.flatten(1).gather(1, places) for part in (totals, logprobs, ranked)])
         places, new = self._add_required_candidates(self.required, places, columns, vocab)
         values = torch.stack([part.flatten(1).gather(1, places) for part in (totals, logprobs, ranked)])
         return places, torch.where(new, values, -torch.inf)
-
-    def _apply_diversity_penalty(self, totals: Tensor, before: Sequence[tuple[Tensor, ...]]) -> Tensor:
-        """Subtracts the diversity penalty for each beam of an earlier group that chose the token at this step."""
-        if not before or not self.decoding.diversity:
-            return totals
-        counts = totals.new_zeros(totals.shape[0], totals.shape[2])
-        for tokens, _, sums in before:
-            counts.scatter_add_(1, tokens, (sums > -torch.inf) * self.decoding.diversity)
-        return totals - counts[:, None]
 
     def _select_continuing(
         self, places: Tensor, values: Tensor, group: int, vocab: int

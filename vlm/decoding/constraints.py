@@ -44,15 +44,14 @@ class Rules:
         if not all(self.banned) or not all(all(ways) for ways in self.required):
             raise UserError("--ban, --require: a word has no tokens; use words that contain letters")
         for count, ways in enumerate(self.required, start=1):
-            if not any(self._allows(words) for words in ways):
+            for words in ways:
+                ngrams = _ngrams(words, self.no_repeat_ngram) if self.no_repeat_ngram else []
+                banned = any(run in _ngrams(words, len(run)) for run in self.banned)
+                if not banned and len(set(ngrams)) == len(ngrams):
+                    break
+            else:
                 also = "--ban or --no-repeat-ngram" if self.no_repeat_ngram else "--ban"
                 raise UserError(f"--require: {also} forbids required word {count}; remove one of them")
-
-    def _allows(self, words: Words) -> bool:
-        """Returns True if `banned` and `no_repeat_ngram` allow a text to contain these words."""
-        ngrams = _ngrams(words, self.no_repeat_ngram) if self.no_repeat_ngram else []
-        banned = any(run in _ngrams(words, len(run)) for run in self.banned)
-        return not banned and len(set(ngrams)) == len(ngrams)
 
     @property
     def needs_history(self) -> bool:
@@ -91,30 +90,18 @@ def _ngrams(words: Words, length: int) -> list[Words]:
     return [words[at : at + length] for at in range(len(words) - length + 1)]
 
 
-def penalize_repetition(scores: Tensor, texts: Tensor, penalty: float) -> Tensor:
-    """Applies the repetition penalty to the tokens of each text: (R, V)."""
-    index = torch.where(texts < 0, texts[:, :1], texts)  # fill repeats the begin token
-    chosen = scores.gather(1, index)
-    return scores.scatter(1, index, torch.where(chosen < 0, chosen * penalty, chosen / penalty))
-
-
 def repeated_ngram_mask(texts: Tensor, lengths: Tensor, n: int, vocab_size: int) -> Tensor:
     """Mask of the tokens that would repeat an n-gram of their text: bool (R, V)."""
     banned = torch.zeros(len(texts), vocab_size + 1, dtype=torch.bool, device=texts.device)
     if texts.shape[1] >= n:
         runs = texts.unfold(1, n, 1)  # (R, T - n + 1, n)
         last = runs[..., -1]
-        again = (runs[..., :-1] == _last_tokens(texts, lengths, n - 1)[:, None]).all(-1) & (last >= 0)
+        again = (runs[..., :-1] == last_tokens(texts, lengths, n - 1)[:, None]).all(-1) & (last >= 0)
         banned.scatter_(1, torch.where(again, last, vocab_size), True)
     return banned[:, :vocab_size]
 
 
-def ends_with(texts: Tensor, lengths: Tensor, words: Tensor) -> Tensor:
-    """Mask of the texts that end with these words (W,): bool (R,)."""
-    return (_last_tokens(texts, lengths, len(words)) == words).all(-1)
-
-
-def _last_tokens(texts: Tensor, lengths: Tensor, count: int) -> Tensor:
+def last_tokens(texts: Tensor, lengths: Tensor, count: int) -> Tensor:
     """The last `count` tokens of each text, -2 where it has fewer: (R, count)."""
     places = lengths[:, None] + torch.arange(-count, 0, device=texts.device)
     return torch.where(places < 0, -2, texts.gather(1, places.clamp(min=0)))
@@ -179,19 +166,16 @@ class RequiredWords:
         tokens = sorted({token for way in ways for token in way})
         number = {run: place for place, run in enumerate(runs)}
 
-        def follow(run: Words, token: int) -> int:
-            longer = (*run, token)
-            return next(number[longer[at:]] for at in range(len(longer) + 1) if longer[at:] in number)
-
-        def count_remaining(run: Words, group: Sequence[Words]) -> int:
-            return min(len(remaining_words(run, way)) for way in group)
-
         self.tokens = torch.tensor(tokens, device=device)
         self.lengths = torch.tensor([min(map(len, group)) for group in required], device=device)
-        self.goto = torch.tensor([[*(follow(run, token) for token in tokens), 0] for run in runs], device=device)
+        goto = []
+        for run in runs:  # a token leads to the longest suffix that is a node
+            suffixes = [[(*run[at:], token) for at in range(len(run) + 1)] for token in tokens]
+            goto.append([*(next((number[s] for s in longer if s in number), 0) for longer in suffixes), 0])
+        self.goto = torch.tensor(goto, device=device)
         meets = [[any(run[-len(way) :] == way for way in group) for group in required] for run in runs]
         self.meets = torch.tensor(meets, device=device)
-        short = [[count_remaining(run, group) for group in required] for run in runs]
+        short = [[min(len(remaining_words(run, way)) for way in group) for group in required] for run in runs]
         self.saved = self.lengths - torch.tensor(short, device=device)
         useful = [[[token in next_tokens(run, [group]) for token in tokens] for group in required] for run in runs]
         self.useful = torch.tensor(useful, device=device)
@@ -220,12 +204,12 @@ class RequiredWords:
         return node, met | self.meets[node]
 
     def count_needed_tokens(self, node: Tensor, met: Tensor) -> Tensor:
-        """Like `room_needed`: node (...), met (..., M) -> (...)."""
+        """Like the function `count_needed_tokens`: node (...), met (..., M) -> (...)."""
         lacking = ~met
         return (self.lengths * lacking).sum(-1) - (self.saved[node] * lacking).amax(-1)
 
     def count_required_tokens(self, node: Tensor, met: Tensor) -> Tensor:
-        """Like the function `progress`."""
+        """Like the function `count_required_tokens`."""
         return self.lengths.sum() - self.count_needed_tokens(node, met)
 
     def next_token_mask(self) -> Tensor:

@@ -113,56 +113,95 @@ def continue_texts(
     Yields:
         The tokens of each step, for every unfinished text.
     """
-    texts = [list(prompt) for prompt in prompts]
-    device = decoder.token_embed.weight.device
-    # Random numbers are copied to the device once: a copy in each step would wait for the device.
-    seeds = [seed] * len(texts) if isinstance(seed, int) else seed
-    read_prompts = keys or prompts
-    parts = zip(seeds, read_prompts, strict=True)
-    numbers = [numpy_rng(prompt_seed, "text", *key).random(max_tokens) for prompt_seed, key in parts]
-    draws = torch.from_numpy(np.array(numbers)).to(device)  # (R, max_tokens)
-    rows = [row for row in range(len(texts)) if max_tokens > 0]
-    # A cache for the whole window would take gigabytes of a decoder that reads 100,000 tokens.
-    longest = max(map(len, texts), default=0) + max_tokens
-    cache_len = min(decoder.max_len, longest + -longest % LENGTH_STEP)
-    ended = set() if ended is None else ended
-    steps: Stepper | None = None
-    history: TokenHistory | None = None
-    tokens, begins = torch.empty(0), [-1] * len(texts)
+    ended, end_ids = set() if ended is None else ended, (eos_id, *ends)
+    seeds = [seed] * len(prompts) if isinstance(seed, int) else seed
+    run = _Continuation(decoder, prompts, keys or prompts, seeds, context, sampling, rules, max_tokens)
     for step in range(max_tokens):
-        if len(ended) == len(texts):
+        if len(ended) == len(prompts):
             return
-        wanted = [find_window_start(len(texts[row]), decoder.max_len) for row in rows]
-        full = steps is not None and steps.state.length == decoder.max_len  # filled by a longer text that has ended
-        if steps is None or full or wanted != begins:
-            rows = [row for row in rows if row not in ended]
-            begins = [find_window_start(len(texts[row]), decoder.max_len) for row in rows]
-            index = torch.tensor(rows, device=device)
-            windows = [texts[row][at:] for row, at in zip(rows, begins, strict=True)]
-            steps, logits = _read(windows, decoder, cache_len, None if context is None else context.rows(index))
-            drawing = draws[index]
-            answers = [texts[row][len(prompts[row]) :] for row in rows]
-            key_prompts = [read_prompts[row] for row in rows]
-            history = create_history(rules, key_prompts, answers, max_tokens=max_tokens, device=device)
+        sampled = [item for item in run.step(step, end_ids, ended) if item.prompt not in ended]
+        for item in sampled:
+            run.texts[item.prompt].append(item.token)
+        yield sampled
+        ended |= {item.prompt for item in sampled if item.token in end_ids}
+        run.drop(ended)
+
+
+class _Continuation:
+    """The texts of `continue_texts` that have not ended, one per row.
+
+    Args:
+        keys: Keys of each prompt's random draws, which constraints read as prompts.
+        others: See `continue_texts`.
+    """
+
+    def __init__(
+        self,
+        decoder: TextDecoder,
+        prompts: Sequence[Sequence[int]],
+        keys: Sequence[Sequence[int]],
+        seeds: Sequence[int],
+        context: Context | None,
+        sampling: Sampling,
+        rules: Rules,
+        max_tokens: int,
+    ) -> None:
+        self.decoder, self.prompts, self.keys, self.context = decoder, prompts, keys, context
+        self.sampling, self.rules, self.max_tokens = sampling, rules, max_tokens
+        self.device = decoder.token_embed.weight.device
+        self.texts = [list(prompt) for prompt in prompts]
+        # Random numbers are copied to the device once: a copy in each step would wait for the device.
+        numbers = [numpy_rng(seed, "text", *key).random(max_tokens) for seed, key in zip(seeds, keys, strict=True)]
+        self.draws = torch.from_numpy(np.array(numbers)).to(self.device)  # (all texts, max_tokens)
+        # A cache for the whole window would take gigabytes of a decoder that reads 100,000 tokens.
+        longest = max(map(len, prompts), default=0) + max_tokens
+        self.cache_len = min(decoder.max_len, longest + -longest % LENGTH_STEP)
+        self.rows = list(range(len(prompts)))
+        self.begins = [-1] * len(prompts)  # index of the first token of each row's text in the cache
+        self.steps: Stepper | None = None
+        self.history: TokenHistory | None = None
+        self.tokens, self.row_draws = torch.empty(0), self.draws
+
+    def step(self, step: int, ends: Sequence[int], ended: set[int]) -> list[SampledToken]:
+        """Samples the next token of each row."""
+        max_len = self.decoder.max_len
+        wanted = [find_window_start(len(self.texts[row]), max_len) for row in self.rows]
+        full = self.steps is not None and self.steps.state.length == max_len  # filled by a longer text that has ended
+        if self.steps is None or full or wanted != self.begins:
+            logits = self._read([row for row in self.rows if row not in ended])
         else:
-            logits = steps.logits(tokens[:, None])  # (R, V)
-        tokens = draw_next(sampling, logits, drawing[:, step], history, (eos_id, *ends))
+            logits = self.steps.logits(self.tokens[:, None])  # (R, V)
+        self.tokens = tokens = draw_next(self.sampling, logits, self.row_draws[:, step], self.history, ends)
         logprobs = logits.log_softmax(-1).gather(-1, tokens[:, None])[:, 0]
         read = torch.stack([tokens, logprobs], 1).tolist()  # the only synchronisation of a step; float32 holds all ids
-        pairs = zip(rows, read, strict=True)
-        sampled = [SampledToken(row, int(token), logprob) for row, (token, logprob) in pairs if row not in ended]
-        for item in sampled:
-            texts[item.prompt].append(item.token)
-        yield sampled
-        ended |= {item.prompt for item in sampled if item.token in (eos_id, *ends)}
-        going = [place for place, row in enumerate(rows) if row not in ended]
-        if len(going) < len(rows) and not replay.uses_cuda_graph(device):  # a recorded step has a fixed number of rows
-            rows, begins = [rows[place] for place in going], [begins[place] for place in going]
-            index = torch.tensor(going, device=device, dtype=torch.long)
-            tokens, drawing = tokens[index], drawing[index]
-            steps.state.select(index)
-            if history is not None:
-                history.select(index)
+        return [SampledToken(row, int(token), logprob) for row, (token, logprob) in zip(self.rows, read, strict=True)]
+
+    def _read(self, rows: list[int]) -> Tensor:
+        """Reads the windows of these texts, right-aligned, into a new cache; returns the next logits (R, V)."""
+        decoder, index = self.decoder, torch.tensor(rows, device=self.device)
+        self.rows, self.row_draws = rows, self.draws[index]
+        self.begins = [find_window_start(len(self.texts[row]), decoder.max_len) for row in rows]
+        windows = [self.texts[row][at:] for row, at in zip(rows, self.begins, strict=True)]
+        tokens, starts = right_align(windows, self.device)
+        context = None if self.context is None else self.context.rows(index)
+        state = decoder.start(context, rows=len(rows), max_len=self.cache_len, starts=starts, beams=1)
+        self.steps = Stepper(decoder, state)
+        keys = [self.keys[row] for row in rows]
+        answers = [self.texts[row][len(self.prompts[row]) :] for row in rows]
+        self.history = create_history(self.rules, keys, answers, max_tokens=self.max_tokens, device=self.device)
+        return self.steps.logits(tokens)
+
+    def drop(self, ended: set[int]) -> None:
+        """Drops the rows of texts that have ended, except on a GPU: a recorded step has a fixed number of rows."""
+        kept = [place for place, row in enumerate(self.rows) if row not in ended]
+        if self.steps is None or len(kept) == len(self.rows) or replay.uses_cuda_graph(self.device):
+            return
+        self.rows, self.begins = [self.rows[place] for place in kept], [self.begins[place] for place in kept]
+        index = torch.tensor(kept, device=self.device, dtype=torch.long)
+        self.tokens, self.row_draws = self.tokens[index], self.row_draws[index]
+        self.steps.state.select(index)
+        if self.history is not None:
+            self.history.select(index)
 
 
 def find_window_start(length: int, window: int) -> int:
@@ -172,15 +211,6 @@ def find_window_start(length: int, window: int) -> int:
     """
     stride = window - window // 2
     return 0 if length <= window else -(-(length - window) // stride) * stride
-
-
-def _read(
-    texts: list[list[int]], decoder: TextDecoder, cache_len: int, context: Context | None
-) -> tuple[Stepper, Tensor]:
-    """Reads texts of different lengths, right-aligned, into a cache of cache_len tokens."""
-    tokens, starts = right_align(texts, decoder.token_embed.weight.device)
-    steps = Stepper(decoder, decoder.start(context, rows=len(texts), max_len=cache_len, starts=starts, beams=1))
-    return steps, steps.logits(tokens)
 
 
 def right_align(texts: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor | None]:

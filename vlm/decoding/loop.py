@@ -1,9 +1,8 @@
 """The decoding loop: inputs wait in a queue and take over the rows of finished ones."""
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -26,21 +25,6 @@ Chunk = tuple[Sequence[int | str], Context | None]
 
 # Called with the index of an input and the tokens of its texts so far; returns False to stop decoding it.
 Watch = Callable[[int, Sequence[Sequence[int]]], bool]
-
-
-class SearchStrategy(Protocol):
-    """A search strategy: chooses the next tokens of R rows of G texts and reports which rows have ended.
-
-    `begin` takes the inputs of all rows, `replace` assigns other inputs to some rows, `select` keeps some rows; each
-    `index` holds rows on the device. `choose` must not wait for the device, `collect` may.
-    """
-
-    def begin(self, ids: Sequence[int | str], device: torch.device) -> None: ...
-    def replace(self, rows: Sequence[int], index: Tensor, ids: Sequence[int | str]) -> None: ...
-    def select(self, rows: Sequence[int], index: Tensor) -> None: ...
-    def choose(self, logits: Tensor, history: TokenHistory | None) -> tuple[Tensor, Tensor | None]: ...
-    def collect(self, already_ended: Collection[int]) -> list[tuple[int, list[Hypothesis]]]: ...
-    def partial_texts(self, row: int) -> Sequence[Sequence[int]]: ...
 
 
 def decode(
@@ -124,7 +108,10 @@ class _Loop:
         # The last step is for the end token only, unless it counts.
         self.max_len = min(limit + (not decoding.end_counts), available)
         steps, limit, ends = self.max_len - prefix, limit - prefix, (eos_id, *decoding.ends)
-        self.strategy: SearchStrategy = (
+        # Both strategies choose the next tokens of R rows of G texts and report which rows have ended. `begin` takes
+        # the inputs of all rows, `replace` assigns others to some, `select` keeps some; each `index` holds rows on the
+        # device. `choose` must not wait for the device, `collect` may.
+        self.strategy = (
             BeamSearch(decoding, steps=steps, limit=limit, ends=ends, traced=trees is not None)
             if decoding.beam > 1
             else StepwiseSearch(decoding, steps=steps, limit=limit, ends=ends)
@@ -272,26 +259,6 @@ class _Loop:
 def _concat_contexts(inputs: Sequence[_QueuedInput]) -> Context | None:
     parts = [item.context for item in inputs if item.context is not None]
     return concat_batches(parts) if parts else None
-
-
-@dataclass
-class Sequences:
-    """Generated token ids and log-probabilities, one list per row, without the begin token and with the end token."""
-
-    tokens: list[list[int]]
-    logprobs: list[list[float]]
-
-
-def greedy_search(decoder: TextDecoder, context: Context, *, bos_id: int, eos_id: int, max_tokens: int) -> Sequences:
-    """Greedy search until the end token or max_tokens.
-
-    Args:
-        max_tokens: Maximum number of tokens of a text, end token excluded; limited by the decoder's maximum.
-    Shapes:
-        context states (B, S, D) -> B sequences
-    """
-    texts = decode_batch(decoder, context, Decoding(max_tokens=max_tokens), bos_id=bos_id, eos_id=eos_id)
-    return Sequences([row[0].tokens for row in texts], [row[0].logprobs for row in texts])
 
 
 def decode_batch(

@@ -1,6 +1,5 @@
 """Decoding options, and the texts that decoding returns."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -117,18 +116,3 @@ class Hypothesis:
     tokens: list[int]
     logprobs: list[float]
     score: float
-
-
-def describe_shortfall(counts: Iterable[int], results: int) -> str | None:
-    """Returns a note for the user if inputs have fewer texts than requested, else None.
-
-    Args:
-        counts: Number of texts of each input.
-        results: Number of texts requested per input.
-    """
-    counts = list(counts)
-    fewer = sum(count < results for count in counts)
-    if not fewer:
-        return None
-    few = f"{fewer} of {len(counts)} inputs" if len(counts) > 1 else "the input"
-    return f"note: fewer texts than --results {results} for {few}; a larger --beam may find more"

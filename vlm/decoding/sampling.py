@@ -6,14 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vlm.decoding.constraints import (
-    Rules,
-    allow_end,
-    ends_with,
-    in_vocabulary,
-    penalize_repetition,
-    repeated_ngram_mask,
-)
+from vlm.decoding.constraints import Rules, allow_end, in_vocabulary, last_tokens, repeated_ngram_mask
 from vlm.errors import UserError
 from vlm.nn.precision import widest_float
 
@@ -163,11 +156,8 @@ class TokenHistory:
         self.lengths = (self.lengths + 1).clamp(max=self.tokens.shape[2] - 1)
 
     def select(self, rows: Tensor) -> None:
-        self.tokens, self.lengths, self.prompt_lengths = (
-            self.tokens[rows],
-            self.lengths[rows],
-            self.prompt_lengths[rows],
-        )
+        self.tokens, self.lengths = self.tokens[rows], self.lengths[rows]
+        self.prompt_lengths = self.prompt_lengths[rows]
 
     def constrain(self, scores: Tensor, ends: Sequence[int]) -> Tensor:
         """Applies all constraints except required words to scores (R * G, V); forbidden tokens get -inf.
@@ -180,11 +170,14 @@ class TokenHistory:
             for counts in (self.lengths, self.lengths - self.prompt_lengths)
         )
         if rules.repetition_penalty != 1:
-            scores = penalize_repetition(scores, texts, rules.repetition_penalty)
+            index = torch.where(texts < 0, texts[:, :1], texts)  # fill repeats the begin token
+            found, penalty = scores.gather(1, index), rules.repetition_penalty
+            scores = scores.scatter(1, index, torch.where(found < 0, found * penalty, found / penalty))
         if rules.no_repeat_ngram:
             scores.masked_fill_(repeated_ngram_mask(texts, lengths, rules.no_repeat_ngram, scores.shape[1]), -torch.inf)
         for before, token in self.banned:
-            scores[:, token].masked_fill_(ends_with(texts, lengths, before), -torch.inf)
+            ends_with = (last_tokens(texts, lengths, len(before)) == before).all(-1)  # (R * G,)
+            scores[:, token].masked_fill_(ends_with, -torch.inf)
         for end in in_vocabulary(ends, scores.shape[1]) if rules.min_tokens else ():
             scores[:, end].masked_fill_(chosen < rules.min_tokens, -torch.inf)
         return scores

@@ -102,15 +102,21 @@ class StepwiseSearch:
         return tokens, None
 
     def collect(self, already_ended: Collection[int]) -> list[tuple[int, list[Hypothesis]]]:
-        """Reads tokens from the device; returns the rows that have ended, except `known` ones, with their texts."""
+        """Reads tokens from the device; returns the rows that have ended since, with their texts."""
         for tokens, logprobs in self._pending:
-            chosen = tokens.tolist()
-            logs = None if logprobs is None else logprobs.tolist()
+            chosen, chosen_logprobs = tokens.tolist(), None if logprobs is None else logprobs.tolist()
             for place, row in enumerate(self.rows):
-                self._read(row, chosen[place], None if logs is None else logs[place])
+                self._read(row, chosen[place], None if chosen_logprobs is None else chosen_logprobs[place])
         self._pending = []
         ended = (place for place, row in enumerate(self.rows) if place not in already_ended and all(row.ended))
-        return [(place, self._create_hypotheses(self.rows[place])) for place in ended]
+        results = []
+        for place in ended:
+            texts = []
+            for text, logs in zip(self.rows[place].tokens, self.rows[place].logprobs, strict=True):
+                end = len(text) if text and text[-1] in self.ends else self.limit
+                texts.append(Hypothesis(text[:end], logs[:end], sum(logs[:end])))
+            results.append((place, texts))
+        return results
 
     def partial_texts(self, row: int) -> list[list[int]]:
         """The tokens of a row's texts that the host has read, end token included."""
@@ -136,10 +142,3 @@ class StepwiseSearch:
             if logprobs is not None:
                 row.logprobs[column].append(logprobs[column])
             row.ended[column] = token in self.ends or len(row.tokens[column]) == self.steps
-
-    def _create_hypotheses(self, row: _Row) -> list[Hypothesis]:
-        texts = []
-        for tokens, logprobs in zip(row.tokens, row.logprobs, strict=True):
-            end = len(tokens) if tokens and tokens[-1] in self.ends else self.limit
-            texts.append(Hypothesis(tokens[:end], logprobs[:end], sum(logprobs[:end])))
-        return texts

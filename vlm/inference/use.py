@@ -5,7 +5,6 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from vlm.decoding.options import describe_shortfall
 from vlm.errors import UserError, print_error
 from vlm.inference.inputs import default_workers, read_ahead
 from vlm.inference.options import DecodingOptions
@@ -203,4 +202,9 @@ def _shortfall_message(predictor: Predictor, results: Sequence[Any], options: An
     """Returns a message if inputs have fewer texts than requested."""
     if not isinstance(options, DecodingOptions):
         return None
-    return describe_shortfall((count for result in results for count in predictor.counts(result)), options.results)
+    counts = [count for result in results for count in predictor.counts(result)]
+    fewer = sum(count < options.results for count in counts)
+    if not fewer:
+        return None
+    few = f"{fewer} of {len(counts)} inputs" if len(counts) > 1 else "the input"
+    return f"note: fewer texts than --results {options.results} for {few}; a larger --beam may find more"
