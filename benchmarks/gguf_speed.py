@@ -129,7 +129,7 @@ def main() -> None:
 
     from vlm.checkpoint.export import export
     from vlm.data.text.hugging_face import read_tokenizer
-    from vlm.models.pretrained.opened import open_folder
+    from vlm.models.pretrained.load import open_folder
 
     ids = read_tokenizer(open_folder(options.file)).encode(TEXT * options.prompt)[: options.prompt]
     best: dict[str, dict[str, Any]] = {}

@@ -133,7 +133,7 @@ def ours(folder: str, task: str, known: Results, tokens: int) -> Results:
 def compared(folder: str, name: str, tokens: int) -> tuple[bool, list[str]]:
     """Runs both sides; returns whether all results are equal, and the cells of a row."""
     from vlm.checkpoint.hugging_face import describe_folder
-    from vlm.models.pretrained.opened import open_folder
+    from vlm.models.pretrained.load import open_folder
 
     _, about = describe_folder(open_folder(folder))
     with tempfile.TemporaryDirectory() as work:

@@ -11,7 +11,7 @@ from tokenizers import AddedToken
 import vlm
 from vlm.checkpoint.load import read
 from vlm.errors import UserError
-from vlm.models.pretrained.opened import open_folder
+from vlm.models.pretrained.load import open_folder
 
 KEY = "tokenizer.ggml."
 # llama.cpp as llama-cpp-python 0.3.36 ships it, src/llama-vocab.cpp from `special_eog_ids` on.

@@ -18,7 +18,7 @@ from vlm.checkpoint.hugging_face import describe_folder
 from vlm.checkpoint.load import load_model, read
 from vlm.errors import UserError
 from vlm.inference.info import describe
-from vlm.models.pretrained.opened import open_folder
+from vlm.models.pretrained.load import open_folder
 
 TOKENS = torch.randint(300, (2, 24), generator=torch.Generator().manual_seed(3))
 VALUES = [True, False, 0, 1, 2, 3, 7, 16, 64, 2**31, -1, 0.0, 0.5, 1.0, 2.5, 1e-6, 1e6, "none", "mean", [1, 2], ["a"]]

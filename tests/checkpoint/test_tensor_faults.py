@@ -39,7 +39,7 @@ from vlm.checkpoint.rebuild import rebuild
 from vlm.checkpoint.start import start_from
 from vlm.errors import UserError
 from vlm.inference.info import describe
-from vlm.models.pretrained.opened import open_folder
+from vlm.models.pretrained.load import open_folder
 
 SEED = 51
 READERS = {

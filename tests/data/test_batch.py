@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from vlm.data.batch import IGNORE, PADDING, BadSample, Batch, Targets, TextRows, pack
-from vlm.models.frozen_features import Features
+from vlm.models.context import Features
 
 
 def test_pack_lays_sequences_end_to_end():

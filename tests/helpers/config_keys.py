@@ -15,9 +15,8 @@ from hugging import caption_logits, wide
 
 from vlm.checkpoint.rebuild import rebuild
 from vlm.models.context import PLACE, interleaved
-from vlm.models.pretrained.folder import Folder
+from vlm.models.pretrained.folder import Folder, specify
 from vlm.models.pretrained.load import convert_hugging_face
-from vlm.models.pretrained.specification import specify
 
 Values = dict[str, Any]
 Result = tuple[torch.Tensor, Callable[[Any], torch.Tensor]]  # what theirs computes, and a function of our model

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from vlm.data.batch import Targets, next_token_labels
-from vlm.decoding.loop import greedy_search
+from vlm.decoding.loop import decode_batch
+from vlm.decoding.options import Decoding
 from vlm.models.context import Context, Prefix
 from vlm.models.decoder import Decoder
 from vlm.models.heads import VocabularyHead
@@ -121,8 +122,9 @@ def test_logits_and_greedy_texts_equal_gpt2(gpt2, load, theirs, ours):
     torch.testing.assert_close(decoder.head(decoder(tokens)), model(tokens).logits, rtol=0, atol=1e-4)
     text = model.generate(torch.tensor([[1]]), max_new_tokens=MAX_LEN - 1, do_sample=False)[0, 1:].tolist()
     assert len(set(text)) > 3  # a text, not one token over and over
-    found = greedy_search(decoder, Context(torch.empty(1, 1, D)), bos_id=1, eos_id=-1, max_tokens=MAX_LEN - 1)
-    assert found.tokens == [text]
+    decoding = Decoding(max_tokens=MAX_LEN - 1)
+    [[found]] = decode_batch(decoder, Context(torch.empty(1, 1, D)), decoding, bos_id=1, eos_id=-1)
+    assert found.tokens == text
 
 
 def test_every_parameter_gets_a_gradient(decoder, context):

@@ -10,7 +10,8 @@ from torch import nn
 
 import vlm.models
 from vlm.data.batch import Targets, next_token_labels, pack
-from vlm.decoding.loop import greedy_search
+from vlm.decoding.loop import decode_batch
+from vlm.decoding.options import Decoding
 from vlm.errors import UserError
 from vlm.models.classifier import AttentionPool, Classifier, SequenceClassifier, TokenClassifier
 from vlm.models.context import Context, Prefix
@@ -242,8 +243,7 @@ def test_a_batch_without_images_trains(written):
     total.backward()
     assert (total.item(), count) == (0, 0)
     assert all(parameter.grad is not None and not parameter.grad.any() for parameter in model.parameters())
-    found = greedy_search(model.decoder, model.encode(images), bos_id=1, eos_id=2, max_tokens=3)
-    assert found.tokens == found.logprobs == []
+    assert decode_batch(model.decoder, model.encode(images), Decoding(max_tokens=3), bos_id=1, eos_id=2) == []
 
 
 @pytest.mark.parametrize("width, heads", [(D, 3), (36, 4)])
@@ -264,5 +264,6 @@ def test_equals_hugging_face(vision_gpt2, load, width, heads):
 
     texts = theirs.generate(images, max_new_tokens=MAX_LEN - 1, do_sample=False)[:, 1:].tolist()
     assert len(set(map(tuple, texts))) == 3  # each image its own text
-    found = greedy_search(model.decoder, model.encode(images), bos_id=1, eos_id=-1, max_tokens=MAX_LEN - 1)
-    assert found.tokens == texts
+    decoding = Decoding(max_tokens=MAX_LEN - 1)
+    found = decode_batch(model.decoder, model.encode(images), decoding, bos_id=1, eos_id=-1)
+    assert [row[0].tokens for row in found] == texts

@@ -6,12 +6,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from vlm.models.classifier import Classifier, SequenceClassifier, TokenClassifier
-from vlm.models.context import Prefix
+from vlm.models.context import Features, Prefix
 from vlm.models.decoder import Decoder
 from vlm.models.dual_encoder import DualEncoder
 from vlm.models.encoder_decoder import TextAndImageToText, TextToText, VisionLanguageModel
 from vlm.models.flop import Work, model_flop
-from vlm.models.frozen_features import Features
 from vlm.models.heads import VocabularyHead
 from vlm.models.neural_lm import NeuralLanguageModel
 from vlm.models.recurrent import BahdanauDecoder, RecurrentDecoder, RecurrentEncoder, ShowAttendTellDecoder

@@ -20,8 +20,7 @@ from vlm.data.records import ListSplit, Record
 from vlm.data.samples import SampleKey
 from vlm.data.text.tokenizer import ByteTokenizer
 from vlm.errors import UserError
-from vlm.models.context import Context
-from vlm.models.frozen_features import Features, encode
+from vlm.models.context import Context, Features, encode
 from vlm.training.data_module import Data
 from vlm.training.feature_cache import FeatureCacheBuilder, as_read, feature_faults
 

@@ -18,7 +18,7 @@ from vlm.config.names import FORMAT
 from vlm.errors import UserError
 from vlm.io.files import atomic_write, remove_unfinished
 from vlm.models.pretrained.folder import Folder
-from vlm.models.pretrained.opened import is_published, open_folder
+from vlm.models.pretrained.load import is_published, open_folder
 
 FILE = "vlm.json"
 

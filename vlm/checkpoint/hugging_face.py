@@ -18,9 +18,8 @@ from vlm.data.text.tokenizer_base import Tokenizer
 from vlm.errors import UserError
 from vlm.models.pretrained.architecture import Spec, read_class_names
 from vlm.models.pretrained.fields import Fields, choice, flag, integer, number, refuse_unread_keys
-from vlm.models.pretrained.folder import Folder
+from vlm.models.pretrained.folder import Folder, FolderSpecification, specify
 from vlm.models.pretrained.load import convert_hugging_face, count_stored_classes
-from vlm.models.pretrained.specification import FolderSpecification, specify
 from vlm.nn.image_size import ImageSize, plain, sides
 
 # Options of vlm, each with its field in generation_config.json.

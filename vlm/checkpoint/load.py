@@ -13,8 +13,7 @@ from vlm.checkpoint.file import inference_weights, locate, read_file
 from vlm.checkpoint.locate import PREFIX, download
 from vlm.checkpoint.rebuild import NoDraws, SizeLimit, convert_errors, rebuild, rebuild_shapes
 from vlm.errors import UserError
-from vlm.models.pretrained.load import convert_hugging_face
-from vlm.models.pretrained.opened import is_published, open_folder
+from vlm.models.pretrained.load import convert_hugging_face, is_published, open_folder
 from vlm.nn.lora import is_adapter, merge_adapters
 
 ADAPTERS = "adapters"  # entry of a checkpoint that holds only adapters

@@ -12,7 +12,7 @@ from vlm.data.text.tokenizer import tokenizer_from_state
 from vlm.data.text.tokenizer_base import Row, Tokenizer
 from vlm.errors import UserError
 from vlm.models.pretrained.folder import Folder
-from vlm.models.pretrained.opened import is_published, is_supported, open_folder
+from vlm.models.pretrained.load import is_published, open_folder
 
 TOKENIZER_JSON, SETTINGS = "tokenizer.json", ("tokenizer_config.json", "special_tokens_map.json")
 FILES = (TOKENIZER_JSON, *SETTINGS, *PLAIN_FILES, *MODELS, MARIAN[0], XLM)
@@ -182,7 +182,7 @@ class PretrainedTokenizer(Tokenizer):
         if Path(self.path).suffix == ".model":
             return PieceModelTokenizer.of_path(Path(self.path))
         place = Path(self.path)
-        if is_published(place) and is_supported(folder := open_folder(place)):
+        if is_published(place) and (folder := open_folder(place)).is_supported:
             return read_tokenizer(folder)
         if is_tokenizer(place):
             return read_tokenizer_files(place)

@@ -16,8 +16,7 @@ from vlm.checkpoint.load import locate, match_part, read
 from vlm.data.text.hugging_face import check_tokens
 from vlm.errors import UserError
 from vlm.models.pretrained.folder import Folder
-from vlm.models.pretrained.load import group_names, load_hugging_face
-from vlm.models.pretrained.opened import is_published, open_folder
+from vlm.models.pretrained.load import group_names, is_published, load_hugging_face, open_folder
 from vlm.nn.image_size import ImageSize
 from vlm.nn.position import GridPositions, interpolate_grid
 

@@ -93,7 +93,7 @@ def import_folder(
     from vlm.checkpoint.load import load_model, locate, read, strip_training_state
     from vlm.inference.info import describe
     from vlm.io.output import refuse_unwritable
-    from vlm.models.pretrained.opened import is_published, open_folder
+    from vlm.models.pretrained.load import is_published, open_folder
 
     place = locate(folder)
     published = is_published(place)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor
 
-from vlm.models.frozen_features import Features
+from vlm.models.context import Features
 
 PADDING = 0  # segment of padding; the texts of a row are segments 1, 2, ...
 IGNORE = -100  # label of a position without a target

@@ -22,7 +22,7 @@ from vlm.data.records import Record, Split
 from vlm.data.store.cache_file import unwritable_error
 from vlm.errors import UserError
 from vlm.io.files import atomic_write
-from vlm.models.frozen_features import Features
+from vlm.models.context import Features
 
 
 def find_augment_problem(augment: Augment) -> str | None:

@@ -27,7 +27,7 @@ from vlm.inference.options import ImageOptions, Options
 from vlm.inference.tasks import TASKS, current_task_name, import_object, is_used_by, wrong_task_error
 from vlm.io.output import Output, Records
 from vlm.models.decoder import TextDecoder
-from vlm.models.pretrained.opened import is_published
+from vlm.models.pretrained.load import is_published
 from vlm.nn.step.packed import prepack, quantize
 
 Rows = Sequence[Mapping[str, Any]]  # records of a result

@@ -7,9 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from vlm.errors import Count, Injected, Rate
-from vlm.models.context import Context
+from vlm.models.context import Context, Features, encode
 from vlm.models.flop import Flop, SupportsFlop, count_flop, encoder_flop
-from vlm.models.frozen_features import Features, encode
 from vlm.models.recurrent import RecurrentEncoder
 from vlm.models.text_encoder import TextEncoder
 from vlm.nn.attention import CrossAttention

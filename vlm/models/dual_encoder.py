@@ -10,10 +10,9 @@ from torch import Tensor, nn
 
 from vlm.errors import Count
 from vlm.models.classifier import PAIRS, Pool, check_pool, create_attention_pool, pool_states
-from vlm.models.context import Context
+from vlm.models.context import Context, Features, encode
 from vlm.models.decoder import Decoder
 from vlm.models.flop import Flop, count_flop, encoder_flop
-from vlm.models.frozen_features import Features, encode
 from vlm.models.text_encoder import TextEncoder
 from vlm.nn.image_size import ImageSize
 from vlm.nn.position import segment_positions

@@ -6,10 +6,9 @@ from typing import Literal
 from torch import Tensor, nn
 
 from vlm.errors import Count, UserError
-from vlm.models.context import Context, concat_batches, concat_states
+from vlm.models.context import Context, Features, concat_batches, concat_states, encode
 from vlm.models.decoder import TextDecoder
 from vlm.models.flop import Flop, encoder_flop, is_trainable
-from vlm.models.frozen_features import Features, encode
 from vlm.nn.blocks import ACTIVATIONS
 from vlm.nn.image_size import ImageSize, grid_of
 from vlm.nn.vocabulary_loss import Head

@@ -11,8 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from vlm.models.context import Context
-from vlm.models.frozen_features import frozen_part, projects
+from vlm.models.context import Context, frozen_part, projects
 from vlm.nn.image_size import ImageSize, sides
 
 

@@ -151,7 +151,10 @@ class _ChunkedLoss(torch.autograd.Function):
         z_loss: float,
     ) -> Tensor:
         kind, words = _device_kind(weight), len(weight)
-        low, shift = _pad_head(weight.to(hidden.dtype), bias, MULTIPLE[kind])  # once for all chunks
+        low, shift = weight.to(hidden.dtype), None if bias is None else bias.to(hidden.dtype)  # once for all chunks
+        if missing := -words % MULTIPLE[kind]:  # pad the vocabulary; the logits of the padding are -inf
+            shift = F.pad(low.new_zeros(words) if shift is None else shift, (0, missing), value=-torch.inf)
+            low = F.pad(low, (0, 0, 0, missing))
         total = torch.zeros((), device=hidden.device)
         needs_gradient = any(ctx.needs_input_grad)
         grads, grad_weight = [], torch.zeros_like(weight) if needs_gradient else None
@@ -176,17 +179,3 @@ class _ChunkedLoss(torch.autograd.Function):
         grad_hidden, grad_weight, grad_bias = ctx.saved_tensors
         grad_bias = None if grad_bias is None else grad_bias * grads[0]
         return grad_hidden * grads[0], None, grad_weight * grads[0], grad_bias, None, None
-
-
-def _pad_head(weight: Tensor, bias: Tensor | None, multiple: int) -> tuple[Tensor, Tensor | None]:
-    """Weight and bias of a head, padded to a multiple of rows; the logits of the padding are -inf.
-
-    Shapes:
-        weight (V, D), bias (V,) or None -> (V + n, D), (V + n,) or None
-    """
-    missing = -len(weight) % multiple
-    bias = None if bias is None else bias.to(weight.dtype)
-    if not missing:
-        return weight, bias
-    bias = weight.new_zeros(len(weight)) if bias is None else bias
-    return F.pad(weight, (0, 0, 0, missing)), F.pad(bias, (0, missing), value=-torch.inf)

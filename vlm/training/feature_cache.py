@@ -16,8 +16,8 @@ from vlm.config.target import find
 from vlm.data.features import FeatureFile, Layout, find_augment_problem, is_complete, open_features, source_hash
 from vlm.data.images.image import Preprocess
 from vlm.data.store.cache_file import file_lock
+from vlm.models.context import Features, features_of, frozen_part, projects
 from vlm.models.encoder_decoder import CHUNK_SIZE
-from vlm.models.frozen_features import Features, features_of, frozen_part, projects
 from vlm.training.data_module import Data
 from vlm.training.run.processes import is_rank_zero, rank_zero_first
 

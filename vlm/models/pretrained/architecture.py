@@ -41,6 +41,9 @@ class Model(NamedTuple):
     build: Callable[[Fields, Mapping[str, Spec]], Spec]
 
 
+LANGUAGE_MODEL = Model("language_modeling", lambda config, parts: parts["decoder"])
+
+
 @dataclass(frozen=True)
 class ImageText:
     """The form of an image in a model's prompts.

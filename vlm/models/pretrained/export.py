@@ -1,9 +1,8 @@
 """Exports our models in Hugging Face's format, with the same tables of names as `load`."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from vlm.errors import UserError
@@ -63,25 +62,16 @@ def export_stack(
             except ValueError as fault:
                 faults.append(f"{key}.{name} is {sizes.pop(name)}, {fault}")
     config |= {**stack.needed, **stack.exported, **(more or {})}
-    faults += _compare_arguments(stack.read_arguments(Fields(config, key)), sizes, key)
+    for name, value in stack.read_arguments(Fields(config, key)).items():
+        if name in sizes and sizes[name] != value and name != "mlp_ratio":
+            remedy = f" (train with {REMEDIES[name]} to export it)" if name in REMEDIES else ""
+            faults.append(f"{key}.{name} is {sizes[name]}, not {value}{remedy}")
     if faults:
         raise UserError(f"{'; '.join(faults)}; transformers has no class for that: use --to safetensors")
     tensors: dict[str, Tensor] = {}
     for name, weight in stack.map_weights(module).items():
         tensors |= _split_weight(weight, module.state_dict()[name], module, name)
     return config, tensors
-
-
-def is_linear_head(head: VocabularyHead) -> bool:
-    """Returns True if a head is a linear layer without bias."""
-    return head.parts(torch.empty(0))[1:] == (None, None)
-
-
-def _compare_arguments(theirs: dict[str, Any], built: dict[str, Any], key: str) -> Iterator[str]:
-    for name, value in theirs.items():
-        if name in built and built[name] != value and name != "mlp_ratio":
-            remedy = f" (train with {REMEDIES[name]} to export it)" if name in REMEDIES else ""
-            yield f"{key}.{name} is {built[name]}, not {value}{remedy}"
 
 
 def _split_weight(weight: Weight, tensor: Tensor, module: nn.Module, name: str) -> dict[str, Tensor]:

@@ -241,14 +241,11 @@ def refuse_unread_keys(config: Fields, neutral: Mapping[str, Collection[str]]) -
 def _find_unread(config: Fields, neutral: Mapping[str, Collection[str]]) -> Iterable[tuple[Fields, str]]:
     neutral_here: Collection[str] = COMMON.union(neutral[config.within]) if config.within in neutral else ()
     for name, value in config.values.items():
-        if name in neutral_here or name.startswith("_") or _is_off(value):
+        is_off = any(value is off or (type(value) is type(off) and value == off) for off in OFF_VALUES)
+        if name in neutral_here or name.startswith("_") or is_off:
             continue
         path = f"{config.within}{name}"
         if isinstance(value, Mapping) and any(read.startswith(f"{path}.") for read in config.used):
             yield from _find_unread(config.part(name), neutral)
         elif path not in config.used:
             yield config, name
-
-
-def _is_off(value: Any) -> bool:
-    return any(value is off or (type(value) is type(off) and value == off) for off in OFF_VALUES)

@@ -1,18 +1,20 @@
-"""A local Hugging Face folder, whose files are read once and shared."""
+"""A local Hugging Face folder, whose files are read once and shared, and the model that it describes."""
 
 import json
 import re
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from vlm.errors import UserError
-from vlm.models.pretrained.architecture import Architecture, find_architecture
-from vlm.models.pretrained.fields import Fields, integer
+from vlm.models.pretrained.architecture import Architecture, Spec, find_architecture, list_model_types, make_spec
+from vlm.models.pretrained.fields import Fields, integer, refuse_unread_keys
+from vlm.models.pretrained.quantised import read_quantisation
 from vlm.models.pretrained.stack import Part
+from vlm.nn.image_size import ImageSize, plain
 
 MAPPED = 2**20  # maximum size in bytes of a tensor that is read at once
 MAX_TEXT = 2**27  # maximum size of a text file; vocabularies of 250,000 pieces take 20 million bytes
@@ -52,6 +54,11 @@ class Folder:
         if "auto_map" in config:
             raise UserError(f"{self} needs custom code (auto_map), which vlm never runs; choose another folder")
         return config
+
+    @property
+    def is_supported(self) -> bool:
+        """True if vlm supports the folder's model_type."""
+        return str(self.config.values.get("model_type")).replace("-", "_") in list_model_types()
 
     @cached_property
     def architecture(self) -> Architecture:
@@ -227,3 +234,58 @@ def _tensors(path: Path) -> Iterator[tuple[str, Tensor]]:
     for name in large:
         with safe_open(path, framework="pt") as file:
             yield name, file.get_tensor(name)
+
+
+class FolderSpecification(NamedTuple):
+    """A folder's model.
+
+    Args:
+        task: Its task; None for a model without a head.
+        model: Its specification; None for a model without a head.
+        parts: The specifications of its stacks by place, such as "encoder" and "decoder".
+    """
+
+    task: str | None
+    model: Spec | None
+    parts: Mapping[str, Spec]
+
+
+def specify(folder: Folder, *, image_size: ImageSize | None = None) -> FolderSpecification:
+    """Specifies the model of a folder.
+
+    Args:
+        image_size: Size of the images to use, for models whose positions may be interpolated.
+    Raises:
+        UserError: Our layers do not support it.
+    """
+    read_quantisation(folder.config)
+    parts = {place: _specify_part(part, image_size) for place, part in folder.parts.items()}
+    if folder.origin not in folder.architecture.models:
+        specified = FolderSpecification(None, None, parts)
+    else:
+        task, build = folder.architecture.models[folder.origin]
+        specified = FolderSpecification(task, build(folder.config, parts), parts)
+    refuse_unread_keys(folder.config, collect_neutral_keys(folder))
+    return specified
+
+
+def collect_neutral_keys(folder: Folder) -> dict[str, set[str]]:
+    """Returns the keys that change nothing, by the path of an object in config.json."""
+    neutral = {"": {*folder.architecture.neutral_keys}}
+    for stack, config, _ in folder.parts.values():
+        neutral.setdefault(config.within, set()).update(stack.neutral_keys)
+    return neutral
+
+
+def _specify_part(part: Part, image_size: ImageSize | None) -> Spec:
+    stack, config, _ = part
+    if stack.regrids and image_size is not None:
+        config |= {"image_size": plain(image_size)}
+    sizes = stack.read_arguments(config)
+    sizes.pop("stem", None)  # plain patches are the default, as are learned positions
+    defaults = {"positions": "learned", "final_norm": True}
+    sizes = {name: value for name, value in sizes.items() if name not in defaults or defaults[name] != value}
+    if "mlp_ratio" in sizes:  # a ratio that gives a block exactly their hidden width, although blocks round down
+        dim, hidden = sizes["dim"], round(sizes["mlp_ratio"] * sizes["dim"])
+        sizes["mlp_ratio"] = hidden / dim if int(dim * (hidden / dim)) == hidden else (hidden + 0.5) / dim
+    return make_spec(stack.kind.__name__, **sizes)

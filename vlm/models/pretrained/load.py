@@ -1,10 +1,11 @@
-"""Loads the weights of a Hugging Face folder into a model of ours with the same tables of names."""
+"""Opens published weights, a Hugging Face folder or a GGUF file, and loads them into a model of ours."""
 
 import json
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,9 +15,9 @@ from vlm.errors import UserError
 from vlm.models.decoder import Decoder
 from vlm.models.encoder_decoder import ProjectedEncoder
 from vlm.models.pretrained.fields import refuse_unread_keys
-from vlm.models.pretrained.folder import Folder
+from vlm.models.pretrained.folder import CONFIG, Folder, collect_neutral_keys, specify
+from vlm.models.pretrained.gguf.file import GGUF, SUFFIX
 from vlm.models.pretrained.quantised import QUANTISED_SUFFIXES, dequantise
-from vlm.models.pretrained.specification import collect_neutral_keys, specify
 from vlm.models.pretrained.stack import (
     LAYER,
     Part,
@@ -30,6 +31,20 @@ from vlm.models.pretrained.stack import (
 )
 from vlm.models.vit import ViT
 from vlm.nn.position import LearnedPositions, interpolate_grid
+
+
+def is_published(path: Path) -> bool:
+    """Returns True for a Hugging Face folder or a GGUF file."""
+    return (path.suffix.lower() == SUFFIX and path.is_file()) or (path.is_dir() and (path / CONFIG).exists())
+
+
+def open_folder(path: str | Path) -> Folder:
+    """Opens a Hugging Face folder, or a GGUF file with the same interface.
+
+    Raises:
+        UserError: The file cannot be read.
+    """
+    return GGUF(path) if Path(path).suffix.lower() == SUFFIX and Path(path).is_file() else Folder(path)
 
 
 def group_names(names: Iterable[str], excluded: Iterable[str]) -> list[str]:
@@ -99,14 +114,24 @@ def convert_hugging_face(
         refuse_unread_keys(stack.part.config, collect_neutral_keys(folder))
     stored = folder.read_weights() if stored is None else stored
     faults = [*_rename_tensors(stored, folder), *dequantise(stored, folder.config, dtype or torch.float32)]
-    state, weights, complete = model.state_dict(), WeightMap(), _has_described_head(model, folder)
+    try:
+        specified = specify(folder).model
+    except UserError:  # its head is not supported, but its stacks are
+        specified = None
+    complete = specified is not None and specified["name"] == type(model).__name__  # the folder has a head for it
+    state, weights = model.state_dict(), WeightMap()
     for stack in stacks:
         weights |= stack.map_weights(stored, complete=complete)
         faults += stack.find_foreign_modules(stored, folder)
     weights = folder.architecture.adjust(weights, stored)
     weights |= _map_head(model, folder, stored, state, complete=complete)
     faults += _find_unknown_tensors(stacks, weights, stored, folder)
-    lines = _format_report(weights, stored, state, folder)
+    loaded = {name for weight in weights.values() for name in weight.all_names}
+    lines = [f"{folder}: {len(loaded)} tensors loaded"]
+    if unused := group_names(stored.keys() - loaded, loaded):
+        lines.append(f"{folder}: unused: {', '.join(unused)}")
+    if missing := group_names(state.keys() - weights.keys(), weights.keys()):
+        lines.append(f"model: not in {folder}, unchanged: {', '.join(missing)}")
     lines += [line for stack in stacks for line in stack.report_resizing(weights, stored, folder)]
     tensors, more = _convert_tensors(weights, stored, state, folder, dtype)
     _raise_errors(faults + more)
@@ -292,15 +317,6 @@ def _format_value(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _has_described_head(model: nn.Module, folder: Folder) -> bool:
-    """Returns True if the folder describes a model with a head, of this class."""
-    try:
-        specification = specify(folder).model
-    except UserError:  # its head is not supported, but its stacks are
-        return False
-    return specification is not None and specification["name"] == type(model).__name__
-
-
 def _map_head(
     model: nn.Module, folder: Folder, stored: Mapping[str, Tensor], state: Mapping[str, Tensor], *, complete: bool
 ) -> WeightMap:
@@ -360,18 +376,16 @@ def _convert_tensors(
             theirs = " with ".join(f"{source} {tuple(stored[source].shape)}" for source in names)
             faults.append(f"{name} is {tuple(state[name].shape)}, {folder} has {theirs}; choose another folder")
         if dtype is not None:
-            tensors[name] = _unshared_copy(tensors[name], [stored[source] for source in names], dtype)
+            tensor = tensors[name]  # integers keep their type; the copy shares no memory with its sources
+            shared = {stored[source].untyped_storage().data_ptr() for source in names}
+            copied = tensor.untyped_storage().data_ptr() in shared
+            tensors[name] = tensor.to(dtype if tensor.is_floating_point() else tensor.dtype, copy=copied)
+            del tensor
             uses.subtract(weight.all_names)
             for source in weight.all_names:
                 if not uses[source]:
                     stored.pop(source, None)
     return tensors, faults
-
-
-def _unshared_copy(tensor: Tensor, parts: Iterable[Tensor], dtype: torch.dtype) -> Tensor:
-    """Converts a tensor to a type, without sharing memory with its parts; integers keep their type."""
-    shares = tensor.untyped_storage().data_ptr() in {part.untyped_storage().data_ptr() for part in parts}
-    return tensor.to(dtype if tensor.is_floating_point() else tensor.dtype, copy=shares)
 
 
 def _check_tensors(
@@ -390,14 +404,3 @@ def _check_tensors(
     for copy, original in weight.copies:
         if stored[copy].dtype != stored[original].dtype or not torch.equal(stored[copy], stored[original]):
             yield f"{copy} and {original} in {folder} differ, but our model shares them; choose another folder"
-
-
-def _format_report(
-    weights: WeightMap, stored: Mapping[str, Tensor], state: Mapping[str, Tensor], folder: Folder
-) -> list[str]:
-    loaded = {name for weight in weights.values() for name in weight.all_names}
-    unused = group_names(stored.keys() - loaded, loaded)
-    missing = group_names(state.keys() - weights.keys(), weights.keys())
-    lines = [f"{folder}: {len(loaded)} tensors loaded"]
-    lines += [f"{folder}: unused: {', '.join(unused)}"] if unused else []
-    return lines + ([f"model: not in {folder}, unchanged: {', '.join(missing)}"] if missing else [])

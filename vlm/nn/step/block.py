@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from vlm.nn.blocks import MLP, GatedMLP
 from vlm.nn.position import PositionInfo
-from vlm.nn.step.packed import Int8Linear, PackedLinear, PackedMLP, SplitLinear
+from vlm.nn.step.packed import InferenceLayer
 
 
 class Cache(Protocol):
@@ -124,11 +124,8 @@ class StepBlock:
         self.heads = (attn.num_heads, attn.num_kv_heads, attn.num_kv_heads)
         self.head_dim, self.qk_norm, self.scale = attn.head_dim, attn.qk_norm, attn.scale
         if cross is not None:
-            self.norm_cross, self.cross_q, self.cross_proj = (
-                as_function(block.norm_cross),
-                as_function(cross.q),
-                as_function(cross.proj),
-            )
+            self.norm_cross = as_function(block.norm_cross)
+            self.cross_q, self.cross_proj = as_function(cross.q), as_function(cross.proj)
 
     def step(
         self,
@@ -189,7 +186,7 @@ def as_function(module: nn.Module) -> Callable[[Tensor], Tensor]:
     """Returns a module as a plain function if its type is supported and it has no hooks; else the module itself."""
     if module._forward_hooks or module._forward_pre_hooks:
         return module
-    if isinstance(module, PackedLinear | PackedMLP | SplitLinear | Int8Linear):
+    if isinstance(module, InferenceLayer):
         return module.function()
     if type(module) is nn.Linear:
         return partial(F.linear, weight=module.weight, bias=module.bias)
@@ -199,14 +196,9 @@ def as_function(module: nn.Module) -> Callable[[Tensor], Tensor]:
     if type(module) is nn.RMSNorm:
         return partial(torch.rms_norm, normalized_shape=module.normalized_shape, weight=module.weight, eps=module.eps)
     children = dict(module.named_children())
-    if isinstance(module, MLP | GatedMLP) and type(module) in (MLP, GatedMLP) and set(children) == {"fc1", "fc2"}:
-        return _mlp_as_function(module, as_function(children["fc1"]), as_function(children["fc2"]))
-    return module
-
-
-def _mlp_as_function(
-    module: MLP | GatedMLP, first: Callable[[Tensor], Tensor], second: Callable[[Tensor], Tensor]
-) -> Callable[[Tensor], Tensor]:
+    if not isinstance(module, MLP | GatedMLP) or type(module) not in (MLP, GatedMLP) or set(children) != {"fc1", "fc2"}:
+        return module
+    first, second = as_function(children["fc1"]), as_function(children["fc2"])
     if isinstance(module, MLP):
         activation = module.activation
         return lambda x: second(activation(first(x)))

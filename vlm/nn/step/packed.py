@@ -1,6 +1,7 @@
 """Linear layers arranged for inference on a CPU: packed float weights, and 8-bit weights."""
 
 import warnings
+from abc import abstractmethod
 from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Any
@@ -18,7 +19,18 @@ WEIGHT = 127  # largest quantised weight
 TINY = 1e-30  # minimum scale, for rows of zeros
 
 
-class Int8Linear(nn.Module):
+class InferenceLayer(nn.Module):
+    """Base of layers that are also available as plain functions, without the overhead of modules."""
+
+    @abstractmethod
+    def function(self) -> Product:
+        """The layer as a plain function."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function()(x)
+
+
+class Int8Linear(InferenceLayer):
     """A linear layer that multiplies 8-bit integers: W8A8 with vector-wise scales (Dettmers et al. 2022, 2.1).
 
     Each output has a scale for its weights. Inputs are quantised on the fly, with a scale per row, so that a row's
@@ -38,11 +50,7 @@ class Int8Linear(nn.Module):
         self.weight = _prepack_int8((weight / scale[:, None]).round().to(torch.int8), scale)
         self.bias = None if bias is None else bias.detach().float()
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.function()(x)
-
     def function(self) -> Product:
-        """The layer as a plain function, without the overhead of modules."""
         product = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32.default
         weight, bias, level = self.weight, self.bias, levels()
 
@@ -94,20 +102,30 @@ def quantize(model: nn.Module, decoders: Iterable[Any]) -> int:
         product = Int8Linear(head.weight, head.bias).function()
         decoder.head = lambda hidden, head=head, product=product: product(head.apply_transform(hidden))
         count += 1
-    return count + sum(_quantize(block) for block in _find_blocks(model))
+    return count + _replace_in_blocks(
+        model, lambda name, layer: Int8Linear(layer.weight, layer.bias) if type(layer) is nn.Linear else None
+    )
 
 
-def _quantize(module: nn.Module) -> int:
+def _replace_in_blocks(model: nn.Module, replacement: Callable[[str, Any], nn.Module | None]) -> int:
+    """Replaces layers in all blocks of a model; returns their number.
+
+    Args:
+        replacement: Returns the replacement of a layer, given its name in its parent; None to replace layers inside it.
+    """
     count = 0
-    for name in [name for name, _ in module.named_children()]:
-        child: Any = module.get_submodule(name)  # the only reference to a layer, which is freed as it is replaced
-        if type(child) is nn.Linear:
-            setattr(module, name, Int8Linear(child.weight, child.bias))
+    stack: list[nn.Module] = [module for module in model.modules() if isinstance(module, Block)]
+    while stack:
+        parent = stack.pop()
+        for name in [name for name, _ in parent.named_children()]:
+            child = parent.get_submodule(name)  # the only reference to a layer, which is freed as it is replaced
+            if (new := replacement(name, child)) is None:
+                stack.append(child)
+                continue
+            setattr(parent, name, new)
             count += 1
-            del child
+            del child, new
             return_freed_memory()
-        else:
-            count += _quantize(child)
     return count
 
 
@@ -122,7 +140,7 @@ FUSED = {
 }
 
 
-class PackedLinear(nn.Module):
+class PackedLinear(InferenceLayer):
     """A linear layer whose weight is stored in the blocked layout of oneDNN.
 
     With plain weights oneDNN copies them into blocks at each call: most of the time of a product of 8 rows, and still a
@@ -146,17 +164,13 @@ class PackedLinear(nn.Module):
         self.bias = None if bias is None else bias.detach()
         self.fused = ("none", "") if activation is None else FUSED[activation]
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.function()(x)
-
-    def function(self) -> Callable[[Tensor], Tensor]:
-        """The layer as a plain function, without the overhead of modules."""
+    def function(self) -> Product:
         product, weight, bias = torch.ops.mkldnn._linear_pointwise.default, self.weight, self.bias
         name, algorithm = self.fused
         return lambda x: product(x, weight, bias, name, [], algorithm)
 
 
-class SplitLinear(nn.Module):
+class SplitLinear(InferenceLayer):
     """A linear layer in float32 that multiplies a single row in parts, by a batched product.
 
     MKL computes a batch of matrices times a vector at nearly the speed of memory, and one matrix times a vector at half
@@ -182,15 +196,11 @@ class SplitLinear(nn.Module):
         self.weight, self.bias = layer.weight, layer.bias
         self.weight.data = self.weight.data.contiguous()
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.function()(x)
-
-    def function(self) -> Callable[[Tensor], Tensor]:
-        """The layer as a plain function, without the overhead of modules."""
+    def function(self) -> Product:
         return split_product(self.weight, self.bias)
 
 
-def split_product(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
+def split_product(weight: Tensor, bias: Tensor | None) -> Product:
     """The forward pass of a `SplitLinear`, as a plain function.
 
     Shapes:
@@ -216,7 +226,7 @@ def split_product(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Ten
     return product
 
 
-class PackedMLP(nn.Module):
+class PackedMLP(InferenceLayer):
     """An MLP with packed layers.
 
     Shapes:
@@ -230,11 +240,7 @@ class PackedMLP(nn.Module):
         self.fc1 = PackedLinear(mlp.fc1.weight, mlp.fc1.bias, mlp.activation if self.activation is None else None)
         self.fc2 = PackedLinear(mlp.fc2.weight, mlp.fc2.bias)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.function()(x)
-
-    def function(self) -> Callable[[Tensor], Tensor]:
-        """The MLP as a plain function, without the overhead of modules."""
+    def function(self) -> Product:
         first, second, activation = self.fc1.function(), self.fc2.function(), self.activation
         return (lambda x: second(first(x))) if activation is None else (lambda x: second(activation(first(x))))
 
@@ -245,26 +251,16 @@ def prepack(model: nn.Module, wanted: Callable[[str, nn.Linear], bool] = lambda 
     Args:
         wanted: Selects layers by name and layer; called with the first layer of an MLP.
     """
-    for block in _find_blocks(model):
-        _prepack(block, lambda name, layer: _can_pack(layer.weight) and wanted(name, layer))
 
+    def should_pack(name: str, layer: nn.Module) -> bool:
+        return type(layer) is nn.Linear and _can_pack(layer.weight) and wanted(name, layer)
 
-def _find_blocks(model: nn.Module) -> list[nn.Module]:
-    return [module for module in model.modules() if isinstance(module, Block)]
+    def packed(name: str, layer: Any) -> nn.Module | None:
+        if type(layer) is MLP and should_pack(name, layer.fc1):
+            return PackedMLP(layer)
+        return PackedLinear(layer.weight, layer.bias) if should_pack(name, layer) else None
 
-
-def _prepack(module: nn.Module, should_pack: Callable[[str, nn.Linear], bool]) -> None:
-    for name in [name for name, _ in module.named_children()]:
-        child: Any = module.get_submodule(name)  # the only reference to a layer, which is freed as soon as it is packed
-        if type(child) is MLP and type(child.fc1) is nn.Linear and should_pack(name, child.fc1):
-            setattr(module, name, PackedMLP(child))
-        elif type(child) is nn.Linear and should_pack(name, child):
-            setattr(module, name, PackedLinear(child.weight, child.bias))
-        else:
-            _prepack(child, should_pack)
-            continue
-        del child
-        return_freed_memory()
+    _replace_in_blocks(model, packed)
 
 
 def prepack_for_decoding(decoder: nn.Module, *, rows: int) -> None:
@@ -286,8 +282,7 @@ def prepack_for_decoding(decoder: nn.Module, *, rows: int) -> None:
         prepack(decoder, lambda name, layer: name == "kv")  # products of the context have many rows
         if _has_fast_row_products():
             return
-        for block in _find_blocks(decoder):
-            _replace_with_split(block)
+        _replace_in_blocks(decoder, lambda name, layer: SplitLinear(layer) if type(layer) is nn.Linear else None)
         product = split_product(weight, head.bias)
     elif _can_pack(weight):
         prepack(decoder)
@@ -297,14 +292,6 @@ def prepack_for_decoding(decoder: nn.Module, *, rows: int) -> None:
     else:
         return
     decoder.head = lambda hidden: product(head.apply_transform(hidden))  # type: ignore[assignment]
-
-
-def _replace_with_split(module: nn.Module) -> None:
-    for name, child in [*module.named_children()]:
-        if type(child) is nn.Linear:
-            setattr(module, name, SplitLinear(child))
-        else:
-            _replace_with_split(child)
 
 
 def _can_pack(weight: Tensor) -> bool:

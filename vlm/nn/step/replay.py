@@ -170,17 +170,13 @@ class StepperPool:
             return Stepper(decoder, decoder.start(context, **sizes))
         if context is not None and context.mask is not None:
             context = context.pad_to(-(-context.states.shape[1] // STATES) * STATES)
-        key = _pool_key(decoder, context, *sizes.values())
+        # The graph reads the weights at their addresses.
+        weights = tuple(tensor.data_ptr() for tensor in chain(decoder.parameters(), decoder.buffers()))
+        shape = None if context is None else (context.states.shape, context.states.dtype, context.mask is None)
+        key = (rows, max_len, beams), weights, shape
         stepper = self._steppers.get(key)
         if stepper is None:
             stepper = self._steppers[key] = Stepper(decoder, decoder.start(context, **sizes))
         else:
             stepper.state.replace(torch.arange(rows // beams, device=device), decoder.read(context))
         return stepper
-
-
-def _pool_key(decoder: torch.nn.Module, context: Any, *sizes: int) -> Hashable:
-    """Key of a recorded step: the sizes of its tensors and the addresses of its weights, which the graph reads."""
-    weights = tuple(tensor.data_ptr() for tensor in chain(decoder.parameters(), decoder.buffers()))
-    shape = None if context is None else (context.states.shape, context.states.dtype, context.mask is None)
-    return sizes, weights, shape

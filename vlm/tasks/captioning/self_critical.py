@@ -21,8 +21,8 @@ from vlm.evaluation.metrics.captions import CaptionMetric
 from vlm.evaluation.metrics.coco import KEYS, References
 from vlm.evaluation.metrics.ngrams import DocumentFrequencies, Floats
 from vlm.evaluation.metrics.tokens import units_of
+from vlm.models.context import Features
 from vlm.models.encoder_decoder import VisionLanguageModel
-from vlm.models.frozen_features import Features
 from vlm.nn.vocabulary_loss import Head
 from vlm.randomness import key
 from vlm.tasks.shared.text_tasks import ImageTextTask

@@ -11,8 +11,8 @@ from vlm.data.batch import Batch
 from vlm.errors import Range, UserError
 from vlm.evaluation.report.sections import Card, Cards
 from vlm.models.classifier import Classifier
+from vlm.models.context import Features
 from vlm.models.flop import Work
-from vlm.models.frozen_features import Features
 from vlm.tasks.classification.predict import class_probabilities
 from vlm.tasks.shared.classes import ClassPrediction, ClassTask
 from vlm.tasks.shared.show import example_image, image_shape

@@ -15,9 +15,9 @@ from vlm.data.text.inputs import OneCaptionField
 from vlm.errors import printable
 from vlm.evaluation.metrics.bootstrap import Scorer
 from vlm.evaluation.report.sections import MAX_SAMPLES, Card, Cards, Section, sample_indices
+from vlm.models.context import Features
 from vlm.models.dual_encoder import DualEncoder
 from vlm.models.flop import Work
-from vlm.models.frozen_features import Features
 from vlm.tasks.contrastive.metrics import RetrievalMetric
 from vlm.tasks.contrastive.predict import embed_pixels, embed_rows
 from vlm.tasks.shared.show import example_image, image_shape, row_lines, text_shape

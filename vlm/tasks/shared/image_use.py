@@ -11,7 +11,7 @@ from torch import Tensor
 from vlm.errors import Count, Share, SharedError
 from vlm.evaluation.report.verdict import FEW_STEPS, LONGER
 from vlm.io.terminal import fold
-from vlm.models.frozen_features import Features
+from vlm.models.context import Features
 from vlm.tasks.captioning.metrics import LanguageMetrics, text_findings
 from vlm.training.step.optim import total_steps
 

@@ -13,7 +13,7 @@ from vlm.data.images.image import ImageError
 from vlm.data.records import Record
 from vlm.data.text.tokenizer import Tokenizer
 from vlm.errors import UserError, printable
-from vlm.models.frozen_features import Features
+from vlm.models.context import Features
 from vlm.training.data_module import Data
 
 GALLERY, SIDE = 8, 512  # number of images of a gallery, and pixels of the longer side of all but the first

@@ -14,10 +14,9 @@ from vlm.errors import Count
 from vlm.evaluation.report.sections import sample_indices
 from vlm.inference.options import DecodingOptions
 from vlm.inference.writing import Text, decode_likeliest
-from vlm.models.context import Context
+from vlm.models.context import Context, Features
 from vlm.models.encoder_decoder import EncoderDecoder, VisionLanguageModel
 from vlm.models.flop import Work
-from vlm.models.frozen_features import Features
 from vlm.nn.precision import widest_float
 from vlm.nn.step.replay import StepperPool
 from vlm.tasks.shared.show import first_row, image_shape, row_lines, text_shape

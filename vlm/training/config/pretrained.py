@@ -74,7 +74,7 @@ def _read_folder(path: str | None, key: str, *, images_only: bool = False) -> tu
         raise UserError(f"{key}: missing; give {key}=FOLDER")
     from vlm.checkpoint.hugging_face import describe_folder  # imports torch, before which `tune` must run
     from vlm.checkpoint.locate import download
-    from vlm.models.pretrained.opened import open_folder
+    from vlm.models.pretrained.load import open_folder
 
     folder = str(download(path))
     return folder, *describe_folder(open_folder(folder), images_only=images_only)

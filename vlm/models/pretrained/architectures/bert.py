@@ -2,9 +2,8 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
-
-from torch import Tensor
 
 from vlm.models.classifier import SequenceClassifier, TokenClassifier
 from vlm.models.pretrained.architecture import (
@@ -80,28 +79,27 @@ BERT = Stack(
 )
 
 
-def name_bert_class_head(model: SequenceClassifier) -> Names:
-    """Names of pooler and head, if our model reads the first token through the same layer."""
-    if model.pool != "class" or model.transform is None:
-        return {}
-    pooler = {f"transform.{kind}": f"bert.pooler.dense.{kind}|pooler.dense.{kind}" for kind in ("weight", "bias")}
-    return {**pooler, "head": "classifier"}
+BERT_CLASS_HEAD: Names = {
+    **{f"transform.{kind}": f"bert.pooler.dense.{kind}|pooler.dense.{kind}" for kind in ("weight", "bias")},
+    "head": "classifier",
+}
 
 
 def name_token_head(model: TokenClassifier) -> Names:
     return {f"head.{kind}": f"qa_outputs.{kind}|classifier.{kind}" for kind in ("weight", "bias")}
 
 
-def specify_masked_lm(config: Fields, parts: Mapping[str, Spec]) -> Spec:
+def specify_masked_lm(config: Fields, parts: Mapping[str, Spec], *, transform: str | None = None) -> Spec:
+    """Specifies a masked language model; the activation of its head is by default that of the blocks."""
     config.require({"tie_word_embeddings": True}, "our MaskedLanguageModel")
     args = parts["encoder"]["args"]
-    head = {"bias": True, "transform": args["activation"], "norm_eps": args["norm_eps"]}
+    head = {"bias": True, "transform": transform or args["activation"], "norm_eps": args["norm_eps"]}
     return make_spec("MaskedLanguageModel", encoder=parts["encoder"], vocab_size=args["vocab_size"], **head)
 
 
-def specify_bert_classifier(config: Fields, parts: Mapping[str, Spec]) -> Spec:
-    count = count_exclusive_classes(config)
-    return make_spec("SequenceClassifier", encoder=parts["encoder"], num_classes=count, pool="class", transform=True)
+def specify_bert_classifier(config: Fields, parts: Mapping[str, Spec], *, transform: bool | str = True) -> Spec:
+    args = {"num_classes": count_exclusive_classes(config), "pool": "class", "transform": transform}
+    return make_spec("SequenceClassifier", encoder=parts["encoder"], **args)
 
 
 def specify_tagger(config: Fields, parts: Mapping[str, Spec]) -> Spec:
@@ -123,7 +121,8 @@ BERT_ARCHITECTURE = Architecture(
     },
     heads={
         MaskedLanguageModel: lambda model: BERT_PREDICTIONS,
-        SequenceClassifier: name_bert_class_head,
+        # If our model reads the first token through the same layer.
+        SequenceClassifier: lambda model: BERT_CLASS_HEAD if model.pool == "class" and model.transform else {},
         TokenClassifier: name_token_head,
     },
     unused=(
@@ -167,17 +166,13 @@ DISTILBERT = Stack(
 )
 
 
-def specify_distilbert_classifier(config: Fields, parts: Mapping[str, Spec]) -> Spec:
-    spec = specify_bert_classifier(config, parts)
-    spec["args"]["transform"] = "relu"
-    return spec
-
-
 DISTILBERT_ARCHITECTURE = Architecture(
     parts=lambda config: {"encoder": Part(DISTILBERT, config)},
     models={
         "DistilBertForMaskedLM": Model("masked_language_modeling", specify_masked_lm),
-        "DistilBertForSequenceClassification": Model("text_classification", specify_distilbert_classifier),
+        "DistilBertForSequenceClassification": Model(
+            "text_classification", partial(specify_bert_classifier, transform="relu")
+        ),
         "DistilBertForTokenClassification": Model("tagging", specify_tagger),
         "DistilBertForQuestionAnswering": Model("span_answering", specify_span_answerer),
     },
@@ -201,11 +196,6 @@ def subtract_position_offset(sizes: dict[str, Any], config: Fields) -> dict[str,
     return {"max_len": sizes["max_len"] - POSITION_OFFSET}
 
 
-def add_token_type(positions: Tensor, types: Tensor) -> Tensor:
-    """Position embeddings with the embedding of the only token type added."""
-    return positions[POSITION_OFFSET:] + types[0]
-
-
 ROBERTA = Stack(
     kind=TextEncoder,
     model_type="roberta",
@@ -215,7 +205,8 @@ ROBERTA = Stack(
     names={
         **BERT_EMBEDDINGS,
         "positions.weight": Weight(
-            ("embeddings.position_embeddings.weight", "embeddings.token_type_embeddings.weight"), add_token_type
+            ("embeddings.position_embeddings.weight", "embeddings.token_type_embeddings.weight"),
+            lambda positions, types: positions[POSITION_OFFSET:] + types[0],  # the only token type
         ),
         **expand_layers(BERT_LAYERS, "encoder.layer"),
     },
@@ -227,13 +218,6 @@ ROBERTA = Stack(
 )
 
 
-def specify_roberta_masked_lm(config: Fields, parts: Mapping[str, Spec]) -> Spec:
-    """As BERT's, but its head always has the exact GELU."""
-    spec = specify_masked_lm(config, parts)
-    spec["args"]["transform"] = "gelu"
-    return spec
-
-
 ROBERTA_PREDICTIONS: Names = {
     "vocabulary_head.bias": "lm_head.bias|lm_head.decoder.bias",
     "vocabulary_head.dense": "lm_head.dense",
@@ -242,7 +226,7 @@ ROBERTA_PREDICTIONS: Names = {
 ROBERTA_ARCHITECTURE = Architecture(
     parts=lambda config: {"encoder": Part(ROBERTA, config)},
     models={
-        "RobertaForMaskedLM": Model("masked_language_modeling", specify_roberta_masked_lm),
+        "RobertaForMaskedLM": Model("masked_language_modeling", partial(specify_masked_lm, transform="gelu")),
         "RobertaForSequenceClassification": Model("text_classification", specify_bert_classifier),
         "RobertaForTokenClassification": Model("tagging", specify_tagger),
     },

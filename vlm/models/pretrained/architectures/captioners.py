@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from vlm.errors import UserError
 from vlm.models.decoder import Decoder
 from vlm.models.encoder_decoder import VisionLanguageModel
-from vlm.models.pretrained.architecture import Architecture, Export, Model, make_spec, specify_captioner
+from vlm.models.pretrained.architecture import LANGUAGE_MODEL, Architecture, Export, Model, make_spec, specify_captioner
 from vlm.models.pretrained.architectures.bert import (
     BERT_EMBEDDINGS,
     BERT_LAYERS,
@@ -97,7 +97,7 @@ TROCR = Stack(
 )
 TROCR_ARCHITECTURE = Architecture(
     parts=lambda config: {"decoder": Part(TROCR, config)},
-    models={"TrOCRForCausalLM": Model("language_modeling", lambda config, parts: parts["decoder"])},
+    models={"TrOCRForCausalLM": LANGUAGE_MODEL},
 )
 
 
@@ -133,11 +133,6 @@ BLIP_VISION = Stack(
 )
 
 
-def make_blip_head(sizes: dict[str, Any], config: Fields) -> dict[str, Any]:
-    shared = {name: sizes[name] for name in ("dim", "vocab_size", "norm_eps")}
-    return {"vocabulary_head": make_spec("VocabularyHead", bias=True, transform=sizes["activation"], **shared)}
-
-
 BLIP_TEXT = Stack(
     kind=Decoder,
     model_type="blip_text_model",
@@ -148,7 +143,14 @@ BLIP_TEXT = Stack(
         "vocab_size": integer("vocab_size", 30524),
         "context_dim": integer("encoder_hidden_size", 768),
     },
-    more=make_blip_head,
+    more=lambda sizes, config: {
+        "vocabulary_head": make_spec(
+            "VocabularyHead",
+            bias=True,
+            transform=sizes["activation"],
+            **{name: sizes[name] for name in ("dim", "vocab_size", "norm_eps")},
+        )
+    },
     names={**BERT_EMBEDDINGS, **expand_layers(BLIP_TEXT_LAYERS, "encoder.layer")},
     head={**BERT_PREDICTIONS, **BERT_TIED_EMBEDDING},
     unused=("embeddings.position_ids",),
@@ -233,19 +235,6 @@ STACKS = {"encoder": (VIT, DEIT, SIGLIP_VISION), "decoder": (GPT2, TROCR)}
 VISION_ENCODER_DECODER_PROJECTION = "enc_to_dec_proj"
 
 
-def select_parts(config: Fields) -> dict[str, Part]:
-    """Returns the parts of encoder and decoder.
-
-    Raises:
-        UserError: One is of another kind.
-    """
-    found = {}
-    for place, stacks in STACKS.items():
-        inner = config.part(place)
-        found[place] = Part(select_stack(inner, *stacks), inner, f"{place}.")
-    return found
-
-
 def fold_projection(weights: WeightMap, stored: Collection[str]) -> WeightMap:
     """Merges a projection of the encoder's states into the key and value projections, which are linear too."""
     p, b = f"{VISION_ENCODER_DECODER_PROJECTION}.weight", f"{VISION_ENCODER_DECODER_PROJECTION}.bias"
@@ -254,22 +243,18 @@ def fold_projection(weights: WeightMap, stored: Collection[str]) -> WeightMap:
     folded = dict(weights)
     for name, weight in weights.items():
         if name.endswith("cross_attn.kv.weight"):
-            folded[name] = Weight((*weight.names, p), partial(_fold_into_weight, weight))
+            folded[name] = Weight((*weight.names, p), partial(_fold, weight, None))
         elif name.endswith("cross_attn.kv.bias"):
             kv = weights[name.removesuffix("bias") + "weight"]
-            folded[name] = Weight((*weight.names, *kv.names, b), partial(_fold_into_bias, weight, kv))
+            folded[name] = Weight((*kv.names, b, *weight.names), partial(_fold, kv, weight))
     return folded
 
 
-def _fold_into_weight(kv: Weight, *tensors: Tensor) -> Tensor:
-    *parts, projection = tensors
-    return (kv.read(*parts).double() @ projection.double()).float()
-
-
-def _fold_into_bias(bias: Weight, kv: Weight, *tensors: Tensor) -> Tensor:
-    *parts, projection_bias = tensors
-    kv_bias, kv_weight = bias.read(*parts[: len(bias.names)]), kv.read(*parts[len(bias.names) :])
-    return (kv_weight.double() @ projection_bias.double() + kv_bias.double()).float()
+def _fold(kv: Weight, bias: Weight | None, *tensors: Tensor) -> Tensor:
+    """Multiplies a weight by a weight or bias of the projection, the tensor after it, and adds its own bias."""
+    count = len(kv.names)
+    folded = kv.read(*tensors[:count]).double() @ tensors[count].double()
+    return (folded if bias is None else folded + bias.read(*tensors[count + 1 :]).double()).float()
 
 
 def export_vision_encoder_decoder(model: nn.Module) -> Export | None:
@@ -312,7 +297,10 @@ def _pad_to_width(dim: int, width: int, tensors: dict[str, Tensor]) -> dict[str,
 
 
 VISION_ENCODER_DECODER_ARCHITECTURE = Architecture(
-    parts=select_parts,
+    parts=lambda config: {
+        place: Part(select_stack(inner := config.part(place), *stacks), inner, f"{place}.")
+        for place, stacks in STACKS.items()
+    },
     models={"VisionEncoderDecoderModel": Model("captioning", specify_captioner)},
     adjust=fold_projection,
     neutral_keys=("is_encoder_decoder",),

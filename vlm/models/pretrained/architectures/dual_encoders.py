@@ -131,10 +131,6 @@ def name_clip_heads(model: DualEncoder) -> Names:
     return names | {"log_scale": scalar_weight("logit_scale")}
 
 
-def specify_clip(config: Fields, parts: Mapping[str, Spec]) -> Spec:
-    return make_spec("DualEncoder", **parts, embed_dim=config.read(CLIP_WIDTH), pool="class", text_pool="last")
-
-
 def export_clip(model: nn.Module) -> Export | None:
     if not isinstance(model, DualEncoder) or not isinstance(model.text_encoder, Decoder) or not name_clip_heads(model):
         return None
@@ -149,7 +145,15 @@ def export_clip(model: nn.Module) -> Export | None:
 
 CLIP_ARCHITECTURE = Architecture(
     parts=read_clip_parts,
-    models={name: Model("contrastive", specify_clip) for name in ("CLIPModel", "clip")},
+    models=dict.fromkeys(
+        ("CLIPModel", "clip"),
+        Model(
+            "contrastive",
+            lambda config, parts: make_spec(
+                "DualEncoder", **parts, embed_dim=config.read(CLIP_WIDTH), pool="class", text_pool="last"
+            ),
+        ),
+    ),
     heads={DualEncoder: name_clip_heads},
     unused=(PROJECTION, "text_projection.weight", "logit_scale", "classifier.{kind}"),
     special_tokens={"pad": "<|endoftext|>", "bos": "<|startoftext|>", "eos": "<|endoftext|>"},

@@ -3,11 +3,12 @@
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import nn
 
 from vlm.models.decoder import Decoder
-from vlm.models.pretrained.architecture import Architecture, Export, Model, make_spec
-from vlm.models.pretrained.export import export_stack, is_linear_head
+from vlm.models.pretrained.architecture import LANGUAGE_MODEL, Architecture, Export, make_spec
+from vlm.models.pretrained.export import export_stack
 from vlm.models.pretrained.fields import REQUIRED, Fields, choice, flag, integer, number
 from vlm.models.pretrained.stack import ACTIVATIONS, Part, Paths, Stack, expand_layers
 from vlm.nn.position import RotaryPositions
@@ -77,7 +78,7 @@ def export_gpt2(model: nn.Module) -> Export | None:
 
 GPT2_ARCHITECTURE = Architecture(
     parts=lambda config: {"decoder": Part(GPT2, config)},
-    models={"GPT2LMHeadModel": Model("language_modeling", lambda config, parts: parts["decoder"])},
+    models={"GPT2LMHeadModel": LANGUAGE_MODEL},
     unused=("score.weight", "classifier.{kind}", "qa_outputs.{kind}", "multiple_choice_head.summary.{kind}"),
     export=export_gpt2,
 )
@@ -183,25 +184,22 @@ def export_decoder(model: nn.Module, stack: Stack, saved_as: str, **options: Any
         return None
     head: Any = model.vocabulary_head
     untied = head is not None and head.own is not None
-    rope = {"rope_theta": model.positions.base, "rope_scaling": _make_rope_scaling(model.positions.options)}
-    more = {"tie_word_embeddings": not untied, **rope}
-    config, tensors = export_stack(stack, model, "model", head=is_linear_head, more=more)
+    rotary, rope = model.positions.options, None
+    if "scaling" in rotary:
+        rope = {"rope_type": rotary["scaling"], "factor": rotary["factor"]}
+        if "trained_len" in rotary:
+            rope |= {name: rotary[name] for name in FREQUENCIES} | {ORIGINAL_MAX_LEN: rotary["trained_len"]}
+    more = {"tie_word_embeddings": not untied, "rope_theta": rotary["base"], "rope_scaling": rope}
+    config, tensors = export_stack(
+        stack, model, "model", head=lambda head: head.parts(torch.empty(0))[1:] == (None, None), more=more
+    )
     named = {f"{stack.prefix}{name}": tensor for name, tensor in tensors.items()}
     return config | {"architectures": [saved_as]}, named | ({"lm_head.weight": head.own.weight} if untied else {})
 
 
-def _make_rope_scaling(options: dict[str, Any]) -> dict[str, Any] | None:
-    if "scaling" not in options:
-        return None
-    rope = {"rope_type": options["scaling"], "factor": options["factor"]}
-    if "trained_len" not in options:
-        return rope
-    return rope | {name: options[name] for name in FREQUENCIES} | {ORIGINAL_MAX_LEN: options["trained_len"]}
-
-
 LLAMA_ARCHITECTURE = Architecture(
     parts=lambda config: {"decoder": Part(LLAMA, config)},
-    models={"LlamaForCausalLM": Model("language_modeling", lambda config, parts: parts["decoder"])},
+    models={"LlamaForCausalLM": LANGUAGE_MODEL},
     unused=CLASS_HEAD,
     export=lambda model: export_decoder(model, LLAMA, "LlamaForCausalLM", norm="rms", qk_norm=False, qkv_bias=None),
 )
@@ -237,7 +235,7 @@ def require_full_attention(stack: Stack, config: Fields) -> Part:
 
 QWEN2_ARCHITECTURE = Architecture(
     parts=lambda config: {"decoder": require_full_attention(QWEN2, config)},
-    models={"Qwen2ForCausalLM": Model("language_modeling", lambda config, parts: parts["decoder"])},
+    models={"Qwen2ForCausalLM": LANGUAGE_MODEL},
     unused=CLASS_HEAD,
     export=lambda model: export_decoder(model, QWEN2, "Qwen2ForCausalLM", qkv_bias=True),
 )
@@ -252,7 +250,7 @@ QWEN3 = replace(
 )
 QWEN3_ARCHITECTURE = Architecture(
     parts=lambda config: {"decoder": require_full_attention(QWEN3, config)},
-    models={"Qwen3ForCausalLM": Model("language_modeling", lambda config, parts: parts["decoder"])},
+    models={"Qwen3ForCausalLM": LANGUAGE_MODEL},
     unused=CLASS_HEAD,
     export=lambda model: export_decoder(model, QWEN3, "Qwen3ForCausalLM", qk_norm="rms"),
 )
@@ -299,7 +297,7 @@ GEMMA = replace(
 )
 GEMMA_ARCHITECTURE = Architecture(
     parts=lambda config: {"decoder": Part(GEMMA, config)},
-    models={"GemmaForCausalLM": Model("language_modeling", lambda config, parts: parts["decoder"])},
+    models={"GemmaForCausalLM": LANGUAGE_MODEL},
     unused=CLASS_HEAD,
     export=lambda model: export_decoder(model, GEMMA, "GemmaForCausalLM", norm="rms_plus_one"),
 )

@@ -8,7 +8,6 @@ from torch import Tensor, nn
 
 from vlm.models.decoder import Decoder
 from vlm.models.encoder_decoder import TextToText
-from vlm.models.heads import VocabularyHead
 from vlm.models.pretrained.architecture import Architecture, Export, Model, make_spec, specify_translator
 from vlm.models.pretrained.architectures.language_models import LLAMA_ACTIVATIONS
 from vlm.models.pretrained.export import export_stack
@@ -76,15 +75,12 @@ def read_t5_positions(sizes: dict[str, Any], config: Fields, *, causal: bool = F
 
 def read_t5_decoder_arguments(sizes: dict[str, Any], config: Fields) -> dict[str, Any]:
     """Positions, and a head that is tied and scaled or, from version 1.1 on, untied."""
+    # Newer folders state whether the head is scaled; in older ones it follows from a tied head.
+    scaled = config.read(flag("scale_decoder_outputs"))
+    scaled = config.read(flag("tie_word_embeddings", True)) if scaled is None else scaled
     head = {"dim": sizes["dim"], "vocab_size": sizes["vocab_size"]}
-    head |= {"scale": sizes["dim"] ** -0.5} if is_head_scaled(config) else {"tied": False}
+    head |= {"scale": sizes["dim"] ** -0.5} if scaled else {"tied": False}
     return read_t5_positions(sizes, config, causal=True) | {"vocabulary_head": make_spec("VocabularyHead", **head)}
-
-
-def is_head_scaled(config: Fields) -> bool:
-    """Returns True if the head is scaled. Newer folders state it; in older ones it follows from a tied head."""
-    stated = config.read(flag("scale_decoder_outputs"))
-    return config.read(flag("tie_word_embeddings", True)) if stated is None else stated
 
 
 T5_ALIASES = {
@@ -204,11 +200,6 @@ def read_marian_arguments(sizes: dict[str, Any], config: Fields) -> dict[str, An
     }
 
 
-def read_marian_decoder_arguments(sizes: dict[str, Any], config: Fields) -> dict[str, Any]:
-    head = make_spec("VocabularyHead", dim=sizes["dim"], vocab_size=sizes["vocab_size"], bias=True)
-    return read_marian_arguments(sizes, config) | {"vocabulary_head": head}
-
-
 def name_marian_tensors(side: str) -> Names:
     return {"token_embed.weight": "shared.weight", **expand_layers(BART_LAYERS, f"{side}.layers")}
 
@@ -230,7 +221,10 @@ MARIAN = {
         model_type="marian",
         prefix="model.",
         sizes=make_bart_sizes("decoder", vocab_size=58101, max_len=1024),
-        more=read_marian_decoder_arguments,
+        more=lambda sizes, config: {
+            **read_marian_arguments(sizes, config),
+            "vocabulary_head": make_spec("VocabularyHead", dim=sizes["dim"], vocab_size=sizes["vocab_size"], bias=True),
+        },
         names={**name_marian_tensors("decoder"), **expand_layers(BART_CROSS_LAYERS, "decoder.layers")},
         head={
             "token_embed.weight": SHARED,
@@ -268,7 +262,9 @@ def export_marian(model: nn.Module) -> Export | None:
     for place, stack in MARIAN.items():
         module: Any = getattr(model, place)
         more = {"scale_embedding": module.embed_scale != 1}
-        stack_config, weights = export_stack(stack, module, f"model.{place}", head=is_tied_with_bias, more=more)
+        # Their head is the token embedding with a bias.
+        tied = {"head": lambda head: head.bias is not None and head.activation is None and head.scale == 1}
+        stack_config, weights = export_stack(stack, module, f"model.{place}", **tied, more=more)
         config |= stack_config
         tensors |= {f"{stack.prefix}{name}": weight for name, weight in weights.items()}
     sides: Any = (model.encoder, model.decoder)
@@ -281,12 +277,6 @@ def export_marian(model: nn.Module) -> Export | None:
     bias = target.new_zeros(len(target)) if head is None else head.bias
     config["share_encoder_decoder_embeddings"] = shared
     return config, tensors | {"final_logits_bias": bias[None]}
-
-
-def is_tied_with_bias(head: VocabularyHead) -> bool:
-    """Returns True if a head is the token embedding with a bias."""
-    _, bias, transform = head.parts(torch.empty(0))
-    return head.own is None and bias is not None and transform is None
 
 
 MARIAN_ARCHITECTURE = Architecture(

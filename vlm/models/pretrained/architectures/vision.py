@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from vlm.models.classifier import Classifier
 from vlm.models.pretrained.architecture import Architecture, Export, Model, name_class_head, specify_classifier
@@ -109,11 +109,10 @@ DEIT_ARCHITECTURE = Architecture(
 def fold_layer_scale(module: str, scale: str) -> Weight:
     """Maps the last linear layer of a residual branch to theirs, multiplied by the branch's layer scale."""
     parts = (f"{module}.{{kind}}", f"{scale}.lambda1")
-    return Weight(tuple(f"encoder.layer.*.{part}" for part in parts), _scale_rows)
-
-
-def _scale_rows(tensor: Tensor, scale: Tensor) -> Tensor:
-    return scale[:, None] * tensor if tensor.dim() == 2 else scale * tensor
+    return Weight(
+        tuple(f"encoder.layer.*.{part}" for part in parts),
+        lambda tensor, scale: scale[:, None] * tensor if tensor.dim() == 2 else scale * tensor,
+    )
 
 
 DINOV2_LAYERS: Paths = {

@@ -14,7 +14,7 @@ from vlm.models.pretrained.architecture import IMAGE, Architecture, ImageText, M
 from vlm.models.pretrained.architectures.dual_encoders import CLIP_VISION, SIGLIP_VISION
 from vlm.models.pretrained.architectures.language_models import GEMMA, LLAMA, QWEN2, require_full_attention
 from vlm.models.pretrained.fields import Fields, choice, flag, integer, square
-from vlm.models.pretrained.stack import ACTIVATIONS, Names, Part, Stack, Weight, list_patterns, select_stack
+from vlm.models.pretrained.stack import ACTIVATIONS, Names, Part, Weight, list_patterns, select_stack
 from vlm.nn.image_size import sides
 
 VISION, TEXT = "vision_tower.", "language_model."
@@ -29,16 +29,7 @@ IMAGE_IDS = ("image_token_id", "image_token_index")  # two names of a key
 NEUTRAL_KEYS = ("image_seq_length", "image_seq_len", "vocab_size", "hidden_size", "projection_dim")
 DROPPED = {"default": 1, "full": 0}  # "default" drops the first state, whether or not it is a class token
 LAYER = integer("vision_feature_layer", -2, -1000, 1000)
-
-
-def truncate_stack(stack: Stack, blocks: int, depth: int) -> Stack:
-    """Returns a copy of a stack of this depth that ends after its first blocks, without its final norm."""
-    names = {ours: theirs for ours, theirs in stack.names.items() if ours != "norm"}
-    unused = [*list_patterns({"norm": stack.names["norm"]})]
-    layers = [*list_patterns({ours: theirs for ours, theirs in names.items() if ours.startswith("blocks.")})]
-    unused += [name.replace("*", str(layer), 1) for layer in range(blocks, depth) for name in layers]
-    sizes = {**stack.sizes, "final_norm": False}
-    return replace(stack, sizes=sizes, names=names, unused=(*stack.unused, *unused))
+TIED = flag("tie_word_embeddings", False)
 
 
 def read_llava_vision(config: Fields) -> Part:
@@ -53,15 +44,20 @@ def read_llava_vision(config: Fields) -> Part:
     blocks = layer if layer >= 0 else depth + 1 + layer
     if not 1 <= blocks <= depth:
         raise inner.error(stack.sizes["depth"].name, f"but {LAYER.name} is {layer}")
-    return Part(truncate_stack(stack, blocks, depth), inner | {stack.sizes["depth"].name: blocks}, VISION)
+    names = {ours: theirs for ours, theirs in stack.names.items() if ours != "norm"}
+    layers = [*list_patterns({ours: theirs for ours, theirs in names.items() if ours.startswith("blocks.")})]
+    unused = [name.replace("*", str(block), 1) for block in range(blocks, depth) for name in layers]
+    unused += list_patterns({"norm": stack.names["norm"]})
+    sizes = {**stack.sizes, "final_norm": False}
+    truncated = replace(stack, sizes=sizes, names=names, unused=(*stack.unused, *unused))
+    return Part(truncated, inner | {stack.sizes["depth"].name: blocks}, VISION)
 
 
 def read_llava_text(config: Fields) -> Part:
     """Reads the decoder's part; its head is tied to the embedding if config.json or its text_config says so."""
     inner = config.part("text_config")
     stack = select_stack(inner, LLAMA, QWEN2)
-    tied = flag("tie_word_embeddings", False)
-    inner |= {tied.name: config.read(tied) or inner.read(tied)}
+    inner |= {TIED.name: config.read(TIED) or inner.read(TIED)}
     return (require_full_attention(stack, inner) if stack is QWEN2 else Part(stack, inner))._replace(prefix=TEXT)
 
 
@@ -92,16 +88,6 @@ def specify_vision_language(
     return make_spec("VisionLanguageModel", encoder=encoder, decoder=decoder)
 
 
-def specify_mlp_projector(config: Fields, widths: dict[str, Any]) -> Spec:
-    activation = config.read(choice("projector_hidden_act", "gelu", ACTIVATIONS))
-    bias = config.read(flag("multimodal_projector_bias", True))
-    return make_spec("MLPProjector", **widths, activation=activation, bias=bias)
-
-
-def count_dropped_states(config: Fields) -> int:
-    return config.read(choice("vision_feature_select_strategy", "default", DROPPED))
-
-
 def name_projector(names: Names) -> Mapping[type, Callable[[Any], Names]]:
     """Returns heads with the names of a projector's layers."""
     named = {f"encoder.projector.{ours}": theirs for ours, theirs in names.items()}
@@ -113,7 +99,16 @@ LLAVA_ARCHITECTURE = Architecture(
     models={
         "LlavaForConditionalGeneration": Model(
             "captioning",
-            partial(specify_vision_language, projector=specify_mlp_projector, count_dropped=count_dropped_states),
+            partial(
+                specify_vision_language,
+                projector=lambda config, widths: make_spec(
+                    "MLPProjector",
+                    **widths,
+                    activation=config.read(choice("projector_hidden_act", "gelu", ACTIVATIONS)),
+                    bias=config.read(flag("multimodal_projector_bias", True)),
+                ),
+                count_dropped=lambda config: config.read(choice("vision_feature_select_strategy", "default", DROPPED)),
+            ),
         )
     },
     heads=name_projector({f"fc{n}": f"multi_modal_projector.linear_{n}" for n in (1, 2)}),
@@ -175,20 +170,22 @@ def read_idefics3_vision(config: Fields) -> Part:
     return Part(IDEFICS3_VISION, inner, VISION)
 
 
-def read_idefics3_text(config: Fields) -> Part:
-    """Reads the decoder's part; the top-level config defines whether the head is tied to the embedding."""
-    inner = config.part("text_config")
-    tied = flag("tie_word_embeddings", False)
-    return Part(select_stack(inner, LLAMA), inner | {tied.name: config.read(tied)}, TEXT)
-
-
-def specify_shuffle_projector(config: Fields, widths: dict[str, Any]) -> Spec:
-    return make_spec("LinearProjector", **widths, shuffle=config.read(SHUFFLE), bias=False)
-
-
-IDEFICS3_MODEL = Model("captioning", partial(specify_vision_language, projector=specify_shuffle_projector))
+IDEFICS3_MODEL = Model(
+    "captioning",
+    partial(
+        specify_vision_language,
+        projector=lambda config, widths: make_spec(
+            "LinearProjector", **widths, shuffle=config.read(SHUFFLE), bias=False
+        ),
+    ),
+)
 IDEFICS3_ARCHITECTURE = Architecture(
-    parts=lambda config: {"encoder": read_idefics3_vision(config), "decoder": read_idefics3_text(config)},
+    parts=lambda config: {
+        "encoder": read_idefics3_vision(config),
+        "decoder": Part(  # the top-level config defines whether the head is tied to the embedding
+            select_stack(inner := config.part("text_config"), LLAMA), inner | {TIED.name: config.read(TIED)}, TEXT
+        ),
+    },
     models={"Idefics3ForConditionalGeneration": IDEFICS3_MODEL},
     heads=name_projector({"fc": "model.connector.modality_projection.proj"}),
     renamed=(
@@ -226,10 +223,6 @@ def read_paligemma_text(config: Fields) -> Part:
     return Part(GEMMA_TEXT, stated | {tied.name: config.read(tied)}, TEXT)
 
 
-def specify_linear_projector(config: Fields, widths: dict[str, Any]) -> Spec:
-    return make_spec("LinearProjector", **widths)
-
-
 PALIGEMMA_ARCHITECTURE = Architecture(
     parts=lambda config: {
         "encoder": Part(SIGLIP_VISION, config.part("vision_config"), VISION),
@@ -237,7 +230,12 @@ PALIGEMMA_ARCHITECTURE = Architecture(
     },
     models={
         "PaliGemmaForConditionalGeneration": Model(
-            "captioning", partial(specify_vision_language, projector=specify_linear_projector, causal=False)
+            "captioning",
+            partial(
+                specify_vision_language,
+                projector=lambda config, widths: make_spec("LinearProjector", **widths),
+                causal=False,
+            ),
         )
     },
     heads=name_projector({"fc": "multi_modal_projector.linear"}),

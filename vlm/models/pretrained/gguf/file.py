@@ -2,8 +2,9 @@
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,9 @@ from vlm.models.pretrained.gguf.config import (
     find_ends,
     make_config,
     make_generation_config,
+    make_tokenizer_files,
 )
 from vlm.models.pretrained.gguf.header import TensorLocation, read_parts
-from vlm.models.pretrained.gguf.tokenizer import make_tokenizer_files
 
 PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 # Types that the package gguf dequantises.
@@ -66,7 +67,14 @@ def map_tensor_names(tensors: Mapping[str, TensorLocation], config: Mapping[str,
     sizes = {"width": width, "vocab": config["vocab_size"], "hidden": config["intermediate_size"]}
     sizes |= {"queries": heads * head_dim, "keys": config.get("num_key_value_heads", heads) * head_dim}
     names: dict[str, str] = {}
-    for name, (theirs, axes) in _iter_expected_tensors(tensors, kind, config["num_hidden_layers"]):
+    outer = OUTER | {name: entry for name, entry in HEAD.items() if name in tensors}
+    layer_tensors = LAYER | (BIASES if kind == "qwen2" else {})
+    layers = (  # lazily, because a file may claim any number of layers
+        (f"blk.{layer}.{name}", (f"model.layers.{layer}.{theirs}", axes))
+        for layer in range(config["num_hidden_layers"])
+        for name, (theirs, axes) in layer_tensors.items()
+    )
+    for name, (theirs, axes) in chain(outer.items(), layers):
         shape = tuple(sizes[axis] for axis in axes)
         if name not in tensors:
             raise ValueError(f"it has no tensor {name!r}")
@@ -76,17 +84,6 @@ def map_tensor_names(tensors: Mapping[str, TensorLocation], config: Mapping[str,
     if unknown := next((name for name in tensors if name not in names), None):
         raise ValueError(f"the tensor {unknown!r:.60} is not one of {kind} with {config['num_hidden_layers']} layers")
     return names
-
-
-def _iter_expected_tensors(
-    tensors: Mapping[str, TensorLocation], kind: str, depth: int
-) -> Iterator[tuple[str, tuple[str, tuple[str, ...]]]]:
-    """Yields the tensors of a model; lazily, because a file may claim any number of layers."""
-    yield from OUTER.items()
-    yield from (item for item in HEAD.items() if item[0] in tensors)
-    for layer in range(depth):
-        for name, (theirs, axes) in (LAYER | (BIASES if kind == "qwen2" else {})).items():
-            yield f"blk.{layer}.{name}", (f"model.layers.{layer}.{theirs}", axes)
 
 
 def check_tensors(tensors: Mapping[str, TensorLocation]) -> None:

@@ -136,7 +136,12 @@ def read_parts(path: Path) -> Header:
         raise ValueError(f"{COUNT} is {count!r:.40}, not a number of up to {MAX_PARTS:,} parts")
     if count < 2:
         return header
-    paths = _part_paths(path, count)
+    match = PART.fullmatch(path.name)
+    if match is None or int(match[3]) != count:
+        raise ValueError(
+            f"{COUNT} is {count}, but its name does not end with -NNNNN-of-{count:05}.gguf; rename the parts"
+        )
+    paths = [path.with_name(f"{match[1]}-{number:05}-of-{match[3]}{match[4]}") for number in range(1, count + 1)]
     if missing := [part.name for part in paths if not part.is_file()]:
         more = f" and {len(missing) - MAX_NAMED} more" if len(missing) > MAX_NAMED else ""
         raise UserError(f"{path}: is one of {count} parts; put {', '.join(missing[:MAX_NAMED])}{more} next to it")
@@ -153,15 +158,6 @@ def read_parts(path: Path) -> Header:
     if values.get(TENSORS, len(tensors)) != len(tensors):
         raise ValueError(f"{TENSORS} is {values[TENSORS]!r:.40}, but its parts have {len(tensors)} tensors")
     return Header(values, tensors)
-
-
-def _part_paths(path: Path, count: int) -> list[Path]:
-    match = PART.fullmatch(path.name)
-    if match is None or int(match[3]) != count:
-        raise ValueError(
-            f"{COUNT} is {count}, but its name does not end with -NNNNN-of-{count:05}.gguf; rename the parts"
-        )
-    return [path.with_name(f"{match[1]}-{number:05}-of-{match[3]}{match[4]}") for number in range(1, count + 1)]
 
 
 NUMBER = (int, float)
@@ -270,28 +266,17 @@ def check_keys(values: Mapping[str, Any], tensors: Mapping[str, TensorLocation],
         supported["general.sampling.penalty_last_n"] = int
     supported |= {f"{kind}.{name}": allowed for name, allowed in (ARCHITECTURE | dict(read)).items()}
     for key, value in values.items():
-        if key in supported:
-            if not _is_allowed(value, supported[key]):
-                raise ValueError(f"{key} is {value!r:.40}, {_describe_allowed(supported[key])}")
-        elif not _is_description(key):
-            raise ValueError(f"{key} is {value!r:.40}, a key that is not supported")
-
-
-def _is_allowed(value: Any, allowed: Allowed) -> bool:
-    if isinstance(allowed, list):
-        return value in allowed
-    return type(value) in (allowed if isinstance(allowed, tuple) else (allowed,))
-
-
-def _describe_allowed(allowed: Allowed) -> str:
-    if isinstance(allowed, list):
-        return f"which is not supported; it may be {' or '.join(map(repr, allowed))}"
-    kinds = allowed if isinstance(allowed, tuple) else (allowed,)
-    return f"not of type {' or '.join(kind.__name__ for kind in kinds)}"
-
-
-def _is_description(key: str) -> bool:
-    group, _, name = key.partition(".")
-    if group == "tokenizer":
-        return name.startswith("chat_template.")  # further templates, for tools for example
-    return group in FREE_GROUPS or (group == "general" and name.split(".")[0] in DESCRIPTIONS)
+        allowed, found = supported.get(key), f"{key} is {value!r:.40}"
+        if allowed is None:
+            group, _, name = key.partition(".")
+            if group == "tokenizer":
+                known = name.startswith("chat_template.")  # further templates, for tools for example
+            else:
+                known = group in FREE_GROUPS or (group == "general" and name.split(".")[0] in DESCRIPTIONS)
+            if not known:
+                raise ValueError(f"{found}, a key that is not supported")
+        elif isinstance(allowed, list):
+            if value not in allowed:
+                raise ValueError(f"{found}, which is not supported; it may be {' or '.join(map(repr, allowed))}")
+        elif type(value) not in (kinds := allowed if isinstance(allowed, tuple) else (allowed,)):
+            raise ValueError(f"{found}, not of type {' or '.join(kind.__name__ for kind in kinds)}")
