@@ -82,12 +82,7 @@ class DualEncoder(nn.Module):
         self.bias = nn.Parameter(torch.full((1,), SIGMOID_BIAS)) if sigmoid else None
 
     def forward(
-        self,
-        images: Tensor | Features,
-        tokens: Tensor,
-        segments: Tensor,
-        places: Tensor,
-        layout: Tensor | None = None,
+        self, images: Tensor | Features, tokens: Tensor, segments: Tensor, places: Tensor, layout: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
         return self.embed_images(images), self.embed_texts(tokens, segments, places, layout), self.scale
 

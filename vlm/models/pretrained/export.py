@@ -10,7 +10,7 @@ from vlm.models.classifier import Classifier
 from vlm.models.dual_encoder import DualEncoder
 from vlm.models.heads import VocabularyHead
 from vlm.models.pretrained.architecture import Export, list_model_types, load_architecture
-from vlm.models.pretrained.fields import Entry, Fields
+from vlm.models.pretrained.fields import Arguments, Entry, Fields, Values
 from vlm.models.pretrained.stack import Names, Stack, Weight, infer_sizes, map_weights
 
 REMEDIES = {"stem": "model/encoder=vit", "positions": "model/position=learned"}
@@ -37,7 +37,7 @@ def export_stack(
     key: str = "model.encoder",
     *,
     head: Callable[[VocabularyHead], bool] = lambda head: False,
-    more: Mapping[str, Any] | None = None,
+    more: Values | None = None,
 ) -> Export:
     """Converts a stack to config and tensors, without its prefix.
 
@@ -49,7 +49,7 @@ def export_stack(
         UserError: Theirs computes something else; the message names each key with its value.
     """
     sizes = infer_sizes(module) | {"hidden": module.blocks[0].config.hidden}
-    config: dict[str, Any] = {"model_type": stack.model_type}
+    config: Arguments = {"model_type": stack.model_type}
     our_head, prefix = getattr(module, "vocabulary_head", None), getattr(module, "prefix", None)
     unsupported = {"prefix": prefix is not None, "vocabulary_head": our_head is not None and not head(our_head)}
     faults = [f"{key}.{name} is set" for name, is_set in unsupported.items() if is_set]
@@ -111,7 +111,7 @@ def export_towers(model: DualEncoder, stacks: Mapping[str, Stack], heads: Names)
     Args:
         heads: Names of the tensors outside the encoders.
     """
-    config: dict[str, Any] = {}
+    config: Arguments = {}
     tensors: dict[str, Tensor] = {}
     for place, stack in stacks.items():
         part, stack_tensors = export_stack(stack, getattr(model, place), f"model.{place}")

@@ -8,6 +8,8 @@ from vlm.errors import UserError
 from vlm.nn.image_size import plain
 
 REQUIRED: Any = object()  # default of a required field
+Values = Mapping[str, Any]  # an object of an untrusted file: every reader checks the type of a value
+Arguments = dict[str, Any]  # arguments of our classes by name, as checkpoints store them
 
 
 @dataclass(frozen=True)
@@ -121,14 +123,14 @@ class Fields:
         used: Paths of the keys that were read in the whole file, such as "text_config.hidden_size"; default none.
     """
 
-    def __init__(self, values: Mapping[str, Any], file: str, within: str = "", used: set[str] | None = None) -> None:
+    def __init__(self, values: Values, file: str, within: str = "", used: set[str] | None = None) -> None:
         self.values, self.file, self.within = values, file, within
         self.used: set[str] = set() if used is None else used
 
     def __contains__(self, name: str) -> bool:
         return self.values.get(name) is not None
 
-    def __or__(self, values: Mapping[str, Any]) -> "Fields":
+    def __or__(self, values: Values) -> "Fields":
         """Returns a copy with some values replaced."""
         return Fields({**self.values, **values}, self.file, self.within, self.used)
 
@@ -153,7 +155,7 @@ class Fields:
         except (ValueError, KeyError, TypeError):
             raise self.error(field.name, f"not {field.wanted}") from None
 
-    def part(self, name: str, default: Mapping[str, Any] | None = None) -> "Fields":
+    def part(self, name: str, default: Values | None = None) -> "Fields":
         """Returns an object inside this one.
 
         Raises:
@@ -166,7 +168,7 @@ class Fields:
             raise self.error(name, "not an object")
         return Fields(value, self.file, f"{self.within}{name}.", self.used)
 
-    def require(self, needed: Mapping[str, Any], who: str) -> None:
+    def require(self, needed: Values, who: str) -> None:
         """Checks that fields have the needed values, or are omitted.
 
         Args:

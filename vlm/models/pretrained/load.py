@@ -21,6 +21,7 @@ from vlm.models.pretrained.quantised import QUANTISED_SUFFIXES, dequantise
 from vlm.models.pretrained.stack import (
     LAYER,
     Part,
+    StackModule,
     Weight,
     WeightMap,
     add_prefixes,
@@ -152,7 +153,7 @@ class _MatchedStack:
         ours: Prefix of its names in the model, such as "", "encoder." or "decoder.".
     """
 
-    module: Any
+    module: StackModule
     ours: str
     part: Part
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from vlm.models.decoder import Decoder
-from vlm.models.pretrained.fields import Entry, Fields, choice, image_size, integer, number, square
+from vlm.models.pretrained.fields import Arguments, Entry, Fields, Values, choice, image_size, integer, number, square
 from vlm.models.text_encoder import TextEncoder
 from vlm.models.timm_encoder import TimmEncoder
 from vlm.models.vit import ViT
@@ -22,7 +22,7 @@ from vlm.nn.position import GridPositions, LearnedPositions
 BLOCK_ARGUMENTS = ("dim", "num_heads", "activation", "norm", "norm_eps", "pre_norm", "qk_norm", "attn_scale", "bias")
 
 
-def normalize_sizes(sizes: dict[str, Any]) -> dict[str, Any]:
+def normalize_sizes(sizes: Arguments) -> Arguments:
     """Replaces default values by None, and the hidden width by a ratio unless the MLP is gated."""
     dim, heads, hidden = sizes["dim"], sizes["num_heads"], sizes.pop("hidden", None)
     defaults = {"num_kv_heads": heads, "qkv_bias": sizes["bias"]} | ({} if dim % heads else {"head_dim": dim // heads})
@@ -32,7 +32,10 @@ def normalize_sizes(sizes: dict[str, Any]) -> dict[str, Any]:
     return {"mlp_ratio": 4.0 if hidden is None else hidden / dim} | sizes
 
 
-def infer_sizes(stack: ViT | Decoder | TextEncoder | TimmEncoder) -> dict[str, Any]:
+StackModule = ViT | Decoder | TextEncoder | TimmEncoder
+
+
+def infer_sizes(stack: StackModule) -> Arguments:
     """Returns the arguments that a stack was built with, as far as Hugging Face's configs determine them."""
     if isinstance(stack, TimmEncoder):  # its name determines all sizes
         return {}
@@ -58,8 +61,8 @@ def _describe_positions(positions: nn.Module) -> Any:
     return {"name": name, "args": positions.options} if hasattr(positions, "options") else name
 
 
-def _infer_image_sizes(vit: ViT) -> dict[str, Any]:
-    sizes: dict[str, Any] = {
+def _infer_image_sizes(vit: ViT) -> Arguments:
+    sizes: Arguments = {
         "class_token": vit.class_token is not None,
         "distillation_token": vit.distillation_token is not None,
         "stem": type(vit.patch_embed).__name__,
@@ -84,7 +87,7 @@ ACTIVATIONS = {
     "swish": "silu",
 }
 # Values of our arguments unless a stack overrides them.
-DEFAULTS: dict[str, Any] = {
+DEFAULTS: Arguments = {
     "num_kv_heads": None,
     "head_dim": None,
     "norm": "layer",
@@ -147,6 +150,7 @@ class Weight(NamedTuple):
 Paths = Mapping[str, str | tuple[str, ...]]
 Names = Mapping[str, str | tuple[str, ...] | Weight]  # the same of modules and tensors
 WeightMap = dict[str, Weight]
+Sizes = Mapping[str, Any]  # our arguments by name: fields of config.json, or constants
 
 
 def token_weight(name: str) -> Weight:
@@ -164,7 +168,7 @@ def batched_weight(name: str) -> Weight:
     return Weight((name,), lambda rows: rows[0], lambda rows: rows[None])
 
 
-def expand_layers(names: Paths, theirs: str) -> dict[str, Any]:
+def expand_layers(names: Paths, theirs: str) -> Arguments:
     """Extends the names of a layer's modules to all blocks.
 
     Args:
@@ -241,23 +245,23 @@ class Stack:
         regrids: Whether image positions are interpolated to other grids, as in its own model.
     """
 
-    kind: type[nn.Module]
+    kind: type[StackModule]
     model_type: str
-    sizes: Mapping[str, Any]
+    sizes: Sizes
     names: Names
     prefix: str = ""
-    more: Callable[[dict[str, Any], Fields], dict[str, Any]] = lambda sizes, config: {}
+    more: Callable[[Arguments, Fields], Arguments] = lambda sizes, config: {}
     extra: Names = field(default_factory=dict)
     head: Names = field(default_factory=dict)
     unused: tuple[str, ...] = ()
-    needed: Mapping[str, Any] = field(default_factory=dict)
+    needed: Values = field(default_factory=dict)
     neutral_keys: tuple[str, ...] = ()
     aliases: Mapping[str, str] = field(default_factory=dict)
-    exported: Mapping[str, Any] = field(default_factory=dict)
+    exported: Values = field(default_factory=dict)
     transposed: bool = False
     regrids: bool = False
 
-    def read_arguments(self, config: Fields) -> dict[str, Any]:
+    def read_arguments(self, config: Fields) -> Arguments:
         """Reads our arguments, including positions and the image stem.
 
         Raises:

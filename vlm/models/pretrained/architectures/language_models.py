@@ -9,7 +9,7 @@ from torch import nn
 from vlm.models.decoder import Decoder
 from vlm.models.pretrained.architecture import LANGUAGE_MODEL, Architecture, Export, make_spec
 from vlm.models.pretrained.export import export_stack
-from vlm.models.pretrained.fields import REQUIRED, Fields, choice, flag, integer, number
+from vlm.models.pretrained.fields import REQUIRED, Arguments, Fields, choice, flag, integer, number
 from vlm.models.pretrained.stack import ACTIVATIONS, Part, Paths, Stack, expand_layers
 from vlm.nn.position import RotaryPositions
 
@@ -103,7 +103,7 @@ LLAMA_LAYERS: Paths = {
 }
 
 
-def read_rotary_and_head(sizes: dict[str, Any], config: Fields, *, tied: bool = False) -> dict[str, Any]:
+def read_rotary_and_head(sizes: Arguments, config: Fields, *, tied: bool = False) -> Arguments:
     """Arguments for rotary positions, and for an untied head if there is one."""
     head_dim = sizes["head_dim"] or sizes["dim"] // sizes["num_heads"]
     if head_dim % 2:
@@ -116,7 +116,7 @@ def read_rotary_and_head(sizes: dict[str, Any], config: Fields, *, tied: bool = 
     return {"positions": rotary, "vocabulary_head": head}
 
 
-def _read_rotary(config: Fields, max_len: int) -> dict[str, Any]:
+def _read_rotary(config: Fields, max_len: int) -> Arguments:
     """Options of rotary positions, from rope_parameters or, in most published folders, rope_theta and rope_scaling."""
     # As transformers reads them: an empty object counts as missing, and keys inside the object come first.
     name = next((key for key in ("rope_scaling", "rope_parameters") if config.values.get(key)), "")
@@ -264,7 +264,7 @@ GEMMA_ACTIVATIONS = {theirs: ours for theirs, ours in LLAMA_ACTIVATIONS.items() 
 HIDDEN_ACTIVATION = choice("hidden_activation", None, GEMMA_ACTIVATIONS)
 
 
-def read_gemma_arguments(sizes: dict[str, Any], config: Fields) -> dict[str, Any]:
+def read_gemma_arguments(sizes: Arguments, config: Fields) -> Arguments:
     """Arguments for rotary positions, the head and scaled embeddings.
 
     Raises:

@@ -3,7 +3,6 @@
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch import nn
@@ -11,7 +10,7 @@ from torch import nn
 from vlm.models.classifier import Classifier
 from vlm.models.pretrained.architecture import Architecture, Export, Model, name_class_head, specify_classifier
 from vlm.models.pretrained.export import export_classifier
-from vlm.models.pretrained.fields import REQUIRED, Fields, flag, number, numbers, square, text
+from vlm.models.pretrained.fields import REQUIRED, Arguments, Fields, flag, number, numbers, square, text
 from vlm.models.pretrained.stack import (
     IMAGE_SIZES,
     SIZES,
@@ -168,7 +167,7 @@ HANDLED_ARGUMENTS = ("img_size", "in_chans", "num_classes", "global_pool")
 class TimmStack(Stack):
     """A backbone that timm builds by name, with timm's own tensor names."""
 
-    def read_arguments(self, config: Fields) -> dict[str, Any]:
+    def read_arguments(self, config: Fields) -> Arguments:
         more = config.part("model_args", {})
         if unsupported := more.values.keys() - {*HANDLED_ARGUMENTS}:
             raise more.error(min(unsupported), "which vlm does not pass to timm")

@@ -2,15 +2,17 @@
 
 import math
 import struct
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from vlm.models.pretrained.fields import Values
 from vlm.models.pretrained.gguf.header import NUMBER, Allowed, Header, check_keys
 from vlm.nn.position import RotaryPositions
 
+Json = dict[str, Any]  # an object of a file that is created here
 CLASSES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM"}  # by general.architecture
 # Keys after the architecture's name, and their names in config.json.
 NEEDED = {
@@ -31,10 +33,10 @@ FACTORS, LARGEST_FACTOR = ("scaling.factor", "scale_linear"), 10_000
 EMBEDDING, HEAD, DIVISORS = "token_embd.weight", "output.weight", "rope_freqs.weight"
 # The scaling of all sizes of Llama 3; a GGUF file has it as divisors of the angles of positions.
 ORIGINAL_MAX_LEN = 8192
-LLAMA3: dict[str, Any] = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LLAMA3: Json = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
 
 
-def make_config(header: Header, divisors: Tensor | None) -> dict[str, Any]:
+def make_config(header: Header, divisors: Tensor | None) -> Json:
     """Converts a header to the content of config.json.
 
     Args:
@@ -46,7 +48,7 @@ def make_config(header: Header, divisors: Tensor | None) -> dict[str, Any]:
     kind = header.values["general.architecture"]
     if kind not in CLASSES:
         raise ValueError(f"general.architecture is {kind!r:.40}, not one of {', '.join(CLASSES)}")
-    sizes: dict[str, Any] = {theirs: _read_size(header.values, f"{kind}.{key}") for key, theirs in NEEDED.items()}
+    sizes: Json = {theirs: _read_size(header.values, f"{kind}.{key}") for key, theirs in NEEDED.items()}
     optional = {theirs: f"{kind}.{key}" for key, theirs in OPTIONAL.items() if f"{kind}.{key}" in header.values}
     sizes |= {theirs: _read_size(header.values, key) for theirs, key in optional.items()}
     sizes.setdefault("rope_theta", 10_000.0)
@@ -74,7 +76,7 @@ def make_config(header: Header, divisors: Tensor | None) -> dict[str, Any]:
     }
 
 
-def _read_size(values: Mapping[str, Any], key: str) -> int | float:
+def _read_size(values: Values, key: str) -> int | float:
     """Reads a number above 0; a list of one equal number per layer counts as that number."""
     value = values[key]
     if isinstance(value, list) and value and value == [value[0]] * values.get(f"{key.split('.')[0]}.block_count", 0):
@@ -85,9 +87,7 @@ def _read_size(values: Mapping[str, Any], key: str) -> int | float:
     return value
 
 
-def _read_scaling(
-    values: Mapping[str, Any], kind: str, divisors: Tensor | None, head_dim: int, base: float
-) -> dict[str, Any] | None:
+def _read_scaling(values: Values, kind: str, divisors: Tensor | None, head_dim: int, base: float) -> Json | None:
     """Returns linear scaling, the default if a file states a factor, or Llama 3's; None without scaling."""
     key = next((f"{kind}.rope.{name}" for name in FACTORS if f"{kind}.rope.{name}" in values), "")
     factor = values.get(key) or 1
@@ -103,7 +103,7 @@ def _read_scaling(
     return None if factor == 1 else {"rope_type": "linear", "factor": factor}
 
 
-def _detect_llama3_scaling(divisors: Tensor, head_dim: int, base: float) -> dict[str, Any]:
+def _detect_llama3_scaling(divisors: Tensor, head_dim: int, base: float) -> Json:
     """Returns Llama 3's scaling; raises ValueError if the divisors differ from it."""
     factor = float(divisors.max())
     if divisors.shape == (head_dim // 2,) and 1 <= factor < math.inf:
@@ -152,7 +152,7 @@ NOT_ENDS: dict[str, tuple[tuple[set[str], ...], ...]] = {
 }
 
 
-def find_ends(values: Mapping[str, Any]) -> list[int]:
+def find_ends(values: Values) -> list[int]:
     """Returns the tokens that end a generation: those that the header names first, then those with a known text.
 
     Raises:
@@ -176,7 +176,7 @@ def find_ends(values: Mapping[str, Any]) -> list[int]:
     return end_ids
 
 
-def read_token_id(values: Mapping[str, Any], name: str) -> int | None:
+def read_token_id(values: Values, name: str) -> int | None:
     """Reads the id of a special token; None if the header has none.
 
     Raises:
@@ -189,13 +189,13 @@ def read_token_id(values: Mapping[str, Any], name: str) -> int | None:
     return id
 
 
-def make_generation_config(values: Mapping[str, Any], ends: Sequence[int]) -> dict[str, Any]:
+def make_generation_config(values: Values, ends: Sequence[int]) -> Json:
     """Converts a header to the content of generation_config.json.
 
     Raises:
         ValueError: An id is not in the vocabulary.
     """
-    options: dict[str, Any] = {"eos_token_id": [*ends]}
+    options: Json = {"eos_token_id": [*ends]}
     options |= {theirs: read_token_id(values, name) for name, theirs in IDS.items()}
     for name, key in OPTION_KEYS.items():
         if key in values:  # seven digits, because a header has 32-bit floats
@@ -215,7 +215,7 @@ _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
 _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
 
-def _make_pre_tokenizers(numbers: str) -> list[dict[str, Any]]:
+def _make_pre_tokenizers(numbers: str) -> list[Json]:
     pattern = {"Regex": f"{_WORDS}{numbers}{_REST}"}
     split = {"type": "Split", "pattern": pattern, "behavior": "Isolated", "invert": False}
     return [split, BYTES | {"use_regex": False}]
@@ -223,7 +223,7 @@ def _make_pre_tokenizers(numbers: str) -> list[dict[str, Any]]:
 
 LLAMA3_SPLITS, QWEN2_SPLITS = _make_pre_tokenizers(r"\p{N}{1,3}"), _make_pre_tokenizers(r"\p{N}")
 # Pre-tokenizers of BPE, by the name in tokenizer.ggml.pre; those of one line have the same patterns in llama.cpp.
-PRE_TOKENIZERS: dict[str, list[dict[str, Any]]] = {
+PRE_TOKENIZERS: dict[str, list[Json]] = {
     "gpt-2": GPT2_SPLITS,
     **dict.fromkeys(("smollm", "refact", "starcoder"), SMOLLM_SPLITS),
     **dict.fromkeys(("llama-bpe", "llama3", "llama-v3"), LLAMA3_SPLITS),
@@ -232,7 +232,7 @@ PRE_TOKENIZERS: dict[str, list[dict[str, Any]]] = {
 }
 
 
-def make_tokenizer_files(values: Mapping[str, Any], rows: int, ends: Collection[int]) -> dict[str, Any]:
+def make_tokenizer_files(values: Values, rows: int, ends: Collection[int]) -> Json:
     """Returns the contents of a tokenizer's files by name, with objects for JSON.
 
     Args:
@@ -264,7 +264,7 @@ def make_tokenizer_files(values: Mapping[str, Any], rows: int, ends: Collection[
     raise ValueError(f"{KEY}model is {model!r:.40}, not gpt2 or llama")
 
 
-def _make_tokenizer_json(values: Mapping[str, Any], tokens: Sequence[str], kinds: Sequence[int]) -> dict[str, Any]:
+def _make_tokenizer_json(values: Values, tokens: Sequence[str], kinds: Sequence[int]) -> Json:
     name = values.get(f"{KEY}pre")
     if name not in PRE_TOKENIZERS:
         raise ValueError(f"{KEY}pre is {name!r:.40}, not one of {', '.join(PRE_TOKENIZERS)}")
@@ -291,7 +291,7 @@ def _make_tokenizer_json(values: Mapping[str, Any], tokens: Sequence[str], kinds
     }
 
 
-def _make_bos_processor(tokens: Sequence[str], id: int) -> dict[str, Any]:
+def _make_bos_processor(tokens: Sequence[str], id: int) -> Json:
     """Returns a post-processor that adds a begin token to a text."""
     if type(id) is not int or not 0 <= id < len(tokens):
         raise ValueError(f"{KEY}bos_token_id is {id!r:.40}, which is outside the vocabulary")
@@ -305,7 +305,7 @@ def _make_bos_processor(tokens: Sequence[str], id: int) -> dict[str, Any]:
     }
 
 
-def _encode_sentencepiece(values: Mapping[str, Any], tokens: Sequence[str], kinds: Sequence[int]) -> bytes:
+def _encode_sentencepiece(values: Values, tokens: Sequence[str], kinds: Sequence[int]) -> bytes:
     """Encodes a SentencePiece file (sentencepiece_model.proto): pieces and normalisation."""
     pieces = b"".join(
         _encode_bytes(

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from vlm.errors import UserError
-from vlm.models.pretrained.fields import Fields
+from vlm.models.pretrained.fields import Fields, Values
 from vlm.models.pretrained.folder import CONFIG, GENERATION, Folder
 from vlm.models.pretrained.gguf.config import (
     DIVISORS,
@@ -56,7 +56,7 @@ BIASES: Table = {  # of the queries, keys and values of Qwen2
 }
 
 
-def map_tensor_names(tensors: Mapping[str, TensorLocation], config: Mapping[str, Any]) -> dict[str, str]:
+def map_tensor_names(tensors: Mapping[str, TensorLocation], config: Values) -> dict[str, str]:
     """Returns the name of each tensor in a folder with this content of config.json.
 
     Raises:
@@ -146,7 +146,7 @@ ROTATED = re.compile(r"\.[qk]_proj\.")
 class _HeaderFields(Fields):
     """Fields converted from a header, whose errors name the header's key."""
 
-    def __or__(self, values: Mapping[str, Any]) -> Fields:
+    def __or__(self, values: Values) -> Fields:
         return _HeaderFields({**self.values, **values}, self.file, self.within, self.used)
 
     def error(self, name: str, words: str) -> UserError:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vlm.errors import UserError
+from vlm.models.pretrained.fields import Values
 
 MAGIC, VERSIONS = b"GGUF", (2, 3)
 MAX_BYTES, MAX_VALUES = 2**24, 2**20  # limits of a header; Llama 3, with 128,000 tokens, has 2**23 and 2**19
@@ -246,7 +247,7 @@ QUANTISATION = 2  # version of the types of tensors; older ones have the same na
 PLAIN_KINDS = (0, 1, 30)  # numbers of F32, F16, BF16
 
 
-def check_keys(values: Mapping[str, Any], tensors: Mapping[str, TensorLocation], read: Mapping[str, Allowed]) -> None:
+def check_keys(values: Values, tensors: Mapping[str, TensorLocation], read: Mapping[str, Allowed]) -> None:
     """Checks all keys of a header.
 
     Args:
