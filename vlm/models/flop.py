@@ -127,13 +127,6 @@ def encoder_flop(encoder: Any, image_size: ImageSize) -> tuple[Flop, Context]:
     return Flop(image=count, projection=count - cached, learned=trained, states=context.states.shape[1]), context
 
 
-def text_flop(encoder: nn.Module) -> tuple[int, int]:
-    """Operations of encoding a text: per token, and per pair of tokens."""
-    short, long = (count_flop(encoder, _tokens(length))[0] for length in (1, 2))
-    pair = (long - 2 * short) // 2
-    return short - pair, pair
-
-
 def decoder_flop(decoder: nn.Module, context_dim: int | None = None) -> Flop:
     """Operations of decoding a row of text, with context states of a given width.
 
@@ -143,7 +136,7 @@ def decoder_flop(decoder: nn.Module, context_dim: int | None = None) -> Flop:
 
     def count(length: int, states: int) -> int:
         context = None if context_dim is None else Context(torch.empty(1, states, context_dim, device="meta"))
-        return count_flop(decoder, _tokens(length), None, context)[0]
+        return count_flop(decoder, token_ids(length), None, context)[0]
 
     base, longer, wider = count(1, 1), count(2, 1), count(1, 2)
     pair, state_pair = (count(3, 1) - 2 * longer + base) // 2, (count(1, 3) - 2 * wider + base) // 2
@@ -152,7 +145,7 @@ def decoder_flop(decoder: nn.Module, context_dim: int | None = None) -> Flop:
     return Flop(token=token, pair=pair, state=state, state_pair=state_pair, context_pair=context_pair)
 
 
-def _tokens(length: int) -> Tensor:
+def token_ids(length: int) -> Tensor:
     return torch.empty(1, length, dtype=torch.long, device="meta")
 
 

@@ -91,7 +91,11 @@ def graphs_of(
         if why := next((why for kind, why in UNTRACED.items() if isinstance(part, kind)), None):
             where = f"model.{name}" if name else "model"
             raise UserError(f"{where}: {type(part).__name__} has no graph: {why}; export --to safetensors")
-    images = {} if image_size is None else _image_ports(model, image_size)
+    images: Ports = {}
+    if image_size is not None:  # one or several per record
+        several = getattr(getattr(model, "encoder", model), "count", None)
+        shape = ("batch", *([several] if several else []), 3, *sides(image_size))
+        images["images"] = Port(torch.float32, shape)
     match model:
         case Decoder():
             return [step_graph(model)]
@@ -104,7 +108,9 @@ def graphs_of(
         case SequenceClassifier():
             return [_classifier_graph(model, _text_ports(model.encoder))]
         case TokenClassifier():
-            return [_token_classifier_graph(model)]
+            logits = {"logits": Port(torch.float32, ("batch", "length", model.head.out_features))}
+            classify = lambda **texts: (model.head(_encode_inputs(model.encoder, texts).states),)  # noqa: E731
+            return [Graph("model", model, classify, _text_ports(model.encoder), logits)]
         case MaskedLanguageModel():
             return [_masked_lm_graph(model)]
     inputs = _text_ports(model) if isinstance(model, TextEncoder) else images
@@ -215,12 +221,6 @@ def _generator_graphs(model: EncoderDecoder, images: Ports) -> list[Graph]:
     return [Graph("encoder", reading, encoder, inputs, outputs or _cache_ports(decoder, "past", states)), step]
 
 
-def _image_ports(model: nn.Module, size: ImageSize) -> Ports:
-    """Port of normalised images, one or several per record."""
-    several = getattr(getattr(model, "encoder", model), "count", None)
-    return {"images": Port(torch.float32, ("batch", *([several] if several else []), 3, *sides(size)))}
-
-
 def _text_ports(encoder: nn.Module) -> Ports:
     """Ports of texts for an encoder, padded to one length; the mask is False after each text's end."""
     shape = ("batch", "length")
@@ -242,14 +242,6 @@ def _classifier_graph(model: Classifier | SequenceClassifier, inputs: Ports) -> 
     count, width = model.head.weight.shape
     outputs = {name: Port(torch.float32, ("batch", size)) for name, size in (("logits", count), ("vector", width))}
     return Graph("model", model, function, inputs, outputs)
-
-
-def _token_classifier_graph(model: TokenClassifier) -> Graph:
-    def function(**texts: Tensor) -> tuple[Tensor, ...]:
-        return (model.head(_encode_inputs(model.encoder, texts).states),)
-
-    outputs = {"logits": Port(torch.float32, ("batch", "length", model.head.out_features))}
-    return Graph("model", model, function, _text_ports(model.encoder), outputs)
 
 
 def _masked_lm_graph(model: MaskedLanguageModel) -> Graph:

@@ -2,10 +2,11 @@
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Literal, NotRequired, TypedDict, Unpack, cast
+from typing import Literal, NotRequired, TypedDict, Unpack
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from vlm.errors import Count, Injected, Rate
 from vlm.models.context import Context
@@ -22,7 +23,6 @@ from vlm.nn.recurrent import (
     ScaledEmbedding,
     open_forget_gates,
     reverse_texts,
-    run_texts,
     unpack_texts,
 )
 from vlm.nn.step.state import HiddenState, KeysValues, ReadContext
@@ -82,7 +82,12 @@ class RecurrentEncoder(nn.Module):
         x = texts.take(x)  # (T, M, D)
         x = reverse_texts(x, texts.lengths) if self.directions == "backward" else x
         for layer in self.layers:
-            x = run_texts(cast(nn.LSTM | nn.GRU, layer), self.dropout(x), texts.lengths)
+            x = self.dropout(x)
+            if len(x):  # packed, so that outputs do not depend on padding; an empty batch cannot be packed
+                packed = pack_padded_sequence(x, texts.lengths.cpu(), batch_first=True, enforce_sorted=False)
+                x, _ = pad_packed_sequence(layer(packed)[0], batch_first=True, total_length=x.shape[1])
+            else:
+                x = layer(x)[0]
         x = reverse_texts(x, texts.lengths) if self.directions == "backward" else x
         states = texts.put(x, tokens.shape)
         return Context(states, None if segments is None else segments != 0)

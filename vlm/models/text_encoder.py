@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from vlm.errors import Count, Injected, Range, Rate
 from vlm.models.context import Context
-from vlm.models.flop import Flop, text_flop
+from vlm.models.flop import Flop, count_flop, token_ids
 from vlm.models.heads import VocabularyHead
 from vlm.models.recurrent import RecurrentEncoder
 from vlm.nn.attention import changing_lengths
@@ -109,8 +109,9 @@ class TextEncoder(nn.Module):
         return self.dropout(self.embed_norm(x))  # (B, L, D)
 
     def flop(self, image_size: ImageSize = 0) -> Flop:
-        token, pair = text_flop(self)
-        return Flop(token=token, pair=pair)
+        short, long = (count_flop(self, token_ids(length))[0] for length in (1, 2))
+        pair = (long - 2 * short) // 2
+        return Flop(token=short - pair, pair=pair)
 
 
 class MaskedLanguageModel(nn.Module):

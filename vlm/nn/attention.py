@@ -45,7 +45,15 @@ def attention(
         q (B, N, L, K), k and v (B, N or a divisor, S, K) -> (B, N, L, K)
     """
     if isinstance(mask, Texts) and bias is None and dropout == 0 and q.dtype in (torch.float16, torch.bfloat16):
-        return _varlen_attention(q, k, v, mask, scale)
+        from torch.nn.attention.varlen import varlen_attn
+
+        # A kernel that skips all pairs of two texts (Dao 2024, FlashAttention-2). Its maximum is the row's length,
+        # because the longest text changes from batch to batch.
+        rows, _, length, _ = q.shape
+        packed = (part.transpose(1, 2).flatten(0, 1) for part in (q, _repeat_heads(k, q), _repeat_heads(v, q)))
+        bounds = (mask.bounds, mask.bounds, length, length)
+        out: Any = varlen_attn(*packed, *bounds, scale=scale, window_size=(-1, 0))  # (B * L, N, K)
+        return out.unflatten(0, (rows, length)).transpose(1, 2)
     # On a CPU, torch has no fused kernel with dropout, and its bfloat16 kernel is slower up to about 500 keys: forward
     # and backward take 4.1 ms instead of 1.2 at 64 tokens (2 cores with AVX512-BF16).
     few_keys = k.dtype == torch.bfloat16 and k.shape[2] <= FEW_KEYS
@@ -58,22 +66,6 @@ def attention(
     if bias is None and isinstance(mask, str) and q.shape[2] == k.shape[2]:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, **options)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=dense_mask(q, k, mask, bias), **options)
-
-
-def _varlen_attention(q: Tensor, k: Tensor, v: Tensor, texts: Texts, scale: float | None) -> Tensor:
-    """Attention inside texts, by a kernel that skips all pairs of two texts (Dao 2024, FlashAttention-2).
-
-    Shapes:
-        q (B, N, L, K), k and v (B, N or a divisor, L, K) -> (B, N, L, K)
-    """
-    from torch.nn.attention.varlen import varlen_attn
-
-    rows, _, length, _ = q.shape
-    k, v = _repeat_heads(k, q), _repeat_heads(v, q)
-    q, k, v = (part.transpose(1, 2).flatten(0, 1) for part in (q, k, v))  # (B * L, N, K)
-    # max_len is the row's length, because the longest text changes from batch to batch.
-    out: Any = varlen_attn(q, k, v, texts.bounds, texts.bounds, length, length, scale=scale, window_size=(-1, 0))
-    return out.unflatten(0, (rows, length)).transpose(1, 2)
 
 
 @contextmanager

@@ -4,7 +4,6 @@ from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from vlm.nn.position import segment_positions
 
@@ -55,18 +54,6 @@ def unpack_texts(tokens: Tensor, segments: Tensor | None) -> UnpackedTexts:
 Cell = Literal["lstm", "gru"]
 LAYERS: dict[str, type[nn.LSTM] | type[nn.GRU]] = {"lstm": nn.LSTM, "gru": nn.GRU}
 CELLS: dict[str, type[nn.LSTMCell] | type[nn.GRUCell]] = {"lstm": nn.LSTMCell, "gru": nn.GRUCell}
-
-
-def run_texts(layer: nn.LSTM | nn.GRU, x: Tensor, lengths: Tensor) -> Tensor:
-    """Outputs of a recurrent layer for each text, independent of padding and of other texts.
-
-    Shapes:
-        x (T, M, D), lengths (T,) -> (T, M, H), zeros after each text's end
-    """
-    if not len(x):  # an empty batch cannot be packed
-        return layer(x)[0]
-    packed = pack_padded_sequence(x, lengths.cpu(), batch_first=True, enforce_sorted=False)
-    return pad_packed_sequence(layer(packed)[0], batch_first=True, total_length=x.shape[1])[0]
 
 
 def reverse_texts(x: Tensor, lengths: Tensor) -> Tensor:

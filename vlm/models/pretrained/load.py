@@ -25,7 +25,6 @@ from vlm.models.pretrained.stack import (
     Weight,
     WeightMap,
     add_prefixes,
-    compile_patterns,
     infer_sizes,
     list_patterns,
     map_weights,
@@ -114,7 +113,15 @@ def convert_hugging_face(
     for stack in stacks:
         refuse_unread_keys(stack.part.config, collect_neutral_keys(folder))
     stored = folder.read_weights() if stored is None else stored
-    faults = [*_rename_tensors(stored, folder), *dequantise(stored, folder.config, dtype or torch.float32)]
+    faults = []
+    for pattern, new in folder.architecture.renamed:
+        for name in [*stored]:  # in place, because tensors are removed from `stored`
+            current = re.sub(pattern, new, name)
+            if current != name and current in stored:
+                both = f"{folder} has both {name} and {current}"
+                faults.append(f"{both}, two names of the same tensor; choose another folder")
+            stored[current] = stored.pop(name)
+    faults += dequantise(stored, folder.config, dtype or torch.float32)
     try:
         specified = specify(folder).model
     except UserError:  # its head is not supported, but its stacks are
@@ -215,16 +222,6 @@ def _strip_part_prefix(part: Part, stored: Iterable[str]) -> tuple[set[str], str
     return names, part.stack.prefix if any(name.startswith(part.stack.prefix) for name in names) else ""
 
 
-def _rename_tensors(stored: dict[str, Tensor], folder: Folder) -> Iterator[str]:
-    """Renames tensors to current names in place; yields a line for each two with the same current name."""
-    for pattern, new in folder.architecture.renamed:
-        for name in [*stored]:  # in place, because tensors are removed from `stored`
-            current = re.sub(pattern, new, name)
-            if current != name and current in stored:
-                yield f"{folder} has both {name} and {current}, two names of the same tensor; choose another folder"
-            stored[current] = stored.pop(name)
-
-
 def _find_unknown_tensors(
     stacks: Iterable[_MatchedStack], weights: WeightMap, stored: Mapping[str, Tensor], folder: Folder
 ) -> Iterator[str]:
@@ -236,7 +233,9 @@ def _find_unknown_tensors(
         # A model may have an image encoder, but no text encoder.
         unmatched = () if any(stack.part is part for stack in stacks) else list_patterns(part.stack.names)
         patterns += (f"{part.prefix}{theirs}{name}" for name in (*part.stack.list_unused(part.config), *unmatched))
-    allowed, kind = compile_patterns(patterns), folder.config.values.get("model_type", folder.origin)
+    escaped = (re.escape(name).replace(r"\*", r"\d+").replace(r"\{kind\}", "(?:weight|bias)") for name in patterns)
+    allowed = re.compile("|".join(escaped), re.ASCII)
+    kind = folder.config.values.get("model_type", folder.origin)
     for name in sorted(unused):
         if not allowed.fullmatch(name):
             reason = "belongs to an unsupported quantisation"

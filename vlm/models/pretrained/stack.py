@@ -158,11 +158,6 @@ def token_weight(name: str) -> Weight:
     return Weight((name,), torch.flatten, lambda vector: vector[None, None])
 
 
-def scalar_weight(name: str) -> Weight:
-    """Maps a number that ours stores as a vector of length one."""
-    return Weight((name,), lambda value: value.reshape(1), lambda vector: vector.reshape(()))
-
-
 def batched_weight(name: str) -> Weight:
     """Maps a table of vectors that theirs stores with a batch axis."""
     return Weight((name,), lambda rows: rows[0], lambda rows: rows[None])
@@ -204,12 +199,6 @@ def list_patterns(names: Names) -> Iterator[str]:
         paths = entry.names if isinstance(entry, Weight) else (entry,) if isinstance(entry, str) else entry
         plain = isinstance(entry, Weight) or ours.rpartition(".")[2] in ("weight", "bias")
         yield from (name if plain else f"{name}.{{kind}}" for path in paths for name in path.split("|"))
-
-
-def compile_patterns(patterns: Iterable[str]) -> re.Pattern[str]:
-    """Compiles patterns, as `list_patterns` yields them, to one regular expression of tensor names."""
-    escaped = (re.escape(name).replace(r"\*", r"\d+").replace(r"\{kind\}", "(?:weight|bias)") for name in patterns)
-    return re.compile("|".join(escaped), re.ASCII)
 
 
 def add_prefixes(weights: WeightMap, ours: str, theirs: str) -> WeightMap:

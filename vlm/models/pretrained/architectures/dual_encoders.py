@@ -30,7 +30,6 @@ from vlm.models.pretrained.stack import (
     Stack,
     Weight,
     expand_layers,
-    scalar_weight,
     select_towers,
     token_weight,
 )
@@ -128,7 +127,8 @@ def name_clip_heads(model: DualEncoder) -> Names:
     if (model.pool, model.text_pool, model.text_fill) != ("class", "last", None):
         return {}
     names = {"image_projection": "visual_projection", "text_projection": "text_projection"}
-    return names | {"log_scale": scalar_weight("logit_scale")}
+    scale = Weight(("logit_scale",), lambda value: value.reshape(1), lambda vector: vector.reshape(()))
+    return {**names, "log_scale": scale}
 
 
 def export_clip(model: nn.Module) -> Export | None:
