@@ -50,9 +50,10 @@ def attention(
         # A kernel that skips all pairs of two texts (Dao 2024, FlashAttention-2). Its maximum is the row's length,
         # because the longest text changes from batch to batch.
         rows, _, length, _ = q.shape
-        packed = (part.transpose(1, 2).flatten(0, 1) for part in (q, _repeat_heads(k, q), _repeat_heads(v, q)))
-        bounds = (mask.bounds, mask.bounds, length, length)
-        out: Any = varlen_attn(*packed, *bounds, scale=scale, window_size=(-1, 0))  # (B * L, N, K)
+        k, v = _repeat_heads(k, q), _repeat_heads(v, q)
+        q, k, v = (part.transpose(1, 2).flatten(0, 1) for part in (q, k, v))  # (B * L, N, K)
+        window = (-1, 0)
+        out: Any = varlen_attn(q, k, v, mask.bounds, mask.bounds, length, length, scale=scale, window_size=window)
         return out.unflatten(0, (rows, length)).transpose(1, 2)
     # On a CPU, torch has no fused kernel with dropout, and its bfloat16 kernel is slower up to about 500 keys: forward
     # and backward take 4.1 ms instead of 1.2 at 64 tokens (2 cores with AVX512-BF16).
