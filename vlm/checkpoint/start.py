@@ -3,7 +3,7 @@
 Position embeddings of patches are interpolated to another image size.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -21,12 +21,15 @@ from vlm.nn.image_size import ImageSize
 from vlm.nn.position import GridPositions, interpolate_grid
 
 
-def start_from(model: nn.Module, places: Mapping[str, str], tokenizer: Any = None) -> list[str]:
+def start_from(
+    model: nn.Module, places: Mapping[str, str], tokenizer: Any = None, typed: Sequence[str] = ()
+) -> list[str]:
     """Copies weights into a model, or into parts of it.
 
     Args:
         places: A checkpoint, run's folder or Hugging Face folder, by the part's name; "" is the entire model.
         tokenizer: The run's tokenizer; token embeddings are copied only if they belong to the same one.
+        typed: Arguments of the command line, KEY=VALUE; messages name the key with which a place was given.
     Returns:
         Messages about the copied weights, and about each weight that does not match on either side.
     Raises:
@@ -35,6 +38,7 @@ def start_from(model: nn.Module, places: Mapping[str, str], tokenizer: Any = Non
     lines = []
     for part, place in sorted(places.items()):
         key = f"model.{part}.init_from" if part else "model.init_from"
+        key = next((text.partition("=")[0] for text in typed if text.partition("=")[2] == place), key)
         try:
             inner = model.get_submodule(part)
         except AttributeError as fault:

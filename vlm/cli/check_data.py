@@ -84,7 +84,7 @@ def write_page(folder: Path, text: str) -> None:
         raise UserError(f"--out {folder}: cannot be written ({fault.strerror}); choose another folder", 1) from fault
 
 
-MAX_PRINTED = 8  # faults printed of each kind
+MAX_PRINTED = 3  # examples printed of each kind of problem
 DRAWN_LIMIT = 1000  # samples read per split if each epoch generates new ones
 
 
@@ -202,14 +202,23 @@ def class_lines(fields: Iterable[Field], unit: str) -> list[str]:
     return lines
 
 
+def group_errors(errors: Iterable[str]) -> list[list[str]]:
+    """Returns the errors in groups with the same remedy, which is the end of a line after a semicolon."""
+    groups: dict[str, list[str]] = {}
+    for error in errors:
+        groups.setdefault(error if "\n" in error else error.rpartition("; ")[2], []).append(error)
+    return list(groups.values())
+
+
 def fault_lines(faults: Faults) -> list[str]:
     """Returns lines on the problems, with the first few messages of each kind."""
     lines: list[str] = []
-    for error in faults.errors[:MAX_PRINTED]:
-        first, *further = error.split("\n")
-        lines += ["", f"{'STOPS':<12}{first}", *(f"  {line}" for line in further)]
-    if len(faults.errors) > MAX_PRINTED:
-        lines += ["", f"{'STOPS':<12}and {len(faults.errors) - MAX_PRINTED:,} more"]
+    for first, *others in group_errors(faults.errors):
+        count = f"{len(others) + 1:,} times: " if others else ""
+        examples = [first, *others[: MAX_PRINTED - 1]]
+        named, *further = "\n".join(examples).split("\n")
+        lines += ["", f"{'STOPS':<12}{count}{named}", *(f"  {line}" for line in further)]
+        lines += [f"  and {len(others) + 1 - MAX_PRINTED:,} more"] if len(others) >= MAX_PRINTED else []
     kinds = [kind for kind, named in faults.by_kind.items() if named]
     for kind in sorted(kinds, key=lambda kind: (kind not in faults.spoiling, kind not in faults.skipped)):
         named = faults.by_kind[kind]

@@ -28,7 +28,7 @@ def check_data(
     from vlm.training.config.check import check
 
     config = compose(overrides or [], check)
-    from vlm.cli.check_data import fault_lines, inspect_data, render_page, write_page
+    from vlm.cli.check_data import fault_lines, group_errors, inspect_data, render_page, write_page
     from vlm.data.records import Split, collect_errors
     from vlm.evaluation.data_check.faults import Faults
     from vlm.io.terminal import fold
@@ -43,7 +43,7 @@ def check_data(
                 raise
             faults.errors.append(str(error))
     if faults.errors:
-        more = len(faults.errors) - 1
+        more = len(group_errors(faults.errors)) - 1
         also = f" (and for {more} other reason{'s' * (more > 1)}, see STOPS)" if more else ""
         first = faults.errors[0].partition("\n")[0].removesuffix(":")
         training = f"stops: {first}{also}"

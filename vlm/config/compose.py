@@ -233,7 +233,9 @@ def compose_tree(options: Namespace, overrides: list[str], sweeping: bool = Fals
             untyped = [*search, *(text for text in chosen if not text.lstrip("+~").startswith(_HYDRA_PREFIXES))]
             _check_user_configs(hydra.compose(name, untyped, return_hydra_config=True))
     if is_placeholder:
-        return compose_tree(options, _expand_placeholder(target, tree, plain, chosen, given), sweeping)
+        result = compose_tree(options, _expand_placeholder(target, tree, plain, chosen, given), sweeping)
+        keys = {override.key_or_group for override in given}
+        return result._replace(faults=_explain_derived_faults(result.faults, keys, tree.hydra.runtime.choices))
     for package in (override.value() for override in values if override.key_or_group == "trust" and override.value()):
         check_package(str(package))
         trust(str(package))
@@ -278,6 +280,23 @@ def _expand_placeholder(
         ]
     unchanged = [str(override.input_line) for override in given if override not in replaced]
     return [*placeholder.overrides(values, choices), *from_experiment, *unchanged]
+
+
+def _explain_derived_faults(faults: list[str], keys: set[str], choices: Mapping[str, str]) -> list[str]:
+    """Replaces faults of keys that `model=pretrained` sets, which the user did not write, by one for the group.
+
+    Args:
+        faults: A line per override that could not be applied.
+        keys: Keys of the command line.
+        choices: The chosen option of each group.
+    """
+    derived = [fault.partition(":")[0] for fault in faults if fault.partition(":")[0] not in keys]
+    explained = list(dict.fromkeys(fault for fault in faults if fault.partition(":")[0] not in derived))
+    for group in dict.fromkeys(key.partition(".")[0] for key in derived):
+        names = " and ".join(dict.fromkeys(key.partition(".")[2] for key in derived if key.startswith(f"{group}.")))
+        lacks = f"{group}={choices.get(group)}: has no {names}, which model={choices['model']} sets"
+        explained.append(f"{lacks}; choose another option of {group}, or another model")
+    return explained
 
 
 def _read_override(text: str, sweeping: bool, faults: list[str]) -> Override | None:

@@ -25,7 +25,7 @@ SPLITS = {  # accepted names of splits
 # fmt: on
 
 MAX_INVALID = 0.01  # maximum share of invalid rows of a file; more stop a run, as unreadable images do
-NAMED_ROWS = 10  # maximum number of invalid rows that an error lists
+NAMED_ROWS = 10  # maximum number of reasons that an error lists for invalid rows
 
 _collected: ContextVar[list[str] | None] = ContextVar("collect_errors", default=None)
 
@@ -45,11 +45,12 @@ def collect_errors() -> Iterator[list[str]]:
 
 
 def report_error(message: str) -> None:
-    """Raises a UserError, or adds its message to the list inside `collect_errors`."""
+    """Raises a UserError, or adds its message to the list inside `collect_errors`, once."""
     error, errors = UserError(message), _collected.get()
     if errors is None:
         raise error
-    errors.append(str(error))
+    if str(error) not in errors:
+        errors.append(str(error))
 
 
 class SkipMessage(str):
@@ -89,12 +90,12 @@ class RowChecker:
     def __init__(self, path: Path, source: "Source") -> None:
         self.path, self.source = path, source
         self.rows = 0
-        self._invalid: list[str] = []
+        self._invalid: list[tuple[str, str]] = []  # position and reason
 
     def reject(self, where: str, reason: str | RowError) -> None:
         """Skips an invalid row at this position in the file."""
         self.rows += 1
-        self._invalid.append(f"{where}: {reason}")
+        self._invalid.append((where, str(reason)))
 
     def read(self, rows: Iterable[tuple[str, T]], convert: Callable[[T], Iterable[S]]) -> Iterator[S]:
         """Yields what `convert` returns for each row, skipping rows for which it raises RowError.
@@ -113,17 +114,27 @@ class RowChecker:
                 continue
             self.rows += 1
             yield from converted
-        lines = (SkipMessage(f"{self.path}, {line}", "invalid row") for line in self._invalid)
+        lines = (SkipMessage(f"{self.path}, {where}: {reason}", "invalid row") for where, reason in self._invalid)
         self.source.skipped = [*self.source.skipped, *lines]
         self.source.rows += self.rows
         count = len(self._invalid)
         if count > MAX_INVALID * self.rows:
-            more = [f"and {count - NAMED_ROWS:,} more"] if count > NAMED_ROWS else []
+            positions: dict[str, list[str]] = {}
+            for where, reason in self._invalid:
+                positions.setdefault(reason, []).append(where)
+            reasons = [f"{first}: {reason}{_also(others)}" for reason, (first, *others) in positions.items()]
+            more = [f"and {len(reasons) - NAMED_ROWS:,} more reasons"] if len(reasons) > NAMED_ROWS else []
             report_error(
                 f"{self.path}: {count:,} of {self.rows:,} rows {'is' if count == 1 else 'are'} invalid, more than the "
                 f"{MAX_INVALID:.0%} that may be skipped; correct or remove them:\n"
-                + "; ".join([*self._invalid[:NAMED_ROWS], *more])
+                + "; ".join([*reasons[:NAMED_ROWS], *more])
             )
+
+
+def _also(positions: Sequence[str]) -> str:
+    """The positions of further rows with the same problem, in parentheses; empty if there are none."""
+    more = f" and {len(positions) - 2:,} more" if len(positions) > 2 else ""
+    return f" (also {', '.join(positions[:2])}{more})" if positions else ""
 
 
 class Question(NamedTuple):

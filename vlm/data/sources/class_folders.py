@@ -78,7 +78,7 @@ class ClassFolders(Source):
             if parts and splitext(parts[-1])[1].lower() in self.suffixes
         )
         if not files:
-            raise self._layout_error(f"contains no {self.unit} in a supported format")
+            raise UserError(self._layout_error(f"contains no {self.unit} in a supported format"))
         base = _enclosing_folder(files)
         files = [parts[len(base) :] for parts in files]
         folders = [
@@ -115,15 +115,19 @@ class ClassFolders(Source):
         if not by_split["train"]:
             *first, last = sorted({parts[0] for parts in files})
             names = " and ".join(filter(None, (", ".join(first), last)))
-            raise self._layout_error(f"has {names}, but no train folder")
+            raise UserError(self._layout_error(f"has {names}, but no train folder"))
         empty = {parts[:2] for parts in folders if len(parts) > 1 and SPLITS.get(parts[0].lower()) == "train"}
         self._set_classes({parts[1] for parts in by_split["train"]}, empty - {parts[:2] for parts in by_split["train"]})
-        for parts in (parts for name in NAMES for parts in by_split[name] if parts[1] not in self._labels):
-            raise UserError(
-                f"{self.place.path}/{self._base}{'/'.join(parts[:2])}: the training {self.unit}s have no class "
-                f"{parts[1]!r}; rename the folder to the right class, or add such {self.unit}s to train"
-            )
-        return {name: [self._file(parts, parts[1]) for parts in by_split[name]] for name in NAMES}
+        for folder in dict.fromkeys(parts[:2] for name in NAMES for parts in by_split[name]):
+            if folder[1] not in self._labels:
+                report_error(
+                    f"{self.place.path}/{self._base}{'/'.join(folder)}: the training {self.unit}s have no class "
+                    f"{folder[1]!r}; rename the folder to the right class, or add such {self.unit}s to train"
+                )
+        return {
+            name: [self._file(parts, parts[1]) for parts in by_split[name] if parts[1] in self._labels]
+            for name in NAMES
+        }
 
     def _draw_splits(
         self, files: list[Parts], folders: list[Parts], fractions: Mapping[str, float], seed: int
@@ -132,7 +136,7 @@ class ClassFolders(Source):
         self._report_strays([parts for parts in files if len(parts) == 1], "in no class folder")
         files = [parts for parts in files if len(parts) > 1]
         if not files:
-            raise self._layout_error(f"has {self.unit}s, but none in a class folder", self.unlabelled)
+            raise UserError(self._layout_error(f"has {self.unit}s, but none in a class folder", self.unlabelled))
         empty = {parts[:1] for parts in folders if parts} - {parts[:1] for parts in files}
         self._set_classes({parts[0] for parts in files}, empty)
         classed = [self._file(parts, parts[0]) for parts in files]
@@ -142,11 +146,11 @@ class ClassFolders(Source):
         return {name: [classed[index] for index in indices] for name, indices in parts.items()}
 
     def _set_classes(self, classes: set[str], empty: set[Parts]) -> None:
-        if empty:
-            path = f"{self.place.path}/{self._base}{'/'.join(min(empty))}"
-            raise UserError(f"{path}: contains no {self.unit} in a supported format; add {self.unit}s or remove it")
+        for folder in sorted(empty):
+            path = f"{self.place.path}/{self._base}{'/'.join(folder)}"
+            report_error(f"{path}: contains no {self.unit} in a supported format; add {self.unit}s or remove it")
         if len(classes) < 2:
-            raise self._layout_error(f"has only one class, {min(classes)}; at least two are needed")
+            report_error(self._layout_error(f"has only one class, {min(classes)}; at least two are needed"))
         self.classes = sorted(classes)
         self._labels = {name: label for label, name in enumerate(self.classes)}
 
@@ -158,9 +162,9 @@ class ClassFolders(Source):
             where = f"{self.place.path}/{self._base}{folder}".rstrip("/")
             self.skipped.append(f"{where}: {count} {self.unit}{'s' * (count > 1)} {why}")
 
-    def _layout_error(self, what: str, remedy: str = "") -> UserError:
+    def _layout_error(self, what: str, remedy: str = "") -> str:
         file = self.unit.upper()
-        return UserError(
+        return (
             f"{self.place.path}: {what}; set {self._setting} to a folder with CLASS/{file}, or with "
             f"train/CLASS/{file} and val/CLASS/{file}{remedy}"
         )
@@ -245,12 +249,11 @@ class TextFolders(ClassFolders):
             (rest if split is None or len(parts) == 1 else by_split[split]).append(parts)
         missing_fractions = {name: fraction for name, fraction in fractions.items() if name not in by_split}
         splits = super()._draw_splits(rest, folders, missing_fractions, seed)
-        for parts in (
-            parts for split_files in by_split.values() for parts in split_files if parts[0] not in self._labels
-        ):
-            raise UserError(f"{self.place.path}/{'/'.join(parts)}: train has no class {parts[0]!r}; hold out fewer")
+        for parts in (parts for held_out in by_split.values() for parts in held_out if parts[0] not in self._labels):
+            report_error(f"{self.place.path}/{'/'.join(parts)}: train has no class {parts[0]!r}; hold out fewer")
         return splits | {
-            name: [self._file(parts, parts[0]) for parts in split_files] for name, split_files in by_split.items()
+            name: [self._file(parts, parts[0]) for parts in held_out if parts[0] in self._labels]
+            for name, held_out in by_split.items()
         }
 
 

@@ -145,7 +145,11 @@ class Conversations(QuestionSource):
         super().__init__(root=root, seed=seed, captions_per_image=conversations_per_image, column=image_column)
         columns = {"image": image_column, "conversation": conversation_column, "split": split_column}
         files = find_tables(self.root, path, val_path, test_path)
+        self._empty_answers: list[str] = []  # positions of conversations, once per answer
         self._add_tables(files, columns | _kind_column(kind_column), self._rows, optional=["image_column"])
+        if count := len(self._empty_answers):
+            what = f"{count:,} assistant turn{'s' * (count > 1)} without text (the first: {self._empty_answers[0]})"
+            self.notes.append(f"{files['train']}: {what}; an empty turn is left out of its conversation")
         self._finish(files["train"], val_fraction, test_fraction)
 
     def _rows(self, cells: Cells) -> Iterator[Row]:
@@ -162,6 +166,8 @@ class Conversations(QuestionSource):
         if images and marks not in (0, len(images)):  # a row without an image is skipped as such
             raise RowError(f"its turns have {marks} {IMAGE_MARK} for {len(images)} images")
         conversation = build_conversation([(role, text.replace(IMAGE_MARK, "").strip()) for role, text in turns], kind)
+        if conversation:  # others are skipped and named
+            self._empty_answers += [cells.position for role, text in turns if role == "assistant" and not text.strip()]
         yield Row(name, conversation, cells.split, cells.position)
 
 

@@ -65,6 +65,7 @@ class Squad(TextSource):
 
     def samples(self, path: Path) -> Iterator[Sample]:
         ids: set[str] = set()
+        dropped: list[str] = []  # positions of impossible questions with answers
 
         def convert(row: tuple[str, str, Mapping[str, Any]]) -> Iterator[Sample]:
             where, context, question = row
@@ -73,6 +74,8 @@ class Squad(TextSource):
             text, fault, kind = str(question.get("question", "")).strip(), "", "empty text"
             impossible = _is_impossible(question)
             answers = [] if impossible else _read_answers(question)
+            if impossible and question.get("answers"):
+                dropped.append(where)
             if not text or not context.strip():
                 fault = f"no {'question' if context.strip() else 'context'}"
             elif not answers and not impossible:
@@ -93,7 +96,10 @@ class Squad(TextSource):
             ids.add(id)
 
         checker = RowChecker(path, self)
-        return checker.read(_read_questions(checker), convert)
+        yield from checker.read(_read_questions(checker), convert)
+        if dropped:
+            what = f"{len(dropped):,} question{'s' * (len(dropped) > 1)} marked is_impossible with answers"
+            self.notes = [*self.notes, f"{path}: {what} (the first: {dropped[0]}); these answers are not used"]
 
 
 def _read_questions(checker: RowChecker) -> Iterator[tuple[str, tuple[str, str, Mapping[str, Any]]]]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict, Unpack
 
-from vlm.data.records import SPLITS, RowChecker, RowError, S
+from vlm.data.records import SPLITS, RowChecker, RowError, S, report_error
 from vlm.data.sources.delimited import (
     DELIMITERS,
     Quoting,
@@ -17,7 +17,7 @@ from vlm.data.sources.delimited import (
     read_rows,
 )
 from vlm.data.store import columns as stored
-from vlm.errors import UserError
+from vlm.errors import UserError, find_similar
 
 LINES = (".jsonl", ".ndjson")
 TABLES = (*DELIMITERS, *LINES, ".json", *stored.SUFFIXES)
@@ -68,13 +68,14 @@ def decode_text(data: bytes, path: Path) -> str:
     """Decodes UTF-8 with or without a byte order mark.
 
     Raises:
-        UserError: A line is not UTF-8.
+        UserError: A line is not UTF-8. Inside `collect_errors`, its invalid bytes are replaced instead.
     """
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        raise UserError(f"{path}, line {line}: is not UTF-8; save the file in UTF-8") from error
+        report_error(f"{path}, line {line}: is not UTF-8; save the file in UTF-8")
+        return data.decode("utf-8-sig", "replace")
 
 
 def parse_json(text: str) -> Any:
@@ -189,9 +190,9 @@ def read_cells(
         rows = read_rows(path, text, delimiter, quoting, notes)
         yield from _delimited_rows(path, rows, columns, optional, notes, reject)
     elif suffix in LINES:
-        yield from _json_rows(_json_lines(read_text(path), reject), columns, optional, reject)
+        yield from _json_rows(path, _json_lines(read_text(path), reject), columns, optional, reject)
     elif suffix in TABLES:
-        yield from _json_rows(_json_array(path, read_text(path)), columns, optional, reject)
+        yield from _json_rows(path, _json_array(path, read_text(path)), columns, optional, reject)
     else:
         raise UserError(f"{path}: unsupported file type; data.path supports {', '.join(TABLES)}")
 
@@ -208,17 +209,50 @@ def find_column(name: str, present: Collection[str]) -> str | None:
 
 
 def _find_columns(
-    place: str, present: Collection[str], columns: Mapping[str, str], optional: Collection[str] = ()
+    place: str,
+    present: Collection[str],
+    columns: Mapping[str, str],
+    optional: Collection[str] = (),
+    *,
+    may_replace: bool = True,
 ) -> dict[str, str]:
     """Finds the columns; returns their names by key of the config.
 
+    Inside `collect_errors`, missing columns are replaced by those that the message suggests.
+
+    Args:
+        may_replace: Whether other columns can be read in place of missing ones.
     Raises:
         UserError: Columns are missing; it names all of them.
     """
     try:
         return _match_columns(present, columns, optional)
     except RowError as error:
-        raise UserError(f"{place}: {error}") from error
+        required = {key: name for key, name in columns.items() if key not in optional}
+        suggested = _suggest_columns(present, required) if may_replace and "no column" in str(error) else {}
+        if not suggested:
+            raise UserError(f"{place}: {error}") from error
+        report_error(f"{place}: {error}, such as {' and '.join(map(repr, suggested.values()))}")
+        return _match_columns(present, {**columns, **suggested}, optional)
+
+
+def _suggest_columns(present: Collection[str], columns: Mapping[str, str]) -> dict[str, str]:
+    """The column that each missing one probably is, by key; empty if one has no unused column of a similar name.
+
+    A single unused column stands for a single missing one.
+    """
+    matched = {key: find_column(name, present) for key, name in columns.items()}
+    unused = [name for name in present if name not in matched.values()]
+    missing = [key for key, column in matched.items() if column is None and columns[key] != "split"]
+    suggested: dict[str, str] = {}
+    for key in missing:
+        usual = find_column(key.removesuffix("_column"), unused)
+        single = unused[0] if len(unused) == len(missing) == 1 else None
+        if not (column := usual or find_similar(columns[key], unused) or single):
+            return {}
+        suggested[key] = column
+        unused.remove(column)
+    return suggested
 
 
 def _match_columns(
@@ -246,7 +280,9 @@ def _stored_rows(path: Path, columns: Mapping[str, str], optional: Collection[st
     """Rows of columnar tables; the split defaults to that of the file."""
     for file, split in stored.find_column_files(path):
         table = stored.open_columns(file)
-        names = _find_columns(str(file), table.names, columns, optional)
+        image_column = columns.get("image_column")  # the source opens embedded images by this name
+        may_replace = image_column is None or find_column(image_column, table.names) is not None
+        names = _find_columns(str(file), table.names, columns, optional, may_replace=may_replace)
         prefix = "" if file == path else f"{file.relative_to(path)} "
         has_images = "image_column" in names and table.is_image(names["image_column"])
         image_counts = table.counts(names["image_column"]) if has_images else None
@@ -317,11 +353,20 @@ def _json_array(path: Path, text: str) -> Iterator[tuple[str, Any]]:
 
 
 def _json_rows(
+    path: Path,
     records: Iterable[tuple[str, Any]],
     columns: Mapping[str, str],
     optional: Collection[str],
     reject: RejectRow,
 ) -> Iterator[Cells]:
+    """Rows of JSON objects. A column that no object has is an error of the file, not of its rows."""
+    records = list(records)
+    present = dict.fromkeys(name for _, record in records if isinstance(record, dict) for name in record)
+    if present:
+        try:
+            _match_columns(present, columns, optional)
+        except RowError:
+            columns = {**columns, **_find_columns(str(path), present, columns, optional)}
     for where, record in records:
         if not isinstance(record, dict):
             reject(where, "not a JSON object; every row must be one")

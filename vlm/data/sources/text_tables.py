@@ -130,7 +130,7 @@ class TextTable(TableSource):
             raise UserError(f"{path}: has no training samples, only {' and '.join(self._samples)}; add some")
         self.classes = sorted({values["label"] for _, values in self._samples["train"]})
         if len(self.classes) < 2:
-            raise UserError(f"{path}: has only one label, {self.classes[0]}; at least two are needed")
+            report_error(f"{path}: has only one label, {self.classes[0]}; at least two are needed")
         for name in (name for name in self.classes if name.lower() in MISSING):
             count = sum(values["label"] == name for _, values in self._samples["train"])
             what = f"the label {name!r} of {count:,} training row{'s' * (count > 1)} is treated as a class"

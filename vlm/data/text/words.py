@@ -6,11 +6,13 @@ import unicodedata
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import Protocol
 
 import regex
 
+from vlm.data.records import report_error
 from vlm.errors import UserError
 
 BLOCK = 2**16  # bytes read at once; longer lines are split, because some corpora have no line breaks
@@ -22,22 +24,25 @@ def read_lines(path: Path) -> Iterator[str]:
     Only ``\n`` ends a line and is kept; very long lines are split.
 
     Raises:
-        UserError: The file cannot be read, or a line of it is not UTF-8.
+        UserError: The file cannot be read, or a line of it is not UTF-8; inside `collect_errors`, invalid bytes are
+            replaced instead.
     """
     decoder, number, rest = codecs.getincrementaldecoder("utf-8-sig")(), 1, ""
-    try:
-        for block in _read_blocks(path):
-            *lines, rest = (rest + decoder.decode(block)).split("\n")
-            yield from (f"{line}\n" for line in lines)
-            number += len(lines)
-            if len(rest) >= BLOCK:
-                yield rest
-                rest = ""
-        decoder.decode(b"", final=True)
-        yield from [rest] if rest else []
-    except UnicodeDecodeError as error:
-        number += error.object.count(b"\n", 0, error.start)
-        raise UserError(f"{path}, line {number}: is not UTF-8; save the file in UTF-8") from error
+    for block in chain(_read_blocks(path), [b""]):
+        try:
+            text = decoder.decode(block, final=not block)
+        except UnicodeDecodeError as error:
+            line = number + error.object.count(b"\n", 0, error.start)
+            report_error(f"{path}, line {line}: is not UTF-8; save the file in UTF-8")
+            decoder = codecs.getincrementaldecoder("utf-8-sig")("replace")
+            text = decoder.decode(error.object, final=not block)
+        *lines, rest = (rest + text).split("\n")
+        yield from (f"{line}\n" for line in lines)
+        number += len(lines)
+        if len(rest) >= BLOCK:
+            yield rest
+            rest = ""
+    yield from [rest] if rest else []
 
 
 class Document(Protocol):

@@ -1,13 +1,21 @@
 """Nodes of a config as they are built, without keys that exist only to be interpolated."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+import yaml
+
 from vlm.config.build import takes_argument
+from vlm.config.compose import conf_dir
 from vlm.config.target import SignatureLookup, signature
 from vlm.errors import UserError
 
 DATA = "vlm.training.data_module.Data"
+MAX_OPTIONS = 3  # options of a group that a message names
+# Options for a user's own files, which a message names before those of published and generated data.
+OWN_DATA = ("captions", "image_folder", "image_table", "questions", "conversations", "text", "texts", "text_folder")
+OWN_DATA += ("translations", "aligned", "squad", "conll")
 # Groups under `model` that exist to be interpolated; the model's class does not take them.
 REFERENCE_KEYS = ("size", "position", "projector", "fusion", "adapt")
 
@@ -55,15 +63,69 @@ def check_fit(config: dict[str, Any], source: type | None = None, look_up: Signa
     Raises:
         UserError: They lack a value; the message names the source and the task.
     """
-    kinds = [look_up(node["_target_"]) for node in (config["data"]["source"], *config["task"]["fields"].values())]
-    read: Any = source or (kinds[0] and kinds[0].kind)
-    holds: Any = getattr(read, "holds", None)
-    needed: list[Any] = [getattr(field and field.kind, "needs", None) for field in kinds[1:]]
-    if holds is None or None in needed:
+    targets = [config["data"]["source"]["_target_"], *_field_targets(config["task"])]
+    own, *fields = (_read_kind(target, look_up) for target in targets)
+    own = source or own
+    holds, needs = getattr(own, "holds", None), _needs(fields)
+    if holds is None or needs is None:
         return
-    needs = sorted({name for names in needed for name in names})
-    if lacking := [name for name in needs if name not in holds]:
+    if lacking := sorted(needs - set(holds)):
         raise UserError(
-            f"data: records of {read.__name__} hold {' and '.join(holds)}, while task={config['task_name']} "
-            f"reads {' and '.join(lacking)}; choose another data set or task"
+            f"data: records of {own.__name__} hold {' and '.join(holds)}, while task={config['task_name']} "
+            f"reads {' and '.join(lacking)}; choose {_fitting_options(fields, own, look_up)}"
         )
+
+
+def _read_kind(target: str, look_up: SignatureLookup) -> Any:
+    """Returns the class of a target; None if its signature is unknown."""
+    known = look_up(target)
+    return None if known is None else known.kind
+
+
+def _field_targets(task: Mapping[str, Any]) -> list[str]:
+    return [node["_target_"] for node in task["fields"].values()]
+
+
+def _needs(fields: Sequence[Any]) -> set[str] | None:
+    """Returns the values that fields read; None if that of one is unknown."""
+    needs = [getattr(field, "needs", None) for field in fields]
+    return None if None in needs else {name for names in needs for name in names}
+
+
+def _fitting_options(fields: Sequence[Any], source: Any, look_up: SignatureLookup) -> str:
+    """Names the options of data that hold what a task's fields read, and the tasks that a source fits."""
+
+    def fits(needed: Sequence[Any], kind: Any) -> bool:
+        refuses_turns = getattr(kind, "has_turns", False) and any(
+            getattr(field, "turns", True) is False for field in needed
+        )
+        needs = _needs(needed)
+        return needs is not None and needs <= set(getattr(kind, "holds", ())) and not refuses_turns
+
+    sources = {name: node["source"]["_target_"] for name, node in _shipped_options("data")}
+    data = [name for name, target in sources.items() if fits(fields, _read_kind(target, look_up))]
+    data.sort(key=lambda name: OWN_DATA.index(name) if name in OWN_DATA else len(OWN_DATA))
+    tasks = [
+        name
+        for name, node in _shipped_options("task")
+        if "task" in node and fits([_read_kind(target, look_up) for target in _field_targets(node["task"])], source)
+    ]
+    groups = {"data": data, "task": tasks}
+    chosen = [
+        " or ".join(f"{group}={name}" for name in names[:MAX_OPTIONS]) for group, names in groups.items() if names
+    ]
+    return ", or ".join(chosen) or "another data set or task"
+
+
+def _shipped_options(group: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yields the name of each option of a group and its keys; of inherited ones, only the source of data."""
+
+    def read(path: Path) -> dict[str, Any]:
+        node = yaml.safe_load(path.read_text(encoding="utf-8"))
+        inherited = [name.removesuffix("@_here_") for name in node.get("defaults", []) if isinstance(name, str)]
+        for name in inherited if "_target_" not in node.get("source", {}) else ():
+            if name != "_self_" and "_target_" in (base := read(path.parent / f"{name}.yaml")).get("source", {}):
+                return {**node, "source": base["source"]}
+        return node
+
+    return ((path.stem, read(path)) for path in sorted((conf_dir() / group).glob("*.yaml")))

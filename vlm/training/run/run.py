@@ -48,6 +48,7 @@ from vlm.training.step.lightning_private import leave_signals_to_us, use_launche
 from vlm.training.step.optim import Optimization, count_steps, schedule_note
 from vlm.training.step.task import EvaluationState, Task
 
+FEW_SAMPLES = 100  # size of a data set up to which a note says that no sample is in test
 SHARED_OPTIONS = ("resize", "interpolation", "crop")  # options that training shares with evaluation
 
 
@@ -95,7 +96,7 @@ def load_initial_weights(model: nn.Module, config: dict[str, Any], tokenizer: An
     if paths := find_init_paths(config):
         from vlm.checkpoint import start
 
-        lines = start.start_from(model, paths, tokenizer)
+        lines = start.start_from(model, paths, tokenizer, getattr(config, "typed", ()))
         if is_rank_zero():
             print(printable_lines("\n".join(lines)), flush=True)
     for part in model.modules():
@@ -131,9 +132,26 @@ def build_data(config: dict[str, Any]) -> Data:
     node["source"] = inject(node["source"], {"needs": needs})
     options = {"order_seed": config["seed"], "cache": str(cache_folder(config)), "test": config.get("test", True)}
     data: Data = build(node, "data", fields=fields, **options)
-    for note in data.source.notes if is_rank_zero() else ():
+    for note in (*data.source.notes, *_split_notes(config, data)) if is_rank_zero() else ():
         print_error(note, "note")
     return data
+
+
+def _split_notes(config: dict[str, Any], data: Data) -> list[str]:
+    """Returns notes on splits for which a small data set leaves one sample, or for test none."""
+    if data.source.is_synthetic or "document" in data.source.holds:
+        return []
+    sizes = {name: len(split) for name, split in data.splits.items()}
+    of_all = f"data: of {sum(sizes.values()):,} samples,"
+    notes = [
+        f"{of_all} 1 is in {name}, so that its scores say little; add samples"
+        for name in ("val", "test")
+        if sizes.get(name) == 1
+    ]
+    draws_test = config.get("test", True) and config["data"]["source"].get("test_fraction")
+    if draws_test and "test" not in sizes and sum(sizes.values()) < FEW_SAMPLES:
+        notes.append(f"{of_all} none is in test, so that a finished run is tested on val; add samples")
+    return notes
 
 
 def build_model(config: dict[str, Any], sizes: dict[str, int]) -> tuple[nn.Module, dict[str, Any]]:
