@@ -6,6 +6,7 @@ The faults are planted in 120 samples, below and above the limits, and both comm
 import io
 import json
 import re
+import shutil
 import tarfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -286,3 +287,99 @@ def test_check_data_and_training_agree_on_every_fault(
     write: Any, fault: str, count: int, tmp_path: Path, capsys: Any
 ) -> None:
     agree(write, fault, count, tmp_path, capsys)
+
+
+def check(root: Path, arguments: list[str], capsys: Any) -> tuple[int, list[str], str]:
+    """Runs check-data; returns its status, the lines of STOPS without that word, and all that it printed."""
+    capsys.readouterr()
+    status = vlm(["check-data", *overrides(arguments), f"runs={root / 'runs'}", *arguments])
+    said = capsys.readouterr()
+    stops = [line.removeprefix("STOPS").strip() for line in said.out.splitlines() if line.startswith("STOPS")]
+    return status, stops, said.out + said.err
+
+
+# A column that does not exist, by source. Tables have no other unused column of the name that it is replaced by.
+COLUMNS = [(captions_csv, "image"), (captions_csv, "caption"), (captions_jsonl, "caption"), (questions, "question")]
+COLUMNS += [(questions, "answer"), (conversations, "conversation"), (image_table, "image"), (image_table, "label")]
+
+
+@pytest.mark.parametrize(("write", "column"), COLUMNS)
+def test_a_wrong_column_hides_no_other_fault(write: Any, column: str, tmp_path: Path, capsys: Any) -> None:
+    samples, _ = planted("missing image", 5, tmp_path)
+    samples[20] = replace(samples[20], invalid=True)
+    broken = next(one for one in samples[30:] if one.split == "train")
+    (tmp_path / broken.image).write_bytes(b"no image")
+    arguments = [*write(tmp_path, samples), f"data.source.{column}_column=typo"]
+    status, stops, said = check(tmp_path, arguments, capsys)
+    assert status == 1 and "no column 'typo' among " in stops[0]
+    assert f"set data.source.{column}_column to the right one, such as '{column}" in stops[0]
+    assert any(" images are missing" in line for line in stops)
+    assert any(re.match(r"1 of \d+ training samples could not be read", line) for line in stops)
+    assert "invalid row: 1" in said and f"{broken.image}: damaged" in said
+    trained = vlm(["train", *arguments, *overrides(arguments), f"runs={tmp_path / 'runs'}"])
+    assert trained == 2 and stops[0] in capsys.readouterr().err  # training stops at the first with the same sentence
+
+
+@pytest.mark.parametrize("write", [texts, translations])
+def test_a_wrong_column_of_texts_hides_no_invalid_row(write: Any, tmp_path: Path, capsys: Any) -> None:
+    samples, _ = planted("invalid row", 5, tmp_path)
+    status, stops, _ = check(tmp_path, [*write(tmp_path, samples), "data.source.text_column=txt"], capsys)
+    assert status == 1 and "no column 'txt' among 'text', " in stops[0] and "such as 'text'" in stops[0]
+    assert "5 of 120 rows are invalid" in stops[1]
+
+
+def test_all_faults_of_class_folders_are_found_in_one_run(tmp_path: Path, capsys: Any) -> None:
+    samples, _ = planted("unreadable image", 5, tmp_path)
+    arguments = image_folder(tmp_path, samples)
+    root = tmp_path / "classes"
+    for name in ("train/c", "train/d", "train/e", "train/f", "val/b", "val/x", "val/y"):
+        (root / name).mkdir()
+    for name in ("val/x/1.png", "val/y/1.png", "val/b/0.png"):  # 0.png is in train/a
+        (root / name).write_bytes(photo(0 if name == "val/b/0.png" else 500))
+    status, stops, said = check(tmp_path, arguments, capsys)
+    assert status == 1 and len(stops) == 3, said
+    assert stops[0] == f"4 times: {root}/train/c: contains no image in a supported format; add images or remove it"
+    assert f"  {root}/train/e: contains" in said and f"{root}/train/f: contains" not in said and "  and 1 more" in said
+    assert stops[1].startswith(f"2 times: {root}/val/x: the training images have no class 'x'")
+    assert stops[2].startswith("5 of 96 training samples could not be read")
+    assert "SPOILS      image in two splits: 1" in said and "one image in two classes: 1" in said
+    assert "skipped     unreadable image: 5" in said and "(and for 2 other reasons, see STOPS)" in said
+    for folder in (*root.glob("train/[b-f]"), *root.glob("val/[xy]")):  # one class is left, and val has another
+        shutil.rmtree(folder)
+    status, stops, said = check(tmp_path, arguments, capsys)
+    assert status == 1 and "has only one class, a; at least two are needed" in stops[0]
+    assert "the training images have no class 'b'" in stops[1] and "training samples could not be read" in stops[2]
+
+
+def test_all_files_that_are_not_utf8_are_found_in_one_run(tmp_path: Path, capsys: Any) -> None:
+    samples, _ = planted("clean", 1, tmp_path)
+    labelled = tmp_path / "labelled"
+    for one in samples:
+        (labelled / one.split / one.label).mkdir(parents=True, exist_ok=True)
+        (labelled / one.split / one.label / f"{one.number}.txt").write_text(one.text)
+    folders = {
+        labelled: ["task=text_classification", "data=text_folder", f"data.root={labelled}"],
+        tmp_path / "documents": text(tmp_path, samples),
+        tmp_path: caption_folder(tmp_path, samples),
+    }
+    for folder, arguments in folders.items():
+        files = sorted(folder.glob("train/**/*.txt") if folder != tmp_path else folder.glob("*.txt"))[:5]
+        for path in files:
+            path.write_bytes("ein\nsch\u00f6ner Tag".encode("latin-1"))
+        status, stops, said = check(tmp_path, arguments, capsys)
+        assert status == 1 and len(stops) == 1 and stops[0].startswith("5 times: "), said
+        assert stops[0].endswith(", line 2: is not UTF-8; save the file in UTF-8")
+        assert sum(f"{path}, line 2: is not UTF-8" in said for path in files) == 3 and "  and 2 more" in said
+
+
+FEW_SAMPLES = [captions_csv, captions_jsonl, caption_folder, questions, conversations, image_table, texts]
+
+
+@pytest.mark.parametrize("write", [*FEW_SAMPLES, translations, conll, squad, shards])
+def test_splits_of_few_samples_are_noted(write: Any, tmp_path: Path, capsys: Any) -> None:
+    samples = planted("only train", 1, tmp_path)[0][:4]
+    _, _, said = check(tmp_path, [*write(tmp_path, samples), "test=true"], capsys)
+    one, none = "note: data: of 4 samples, 1 is in val, so that", "note: data: of 4 samples, none is in test, so that"
+    assert one in said or none in said, said
+    if write in SPLIT and write != image_table:  # which draws no test; the others draw by a hash, perhaps several
+        assert one in said and none in said

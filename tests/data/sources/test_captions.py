@@ -193,7 +193,7 @@ REFUSED = [
     ("t.csv", b"image,caption,split\na.png,x,train\nb.png,y,holdout\n", ["line 3", "'holdout'", "train"]),
     ("t.csv", b"image,caption,split\na.png,x,train\nb.png,y,\n", ["line 3", "''"]),
     ("t.csv", b"image,caption,split\na.png,x,train\na.png,y,test\n", ["line 3", "a.png", "train", "test"]),
-    ("t.jsonl", b'{"image": "a.png"}\n', ["line 1", "'caption'", "'image'"]),
+    ("t.jsonl", b'{"image": "a.png"}\n', ["no column 'caption' among 'image'", "data.source.caption_column"]),
     ("t.jsonl", b'{"image": "a.png", "caption": "x"}\n{"image": \n', ["line 2", "JSON"]),
     ("t.jsonl", b'["a.png", "x"]\n', ["line 1", "object"]),
     ("t.jsonl", b'{"image": "a.png", "caption": 7}\n', ["line 1", "text"]),

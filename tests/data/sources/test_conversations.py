@@ -134,3 +134,14 @@ def test_marks_of_rows_without_an_image_and_of_answers_are_not_counted(root):
     source = read(root, {"image": "a.png", "conversations": [LLAVA[0], answer]}, *rows)
     assert [line.kind for line in source.skipped] == ["no image"] * 3
     assert len(source.split("train").record(0)["questions"]) == 1
+
+
+def test_empty_answers_inside_conversations_are_counted(root):
+    user, answer, empty = ({"from": "human", "value": "what?"}, *({"from": "gpt", "value": v} for v in ("a dog", " ")))
+    rows = [{"image": "a.png", "conversations": turns} for turns in ([user, answer], [user, empty, user, answer])]
+    rows.append({"image": "a.png", "conversations": [user, answer, user, empty, user, empty]})
+    rows.append({"image": "a.png", "conversations": [user, empty]})  # without any answer, it is skipped as a whole
+    source = read(root, *rows)
+    (note,) = source.notes
+    assert "3 assistant turns without text (the first: line 2); an empty turn is left out" in note
+    assert [line.partition(": ")[2] for line in source.skipped] == ["no answer in the conversation"]

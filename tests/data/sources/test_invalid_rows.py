@@ -151,11 +151,14 @@ def test_an_invalid_line_of_json_or_csv_is_skipped_and_named(root: Path) -> None
     assert "line 52: 3 fields for 2 columns" in line
 
 
-def test_an_error_names_ten_invalid_rows(root: Path) -> None:
+def test_an_error_names_ten_reasons_for_invalid_rows_each_once(root: Path) -> None:
     rows = [VALID["conversations"](n) for n in range(ROWS)]
     for n in range(0, ROWS, 10):
         rows[n] = {"image": f"{n}.png", "conversations": [ASSISTANT]}
-    message = refusal(read, "conversations", root, rows, ".json")
-    first, second = message.split("\n")
+    first, second = refusal(read, "conversations", root, rows, ".json").split("\n")
     assert "20 of 200 rows are invalid" in first and "correct or remove them" in first
-    assert second.count("an answer has no question") == 10 and second.endswith("; and 10 more")
+    assert second == "object 1: an answer has no question before it (also object 11, object 21 and 17 more)"
+    for n in range(0, ROWS, 10):
+        rows[n] = {"image": f"{n}.png", "conversations": [{"from": f"role {n}", "value": "x"}]}
+    _, second = refusal(read, "conversations", root, rows, ".json").split("\n")
+    assert second.count("a turn has the role") == 10 and second.endswith("; and 10 more reasons")

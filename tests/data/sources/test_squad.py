@@ -121,3 +121,11 @@ def test_questions_of_several_files_with_the_same_ids_stay_apart(tmp_path):
     made = Squad(path=paths, val_fraction=0.0, test_fraction=0.0)
     found = {(id, one["question"]) for id, one in known(made).items()}
     assert found == {("1", "a"), ("2", "a"), ("1#2", "b"), ("2#2", "b")}
+
+
+def test_answers_of_impossible_questions_are_counted(source):
+    entries = [entry(str(number), is_impossible=number in (2, 3, 5)) for number in range(8)]
+    entries.append(entry("8", answers=[], is_impossible=True))
+    (note,) = source(entries).notes
+    what = "3 questions marked is_impossible with answers (the first: data[0].paragraphs[0].qas[2] (2))"
+    assert f"{what}; these answers are not used" in note

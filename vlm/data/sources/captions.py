@@ -221,7 +221,7 @@ class Coco(CaptionSource):
         parents = (self.root, self.root / "images", file.parent, file.parent / "images")
         names = list(dict.fromkeys(row.image for row in rows[:100] if row.image))
         for folder in (folder for parent in parents for folder in (parent / stem, parent)):
-            if any((folder / name).is_file() for name in names):
+            if any(os.path.isfile(folder / name) for name in names):
                 inside = folder.is_relative_to(self.root)
                 return folder.relative_to(self.root).as_posix() if inside else str(folder.absolute())
         return ""

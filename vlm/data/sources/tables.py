@@ -228,27 +228,29 @@ def _find_columns(
     try:
         return _match_columns(present, columns, optional)
     except RowError as error:
-        required = {key: name for key, name in columns.items() if key not in optional}
-        suggested = _suggest_columns(present, required) if may_replace and "no column" in str(error) else {}
+        suggested = _suggest_columns(present, columns, optional) if may_replace and "no column" in str(error) else {}
         if not suggested:
             raise UserError(f"{place}: {error}") from error
         report_error(f"{place}: {error}, such as {' and '.join(map(repr, suggested.values()))}")
         return _match_columns(present, {**columns, **suggested}, optional)
 
 
-def _suggest_columns(present: Collection[str], columns: Mapping[str, str]) -> dict[str, str]:
+def _suggest_columns(present: Collection[str], columns: Mapping[str, str], optional: Collection[str]) -> dict[str, str]:
     """The column that each missing one probably is, by key; empty if one has no unused column of a similar name.
 
     A single unused column stands for a single missing one.
     """
     matched = {key: find_column(name, present) for key, name in columns.items()}
     unused = [name for name in present if name not in matched.values()]
-    missing = [key for key, column in matched.items() if column is None and columns[key] != "split"]
+    missing = [
+        key for key, column in matched.items() if column is None and key not in optional and columns[key] != "split"
+    ]
     suggested: dict[str, str] = {}
     for key in missing:
-        usual = find_column(key.removesuffix("_column"), unused)
+        usual = key.removesuffix("_column")
         single = unused[0] if len(unused) == len(missing) == 1 else None
-        if not (column := usual or find_similar(columns[key], unused) or single):
+        similar = find_similar(columns[key], unused) or find_similar(usual, unused)
+        if not (column := find_column(usual, unused) or similar or single):
             return {}
         suggested[key] = column
         unused.remove(column)
