@@ -108,7 +108,7 @@ def _fitting_options(fields: Sequence[Any], source: Any, look_up: SignatureLooku
     tasks = [
         name
         for name, node in _shipped_options("task")
-        if "task" in node and fits([_read_kind(target, look_up) for target in _field_targets(node["task"])], source)
+        if fits([_read_kind(target, look_up) for target in _field_targets(node["task"])], source)
     ]
     groups = {"data": data, "task": tasks}
     chosen = [
@@ -118,14 +118,16 @@ def _fitting_options(fields: Sequence[Any], source: Any, look_up: SignatureLooku
 
 
 def _shipped_options(group: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields the name of each option of a group and its keys; of inherited ones, only the source of data."""
+    """Yields the name of each option of a group and its keys; of inherited ones, only a source and a task's fields."""
 
     def read(path: Path) -> dict[str, Any]:
         node = yaml.safe_load(path.read_text(encoding="utf-8"))
-        inherited = [name.removesuffix("@_here_") for name in node.get("defaults", []) if isinstance(name, str)]
-        for name in inherited if "_target_" not in node.get("source", {}) else ():
-            if name != "_self_" and "_target_" in (base := read(path.parent / f"{name}.yaml")).get("source", {}):
-                return {**node, "source": base["source"]}
+        for name in (name for name in node.get("defaults", []) if isinstance(name, str) and name != "_self_"):
+            base = read(path.parent / f"{name.removesuffix('@_here_')}.yaml")
+            node["source"] = {**base.get("source", {}), **node.get("source", {})}
+            if "task" in base:
+                fields = {**base["task"]["fields"], **node.get("task", {}).get("fields", {})}
+                node["task"] = {**base["task"], **node.get("task", {}), "fields": fields}
         return node
 
     return ((path.stem, read(path)) for path in sorted((conf_dir() / group).glob("*.yaml")))
