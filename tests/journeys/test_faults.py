@@ -38,7 +38,7 @@ def test_a_part_for_another_task_is_refused_before_data_are_read(
 
 # What a message about unfit data names: options of data for the task, and tasks for the data.
 FITTING = [
-    ("captioning", "image_folder", ["data=captions", "data=coco", "data=drawn_lines"], ["task=classification"]),
+    ("captioning", "image_table", ["data=captions", "data=coco", "data=drawn_lines"], ["task=classification"]),
     ("image_questions", "captions", ["data=questions"], ["task=captioning", "task=contrastive"]),
     ("conversations", "text", ["data=questions", "data=conversations"], ["task=language_modeling"]),
     ("tagging", "texts", ["data=conll"], ["task=masked_language_modeling", "task=text_classification"]),
