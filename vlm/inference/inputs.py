@@ -17,6 +17,7 @@ from vlm.errors import UserError
 from vlm.io.files import read_arguments
 from vlm.machine import cores
 
+ImageSource = str | os.PathLike[str] | Image.Image | np.ndarray | Callable[[], Image.Image]
 CHUNK = 8  # images per task of a worker; one task per image would cost as much as reading a small image
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from vlm.checkpoint import load as ckpt
 from vlm.config.compose import compose
-from vlm.data.batch import Batch
+from vlm.data.batch import Batch, TextRows, next_token_rows
 from vlm.data.text.tokenizer import ByteTokenizer, tokenizer_from_state
 from vlm.errors import UserError
 from vlm.evaluation.metrics.coco import References
@@ -29,7 +29,6 @@ from vlm.tasks.captioning.self_critical import (
     CaptionReward,
     SelfCritical,
     compute_advantages,
-    concatenate_rows,
     draw_captions,
     reward_loss,
 )
@@ -61,6 +60,10 @@ def drawn(captioner, images: Tensor, ids: list[str], seed: int = 0) -> list[list
     return draw_captions(model, images, tokenizer, ids=ids, count=4, max_tokens=6, seed=seed)
 
 
+def rows_of(captions: list[list[list[int]]], tokenizer: Any) -> TextRows:
+    return next_token_rows([[[tokenizer.bos_id, *tokens] for tokens in row] for row in captions], tokenizer.pad_id)
+
+
 def test_draws_depend_on_seed_and_id_alone(captioner, images) -> None:
     together = drawn(captioner, images, ["a", "b", "c"])
     assert [drawn(captioner, images[at : at + 1], [id])[0] for at, id in enumerate("abc")] == together
@@ -73,7 +76,7 @@ def test_the_gradient_is_that_of_each_caption_alone(captioner, images) -> None:
     texts = drawn(captioner, images, ["a", "b", "c"])
     weights = compute_advantages(torch.rand(3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1)))
     assert weights.sum(1).abs().max() < 1e-12
-    rows = concatenate_rows(texts, tokenizer)
+    rows = rows_of(texts, tokenizer)
     loss, count = reward_loss(model(images, rows.tokens, rows.segments), rows, weights, model.head_parts)
     assert count == sum(len(tokens) for row in texts for tokens in row)
     mine = torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)
@@ -96,7 +99,7 @@ def test_the_mean_gradient_is_that_of_the_expected_reward() -> None:
     probs = head.logits(hidden).softmax(-1)
     (expected,) = torch.autograd.grad((probs * value).sum(), hidden)
     tokens = torch.multinomial(probs.detach(), 40_000, replacement=True)
-    rows = concatenate_rows([[[token] for token in tokens.tolist()]], letters)
+    rows = rows_of([[[token] for token in tokens.tolist()]], letters)
     weights = compute_advantages(value[tokens][None])
     loss, count = reward_loss(hidden.expand(1, 2 * len(tokens), -1), rows, weights, head)
     (found,) = torch.autograd.grad(loss / count, hidden)

@@ -33,7 +33,12 @@ def caption(
     if files.sidecar:
         conflicts = {"--out": output.out, "--format": output.form != "text", "--continue": files.resume}
         refuse_combination("--sidecar", conflicts | {"--results": options.results > 1})
-        paths, records = select_without_sidecar(paths, overwrite=files.overwrite), Sidecars()
+        owners: dict[Path, str] = {}
+        for path in paths:
+            if (owner := owners.setdefault(sidecar(path), path)) != path:
+                raise UserError(f"--sidecar: {owner} and {path} would share {sidecar(path)}; rename one of them")
+        paths = [path for path in paths if files.overwrite or not sidecar(path).exists()]
+        records = Sidecars()
     if not files.resume:  # which may have their captions already
         check_readable(paths)
     return _caption_images(paths, records, model, output, options, files)
@@ -43,13 +48,12 @@ def _caption_shards(
     tars: Sequence[str], model: ModelOptions, output: OutputOptions, options: CaptionOptions, *, engine: str | None
 ) -> int:
     """Captions the images of shards as the options say."""
-    from vlm.tasks.captioning.predict import Captioner
     from vlm.tasks.captioning.shard_captions import ShardPlan, caption_by_rank, caption_on_ray, caption_shards
 
     engines = {None: caption_by_rank, "ray": caption_on_ray}
     if engine not in engines:
         raise UserError(f"--engine {engine}: is unknown; give ray, or leave it out")
-    plan = ShardPlan(model=model, output=output, options=options, predictor_class=Captioner)
+    plan = ShardPlan(model=model, output=output, options=options)
     return caption_shards(tars, plan, engine=engines[engine])
 
 
@@ -61,14 +65,23 @@ def _caption_images(
     options: CaptionOptions,
     files: CaptionFiles,
 ) -> int:
-    """Captions image files into the records, by default those of --out."""
+    """Captions image files into the records, by default those of --out: lines or a table as they come, or a page.
+
+    Raises:
+        UserError: --format, --continue or their file of --out does not fit, or an option does not suit the model.
+    """
     from vlm.inference.use import write_results
     from vlm.inference.writing import Trace
-    from vlm.tasks.captioning.predict import Captioner
+    from vlm.tasks.captioning.predict import Captioner, CaptionPage
 
     input_files = [*paths, model.checkpoint]
     out = Output(output.out, inputs=input_files, append=files.resume)
-    records = _open_records(output.form, out) if records is None else records
+    if records is None and output.form == "html":
+        if out.path is None:
+            raise UserError("--format html needs --out FILE")
+        records = CaptionPage(out)
+    elif records is None:
+        records = Records(form=output.form, fields=("image", "caption"), output=out)
     captioner = model.load(Captioner)
     captioner.check_options(options)
     trace = Trace(options.trace, captioner, options, inputs=input_files, out=output.out)
@@ -78,54 +91,20 @@ def _caption_images(
 
         observer = AttentionFolder(captioner, files.attention)
     if files.resume:
-        paths = _select_uncaptioned(paths, records, results=options.results, attention=observer is not None)
+        if records.output.path is None or records.form == "html":
+            raise UserError("--continue needs --out FILE, in text, jsonl or csv, which it continues")
+        columns = ["image", *(["rank"] if options.results > 1 else []), "caption", "logprob", "confidence"]
+        columns += ["attention"] if observer else []
+        out_file, results = records.output.path, options.results
+        is_captioned = find_completed(out_file, form=records.form, columns=columns, paths=paths, results=results)
+        paths = [path for path in paths if not is_captioned(path)]
     with out, records, trace:
         return write_results(captioner, paths, options, records, trees=trace.trees, observer=observer)
-
-
-def _open_records(form: str, output: Output) -> Records:
-    """Returns the writer of captions: lines or a table as they come, or a page at the end."""
-    if form != "html":
-        return Records(form=form, fields=("image", "caption"), output=output)
-    if output.path is None:
-        raise UserError("--format html needs --out FILE")
-    from vlm.tasks.captioning.predict import CaptionPage
-
-    return CaptionPage(output)
-
-
-def _select_uncaptioned(paths: Sequence[str], records: Records, *, results: int, attention: bool) -> list[str]:
-    """Returns the images that --continue still has to caption.
-
-    Raises:
-        UserError: The options or the file of --out do not allow continuing.
-    """
-    if records.output.path is None or records.form == "html":
-        raise UserError("--continue needs --out FILE, in text, jsonl or csv, which it continues")
-    columns = ["image", *(["rank"] if results > 1 else []), "caption", "logprob", "confidence"]
-    columns += ["attention"] if attention else []
-    is_captioned = find_completed(records.output.path, form=records.form, columns=columns, paths=paths, results=results)
-    return [path for path in paths if not is_captioned(path)]
 
 
 def sidecar(image: str) -> Path:
     """Returns the file of an image's caption."""
     return Path(image).with_suffix(".txt")
-
-
-def select_without_sidecar(paths: Sequence[str], *, overwrite: bool) -> list[str]:
-    """Returns the images that have still to be captioned.
-
-    Args:
-        overwrite: Whether to include those that have a sidecar.
-    Raises:
-        UserError: Two images would share a sidecar.
-    """
-    owners: dict[Path, str] = {}
-    for path in paths:
-        if (owner := owners.setdefault(sidecar(path), path)) != path:
-            raise UserError(f"--sidecar: {owner} and {path} would share {sidecar(path)}; rename one of them")
-    return [path for path in paths if overwrite or not sidecar(path).exists()]
 
 
 class Sidecars(Records):

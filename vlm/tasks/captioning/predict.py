@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 from urllib.parse import quote
 
 import torch
@@ -14,8 +14,8 @@ from torch import Tensor
 from vlm.data.images.image import ImageError, Preprocess, load_image
 from vlm.data.text.prompt_form import refuse_marks
 from vlm.errors import UserError
-from vlm.inference.command_options import CaptionOptions
-from vlm.inference.inputs import open_image
+from vlm.inference.command_options import CaptionOptions, PromptedQuestionOptions
+from vlm.inference.inputs import ImageSource, open_image
 from vlm.inference.options import single_prompt
 from vlm.inference.predictor import ImagePredictor, TextPredictor, check_outputs, image_keys, normalize_pixels
 from vlm.inference.writing import Writer
@@ -23,6 +23,9 @@ from vlm.io import page
 from vlm.io.output import Output, Records
 from vlm.models.context import Context, interleaved
 from vlm.models.encoder_decoder import VisionLanguageModel, encode_in_parts
+
+if TYPE_CHECKING:
+    from vlm.inference.attention.pictures import AttentionPicture
 
 
 class CaptionPage(Records):
@@ -51,16 +54,13 @@ class CaptionPage(Records):
         except ImageError:  # deleted since it was captioned
             thumbnail = None
         caption, *captions = (f"{record['caption']} ({record['confidence']:.0%})" for record in records)
-        attention_files = [record["attention"] for record in records if "attention" in record]
-        links = [
-            (f"attention map {n}" if n > 1 else "attention map", self._link(at))
-            for n, at in enumerate(attention_files, 1)
-        ]
+        maps, links = [record["attention"] for record in records if "attention" in record], []
+        for number, path_of_map in enumerate(maps, start=1):
+            # Relative to the page, so that both can be moved together.
+            relative = Path(os.path.relpath(path_of_map, os.path.dirname(str(self.output.path)) or "."))
+            name = f"attention map {number}" if number > 1 else "attention map"
+            links.append((name, quote(os.fsencode(relative.as_posix()))))
         return page.card(thumbnail, caption, [*captions, os.path.basename(path)], links=links)
-
-    def _link(self, path: str) -> str:
-        """Returns a link to a file relative to the page, so that both can be moved together."""
-        return quote(os.fsencode(Path(os.path.relpath(path, os.path.dirname(str(self.output.path)) or ".")).as_posix()))
 
 
 @torch.inference_mode()
@@ -94,10 +94,13 @@ class ImagePrompt(NamedTuple):
     tokens: Sequence[int]
 
 
+PromptOptions = CaptionOptions | PromptedQuestionOptions
+
+
 class ImageWriter(ImageTextPredictor, Writer):  # type: ignore[misc]  # of a narrower model than other writers
     """A trained model that writes texts about images, alone or in a prompt; arguments as in Predictor."""
 
-    def build_prompts(self, image: Any, options: Any, *questions: str | None) -> list[ImagePrompt]:
+    def build_prompts(self, image: ImageSource, options: PromptOptions, *questions: str | None) -> list[ImagePrompt]:
         """Returns the prompt with the image for each question; the question None asks for a caption.
 
         Raises:
@@ -106,17 +109,17 @@ class ImageWriter(ImageTextPredictor, Writer):  # type: ignore[misc]  # of a nar
         pixels, rows, columns = self.preprocess.views(open_image(image))
         return [ImagePrompt(pixels, self._tokens(options, question, (rows, columns))) for question in questions]
 
-    def _tokens(self, options: Any, question: str | None, squares: tuple[int, int]) -> list[int]:
+    def _tokens(self, options: PromptOptions, question: str | None, squares: tuple[int, int]) -> list[int]:
         assert self.form is not None
         refuse_marks(self.tokenizer, question or "")
         pieces = self.form.prompt(single_prompt(options.prompt), question)
         tokens = self.form.ids(self.tokenizer, pieces, [squares]).tokens
         most, room = self.build_decoding(options).max_tokens or self.max_tokens, self.model.decoder.max_len
         if len(tokens) + most > room:
-            raise UserError(
-                f"--prompt: has {len(tokens)} tokens with its image; with a text of {most} it has no room in the "
-                f"model's {room}; shorten it, or lower --max-tokens"
+            fault = (
+                f"has {len(tokens)} tokens with its image; with a text of {most} it has no room in the model's {room}"
             )
+            raise UserError(f"--prompt: {fault}; shorten it, or lower --max-tokens")
         return tokens
 
     def check_options(self, options: Any) -> None:
@@ -127,16 +130,13 @@ class ImageWriter(ImageTextPredictor, Writer):  # type: ignore[misc]  # of a nar
     def encode(self, inputs: Sequence[Any]) -> Context:
         if self.form is None:
             return encode_pixels(self.model, self.preprocess, torch.stack(list(inputs)).to(self.device))
-        images = {
-            id(prompt.pixels): prompt.pixels for prompt in inputs
-        }  # an image with several questions is encoded once
+        images = {id(prompt.pixels): prompt.pixels for prompt in inputs}  # each is encoded once for all its questions
         pixels = torch.cat(list(images.values())).to(self.device)
         states = encode_pixels(self.model, self.preprocess, pixels).states  # (squares, S, D)
         counts = [len(squares) for squares in images.values()]
         states_by_image = dict(zip(images, (part.flatten(0, 1) for part in states.split(counts)), strict=True))
-        return interleaved(
-            [prompt.tokens for prompt in inputs], torch.cat([states_by_image[id(prompt.pixels)] for prompt in inputs])
-        )
+        states_by_prompt = [states_by_image[id(prompt.pixels)] for prompt in inputs]
+        return interleaved([prompt.tokens for prompt in inputs], torch.cat(states_by_prompt))
 
     def keys(self, inputs: Sequence[Any]) -> list[str]:
         if self.form is None:
@@ -153,10 +153,10 @@ class Captioner(ImageWriter):
     names = ("image", "caption")
     options = CaptionOptions
 
-    def prepare(self, source: Any, options: Any) -> Any:
+    def prepare(self, source: ImageSource, options: CaptionOptions) -> Tensor | ImagePrompt:
         return super().prepare(source, options) if self.form is None else self.build_prompts(source, options, None)[0]
 
-    def attention(self, image: Any, options: CaptionOptions) -> Any:
+    def attention(self, image: ImageSource, options: CaptionOptions) -> "AttentionPicture":
         """Draws the model's attention for each word of an image's caption.
 
         Args:

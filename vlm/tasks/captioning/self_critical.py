@@ -51,9 +51,7 @@ class CaptionReward:
     def __init__(self, weights: Mapping[str, float], corpus: Iterable[Sequence[str]]) -> None:
         self.weights, references = weights, [list(texts) for texts in corpus]
         self.units = units_of(chain.from_iterable(references))
-        self.frequencies = DocumentFrequencies.from_references(
-            [[self.units.cut(text) for text in texts] for texts in references]
-        )
+        self.frequencies = DocumentFrequencies.from_references([*map(self.units.cut, texts)] for texts in references)
         if CONSTANT in weights:
             self._corpus = References(_name_in_order(references), units=self.units)
 
@@ -63,12 +61,12 @@ class CaptionReward:
         Args:
             references: References of each image.
         """
-        weights = np.array([self.weights.get(name, 0.0) for name in KEYS])
         if set(self.weights) <= {"cider", CONSTANT}:
             rewards = self.weights.get("cider", 0.0) * self._score_columns(captions, references, References.cider)
         else:
+            weights = np.array([self.weights.get(name, 0.0) for name in KEYS])
             rewards = self._score_columns(
-                captions, references, lambda reference_set, column: reference_set.score(column).values @ weights
+                captions, references, lambda prepared, column: prepared.score(column).values @ weights
             )
         if weight := self.weights.get(CONSTANT):
             constants = self._corpus.cider_of_constants(list(chain.from_iterable(captions)))
@@ -170,12 +168,11 @@ class SelfCritical:
         texts = [[tokenizer.decode(tokens) for tokens in captions] for captions in sampled]
         rewards = reward(texts, batch[task.text_field].references)
         task.log("train/reward", float(rewards.mean()))
-        rows, weights = (
-            concatenate_rows(sampled, tokenizer).to(task.device),
-            compute_advantages(torch.from_numpy(rewards)).float(),
-        )
+        with_start = [[[tokenizer.bos_id, *tokens] for tokens in captions] for captions in sampled]
+        rows = next_token_rows(with_start, tokenizer.pad_id).to(task.device)  # as in training on a data set
+        weights = compute_advantages(torch.from_numpy(rewards)).float().to(task.device)
         hidden = task.model(images, rows.tokens, rows.segments)
-        loss = Term(*reward_loss(hidden, rows, weights.to(task.device), task.model.head_parts))
+        loss = Term(*reward_loss(hidden, rows, weights, task.model.head_parts))
         if self.likelihood:
             reference_loss = ImageTextTask.loss(task, batch)["tokens"]
             loss = Term(loss.total + self.likelihood * reference_loss.total, loss.count + reference_loss.count)
@@ -220,12 +217,6 @@ def draw_captions(
         context, bos_id, eos_id = model.encode(images), tokenizer.bos_id, tokenizer.eos_id
         hypotheses = decode_batch(model.decoder, context, options, bos_id=bos_id, eos_id=eos_id, ids=ids)
     return [[text.tokens for text in texts] for texts in hypotheses]
-
-
-def concatenate_rows(captions: SampledCaptions, tokenizer: Tokenizer) -> TextRows:
-    """Concatenates the captions of each image to a row, as in training on a data set."""
-    with_start = [[[tokenizer.bos_id, *tokens] for tokens in texts] for texts in captions]
-    return next_token_rows(with_start, tokenizer.pad_id)
 
 
 def compute_advantages(rewards: Tensor) -> Tensor:

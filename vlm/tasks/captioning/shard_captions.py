@@ -10,6 +10,7 @@ from contextlib import contextmanager, redirect_stderr, suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -21,26 +22,13 @@ from vlm.data.store import storage
 from vlm.data.store.shards import IndexedShard, open_index
 from vlm.decoding.options import Decoding
 from vlm.errors import UserError, print_error
+from vlm.inference.command_options import CaptionOptions
 from vlm.inference.options import ModelOptions, OutputOptions
 from vlm.inference.use import PredictionRunner
 from vlm.io.files import remove_unfinished, require_pyarrow
 from vlm.io.output import output_folder
 from vlm.machine import rank_by_launcher
-
-FORMS = ("jsonl", "parquet")
-
-
-def resolve_format(form: str) -> str:
-    """Returns the form for --format, by default JSON lines.
-
-    Raises:
-        UserError: It does not exist for shards, or its package is not installed.
-    """
-    if form not in ("text", *FORMS):
-        raise UserError(f"--format {form}: not supported for shards; choose jsonl or parquet")
-    if form == "parquet":
-        require_pyarrow("--format parquet")
-    return "jsonl" if form == "text" else form
+from vlm.tasks.captioning.predict import Captioner
 
 
 def encode_records(form: str, records: Sequence[Mapping[str, Any]], *, ranked: bool) -> bytes:
@@ -50,7 +38,8 @@ def encode_records(form: str, records: Sequence[Mapping[str, Any]], *, ranked: b
         ranked: Whether an image has several captions, each with a rank.
     """
     if form == "jsonl":
-        return b"".join(map(_encode_line, records))
+        lines = (json.dumps(record, ensure_ascii=False) for record in records)
+        return b"".join(_escape_undecodable(line).encode() + b"\n" for line in lines)
     import pyarrow
     from pyarrow.parquet import write_table
 
@@ -60,10 +49,6 @@ def encode_records(form: str, records: Sequence[Mapping[str, Any]], *, ranked: b
     file = io.BytesIO()
     write_table(pyarrow.Table.from_pylist(rows, schema=pyarrow.schema(columns)), file)
     return file.getvalue()
-
-
-def _encode_line(record: Mapping[str, Any]) -> bytes:
-    return _escape_undecodable(json.dumps(record, ensure_ascii=False)).encode() + b"\n"
 
 
 def _escape_undecodable(text: str) -> str:
@@ -94,9 +79,8 @@ class Member:
         try:
             data = storage.read_span(self.shard.path, self.shard.index.span(self.at))
         except OSError as fault:
-            raise UnreadableShardError(
-                f"{path}: cannot be read ({fault.strerror or fault}); run the command again"
-            ) from fault
+            reason = fault.strerror or fault
+            raise UnreadableShardError(f"{path}: cannot be read ({reason}); run the command again") from fault
         except ValueError as fault:
             raise ImageError(f"{path}: {fault}") from fault
         return load_image(data, path)
@@ -107,31 +91,20 @@ class Member:
 
 @dataclass(frozen=True, kw_only=True)
 class ShardPlan:
-    """The options for captioning shards; can be sent to another process.
-
-    Args:
-        predictor_class: The class of the captioner.
-    """
+    """The options for captioning shards; can be sent to another process."""
 
     model: ModelOptions
     output: OutputOptions
-    options: Any
-    predictor_class: Callable[..., Any]
+    options: CaptionOptions
 
     @property
     def output_path(self) -> str:
         return str(self.output.out)
 
-    @property
-    def suffix(self) -> str:
-        return f".{self.output.form}"
-
     def find_finished(self) -> set[str]:
         """Returns the names of the files that exist."""
-        return {
-            os.path.basename(path)
-            for path in _call_storage(self.output_path, storage.list_files, self.output_path, self.suffix)
-        }
+        with _storage_errors(self.output_path):
+            return set(map(os.path.basename, storage.list_files(self.output_path, f".{self.output.form}")))
 
 
 class ShardCaptioner:
@@ -142,7 +115,7 @@ class ShardCaptioner:
     """
 
     def __init__(self, plan: ShardPlan) -> None:
-        self.plan, self.captioner = plan, plan.model.load(plan.predictor_class)
+        self.plan, self.captioner = plan, plan.model.load(Captioner)
         search = self.captioner.build_decoding(plan.options)
         _check_settings(self.captioner, search, plan.output_path, has_captions=bool(plan.find_finished()))
         self.captioner.prepack(plan.options.batch_size * search.columns)
@@ -151,10 +124,15 @@ class ShardCaptioner:
         """Writes the file of a shard; returns 1 if an image cannot be read, and a line for the user.
 
         Raises:
-            Unreadable: The shard cannot be read; no file is written.
+            UnreadableShardError: The shard is damaged or missing, or its storage fails; no file is written.
         """
         plan, rows, status = self.plan, list[Mapping[str, Any]](), 0
-        for outcome in PredictionRunner(self.captioner, _open_members(tar), plan.options).outcomes():
+        try:
+            shard = IndexedShard(tar, os.path.basename(tar), open_index(tar, write=False))
+        except UserError as fault:
+            raise UnreadableShardError(str(fault)) from fault
+        members = [Member(shard, at) for at in range(len(shard.index))]
+        for outcome in PredictionRunner(self.captioner, members, plan.options).outcomes():
             if isinstance(outcome.result, UnreadableShardError):
                 raise outcome.result
             if isinstance(outcome.result, UserError):
@@ -164,9 +142,10 @@ class ShardCaptioner:
                 rows += self.captioner.record(outcome.source, outcome.result, plan.options)
         data = encode_records(plan.output.form, rows, ranked=plan.options.results > 1)
         path = storage.join_path(plan.output_path, name)
-        if not storage.is_url(plan.output_path):
-            _call_storage(plan.output_path, remove_unfinished, Path(plan.output_path), name)  # left by a killed process
-        _call_storage(plan.output_path, storage.write_file, path, data)
+        with _storage_errors(plan.output_path):
+            if not storage.is_url(plan.output_path):
+                remove_unfinished(Path(plan.output_path), name)  # left by a killed process
+            storage.write_file(path, data)
         return status, f"{path}\t{len(rows):,} captions"
 
 
@@ -179,15 +158,25 @@ def caption_shards(
         tars: Paths, patterns or URLs.
         engine: Captions shards, given the name of each one's file: `caption_by_rank`, or a cluster.
     Raises:
-        UserError: --out is missing, or its files were written with other options.
+        UserError: --format is not supported or its package not installed, two shards would share a file, --out is
+            missing, or its files were written with other options.
     """
-    form = resolve_format(plan.output.form)
-    results = _name_results(_expand_shards(tars), f".{form}")
+    form = plan.output.form
+    if form not in ("text", "jsonl", "parquet"):
+        raise UserError(f"--format {form}: not supported for shards; choose jsonl or parquet")
+    if form == "parquet":
+        require_pyarrow("--format parquet")
+    form, owners = "jsonl" if form == "text" else form, dict[str, str]()
+    for shard in _expand_shards(tars):
+        name = f"{os.path.basename(shard).removesuffix('.tar')}.{form}"
+        if (owner := owners.setdefault(name, shard)) != shard:
+            raise UserError(f"{owner} and {shard} would share {name}; use a separate --out for each folder")
     if plan.output.out is None:
         raise UserError("shards: one file of captions is written per shard; give --out DIR")
     out = storage.strip_file_scheme(plan.output.out)
     if not storage.is_url(out):
         output_folder(out)
+    results = {shard: name for name, shard in owners.items()}
     return engine(replace(plan, output=OutputOptions(out=out, form=form)), results)
 
 
@@ -211,19 +200,6 @@ def caption_by_rank(plan: ShardPlan, results: Mapping[str, str]) -> int:
     return status
 
 
-def _open_members(tar: str) -> list[Member]:
-    """Returns the images of a shard.
-
-    Raises:
-        Unreadable: The shard is damaged or missing, or its storage fails.
-    """
-    try:
-        shard = IndexedShard(tar, os.path.basename(tar), open_index(tar, write=False))
-    except UserError as fault:
-        raise UnreadableShardError(str(fault)) from fault
-    return [Member(shard, at) for at in range(len(shard.index))]
-
-
 def _expand_shards(tars: Sequence[str]) -> list[str]:
     """Expands names, patterns and URLs to shards, in the same order on all ranks."""
     shards: dict[str, None] = {}
@@ -242,21 +218,7 @@ def _expand_shards(tars: Sequence[str]) -> list[str]:
     return list(shards)
 
 
-def _name_results(shards: Sequence[str], suffix: str) -> dict[str, str]:
-    """Returns the file name of each shard's captions.
-
-    Raises:
-        UserError: Two shards would share one.
-    """
-    owners: dict[str, str] = {}
-    for shard in shards:
-        name = os.path.basename(shard).removesuffix(".tar") + suffix
-        if (owner := owners.setdefault(name, shard)) != shard:
-            raise UserError(f"{owner} and {shard} would share {name}; use a separate --out for each folder")
-    return {shard: name for name, shard in owners.items()}
-
-
-def _check_settings(captioner: Any, search: Decoding, out: str, *, has_captions: bool) -> None:
+def _check_settings(captioner: Captioner, search: Decoding, out: str, *, has_captions: bool) -> None:
     """Records the weights and options of a folder of captions, or checks that they are the same.
 
     Args:
@@ -274,13 +236,15 @@ def _check_settings(captioner: Any, search: Decoding, out: str, *, has_captions:
     if has_captions and stored != settings:
         raise UserError(f"--out {out}: holds captions of another model or of other options; choose another folder")
     if stored != settings:
-        _call_storage(out, storage.write_file, path, json.dumps(settings, indent=1).encode() + b"\n")
+        with _storage_errors(out):
+            storage.write_file(path, json.dumps(settings, indent=1).encode() + b"\n")
 
 
-def _call_storage(out: str, act: Any, *values: Any) -> Any:
-    """Calls the store of --out; converts its errors to a UserError."""
+@contextmanager
+def _storage_errors(out: str) -> Iterator[None]:
+    """Converts errors of the store of --out to a UserError."""
     try:
-        return act(*values)
+        yield
     except OSError as fault:
         reason = fault.strerror or fault
         raise UserError(f"--out {out}: cannot be used ({reason}); free space, or choose another place", 1) from fault
@@ -308,7 +272,10 @@ def caption_on_ray(plan: ShardPlan, results: Mapping[str, str]) -> int:
         import ray
     except ImportError as fault:
         raise UserError('--engine ray: needs the package ray; pip install "vlm-lightning[ray]"') from fault
-    done, plan = plan.find_finished(), _with_absolute_paths(plan)
+    done, model = plan.find_finished(), plan.model  # workers have other working directories
+    checkpoint = os.path.abspath(model.checkpoint) if os.path.exists(model.checkpoint) else model.checkpoint
+    output = replace(plan.output, out=_make_absolute(plan.output_path))
+    plan = replace(plan, model=replace(model, checkpoint=checkpoint), output=output)
     remaining = [(_make_absolute(tar), name) for tar, name in results.items() if name not in done]
     if not remaining:
         ShardCaptioner(plan)  # refuses captions written with other options
@@ -317,8 +284,12 @@ def caption_on_ray(plan: ShardPlan, results: Mapping[str, str]) -> int:
         return _distribute(ray, plan, remaining)
 
 
-def _distribute(ray: Any, plan: ShardPlan, remaining: Sequence[tuple[str, str]]) -> int:
-    """Captions shards, as many at a time as the cluster runs; returns the exit status."""
+def _distribute(ray: ModuleType, plan: ShardPlan, remaining: Sequence[tuple[str, str]]) -> int:
+    """Captions shards, as many at a time as the cluster runs, and prints their outputs; returns the exit status.
+
+    Raises:
+        UserError: A fault concerns all shards.
+    """
     gpus = 1 if plan.model.device != "cpu" and ray.cluster_resources().get("GPU") else 0
     task = ray.remote(_caption).options(num_gpus=gpus, max_retries=RETRIES, scheduling_strategy="SPREAD")
     shards, plan_ref, running, status = iter(remaining), ray.put(plan), dict[Any, str](), 0
@@ -327,29 +298,22 @@ def _distribute(ray: Any, plan: ShardPlan, remaining: Sequence[tuple[str, str]])
         if not running:
             return status
         (finished, *_), _ = ray.wait([*running])
-        status |= _report_result(ray, finished, running.pop(finished))
-
-
-def _report_result(ray: Any, finished: Any, tar: str) -> int:
-    """Prints a task's output for a shard; returns the shard's exit status.
-
-    Raises:
-        UserError: The fault concerns all shards.
-    """
-    try:
-        status, line, errors = ray.get(finished)
-    except ray.exceptions.RayTaskError:  # a bug in vlm
-        raise
-    except ray.exceptions.RayError as fault:
-        line = str(fault).strip().splitlines()[0]
-        print_error(f"{tar}: failed on {RETRIES + 1} workers ({line}); run the command again")
-        return 1
-    if isinstance(status, UserError):
-        raise status
-    print(errors, end="", file=sys.stderr, flush=True)
-    if line:
-        print(line, flush=True)
-    return status
+        tar = running.pop(finished)
+        try:
+            shard_status, line, errors = ray.get(finished)
+        except ray.exceptions.RayTaskError:  # a bug in vlm
+            raise
+        except ray.exceptions.RayError as fault:
+            line = str(fault).strip().splitlines()[0]
+            print_error(f"{tar}: failed on {RETRIES + 1} workers ({line}); run the command again")
+            status |= 1
+            continue
+        if isinstance(shard_status, UserError):
+            raise shard_status
+        print(errors, end="", file=sys.stderr, flush=True)
+        if line:
+            print(line, flush=True)
+        status |= shard_status
 
 
 def _caption(plan: ShardPlan, tar: str, name: str) -> tuple[int | UserError, str, str]:
@@ -369,14 +333,13 @@ def _caption(plan: ShardPlan, tar: str, name: str) -> tuple[int | UserError, str
 
 
 @contextmanager
-def _cluster(ray: Any) -> Iterator[None]:
-    quiet: Any = {"log_to_driver": False, "logging_level": "error"}
+def _cluster(ray: ModuleType) -> Iterator[None]:
     before = signal.getsignal(signal.SIGTERM)
     try:
         if os.environ.get("RAY_ADDRESS"):
-            ray.init(**quiet)
+            ray.init(log_to_driver=False, logging_level="error")
         else:
-            _start(ray, **quiet)
+            _start(ray)
     except (ConnectionError, RuntimeError, ValueError) as fault:
         line = str(fault).strip().partition("\n")[0]
         raise UserError(f"--engine ray: no cluster can be reached or started ({line}); see RAY_ADDRESS", 1) from fault
@@ -387,7 +350,7 @@ def _cluster(ray: Any) -> Iterator[None]:
         ray.shutdown()
 
 
-def _start(ray: Any, **options: Any) -> None:
+def _start(ray: ModuleType) -> None:
     """Starts a cluster on this machine that sends no requests to other hosts.
 
     Ray's dashboard queries the metadata service of clouds, whatever the settings. A proxy that does not exist blocks
@@ -397,18 +360,16 @@ def _start(ray: Any, **options: Any) -> None:
     before = {name: os.environ.get(name, "") for name in dead_proxy}
     os.environ.update(dead_proxy)
     try:
-        sizes: Any = {"include_dashboard": False, "object_store_memory": STORE}
-        ray.init(address="local", runtime_env={"env_vars": before}, **sizes, **options)
+        ray.init(
+            address="local",
+            runtime_env={"env_vars": before},
+            include_dashboard=False,
+            object_store_memory=STORE,
+            log_to_driver=False,
+            logging_level="error",
+        )
     finally:
         os.environ.update(before)
-
-
-def _with_absolute_paths(plan: ShardPlan) -> ShardPlan:
-    """Returns a plan with absolute file names, which are valid in any working directory."""
-    model = plan.model
-    checkpoint = os.path.abspath(model.checkpoint) if os.path.exists(model.checkpoint) else model.checkpoint
-    output = replace(plan.output, out=_make_absolute(plan.output_path))
-    return replace(plan, model=replace(model, checkpoint=checkpoint), output=output)
 
 
 def _make_absolute(path: str) -> str:

@@ -15,7 +15,7 @@ from vlm.decoding.continuation import PromptCache, SampledToken, continue_texts
 from vlm.decoding.sampling import Sampling, create_history, draw_next
 from vlm.errors import UserError
 from vlm.inference.command_options import AnswerOptions, ChatOptions
-from vlm.inference.inputs import open_image
+from vlm.inference.inputs import ImageSource, open_image
 from vlm.inference.options import DecodingOptions, SamplingOptions, stored_options
 from vlm.inference.predictor import Rows, TextPredictor, Watch, check_outputs, offset_watch
 from vlm.inference.tasks import suggest_commands
@@ -37,7 +37,7 @@ class TurnWithImages(NamedTuple):
     """A turn of a conversation, with its images as `open_image` takes them."""
 
     turn: Turn
-    images: Sequence[Any] = ()
+    images: Sequence[ImageSource] = ()
 
 
 class Prompt(NamedTuple):
@@ -136,7 +136,7 @@ class ChatPredictor(TextPredictor):
         rules = replace(rules, banned=(*rules.banned, *((token,) for token in never)))
         return sampling, chosen.max_tokens or MAX_TOKENS, rules
 
-    def preprocess_views(self, image: Any) -> tuple[Tensor, tuple[int, int]]:
+    def preprocess_views(self, image: ImageSource) -> tuple[Tensor, tuple[int, int]]:
         """Preprocesses an image: whole or in squares, uint8 (T, 3, H, W), and the rows and columns of squares.
 
         Raises:
@@ -197,24 +197,19 @@ class ChatPredictor(TextPredictor):
         sampling, max_tokens, rules = self.plan_decoding(options)
         limits = [self.decoder.max_len - len(prompt.tokens) for prompt in batch]
         ended = set[int]()
-        shared_options: Any = {
-            "sampling": sampling,
-            "max_tokens": min(max_tokens, max(limits)),
-            "ended": ended,
-            "rules": rules,
-        }
-        for step in self._sample_tokens(batch, shared_options | {"seed": [prompt.seed for prompt in batch]}):
+        most_tokens = min(max_tokens, max(limits))
+        for step in self._sample_tokens(batch, sampling, rules, max_tokens=most_tokens, ended=ended):
             for item in step:
-                reply = replies[item.prompt]
-                complete = self._append_token(reply, item, options) or len(reply.tokens) >= min(
-                    max_tokens, limits[item.prompt]
-                )
+                reply, most = replies[item.prompt], min(max_tokens, limits[item.prompt])
+                complete = self._append_token(reply, item, options) or len(reply.tokens) >= most
                 cancelled = watch is not None and not watch(item.prompt, [reply.tokens])
                 if complete or cancelled:
                     ended.add(item.prompt)
                     yield item.prompt
 
-    def _sample_tokens(self, batch: Sequence[Prompt], options: Mapping[str, Any]) -> Iterator[list[SampledToken]]:
+    def _sample_tokens(
+        self, batch: Sequence[Prompt], sampling: Sampling, rules: Rules, *, max_tokens: int, ended: set[int]
+    ) -> Iterator[list[SampledToken]]:
         prompts = [list(prompt.tokens) for prompt in batch]
         context: Context | None = None
         keys = prompts
@@ -223,9 +218,19 @@ class ChatPredictor(TextPredictor):
             context = interleaved(prompts, self.encode_views(pixels))
             prompts = [tokens[-1:] for tokens in prompts]
         first, *further_ends = self.ends
-        with torch.autocast(self.device.type if isinstance(self.device, torch.device) else self.device, enabled=False):
+        with torch.autocast(torch.device(self.device).type, enabled=False):
             yield from continue_texts(
-                self.decoder, prompts, context=context, keys=keys, eos_id=first, ends=further_ends, **options
+                self.decoder,
+                prompts,
+                sampling=sampling,
+                max_tokens=max_tokens,
+                eos_id=first,
+                seed=[prompt.seed for prompt in batch],
+                ends=further_ends,
+                context=context,
+                keys=keys,
+                ended=ended,
+                rules=rules,
             )
 
     def _append_token(self, reply: Reply, item: SampledToken, options: AnswerOptions) -> bool:
@@ -238,7 +243,9 @@ class ChatPredictor(TextPredictor):
         reply.text, reply.ended = cut_at_stop(self.tokenizer.decode, reply.tokens, options.stop or ())
         return reply.ended
 
-    def record(self, source: Any, result: Reply, options: Any, *, form: str = "jsonl") -> Rows:
+    def record(
+        self, source: Sequence[TurnWithImages], result: Reply, options: AnswerOptions, *, form: str = "jsonl"
+    ) -> Rows:
         return [{"text": result.text, "logprob": result.logprob}]
 
     def prepack(self, rows: int, *, more: bool = True) -> None:
@@ -347,7 +354,7 @@ class Chat:
         """Number of tokens by which the last answer could have been longer."""
         return self.predictor.decoder.max_len - self.reply.read - len(self.reply.tokens)
 
-    def show(self, image: Any) -> None:
+    def show(self, image: ImageSource) -> None:
         """Attaches an image to the next user turn.
 
         Args:
@@ -356,11 +363,11 @@ class Chat:
         pixels, squares = self.predictor.preprocess_views(image)
         self._pending.append(AttachedImage(-next(_NUMBERS), squares, self.predictor.encode_views(pixels)))
 
-    def say(self, text: str, *images: Any) -> str:
+    def say(self, text: str, *images: ImageSource) -> str:
         """Returns the complete answer to a message; arguments as in `stream`."""
         return "".join(self.stream(text, *images))
 
-    def stream(self, text: str, *images: Any) -> Iterator[str]:
+    def stream(self, text: str, *images: ImageSource) -> Iterator[str]:
         """Yields the answer in pieces as it is generated; if closed early, the conversation keeps the text so far.
 
         Args:

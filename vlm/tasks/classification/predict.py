@@ -1,6 +1,6 @@
 """Classifying images with a trained model, and the base of predictors that choose among classes."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -9,14 +9,10 @@ from torch import Tensor, nn
 
 from vlm.data.images.image import Preprocess
 from vlm.inference.command_options import ClassOptions
+from vlm.inference.inputs import ImageSource
 from vlm.inference.predictor import BatchPredictor, ImagePredictor, Rows, Stored, check_outputs, normalize_pixels
 from vlm.inference.ranking import Classes, classes_record, rank_classes
 from vlm.nn.precision import widest_float
-
-
-def read_classes(stored: Iterable[Iterable[str]]) -> list[str]:
-    """Returns class names from a checkpoint's description; raises TypeError for values that are not strings."""
-    return ["".join(name) for name in stored]
 
 
 class ClassPredictor(BatchPredictor):
@@ -27,7 +23,9 @@ class ClassPredictor(BatchPredictor):
         class_heading: Heading of the classes in `vlm info`.
     """
 
-    stored: ClassVar[Stored] = {"classes": read_classes}
+    stored: ClassVar[Stored] = {
+        "classes": lambda stored: ["".join(name) for name in stored]
+    }
     classes: list[str]
     class_heading: ClassVar[str] = "classes"
 
@@ -81,5 +79,5 @@ class ImageClassifier(ClassPredictor, ImagePredictor):
         """Returns the probabilities (B, C) of a batch of images from `pixels`."""
         return class_probabilities(self.model, self.preprocess, torch.stack(list(pixels)).to(self.device)).cpu()
 
-    def record(self, source: Any, result: Classes, options: Any, *, form: str = "jsonl") -> Rows:
+    def record(self, source: ImageSource, result: Classes, options: ClassOptions, *, form: str = "jsonl") -> Rows:
         return [classes_record(form, {"image": self.name_of(source)}, result)]

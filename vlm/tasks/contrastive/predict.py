@@ -18,7 +18,7 @@ from vlm.data.text.inputs import encode_text
 from vlm.errors import UserError
 from vlm.inference.arguments import read_texts
 from vlm.inference.command_options import LabelOptions, RetrievalOptions
-from vlm.inference.inputs import open_image
+from vlm.inference.inputs import ImageSource, open_image
 from vlm.inference.options import as_list, check_utf8
 from vlm.inference.predictor import (
     BatchPredictor,
@@ -37,6 +37,9 @@ ROWS = 256  # texts embedded at a time
 CACHE_SIZE = 16  # lists of classes whose embeddings are cached
 
 Texts = tuple[str, ...]
+Candidates = Texts | tuple[Texts, Texts]  # texts, or classes with prompts
+Source = tuple[ImageSource, Candidates]
+DualOptions = LabelOptions | RetrievalOptions
 
 
 @torch.inference_mode()
@@ -80,15 +83,15 @@ class DualPredictor(BatchPredictor, ImagePredictor, TextPredictor):
         """Returns embeddings (B, E) of a batch of images from `pixels`."""
         return embed_pixels(self.model, self.preprocess, torch.stack(list(pixels)).to(self.device))
 
-    def prepare(self, source: tuple[Any, Any], options: Any) -> tuple[Tensor, Any]:
+    def prepare(self, source: Source, options: DualOptions) -> tuple[Tensor, Candidates]:
         image, texts = source
         return super().prepare(image, options), texts
 
-    def predict(self, batch: Sequence[tuple[Tensor, Any]], options: Any) -> Iterator[Any]:
+    def predict(self, batch: Sequence[tuple[Tensor, Candidates]], options: DualOptions) -> Iterator[Classes | Tensor]:
         for texts, group in groupby(batch, lambda item: item[1]):
             yield from self.compare(self.embed_images([pixels for pixels, _ in group]), texts, options)
 
-    def notes(self, sources: Sequence[tuple[Any, Any]], options: Any) -> Iterator[str | UserError]:
+    def notes(self, sources: Sequence[Source], options: DualOptions) -> Iterator[str | UserError]:
         texts = dict.fromkeys(text for some in {texts for _, texts in sources} for text in self.expand_texts(some))
         yield from note_truncation((len(self.tokenizer.encode(text)) for text in texts), self.model.max_len - 2)
 
@@ -97,10 +100,10 @@ class DualPredictor(BatchPredictor, ImagePredictor, TextPredictor):
         return texts
 
     @abstractmethod
-    def compare(self, images: Tensor, texts: Any, options: Any) -> Iterable[Any]:
+    def compare(self, images: Tensor, texts: Any, options: Any) -> Iterable[Classes | Tensor]:
         """Returns the results of images, given as embeddings (B, E), with the same texts."""
 
-    def name_of(self, source: tuple[Any, Any]) -> str:
+    def name_of(self, source: Source) -> str:
         return str(source[0])
 
 
@@ -112,7 +115,9 @@ class DualClassifier(DualPredictor):
     fields = ("image", "classes")
     options = LabelOptions
 
-    def sources(self, inputs: Sequence[Any], options: LabelOptions) -> list[tuple[Any, tuple[Texts, Texts]]]:
+    def sources(
+        self, inputs: Sequence[ImageSource], options: LabelOptions
+    ) -> list[tuple[ImageSource, tuple[Texts, Texts]]]:
         labels, prompts = as_list(options.label or []), as_list(options.prompt or [PLACE])
         if options.labels is not None:
             labels += read_texts([options.labels], [])
@@ -125,21 +130,24 @@ class DualClassifier(DualPredictor):
         return [(image, (classes, tuple(prompts))) for image in inputs]
 
     def compare(self, images: Tensor, texts: tuple[Texts, Texts], options: LabelOptions) -> Iterator[Classes]:
-        likelihoods = self.model.likelihoods(images, self.class_embeddings(*texts))
-        return rank_classes(texts[0], likelihoods.cpu(), top=options.top)
+        classes, prompts = texts
+        embeddings = self.embed_cached(self.expand_texts(texts)).unflatten(0, (len(classes), len(prompts)))
+        # A class is the mean over the prompts (Radford et al. 2021, section 3.1.4).
+        likelihoods = self.model.likelihoods(images, F.normalize(embeddings.mean(1), dim=-1))
+        return rank_classes(classes, likelihoods.cpu(), top=options.top)
 
     def expand_texts(self, texts: tuple[Texts, Texts]) -> Texts:
         classes, prompts = texts
         return tuple(prompt.replace(PLACE, name) for name in classes for prompt in prompts)
 
-    def class_embeddings(self, classes: Texts, prompts: Texts) -> Tensor:
-        """Returns embeddings (C, E) of classes: the mean over the prompts (Radford et al. 2021, section 3.1.4)."""
-        means = (
-            self.embed_cached(self.expand_texts((classes, prompts))).unflatten(0, (len(classes), len(prompts))).mean(1)
-        )
-        return F.normalize(means, dim=-1)
-
-    def record(self, source: Any, result: Classes, options: Any, *, form: str = "jsonl") -> Rows:
+    def record(
+        self,
+        source: Source,
+        result: Classes,
+        options: LabelOptions,
+        *,
+        form: str = "jsonl",
+    ) -> Rows:
         return [classes_record(form, {"image": self.name_of(source)}, result)]
 
 
@@ -150,7 +158,7 @@ class ImageRetriever(DualPredictor):
     fields = ("text", "image", "similarity")
     options = RetrievalOptions
 
-    def sources(self, inputs: Sequence[Any], options: RetrievalOptions) -> list[tuple[Any, Texts]]:
+    def sources(self, inputs: Sequence[ImageSource], options: RetrievalOptions) -> list[tuple[ImageSource, Texts]]:
         texts = tuple(as_list(options.text))
         if not all(map(str.strip, texts)):
             raise UserError("--text: is empty; give a text that images are ranked by")
@@ -161,8 +169,8 @@ class ImageRetriever(DualPredictor):
         return (images @ self.embed_cached(texts).T).cpu()
 
     def order_results(
-        self, results: Iterable[tuple[Any, Tensor]], options: RetrievalOptions
-    ) -> Iterator[tuple[str, list[tuple[Any, float]]]]:
+        self, results: Iterable[tuple[tuple[ImageSource, Texts], Tensor]], options: RetrievalOptions
+    ) -> Iterator[tuple[str, list[tuple[ImageSource, float]]]]:
         """Yields texts with the images that are most similar to each."""
         sources, similarities = zip(*results, strict=True) if (results := list(results)) else ((), ())
         for number, text in enumerate(sources[0][1] if sources else ()):
@@ -171,7 +179,14 @@ class ImageRetriever(DualPredictor):
             best = [sources[place][0] for place in places.tolist()]
             yield text, list(zip(best, values.tolist(), strict=True))
 
-    def record(self, source: str, result: list[tuple[Any, float]], options: Any, *, form: str = "jsonl") -> Rows:
+    def record(
+        self,
+        source: str,
+        result: list[tuple[ImageSource, float]],
+        options: RetrievalOptions,
+        *,
+        form: str = "jsonl",
+    ) -> Rows:
         return [{"text": source, "image": str(image), "similarity": round(value, 4)} for image, value in result]
 
 

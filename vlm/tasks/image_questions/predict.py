@@ -15,7 +15,7 @@ from vlm.decoding.sampling import Sampling
 from vlm.errors import UserError
 from vlm.inference.arguments import ImageFileArguments
 from vlm.inference.command_options import PromptedQuestionOptions, QuestionOptions
-from vlm.inference.inputs import open_image
+from vlm.inference.inputs import ImageSource, open_image
 from vlm.inference.options import list_questions, single_prompt, stored_options
 from vlm.inference.predictor import BatchPredictor, Rows, Watch, note_truncation
 from vlm.inference.writing import Text, best_or_list
@@ -56,11 +56,13 @@ def answer_questions(
     prompts = [prompt for image_prompts in questions for prompt in image_prompts]
     rows = [row for row, image_prompts in enumerate(questions) for _ in image_prompts]
     answers = [ImageAnswer() for _ in prompts]
-    options: Any = {"sampling": Sampling(temperature=0.0), "max_tokens": max_tokens, "seed": 0}
+    greedy, eos_id = Sampling(temperature=0.0), tokenizer.eos_id
     contexts = context.rows(torch.tensor(rows, dtype=torch.long, device=context.states.device))
     # Autocast would cast the weights again for every token; and evaluation uses the weights as they are.
     with torch.autocast(context.states.device.type, enabled=False):
-        for sampled in continue_texts(model.decoder, prompts, context=contexts, eos_id=tokenizer.eos_id, **options):
+        for sampled in continue_texts(
+            model.decoder, prompts, context=contexts, eos_id=eos_id, sampling=greedy, max_tokens=max_tokens, seed=0
+        ):
             for item in sampled:
                 answers[item.prompt].logprob += item.logprob
                 answers[item.prompt].tokens.append(item.token)
@@ -73,6 +75,10 @@ def answer_questions(
 def room_for_prompt(model: VisionLanguageModel, max_tokens: int) -> int:
     """Returns the most tokens of a question that leave room for an answer."""
     return max(1, model.decoder.max_len - 1 - max_tokens)
+
+
+ImageWithQuestions = tuple[ImageSource, list[str]]  # an image and the questions about it
+ImagesWithQuestions = tuple[tuple[ImageSource, ...], list[str]]  # images that are read together
 
 
 class ImageQuestionAnswerer(BatchPredictor, ImageTextPredictor):
@@ -104,7 +110,7 @@ class ImageQuestionAnswerer(BatchPredictor, ImageTextPredictor):
         """Number of images that the model reads together."""
         return getattr(self.model.encoder, "count", 1)
 
-    def sources(self, inputs: Sequence[Any], options: QuestionOptions) -> list[tuple[tuple[Any, ...], list[str]]]:
+    def sources(self, inputs: Sequence[ImageSource], options: QuestionOptions) -> list[ImagesWithQuestions]:
         questions = list_questions(options.question)
         if len(inputs) % self.images:
             at_once = f"this model reads {self.images} at once"
@@ -112,40 +118,39 @@ class ImageQuestionAnswerer(BatchPredictor, ImageTextPredictor):
         starts = range(0, len(inputs), self.images)
         return [(tuple(inputs[at : at + self.images]), questions) for at in starts]
 
-    def prepare(self, source: tuple[tuple[Any, ...], list[str]], options: Any) -> tuple[Tensor, list[str]]:
+    def prepare(self, source: ImagesWithQuestions, options: QuestionOptions) -> tuple[Tensor, list[str]]:
         images, questions = source
         pixels = torch.stack([self.pixels(open_image(image)) for image in images])
         return pixels.squeeze(0), questions  # (3, H, W), or (K, 3, H, W) for a model that reads several
 
-    def predict(self, batch: Sequence[tuple[Tensor, list[str]]], options: Any) -> list[list[ImageAnswer]]:
+    def predict(self, batch: Sequence[tuple[Tensor, list[str]]], options: QuestionOptions) -> list[list[ImageAnswer]]:
         pixels, questions = zip(*batch, strict=True)
         context = encode_pixels(self.model, self.preprocess, torch.stack(pixels).to(self.device))
         prompts = [[self.prompt(question) for question in image_questions] for image_questions in questions]
         return answer_questions(self.model, self.tokenizer, context, prompts, max_tokens=self.max_tokens)
 
-    def answer(self, result: list[ImageAnswer], options: QuestionOptions) -> Any:
+    def answer(self, result: list[ImageAnswer], options: QuestionOptions) -> ImageAnswer | list[ImageAnswer]:
         return result[0] if isinstance(options.question, str) else result
 
-    def name_of(self, source: tuple[tuple[Any, ...], list[str]]) -> str:
+    def name_of(self, source: ImagesWithQuestions) -> str:
         return " ".join(map(str, source[0]))
 
-    def record(self, source: Any, result: list[ImageAnswer], options: Any, *, form: str = "jsonl") -> Rows:
+    def record(
+        self, source: ImagesWithQuestions, result: list[ImageAnswer], options: QuestionOptions, *, form: str = "jsonl"
+    ) -> Rows:
         image = {"image": self.name_of(source)}
         return [
             {**image, "question": question, "answer": reply.text, "logprob": reply.logprob}
             for question, reply in zip(source[1], result, strict=True)
         ]
 
-    def notes(self, sources: Sequence[Any], options: QuestionOptions) -> Iterator[str | UserError]:
+    def notes(self, sources: Sequence[ImagesWithQuestions], options: QuestionOptions) -> Iterator[str | UserError]:
         lengths = [len(self.tokenizer.encode(question)) for question in list_questions(options.question)]
         room = room_for_prompt(self.model, self.max_tokens)
         yield from note_truncation(lengths, room, names="questions", part="beginning")
 
     def width(self, options: QuestionOptions) -> int:
         return len(list_questions(options.question))
-
-
-ImageWithQuestions = tuple[Any, list[str]]  # an image and the questions about it
 
 
 class PromptedAnswerer(ImageWriter):
@@ -167,16 +172,20 @@ class PromptedAnswerer(ImageWriter):
         if (prompt := single_prompt(options.prompt)) is not None and "{}" not in prompt:
             raise UserError("--prompt must contain {} as a placeholder for the question")
 
-    def sources(self, inputs: Sequence[Any], options: PromptedQuestionOptions) -> list[ImageWithQuestions]:
+    def sources(self, inputs: Sequence[ImageSource], options: PromptedQuestionOptions) -> list[ImageWithQuestions]:
         questions = list_questions(options.question)
         return [(image, questions) for image in inputs]
 
-    def prepare(self, source: ImageWithQuestions, options: Any) -> list[ImagePrompt]:
+    def prepare(self, source: ImageWithQuestions, options: PromptedQuestionOptions) -> list[ImagePrompt]:
         image, questions = source
         return self.build_prompts(image, options, *questions)
 
     def results(  # type: ignore[override]  # a list for each question of an image
-        self, batches: Iterable[Any], options: Any, *, watch: Watch | None = None
+        self,
+        batches: Iterable[Sequence[Sequence[ImagePrompt]] | None],
+        options: PromptedQuestionOptions,
+        *,
+        watch: Watch | None = None,
     ) -> Iterator[tuple[int, list[list[Text]]]]:
         """Yields the answers to all questions about an image, in their order, when all are complete."""
         owners, missing, answers = list[int](), dict[int, int](), dict[int, list[Text]]()
@@ -203,13 +212,18 @@ class PromptedAnswerer(ImageWriter):
     def counts(self, result: list[list[Text]]) -> list[int]:
         return [len(texts) for texts in result]
 
-    def name_of(self, source: Any) -> str:
+    def name_of(self, source: ImageWithQuestions) -> str:
         return str(source[0])
 
     def record(
-        self, source: ImageWithQuestions, result: list[list[Text]], options: Any, *, form: str = "jsonl"
+        self,
+        source: ImageWithQuestions,
+        result: list[list[Text]],
+        options: PromptedQuestionOptions,
+        *,
+        form: str = "jsonl",
     ) -> Rows:
-        rows: list[Mapping[str, Any]] = []
+        rows = []
         for question, texts in zip(source[1], result, strict=True):
             for row in super().record(source, texts, options, form=form):
                 image, *columns = row.items()

@@ -97,8 +97,8 @@ def generate(
     sampling: Sampling | None = None,
 ) -> list[Continuation]:
     """Continues all prompts in one batch."""
-    options: Any = {"max_tokens": max_tokens, "seed": seed, "sampling": sampling or Sampling()}
-    texts = dict(complete_texts(stream(model, tokenizer, prompts, **options), tokenizer, prompts))
+    steps = stream(model, tokenizer, prompts, max_tokens=max_tokens, seed=seed, sampling=sampling or Sampling())
+    texts = dict(complete_texts(steps, tokenizer, prompts))
     return [texts[place] for place in range(len(prompts))]
 
 
@@ -131,8 +131,9 @@ def stream(
     all_ends = (tokenizer.eos_id, *ends)
     ids = [encode_prompt(tokenizer, prompt) for prompt in prompts]
     tokens, logprobs = [list[int]() for _ in prompts], [0.0] * len(prompts)
-    options: Any = {"sampling": sampling, "max_tokens": max_tokens, "eos_id": tokenizer.eos_id, "seed": seed}
-    for step in continue_texts(model, ids, ends=ends, **options):
+    for step in continue_texts(
+        model, ids, sampling=sampling, max_tokens=max_tokens, eos_id=tokenizer.eos_id, seed=seed, ends=ends
+    ):
         for item in step:
             logprobs[item.prompt] += item.logprob
             tokens[item.prompt] += [] if item.token in all_ends else [item.token]
@@ -188,9 +189,8 @@ class TextGenerator(TextPredictor):
         chosen.max_tokens = chosen.max_tokens or MAX_TOKENS
         rules = chosen.build_rules(self.tokenizer)
         sample = chosen.beam == 1 if chosen.sample is None else chosen.sample
-        free = not (
-            rules.needs_history or rules.required or self.decoding.get("never") or self.decoding.get("forced_end")
-        )
+        stored = self.decoding.get("never") or self.decoding.get("forced_end")
+        free = not (rules.needs_history or rules.required or stored)
         if chosen.beam == chosen.results == chosen.groups == 1 and free:
             return chosen.build_sampling() if sample else replace(chosen.build_sampling(), temperature=0.0), chosen
         return chosen.build_decoding(rules, sample=sample), chosen
@@ -209,9 +209,9 @@ class TextGenerator(TextPredictor):
             if isinstance(plan, Decoding):
                 yield from enumerate(search_prompts(self, batch, plan, options.batch_size), start=first)
             else:
-                sampling_options: Any = {"max_tokens": chosen.max_tokens, "seed": chosen.seed, "sampling": plan}
-                sampling_options["ends"] = self.decoding.get("ends", ())
-                steps = stream(self.model, self.tokenizer, batch, **sampling_options)
+                limits = {"max_tokens": chosen.max_tokens or MAX_TOKENS, "seed": chosen.seed}
+                ends = self.decoding.get("ends", ())
+                steps = stream(self.model, self.tokenizer, batch, sampling=plan, ends=ends, **limits)
                 for place, text in complete_texts(steps, self.tokenizer, batch, watch=offset_watch(watch, first)):
                     yield first + place, [text]
             first += len(batch)
@@ -221,16 +221,20 @@ class TextGenerator(TextPredictor):
             count_available_tokens(self.model, encode_prompt(self.tokenizer, source))
         return source
 
-    def answer(self, result: list[Continuation], options: GenerationOptions) -> Any:
+    def answer(
+        self, result: list[Continuation], options: GenerationOptions
+    ) -> Continuation | list[Continuation] | None:
         return best_or_list(result, options)
 
-    def record(self, source: str, result: list[Continuation], options: Any, *, form: str = "jsonl") -> Rows:
+    def record(
+        self, source: str, result: list[Continuation], options: GenerationOptions, *, form: str = "jsonl"
+    ) -> Rows:
         return [
             {"prompt": source, **rank, "text": continuation.text, "logprob": continuation.logprob}
             for rank, continuation in zip(rank_fields(result, options), result, strict=True)
         ]
 
-    def notes(self, sources: Sequence[Any], options: GenerationOptions) -> Iterator[str | UserError]:
+    def notes(self, sources: Sequence[str], options: GenerationOptions) -> Iterator[str | UserError]:
         yield from note_width(self.width(options))
         lengths = [len(self.tokenizer.encode(prompt)) for prompt in sources]
         yield from note_truncation(lengths, self.model.max_len, names="prompts", part="beginning")
@@ -244,12 +248,9 @@ class TextGenerator(TextPredictor):
         """
         starts = list(self.tokenizer.starts) or [self.tokenizer.bos_id]
         rows = [torch.tensor([*starts, *self.tokenizer.encode(text)]) for text in texts]
-        if too_long := next(
-            (text for text, row in zip(texts, rows, strict=True) if len(row) > self.model.max_len), None
-        ):
-            raise UserError(
-                f"{too_long[:40]!r}...: is longer than the {self.model.max_len} tokens that the model reads"
-            )
+        most = self.model.max_len
+        if too_long := next((text for text, row in zip(texts, rows, strict=True) if len(row) > most), None):
+            raise UserError(f"{too_long[:40]!r}...: is longer than the {most} tokens that the model reads")
         order = sorted(range(len(texts)), key=lambda place: len(rows[place]))
         logprobs = [0.0] * len(texts)
         for at in range(0, len(order), batch_size):
@@ -307,36 +308,32 @@ def search_prompts(
     Raises:
         UserError: A prompt leaves no room in the window, or less than the rules require.
     """
-    batch_size = max(1, min(batch_size, TEXTS // decoding.columns))
-    for start in range(0, len(prompts), batch_size):
-        yield from _search_batch(generator, prompts[start : start + batch_size], decoding)
-
-
-def _search_batch(generator: TextGenerator, prompts: Sequence[str], decoding: Decoding) -> list[list[Continuation]]:
     tokenizer, model = generator.tokenizer, generator.model
-    ids = [encode_prompt(tokenizer, prompt) for prompt in prompts]
-    prompts_by_steps: dict[int, list[int]] = {}  # prompts by the longest text that they allow
-    for place, tokens in enumerate(ids):
-        room = count_available_tokens(model, tokens)
-        steps = room if decoding.max_tokens is None else min(decoding.max_tokens + 1, room)
-        prompts_by_steps.setdefault(steps, []).append(place)
-    texts: dict[int, list[Continuation]] = {}
-    for places in prompts_by_steps.values():
-        decoded = decode(
-            model,
-            [([prompts[place] for place in places], None)],
-            decoding,
-            bos_id=tokenizer.bos_id,
-            eos_id=tokenizer.eos_id,
-            rows=len(places),
-            device=model.token_embed.weight.device,
-            prompts=[ids[place] for place in places],
-        )
-        for number, best in decoded:
-            place = places[number]
-            texts[place] = []
-            for text in best:
-                tokens = [token for token in text.tokens if token not in (tokenizer.eos_id, *decoding.ends)]
-                continuation = Continuation(prompts[place], tokenizer.decode(tokens), sum(text.logprobs), tokens)
-                texts[place].append(continuation)
-    return [texts[place] for place in range(len(prompts))]
+    batch_size = max(1, min(batch_size, TEXTS // decoding.columns))
+    for batch in (prompts[start : start + batch_size] for start in range(0, len(prompts), batch_size)):
+        ids = [encode_prompt(tokenizer, prompt) for prompt in batch]
+        prompts_by_steps: dict[int, list[int]] = {}  # prompts by the longest text that they allow
+        for place, tokens in enumerate(ids):
+            room = count_available_tokens(model, tokens)
+            steps = room if decoding.max_tokens is None else min(decoding.max_tokens + 1, room)
+            prompts_by_steps.setdefault(steps, []).append(place)
+        texts: dict[int, list[Continuation]] = {}
+        for places in prompts_by_steps.values():
+            decoded = decode(
+                model,
+                [([batch[place] for place in places], None)],
+                decoding,
+                bos_id=tokenizer.bos_id,
+                eos_id=tokenizer.eos_id,
+                rows=len(places),
+                device=model.token_embed.weight.device,
+                prompts=[ids[place] for place in places],
+            )
+            for number, best in decoded:
+                place = places[number]
+                texts[place] = []
+                for text in best:
+                    tokens = [token for token in text.tokens if token not in (tokenizer.eos_id, *decoding.ends)]
+                    logprob = sum(text.logprobs)
+                    texts[place].append(Continuation(batch[place], tokenizer.decode(tokens), logprob, tokens))
+        yield from (texts[place] for place in range(len(batch)))
