@@ -8,15 +8,15 @@ import pytest
 
 from vlm.errors import UserError
 from vlm.tasks.shared.text_controls import MostFrequent, beginnings, overlapping_span
-from vlm.tasks.span_answering.train import AnsweredQuestion, SpanMetric, scores
+from vlm.tasks.span_answering.train import AnsweredQuestion, SpanMetric, score_answer
 
 
 def test_cases_by_hand():
-    assert scores("a cat, the  dog", ["Cat dog"]) == (1, 1)
-    assert scores("big cat", ["cat", "a big, big cat"]) == pytest.approx((0, 0.8))  # 2 shared of 2 and 3
-    assert scores("theatre", ["atre"]) == (0, 0)  # an article within a word stays
-    assert scores("the", ["a"]) == scores("", []) == (1, 1)  # nothing is left of either
-    assert scores("cat", []) == scores("", ["the", "cat"]) == (0, 0)
+    assert score_answer("a cat, the  dog", ["Cat dog"]) == (1, 1)
+    assert score_answer("big cat", ["cat", "a big, big cat"]) == pytest.approx((0, 0.8))  # 2 shared of 2 and 3
+    assert score_answer("theatre", ["atre"]) == (0, 0)  # an article within a word stays
+    assert score_answer("the", ["a"]) == score_answer("", []) == (1, 1)  # nothing is left of either
+    assert score_answer("cat", []) == score_answer("", ["the", "cat"]) == (0, 0)
 
 
 def by_definition(predicted, answers):
@@ -43,7 +43,8 @@ def test_every_answer_scores_as_by_definition():
     text = lambda: " ".join(rng.choices(words, k=rng.randint(0, 4)))  # noqa: E731
     for _ in range(3000):
         predicted, answers = text(), [text() for _ in range(rng.randint(0, 3))]
-        assert scores(predicted, answers) == pytest.approx(by_definition(predicted, answers)), (predicted, answers)
+        truth = by_definition(predicted, answers)
+        assert score_answer(predicted, answers) == pytest.approx(truth), (predicted, answers)
 
 
 def metric(*rows):

@@ -152,7 +152,11 @@ class References:
         Raises:
             UserError: The images of predictions and references differ.
         """
-        _check_same(predictions, self.captions)
+        missing, unknown = self.captions.keys() - predictions.keys(), predictions.keys() - self.captions.keys()
+        for images, lack in ((missing, "predicted caption"), (unknown, "reference")):
+            if images:
+                count = f"{len(images)} such images of {len(self.captions.keys() | predictions.keys())}"
+                raise UserError(f"{min(images)}: no {lack} ({count}); both must name the same images", status=1)
         tokens = [self.units.cut(predictions[image]) for image in self.captions]
         entries = self._encode(tokens)
         counts = self._bleu.count(entries)
@@ -236,11 +240,3 @@ def score_captions(
 def _words(tokens: Tokens) -> list[str]:
     # COCO's BLEU and CIDEr split tokens at no-break spaces (in fractions); its ROUGE-L does not.
     return " ".join(tokens).split()
-
-
-def _check_same(predictions: Mapping[str, str], captions: Mapping[str, Sequence[str]]) -> None:
-    missing, unknown = captions.keys() - predictions.keys(), predictions.keys() - captions.keys()
-    for images, lack in ((missing, "predicted caption"), (unknown, "reference")):
-        if images:
-            count = f"{len(images)} such images of {len(captions.keys() | predictions.keys())}"
-            raise UserError(f"{min(images)}: no {lack} ({count}); both must name the same images", status=1)

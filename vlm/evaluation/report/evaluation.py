@@ -4,7 +4,7 @@ import csv
 import json
 import math
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -85,7 +85,10 @@ def evaluation_page(evaluation: Evaluation, *, picture: Picture) -> str:
         picture: Returns the image of a sample by id, or None.
     """
     scores = {name.split("/", 1)[1]: value for name, value in evaluation.results.items()}
-    body = [render_headlines(scores, evaluation.headlines)]
+    headlines = [name for name in evaluation.headlines if name in scores]
+    tiles = [(metric_title(name), format_number(scores[name]), format_interval(scores, name)) for name in headlines]
+    tiles += [("loss", format_number(scores["loss"]), "nats per sample or token")] if "loss" in scores else []
+    body = [page.tiles(tiles)]
     if verdict := evaluation.verdict:
         advice = [page.paragraph(f"To try next: {'; '.join(verdict.remedies)}.")] if verdict.remedies else []
         sentence = f"{verdict.sentence[:1].upper()}{verdict.sentence[1:]}."
@@ -97,22 +100,19 @@ def evaluation_page(evaluation: Evaluation, *, picture: Picture) -> str:
     body.append(render_scores(scores, evaluation.remark))
     facts = [f"{evaluation.split} split", f"{evaluation.used:,} sample{'s' * (evaluation.used != 1)}"]
     if evaluation.run:
-        if charts := draw_curves(read_curves(evaluation.run / METRICS), evaluation.curves):
-            body.append(page.section("Curves of the run", charts))
+        losses = ("train/loss", "val/loss", "val/loss@shuffled", "val/loss@blank")
+        curves = read_curves(evaluation.run / METRICS)
+        charts = line_chart("loss", {name: curves[name] for name in losses if name in curves})
+        for name in (name for name in curves if name.startswith("val/") and name not in losses):
+            charts += line_chart(name, {name: curves[name]}) if name.split("/")[1] in evaluation.curves else ""
+        if charts:
+            body.append(page.section("Curves of the run", f'<div class="charts">{charts}</div>'))
         facts.append(f"run {'/'.join(evaluation.run.parts[-2:])}")  # names without paths: a page may be published
     if evaluation.checkpoint:
         facts.append(f"checkpoint {evaluation.checkpoint.name}")
     for section in evaluation.sections:
         body.append(page.section(section.title, *(_render_part(part, picture) for part in section.parts)))
     return page.page(evaluation.title, ", ".join(facts), body)
-
-
-def render_headlines(scores: Results, wanted: Sequence[str]) -> str:
-    """Returns tiles with the most important scores and their intervals."""
-    names = [name for name in wanted if name in scores]
-    items = [(metric_title(name), format_number(scores[name]), format_interval(scores, name)) for name in names]
-    items += [("loss", format_number(scores["loss"]), "nats per sample or token")] if "loss" in scores else []
-    return page.tiles(items)
 
 
 def render_scores(scores: Results, remark: str = "") -> str:
@@ -156,16 +156,6 @@ def _render_grounding(scores: Results) -> Iterator[str]:
     chart = bar_chart("loss on the same captions", losses)
     words = page.paragraph(verdict, "good" if looks else "bad")
     yield page.section("Does it look at the image?", words, f'<div class="charts">{chart}{page.tiles(facts)}</div>')
-
-
-def draw_curves(curves: Mapping[str, Line], wanted: Collection[str]) -> str:
-    """Draws small charts over steps: one of all losses, and one per validation metric."""
-    losses = ("train/loss", "val/loss", "val/loss@shuffled", "val/loss@blank")
-    figures = [line_chart("loss", {name: curves[name] for name in losses if name in curves})]
-    metrics = [name for name in curves if name.startswith("val/") and "@" not in name and name not in losses]
-    figures += [line_chart(name, {name: curves[name]}) for name in metrics if name.split("/")[1] in wanted]
-    charts = "".join(figures)
-    return f'<div class="charts">{charts}</div>' if charts else ""
 
 
 def _render_part(part: Part, picture: Picture) -> str:

@@ -25,7 +25,13 @@ def caption(
     image_only = {"--continue": files.resume, "--sidecar": files.sidecar}
     if any(name.endswith(".tar") for name in names):
         refuse_combination("shards", {"--trace": options.trace, "--attention": files.attention, **image_only})
-        return _caption_shards(names, model, output, options, engine=files.engine)
+        from vlm.tasks.captioning.shard_captions import ShardPlan, caption_by_rank, caption_on_ray, caption_shards
+
+        engines = {None: caption_by_rank, "ray": caption_on_ray}
+        if files.engine not in engines:
+            raise UserError(f"--engine {files.engine}: is unknown; give ray, or leave it out")
+        plan = ShardPlan(model=model, output=output, options=options)
+        return caption_shards(names, plan, engine=engines[files.engine])
     refuse_combination("images", {"--engine": files.engine})
     from vlm.inference.inputs import find_images
 
@@ -42,19 +48,6 @@ def caption(
     if not files.resume:  # which may have their captions already
         check_readable(paths)
     return _caption_images(paths, records, model, output, options, files)
-
-
-def _caption_shards(
-    tars: Sequence[str], model: ModelOptions, output: OutputOptions, options: CaptionOptions, *, engine: str | None
-) -> int:
-    """Captions the images of shards as the options say."""
-    from vlm.tasks.captioning.shard_captions import ShardPlan, caption_by_rank, caption_on_ray, caption_shards
-
-    engines = {None: caption_by_rank, "ray": caption_on_ray}
-    if engine not in engines:
-        raise UserError(f"--engine {engine}: is unknown; give ray, or leave it out")
-    plan = ShardPlan(model=model, output=output, options=options)
-    return caption_shards(tars, plan, engine=engines[engine])
 
 
 def _caption_images(

@@ -11,7 +11,7 @@ from vlm.evaluation.metrics.captions import CaptionMetric, CaptionRow, exact_mat
 from vlm.evaluation.metrics.coco import score_captions
 from vlm.evaluation.metrics.texts import caption_rates
 from vlm.evaluation.metrics.tokens import Units
-from vlm.evaluation.report.sections import Card, Finding
+from vlm.evaluation.report.sections import Finding
 from vlm.randomness import numpy_rng
 
 CANDIDATES = 1000  # training captions tried as the best constant one
@@ -234,10 +234,3 @@ def _name_result(name: str, language: str) -> str:
     """The name of a language's result: cider_de, cider_de@low."""
     metric, at, kind = name.partition("@")
     return f"{metric}_{language}{at}{kind}"
-
-
-def make_card(name: str, row: CaptionRow) -> Card:
-    """Returns the card of an image's caption for a report."""
-    scores = f"CIDEr {row['cider']:.2f}, ROUGE-L {row['rouge_l']:.2f}"
-    scores += f", loss {row['loss']:.2f}" if "loss" in row else ""
-    return Card(image=name, text=row["caption"], lines=[scores, name], references=row["references"])

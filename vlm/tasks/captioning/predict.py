@@ -116,10 +116,8 @@ class ImageWriter(ImageTextPredictor, Writer):  # type: ignore[misc]  # of a nar
         tokens = self.form.ids(self.tokenizer, pieces, [squares]).tokens
         most, room = self.build_decoding(options).max_tokens or self.max_tokens, self.model.decoder.max_len
         if len(tokens) + most > room:
-            fault = (
-                f"has {len(tokens)} tokens with its image; with a text of {most} it has no room in the model's {room}"
-            )
-            raise UserError(f"--prompt: {fault}; shorten it, or lower --max-tokens")
+            fault = f"has {len(tokens)} tokens with its image; with a text of {most} it has no room in the model's"
+            raise UserError(f"--prompt: {fault} {room}; shorten it, or lower --max-tokens")
         return tokens
 
     def check_options(self, options: Any) -> None:

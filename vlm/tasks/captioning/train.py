@@ -11,13 +11,13 @@ from vlm.data.batch import Batch, TextRows
 from vlm.errors import Count, Range, UserError
 from vlm.evaluation.metrics.bootstrap import Scorer
 from vlm.evaluation.metrics.captions import CaptionRow
-from vlm.evaluation.report.sections import MAX_SAMPLES, Cards, Finding, Note, Pictures, Section, sample_indices
+from vlm.evaluation.report.sections import MAX_SAMPLES, Card, Cards, Finding, Note, Pictures, Section, sample_indices
 from vlm.inference.attention.maps import caption_word_maps
 from vlm.inference.attention.pictures import draw_attention
 from vlm.models.encoder_decoder import VisionLanguageModel
 from vlm.models.recurrent import SoftAttentionDecoder
 from vlm.nn.position import segment_positions
-from vlm.tasks.captioning.metrics import ENCODER, LanguageMetrics, make_card
+from vlm.tasks.captioning.metrics import ENCODER, LanguageMetrics
 from vlm.tasks.captioning.predict import encode_pixels
 from vlm.tasks.captioning.self_critical import SelfCritical
 from vlm.tasks.shared.show import caption_line, example_image
@@ -195,7 +195,14 @@ class Captioning(ImageTextTask):
             kinds = {"Random captions": [ranked[at] for at in sample_indices(len(ranked))]}
             kinds |= {"Best captions": ranked[:count], "Worst captions": ranked[::-1][:count]}
             for kind, names in kinds.items():
-                sections.append(Section(kind + title, [Cards([make_card(name, rows[name]) for name in names])]))
+                cards = []
+                for name in names:
+                    row = rows[name]
+                    scores = f"CIDEr {row['cider']:.2f}, ROUGE-L {row['rouge_l']:.2f}"
+                    scores += f", loss {row['loss']:.2f}" if "loss" in row else ""
+                    texts = {"text": row["caption"], "references": row["references"]}
+                    cards.append(Card(image=name, lines=[scores, name], **texts))
+                sections.append(Section(kind + title, [Cards(cards)]))
         pictures = []
         for sample in self.evaluation.samples[:LOOKED_AT]:
             pixels, caption = sample["image"].to(self.device), sample["caption"]

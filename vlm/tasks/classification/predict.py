@@ -23,9 +23,7 @@ class ClassPredictor(BatchPredictor):
         class_heading: Heading of the classes in `vlm info`.
     """
 
-    stored: ClassVar[Stored] = {
-        "classes": lambda stored: ["".join(name) for name in stored]
-    }
+    stored: ClassVar[Stored] = {"classes": lambda stored: ["".join(name) for name in stored]}
     classes: list[str]
     class_heading: ClassVar[str] = "classes"
 

@@ -107,11 +107,14 @@ class RetrievalMetric(RecordMetric):
         These are of candidates in random order, of captions assigned to other images, and of captions whose words are
         shuffled.
         """
-        count = len(self._images)
+        count, texts = len(self._images), len(self._owners)
+        sizes = [len(captions) for captions in self.captions.values()]
+        none = [[comb(texts - size, depth) / max(1, comb(texts, depth)) for size in sizes] for depth in DEPTHS]
+        chances = [1 - sum(misses) / count for misses in none] + [min(1.0, depth / count) for depth in DEPTHS]
         self._shuffled = self._hits_of(self._texts, (self._owners + count // 2) % count)
         shuffled = self._recalls(self._shuffled)
         bag = self._recalls(self._hits_of(self._bags, self._owners))
-        controls = {"chance": self._chance(), "shuffled": shuffled, "bag": bag}
+        controls = {"chance": _name_recalls(chances), "shuffled": shuffled, "bag": bag}
         return {f"{name}@{control}": value for control, values in controls.items() for name, value in values.items()}
 
     def intervals(self, *, seed: int) -> dict[str, float]:
@@ -143,13 +146,6 @@ class RetrievalMetric(RecordMetric):
         sums = hits.sum(0)
         shares = sums[:-1] / np.repeat([len(hits), sums[-1]], len(DEPTHS))
         return _name_recalls(shares.tolist())
-
-    def _chance(self) -> dict[str, float]:
-        images, texts = len(self._images), len(self._owners)
-        sizes = [len(captions) for captions in self.captions.values()]
-        none = [[comb(texts - size, depth) / max(1, comb(texts, depth)) for size in sizes] for depth in DEPTHS]
-        by_image = [1 - sum(misses) / images for misses in none]
-        return _name_recalls([*by_image, *(min(1.0, depth / images) for depth in DEPTHS)])
 
 
 def _recall_scorer(hits: Floats) -> Scorer:

@@ -19,7 +19,7 @@ from vlm.errors import UserError
 from vlm.inference.arguments import read_texts
 from vlm.inference.command_options import EmbeddingArguments, EmbeddingOptions, ImagesToEmbed
 from vlm.inference.info import preprocess_line, tokenizer_line
-from vlm.inference.inputs import collect_images
+from vlm.inference.inputs import ImageSource, collect_images
 from vlm.inference.predictor import (
     BatchPredictor,
     ImagePredictor,
@@ -38,14 +38,6 @@ from vlm.models.text_encoder import TextEncoder
 from vlm.models.timm_encoder import TimmEncoder
 
 FORMS = ("npy", "parquet")
-
-
-def format_vector(vector: np.ndarray, form: str) -> Any:
-    """Converts a vector for a form of records; numbers have as few digits as distinguish them in float32."""
-    if form in FORMS:
-        return vector
-    numbers = vector.astype(str)
-    return " ".join(numbers) if form in ("text", "csv") else list(map(float, numbers))
 
 
 class VectorRecords(Records):
@@ -73,15 +65,15 @@ class VectorRecords(Records):
         self._rows.append(None)
 
     def __exit__(self, *fault: Any) -> None:
-        if fault[0] is None and any(self._rows):
-            self.output.write(self._matrix() if self.form == "npy" else self._table())
-
-    def _matrix(self) -> bytes:
-        """One row per input, NaN if it has no vector, so that rows correspond to inputs without names."""
+        if fault[0] is not None or not any(self._rows):
+            return
+        if self.form == "parquet":
+            return self.output.write(self._table())
+        # One row per input, NaN if it has no vector, so that rows correspond to inputs without names.
         width = next(len(row["embedding"]) for row in self._rows if row)
         missing, file = np.full(width, np.nan, np.float32), io.BytesIO()
         np.save(file, np.stack([row["embedding"] if row else missing for row in self._rows]))
-        return file.getvalue()
+        self.output.write(file.getvalue())
 
     def _table(self) -> bytes:
         import pyarrow
@@ -96,6 +88,7 @@ class VectorRecords(Records):
         return file.getvalue()
 
 
+EmbeddingSource = str | ImageSource  # a str is a text
 POOLINGS: dict[str, Pool] = {"mean": "mean", "first": "class"}
 
 
@@ -170,26 +163,29 @@ class Embedder(BatchPredictor, ImagePredictor, TextPredictor):
         if options.pooling not in (None, *POOLINGS):
             raise UserError(f"--pooling: {options.pooling!r} is unknown; choose {' or '.join(POOLINGS)}")
 
-    def sources(self, inputs: Sequence[Any], options: EmbeddingOptions) -> list[Any]:
+    def sources(self, inputs: Sequence[EmbeddingSource], options: EmbeddingOptions) -> list[EmbeddingSource]:
         """Returns texts as str and images as other types, with files split into lines and folders into images."""
         self.check_options(options)
-        return [source for item in inputs for source in self._expand_source(item)]
-
-    def _expand_source(self, item: Any) -> list[Any]:
-        if self.text_encoder is not None and (isinstance(item, str) or self.image_encoder is None):
-            if not isinstance(item, str | Path):
+        sources: list[EmbeddingSource] = []
+        for item in inputs:
+            if self.text_encoder is None or (self.image_encoder is not None and not isinstance(item, str)):
+                images, _ = collect_images(item)
+                sources += [Path(image) if isinstance(image, str) else image for image in images]
+            elif isinstance(item, str):
+                sources.append(item)
+            elif isinstance(item, Path):
+                sources += read_texts([str(item)], [])
+            else:
                 raise UserError(f"a {type(item).__name__} is not a text, and this model reads only texts; give texts")
-            return [item] if isinstance(item, str) else read_texts([str(item)], [])
-        images, _ = collect_images(item)
-        return [Path(image) if isinstance(image, str) else image for image in images]
+        return sources
 
-    def prepare(self, source: Any, options: Any) -> Any:
+    def prepare(self, source: EmbeddingSource, options: EmbeddingOptions) -> Input | Tensor:
         if not isinstance(source, str):
             return super().prepare(source, options)
         return encode_text(self.tokenizer, self.longest, source)
 
     @torch.inference_mode()
-    def predict(self, batch: Sequence[Any], options: EmbeddingOptions) -> Iterator[np.ndarray]:
+    def predict(self, batch: Sequence[Input | Tensor], options: EmbeddingOptions) -> Iterator[np.ndarray]:
         pooling = options.pooling or self.stated.get("pooling")
         normalize = self.stated.get("normalize") if options.normalize is None else options.normalize
         for of_texts, group in groupby(batch, lambda item: isinstance(item, Input)):
@@ -225,8 +221,14 @@ class Embedder(BatchPredictor, ImagePredictor, TextPredictor):
             return pool_as_head(context)
         return pool_states(context, POOLINGS[pooling] if pooling else default_pool(encoder), None)
 
-    def record(self, source: Any, result: np.ndarray, options: Any, *, form: str = "jsonl") -> Rows:
-        return [{"input": self.name_of(source), "embedding": format_vector(result, form)}]
+    def record(
+        self, source: EmbeddingSource, result: np.ndarray, options: EmbeddingOptions, *, form: str = "jsonl"
+    ) -> Rows:
+        vector: np.ndarray | str | list[float] = result
+        if form not in FORMS:
+            numbers = result.astype(str)  # as few digits as distinguish them in float32
+            vector = " ".join(numbers) if form in ("text", "csv") else list(map(float, numbers))
+        return [{"input": self.name_of(source), "embedding": vector}]
 
     @classmethod
     def records(cls, form: str, output: Output, options: Any) -> Records:
@@ -234,7 +236,7 @@ class Embedder(BatchPredictor, ImagePredictor, TextPredictor):
         form = suffix if form == "text" and suffix in FORMS else form
         return VectorRecords(form, output) if form in FORMS else super().records(form, output, options)
 
-    def notes(self, sources: Sequence[Any], options: Any) -> Iterator[str | UserError]:
+    def notes(self, sources: Sequence[EmbeddingSource], options: EmbeddingOptions) -> Iterator[str | UserError]:
         texts = [source for source in sources if isinstance(source, str)]
         if texts and self.text_encoder is not None:
             yield from note_truncation((len(self.tokenizer.encode(text)) for text in texts), self.longest - 2)

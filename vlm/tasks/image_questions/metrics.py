@@ -151,12 +151,10 @@ class AnswerMetric(RecordMetric):
     def _compute_further_scores(self) -> dict[str, float]:
         """Returns the further scores over all questions; caption scores over those of kind "caption", if any."""
         pairs = [(row["predicted"], row.get("answers") or [row["answer"]]) for row in self.answers]
-        of_answers = {"vqa_accuracy": vqa_accuracy, "anls": compute_anls}
-        scores = {
-            name: fmean(score(text, right) for text, right in pairs)
-            for name, score in of_answers.items()
-            if name in self.scores
-        }
+        scores = {}
+        for name, score in {"vqa_accuracy": vqa_accuracy, "anls": compute_anls}.items():
+            if name in self.scores:
+                scores[name] = fmean(score(text, right) for text, right in pairs)
         if "captions" in self.scores:
             chosen = [at for at, row in enumerate(self.answers) if row["kind"] == CAPTION] or range(len(pairs))
             texts, references = zip(*(pairs[at] for at in chosen), strict=True)
@@ -244,7 +242,10 @@ def answer_sections(
         kinds: Kinds of the questions.
     """
     controls = [control for control in CONTROL_NAMES if f"accuracy{control}" in scores]
-    cells = [[kind, *(_share(scores.get(f"accuracy_{kind}{control}")) for control in controls)] for kind in kinds]
+    cells = []
+    for kind in kinds:
+        shares = [scores.get(f"accuracy_{kind}{control}") for control in controls]
+        cells.append([kind, *("" if share is None else f"{share:.1%}" for share in shares)])
     table = Table(["kind of question", *(CONTROL_NAMES[control] for control in controls)], cells)
     sections = [Section("Kinds of question", [table])] if cells else []
     wrong = [row for row in rows if not is_right(row)]
@@ -253,10 +254,6 @@ def answer_sections(
         "Wrong answers": [wrong[at] for at in sample_indices(len(wrong))][:MAX_SAMPLES],
     }
     return sections + [Section(title, [Cards(list(map(_card, some)))]) for title, some in chosen.items() if some]
-
-
-def _share(score: float | None) -> str:
-    return "" if score is None else f"{score:.1%}"
 
 
 def _card(row: Mapping[str, Any]) -> Card:

@@ -4,7 +4,7 @@ import math
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, Unpack
+from typing import Annotated, NamedTuple, Unpack
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from vlm.models.decoder import TextDecoder
 from vlm.models.flop import Work
 from vlm.tasks.language_modeling.predict import generate
 from vlm.tasks.shared.show import first_row, text_shape
+from vlm.training.data_module import Data
 from vlm.training.step.losses import Term, row_losses, token_loss
 from vlm.training.step.task import Task, TaskOptions
 
@@ -128,7 +129,6 @@ class LanguageModeling(Task):
         self.sampled_batches = sampled_batches
         self.prompts, self.prompt_tokens, self.z_loss = prompts, prompt_tokens, z_loss
         self.windows = WindowMetric()
-        self._unigram: np.ndarray | None = None
 
     @property
     def text(self) -> TextField:
@@ -163,7 +163,11 @@ class LanguageModeling(Task):
         super().on_evaluation_start()
         # A foreign model's text is not encoded yet, and that of train may be long.
         counted = self.trainer.testing and self.trained.steps is not None and "train" in self.data.splits
-        self._unigram = self.unigram_logprobs() if counted else None
+        self._unigram: Floats | None = None  # log-probability of each token by its frequency in train, plus one: (V,)
+        if counted:
+            tokens = self.text.tokens("train").tokens[:MOST_COUNTED]
+            counts = np.bincount(tokens, minlength=self.tokenizer.vocab_size) + 1
+            self._unigram = np.log(counts / counts.sum())
 
     def evaluation_step(self, batch: Batch, *, final: bool) -> None:
         rows: TextRows = batch["text"]
@@ -171,7 +175,7 @@ class LanguageModeling(Task):
             return self.evaluation.add_loss({"tokens": Term(*self.token_loss(rows))})
         losses, counts = row_losses(self.hidden(rows), rows.targets, self.model.head_parts)
         self.evaluation.add_loss({"tokens": Term(losses.sum(), rows.targets.count)})
-        unigram: list[Any] = [None] * len(batch.ids)
+        unigram: Sequence[float | None] = [None] * len(batch.ids)
         if self._unigram is not None:
             unigram = unigram_losses(rows.tokens[:, 1:], rows.targets, self._unigram)
         columns = zip(counts.tolist(), losses.tolist(), unigram, strict=True)
@@ -182,7 +186,10 @@ class LanguageModeling(Task):
         batch_size = self.data.batch_size
         batches = self.text.sample_windows(split, batches=self.sampled_batches, batch_size=batch_size, seed=self.seed)
         sums = [self.token_loss(rows.to(self.device)) for rows in batches]
-        self.evaluation.samples = [self._sample(prompt) for prompt in self.prompts]
+        for prompt in self.prompts:
+            (text,) = generate(self.model, self.tokenizer, [prompt], max_tokens=self.prompt_tokens, seed=self.seed)
+            sample = {"prompt": prompt, "text": text.text, "line": printable(prompt + text.text)}
+            self.evaluation.samples.append(sample)
         estimate = {"loss@sampled": float(sum(s for s, _ in sums) / sum(n for _, n in sums))} if sums else {}
         bits = self._bits_per_nat(split)
         results = {
@@ -200,12 +207,6 @@ class LanguageModeling(Task):
     def scorers(self, metric: str, control: str) -> tuple[Scorer, Scorer, int] | None:
         return self.windows.scorers(self._bits_per_nat(self.evaluation.split))
 
-    def unigram_logprobs(self) -> np.ndarray:
-        """Returns the log-probability of each token by its frequency in train, plus one: (V,)."""
-        tokens = self.text.tokens("train").tokens[:MOST_COUNTED]
-        counts = np.bincount(tokens, minlength=self.tokenizer.vocab_size) + 1
-        return np.log(counts / counts.sum())
-
     def _bits_per_nat(self, split: str) -> float:
         """Returns the bits per byte of a split of a loss of one nat per token."""
         counts = self.text.counts(split)
@@ -214,11 +215,7 @@ class LanguageModeling(Task):
     def training_size(self) -> str:
         return f"{self.text.counts('train').tokens:,} tokens"
 
-    def _sample(self, prompt: str) -> dict[str, Any]:
-        (text,) = generate(self.model, self.tokenizer, [prompt], max_tokens=self.prompt_tokens, seed=self.seed)
-        return {"prompt": prompt, "text": text.text, "line": printable(prompt + text.text)}
-
-    def predictions(self) -> list[dict[str, Any]]:
+    def predictions(self) -> list[dict[str, str]]:
         return [{"prompt": sample["prompt"], "text": sample["text"]} for sample in self.evaluation.samples]
 
     def report(self) -> list[Section]:
@@ -231,7 +228,7 @@ class LanguageModeling(Task):
         lines = [f"batch       {text_shape(rows.tokens, segments)}", f"sample      {batch.ids[0]}"]
         return lines + first_row(rows.tokens, segments, self.tokenizer, name="document", limit=tokens)
 
-    def example(self, data: Any, folder: Path) -> str:
+    def example(self, data: Data, folder: Path) -> str:
         text = self.tokenizer.decode(self.text.tokens(data.final_split).tokens[:64].tolist())
         line = text.partition("\n")[2]  # a split of one file may begin inside a word
         words = [word for word in (line.split() or text.split()[1:] or text.split()) if word.isprintable()]

@@ -77,15 +77,23 @@ class GapFiller(BatchPredictor, TextPredictor):
     def columns(cls, options: FillOptions) -> tuple[str, ...]:
         return cls.fields if options.top == 1 else (*cls.fields, "gaps")
 
-    def prepare(self, source: str, options: Any) -> Input:
+    def prepare(self, source: str, options: FillOptions) -> Input:
         return self.encode(source)
 
     def predict(self, batch: Sequence[Input], options: FillOptions) -> list[FilledText]:
         values, places = self.probabilities(batch).topk(min(options.top, self.tokenizer.vocab_size))
         gaps = iter(zip(values.tolist(), places.tolist(), strict=True))
-        return [self._fill_gaps(row, [next(gaps) for _ in row.places]) for row in batch]
+        results = []
+        for row in batch:
+            ids, words = list(row.ids), []
+            for place in row.places:
+                probabilities, best = next(gaps)
+                ids[place] = best[0]
+                words.append(self._words(probabilities, best))
+            results.append(FilledText(self.tokenizer.decode(ids), tuple(words)))
+        return results
 
-    def record(self, source: str, result: FilledText, options: Any, *, form: str = "jsonl") -> Rows:
+    def record(self, source: str, result: FilledText, options: FillOptions, *, form: str = "jsonl") -> Rows:
         tops = "  ".join(f"{word} {value:.4f}" for gap in result.gaps for word, value in gap.items())
         return [{"text": source, "filled": result.text, "gaps": list(result.gaps) if form == "jsonl" else tops}]
 
@@ -111,12 +119,6 @@ class GapFiller(BatchPredictor, TextPredictor):
     def probabilities(self, rows: Sequence[Input]) -> Tensor:
         """Returns token probabilities (T, V) in all gaps of some texts."""
         return gap_probabilities(self.model, self.encode_rows([[row] for row in rows])).cpu()
-
-    def _fill_gaps(self, row: Input, gaps: Sequence[tuple[Sequence[float], Sequence[int]]]) -> FilledText:
-        ids, decode = list(row.ids), self.tokenizer.decode
-        for place, (_, best) in zip(row.places, gaps, strict=True):
-            ids[place] = best[0]
-        return FilledText(decode(ids), tuple(self._words(*gap) for gap in gaps))
 
     def _words(self, values: Sequence[float], ids: Sequence[int]) -> dict[str, float]:
         """Returns the likeliest words of a gap with probabilities; of tokens that differ in a space, the likelier."""

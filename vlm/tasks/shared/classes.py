@@ -262,8 +262,10 @@ class ClassTask(Task):
             "Most confident mistakes": wrong[:MAX_SAMPLES],
             "Random samples": [records[at] for at in sample_indices(len(records))],
         }
-        columns = [map(format_share, values) for values in self.class_scores().values()]
-        table = Table(["class", *self.class_scores()], list(zip(self.classes, *columns, strict=True)))
+        rows = []
+        for name, *values in zip(self.classes, *self.class_scores().values(), strict=True):
+            rows.append([name, *("no samples" if value is None else f"{value:.1%}" for value in values)])
+        table = Table(["class", *self.class_scores()], rows)
         sections = [Section(title, [self.render_predictions(some)]) for title, some in kinds.items() if some]
         return [Section("Classes", [confusion, table]), *sections]
 
@@ -274,10 +276,6 @@ class ClassTask(Task):
     def render_predictions(self, records: Sequence[ClassPrediction]) -> Part:
         """Returns some predictions for the report."""
         raise TypeError(f"{type(self).__name__} shows no predictions")
-
-
-def format_share(value: float | None) -> str:
-    return "no samples" if value is None else f"{value:.1%}"
 
 
 def find_name(record: ClassPrediction) -> str:

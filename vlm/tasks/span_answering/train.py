@@ -16,12 +16,13 @@ from vlm.data.batch import PADDING, Batch, SpanRows
 from vlm.data.text.passages import find_words, normalize_answer
 from vlm.errors import Count, UserError
 from vlm.evaluation.metrics.bootstrap import Scorer, intervals, mean_scorer
+from vlm.evaluation.metrics.ngrams import Floats
 from vlm.evaluation.metrics.records import SampleMetric
 from vlm.evaluation.report.sections import MAX_SAMPLES, Section, Table, sample_indices
 from vlm.models.classifier import TokenClassifier
 from vlm.tasks.shared.text_controls import MostFrequent, beginnings, overlapping_span
 from vlm.tasks.shared.text_tasks import TextTask
-from vlm.tasks.span_answering.predict import SpanAnswer, choose_answer, likeliest_spans, span_scores
+from vlm.tasks.span_answering.predict import choose_answer, likeliest_spans, span_scores
 from vlm.training.data_module import Data
 from vlm.training.step.losses import Term
 from vlm.training.step.optim import Optimization
@@ -39,21 +40,16 @@ class AnsweredQuestion(NamedTuple):
     probability: float
 
 
-def scores(predicted: str, answers: Sequence[str]) -> tuple[float, float]:
+def score_answer(predicted: str, answers: Sequence[str]) -> tuple[float, float]:
     """Returns exact match and F1 with the best-fitting true answer; without one, an empty prediction is right."""
-    true = [text for text in map(normalize_answer, answers) if text] or [""]
-    pairs = [
-        (float(normalize_answer(predicted) == text), _f1(normalize_answer(predicted).split(), text.split()))
-        for text in true
-    ]
-    return max(exact for exact, _ in pairs), max(f1 for _, f1 in pairs)
-
-
-def _f1(predicted: Sequence[str], true: Sequence[str]) -> float:
-    if not predicted or not true:
-        return float(predicted == true)
-    common = sum((Counter(predicted) & Counter(true)).values())
-    return 2 * common / (len(predicted) + len(true))
+    predicted = normalize_answer(predicted)
+    exact, f1 = [], []
+    for true in [text for text in map(normalize_answer, answers) if text] or [""]:
+        exact.append(float(predicted == true))
+        counts = Counter(predicted.split()), Counter(true.split())
+        both_empty = not predicted and not true
+        f1.append(float(both_empty) or 2 * (counts[0] & counts[1]).total() / max(1, sum(map(Counter.total, counts))))
+    return max(exact), max(f1)
 
 
 class SpanMetric(SampleMetric[AnsweredQuestion]):
@@ -105,9 +101,8 @@ class SpanMetric(SampleMetric[AnsweredQuestion]):
     def scorers(self, metric: str, control: str) -> tuple[Scorer, Scorer, int]:
         """Returns the scorers of a metric of the model and of a control, and the number of questions."""
         place, texts = NAMES.index(metric), [question.predicted for question in self.samples.values()]
-        model, baseline = (
-            mean_scorer(self._values(predicted)[:, [place]]) for predicted in (texts, self.answers[control])
-        )
+        sides = (self._values(predicted)[:, [place]] for predicted in (texts, self.answers[control]))
+        model, baseline = map(mean_scorer, sides)
         return model, baseline, len(texts)
 
     def intervals(self, *, seed: int) -> dict[str, float]:
@@ -118,35 +113,16 @@ class SpanMetric(SampleMetric[AnsweredQuestion]):
     def rows_of(self) -> list[dict[str, Any]]:
         """Returns the questions with their answers and scores."""
         values = self._values([question.predicted for question in self.samples.values()]).tolist()
-        return [
-            row | dict(zip(NAMES, row_scores, strict=True))
-            for row, row_scores in zip(super().rows_of(), values, strict=True)
-        ]
+        rows = zip(super().rows_of(), values, strict=True)
+        return [row | dict(zip(NAMES, row_scores, strict=True)) for row, row_scores in rows]
 
-    def _values(self, predicted: Sequence[str]) -> Any:
+    def _values(self, predicted: Sequence[str]) -> Floats:
         """Returns both scores of each question. Shapes: -> (N, 2)"""
         pairs = zip(predicted, self.samples.values(), strict=True)
-        return np.array([scores(text, question.answers) for text, question in pairs])
+        return np.array([score_answer(text, question.answers) for text, question in pairs])
 
 
 HEADER = ("question", "answer", "probability", "true answers")
-
-
-def span_sections(rows: Sequence[Mapping[str, Any]]) -> list[Section]:
-    """Returns sections with random answers, and the most confident ones that share no word with a true one.
-
-    Args:
-        rows: Questions with their answers and scores.
-    """
-    wrong = sorted((row for row in rows if not row["f1"]), key=lambda row: -row["probability"])[:MAX_SAMPLES]
-    kinds = {"Random answers": [rows[at] for at in sample_indices(len(rows))], "Most confident mistakes": wrong}
-    return [Section(title, [Table(HEADER, list(map(_cells, chosen)))]) for title, chosen in kinds.items() if chosen]
-
-
-def span_line(row: Mapping[str, Any]) -> str:
-    """Returns an answer as a line to print."""
-    question, predicted, _, true = _cells(row)
-    return f"{'=' if row['exact_match'] else ' '} {question} {predicted}   true: {true}"
 
 
 def _cells(row: Mapping[str, Any]) -> list[str]:
@@ -203,16 +179,18 @@ class SpanAnswering(TextTask):
         spans = iter(likeliest_spans(scores, longest=self.longest))
         answered = []
         for (question, context, *answers), firsts in zip(rows.texts, rows.firsts, strict=True):
-            answer = self._answer(context, [(first, next(spans)) for first in firsts])
+            windows = [(first, next(spans)) for first in firsts]
+            answer = choose_answer(context, find_words(context), windows, abstains=self.field.abstains)
             answered.append(AnsweredQuestion(question, context, answers, answer.text, answer.probability))
         self.metric.update(batch.ids, answered)
 
-    def _answer(self, context: str, windows: Sequence[Any]) -> SpanAnswer:
-        return choose_answer(context, find_words(context), windows, abstains=self.field.abstains)
-
     def evaluation_results(self, split: str, loss: float, *, final: bool) -> dict[str, float]:
         results = self.metric.compute()
-        self.show(self.metric.rows_of(), span_line)
+        rows = self.metric.rows_of()
+        for row in (rows[at] for at in sample_indices(len(rows))):
+            question, predicted, _, true = _cells(row)
+            line = f"{'=' if row['exact_match'] else ' '} {question} {predicted}   true: {true}"
+            self.evaluation.samples.append({**row, "line": line})
         if final:
             train = islice(self.data.split("train").records(), READ)
             pairs = ((record["question"], record["answers"][0][0] if record["answers"] else "") for record in train)
@@ -230,7 +208,11 @@ class SpanAnswering(TextTask):
         return {"questions": self.metric.rows_of()}
 
     def report(self) -> list[Section]:
-        return span_sections(self.metric.rows_of())
+        """Random answers, and the most confident ones that share no word with a true one."""
+        rows = self.metric.rows_of()
+        wrong = sorted((row for row in rows if not row["f1"]), key=lambda row: -row["probability"])[:MAX_SAMPLES]
+        kinds = {"Random answers": [rows[at] for at in sample_indices(len(rows))], "Most confident mistakes": wrong}
+        return [Section(title, [Table(HEADER, list(map(_cells, chosen)))]) for title, chosen in kinds.items() if chosen]
 
     def reading(self, batch: Batch, tokens: int) -> list[str]:
         rows, tokenizer = batch["questions"], self.field.tokenizer

@@ -113,7 +113,14 @@ def tag_scorer(true: Sequence[Tags], predicted: Sequence[Tags], scheme: Scheme |
         scheme: How they mark spans; None if they mark none.
     """
     counts = _counts(true, predicted, scheme or IOB)
-    return lambda draws: _scores(draws @ counts)
+
+    def score(draws: Floats) -> Floats:  # 0 / 0 is 0
+        right, words, matched, predicted_spans, true_spans = (draws @ counts).T
+        shares = [(right, words), (matched, predicted_spans), (matched, true_spans)]
+        shares.append((2 * matched, predicted_spans + true_spans))
+        return np.column_stack([part / np.maximum(total, 1) for part, total in shares])
+
+    return score
 
 
 def _counts(true: Sequence[Tags], predicted: Sequence[Tags], scheme: Scheme) -> Floats:
@@ -124,13 +131,6 @@ def _counts(true: Sequence[Tags], predicted: Sequence[Tags], scheme: Scheme) -> 
         span_sets = [set(find_spans(sequence, scheme)) for sequence in (tags, predicted_tags)]
         rows.append([right, len(tags), len(span_sets[0] & span_sets[1]), len(span_sets[1]), len(span_sets[0])])
     return np.array(rows, np.float64)
-
-
-def _scores(counts: Floats) -> Floats:
-    """Returns scores from sums over sentences; 0 / 0 is 0. Shapes: (R, 5) -> (R, 4)"""
-    right, words, matched, predicted, true = counts.T
-    shares = [(right, words), (matched, predicted), (matched, true), (2 * matched, predicted + true)]
-    return np.column_stack([part / np.maximum(total, 1) for part, total in shares])
 
 
 class TaggingMetric(SampleMetric[Sentence]):
@@ -165,11 +165,9 @@ class TaggingMetric(SampleMetric[Sentence]):
     def scorers(self, metric: str, control: str) -> tuple[Scorer, Scorer, int]:
         """Returns the scorers of a metric of the model and of a control in `controls`, and the number of sentences."""
         place = NAMES.index(metric)
-        model, baseline = (
-            self._scorer(tags)
-            for tags in ([sentence.predicted for sentence in self.samples.values()], self.controls[control])
-        )
-        return column_scorer(model, place), column_scorer(baseline, place), len(self.samples)
+        sides = [sentence.predicted for sentence in self.samples.values()], self.controls[control]
+        model, baseline = (column_scorer(self._scorer(tags), place) for tags in sides)
+        return model, baseline, len(self.samples)
 
     def intervals(self, *, seed: int) -> dict[str, float]:
         """Returns word_accuracy and span_f1 at @low and @high: 95% intervals by bootstrap over sentences."""
@@ -199,9 +197,9 @@ class TaggingMetric(SampleMetric[Sentence]):
 
     def confusion(self) -> tuple[list[list[int]], list[str]]:
         """Returns the confusion matrix, counts by true tag (rows) and predicted tag (columns), and the tags."""
-        pairs = [
-            pair for sentence in self.samples.values() for pair in zip(sentence.tags, sentence.predicted, strict=True)
-        ]
+        pairs = []
+        for sentence in self.samples.values():
+            pairs += zip(sentence.tags, sentence.predicted, strict=True)
         names = sorted({tag for pair in pairs for tag in pair})
         place = {name: at for at, name in enumerate(names)}
         matrix = [[0] * len(names) for _ in names]

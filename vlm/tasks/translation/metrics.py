@@ -7,7 +7,6 @@ import numpy as np
 
 from vlm.data.records import Split
 from vlm.evaluation.metrics.bootstrap import Scorer, column_scorer
-from vlm.evaluation.metrics.ngrams import Ints
 from vlm.evaluation.metrics.records import RecordMetric
 from vlm.evaluation.metrics.texts import NAMES, TextScores
 from vlm.evaluation.report.sections import MAX_SAMPLES, Note, Pictures, Section, Table, sample_indices
@@ -28,21 +27,17 @@ class Dictionary:
 
     def __init__(self, pairs: Iterable[tuple[str, str]]) -> None:
         rows = [(words(text), words(translation)) for text, translation in pairs]
-        self._sources = _vocabulary(text for text, _ in rows)
-        self._targets = list(targets := _vocabulary(translation for _, translation in rows))
-        numbers = [
-            ([0, *(self._sources[word] for word in text)], [targets[word] for word in translation])
-            for text, translation in rows
-        ]
-        self._best = _likeliest(numbers, len(targets))
+        sources = _vocabulary(text for text, _ in rows)
+        targets = _vocabulary(translation for _, translation in rows)
+        numbers = []
+        for text, translation in rows:
+            numbers.append(([0, *(sources[word] for word in text)], [targets[word] for word in translation]))
+        best, names = _likeliest(numbers, len(targets)), list(targets)
+        self._translations = {word: names[best[number]] for word, number in sources.items() if number in best}
 
     def translate(self, text: str) -> str:
         """Returns the translations of a text's words, in the order of the text."""
-        return " ".join(map(self._word, words(text)))
-
-    def _word(self, word: str) -> str:
-        best = self._best.get(self._sources.get(word, 0))
-        return word if word not in self._sources or best is None else self._targets[best]
+        return " ".join(self._translations.get(word, word) for word in words(text))
 
 
 def words(text: str) -> list[str]:
@@ -62,7 +57,13 @@ def _likeliest(rows: Sequence[tuple[Sequence[int], Sequence[int]]], size: int) -
     Args:
         size: Number of distinct words in translations.
     """
-    links, places = _links(rows, size)
+    # Links of each translation's words to its text's, source * size + target, and the places of the former.
+    link_parts, place_parts, at = [np.empty(0, np.int64)], [np.empty(0, np.int64)], 0
+    for text, translation in rows:
+        link_parts.append((np.array(text)[:, None] * size + np.array(translation, np.int64) - 1).ravel())
+        place_parts.append(np.tile(np.arange(at, at + len(translation)), len(text)))
+        at += len(translation)
+    links, places = np.concatenate(link_parts), np.concatenate(place_parts)
     codes, link = np.unique(links, return_inverse=True)
     source, target = np.divmod(codes, size)
     table = np.ones(len(codes))  # P(target | source), up to a factor
@@ -73,16 +74,6 @@ def _likeliest(rows: Sequence[tuple[Sequence[int], Sequence[int]]], size: int) -
         table = counts / np.bincount(source, counts)[source]
     order = np.lexsort((table, source))
     return dict(zip(source[order].tolist(), target[order].tolist(), strict=True))  # the last entry of a word wins
-
-
-def _links(rows: Sequence[tuple[Sequence[int], Sequence[int]]], size: int) -> tuple[Ints, Ints]:
-    """Returns the links of each translation's words to its text's, source * size + target, and the former's places."""
-    links, places, at = [np.empty(0, np.int64)], [np.empty(0, np.int64)], 0
-    for source, target in rows:
-        links.append((np.array(source)[:, None] * size + np.array(target, np.int64) - 1).ravel())
-        places.append(np.tile(np.arange(at, at + len(target)), len(source)))
-        at += len(target)
-    return np.concatenate(links), np.concatenate(places)
 
 
 PAIRS = 20_000  # training pairs that the dictionary, a control, is learned from
