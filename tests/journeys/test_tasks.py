@@ -95,7 +95,7 @@ def test_the_verdict_compares_the_same_samples_as_the_scores(task, runs) -> None
         _, module, _, scores = evaluate_checkpoint(best(runs(task)), [], stack, device="cpu")
         sentence = module.verdict().sentence
         found = {name.removeprefix("test/"): value for name, value in scores.items()}
-        judged = next(name for name in module.judged if name in found)
+        judged = next(name for name in module.verdict_metrics if name in found)
         controls = [control for control in CONTROLS if f"{judged}@{control}" in found]
         assert any(name in sentence for name in (judged.replace("_", " "), TITLES.get(judged, judged)))
         assert re.search(r", on [0-9]+ samples of test \([0-9,]+( tokens)? of train\), after [0-9]+ steps$", sentence)

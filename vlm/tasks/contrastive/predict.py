@@ -140,14 +140,7 @@ class DualClassifier(DualPredictor):
         classes, prompts = texts
         return tuple(prompt.replace(PLACE, name) for name in classes for prompt in prompts)
 
-    def record(
-        self,
-        source: Source,
-        result: Classes,
-        options: LabelOptions,
-        *,
-        form: str = "jsonl",
-    ) -> Rows:
+    def record(self, source: Source, result: Classes, options: LabelOptions, *, form: str = "jsonl") -> Rows:
         return [classes_record(form, {"image": self.name_of(source)}, result)]
 
 
@@ -180,12 +173,7 @@ class ImageRetriever(DualPredictor):
             yield text, list(zip(best, values.tolist(), strict=True))
 
     def record(
-        self,
-        source: str,
-        result: list[tuple[ImageSource, float]],
-        options: RetrievalOptions,
-        *,
-        form: str = "jsonl",
+        self, source: str, result: list[tuple[ImageSource, float]], options: RetrievalOptions, *, form: str = "jsonl"
     ) -> Rows:
         return [{"text": source, "image": str(image), "similarity": round(value, 4)} for image, value in result]
 

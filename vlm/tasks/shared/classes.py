@@ -57,11 +57,7 @@ class ClassificationMetric(RecordMetric):
         self.num_classes = num_classes
 
     def update(
-        self,
-        ids: Sequence[str],
-        probabilities: Tensor,
-        labels: Tensor,
-        texts: Sequence[Sequence[str]] | None = None,
+        self, ids: Sequence[str], probabilities: Tensor, labels: Tensor, texts: Sequence[Sequence[str]] | None = None
     ) -> None:
         """Adds some samples.
 

@@ -20,13 +20,7 @@ GALLERY, SIDE = 8, 512  # number of images of a gallery, and pixels of the longe
 
 
 def first_row(
-    tokens: Tensor,
-    segments: Tensor,
-    tokenizer: Tokenizer,
-    *,
-    name: str,
-    limit: int,
-    scored: Tensor | None = None,
+    tokens: Tensor, segments: Tensor, tokenizer: Tokenizer, *, name: str, limit: int, scored: Tensor | None = None
 ) -> list[str]:
     """Returns lines that show the start of a batch's first row: each token and its target.
 

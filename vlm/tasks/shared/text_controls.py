@@ -53,10 +53,7 @@ class MostFrequent:
     """
 
     def __init__(
-        self,
-        samples: Iterable[tuple[Sequence[Hashable], str]],
-        *,
-        of_equals: Callable[[Iterable[str]], str] = min,
+        self, samples: Iterable[tuple[Sequence[Hashable], str]], *, of_equals: Callable[[Iterable[str]], str] = min
     ) -> None:
         counts: defaultdict[Hashable, Counter[str]] = defaultdict(Counter)
         for keys, value in samples:

@@ -73,7 +73,7 @@ class Tagging(TextTask):
         return results
 
     @property
-    def judged(self) -> Sequence[str]:
+    def verdict_metrics(self) -> Sequence[str]:
         return "span_f1", "word_accuracy"
 
     def scorers(self, metric: str, control: str) -> tuple[Scorer, Scorer, int]:

@@ -350,7 +350,7 @@ class Task(L.LightningModule):
     def verdict(self) -> Verdict:
         """What the model of the last evaluation, a test, is better or worse than, and what to try next."""
         results = {name.split("/", 1)[1]: value for name, value in self.evaluation.results.items()}
-        metric = choose_metric(results, self.judged, smaller=self.smaller_is_better, ignored=self.ablations)
+        metric = choose_metric(results, self.verdict_metrics, smaller=self.smaller_is_better, ignored=self.ablations)
         difference = None
         if metric is not None and (sides := self.scorers(metric.name, metric.control)) is not None:
             model_scorer, control_scorer, samples = sides
@@ -372,7 +372,7 @@ class Task(L.LightningModule):
         )
 
     @property
-    def judged(self) -> Sequence[str]:
+    def verdict_metrics(self) -> Sequence[str]:
         """The metrics by which the verdict judges the model, the one that says most first."""
         return self.headlines
 
