@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from vlm.randomness import numpy_rng
 
+T = TypeVar("T")
 MAX_SAMPLES = 8  # samples of a kind in a section
 
 
@@ -91,6 +92,7 @@ class Section:
     parts: Sequence[Part]
 
 
-def sample_indices(count: int) -> list[int]:
-    """Returns random indices below `count`, the same in every report."""
-    return numpy_rng("report", count).permutation(count)[:MAX_SAMPLES].tolist()
+def pick_samples(samples: Sequence[T]) -> list[T]:
+    """Returns random samples, the same ones in every report."""
+    order = numpy_rng("report", len(samples)).permutation(len(samples))
+    return [samples[place] for place in order[:MAX_SAMPLES].tolist()]

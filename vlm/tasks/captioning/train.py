@@ -11,7 +11,7 @@ from vlm.data.batch import Batch, TextRows
 from vlm.errors import Count, Range, UserError
 from vlm.evaluation.metrics.bootstrap import Scorer
 from vlm.evaluation.metrics.captions import CaptionRow
-from vlm.evaluation.report.sections import MAX_SAMPLES, Card, Cards, Finding, Note, Pictures, Section, sample_indices
+from vlm.evaluation.report.sections import MAX_SAMPLES, Card, Cards, Finding, Note, Pictures, Section, pick_samples
 from vlm.inference.attention.maps import caption_word_maps
 from vlm.inference.attention.pictures import draw_attention
 from vlm.models.encoder_decoder import VisionLanguageModel
@@ -192,7 +192,7 @@ class Captioning(ImageTextTask):
             rows, title = metric.per_image(), "" if language is None else f" ({language})"
             ranked = sorted(rows, key=lambda name: (-rows[name]["cider"], -rows[name]["rouge_l"], name))
             count = min(MAX_SAMPLES, -(-len(ranked) // 2))
-            kinds = {"Random captions": [ranked[at] for at in sample_indices(len(ranked))]}
+            kinds = {"Random captions": pick_samples(ranked)}
             kinds |= {"Best captions": ranked[:count], "Worst captions": ranked[::-1][:count]}
             for kind, names in kinds.items():
                 cards = []

@@ -121,9 +121,8 @@ class ChatPredictor(TextPredictor):
     def check_options(self, options: AnswerOptions) -> None:
         self.check_chat()
         if "" in (options.stop or ()):
-            raise UserError(
-                "--stop: must not be empty, because every answer would end at once; give a string, or leave it out"
-            )
+            fault = "must not be empty, because every answer would end at once"
+            raise UserError(f"--stop: {fault}; give a string, or leave it out")
         self.plan_decoding(options)
 
     def plan_decoding(self, options: AnswerOptions) -> tuple[Sampling, int, Rules]:
@@ -143,9 +142,8 @@ class ChatPredictor(TextPredictor):
             UserError: It cannot be read, or the model reads none.
         """
         if self.preprocess is None:
-            raise UserError(
-                "images: this model cannot chat about images; use vlm answer if it was trained on image questions"
-            )
+            remedy = "use vlm answer if it was trained on image questions"
+            raise UserError(f"images: this model cannot chat about images; {remedy}")
         pixels, rows, columns = self.preprocess.views(open_image(image))
         return pixels, (rows, columns)
 
@@ -157,9 +155,8 @@ class ChatPredictor(TextPredictor):
     def prepare(self, source: Sequence[TurnWithImages], options: AnswerOptions) -> Prompt:
         assert self.form is not None
         views = [self.preprocess_views(image) for turn in source for image in turn.images]
-        tokens = self.form.turns(
-            self.tokenizer, [turn.turn for turn in source], [squares for _, squares in views]
-        ).tokens
+        turns, squares = [turn.turn for turn in source], [squares for _, squares in views]
+        tokens = self.form.turns(self.tokenizer, turns, squares).tokens
         if len(tokens) >= self.decoder.max_len:
             raise UserError(format_context_full(len(tokens), self.decoder.max_len))
         pixels = torch.cat([pixels for pixels, _ in views]) if views else None
@@ -201,7 +198,8 @@ class ChatPredictor(TextPredictor):
         for step in self._sample_tokens(batch, sampling, rules, max_tokens=most_tokens, ended=ended):
             for item in step:
                 reply, most = replies[item.prompt], min(max_tokens, limits[item.prompt])
-                complete = self._append_token(reply, item, options) or len(reply.tokens) >= most
+                self.append_token(reply, item.token, item.logprob, options)
+                complete = reply.ended or len(reply.tokens) >= most
                 cancelled = watch is not None and not watch(item.prompt, [reply.tokens])
                 if complete or cancelled:
                     ended.add(item.prompt)
@@ -233,15 +231,14 @@ class ChatPredictor(TextPredictor):
                 rules=rules,
             )
 
-    def _append_token(self, reply: Reply, item: SampledToken, options: AnswerOptions) -> bool:
-        """Adds a token to a reply; returns True if the reply is complete."""
-        reply.logprob += item.logprob
-        if item.token in self.ends:
+    def append_token(self, reply: Reply, token: int, logprob: float, options: AnswerOptions) -> None:
+        """Adds a token to a reply, or ends the reply."""
+        reply.logprob += logprob
+        if token in self.ends:
             reply.ended = True
-            return True
-        reply.tokens.append(item.token)
+            return
+        reply.tokens.append(token)
         reply.text, reply.ended = cut_at_stop(self.tokenizer.decode, reply.tokens, options.stop or ())
-        return reply.ended
 
     def record(
         self, source: Sequence[TurnWithImages], result: Reply, options: AnswerOptions, *, form: str = "jsonl"
@@ -343,11 +340,11 @@ class Chat:
     @property
     def turns(self) -> list[Turn]:
         """The turns so far, with the system prompt first."""
-        system_turns = [] if self.system is None else [Turn("system", self.system)]
-        pairs = [
-            (exchange.turn, Turn("assistant", self._cut_at_stop(exchange.answer)[0])) for exchange in self.exchanges
-        ]
-        return [*system_turns, *(turn for pair in pairs for turn in pair)]
+        turns = [] if self.system is None else [Turn("system", self.system)]
+        for exchange in self.exchanges:
+            answer, _ = cut_at_stop(self.predictor.tokenizer.decode, exchange.answer, self.options.stop or ())
+            turns += [exchange.turn, Turn("assistant", answer)]
+        return turns
 
     @property
     def room(self) -> int:
@@ -432,28 +429,18 @@ class Chat:
         states = [image.states for earlier in self.exchanges for image in earlier.images]
         image_states = torch.cat(states) if states else None
         prompt_key = (PLACE if token < 0 else token for token in prompt)
-        draws = torch.from_numpy(numpy_rng(self.options.seed, "text", *prompt_key).random(max_tokens)).to(
-            self.predictor.device
-        )
-        history = create_history(
-            rules, [prompt], [[]], max_tokens=max_tokens, device=self.predictor.decoder.token_embed.weight.device
-        )
+        numbers = numpy_rng(self.options.seed, "text", *prompt_key).random(max_tokens)
+        draws = torch.from_numpy(numbers).to(self.predictor.device)
+        device = self.predictor.decoder.token_embed.weight.device
+        history = create_history(rules, [prompt], [[]], max_tokens=max_tokens, device=device)
         reply, ends, yielded = Reply(read=len(prompt), tokens=exchange.answer), self.predictor.ends, 0
         self.reply = reply
         while len(reply.tokens) < max_tokens and not reply.ended:
             logits = self._cache.logits([*prompt, *reply.tokens], image_states)
             token = int(draw_next(sampling, logits, draws[len(reply.tokens)][None], history, ends))
-            reply.logprob += float(logits.log_softmax(-1)[0, token])
-            if token in ends:
-                reply.ended = True
-                break
-            reply.tokens.append(token)
-            reply.text, reply.ended = self._cut_at_stop(reply.tokens)
+            self.predictor.append_token(reply, token, float(logits.log_softmax(-1)[0, token]), self.options)
             text = reply.text if reply.ended else visible_text(reply.text, self.options.stop or ())
             if len(text) > yielded:
                 yield text[yielded:]
                 yielded = len(text)
         yield reply.text[yielded:]
-
-    def _cut_at_stop(self, tokens: Sequence[int]) -> tuple[str, bool]:
-        return cut_at_stop(self.predictor.tokenizer.decode, tokens, self.options.stop or ())

@@ -14,7 +14,7 @@ from vlm.data.batch import Batch, InputRows
 from vlm.data.text.inputs import OneCaptionField
 from vlm.errors import printable
 from vlm.evaluation.metrics.bootstrap import Scorer
-from vlm.evaluation.report.sections import MAX_SAMPLES, Card, Cards, Section, sample_indices
+from vlm.evaluation.report.sections import MAX_SAMPLES, Card, Cards, Section, pick_samples
 from vlm.models.context import Features
 from vlm.models.dual_encoder import DualEncoder
 from vlm.models.flop import Work
@@ -27,7 +27,9 @@ from vlm.training.step.losses import Term
 from vlm.training.step.task import Task, TaskOptions
 
 
-def contrastive_loss(left: Tensor, right: Tensor, scale: Tensor, *, label_smoothing: float = 0.0) -> tuple[Tensor, int]:
+def contrastive_loss(
+    images: Tensor, texts: Tensor, scale: Tensor, *, label_smoothing: float = 0.0
+) -> tuple[Tensor, int]:
     """Symmetric cross-entropy in nats of picking each pair's other half (Radford et al. 2021), summed over the pairs.
 
     A pair is picked among all pairs of the batch on all ranks. Batches must therefore not be accumulated: see
@@ -37,38 +39,37 @@ def contrastive_loss(left: Tensor, right: Tensor, scale: Tensor, *, label_smooth
         scale: Factor of the products, one over the temperature.
         label_smoothing: Share of the target spread evenly over all pairs (Jia et al. 2021, "ALIGN").
     Shapes:
-        left (B, D), right (B, D) of norm 1, scale () -> sum (), and the number B of this rank's pairs
+        images (B, D), texts (B, D) of norm 1, scale () -> sum (), and the number B of this rank's pairs
     """
-    exact = torch.promote_types(left.dtype, torch.float32)
-    left, right = left.to(exact), right.to(exact)
-    pairs, first = gather_rows(torch.cat([left, right], dim=1))
+    exact = torch.promote_types(images.dtype, torch.float32)
+    images, texts = images.to(exact), texts.to(exact)
+    pairs, first = gather_rows(torch.cat([images, texts], dim=1))
     all_images, all_texts = pairs.chunk(2, dim=1)
-    places = torch.arange(first, first + len(left), device=left.device)
+    places = torch.arange(first, first + len(images), device=images.device)
     # In bfloat16 a logit near 100 may be wrong by a quarter.
-    with torch.autocast(left.device.type, enabled=False):
-        logits = [scale * left @ all_texts.T, scale * right @ all_images.T]  # (B, all pairs) each
-        options: Any = {"reduction": "sum", "label_smoothing": label_smoothing}
-        losses = [F.cross_entropy(x, places, **options) for x in logits]
-    return (losses[0] + losses[1]) / 2, len(left)
+    with torch.autocast(images.device.type, enabled=False):
+        logits = [scale * images @ all_texts.T, scale * texts @ all_images.T]  # (B, all pairs) each
+        losses = [F.cross_entropy(x, places, reduction="sum", label_smoothing=label_smoothing) for x in logits]
+    return (losses[0] + losses[1]) / 2, len(images)
 
 
-def sigmoid_loss(left: Tensor, right: Tensor, scale: Tensor, bias: Tensor) -> tuple[Tensor, int]:
+def sigmoid_loss(images: Tensor, texts: Tensor, scale: Tensor, bias: Tensor) -> tuple[Tensor, int]:
     """Binary cross-entropy in nats of whether each pair of halves in the batch matches (Zhai et al. 2023), summed.
 
-    This rank's left halves are paired with the right halves of all ranks.
+    This rank's images are paired with the texts of all ranks.
 
     Args:
         bias: Added to the scaled products.
     Shapes:
-        left (B, D), right (B, D) of norm 1, scale (), bias () -> sum (), and the number B of this rank's pairs
+        images (B, D), texts (B, D) of norm 1, scale (), bias () -> sum (), and the number B of this rank's pairs
     """
-    exact = torch.promote_types(left.dtype, torch.float32)
-    all_texts, first = gather_rows(right.to(exact))
-    places = torch.arange(first, first + len(left), device=left.device)
-    with torch.autocast(left.device.type, enabled=False):
-        logits = scale * left.to(exact) @ all_texts.T + bias  # (B, all pairs)
+    exact = torch.promote_types(images.dtype, torch.float32)
+    all_texts, first = gather_rows(texts.to(exact))
+    places = torch.arange(first, first + len(images), device=images.device)
+    with torch.autocast(images.device.type, enabled=False):
+        logits = scale * images.to(exact) @ all_texts.T + bias  # (B, all pairs)
         signs = torch.full_like(logits, -1).scatter_(1, places[:, None], 1)
-        return -F.logsigmoid(signs * logits).sum(), len(left)
+        return -F.logsigmoid(signs * logits).sum(), len(images)
 
 
 def gather_rows(rows: Tensor) -> tuple[Tensor, int]:
@@ -142,17 +143,11 @@ class Contrastive(Task):
 
     def loss(self, batch: Batch) -> dict[str, Term]:
         rows: InputRows = batch["captions"]
-        images = as_read(batch["images"], self.preprocess)
-        image_embeddings, text_embeddings, scale = self.model(
-            images, rows.tokens, rows.segments, rows.places, rows.layout
-        )
+        pixels, smoothing = as_read(batch["images"], self.preprocess), self.label_smoothing
+        images, texts, scale = self.model(pixels, rows.tokens, rows.segments, rows.places, rows.layout)
         if self.model.bias is not None:
-            return {"pairs": Term(*sigmoid_loss(image_embeddings, text_embeddings, scale, self.model.bias))}
-        return {
-            "pairs": Term(
-                *contrastive_loss(image_embeddings, text_embeddings, scale, label_smoothing=self.label_smoothing)
-            )
-        }
+            return {"pairs": Term(*sigmoid_loss(images, texts, scale, self.model.bias))}
+        return {"pairs": Term(*contrastive_loss(images, texts, scale, label_smoothing=smoothing))}
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         super().optimizer_step(*args, **kwargs)
@@ -168,7 +163,7 @@ class Contrastive(Task):
         recalls, scale = self.metric.compute(), self.model.scale.item()
         results = {"loss": self.metric.loss(scale), **recalls, "temperature": 1 / scale}
         rows = self.predictions()
-        self.evaluation.samples = [{**rows[at], "line": _line(rows[at])} for at in sample_indices(len(rows))]
+        self.evaluation.samples = [{**row, "line": _line(row)} for row in pick_samples(rows)]
         if final:
             results |= self.metric.controls() | self.metric.intervals(seed=self.seed)
         return results
@@ -183,15 +178,17 @@ class Contrastive(Task):
 
     def report(self) -> list[Section]:
         """Returns images with their first retrieved caption: random ones and those whose caption has the worst rank."""
-        rows = self.predictions()
+        rows, captions = self.predictions(), self.metric.captions
         last = sorted(rows, key=lambda row: -row["rank"])[:MAX_SAMPLES]
-        kinds = {"Random images": [rows[at] for at in sample_indices(len(rows))], "Worst ranks": last}
-        return [Section(title, [Cards([self._card(row) for row in some])]) for title, some in kinds.items()]
-
-    def _card(self, row: Mapping[str, Any]) -> Card:
-        lines = [f"own caption: rank {row['rank']:,}", row["image_id"]]
-        references = self.metric.captions[row["image_id"]]
-        return Card(image=row["image_id"], text=row["caption"], lines=lines, references=references)
+        kinds = {"Random images": pick_samples(rows), "Worst ranks": last}
+        sections = []
+        for title, some in kinds.items():
+            cards = []
+            for row in some:
+                image, lines = row["image_id"], [f"own caption: rank {row['rank']:,}", row["image_id"]]
+                cards.append(Card(image=image, text=row["caption"], lines=lines, references=captions[image]))
+            sections.append(Section(title, [Cards(cards)]))
+        return sections
 
     def reading(self, batch: Batch, tokens: int) -> list[str]:
         rows: InputRows = batch["captions"]

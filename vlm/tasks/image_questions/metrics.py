@@ -14,7 +14,7 @@ from vlm.evaluation.metrics.captions import CaptionMetric
 from vlm.evaluation.metrics.ngrams import Floats
 from vlm.evaluation.metrics.records import RecordMetric
 from vlm.evaluation.metrics.texts import edit_distance
-from vlm.evaluation.report.sections import MAX_SAMPLES, Card, Cards, Section, Table, sample_indices
+from vlm.evaluation.report.sections import Card, Cards, Section, Table, pick_samples
 from vlm.tasks.shared.text_controls import MostFrequent
 
 FULL_AGREEMENT = 3  # agreeing people that make an answer fully right
@@ -250,8 +250,8 @@ def answer_sections(
     sections = [Section("Kinds of question", [table])] if cells else []
     wrong = [row for row in rows if not is_right(row)]
     chosen = {
-        "Random answers": [rows[at] for at in sample_indices(len(rows))],
-        "Wrong answers": [wrong[at] for at in sample_indices(len(wrong))][:MAX_SAMPLES],
+        "Random answers": pick_samples(rows),
+        "Wrong answers": pick_samples(wrong),
     }
     return sections + [Section(title, [Cards(list(map(_card, some)))]) for title, some in chosen.items() if some]
 

@@ -111,9 +111,8 @@ class GapFiller(BatchPredictor, TextPredictor):
             places.append(len(ids))
             ids += [self.mask_id, *self.tokenizer.encode(part.rstrip() if number < len(rest) else part)]
         if len(ids) + 1 > self.max_len:
-            raise UserError(
-                f"{excerpt(text)}: has {len(ids) + 1} tokens, and the model reads {self.max_len}; shorten it"
-            )
+            sizes = f"has {len(ids) + 1} tokens, and the model reads {self.max_len}"
+            raise UserError(f"{excerpt(text)}: {sizes}; shorten it")
         return Input([*ids, self.tokenizer.eos_id], [0] * (len(ids) + 1), places)
 
     def probabilities(self, rows: Sequence[Input]) -> Tensor:

@@ -15,7 +15,7 @@ from vlm.errors import Count, printable
 from vlm.evaluation.metrics.bootstrap import Scorer, intervals, ratio_scorer
 from vlm.evaluation.metrics.ngrams import Floats
 from vlm.evaluation.metrics.records import SampleMetric
-from vlm.evaluation.report.sections import Section, Table, sample_indices
+from vlm.evaluation.report.sections import Section, Table, pick_samples
 from vlm.inference.command_options import GAP
 from vlm.models.text_encoder import MaskedLanguageModel
 from vlm.nn.vocabulary_loss import vocabulary_loss
@@ -182,7 +182,7 @@ class MaskedLanguageModeling(TextTask):
 
     def report(self) -> list[Section]:
         rows = self.metric.rows_of()
-        return [Section("Random texts", [Table(["text"], [[_line(rows[at])] for at in sample_indices(len(rows))])])]
+        return [Section("Random texts", [Table(["text"], [[_line(row)] for row in pick_samples(rows)])])]
 
     def example(self, data: Data, folder: Path) -> str:
         first, *rest = data.split(data.final_split).record(0)["text"].split()[:12]

@@ -10,7 +10,7 @@ from vlm.data.batch import Batch
 from vlm.errors import UserError, printable
 from vlm.evaluation.metrics.bootstrap import Scorer, intervals, mean_scorer
 from vlm.evaluation.metrics.records import RecordMetric
-from vlm.evaluation.report.sections import MAX_SAMPLES, Confusion, Part, Section, Table, sample_indices
+from vlm.evaluation.report.sections import MAX_SAMPLES, Confusion, Part, Section, Table, pick_samples
 from vlm.models.classifier import PoolingClassifier
 from vlm.training.step.losses import Term
 from vlm.training.step.task import Task, TaskOptions
@@ -98,10 +98,8 @@ class ClassificationMetric(RecordMetric):
     def per_class(self) -> list[float | None]:
         """Returns the accuracy of each class; None for a class without samples."""
         matrix = self.confusion()
-        totals = matrix.sum(1).tolist()
-        return [
-            right / total if total else None for right, total in zip(matrix.diagonal().tolist(), totals, strict=True)
-        ]
+        counts = zip(matrix.diagonal().tolist(), matrix.sum(1).tolist(), strict=True)
+        return [right / total if total else None for right, total in counts]
 
     def f1(self) -> list[float | None]:
         """Returns the F1 of each class; None for a class without samples."""
@@ -256,7 +254,7 @@ class ClassTask(Task):
         wrong.sort(key=lambda record: -record["probability"])
         kinds = {
             "Most confident mistakes": wrong[:MAX_SAMPLES],
-            "Random samples": [records[at] for at in sample_indices(len(records))],
+            "Random samples": pick_samples(records),
         }
         rows = []
         for name, *values in zip(self.classes, *self.class_scores().values(), strict=True):

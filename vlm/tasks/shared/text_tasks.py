@@ -11,7 +11,7 @@ from vlm.data.fields import find_block
 from vlm.data.text.tokenizer import Tokenizer
 from vlm.decoding.options import Decoding
 from vlm.errors import Count
-from vlm.evaluation.report.sections import sample_indices
+from vlm.evaluation.report.sections import pick_samples
 from vlm.inference.options import DecodingOptions
 from vlm.inference.writing import Text, decode_likeliest
 from vlm.models.context import Context, Features
@@ -100,7 +100,7 @@ class TextTask(Task):
 
     def show(self, rows: Sequence[Mapping[str, Any]], line: Callable[[Any], str]) -> None:
         """Keeps random rows of an evaluation as its samples, each with a line to print."""
-        self.evaluation.samples = [{**rows[at], "line": line(rows[at])} for at in sample_indices(len(rows))]
+        self.evaluation.samples = [{**row, "line": line(row)} for row in pick_samples(rows)]
 
 
 Losses = tuple[Tensor, Tensor]  # sums and counts of rows, each (B,)

@@ -104,6 +104,9 @@ def choose_answer(
     return SpanAnswer(context[start:stop], start, span.probability)
 
 
+TextWithQuestions = tuple[str | Path, list[str]]  # a text or its file, and the questions about it
+
+
 class SpanAnswerer(BatchPredictor, TextPredictor):
     """Answers questions about each text with a span of it; arguments as in Predictor."""
 
@@ -135,17 +138,16 @@ class SpanAnswerer(BatchPredictor, TextPredictor):
         kind = "by a part of the text" + (", or by none" if about["abstains"] else "")
         yield f"answers     {kind}; windows of {about['max_len']} tokens, each {about['stride']} after the last"
 
-    def sources(self, inputs: Sequence[str | Path], options: SpanOptions) -> list[tuple[str | Path, list[str]]]:
+    def sources(self, inputs: Sequence[str | Path], options: SpanOptions) -> list[TextWithQuestions]:
         questions = list_questions(options.question)
         return [(text, questions) for text in inputs]
 
-    def prepare(self, source: tuple[str | Path, list[str]], options: Any) -> tuple[str, list[str]]:
+    def prepare(self, source: TextWithQuestions, options: SpanOptions) -> tuple[str, list[str]]:
         text, questions = source
         content = text if isinstance(text, str) else "".join(read_lines(Path(text)))
         if not content.strip():
-            raise UserError(
-                f"{'the text' if isinstance(text, str) else text}: is empty; give one that holds the answer"
-            )
+            name = "the text" if isinstance(text, str) else text
+            raise UserError(f"{name}: is empty; give one that holds the answer")
         return content, questions
 
     def predict(self, batch: Sequence[tuple[str, list[str]]], options: SpanOptions) -> Iterator[list[SpanAnswer]]:
@@ -173,11 +175,11 @@ class SpanAnswerer(BatchPredictor, TextPredictor):
         rows = self.encode_rows([[window.row] for window in windows])
         return likeliest_spans(span_scores(self.model, rows), longest=self.longest)
 
-    def answer(self, result: list[SpanAnswer], options: SpanOptions) -> Any:
+    def answer(self, result: list[SpanAnswer], options: SpanOptions) -> SpanAnswer | list[SpanAnswer]:
         return result[0] if isinstance(options.question, str) else result
 
     def record(
-        self, source: tuple[str | Path, list[str]], result: list[SpanAnswer], options: Any, *, form: str = "jsonl"
+        self, source: TextWithQuestions, result: list[SpanAnswer], options: SpanOptions, *, form: str = "jsonl"
     ) -> Rows:
         text, questions = source
         name = {"text" if isinstance(text, str) else "file": str(text)}
@@ -186,6 +188,6 @@ class SpanAnswerer(BatchPredictor, TextPredictor):
             for question, span in zip(questions, result, strict=True)
         ]
 
-    def notes(self, sources: Sequence[Any], options: SpanOptions) -> Iterator[str | UserError]:
+    def notes(self, sources: Sequence[TextWithQuestions], options: SpanOptions) -> Iterator[str | UserError]:
         lengths = [len(self.tokenizer.encode(question)) for question in list_questions(options.question)]
         yield from note_truncation(lengths, self.max_len // 2, names="questions")

@@ -18,7 +18,7 @@ from vlm.errors import Count, UserError
 from vlm.evaluation.metrics.bootstrap import Scorer, intervals, mean_scorer
 from vlm.evaluation.metrics.ngrams import Floats
 from vlm.evaluation.metrics.records import SampleMetric
-from vlm.evaluation.report.sections import MAX_SAMPLES, Section, Table, sample_indices
+from vlm.evaluation.report.sections import MAX_SAMPLES, Section, Table, pick_samples
 from vlm.models.classifier import TokenClassifier
 from vlm.tasks.shared.text_controls import MostFrequent, beginnings, overlapping_span
 from vlm.tasks.shared.text_tasks import TextTask
@@ -187,7 +187,7 @@ class SpanAnswering(TextTask):
     def evaluation_results(self, split: str, loss: float, *, final: bool) -> dict[str, float]:
         results = self.metric.compute()
         rows = self.metric.rows_of()
-        for row in (rows[at] for at in sample_indices(len(rows))):
+        for row in pick_samples(rows):
             question, predicted, _, true = _cells(row)
             line = f"{'=' if row['exact_match'] else ' '} {question} {predicted}   true: {true}"
             self.evaluation.samples.append({**row, "line": line})
@@ -211,7 +211,7 @@ class SpanAnswering(TextTask):
         """Random answers, and the most confident ones that share no word with a true one."""
         rows = self.metric.rows_of()
         wrong = sorted((row for row in rows if not row["f1"]), key=lambda row: -row["probability"])[:MAX_SAMPLES]
-        kinds = {"Random answers": [rows[at] for at in sample_indices(len(rows))], "Most confident mistakes": wrong}
+        kinds = {"Random answers": pick_samples(rows), "Most confident mistakes": wrong}
         return [Section(title, [Table(HEADER, list(map(_cells, chosen)))]) for title, chosen in kinds.items() if chosen]
 
     def reading(self, batch: Batch, tokens: int) -> list[str]:

@@ -12,7 +12,7 @@ from vlm.data.batch import IGNORE, Batch
 from vlm.data.text.inputs import TagField
 from vlm.errors import print_error
 from vlm.evaluation.metrics.bootstrap import Scorer
-from vlm.evaluation.report.sections import MAX_SAMPLES, Confusion, Section, Table, sample_indices
+from vlm.evaluation.report.sections import Confusion, Section, Table, pick_samples
 from vlm.models.classifier import TokenClassifier
 from vlm.tasks.shared.text_controls import tag_controls
 from vlm.tasks.shared.text_tasks import TextTask
@@ -49,8 +49,9 @@ class Tagging(TextTask):
     def loss(self, batch: Batch) -> dict[str, Term]:
         rows, tags = batch["words"], batch["tags"]
         logits = self.model(rows.tokens, rows.segments, rows.types, rows.places).float()
-        options: dict[str, Any] = {"ignore_index": IGNORE, "label_smoothing": self.label_smoothing}
-        return {"words": Term(F.cross_entropy(logits, tags.labels, reduction="sum", **options), tags.count)}
+        smoothing = self.label_smoothing
+        loss = F.cross_entropy(logits, tags.labels, reduction="sum", ignore_index=IGNORE, label_smoothing=smoothing)
+        return {"words": Term(loss, tags.count)}
 
     def evaluation_step(self, batch: Batch, *, final: bool) -> None:
         rows, tags = batch["words"], batch["tags"]
@@ -88,15 +89,13 @@ class Tagging(TextTask):
 
     def report(self) -> list[Section]:
         """The confusion matrix, the scores of each tag and kind of span, and some sentences with mistakes."""
-        names = ("precision", "recall", "f1", "count")
-        rows = [
-            [tag, *(f"{row[name]:.1%}" for name in names[:3]), f"{row['count']:,.0f}"]
-            for tag, row in self.metric.per_class().items()
-        ]
-        wrong = [
-            sentence for sentence in self.metric.samples.values() if list(sentence.tags) != list(sentence.predicted)
-        ]
-        lines = [[_line(wrong[at])] for at in sample_indices(len(wrong))[:MAX_SAMPLES]]
+        names = ("precision", "recall", "f1")
+        rows = []
+        for tag, row in self.metric.per_class().items():
+            rows.append([tag, *(f"{row[name]:.1%}" for name in names), f"{row['count']:,.0f}"])
+        sentences = self.metric.samples.values()
+        wrong = [sentence for sentence in sentences if list(sentence.tags) != list(sentence.predicted)]
+        lines = [[_line(sentence)] for sentence in pick_samples(wrong)]
         mistakes = [Section("Sentences with mistakes", [Table(["word/predicted, true"], lines)])] if lines else []
         table = Table(["tag", "precision", "recall", "F1", "number"], rows)
         return [Section("Tags", [Confusion(*self.metric.confusion()), table]), *mistakes]
@@ -110,7 +109,7 @@ class Tagging(TextTask):
 
 def _line(sentence: Sentence) -> str:
     """Returns a sentence with its predicted tags, each followed by the true one if it is wrong."""
-    triples = zip(sentence.words, sentence.predicted, sentence.tags, strict=True)
-    return " ".join(
-        f"{word}/{predicted}" + ("" if predicted == true else f" (true: {true})") for word, predicted, true in triples
-    )
+    words = []
+    for word, predicted, true in zip(sentence.words, sentence.predicted, sentence.tags, strict=True):
+        words.append(f"{word}/{predicted}" + ("" if predicted == true else f" (true: {true})"))
+    return " ".join(words)

@@ -43,8 +43,7 @@ class TextClassifier(ClassPredictor, TextPredictor):
 
     def check(self) -> None:
         self.check_classes(self.probabilities([("a", "b") if self.pairs else ("a",)]))
-        encoder: Any = self.model.encoder
-        self.check_vocabulary(encoder.token_embed)
+        self.check_vocabulary(self.model.encoder.token_embed)
 
     @classmethod
     def describe_classes(cls, about: Mapping[str, Any]) -> str:
@@ -65,7 +64,7 @@ class TextClassifier(ClassPredictor, TextPredictor):
             return [tuple(line.split("\t")) if "\t" in line else (line, None) for line in inputs]
         return [(line,) for line in inputs]
 
-    def prepare(self, source: Sample, options: Any) -> Sample:
+    def prepare(self, source: Sample, options: TextClassOptions) -> Sample:
         if None in source or len(source) > 2:
             texts = excerpt(" ".join(filter(None, source))) or "an empty text"
             remedy = "give TEXT<TAB>TEXT, or a --pair to each --text"
@@ -80,11 +79,11 @@ class TextClassifier(ClassPredictor, TextPredictor):
         samples = [[encode_text(self.tokenizer, self.max_len, *sample)] for sample in texts]
         return text_probabilities(self.model, self.encode_rows(samples)).cpu()
 
-    def record(self, source: Sequence[str], result: Classes, options: Any, *, form: str = "jsonl") -> Rows:
+    def record(self, source: Sequence[str], result: Classes, options: TextClassOptions, *, form: str = "jsonl") -> Rows:
         named = {"text": " | ".join(source)} if form == "text" else dict(zip(("text", "pair"), source, strict=False))
         return [classes_record(form, named, result)]
 
-    def notes(self, sources: Sequence[Sample], options: Any) -> Iterator[str | UserError]:
+    def notes(self, sources: Sequence[Sample], options: TextClassOptions) -> Iterator[str | UserError]:
         complete = [sample for sample in sources if None not in sample and len(sample) <= 2]
         lengths = [sum(len(self.tokenizer.encode(text)) for text in sample if text) for sample in complete]
         yield from note_truncation(lengths, self.max_len - 1 - max(map(len, complete), default=1))

@@ -9,7 +9,7 @@ from vlm.data.records import Split
 from vlm.evaluation.metrics.bootstrap import Scorer, column_scorer
 from vlm.evaluation.metrics.records import RecordMetric
 from vlm.evaluation.metrics.texts import NAMES, TextScores
-from vlm.evaluation.report.sections import MAX_SAMPLES, Note, Pictures, Section, Table, sample_indices
+from vlm.evaluation.report.sections import MAX_SAMPLES, Note, Pictures, Section, Table, pick_samples
 from vlm.inference.attention.pictures import Alignment, draw_alignment
 
 ROUNDS = 5
@@ -153,7 +153,7 @@ def translation_sections(
         notes: Lines about the metrics.
     """
     kinds = {
-        "Random translations": [samples[at] for at in sample_indices(len(samples))],
+        "Random translations": pick_samples(samples),
         "Highest loss": sorted(samples, key=lambda sample: -sample["loss"])[:MAX_SAMPLES],
     }
     tables = [Section(title, [_table(chosen)]) for title, chosen in kinds.items()]

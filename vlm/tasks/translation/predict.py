@@ -14,7 +14,7 @@ from vlm.data.text.words import to_single_line
 from vlm.errors import UserError
 from vlm.inference.arguments import LineArguments
 from vlm.inference.command_options import PhotoTranslationOptions
-from vlm.inference.inputs import collect_images, open_image
+from vlm.inference.inputs import ImageSource, collect_images, open_image
 from vlm.inference.options import WritingOptions
 from vlm.inference.predictor import ImagePredictor, Stored, check_outputs, image_keys, normalize_pixels
 from vlm.inference.writing import Writer
@@ -57,10 +57,8 @@ class Translator(Writer):
 
     def rows(self, texts: Sequence[str]) -> InputRows:
         """Encodes texts as rows on the model's device."""
-        samples = [
-            [encode_text(self.tokenizer, self.max_len, to_single_line(text, keep_no_break=True))] for text in texts
-        ]
-        return self.encode_rows(samples)
+        lines = (to_single_line(text, keep_no_break=True) for text in texts)
+        return self.encode_rows([[encode_text(self.tokenizer, self.max_len, line)] for line in lines])
 
     def keys(self, inputs: Sequence[Any]) -> Sequence[str]:
         return inputs
@@ -91,6 +89,9 @@ def encode_with_photos(
     return encode_texts(model, texts, images=images)
 
 
+TextWithImage = tuple[str, ImageSource | Tensor]
+
+
 class PhotoTranslator(ImagePredictor, Translator):
     """Translates texts that each have a photo; arguments as in Predictor."""
 
@@ -102,7 +103,7 @@ class PhotoTranslator(ImagePredictor, Translator):
     def blank(self) -> tuple[str, Tensor]:
         return "", self.pixels(Image.new("RGB", (1, 1)))
 
-    def sources(self, inputs: Sequence[str], options: PhotoTranslationOptions) -> list[tuple[str, Any]]:
+    def sources(self, inputs: Sequence[str], options: PhotoTranslationOptions) -> list[TextWithImage]:
         images, _ = collect_images(options.image)
         if len(images) not in (1, len(inputs)):
             problem = f"--image: {len(images)} images for {len(inputs)} texts"
@@ -111,7 +112,7 @@ class PhotoTranslator(ImagePredictor, Translator):
             images = [self.pixels(open_image(images[0]))] * len(inputs)
         return list(zip(inputs, images, strict=True))
 
-    def prepare(self, source: tuple[str, Any], options: Any) -> tuple[str, Tensor]:
+    def prepare(self, source: TextWithImage, options: PhotoTranslationOptions) -> tuple[str, Tensor]:
         text, image = source
         return text, image if isinstance(image, Tensor) else self.pixels(open_image(image))
 
@@ -125,5 +126,5 @@ class PhotoTranslator(ImagePredictor, Translator):
         texts, images = zip(*inputs, strict=True)
         return [f"{text} {key}" for text, key in zip(texts, image_keys(images), strict=True)]
 
-    def name_of(self, source: tuple[str, Any]) -> str:
+    def name_of(self, source: TextWithImage) -> str:
         return source[0]
