@@ -9,7 +9,7 @@ import sacrebleu
 from vlm.data.records import ListSplit, Record
 from vlm.evaluation.metrics.texts import NAMES, TextScores
 from vlm.randomness import numpy_rng
-from vlm.tasks.translation.metrics import ROUNDS, Dictionary, TranslationMetric
+from vlm.tasks.translation.metrics import ROUNDS, Dictionary, TranslatedText, TranslationMetric
 
 SIDES = ("text", "translation")
 TEXTS = ["the cat sat on the mat.", "a dog", "", "Zwei Männer, die\u00a0reden."]
@@ -48,11 +48,10 @@ def test_a_metric_is_exact_over_batches():
     rows = list(zip(TEXTS, TEXTS, REFERENCES, range(5), strict=True))
     metric = TranslationMetric()
     for order in ((3, 1), (4, 0, 2), (1,)):  # a sampler may repeat a sample
-        added = metric.record([f"test-{at}" for at in order], [rows[at] for at in order])
+        metric.update([f"test-{at}" for at in order], [TranslatedText(*rows[at]) for at in order])
     results = metric.compute()
     assert {name: results[name] for name in NAMES} == TextScores(TEXTS, REFERENCES).summary
-    assert list(metric.samples["test-3"].values()) == list(rows[3])
-    assert added == [{"id": "test-1", **metric.samples["test-1"]}]
+    assert metric.samples["test-3"] == TranslatedText(*rows[3])
     assert results["length_ratio"] == pytest.approx((6 + 2 + 0 + 3 + 9) / (6 + 2 + 1 + 4 + 10))
 
 
@@ -100,7 +99,7 @@ def test_a_dictionary_copies_the_unknown_and_keeps_no_break_spaces():
 
 def test_a_dictionary_is_scored_beside_the_translations():
     metric = TranslationMetric()
-    metric.update([("1", "a b", "x", "y z", 1.0)])
+    metric.update(["1"], [TranslatedText("a b", "x", "y z", 1.0)])
     metric.compute()
     pairs = [("a", "y"), ("b", "z"), ("a b", "y z")]
     found = metric.dictionary(ListSplit(pairs, lambda pair, epoch: Record("", dict(zip(SIDES, pair, strict=True)))))

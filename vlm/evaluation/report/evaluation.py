@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -22,9 +22,6 @@ from vlm.evaluation.report.sections import Cards, Confusion, Finding, Note, Part
 from vlm.evaluation.report.verdict import CEILING, CONTROLS, Verdict, metric_title
 from vlm.io import page
 from vlm.io.files import file_named_in_errors, write_text
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 ESTIMATES = {"sampled": "sampled"}  # estimates of a score on a part of the split
 
@@ -355,7 +352,12 @@ def confusion_picture(confusion: Confusion) -> bytes:
     axes = figure.add_subplot()
     # Square root of the shares, because rare confusions would be invisible on a linear scale.
     image = axes.imshow(shares, cmap="Blues", norm=PowerNorm(0.5, 0, 1), interpolation="nearest")
-    _label_axes(axes, classes, few)
+    places = list(range(0, len(classes), -(-len(classes) // MAX_LABELS)))
+    names, size = [_shorten(classes[place]) for place in places], 10 if few else 8
+    axes.set_yticks(places, names, fontsize=size, parse_math=False)
+    axes.set_xticks(places, names, fontsize=size, parse_math=False, rotation=45 if few else 90)
+    for label in axes.get_xticklabels() if few else ():
+        label.set(horizontalalignment="right", rotation_mode="anchor")
     right, total = int(np.trace(matrix)), int(matrix.sum())
     title = f"{right:,} of {total:,} right ({right / max(1, total):.1%})"
     axes.set(xlabel="predicted", ylabel="true", title=title)
@@ -370,18 +372,6 @@ def confusion_picture(confusion: Confusion) -> bytes:
         warnings.filterwarnings("ignore", "Glyph")  # characters missing in the font are drawn as boxes
         figure.savefig(file, dpi=110, format="png", bbox_inches="tight")
     return file.getvalue()
-
-
-def _label_axes(axes: "Axes", classes: Sequence[str], few: bool) -> None:
-    """Labels as many classes as there is room for."""
-    places = list(range(0, len(classes), -(-len(classes) // MAX_LABELS)))
-    names = [_shorten(classes[place]) for place in places]
-    size = 10 if few else 8
-    axes.set_yticks(places, names, fontsize=size, parse_math=False)
-    axes.set_xticks(places, names, fontsize=size, parse_math=False, rotation=45 if few else 90)
-    if few:
-        for label in axes.get_xticklabels():
-            label.set(horizontalalignment="right", rotation_mode="anchor")
 
 
 def _shorten(name: str) -> str:

@@ -14,7 +14,6 @@ from vlm.evaluation.metrics.captions import CaptionMetric
 from vlm.evaluation.metrics.ngrams import Floats
 from vlm.evaluation.metrics.records import RecordMetric
 from vlm.evaluation.metrics.texts import edit_distance
-from vlm.evaluation.report.sections import Card, Cards, Section, Table, pick_samples
 from vlm.tasks.shared.text_controls import MostFrequent
 
 FULL_AGREEMENT = 3  # agreeing people that make an answer fully right
@@ -226,38 +225,3 @@ def _keys(text: str, kind: str, before: Sequence[Sequence[str]]) -> list[Hashabl
     """Returns keys of a question that do not depend on the image, from the most specific to the most general."""
     earlier = (part for turn in before for part in turn)
     return [("turns", *earlier, text), ("text", text), ("kind", kind)]
-
-
-CONTROL_NAMES = {"": "model", "@constant": "question alone", "@shuffled": "other image", "@blank": "blank image"}
-
-
-def answer_sections(
-    rows: Sequence[Mapping[str, Any]], scores: Mapping[str, float], kinds: Sequence[str]
-) -> list[Section]:
-    """Returns sections on the questions of an evaluation.
-
-    Args:
-        rows: The questions, from AnswerMetric.
-        scores: Accuracies by name, including those of controls.
-        kinds: Kinds of the questions.
-    """
-    controls = [control for control in CONTROL_NAMES if f"accuracy{control}" in scores]
-    cells = []
-    for kind in kinds:
-        shares = [scores.get(f"accuracy_{kind}{control}") for control in controls]
-        cells.append([kind, *("" if share is None else f"{share:.1%}" for share in shares)])
-    table = Table(["kind of question", *(CONTROL_NAMES[control] for control in controls)], cells)
-    sections = [Section("Kinds of question", [table])] if cells else []
-    wrong = [row for row in rows if not is_right(row)]
-    chosen = {
-        "Random answers": pick_samples(rows),
-        "Wrong answers": pick_samples(wrong),
-    }
-    return sections + [Section(title, [Cards(list(map(_card, some)))]) for title, some in chosen.items() if some]
-
-
-def _card(row: Mapping[str, Any]) -> Card:
-    right = "right" if is_right(row) else f"right: {row['answer']}"
-    before = " ".join(words for _, words in row.get("before", ()))
-    text = f"{before} {row['question']} {row['predicted']}".strip()
-    return Card(image=row["image_id"], text=text, lines=[right, row["image_id"]])

@@ -14,12 +14,12 @@ from vlm.data.records import Question
 from vlm.data.text.conversation_field import ConversationField
 from vlm.errors import Count, printable
 from vlm.evaluation.metrics.bootstrap import Scorer
-from vlm.evaluation.report.sections import Section
+from vlm.evaluation.report.sections import Card, Cards, Section, Table, pick_samples
 from vlm.models.context import Context
 from vlm.models.encoder_decoder import VisionLanguageModel
 from vlm.models.flop import encoder_flop
 from vlm.tasks.captioning.predict import encode_pixels
-from vlm.tasks.image_questions.metrics import AnswerMetric, answer_sections
+from vlm.tasks.image_questions.metrics import AnswerMetric, is_right
 from vlm.tasks.image_questions.predict import answer_questions, room_for_prompt
 from vlm.tasks.shared.show import example_image, example_record
 from vlm.tasks.shared.text_tasks import ImageTextTask
@@ -28,6 +28,7 @@ from vlm.training.step.task import TaskOptions
 
 FREE_TEXT = "task.scores=[anls,captions], because these answers are free text, and none equals its reference"
 FREE_WORDS = 3  # mean length from which answers are free text
+CONTROL_NAMES = {"": "model", "@constant": "question alone", "@shuffled": "other image", "@blank": "blank image"}
 READ = 20_000  # training images whose questions the control without images reads
 
 
@@ -115,12 +116,30 @@ class ImageQuestions(ImageTextTask):
         return {"questions": self.answers.answers}
 
     def report(self) -> list[Section]:
+        """The accuracies of each kind of question, random answers, and wrong ones."""
         scores = {name.split("/", 1)[1]: value for name, value in self.evaluation.results.items()}
-        return answer_sections(self.answers.answers, scores, self.answers.kinds())
+        controls = [control for control in CONTROL_NAMES if f"accuracy{control}" in scores]
+        table, sections = [], []
+        for kind in self.answers.kinds():
+            shares = [scores.get(f"accuracy_{kind}{control}") for control in controls]
+            table.append([kind, *("" if share is None else f"{share:.1%}" for share in shares)])
+        if table:
+            header = ["kind of question", *(CONTROL_NAMES[control] for control in controls)]
+            sections.append(Section("Kinds of question", [Table(header, table)]))
+        wrong = [row for row in self.answers.answers if not is_right(row)]
+        kinds = {"Random answers": pick_samples(self.answers.answers), "Wrong answers": pick_samples(wrong)}
+        return sections + [Section(title, [Cards(list(map(_card, some)))]) for title, some in kinds.items() if some]
 
     def example(self, data: Data, folder: Path) -> str:
         question = example_record(data)[0]["questions"][0].text
         return f"vlm answer {example_image(data, folder)} --question {shlex.quote(question)}"
+
+
+def _card(row: Mapping[str, Any]) -> Card:
+    right = "right" if is_right(row) else f"right: {row['answer']}"
+    before = " ".join(words for _, words in row.get("before", ()))
+    text = f"{before} {row['question']} {row['predicted']}".strip()
+    return Card(image=row["image_id"], text=text, lines=[right, row["image_id"]])
 
 
 def _line(question: Question, answer: str) -> str:

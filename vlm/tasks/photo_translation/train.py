@@ -12,7 +12,7 @@ from vlm.inference.predictor import normalize_pixels
 from vlm.models.encoder_decoder import TextAndImageToText
 from vlm.models.flop import Work
 from vlm.tasks.shared.show import example_image, example_record, image_shape
-from vlm.tasks.translation.metrics import TranslationMetric
+from vlm.tasks.translation.metrics import TranslatedText, TranslationMetric
 from vlm.tasks.translation.predict import encode_with_photos
 from vlm.tasks.translation.train import Translation, TranslationOptions
 from vlm.training.data_module import Data
@@ -47,8 +47,9 @@ class PhotoTranslation(Translation):
         for name, pixels in (("shuffled", batch["images"][:, 1]), ("blank", None)) if final else ():
             context = encode_with_photos(self.model, self.preprocess, texts, pixels)
             hypotheses = self.search.texts(context, final=final)
-            rows = (["", text.text, reference, 0.0] for text, reference in zip(hypotheses, references, strict=True))
-            self.controls[name].record(batch.ids, rows)  # type: ignore[operator]
+            pairs = zip(hypotheses, references, strict=True)
+            samples = [TranslatedText("", text.text, reference, 0.0) for text, reference in pairs]
+            self.controls[name].update(batch.ids, samples)  # type: ignore[operator]
 
     def evaluation_results(self, split: str, loss: float, *, final: bool) -> dict[str, float]:
         results = super().evaluation_results(split, loss, final=final)

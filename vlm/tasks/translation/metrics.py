@@ -1,16 +1,14 @@
 """The metrics of translations, with a word-for-word dictionary as control, and their section of a report."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from vlm.data.records import Split
 from vlm.evaluation.metrics.bootstrap import Scorer, column_scorer
-from vlm.evaluation.metrics.records import RecordMetric
+from vlm.evaluation.metrics.records import SampleMetric
 from vlm.evaluation.metrics.texts import NAMES, TextScores
-from vlm.evaluation.report.sections import MAX_SAMPLES, Note, Pictures, Section, Table, pick_samples
-from vlm.inference.attention.pictures import Alignment, draw_alignment
 
 ROUNDS = 5
 
@@ -77,51 +75,40 @@ def _likeliest(rows: Sequence[tuple[Sequence[int], Sequence[int]]], size: int) -
 
 
 PAIRS = 20_000  # training pairs that the dictionary, a control, is learned from
-COLUMNS = ("text", "translation", "reference", "loss")  # of a sample
 
 
-class TranslationMetric(RecordMetric):
+class TranslatedText(NamedTuple):
+    """A text of an evaluation with its translation by the model, and the model's loss on the reference."""
+
+    text: str
+    translation: str
+    reference: str
+    loss: float
+
+
+class TranslationMetric(SampleMetric[TranslatedText]):
     """Scores of all translations of all processes.
 
     Attributes:
-        samples: Samples of the last `compute`, by id.
         scores: Scores of the last `compute`.
         controls: Scores of controls on the same texts.
     """
 
-    samples: dict[str, dict[str, Any]]
+    kind, unit = TranslatedText, "text"
     scores: TextScores
     controls: dict[str, TextScores]
 
-    def update(self, rows: Iterable[Sequence[Any]]) -> None:
-        """Adds samples: the id and ``COLUMNS``, where loss is the model's loss on the reference."""
-        self.add(rows)
-
-    def record(self, ids: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[dict[str, Any]]:
-        """Adds samples and returns them as dicts by column."""
-        added = [(id, *row) for id, row in zip(ids, rows, strict=True)]
-        self.update(added)
-        return [dict(zip(("id", *COLUMNS), row, strict=True)) for row in added]
-
     def compute(self) -> dict[str, float]:
         """Returns the scores, and ``length_ratio``, the number of words of translations over that of references."""
-        self.samples = {id: dict(zip(COLUMNS, row, strict=True)) for id, row in self.rows().items()}
-        self.scores, self.controls = TextScores(self._column("translation"), self._column("reference")), {}
-        lengths = [sum(len(words(text)) for text in self._column(name)) for name in ("translation", "reference")]
+        _, translations, references, _ = zip(*self.gather(), strict=True)
+        self.scores, self.controls = TextScores(translations, references), {}
+        lengths = [sum(len(words(text)) for text in texts) for texts in (translations, references)]
         return self.scores.summary | {"length_ratio": lengths[0] / max(1, lengths[1])}
-
-    def signatures(self) -> dict[str, str]:
-        """As in TextScores, of the last `compute`."""
-        return self.scores.signatures()
-
-    def intervals(self, *, seed: int) -> dict[str, float]:
-        """As in TextScores, of the last `compute`."""
-        return self.scores.intervals(seed=seed)
 
     def dictionary(self, train: Split) -> dict[str, float]:
         """Returns metric@dictionary: the scores of a word-for-word dictionary learned from the training split."""
         dictionary = Dictionary((record["text"], record["translation"]) for record in train.records(PAIRS))
-        translations = [dictionary.translate(text) for text in self._column("text")]
+        translations = [dictionary.translate(sample.text) for sample in self.samples.values()]
         self.controls["dictionary"] = TextScores(translations, self.scores.references)
         return {f"{name}@dictionary": value for name, value in self.controls["dictionary"].summary.items()}
 
@@ -130,40 +117,3 @@ class TranslationMetric(RecordMetric):
         place = NAMES.index(metric)
         model, baseline = (column_scorer(scores.score, place) for scores in (self.scores, self.controls[control]))
         return model, baseline, len(self.samples)
-
-    def _column(self, name: str) -> list[str]:
-        return [sample[name] for sample in self.samples.values()]
-
-    def _start(self) -> None:
-        super()._start()
-        self.samples = {}
-
-
-TEXTS = ("text", "translation", "reference")
-
-
-def translation_sections(
-    samples: Sequence[Mapping[str, Any]], notes: Sequence[str], alignments: Sequence[Alignment] = ()
-) -> list[Section]:
-    """Returns sections with random translations, those with the highest loss, and notes on the metrics.
-
-    Args:
-        alignments: Attention between the words of a few translations and their texts.
-        samples: Texts, translations, references and losses.
-        notes: Lines about the metrics.
-    """
-    kinds = {
-        "Random translations": pick_samples(samples),
-        "Highest loss": sorted(samples, key=lambda sample: -sample["loss"])[:MAX_SAMPLES],
-    }
-    tables = [Section(title, [_table(chosen)]) for title, chosen in kinds.items()]
-    if alignments:
-        note = "Dark cells have high attention weights in the last layer (mean over heads) for the word on the left."
-        pictures = [(" ".join(alignment.written), draw_alignment(alignment)) for alignment in alignments]
-        tables.append(Section("Attention", [Note(note), Pictures(pictures)]))
-    return [*tables, Section("Metrics", [Note(note) for note in notes])]
-
-
-def _table(samples: Sequence[Mapping[str, Any]]) -> Table:
-    rows = [[*(sample[name] for name in TEXTS), f"{sample['loss']:.2f}"] for sample in samples]
-    return Table([*TEXTS, "loss"], rows)

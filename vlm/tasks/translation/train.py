@@ -11,13 +11,13 @@ from vlm.data.batch import Batch
 from vlm.data.text.tokenizer import Tokenizer
 from vlm.errors import Count
 from vlm.evaluation.metrics.bootstrap import Scorer
-from vlm.evaluation.report.sections import Section
-from vlm.inference.attention.pictures import Alignment, read_alignment
+from vlm.evaluation.report.sections import MAX_SAMPLES, Note, Pictures, Section, Table, pick_samples
+from vlm.inference.attention.pictures import Alignment, draw_alignment, read_alignment
 from vlm.models.encoder_decoder import TextToText
 from vlm.models.flop import Work
 from vlm.tasks.shared.show import caption_line, first_row, text_shape
 from vlm.tasks.shared.text_tasks import TextSearch
-from vlm.tasks.translation.metrics import TranslationMetric, translation_sections
+from vlm.tasks.translation.metrics import TranslatedText, TranslationMetric
 from vlm.tasks.translation.predict import encode_texts
 from vlm.training.data_module import Data
 from vlm.training.step.losses import Term, row_losses, token_loss
@@ -110,30 +110,45 @@ class Translation(Task):
             alignments = (read_alignment(model.decoder, self.tokenizer, *row) for row in rows_of)
             self._alignments = [hypothesis for hypothesis in alignments if hypothesis is not None]
         read, translations = map(self.tokenizer.decode, texts.ids()), [hypothesis.text for hypothesis in hypotheses]
-        references, losses = [hypothesis for (hypothesis,) in rows.references], (sums / counts.clamp(min=1)).tolist()
-        for sample in self.metric.record(batch.ids, zip(read, translations, references, losses, strict=True)):
-            line = caption_line(sample["translation"], [sample["reference"]])
-            self.evaluation.samples.append({**sample, "line": line})
+        references, losses = [reference for (reference,) in rows.references], (sums / counts.clamp(min=1)).tolist()
+        samples = list(map(TranslatedText, read, translations, references, losses))
+        self.metric.update(batch.ids, samples)
+        for id, sample in zip(batch.ids, samples, strict=True):
+            line = caption_line(sample.translation, [sample.reference])
+            self.evaluation.samples.append({"id": id, **sample._asdict(), "line": line})
 
     def evaluation_results(self, split: str, loss: float, *, final: bool) -> dict[str, float]:
         self.search.end()
         results = self.metric.compute()
         if final:
-            results |= self.metric.dictionary(self.data.split("train")) | self.metric.intervals(seed=self.seed)
+            results |= self.metric.dictionary(self.data.split("train")) | self.metric.scores.intervals(seed=self.seed)
         return results
 
     def scorers(self, metric: str, control: str) -> tuple[Scorer, Scorer, int]:
         return self.metric.scorers(metric, control)
 
     def details(self) -> dict[str, Any]:
-        return {"signatures": self.metric.signatures(), "texts": self.metric.samples}
+        texts = {id: sample._asdict() for id, sample in self.metric.samples.items()}
+        return {"signatures": self.metric.scores.signatures(), "texts": texts}
 
-    def predictions(self) -> list[dict[str, Any]]:
-        return [{"id": id, "translation": row["translation"]} for id, row in self.metric.samples.items()]
+    def predictions(self) -> list[dict[str, str]]:
+        return [{"id": id, "translation": sample.translation} for id, sample in self.metric.samples.items()]
 
     def report(self) -> list[Section]:
-        signatures = [f"{name}: {signature}" for name, signature in self.metric.signatures().items()]
-        return translation_sections(list(self.metric.samples.values()), signatures, self._alignments)
+        """Random translations, those with the highest loss, pictures of attention, and notes on the metrics."""
+        samples, sections = list(self.metric.samples.values()), []
+        worst = sorted(samples, key=lambda sample: -sample.loss)[:MAX_SAMPLES]
+        for title, chosen in {"Random translations": pick_samples(samples), "Highest loss": worst}.items():
+            table = Table(TranslatedText._fields, [[*texts, f"{loss:.2f}"] for *texts, loss in chosen])
+            sections.append(Section(title, [table]))
+        if self._alignments:
+            note = (
+                "Dark cells have high attention weights in the last layer (mean over heads) for the word on the left."
+            )
+            pictures = [(" ".join(alignment.written), draw_alignment(alignment)) for alignment in self._alignments]
+            sections.append(Section("Attention", [Note(note), Pictures(pictures)]))
+        signatures = [Note(f"{name}: {signature}") for name, signature in self.metric.scores.signatures().items()]
+        return [*sections, Section("Metrics", signatures)]
 
     def reading(self, batch: Batch, tokens: int) -> list[str]:
         texts, rows = batch["text"], batch["translation"]
