@@ -1,4 +1,4 @@
-"""Caption metrics by language: each as CaptionMetric has it of these captions alone."""
+"""Caption metrics by language, and the diagnosed faults of a captioner, from captions made by hand."""
 
 from statistics import fmean
 
@@ -74,3 +74,70 @@ def test_without_languages_all_is_as_one_metric_has_it():
     assert metrics.compute_test_scores(train("en"), seed=3) == compute_test_scores(metric, train("en"), seed=3)
     assert metrics.per_image() == {"images": metric.per_image()} and metrics.first.predictions == metric.predictions
     assert metrics.predictions()[0] == {"image_id": "a", "caption": "a red dog"}
+
+
+NAMES = [f"{number:02}.jpg" for number in range(40)]
+TRUE = [f"a {color} {shape} on {ground}" for color in ("red", "blue", "old", "big") for shape in ("car", "dog")
+        for ground in ("sand", "grass", "ice", "mud", "tar")]  # fmt: skip
+
+
+def found(captions, references=TRUE, unfinished=(), shuffled=None):
+    metrics = LanguageMetrics([])
+    metrics.reset()
+    rows = [captions, [[text] for text in references], [1.0] * 40, [name in unfinished for name in NAMES]]
+    metrics.first.update(NAMES, *rows)
+    results = metrics.compute() | ({} if shuffled is None else metrics.first.intervals(seed=0) | shuffled)
+    return [one.fault for one in metrics.findings(results, max_tokens=9, beam=1)]
+
+
+SAME = "the captions do not depend on the images"
+REPEATING = ["a a a dog", "a dog on a dog on a dog on", "the man and the man and the man and"]
+VERY = [f"very very very {text}" for text in TRUE]
+
+
+@pytest.mark.parametrize(
+    ("captions", "more", "fault"),
+    [
+        (["a dog"] * 25 + TRUE[25:], {}, f"{SAME}: 25 of 40 are the same, 'a dog'"),
+        ([*TRUE[7:], *TRUE[:7]], {"shuffled": {"cider@shuffled": 9.0}}, "9.000 when each is given to another image"),
+        (TRUE, {"unfinished": NAMES[:5]}, "the captions do not end: 5 of 40 end at the limit of 9 tokens"),
+        *(([f"{text} {name[:2]}" for name in NAMES[:5]] + TRUE[5:], {}, "5 of 40 captions r") for text in REPEATING),
+    ],
+)
+def test_a_fault_is_named(captions, more, fault):
+    (said,) = found(captions, **more)
+    assert fault in said and (SAME in said) == ("shuffled" in more or "same" in fault)
+
+
+@pytest.mark.parametrize(
+    ("captions", "more"),
+    [
+        (TRUE, {"shuffled": {"cider@shuffled": 0.5}}),
+        (["a dog"] * 40, {"references": ["a dog"] * 30 + TRUE[30:]}),  # which is true of most images
+        (TRUE, {"unfinished": NAMES[:4]}),
+        (VERY, {"references": VERY}),  # the data repeat words too
+        ([f"a dog and a dog {name}" for name in NAMES], {}),
+    ],
+)
+def test_what_is_no_fault_is_not_named(captions, more):
+    assert found(captions, **more) == []
+
+
+def test_each_language_is_looked_at():
+    metrics = LanguageMetrics(["en", "zh"])
+    metrics.reset()
+    for (_, metric), captions in zip(metrics.items(), (TRUE, ["狗"] * 40), strict=True):
+        metric.update(NAMES, captions, [[text] for text in TRUE])
+    (finding,) = metrics.findings(metrics.compute(), max_tokens=9, beam=1)
+    assert finding.fault.startswith("zh: the captions do not depend on the images: 40 of 40")
+    assert finding.lines()[1].startswith("  1. train longer")
+
+
+@pytest.mark.parametrize(("beam", "advised"), [(1, True), (4, False)])
+def test_a_beam_search_is_not_advised_to_who_uses_one(beam, advised):
+    metrics = LanguageMetrics([])
+    metrics.reset()
+    metrics.first.update(NAMES, ["a dog a dog a dog a dog"] * len(NAMES), [[text] for text in TRUE])
+    found = metrics.findings(metrics.compute(), max_tokens=9, beam=beam)
+    (repeating,) = [one for one in found if "repeat words" in one.fault]
+    assert any("task.beam=4" in remedy for remedy in repeating.remedies) == advised
