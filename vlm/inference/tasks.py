@@ -141,7 +141,7 @@ _CLASSIFY_BY_LABELS = _command(
 _CLASSIFY_TEXT = _command(
     "classify",
     CLASSIFY,
-    "text_classification.predict:TextClassifier",
+    "classification.predict:TextClassifier",
     "command_options:TextClassOptions",
     "arguments:TextArguments",
 )
