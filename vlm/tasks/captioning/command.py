@@ -87,7 +87,7 @@ def _caption_images(
         if records.output.path is None or records.form == "html":
             raise UserError("--continue needs --out FILE, in text, jsonl or csv, which it continues")
         columns = ["image", *(["rank"] if options.results > 1 else []), "caption", "logprob", "confidence"]
-        columns += ["attention"] if observer else []
+        columns += ["attention"] if observer is not None else []
         out_file, results = records.output.path, options.results
         is_captioned = find_completed(out_file, form=records.form, columns=columns, paths=paths, results=results)
         paths = [path for path in paths if not is_captioned(path)]
