@@ -39,7 +39,7 @@ def measured(split: list[float], batches: list[list[int]], *, world: int = 1, we
         others = [find_partner(place, len(split)) for place in batch]
         own.partners = rows([split[place] for place in others], others)
         right = context(*(split[place] for place in batch))
-        ranks[number % world].add(own, losses(own, right), right, context(0.0), losses)
+        ranks[number % world].read(losses, own, right, blank=context(0.0))
     return ranks[0].results(10.0, lambda tensor: sum((rank._sums for rank in ranks[1:]), tensor))
 
 

@@ -124,47 +124,30 @@ class GroundingLosses:
         self._sums = torch.zeros(1 + len(self.CONTROLS), size, 2, dtype=widest_float(device), device=device)
 
     def read(
-        self, model: VisionLanguageModel, context: Context, rows: TextRows, *, blank: Context | None
-    ) -> tuple[Losses, list[float]]:
-        """Returns the losses of a batch's rows, as sums and as means; adds them and the controls if `blank` is given.
+        self,
+        losses: Callable[[TextRows, Context], Losses],
+        rows: TextRows,
+        context: Context,
+        *,
+        blank: Context | None,
+    ) -> Losses:
+        """Returns the losses of a batch's rows; adds them and the controls if `blank` is given.
 
         Args:
+            losses: Computes the losses of captions with images.
+            rows: The captions, with those of the samples' partners.
             context: The batch's images, encoded.
             blank: One blank image, encoded.
         """
-
-        def losses(rows: TextRows, context: Context) -> Losses:
-            hidden = model.decoder(rows.tokens, rows.segments, context)
-            return row_losses(hidden, rows.targets, model.head_parts)
-
-        caption_losses = losses(rows, context)
-        if blank is not None:
-            self.add(rows, caption_losses, context, blank, losses)
-        return caption_losses, (caption_losses[0] / caption_losses[1].clamp(min=1)).tolist()
-
-    def add(
-        self,
-        rows: TextRows,
-        caption_losses: Losses,
-        context: Context,
-        blank: Context,
-        losses: Callable[[TextRows, Context], Losses],
-    ) -> None:
-        """Adds a batch.
-
-        Args:
-            rows: The captions, with those of the samples' partners.
-            caption_losses: Losses of the captions with the images that they describe.
-            context: The encoded images.
-            blank: One blank image, encoded.
-            losses: Computes the losses of captions with images.
-        """
+        caption_losses, partner_rows = losses(rows, context), rows.partners
+        if blank is None:
+            return caption_losses
         self._put(0, rows.places, caption_losses)
-        partner_rows = rows.partners
         if partner_rows is not None and partner_rows.places != rows.places:  # a lone sample is its own partner
             self._put(1, partner_rows.places, losses(partner_rows, context))
         blank_index = torch.zeros(len(rows.places), dtype=torch.long, device=blank.states.device)
         self._put(2, rows.places, losses(rows, blank.rows(blank_index)))
+        return caption_losses
 
     def _put(self, kind: int, places: list[int], losses: Losses) -> None:
         index = torch.tensor(places, device=self._sums.device)
@@ -235,9 +218,14 @@ class ImageTextTask(Task):
         """
         rows = batch[self.text_field]
         blank = self.blank(batch["images"]) if any(place in self.controlled for place in rows.places) else None
-        (sums, counts), losses = self.grounding.read(self.model, context, rows, blank=blank)
+
+        def losses(rows: TextRows, context: Context) -> Losses:
+            hidden = self.model.decoder(rows.tokens, rows.segments, context)
+            return row_losses(hidden, rows.targets, self.model.head_parts)
+
+        sums, counts = self.grounding.read(losses, rows, context, blank=blank)
         self.evaluation.add_loss({"tokens": Term(sums.sum(), counts.sum())})
-        return losses
+        return (sums / counts.clamp(min=1)).tolist()
 
     def blank(self, pixels: Tensor) -> Context:
         """Encodes an image of the mean colour, which is 0 after normalisation."""
@@ -248,8 +236,8 @@ class ImageTextTask(Task):
         rows = batch[self.text_field]
         shapes = f"{image_shape(batch['images'])}, {text_shape(rows.tokens, rows.segments)}"
         lines = [f"batch       {shapes}", f"sample      {batch.ids[0]}"]
-        show: dict[str, Any] = {"name": self.segment_name, "limit": tokens, "scored": rows.scored}
-        return lines + first_row(rows.tokens, rows.segments, self.tokenizer, **show)
+        row, name = (rows.tokens, rows.segments, self.tokenizer), self.segment_name
+        return lines + first_row(*row, name=name, limit=tokens, scored=rows.scored)
 
     def description(self) -> dict[str, Any]:
         return {**super().description(), "max_tokens": self.max_tokens}
