@@ -122,7 +122,8 @@ class TextClassifier(ClassPredictor, TextPredictor):
 
     def check(self) -> None:
         self.check_classes(self.probabilities([("a", "b") if self.pairs else ("a",)]))
-        self.check_vocabulary(self.model.encoder.token_embed)
+        encoder: Any = self.model.encoder
+        self.check_vocabulary(encoder.token_embed)
 
     @classmethod
     def describe_classes(cls, about: Mapping[str, Any]) -> str:

@@ -185,7 +185,7 @@ class Embedder(BatchPredictor, ImagePredictor, TextPredictor):
         return encode_text(self.tokenizer, self.longest, source)
 
     @torch.inference_mode()
-    def predict(self, batch: Sequence[Input | Tensor], options: EmbeddingOptions) -> Iterator[np.ndarray]:
+    def predict(self, batch: Sequence[Any], options: EmbeddingOptions) -> Iterator[np.ndarray]:
         pooling = options.pooling or self.stated.get("pooling")
         normalize = self.stated.get("normalize") if options.normalize is None else options.normalize
         for of_texts, group in groupby(batch, lambda item: isinstance(item, Input)):
