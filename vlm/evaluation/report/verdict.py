@@ -76,7 +76,7 @@ class JudgedMetric(NamedTuple):
     Args:
         name, title: The metric's name in the results, and as people write it.
         control: Name of the best control.
-        value, other: Scores of the model and of the control.
+        value, baseline: Scores of the model and of the control.
         smaller_is_better: Whether a lower score is better.
         ceiling: Best possible score.
         ablations: Scores of ablations that are better than the control's, by name.
@@ -86,7 +86,7 @@ class JudgedMetric(NamedTuple):
     title: str
     control: str
     value: float
-    other: float
+    baseline: float
     smaller_is_better: bool
     ceiling: float
     ablations: Mapping[str, float]
@@ -99,7 +99,7 @@ class JudgedMetric(NamedTuple):
     @property
     def gain(self) -> float:
         """How much better the model is; 0 for scores that differ by rounding only."""
-        gain = (self.other - self.value) if self.smaller_is_better else (self.value - self.other)
+        gain = (self.baseline - self.value) if self.smaller_is_better else (self.value - self.baseline)
         return gain if abs(gain) > ROUNDING else 0.0
 
     @property
@@ -177,19 +177,19 @@ def make_verdict(
     if metric is None:
         return Verdict(f"nothing to compare the model with: the evaluation has no control; on {where}")
     control = PHRASES.get(metric.control, CONTROLS[metric.control])
-    scores = f"{metric.title} {_format_score(metric.value)} against {_format_score(metric.other)}"
+    scores = f"{metric.title} {_format_score(metric.value)} against {_format_score(metric.baseline)}"
     scores += " (lower is better)" if metric.smaller_is_better else ""
     for name, score in metric.ablations.items():
         scores += f" ({ABLATIONS.get(name) or PHRASES.get(name, name)}: {_format_score(score)})"
     if count < FEW_SAMPLES:
         few = f"too few samples to compare the model with {control}: {scores}, on {where}"
         return Verdict(few, (f"evaluate at least {FEW_SAMPLES} samples",))
-    if metric.is_best(metric.value) and metric.is_best(metric.other):
+    if metric.is_best(metric.value) and metric.is_best(metric.baseline):
         return Verdict(f"these data need no model: {control} is as good: {scores}, on {where}")
     if metric.is_best(metric.value) or (bounds is not None and metric.is_limited and metric.is_best(bounds[1])):
         return Verdict(f"as good as the data allow, and better than {control}: {scores}, on {where}")
-    ends = (paired.low, paired.high) if paired else bounds and tuple(end - metric.other for end in bounds)
-    gap = f"a difference of {_format_signed(metric.value - metric.other)}"
+    ends = (paired.low, paired.high) if paired else bounds and tuple(end - metric.baseline for end in bounds)
+    gap = f"a difference of {_format_signed(metric.value - metric.baseline)}"
     if ends is not None:
         kind = "paired interval" if paired else "interval of the model's score"
         gap += f" ({LEVEL:.0%} {kind} {_format_signed(ends[0])} to {_format_signed(ends[1])})"
