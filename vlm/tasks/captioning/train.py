@@ -38,7 +38,7 @@ class DoublyStochastic:
         UserError: The task's decoder has no soft attention, or the task trains on a reward.
     """
 
-    def __init__(self, task: "Captioning", weight: float) -> None:
+    def __init__(self, task: Any, weight: float) -> None:
         if not isinstance(task.model.decoder, SoftAttentionDecoder):
             remedy = "choose model=show_attend_tell or set it to 0"
             raise UserError(f"task.doubly_stochastic: needs soft attention; {remedy}")
@@ -200,8 +200,8 @@ class Captioning(ImageTextTask):
                     row = rows[name]
                     scores = f"CIDEr {row['cider']:.2f}, ROUGE-L {row['rouge_l']:.2f}"
                     scores += f", loss {row['loss']:.2f}" if "loss" in row else ""
-                    texts = {"text": row["caption"], "references": row["references"]}
-                    cards.append(Card(image=name, lines=[scores, name], **texts))
+                    lines, references = [scores, name], row["references"]
+                    cards.append(Card(image=name, text=row["caption"], lines=lines, references=references))
                 sections.append(Section(kind + title, [Cards(cards)]))
         pictures = []
         for sample in self.evaluation.samples[:LOOKED_AT]:

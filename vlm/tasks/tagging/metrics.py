@@ -197,7 +197,7 @@ class TaggingMetric(SampleMetric[Sentence]):
 
     def confusion(self) -> tuple[list[list[int]], list[str]]:
         """Returns the confusion matrix, counts by true tag (rows) and predicted tag (columns), and the tags."""
-        pairs = []
+        pairs: list[tuple[str, str]] = []
         for sentence in self.samples.values():
             pairs += zip(sentence.tags, sentence.predicted, strict=True)
         names = sorted({tag for pair in pairs for tag in pair})

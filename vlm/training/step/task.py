@@ -335,7 +335,7 @@ class Task(L.LightningModule):
         states = (field.state() for field in self.fields.values())
         return {"task": task, **{name: value for state in states for name, value in state.items()}}
 
-    def predictions(self) -> list[dict[str, Any]]:
+    def predictions(self) -> Sequence[Mapping[str, Any]]:
         """Returns the predictions of the last evaluation, one record per sample, in plain containers."""
         raise TypeError(f"{type(self).__name__} does not implement predictions")
 
