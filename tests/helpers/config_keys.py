@@ -14,7 +14,7 @@ import transformers as t
 from hugging import caption_logits, wide
 
 from vlm.checkpoint.rebuild import rebuild
-from vlm.models.context import PLACE, interleaved
+from vlm.models.context import PLACE, interleave_states
 from vlm.models.pretrained.folder import Folder, specify
 from vlm.models.pretrained.load import convert_hugging_face
 
@@ -398,7 +398,7 @@ def image_texts(theirs: Any, config: Values) -> Result:
 
     def read(ours: Any) -> torch.Tensor:
         states = ours.encode(pixels).states
-        context = interleaved([[*before, *[PLACE] * states.shape[1], *after]], states.flatten(0, 1))
+        context = interleave_states([[*before, *[PLACE] * states.shape[1], *after]], states.flatten(0, 1))
         return ours.head(ours.decoder(torch.tensor([[after[-1], *text]]), None, context))
 
     return theirs(**given).logits[:, -1 - len(text) :], read

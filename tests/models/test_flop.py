@@ -136,9 +136,9 @@ def test_features_that_were_kept_are_only_projected() -> None:
     encoder.backbone.requires_grad_(False)
     model = VisionLanguageModel(encoder=encoder, decoder=decoder(context_dim=24))
     features, flop = Features(torch.zeros(5, 4, 512)), model_flop(model, image_size=64)
-    forward = flop.forward(Work(5, 5, 11, kept=True), 0)
+    forward = flop.forward(Work(5, 5, 11, cached=True), 0)
     assert sum(forward.values()) == counted(lambda: model(features, tokens(5, 11), tokens(5, 11) + 1))
-    kept, made = (flop.training(Work(5, kept=kept), 0) for kept in (True, False))
+    kept, made = (flop.training(Work(5, cached=kept), 0) for kept in (True, False))
     assert kept == 3 * 2 * 5 * 4 * 512 * 24  # the projection learns
     assert made - kept == 5 * counted(lambda: encoder.features(torch.zeros(1, 3, 64, 64)))  # once, for it does not
 

@@ -9,7 +9,7 @@ from vlm.data.batch import pack
 from vlm.decoding.loop import decode, decode_batch
 from vlm.decoding.options import Decoding
 from vlm.errors import UserError
-from vlm.models.context import PLACE, Context, Prefix, interleaved
+from vlm.models.context import PLACE, Context, Prefix, interleave_states
 from vlm.models.decoder import Decoder
 from vlm.nn.mask import Texts, causal_segment_mask, prefix_mask
 from vlm.nn.position import RotaryPositions
@@ -96,7 +96,7 @@ def states_of(prompt):
 @pytest.mark.parametrize("rows", [[0], [0, 1, 2]], ids=["one", "ragged"])
 def test_tokens_and_states_of_a_prompt_are_one_row_with_its_texts(inside, rows):
     prompts = [PROMPTS[row] for row in rows]
-    context = interleaved(prompts, torch.cat([states_of(prompt) for prompt in prompts]))
+    context = interleave_states(prompts, torch.cat([states_of(prompt) for prompt in prompts]))
     texts = [[[12, 13], [14, 15, 16]] for _ in prompts]  # two of each prompt
     begun = [[[prompt[-1], *text] for text in texts[row]] for row, prompt in enumerate(prompts)]
     tokens, segments = pack(begun, pad_id=0)
@@ -121,7 +121,7 @@ def test_tokens_and_states_of_a_prompt_are_one_row_with_its_texts(inside, rows):
 @pytest.mark.parametrize("beam", [1, 3])
 def test_texts_of_prompts_that_join_are_those_of_each_alone(inside, beam):
     """Two rows decode three prompts of unequal length; the third takes over the row of the text that ends first."""
-    contexts = [interleaved([prompt], states_of(prompt)) for prompt in PROMPTS]
+    contexts = [interleave_states([prompt], states_of(prompt)) for prompt in PROMPTS]
     options = {"bos_id": 1, "eos_id": 2}
     alone = [decode_batch(inside, context, Decoding(beam=beam, max_tokens=9), **options)[0] for context in contexts]
     assert len({tuple(texts[0].tokens) for texts in alone}) == 3
@@ -152,7 +152,7 @@ def test_what_a_prefix_cannot_take_is_refused():
     sizes = {"vocab_size": V, "max_len": 8, "dim": D, "depth": 1, "num_heads": N}
     plain = Decoder(**sizes, prefix=Prefix(dim=D, context_dim=D))
     with pytest.raises(ValueError, match="needs counted=True"):
-        plain.start(interleaved([[3, PLACE]], torch.randn(1, D)), rows=1, max_len=8)
+        plain.start(interleave_states([[3, PLACE]], torch.randn(1, D)), rows=1, max_len=8)
     counted = Decoder(**sizes, prefix=Prefix(dim=D, context_dim=D, counted=True))
     context, tokens = Context(torch.randn(1, 9, D)), torch.zeros(1, 3, dtype=torch.long)
     for use in (lambda: counted(tokens, None, context), lambda: counted.start(context, rows=1, max_len=8)):

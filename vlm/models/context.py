@@ -78,7 +78,7 @@ class Context:
         return self.full_mask & (torch.arange(self.states.shape[1], device=self.states.device) != self.last[:, None])
 
 
-def interleaved(rows: Sequence[Sequence[int]], states: Tensor) -> Context:
+def interleave_states(rows: Sequence[Sequence[int]], states: Tensor) -> Context:
     """Creates a context of tokens with states between them; the states fill the PLACEs of all rows in order.
 
     Args:

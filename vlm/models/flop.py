@@ -25,7 +25,7 @@ class Work:
         length: Number L of tokens per row, padding included.
         read: Number S of tokens of the encoded text per row, padding included; 0 if no text is encoded.
         packed: Number and length of the packed rows of encoded texts; None if each row holds one text of S tokens.
-        kept: Whether image features are cached, so that at most a projection is computed.
+        cached: Whether image features are cached, so that at most a projection is computed.
     """
 
     images: int = 0
@@ -33,7 +33,7 @@ class Work:
     length: int = 0
     read: int = 0
     packed: tuple[int, int] | None = None
-    kept: bool = False
+    cached: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +82,7 @@ class Flop:
         inputs = work.images * self.states + work.rows * work.read if work.rows else 0
         context = inputs * (self.state + states * self.state_pair)
         return {
-            "encoder": float(work.images * (self.projection if work.kept else self.image) + self._source_flop(work)),
+            "encoder": float(work.images * (self.projection if work.cached else self.image) + self._source_flop(work)),
             "decoder": float(text + context + work.images * self.pool),
             "head": float(predicted * self.head),
         }

@@ -292,7 +292,7 @@ def _encoder_graph(model: Any, inputs: Ports, options: Mapping[str, Any]) -> Gra
 
     def function(**tensors: Tensor) -> tuple[Tensor, ...]:
         context = _encode_inputs(model, tensors)
-        pooled = model.pooled(**tensors) if timm_pooling else pool_states(context, pool, None)
+        pooled = model.pool_images(**tensors) if timm_pooling else pool_states(context, pool, None)
         return context.states, F.normalize(pooled, dim=-1) if options.get("normalize") else pooled
 
     with torch.no_grad():

@@ -61,7 +61,7 @@ class TimmEncoder(nn.Module):
     def project(self, features: Tensor) -> Context:
         return Context(self.proj(features))
 
-    def pooled(self, images: Tensor) -> Tensor:
+    def pool_images(self, images: Tensor) -> Tensor:
         """Features pooled by timm: images (B, 3, H, W) -> (B, C)."""
         return self.backbone(images)
 

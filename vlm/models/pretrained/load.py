@@ -364,9 +364,9 @@ def _convert_tensors(
     large = {name for name, tensor in state.items() if tensor.nbytes > LARGE}
     for name, weight in sorted(weights.items(), key=lambda item: item[0] not in large):
         names, make = weight.names, weight.read
-        found = list(_check_tensors(name, weight, stored, folder, integer=not state[name].is_floating_point()))
-        faults += found
-        if found:
+        tensor_faults = list(_check_tensors(name, weight, stored, folder, integer=not state[name].is_floating_point()))
+        faults += tensor_faults
+        if tensor_faults:
             continue
         try:
             tensors[name] = make(*(stored[source] for source in names))

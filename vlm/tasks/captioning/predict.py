@@ -21,7 +21,7 @@ from vlm.inference.predictor import ImagePredictor, TextPredictor, check_outputs
 from vlm.inference.writing import Writer
 from vlm.io import page
 from vlm.io.output import Output, Records
-from vlm.models.context import Context, interleaved
+from vlm.models.context import Context, interleave_states
 from vlm.models.encoder_decoder import VisionLanguageModel, encode_in_parts
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ class ImageWriter(ImageTextPredictor, Writer):  # type: ignore[misc]  # of a nar
         counts = [len(squares) for squares in images.values()]
         states_by_image = dict(zip(images, (part.flatten(0, 1) for part in states.split(counts)), strict=True))
         states_by_prompt = [states_by_image[id(prompt.pixels)] for prompt in inputs]
-        return interleaved([prompt.tokens for prompt in inputs], torch.cat(states_by_prompt))
+        return interleave_states([prompt.tokens for prompt in inputs], torch.cat(states_by_prompt))
 
     def keys(self, inputs: Sequence[Any]) -> list[str]:
         if self.form is None:

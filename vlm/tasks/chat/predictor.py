@@ -19,7 +19,7 @@ from vlm.inference.inputs import ImageSource, open_image
 from vlm.inference.options import DecodingOptions, SamplingOptions, stored_options
 from vlm.inference.predictor import Rows, TextPredictor, Watch, check_outputs, offset_watch
 from vlm.inference.tasks import suggest_commands
-from vlm.models.context import PLACE, Context, interleaved
+from vlm.models.context import PLACE, Context, interleave_states
 from vlm.models.decoder import Decoder
 from vlm.nn.step.packed import prepack, prepack_for_decoding
 from vlm.randomness import numpy_rng
@@ -213,7 +213,7 @@ class ChatPredictor(TextPredictor):
         keys = prompts
         if any(prompt.pixels is not None for prompt in batch):
             pixels = torch.cat([prompt.pixels for prompt in batch if prompt.pixels is not None])
-            context = interleaved(prompts, self.encode_views(pixels))
+            context = interleave_states(prompts, self.encode_views(pixels))
             prompts = [tokens[-1:] for tokens in prompts]
         first, *further_ends = self.ends
         with torch.autocast(torch.device(self.device).type, enabled=False):

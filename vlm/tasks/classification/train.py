@@ -78,7 +78,7 @@ class Classification(ClassTask):
         self.mixing = Mixing(mixup=mixup, cutmix=cutmix, num_classes=len(self.classes))
 
     def work(self, batch: Batch) -> Work:
-        return Work(images=len(batch.ids), kept=isinstance(batch["images"], Features))
+        return Work(images=len(batch.ids), cached=isinstance(batch["images"], Features))
 
     def loss(self, batch: Batch) -> dict[str, Term]:
         images, targets = self.mixing(as_read(batch["images"], self.preprocess), batch["labels"])

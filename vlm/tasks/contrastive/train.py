@@ -139,7 +139,7 @@ class Contrastive(Task):
 
     def work(self, batch: Batch) -> Work:
         rows, length = batch["captions"].tokens.shape
-        return Work(len(batch.ids), rows, length, kept=isinstance(batch["images"], Features))
+        return Work(len(batch.ids), rows, length, cached=isinstance(batch["images"], Features))
 
     def loss(self, batch: Batch) -> dict[str, Term]:
         rows: InputRows = batch["captions"]

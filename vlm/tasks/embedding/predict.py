@@ -210,7 +210,7 @@ class Embedder(BatchPredictor, ImagePredictor, TextPredictor):
         if pooling is None and isinstance(self.model, DualEncoder):
             return self.model.embed_images(images)
         if pooling is None and isinstance(self.model, TimmEncoder):
-            return self.model.pooled(images)
+            return self.model.pool_images(images)
         encoder: Any = self.image_encoder
         return self._pool(encoder(images), pooling, encoder)
 

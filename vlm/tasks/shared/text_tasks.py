@@ -196,7 +196,7 @@ class ImageTextTask(Task):
 
     def work(self, batch: Batch) -> Work:
         rows, length = batch[self.text_field].tokens.shape
-        return Work(len(batch.ids), rows, length, kept=isinstance(batch["images"], Features))
+        return Work(len(batch.ids), rows, length, cached=isinstance(batch["images"], Features))
 
     def loss(self, batch: Batch) -> dict[str, Term]:
         rows = batch[self.text_field]

@@ -52,14 +52,14 @@ POSITION_OFFSET = 2  # number of learned positions that precede the first token'
 def read_trocr_arguments(sizes: Arguments, config: Fields) -> Arguments:
     """Arguments for sinusoids if positions are not learned, and for an untied head if there is one."""
     dim = sizes["dim"]
-    found: Arguments = {"embed_scale": read_embed_scale(sizes, config)}
+    arguments: Arguments = {"embed_scale": read_embed_scale(sizes, config)}
     if not config.read(flag("use_learned_position_embeddings", True)):
         first = config.read(integer("pad_token_id", 1, low=0)) + 1
         # As in tensor2tensor, the last wave is the longest: 10,000 ** (-2 i / (D - 2)).
-        found["positions"] = make_spec("SplitSinusoids", dim=dim, base=10_000.0 ** (dim / (dim - 2)), first=first)
+        arguments["positions"] = make_spec("SplitSinusoids", dim=dim, base=10_000.0 ** (dim / (dim - 2)), first=first)
     if not config.read(flag("tie_word_embeddings", True)):
-        found["vocabulary_head"] = make_spec("VocabularyHead", dim=dim, vocab_size=sizes["vocab_size"], tied=False)
-    return found
+        arguments["vocabulary_head"] = make_spec("VocabularyHead", dim=dim, vocab_size=sizes["vocab_size"], tied=False)
+    return arguments
 
 
 TROCR = Stack(

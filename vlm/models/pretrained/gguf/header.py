@@ -82,7 +82,7 @@ class _HeaderReader:
     """Reads values in sequence; raises ValueError at the end."""
 
     def __init__(self, content: bytes) -> None:
-        self.content, self.position, self.values_left = content, 0, MAX_VALUES
+        self.content, self.position, self.values_remaining = content, 0, MAX_VALUES
 
     def read_bytes(self, count: int) -> bytes:
         start, self.position = self.position, self.position + count
@@ -95,8 +95,8 @@ class _HeaderReader:
 
     def check_count(self, stated: int, least: int) -> int:
         """Checks and returns a number of items of at least `least` bytes."""
-        self.values_left -= stated
-        if stated * least > len(self.content) - self.position or self.values_left < 0:
+        self.values_remaining -= stated
+        if stated * least > len(self.content) - self.position or self.values_remaining < 0:
             raise ValueError(f"it claims {stated:,} values, more than it contains or the limit allows")
         return stated
 
