@@ -20,7 +20,6 @@ from vlm.data.text.tokenizer import Tokenizer
 from vlm.data.workers import default_workers, end_workers, ignore_signals, worker_context
 from vlm.errors import Count, Injected, Range, UserError
 from vlm.io.files import progress
-from vlm.training.device_images import DeviceImageField
 from vlm.training.step.step_loader import StepLoader
 
 
@@ -180,7 +179,7 @@ class Data(L.LightningDataModule):
         self._training_fields = {**self.fields, name: FeatureField(images, file)}
         self._samples.pop(("train", True), None)
 
-    def use_device_images(self, field: DeviceImageField, read: Callable[[DeviceImages], Tensor]) -> None:
+    def use_device_images(self, field: Field, read: Callable[[DeviceImages], Tensor]) -> None:
         """Makes training read its images from the device.
 
         Args:
