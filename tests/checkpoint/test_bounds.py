@@ -10,7 +10,7 @@ import pytest
 from vlm.checkpoint.file import write
 from vlm.checkpoint.stored import isolate_config
 from vlm.cli.main import run as vlm
-from vlm.training.run import evaluate, resume, run  # noqa: F401  imported before the clock runs
+from vlm.training.run import evaluate, run  # noqa: F401  imported before the clock runs
 from vlm.training.run.fit import main as train
 
 STATED = [

@@ -12,7 +12,7 @@ from vlm.data.images.augment import Augment
 from vlm.data.images.image import CachedImages, Preprocess
 from vlm.data.records import ListSplit, Record, Source
 from vlm.data.text.tokenizer import CharTokenizer
-from vlm.training.device_images import DeviceImageField
+from vlm.training.image_cache import DeviceImageField
 
 TRAIN, VAL = [["a cat", "cats"], ["a dog"]], [["xyz"]]
 

@@ -12,9 +12,9 @@ from torch import nn
 
 from vlm.data.samples import EvalBatches, TrainBatches
 from vlm.tasks.contrastive.train import contrastive_loss
+from vlm.training.data_module import StepLoader
 from vlm.training.step.losses import Term
 from vlm.training.step.optim import Constant, Optimization
-from vlm.training.step.step_loader import StepLoader
 from vlm.training.step.task import Task
 
 SIZE, D, WEIGHT = 23, 5, 0.3  # a last batch of 3, which two ranks cannot share evenly

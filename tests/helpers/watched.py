@@ -97,7 +97,7 @@ def main():
     from vlm.cli import main as cli
     from vlm.data.text.token_file import TokenFile
     from vlm.models.pretrained.folder import Folder
-    from vlm.training.run import evaluate, resume, run  # noqa: F401
+    from vlm.training.run import evaluate, run  # noqa: F401
     from vlm.training.run.fit import main as train
 
     timm.list_models()

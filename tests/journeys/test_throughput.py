@@ -7,10 +7,10 @@ import pytest
 from journey import only_run
 
 from vlm.models.flop import Work, model_flop
+from vlm.training import data_module as step_loader
 from vlm.training.callbacks import speed as throughput
+from vlm.training.data_module import StepLoader
 from vlm.training.run.fit import main
-from vlm.training.step import step_loader
-from vlm.training.step.step_loader import StepLoader
 from vlm.training.step.task import Task
 
 

@@ -15,9 +15,8 @@ from small import command
 from vlm.checkpoint import load as ckpt
 from vlm.training.run import run as run_module
 from vlm.training.run.fit import main
-from vlm.training.step import finite
-from vlm.training.step.finite import NotFiniteError, refuse_non_finite, suspects
-from vlm.training.step.losses import Term
+from vlm.training.step import losses as finite
+from vlm.training.step.losses import NotFiniteError, Term, refuse_non_finite, suspects
 from vlm.training.step.task import Task
 
 SMALL = command("language_modeling", "trainer.accumulate_grad_batches=2", "trainer.max_steps=6")

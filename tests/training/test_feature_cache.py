@@ -22,7 +22,7 @@ from vlm.data.text.tokenizer import ByteTokenizer
 from vlm.errors import UserError
 from vlm.models.context import Context, Features, encode
 from vlm.training.data_module import Data
-from vlm.training.feature_cache import FeatureCacheBuilder, as_read, feature_faults
+from vlm.training.image_cache import FeatureCacheBuilder, as_read, feature_faults
 
 COLORS = ["red", "green", "blue", "white", "black", "gray", "navy", "pink", "lime", "teal", "gold"]
 

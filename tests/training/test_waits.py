@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from waits import wait_of
 
 from vlm.training.run.fit import main
-from vlm.training.step import finite
+from vlm.training.step import losses as finite
 from vlm.training.step.step import StepState
 
 FIRST, LAST = 4, 7  # steps that are watched: moments and metrics exist by then

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vlm.checkpoint.bounds import check_sizes
 from vlm.checkpoint.hugging_face import from_folder
 from vlm.checkpoint.locate import download, find_best_checkpoint, missing_checkpoint_error
 from vlm.checkpoint.rebuild import MAX_TEXT, check_archive, check_content, convert_errors
+from vlm.checkpoint.stored import check_sizes
 from vlm.config.names import FORMAT
 from vlm.errors import UserError
 from vlm.io.files import atomic_write, remove_unfinished

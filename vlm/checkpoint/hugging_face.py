@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from vlm.checkpoint.bounds import check_sizes
 from vlm.checkpoint.rebuild import rebuild_shapes
+from vlm.checkpoint.stored import check_sizes
 from vlm.config.names import FORMAT
 from vlm.data.images.hugging_face import read_preprocess
 from vlm.data.text.hugging_face import read_tokenizer

@@ -1,14 +1,68 @@
-"""Limits of a checkpoint's config, which anybody may have written, when a run is resumed or a model evaluated."""
+"""Limits of a checkpoint's config, which anybody may have written; imports no torch."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from vlm.config import names
 from vlm.config.target import find, signature, suggest_trust, trusted_packages
 from vlm.config.tree import FORMULAS, Config, escape, put, resolve, select
 from vlm.errors import UserError
+
+# The content of a checkpoint file, by Lightning's names, and its entry "vlm", which inference reads.
+Checkpoint: TypeAlias = dict[str, Any]
+Metadata: TypeAlias = Mapping[str, Any]
+
+# Ranges of sizes that are not bounded by stored tensors; far larger than in any model or data set of vlm.
+BOUNDS = {
+    **dict.fromkeys(("image_size", "patch_size"), (1, 4096)),
+    **dict.fromkeys(("depth", "encoder_depth", "decoder_depth"), (1, 1000)),
+    "order": (2, 2**20),
+    **dict.fromkeys(("max_len", "max_tokens", "prompt_tokens", "batch_size", "eval_batch_size"), (1, 2**20)),
+    **dict.fromkeys(("num_workers", "repeats", "num_nodes"), (0, 1024)),
+    **{
+        f"{split}_{what}": (0, 10**7)  # their order is held in memory
+        for split in ("train", "val", "test")
+        for what in ("scenes", "documents", "pairs", "captions", "stories", "lines")
+    },
+    **dict.fromkeys(("scenes", "max_objects", "captions_per_image"), (1, 1000)),
+    **dict.fromkeys(("beam", "results"), (1, 1024)),
+    "devices": (-1, 128),  # -1: all devices
+}
+
+
+def check_sizes(value: Any) -> None:
+    """Checks all sizes in a specification before anything is built.
+
+    Raises:
+        ValueError: A size is out of range.
+    """
+    for fault in out_of_bounds(value):
+        raise ValueError(fault)
+
+
+def out_of_bounds(value: Any, path: str = "") -> Iterator[str]:
+    """Yields a message for each size in a specification or config that is out of range, and for each huge integer."""
+    children = (
+        value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list | tuple) else ()
+    )
+    for key, child in children:
+        where = f"{path}.{key}" if path else str(key)
+        bounds = BOUNDS.get(key) if isinstance(key, str) else None
+        if isinstance(child, int) and child.bit_length() > 63:
+            yield f"{where}: the number is too large"
+        elif bounds and not _is_within(child, bounds):
+            yield f"{where}: {child} is out of bounds, {bounds[0]} to {bounds[1]}"
+        yield from out_of_bounds(child, where)
+
+
+def _is_within(size: Any, bounds: tuple[int, int]) -> bool:
+    """Returns True if a number, or each number of a list such as height and width, is within bounds."""
+    if isinstance(size, list | tuple):
+        return all(_is_within(side, bounds) for side in size if isinstance(side, int | float))
+    return not isinstance(size, int | float) or bounds[0] <= size <= bounds[1]
+
 
 TARGET, CLASS = "_target_", "_class_"  # key of a class's name, in composed and in stored configs
 MAX_LINKS = 2000
@@ -46,8 +100,6 @@ def thaw(stored: Any) -> Config:
     tree = restore_interpolations(stored)
     config = resolve(tree)
     try:
-        from vlm.checkpoint.bounds import check_sizes
-
         check_sizes({"config": config})
     except ValueError as fault:
         raise UserError(f"{fault}; use another checkpoint") from fault

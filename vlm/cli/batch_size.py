@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from vlm.errors import UserError
-from vlm.training.step.step_loader import StepLoader
+from vlm.training.data_module import StepLoader
 
 STEPS = 2  # the first creates the optimizer state; the second reaches the peak memory
 USABLE_SHARE = 0.9  # fraction of the free memory that an estimate may use

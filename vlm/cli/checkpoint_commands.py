@@ -43,7 +43,7 @@ def evaluate(
     from vlm.io.output import output_folder
     from vlm.io.terminal import PIPE_WIDTH, fold
     from vlm.training.run.evaluate import evaluate_checkpoint, unreadable_limit
-    from vlm.training.run.results import save_results
+    from vlm.training.run.run import save_results
     from vlm.training.run.train import column_note, format_score_table, split_note
 
     with ExitStack() as stack:

@@ -5,7 +5,7 @@ import torch
 from tiny_checkpoints import FILES
 
 from vlm.errors import UserError
-from vlm.training.run.resume import find_last_checkpoint, find_reached_limits, resume_run
+from vlm.training.run.train import find_last_checkpoint, find_reached_limits, resume_run
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from vlm.training.callbacks.signals import RunInterrupted
 from vlm.training.run.faults import describe_last_save
 from vlm.training.run.fit import main
 from vlm.training.run.train import column_note, format_summary, report_interruption, split_note
-from vlm.training.step.finite import NotFiniteError
+from vlm.training.step.losses import NotFiniteError
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from vlm.models.encoder_decoder import VisionLanguageModel
 from vlm.nn.vocabulary_loss import Head
 from vlm.randomness import key
 from vlm.tasks.shared.text_tasks import ImageTextTask
-from vlm.training.feature_cache import as_read
+from vlm.training.image_cache import as_read
 from vlm.training.step.fsdp import Sharded
 from vlm.training.step.losses import Term
 

@@ -23,7 +23,7 @@ from vlm.tasks.captioning.self_critical import SelfCritical
 from vlm.tasks.shared.show import caption_line, example_image
 from vlm.tasks.shared.text_tasks import ImageTextTask, TextSearch
 from vlm.training.data_module import Data
-from vlm.training.feature_cache import as_read
+from vlm.training.image_cache import as_read
 from vlm.training.step.losses import Term, token_loss
 from vlm.training.step.task import TaskOptions
 

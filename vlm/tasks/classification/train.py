@@ -17,7 +17,7 @@ from vlm.tasks.classification.predict import class_probabilities
 from vlm.tasks.shared.classes import ClassPrediction, ClassTask
 from vlm.tasks.shared.show import example_image, image_shape
 from vlm.training.data_module import Data
-from vlm.training.feature_cache import as_read
+from vlm.training.image_cache import as_read
 from vlm.training.step.losses import Term, class_loss
 from vlm.training.step.task import TaskOptions
 

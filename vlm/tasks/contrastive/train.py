@@ -22,7 +22,7 @@ from vlm.tasks.contrastive.metrics import RetrievalMetric
 from vlm.tasks.contrastive.predict import embed_pixels, embed_rows
 from vlm.tasks.shared.show import example_image, image_shape, row_lines, text_shape
 from vlm.training.data_module import Data
-from vlm.training.feature_cache import as_read
+from vlm.training.image_cache import as_read
 from vlm.training.step.losses import Term
 from vlm.training.step.task import Task, TaskOptions
 

@@ -20,7 +20,7 @@ from vlm.models.flop import Work
 from vlm.nn.precision import widest_float
 from vlm.nn.step.replay import StepperPool
 from vlm.tasks.shared.show import first_row, image_shape, row_lines, text_shape
-from vlm.training.feature_cache import as_read
+from vlm.training.image_cache import as_read
 from vlm.training.step.losses import Term, row_losses, token_loss
 from vlm.training.step.task import Task, TaskOptions
 

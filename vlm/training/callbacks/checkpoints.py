@@ -14,9 +14,9 @@ from torch import Tensor
 from vlm.checkpoint import file as save
 from vlm.checkpoint import load as ckpt
 from vlm.errors import Count, Range, SharedError, did_you_mean, find_similar
-from vlm.training.step.finite import refuse_non_finite
 from vlm.training.step.fsdp import like
 from vlm.training.step.lightning_private import as_between_batches, log_step_now, validates
+from vlm.training.step.losses import refuse_non_finite
 from vlm.training.step.step import accumulates
 from vlm.training.step.task import Task
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Annotated, Any
 
-from vlm.checkpoint.bounds import out_of_bounds
+from vlm.checkpoint.stored import out_of_bounds
 from vlm.config.build import check as check_nodes
 from vlm.config.build import product
 from vlm.config.signatures import quick_signature, read_signature
@@ -213,7 +213,7 @@ def cache_faults(config: dict[str, Any]) -> list[str]:
     """Returns an error for each reason why data.cache_features cannot be used."""
     if not config["data"].get("cache_features"):
         return []
-    from vlm.training.feature_cache import feature_faults  # imports torch
+    from vlm.training.image_cache import feature_faults  # imports torch
 
     return list(feature_faults(config))
 

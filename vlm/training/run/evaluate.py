@@ -10,10 +10,12 @@ from typing import Any
 
 from torch import nn
 
-from vlm.checkpoint.stored import isolate_config, thaw
+from vlm.checkpoint import load as ckpt
+from vlm.checkpoint.rebuild import convert_errors
+from vlm.checkpoint.stored import Checkpoint, Metadata, isolate_config, thaw
 from vlm.config import target
 from vlm.config.compose import compose, override
-from vlm.config.tree import resolve
+from vlm.config.tree import Config, resolve
 from vlm.data.text.prompt_form import reads_images_inside_texts
 from vlm.errors import UserError
 from vlm.evaluation.report.verdict import TrainedModel
@@ -21,16 +23,19 @@ from vlm.models.decoder import TextDecoder
 from vlm.models.recurrent import RecurrentEncoder
 from vlm.models.text_encoder import TextEncoder
 from vlm.nn.image_size import as_override, sides
-from vlm.training.callbacks.bad_samples import LIMIT
+from vlm.training.callbacks.progress import Progress
 from vlm.training.config.check import check
+from vlm.training.config.nodes import check_fit
 from vlm.training.config.overrides import check_effective, split_option
 from vlm.training.data_module import Data
+from vlm.training.run.run import build_data, build_task, build_trainer, cache_folder, evaluate_split, find_init_paths
+from vlm.training.run.train import silence_libraries
 from vlm.training.step.task import Task
 
 MAX_TEXT_TOKENS = 1024  # limit for scored texts, even if the model reads more
 
 
-def compose_for_model(path: str, about: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+def compose_for_model(path: str, about: Metadata, overrides: Sequence[str]) -> Config:
     """Returns the task's default config with the model's sizes and the overrides applied.
 
     Args:
@@ -55,7 +60,7 @@ def compose_for_model(path: str, about: Mapping[str, Any], overrides: Sequence[s
     return compose([f"task={task}", no_selection, *_size_overrides(about), *data_overrides], check)
 
 
-def _size_overrides(about: Mapping[str, Any]) -> Iterator[str]:
+def _size_overrides(about: Metadata) -> Iterator[str]:
     """Yields the overrides for the sizes and the decoding options of a checkpoint."""
     if "preprocess" in about:
         size = about["preprocess"]["image_size"]
@@ -80,26 +85,11 @@ def _find_values(spec: Any, name: str) -> Iterator[int]:
 
 # Keys that only training reads (TRAINING_KEYS; below `trainer`: TRAINER_KEYS), and keys, at any depth, whose values the
 # checkpoint stores (STORED_GROUPS).
-TRAINING_KEYS = {
-    "optim",
-    "schedule",
-    "logger",
-    "callbacks",
-    "name",
-    "layer_decay",
-    "compile",
-    "activation_checkpointing",
-}
-TRAINING_KEYS |= {"resume", "trust", "schedule_steps"}
-TRAINER_KEYS = {
-    "max_epochs",
-    "max_steps",
-    "max_time",
-    "accumulate_grad_batches",
-    "gradient_clip_val",
-    "log_every_n_steps",
-}
+TRAINING_KEYS = {"optim", "schedule", "schedule_steps", "logger", "callbacks", "name", "layer_decay", "resume", "trust"}
+TRAINING_KEYS |= {"compile", "activation_checkpointing"}
+TRAINER_KEYS = {"max_epochs", "max_steps", "max_time", "accumulate_grad_batches", "gradient_clip_val"}
 TRAINER_KEYS |= {"limit_train_batches", "limit_val_batches", "val_check_interval", "check_val_every_n_epoch"}
+TRAINER_KEYS |= {"log_every_n_steps"}
 STORED_GROUPS = {"model", "tokenizer", "preprocess", "augment"}
 
 
@@ -113,39 +103,51 @@ def is_ignored(key: str) -> bool:
     return group in TRAINING_KEYS or bool(STORED_GROUPS.intersection([group, *names]))
 
 
-def check_lengths(config: dict[str, Any], model: nn.Module) -> None:
+def check_lengths(config: Config, model: nn.Module) -> None:
     """Checks that no text field allows more tokens than the model has positions.
 
     Raises:
         UserError: A field allows more. The message names its key.
     """
-    for module in model.modules():
+    readers = [part for part in model.modules() if isinstance(part, TextDecoder | TextEncoder | RecurrentEncoder)]
+    for module in readers:
         for name, field in config["task"]["fields"].items():
-            if (
-                isinstance(module, TextDecoder | TextEncoder | RecurrentEncoder)
-                and field.get("max_len", 0) > module.max_len
-            ):
+            if field.get("max_len", 0) > module.max_len:
                 raise UserError(
                     f"task.fields.{name}.max_len: {field['max_len']} exceeds the model's {module.max_len} positions; "
                     f"set data.max_len={module.max_len}"
                 )
 
 
-def with_writable_cache(config: dict[str, Any], stack: ExitStack) -> dict[str, Any]:
-    """Returns the config with a writable cache: the cache of the run if it is writable, else a temporary one.
+def compose_config(path: str, loaded: Checkpoint, overrides: list[str]) -> Config:
+    """Returns the config of an evaluation: that of the checkpoint's run, or one for a model not trained by vlm.
 
-    An evaluation must not write to another user's runs or to a read-only folder.
+    Raises:
+        UserError: The stored config is refused, or an override is invalid or has no effect.
     """
-    cache = Path(config["runs"]) / "cache"
-    if cache.is_dir() and os.access(cache, os.W_OK):
-        return config
-    return config | {"runs": stack.enter_context(TemporaryDirectory(prefix="vlm-"))}
+    if "config" not in loaded["vlm"]:
+        return compose_for_model(path, loaded["vlm"], overrides)
+    with convert_errors(path):
+        run_folder = ckpt.locate(path).resolve().parent.parent
+        saved = resolve(isolate_config(thaw(loaded["vlm"]["config"]).tree, run_folder))
+    config = override(saved.tree, overrides, check)
+    check_effective(saved, overrides, is_ignored)
+    return config
 
 
-def unreadable_limit(config: dict[str, Any]) -> float:
-    """Returns the share of unreadable samples that the run's training accepts."""
-    callback = config.get("callbacks", {}).get("bad_samples", {"limit": LIMIT})
-    return 1.0 if callback is None else callback.get("limit", LIMIT)
+def open_data(path: str, loaded: Checkpoint, config: Config, stack: ExitStack) -> Data:
+    """Returns the data of an evaluation, with what the checkpoint's training learned from its own.
+
+    An evaluation must not write to another user's runs or to a read-only folder, so it uses the cache of the run only
+    if that is writable, else a temporary one.
+    """
+    cache = cache_folder(config)
+    if not (cache.is_dir() and os.access(cache, os.W_OK)):
+        config = Config({**config, "runs": stack.enter_context(TemporaryDirectory(prefix="vlm-"))})
+    data = build_data(config)
+    with convert_errors(path):
+        data.restore(loaded["vlm"])
+    return data
 
 
 def evaluate_checkpoint(
@@ -157,7 +159,7 @@ def evaluate_checkpoint(
     device: str = "auto",
     batch_size: int | None = None,
     trust: str | None = None,
-) -> tuple[dict[str, Any], Task, Data, dict[str, float]]:
+) -> tuple[Config, Task, Data, dict[str, float]]:
     """Evaluates a checkpoint.
 
     Args:
@@ -167,14 +169,6 @@ def evaluate_checkpoint(
     Raises:
         UserError: The checkpoint, its data or an override is invalid.
     """
-    from vlm.checkpoint import load as ckpt
-    from vlm.checkpoint.rebuild import convert_errors
-    from vlm.training.callbacks.progress import Progress
-    from vlm.training.config.check import check
-    from vlm.training.config.nodes import check_fit
-    from vlm.training.run.run import build_data, build_task, build_trainer, evaluate_split, find_init_paths
-    from vlm.training.run.train import silence_libraries
-
     silence_libraries()
     package, overrides = split_option(overrides, "trust")
     if package is not None:
@@ -183,29 +177,19 @@ def evaluate_checkpoint(
         target.check_package(trust, "--trust ")
         target.trust(trust)
     loaded = ckpt.read(path)
-    is_external = "config" not in loaded["vlm"]  # not trained by a run of vlm
-    if is_external:
-        config = compose_for_model(path, loaded["vlm"], overrides)
-    else:
-        with convert_errors(path):
-            saved = resolve(
-                isolate_config(thaw(loaded["vlm"]["config"]).tree, ckpt.locate(path).resolve().parent.parent)
-            )
-        config = override(saved.tree, overrides, check)
-        check_effective(saved, overrides, is_ignored)
+    config = compose_config(path, loaded, overrides)
     if batch_size is not None:
         config["data"]["eval_batch_size"] = batch_size
     config["test"] = True  # although the run may have skipped its test
     config["trainer"] |= {"accelerator": {"cuda": "gpu"}.get(device, device), "devices": 1, "strategy": "auto"}
     check_fit(config)
-    data = build_data(with_writable_cache(config, stack))  # may create a folder, hence after all checks
-    with convert_errors(path):
-        data.restore(loaded["vlm"])
+    data = open_data(path, loaded, config, stack)  # may create a folder, hence after all checks
     split = split or data.final_split
     data.split(split)
     model = ckpt.load_model(loaded, trust=trust)
     check_lengths(config, model)
     task = build_task(config, model, data)
+    is_external = "config" not in loaded["vlm"]  # not trained by a run of vlm
     if is_external and (search := getattr(task, "search", None)) is not None:  # of a task that generates text
         search.use_stored_options(loaded["vlm"].get("decoding", {}), config["task"])
     steps = None if is_external else loaded["global_step"]

@@ -1,16 +1,96 @@
-"""Error messages for machine failures (full disks, dead processes, too little memory), with remedies."""
+"""Failures of a run: the processes of its devices, which end together, and error messages with remedies."""
 
 import errno
+import os
 import re
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
+import lightning as L
+
+from vlm.config.tree import Config
+from vlm.data.workers import end_workers
 from vlm.errors import SharedError, UserError, is_out_of_memory, iter_causes
 from vlm.io.terminal import train_command
-from vlm.training.run.launcher import Launcher, describe_exit, is_started_process
+from vlm.training.step.lightning_private import ScriptLauncher
 
-if TYPE_CHECKING:
-    from vlm.training.run.run import Run
+PARENT_VARIABLE = "VLM_LAUNCHER"  # environment variable with the pid of rank zero, which the other ranks watch
+POLL_SECONDS = 0.5
+GRACE_SECONDS = 10.0  # in which rank zero can notice that a rank died, and report it
+
+
+def is_started_process() -> bool:
+    """Returns True in a process that rank zero of a run started."""
+    return os.environ.get(PARENT_VARIABLE, str(os.getpid())) != str(os.getpid())
+
+
+class Launcher(ScriptLauncher):
+    """Starts a process for each further device, and ends all of them when one dies.
+
+    A process that waits for a dead one may hang: on GPUs, until a timeout of half an hour. Lightning's launcher kills
+    the first process too, before it has reported the fault. Torch's elastic agent does not fit: if it is killed, its
+    ranks keep running; and when a rank dies, it sends SIGTERM to the others at once, so that they would save and stop
+    before they can report which rank died and how to resume.
+    """
+
+    def launch(self, function: Callable, *args: Any, trainer: L.Trainer | None = None, **kwargs: Any) -> Any:
+        self.cluster_environment.validate_settings(num_devices=self.num_processes, num_nodes=self.num_nodes)
+        if not self.cluster_environment.creates_processes_externally:
+            os.environ[PARENT_VARIABLE] = str(os.getpid())
+            self.start_others()
+            threading.Thread(target=self._watch, daemon=True, name="watch over ranks").start()
+        elif is_started_process():
+            threading.Thread(target=_end_with_parent, daemon=True, name="watch over parent").start()
+        return self.run(function, *args, **kwargs)
+
+    def find_failed_process(self, timeout: float = GRACE_SECONDS / 2) -> tuple[int, int] | None:
+        """Returns rank and exit code of a started process that fails within `timeout` seconds; None if none does."""
+        until = time.monotonic() + timeout
+        while not (failed := self._failed_processes()) and time.monotonic() < until:
+            time.sleep(0.05)
+        return failed[0] if failed else None
+
+    def kill_processes(self) -> None:
+        """Kills the started processes and waits for their end."""
+        for process in self.procs:
+            process.kill()
+        for process in self.procs:
+            process.wait()
+
+    def _failed_processes(self) -> list[tuple[int, int]]:
+        codes = [(rank, process.poll()) for rank, process in enumerate(self.procs, 1)]
+        return [(rank, code) for rank, code in codes if code]
+
+    def _watch(self) -> None:
+        while not (failed := self._failed_processes()):
+            time.sleep(POLL_SECONDS)
+            if all(process.returncode == 0 for process in self.procs):
+                return
+        time.sleep(GRACE_SECONDS)
+        print(f"error: {describe_exit(*failed[0])}; stopping the other ranks", file=sys.stderr, flush=True)
+        self.kill_processes()
+        end_workers()
+        os._exit(1)
+
+
+def _end_with_parent() -> None:
+    while os.environ[PARENT_VARIABLE] == str(os.getppid()):
+        time.sleep(POLL_SECONDS)
+    end_workers()
+    os._exit(1)
+
+
+def describe_exit(rank: int, code: int) -> str:
+    """Describes how a rank ended, from its exit code."""
+    if code < 0:
+        return f"rank {rank} was killed by {signal.Signals(-code).name}, probably because it ran out of memory"
+    return f"rank {rank} ended with an error (see above)"
+
 
 # Parts of the error messages that a rank raises when another rank has died.
 _CONNECTION_ERRORS = ("connection closed by peer", "connection reset", "broken pipe", "gloo", "nccl", "socket")
@@ -23,14 +103,22 @@ _REMEDIES |= {
 _REMEDIES |= {number: "check the disk, or choose another folder with runs=DIR" for number in (errno.EIO, errno.ESTALE)}
 
 
-def explain_error(fault: Exception, run: "Run | None") -> Exception:
+class FailedRun(Protocol):
+    """What error messages need of a run."""
+
+    config: Config
+    folder: Path
+    trainer: L.Trainer
+
+
+def explain_error(fault: Exception, run: FailedRun | None) -> Exception:
     """Converts an exception that ended a run to a UserError if there is a remedy; else returns it unchanged.
 
     Args:
         run: The run; None if it could not be built.
     """
-    if run is None or run.trainer is None or run.trainer.state.fn is None:
-        return fault if isinstance(fault, UserError) else _find_user_error(fault, {}) or fault
+    if run is None or run.trainer.state.fn is None:
+        return fault if isinstance(fault, UserError) else _find_user_error(fault, Config()) or fault
     error = _find_user_error(fault, run.config)
     if run.trainer.world_size > 1 and not isinstance(error, SharedError):
         error = _add_rank(fault, error, run)
@@ -43,10 +131,12 @@ def explain_error(fault: Exception, run: "Run | None") -> Exception:
     return error
 
 
-def _add_rank(fault: Exception, error: UserError | None, run: "Run") -> UserError | None:
+def _add_rank(fault: Exception, error: UserError | None, run: FailedRun) -> UserError | None:
     """Returns the error of a rank, with its number; None if it needs a traceback."""
-    rank = run.trainer.global_rank
-    if _is_lost_connection(fault):
+    rank, chain = run.trainer.global_rank, list(iter_causes(fault))
+    text = "\n".join(str(link) for link in chain if isinstance(link, RuntimeError)).lower()
+    is_dist_error = any(type(link).__name__.startswith("Dist") for link in chain)
+    if is_dist_error or any(words in text for words in _CONNECTION_ERRORS):  # another process has ended
         return _lost_process_error(run)
     if error is None:
         fault.add_note(f"raised on rank {rank} of {run.trainer.world_size}")
@@ -73,7 +163,7 @@ def describe_last_save(folder: Path, fault: Exception, *, precision: str) -> str
     return f"the last checkpoint is intact: {saved[0]}; resume with: {command}"
 
 
-def _find_user_error(fault: BaseException, config: dict[str, Any]) -> UserError | None:
+def _find_user_error(fault: BaseException, config: Config) -> UserError | None:
     """Returns the UserError for a failure with a known remedy; None for an error that needs a traceback."""
     chain = list(iter_causes(fault))
     text = "\n".join(map(str, chain))
@@ -97,7 +187,7 @@ def _find_user_error(fault: BaseException, config: dict[str, Any]) -> UserError 
     return None
 
 
-def _describe_out_of_memory(fault: BaseException, text: str, config: dict[str, Any]) -> str:
+def _describe_out_of_memory(fault: BaseException, text: str, config: Config) -> str:
     problem = "the GPU is out of memory" if "cuda" in text.lower() else "out of memory"
     advice = "lower data.batch_size and raise trainer.accumulate_grad_batches by the same factor"
     size, parts = config.get("data", {}).get("batch_size"), config.get("trainer", {}).get("accumulate_grad_batches", 1)
@@ -117,20 +207,13 @@ def _describe_dead_worker(pids: str, ending: str) -> str:
     return f"a data loader worker (pid {pids}) {reason}, {remedy}"
 
 
-def _is_lost_connection(fault: BaseException) -> bool:
-    """Returns True for an error that only reports the loss of the connection to another process."""
-    kinds = [type(link).__name__ for link in iter_causes(fault)]
-    text = "\n".join(str(link) for link in iter_causes(fault) if isinstance(link, RuntimeError)).lower()
-    return any(kind.startswith("Dist") for kind in kinds) or any(words in text for words in _CONNECTION_ERRORS)
-
-
-def _lost_process_error(run: "Run") -> UserError:
+def _lost_process_error(run: FailedRun) -> UserError:
     """Returns the error for a process of the run that died."""
     launcher = run.trainer.strategy.launcher
     failed = launcher.find_failed_process() if isinstance(launcher, Launcher) and not is_started_process() else None
     if failed:
         return SharedError(describe_exit(*failed), 1)
     message = "another process of the run ended; unless it was killed, it printed the reason"
-    return (
-        SharedError(message, 1) if is_started_process() else UserError(f"rank {run.trainer.global_rank}: {message}", 1)
-    )
+    if is_started_process():
+        return SharedError(message, 1)
+    return UserError(f"rank {run.trainer.global_rank}: {message}", 1)

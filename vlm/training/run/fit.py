@@ -1,9 +1,12 @@
-"""The command line of training, for new and resumed runs."""
+"""The command line of training, for new and resumed runs; it tolerates `python train.py | head`."""
 
+import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, TextIO, cast
 
 from vlm.config.command import Sweep, report, run
 from vlm.config.compose import compose
@@ -11,14 +14,54 @@ from vlm.config.tree import Config
 from vlm.errors import UserError
 from vlm.training.config.check import check
 from vlm.training.config.overrides import split_option
-from vlm.training.run import run_folder as slurm
-from vlm.training.run.output import tolerate_broken_pipes
 from vlm.training.run.processes import broadcast_choice
-from vlm.training.run.resume import find_checkpoint, resume_run
-from vlm.training.run.run_folder import create_run_folder
+from vlm.training.run.run_folder import create_run_folder, find_requeued_run
 from vlm.training.run.sweep import begin_study, format_results, read_objective, run_job
-from vlm.training.run.train import train
+from vlm.training.run.train import find_checkpoint, resume_run, train
 from vlm.tuning import tune
+
+
+class PipedOutput:
+    """A text stream that discards its output once the reader of the pipe has exited.
+
+    Args:
+        stream: The wrapped stream.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        return self._run(lambda: self._stream.write(text)) or len(text)
+
+    def flush(self) -> None:
+        self._run(self._stream.flush)
+
+    def _run(self, action: Callable[[], int | None]) -> int | None:
+        """Runs an action; on a broken pipe, redirects the stream to the null device."""
+        try:
+            return action()
+        except BrokenPipeError:
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, self._stream.fileno())
+            os.close(null)
+            return None
+
+
+@contextmanager
+def tolerate_broken_pipes() -> Iterator[None]:
+    """Context in which a broken pipe of stdout or stderr does not end the training."""
+    before = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = cast(TextIO, PipedOutput(before[0])), cast(TextIO, PipedOutput(before[1]))
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        sys.stdout, sys.stderr = before
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -27,30 +70,20 @@ def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     with tolerate_broken_pipes():
         try:
-            _refuse_trust_option(argv)
+            for index, text in enumerate(argv):  # --trust PACKAGE is the form of all other commands
+                option, _, value = text.partition("=")
+                if option == "--trust":
+                    value = value or next(iter(argv[index + 1 : index + 2]), "PACKAGE")
+                    raise UserError(f"--trust: training takes options as KEY=VALUE; use trust={value} instead")
             where, overrides = split_option(argv, "resume")
             if where is not None:
                 return resume_run(where, overrides)
-            return run(
-                train_or_resume, overrides, check, sweep=Sweep(run_job, format_results, read_objective, begin_study)
-            )
+            sweep = Sweep(run_job, format_results, read_objective, begin_study)
+            return run(train_or_resume, overrides, check, sweep=sweep)
         except UserError as fault:
             return report(fault)
         except KeyboardInterrupt:
             return 128 + signal.SIGINT
-
-
-def _refuse_trust_option(argv: Sequence[str]) -> None:
-    """Suggests trust=PACKAGE instead of --trust PACKAGE, the form of all other commands.
-
-    Raises:
-        UserError: The arguments contain --trust.
-    """
-    for index, text in enumerate(argv):
-        option, _, value = text.partition("=")
-        if option == "--trust":
-            value = value or next(iter(argv[index + 1 : index + 2]), "PACKAGE")
-            raise UserError(f"--trust: training takes options as KEY=VALUE; use trust={value} instead")
 
 
 def fit(overrides: Sequence[str]) -> Path:
@@ -60,13 +93,13 @@ def fit(overrides: Sequence[str]) -> Path:
         UserError: The config or the data are invalid, or the machine fails.
         KeyboardInterrupt: A signal stopped the run.
     """
-    where, overrides_to_apply = split_option(list(overrides), "resume")
+    where, others = split_option(list(overrides), "resume")
     if where is not None:
         folder = find_checkpoint(where).parent.parent
-        status = resume_run(where, overrides_to_apply)
+        status = resume_run(where, others)
     else:
-        config = compose(overrides_to_apply, check)
-        config.typed = overrides_to_apply
+        config = compose(others, check)
+        config.typed = others
         folder = Path(broadcast_choice(lambda: str(create_run_folder(config))))
         status = train(config, folder=folder)
     if status:
@@ -76,5 +109,5 @@ def fit(overrides: Sequence[str]) -> Path:
 
 def train_or_resume(config: Config) -> int:
     """Trains a config, or resumes the run of `resume` or of a requeued SLURM job. Returns the exit status."""
-    run_to_resume = config.get("resume") or slurm.find_requeued_run(config)
-    return train(config) if run_to_resume is None else resume_run(str(run_to_resume), [])
+    interrupted = config.get("resume") or find_requeued_run(config)
+    return train(config) if interrupted is None else resume_run(str(interrupted), [])

@@ -4,17 +4,18 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING
 
 from vlm.errors import UserError
 from vlm.machine import TORCHELASTIC, rank_by_launcher
 
-CHOICE_VARIABLE = (
-    "VLM_RUN"  # environment variable that passes rank zero's choice to the processes that Lightning starts
-)
+if TYPE_CHECKING:
+    from torch.distributed import Store
+
+CHOICE_VARIABLE = "VLM_RUN"  # environment variable that passes rank zero's choice to the processes that it starts
 START_TIMEOUT = timedelta(minutes=10)  # processes of one run may start far apart on a busy cluster
 
-_stores: list[Any] = []  # kept alive, because rank zero serves them to the other ranks
+_stores: list["Store"] = []  # kept alive, because rank zero serves them to the other ranks
 
 
 def find_launched_rank() -> tuple[int, int] | None:
@@ -26,9 +27,9 @@ def find_launched_rank() -> tuple[int, int] | None:
 def is_rank_zero() -> bool:
     """Returns True in the process that decides and writes."""
     launched = find_launched_rank()
-    return (
-        launched[0] == 0 if launched else os.environ.get("LOCAL_RANK", "0") == "0" or CHOICE_VARIABLE not in os.environ
-    )
+    if launched:
+        return launched[0] == 0
+    return os.environ.get("LOCAL_RANK", "0") == "0" or CHOICE_VARIABLE not in os.environ
 
 
 def broadcast_choice(choose: Callable[[], str]) -> str:
@@ -91,7 +92,7 @@ def rank_zero_first(timeout: timedelta = START_TIMEOUT) -> Iterator[None]:
             store.set(name, "done")
 
 
-def _open_store(rank: int, world: int) -> Any:
+def _open_store(rank: int, world: int) -> "Store":
     """Returns a key-value store that all processes reach, at the address of the later process group."""
     import torch
     from lightning.fabric.plugins.environments import SLURMEnvironment

@@ -1,4 +1,4 @@
-"""Builds a run from its config, with its initial weights and preprocessing."""
+"""Builds a run from its config, trains and evaluates it, and saves its results."""
 
 import json
 import shutil
@@ -13,15 +13,18 @@ from torch import nn
 
 from vlm.checkpoint import load as ckpt
 from vlm.checkpoint.load import ADAPTERS
-from vlm.checkpoint.stored import freeze, isolate_config, thaw
+from vlm.checkpoint.stored import Checkpoint, freeze, isolate_config, thaw
 from vlm.config.build import build, spec
 from vlm.config.target import find, signature, trusted_packages
 from vlm.config.tree import Config, escape, origin, put, resolve, select, walk
 from vlm.data.features import check_split
 from vlm.data.fields import Field
 from vlm.data.images.resize import INTERPOLATIONS
+from vlm.data.text.tokenizer import Tokenizer
 from vlm.errors import UserError, print_error, printable, printable_lines
+from vlm.evaluation.report.evaluation import Evaluation, pictures_of, write_results
 from vlm.evaluation.report.verdict import TrainedModel
+from vlm.io.files import remove_unfinished
 from vlm.nn.embeddings import Spelling
 from vlm.nn.precision import has_bfloat16
 from vlm.nn.vocabulary_loss import compile_on_gpu
@@ -33,16 +36,12 @@ from vlm.training.callbacks.signals import StopOnSignal
 from vlm.training.callbacks.speed import CompileMessages
 from vlm.training.config.nodes import check_fit, data_node, inject, model_node
 from vlm.training.data_module import Data
-from vlm.training.device_images import move_images_to_device
-from vlm.training.feature_cache import use_cached_features
-from vlm.training.run import run_folder as slurm
-from vlm.training.run.launcher import Launcher
+from vlm.training.image_cache import move_images_to_device, use_cached_features
+from vlm.training.run.faults import Launcher
 from vlm.training.run.processes import broadcast_choice, check_devices, is_rank_zero, rank_zero_first
-from vlm.training.run.results import save_results
-from vlm.training.run.run_folder import create_run_folder, remove_partial_files, write_run_config
+from vlm.training.run.run_folder import create_run_folder, write_run_config
 from vlm.training.step import blocks as compiling
-from vlm.training.step.adapters import Adapted, adapt
-from vlm.training.step.blocks import arrange
+from vlm.training.step.blocks import Adapted, adapt, arrange
 from vlm.training.step.fsdp import gather, scatter
 from vlm.training.step.lightning_private import leave_signals_to_us, use_launcher
 from vlm.training.step.optim import Optimization, count_steps, schedule_note
@@ -52,7 +51,7 @@ FEW_SAMPLES = 100  # size of a data set up to which a note says that no sample i
 SHARED_OPTIONS = ("resize", "interpolation", "crop")  # options that training shares with evaluation
 
 
-def fill_preprocessing(config: dict[str, Any]) -> Config:
+def fill_preprocessing(config: Config) -> Config:
     """Returns the config with unset preprocessing options set to those that its encoder expects."""
     encoder = config["model"].get("encoder") or {}
     encoder = encoder.get("backbone") or encoder
@@ -85,13 +84,13 @@ def _fill_unset(config: Config, values: dict[str, dict[str, Any]]) -> Config:
     return resolve(tree)
 
 
-def find_init_paths(config: dict[str, Any]) -> dict[str, str]:
+def find_init_paths(config: Config) -> dict[str, str]:
     """Returns the `init_from` of the model ("") and of its parts, by part."""
     keys = {key.rpartition(".")[::2]: value for key, value in walk(config["model"]) if value is not None}
     return {part: value for (part, name), value in keys.items() if name == "init_from"}
 
 
-def load_initial_weights(model: nn.Module, config: dict[str, Any], tokenizer: Any = None) -> None:
+def load_initial_weights(model: nn.Module, config: Config, tokenizer: Tokenizer | None = None) -> None:
     """Copies the weights named by `init_from` and prints which. Spelling modules get the bytes of the tokens."""
     if paths := find_init_paths(config):
         from vlm.checkpoint import start
@@ -101,17 +100,18 @@ def load_initial_weights(model: nn.Module, config: dict[str, Any], tokenizer: An
             print(printable_lines("\n".join(lines)), flush=True)
     for part in model.modules():
         if isinstance(part, Spelling):
+            assert tokenizer is not None, "a model that spells tokens belongs to a task that reads texts"
             part.learn([tokenizer.bytes_of(id) for id in range(tokenizer.vocab_size)])
 
 
-def cache_folder(config: dict[str, Any]) -> Path:
+def cache_folder(config: Config) -> Path:
     """Returns the cache folder that runs share."""
     return Path(config["runs"]) / "cache"
 
 
-def build_fields(config: dict[str, Any]) -> dict[str, Field]:
+def build_fields(config: Config) -> dict[str, Field]:
     """Builds the task's fields, by name; equal tokenizer configs share one tokenizer."""
-    tokenizers: dict[str, Any] = {}
+    tokenizers: dict[str, Tokenizer] = {}
     fields = {}
     for name, node in config["task"]["fields"].items():
         path, options = f"task.fields.{name}", {key: value for key, value in node.items() if key != "tokenizer"}
@@ -125,7 +125,7 @@ def build_fields(config: dict[str, Any]) -> dict[str, Field]:
     return fields
 
 
-def build_data(config: dict[str, Any]) -> Data:
+def build_data(config: Config) -> Data:
     """Builds the data module with the task's fields, and opens its source."""
     node, fields = data_node(config), build_fields(config)
     needs = sorted({name for field in fields.values() for name in field.needs})
@@ -154,7 +154,7 @@ def _split_notes(config: dict[str, Any], data: Data) -> list[str]:
     return notes
 
 
-def build_model(config: dict[str, Any], sizes: dict[str, int]) -> tuple[nn.Module, dict[str, Any]]:
+def build_model(config: Config, sizes: dict[str, int]) -> tuple[nn.Module, dict[str, Any]]:
     """Builds the model with weights drawn from the seed; also returns its specification for checkpoints.
 
     Args:
@@ -168,13 +168,13 @@ def build_model(config: dict[str, Any], sizes: dict[str, int]) -> tuple[nn.Modul
         raise UserError(f"model: {fault}") from fault
 
 
-def build_task(config: dict[str, Any], model: nn.Module, data: Data, **injected: Any) -> Task:
+def build_task(config: Config, model: nn.Module, data: Data, **injected: Any) -> Task:
     """Builds the task with the fields of its data."""
     node = {name: value for name, value in config["task"].items() if name != "fields"}
     return build(node, "task", model=model, fields=data.fields, seed=config["seed"], **injected)
 
 
-def build_optimization(config: dict[str, Any]) -> Optimization:
+def build_optimization(config: Config) -> Optimization:
     node = dict(config["optim"])
     if config["trainer"].get("precision") == "16-mixed":
         node.pop("fused", None)  # a fused optimizer unscales the gradients itself, after clipping
@@ -187,12 +187,12 @@ def build_optimization(config: dict[str, Any]) -> Optimization:
     )
 
 
-def uses_gpu(config: dict[str, Any]) -> bool:
+def uses_gpu(config: Config) -> bool:
     """Returns True if the config trains on a GPU on this machine."""
     return config["trainer"]["accelerator"] in ("auto", "gpu", "cuda") and torch.cuda.is_available()
 
 
-def should_compile(config: dict[str, Any]) -> bool:
+def should_compile(config: Config) -> bool:
     """Returns True if the model's blocks are to be compiled, by default on GPUs only.
 
     Raises:
@@ -209,7 +209,7 @@ def should_compile(config: dict[str, Any]) -> bool:
     return lacking is None
 
 
-def build_trainer(config: dict[str, Any], folder: Path, **injected: Any) -> L.Trainer:
+def build_trainer(config: Config, folder: Path, **injected: Any) -> L.Trainer:
     """Builds Lightning's trainer, which saves and loads through vlm.checkpoint."""
     node = dict(config["trainer"])
     if node["accelerator"] in ("gpu", "cuda") and not (torch.cuda.is_available() or torch.backends.mps.is_available()):
@@ -243,7 +243,7 @@ class Run:
         checkpoint: The checkpoint that a resumed run starts from.
     """
 
-    def __init__(self, config: dict[str, Any], *, folder: Path | None = None, checkpoint: Path | None = None) -> None:
+    def __init__(self, config: Config, *, folder: Path | None = None, checkpoint: Path | None = None) -> None:
         config = fill_preprocessing(config)
         self.config, self.checkpoint = config, checkpoint
         self.folder = folder or Path(broadcast_choice(lambda: str(create_run_folder(config))))
@@ -256,18 +256,30 @@ class Run:
         self.task.about["typed"] = list(config.typed)
         if adapted:
             self.task.about[ADAPTERS], self.task.left_out = adapted
-        callbacks = self._build_callbacks()
+        nodes = config["callbacks"].items()
+        callbacks = [build(node, f"callbacks.{name}") for name, node in nodes if node is not None]
+        callbacks += [CompileMessages()] if self.compiled else []
+        # Checkpoints and signals come last: they save the state that other callbacks update in a step.
+        callbacks.sort(key=lambda built: (isinstance(built, StopOnSignal), isinstance(built, Checkpoints)))
         bar = any(isinstance(callback, Progress) for callback in callbacks)
-        self.trainer = build_trainer(
-            config, self.folder, callbacks=callbacks, logger=self._build_loggers(), enable_progress_bar=bar
-        )
+        loggers = []
+        for name, node in ((name, node) for name, node in config["logger"].items() if node):
+            parameters = signature(node["_target_"]).arguments
+            folders = {key: str(self.folder) for key in ("folder", "save_dir") if key in parameters}
+            loggers.append(FaultTolerantLogger(build(node, f"logger.{name}", **folders), name))
+        self.trainer = build_trainer(config, self.folder, callbacks=callbacks, logger=loggers, enable_progress_bar=bar)
         # trainer.world_size is the number of started processes, whatever the trainer is set to.
         check_batches(config, self.data, self.trainer.num_devices * self.trainer.num_nodes)
         if loaded is not None:
-            self._check_same_data(loaded)
+            before, now = loaded["vlm"]["data"], self.task.about["data"]
+            if before != now:
+                raise UserError(
+                    f"data: the training data changed since the run was started (fingerprint {before}, now {now}); "
+                    "restore the data, or start a new run"
+                )
             self._print_schedule(loaded)
 
-    def _build_model(self, loaded: dict[str, Any] | None) -> tuple[nn.Module, dict[str, Any], Adapted | None]:
+    def _build_model(self, loaded: Checkpoint | None) -> tuple[nn.Module, dict[str, Any], Adapted | None]:
         """Returns the model, ready to train, its specification for checkpoints, and its adapters."""
         config = self.config
         if loaded is None:
@@ -284,9 +296,9 @@ class Run:
             compile_on_gpu(compiler)
         return model, spec, adapted
 
-    def _open_data(self, loaded: dict[str, Any] | None) -> Data:
+    def _open_data(self, loaded: Checkpoint | None) -> Data:
         check_fit(self.config)
-        config = self.config if loaded is None else isolate_config(self.config, self.folder)
+        config = self.config if loaded is None else Config(isolate_config(self.config, self.folder))
         self.cache = cache_folder(config)
         with rank_zero_first():  # rank zero fills the cache that the other ranks read
             data = build_data(config)
@@ -300,15 +312,7 @@ class Run:
             data.prepare()
         return data
 
-    def _check_same_data(self, loaded: dict[str, Any]) -> None:
-        before, now = loaded["vlm"]["data"], self.task.about["data"]
-        if before != now:
-            raise UserError(
-                f"data: the training data changed since the run was started (fingerprint {before}, now {now}); restore "
-                "the data, or start a new run"
-            )
-
-    def _print_schedule(self, loaded: dict[str, Any]) -> None:
+    def _print_schedule(self, loaded: Checkpoint) -> None:
         """Prints how the learning rate continues if the overrides of a resumed run change it."""
         saved, batches = thaw(loaded["vlm"]["config"]), self.data.train_batches()
         totals = [count_steps(batches, config["trainer"]) or 1 for config in (saved, self.config)]
@@ -323,23 +327,6 @@ class Run:
         if note and is_rank_zero():
             print(note, flush=True)
 
-    def _build_callbacks(self) -> list[L.Callback]:
-        nodes = self.config["callbacks"].items()
-        built = [build(node, f"callbacks.{name}") for name, node in nodes if node is not None]
-        built += [CompileMessages()] if self.compiled else []
-        # Checkpoints and signals come last: they save the state that other callbacks update in a step.
-        return sorted(
-            built, key=lambda callback: (isinstance(callback, StopOnSignal), isinstance(callback, Checkpoints))
-        )
-
-    def _build_loggers(self) -> list[FaultTolerantLogger]:
-        loggers = []
-        for name, node in ((name, node) for name, node in self.config["logger"].items() if node):
-            parameters = signature(node["_target_"]).arguments
-            folders = {key: str(self.folder) for key in ("folder", "save_dir") if key in parameters}
-            loggers.append(FaultTolerantLogger(build(node, f"logger.{name}", **folders), name))
-        return loggers
-
     @property
     def checkpoints(self) -> Checkpoints:
         return next(callback for callback in self.trainer.callbacks if isinstance(callback, Checkpoints))  # type: ignore[attr-defined]
@@ -348,12 +335,11 @@ class Run:
         """Trains to the end."""
         if self.trainer.is_global_zero and self.checkpoint is None:
             write_run_config(self.folder, self.config.tree)
-            slurm.write_job_id(self.folder)
         elif self.trainer.is_global_zero:
-            remove_partial_files(self.folder)
-            shutil.rmtree(
-                self.folder / "evaluation" / self.data.final_split, ignore_errors=True
-            )  # results of an earlier step
+            for folder in (self.folder, self.folder / "checkpoints"):
+                remove_unfinished(folder)  # files of a killed process
+            earlier_results = self.folder / "evaluation" / self.data.final_split
+            shutil.rmtree(earlier_results, ignore_errors=True)
         if self.data.cache_features:
             use_cached_features(self, self.cache)
         if self.data.images_on_device:
@@ -382,7 +368,7 @@ class Run:
         return self.task.example(self.data, folder)
 
 
-def check_batches(config: dict[str, Any], data: Data, devices: int) -> None:
+def check_batches(config: Config, data: Data, devices: int) -> None:
     """Checks that all devices get training samples, and that validation runs within an epoch.
 
     Raises:
@@ -406,8 +392,37 @@ def format_skipped(skipped: Sequence[str], limit: int = 5) -> list[str]:
 def evaluate_split(trainer: L.Trainer, task: Task, data: Data, split: str) -> dict[str, float]:
     """Evaluates a task on a split; used by the test after training and by `vlm evaluate`."""
     data.test_split = split
-    task.evaluation = EvaluationState(
-        split
-    )  # so that a test without batches does not return the scores of a validation
+    task.evaluation = EvaluationState(split)  # a test without batches must not return the scores of a validation
     trainer.test(task, datamodule=data, verbose=False)
     return task.evaluation.results
+
+
+def save_results(folder: Path, task: Task, results: dict[str, float], data: Data, *, checkpoint: Path) -> None:
+    """Writes the results of a task's last evaluation: scores, predictions, details and the report.
+
+    Args:
+        folder: Output folder, created if missing.
+        results: The scores, named split/metric.
+        data: The data module that was evaluated.
+        checkpoint: The evaluated checkpoint.
+    Raises:
+        OSError: A file cannot be written.
+    """
+    name = (task.name or type(task).__name__).replace("_", " ").capitalize()
+    evaluation = Evaluation(
+        title=f"{name}: {data.source.name or type(data.source).__name__}",
+        task=task.name,
+        split=task.evaluation.split,
+        used=task.evaluation.used,
+        remark=task.remark,
+        results=results,
+        checkpoint=checkpoint,
+        predictions=task.predictions(),
+        details=task.details(),
+        sections=task.report(),
+        findings=task.findings(),
+        verdict=task.verdict(),
+        headlines=task.headlines,
+        curves=task.curves,
+    )
+    write_results(folder, evaluation, picture=pictures_of(data.split(task.evaluation.split)))

@@ -1,4 +1,4 @@
-"""Run folders: creation, locks, partial files of killed processes, and requeued SLURM jobs."""
+"""Run folders: creation, locks, and requeued SLURM jobs."""
 
 import fcntl
 import os
@@ -14,19 +14,12 @@ import yaml
 from vlm.checkpoint.stored import freeze, restore_interpolations
 from vlm.config.tree import Config, resolve
 from vlm.errors import UserError
-from vlm.io.files import remove_unfinished
 from vlm.training.config.overrides import differences
 
 JOB_FILE = "slurm_job"  # file in a run's folder with the id of the SLURM job that started it
 
 
-def write_job_id(folder: Path) -> None:
-    """Stores the id of the SLURM job that starts a run."""
-    if job := os.environ.get("SLURM_JOB_ID"):
-        (folder / JOB_FILE).write_text(f"{job}\n", encoding="utf-8")
-
-
-def find_requeued_run(config: dict[str, Any], suffix: str = "") -> Path | None:
+def find_requeued_run(config: Config, suffix: str = "") -> Path | None:
     """Returns the newest run that this SLURM job started before it was requeued, or None.
 
     Args:
@@ -56,12 +49,10 @@ def requeue_job() -> str:
 CONFIG = "config.yaml"
 
 _lock_files: dict[Path, IO[str]] = {}  # open config files, which hold the locks of their runs
-_empty_folders: dict[
-    Path, list[Path]
-] = {}  # folders of runs that did not start yet, each with all folders created for it
+_empty_folders: dict[Path, list[Path]] = {}  # of runs that did not start yet, with all folders created for each
 
 
-def create_run_folder(config: dict[str, Any], suffix: str = "") -> Path:
+def create_run_folder(config: Config, suffix: str = "") -> Path:
     """Creates the empty folder runs/NAME/DATE_TIME[_SUFFIX] of a new run, unique even if runs start at the same time.
 
     Args:
@@ -99,7 +90,7 @@ def _creation_errors(folder: Path) -> Iterator[None]:
 
 
 def write_run_config(folder: Path, tree: dict[str, Any]) -> None:
-    """Writes the config of a new run, with its interpolations, to its folder and locks the run.
+    """Writes a new run's config, with its interpolations, and the id of its SLURM job to its folder; locks the run.
 
     Raises:
         UserError: It cannot be written.
@@ -110,6 +101,8 @@ def write_run_config(folder: Path, tree: dict[str, Any]) -> None:
         (folder / CONFIG).write_text(text, encoding="utf-8")
     _empty_folders.pop(folder, None)
     lock_run(folder)
+    if job := os.environ.get("SLURM_JOB_ID"):
+        (folder / JOB_FILE).write_text(f"{job}\n", encoding="utf-8")
 
 
 def lock_run(folder: Path) -> None:
@@ -172,9 +165,3 @@ def check_same_run(folder: Path, config: Config) -> None:
             f"{folder}: belongs to another run, with {key}={value} instead of the checkpoint's {key}={expected}; "
             "resume the checkpoint in its original folder"
         )
-
-
-def remove_partial_files(folder: Path) -> None:
-    """Removes the partial files that a killed process left in a run folder."""
-    for parent in (folder, folder / "checkpoints"):
-        remove_unfinished(parent)

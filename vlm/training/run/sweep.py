@@ -7,22 +7,23 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from vlm.config.command import StoppedStudy
 from vlm.config.target import find
+from vlm.config.tree import Config
 from vlm.errors import UserError, printable
 from vlm.io.files import write_text
 from vlm.io.output import align_columns
 from vlm.io.terminal import train_command
-from vlm.training.run import run_folder as slurm
 from vlm.training.run.processes import broadcast_choice, is_rank_zero
-from vlm.training.run.resume import resume_run
-from vlm.training.run.run_folder import create_run_folder
-from vlm.training.run.train import train
+from vlm.training.run.run_folder import create_run_folder, find_requeued_run
+from vlm.training.run.train import resume_run, train
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
+
+    from vlm.training.step.task import Task
 
 TIMESTAMP = "2026-11-24_19-06-03"  # form of the first part of a run folder's name
 MAX_COMMANDS = 20  # printed after a stopped sweep
@@ -89,7 +90,7 @@ def folder_suffix(overrides: list[str]) -> str:
 
 
 def run_job(
-    load_config: Callable[[], dict[str, Any]],
+    load_config: Callable[[], Config],
     overrides: list[str],
     result_file: Path,
     use_validation_score: bool = False,
@@ -108,7 +109,7 @@ def run_job(
     result = JobResult(overrides=" ".join(overrides))
     try:
         config, suffix = load_config(), folder_suffix(overrides)
-        requeued = slurm.find_requeued_run(config, suffix)
+        requeued = find_requeued_run(config, suffix)
         folder = requeued or Path(broadcast_choice(lambda: str(create_run_folder(config, suffix))))
         result.folder = str(folder)
         status = resume_run(str(folder), []) if requeued else train(config, folder=folder)
@@ -130,9 +131,9 @@ def run_job(
     return status
 
 
-def _add_main_score(result: JobResult, config: dict[str, Any], folder: Path, use_validation_score: bool) -> None:
+def _add_main_score(result: JobResult, config: Config, folder: Path, use_validation_score: bool) -> None:
     """Adds a run's main test score to its result, or its best validation score if the run has no test."""
-    task: Any = find(config["task"]["_target_"])
+    task = cast(type["Task"], find(config["task"]["_target_"]))
     files = [folder / "evaluation" / split / "metrics.json" for split in ("test", "val")]
     path = next((path for path in files if path.is_file() and not use_validation_score), None)
     if path is None:
@@ -171,7 +172,11 @@ def format_results(
     results = [JobResult.read(path) for path in result_files]
     interrupted = results[-1] if results[-1].interrupted else None
     if unfinished_jobs:
-        remaining = _format_unfinished_jobs(interrupted, unfinished_jobs)
+        commands = [(interrupted and interrupted.resume_arguments) or unfinished_jobs[0], *unfinished_jobs[1:]]
+        count, more = len(commands) - (interrupted is not None), len(commands) - MAX_COMMANDS
+        remaining = ["", f"stopped: {count} job{'s' * (count != 1)} did not run. Continue with:"]
+        remaining += [f"  {train_command(*arguments)}" for arguments in commands[:MAX_COMMANDS]]
+        remaining += [f"  ... and {more} more"] * (more > 0)
     else:
         remaining = _format_unfinished_study(interrupted, study) if study else []
     results.sort(key=lambda result: result.sort_key)
@@ -182,20 +187,6 @@ def format_results(
     if any((result.metric or "").startswith("test/") for result in results):
         lines.append("(the best of several test scores is slightly optimistic; use test=false to rank by validation)")
     return "\n".join([*lines, *remaining])
-
-
-def _format_unfinished_jobs(interrupted: JobResult | None, jobs: Sequence[Sequence[str]]) -> list[str]:
-    """Returns the commands that continue a stopped sweep: one for the interrupted job, one per job that did not run.
-
-    Args:
-        interrupted: The result of the interrupted job; None if the signal came between two jobs.
-        jobs: The arguments of the unfinished jobs, the interrupted job first.
-    """
-    commands = [(interrupted and interrupted.resume_arguments) or jobs[0], *jobs[1:]]
-    count = len(jobs) - (interrupted is not None)
-    lines = ["", f"stopped: {count} job{'s' * (count != 1)} did not run. Continue with:"]
-    lines += [f"  {train_command(*arguments)}" for arguments in commands[:MAX_COMMANDS]]
-    return lines + [f"  ... and {len(commands) - MAX_COMMANDS} more"] * (len(commands) > MAX_COMMANDS)
 
 
 def _format_unfinished_study(interrupted: JobResult | None, study: StoppedStudy) -> list[str]:
@@ -220,7 +211,7 @@ def _format_unfinished_study(interrupted: JobResult | None, study: StoppedStudy)
     return lines
 
 
-def begin_study(sweeper: dict[str, Any], config: dict[str, Any], typed: list[str], result_folder: Path) -> list[str]:
+def begin_study(sweeper: dict[str, Any], config: Config, typed: list[str], result_folder: Path) -> list[str]:
     """Starts an Optuna study, or continues the stored study of this name. Prints the metric and the finished trials.
 
     Args:
@@ -294,7 +285,7 @@ def _format_objective(stored: str) -> str:
     return f"{metric} ({direction})"
 
 
-def _trial_result(trial: "FrozenTrial", config: dict[str, Any], typed: list[str]) -> JobResult:
+def _trial_result(trial: "FrozenTrial", config: Config, typed: list[str]) -> JobResult:
     """Returns an earlier trial's result as `run_job` stored it, with the overrides in command-line order."""
     names = sorted(trial.params, key=lambda name: typed.index(name) if name in typed else len(typed))
     overrides = [f"{name}={trial.params[name]}" for name in names]

@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from vlm.data.batch import Batch
-from vlm.training.step import finite
+from vlm.training.step import losses as finite
 from vlm.training.step.fsdp import to_local
 from vlm.training.step.losses import Term
 

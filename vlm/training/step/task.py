@@ -23,7 +23,7 @@ from vlm.models.flop import Work
 from vlm.nn.precision import widest_float
 from vlm.randomness import key, seed_torch
 from vlm.training.data_module import Data
-from vlm.training.step.adapters import remove_base_weights
+from vlm.training.step.blocks import remove_base_weights
 from vlm.training.step.fsdp import gather, load_full_weights, scatter, shard
 from vlm.training.step.lightning_private import set_logged_step
 from vlm.training.step.losses import Term
