@@ -15,7 +15,7 @@ from small import command
 from vlm.checkpoint import load as ckpt
 from vlm.training.run import run as run_module
 from vlm.training.run.fit import main
-from vlm.training.step import losses as finite
+from vlm.training.step import step as training_step
 from vlm.training.step.losses import NotFiniteError, Term, refuse_non_finite, suspects
 from vlm.training.step.task import Task
 
@@ -66,7 +66,7 @@ LATER = [pytest.param(False, id="read at once"), pytest.param(True, marks=pytest
 @pytest.fixture(params=LATER)
 def later(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     """Has the host read a step's check when the next one is launched, as on a GPU."""
-    monkeypatch.setattr(finite, "runs_ahead", lambda device: request.param)
+    monkeypatch.setattr(training_step, "runs_ahead", lambda device: request.param)
     return request.param
 
 
@@ -92,7 +92,7 @@ def test_the_run_stops_before_the_update(kind, said, step, precision, at_step, l
 
 def test_a_step_read_later_trains_the_same(tmp_path, monkeypatch) -> None:
     for name, later in (("one", False), ("other", True)):
-        monkeypatch.setattr(finite, "runs_ahead", lambda device, later=later: later)
+        monkeypatch.setattr(training_step, "runs_ahead", lambda device, later=later: later)
         assert main([*SMALL, f"runs={tmp_path / name}"]) == 0
     one, other = (ckpt.read(only_run(tmp_path / name) / "checkpoints" / "last.ckpt") for name in ("one", "other"))
     pairs = list(zip(tensors(one), tensors(other), strict=True))

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from waits import wait_of
 
 from vlm.training.run.fit import main
-from vlm.training.step import losses as finite
+from vlm.training.step import step as training_step
 from vlm.training.step.step import StepState
 
 FIRST, LAST = 4, 7  # steps that are watched: moments and metrics exist by then
@@ -80,7 +80,7 @@ OTHERS = [pytest.param(task, marks=pytest.mark.slow) for task in TASKS if task !
 @pytest.mark.parametrize("later", [False, True], ids=["at once", "a step later"])
 @pytest.mark.parametrize("task", [FIRST_TASK, *OTHERS])
 def test_a_step_waits_for_no_more_than_its_check(task, later, waits, answers, monkeypatch, tmp_path) -> None:
-    monkeypatch.setattr(finite, "runs_ahead", lambda device: later)
+    monkeypatch.setattr(training_step, "runs_ahead", lambda device: later)
     options = [option for option in command(task) if option != "callbacks.progress=null"]
     unmixed = ["task.mixup=0", "task.cutmix=0"] if task == "classification" else []  # torchvision draws on the CPU
     rare = ["callbacks.checkpoints.every_n_steps=100", "trainer.log_every_n_steps=100", "trainer.limit_val_batches=0"]

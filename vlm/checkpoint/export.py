@@ -4,7 +4,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -14,11 +14,11 @@ from torch import Tensor
 
 from vlm.checkpoint.file import FILE as SPECIFICATION
 from vlm.checkpoint.file import inference_weights
-from vlm.checkpoint.graph_files import GRAPHS, make_graph_files
+from vlm.checkpoint.graph_files import GRAPHS, Content, make_graph_files
 from vlm.checkpoint.hugging_face import OPTIONS
 from vlm.checkpoint.load import load_model, locate, read
 from vlm.checkpoint.rebuild import convert_errors
-from vlm.checkpoint.stored import restore_interpolations
+from vlm.checkpoint.stored import Checkpoint, Metadata, restore_interpolations
 from vlm.config.tree import resolve
 from vlm.data.images.hugging_face import RESAMPLINGS
 from vlm.data.images.image import Preprocess
@@ -77,17 +77,13 @@ GRAPH_USAGE = {
 }
 
 
-def make_model_card(loaded: Mapping[str, Any], path: Path, *, form: str) -> str:
-    """Returns the card of a checkpoint: use, data, training, scores, sizes, limits.
+def _write_card(loaded: Checkpoint, path: Path, form: str) -> Iterator[str]:
+    """Yields the lines of a checkpoint's model card: use, data, training, scores, sizes, limits.
 
     Args:
         path: The checkpoint, in the folder of its run if there is one.
         form: Form of the export.
     """
-    return "\n".join(_write_card(loaded, path, form)) + "\n"
-
-
-def _write_card(loaded: Mapping[str, Any], path: Path, form: str) -> Iterator[str]:
     about = loaded["vlm"]
     task, pipeline = str(about["task"]), PIPELINES.get(about["task"])
     library = {"huggingface": "transformers", "safetensors": "vlm-lightning", "pt2": "pytorch"}.get(form, form)
@@ -98,10 +94,14 @@ def _write_card(loaded: Mapping[str, Any], path: Path, form: str) -> Iterator[st
     yield from ("## Data and training", "", *_describe_training(loaded), "")
     yield from ("## Scores", "", *_format_scores(about, path), "")
     yield from ("## Sizes", "", *_describe_sizes(loaded), "")
-    yield from ("## Limits", "", *_describe_limits(about))
+    yield from ("## Limits", "")
+    yield "- It is limited to what its training data show, but it also answers for other images and texts."
+    yield "- Its probabilities are not calibrated for other data. Try it on your own before you rely on it."
+    if about.get("origin"):
+        yield "- The limits of the weights that it started from also apply."
 
 
-def _describe_training(loaded: Mapping[str, Any]) -> Iterator[str]:
+def _describe_training(loaded: Checkpoint) -> Iterator[str]:
     about = loaded["vlm"]
     if "config" not in about:
         yield f"Weights of a {about.get('origin', 'model')} of Hugging Face, whose own card has them."
@@ -109,7 +109,11 @@ def _describe_training(loaded: Mapping[str, Any]) -> Iterator[str]:
     config = resolve(restore_interpolations(about["config"]))
     source = config["data"]["source"]
     yield f"- data: {source['_class_']}, fingerprint `{about.get('data')}`; their licence is not recorded"
-    yield f"- run: {config['name']}, task {config['task_name']}{_format_command(about.get('typed'))}"
+    command = ""
+    if isinstance(about.get("typed"), list):  # older checkpoints lack it
+        public = (re.sub(r"(^|=)['\"]?/.*/", r"\1.../", str(text)) for text in about["typed"])  # hides the user's name
+        command = f"; it was started with\n\n      {shell_line(['vlm', 'train', *public])}\n"
+    yield f"- run: {config['name']}, task {config['task_name']}{command}"
     yield f"- steps: {loaded.get('global_step', 0):,}, epochs begun: {loaded.get('epoch', -1) + 1}"
     for group in ("optim", "schedule"):
         values = {key: value for key, value in config[group].items() if not isinstance(value, dict | list)}
@@ -117,15 +121,7 @@ def _describe_training(loaded: Mapping[str, Any]) -> Iterator[str]:
     yield f"- batch: {config['data'].get('batch_size')} samples, seed {config['seed']}"
 
 
-def _format_command(typed: Any) -> str:
-    """Formats the command that started the run as an indented block; empty for older checkpoints, which lack it."""
-    if not isinstance(typed, list):
-        return ""
-    public = (re.sub(r"(^|=)['\"]?/.*/", r"\1.../", str(text)) for text in typed)  # hides the user's name in paths
-    return f"; it was started with\n\n      {shell_line(['vlm', 'train', *public])}\n"
-
-
-def _format_scores(about: Mapping[str, Any], path: Path) -> Iterator[str]:
+def _format_scores(about: Metadata, path: Path) -> Iterator[str]:
     """Yields the lines of a table of scores: those of the run's evaluation if there is one, else the checkpoint's."""
     scores = dict(about.get("scores") or {})
     for file in sorted(path.resolve().parent.parent.glob("evaluation/*/metrics.json")):
@@ -146,7 +142,7 @@ def _format_scores(about: Mapping[str, Any], path: Path) -> Iterator[str]:
         yield f"| {name} | " + " | ".join("" if score is None else f"{score:.4f}" for score in cells) + " |"
 
 
-def _describe_sizes(loaded: Mapping[str, Any]) -> Iterator[str]:
+def _describe_sizes(loaded: Checkpoint) -> Iterator[str]:
     about, tensors = loaded["vlm"], inference_weights(loaded)
     yield f"- parameters: {sum(tensor.numel() for tensor in tensors.values()):,}"
     if "preprocess" in about:
@@ -157,15 +153,7 @@ def _describe_sizes(loaded: Mapping[str, Any]) -> Iterator[str]:
         yield f"- classes: {len(about['classes'])}"
 
 
-def _describe_limits(about: Mapping[str, Any]) -> Iterator[str]:
-    yield "- It is limited to what its training data show, but it also answers for other images and texts."
-    yield "- Its probabilities are not calibrated for other data. Try it on your own before you rely on it."
-    if about.get("origin"):
-        yield "- The limits of the weights that it started from also apply."
-
-
 WEIGHTS = "model.safetensors"
-Content = str | bytes | Callable[[Path], object]  # content of a file, or a function that writes it
 
 
 def export(path: str, folder: str, *, form: str, trust: str | None = None) -> list[str]:
@@ -195,11 +183,11 @@ def export(path: str, folder: str, *, form: str, trust: str | None = None) -> li
         else:
             config, tensors = convert_model(model)
             files = {**_make_description_files(loaded["vlm"], config), WEIGHTS: partial(_save, tensors)}
-        card = make_model_card(loaded, locate(path), form=form)
-    return _write_files(Path(folder), {"README.md": card, **files})
+        card = "\n".join(_write_card(loaded, locate(path), form))
+    return _write_files(Path(folder), {"README.md": f"{card}\n", **files})
 
 
-def _make_description_files(about: Mapping[str, Any], config: dict[str, Any]) -> dict[str, str | bytes]:
+def _make_description_files(about: Metadata, config: dict[str, Any]) -> dict[str, str | bytes]:
     """Returns the files other than the weights, by name."""
     files: dict[str, str | bytes] = {}
     if "preprocess" in about:
@@ -231,9 +219,9 @@ def _make_description_files(about: Mapping[str, Any], config: dict[str, Any]) ->
     return {"config.json": _to_json(config), **files, METADATA: _to_json(metadata)}
 
 
-def _make_generation_config(about: Mapping[str, Any]) -> dict[str, Any]:
+def _make_generation_config(about: Metadata) -> dict[str, Any]:
     """Returns decoding options by Hugging Face's names; lengths include the begin token."""
-    stored = dict(about.get("decoding", {}))
+    stored: Metadata = about.get("decoding", {})
     options = {entry.name: stored[ours] for ours, entry in OPTIONS.items() if ours in stored and "tokens" not in ours}
     options |= {name: stored[name] for name in ("early_stopping",) if stored.get(name)}
     options |= {"do_sample": True} if stored.get("sample") else {}

@@ -5,7 +5,6 @@ import os
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,7 +12,7 @@ from torch import Tensor
 from vlm.checkpoint.hugging_face import from_folder
 from vlm.checkpoint.locate import download, find_best_checkpoint, missing_checkpoint_error
 from vlm.checkpoint.rebuild import MAX_TEXT, check_archive, check_content, convert_errors
-from vlm.checkpoint.stored import check_sizes
+from vlm.checkpoint.stored import Checkpoint, check_sizes
 from vlm.config.names import FORMAT
 from vlm.errors import UserError
 from vlm.io.files import atomic_write, remove_unfinished
@@ -28,7 +27,7 @@ def is_specified(path: Path) -> bool:
     return path.is_dir() and (path / FILE).is_file()
 
 
-def read_specification(folder: Path) -> dict[str, Any]:
+def read_specification(folder: Path) -> Checkpoint:
     """Reads the checkpoint in a folder.
 
     Raises:
@@ -46,7 +45,7 @@ def read_specification(folder: Path) -> dict[str, Any]:
     return about | {"state_dict": {f"model.{name}": tensor for name, tensor in tensors.items()}}
 
 
-def write(path: str | os.PathLike, checkpoint: Mapping[str, Any], *, keep: Path | None = None) -> None:
+def write(path: str | os.PathLike, checkpoint: Checkpoint, *, keep: Path | None = None) -> None:
     """Writes a checkpoint to a temporary file, syncs it and renames it, so that a kill leaves the old one intact.
 
     Args:
@@ -60,18 +59,13 @@ def write(path: str | os.PathLike, checkpoint: Mapping[str, Any], *, keep: Path 
         with atomic_write(path, keep=keep) as file:
             torch.save(dict(checkpoint), file)
     except (OSError, RuntimeError) as fault:  # torch's writer reports a full disk as a RuntimeError
-        reason = _find_reason(fault)
+        cause: BaseException | None = fault
+        while cause is not None and not isinstance(cause, OSError):  # torch may hide the system's error behind another
+            cause = cause.__context__
+        reason = (cause.strerror if isinstance(cause, OSError) else None) or str(fault).splitlines()[0]
         raise UserError(
             f"{path}: cannot write the checkpoint ({reason}); free space or choose another folder", 1
         ) from fault
-
-
-def _find_reason(fault: BaseException) -> str:
-    """Returns the system's reason, which torch may hide behind another error."""
-    first: BaseException | None = fault
-    while first is not None and not isinstance(first, OSError):
-        first = first.__context__
-    return (first.strerror if isinstance(first, OSError) else None) or str(fault).splitlines()[0]
 
 
 GRAPHS_DESCRIPTION = "graphs.json"  # in a folder of graphs written by `vlm export`
@@ -88,7 +82,7 @@ def locate(place: str | os.PathLike) -> Path:
     return find_best_checkpoint(download(place))
 
 
-def read_file(path: str | os.PathLike, dtype: torch.dtype = torch.float32) -> dict[str, Any]:
+def read_file(path: str | os.PathLike, dtype: torch.dtype = torch.float32) -> Checkpoint:
     """Reads a checkpoint to the CPU after verifying its checksums; executes no code of the file.
 
     A Hugging Face folder is converted to a checkpoint, a run's folder means its best checkpoint.
@@ -104,12 +98,19 @@ def read_file(path: str | os.PathLike, dtype: torch.dtype = torch.float32) -> di
     with convert_errors(path):  # torch cannot sum some types
         parts = [part for part in (loaded.get("state_dict"), loaded.get("ema")) if isinstance(part, Mapping)]
         for name, tensor in (item for part in parts for item in part.items()):
-            if isinstance(tensor, Tensor) and _is_in_memory(tensor) and not _is_finite(tensor):
+            if not isinstance(tensor, Tensor) or not tensor.is_cpu:
+                continue
+            if tensor.untyped_storage().nbytes() < tensor.numel() * tensor.element_size():  # `rebuild` refuses it
+                continue
+            # A sum takes one pass and no memory, but may overflow for finite numbers. For 8-bit floats, torch 2.11 has
+            # neither sum nor isfinite.
+            values = tensor.float() if tensor.itemsize == 1 else tensor
+            if not values.sum().isfinite() and not values.isfinite().all():
                 raise UserError(f"{path}: its weights are not finite numbers ({name!s:.100}); use another checkpoint")
     return loaded
 
 
-def _read(path: Path, dtype: torch.dtype) -> dict[str, Any]:
+def _read(path: Path, dtype: torch.dtype) -> Checkpoint:
     if is_published(path):
         return from_folder(open_folder(path), dtype)
     if is_specified(path):
@@ -130,7 +131,7 @@ def _read(path: Path, dtype: torch.dtype) -> dict[str, Any]:
     return _check_format(path, checkpoint)
 
 
-def _check_format(path: Path, checkpoint: Any) -> dict[str, Any]:
+def _check_format(path: Path, checkpoint: Checkpoint | None) -> Checkpoint:
     """Checks the contents of a checkpoint."""
     if not isinstance(checkpoint, dict) or "format" not in checkpoint or "vlm" not in checkpoint:
         raise UserError(f"{path}: was not written by vlm; give a .ckpt file of `vlm train`")
@@ -146,19 +147,7 @@ def _check_format(path: Path, checkpoint: Any) -> dict[str, Any]:
     return checkpoint
 
 
-def inference_weights(checkpoint: Mapping[str, Any]) -> dict[str, Tensor]:
+def inference_weights(checkpoint: Checkpoint) -> dict[str, Tensor]:
     """Returns the weights for inference (the moving average if there is one), by the model's names."""
     stored = {**checkpoint["state_dict"], **checkpoint.get("ema", {})}  # buffers such as counters have no average
     return {name.removeprefix("model."): tensor for name, tensor in stored.items() if name.startswith("model.")}
-
-
-def _is_finite(tensor: Tensor) -> bool:
-    # A sum takes one pass and no memory, but may overflow for finite numbers.
-    if tensor.itemsize == 1:  # 8-bit floats, for which torch 2.11 has neither sum nor isfinite
-        return bool(tensor.float().isfinite().all())
-    return bool(tensor.sum().isfinite()) or bool(tensor.isfinite().all())
-
-
-def _is_in_memory(tensor: Tensor) -> bool:
-    """Returns False for a tensor that claims more numbers than the file contains; `rebuild` refuses those."""
-    return tensor.is_cpu and tensor.untyped_storage().nbytes() >= tensor.numel() * tensor.element_size()

@@ -6,15 +6,16 @@ written last, so that a folder that has it is complete.
 
 import json
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
 
 from vlm.checkpoint.file import GRAPHS_DESCRIPTION
+from vlm.checkpoint.stored import Metadata
 from vlm.data.images.image import Preprocess
 from vlm.data.text.export import list_pieces, make_tokenizer_files
 from vlm.data.text.prompt_form import PromptForm, reads_images_inside_texts
@@ -23,15 +24,17 @@ from vlm.data.text.tokenizer_base import Tokenizer
 from vlm.errors import UserError
 from vlm.models.decoder import Decoder
 from vlm.models.dual_encoder import DualEncoder
-from vlm.models.graphs import LENGTHS, Graph, Port, graphs_of
+from vlm.models.graphs import LENGTHS, Graph, Ports, graphs_of
 
+Content: TypeAlias = str | bytes | Callable[[Path], object]  # content of a file, or a function that writes it
+JsonObject: TypeAlias = dict[str, Any]
 GRAPHS = ("onnx", "pt2")
 PIECES = "pieces.json"
 # Entries in which tasks describe the texts that they read, by the names of their options.
 TEXT_OPTIONS = ("max_len", "pairs", "stride", "longest", "abstains", "marks_shared")
 
 
-def make_graph_files(about: Mapping[str, Any], model: nn.Module, *, form: str) -> dict[str, Any]:
+def make_graph_files(about: Metadata, model: nn.Module, *, form: str) -> dict[str, Content]:
     """Returns the files of an exported model: its graphs, its tokenizer, and graphs.json.
 
     Args:
@@ -43,17 +46,21 @@ def make_graph_files(about: Mapping[str, Any], model: nn.Module, *, form: str) -
         UserError: A package is missing, or a part of the model has no graph.
     """
     if form == "onnx":
-        require_onnx()
+        try:
+            import onnx  # noqa: F401
+            import onnxscript  # noqa: F401
+        except ImportError as fault:
+            missing = str(fault.name).partition(".")[0]
+            raise UserError(f'--to onnx: needs the package {missing}; pip install "vlm-lightning[onnx]"') from fault
     if reads_images_inside_texts(about):
         raise UserError("model: graphs of models with images inside prompts are not supported; use --to safetensors")
     image = Preprocess.from_state(about["preprocess"]).state() if "preprocess" in about else {}
     graphs = graphs_of(model, image_size=image.get("image_size"), embedding=about.get("embedding"))
-    files: dict[str, Any] = {f"{graph.name}.{form}": trace_graph(graph, form=form) for graph in graphs}
-    described = {
-        "format": 1,
-        "task": about["task"],
-        "graphs": {graph.name: _describe_graph(graph, form) for graph in graphs},
-    }
+    files: dict[str, Content] = {f"{graph.name}.{form}": trace_graph(graph, form=form) for graph in graphs}
+    described: JsonObject = {"format": 1, "task": about["task"], "graphs": {}}
+    for graph in graphs:
+        ports = {"inputs": _describe_ports(graph.inputs), "outputs": _describe_ports(graph.outputs)}
+        described["graphs"][graph.name] = {"file": f"{graph.name}.{form}", **ports}
     if image:
         described["image"] = image | {"channels": "RGB", "normalized": "(value / 255 - mean) / std"}
     if "tokenizer" in about:
@@ -71,20 +78,6 @@ def make_graph_files(about: Mapping[str, Any], model: nn.Module, *, form: str) -
     return files | {GRAPHS_DESCRIPTION: json.dumps(described, indent=1, ensure_ascii=False) + "\n"}
 
 
-def require_onnx() -> None:
-    """Checks that the packages that write ONNX are installed.
-
-    Raises:
-        UserError: One is not; the message says how to install them.
-    """
-    try:
-        import onnx  # noqa: F401
-        import onnxscript  # noqa: F401
-    except ImportError as fault:
-        missing = str(fault.name).partition(".")[0]
-        raise UserError(f'--to onnx: needs the package {missing}; pip install "vlm-lightning[onnx]"') from fault
-
-
 def trace_graph(graph: Graph, *, form: str) -> Callable[[Path], object]:
     """Traces a graph; returns the function that writes it to a path.
 
@@ -93,7 +86,8 @@ def trace_graph(graph: Graph, *, form: str) -> Callable[[Path], object]:
     """
     dims = {name: torch.export.Dim(name, min=0 if name == "past" else 1) for name in LENGTHS}
     example = tuple(port.example() for port in graph.inputs.values())
-    shapes = (tuple(_name_dims(port, dims) for port in graph.inputs.values()),)
+    axes = [enumerate(port.shape) for port in graph.inputs.values()]
+    shapes = (tuple({axis: dims[size] for axis, size in sizes if isinstance(size, str)} for sizes in axes),)
     try:
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")  # of the exporter's own internals
@@ -109,28 +103,16 @@ def trace_graph(graph: Graph, *, form: str) -> Callable[[Path], object]:
     return program.save
 
 
-def _name_dims(port: Port, dims: Mapping[str, Any]) -> dict[int, Any]:
-    return {axis: dims[size] for axis, size in enumerate(port.shape) if isinstance(size, str)}
+def _describe_ports(ports: Ports) -> JsonObject:
+    return {
+        name: {"type": str(port.dtype).removeprefix("torch."), "shape": [*port.shape]} for name, port in ports.items()
+    }
 
 
-def _describe_graph(graph: Graph, form: str) -> dict[str, Any]:
-    """Returns the entry of a graph in graphs.json."""
-
-    def as_json(ports: Mapping[str, Port]) -> dict[str, Any]:
-        return {
-            name: {"type": str(port.dtype).removeprefix("torch."), "shape": [*port.shape]}
-            for name, port in ports.items()
-        }
-
-    return {"file": f"{graph.name}.{form}", "inputs": as_json(graph.inputs), "outputs": as_json(graph.outputs)}
-
-
-def _describe_texts(
-    about: Mapping[str, Any], model: Any, graphs: Sequence[Graph], tokenizer: Tokenizer
-) -> dict[str, Any]:
+def _describe_texts(about: Metadata, model: Any, graphs: Sequence[Graph], tokenizer: Tokenizer) -> JsonObject:
     """Returns special tokens, the tokens around the texts that the model reads and writes, and their lengths."""
     ids = {name: getattr(tokenizer, f"{name}_id") for name in ("pad", "bos", "eos", "unk", "mask")}
-    described: dict[str, Any] = {"tokens": ids | {"vocab_size": tokenizer.vocab_size}}
+    described: JsonObject = {"tokens": ids | {"vocab_size": tokenizer.vocab_size}}
     if any("mask" in graph.inputs for graph in graphs):
         limits = {"begin": tokenizer.read_begin, "end": [tokenizer.eos_id]}
         described["reads"] = limits | {name: about[name] for name in TEXT_OPTIONS if name in about}

@@ -3,12 +3,12 @@
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
 from vlm.checkpoint.rebuild import rebuild_shapes
-from vlm.checkpoint.stored import check_sizes
+from vlm.checkpoint.stored import Checkpoint, check_sizes
 from vlm.config.names import FORMAT
 from vlm.data.images.hugging_face import read_preprocess
 from vlm.data.text.hugging_face import read_tokenizer
@@ -20,8 +20,9 @@ from vlm.models.pretrained.architecture import Spec, read_class_names
 from vlm.models.pretrained.fields import Fields, choice, flag, integer, number, refuse_unread_keys
 from vlm.models.pretrained.folder import Folder, FolderSpecification, specify
 from vlm.models.pretrained.load import convert_hugging_face, count_stored_classes
-from vlm.nn.image_size import ImageSize, plain, sides
+from vlm.nn.image_size import plain, sides
 
+Options: TypeAlias = dict[str, Any]  # values by name, as checkpoints store them
 # Options of vlm, each with its field in generation_config.json.
 OPTIONS = {
     "beam": integer("num_beams", high=1024),
@@ -62,7 +63,7 @@ NEUTRAL = {
 DEFAULT_LENGTH = 20  # default number of tokens, if a folder states none
 
 
-def read_decoding_defaults(generation: Fields, *, prompted: bool) -> dict[str, Any]:
+def read_decoding_defaults(generation: Fields, *, prompted: bool) -> Options:
     """Returns the defaults in a folder's generation_config.json.
 
     Args:
@@ -73,10 +74,14 @@ def read_decoding_defaults(generation: Fields, *, prompted: bool) -> dict[str, A
     for name, neutral in UNSUPPORTED.items():
         if generation.get(name) not in neutral:
             raise generation.error(name, "which vlm does not support")
-    defaults = {} if prompted else {"max_tokens": DEFAULT_LENGTH, **_read_lengths(generation)}
+    defaults: Options = {}
+    if not prompted:  # stated lengths include the begin token
+        stated = {f"{end}_tokens": generation.read(integer(f"{end}_length", low=0)) for end in ("max", "min")}
+        lengths = {ours: length - 1 for ours, length in stated.items() if length and length > 1}
+        defaults = {"max_tokens": DEFAULT_LENGTH, **lengths}
     defaults |= {"early_stopping": generation.read(EARLY_STOPPING) or False, "end_counts": True}
-    stated = {ours: generation.read(option) for ours, option in OPTIONS.items()}
-    defaults |= {ours: value for ours, value in stated.items() if value is not None}
+    options = {ours: generation.read(option) for ours, option in OPTIONS.items()}
+    defaults |= {ours: value for ours, value in options.items() if value is not None}
     defaults = {ours: value for ours, value in defaults.items() if value != 0 or ours != "min_tokens"}
     defaults |= _read_ends_and_bans(generation)
     if generation.read(flag("do_sample")):
@@ -86,7 +91,7 @@ def read_decoding_defaults(generation: Fields, *, prompted: bool) -> dict[str, A
     return defaults
 
 
-def _read_ends_and_bans(generation: Fields) -> dict[str, Any]:
+def _read_ends_and_bans(generation: Fields) -> Options:
     """Returns whether the last token must be the end token, and the tokens that are never generated.
 
     A ban applies before probabilities are computed, as with `renormalize_logits`, which Marian's folders state.
@@ -101,19 +106,13 @@ def _read_ends_and_bans(generation: Fields) -> dict[str, Any]:
     return ({} if end is None else {"forced_end": True}) | ({"never": tokens} if tokens else {})
 
 
-def _read_lengths(generation: Fields) -> dict[str, int]:
-    """Converts stated lengths, which include the begin token, to numbers of tokens without it."""
-    read = {f"{end}_tokens": generation.read(integer(f"{end}_length", low=0)) for end in ("max", "min")}
-    return {ours: length - 1 for ours, length in read.items() if length and length > 1}
-
-
 MODULES, SENTENCE_BERT_CONFIG = "modules.json", "sentence_bert_config.json"
 POOLINGS = {"mean": "mean", "cls": "first"}  # sentence-transformers' name -> vlm's
 OLD_POOLINGS = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls"}  # as in most published folders
 ORDER = (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"])
 
 
-def read_embedding(folder: Folder) -> dict[str, Any]:
+def read_embedding(folder: Folder) -> Options:
     """Returns pooling, normalisation and longest text of a folder, as in a checkpoint; empty for any other folder.
 
     Raises:
@@ -172,7 +171,7 @@ LONGEST_TEXT = 256  # default number of tokens that a model writes after a promp
 WINDOW, STRIDE, LONGEST = 384, 128, 30  # default tokens of a window, of its step and of the longest answer
 
 
-def from_folder(folder: Folder, dtype: torch.dtype = torch.float32) -> dict[str, Any]:
+def from_folder(folder: Folder, dtype: torch.dtype = torch.float32) -> Checkpoint:
     """Converts a folder to a checkpoint; executes none of its code and fetches nothing.
 
     Args:
@@ -202,7 +201,7 @@ def from_folder(folder: Folder, dtype: torch.dtype = torch.float32) -> dict[str,
         return {"format": FORMAT, "vlm": about, "state_dict": weights, "global_step": 0, "epoch": -1}
 
 
-def describe_folder(folder: Folder, *, images_only: bool = False) -> tuple[FolderSpecification, dict[str, Any]]:
+def describe_folder(folder: Folder, *, images_only: bool = False) -> tuple[FolderSpecification, Options]:
     """Returns a folder's model and what a checkpoint holds besides weights, which are not read.
 
     Args:
@@ -212,16 +211,23 @@ def describe_folder(folder: Folder, *, images_only: bool = False) -> tuple[Folde
     """
     with _report_first_fault(folder):
         specified = specify(folder)
-        about: dict[str, Any] = {"task": specified.task, "scores": {}, "origin": folder.origin}
+        about: Options = {"task": specified.task, "scores": {}, "origin": folder.origin}
         if any("image_size" in part["args"] for part in specified.parts.values()):
             preprocess = read_preprocess(folder)
             specified = specify(folder, image_size=preprocess.image_size)
-            _check_images(folder, preprocess.image_size, specified.parts["encoder"])
+            size, read = preprocess.image_size, specified.parts["encoder"]["args"]["image_size"]
+            if plain(size) != read:
+                raise UserError(
+                    f"{folder}: the preprocessor makes images of {plain(size)} pixels, the model reads {read}; use the "
+                    "preprocessor_config.json that it was trained with"
+                )
             about["preprocess"] = preprocess.state()
         about["model"] = specified.model
         with suppress(*((UserError,) if images_only and "text_encoder" in specified.parts else ())):
             about |= _describe_texts(folder, specified)
-        about |= _describe_embedding(folder, specified)
+        embedding = read_embedding(folder)
+        if specified.parts.keys() == {"encoder"} and (specified.model is None or embedding):  # used for its vectors
+            about |= {"task": "embedding", "model": specified.parts["encoder"], **embedding}
         if about["task"] in TASKS_WITH_CLASSES:
             about["classes"] = read_class_names(folder.config)
         if about["task"] == "text_classification":
@@ -251,17 +257,9 @@ def _report_first_fault(folder: Folder) -> Iterator[None]:
         ) from fault
 
 
-def _check_images(folder: Folder, size: ImageSize, encoder: Spec) -> None:
-    if plain(size) != (read := encoder["args"]["image_size"]):
-        raise UserError(
-            f"{folder}: the preprocessor makes images of {plain(size)} pixels, the model reads {read}; use the "
-            "preprocessor_config.json that it was trained with"
-        )
-
-
-def _describe_texts(folder: Folder, specified: FolderSpecification) -> dict[str, Any]:
+def _describe_texts(folder: Folder, specified: FolderSpecification) -> Options:
     """Returns tokenizer, lengths and decoding options of a model that reads or writes texts."""
-    about: dict[str, Any] = {}
+    about: Options = {}
     *_, (place, texts) = specified.parts.items()  # the decoder, or the only part
     if "vocab_size" not in texts["args"]:
         return about
@@ -276,7 +274,10 @@ def _describe_texts(folder: Folder, specified: FolderSpecification) -> dict[str,
     if specified.task == "translation":
         about |= {"max_len": specified.parts["encoder"]["args"]["max_len"], "pairs": False}
     if isinstance(tokenizer, JsonTokenizer) and folder.architecture.image is not None and specified.model is not None:
-        about["form"] = read_form(folder, tokenizer, _count_states(specified.model["args"]["encoder"])).state()
+        encoder = specified.model["args"]["encoder"]
+        example = torch.empty(1, 3, *sides(encoder["args"]["backbone"]["args"]["image_size"]), device="meta")
+        states = rebuild_shapes(encoder)(example).states.shape[1]  # of an image
+        about["form"] = read_form(folder, tokenizer, states).state()
         about["max_tokens"] = min(LONGEST_TEXT, about["max_tokens"])
     elif specified.task == "language_modeling" and (form := read_text_form(folder, tokenizer)) is not None:
         about["form"] = form.state()
@@ -294,20 +295,6 @@ def _describe_texts(folder: Folder, specified: FolderSpecification) -> dict[str,
             if outside := [id for id in about["decoding"].get(name, ()) if id >= tokenizer.vocab_size]:
                 raise generation.error(stated, f"but {outside[0]} is outside the vocabulary")
     return about
-
-
-def _describe_embedding(folder: Folder, specified: FolderSpecification) -> dict[str, Any]:
-    """Returns the entries of an encoder used for its vectors: one without a head, or of sentence-transformers."""
-    stated = read_embedding(folder)
-    if specified.parts.keys() != {"encoder"} or (specified.model is not None and not stated):
-        return {}
-    return {"task": "embedding", "model": specified.parts["encoder"], **stated}
-
-
-def _count_states(encoder: Spec) -> int:
-    """Returns the number of states that an encoder computes for an image."""
-    size = encoder["args"]["backbone"]["args"]["image_size"]
-    return rebuild_shapes(encoder)(torch.empty(1, 3, *sides(size), device="meta")).states.shape[1]
 
 
 def _read_matching_tokenizer(folder: Folder, texts: Spec) -> Tokenizer:

@@ -4,7 +4,6 @@ import os
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 from vlm.checkpoint.file import inference_weights, locate, read_file
 from vlm.checkpoint.locate import PREFIX, download
 from vlm.checkpoint.rebuild import NoDraws, SizeLimit, convert_errors, rebuild, rebuild_shapes
+from vlm.checkpoint.stored import Checkpoint
 from vlm.errors import UserError
 from vlm.models.pretrained.load import convert_hugging_face, is_published, open_folder
 from vlm.nn.lora import is_adapter, merge_adapters
@@ -81,27 +81,18 @@ def match_part(stored: Mapping[str, Tensor], ours: Mapping[str, Tensor], part: s
     return head, fitting[head]
 
 
-def add_base(path: Path, loaded: dict[str, Any], *, merge: bool) -> dict[str, Any]:
-    """Adds the weights of the base to a checkpoint of adapters; returns other checkpoints unchanged.
+def _merge_base(path: Path, loaded: Checkpoint, merged: bool) -> Checkpoint:
+    """Adds the weights of the base to a checkpoint of adapters.
 
-    Args:
-        merge: See `vlm.checkpoint.load.read`.
     Raises:
         UserError: The base is missing, or has other weights than the adapters were trained on.
     """
-    with convert_errors(path):
-        about = dict(loaded["vlm"])
-        entry = about.pop(ADAPTERS, None)
-        return loaded if entry is None else _merge_base(path, loaded | {"vlm": about, ADAPTERS: entry}, merge)
-
-
-def _merge_base(path: Path, loaded: dict[str, Any], merged: bool) -> dict[str, Any]:
     model = rebuild_shapes(loaded["vlm"]["model"])
     state: dict[str, Tensor] = {}
     for part, base in sorted(loaded[ADAPTERS]["base"].items()):
         place = find_base(str(base["place"]), path)
-        tensors, found_hash = read_base_weights(model, part, place)
-        if found_hash != base["hash"]:
+        tensors, base_hash = read_base_weights(model, part, place)
+        if base_hash != base["hash"]:
             raise UserError(
                 f"{path}: its adapters were trained on other weights than {place} has now; restore the former weights"
             )
@@ -137,7 +128,7 @@ def describe_bases(model: nn.Module, places: Mapping[str, str]) -> tuple[dict[st
     return bases, names
 
 
-def strip_training_state(path: Path, loaded: Mapping[str, Any]) -> dict[str, Any]:
+def strip_training_state(path: Path, loaded: Checkpoint) -> Checkpoint:
     """Returns a checkpoint whose adapters are merged into the weights, without training state.
 
     Raises:
@@ -151,7 +142,7 @@ def strip_training_state(path: Path, loaded: Mapping[str, Any]) -> dict[str, Any
 __all__ = ["build_model", "load_model", "locate", "read"]
 
 
-def read(path: str | os.PathLike, *, merge: bool = True, dtype: torch.dtype = torch.float32) -> dict[str, Any]:
+def read(path: str | os.PathLike, *, merge: bool = True, dtype: torch.dtype = torch.float32) -> Checkpoint:
     """Reads a checkpoint with `read_file`; adds the weights of the base to a checkpoint of adapters.
 
     Args:
@@ -161,10 +152,14 @@ def read(path: str | os.PathLike, *, merge: bool = True, dtype: torch.dtype = to
         UserError: As in `read_file`, or the base of adapters is missing or different.
     """
     path = locate(path)
-    return add_base(path, read_file(path, dtype), merge=merge)
+    loaded = read_file(path, dtype)
+    with convert_errors(path):
+        about = dict(loaded["vlm"])
+        entry = about.pop(ADAPTERS, None)
+        return loaded if entry is None else _merge_base(path, loaded | {"vlm": about, ADAPTERS: entry}, merge)
 
 
-def build_model(checkpoint: Mapping[str, Any], *, trust: str | Sequence[str] | None = None) -> nn.Module:
+def build_model(checkpoint: Checkpoint, *, trust: str | Sequence[str] | None = None) -> nn.Module:
     """Builds the model of a checkpoint, bounded by the size of its weights, which are not loaded.
 
     Args:
@@ -176,7 +171,7 @@ def build_model(checkpoint: Mapping[str, Any], *, trust: str | Sequence[str] | N
 
 
 def load_model(
-    checkpoint: Mapping[str, Any], *, trust: str | Sequence[str] | None = None, dtype: torch.dtype = torch.float32
+    checkpoint: Checkpoint, *, trust: str | Sequence[str] | None = None, dtype: torch.dtype = torch.float32
 ) -> nn.Module:
     """Rebuilds the model of a checkpoint with its weights, in evaluation mode.
 
@@ -202,7 +197,7 @@ def load_model(
     return model.to(dtype).eval()
 
 
-def _build(checkpoint: Mapping[str, Any], trust: str | Sequence[str] | None, state: Mapping[str, Tensor]) -> nn.Module:
+def _build(checkpoint: Checkpoint, trust: str | Sequence[str] | None, state: Mapping[str, Tensor]) -> nn.Module:
     try:
         with SizeLimit(state):
             return rebuild(checkpoint["vlm"]["model"], trust=trust)

@@ -25,17 +25,6 @@ def run_folders(runs: Path) -> list[Path]:
     return sorted(saved, key=lambda folder: saved[folder], reverse=True)
 
 
-def newest_run() -> Path:
-    """Returns the folder of the newest run.
-
-    Raises:
-        UserError: There is no run with a checkpoint.
-    """
-    if folders := run_folders(RUNS):
-        return folders[0]
-    raise UserError(f"{LAST}: there is no run with a checkpoint under {RUNS}/; name a run's folder or a .ckpt file")
-
-
 def possible_folders(place: str | os.PathLike[str]) -> list[Path]:
     """Returns the folders that a path or the name of runs may mean: the path itself, then the name under RUNS."""
     path = Path(place)
@@ -49,7 +38,9 @@ def find_run(place: str | os.PathLike[str]) -> Path:
         UserError: There is no run, for `last`.
     """
     if os.fspath(place) == LAST:
-        return newest_run()
+        if folders := run_folders(RUNS):
+            return folders[0]
+        raise UserError(f"{LAST}: there is no run with a checkpoint under {RUNS}/; name a run's folder or a .ckpt file")
     path = Path(place)
     if path.is_file() or any((path / name).exists() for name in COMPLETE):
         return path

@@ -42,28 +42,18 @@ class TokenizerFile(Folder):
         return str(self.file(name))
 
 
-def is_tokenizer(path: Path) -> bool:
-    """Returns True for a JSON file, or a folder with files of a tokenizer."""
-    return (path.suffix == ".json" and path.is_file()) or any((path / name).is_file() for name in FILES)
-
-
-def read_tokenizer_files(path: Path) -> Tokenizer:
-    """Reads a folder or a tokenizer.json.
+def read_tokenizer_files(path: Path, folder: Folder) -> Tokenizer:
+    """Reads a tokenizer from a folder of its files.
 
     The begin and the end of a text are the tokenizer's bos_token and eos_token, or else its cls_token and sep_token. A
     tokenizer without a begin or padding uses its end token.
 
+    Args:
+        path: The folder or the tokenizer.json, for messages.
     Raises:
-        UserError: It is damaged, has no end token, or a part of it cannot be represented; the message names the part.
+        UserError: It has no end token, or a part of it cannot be represented; the message names the part.
+        AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError: It is damaged.
     """
-    try:
-        return _read(path, TokenizerFile(path) if path.is_file() else Folder(path))
-    except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as fault:
-        reason = f"it has no {fault}" if isinstance(fault, KeyError) else fault
-        raise UserError(f"{path}: the tokenizer cannot be read ({reason}); save it again") from fault
-
-
-def _read(path: Path, folder: Folder) -> Tokenizer:
     pieces = _read_pieces(folder)
     special = {role: _find_special_id(folder, role, pieces) for role in TOKEN_KEYS}
     if (end := special["eos"]) is None:
@@ -184,8 +174,13 @@ class PretrainedTokenizer(Tokenizer):
         place = Path(self.path)
         if is_published(place) and (folder := open_folder(place)).is_supported:
             return read_tokenizer(folder)
-        if is_tokenizer(place):
-            return read_tokenizer_files(place)
+        is_file = place.suffix == ".json" and place.is_file()
+        if is_file or any((place / name).is_file() for name in FILES):
+            try:
+                return read_tokenizer_files(place, TokenizerFile(place) if is_file else Folder(place))
+            except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as fault:
+                reason = f"it has no {fault}" if isinstance(fault, KeyError) else fault
+                raise UserError(f"{place}: the tokenizer cannot be read ({reason}); save it again") from fault
         path = locate(self.path)
         if not path.is_file() and not is_specified(path):
             what = "has no supported tokenizer" if path.exists() else "no such file or folder"

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from vlm.checkpoint.stored import Checkpoint, Metadata
 from vlm.config.names import MODELS, modules
 from vlm.config.target import suggest_trust
 from vlm.errors import UserError
@@ -63,7 +64,7 @@ def _is_allowed_global(name: str) -> bool:
     return name in GLOBALS or (kind.isidentifier() and is_type)
 
 
-def check_content(content: Any) -> None:
+def check_content(content: Checkpoint) -> None:
     """Checks that the loaded contents have a bounded size.
 
     Raises:
@@ -81,20 +82,16 @@ def check_content(content: Any) -> None:
         else:
             inside = []
             text += len(value) if isinstance(value, str) else 0
-            _check_leaf(value)
+            if isinstance(value, Tensor):
+                plain = value.layout is torch.strided and value.is_cpu and not value.is_quantized
+                # An expanded tensor can have any size at no cost, but copying it is expensive.
+                if not plain or value.numel() * value.element_size() > value.untyped_storage().nbytes():
+                    raise ValueError("a tensor claims more than it holds")
+            elif isinstance(value, int) and value.bit_length() > 64:
+                raise ValueError("a number is too large")
         waiting += ((child, depth + 1) for child in inside)
         if values + len(waiting) > MAX_VALUES or depth > MAX_DEPTH or text > MAX_TEXT:
             raise ValueError("unfolds into more than a checkpoint needs")
-
-
-def _check_leaf(value: Any) -> None:
-    if isinstance(value, Tensor):
-        plain = value.layout is torch.strided and value.is_cpu and not value.is_quantized
-        # An expanded tensor can have any size at no cost, but copying it is expensive.
-        if not plain or value.numel() * value.element_size() > value.untyped_storage().nbytes():
-            raise ValueError("a tensor claims more than it holds")
-    elif isinstance(value, int) and value.bit_length() > 64:
-        raise ValueError("a number is too large")
 
 
 @contextmanager
@@ -117,7 +114,7 @@ def convert_errors(path: str | os.PathLike) -> Iterator[None]:
 MAX_PARTS = 1000  # of a specification, which may refer to the same part repeatedly
 
 
-def rebuild(spec: Mapping[str, Any], *, trust: str | Sequence[str] | None = None) -> nn.Module:
+def rebuild(spec: Metadata, *, trust: str | Sequence[str] | None = None) -> nn.Module:
     """Builds a module from {"name": "ViT", "args": {...}}; arguments may be such nodes too.
 
     Args:
@@ -128,7 +125,7 @@ def rebuild(spec: Mapping[str, Any], *, trust: str | Sequence[str] | None = None
     return _build(spec, (trust,) if isinstance(trust, str) else tuple(trust or ()), count())
 
 
-def _build(spec: Mapping[str, Any], trust: Sequence[str], built: Iterator[int]) -> nn.Module:
+def _build(spec: Metadata, trust: Sequence[str], built: Iterator[int]) -> nn.Module:
     if next(built) >= MAX_PARTS:
         raise UserError(f"the checkpoint's specification has more than {MAX_PARTS:,} parts; use another checkpoint")
     args = dict(spec["args"])
@@ -164,19 +161,11 @@ def _find_class(name: Any, trust: Sequence[str]) -> type[nn.Module]:
     return kind
 
 
+FACTORIES = {torch.empty, torch.zeros, torch.ones, torch.rand, torch.randn, torch.full, torch.arange, torch.linspace}
+
+
 class SizeLimit(TorchFunctionMode):
     """Stops a specification from allocating more memory, or building more parts, than the stored weights need."""
-
-    FACTORIES = (
-        torch.empty,
-        torch.zeros,
-        torch.ones,
-        torch.rand,
-        torch.randn,
-        torch.full,
-        torch.arange,
-        torch.linspace,
-    )
 
     def __init__(self, state: Mapping[str, Tensor]) -> None:
         super().__init__()
@@ -188,7 +177,7 @@ class SizeLimit(TorchFunctionMode):
         self.tensors = 2 * len(state) + 100
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in self.FACTORIES:
+        if func in FACTORIES:
             sizes = [a for a in args if isinstance(a, int | tuple | list)]
             count = 1
             for size in sizes:
@@ -201,7 +190,7 @@ class SizeLimit(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def rebuild_shapes(spec: Mapping[str, Any]) -> nn.Module:
+def rebuild_shapes(spec: Metadata) -> nn.Module:
     """Builds a module as `rebuild` does, on the device "meta": parameters have names and shapes, but no values.
 
     Raises:
@@ -212,19 +201,14 @@ def rebuild_shapes(spec: Mapping[str, Any]) -> nn.Module:
         return rebuild(spec)
 
 
+DRAWS = {torch.Tensor.normal_, torch.Tensor.uniform_, nn.init.normal_, nn.init.uniform_}
+DRAWS |= {nn.init.kaiming_normal_, nn.init.kaiming_uniform_}
+
+
 class NoDraws(TorchFunctionMode):
     """Skips the random initialisation of weights that are loaded anyway: seconds for large models."""
 
-    DRAWS = (
-        torch.Tensor.normal_,
-        torch.Tensor.uniform_,
-        nn.init.normal_,
-        nn.init.uniform_,
-        nn.init.kaiming_normal_,
-        nn.init.kaiming_uniform_,
-    )
-
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func not in self.DRAWS:
+        if func not in DRAWS:
             return func(*args, **(kwargs or {}))
         return args[0] if args else (kwargs or {})["tensor"]

@@ -6,7 +6,6 @@ Position embeddings of patches are interpolated to another image size.
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 from vlm.checkpoint.file import inference_weights
 from vlm.checkpoint.load import locate, match_part, read
 from vlm.data.text.hugging_face import check_tokens
+from vlm.data.text.tokenizer_base import Tokenizer
 from vlm.errors import UserError
 from vlm.models.pretrained.folder import Folder
 from vlm.models.pretrained.load import group_names, is_published, load_hugging_face, open_folder
@@ -22,7 +22,7 @@ from vlm.nn.position import GridPositions, interpolate_grid
 
 
 def start_from(
-    model: nn.Module, places: Mapping[str, str], tokenizer: Any = None, typed: Sequence[str] = ()
+    model: nn.Module, places: Mapping[str, str], tokenizer: Tokenizer | None = None, typed: Sequence[str] = ()
 ) -> list[str]:
     """Copies weights into a model, or into parts of it.
 
@@ -51,7 +51,7 @@ def start_from(
     return lines
 
 
-def _load_folder(model: nn.Module, folder: Folder, key: str, tokenizer: Any) -> list[str]:
+def _load_folder(model: nn.Module, folder: Folder, key: str, tokenizer: Tokenizer | None) -> list[str]:
     try:
         # An image encoder may come from a folder that also has a text encoder, such as CLIP's.
         images_only = "text_encoder" in folder.parts and not hasattr(model, "text_encoder")
@@ -64,7 +64,7 @@ def _load_folder(model: nn.Module, folder: Folder, key: str, tokenizer: Any) -> 
         raise UserError("\n".join(line if line.startswith(" ") else f"{key}: {line}" for line in lines)) from fault
 
 
-def _load_checkpoint(model: nn.Module, part: str, key: str, path: Path, tokenizer: Any) -> list[str]:
+def _load_checkpoint(model: nn.Module, part: str, key: str, path: Path, tokenizer: Tokenizer | None) -> list[str]:
     loaded = read(path)
     stored, state = inference_weights(loaded), model.state_dict()
     head, fitting = match_part(stored, state, part)
@@ -73,7 +73,11 @@ def _load_checkpoint(model: nn.Module, part: str, key: str, path: Path, tokenize
             f"{key}: no weight in {path} fits {part or 'the model'} ({type(model).__name__}); "
             "give a checkpoint of a model that has this part with the same sizes"
         )
-    foreign = _find_token_tables(model, loaded, tokenizer)
+    theirs, foreign = loaded["vlm"].get("tokenizer"), set[str]()  # weights with a row for each of other tokens
+    fingerprint = theirs.get("fingerprint") if isinstance(theirs, Mapping) else None
+    if tokenizer is not None and fingerprint != tokenizer.fingerprint:
+        tables = [f"{name}.weight" for name, layer in model.named_modules() if isinstance(layer, nn.Embedding)]
+        foreign = {name for name in tables if model.get_parameter(name).shape[0] == tokenizer.vocab_size}
     tensors = {name: stored[head + name] for name in fitting - foreign}
     size = loaded["vlm"].get("preprocess", {}).get("image_size", 1)
     tensors |= _interpolate_positions(model, stored, head, size)
@@ -99,16 +103,6 @@ def _interpolate_positions(
                 before = positions.before
                 tensors[f"{name}.weight"] = interpolate_grid(table, positions.grid, before=before, image_size=size)
     return tensors
-
-
-def _find_token_tables(model: nn.Module, loaded: Mapping[str, Any], tokenizer: Any) -> set[str]:
-    """Returns the names of weights with one row per token, if the file's token ids differ from the run's."""
-    theirs = loaded["vlm"].get("tokenizer")
-    same = tokenizer is None or (isinstance(theirs, Mapping) and theirs.get("fingerprint") == tokenizer.fingerprint)
-    if same:
-        return set()
-    tables = [f"{name}.weight" for name, layer in model.named_modules() if isinstance(layer, nn.Embedding)]
-    return {name for name in tables if model.get_parameter(name).shape[0] == tokenizer.vocab_size}
 
 
 def _report(

@@ -42,7 +42,8 @@ def evaluate(
     from vlm.evaluation.report.evaluation import check_no_results
     from vlm.io.output import output_folder
     from vlm.io.terminal import PIPE_WIDTH, fold
-    from vlm.training.run.evaluate import evaluate_checkpoint, unreadable_limit
+    from vlm.training.callbacks.bad_samples import LIMIT
+    from vlm.training.run.evaluate import evaluate_checkpoint
     from vlm.training.run.run import save_results
     from vlm.training.run.train import column_note, format_score_table, split_note
 
@@ -60,7 +61,8 @@ def evaluate(
             checkpoint, overrides or [], stack, split=split, device=device, batch_size=batch_size, trust=trust
         )
         unreadable, used = task.evaluation.unreadable, task.evaluation.used
-        limit = unreadable_limit(config)
+        callback = config.get("callbacks", {}).get("bad_samples", {})
+        limit = 1.0 if callback is None else callback.get("limit", LIMIT)  # as in the run's training
         failed = len(unreadable) > limit * (used + len(unreadable))
         seen_note = "\n(the model was trained on these samples: its scores on new ones are lower)"
         note = seen_note if task.trained.has_seen_samples else split_note(config, results)

@@ -32,7 +32,7 @@ class StepLoader(DataLoader):
     state is kept: a step ends where the trainer ends it, at a multiple of `accumulate_grad_batches` or with the epoch.
 
     Attributes:
-        asked: Time of the request for the last batch, by time.perf_counter.
+        requested_at: Time of the request for the last batch, by time.perf_counter.
         waited: Seconds that training has waited for batches.
     Args:
         trainer: The trainer of the task.
@@ -41,7 +41,7 @@ class StepLoader(DataLoader):
 
     def __init__(self, trainer: L.Trainer, dataset: Any, **options: Any) -> None:
         self.trainer = trainer
-        self.asked = self.waited = 0.0
+        self.requested_at = self.waited = 0.0
         super().__init__(dataset, **options)
 
     def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
@@ -49,12 +49,12 @@ class StepLoader(DataLoader):
 
     def _measure_wait(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         while True:
-            self.asked = time.perf_counter()
+            self.requested_at = time.perf_counter()
             try:
                 batch = next(batches)
             except StopIteration:
                 return
-            self.waited += time.perf_counter() - self.asked
+            self.waited += time.perf_counter() - self.requested_at
             yield batch
 
     def _by_step(self, batches: Iterator[Batch]) -> Iterator[Batch]:

@@ -151,7 +151,7 @@ class Captioning(ImageTextTask):
 
     def evaluation_results(self, split: str, loss: float, *, final: bool) -> dict[str, float]:
         self.search.end()
-        results = self.metrics.compute() | self.grounding.results(loss, self.summed)
+        results = self.metrics.compute() | self.grounding.results(loss, self.sum_over_ranks)
         results |= self.critic.faults(self.metrics.first) if self.critic else {}
         if final:
             results |= self.metrics.compute_test_scores(self.data.split("train"), seed=self.seed)

@@ -91,7 +91,7 @@ class ImageQuestions(ImageTextTask):
         return [[answer.text for answer in answers] for answers in by_image]
 
     def evaluation_results(self, split: str, loss: float, *, final: bool) -> dict[str, float]:
-        results = self.answers.compute() | self.grounding.results(loss, self.summed)
+        results = self.answers.compute() | self.grounding.results(loss, self.sum_over_ranks)
         if final:
             train = islice(self.data.split("train").records(), READ)
             results |= self.answers.controls(question for record in train for question in record["questions"])

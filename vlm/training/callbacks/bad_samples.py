@@ -1,12 +1,13 @@
 """Skips and counts unreadable training samples, and stops the run if there are too many."""
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import cast
 
 import lightning as L
 import torch.distributed as dist
+from lightning.pytorch.utilities.types import STEP_OUTPUT
 
-from vlm.data.batch import BadSample
+from vlm.data.batch import BadSample, Batch
 from vlm.errors import Share, SharedError, printable
 from vlm.training.step.task import Task
 
@@ -26,10 +27,10 @@ class BadSamples(L.Callback):
         self.reasons: dict[str, str] = {}
         self._unsent: list[BadSample] = []  # found by this rank and not yet sent to the other ranks
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, dict[str, str]]:
         return {"reasons": self.reasons}
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: dict[str, dict[str, str]]) -> None:
         self.reasons = dict(state_dict["reasons"])
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -41,14 +42,18 @@ class BadSamples(L.Callback):
             print(f"skipped in validation: {printable(reason)}", flush=True)
 
     def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: STEP_OUTPUT, batch: Batch, batch_idx: int
     ) -> None:
         self._unsent += batch.bad
         step = cast(Task, pl_module).step
         if trainer.world_size > 1 and not step.bad_samples:  # no rank has reported any
             return
-        bad, self._unsent, step.bad_samples = _gather_samples(trainer, self._unsent), [], 0
-        new = [sample for sample in bad if sample.id not in self.reasons]
+        bad = [self._unsent]
+        if trainer.world_size > 1:  # all ranks have those of all ranks, so that they stop together
+            bad = [[] for _ in range(trainer.world_size)]
+            dist.all_gather_object(bad, self._unsent)
+        self._unsent, step.bad_samples = [], 0
+        new = [sample for samples in bad for sample in samples if sample.id not in self.reasons]
         self.reasons |= {sample.id: sample.reason for sample in new}
         if new and trainer.is_global_zero:
             pl_module.print("\n".join(f"skipped: {printable(sample.reason)}" for sample in new))
@@ -87,12 +92,3 @@ def check_unreadable(reasons: Sequence[str], samples: int, limit: float) -> None
 
 def _count_samples(trainer: L.Trainer) -> int:
     return len(trainer.datamodule.split("train"))  # type: ignore[attr-defined]
-
-
-def _gather_samples(trainer: L.Trainer, bad: Sequence[BadSample]) -> Sequence[BadSample]:
-    """Returns the unreadable samples of all ranks, so that all ranks stop together."""
-    if trainer.world_size == 1:
-        return bad
-    gathered: list[Sequence[BadSample]] = [[] for _ in range(trainer.world_size)]
-    dist.all_gather_object(gathered, bad)
-    return [sample for part in gathered for sample in part]

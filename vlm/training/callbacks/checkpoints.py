@@ -4,7 +4,7 @@ import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal, TypeAlias, cast
 
 import lightning as L
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from vlm.checkpoint import file as save
 from vlm.checkpoint import load as ckpt
+from vlm.checkpoint.stored import Checkpoint
 from vlm.errors import Count, Range, SharedError, did_you_mean, find_similar
 from vlm.training.step.fsdp import like
 from vlm.training.step.lightning_private import as_between_batches, log_step_now, validates
@@ -21,13 +22,9 @@ from vlm.training.step.step import accumulates
 from vlm.training.step.task import Task
 
 LAST, PREVIOUS, BEST = "last.ckpt", "previous.ckpt", "best.ckpt"
-TRAINING_STATE = (
-    "optimizer_states",
-    "lr_schedulers",
-    "loops",
-    "callbacks",
-    "ema",
-)  # checkpoint entries that only training reads
+MetricState: TypeAlias = dict[str, Any]  # state of a callback that watches a metric
+# Checkpoint entries that only training reads.
+TRAINING_STATE = ("optimizer_states", "lr_schedulers", "loops", "callbacks", "ema")
 
 
 class VerifiedIO(CheckpointIO):
@@ -40,7 +37,7 @@ class VerifiedIO(CheckpointIO):
     def __init__(self) -> None:
         self._verified: set[Path] = set()
 
-    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | os.PathLike, storage_options: Any = None) -> None:
+    def save_checkpoint(self, checkpoint: Checkpoint, path: str | os.PathLike, storage_options: Any = None) -> None:
         resolved = Path(path).resolve()
         keep = resolved.with_name(PREVIOUS) if resolved.name == LAST and resolved in self._verified else None
         save.write(path, strip_training_state(checkpoint) if resolved.name == BEST else checkpoint, keep=keep)
@@ -48,7 +45,7 @@ class VerifiedIO(CheckpointIO):
 
     def load_checkpoint(
         self, path: str | os.PathLike, map_location: Any = None, weights_only: bool | None = None
-    ) -> dict[str, Any]:
+    ) -> Checkpoint:
         checkpoint = ckpt.read(path, merge=False)
         self._verified.add(Path(path).resolve())
         return checkpoint
@@ -74,10 +71,10 @@ class Checkpoints(L.Callback):
         self.folder: Path | None = None
         self._saved_step, self._validation_due = -1, False
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> MetricState:
         return {"best_score": self.best_score, "monitor": self.monitor, "mode": self.mode}
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: MetricState) -> None:
         if same_metric(self, state_dict):
             self.best_score = state_dict["best_score"]
 
@@ -113,7 +110,7 @@ class Checkpoints(L.Callback):
         self._validation_due = False
         self._saved_step = trainer.global_step
 
-    def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+    def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: Checkpoint) -> None:
         cast(Task, pl_module).step.read_check()
         refuse_non_finite(trainer, checkpoint)
         as_between_batches(
@@ -156,12 +153,12 @@ class Checkpoints(L.Callback):
         self.save_last(trainer)
 
 
-def same_metric(callback: Any, state: Mapping[str, Any]) -> bool:
+def same_metric(callback: "Checkpoints | EarlyStopping", state: MetricState) -> bool:
     """Returns True if a callback's stored state is of its current metric, which a resumed run may change."""
     return all(state.get(name, getattr(callback, name)) == getattr(callback, name) for name in ("monitor", "mode"))
 
 
-def missing_metric_error(key: str, metric: str, scores: Mapping[str, Any]) -> SharedError:
+def missing_metric_error(key: str, metric: str, scores: Mapping[str, Tensor]) -> SharedError:
     """Returns the error for a config key that names a metric which is never logged.
 
     Its attribute `overrides` has the correction for the command that resumes the run.
@@ -173,7 +170,7 @@ def missing_metric_error(key: str, metric: str, scores: Mapping[str, Any]) -> Sh
     return fault
 
 
-def strip_training_state(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
+def strip_training_state(checkpoint: Checkpoint) -> Checkpoint:
     """Returns a checkpoint for inference: without training state, and with averaged weights if there are any."""
     stripped = {name: value for name, value in checkpoint.items() if name not in TRAINING_STATE}
     return {**stripped, "state_dict": {**checkpoint["state_dict"], **checkpoint.get("ema", {})}}
@@ -203,10 +200,10 @@ class EarlyStopping(L.Callback):
         self.best = math.inf
         self.waited = 0
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> MetricState:
         return {"best": self.best, "waited": self.waited, "monitor": self.monitor, "mode": self.mode}
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: MetricState) -> None:
         if same_metric(self, state_dict):
             self.best, self.waited = state_dict["best"], state_dict["waited"]
 
@@ -276,11 +273,11 @@ class EMA(L.Callback):
             for name, tensor in self._tensors(pl_module).items():
                 tensor.copy_(values[name])
 
-    def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+    def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: Checkpoint) -> None:
         if self.average:
             checkpoint["ema"] = self.average
         if self._raw:  # saved during a validation; training continues from the raw weights
             checkpoint["state_dict"] = {**checkpoint["state_dict"], **self._raw}
 
-    def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+    def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: Checkpoint) -> None:
         self.average = dict(checkpoint.get("ema", {}))

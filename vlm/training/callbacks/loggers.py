@@ -4,9 +4,9 @@ import csv
 import sys
 import threading
 from argparse import Namespace
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import yaml
 from lightning.pytorch.loggers import WandbLogger as LightningWandbLogger
@@ -16,8 +16,16 @@ from lightning.pytorch.utilities import rank_zero_only
 from vlm.errors import Injected, UserError, printable
 from vlm.io.files import write_text
 from vlm.io.output import csv_text
+from vlm.training.step.task import JsonObject
 
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+T = TypeVar("T")
 CLOCK_PREFIX = "throughput/"  # metrics that depend on the clock; a resumed run reproduces all others bit for bit
+
+
+Row: TypeAlias = dict[str, float | str]
 
 
 class Table:
@@ -29,7 +37,7 @@ class Table:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.rows: list[dict[str, Any]] = []
+        self.rows: list[Row] = []
         self.columns: dict[str, None] = {}
         self._read = False
         self._text, self._texts = "", 0  # formatted header and first rows, and the number of these rows
@@ -38,24 +46,23 @@ class Table:
         """Adds metrics to the last row, or to a new row if the step is new."""
         if not self._read:
             self._read = True
-            self._restore(step)
+            if self.path.is_file():
+                with self.path.open(newline="") as file:
+                    # A resumed run repeats the steps after its checkpoint, so their rows are dropped.
+                    self.rows = [row for row in csv.DictReader(file) if int(row["step"]) <= step]
+                self._restart_text()
         if self.rows and int(self.rows[-1]["step"]) == step:
             self.rows[-1].update(metrics)
         else:
             self.rows.append({"step": step, **metrics})
         if not self.rows[-1].keys() <= self.columns.keys():
-            self.columns |= dict.fromkeys(self.rows[-1])
-            self._text, self._texts = self._lines([dict(zip(self.columns, self.columns, strict=True))]), 0
+            self._restart_text()
 
-    def _restore(self, step: int) -> None:
-        if self.path.is_file():
-            with self.path.open(newline="") as file:
-                # A resumed run repeats the steps after its checkpoint, so their rows are dropped.
-                self.rows = [row for row in csv.DictReader(file) if int(row["step"]) <= step]
-            self.columns = dict.fromkeys(name for row in self.rows for name in row)
-            self._text = self._lines([dict(zip(self.columns, self.columns, strict=True))])
+    def _restart_text(self) -> None:
+        self.columns |= dict.fromkeys(name for row in self.rows for name in row)
+        self._text, self._texts = self._lines([dict(zip(self.columns, self.columns, strict=True))]), 0
 
-    def _lines(self, rows: list[dict[str, Any]]) -> str:
+    def _lines(self, rows: list[Row]) -> str:
         return csv_text(([row.get(name) for name in self.columns] for row in rows), end="\r\n")
 
     def save(self) -> None:
@@ -93,7 +100,7 @@ class CSVLogger(Logger):
 
     @property
     @rank_zero_experiment
-    def experiment(self) -> list[dict[str, Any]]:
+    def experiment(self) -> list[Row]:
         return self.metrics.rows
 
     def log_hyperparams(self, params: dict[str, Any] | Namespace, *args: Any, **kwargs: Any) -> None:
@@ -121,7 +128,7 @@ def silence_tensorboard_threads() -> None:
     """Hides tracebacks of TensorBoard's writer thread. FaultTolerantLogger prints a warning instead."""
     original = threading.excepthook
 
-    def hook(args: Any) -> None:
+    def hook(args: threading.ExceptHookArgs) -> None:
         if not type(args.thread).__module__.startswith("tensorboard."):
             original(args)
 
@@ -146,7 +153,7 @@ class FaultTolerantLogger(Logger):
         self._warned = False
         silence_tensorboard_threads()
 
-    def _try(self, action: Callable[[], Any], otherwise: Any = None) -> Any:
+    def _try(self, action: Callable[[], T], otherwise: T | None = None) -> T | None:
         try:
             return action()
         except Exception as fault:  # third-party code may fail in any way
@@ -159,19 +166,19 @@ class FaultTolerantLogger(Logger):
             return otherwise
 
     @property
-    def name(self) -> Any:
+    def name(self) -> str | None:
         return self._try(lambda: self.logger.name)
 
     @property
-    def version(self) -> Any:
+    def version(self) -> int | str | None:
         return self._try(lambda: self.logger.version)
 
     @property
-    def root_dir(self) -> Any:
+    def root_dir(self) -> str | None:
         return self._try(lambda: self.logger.root_dir)
 
     @property
-    def log_dir(self) -> Any:
+    def log_dir(self) -> str | None:
         return self._try(lambda: self.logger.log_dir)
 
     @property
@@ -185,7 +192,7 @@ class FaultTolerantLogger(Logger):
     def log_hyperparams(self, params: dict[str, Any] | Namespace, *args: Any, **kwargs: Any) -> None:
         self._try(lambda: self.logger.log_hyperparams(params, *args, **kwargs))
 
-    def log_samples(self, samples: Sequence[Mapping[str, Any]], step: int) -> None:
+    def log_samples(self, samples: Sequence[JsonObject], step: int) -> None:
         """Logs samples with the logger's `log_samples`, or to TensorBoard. Other loggers get no samples."""
         log_samples = getattr(self.logger, "log_samples", None)
         if log_samples is not None:
@@ -200,7 +207,7 @@ class FaultTolerantLogger(Logger):
         self._try(lambda: self.logger.finalize(status))
 
 
-def _log_to_tensorboard(board: Any, samples: Sequence[Mapping[str, Any]], step: int) -> None:
+def _log_to_tensorboard(board: "SummaryWriter", samples: Sequence[JsonObject], step: int) -> None:
     """Logs samples to TensorBoard: their lines as a single text, and the images by number."""
     lines = ["".join(f"    {line}\n" for line in sample["line"].splitlines()) for sample in samples]
     board.add_text("val/samples", "\n".join(lines), step)  # Markdown shows indented lines verbatim
@@ -252,7 +259,7 @@ class WandbLogger(LightningWandbLogger):
         return super().experiment
 
     @rank_zero_only
-    def log_samples(self, samples: Sequence[Mapping[str, Any]], step: int) -> None:
+    def log_samples(self, samples: Sequence[JsonObject], step: int) -> None:
         """Logs the images of samples with their lines, or only the lines."""
         lines = [[sample["line"]] for sample in samples]
         if all("image" in sample for sample in samples):

@@ -12,9 +12,10 @@ import lightning as L
 import torch
 from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.utilities import rank_zero_only
-from torch import nn
+from lightning.pytorch.utilities.types import STEP_OUTPUT
 from tqdm import tqdm
 
+from vlm.data.batch import Batch
 from vlm.data.fields import CaptionField
 from vlm.data.text.conversation_field import ConversationField
 from vlm.errors import Count, Range, printable
@@ -44,11 +45,11 @@ class ShowFirstBatch(L.Callback):
 
     @rank_zero_only
     def on_train_batch_start(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Batch, batch_idx: int
     ) -> None:
         if trainer.global_step == 0 and batch_idx == 0 and len(batch.ids):
             task = cast(Task, pl_module)
-            lines = [*format_parameter_counts(task.model), *format_truncation(task), *task.reading(batch, self.tokens)]
+            lines = [*format_model(task), *task.reading(batch, self.tokens)]
             pl_module.print(fold("\n".join(map(printable, lines))))
 
 
@@ -65,17 +66,13 @@ def format_header(trainer: L.Trainer) -> list[str]:
     ]
 
 
-def format_parameter_counts(model: nn.Module) -> list[str]:
-    """Returns a line with the parameter counts of a model and of its parts."""
-    counts = {name: sum(p.numel() for p in part.parameters()) for name, part in model.named_children()}
-    total = sum(p.numel() for p in model.parameters())
-    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+def format_model(task: Task) -> Iterator[str]:
+    """Yields the parameter counts of the model and its parts, and a line per field whose texts exceed the maximum."""
+    counts = {name: sum(p.numel() for p in part.parameters()) for name, part in task.model.named_children()}
+    total = sum(p.numel() for p in task.model.parameters())
+    trained = sum(p.numel() for p in task.model.parameters() if p.requires_grad)
     parts = ", ".join(f"{name} {count:,}" for name, count in counts.items() if count)
-    return [f"parameters  {total:,} ({parts}); {'all' if trained == total else f'{trained:,}'} are trained"]
-
-
-def format_truncation(task: Task) -> Iterator[str]:
-    """Yields a line if captions or conversations exceed the maximum number of tokens."""
+    yield f"parameters  {total:,} ({parts}); {'all' if trained == total else f'{trained:,}'} are trained"
     for field in task.fields.values():
         if isinstance(field, CaptionField) and field.truncated:
             kind = "conversations" if isinstance(field, ConversationField) else "different captions"
@@ -122,7 +119,7 @@ class Progress(ProgressBar):
         self._open_bar(total, at=trainer.global_step)
 
     def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: STEP_OUTPUT, batch: Batch, batch_idx: int
     ) -> None:
         task = cast(Task, pl_module)
         self._done += task.size(batch) * trainer.world_size
@@ -138,7 +135,13 @@ class Progress(ProgressBar):
             self._update_bar(trainer.global_step, *texts, f"{self._rate:.0f} {task.unit}/s", f"lr {rate:.1e}")
 
     def on_validation_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int, *args: Any
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        outputs: STEP_OUTPUT,
+        batch: Batch,
+        batch_idx: int,
+        dataloader_idx: int = 0,
     ) -> None:
         if self._is_due():
             self._update_bar(trainer.global_step, f"validation {batch_idx + 1}/{int(sum(trainer.num_val_batches))}")
@@ -158,7 +161,13 @@ class Progress(ProgressBar):
         self._open_bar(int(sum(trainer.num_test_batches)), title="test ")
 
     def on_test_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int, *args: Any
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        outputs: STEP_OUTPUT,
+        batch: Batch,
+        batch_idx: int,
+        dataloader_idx: int = 0,
     ) -> None:
         if self._is_due():
             self._update_bar(batch_idx + 1)

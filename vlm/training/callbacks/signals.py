@@ -9,7 +9,9 @@ from typing import Any, cast
 
 import lightning as L
 import torch
+from lightning.pytorch.utilities.types import STEP_OUTPUT
 
+from vlm.data.batch import Batch
 from vlm.data.workers import end_workers
 from vlm.training.callbacks.checkpoints import Checkpoints, has_reached_max_steps
 from vlm.training.step.lightning_private import log_step_now, validates
@@ -101,8 +103,8 @@ class StopOnSignal(L.Callback):
         self,
         trainer: L.Trainer,
         pl_module: L.LightningModule,
-        outputs: Any,
-        batch: Any,
+        outputs: STEP_OUTPUT,
+        batch: Batch,
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:

@@ -5,20 +5,25 @@ import statistics
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import lightning as L
 import torch
 from lightning.pytorch.utilities import rank_zero_only
+from lightning.pytorch.utilities.types import STEP_OUTPUT
 from torch import Tensor
 
+from vlm.data.batch import Batch
 from vlm.io.terminal import fold
 from vlm.models.flop import Flop, model_flop
 from vlm.nn.image_size import ImageSize, as_override, sides
+from vlm.training.data_module import StepLoader
 from vlm.training.step import blocks as compiling
 from vlm.training.step.optim import total_steps
-from vlm.training.step.step import accumulates, is_logged, summed
+from vlm.training.step.step import accumulates, is_logged, sum_over_ranks
 from vlm.training.step.task import Task
 
 
@@ -35,7 +40,7 @@ class CompileMessages(L.Callback):
 
     @rank_zero_only
     def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: STEP_OUTPUT, batch: Batch, batch_idx: int
     ) -> None:
         if self._before is None:
             return
@@ -47,6 +52,7 @@ class CompileMessages(L.Callback):
             self._before = spent
 
 
+Timestamp: TypeAlias = "float | torch.cuda.Event"
 TIMED_STEPS = 10  # after one warm-up step
 SHORT_RUN, LONG_RUN = 60.0, 15 * 60.0  # seconds: shorter runs print nothing, longer runs print advice
 FEW_PATCHES = 100  # up to this number, smaller images save little time
@@ -71,12 +77,12 @@ class Pace(L.Callback):
         self._begin += time.monotonic() - self._paused  # an epoch may be shorter than ten steps
 
     def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: STEP_OUTPUT, batch: Batch, batch_idx: int
     ) -> None:
         if self._timed >= TIMED_STEPS or accumulates(trainer):
             return
         self._timed += 1
-        loader: Any = trainer.train_dataloader
+        loader = cast(StepLoader, trainer.train_dataloader)
         if self._timed == 0:
             self._begin, self._waited, self._compiled = time.monotonic(), loader.waited, compiling.seconds()
         elif self._timed == TIMED_STEPS and trainer.is_global_zero:
@@ -109,8 +115,11 @@ def _advice(trainer: L.Trainer, task: Task, *, step: float, epoch: float, waits:
     if waits > 0.3:
         remedy = "use smaller files, or more data.num_workers on more cores"
         yield f"{waits:.0%} of the time is spent waiting for data: {remedy}"
-    size = getattr(getattr(task, "preprocess", None), "image_size", 0)
-    patches = _count_patches(task, size)
+    size: ImageSize = getattr(task.preprocess, "image_size", 0)
+    patches = 0
+    if size:
+        with suppress(TypeError):  # a custom model without a FLOP count
+            patches = model_flop(task.model, image_size=size).states
     if patches > FEW_PATCHES:
         height, width = sides(size)
         half = -(-height // 32) * 16, -(-width // 32) * 16
@@ -119,14 +128,6 @@ def _advice(trainer: L.Trainer, task: Task, *, step: float, epoch: float, waits:
     by_epochs = (trainer.max_epochs or -1) > 0 and epoch <= LONG_RUN
     limit = f"max_epochs={int(LONG_RUN / epoch)}" if by_epochs else f"max_steps={int(LONG_RUN / step)}"
     yield f"trainer.{limit} ({format_duration(LONG_RUN)})"
-
-
-def _count_patches(task: Task, image_size: ImageSize) -> int:
-    """Returns the number of states per image; 0 if unknown."""
-    try:
-        return model_flop(task.model, image_size=image_size).states if image_size else 0
-    except TypeError:
-        return 0
 
 
 def format_duration(seconds: float) -> str:
@@ -171,17 +172,16 @@ class Throughput(L.Callback):
         self.flop: Flop | None = None
         self._since = self._compiled = self._paused = 0.0
         self._counted: Tensor | float = 0.0
-        self.loader: Any = None
+        self.loader: Any = None  # StepLoader, once training starts
         self.restart()
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         if stage != "fit":
             return
-        preprocess: Any = getattr(pl_module, "preprocess", None)
-        try:
-            self.flop = model_flop(cast(Task, pl_module).model, image_size=getattr(preprocess, "image_size", 0))
-        except TypeError:  # a custom model without a FLOP count
-            self.flop = None
+        task = cast(Task, pl_module)
+        self.flop = None
+        with suppress(TypeError):  # a custom model without a FLOP count
+            self.flop = model_flop(task.model, image_size=getattr(task.preprocess, "image_size", 0))
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.loader = trainer.train_dataloader
@@ -197,7 +197,7 @@ class Throughput(L.Callback):
         self._paused = time.perf_counter()
 
     def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: STEP_OUTPUT, batch: Batch, batch_idx: int
     ) -> None:
         task = cast(Task, pl_module)
         self.add(task, batch, outputs)
@@ -207,16 +207,16 @@ class Throughput(L.Callback):
                 logger.log_metrics(figures, trainer.global_step - 1)
             self.restart()
 
-    def add(self, task: Task, batch: Any, outputs: Any) -> None:
+    def add(self, task: Task, batch: Batch, outputs: STEP_OUTPUT) -> None:
         """Adds a training batch of this process to the counts.
 
         Args:
             outputs: Outputs of the training step, with the count of the first loss term.
         """
         if self._paused:  # excludes the validation, up to the request for this batch
-            self._since += self.loader.asked - self._paused
+            self._since += self.loader.requested_at - self._paused
             self._paused = 0.0
-        self._counted = self._counted + outputs["count"]
+        self._counted = self._counted + cast(dict[str, Tensor], outputs)["count"]
         work = task.work(batch)
         self._images, self._tokens = self._images + work.images, self._tokens or work.rows > 0
         if self.flop is not None:
@@ -230,7 +230,7 @@ class Throughput(L.Callback):
         waited = self.loader.waited - self._waited
         counts = torch.tensor([self._images, counted, flop, waited], dtype=torch.float64)
         counts = counts.to(task.device) if trainer.world_size > 1 else counts
-        images, tokens, flop, waited = summed(counts, trainer).tolist()
+        images, tokens, flop, waited = sum_over_ranks(counts, trainer).tolist()
         peak = peak_flop(trainer, task.device)
         values = {
             "images_per_s": images / elapsed if self._images else None,
@@ -279,10 +279,10 @@ class StepTimes(Throughput):
         super().__init__()
         self.warm_up, self.steps = warm_up, steps
         self.result: dict[str, float] = {}
-        self._ends: list[Any] = []
+        self._ends: list[Timestamp] = []
 
     def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: STEP_OUTPUT, batch: Batch, batch_idx: int
     ) -> None:
         task = cast(Task, pl_module)
         self.add(task, batch, outputs)
@@ -294,15 +294,13 @@ class StepTimes(Throughput):
         self._ends.append(record_time(task.device))
         if len(self._ends) > self.steps:
             synchronize(task.device)
-            self.result = {**self._quantiles(), **self.figures(trainer, task)}
-
-    def _quantiles(self) -> dict[str, float]:
-        times = [measure_ms(start, end) for start, end in zip(self._ends, self._ends[1:], strict=False)]
-        tenths = statistics.quantiles(times, n=10, method="inclusive") if len(times) > 1 else times * 9
-        return {"step_ms": statistics.median(times), "step_ms_p10": tenths[0], "step_ms_p90": tenths[8]}
+            times = [measure_ms(start, end) for start, end in pairwise(self._ends)]
+            tenths = statistics.quantiles(times, n=10, method="inclusive") if len(times) > 1 else times * 9
+            quantiles = {"step_ms": statistics.median(times), "step_ms_p10": tenths[0], "step_ms_p90": tenths[8]}
+            self.result = {**quantiles, **self.figures(trainer, task)}
 
 
-def record_time(device: torch.device) -> Any:
+def record_time(device: torch.device) -> Timestamp:
     """Records a timestamp of a device: a CUDA event, or the time on a CPU."""
     if device.type != "cuda":
         return time.perf_counter()
@@ -311,9 +309,11 @@ def record_time(device: torch.device) -> Any:
     return event
 
 
-def measure_ms(start: Any, end: Any) -> float:
+def measure_ms(start: Timestamp, end: Timestamp) -> float:
     """Returns the milliseconds between two timestamps that have been reached."""
-    return 1e3 * (end - start) if isinstance(start, float) else start.elapsed_time(end)
+    if isinstance(start, float) or isinstance(end, float):
+        return 1e3 * (cast(float, end) - cast(float, start))
+    return start.elapsed_time(end)
 
 
 def synchronize(device: torch.device) -> None:

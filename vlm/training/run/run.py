@@ -32,7 +32,7 @@ from vlm.randomness import key
 from vlm.training.callbacks.checkpoints import Checkpoints, VerifiedIO
 from vlm.training.callbacks.loggers import FaultTolerantLogger
 from vlm.training.callbacks.progress import Progress
-from vlm.training.callbacks.signals import StopOnSignal
+from vlm.training.callbacks.signals import StopOnSignal, find_checkpoints
 from vlm.training.callbacks.speed import CompileMessages
 from vlm.training.config.nodes import check_fit, data_node, inject, model_node
 from vlm.training.data_module import Data
@@ -42,7 +42,7 @@ from vlm.training.run.processes import broadcast_choice, check_devices, is_rank_
 from vlm.training.run.run_folder import create_run_folder, write_run_config
 from vlm.training.step import blocks as compiling
 from vlm.training.step.blocks import Adapted, adapt, arrange
-from vlm.training.step.fsdp import gather, scatter
+from vlm.training.step.fsdp import gather, load_full_weights, scatter
 from vlm.training.step.lightning_private import leave_signals_to_us, use_launcher
 from vlm.training.step.optim import Optimization, count_steps, schedule_note
 from vlm.training.step.task import EvaluationState, Task
@@ -84,7 +84,7 @@ def _fill_unset(config: Config, values: dict[str, dict[str, Any]]) -> Config:
     return resolve(tree)
 
 
-def find_init_paths(config: Config) -> dict[str, str]:
+def find_init_paths(config: dict[str, Any]) -> dict[str, str]:
     """Returns the `init_from` of the model ("") and of its parts, by part."""
     keys = {key.rpartition(".")[::2]: value for key, value in walk(config["model"]) if value is not None}
     return {part: value for (part, name), value in keys.items() if name == "init_from"}
@@ -255,7 +255,7 @@ class Run:
         self.task.about = {"model": spec, "config": freeze(config.tree), "data": self.data.fingerprint()}
         self.task.about["typed"] = list(config.typed)
         if adapted:
-            self.task.about[ADAPTERS], self.task.left_out = adapted
+            self.task.about[ADAPTERS], self.task.base_weights = adapted
         nodes = config["callbacks"].items()
         callbacks = [build(node, f"callbacks.{name}") for name, node in nodes if node is not None]
         callbacks += [CompileMessages()] if self.compiled else []
@@ -329,7 +329,7 @@ class Run:
 
     @property
     def checkpoints(self) -> Checkpoints:
-        return next(callback for callback in self.trainer.callbacks if isinstance(callback, Checkpoints))  # type: ignore[attr-defined]
+        return find_checkpoints(self.trainer)
 
     def fit(self) -> None:
         """Trains to the end."""
@@ -349,7 +349,7 @@ class Run:
     def test(self) -> dict[str, float]:
         """Evaluates the best checkpoint on the final split and saves the results in the run's folder."""
         loaded = ckpt.read(self.checkpoints.best_or_last, merge=False)
-        self.task.load_weights(ckpt.inference_weights(loaded))
+        load_full_weights(self.task.model, ckpt.inference_weights(loaded))
         self.task.trained = TrainedModel(loaded["global_step"], bool(find_init_paths(self.config)))
         results = evaluate_split(self.trainer, self.task, self.data, self.data.final_split)
         if not results:  # trainer.limit_test_batches=0

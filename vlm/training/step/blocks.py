@@ -4,10 +4,10 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
@@ -15,12 +15,16 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
 from vlm.checkpoint.load import ADAPTERS, describe_bases
+from vlm.checkpoint.stored import Checkpoint
 from vlm.config.build import build
+from vlm.config.tree import Config
 from vlm.errors import UserError
 from vlm.nn.attention import recompute_contexts
 from vlm.randomness import key
 from vlm.training.run.processes import is_rank_zero
 
+Forward: TypeAlias = Callable[..., Any]  # a forward pass, with the block as first argument
+Compiler: TypeAlias = Callable[[Forward], Forward]
 VARIANTS = 64  # compiled versions of one function; blocks that differ, such as in drop_path, need one each
 
 
@@ -68,7 +72,7 @@ def seconds() -> float:
     return _clock.seconds
 
 
-def compiler(*, on_gpu: bool) -> Callable[[Any], Any]:
+def compiler(*, on_gpu: bool) -> Compiler:
     """A compiler of a block's forward pass, with the settings that blocks need; `seconds` has its time so far."""
     from torch._dynamo import config  # only here: it takes seconds
 
@@ -94,7 +98,7 @@ def iter_blocks(model: nn.Module) -> Iterator[nn.Module]:
             yield from stack
 
 
-def arrange(model: nn.Module, *, recompute: bool, compiled: Callable[[Any], Any] | None = None) -> None:
+def arrange(model: nn.Module, *, recompute: bool, compiled: Compiler | None = None) -> None:
     """Sets how training runs each block of a model; before a strategy takes the model.
 
     Args:
@@ -103,7 +107,7 @@ def arrange(model: nn.Module, *, recompute: bool, compiled: Callable[[Any], Any]
         compiled: Compiles a function; None to run blocks as they are.
     """
     model_blocks = list(iter_blocks(model))
-    forwards: dict[Any, Any] = {}  # one per class, so that equal blocks share compiled code
+    forwards: dict[Forward, Forward] = {}  # one per class, so that equal blocks share compiled code
     for block in model_blocks:
         if any(inner in model_blocks for inner in block.modules() if inner is not block):
             continue
@@ -123,9 +127,7 @@ class _BlockForward:
     An object instead of a closure, so that a deep copy of a block runs itself and not the original.
     """
 
-    def __init__(
-        self, block: nn.Module, original: Callable[..., Any], forward: Callable[..., Any], recompute: bool
-    ) -> None:
+    def __init__(self, block: nn.Module, original: Forward, forward: Forward, recompute: bool) -> None:
         self.block, self.original, self.forward, self.recompute = block, original, forward, recompute
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -141,9 +143,7 @@ class _BlockForward:
 Adapted = tuple[dict[str, Any], set[str]]  # the entry of checkpoints, and the names of weights that they leave out
 
 
-def adapt(
-    model: nn.Module, config: dict[str, Any], places: Mapping[str, str], loaded: Mapping[str, Any] | None
-) -> Adapted | None:
+def adapt(model: nn.Module, config: Config, places: Mapping[str, str], loaded: Checkpoint | None) -> Adapted | None:
     """Freezes a model's pretrained weights and adds the adapters of model.adapt; weights without a base stay trained.
 
     Args:
@@ -178,13 +178,6 @@ def adapt(
     if is_rank_zero():
         print(_format_share(model, count, places), flush=True)
     return {"scale": lora.scale, "layers": count, "base": bases}, held
-
-
-def remove_base_weights(checkpoint: dict[str, Any], names: Collection[str]) -> None:
-    """Removes weights that the base of the adapters holds from a checkpoint that is being saved."""
-    for entry in {"state_dict", "ema"} & checkpoint.keys() if names else ():
-        every = checkpoint[entry].items()  # not changed in place: "ema" is the live average
-        checkpoint[entry] = {name: tensor for name, tensor in every if name.removeprefix("model.") not in names}
 
 
 def _format_share(model: nn.Module, count: int, places: Mapping[str, str]) -> str:

@@ -1,6 +1,7 @@
 """Sharding: each rank keeps a part of every weight, gradient and moment; checkpoints hold full tensors."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -8,7 +9,9 @@ from lightning.pytorch.strategies import ModelParallelStrategy, Strategy
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.optim import Optimizer
 
+from vlm.checkpoint.stored import Checkpoint
 from vlm.errors import UserError
 from vlm.nn.blocks import DecoderBlock
 from vlm.training.step.blocks import iter_blocks
@@ -31,19 +34,19 @@ class Sharded(ModelParallelStrategy):
 
     lightning_restore_optimizer = True  # by load_optimizer_state_dict
 
-    def lightning_module_state_dict(self) -> dict[str, Any]:
+    def lightning_module_state_dict(self) -> dict[str, Tensor]:
         assert self.lightning_module is not None
         return self.lightning_module.state_dict()
 
-    def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Tensor]:
         return optimizer.state_dict()
 
-    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
+    def save_checkpoint(self, checkpoint: Checkpoint, filepath: str | Path, storage_options: Any = None) -> None:
         gathered = full_state_dict(checkpoint)  # by all ranks together
         if self.is_global_zero:
             self.checkpoint_io.save_checkpoint(gathered, filepath)
 
-    def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
+    def load_checkpoint(self, checkpoint_path: str | Path, weights_only: bool | None = None) -> Checkpoint:
         return self.checkpoint_io.load_checkpoint(checkpoint_path, weights_only=True)
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
@@ -127,7 +130,7 @@ def like(value: Any, reference: Any) -> Any:
     return value
 
 
-def load_full_weights(module: nn.Module, state: Mapping[str, Any]) -> None:
+def load_full_weights(module: nn.Module, state: Mapping[str, Tensor]) -> None:
     """Loads full weights into a module that may be sharded."""
     expected = module.state_dict()
     with torch.no_grad():

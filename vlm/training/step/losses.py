@@ -10,9 +10,8 @@ import lightning as L
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
-from torch.optim import Optimizer
 
+from vlm.checkpoint.stored import Checkpoint
 from vlm.data.batch import Targets
 from vlm.errors import SharedError
 from vlm.nn.vocabulary_loss import Head, token_losses, vocabulary_loss
@@ -128,13 +127,6 @@ class FiniteCheck:
     numbers: HostCopy
 
 
-def skips_on_device(optimizer: Optimizer) -> bool:
-    """Returns True for an optimiser that skips an update that is not finite on the device, without the host."""
-    first = optimizer.param_groups[0]["params"][0]
-    fused = all(group.get("fused") for group in optimizer.param_groups)
-    return fused and runs_ahead(first.device) and not isinstance(first, DTensor)
-
-
 def runs_ahead(device: torch.device) -> bool:
     """Returns True for an asynchronous device; reading its numbers at once would wait."""
     return device.type == "cuda"
@@ -158,9 +150,14 @@ def stop_run(
         local_report, reports = reports[0], [None] * trainer.world_size
         torch.distributed.all_gather_object(reports, local_report)
     guilty = [report for report in reports if report[1]] or reports
-    what = f"the gradient is not finite ({_describe_parameters(model, check)})"
-    if not math.isfinite(loss):
-        what = f"the loss is not finite ({loss:g})"
+    what = f"the loss is not finite ({loss:g})"
+    if math.isfinite(loss):
+        names = {id(parameter): name for name, parameter in model.named_parameters()}
+        norms = zip(check.parameters, check.norms.isfinite().tolist(), strict=True)
+        bad = [names[id(parameter)] for parameter, finite in norms if not finite]
+        more = f" and {len(bad) - 2} more" if len(bad) > 2 else ""
+        what = f"of {', '.join(bad[:2])}{more}" if bad else "its norm overflows"
+        what = f"the gradient is not finite ({what})"
     lines = [f"step {check.step}: {what}; the weights were not updated"]
     for rank, _, ids in guilty:
         read = f"rank {rank} read" if trainer.world_size > 1 else "it read"
@@ -172,16 +169,6 @@ def suspects(batches: Batches) -> tuple[bool, list[str]]:
     """Returns True if a batch's loss is not finite, and the samples of each such batch; of all batches if none is."""
     bad = [ids for ids, terms in batches if not all(bool(term.total.isfinite()) for term in terms.values())]
     return bool(bad), [str(id) for ids in bad or [ids for ids, _ in batches] for id in ids]
-
-
-def _describe_parameters(model: nn.Module, check: FiniteCheck) -> str:
-    """The first parameters whose gradient is not finite."""
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    norms = zip(check.parameters, check.norms.isfinite().tolist(), strict=True)
-    bad = [names[id(parameter)] for parameter, finite in norms if not finite]
-    if not bad:
-        return "its norm overflows"
-    return f"of {', '.join(bad[:2])}{f' and {len(bad) - 2} more' if len(bad) > 2 else ''}"
 
 
 def _format_samples(trainer: L.Trainer, step: int, rank: int, names: Sequence[str]) -> str:
@@ -197,7 +184,7 @@ def _format_samples(trainer: L.Trainer, step: int, rank: int, names: Sequence[st
     return f"{text} (all in {path})"
 
 
-def refuse_non_finite(trainer: L.Trainer, checkpoint: Mapping[str, Any]) -> None:
+def refuse_non_finite(trainer: L.Trainer, checkpoint: Checkpoint) -> None:
     """Stops a save of weights or optimiser states that are not finite.
 
     The last update may have overflowed although its gradients were finite. Callback states are not checked: they may be

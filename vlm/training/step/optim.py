@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, Protocol, runtime_checkable
+from typing import Annotated, Any, Protocol, TypeAlias, runtime_checkable
 
 import lightning as L
 import torch
@@ -18,6 +18,7 @@ from vlm.nn.precision import has_bfloat16
 # Coefficients of the quintic that, iterated, drives every singular value towards 1 (Jordan et al. 2024). It is steep at
 # zero, and leaves values between about 0.7 and 1.2.
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+ParameterGroup: TypeAlias = dict[str, Any]  # parameters and their options, as torch's optimisers take them
 
 
 class Muon(Optimizer):
@@ -53,7 +54,7 @@ class Muon(Optimizer):
         self.bfloat16 = bfloat16
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -65,7 +66,7 @@ class Muon(Optimizer):
                 (self._step_matrices if group["matrices"] else self._step_adamw)(params, group)
         return loss
 
-    def _step_matrices(self, params: list[Tensor], group: dict[str, Any]) -> None:
+    def _step_matrices(self, params: list[Tensor], group: ParameterGroup) -> None:
         for p in params:
             if "momentum" not in self.state[p]:
                 self.state[p]["momentum"] = torch.zeros_like(p)
@@ -84,7 +85,7 @@ class Muon(Optimizer):
             for place, update in zip(places, orthogonal, strict=True):
                 params[place].add_(update.view(shape), alpha=-group["lr"] * scale)
 
-    def _step_adamw(self, params: list[Tensor], group: dict[str, Any]) -> None:
+    def _step_adamw(self, params: list[Tensor], group: ParameterGroup) -> None:
         for p in params:
             state = self.state[p]
             if not state:
@@ -136,7 +137,7 @@ class Optimization:
         schedule_steps: Steps of the schedule, whose last learning rate holds after them; None for all steps of the run.
     """
 
-    optimizer: Callable[[list[dict[str, Any]]], Optimizer]
+    optimizer: Callable[[list[ParameterGroup]], Optimizer]
     schedule: Schedule
     weight_decay: float
 
@@ -226,7 +227,7 @@ def schedule_note(
     )
 
 
-def parameter_groups(model: nn.Module, weight_decay: float, layer_decay: float = 1.0) -> list[dict[str, Any]]:
+def parameter_groups(model: nn.Module, weight_decay: float, layer_decay: float = 1.0) -> list[ParameterGroup]:
     """Parameter groups: only matrices of linear and convolution layers decay, and lower layers learn more slowly.
 
     Biases, norms, embeddings and positions do not decay (as in GPT-2 and timm): shrinking them does not help. A layer

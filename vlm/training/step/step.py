@@ -14,9 +14,8 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from vlm.data.batch import Batch
-from vlm.training.step import losses as finite
 from vlm.training.step.fsdp import to_local
-from vlm.training.step.losses import Term
+from vlm.training.step.losses import FiniteCheck, HostCopy, Term, runs_ahead, stop_run
 
 SMALLEST_SCALE = 1e-4  # of a 16-bit loss; gradients that overflow at this scale do so at any
 
@@ -41,7 +40,7 @@ class StepState:
         self.trainer, self.model = trainer, model
         self.loss: float | None = None
         self.received = self.agreed = self.bad_samples = 0
-        self.check: finite.FiniteCheck | None = None
+        self.check: FiniteCheck | None = None
         self._begin()
 
     def _begin(self) -> None:
@@ -69,7 +68,7 @@ class StepState:
             raise TypeError(f"the task's counts(batch) returns {given}, but its loss has {', '.join(terms)}")
         if self._scales is None:
             local_counts = [on_device(self.counts[name], term.total) for name, term in terms.items()]
-            total_counts = summed(torch.stack(local_counts), self.trainer).clamp(min=1)
+            total_counts = sum_over_ranks(torch.stack(local_counts), self.trainer).clamp(min=1)
             self._scales = list(total_counts[0] / total_counts)
         parts = zip(terms.values(), self._scales, strict=True)
         return torch.stack([term.total * (scale * term.weight) for term, scale in parts]).sum()
@@ -100,7 +99,7 @@ class StepState:
         more = sums.new_zeros(ranks + 1)
         more[self.trainer.global_rank].fill_(self.received)
         more[-1].fill_(self._bad)
-        message = summed(torch.cat([sums.flatten(), more]), self.trainer)
+        message = sum_over_ranks(torch.cat([sums.flatten(), more]), self.trainer)
         self._shared = message[sums.numel() :]
         return message[: sums.numel()].view_as(sums)
 
@@ -124,9 +123,11 @@ class StepState:
         norms = norms.full_tensor() if isinstance(norms, DTensor) else norms
         self.read_check()
         bad = torch.isfinite(self._loss + torch.linalg.vector_norm(norms)).logical_not().to(norms.dtype)
-        numbers = finite.HostCopy(torch.cat([bad[None], self._loss[None].to(bad.dtype), self._shared.to(bad.dtype)]))
-        self.check = finite.FiniteCheck(self.trainer.global_step + 1, self.batches, parameters, norms, numbers)
-        if finite.skips_on_device(optimizer):
+        numbers = HostCopy(torch.cat([bad[None], self._loss[None].to(bad.dtype), self._shared.to(bad.dtype)]))
+        self.check = FiniteCheck(self.trainer.global_step + 1, self.batches, parameters, norms, numbers)
+        first = optimizer.param_groups[0]["params"][0]
+        fused = all(group.get("fused") for group in optimizer.param_groups)
+        if fused and runs_ahead(first.device) and not isinstance(first, DTensor):  # then it skips a bad update itself
             optimizer.found_inf = bad  # type: ignore[attr-defined]
         else:
             self.read_check()
@@ -146,7 +147,7 @@ class StepState:
         bad, self.loss, *shared = check.numbers.read()
         if bad:
             handled = is_overflow_handled(self.trainer)
-            finite.stop_run(self.trainer, self.model, check, self.loss, is_overflow_handled=handled)
+            stop_run(self.trainer, self.model, check, self.loss, is_overflow_handled=handled)
         *signals, unreadable = shared or (0.0, 0.0)
         self.agreed, self.bad_samples = int(max(signals)), self.bad_samples + int(unreadable)
 
@@ -163,7 +164,7 @@ def is_logged(step: int, trainer: L.Trainer) -> bool:
     return every > 0 and (step % every == 0 or trainer.should_stop)
 
 
-def summed(tensor: Tensor, trainer: L.Trainer) -> Tensor:
+def sum_over_ranks(tensor: Tensor, trainer: L.Trainer) -> Tensor:
     """The sum of all ranks' tensors."""
     if trainer.world_size > 1:
         tensor = tensor.clone()

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict
+from typing import Any, NotRequired, TypeAlias, TypedDict, cast
 
 import lightning as L
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torchmetrics import Metric
 
+from vlm.checkpoint.stored import Checkpoint
 from vlm.config.names import FORMAT
 from vlm.data.batch import Batch
 from vlm.data.fields import Field
@@ -23,12 +24,13 @@ from vlm.models.flop import Work
 from vlm.nn.precision import widest_float
 from vlm.randomness import key, seed_torch
 from vlm.training.data_module import Data
-from vlm.training.step.blocks import remove_base_weights
-from vlm.training.step.fsdp import gather, load_full_weights, scatter, shard
+from vlm.training.step.fsdp import gather, scatter, shard
 from vlm.training.step.lightning_private import set_logged_step
 from vlm.training.step.losses import Term
 from vlm.training.step.optim import Optimization, total_steps
-from vlm.training.step.step import StepState, accumulates, is_logged, summed
+from vlm.training.step.step import StepState, accumulates, is_logged, sum_over_ranks
+
+JsonObject: TypeAlias = dict[str, Any]  # plain containers, by name
 
 
 class EvaluationState:
@@ -57,7 +59,7 @@ class EvaluationState:
     ) -> None:
         self.split, self.ranks, self.device = split, ranks, device or torch.device("cpu")
         self.results = results or {}
-        self.samples: list[dict[str, Any]] = []
+        self.samples: list[JsonObject] = []
         self.unreadable: list[str] = []
         self.used = 0
         self._terms: dict[str, tuple[float, torch.Tensor]] = {}
@@ -95,14 +97,12 @@ class EvaluationState:
         weights = {name: term[0] for rank in terms for name, term in rank.items()}
         if self.unreadable and not any(term[2] for rank in terms for term in rank.values()):
             raise UserError(f"evaluation: none of the samples can be read: {printable(self.unreadable[0])}", status=1)
-        means = {name: _mean([rank[name][1:] for rank in terms if name in rank]) for name in weights}
+        means = {}
+        for name in weights:
+            totals, counts = zip(*(rank[name][1:] for rank in terms if name in rank), strict=True)
+            means[name] = sum(totals) / sum(counts) if sum(counts) else math.nan
         loss = sum(weight * means[name] for name, weight in weights.items()) if weights else math.nan
         return {"loss": loss, **({f"loss_{name}": mean for name, mean in means.items()} if len(means) > 1 else {})}
-
-
-def _mean(sums: Sequence[tuple[float, float]]) -> float:
-    total, count = (sum(values) for values in zip(*sums, strict=True))
-    return total / count if count else math.nan
 
 
 class TaskOptions(TypedDict):
@@ -122,7 +122,7 @@ class Task(L.LightningModule):
         step: The current optimiser step of a training (vlm/training/step/step.py).
         evaluation: The last validation or test.
         about: Further entries of checkpoints: the model's specification, the config, the data's fingerprint.
-        left_out: Names of weights that checkpoints leave out because the base of the adapters holds them.
+        base_weights: Names of weights that the base of the adapters holds, so that checkpoints do not.
         trained: How the evaluated model was trained, for the verdict.
     Args:
         model: The model to train.
@@ -155,8 +155,8 @@ class Task(L.LightningModule):
         for name in freeze:
             model.get_submodule(name).requires_grad_(False).eval()  # the trainer does not change modes
         self.evaluation = EvaluationState("val")
-        self.about: dict[str, Any] = {}
-        self.left_out: Collection[str] = ()
+        self.about: JsonObject = {}
+        self.base_weights: Collection[str] = ()
         self.trained = TrainedModel()
 
     name = ""  # of a task of vlm, in checkpoints and configs; other tasks are named package.module.Class there
@@ -209,10 +209,6 @@ class Task(L.LightningModule):
     def configure_model(self) -> None:
         shard(self.model, self.trainer.strategy)
 
-    def load_weights(self, state: Mapping[str, Tensor]) -> None:
-        """Loads full weights into the model, which may be sharded over the ranks."""
-        load_full_weights(self.model, state)
-
     def train(self, mode: bool = True) -> "Task":
         super().train(mode)
         for name in self.freeze_names:  # a frozen part draws no dropout and keeps its statistics
@@ -235,7 +231,7 @@ class Task(L.LightningModule):
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
         seed_torch(key(self.seed, "step", self.current_epoch, batch_idx, self.global_rank), self.device)
 
-    def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Any]:
+    def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor | int]:
         terms = self.loss(batch)
         return {"loss": self.step.add(batch, terms), "count": next(iter(terms.values())).count}
 
@@ -281,9 +277,9 @@ class Task(L.LightningModule):
         if not (final and split == "val"):  # its curves, of validations, would end in a point of another kind
             self.log_dict(self.evaluation.results, rank_zero_only=False)
 
-    def summed(self, tensor: Tensor) -> Tensor:
+    def sum_over_ranks(self, tensor: Tensor) -> Tensor:
         """The sum of all ranks' tensors."""
-        return summed(tensor, self.trainer)
+        return sum_over_ranks(tensor, self.trainer)
 
     def on_validation_epoch_start(self) -> None:
         if self.trainer.state.fn == "fit":
@@ -323,12 +319,12 @@ class Task(L.LightningModule):
     def on_train_start(self) -> None:
         """Sets the learning rates of a resumed run by its schedule, which may have changed since the checkpoint."""
         for config in self.trainer.lr_scheduler_configs:
-            scheduler: Any = config.scheduler
+            scheduler = cast(torch.optim.lr_scheduler.LambdaLR, config.scheduler)
             rates = zip(scheduler.optimizer.param_groups, scheduler.base_lrs, scheduler.lr_lambdas, strict=True)
             for group, highest, factor in rates:
                 group["lr"] = highest * factor(scheduler.last_epoch)
 
-    def description(self) -> dict[str, Any]:
+    def description(self) -> JsonObject:
         """Returns what inference needs beyond the weights, in plain containers, for the checkpoint."""
         kind = type(self)
         task = self.name or f"{kind.__module__}.{kind.__qualname__}"  # where `vlm predict --trust` finds its predictor
@@ -395,7 +391,7 @@ class Task(L.LightningModule):
         """
         return None
 
-    def details(self) -> dict[str, Any]:
+    def details(self) -> JsonObject:
         """Figures of each class or image in the last evaluation, in plain containers."""
         return {}
 
@@ -411,7 +407,11 @@ class Task(L.LightningModule):
         """Returns a command that uses the trained model, without its checkpoint; writes its files to `folder`."""
         raise TypeError(f"{type(self).__name__} does not implement example")
 
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+    def on_save_checkpoint(self, checkpoint: Checkpoint) -> None:
         checkpoint["format"] = FORMAT
-        remove_base_weights(checkpoint, self.left_out)
+        for entry in {"state_dict", "ema"} & checkpoint.keys() if self.base_weights else ():
+            # Not changed in place: "ema" is the live average.
+            weights = checkpoint[entry].items()
+            left = {name: tensor for name, tensor in weights if name.removeprefix("model.") not in self.base_weights}
+            checkpoint[entry] = left
         checkpoint["vlm"] = {**self.about, **self.description(), "scores": self.evaluation.results}
