@@ -161,7 +161,7 @@ def _find_class(name: Any, trust: Sequence[str]) -> type[nn.Module]:
     return kind
 
 
-FACTORIES = {torch.empty, torch.zeros, torch.ones, torch.rand, torch.randn, torch.full, torch.arange, torch.linspace}
+FACTORIES = (torch.empty, torch.zeros, torch.ones, torch.rand, torch.randn, torch.full, torch.arange, torch.linspace)
 
 
 class SizeLimit(TorchFunctionMode):
@@ -201,14 +201,19 @@ def rebuild_shapes(spec: Metadata) -> nn.Module:
         return rebuild(spec)
 
 
-DRAWS = {torch.Tensor.normal_, torch.Tensor.uniform_, nn.init.normal_, nn.init.uniform_}
-DRAWS |= {nn.init.kaiming_normal_, nn.init.kaiming_uniform_}
-
-
 class NoDraws(TorchFunctionMode):
     """Skips the random initialisation of weights that are loaded anyway: seconds for large models."""
 
+    DRAWS = (
+        torch.Tensor.normal_,
+        torch.Tensor.uniform_,
+        nn.init.normal_,
+        nn.init.uniform_,
+        nn.init.kaiming_normal_,
+        nn.init.kaiming_uniform_,
+    )
+
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func not in DRAWS:
+        if func not in self.DRAWS:
             return func(*args, **(kwargs or {}))
         return args[0] if args else (kwargs or {})["tensor"]
