@@ -59,7 +59,11 @@ def memory_size() -> int | None:
 def _limits(controller: str, root: Path) -> Iterator[list[str]]:
     """Yields the fields of each limit of a controller on this process, from its cgroup and the parents of that."""
     base = root / "sys/fs/cgroup"
-    for number, names, group in _read_cgroups(root):
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:  # not Linux
+        return
+    for number, names, group in (line.split(":", 2) for line in lines if line.count(":") >= 2):
         if number == "0":
             top, files = base if (base / "cgroup.controllers").exists() else base / "unified", V2[controller]
         elif controller in names.split(","):
@@ -73,15 +77,6 @@ def _limits(controller: str, root: Path) -> Iterator[list[str]]:
                 yield [word for name in files for word in (folder / name).read_text().split()]
             except (OSError, ValueError):
                 continue  # the cgroup has no limit, or the path is the host's
-
-
-def _read_cgroups(root: Path) -> Iterator[list[str]]:
-    """Yields number, controllers and path of each cgroup of this process."""
-    try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError:  # not Linux
-        return
-    yield from (line.split(":", 2) for line in lines if line.count(":") >= 2)
 
 
 TORCHELASTIC = "TORCHELASTIC_RUN_ID"  # set by torchrun only; Lightning detects it by this

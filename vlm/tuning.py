@@ -10,9 +10,8 @@ from vlm import machine
 
 SPIN_COUNT = "3000"  # iterations that an idle OpenMP thread spins before it sleeps
 LONG_SPIN_COUNT = "30000"  # the same, if no other process needs the core
-PRIMITIVE_CACHE_SIZE = (
-    "512"  # size of oneDNN's cache of kernels, one per shape of product: up to 0.75 MB, 1 to 6 ms to create
-)
+# Size of oneDNN's cache of kernels, one per shape of product: up to 0.75 MB, 1 to 6 ms to create.
+PRIMITIVE_CACHE_SIZE = "512"
 RETAINED_BYTES = 1 << 30  # of freed memory, which is also the maximum size of allocations from it
 MMAP_THRESHOLD, TRIM_THRESHOLD = -3, -1  # mallopt's parameters
 
@@ -30,7 +29,9 @@ def tune(*, single_threaded: bool = False) -> None:
     logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it warns about a read-only home folder
     limit_threads()
     keep_freed_memory()
-    open_streams()
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # else the next opened file gets its descriptor, and libraries print to it
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
 
 
 def limit_threads() -> None:
@@ -57,13 +58,3 @@ def return_freed_memory() -> None:
     """Returns freed memory to the system. Repacking layers fragments it, so that few tensors could reuse it."""
     if platform.libc_ver()[0] == "glibc":
         ctypes.CDLL(None).malloc_trim(0)
-
-
-def open_streams() -> None:
-    """Opens closed standard streams on the null device.
-
-    Otherwise the next opened file gets their descriptor, and libraries print to that file.
-    """
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:
-            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))

@@ -11,7 +11,7 @@ from torch import nn
 
 from vlm.config.compose import compose
 from vlm.data import features as feature_file
-from vlm.data.features import check_split, find_augment_problem
+from vlm.data.features import FeatureField, check_split, find_augment_problem
 from vlm.data.fields import CaptionField, ImageField
 from vlm.data.images.augment import Augment
 from vlm.data.images.class_augment import ClassAugment
@@ -86,7 +86,8 @@ def builder(given, encoder=None, *, args=None, precision="32-true"):
 def test_features_are_what_the_encoder_makes_of_each_image(root, tmp_path):
     given, encoder, said = data(root), Cells(), []
     plain = given.samples("train", training=True)
-    given.use_features(builder(given, encoder).build(tmp_path / "cache", said.append))
+    file = builder(given, encoder).build(tmp_path / "cache", said.append)
+    given.replace_images(FeatureField(given.images[1], file))
     kept = given.samples("train", training=True)
     keys = [SampleKey(3, index) for index in range(len(COLORS))]
     pixels, features = (samples.__getitems__(keys) for samples in (plain, kept))

@@ -13,8 +13,8 @@ import lightning as L
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from vlm.checkpoint.stored import Metadata
 from vlm.data.batch import Batch, DeviceImages
-from vlm.data.features import FeatureField, FeatureFile
 from vlm.data.fields import Field, ImageField, learn_tokenizers
 from vlm.data.hold_out import draw_validation_indices, sample_stratified
 from vlm.data.records import Source, Split, SplitSubset
@@ -130,7 +130,7 @@ class Data(L.LightningDataModule):
         self.batch_size, self.eval_batch_size, self.batch_tokens = batch_size, eval_batch_size, batch_tokens
         self.bucket, self.repeats, self.cache_features = bucket, repeats, cache_features
         self.images_on_device = images_on_device
-        self._load_device_images: Callable[[Batch], Batch] | None = None
+        self._read_device_images: Callable[[DeviceImages], Tensor] | None = None
         self.num_workers = default_workers() if num_workers == "auto" else int(num_workers)
         limits_views = any(field.reads_entire_split for field in self.fields.values())
         self.splits = self._open(None if limits_views else train_samples)
@@ -187,7 +187,7 @@ class Data(L.LightningDataModule):
         for field in self.fields.values():
             field.prepare()
 
-    def restore(self, about: Mapping[str, Any]) -> None:
+    def restore(self, about: Metadata) -> None:
         """Restores from a checkpoint's metadata what `prepare` learned."""
         for field in self.fields.values():
             field.restore(about)
@@ -225,32 +225,25 @@ class Data(L.LightningDataModule):
                 return name, field
         raise UserError("data: the task reads no images; choose another task")
 
-    def use_features(self, file: FeatureFile) -> None:
-        """Makes training read features instead of images."""
-        name, images = self.images
-        self._training_fields = {**self.fields, name: FeatureField(images, file)}
-        self._samples.pop(("train", True), None)
-
-    def use_device_images(self, field: Field, read: Callable[[DeviceImages], Tensor]) -> None:
-        """Makes training read its images from the device.
+    def replace_images(self, field: Field, read: Callable[[DeviceImages], Tensor] | None = None) -> None:
+        """Makes training read another field instead of images, such as features of them.
 
         Args:
-            read: Returns the augmented pixels of a batch on the device.
+            read: Returns the augmented pixels of a batch, for a field that gives DeviceImages.
         """
         name, _ = self.images
         self._training_fields = {**self.fields, name: field}
         self._samples.pop(("train", True), None)
-
-        def load_images(batch: Batch) -> Batch:
-            images = batch[name]
-            if not isinstance(images, DeviceImages):
-                return batch
-            return replace(batch, values={**batch.values, name: read(images)})
-
-        self._load_device_images = load_images
+        self._read_device_images = read
 
     def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
-        return batch if self._load_device_images is None else self._load_device_images(batch)
+        if self._read_device_images is None:
+            return batch
+        name, _ = self.images
+        images = batch[name]
+        if not isinstance(images, DeviceImages):
+            return batch
+        return replace(batch, values={**batch.values, name: self._read_device_images(images)})
 
     def split(self, name: str) -> Split:
         """The split of this name.

@@ -8,13 +8,22 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+import lightning as L
 import torch
 from torch import Tensor, nn
 
 from vlm.config.build import build
 from vlm.config.target import find
 from vlm.data.batch import DeviceImages
-from vlm.data.features import FeatureFile, Layout, find_augment_problem, is_complete, open_features, source_hash
+from vlm.data.features import (
+    FeatureField,
+    FeatureFile,
+    Layout,
+    find_augment_problem,
+    is_complete,
+    open_features,
+    source_hash,
+)
 from vlm.data.fields import AugmentKey, Field, ImageField
 from vlm.data.images.augment import Augment
 from vlm.data.images.class_augment import FILTERS, NUM_PARAMS, ClassAugment, apply_params, encode_params
@@ -25,6 +34,7 @@ from vlm.data.store.cache_file import file_lock
 from vlm.errors import UserError
 from vlm.models.context import Features, features_of, frozen_part, projects
 from vlm.models.encoder_decoder import CHUNK_SIZE
+from vlm.models.pretrained.architecture import Spec
 from vlm.training.data_module import Data
 from vlm.training.run.processes import is_rank_zero, rank_zero_first
 
@@ -51,7 +61,7 @@ class DeviceImageField(Field):
         augment = self.images.choose_augment(record)
         return index, torch.zeros(NUM_PARAMS) if augment is None else encode_params(augment, self.size, key)
 
-    def collate(self, values: Sequence[tuple[int, Tensor]]) -> Any:
+    def collate(self, values: Sequence[tuple[int, Tensor]]) -> DeviceImages:
         index = torch.tensor([index for index, _ in values], dtype=torch.long)
         return DeviceImages(index, torch.stack([row for _, row in values]) if values else torch.empty(0, NUM_PARAMS))
 
@@ -60,16 +70,13 @@ SHARE = 0.5  # of the device's free memory, at most, for the images
 OFF = "or set data.images_on_device=false"
 
 
-def move_images_to_device(run: Any) -> None:
-    """Moves the training images of a run to its device, from which training then reads them.
+def move_images_to_device(data: Data, device: torch.device) -> None:
+    """Moves the training images to a device, from which training then reads them.
 
-    Args:
-        run: The vlm.training.run.run.Run.
     Raises:
         UserError: The images differ between epochs, need too much memory, have several sizes, or cannot be augmented
             in batches.
     """
-    data, device = run.data, run.trainer.strategy.root_device
     _, images = data.images
     split, augment = data.split("train"), images.augment
     if split.record(0).open_more:
@@ -90,7 +97,7 @@ def move_images_to_device(run: Any) -> None:
         selected = stored[batch.index]
         return selected if augment is None else apply_params(selected, batch.numbers, augment)
 
-    data.use_device_images(DeviceImageField(images, field.size, unreadable), augment_batch)
+    data.replace_images(DeviceImageField(images, field.size, unreadable), augment_batch)
 
 
 def has_crops(augment: Augment | None) -> bool:
@@ -133,7 +140,7 @@ class _FullImageField(_EvaluationImageField):
                 self.size = record.image().size
                 return
 
-    def encode(self, record: Record, key: Any) -> Tensor:
+    def encode(self, record: Record, key: AugmentKey | None) -> Tensor:
         image = record.image()
         if image.size != self.size:
             sizes = " and ".join("{} x {}".format(*size) for size in (self.size, image.size))
@@ -141,7 +148,7 @@ class _FullImageField(_EvaluationImageField):
         return to_tensor(image)
 
 
-def read_pixels(data: Any, field: _EvaluationImageField) -> tuple[Tensor, dict[int, str]]:
+def read_pixels(data: Data, field: _EvaluationImageField) -> tuple[Tensor, dict[int, str]]:
     """Returns all training images, uint8 (N, 3, H, W), black if unreadable, and the reasons for those by index."""
     count, unreadable = len(data.split("train")), dict[int, str]()
     pixels = torch.zeros(count, 3, *field.size[::-1], dtype=torch.uint8)
@@ -171,26 +178,27 @@ def feature_faults(config: dict[str, Any]) -> Iterator[str]:
             yield f"data.cache_features: task.{name} mixes pixels, but training reads features; set it to 0"
 
 
-def use_cached_features(run: Any, folder: Path) -> None:
-    """Makes a run read the features of its training images; missing ones are computed and cached.
+def use_cached_features(trainer: L.Trainer, data: Data, encoder: nn.Module, spec: Spec, folder: Path) -> None:
+    """Makes training read the features of its images; missing ones are computed and cached.
 
     Args:
-        run: The vlm.training.run.run.Run.
+        encoder: The encoder, with the weights of the run.
+        spec: Its name and arguments, as checkpoints hold them.
         folder: The cache.
     Raises:
         UserError: There is no room for them, or they cannot be written.
     """
-    trainer = run.trainer
     builder = FeatureCacheBuilder(
-        encoder=run.task.model.encoder,
-        spec=run.task.about["model"]["args"]["encoder"],
-        data=run.data,
+        encoder=encoder,
+        spec=spec,
+        data=data,
         device=trainer.strategy.root_device,
         precision=str(trainer.precision),
         context=trainer.precision_plugin.forward_context,
     )
     with rank_zero_first(PATIENCE):  # rank zero writes the features that the other ranks read
-        run.data.use_features(builder.build(folder, lambda line: print(line, flush=True) if is_rank_zero() else None))
+        file = builder.build(folder, lambda line: print(line, flush=True) if is_rank_zero() else None)
+        data.replace_images(FeatureField(builder.images, file))
 
 
 def as_read(images: Tensor | Features, preprocess: Preprocess) -> Tensor | Features:
@@ -217,7 +225,7 @@ class FeatureCacheBuilder:
         self,
         *,
         encoder: nn.Module,
-        spec: Mapping[str, Any],
+        spec: Spec,
         data: Data,
         device: torch.device,
         precision: str,
@@ -248,7 +256,11 @@ class FeatureCacheBuilder:
                 missing = file.missing()
                 say(f"features    {layout}; {layout.images - len(missing):,} are in {file.path}")
                 file.check_free_space(len(missing))
-                self._fill(file, missing)
+                size = CHUNK_SIZE if self.device.type == "cpu" else self.data.eval_batch_size
+                for good, pixels, bad in self.data.read_images(self.images, missing, size, seed=self.data.order_seed):
+                    file.faults |= bad  # reasons for unreadable images
+                    if pixels is not None:
+                        file.write(good, self._features(pixels))
         finally:
             self.encoder.to(home)
         return file
@@ -276,14 +288,6 @@ class FeatureCacheBuilder:
             digest.update(tensor.cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
         digest.update(source_hash(self.split, self.images).encode())
         return digest.hexdigest()
-
-    def _fill(self, file: FeatureFile, missing: list[int]) -> None:
-        """Computes the missing features of a file; reasons for unreadable images go to its `faults`."""
-        size = CHUNK_SIZE if self.device.type == "cpu" else self.data.eval_batch_size
-        for good, pixels, bad in self.data.read_images(self.images, missing, size, seed=self.data.order_seed):
-            file.faults |= bad
-            if pixels is not None:
-                file.write(good, self._features(pixels))
 
     @torch.no_grad()
     def _features(self, images: Tensor) -> Tensor:

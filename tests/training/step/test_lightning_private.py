@@ -171,7 +171,7 @@ def test_the_launcher_starts_a_process_for_each_further_device(monkeypatch: pyte
     lightning_private.use_launcher(trainer, ScriptLauncher)
     launcher: Any = trainer.strategy.launcher
     assert type(launcher) is ScriptLauncher
-    launcher.start_others()
+    launcher.start_children()
     assert started == ["1", "2"]
 
 

@@ -42,7 +42,7 @@ class Launcher(ScriptLauncher):
         self.cluster_environment.validate_settings(num_devices=self.num_processes, num_nodes=self.num_nodes)
         if not self.cluster_environment.creates_processes_externally:
             os.environ[PARENT_VARIABLE] = str(os.getpid())
-            self.start_others()
+            self.start_children()
             threading.Thread(target=self._watch, daemon=True, name="watch over ranks").start()
         elif is_started_process():
             threading.Thread(target=_end_with_parent, daemon=True, name="watch over parent").start()

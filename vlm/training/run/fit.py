@@ -93,13 +93,13 @@ def fit(overrides: Sequence[str]) -> Path:
         UserError: The config or the data are invalid, or the machine fails.
         KeyboardInterrupt: A signal stopped the run.
     """
-    where, others = split_option(list(overrides), "resume")
+    where, run_overrides = split_option(list(overrides), "resume")
     if where is not None:
         folder = find_checkpoint(where).parent.parent
-        status = resume_run(where, others)
+        status = resume_run(where, run_overrides)
     else:
-        config = compose(others, check)
-        config.typed = others
+        config = compose(run_overrides, check)
+        config.typed = run_overrides
         folder = Path(broadcast_choice(lambda: str(create_run_folder(config))))
         status = train(config, folder=folder)
     if status:

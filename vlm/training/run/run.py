@@ -341,9 +341,10 @@ class Run:
             earlier_results = self.folder / "evaluation" / self.data.final_split
             shutil.rmtree(earlier_results, ignore_errors=True)
         if self.data.cache_features:
-            use_cached_features(self, self.cache)
+            encoder, spec = self.task.model.get_submodule("encoder"), self.task.about["model"]["args"]["encoder"]
+            use_cached_features(self.trainer, self.data, encoder, spec, self.cache)
         if self.data.images_on_device:
-            move_images_to_device(self)
+            move_images_to_device(self.data, self.trainer.strategy.root_device)
         self.trainer.fit(self.task, datamodule=self.data, ckpt_path=self.checkpoint, weights_only=True)
 
     def test(self) -> dict[str, float]:

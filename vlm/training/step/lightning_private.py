@@ -78,7 +78,7 @@ def as_between_batches(loops: dict[str, Any], *, epoch_batches: int, step: int, 
 class ScriptLauncher(_SubprocessScriptLauncher):
     """Lightning's launcher of a process for each further device, with its steps as methods."""
 
-    def start_others(self) -> None:
+    def start_children(self) -> None:
         """Starts the processes of the other devices."""
         self._call_children_scripts()
 

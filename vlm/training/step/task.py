@@ -412,6 +412,7 @@ class Task(L.LightningModule):
         for entry in {"state_dict", "ema"} & checkpoint.keys() if self.base_weights else ():
             # Not changed in place: "ema" is the live average.
             weights = checkpoint[entry].items()
-            left = {name: tensor for name, tensor in weights if name.removeprefix("model.") not in self.base_weights}
-            checkpoint[entry] = left
+            checkpoint[entry] = {
+                name: tensor for name, tensor in weights if name.removeprefix("model.") not in self.base_weights
+            }
         checkpoint["vlm"] = {**self.about, **self.description(), "scores": self.evaluation.results}
