@@ -2,6 +2,8 @@
 
 import json
 import shutil
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -15,33 +17,53 @@ from small import COMPARING, MODELS, TASKS, accumulated, command, task_of
 from vlm.checkpoint import load as ckpt
 from vlm.training.step import blocks as compiling
 
-pytestmark = pytest.mark.slow
-
 FSDP = ["trainer=fsdp", *DDP[1:]]
 OWN = {"captioning": ["task.val_captions=null"], "classification": ["task.mixup=0", "task.cutmix=0"]}
 # Gradients that cancel to noise, such as those of keys' biases, stay small: Adam would make whole steps of them.
 STEP = ["data.batch_size=6", "+optim.eps=1e-4", "trainer.precision=32-true"]
+# One task of each kind of step: of one loss term, of mixed samples, of compared ones, of sampled batches, of two terms.
+KINDS = ("captioning", "classification", "contrastive", "language_modeling", "show_attend_tell")
+
+
+def each_task(slow: tuple[str, ...]) -> list:
+    """All tasks and models; those that are not slow are tested nightly."""
+    return [
+        pytest.param(task, marks=pytest.mark.slow if task in slow else pytest.mark.nightly)
+        for task in [*TASKS, *MODELS]
+    ]
 
 
 @pytest.fixture(scope="module")
-def folders(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Path]:
-    """Folders of finished runs by task and kind: one process, two with DDP, and for captioning two with FSDP."""
-    found = {}
-    for task in [*TASKS, *MODELS]:
+def finished(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Path]:
+    """The folder of a finished run of a task, which starts when it is first needed.
+
+    It is a run of one process ("one"), or of two with DDP or FSDP.
+    """
+
+    @cache
+    def run_folder(task: str, kind: str) -> Path:
         args = command(task, *EXACT, *OWN.get(task_of(task), []), *accumulated(task), *STEP)
-        for kind, extra in {"one": [], "ddp": DDP, "fsdp": FSDP}.items():
-            if kind == "fsdp" and task != "captioning":
-                continue
-            runs = tmp_path_factory.mktemp(f"{task}_{kind}")
-            ended = [nursery.run(args, cwd=runs)] if kind == "one" else run_two(nursery, [*args, *extra], cwd=runs)
-            assert all(end.status == 0 for end in ended), "\n".join(end.said for end in ended)
-            found[task, kind] = only_run(runs / "runs")
-    return found
+        runs = tmp_path_factory.mktemp(f"{task}_{kind}")
+        options = {"ddp": DDP, "fsdp": FSDP}.get(kind)
+        ended = run_two(nursery, [*args, *options], cwd=runs) if options else [nursery.run(args, cwd=runs)]
+        assert all(end.status == 0 for end in ended), "\n".join(end.said for end in ended)
+        return only_run(runs / "runs")
+
+    return run_folder
 
 
-@pytest.mark.parametrize(("task", "kind"), [*((task, "ddp") for task in [*TASKS, *MODELS]), ("captioning", "fsdp")])
-def test_two_processes_take_the_steps_of_one(task: str, kind: str, folders) -> None:
-    one, two = rows(folders[task, "one"]), rows(folders[task, kind])
+@pytest.mark.parametrize("task", each_task(KINDS))
+def test_two_processes_take_the_steps_of_one(task: str, finished) -> None:
+    check_same_steps(finished(task, "ddp"), finished(task, "one"))
+
+
+@pytest.mark.slow
+def test_two_processes_with_one_model_between_them_take_the_steps_of_one(finished) -> None:
+    check_same_steps(finished("captioning", "fsdp"), finished("captioning", "one"))
+
+
+def check_same_steps(folder: Path, reference_folder: Path) -> None:
+    one, two = rows(reference_folder), rows(folder)
     assert len(one) == len(two) > 8
     for mine, reference in zip(two, one, strict=True):
         assert mine.keys() == reference.keys()
@@ -51,21 +73,24 @@ def test_two_processes_take_the_steps_of_one(task: str, kind: str, folders) -> N
             assert float(mine[name]) == pytest.approx(float(value), **tolerance), (reference["step"], name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
-def test_every_sample_is_evaluated_once(kind: str, folders) -> None:
-    files = (folders["captioning", run] / "evaluation/test/predictions.json" for run in ("one", kind))
+def test_every_sample_is_evaluated_once(kind: str, finished) -> None:
+    files = (finished("captioning", run) / "evaluation/test/predictions.json" for run in ("one", kind))
     one, ids = ([record["image_id"] for record in json.loads(file.read_text())] for file in files)
     assert sorted(ids) == sorted(one) and len(set(one)) == len(one) == 12
 
 
-def test_only_the_first_rank_writes(folders) -> None:
-    runs = [folders["captioning", kind] for kind in ("one", "ddp", "fsdp")]
+@pytest.mark.slow
+def test_only_the_first_rank_writes(finished) -> None:
+    runs = [finished("captioning", kind) for kind in ("one", "ddp", "fsdp")]
     one, *others = ({str(path.relative_to(run)) for path in run.rglob("*")} for run in runs)
     assert others == [one, one]
 
 
-def test_a_sharded_checkpoint_is_that_of_one_process(folders) -> None:
-    ddp, fsdp = (ckpt.read(folders["captioning", kind] / "checkpoints" / "last.ckpt") for kind in ("ddp", "fsdp"))
+@pytest.mark.slow
+def test_a_sharded_checkpoint_is_that_of_one_process(finished) -> None:
+    ddp, fsdp = (ckpt.read(finished("captioning", kind) / "checkpoints" / "last.ckpt") for kind in ("ddp", "fsdp"))
     assert fsdp["state_dict"].keys() == ddp["state_dict"].keys() and fsdp["ema"].keys() == ddp["ema"].keys()
     for part in ("state_dict", "ema"):
         for name, tensor in ddp[part].items():
@@ -80,10 +105,12 @@ def test_a_sharded_checkpoint_is_that_of_one_process(folders) -> None:
     assert not model.training
 
 
-def test_a_sharded_run_goes_on_sharded_and_in_one_process(nursery: Nursery, folders, tmp_path: Path) -> None:
-    name = folders["captioning", "fsdp"].name
+@pytest.mark.slow
+def test_a_sharded_run_goes_on_sharded_and_in_one_process(nursery: Nursery, finished, tmp_path: Path) -> None:
+    folder = finished("captioning", "fsdp")
+    name = folder.name
     for kind in ("one", "fsdp"):
-        shutil.copytree(folders["captioning", "fsdp"], tmp_path / kind / name)
+        shutil.copytree(folder, tmp_path / kind / name)
     more, one_process = "trainer.max_epochs=3", ["trainer.strategy=auto", "trainer.devices=1"]
     alone = nursery.run([f"resume={tmp_path / 'one' / name}", more, *one_process], cwd=tmp_path)
     assert alone.status == 0, alone.said
@@ -96,21 +123,22 @@ def test_a_sharded_run_goes_on_sharded_and_in_one_process(nursery: Nursery, fold
             torch.testing.assert_close(two[part][key], tensor, rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(compiling.missing(on_gpu=False) is not None, reason="needs a C++ compiler")
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
-def test_compiled_and_recomputed_blocks_take_the_same_steps(kind: str, nursery: Nursery, folders, tmp_path) -> None:
+def test_compiled_and_recomputed_blocks_take_the_same_steps(kind: str, nursery: Nursery, finished, tmp_path) -> None:
     options = [*(DDP if kind == "ddp" else FSDP), "compile=true", "activation_checkpointing=true"]
     args = command("captioning", *EXACT, *OWN["captioning"], *accumulated("captioning"), *STEP, *options)
     for end in run_two(nursery, args, cwd=tmp_path, timeout=300):
         assert end.status == 0, end.said
     own = ckpt.read(only_run(tmp_path / "runs") / "checkpoints" / "last.ckpt")["state_dict"]
-    reference = ckpt.read(folders["captioning", "one"] / "checkpoints" / "last.ckpt")["state_dict"]
+    reference = ckpt.read(finished("captioning", "one") / "checkpoints" / "last.ckpt")["state_dict"]
     assert own.keys() == reference.keys()
     for name, tensor in reference.items():
         torch.testing.assert_close(own[name], tensor, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("task", [*TASKS, *MODELS])
+@pytest.mark.parametrize("task", each_task(("captioning", *COMPARING)))
 def test_a_step_sends_one_message_beside_its_gradients(task: str, nursery: Nursery, tmp_path: Path) -> None:
     args = command(task, *DDP, "trainer.max_steps=7", "callbacks.checkpoints.every_n_steps=100")
     quiet = [*args, "trainer.log_every_n_steps=100", "trainer.limit_val_batches=0"]

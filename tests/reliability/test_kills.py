@@ -20,35 +20,38 @@ KILL, TERM, INT = signal.SIGKILL, signal.SIGTERM, signal.SIGINT
 
 
 WORKERS = "data.num_workers=2"
-CASES = [
+SLOW_CASES = [
     Case("captioning", KILL, "all", ("trainer.accumulate_grad_batches=3",)),
     Case("captioning", TERM, "group", (WORKERS,)),
     Case("classification", KILL, "all", (WORKERS, "trainer.val_check_interval=3")),
     Case("classification", INT, "all", ("trainer.accumulate_grad_batches=2", "trainer.val_check_interval=3")),
-    Case("language_modeling", KILL, "group", (WORKERS, "trainer.accumulate_grad_batches=2")),
     Case("language_modeling", INT, "all", ()),
     Case("captioning", KILL, "one", (), ranks=2),
     Case("captioning", TERM, "all", ("trainer.accumulate_grad_batches=2",), ranks=2),
     Case("classification", TERM, "one", (), ranks=2),
-    Case("language_modeling", KILL, "all", (), ranks=2),
+    Case("contrastive", KILL, "group", (WORKERS,)),
+    Case("bahdanau", KILL, "group", (WORKERS, *accumulated("bahdanau"))),
 ]
-CASES += [
+NIGHTLY_CASES = [Case("language_modeling", KILL, "all", (), ranks=2)]
+NIGHTLY_CASES += [
     Case(task, KILL, "group", (WORKERS, *accumulated(task)))
     for task in [*TASKS, *MODELS]
-    if task not in {case.task for case in CASES}
+    if task not in {case.task for case in SLOW_CASES if case.signum == KILL and case.whom == "group"}
 ]
+CASES = [pytest.param(case, marks=pytest.mark.slow, id=str(case)) for case in SLOW_CASES]
+CASES += [pytest.param(case, marks=pytest.mark.nightly, id=str(case)) for case in NIGHTLY_CASES]
 
 
 @pytest.fixture(scope="module")
-def begun(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[Case, Future]]:
-    """The cases of one process, two at a time."""
+def begun(request, nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[Case, Future]]:
+    """The cases of one process that this session tests, two at a time."""
+    tested = [item.callspec.params.get("case") for item in request.session.items if hasattr(item, "callspec")]
     with ThreadPoolExecutor(2) as pool:
-        alone = [case for case in CASES if case.ranks == 1]
+        alone = [case for case in tested if isinstance(case, Case) and case.ranks == 1]
         yield {case: pool.submit(endure, case, nursery, tmp_path_factory.mktemp("case")) for case in alone}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", CASES)
 def test_a_run_killed_again_and_again_ends_as_one_that_was_not(case: Case, nursery, begun, tmp_path) -> None:
     if case in begun:
         begun[case].result()

@@ -26,7 +26,11 @@ ROOT = Path(__file__).parents[2]
 SAMPLE = ROOT / "data" / "sample"
 SECONDS, MEGABYTES = 5, 1000
 
-pytestmark = pytest.mark.slow
+
+def counts(sample, full):
+    """How many mutations are tried: a sample of them in the slow tests, all of them nightly."""
+    values = [pytest.param(sample, marks=pytest.mark.slow), pytest.param(full, marks=pytest.mark.nightly)]
+    return pytest.mark.parametrize("count", values)
 
 
 def tried(function, argv, what, capfd):
@@ -59,11 +63,12 @@ def damaged(content, dice):
     return content[:start] + content[dice.randrange(len(content)) :]
 
 
+@counts(50, 150)
 @pytest.mark.parametrize("kind", ["values", "bytes"])
-def test_any_checkpoint_is_used_or_refused(kind, tmp_path, capfd):
+def test_any_checkpoint_is_used_or_refused(kind, count, tmp_path, capfd):
     dice, statuses = random.Random(kind), []
     whole = (SAMPLE / "captioner.ckpt").read_bytes()
-    for number in range(150):
+    for number in range(count):
         path = tmp_path / f"{number}.ckpt"
         if kind == "bytes":
             path.write_bytes(damaged(whole, dice))
@@ -99,14 +104,15 @@ def written(kind):
     return file.getvalue()
 
 
+@counts(25, 80)
 @pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
-def test_any_table_is_read_or_refused(kind, tmp_path, capfd):
+def test_any_table_is_read_or_refused(kind, count, tmp_path, capfd):
     dice, statuses = random.Random(kind), []
     for number in range(6):
         shutil.copy(SAMPLE / f"test-0-00000{number}.png", tmp_path / f"{number}.png")
     whole = written(kind)
     options = ["data=captions", f"data.root={tmp_path}", "data.image_size=32"]
-    for number in range(80):
+    for number in range(count):
         path = tmp_path / f"table{number}.{kind}"
         if kind == "jsonl" and dice.random() < 0.5:
             content = rows()
@@ -120,13 +126,14 @@ def test_any_table_is_read_or_refused(kind, tmp_path, capfd):
     assert {1, 2} & {*statuses}
 
 
+@counts(25, 70)
 @pytest.mark.parametrize("task", ["captioning", "tagging", "image_questions"])
-def test_any_override_is_taken_or_refused(task, tmp_path, capfd, monkeypatch):
+def test_any_override_is_taken_or_refused(task, count, tmp_path, capfd, monkeypatch):
     monkeypatch.chdir(tmp_path)
     dice, statuses = random.Random(task), []
     usual = command(task, "trainer.max_steps=1", "test=false")
     keys = [key for key, _ in walk(compose(usual, check)) if key]
-    for _ in range(70):
+    for _ in range(count):
         key, value = dice.choice(keys), dice.choice(VALUES)
         override = f"{key}={'null' if value is None else json.dumps(value)}"
         statuses.append(tried(main, [*usual, override], override, capfd))
