@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-TRAINING = ("run.run", "run.resume", "run.run_folder", "step.optim", "data_module", "callbacks.checkpoints")
+TRAINING = ("run.run", "run.train", "run.run_folder", "step.optim", "data_module", "callbacks.checkpoints")
 PRELOADED = [f"vlm.training.{name}" for name in (*TRAINING, "callbacks.progress", "callbacks.loggers")]
 PRELOADED += [f"vlm.tasks.{name}.train" for name in ("captioning", "classification", "language_modeling")]
 PRELOADED += [f"vlm.data.shapes.scene_{name}" for name in ("captions", "labels")]

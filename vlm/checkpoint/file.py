@@ -5,6 +5,7 @@ import os
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -147,7 +148,7 @@ def _check_format(path: Path, checkpoint: Checkpoint | None) -> Checkpoint:
     return checkpoint
 
 
-def inference_weights(checkpoint: Checkpoint) -> dict[str, Tensor]:
+def inference_weights(checkpoint: Mapping[str, Any]) -> dict[str, Tensor]:
     """Returns the weights for inference (the moving average if there is one), by the model's names."""
     stored = {**checkpoint["state_dict"], **checkpoint.get("ema", {})}  # buffers such as counters have no average
     return {name.removeprefix("model."): tensor for name, tensor in stored.items() if name.startswith("model.")}

@@ -4,6 +4,7 @@ import os
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -159,7 +160,7 @@ def read(path: str | os.PathLike, *, merge: bool = True, dtype: torch.dtype = to
         return loaded if entry is None else _merge_base(path, loaded | {"vlm": about, ADAPTERS: entry}, merge)
 
 
-def build_model(checkpoint: Checkpoint, *, trust: str | Sequence[str] | None = None) -> nn.Module:
+def build_model(checkpoint: Mapping[str, Any], *, trust: str | Sequence[str] | None = None) -> nn.Module:
     """Builds the model of a checkpoint, bounded by the size of its weights, which are not loaded.
 
     Args:
@@ -171,7 +172,7 @@ def build_model(checkpoint: Checkpoint, *, trust: str | Sequence[str] | None = N
 
 
 def load_model(
-    checkpoint: Checkpoint, *, trust: str | Sequence[str] | None = None, dtype: torch.dtype = torch.float32
+    checkpoint: Mapping[str, Any], *, trust: str | Sequence[str] | None = None, dtype: torch.dtype = torch.float32
 ) -> nn.Module:
     """Rebuilds the model of a checkpoint with its weights, in evaluation mode.
 
@@ -197,7 +198,7 @@ def load_model(
     return model.to(dtype).eval()
 
 
-def _build(checkpoint: Checkpoint, trust: str | Sequence[str] | None, state: Mapping[str, Tensor]) -> nn.Module:
+def _build(checkpoint: Mapping[str, Any], trust: str | Sequence[str] | None, state: Mapping[str, Tensor]) -> nn.Module:
     try:
         with SizeLimit(state):
             return rebuild(checkpoint["vlm"]["model"], trust=trust)

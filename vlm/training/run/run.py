@@ -51,7 +51,7 @@ FEW_SAMPLES = 100  # size of a data set up to which a note says that no sample i
 SHARED_OPTIONS = ("resize", "interpolation", "crop")  # options that training shares with evaluation
 
 
-def fill_preprocessing(config: Config) -> Config:
+def fill_preprocessing(config: dict[str, Any]) -> Config:
     """Returns the config with unset preprocessing options set to those that its encoder expects."""
     encoder = config["model"].get("encoder") or {}
     encoder = encoder.get("backbone") or encoder
@@ -104,12 +104,12 @@ def load_initial_weights(model: nn.Module, config: Config, tokenizer: Tokenizer 
             part.learn([tokenizer.bytes_of(id) for id in range(tokenizer.vocab_size)])
 
 
-def cache_folder(config: Config) -> Path:
+def cache_folder(config: dict[str, Any]) -> Path:
     """Returns the cache folder that runs share."""
     return Path(config["runs"]) / "cache"
 
 
-def build_fields(config: Config) -> dict[str, Field]:
+def build_fields(config: dict[str, Any]) -> dict[str, Field]:
     """Builds the task's fields, by name; equal tokenizer configs share one tokenizer."""
     tokenizers: dict[str, Tokenizer] = {}
     fields = {}
@@ -125,7 +125,7 @@ def build_fields(config: Config) -> dict[str, Field]:
     return fields
 
 
-def build_data(config: Config) -> Data:
+def build_data(config: dict[str, Any]) -> Data:
     """Builds the data module with the task's fields, and opens its source."""
     node, fields = data_node(config), build_fields(config)
     needs = sorted({name for field in fields.values() for name in field.needs})
@@ -243,7 +243,7 @@ class Run:
         checkpoint: The checkpoint that a resumed run starts from.
     """
 
-    def __init__(self, config: Config, *, folder: Path | None = None, checkpoint: Path | None = None) -> None:
+    def __init__(self, config: dict[str, Any], *, folder: Path | None = None, checkpoint: Path | None = None) -> None:
         config = fill_preprocessing(config)
         self.config, self.checkpoint = config, checkpoint
         self.folder = folder or Path(broadcast_choice(lambda: str(create_run_folder(config))))
@@ -298,7 +298,7 @@ class Run:
 
     def _open_data(self, loaded: Checkpoint | None) -> Data:
         check_fit(self.config)
-        config = self.config if loaded is None else Config(isolate_config(self.config, self.folder))
+        config = self.config if loaded is None else isolate_config(self.config, self.folder)
         self.cache = cache_folder(config)
         with rank_zero_first():  # rank zero fills the cache that the other ranks read
             data = build_data(config)
@@ -369,7 +369,7 @@ class Run:
         return self.task.example(self.data, folder)
 
 
-def check_batches(config: Config, data: Data, devices: int) -> None:
+def check_batches(config: dict[str, Any], data: Data, devices: int) -> None:
     """Checks that all devices get training samples, and that validation runs within an epoch.
 
     Raises:
