@@ -122,19 +122,17 @@ class RowChecker:
             positions: dict[str, list[str]] = {}
             for where, reason in self._invalid:
                 positions.setdefault(reason, []).append(where)
-            reasons = [f"{first}: {reason}{_also(others)}" for reason, (first, *others) in positions.items()]
+            reasons = []
+            for reason, (first, *others) in positions.items():
+                further = f" and {len(others) - 2:,} more" if len(others) > 2 else ""
+                also = f" (also {', '.join(others[:2])}{further})" if others else ""
+                reasons.append(f"{first}: {reason}{also}")
             more = [f"and {len(reasons) - NAMED_ROWS:,} more reasons"] if len(reasons) > NAMED_ROWS else []
             report_error(
                 f"{self.path}: {count:,} of {self.rows:,} rows {'is' if count == 1 else 'are'} invalid, more than the "
                 f"{MAX_INVALID:.0%} that may be skipped; correct or remove them:\n"
                 + "; ".join([*reasons[:NAMED_ROWS], *more])
             )
-
-
-def _also(positions: Sequence[str]) -> str:
-    """The positions of further rows with the same problem, in parentheses; empty if there are none."""
-    more = f" and {len(positions) - 2:,} more" if len(positions) > 2 else ""
-    return f" (also {', '.join(positions[:2])}{more})" if positions else ""
 
 
 class Question(NamedTuple):

@@ -226,17 +226,14 @@ class Records:
             self.output.write(text_line(record[field] for field in self.fields))
         elif self.form == "jsonl":
             text = json.dumps(record, ensure_ascii=not self.output.plain)
-            self.output.write((_escape_json(text) if self.is_terminal else text) + "\n")
+            if self.is_terminal:  # terminals execute some characters
+                text = "".join(char if char.isprintable() else json.dumps(char)[1:-1] for char in text)
+            self.output.write(text + "\n")
         else:
             values = (
                 [printable(_format_value(value)) for value in record.values()] if self.is_terminal else record.values()
             )
             self.output.write(csv_text([*([list(record)] if self.output.empty else []), values]))
-
-
-def _escape_json(text: str) -> str:
-    """Escapes non-printable characters in JSON text, because terminals execute some of them."""
-    return "".join(char if char.isprintable() else json.dumps(char)[1:-1] for char in text)
 
 
 def text_line(cells: Iterable[Any]) -> str:

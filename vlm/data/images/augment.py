@@ -115,7 +115,9 @@ class Augment:
         if params.flip:
             image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
         if self.color_jitter:
-            image = _adjust_light(image, params.brightness, params.contrast)
+            grey = np.asarray(image.convert("L")).mean() * params.brightness
+            table = (np.arange(256) * params.brightness - grey) * params.contrast + grey
+            image = image.point(np.rint(table).clip(0, 255).astype(int).tolist() * 3)
         return image
 
     def draw_params(self, size: tuple[int, int], key: tuple[int | str, ...]) -> AugmentParams:
@@ -142,10 +144,3 @@ class Augment:
         height = min(base[1] * scale / stretch, size[1])
         x, y = left * (size[0] - width), top * (size[1] - height)
         return x, y, min(x + width, size[0]), min(y + height, size[1])
-
-
-def _adjust_light(image: Image.Image, brightness: float, contrast: float) -> Image.Image:
-    """Multiplies pixel values by one factor, and their distance to the mean grey by another."""
-    grey = np.asarray(image.convert("L")).mean() * brightness
-    table = (np.arange(256) * brightness - grey) * contrast + grey
-    return image.point(np.rint(table).clip(0, 255).astype(int).tolist() * 3)

@@ -179,10 +179,6 @@ def _per_image(values: Tensor) -> Tensor:
     return values[:, None, None, None]
 
 
-def _triangle(x: Tensor) -> Tensor:
-    return (1 - x.abs()).clamp(min=0)
-
-
 def _cubic(x: Tensor, a: float = -0.5) -> Tensor:
     """Cubic convolution (Keys 1981), as in Pillow."""
     x = x.abs()
@@ -191,7 +187,7 @@ def _cubic(x: Tensor, a: float = -0.5) -> Tensor:
     return torch.where(x < 1, near, torch.where(x < 2, far, 0.0))
 
 
-FILTERS: dict[str, Callable[[Tensor], Tensor]] = {"bilinear": _triangle, "bicubic": _cubic}
+FILTERS: dict[str, Callable[[Tensor], Tensor]] = {"bilinear": lambda x: (1 - x.abs()).clamp(min=0), "bicubic": _cubic}
 
 
 def crop_and_resize(images: Tensor, boxes: Tensor, size: tuple[int, int], kernel: Callable[[Tensor], Tensor]) -> Tensor:

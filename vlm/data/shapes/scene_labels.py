@@ -100,17 +100,11 @@ def make_second_caption(subject: Kind, relation: str, landmark: Kind, same: bool
         return relation_caption(landmark, wrong[int(rng.integers(len(wrong)))], subject)
     if rng.random() < 0.5:
         return relation_caption(subject, inverse, landmark)
-    subject, landmark = swap_attribute(subject, landmark, rng)
-    return relation_caption(landmark, inverse, subject)
-
-
-def swap_attribute(first: Kind, second: Kind, rng: np.random.Generator) -> tuple[Kind, Kind]:
-    """Exchanges the size, colour or shape of two kinds, chosen among those in which they differ."""
-    differing = [at for at in range(3) if first[at] != second[at]]
-    at = differing[rng.integers(len(differing))]
-    parts = list(first), list(second)
-    parts[0][at], parts[1][at] = second[at], first[at]
-    return Kind(*parts[0]), Kind(*parts[1])
+    differing = [at for at in range(3) if subject[at] != landmark[at]]
+    at = differing[rng.integers(len(differing))]  # size, colour or shape, which are exchanged
+    parts = list(subject), list(landmark)
+    parts[0][at], parts[1][at] = landmark[at], subject[at]
+    return relation_caption(Kind(*parts[1]), inverse, Kind(*parts[0]))
 
 
 class ScenePairs(GeneratedSource):

@@ -8,7 +8,7 @@ import numpy as np
 
 from vlm.data.records import Question, Record
 from vlm.data.shapes.scene_source import Keys, SceneOptions, SceneSource
-from vlm.data.shapes.scenes import Kind, Scene, SceneObject, draw_scene, find_relations, valid_captions
+from vlm.data.shapes.scenes import Scene, SceneObject, draw_scene, find_relations, valid_captions
 from vlm.errors import Count
 from vlm.randomness import numpy_rng
 
@@ -154,7 +154,11 @@ class SceneDifferences(SceneQuestions):
         scene, rng = self.scene(keys), numpy_rng("differences of scenes", keys.seed, keys.id)
         at = int(rng.integers(len(scene.objects)))
         old = scene.objects[at].kind
-        new = self._draw_changed_kind(old, {kind for kind, _, _ in scene.objects}, rng)
+        present = {kind for kind, _, _ in scene.objects}
+        changed = [old._replace(color=color) for color in self.colors]
+        changed += [old._replace(shape=shape) for shape in self.shapes]
+        candidates = [kind for kind in changed if kind not in present]
+        new = candidates[rng.integers(len(candidates))]
         second = scene._replace(
             objects=(*scene.objects[:at], scene.objects[at]._replace(kind=new), *scene.objects[at + 1 :])
         )
@@ -166,13 +170,6 @@ class SceneDifferences(SceneQuestions):
         record = keys.record({"questions": list(dict.fromkeys(questions))}, scene)
         record.open_more, record.read_stamp = [partial(draw_scene, second)], lambda: f"{scene} {second}"
         return record
-
-    def _draw_changed_kind(self, kind: Kind, present: set[Kind], rng: np.random.Generator) -> Kind:
-        """Another kind of the same size that is not in the scene and differs in colour or shape."""
-        colored = [kind._replace(color=color) for color in self.colors]
-        shaped = [kind._replace(shape=shape) for shape in self.shapes]
-        candidates = [candidate for candidate in colored + shaped if candidate not in present]
-        return candidates[rng.integers(len(candidates))]
 
 
 DESCRIBE = "describe the image."

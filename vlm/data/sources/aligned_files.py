@@ -118,23 +118,19 @@ class AlignedPhotos(AlignedFiles):
     ) -> None:
         super().__init__(root=root, source=source, target=target, train=train, val=val, test=test)
         self._photos = _find_photos(Path(photos))
-        self._names = {
-            split: self._read_photo_names(split, Path(root) / f"{self._stems[split]}.{names}") for split in self._lines
-        }
+        self._names: dict[str, list[str]] = {}  # the photo of each line, by split
+        for split, lines in self._lines.items():
+            path = Path(root) / f"{self._stems[split]}.{names}"
+            if not path.is_file():
+                raise UserError(f"{path}: no such file; it names the photo of each line, see data.source.names")
+            self._names[split] = read_lines(path)
+            if (count := len(self._names[split])) < (last := lines[-1][0]):
+                raise UserError(f"{path}: names {count:,} photos for {last:,} lines; give the matching file")
         for split, lines in self._lines.items():
             with_photo = [line for line in lines if self._photo_path(split, line) is not None]
             if not with_photo:
                 raise UserError(f"data.photos={photos}: has no photo of {split}; give the folder of the photos")
             self._lines[split] = with_photo
-
-    def _read_photo_names(self, split: str, path: Path) -> list[str]:
-        """The photo of each line of a split."""
-        if not path.is_file():
-            raise UserError(f"{path}: no such file; it names the photo of each line, see data.source.names")
-        names, last = read_lines(path), self._lines[split][-1][0]
-        if len(names) < last:
-            raise UserError(f"{path}: names {len(names):,} photos for {last:,} lines; give the matching file")
-        return names
 
     def _photo_path(self, split: str, line: Line) -> Path | None:
         name = Path(self._names[split][line[0] - 1])

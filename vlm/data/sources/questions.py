@@ -161,7 +161,10 @@ class Conversations(QuestionSource):
             raise RowError("images and kinds must be text")
         name = SEPARATOR.join(map(str.strip, images))
         self._mention(name)
-        turns = parse_turns(cells.values["conversation_column"])
+        content = cells.values["conversation_column"]
+        if not isinstance(content, list) or not all(isinstance(turn, Mapping) for turn in content):
+            raise RowError("the conversation is not a list of turns")
+        turns = [(role, _join_parts(part)) for turn in content for role, part in _roles_and_contents(turn)]
         marks = sum(text.count(IMAGE_MARK) for role, text in turns if role == "user")  # an answer may mention the mark
         if images and marks not in (0, len(images)):  # a row without an image is skipped as such
             raise RowError(f"its turns have {marks} {IMAGE_MARK} for {len(images)} images")
@@ -175,18 +178,8 @@ def _kind_column(column: str | None) -> dict[str, str]:
     return {} if column is None else {"kind": column}
 
 
-def parse_turns(content: Any) -> list[tuple[str, str]]:
-    """Reads the turns of a conversation, in any of the three forms, as pairs of role and text with marks <image>.
-
-    Raises:
-        RowError: It has another form.
-    """
-    if not isinstance(content, list) or not all(isinstance(turn, Mapping) for turn in content):
-        raise RowError("the conversation is not a list of turns")
-    return [(role, _join_parts(content)) for turn in content for role, content in _roles_and_contents(turn)]
-
-
 def _roles_and_contents(turn: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """The role and the content of a turn, in any of the three forms; a pair has two."""
     for role_key, content_key in TURN_KEYS:
         if role_key in turn and content_key in turn:
             role = turn[role_key]
@@ -258,18 +251,14 @@ class EasyVQA(QuestionSource):
             path = self.root / split / "questions.json"
             if not path.is_file():
                 raise UserError(f"{path}: no such file; set data.root to the folder of train and test")
-            self._add(_read_easy_vqa(RowChecker(path, self)), path, f"{split}/images", split)
+            try:
+                entries = parse_json(read_text(path))
+            except (ValueError, RecursionError) as error:
+                raise UserError(f"{path}: not JSON ({error}); restore the original file") from error
+            entries = entries if isinstance(entries, list) else [entries]
+            numbered = ((f"entry {n}", (f"entry {n}", entry)) for n, entry in enumerate(entries, 1))
+            self._add(RowChecker(path, self).read(numbered, _easy_vqa_row), path, f"{split}/images", split)
         self._finish(self.root)
-
-
-def _read_easy_vqa(checker: RowChecker) -> Iterator[Row]:
-    """Rows of a list of [question, answer, image number]."""
-    try:
-        entries = parse_json(read_text(checker.path))
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{checker.path}: not JSON ({error}); restore the original file") from error
-    entries = entries if isinstance(entries, list) else [entries]
-    return checker.read(((f"entry {n}", (f"entry {n}", entry)) for n, entry in enumerate(entries, 1)), _easy_vqa_row)
 
 
 def _easy_vqa_row(numbered: tuple[str, Any]) -> Iterator[Row]:

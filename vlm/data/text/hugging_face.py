@@ -78,7 +78,10 @@ def read_tokenizer(folder: Folder, ids: Mapping[str, int | None] | None = None) 
         if content is None and (marked or (ends is not BERT_SPECIAL_TOKENS and not canonical)):
             raise ValueError("there is no tokenizer.json")
         if content is not None and (marked or ends is not BERT_SPECIAL_TOKENS or not _is_plain(content)):
-            special = _select_special_ids(_map_ids(content), ids, ends)
+            vocab = content["model"]["vocab"]  # a list for Unigram
+            stated = vocab if isinstance(vocab, Mapping) else {piece: id for id, (piece, _) in enumerate(vocab)}
+            added_ids = {token["content"]: token["id"] for token in content.get("added_tokens") or ()}
+            special = _select_special_ids({**stated, **added_ids}, ids, ends)
             return JsonTokenizer.of_file(content, size=rows, bare=bare, **special)
         if content is None and (table := _read_piece_table(folder, ids, rows, bare=bare)) is not None:
             return table
@@ -143,13 +146,6 @@ def _count_embedding_rows(folder: Folder) -> int | None:
     return part.stack.read_arguments(part.config).get("vocab_size")
 
 
-def _map_ids(content: Mapping[str, Any]) -> dict[str, int]:
-    """Returns the id of each piece of a tokenizer.json."""
-    vocab = content["model"]["vocab"]
-    ids = vocab if isinstance(vocab, Mapping) else {piece: id for id, (piece, _) in enumerate(vocab)}  # of Unigram
-    return {**ids, **{token["content"]: token["id"] for token in content.get("added_tokens") or ()}}
-
-
 def _select_special_ids(
     vocab: Mapping[str, int], ids: Mapping[str, int | None], named: Mapping[str, str]
 ) -> dict[str, int]:
@@ -167,7 +163,11 @@ def _read_json(folder: Folder, name: str) -> dict[str, Any] | None:
 def _read_vocabulary(folder: Folder, content: Mapping[str, Any] | None, settings: Mapping[str, Any]) -> _Vocabulary:
     if content is not None:
         pieces = _parse_tokenizer_json(content)
-        _check_agreement(folder, pieces)
+        vocab = _read_json(folder, "vocab.json")  # of the folder's other files, which must have the same ids
+        if vocab is None and (lines := folder.read_text("vocab.txt")) is not None:
+            vocab = _number_lines(lines)
+        if wrong := next((piece for piece, id in (vocab or {}).items() if pieces.vocab.get(piece) != id), None):
+            raise ValueError(f"its files disagree on the id of {wrong!r:.40}")
     elif (vocab := _read_json(folder, "vocab.json")) is not None:
         pieces = _parse_merges(vocab, folder.read_text("merges.txt"), settings)
     elif (lines := folder.read_text("vocab.txt")) is not None:
@@ -178,15 +178,6 @@ def _read_vocabulary(folder: Folder, content: Mapping[str, Any] | None, settings
         pieces.vocab.setdefault(piece, id)
         pieces.special.add(id)
     return pieces
-
-
-def _check_agreement(folder: Folder, pieces: _Vocabulary) -> None:
-    """Checks that the folder's other files have the same ids."""
-    vocab = _read_json(folder, "vocab.json")
-    if vocab is None and (lines := folder.read_text("vocab.txt")) is not None:
-        vocab = _number_lines(lines)
-    if wrong := next((piece for piece, id in (vocab or {}).items() if pieces.vocab.get(piece) != id), None):
-        raise ValueError(f"its files disagree on the id of {wrong!r:.40}")
 
 
 def _is_plain(content: Mapping[str, Any]) -> bool:

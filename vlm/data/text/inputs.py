@@ -277,7 +277,11 @@ class OneCaptionField(CaptionField):
     def encode(self, record: Record, key: AugmentKey | None) -> CaptionRow:
         if key is None:
             captions = list(self.references_of(record))
-            bags = [_shuffle_words(caption, record.id, number) for number, caption in enumerate(captions)]
+            bags = []  # the captions with shuffled words
+            for number, caption in enumerate(captions):
+                words = caption.split()
+                order = numpy_rng("disordered", record.id, number).permutation(len(words))
+                bags.append(" ".join(words[place] for place in order))
             return CaptionRow([self.encode_caption(caption) for caption in [*captions, *bags]], captions)
         captions, (seed, epoch, _, *copy) = list(self.texts_of(record)), key
         return CaptionRow(
@@ -293,13 +297,6 @@ class OneCaptionField(CaptionField):
         """Mean length of the captions, because one of them is read."""
         captions = self.texts_of(record)
         return round(sum(len(self.encode_caption(caption)) for caption in captions) / len(captions))
-
-
-def _shuffle_words(caption: str, id: str, number: int) -> str:
-    """Returns the caption with shuffled words."""
-    words = caption.split()
-    order = numpy_rng("disordered", id, number).permutation(len(words))
-    return " ".join(words[place] for place in order)
 
 
 MASKED, RANDOM = 0.8, 0.1  # shares of the chosen tokens; the rest is unchanged (Devlin et al. 2019, section 3.1)

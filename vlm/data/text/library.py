@@ -103,13 +103,18 @@ class JsonTokenizer(SubwordTokenizer):
         return super()._assemble(rest | {"vocab": vocab, "special": sorted({*parts["special"], *unused})})
 
     def _create_library(self, parts: Mapping[str, Any]) -> Any:
-        library, self.starts = self._file_library, _find_starts(self._file_library)
+        library = self._file_library
+        bare, full = (library.encode("a", add_special_tokens=special).ids for special in (False, True))
+        places = range(len(full) - len(bare) + 1)  # the file's template adds ids before a text
+        self.starts = full[: next((at for at in places if full[at : at + len(bare)] == bare), 0)]
         named = (library.token_to_id(name) for name in ("[MASK]", "<mask>"))
         self._mask = next((id for id in named if id is not None), None)
         model = parts["library"]["model"]
         unknown = model.get("unk_token") if model.get("type") != "Unigram" else None
         self.unk_id = model.get("unk_id") if unknown is None else library.token_to_id(unknown)
-        self._bytewise = _decodes_bytes(parts["library"].get("decoder"))
+        decoder = parts["library"].get("decoder")
+        decoders = decoder.get("decoders", [decoder]) if isinstance(decoder, Mapping) else []
+        self._bytewise = any(isinstance(part, Mapping) and part.get("type") == "ByteLevel" for part in decoders)
         return library
 
     @staticmethod
@@ -247,13 +252,6 @@ def make_sentencepiece_row(model: Any, id: int) -> Row:
     return text.encode(), format_piece(text)
 
 
-def _find_starts(library: Any) -> list[int]:
-    """Returns the ids that the file's template adds before a text."""
-    bare, full = (library.encode("a", add_special_tokens=special).ids for special in (False, True))
-    places = range(len(full) - len(bare) + 1)
-    return full[: next((at for at in places if full[at : at + len(bare)] == bare), 0)]
-
-
 def _find_patterns(part: Any) -> Iterator[str]:
     """Yields the regular expressions of a tokenizer.json, except those in its vocabulary."""
     if isinstance(part, Mapping):
@@ -265,9 +263,3 @@ def _find_patterns(part: Any) -> Iterator[str]:
     elif isinstance(part, list):
         for value in part:
             yield from _find_patterns(value)
-
-
-def _decodes_bytes(decoder: Any) -> bool:
-    """Returns True if pieces are written in GPT-2's characters for bytes."""
-    parts = decoder.get("decoders", [decoder]) if isinstance(decoder, Mapping) else []
-    return any(isinstance(part, Mapping) and part.get("type") == "ByteLevel" for part in parts)

@@ -78,11 +78,18 @@ def encode_passage(
             match, Chen et al. 2017, section 3.2).
     """
     words = find_words(passage) if words is None else words
-    kinds = _find_word_types(question, passage, words) if marks_shared else [1] * len(words)
+    kinds = [1] * len(words)
+    if marks_shared:  # 2 for words of the question, but not for punctuation
+        shared = {question[slice(*word)].casefold() for word in find_words(question)}
+        texts = (passage[slice(*word)].casefold() for word in words)
+        kinds = [2 if text in shared and text[0].isalnum() else 1 for text in texts]
     question_ids = tokenizer.encode(question)[: max_len // 2]
     head = [tokenizer.bos_id, *question_ids, tokenizer.eos_id]
     room = max_len - len(head) - 1
-    ids = [_encode_word(passage, word, pieces or tokenizer.encode)[:room] for word in words]
+    ids = []
+    for word in words:  # with a leading space at the beginning and after white space
+        space = " " if word.start == 0 or passage[word.start - 1].isspace() else ""
+        ids.append(list((pieces or tokenizer.encode)(space + passage[word.start : word.stop]))[:room])
     windows, start = [], 0
     while True:
         row, types, places, stop, after = list(head), [0] * len(head), [0], start, start + 1
@@ -97,19 +104,6 @@ def encode_passage(
         if stop >= len(ids):
             return windows
         start = after
-
-
-def _find_word_types(question: str, passage: str, words: Sequence[WordSpan]) -> list[int]:
-    """Type of each word of a passage: 2 if the question contains it too, else 1, as for punctuation."""
-    shared = {question[slice(*word)].casefold() for word in find_words(question)}
-    texts = (passage[slice(*word)].casefold() for word in words)
-    return [2 if text in shared and text[0].isalnum() else 1 for text in texts]
-
-
-def _encode_word(passage: str, word: WordSpan, pieces: Pieces) -> list[int]:
-    """Token ids of a word, with a leading space at the beginning and after white space."""
-    spaced = word.start == 0 or passage[word.start - 1].isspace()
-    return list(pieces(f"{' ' if spaced else ''}{passage[word.start : word.stop]}"))
 
 
 def normalize_answer(answer: str) -> str:

@@ -239,16 +239,11 @@ def read_form(folder: Folder, tokenizer: JsonTokenizer, states: int) -> PromptFo
         raise folder.config.error(image.id_name, f"which is not the {IMAGE} of its tokenizer")
     chat, stated = read_chat(folder)
     if not stated and image.form is not None:
-        chat = _make_single_turn_form(image.form)
+        head, rest = image.form.split(IMAGE)  # the prompt of a model that reads a single instruction
+        before, after = rest.split("{}")
+        chat = ChatForm(heads={"user": head}, before=before, after=after)
     same = {name: getattr(image, name) for name in ("before", "after", "tile", "starts", "caption", "question")}
     return PromptForm(image_id=id, states=states, chat=chat, **same)
-
-
-def _make_single_turn_form(prompt: str) -> ChatForm:
-    """The form of a model that reads a single instruction, from its prompt with IMAGE and "{}"."""
-    head, rest = prompt.split(IMAGE)
-    before, after = rest.split("{}")
-    return ChatForm(heads={"user": head}, before=before, after=after)
 
 
 def read_text_form(folder: Folder, tokenizer: Tokenizer) -> PromptForm | None:

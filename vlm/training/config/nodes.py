@@ -14,8 +14,8 @@ from vlm.errors import UserError
 DATA = "vlm.training.data_module.Data"
 MAX_OPTIONS = 3  # options of a group that a message names
 # Options for a user's own files, which a message names before those of published and generated data.
-OWN_DATA = ("captions", "image_folder", "image_table", "questions", "conversations", "text", "texts", "text_folder")
-OWN_DATA += ("translations", "aligned", "squad", "conll")
+OWN_DATA: tuple[str, ...] = ("captions", "image_folder", "image_table", "questions", "conversations", "text", "texts")
+OWN_DATA += ("text_folder", "translations", "aligned", "squad", "conll")
 # Groups under `model` that exist to be interpolated; the model's class does not take them.
 REFERENCE_KEYS = ("size", "position", "projector", "fusion", "adapt")
 
@@ -88,7 +88,7 @@ def _field_targets(task: Mapping[str, Any]) -> list[str]:
 
 def _needs(fields: Sequence[Any]) -> set[str] | None:
     """Returns the values that fields read; None if that of one is unknown."""
-    needs = [getattr(field, "needs", None) for field in fields]
+    needs: list[Any] = [getattr(field, "needs", None) for field in fields]
     return None if None in needs else {name for names in needs for name in names}
 
 
