@@ -1,24 +1,30 @@
-"""What holds for every task and for its other models.
+"""What holds for every task and for its other models, those before the transformer.
 
 One task is tested in any run of the tests, the others are slow. Each other model has every second test in a slow run,
 half of the models in each, and all tests in a nightly run.
 """
 
+import copy
 import html
 import io
 import re
 import shlex
+import signal
 from contextlib import ExitStack, redirect_stdout
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from journey import best, only_run, results
+from journey import best, interrupt_at, only_run, results, same_weights
 from small import MODELS, TASKS, command, task_of
+from used import used
 
+from vlm.checkpoint.load import load_model, read
+from vlm.checkpoint.rebuild import convert_errors
 from vlm.cli.main import run as vlm
 from vlm.config.compose import compose
+from vlm.errors import UserError
 from vlm.evaluation.report.verdict import CONTROLS, TITLES
 from vlm.training.config.check import check
 from vlm.training.run.evaluate import evaluate_checkpoint
@@ -152,3 +158,81 @@ def test_every_parameter_gets_a_gradient(task, scramble) -> None:
     sum(term.total for term in loss.values()).backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None and parameter.grad.abs().max() > 0, name
+
+
+# The models before the transformer: resumed, exported, changed by strangers, served.
+earlier_models = pytest.mark.parametrize(
+    "name", [name if name == "bahdanau" else pytest.param(name, marks=pytest.mark.slow) for name in MODELS]
+)
+SERVED = [name for name in MODELS if name != "bahdanau" and "recurrent" not in name]
+CLASSES = ("RecurrentEncoder", "RecurrentDecoder", "BahdanauDecoder", "ShowAttendTellDecoder", "NeuralLanguageModel")
+
+
+@earlier_models
+def test_a_resumed_run_ends_as_one_that_was_not_disturbed(name, runs, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        interrupt_at(5, signal.SIGTERM, patch)
+        assert main(small(name, "trainer.max_epochs=1", f"runs={tmp_path}")) == 143
+    assert main([f"resume={only_run(tmp_path)}"]) == 0
+    last = [folder / "checkpoints" / "last.ckpt" for folder in (only_run(tmp_path), runs(name))]
+    assert same_weights(*last)
+
+
+@earlier_models
+def test_safetensors_give_the_same_and_no_class_of_hugging_face_does(name, runs, tmp_path, capsys):
+    path, folder = best(runs(name)), str(tmp_path / "out")
+    assert vlm(["export", folder, "-c", path, "--to", "safetensors"]) == 0
+    one, other = (load_model(read(place)).state_dict() for place in (path, folder))
+    assert one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
+    assert vlm(["export", str(tmp_path / "theirs"), "-c", path, "--to", "huggingface"]) == 2
+    assert "safetensors" in capsys.readouterr().err
+
+
+@earlier_models
+def test_sizes_that_a_stranger_wrote_allocate_nothing(name, runs):
+    loaded = read(best(runs(name)))
+
+    def nodes(value):
+        if isinstance(value, dict):
+            yield from [value] if value.keys() == {"name", "args"} else []
+            yield from (node for child in value.values() for node in nodes(child))
+
+    found = [node["args"] for node in nodes(loaded["vlm"]["model"]) if node["name"] in CLASSES]
+    places = [(args, key) for args in found for key, value in args.items() if type(value) is int]
+    assert places
+    for args, key in places:
+        for size in (-1, 10**5, 10**12) if key != "max_len" else ():  # which is bounded as in all models
+            value, args[key] = args[key], size
+            with pytest.raises(UserError), convert_errors("x"):
+                load_model(copy.deepcopy(loaded))
+            args[key] = value
+
+
+@pytest.mark.parametrize("name", ["bahdanau", *(pytest.param(n, marks=pytest.mark.slow) for n in SERVED)])
+def test_a_service_answers_as_python_does(name, runs):
+    pytest.importorskip("fastapi")
+    pytest.importorskip("httpx")
+    from services import CASES, body_of, client, predictor_of
+
+    task, path = task_of(name), best(runs(name))
+    answer = client(path).post("/predict", json=body_of(task))
+    assert answer.status_code == 200, answer.text
+    inputs, options = CASES[task]
+    truth = used(predictor_of(path), inputs, **options)
+    several = [one if isinstance(one, list) else [one] for one in truth]
+    answers = [one if isinstance(one, list) else [one] for one in answer.json()["results"]]
+    assert [[text["text"] for text in one] for one in answers] == [[text.text for text in one] for one in several]
+
+
+def test_a_classifier_starts_from_contrastive_training(runs, tmp_path, capsys) -> None:
+    run = runs("contrastive")
+    start = [f"model.init_from={run}", "trainer.max_steps=2", "optim.lr=0.0", "callbacks.ema=null", "test=false"]
+    capsys.readouterr()
+    assert main(command("classification", *start, f"runs={tmp_path / 'class'}")) == 0
+    assert "tensors loaded for model" in capsys.readouterr().out
+    learned, taken = (
+        torch.load(place / "checkpoints" / f"{name}.ckpt", weights_only=True)["state_dict"]
+        for place, name in ((run, "best"), (only_run(tmp_path / "class"), "last"))
+    )
+    encoder = [name for name in taken if name.startswith("model.encoder.")]
+    assert len(encoder) > 10 and all(torch.equal(taken[name], learned[name]) for name in encoder)

@@ -180,7 +180,7 @@ HOSTILE = '<img src=x onerror="alert(1)">&\x1b'
         html.render_error(HOSTILE),
         html.render_bars([(HOSTILE, 0.5)]),
         html.render_continuation(HOSTILE, HOSTILE),
-        html.render_span(SpanAnswer(HOSTILE, 0, 0.5), HOSTILE),
+        html.render_result(SpanAnswer(HOSTILE, 0, 0.5), HOSTILE),
         html.render_tags([html.TaggedWord(HOSTILE, HOSTILE, 0.5)]),
         html.render_texts([html.ScoredText(-1.0, 0.5, [(HOSTILE, 0.5)], [np.eye(3)])], "data:", HOSTILE),
         html.render_beam_tree([{"id": 0, "parent": None, "kept": True, "token": HOSTILE, "total": 0.0}], end="</s>"),
@@ -193,8 +193,8 @@ def test_texts_are_no_markup(shown):
 
 
 def test_an_answer_is_marked_where_it_stands():
-    assert html.render_span(SpanAnswer("b", 2, 0.5), "a b b").endswith("a <mark>b</mark> b</div>")
-    assert "no answer" in html.render_span(SpanAnswer("", -1, 0.5), "a b")
+    assert html.render_result(SpanAnswer("b", 2, 0.5), "a b b").endswith("a <mark>b</mark> b</div>")
+    assert "no answer" in html.render_result(SpanAnswer("", -1, 0.5), "a b")
 
 
 def test_examples_are_those_of_the_runs_folder(tmp_path):

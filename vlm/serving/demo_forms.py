@@ -172,16 +172,6 @@ def render_tags(words: Sequence[TaggedWord]) -> str:
     return f'<p class="v-tags">{"".join(parts)}</p>'
 
 
-def render_span(answer: Span, text: str) -> str:
-    """Returns an answer and the text in which it is marked."""
-    chance = f"<small>{answer.probability:.1%}</small>"
-    if not answer.text:
-        return f'<p class="v-big">The text has no answer. {chance}</p>'
-    start, stop = answer.start, answer.start + len(answer.text)
-    marked = f"{escape(text[:start])}<mark>{escape(text[start:stop])}</mark>{escape(text[stop:])}"
-    return f'<p class="v-big">{escape(answer.text)} {chance}</p><div class="v-flow">{marked}</div>'
-
-
 def render_result(value: Any, text: str = "") -> str:
     """Returns a result of any task as HTML.
 
@@ -191,7 +181,12 @@ def render_result(value: Any, text: str = "") -> str:
     if isinstance(value, Classes):
         return render_bars(value.top)
     if isinstance(value, Span):
-        return render_span(value, text)
+        chance = f"<small>{value.probability:.1%}</small>"
+        if not value.text:
+            return f'<p class="v-big">The text has no answer. {chance}</p>'
+        start, stop = value.start, value.start + len(value.text)
+        marked = f"{escape(text[:start])}<mark>{escape(text[start:stop])}</mark>{escape(text[stop:])}"
+        return f'<p class="v-big">{escape(value.text)} {chance}</p><div class="v-flow">{marked}</div>'
     if isinstance(value, FilledText):
         gaps = (f"<h4>gap {number}</h4>{render_bars(gap.items())}" for number, gap in enumerate(value.gaps, start=1))
         return f'<p class="v-big">{escape(value.text)}</p>{"".join(gaps)}'

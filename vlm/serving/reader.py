@@ -86,8 +86,7 @@ class Contents:
         elif name == "text":
             self.texts.append(value)
         elif name in self.options:
-            previous = self.options[name]
-            self.options[name] = [*(previous if isinstance(previous, list) else [previous]), value]
+            self.options[name] = [*as_list(self.options[name]), value]
         else:
             self.options[name] = value
 
@@ -273,9 +272,8 @@ class RequestReader:
 
     def __post_init__(self) -> None:
         kind, preprocess = self.predictor.options, getattr(self.predictor, "preprocess", None)
-        self.min_side = (
-            None if preprocess is None else int(JPEG_OVERSAMPLING * max(preprocess.image_size) / preprocess.crop)
-        )
+        side = None if preprocess is None else JPEG_OVERSAMPLING * max(preprocess.image_size) / preprocess.crop
+        self.min_side = None if side is None else int(side)
         self.input_parts = {name: option.input_kind for name, option in get_options(kind).items() if option.input_kind}
         unset = dict.fromkeys(self.input_parts)
         if unknown := [name for name in self.defaults if name not in get_options(kind)]:
@@ -337,10 +335,7 @@ class RequestReader:
         main = self.predictor.arguments.kind
         contents = Contents.parse(kind, body, main=main)
         body.clear()
-        images = [
-            RequestImage(content, f"image {place}", self.min_side)
-            for place, content in enumerate(contents.images, start=1)
-        ]
+        images = [RequestImage(data, f"image {n}", self.min_side) for n, data in enumerate(contents.images, start=1)]
         inputs: list[Any] = list(images) if main == "image" else list(contents.texts)
         extra_inputs, name = (contents.texts, "text") if main == "image" else (images, "image")
         values: dict[str, Any] = dict(contents.options)
