@@ -45,7 +45,10 @@ class Output:
             return
         self._target = os.path.realpath(path)  # a symbolic link is kept
         self._temporary = self._target if append and not os.path.exists(part_path(path)) else part_path(path)
-        refuse_inputs(path, inputs, option=option)
+        outputs = {file_identity(name) for name in (path, part_path(path))} - {None}
+        for name in inputs if outputs else ():  # a file that the command reads, under any name
+            if file_identity(name) in outputs:
+                raise UserError(f"{option} {path}: is also an input ({name}); choose another file")
         refuse_unwritable(self._target, f"{option} {path}")
 
     @property
@@ -124,18 +127,6 @@ def is_special(path: str) -> bool:
     except OSError:
         return False
     return not stat.S_ISREG(mode) and not stat.S_ISDIR(mode)
-
-
-def refuse_inputs(path: str, inputs: Iterable[str], *, option: str = "--out") -> None:
-    """Checks that an output is not a file that the command reads, under any name.
-
-    Raises:
-        UserError: It is one.
-    """
-    outputs = {file_identity(name) for name in (path, part_path(path))} - {None}
-    for name in inputs if outputs and not is_special(path) else ():
-        if file_identity(name) in outputs:
-            raise UserError(f"{option} {path}: is also an input ({name}); choose another file")
 
 
 def file_identity(path: str) -> tuple[int, int] | None:

@@ -83,7 +83,15 @@ def _read_processor(config: Fields) -> Preprocess:
         raise ValueError("it does not scale pixels to [0, 1]")
     if kind == "Llava" and values.read(flag("do_pad", False)):
         raise ValueError("it pads images to squares")
-    fitting = _read_longest_edge(values) if KINDS[kind] is FITTED else _read_sizes(values, KINDS[kind])
+    if KINDS[kind] is FITTED:  # resized to a longest edge, then to the squares that the model reads
+        longest, tile = (
+            values.part(name).read(integer("longest_edge", REQUIRED, high=MAX_IMAGE_SIZE))
+            for name in ("size", "max_image_size")
+        )
+        tiles = values.read(flag("do_image_splitting", True))
+        fitting = {"image_size": tile, "resize": "squash", "longest_edge": longest, "tiles": tiles}
+    else:
+        fitting = _read_sizes(values, KINDS[kind])
     normalized = values.read(flag("do_normalize", True))
     mean = values.read(numbers("image_mean", None, 3, -100, 100)) if normalized else (0.0, 0.0, 0.0)
     std = values.read(numbers("image_std", None, 3, 1e-6, 1e3)) if normalized else (1.0, 1.0, 1.0)
@@ -92,16 +100,6 @@ def _read_processor(config: Fields) -> Preprocess:
         return Preprocess(**fitting, mean=mean, std=std, interpolation=interpolation)
     except UserError as fault:
         raise ValueError(str(fault)) from fault
-
-
-def _read_longest_edge(values: Fields) -> dict[str, Any]:
-    """Options for images that are resized to a longest edge, then to the squares that the model reads."""
-    longest, tile = (
-        values.part(name).read(integer("longest_edge", REQUIRED, high=MAX_IMAGE_SIZE))
-        for name in ("size", "max_image_size")
-    )
-    tiles = values.read(flag("do_image_splitting", True))
-    return {"image_size": tile, "resize": "squash", "longest_edge": longest, "tiles": tiles}
 
 
 def _read_sizes(values: Fields, kind: Mapping[str, Any]) -> dict[str, Any]:

@@ -151,7 +151,12 @@ def read_manifest(root: str) -> ShardsBySplit:
         content = json.loads(storage.read_file(path, MAX_MANIFEST))
         if content["format"] != FORMAT:
             raise ValueError(f"format {content['format']!r}")
-        splits = {name: [_parse_entry(root, entry) for entry in content["splits"][name]] for name in content["splits"]}
+        splits: dict[str | None, list[Shard]] = {split: [] for split in content["splits"]}
+        for split, entry in [(name, entry) for name in splits for entry in content["splits"][name]]:
+            name, size, digest = safe_name(entry["file"]), entry["bytes"], entry["sha256"]
+            if not name or type(size) is not int or not isinstance(digest, str):
+                raise ValueError(f"invalid entry {str(entry)[:80]}")
+            splits[split].append(Shard(storage.join_path(root, name), size, digest))
         classes = content.get("classes")
         has_names = isinstance(classes, list) and all(isinstance(name, str) for name in classes)
         if not splits:
@@ -160,14 +165,7 @@ def read_manifest(root: str) -> ShardsBySplit:
             raise ValueError("invalid splits or classes")
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as fault:
         raise UserError(f"{path}: is not a valid manifest of vlm shard ({fault}); write the shards again") from fault
-    return ShardsBySplit({**splits}, classes)
-
-
-def _parse_entry(root: str, entry: dict[str, Any]) -> Shard:
-    name, size, digest = safe_name(entry["file"]), entry["bytes"], entry["sha256"]
-    if not name or type(size) is not int or not isinstance(digest, str):
-        raise ValueError(f"invalid entry {str(entry)[:80]}")
-    return Shard(storage.join_path(root, name), size, digest)
+    return ShardsBySplit(splits, classes)
 
 
 class ShardEntry(TypedDict):

@@ -119,19 +119,14 @@ def parse_index(data: bytes, size: int | None = None) -> ShardIndex:
     index = ShardIndex(places, rest[24 * count :], size)
     if not inside.all() or (np.diff(ends, prepend=0) < 0).any() or (count and ends[-1] > len(index._records)):
         raise ValueError("has positions outside of the tar")
-    if not all(map(_is_record, index.records())):
-        raise ValueError("has invalid records")
+    for record in index.records():
+        texts = [record.member, record.name or "", record.label or ""]
+        if not isinstance(record.captions, list) or not all(isinstance(text, str) for text in texts + record.captions):
+            raise ValueError("has invalid records")
     lines = json.loads(index._records[int(ends[-1]) if count else 0 :])
     if not isinstance(lines, list) or not all(isinstance(text, str) for line in lines for text in SkippedPart(*line)):
         raise ValueError("has invalid messages")
     return index
-
-
-def _is_record(record: ShardRecord) -> bool:
-    texts = [record.member, record.name or "", record.label or ""]
-    return all(isinstance(text, str) for text in texts) and (
-        isinstance(record.captions, list) and all(isinstance(text, str) for text in record.captions)
-    )
 
 
 SUFFIX = ".index"

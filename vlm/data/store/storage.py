@@ -71,7 +71,12 @@ def _iter_members(file: BinaryIO) -> Iterator[Member]:
                 if member.offset_data + member.size > size:
                     raise tarfile.ReadError("the file ends too early")
                 yield Member(name, Span(member.offset_data, member.size))
-        _check_end(file, archive.offset)
+        file.seek(archive.offset)
+        block = file.read(BLOCK)
+        if len(block) < BLOCK:
+            raise tarfile.ReadError("the file ends too early")
+        if any(block):  # the end is zero blocks; tarfile also takes unreadable data for it
+            raise tarfile.ReadError(f"damaged at byte {archive.offset:,}")
 
 
 class _Headers:
@@ -84,16 +89,6 @@ class _Headers:
         if not 0 <= size <= MAX_HEADER:
             raise tarfile.ReadError(f"a header of {size:,} bytes; at most {MAX_HEADER:,} are allowed")
         return self._read(size)
-
-
-def _check_end(file: BinaryIO, offset: int) -> None:
-    """Checks that the tar ends with zero blocks; tarfile also takes unreadable data for the end."""
-    file.seek(offset)
-    block = file.read(BLOCK)
-    if len(block) < BLOCK:
-        raise tarfile.ReadError("the file ends too early")
-    if any(block):
-        raise tarfile.ReadError(f"damaged at byte {offset:,}")
 
 
 def check_span(span: Span) -> None:

@@ -1,6 +1,6 @@
 """Fields of questions and of conversations about images."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -144,16 +144,14 @@ class ConversationField(QuestionField):
             return super().encode(record, key)
         every = self._row(record)
         order = numpy_rng("conversations", *key).permutation(len(every))
-        return CaptionRow([*self._fitting([every[at] for at in order], self.room(record))])
-
-    def _fitting(self, rows: Sequence[RenderedPrompt], room: int) -> Iterator[RenderedPrompt]:
-        """Yields the first conversations that fit together; at least one, truncated if needed."""
-        remaining = room
-        for place, (ids, generated) in enumerate(rows):
-            if place and len(ids) > remaining:
-                return
-            yield RenderedPrompt(ids[:room], generated[:room])
+        remaining = room = self.room(record)
+        chosen: list[RenderedPrompt] = []  # the first that fit together; at least one, truncated if needed
+        for ids, generated in (every[at] for at in order):
+            if chosen and len(ids) > remaining:
+                break
+            chosen.append(RenderedPrompt(ids[:room], generated[:room]))
             remaining -= len(ids)
+        return CaptionRow(chosen)
 
     def _row(self, record: Record) -> list[Any]:
         rows = {question: self.render(question) for question in select_last_questions(record["questions"])}

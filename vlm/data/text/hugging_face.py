@@ -67,7 +67,10 @@ def read_tokenizer(folder: Folder, ids: Mapping[str, int | None] | None = None) 
         return tokenizer_from_state(state)
     added = () if ids is not None else folder.architecture.added_tokens
     marked = ids is None and folder.architecture.image is not None  # its prompts contain special tokens
-    rows = None if ids is not None else _count_embedding_rows(folder)
+    rows = None  # of the embedding
+    if ids is None:
+        *_, part = folder.parts.values()
+        rows = part.stack.read_arguments(part.config).get("vocab_size")
     ends = BERT_SPECIAL_TOKENS if ids is not None else folder.architecture.special_tokens
     canonical, bare = ids is None and folder.architecture.canonical, ids is None and folder.architecture.omits_bos
     ids = folder.special_ids if ids is None else ids
@@ -139,11 +142,6 @@ def _list_pieces(vocab: Mapping[str, Any], rows: int = 0) -> list[str]:
             raise ValueError(f"the id of {piece!r:.40} is not unique and below {len(pieces)}")
         pieces[id] = piece
     return pieces
-
-
-def _count_embedding_rows(folder: Folder) -> int | None:
-    *_, part = folder.parts.values()
-    return part.stack.read_arguments(part.config).get("vocab_size")
 
 
 def _select_special_ids(
