@@ -15,10 +15,10 @@ from vlm.cli.main import run
 from vlm.data.text.passages import encode_passage
 from vlm.errors import UserError
 from vlm.inference.predictor import encode_on_device
-from vlm.tasks.classification.predict import TextClassifier
 from vlm.tasks.masked_language_modeling.predict import GapFiller
 from vlm.tasks.span_answering.predict import SpanAnswerer, span_scores
 from vlm.tasks.tagging.predict import Tagger
+from vlm.tasks.text_classification.predict import TextClassifier
 
 KINDS = ("Bert", "DistilBert", "Roberta", "XLMRoberta")
 TEXTS = ["a man in a red shirt", "two dogs run over the green grass, don't they?", "Sitting on THE table.", "zzz 42"]

@@ -141,7 +141,7 @@ _CLASSIFY_BY_LABELS = _command(
 _CLASSIFY_TEXT = _command(
     "classify",
     CLASSIFY,
-    "classification.predict:TextClassifier",
+    "text_classification.predict:TextClassifier",
     "command_options:TextClassOptions",
     "arguments:TextArguments",
 )
@@ -177,7 +177,7 @@ _TRANSLATE = _command(
 _TRANSLATE_WITH_PHOTO = _command(
     "translate",
     TRANSLATE,
-    "translation.predict:PhotoTranslator",
+    "photo_translation.predict:PhotoTranslator",
     "command_options:PhotoTranslationOptions",
     "arguments:LineArguments",
 )
