@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self
 
-from vlm.data.text.words import read_lines, split_lines
 from vlm.errors import UserError
 from vlm.inference.options import Kind, Option, check_utf8
 
@@ -166,6 +165,8 @@ def read_texts(files: Sequence[str], texts: Sequence[str], *, named: str = "--te
     Raises:
         UserError: There is no text, a file cannot be read, or a text is not UTF-8.
     """
+    from vlm.data.text.words import read_lines, split_lines  # Pillow and regex, which `vlm --help` needs not
+
     lines = [] if files or texts else split_lines("".join(sys.stdin))
     for file in files:
         lines += split_lines("".join(read_lines(Path(file))))
