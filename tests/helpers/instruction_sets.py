@@ -24,7 +24,7 @@ TESTS = [
     "tests/nn/step/test_packed.py",
     "tests/models/test_vit.py",
     "tests/models/test_decoder.py",
-    "tests/decoding/test_search.py",
+    "tests/decoding/test_stepwise.py",
     "tests/decoding/test_beam.py",
     "tests/checkpoint/test_files.py",
     "tests/journeys/test_sample.py",
