@@ -279,11 +279,11 @@ class Data(L.LightningDataModule):
             **self._rank_options(),
         )
 
-    def train_dataloader(self) -> DataLoader[Any]:
+    def train_dataloader(self) -> DataLoader[Batch]:
         kind = DataLoader if self.trainer is None else partial(StepLoader, self.trainer)
         return self.loader(self.samples("train", training=True), self.train_order(), kind)
 
-    def eval_dataloader(self, name: str) -> DataLoader[Any]:
+    def eval_dataloader(self, name: str) -> DataLoader[Batch]:
         samples = self.samples(name)
         return self.loader(
             samples, EvalBatches(size=len(samples), batch_size=self.eval_batch_size, **self._rank_options())
@@ -292,10 +292,10 @@ class Data(L.LightningDataModule):
     def on_exception(self, exception: BaseException) -> None:
         end_workers()  # the trainer ends only the workers of the loop that failed
 
-    def test_dataloader(self) -> DataLoader[Any]:
+    def test_dataloader(self) -> DataLoader[Batch]:
         return self.eval_dataloader(self.test_split)
 
-    def val_dataloader(self) -> DataLoader[Any]:
+    def val_dataloader(self) -> DataLoader[Batch]:
         return self.eval_dataloader("val")
 
     def _rank_options(self) -> dict[str, int]:
@@ -306,8 +306,8 @@ class Data(L.LightningDataModule):
         self,
         samples: RecordDataset,
         batches: Iterable[Sequence[SampleKey]],
-        kind: Callable[..., DataLoader[Any]] = DataLoader,
-    ) -> DataLoader[Any]:
+        kind: Callable[..., DataLoader[Batch]] = DataLoader,
+    ) -> DataLoader[Batch]:
         """Returns a loader of these batches; `kind` takes DataLoader's arguments."""
         return kind(
             samples,

@@ -5,7 +5,7 @@ import shutil
 from collections.abc import Sequence
 from copy import deepcopy
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import lightning as L
 import torch
@@ -48,10 +48,11 @@ from vlm.training.step.optim import Optimization, count_steps, schedule_note
 from vlm.training.step.task import EvaluationState, Task
 
 FEW_SAMPLES = 100  # size of a data set up to which a note says that no sample is in test
+PlainConfig: TypeAlias = dict[str, Any]  # a resolved config; a Config, unless a caller changed a copy of one
 SHARED_OPTIONS = ("resize", "interpolation", "crop")  # options that training shares with evaluation
 
 
-def fill_preprocessing(config: dict[str, Any]) -> Config:
+def fill_preprocessing(config: PlainConfig) -> Config:
     """Returns the config with unset preprocessing options set to those that its encoder expects."""
     encoder = config["model"].get("encoder") or {}
     encoder = encoder.get("backbone") or encoder
@@ -84,7 +85,7 @@ def _fill_unset(config: Config, values: dict[str, dict[str, Any]]) -> Config:
     return resolve(tree)
 
 
-def find_init_paths(config: dict[str, Any]) -> dict[str, str]:
+def find_init_paths(config: PlainConfig) -> dict[str, str]:
     """Returns the `init_from` of the model ("") and of its parts, by part."""
     keys = {key.rpartition(".")[::2]: value for key, value in walk(config["model"]) if value is not None}
     return {part: value for (part, name), value in keys.items() if name == "init_from"}
@@ -104,12 +105,12 @@ def load_initial_weights(model: nn.Module, config: Config, tokenizer: Tokenizer 
             part.learn([tokenizer.bytes_of(id) for id in range(tokenizer.vocab_size)])
 
 
-def cache_folder(config: dict[str, Any]) -> Path:
+def cache_folder(config: PlainConfig) -> Path:
     """Returns the cache folder that runs share."""
     return Path(config["runs"]) / "cache"
 
 
-def build_fields(config: dict[str, Any]) -> dict[str, Field]:
+def build_fields(config: PlainConfig) -> dict[str, Field]:
     """Builds the task's fields, by name; equal tokenizer configs share one tokenizer."""
     tokenizers: dict[str, Tokenizer] = {}
     fields = {}
@@ -125,7 +126,7 @@ def build_fields(config: dict[str, Any]) -> dict[str, Field]:
     return fields
 
 
-def build_data(config: dict[str, Any]) -> Data:
+def build_data(config: PlainConfig) -> Data:
     """Builds the data module with the task's fields, and opens its source."""
     node, fields = data_node(config), build_fields(config)
     needs = sorted({name for field in fields.values() for name in field.needs})
@@ -137,7 +138,7 @@ def build_data(config: dict[str, Any]) -> Data:
     return data
 
 
-def _split_notes(config: dict[str, Any], data: Data) -> list[str]:
+def _split_notes(config: PlainConfig, data: Data) -> list[str]:
     """Returns notes on splits for which a small data set leaves one sample, or for test none."""
     if data.source.is_synthetic or "document" in data.source.holds:
         return []
@@ -243,7 +244,7 @@ class Run:
         checkpoint: The checkpoint that a resumed run starts from.
     """
 
-    def __init__(self, config: dict[str, Any], *, folder: Path | None = None, checkpoint: Path | None = None) -> None:
+    def __init__(self, config: PlainConfig, *, folder: Path | None = None, checkpoint: Path | None = None) -> None:
         config = fill_preprocessing(config)
         self.config, self.checkpoint = config, checkpoint
         self.folder = folder or Path(broadcast_choice(lambda: str(create_run_folder(config))))
@@ -369,7 +370,7 @@ class Run:
         return self.task.example(self.data, folder)
 
 
-def check_batches(config: dict[str, Any], data: Data, devices: int) -> None:
+def check_batches(config: PlainConfig, data: Data, devices: int) -> None:
     """Checks that all devices get training samples, and that validation runs within an epoch.
 
     Raises:
