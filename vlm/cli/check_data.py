@@ -1,7 +1,6 @@
 """`vlm check-data`: validates a data set before training, and writes a report."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from vlm.data.fields import CaptionField, Field, LabelField
@@ -9,7 +8,6 @@ from vlm.data.images.image import ImageError
 from vlm.data.records import NAMES, Record, Split
 from vlm.data.text.inputs import EncodedField, TargetField
 from vlm.data.text.tokenizer import Tokenizer
-from vlm.errors import UserError
 from vlm.evaluation.data_check.faults import (
     REMEDIES,
     Faults,
@@ -22,7 +20,6 @@ from vlm.evaluation.data_check.faults import (
 )
 from vlm.evaluation.data_check.texts import find_answer_faults, find_pair_faults, find_tag_faults, find_text_faults
 from vlm.io import page
-from vlm.io.files import write_text
 from vlm.randomness import numpy_rng
 
 SAMPLES = 12  # per split
@@ -69,19 +66,6 @@ def _render_sample(record: Record) -> str:
     except ImageError as fault:
         return page.card(None, str(fault), [record.id], texts)
     return page.card(image, texts[0] if texts else "", [record.id], texts[1:])
-
-
-def write_page(folder: Path, text: str) -> None:
-    """Writes report.html to a folder.
-
-    Raises:
-        UserError: It cannot be written.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_text(folder / "report.html", text)
-    except OSError as fault:
-        raise UserError(f"--out {folder}: cannot be written ({fault.strerror}); choose another folder", 1) from fault
 
 
 MAX_PRINTED = 3  # examples printed of each kind of problem

@@ -131,14 +131,10 @@ def build_table(
     for name in names:
         row = [metric_title(name), format_number(runs[0].scores[name])]
         for run, by_metric in zip(runs[1:], differences, strict=True):
-            row += [format_number(run.scores.get(name)), *_difference_cells(by_metric.get(name))]
+            row += [format_number(run.scores.get(name)), "", ""]
+            if (found := by_metric.get(name)) is not None:
+                low, high = (round(end, 4) for end in (found.low, found.high))  # as shown
+                interval = f"({found.low:+.4f} to {found.high:+.4f}){'*' if low > 0 or high < 0 else ''}"
+                row[-2:] = [f"{found.value:+.4f} {interval}", f"{found.p:.3f}"]
         rows.append(row)
     return header, rows
-
-
-def _difference_cells(difference: Difference | None) -> list[str]:
-    if difference is None:
-        return ["", ""]
-    low, high = (round(end, 4) for end in (difference.low, difference.high))  # as shown
-    mark = "*" if low > 0 or high < 0 else ""
-    return [f"{difference.value:+.4f} ({difference.low:+.4f} to {difference.high:+.4f}){mark}", f"{difference.p:.3f}"]

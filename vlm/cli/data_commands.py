@@ -1,16 +1,12 @@
 """`vlm check-data` and `vlm shard`. torch is imported only when they run."""
 
-from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 from vlm.errors import UserError, print_error, printable
 from vlm.inference.options import Option, Overrides
-from vlm.io.files import progress
+from vlm.io.files import progress, write_text
 from vlm.io.output import output_folder
-
-if TYPE_CHECKING:
-    from vlm.data.store.shard_sets import ShardEntry
 
 
 def check_data(
@@ -28,7 +24,7 @@ def check_data(
     from vlm.training.config.check import check
 
     config = compose(overrides or [], check)
-    from vlm.cli.check_data import fault_lines, group_errors, inspect_data, render_page, write_page
+    from vlm.cli.check_data import fault_lines, group_errors, inspect_data, render_page
     from vlm.data.records import Split, collect_errors
     from vlm.evaluation.data_check.faults import Faults
     from vlm.io.terminal import fold
@@ -50,7 +46,12 @@ def check_data(
     lines = [*about, *fault_lines(faults), f"training    {training}"]
     print(fold("\n".join(map(printable, lines))), flush=True)
     if folder is not None:
-        write_page(folder, render_page(about or ["data"], faults, splits, seed=seed))
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            write_text(folder / "report.html", render_page(about or ["data"], faults, splits, seed=seed))
+        except OSError as fault:
+            reason = f"cannot be written ({fault.strerror})"
+            raise UserError(f"--out {folder}: {reason}; choose another folder", 1) from fault
         print(f"page        {folder / 'report.html'}")
     return 1 if faults.errors or faults.spoiling else 0
 
@@ -79,7 +80,7 @@ def shard(
 
     check_fit(config)
     folder = _create_empty_folder(Path(out))
-    data: Any = build_data(config)
+    data = build_data(config)
     if "image" not in data.source.holds:
         raise UserError("vlm shard: the data set has no images; text files are memory-mapped and need no shards")
     if data.source.languages:
@@ -103,7 +104,9 @@ def shard(
         raise UserError(
             f"--out {out}: cannot be written ({fault.strerror}); remove it, and choose another folder", 1
         ) from fault
-    print("\n".join(_size_lines(splits)))
+    for name, entries in splits.items():
+        samples, size = sum(entry["samples"] for entry in entries), sum(entry["bytes"] for entry in entries)
+        print(f"{name:<12}{samples:,} images in {len(entries):,} shards, {size / 10**6:,.1f} MB")
     for reason in lost:
         print_error(printable(reason))
     option = "webdataset_classes" if data.source.classes else "webdataset"
@@ -120,9 +123,3 @@ def _create_empty_folder(folder: Path) -> Path:
     except OSError as fault:
         raise UserError(f"--out {folder}: cannot be written ({fault.strerror}); choose another folder") from fault
     return folder
-
-
-def _size_lines(splits: Mapping[str, list["ShardEntry"]]) -> Iterator[str]:
-    for name, entries in splits.items():
-        samples, size = sum(entry["samples"] for entry in entries), sum(entry["bytes"] for entry in entries)
-        yield f"{name:<12}{samples:,} images in {len(entries):,} shards, {size / 10**6:,.1f} MB"

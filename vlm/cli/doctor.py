@@ -42,12 +42,23 @@ def iter_facts() -> Iterator[tuple[str, str]]:
     yield "system", f"{platform.platform()}, {platform.machine()}"
     yield "libraries", ", ".join(f"{name} {_version(name) or 'missing'}" for name in LIBRARIES)
     yield "processor", describe_processor()
-    yield "cores", describe_cores()
+    quota = machine.cpu_quota()
+    limit = "no quota" if quota is None else f"a quota of {quota:g}"
+    usable = f"this process may run on {machine.usable_cpus()}, {limit}"
+    yield "cores", f"{machine.cores()} used of {os.cpu_count()}: {usable}"
     yield "threads", f"{torch.get_num_threads()} compute; set OMP_NUM_THREADS to choose"
-    yield "memory", describe_memory()
-    yield "gpu", "; ".join(iter_gpus()) or "none usable by torch"
+    size, container = machine.memory_size(), machine.memory_limit()
+    memory = [f"{size / GIB:.1f} GiB"] if size else []
+    memory.append(f"the container's limit {container / GIB:.1f} GiB" if container else "no limit of a container")
+    yield "memory", ", ".join(memory)
+    gpus = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+    names = [f"{g.name}, {g.total_memory / GIB:.0f} GiB, compute capability {g.major}.{g.minor}" for g in gpus]
+    names += ["Apple's, through Metal"] if torch.backends.mps.is_available() else []
+    yield "gpu", "; ".join(names) or "none usable by torch"
     yield from iter_defaults()
-    yield from iter_folders()
+    for name, place in (("here", Path.cwd()), ("temporary", Path(tempfile.gettempdir()))):
+        writable = "writable" if os.access(place, os.W_OK) else "not writable: set runs=DIR to another folder"
+        yield name, f"{place}: {writable}, {shutil.disk_usage(place).free / GIB:.1f} GiB free"
     yield from iter_extras()
 
 
@@ -62,28 +73,6 @@ def describe_processor() -> str:
     onednn = "yes" if torch.backends.mkldnn.is_available() else "no"
     uses = f"{torch.backends.cpu.get_cpu_capability()}, oneDNN {onednn}"
     return f"{name}: {', '.join(available) or 'no wide instruction sets'}; torch uses {uses}"
-
-
-def describe_cores() -> str:
-    quota = machine.cpu_quota()
-    limit = "no quota" if quota is None else f"a quota of {quota:g}"
-    return f"{machine.cores()} used of {os.cpu_count()}: this process may run on {machine.usable_cpus()}, {limit}"
-
-
-def describe_memory() -> str:
-    size, limit = machine.memory_size(), machine.memory_limit()
-    sizes = [f"{size / GIB:.1f} GiB"] if size else []
-    return ", ".join([*sizes, f"the container's limit {limit / GIB:.1f} GiB" if limit else "no limit of a container"])
-
-
-def iter_gpus() -> Iterator[str]:
-    import torch
-
-    for index in range(torch.cuda.device_count()):
-        about = torch.cuda.get_device_properties(index)
-        yield f"{about.name}, {about.total_memory / GIB:.0f} GiB, compute capability {about.major}.{about.minor}"
-    if torch.backends.mps.is_available():
-        yield "Apple's, through Metal"
 
 
 def iter_defaults() -> Iterator[tuple[str, str]]:
@@ -108,13 +97,6 @@ def iter_defaults() -> Iterator[tuple[str, str]]:
     kinds = [str(dtype).removeprefix("torch.") for dtype in (torch.float32, torch.bfloat16) if packs(dtype)]
     yield "packing", f"weights of {' and '.join(kinds)}" if kinds else "none; linear layers as they are"
     yield "workers", f"{default_workers()} read images"
-
-
-def iter_folders() -> Iterator[tuple[str, str]]:
-    """Yields the folders where files are written, and their free space."""
-    for name, place in (("here", Path.cwd()), ("temporary", Path(tempfile.gettempdir()))):
-        writable = "writable" if os.access(place, os.W_OK) else "not writable: set runs=DIR to another folder"
-        yield name, f"{place}: {writable}, {shutil.disk_usage(place).free / GIB:.1f} GiB free"
 
 
 def iter_extras() -> Iterator[tuple[str, str]]:

@@ -86,17 +86,14 @@ def build_app(argv: Sequence[str]) -> typer.Typer:
     for name, help in helps.items():
         called = name in argv[:1] and name != "train"  # Hydra parses its overrides: see `run`
         # short_help=help, because the default is truncated to one line.
-        program.command(name, help=help, short_help=help)(
-            to_typer_command(_find_function(name, argv)) if called else lambda: None
-        )
+        add = program.command(name, help=help, short_help=help)
+        if not called:
+            add(lambda: None)
+        elif name in COMMANDS:
+            add(to_typer_command(import_object(COMMANDS[name][0])))
+        else:
+            add(to_typer_command(use.make_predict_command(argv) if name == "predict" else use.make_command(name)))
     return program
-
-
-def _find_function(name: str, argv: Sequence[str]) -> Callable[..., int]:
-    """Returns the function of a command."""
-    if name in COMMANDS:
-        return import_object(COMMANDS[name][0])
-    return use.make_predict_command(argv) if name == "predict" else use.make_command(name)
 
 
 def _print_version(version: bool) -> None:
@@ -113,17 +110,13 @@ def _main_options(
     """Train, evaluate and use small vision-language models."""
 
 
-def _completion_words() -> Sequence[str]:
-    """Returns the words of the command line that a shell completes; empty without shell completion."""
-    line = os.environ.get("_TYPER_COMPLETE_ARGS") or os.environ.get("COMP_WORDS") or ""
-    return line.split()[1:] if "_VLM_COMPLETE" in os.environ else []
-
-
 def main() -> None:
     """Runs a command; errors that a user can cause give one line and an exit status, not a traceback."""
     tune(single_threaded=not TEXT_ONLY_DECODING.isdisjoint(sys.argv[1:2]))
     accept_any_file_name()
-    sys.exit(run(sys.argv[1:] or _completion_words()))
+    completes = "_VLM_COMPLETE" in os.environ  # a shell completes the words of a command line
+    line = os.environ.get("_TYPER_COMPLETE_ARGS") or os.environ.get("COMP_WORDS") or ""
+    sys.exit(run(sys.argv[1:] or (line.split()[1:] if completes else [])))
 
 
 def run(argv: Sequence[str]) -> int:

@@ -19,7 +19,6 @@ from vlm.inference.tasks import (
     TASKS,
     Command,
     commands_by_task,
-    current_task_name,
     import_object,
     object_path,
     wrong_task_error,
@@ -94,12 +93,10 @@ def _make_shared_command(commands: Mapping[str, Command], *, any_task: bool = Fa
     def run(arguments: Any, model: ModelOptions, output: OutputOptions, options: Any) -> int:
         _check_files(arguments, options, status=2 if set(classes) == {LineArguments} else 1)
         from vlm.checkpoint.load import read
-        from vlm.checkpoint.rebuild import convert_errors
-        from vlm.inference.predictor import find_predictor_class
+        from vlm.inference.predictor import find_predictor_class, task_of
 
         loaded = model.load(lambda path, dtype, **options: read(path, dtype=dtype))
-        with convert_errors(model.checkpoint):
-            task = current_task_name(loaded["vlm"]["task"])
+        task = task_of(model.checkpoint, loaded)
         if task not in commands and not any_task:
             raise wrong_task_error(model.checkpoint, task, *commands)
         is_builtin_task = task in TASKS

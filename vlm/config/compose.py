@@ -208,12 +208,17 @@ def compose_tree(options: Namespace, overrides: list[str], sweeping: bool = Fals
     """
     faults: list[str] = []
     given = [override for text in overrides if (override := _read_override(text, sweeping, faults))]
-    search = [*_search_path(options), *(text for text in overrides if text.startswith("hydra.searchpath="))]
+    folder = options.config_dir and quote(f"path=file://{Path(options.config_dir).resolve()}").removeprefix("path=")
+    search = [f"hydra.searchpath=[{folder}]"] if folder else []
+    search += [text for text in overrides if text.startswith("hydra.searchpath=")]
     name, chosen, values = options.config_name or ROOT, list(search), []
     with explain_hydra_errors(options), _initialize_hydra(options) as loader:
         options_of = partial(loader.get_group_options, config_name=name, overrides=search)
         for override in given:
-            singles = _split_sweep(override) if override.is_sweep_override() else [override]
+            singles, key = [override], override.get_key_element()
+            if override.is_sweep_override():
+                values_of_key = override.sweep_string_iterator() if override.value_type in _ENUMERABLE else ()
+                singles = [single for value in values_of_key if (single := parse(f"{key}={value}"))]
             choices = [_choose_option(single, options_of, faults) for single in singles]
             values += singles[:1] if choices[:1] == [None] else []
             chosen += [choice for choice in choices[:1] if choice] + [""] * ("" in choices)
@@ -317,14 +322,6 @@ def bare_word_remedy(text: str) -> str:
     return suggest_data_option(text) or (f"to choose this option, write {' or '.join(options)}" if options else "")
 
 
-def _split_sweep(override: Override) -> list[Override]:
-    """Splits a sweep's override into an override per value."""
-    if override.value_type not in _ENUMERABLE:
-        return []
-    key = override.get_key_element()
-    return [single for value in override.sweep_string_iterator() if (single := parse(f"{key}={value}"))]
-
-
 def _choose_option(override: Override, options_of: Callable[[str], list[str]], faults: list[str]) -> str | None:
     """Returns the override with which Hydra chooses an option, or the most similar option if it is unknown.
 
@@ -362,11 +359,6 @@ def _initialize_hydra(options: Namespace) -> Iterator[ConfigLoader]:
     """Context in which Hydra composes configs; yields its loader."""
     with hydra.initialize_config_dir(options.config_path or str(conf_dir()), version_base=VERSION):
         yield GlobalHydra.instance().config_loader()
-
-
-def _search_path(options: Namespace) -> list[str]:
-    folder = options.config_dir and quote(f"path=file://{Path(options.config_dir).resolve()}").removeprefix("path=")
-    return [f"hydra.searchpath=[{folder}]"] if folder else []
 
 
 def _check_user_configs(tree: DictConfig) -> None:

@@ -85,7 +85,13 @@ def update(tree: DictConfig, overrides: Sequence[Override], groups: Collection[s
                 faults.append(f"{key}: is already in the config; leave out the + to change it")
             else:
                 adds = override.is_add() or override.is_force_add()
-                replaces = isinstance(value, dict) and _takes_dict(parent, key.rpartition(".")[2])
+                # A new dict replaces the old one if the argument is annotated as a dict or another type.
+                argument = (
+                    arguments_of(parent, signature).get(key.rpartition(".")[2]) if isinstance(value, dict) else None
+                )
+                replaces = argument is not None and any(
+                    get_origin(kind) is dict for kind in get_args(argument.annotation)
+                )
                 OmegaConf.update(tree, key, value, merge=not replaces, force_add=adds)
         except (OmegaConfBaseException, AttributeError, TypeError):
             faults.append(unknown_key(key, OmegaConf.to_container(tree, resolve=False), groups))
@@ -98,12 +104,6 @@ def _find_interpolation(config: Any, key: str) -> str | None:
         return origin(config, key) if reach(config, key)[1] else None
     except KeyError:
         return None
-
-
-def _takes_dict(node: Any, argument: str) -> bool:
-    """Returns True if an argument is annotated as a dict or another type, so that a new dict replaces the old one."""
-    parameter = arguments_of(node, signature).get(argument)
-    return parameter is not None and any(get_origin(kind) is dict for kind in get_args(parameter.annotation))
 
 
 def resolve_custom_interpolations(tree: DictConfig) -> dict[str, Any]:

@@ -137,7 +137,12 @@ class _Resolution:
         except KeyError as fault:
             raise MissingKey(f"{key}: Interpolation key '{source}' not found") from fault
         self.open.append(source)
-        value = self._at(_follow(node, remaining, source, key), key) if remaining else self.value(node, source)
+        if not remaining:
+            value = self.value(node, source)
+        elif (interpolation := _match_single(node)) and interpolation["key"]:  # of a group
+            value = self._at(".".join([interpolation["key"], *remaining]), key)
+        else:
+            raise MissingKey(f"{key}: Interpolation key '{source}' not found")
         self.open.pop()
         return value
 
@@ -145,13 +150,6 @@ class _Resolution:
         self.budget -= count
         if self.budget < 0:
             raise UserError("the config's interpolations expand to too many values; use another config")
-
-
-def _follow(text: str, remaining: list[str], source: str, key: str) -> str:
-    """Returns the key that an interpolated group refers to, followed by the remaining parts of `source`."""
-    if not (interpolation := _match_single(text)) or not interpolation["key"]:
-        raise MissingKey(f"{key}: Interpolation key '{source}' not found")
-    return ".".join([interpolation["key"], *remaining])
 
 
 def _match_single(text: Any) -> re.Match[str] | None:

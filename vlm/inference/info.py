@@ -45,13 +45,18 @@ def _lines(loaded: dict[str, Any]) -> list[str]:
     predictor = None if task is None else import_object(task.predictor)
     count = sum(tensor.numel() for tensor in ckpt.inference_weights(loaded).values())
     scores = {name: value for name, value in metadata["scores"].items() if "@" not in name}
+    if (entry := loaded.get(ADAPTERS)) is None:
+        adapters = []
+    else:
+        bases = (f"{base['place']} ({base['hash'][:12]})" for base in entry["base"].values())
+        adapters = [f"adapters    of {entry['layers']} layers, changing {', '.join(bases)}"]
     lines = [
         f"task        {metadata['task']}",
         f"model       {_format_class(metadata['model'])}, {count:,} parameters",
         *_part_lines(metadata["model"], "  "),
         *(() if predictor is None else predictor.describe(metadata)),
         *_training_lines(loaded),
-        *_adapter_lines(loaded.get(ADAPTERS)),
+        *adapters,
         f"scores      {', '.join(f'{name} {value:.4g}' for name, value in scores.items()) or 'none yet'}",
     ]
     return [printable(line) for line in lines]
@@ -65,14 +70,6 @@ def _training_lines(loaded: dict[str, Any]) -> list[str]:
     place = data.get("root") or data.get("path") or ""
     steps = f"{loaded['global_step']:,} steps, {loaded['epoch'] + 1} epochs begun"
     return [f"data        {data['source']['_class_']} {place}".rstrip(), f"trained     {steps}"]
-
-
-def _adapter_lines(entry: Mapping[str, Any] | None) -> list[str]:
-    """Returns a line on adapters, if there are any: their number of layers and the paths of their bases."""
-    if entry is None:
-        return []
-    bases = (f"{base['place']} ({base['hash'][:12]})" for base in entry["base"].values())
-    return [f"adapters    of {entry['layers']} layers, changing {', '.join(bases)}"]
 
 
 def tokenizer_line(tokenizer: Mapping[str, Any]) -> str:

@@ -245,16 +245,15 @@ class BatchPredictor(Predictor):
         """The results of a batch of prepared sources."""
 
 
-def task_of(path: str) -> str:
+def task_of(path: str, loaded: Mapping[str, Any] | None = None) -> str:
     """The task of a checkpoint's model.
 
+    Args:
+        loaded: The content of the checkpoint, if it has been read before.
     Raises:
         UserError: The checkpoint is damaged.
     """
-    return _task(path, ckpt.read(path))
-
-
-def _task(path: str, loaded: Mapping[str, Any]) -> str:
+    loaded = ckpt.read(path) if loaded is None else loaded
     with convert_errors(path):
         return current_task_name(loaded["vlm"]["task"])
 
@@ -268,7 +267,7 @@ def load_predictor(
         UserError: As `Predictor` and `find_predictor_class`.
     """
     loaded = ckpt.read(path, dtype=dtype)
-    kind = find_predictor_class(path, trust=trust, task=_task(path, loaded))
+    kind = find_predictor_class(path, trust=trust, task=task_of(path, loaded))
     return kind(path, trust=trust, dtype=dtype, loaded=loaded, **options)
 
 

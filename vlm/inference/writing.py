@@ -5,7 +5,6 @@ import os
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from math import exp
 from typing import Any, ClassVar
 
@@ -154,6 +153,10 @@ class Writer(TextPredictor):
         """
         if decoding.max_tokens is None:
             decoding = replace(decoding, max_tokens=self.max_tokens)
+
+        def report(place: int, texts: Sequence[Sequence[int]]) -> bool:
+            return watch(place, [_tokens(self.tokenizer, decoding, text) for text in texts])
+
         for place, texts in decode(
             self.model.decoder,
             self._encode_batches(batches, decoding),
@@ -163,12 +166,9 @@ class Writer(TextPredictor):
             rows=rows,
             device=self.device,
             trees=trees,
-            watch=None if watch is None else partial(self._report_tokens, watch, decoding),
+            watch=None if watch is None else report,
         ):
             yield place, [_text(self.tokenizer, decoding, text) for text in texts]
-
-    def _report_tokens(self, watch: Watch, decoding: Decoding, place: int, texts: Sequence[Sequence[int]]) -> bool:
-        return watch(place, [_tokens(self.tokenizer, decoding, text) for text in texts])
 
     def _encode_batches(self, batches: Iterable[Sequence[Any] | None], decoding: Decoding) -> Iterator[Chunk]:
         for batch in batches:

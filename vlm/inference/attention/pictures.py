@@ -254,18 +254,15 @@ class AttentionFolder:
 
     def __call__(self, outcome: Any) -> list[dict[str, Any]]:
         path, pixels, names = str(outcome.source), outcome.value, []
-        view = self._display_image(path, pixels)
+        try:
+            view = self.drawing.view(load_image(path))
+        except ImageError:  # deleted since it was captioned
+            view = pixels
         for rank, caption in enumerate(outcome.result, start=1):
             name = picture_name(path, rank)
             self._write(name, self.drawing.png(pixels, caption, view))
             names.append({"attention": str(self.folder / name)})
         return names
-
-    def _display_image(self, path: str, pixels: Tensor) -> Tensor:
-        try:
-            return self.drawing.view(load_image(path))
-        except ImageError:  # deleted since it was captioned
-            return pixels
 
     def _write(self, name: str, png: bytes) -> None:
         part = self.folder / f".{name}.part"

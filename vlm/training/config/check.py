@@ -120,12 +120,26 @@ def _check(config: Config, look_up: SignatureLookup) -> None:
         *out_of_bounds(config),
         *size_faults(nodes, ""),
         *patch_faults(config),
-        *init_from_faults(config),
+        *(
+            f"{key}: {describe_mismatch(value, str | None)}"
+            for key, value in walk(config["model"], "model")
+            if key.endswith(".init_from") and not fits(value, str | None)
+        ),
         *device_faults(config),
         *model_faults(config, look_up),
-        *cache_faults(config),
     ]
-    _raise_faults(origins(config.tree, [*faults, *accumulation_faults(config), *reward_faults(config)]))
+    if config["data"].get("cache_features"):
+        from vlm.training.image_cache import feature_faults  # imports torch
+
+        faults += feature_faults(config)
+    faults += accumulation_faults(config)
+    if config["task"].get("reward") is not None:
+        from vlm.training.run.run import find_init_paths  # imports torch
+
+        if not find_init_paths(config):
+            what = "task.reward: needs a trained captioner, whose sampled captions are rewarded"
+            faults.append(f"{what}; set model.init_from=RUN")
+    _raise_faults(origins(config.tree, faults))
     check_fit(config, look_up=look_up)
 
 
@@ -157,12 +171,6 @@ def node_faults(config: dict[str, Any]) -> list[str]:
         for name, node in (nodes or {}).items()
         if not (isinstance(node, dict) and "_target_" in node) and (node is not None or key == "task.fields")
     ]
-
-
-def init_from_faults(config: dict[str, Any]) -> list[str]:
-    """Returns an error for each `init_from` of the model or of its parts that is not a path."""
-    paths = ((key, value) for key, value in walk(config["model"], "model") if key.endswith(".init_from"))
-    return [f"{key}: {describe_mismatch(value, str | None)}" for key, value in paths if not fits(value, str | None)]
 
 
 def device_faults(config: dict[str, Any]) -> list[str]:
@@ -207,26 +215,6 @@ def accumulation_faults(config: dict[str, Any]) -> list[str]:
         return []
     what = f"trainer.accumulate_grad_batches: {count} batches do not compare their samples as one large batch does"
     return [f"{what}, which task={config['task_name']} needs; set it to 1 (data.batch_size and devices may grow)"]
-
-
-def cache_faults(config: dict[str, Any]) -> list[str]:
-    """Returns an error for each reason why data.cache_features cannot be used."""
-    if not config["data"].get("cache_features"):
-        return []
-    from vlm.training.image_cache import feature_faults  # imports torch
-
-    return list(feature_faults(config))
-
-
-def reward_faults(config: dict[str, Any]) -> list[str]:
-    """Returns an error if training uses a reward but does not start from a trained captioner."""
-    if config["task"].get("reward") is None:
-        return []
-    from vlm.training.run.run import find_init_paths  # imports torch
-
-    if find_init_paths(config):
-        return []
-    return ["task.reward: needs a trained captioner, whose sampled captions are rewarded; set model.init_from=RUN"]
 
 
 def patch_faults(config: dict[str, Any]) -> list[str]:
