@@ -1,6 +1,7 @@
 """`vlm evaluate`, `vlm info`, `vlm import` and `vlm export`. torch is imported only when they run."""
 
 import os
+from collections.abc import Collection
 from contextlib import ExitStack
 from typing import Annotated
 
@@ -60,19 +61,13 @@ def evaluate(
         config, task, data, results = evaluate_checkpoint(
             checkpoint, overrides or [], stack, split=split, device=device, batch_size=batch_size, trust=trust
         )
-        unreadable, used = task.evaluation.unreadable, task.evaluation.used
+        note = split_note(config, results)
+        if task.trained.has_seen_samples:
+            note = "\n(the model was trained on these samples: its scores on new ones are lower)"
+        print(format_score_table(results) + fold("\n".join([note, column_note(results), *task.notes()])))
         callback = config.get("callbacks", {}).get("bad_samples", {})
         limit = 1.0 if callback is None else callback.get("limit", LIMIT)  # as in the run's training
-        failed = len(unreadable) > limit * (used + len(unreadable))
-        seen_note = "\n(the model was trained on these samples: its scores on new ones are lower)"
-        note = seen_note if task.trained.has_seen_samples else split_note(config, results)
-        print(format_score_table(results) + fold("\n".join([note, column_note(results), *task.notes()])))
-        share = f"{len(unreadable) / max(1, used + len(unreadable)):.1%}"
-        bound = f"more than the {limit:.0%}" if failed else f"up to {limit:.0%} may be"
-        skipped = f", {len(unreadable):,} unreadable and skipped ({share}; {bound})" if unreadable else ""
-        print(f"\nsamples     {used:,} used{skipped}")
-        for reason in unreadable:
-            print_error(printable(reason), "error" if failed else "skipped")
+        failed = _print_samples(task.evaluation.used, task.evaluation.unreadable, limit)
         if folder is not None:
             try:
                 save_results(folder, task, results, data, checkpoint=locate(checkpoint))
@@ -83,6 +78,19 @@ def evaluate(
                 ) from fault
         print(fold(printable_lines("\n".join(task.verdict().lines())), pipe_width=PIPE_WIDTH))
         return 1 if failed else 0
+
+
+def _print_samples(used: int, unreadable: Collection[str], limit: float) -> bool:
+    """Prints the number of samples, and those that cannot be read; returns whether these exceed a share of all."""
+    count = used + len(unreadable)
+    failed = len(unreadable) > limit * count
+    bound = f"more than the {limit:.0%}" if failed else f"up to {limit:.0%} may be"
+    share = f"{len(unreadable) / max(1, count):.1%}"
+    skipped = f", {len(unreadable):,} unreadable and skipped ({share}; {bound})" if unreadable else ""
+    print(f"\nsamples     {used:,} used{skipped}")
+    for reason in unreadable:
+        print_error(printable(reason), "error" if failed else "skipped")
+    return failed
 
 
 def import_folder(

@@ -105,8 +105,8 @@ def shard(
             f"--out {out}: cannot be written ({fault.strerror}); remove it, and choose another folder", 1
         ) from fault
     for name, entries in splits.items():
-        samples, size = sum(entry["samples"] for entry in entries), sum(entry["bytes"] for entry in entries)
-        print(f"{name:<12}{samples:,} images in {len(entries):,} shards, {size / 10**6:,.1f} MB")
+        count, size = sum(entry["samples"] for entry in entries), sum(entry["bytes"] for entry in entries)
+        print(f"{name:<12}{count:,} images in {len(entries):,} shards, {size / 10**6:,.1f} MB")
     for reason in lost:
         print_error(printable(reason))
     option = "webdataset_classes" if data.source.classes else "webdataset"

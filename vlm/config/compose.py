@@ -231,9 +231,9 @@ def compose_tree(options: Namespace, overrides: list[str], sweeping: bool = Fals
         )
         target = str(model.get("_target_")) if isinstance(model, DictConfig) else ""
         is_placeholder = target.startswith(_PLACEHOLDER_PREFIX)
-        plain = compose_without_experiment(tree, name, search) if choices or is_placeholder else None
+        plain = compose_without_experiment(tree, name, search) if own or is_placeholder else None
         if plain is not None:
-            drop_leftovers(tree, plain, choices)
+            drop_leftovers(tree, plain, own)
         if search or options.config_path or options.config_name:
             untyped = [*search, *(text for text in chosen if not text.lstrip("+~").startswith(_HYDRA_PREFIXES))]
             _check_user_configs(hydra.compose(name, untyped, return_hydra_config=True))

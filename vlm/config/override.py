@@ -85,14 +85,12 @@ def update(tree: DictConfig, overrides: Sequence[Override], groups: Collection[s
                 faults.append(f"{key}: is already in the config; leave out the + to change it")
             else:
                 adds = override.is_add() or override.is_force_add()
-                # A new dict replaces the old one if the argument is annotated as a dict or another type.
-                argument = (
-                    arguments_of(parent, signature).get(key.rpartition(".")[2]) if isinstance(value, dict) else None
-                )
-                replaces = argument is not None and any(
-                    get_origin(kind) is dict for kind in get_args(argument.annotation)
-                )
-                OmegaConf.update(tree, key, value, merge=not replaces, force_add=adds)
+                merges = True
+                if isinstance(value, dict):  # it replaces the old one if the argument is annotated as dict | ...
+                    argument = arguments_of(parent, signature).get(key.rpartition(".")[2])
+                    options = () if argument is None else get_args(argument.annotation)
+                    merges = not any(get_origin(option) is dict for option in options)
+                OmegaConf.update(tree, key, value, merge=merges, force_add=adds)
         except (OmegaConfBaseException, AttributeError, TypeError):
             faults.append(unknown_key(key, OmegaConf.to_container(tree, resolve=False), groups))
     return faults
