@@ -225,10 +225,7 @@ def compose_tree(options: Namespace, overrides: list[str], sweeping: bool = Fals
         if "" in chosen:
             raise UserError("\n".join(faults))
         tree = hydra.compose(name, chosen, return_hydra_config=True)
-        model, choices = (
-            tree.get("model"),
-            [text for text in chosen[len(search) :] if not text.startswith("experiment=")],
-        )
+        model, own = tree.get("model"), [text for text in chosen[len(search) :] if text[:11] != "experiment="]
         target = str(model.get("_target_")) if isinstance(model, DictConfig) else ""
         is_placeholder = target.startswith(_PLACEHOLDER_PREFIX)
         plain = compose_without_experiment(tree, name, search) if own or is_placeholder else None
