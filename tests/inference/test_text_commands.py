@@ -179,12 +179,14 @@ def test_only_a_line_feed_ends_a_line_of_stdin_or_of_a_file(vlm, monkeypatch, tm
         ("text_classification", ["classify", "story.txt"], "IMAGES: not supported by a model for text_classification;"),
     ],
 )
+@pytest.mark.usefixtures("story")
 def test_what_is_missing_or_too_much_is_named_as_it_is_typed(task, words, line, vlm):
     (said,) = vlm(task, *words)[2]
     assert said.startswith(f"error: {line}")
 
 
 @pytest.mark.parametrize("task", ["image_questions", "span_answering"])
+@pytest.mark.usefixtures("story")
 def test_an_empty_question_is_refused(task, vlm):
     expected = (2, [], ["error: --question: is empty; give a question, or several"])
     assert vlm(task, "answer", "story.txt", "--question", "where?", "--question", "") == expected
