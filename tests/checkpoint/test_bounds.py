@@ -32,7 +32,7 @@ STATED = [
     ("config.data.source.test_scenes", 10**12),
 ]
 COMMANDS = {
-    "caption": lambda path: vlm(["caption", "image.png", "-c", path, "--device", "cpu"]),
+    "caption": lambda path: vlm(["caption", __file__, "-c", path, "--device", "cpu"]),
     "evaluate": lambda path: vlm(["evaluate", "-c", path, "--device", "cpu"]),
     "info": lambda path: vlm(["info", "-c", path]),
     "resume": lambda path: train([f"resume={path}"]),

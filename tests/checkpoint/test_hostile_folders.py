@@ -343,7 +343,7 @@ def test_a_bad_folder_is_refused_in_one_line(saved_folders, tmp_path, case, monk
 
 def test_the_command_refuses_a_folder_in_a_line(folder, capsys):
     edit(folder, "config.json", auto_map={"AutoModel": "evil.Model"})
-    assert run(["caption", "x.png", "-c", str(folder)]) == 2
+    assert run(["caption", __file__, "-c", str(folder)]) == 2
     assert run(["info", "-c", str(folder)]) == 2
     assert "auto_map" in capsys.readouterr().err.splitlines()[-1]
 

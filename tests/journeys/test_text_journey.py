@@ -105,7 +105,7 @@ def test_texts_and_lines_of_stdin_are_classified(form, classified: Path, capsys,
 def test_wrong_usage_is_status_2(classified: Path, tagged: Path, capsys) -> None:
     for words, run, said in (
         (["classify", "--text", "x", "--pair", "y"], classified, "--pair: this model reads single texts"),
-        (["classify", "photo.png"], classified, "IMAGES: not supported by a model for text_classification"),
+        (["classify", "."], classified, "IMAGES: not supported by a model for text_classification"),
         (["classify", "--text", "caf\udce9"], classified, "UTF-8"),
         (["classify", "--text", "x"], tagged, "for tagging, not for classification or contrastive or text_cl"),
         (["tag", "--text", "x"], classified, "use `vlm classify`"),
