@@ -12,6 +12,7 @@ import lightning as L
 import torch
 from torch.utils.data import DataLoader
 
+from vlm.config.tree import Tree
 from vlm.errors import UserError
 from vlm.training.data_module import StepLoader
 
@@ -22,7 +23,7 @@ EXCLUDED_CALLBACKS = ("progress", "pace", "audit", "samples", "grounding", "chec
 
 
 @contextmanager
-def temporary_run(config: dict[str, Any], callback: Any, *, steps: int) -> Iterator[Any]:
+def temporary_run(config: Tree, callback: Any, *, steps: int) -> Iterator[Any]:
     """Context with a short training run in a temporary folder.
 
     Args:
@@ -69,7 +70,7 @@ class PeakMemory(L.Callback):
             self.bytes = read_kernel_size("/proc/self/status", "VmHWM")
 
 
-def find_largest_batch(config: dict[str, Any]) -> dict[str, Any]:
+def find_largest_batch(config: Tree) -> dict[str, Any]:
     """Finds the largest `data.batch_size` that fits in memory; trials start at the config's value.
 
     Trials train on the epoch's largest batch: the one with the most tokens after padding.
@@ -113,7 +114,7 @@ class Trial:
         size: The batch size.
     """
 
-    def __init__(self, config: dict[str, Any], size: int) -> None:
+    def __init__(self, config: Tree, size: int) -> None:
         self.size, self.fits, self.peak, self.samples, self.device = size, True, 0, 0, ""
         try:
             self._train({**config, "data": {**config["data"], "batch_size": size}})
@@ -123,7 +124,7 @@ class Trial:
         if self.device == "cuda":
             torch.cuda.empty_cache()
 
-    def _train(self, config: dict[str, Any]) -> None:
+    def _train(self, config: Tree) -> None:
         peak = PeakMemory()
         with temporary_run(config, peak, steps=STEPS) as run:
             self.device = run.trainer.strategy.root_device.type

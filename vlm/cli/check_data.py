@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from vlm.config.tree import Tree
 from vlm.data.fields import CaptionField, Field, LabelField
 from vlm.data.images.image import ImageError
 from vlm.data.records import NAMES, Record, Split
@@ -72,9 +73,7 @@ MAX_PRINTED = 3  # examples printed of each kind of problem
 DRAWN_LIMIT = 1000  # samples read per split if each epoch generates new ones
 
 
-def inspect_data(
-    config: dict[str, Any], faults: Faults, about: list[str], splits: dict[str, Split], limit: int | None
-) -> str:
+def inspect_data(config: Tree, faults: Faults, about: list[str], splits: dict[str, Split], limit: int | None) -> str:
     """Opens and reads a data set as training does; returns a line on what training does with it.
 
     Args:
@@ -110,7 +109,7 @@ def inspect_data(
     return describe_training(data, config, faults)
 
 
-def describe_training(data: Any, config: dict[str, Any], faults: Faults) -> str:
+def describe_training(data: Any, config: Tree, faults: Faults) -> str:
     """Returns a line on what training does with a data set: the splits, and what is skipped."""
     sizes = {name: len(data.samples(name)) for name in data.splits}
     plan = f"trains on {sizes['train']:,} samples, validates on {sizes['val']:,}"

@@ -5,10 +5,11 @@ from dataclasses import MISSING, field, fields, make_dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 from vlm.errors import UserError
-from vlm.inference.arguments import LineArguments, check_readable
+from vlm.inference.arguments import Arguments, LineArguments, check_readable
 from vlm.inference.options import (
     ModelOptions,
     Option,
+    Options,
     OutputOptions,
     as_list,
     cached_type_hints,
@@ -45,7 +46,7 @@ def make_command(name: str) -> Callable[..., int]:
     if len(commands) > 1:
         return _make_shared_command(commands)
 
-    def run(arguments: Any, model: ModelOptions, output: OutputOptions, options: Any) -> int:
+    def run(arguments: Arguments, model: ModelOptions, output: OutputOptions, options: Options) -> int:
         _check_files(arguments, options)
         return run_predictor(import_object(first.predictor), arguments, model, output, options)
 
@@ -164,10 +165,10 @@ def _name_on_command_line(name: str, options: Mapping[str, Option]) -> str:
 
 def run_predictor(
     kind: type["Predictor"],
-    arguments: Any,
+    arguments: Arguments,
     model: ModelOptions,
     output: OutputOptions,
-    options: Any,
+    options: Options,
     *,
     loaded: Mapping[str, Any] | None = None,
 ) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 from vlm.config.names import short
 from vlm.config.signatures import injects
 from vlm.config.target import Signature, SignatureLookup, find, is_injected, parameters, signature
-from vlm.config.tree import origins, transform
+from vlm.config.tree import Tree, origins, transform
 from vlm.config.types import Product, coerce, describe_mismatch, fits
 from vlm.errors import UserError, did_you_mean, find_similar
 
@@ -16,8 +16,8 @@ RESERVED = ("_target_", "_partial_")
 
 
 def check(
-    config: dict[str, Any],
-    tree: dict[str, Any] | None = None,
+    config: Tree,
+    tree: Tree | None = None,
     *,
     types: Mapping[str, Any] | None = None,
     injected: Mapping[str, Collection[str]] | None = None,
@@ -36,7 +36,7 @@ def check(
     """
     faults: list[str] = []
 
-    def check_node(node: dict[str, Any], raw: dict[str, Any], path: str) -> Product:
+    def check_node(node: Tree, raw: Tree, path: str) -> Product:
         try:
             if (signature := look_up(node["_target_"])) is None:
                 return Product(Any)
@@ -57,8 +57,8 @@ def check(
 
 def _node_faults(
     signature: Signature,
-    node: dict[str, Any],
-    raw: dict[str, Any],
+    node: Tree,
+    raw: Tree,
     injected: Collection[str],
     look_up: SignatureLookup,
 ) -> Iterator[str]:
@@ -103,14 +103,14 @@ def build(node: Any, path: str, /, **injected: Any) -> Any:
     return transform(node, lambda inner, raw, at: _call(inner, at, extra if raw is node else {}), path)
 
 
-def spec(node: dict[str, Any]) -> dict[str, Any]:
+def spec(node: Tree) -> Tree:
     """Converts a checked node to ``{"name": ..., "args": ...}``, the form that checkpoints store.
 
     Classes of vlm are stored by their short name, and nested nodes in the same form. A list becomes a tuple if the
     annotation requires one, as in ``build``, so that both pass equal arguments to a class.
     """
 
-    def convert(inner: dict[str, Any], raw: dict[str, Any], path: str) -> dict[str, Any]:
+    def convert(inner: Tree, raw: Tree, path: str) -> Tree:
         if inner.get("_partial_"):
             raise ValueError(f"{inner['_target_']}: a partial cannot be stored")
         return {"name": short(inner["_target_"]), "args": _kwargs(inner, paths=False)}
@@ -124,7 +124,7 @@ def takes_argument(node: Mapping[str, Any], argument: str) -> bool:
     return argument in known.arguments or known.takes_any
 
 
-def _call(node: dict[str, Any], path: str, injected: dict[str, Any]) -> Any:
+def _call(node: Tree, path: str, injected: dict[str, Any]) -> Any:
     target = find(node["_target_"])
     kwargs = _kwargs(node) | injected
     if node.get("_partial_"):
@@ -142,7 +142,7 @@ def _call(node: dict[str, Any], path: str, injected: dict[str, Any]) -> Any:
         raise UserError(f"{path}: {reason}") from error
 
 
-def _kwargs(node: dict[str, Any], paths: bool = True) -> dict[str, Any]:
+def _kwargs(node: Tree, paths: bool = True) -> dict[str, Any]:
     """Returns the arguments of a node, converted to the annotated types."""
     by_name = parameters(find(node["_target_"]))
     hints = {key: by_name[key].annotation if key in by_name else Any for key in node if key not in RESERVED}

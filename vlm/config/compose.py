@@ -18,7 +18,7 @@ from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from vlm.config.override import parse, quote, read, resolve_custom_interpolations, suggest_data_option, update
+from vlm.config.override import parse, quote, read, resolve_custom_interpolations, update
 from vlm.config.signatures import arguments_of
 from vlm.config.target import check_package, find, trust
 from vlm.config.tree import FORMULAS, Config, MissingKey, resolve, select, walk
@@ -315,8 +315,12 @@ def _read_override(text: str, sweeping: bool, faults: list[str]) -> Override | N
 
 def bare_word_remedy(text: str) -> str:
     """Returns the remedy for an argument without a key that is a path or the name of an option; else ""."""
+    if Path(text).is_file():
+        return f"for captions in this file, give data=captions data.path={text}; `vlm train --help` lists other data"
+    if Path(text).is_dir():
+        return f"for photos in this folder, give data=captions data.root={text}"
     options = sorted(f"{path.parent.name}={text}" for path in conf_dir().glob("*/*.yaml") if path.stem == text)
-    return suggest_data_option(text) or (f"to choose this option, write {' or '.join(options)}" if options else "")
+    return f"to choose this option, write {' or '.join(options)}" if options else ""
 
 
 def _choose_option(override: Override, options_of: Callable[[str], list[str]], faults: list[str]) -> str | None:

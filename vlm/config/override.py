@@ -38,13 +38,6 @@ def read(override: str, sweeping: bool = False) -> Override | None:
     return parse(quote(override, sweeping))
 
 
-def suggest_data_option(text: str) -> str:
-    """Returns the remedy for an argument that is a path without a key; "" if it is not a path."""
-    if os.path.isfile(text):
-        return f"for captions in this file, give data=captions data.path={text}; `vlm train --help` lists other data"
-    return f"for photos in this folder, give data=captions data.root={text}" if os.path.isdir(text) else ""
-
-
 def quote(override: str, sweeping: bool = False) -> str:
     """Quotes the value of an override if Hydra's grammar would reject it or misread a path.
 

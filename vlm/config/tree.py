@@ -16,6 +16,7 @@ FORMULAS: dict[str, Callable[..., Any]] = {
     "sum": lambda *terms: sum(terms),
     "div": lambda dividend, divisor: dividend // divisor if divisor else dividend,
 }
+Tree = dict[str, Any]  # a config or a part of it, in plain containers
 MISSING = "???"
 MAX_VALUES = 100_000  # of a resolved config, including the characters of interpolated strings
 MAX_DEPTH = 50  # of nested interpolations
@@ -37,7 +38,7 @@ class Config(dict[str, Any]):
         typed: The command-line arguments that it was composed from.
     """
 
-    tree: dict[str, Any]
+    tree: Tree
     typed: Sequence[str] = ()
 
 
@@ -45,7 +46,7 @@ class MissingKey(UserError):
     """An interpolation refers to a missing key."""
 
 
-def resolve(tree: dict[str, Any]) -> Config:
+def resolve(tree: Tree) -> Config:
     """Resolves the interpolations of a tree.
 
     Raises:
@@ -86,7 +87,7 @@ class _Resolution:
         missing: Keys without a value.
     """
 
-    def __init__(self, tree: dict[str, Any]) -> None:
+    def __init__(self, tree: Tree) -> None:
         self.tree, self.budget = tree, MAX_VALUES
         self.open: list[str] = []
         self.missing: set[str] = set()
@@ -177,7 +178,7 @@ def reach(tree: Any, key: str) -> tuple[Any, list[str]]:
     return tree, []
 
 
-def sources(tree: dict[str, Any], key: str) -> Iterator[str]:
+def sources(tree: Tree, key: str) -> Iterator[str]:
     """Yields the keys that determine a value: the key itself, and all that it interpolates, also indirectly."""
     queue, visited = [key], set()
     while queue:
@@ -205,7 +206,7 @@ def _interpolated_keys(value: Any) -> list[str]:
     return [name for part in matches if not part["literal"] for name in re.findall(rf"\$\{{({_KEY})\}}", part[0])]
 
 
-def origin(tree: dict[str, Any], key: str) -> str:
+def origin(tree: Tree, key: str) -> str:
     """Returns the key where a value is set: the key itself, or the end of its chain of interpolations."""
     for _ in range(MAX_DEPTH):
         try:
@@ -218,7 +219,7 @@ def origin(tree: dict[str, Any], key: str) -> str:
     return key
 
 
-def origins(tree: dict[str, Any], faults: list[str]) -> list[str]:
+def origins(tree: Tree, faults: list[str]) -> list[str]:
     """Reports faults of interpolated values under the keys where these are set, one line per key.
 
     Faults of values that are computed from another faulty key are left out.
@@ -248,7 +249,7 @@ def walk(config: Any, parent: str = "") -> Iterator[tuple[str, Any]]:
             yield from walk(value, key)
 
 
-def transform(value: Any, change: Callable[[dict[str, Any], dict[str, Any], str], Any], path: str = "") -> Any:
+def transform(value: Any, change: Callable[[Tree, Tree, str], Any], path: str = "") -> Any:
     """Replaces each node in plain containers, innermost first, by ``change(node, original, path)``."""
     at = f"{path}." if path else ""
     if isinstance(value, list | tuple):
@@ -268,7 +269,7 @@ def select(config: Any, key: str, default: Any = None) -> Any:
     return config
 
 
-def put(config: dict[str, Any], key: str, value: Any) -> None:
+def put(config: Tree, key: str, value: Any) -> None:
     """Sets the value at a dotted key, in place."""
     *parents, name = key.split(".")
     for part in parents:

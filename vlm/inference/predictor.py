@@ -24,7 +24,7 @@ from vlm.inference.arguments import Arguments, ImageArguments, WordArguments
 from vlm.inference.info import preprocess_line, tokenizer_line
 from vlm.inference.inputs import open_image
 from vlm.inference.options import ImageOptions, Options
-from vlm.inference.tasks import TASKS, current_task_name, import_object, is_used_by, wrong_task_error
+from vlm.inference.tasks import TASKS, current_task_name, import_object, object_path, wrong_task_error
 from vlm.io.output import Output, Records
 from vlm.models.decoder import TextDecoder
 from vlm.models.pretrained.load import is_published
@@ -92,7 +92,8 @@ class Predictor(ABC):
         with convert_errors(path):
             about = loaded["vlm"]
             held = current_task_name(about["task"])
-            if held != self.task and not is_used_by(held, type(self)):
+            predictors = [command.predictor for command in TASKS[held].commands] if held in TASKS else []
+            if held != self.task and object_path(type(self)) not in predictors:
                 raise wrong_task_error(path, held, self.task)
             config = about.get("config") or {}
             names = {name: config[name] for name in ("task_name", "name") if isinstance(config.get(name), str)}

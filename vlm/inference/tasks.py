@@ -225,12 +225,6 @@ def suggest_commands(task: str, *excluded: str) -> str:
     return " or ".join(f"`vlm {name}`" for name in command_names(task) if name not in excluded)
 
 
-def is_used_by(task: str, predictor: type) -> bool:
-    """Returns True if a predictor class belongs to a command of a task."""
-    path = object_path(predictor)
-    return task in TASKS and any(command.predictor == path for command in TASKS[task].commands)
-
-
 def wrong_task_error(path: str, held: str, *wanted: str) -> UserError:
     """Returns the error for a model whose task does not have the command.
 

@@ -26,7 +26,7 @@ class Outcome(NamedTuple):
     source: Any
     value: Any
     result: Any
-    tree: Any = None
+    tree: list | None = None
 
 
 # Takes an outcome; returns fields to add to each of its records.
@@ -62,11 +62,11 @@ class PredictionRunner:
             watch: As in `Predictor.results`, with places of sources.
             keep_trees: Whether to keep the trees of beam searches.
         """
-        trees: dict[int, Any] = {}
+        trees: dict[int, list] = {}
         options: dict[str, Any] = {"trees": trees} if keep_trees else {}
         if watch is not None:
             options["watch"] = lambda place, texts: watch(self._places[place], texts)
-        waiting: dict[int, tuple[Any, Any]] = {}
+        waiting: dict[int, tuple[Any, list | None]] = {}
         next_place = 0
         for at, result in self.predictor.results(self._batches(), self.options, **options):
             waiting[self._places[at]] = result, trees.pop(at, None)
@@ -76,7 +76,7 @@ class PredictionRunner:
         for place in sorted({*waiting, *self._faults}):
             yield self._outcome(place, *waiting.pop(place, (None, None)))
 
-    def _outcome(self, place: int, result: Any, tree: Any) -> Outcome:
+    def _outcome(self, place: int, result: Any, tree: list | None) -> Outcome:
         return Outcome(self.sources[place], self._values.pop(place, None), self._faults.pop(place, result), tree)
 
     def _batches(self) -> Iterator[list[Any]]:
@@ -141,7 +141,7 @@ def write_results(
     options: Any,
     records: Records,
     *,
-    trees: dict[str, Any] | None = None,
+    trees: dict[str, list | None] | None = None,
     observer: Observer | None = None,
 ) -> int:
     """Writes the records of inputs in order, as soon as they are ready; returns the exit status.

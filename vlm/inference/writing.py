@@ -127,7 +127,7 @@ class Writer(TextPredictor):
         options: WritingOptions,
         *,
         watch: Watch | None = None,
-        trees: dict[int, Any] | None = None,
+        trees: dict[int, list] | None = None,
     ) -> Iterator[tuple[int, list[Text]]]:
         """Yields the texts of inputs, best first, with continuous batching. See `Predictor.results`.
 
@@ -144,7 +144,7 @@ class Writer(TextPredictor):
         *,
         rows: int,
         watch: Watch | None = None,
-        trees: dict[int, Any] | None = None,
+        trees: dict[int, list] | None = None,
     ) -> Iterator[tuple[int, list[Text]]]:
         """Yields the texts that a search finds, as `results` does.
 
@@ -245,7 +245,7 @@ class Trace(Output):
             raise UserError(f"--trace {path}: is the same file as --out; choose another")
         super().__init__(path, option="--trace", inputs=inputs)
         self.predictor = predictor
-        self.trees: dict[str, Any] | None = None if path is None else {}
+        self.trees: dict[str, list | None] | None = None if path is None else {}
 
     def __exit__(self, *fault: Any) -> None:
         try:

@@ -8,7 +8,7 @@ from vlm.config.build import check as check_nodes
 from vlm.config.build import product
 from vlm.config.signatures import quick_signature, read_signature
 from vlm.config.target import SignatureLookup, find, limit, signature
-from vlm.config.tree import Config, origin, origins, select, walk
+from vlm.config.tree import Config, Tree, origin, origins, select, walk
 from vlm.config.types import describe_mismatch, fits, show
 from vlm.errors import INJECTED, Count, Limit, Range, Rate, UserError
 from vlm.training.config.nodes import check_fit, data_node, model_node
@@ -98,7 +98,7 @@ def check(config: Config, *, resolved: bool = True, imports: bool = True) -> Non
         _check(config, signature)
 
 
-def _check_parts(config: dict[str, Any], look_up: SignatureLookup) -> None:
+def _check_parts(config: Tree, look_up: SignatureLookup) -> None:
     """Checks that a config has all groups, and that its data and its model fit the task."""
     _raise_faults(missing_groups(config))
     _raise_faults(node_faults(config))
@@ -148,7 +148,7 @@ def _raise_faults(faults: list[str]) -> None:
         raise UserError("\n".join(faults))
 
 
-def missing_groups(config: dict[str, Any]) -> list[str]:
+def missing_groups(config: Tree) -> list[str]:
     """Returns an error for each required group that an override such as trainer=[] removed."""
     missing = [name for name in ("data", "logger", "callbacks") if name not in config]
     for name in REQUIRED_NODES:  # another group may set a key of it
@@ -158,7 +158,7 @@ def missing_groups(config: dict[str, Any]) -> list[str]:
     return [f"{name}: is required; leave out {name}=[]" for name in missing]
 
 
-def node_faults(config: dict[str, Any]) -> list[str]:
+def node_faults(config: Tree) -> list[str]:
     """Returns an error for each field, callback or logger that is not a node; callbacks and loggers may be null."""
     parts = {"task.fields": config["task"].get("fields"), "callbacks": config["callbacks"], "logger": config["logger"]}
     fault = "has no class to build; give it a _target_"
@@ -173,7 +173,7 @@ def node_faults(config: dict[str, Any]) -> list[str]:
     ]
 
 
-def device_faults(config: dict[str, Any]) -> list[str]:
+def device_faults(config: Tree) -> list[str]:
     """Returns an error if the devices cannot share a batch equally; "auto" is checked when training starts."""
     trainer, size = config["trainer"], config["data"]["batch_size"]
     devices = trainer.get("devices")
@@ -184,7 +184,7 @@ def device_faults(config: dict[str, Any]) -> list[str]:
     return [f"data.batch_size: {size} is not divisible by {count} devices; set a multiple"]
 
 
-def model_faults(config: dict[str, Any], look_up: SignatureLookup) -> list[str]:
+def model_faults(config: Tree, look_up: SignatureLookup) -> list[str]:
     """Returns an error if the task cannot train this type of model."""
     model, task = product(config["model"], look_up), look_up(config["task"]["_target_"])
     wanted = task.parameters.get("model") if task else None
@@ -205,7 +205,7 @@ def source_faults(config: Config, look_up: SignatureLookup) -> list[str]:
     return [f"{first}: missing, and so is {' and '.join(alternatives)}; give a folder or a table of images"]
 
 
-def accumulation_faults(config: dict[str, Any]) -> list[str]:
+def accumulation_faults(config: Tree) -> list[str]:
     """Returns an error if batches are accumulated although a loss compares the samples of a batch."""
     count = config["trainer"].get("accumulate_grad_batches") or 1
     if count == 1:
@@ -217,7 +217,7 @@ def accumulation_faults(config: dict[str, Any]) -> list[str]:
     return [f"{what}, which task={config['task_name']} needs; set it to 1 (data.batch_size and devices may grow)"]
 
 
-def patch_faults(config: dict[str, Any]) -> list[str]:
+def patch_faults(config: Tree) -> list[str]:
     """Returns an error if images are smaller than a patch of the model."""
     size = select(config, "data.preprocess.image_size")
     patches = {key: value for key, value in walk(config["model"], "model") if key.endswith(".patch_size")}

@@ -9,6 +9,7 @@ import yaml
 from vlm.config.build import takes_argument
 from vlm.config.compose import conf_dir
 from vlm.config.target import SignatureLookup, signature
+from vlm.config.tree import Tree
 from vlm.errors import UserError
 
 DATA = "vlm.training.data_module.Data"
@@ -20,7 +21,7 @@ OWN_DATA += ("text_folder", "translations", "aligned", "squad", "conll")
 REFERENCE_KEYS = ("size", "position", "projector", "fusion", "adapt")
 
 
-def data_node(config: dict[str, Any], look_up: SignatureLookup = signature) -> dict[str, Any]:
+def data_node(config: Tree, look_up: SignatureLookup = signature) -> Tree:
     """Returns the node of the data module, with only the keys under `data` that its class takes."""
     signature_of_data = look_up(DATA)
     values = {
@@ -31,7 +32,7 @@ def data_node(config: dict[str, Any], look_up: SignatureLookup = signature) -> d
     return {"_target_": DATA, **values}
 
 
-def model_node(config: dict[str, Any]) -> dict[str, Any]:
+def model_node(config: Tree) -> Tree:
     """Returns the model's node, without the keys in REFERENCE_KEYS and without `init_from` at any depth."""
     return _without_init_from({name: value for name, value in config["model"].items() if name not in REFERENCE_KEYS})
 
@@ -54,7 +55,7 @@ def inject(value: Any, injected: Mapping[str, Any]) -> Any:
     )
 
 
-def check_fit(config: dict[str, Any], source: type | None = None, look_up: SignatureLookup = signature) -> None:
+def check_fit(config: Tree, source: type | None = None, look_up: SignatureLookup = signature) -> None:
     """Checks that the records of a source hold every value that the task reads.
 
     Args:

@@ -6,7 +6,7 @@ from typing import Any
 
 from vlm.config.compose import override
 from vlm.config.override import parse, read
-from vlm.config.tree import Config, select, sources
+from vlm.config.tree import Config, Tree, select, sources
 from vlm.errors import UserError
 
 TEST_KEYS = ("task.beam", "task.length_penalty")  # only tests use beam search
@@ -65,7 +65,7 @@ def differences(
     return differing
 
 
-def _find_resume_faults(text: str, saved: dict[str, Any]) -> Iterator[str]:
+def _find_resume_faults(text: str, saved: Tree) -> Iterator[str]:
     if text.startswith("-"):
         yield f"{text}: cannot be combined with resume, which uses the saved config"
         return

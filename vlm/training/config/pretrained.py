@@ -2,11 +2,15 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from vlm.config.names import full
+from vlm.config.tree import Tree
 from vlm.errors import UserError
 from vlm.nn.image_size import as_override
+
+if TYPE_CHECKING:
+    from vlm.models.pretrained.specification import FolderSpecification
 
 # For each task: the model config to use, and the encoder class of a folder that may hold only an encoder.
 MODELS = {
@@ -63,7 +67,7 @@ class Pretrained:
         return list(_folder_overrides(values["path"], choices))
 
 
-def _read_folder(path: str | None, key: str, *, images_only: bool = False) -> tuple[str, Any, dict[str, Any]]:
+def _read_folder(path: str | None, key: str, *, images_only: bool = False) -> tuple[str, "FolderSpecification", Tree]:
     """Returns the path of a folder, its model specification, and the metadata that a checkpoint stores.
 
     Args:
@@ -108,7 +112,15 @@ def _folder_overrides(path: str | None, choices: Mapping[str, str]) -> Iterator[
     if (encoder := parts.get("encoder")) is not None:
         yield from _encoder_overrides(encoder, has_decoder="decoder" in parts)
     if (texts := parts.get("text_encoder")) is not None:
-        yield from _text_encoder_overrides(texts["name"], texts["args"], specified.model)
+        assert specified.model is not None  # a dual encoder
+        args = texts["args"]
+        yield f"model/encoder@model.text_encoder={'causal_text' if texts['name'] == 'Decoder' else 'one_text'}"
+        yield "model.text_encoder.positions=null"  # learned ones of its own width
+        # With text_fill, texts are padded to all of its positions.
+        is_filled = specified.model["args"].get("text_fill") is not None
+        determined = ("vocab_size",) if is_filled else ("vocab_size", "max_len")
+        yield from _argument_overrides("model.text_encoder", args, determined)
+        yield f"data.max_len={min(MAX_CAPTION_TOKENS, args['max_len'])}"
     if (decoder := parts.get("decoder")) is not None:
         yield from _decoder_overrides(decoder["args"], "model.decoder" if encoder else "model")
     elif specified.model is not None and same_task:
@@ -123,7 +135,7 @@ def _folder_overrides(path: str | None, choices: Mapping[str, str]) -> Iterator[
         yield from _preprocess_overrides(about["preprocess"])
 
 
-def _check_task(folder: str, task: str | None, specified: Any, origin: str) -> None:
+def _check_task(folder: str, task: str | None, specified: "FolderSpecification", origin: str) -> None:
     """Raises a UserError with the tasks that a folder can be trained for, unless `task` is one of them."""
     encoder = specified.parts.get("encoder")
     only_encoder = encoder is not None and specified.parts.keys() - {"text_encoder"} == {"encoder"}
@@ -159,15 +171,6 @@ def _encoder_overrides(
     yield from _argument_overrides(
         place, args, (*INJECTED, "positions", *(SIZES if is_text and not has_decoder else ()))
     )
-
-
-def _text_encoder_overrides(name: str, args: Mapping[str, Any], model: Any) -> Iterator[str]:
-    """Yields the overrides of a dual model's text encoder. With text_fill, texts are padded to all of its positions."""
-    yield f"model/encoder@model.text_encoder={'causal_text' if name == 'Decoder' else 'one_text'}"
-    yield "model.text_encoder.positions=null"  # learned ones of its own width
-    filled = model["args"].get("text_fill") is not None
-    yield from _argument_overrides("model.text_encoder", args, ("vocab_size",) if filled else ("vocab_size", "max_len"))
-    yield f"data.max_len={min(MAX_CAPTION_TOKENS, args['max_len'])}"
 
 
 def _decoder_overrides(args: Mapping[str, Any], place: str) -> Iterator[str]:
