@@ -73,11 +73,15 @@ def build_docstring(command: Command, kind: type["Predictor"]) -> str:
     for option in _python_options(kind):
         default = "" if option.default in (MISSING, None) else f" [default: {option.default!r}]"
         lines.append(f"    {option.name}: {declared_options[option.name].help}{default}")
-    several = "" if kind.returns.endswith(".") else "; of several inputs, a list."
-    lines += ["", "Returns:", f"    {kind.returns}{several}"]
+    lines += ["", "Returns:", f"    {describe_return(kind)}"]
     if kind.result is not None:  # with the fields of a result, as its docstring describes them
         lines += [f"    {line}" for line in (inspect.getdoc(kind.result) or "").partition("Args:\n")[2].splitlines()]
     return "\n".join(lines)
+
+
+def describe_return(kind: type["Predictor"]) -> str:
+    """Returns the sentence on what a method returns."""
+    return kind.returns if kind.returns.endswith(".") else f"{kind.returns}; of several inputs, a list."
 
 
 def _python_options(kind: type["Predictor"]) -> list[Field]:
