@@ -155,6 +155,7 @@ class Writer(TextPredictor):
             decoding = replace(decoding, max_tokens=self.max_tokens)
 
         def report(place: int, texts: Sequence[Sequence[int]]) -> bool:
+            assert watch is not None
             return watch(place, [_tokens(self.tokenizer, decoding, text) for text in texts])
 
         for place, texts in decode(

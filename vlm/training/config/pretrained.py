@@ -142,7 +142,7 @@ def _check_task(folder: str, task: str | None, specified: "FolderSpecification",
     trainable = [
         name
         for name, (_, kind) in MODELS.items()
-        if only_encoder and kind == encoder["name"] and name != specified.task
+        if only_encoder and encoder is not None and kind == encoder["name"] and name != specified.task
     ]
     trainable = ([specified.task] if specified.task in MODELS else []) + trainable
     if task in trainable:
