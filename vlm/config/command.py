@@ -12,7 +12,6 @@ import traceback
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, redirect_stderr
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -128,72 +127,42 @@ def report(fault: UserError) -> int:
     return fault.status
 
 
-@dataclass
-class _JobRunner:
-    """Runs the jobs that Hydra composes.
+def _run_hydra(main: Main, options: Namespace, check: Check | None, *, prefix: list[str], sweep: Sweep | None) -> int:
+    sweeps = options.multirun or "hydra.mode=MULTIRUN" in options.overrides
+    statuses: list[int] = []
+    process, typed = os.getpid(), sys.argv
 
-    Args:
-        main, check: As in `run`.
-        sweep: Functions for sweeps; None without a sweep, or to run `main` for each job.
-        is_sweep: Whether the command is a sweep.
-        flags: Arguments that name config folders.
-        prefix: The program and the name of its command.
-        common: The overrides of all jobs.
-        scratch: Folder of the result files.
-        statuses: The jobs' exit statuses are added to it.
-        process: The process of the command.
-        typed: Its command line.
-    """
-
-    main: Main
-    check: Check | None
-    sweep: Sweep | None
-    is_sweep: bool
-    flags: list[str]
-    prefix: list[str]
-    common: set[str]
-    scratch: Path
-    statuses: list[int] = field(default_factory=list)
-    process: int = field(default_factory=os.getpid)
-    typed: list[str] = field(default_factory=lambda: sys.argv)
-
-    def run(self, config: DictConfig) -> float | None:
-        """Runs a job; returns its score if the sweeper optimizes it."""
-        hydra_config, sweep = HydraConfig.get(), self.sweep
+    def job(config: DictConfig) -> float | None:
+        hydra_config = HydraConfig.get()
         task_overrides = list(hydra_config.overrides.task)
         optimizes = hydra_config.runtime.choices["hydra/sweeper"] != "basic"
-        number = hydra_config.job.num if self.is_sweep else 0
-        result_file = self.scratch / f"job-{number:06}.json"
-        line = [*self.flags, *task_overrides]
-        # Lightning runs this command for further devices, so it must run this job instead of the sweep.
-        command = [*self.prefix, *line] if self.is_sweep else self.typed
-        if self.is_sweep:
+        number = hydra_config.job.num if sweeps else 0
+        result_file = Path(scratch) / f"job-{number:06}.json"
+        command, line = typed, [*_format_flags(options, *_CONFIG_FLAGS), *task_overrides]
+        if sweeps:
+            # Lightning runs this command for further devices, so it must run this job instead of the sweep.
+            command = [*prefix, *line]
             print(f"job {number}: {' '.join(task_overrides)}", file=sys.stderr)
 
         def load_config() -> Config:
-            job_config = Composition(config, [], []).config(self.check)
+            job_config = Composition(config, [], []).config(check)
             job_config.typed = line
             return job_config
 
-        def run_job() -> int | None:
-            if sweep is None:
-                return self.main(load_config())
-            differing = [text for text in task_overrides if text not in self.common]
-            return sweep.run_job(load_config, differing, result_file, optimizes)
-
         HydraConfig.instance().cfg = None  # otherwise Lightning starts further processes in another way
         with _replace_argv(command):
-            status = _run_to_status(run_job)
-        self.statuses.append(status)
+            if sweeps and sweep:
+                differing = [text for text in task_overrides if text not in common]
+                status = _run_to_status(lambda: sweep.run_job(load_config, differing, result_file, optimizes))
+            else:
+                status = _run_to_status(lambda: main(load_config()))
+        statuses.append(status)
         if status >= 128:  # a signal ends the sweep
             raise SystemExit(status)
-        if status and os.getpid() != self.process:  # in a launcher's process, `statuses` is a copy
+        if status and os.getpid() != process:  # in a launcher's process, `statuses` is a copy
             raise UserError(f"job {number} exited with status {status}", status)
-        return sweep.read_objective(result_file) if sweep and optimizes and not status else None
+        return sweep.read_objective(result_file) if sweeps and sweep and optimizes and not status else None
 
-
-def _run_hydra(main: Main, options: Namespace, check: Check | None, *, prefix: list[str], sweep: Sweep | None) -> int:
-    sweeps = options.multirun or "hydra.mode=MULTIRUN" in options.overrides
     with ExitStack() as stack:
         stack.callback(setattr, HydraConfig.instance(), "cfg", None)
         stack.enter_context(explain_hydra_errors(options))
@@ -202,49 +171,42 @@ def _run_hydra(main: Main, options: Namespace, check: Check | None, *, prefix: l
         if first.faults:
             first.config(check)
         common = {_format_as_job(text) for text in first.overrides}
-        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="vlm-sweep-")))
-        flags = _format_flags(options, *_CONFIG_FLAGS)
-        runner = _JobRunner(main, check, sweep if sweeps else None, sweeps, flags, prefix, common, scratch)
+        scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="vlm-sweep-"))
         settings = [*_HYDRA_SETTINGS, quote(f"hydra.sweep.dir={scratch}")]
         if "HYDRA_FULL_ERROR" not in os.environ:
             os.environ["HYDRA_FULL_ERROR"] = "1"  # raise, rather than print and exit
             stack.callback(os.environ.pop, "HYDRA_FULL_ERROR")
         line, study = [*settings, *first.overrides], None
         if sweep and "n_trials" in first.sweeper and sweeps:
-            further, study = _begin_study(options, first, sweep, scratch)
-            line += further
+            keys = [text.partition("=")[0] for text in first.overrides]
+            further = sweep.begin_study(first.sweeper, first.config(None), keys, Path(scratch))
+            line, trials = [*line, *further], first.sweeper["n_trials"]
+            remaining = next((int(text.rpartition("=")[2]) for text in further if "sweeper.n_trials=" in text), trials)
+            arguments = [*_format_flags(options), *options.overrides]
+            study = StoppedStudy(arguments, trials, remaining, is_stored=bool(first.sweeper["storage"]))
         stack.enter_context(_replace_argv([prefix[0], *_format_flags(options), *line]))
         printed = stack.enter_context(redirect_stderr(io.StringIO())) if options.cfg else io.StringIO()
         interrupted = False  # between two jobs
         try:
-            hydra.main(str(conf_dir()), ROOT, VERSION)(lambda config: runner.run(config))()
+            hydra.main(str(conf_dir()), ROOT, VERSION)(job)()
         except KeyboardInterrupt:
             interrupted = True
             raise
         except SystemExit as exit:
-            if exit.code and not runner.statuses:
+            if exit.code and not statuses:
                 raise UserError(printed.getvalue().strip() or "Hydra rejected this command line") from None
         except ValueError:
-            if not runner.statuses or not all(runner.statuses):
+            if not statuses or not all(statuses):
                 raise
             # Optuna's plugin looks up the best trial, which raises if all trials failed.
         finally:
-            if sweep and (result_files := sorted(scratch.glob("*.json"))):
-                ended = sum(status < 128 for status in runner.statuses)
-                is_stopped = sweeps and (interrupted or ended < len(runner.statuses))
-                jobs = _list_jobs(options)[ended:] if is_stopped and not study else []
-                study = study._replace(remaining=study.remaining - ended) if is_stopped and study else None
+            if sweep and (result_files := sorted(Path(scratch).glob("*.json"))):
+                ended = sum(status < 128 for status in statuses)
+                stopped = sweeps and (interrupted or ended < len(statuses))
+                jobs = _list_jobs(options)[ended:] if stopped and not study else []
+                study = study._replace(remaining=study.remaining - ended) if stopped and study else None
                 print(sweep.format_results(result_files, jobs, study), flush=True)
-    return max(runner.statuses, default=0)
-
-
-def _begin_study(options: Namespace, first: Composition, sweep: Sweep, scratch: Path) -> tuple[list[str], StoppedStudy]:
-    """Starts or continues an Optuna study; returns further overrides of the sweeper, and the study if it is stopped."""
-    keys, trials = [text.partition("=")[0] for text in first.overrides], first.sweeper["n_trials"]
-    further = sweep.begin_study(first.sweeper, first.config(None), keys, scratch)
-    remaining = next((int(text.rpartition("=")[2]) for text in further if "sweeper.n_trials=" in text), trials)
-    arguments = [*_format_flags(options), *options.overrides]
-    return further, StoppedStudy(arguments, trials, remaining, is_stored=bool(first.sweeper["storage"]))
+    return max(statuses, default=0)
 
 
 def _list_jobs(options: Namespace) -> list[list[str]]:
