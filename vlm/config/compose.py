@@ -235,8 +235,9 @@ def compose_tree(options: Namespace, overrides: list[str], sweeping: bool = Fals
             untyped = [*search, *(text for text in chosen if not text.lstrip("+~").startswith(_HYDRA_PREFIXES))]
             _check_user_configs(hydra.compose(name, untyped, return_hydra_config=True))
     if is_placeholder:
-        result = compose_tree(options, _expand_placeholder(target, tree, plain, chosen, given), sweeping)
-        keys = {override.key_or_group for override in given}
+        derived, own = _expand_placeholder(target, tree, plain, chosen, given)
+        result = compose_tree(options, [*derived, *own], sweeping)
+        keys = {override.key_or_group for override in given} | {text.partition("=")[0] for text in own}
         return result._replace(faults=_explain_derived_faults(result.faults, keys, tree.hydra.runtime.choices))
     for package in (override.value() for override in values if override.key_or_group == "trust" and override.value()):
         check_package(str(package))
@@ -251,8 +252,10 @@ def compose_tree(options: Namespace, overrides: list[str], sweeping: bool = Fals
 
 def _expand_placeholder(
     target: str, tree: DictConfig, plain: DictConfig | None, chosen: list[str], given: list[Override]
-) -> list[str]:
+) -> tuple[list[str], list[str]]:
     """Replaces `model=pretrained` and its keys by the overrides that describe the model.
+
+    Returns them, and those that the experiment and the user set, which are applied after them.
 
     Args:
         target: The placeholder's class.
@@ -281,7 +284,7 @@ def _expand_placeholder(
             if not (isinstance(value, dict) or key in keys or key.startswith(groups)) and select(without, key) != value
         ]
     unchanged = [str(override.input_line) for override in given if override not in replaced]
-    return [*placeholder.overrides(values, choices), *from_experiment, *unchanged]
+    return placeholder.overrides(values, choices), [*from_experiment, *unchanged]
 
 
 def _explain_derived_faults(faults: list[str], keys: set[str], choices: Mapping[str, str]) -> list[str]:
@@ -289,7 +292,7 @@ def _explain_derived_faults(faults: list[str], keys: set[str], choices: Mapping[
 
     Args:
         faults: A line per override that could not be applied.
-        keys: Keys of the command line.
+        keys: Keys of the experiment and of the command line.
         choices: The chosen option of each group.
     """
     derived = [fault.partition(":")[0] for fault in faults if fault.partition(":")[0] not in keys]
