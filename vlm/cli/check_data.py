@@ -199,8 +199,8 @@ def fault_lines(faults: Faults) -> list[str]:
     for first, *others in group_errors(faults.errors):
         count = f"{len(others) + 1:,} times: " if others else ""
         examples = [first, *others[: MAX_PRINTED - 1]]
-        named, *further = "\n".join(examples).split("\n")
-        lines += ["", f"{'STOPS':<12}{count}{named}", *(f"  {line}" for line in further)]
+        message, *further = "\n".join(examples).split("\n")
+        lines += ["", f"{'STOPS':<12}{count}{message}", *(f"  {line}" for line in further)]
         lines += [f"  and {len(others) + 1 - MAX_PRINTED:,} more"] if len(others) >= MAX_PRINTED else []
     kinds = [kind for kind, named in faults.by_kind.items() if named]
     for kind in sorted(kinds, key=lambda kind: (kind not in faults.spoiling, kind not in faults.skipped)):
