@@ -10,7 +10,7 @@ from vlm.errors import UserError
 from vlm.nn.image_size import as_override
 
 if TYPE_CHECKING:
-    from vlm.models.pretrained.specification import FolderSpecification
+    from vlm.models.pretrained.folder import FolderSpecification
 
 # For each task: the model config to use, and the encoder class of a folder that may hold only an encoder.
 MODELS = {
