@@ -130,7 +130,7 @@ def describe_bases(model: nn.Module, places: Mapping[str, str]) -> tuple[dict[st
 
 
 def strip_training_state(path: Path, loaded: Checkpoint) -> Checkpoint:
-    """Returns a checkpoint whose adapters are merged into the weights, without training state.
+    """Returns what inference needs of a checkpoint whose adapters `read` has merged into the weights.
 
     Raises:
         UserError: It has no adapters.

@@ -70,8 +70,8 @@ def _is_movable(value: Any) -> bool:
 def next_token_labels(tokens: Tensor, segments: Tensor | None) -> Tensor:
     """Labels for next-token prediction: each position predicts the next token of its own segment.
 
-    Labels are shifted here only. A language model's window has one token more than its inputs: `window_targets` drops
-    the last label, and the task the last token.
+    Labels are shifted here only. A language model's window has one token more than the model reads: `window_targets`
+    drops its last label, and the task its last token.
 
     Args:
         segments: None if each row is one segment.
@@ -130,8 +130,8 @@ class TextRows(Tensors):
         segments: Number of the text in its row, from 1; 0 is padding. None if each row is one text.
         targets: Targets of next-token prediction.
         scored: Tokens that count as predictions; None for all.
-        bounds: Cumulative lengths of the texts in the flattened rows, each row without its last token, which is only
-            predicted; None if unknown.
+        bounds: Start of each text in the flattened inputs, and their end; a row's last token is a target only. Known
+            for windows of a language model, else None.
         references: Texts or questions of each row, for metrics; empty in training.
         languages: Language of each of these texts, if records have it.
         ids: Ids of the samples, in evaluation.

@@ -13,7 +13,7 @@ from vlm.evaluation.metrics.tokens import WORDS, Units
 from vlm.randomness import numpy_rng
 
 
-class CaptionRow(TypedDict, total=False):
+class ScoredCaption(TypedDict, total=False):
     """A caption with its references and scores; `loss` is missing where it is unknown."""
 
     caption: Required[str]
@@ -131,9 +131,9 @@ class CaptionMetric(RecordMetric):
         model, baseline = (column_scorer(caption_scorer(scores), KEYS.index(metric)) for scores in sides)
         return model, baseline, len(self.predictions)
 
-    def per_image(self) -> dict[str, CaptionRow]:
+    def per_image(self) -> dict[str, ScoredCaption]:
         """Results of the last `compute` by image: caption, references, scores, and the loss if known."""
-        rows: dict[str, CaptionRow] = {}
+        rows: dict[str, ScoredCaption] = {}
         for image, scores in (self.scores.per_image if self.scores else {}).items():
             rows[image] = {"caption": self.predictions[image], "references": self.references[image], **scores}  # type: ignore[typeddict-item]
             if image in self.losses:

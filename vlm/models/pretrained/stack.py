@@ -127,8 +127,8 @@ class Weight(NamedTuple):
     """The stored form of one of our tensors.
 
     Args:
-        names: Names of their tensors; "a|b" is the first one that exists, of which the others have to be copies, "*"
-            the layer number, "{kind}" the last part of our name, "weight" or "bias".
+        names: Names of their tensors. "a|b" lists alternatives: the first that exists is used, and any others must be
+            equal to it. "*" is the layer number, "{kind}" the last part of our name, "weight" or "bias".
         read: Converts their tensors to ours.
         write: Converts ours to theirs; by default several tensors are concatenated in ours, such as queries, keys and
             values.

@@ -7,7 +7,7 @@ from statistics import fmean
 from torch import nn
 
 from vlm.data.records import LanguageSplit, Split
-from vlm.evaluation.metrics.captions import CaptionMetric, CaptionRow, exact_matches, shuffle_captions
+from vlm.evaluation.metrics.captions import CaptionMetric, ScoredCaption, exact_matches, shuffle_captions
 from vlm.evaluation.metrics.coco import score_captions
 from vlm.evaluation.metrics.texts import caption_rates
 from vlm.evaluation.metrics.tokens import Units
@@ -56,10 +56,10 @@ def compute_novelty(predictions: Iterable[str], train: Split, units: Units) -> f
     return sum(caption not in training_captions for caption in captions) / len(captions)
 
 
-FEWEST = 4  # fewest captions from which a fault is concluded
-COMPARED = 30  # fewest captions for which an interval is meaningful
-LONGEST = 4  # longest run of words that is searched for
-TIMES = 3  # consecutive repetitions of a run of words that are a fault
+MIN_CAPTIONS = 4  # fewest captions from which a fault is concluded
+MIN_CAPTIONS_FOR_INTERVAL = 30
+MAX_PHRASE_WORDS = 4  # longest run of words that is searched for
+MIN_REPETITIONS = 3  # consecutive repetitions of a run of words that are a fault
 
 ENCODER = "more images, or a pretrained encoder (model=pretrained): a few hundred images teach none from scratch"
 IMAGES = (
@@ -88,13 +88,13 @@ def image_findings(metric: CaptionMetric, scores: Mapping[str, float]) -> list[F
         scores: cider@low and cider@shuffled, if they were measured.
     """
     count = len(metric.predictions)
-    if count < FEWEST:
+    if count < MIN_CAPTIONS:
         return []
     (caption, often), *_ = Counter(" ".join(text.split()) for text in metric.predictions.values()).most_common(1)
     true = sum(caption in (" ".join(text.split()) for text in texts) for texts in metric.references.values())
     if often > count / 2 and true <= often / 2:
         fault = f"{often:,} of {count:,} are the same, {caption!r}"
-    elif count >= COMPARED and scores and scores["cider@low"] <= scores["cider@shuffled"]:
+    elif count >= MIN_CAPTIONS_FOR_INTERVAL and scores and scores["cider@low"] <= scores["cider@shuffled"]:
         assert metric.scores is not None, "nothing was computed yet"
         comparison = f"{metric.scores.summary()['cider']:.3f}, and {scores['cider@shuffled']:.3f}"
         fault = f"their CIDEr is {comparison} when each is given to another image"
@@ -113,24 +113,24 @@ def text_findings(metric: CaptionMetric, *, max_tokens: int, beam: int) -> list[
     """
     count, unfinished = len(metric.predictions), len(metric.unfinished)
     findings = []
-    if count >= FEWEST and unfinished > 0.1 * count:
+    if count >= MIN_CAPTIONS and unfinished > 0.1 * count:
         fault = f"the captions do not end: {unfinished:,} of {count:,} end at the limit of {max_tokens} tokens"
         findings.append(Finding(fault, ENDING))
-    if count < FEWEST:
+    if count < MIN_CAPTIONS:
         return findings
     cut = metric.units.cut
     predicted = [_has_repetition(cut(text)) for text in metric.predictions.values()]
     true = [_has_repetition(cut(text)) for texts in metric.references.values() for text in texts]
     if sum(predicted) / count > 0.1 + sum(true) / max(1, len(true)):
-        fault = f"{sum(predicted):,} of {count:,} captions repeat words {TIMES} times or more in a row"
+        fault = f"{sum(predicted):,} of {count:,} captions repeat words {MIN_REPETITIONS} times or more in a row"
         findings.append(Finding(fault, (*REPEATING, *([BEAM] if beam == 1 else []))))
     return findings
 
 
 def _has_repetition(words: Sequence[str]) -> bool:
     """Returns True if a run of words repeats several times in a row."""
-    for length in range(1, LONGEST + 1):
-        span = TIMES * length
+    for length in range(1, MAX_PHRASE_WORDS + 1):
+        span = MIN_REPETITIONS * length
         for start in range(len(words) - span + 1):
             run = words[start : start + length]
             if all(words[at : at + length] == run for at in range(start + length, start + span, length)):
@@ -176,7 +176,7 @@ class LanguageMetrics(nn.Module):
         rows = [(id, text, language) for language, texts in captions for id, text in texts.items()]
         return [{"image_id": id, "caption": text} | ({"language": tag} if tag else {}) for id, text, tag in rows]
 
-    def per_image(self) -> dict[str, dict[str, CaptionRow]]:
+    def per_image(self) -> dict[str, dict[str, ScoredCaption]]:
         """Returns the rows of each image by language, under "images" if there are no languages."""
         return {language or "images": metric.per_image() for language, metric in self.items()}
 

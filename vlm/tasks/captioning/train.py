@@ -10,7 +10,7 @@ from torch import Tensor
 from vlm.data.batch import Batch, TextRows
 from vlm.errors import Count, Range, UserError
 from vlm.evaluation.metrics.bootstrap import Scorer
-from vlm.evaluation.metrics.captions import CaptionRow
+from vlm.evaluation.metrics.captions import ScoredCaption
 from vlm.evaluation.report.sections import MAX_SAMPLES, Card, Cards, Finding, Note, Pictures, Section, pick_samples
 from vlm.inference.attention.maps import caption_word_maps
 from vlm.inference.attention.pictures import draw_attention
@@ -179,7 +179,7 @@ class Captioning(ImageTextTask):
         findings = self.findings()
         return findings[0].remedies[:2] if findings else None  # more specific than those of any task
 
-    def details(self) -> dict[str, dict[str, CaptionRow]]:
+    def details(self) -> dict[str, dict[str, ScoredCaption]]:
         return self.metrics.per_image()
 
     def predictions(self) -> list[dict[str, str]]:

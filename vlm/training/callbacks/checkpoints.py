@@ -16,9 +16,9 @@ from vlm.checkpoint import load as ckpt
 from vlm.checkpoint.stored import Checkpoint
 from vlm.errors import Count, Range, SharedError, did_you_mean, find_similar
 from vlm.training.step.fsdp import like
-from vlm.training.step.lightning_private import as_between_batches, log_step_now, validates
+from vlm.training.step.lightning_private import as_between_batches, is_validation_due, log_step_now
 from vlm.training.step.losses import refuse_non_finite
-from vlm.training.step.step import accumulates
+from vlm.training.step.step import is_mid_step
 from vlm.training.step.task import Task
 
 LAST, PREVIOUS, BEST = "last.ckpt", "previous.ckpt", "best.ckpt"
@@ -124,8 +124,8 @@ class Checkpoints(L.Callback):
         if has_reached_max_steps(trainer):
             trainer.should_stop = True  # with should_stop the trainer validates, with max_steps alone it does not
         step = trainer.global_step
-        due = step != self._saved_step and step % self.every_n_steps == 0 and not accumulates(trainer)
-        if due and not validates(trainer):  # otherwise it is saved after the validation
+        due = step != self._saved_step and step % self.every_n_steps == 0 and not is_mid_step(trainer)
+        if due and not is_validation_due(trainer):  # otherwise it is saved after the validation
             log_step_now(trainer)
             self.save_last(trainer)
 
@@ -143,7 +143,7 @@ class Checkpoints(L.Callback):
         if is_best:
             self.best_score = score
             trainer.save_checkpoint(self.best)
-        if not accumulates(trainer):  # a save in the middle of an optimiser step would lose its gradients
+        if not is_mid_step(trainer):  # a save in the middle of an optimiser step would lose its gradients
             self._saved_step = -1  # the best score is part of `last`
             self.save_last(trainer)
         if self.monitor is not None and score is None:

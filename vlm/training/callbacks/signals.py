@@ -14,8 +14,8 @@ from lightning.pytorch.utilities.types import STEP_OUTPUT
 from vlm.data.batch import Batch
 from vlm.data.workers import end_workers
 from vlm.training.callbacks.checkpoints import Checkpoints, has_reached_max_steps
-from vlm.training.step.lightning_private import log_step_now, validates
-from vlm.training.step.step import StepState, accumulates
+from vlm.training.step.lightning_private import is_validation_due, log_step_now
+from vlm.training.step.step import StepState, is_mid_step
 from vlm.training.step.task import Task
 
 CLEAR_LINE = b"\r\033[K"  # clears the line of the terminal with the progress bar and ^C
@@ -86,13 +86,13 @@ class StopOnSignal(L.Callback):
             self._before[signum] = signal.signal(signum, self._handle)
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any) -> None:
-        if accumulates(trainer) or has_reached_max_steps(trainer):
+        if is_mid_step(trainer) or has_reached_max_steps(trainer):
             return
         step = cast(Task, pl_module).step
         signum = step.received if trainer.world_size == 1 else step.agreed
         if signum:
             log_step_now(trainer)
-            find_checkpoints(trainer).save_last(trainer, validation_due=validates(trainer))
+            find_checkpoints(trainer).save_last(trainer, validation_due=is_validation_due(trainer))
             raise RunInterrupted(signum, saved=True)
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -110,7 +110,7 @@ class StopOnSignal(L.Callback):
     ) -> None:
         if trainer.state.fn != "fit" or batch_idx >= self._common_batches or has_reached_max_steps(trainer):
             return
-        if accumulates(trainer):  # a run cannot be resumed in the middle of an optimiser step
+        if is_mid_step(trainer):  # a run cannot be resumed in the middle of an optimiser step
             return
         signum = self._find_common_signal(trainer)
         if signum:

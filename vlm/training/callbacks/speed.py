@@ -23,7 +23,7 @@ from vlm.nn.image_size import ImageSize, as_override, sides
 from vlm.training.data_module import StepLoader
 from vlm.training.step import blocks as compiling
 from vlm.training.step.optim import total_steps
-from vlm.training.step.step import accumulates, is_logged, sum_over_ranks
+from vlm.training.step.step import is_logged, is_mid_step, sum_over_ranks
 from vlm.training.step.task import Task
 
 
@@ -79,7 +79,7 @@ class Pace(L.Callback):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: STEP_OUTPUT, batch: Batch, batch_idx: int
     ) -> None:
-        if self._timed >= TIMED_STEPS or accumulates(trainer):
+        if self._timed >= TIMED_STEPS or is_mid_step(trainer):
             return
         self._timed += 1
         loader = cast(StepLoader, trainer.train_dataloader)
@@ -201,7 +201,7 @@ class Throughput(L.Callback):
     ) -> None:
         task = cast(Task, pl_module)
         self.add(task, batch, outputs)
-        if is_logged(trainer.global_step, trainer) and not accumulates(trainer):
+        if is_logged(trainer.global_step, trainer) and not is_mid_step(trainer):
             figures = {f"throughput/{name}": value for name, value in self.figures(trainer, task).items()}
             for logger in trainer.loggers:
                 logger.log_metrics(figures, trainer.global_step - 1)
@@ -286,7 +286,7 @@ class StepTimes(Throughput):
     ) -> None:
         task = cast(Task, pl_module)
         self.add(task, batch, outputs)
-        if accumulates(trainer) or trainer.global_step < self.warm_up:
+        if is_mid_step(trainer) or trainer.global_step < self.warm_up:
             return
         if trainer.global_step == self.warm_up:
             synchronize(task.device)

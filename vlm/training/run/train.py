@@ -67,7 +67,7 @@ def report_interruption(run: "Run | None", interruption: "RunInterrupted") -> in
         run: The run; None if it was stopped before it was built.
         interruption: The signal, and whether the run was saved.
     """
-    if not is_rank_zero():  # after a save, another status would get the first process killed while it prints
+    if not is_rank_zero():  # with another status after a save, a launcher would kill rank zero while it prints
         return 0 if interruption.saved else interruption.status
     if run and not interruption.saved and run.trainer.strategy.launcher:
         run.trainer.strategy.launcher.kill(signal.SIGTERM)

@@ -27,7 +27,7 @@ def set_logged_step(trainer: L.Trainer, step: int) -> None:
     trainer.fit_loop.epoch_loop._batches_that_stepped = step
 
 
-def validates(trainer: L.Trainer) -> bool:
+def is_validation_due(trainer: L.Trainer) -> bool:
     """Returns True if a validation follows the last training batch, whether done or still due."""
     fetcher: Any = None  # read only for an iterable of unknown length
     return trainer.fit_loop.epoch_loop._should_check_val_fx(fetcher)

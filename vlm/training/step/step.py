@@ -29,7 +29,7 @@ class StepState:
     Attributes:
         loss: Loss of the last step whose check was read.
         received: A signal that this process received; 0 for none.
-        agreed: A signal that any of several ranks had received in the last step whose check was read.
+        agreed: The signal that some rank had received by the last step whose check was read; 0 for none.
         bad_samples: Training samples that any of several ranks could not read; reset by the callback that counts them.
     Args:
         trainer: The trainer of the run.
@@ -152,7 +152,7 @@ class StepState:
         self.agreed, self.bad_samples = int(max(signals)), self.bad_samples + int(unreadable)
 
 
-def accumulates(trainer: L.Trainer) -> bool:
+def is_mid_step(trainer: L.Trainer) -> bool:
     """Returns True if the last batch did not complete an optimiser step."""
     done = trainer.fit_loop.epoch_loop.batch_progress.current.ready
     return done % trainer.accumulate_grad_batches != 0 and done < trainer.num_training_batches

@@ -28,7 +28,7 @@ from vlm.training.step.fsdp import gather, scatter, shard
 from vlm.training.step.lightning_private import set_logged_step
 from vlm.training.step.losses import Term
 from vlm.training.step.optim import Optimization, total_steps
-from vlm.training.step.step import StepState, accumulates, is_logged, sum_over_ranks
+from vlm.training.step.step import StepState, is_logged, is_mid_step, sum_over_ranks
 
 JsonObject: TypeAlias = dict[str, Any]  # plain containers, by name
 
@@ -284,7 +284,7 @@ class Task(L.LightningModule):
     def on_validation_epoch_start(self) -> None:
         if self.trainer.state.fn == "fit":
             # The step that it follows is not logged as done yet, unless it follows a part of one.
-            set_logged_step(self.trainer, max(0, self.global_step - (not accumulates(self.trainer))))
+            set_logged_step(self.trainer, max(0, self.global_step - (not is_mid_step(self.trainer))))
         self.on_evaluation_start()
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
