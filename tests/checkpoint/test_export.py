@@ -295,7 +295,7 @@ def test_numbers_that_torch_cannot_sum_are_read_or_refused_in_a_line(tmp_path: P
     assert torch.equal(ones, torch.ones(len(ones)))
     with pytest.raises(UserError, match=r"out: its weights are not finite numbers \(model\.encoder\.norm\.bias\).*$"):
         read(filled(0x7F, torch.float8_e4m3fn))  # NaN
-    with pytest.raises(UserError, match=r"out: does not hold what vlm writes.*$"):
+    with pytest.raises(UserError, match=r"out: is not a valid checkpoint of vlm.*$"):
         read(filled(0x22, torch.float4_e2m1fn_x2))  # two in a byte
 
 

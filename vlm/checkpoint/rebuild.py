@@ -45,7 +45,7 @@ def check_archive(path: str | os.PathLike) -> None:
         members = archive.infolist()
         packed = any(member.compress_type != zipfile.ZIP_STORED for member in members)
         if packed or sum(member.file_size for member in members) > os.path.getsize(path):
-            raise ValueError("claims more than it holds")
+            raise ValueError("declares more data than it contains")
         if len({member.filename for member in members}) < len(members):
             raise ValueError("has two entries of the same name")
         if damaged := archive.testzip():
@@ -86,7 +86,7 @@ def check_content(content: Checkpoint) -> None:
                 plain = value.layout is torch.strided and value.is_cpu and not value.is_quantized
                 # An expanded tensor can have any size at no cost, but copying it is expensive.
                 if not plain or value.numel() * value.element_size() > value.untyped_storage().nbytes():
-                    raise ValueError("a tensor claims more than it holds")
+                    raise ValueError("a tensor declares more data than it contains")
             elif isinstance(value, int) and value.bit_length() > 64:
                 raise ValueError("a number is too large")
         waiting += ((child, depth + 1) for child in inside)
@@ -108,7 +108,7 @@ def convert_errors(path: str | os.PathLike) -> Iterator[None]:
     except Exception as fault:
         reason = (str(fault).strip().splitlines() or [""])[0][:200]
         cause = f"{type(fault).__name__}: {reason}" if reason else type(fault).__name__
-        raise UserError(f"{path}: does not hold what vlm writes ({cause}); use another checkpoint") from fault
+        raise UserError(f"{path}: is not a valid checkpoint of vlm ({cause}); use another checkpoint") from fault
 
 
 MAX_PARTS = 1000  # of a specification, which may refer to the same part repeatedly
@@ -186,7 +186,7 @@ class SizeLimit(TorchFunctionMode):
             self.elements -= count
             self.tensors -= 1
             if min(self.elements, self.tensors) < 0:
-                raise ValueError("the specification asks for more than the stored weights")
+                raise ValueError("the specification needs more weights than are stored")
         return func(*args, **(kwargs or {}))
 
 

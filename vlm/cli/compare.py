@@ -67,7 +67,7 @@ def _warn_of_untested(runs: Sequence[StoredEvaluation]) -> None:
     if untested:
         names = ", ".join(run.name for run in untested)
         command = shell_line(["vlm", "evaluate", "-c", str(untested[0].checkpoint), "--split", "val", "--out", "DIR"])
-        remedy = f"for intervals, evaluate each and compare the folders that this writes: {command}"
+        remedy = f"for intervals, evaluate each run, then compare the output folders: {command}"
         compared = "validation scores are compared, without intervals"
         print_error(printable(f"not tested: {names}; their {compared}; {remedy}"), "warning")
 

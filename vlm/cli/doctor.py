@@ -95,7 +95,7 @@ def iter_defaults() -> Iterator[tuple[str, str]]:
     has_int8, why = explain_int8(device)
     yield "int8", f"{'with --precision int8' if has_int8 else 'no'}: {why}"
     kinds = [str(dtype).removeprefix("torch.") for dtype in (torch.float32, torch.bfloat16) if packs(dtype)]
-    yield "packing", f"weights of {' and '.join(kinds)}" if kinds else "none; linear layers as they are"
+    yield "packing", f"weights of {' and '.join(kinds)}" if kinds else "none; linear layers are not packed"
     yield "workers", f"{default_workers()} read images"
 
 

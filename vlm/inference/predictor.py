@@ -105,7 +105,7 @@ class Predictor(ABC):
                 with torch.inference_mode():
                     self.check()
         if int8 and not quantize(self.model, [one for one in self.model.modules() if isinstance(one, TextDecoder)]):
-            raise UserError(f"{path}: --precision int8: its model has no blocks, whose layers that is for; choose auto")
+            raise UserError(f"{path}: --precision int8: the model has no layers that support it; choose auto")
 
     def restore(self, about: Mapping[str, Any]) -> None:
         """Sets the attributes in `stored` from what a checkpoint holds besides the model, the task's `description`."""

@@ -176,7 +176,7 @@ def check_keys(fields: Mapping[str, JSON], allowed: Sequence[str], name: str) ->
             raise bad_request(f"{name}: {printable(key)[:60]} is not supported; remove it")
 
 
-MOST_TURNS = 1024
+MAX_TURNS = 1024
 SEEDS = 2**62  # a request without a seed gets a random one below this
 ROLES: Mapping[str, Role] = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 
@@ -267,8 +267,8 @@ class ChatReader:
         messages = content.get("messages")
         if not isinstance(messages, list) or not messages:
             raise bad_request("messages: must be a list of at least one message")
-        if len(messages) > MOST_TURNS:
-            raise bad_request(f"messages: has {len(messages):,} messages; the maximum is {MOST_TURNS:,}")
+        if len(messages) > MAX_TURNS:
+            raise bad_request(f"messages: has {len(messages):,} messages; the maximum is {MAX_TURNS:,}")
         turns = [self._read_message(message, f"message {place}") for place, message in enumerate(messages, start=1)]
         if turns[-1].turn.role != "user":
             raise bad_request('messages: the last message must have role "user"')

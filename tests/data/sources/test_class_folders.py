@@ -208,7 +208,7 @@ def test_unreadable_images_are_named(tmp_path):
         split.record(0).image()
     with open(path, "r+b") as file:
         file.truncate(1560)
-    with pytest.raises(ImageError, match=r"b/1\.png: the tar ends within it"):
+    with pytest.raises(ImageError, match=r"b/1\.png: the tar is truncated inside this file"):
         split.record(1).image()
     path.unlink()
     with pytest.raises(ImageError, match=r"a/1\.png: No such file"):

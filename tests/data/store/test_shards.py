@@ -230,7 +230,7 @@ def test_an_image_that_cannot_be_read_is_named(tmp_path):
         bad.image()
     with open(path, "r+b") as file:
         file.truncate(600)
-    with pytest.raises(ImageError, match=r"000000001\.png: the tar ends within it"):
+    with pytest.raises(ImageError, match=r"000000001\.png: the tar is truncated inside this file"):
         last.image()
     path.unlink()
     with pytest.raises(ImageError, match=r"000000001\.png: No such file"):

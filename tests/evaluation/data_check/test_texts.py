@@ -56,7 +56,7 @@ def test_a_check_names_answers_and_passages_at_fault(tmp_path, capsys):
     said = capsys.readouterr().out
     assert "questions   42; 0 without an answer" in said
     assert "SPOILS      context in two splits: 1 " in said and "test:test0: a red circle, 7 of many" in said
-    assert "SPOILS      answer that is no whole words: 40 " in said and "'ed circle'" in said
+    assert "SPOILS      answer that does not consist of whole words: 40 " in said and "'ed circle'" in said
     assert "over-long" not in said
 
 

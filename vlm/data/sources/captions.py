@@ -72,8 +72,8 @@ class Captions(CaptionSource):
             self._add(read_folder(self.place, self.skipped), self.root)
         if not files and not self._by_path:
             raise UserError(
-                f"{self.root}: has no images with .txt files of captions; set data.root to a folder that has, or "
-                "data.path to a table of images and captions"
+                f"{self.root}: has no images with .txt files of captions; set data.root to a folder with such images, "
+                "or data.path to a table of images and captions"
             )
         self._finish(files.get("train", self.root), val_fraction, test_fraction)
 

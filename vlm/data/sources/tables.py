@@ -350,7 +350,7 @@ def _json_array(path: Path, text: str) -> Iterator[tuple[str, Any]]:
             f"{path}: not JSON ({error}); give an array of objects, or a .jsonl file with one object per line"
         ) from error
     if not isinstance(array, list):
-        raise UserError(f"{path}: not an array of objects; give one (COCO annotations are read by data=coco)")
+        raise UserError(f"{path}: not an array of objects; give one (COCO annotations need data=coco)")
     yield from ((f"object {number}", record) for number, record in enumerate(array, 1))
 
 

@@ -105,7 +105,7 @@ def read_local_span(path: str, span: Span) -> bytes:
     """The content of a member.
 
     Raises:
-        ValueError: It is too large, or the tar ends within it.
+        ValueError: It is too large, or the tar is truncated inside this file.
         OSError: The tar cannot be read.
     """
     check_span(span)
@@ -114,7 +114,7 @@ def read_local_span(path: str, span: Span) -> bytes:
         file.seek(span.offset)
         data = file.read(span.size) or b""
     if len(data) < span.size:
-        raise ValueError("the tar ends within it")
+        raise ValueError("the tar is truncated inside this file")
     return data
 
 
@@ -230,7 +230,7 @@ def read_span(path: str, span: Span) -> bytes:
     end = span.offset + span.size
     data = _call_store(path, lambda fs, key: fs.cat_file(key, start=span.offset, end=end)) if span.size else b""
     if len(data) < span.size:
-        raise ValueError("the tar ends within it")
+        raise ValueError("the tar is truncated inside this file")
     return data
 
 

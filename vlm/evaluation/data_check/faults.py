@@ -111,7 +111,7 @@ LIMITS = {
     "duplicate pair": 0.1,
     "pair of unlike lengths": 0.05,
     "tag that train lacks": 0.01,
-    "answer that is no whole words": 0.05,  # only whole words of the context can be answers
+    "answer that does not consist of whole words": 0.05,  # only whole words of the context can be answers
     "context in two splits": 0.0,
     "document in two splits": 0.0,
     "duplicate document": 0.1,
@@ -132,7 +132,8 @@ REMEDIES = {
     "over-long caption": "raise data.max_len",
     "one caption for most images": "write captions that describe what differs between the images",
     "unknown to the tokenizer": (
-        "these characters are lost; tokenizer.character_coverage=1.0 keeps all of train, tokenizer=bytes spells any"
+        "these characters are lost; tokenizer.character_coverage=1.0 keeps all of train, "
+        "tokenizer=bytes can encode any character"
     ),
     "characters spelled in bytes": (
         "nothing is lost, but texts take more tokens; tokenizer.character_coverage=1.0 keeps all characters of train"
@@ -145,7 +146,7 @@ REMEDIES = {
     "duplicate pair": "remove the copies: models memorize frequent copies",
     "duplicate document": "remove the copies: models memorize frequent copies",
     "pair of unlike lengths": "check that both texts say the same; remove pairs that do not",
-    "answer that is no whole words": "begin and end answers at whole words of the context",
+    "answer that does not consist of whole words": "begin and end answers at whole words of the context",
     "one text in two classes": "keep one of the classes",
     "tag that train lacks": "correct the tag, or add sentences with it to train",
     "context in two splits": "keep all questions of a context in one split",

@@ -90,7 +90,7 @@ def find_answer_faults(
                 covered = "" if span is None else context[words[span[0]].start : words[span[1]].stop]
                 if normalize_answer(covered) != normalize_answer(text):
                     lines.append(f"{name}: {record.id}: {text[:MAX_CHARACTERS]!r}")
-            faults.add("answer that is no whole words", lines, len(record["answers"]))
+            faults.add("answer that does not consist of whole words", lines, len(record["answers"]))
             counts.update(questions=1, answerable=bool(record["answers"]))
     return [f"questions   {counts['questions']:,}; {counts['questions'] - counts['answerable']:,} without an answer"]
 

@@ -111,4 +111,6 @@ class Sidecars(Records):
         try:
             write_text(path, f"{record['caption']}\n")
         except OSError as fault:
-            raise UserError(f"{path}: cannot be written ({fault.strerror}); free space, or allow writing", 1) from fault
+            raise UserError(
+                f"{path}: cannot be written ({fault.strerror}); free disk space, or change the folder's permissions", 1
+            ) from fault

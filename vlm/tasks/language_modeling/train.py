@@ -92,7 +92,7 @@ def unigram_losses(tokens: Tensor, targets: Targets, logprobs: Floats) -> list[f
     return losses.view(tokens.shape).sum(1).tolist()
 
 
-MOST_COUNTED = 10_000_000  # tokens of a split that the control counts
+MAX_COUNTED = 10_000_000  # tokens of a split that the control counts
 
 
 class LanguageModeling(Task):
@@ -165,7 +165,7 @@ class LanguageModeling(Task):
         counted = self.trainer.testing and self.trained.steps is not None and "train" in self.data.splits
         self._unigram: Floats | None = None  # log-probability of each token by its frequency in train, plus one: (V,)
         if counted:
-            tokens = self.text.tokens("train").tokens[:MOST_COUNTED]
+            tokens = self.text.tokens("train").tokens[:MAX_COUNTED]
             counts = np.bincount(tokens, minlength=self.tokenizer.vocab_size) + 1
             self._unigram = np.log(counts / counts.sum())
 

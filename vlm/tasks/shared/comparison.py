@@ -116,7 +116,7 @@ def _validation(folder: Path, name: str) -> StoredEvaluation:
     results = about.get("scores") or {}
     if not results:
         command = shell_line(["vlm", "evaluate", "-c", str(checkpoint), "--split", "val", "--out", "DIR"])
-        raise UserError(f"{folder}: was neither tested nor validated; compare what this writes: {command}")
+        raise UserError(f"{folder}: was neither tested nor validated; compare the output folder of: {command}")
     split = next(iter(results)).split("/")[0]
     scores = {key.split("/", 1)[1]: float(value) for key, value in results.items()}
     task_name = current_task_name(about["task"])

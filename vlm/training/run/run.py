@@ -145,7 +145,7 @@ def _split_notes(config: PlainConfig, data: Data) -> list[str]:
     sizes = {name: len(split) for name, split in data.splits.items()}
     of_all = f"data: of {sum(sizes.values()):,} samples,"
     notes = [
-        f"{of_all} 1 is in {name}, so that its scores say little; add samples"
+        f"{of_all} 1 is in {name}, so its scores are unreliable; add samples"
         for name in ("val", "test")
         if sizes.get(name) == 1
     ]
