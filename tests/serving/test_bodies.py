@@ -104,7 +104,7 @@ def test_the_smallest_part_of_a_budget_is_served_first():
             running.remove(amount)
 
     async def run():
-        budget = Budget(100, places=3)
+        budget = Budget(100, slots=3)
         await asyncio.gather(*(use(budget, amount) for amount in (90, 90, 200, 1, 50, 2, 3)))
         assert budget.used == 0
 
@@ -114,7 +114,7 @@ def test_the_smallest_part_of_a_budget_is_served_first():
 
 def test_who_waits_too_long_for_the_budget_gets_503():
     async def run():
-        budget = Budget(100, places=2)
+        budget = Budget(100, slots=2)
         now = asyncio.get_running_loop().time()
         async with budget.acquire(100, deadline=now + 60):
             with pytest.raises(HTTPException) as fault:

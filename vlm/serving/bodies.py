@@ -22,12 +22,12 @@ class Budget:
     """A resource that tasks share, such as memory: a semaphore with amounts. The smallest request is served first.
 
     Args:
-        most: The total amount.
-        places: Maximum number of tasks that hold a part at the same time.
+        total: The total amount.
+        slots: Maximum number of tasks that hold a part at the same time.
     """
 
-    def __init__(self, most: int, *, places: int) -> None:
-        self.total, self.slots, self.used = most, places, 0
+    def __init__(self, total: int, *, slots: int) -> None:
+        self.total, self.slots, self.used = total, slots, 0
         self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
         self._turns = count()
 

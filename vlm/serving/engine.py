@@ -202,7 +202,7 @@ class Engine:
             place += len(jobs)
             yield [job.content for job in jobs] or None
 
-    def _take_jobs(self, max_queued: int, settings: Options) -> list[Job]:
+    def _take_jobs(self, limit: int, settings: Options) -> list[Job]:
         """Removes jobs with these settings from the queue; none if the first in the queue has other settings.
 
         Cancelled jobs are dropped.
@@ -210,7 +210,7 @@ class Engine:
         jobs: list[Job] = []
         with self._changed:
             if self._waiting and self._waiting[0].settings == settings:
-                alike = [job for job in self._waiting if job.settings == settings][:max_queued]
+                alike = [job for job in self._waiting if job.settings == settings][:limit]
                 for job in alike:
                     self._waiting.remove(job)
                 jobs = [job for job in alike if job.answer.set_running_or_notify_cancel()]

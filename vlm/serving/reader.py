@@ -287,7 +287,7 @@ class RequestReader:
         # fits small images next to the largest one. Reading a text holds the GIL: if many were read at the same time,
         # each step of the event loop, and so /health, would wait for all of them.
         places = max(2, default_workers())
-        self.budget = Budget(MAX_PIXELS + places * LARGE_PIXELS, places=places)
+        self.budget = Budget(MAX_PIXELS + places * LARGE_PIXELS, slots=places)
 
     async def read(self, kind: str, body: bytearray, *, most: int, deadline: float) -> ParsedRequest:
         """Reads a request from a body.

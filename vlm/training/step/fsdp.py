@@ -38,7 +38,7 @@ class Sharded(ModelParallelStrategy):
         assert self.lightning_module is not None
         return self.lightning_module.state_dict()
 
-    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Tensor]:
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         return optimizer.state_dict()
 
     def save_checkpoint(self, checkpoint: Checkpoint, filepath: str | Path, storage_options: Any = None) -> None:
