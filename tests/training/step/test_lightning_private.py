@@ -100,7 +100,7 @@ def test_validations_are_foreseen() -> None:
         def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
             done.append(trainer.fit_loop.batch_idx)
 
-    each = Each(lambda trainer, at: foreseen.extend([at] if lightning_private.validates(trainer) else []))
+    each = Each(lambda trainer, at: foreseen.extend([at] if lightning_private.is_validation_due(trainer) else []))
     trainer_of(each, Watch(), val_check_interval=2).fit(Module())
     assert foreseen == done == [1, 3]
 
