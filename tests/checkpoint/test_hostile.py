@@ -1,5 +1,7 @@
 """Checkpoints of every task that were changed by a stranger are refused in a line by the task's own command."""
 
+from pathlib import Path
+
 import pytest
 import tiny_checkpoints as tiny
 
@@ -48,7 +50,9 @@ CHANGES = {
 
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("task", EACH)
-def test_a_changed_checkpoint_is_refused_in_a_line(task, change, tmp_path, capsys):
+def test_a_changed_checkpoint_is_refused_in_a_line(task, change, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("story.txt").write_text(tiny.STORY)  # the text of a command; files are checked before the checkpoint
     loaded, path = read(tiny.FILES / f"{task}.ckpt"), tmp_path / "stranger.ckpt"
     CHANGES[change](loaded["vlm"])
     write(path, loaded)
