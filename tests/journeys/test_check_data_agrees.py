@@ -379,7 +379,7 @@ FEW_SAMPLES = [captions_csv, captions_jsonl, caption_folder, questions, conversa
 def test_splits_of_few_samples_are_noted(write: Any, tmp_path: Path, capsys: Any) -> None:
     samples = planted("only train", 1, tmp_path)[0][:4]
     _, _, said = check(tmp_path, [*write(tmp_path, samples), "test=true"], capsys)
-    one, none = "note: data: of 4 samples, 1 is in val, so that", "note: data: of 4 samples, none is in test, so that"
+    one, none = "note: data: of 4 samples, 1 is in val, so", "note: data: of 4 samples, none is in test, so that"
     assert one in said or none in said, said
     if write in SPLIT and write != image_table:  # which draws no test; the others draw by a hash, perhaps several
         assert one in said and none in said
