@@ -41,7 +41,9 @@ def compose_without_experiment(tree: DictConfig, name: str, search: Sequence[str
     choices = dict(tree.hydra.runtime.choices)
     if not choices.pop("experiment", None):
         return None
-    same_choices = [f"{group}={option}" for group, option in choices.items() if option and group[:6] != "hydra/"]
+    same_choices = [
+        f"{group}={option}" for group, option in choices.items() if option and not group.startswith("hydra/")
+    ]
     return hydra.compose(name, [*search, *same_choices])
 
 
@@ -225,19 +227,20 @@ def compose_tree(options: Namespace, overrides: list[str], sweeping: bool = Fals
         if "" in chosen:
             raise UserError("\n".join(faults))
         tree = hydra.compose(name, chosen, return_hydra_config=True)
-        model, own = tree.get("model"), [text for text in chosen[len(search) :] if text[:11] != "experiment="]
+        model = tree.get("model")
+        typed = [text for text in chosen[len(search) :] if not text.startswith("experiment=")]
         target = str(model.get("_target_")) if isinstance(model, DictConfig) else ""
         is_placeholder = target.startswith(_PLACEHOLDER_PREFIX)
-        plain = compose_without_experiment(tree, name, search) if own or is_placeholder else None
+        plain = compose_without_experiment(tree, name, search) if typed or is_placeholder else None
         if plain is not None:
-            drop_leftovers(tree, plain, own)
+            drop_leftovers(tree, plain, typed)
         if search or options.config_path or options.config_name:
             untyped = [*search, *(text for text in chosen if not text.lstrip("+~").startswith(_HYDRA_PREFIXES))]
             _check_user_configs(hydra.compose(name, untyped, return_hydra_config=True))
     if is_placeholder:
-        derived, own = _expand_placeholder(target, tree, plain, chosen, given)
-        result = compose_tree(options, [*derived, *own], sweeping)
-        keys = {override.key_or_group for override in given} | {text.partition("=")[0] for text in own}
+        derived, kept = _expand_placeholder(target, tree, plain, chosen, given)
+        result = compose_tree(options, [*derived, *kept], sweeping)
+        keys = {override.key_or_group for override in given} | {text.partition("=")[0] for text in kept}
         return result._replace(faults=_explain_derived_faults(result.faults, keys, tree.hydra.runtime.choices))
     for package in (override.value() for override in values if override.key_or_group == "trust" and override.value()):
         check_package(str(package))
