@@ -77,6 +77,10 @@ def test_keys_that_a_pretrained_model_sets_are_not_blamed_on_the_user(tmp_path, 
     lacks = "data=texts: has no image_size, which model=pretrained sets; choose another option of data"
     assert main(options) == 2 and capsys.readouterr().err.startswith(f"error: {lacks}")
     assert main([*options, "data.image_size=16"]) == 2 and "data.image_size: unknown" in capsys.readouterr().err
+    # Faults of what the user typed are all reported, as without a folder.
+    assert main([*options[:2], "task=classification", "optim=adamww", "seed=1,2"]) == 2
+    said = capsys.readouterr().err
+    assert "optim=adamww: unknown" in said and "did you mean adamw" in said and "seed=1,2" in said, said
 
 
 def test_the_key_that_names_the_folder_of_initial_weights_is_named(tmp_path, capsys) -> None:

@@ -38,7 +38,8 @@ def start_from(
     lines = []
     for part, place in sorted(places.items()):
         key = f"model.{part}.init_from" if part else "model.init_from"
-        key = next((text.partition("=")[0] for text in typed if text.partition("=")[2] == place), key)
+        model_options = (text.lstrip("+").partition("=") for text in typed if text.lstrip("+").startswith("model."))
+        key = next((name for name, _, value in model_options if value == place), key)
         try:
             inner = model.get_submodule(part)
         except AttributeError as fault:

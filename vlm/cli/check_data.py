@@ -86,9 +86,10 @@ def inspect_data(config: Tree, faults: Faults, about: list[str], splits: dict[st
         UserError: An error with which training stops; inside `collect_errors`, others are listed there.
     """
     from vlm.training.callbacks.bad_samples import check_unreadable
-    from vlm.training.run.run import build_data, check_batches
+    from vlm.training.run.run import build_data, check_batches, print_split_notes
 
     data: Any = build_data(config)
+    print_split_notes(config, data)
     limit = DRAWN_LIMIT if limit is None and data.source.is_synthetic else limit
     splits |= {name: data.split(name) for name in NAMES if name in data.splits}
     about.append(f"data        {type(data.source).__name__}")

@@ -78,7 +78,6 @@ def shard(
     from vlm.training.config.nodes import check_fit
     from vlm.training.run.run import build_data, format_skipped
 
-    check_fit(config)
     folder = _create_empty_folder(Path(out))
     data = build_data(config)
     if "image" not in data.source.holds:

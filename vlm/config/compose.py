@@ -56,11 +56,11 @@ def drop_leftovers(tree: DictConfig, plain: DictConfig, chosen: Sequence[str]) -
     Args:
         tree: The config.
         plain: The config without its experiment.
-        chosen: Overrides that choose options.
+        chosen: Overrides that choose options of groups other than GLOBAL_GROUPS.
     """
     for text in chosen:
         group, _, option = text.lstrip("+~").partition("=")
-        if not option or group.split("/")[0] in GLOBAL_GROUPS or "." in group or "[" in option:
+        if not option or "." in group or "[" in option:
             continue
         node = OmegaConf.select(tree, key := group.replace("/", "."))
         if not isinstance(node, DictConfig) or "_target_" not in node:
@@ -228,7 +228,7 @@ def compose_tree(options: Namespace, overrides: list[str], sweeping: bool = Fals
             raise UserError("\n".join(faults))
         tree = hydra.compose(name, chosen, return_hydra_config=True)
         model = tree.get("model")
-        typed = [text for text in chosen[len(search) :] if not text.startswith("experiment=")]
+        typed = [text for text in chosen[len(search) :] if re.split("[/=@]", text.lstrip("+~"))[0] not in GLOBAL_GROUPS]
         target = str(model.get("_target_")) if isinstance(model, DictConfig) else ""
         is_placeholder = target.startswith(_PLACEHOLDER_PREFIX)
         plain = compose_without_experiment(tree, name, search) if typed or is_placeholder else None
@@ -240,8 +240,10 @@ def compose_tree(options: Namespace, overrides: list[str], sweeping: bool = Fals
     if is_placeholder:
         derived, kept = _expand_placeholder(target, tree, plain, chosen, given)
         result = compose_tree(options, [*derived, *kept], sweeping)
-        keys = {override.key_or_group for override in given} | {text.partition("=")[0] for text in kept}
-        return result._replace(faults=_explain_derived_faults(result.faults, keys, tree.hydra.runtime.choices))
+        keys = {text.partition("=")[0] for text in derived}
+        keys -= {override.key_or_group for override in given} | {text.partition("=")[0] for text in kept}
+        explained = _explain_derived_faults(result.faults, keys, tree.hydra.runtime.choices)
+        return result._replace(faults=list(dict.fromkeys([*faults, *explained])))
     for package in (override.value() for override in values if override.key_or_group == "trust" and override.value()):
         check_package(str(package))
         trust(str(package))
@@ -295,10 +297,10 @@ def _explain_derived_faults(faults: list[str], keys: set[str], choices: Mapping[
 
     Args:
         faults: A line per override that could not be applied.
-        keys: Keys of the experiment and of the command line.
+        keys: Keys that only `model=pretrained` sets.
         choices: The chosen option of each group.
     """
-    derived = [fault.partition(":")[0] for fault in faults if fault.partition(":")[0] not in keys]
+    derived = [key for fault in faults if (key := fault.partition(":")[0]) in keys]
     explained = list(dict.fromkeys(fault for fault in faults if fault.partition(":")[0] not in derived))
     for group in dict.fromkeys(key.partition(".")[0] for key in derived):
         names = " and ".join(dict.fromkeys(key.partition(".")[2] for key in derived if key.startswith(f"{group}.")))

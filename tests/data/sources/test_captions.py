@@ -63,6 +63,12 @@ def test_empty_fields_are_skipped_and_named(root):
     assert source.skipped == [f"{root / 't.jsonl'}, line 1: no caption"]
 
 
+def test_objects_may_write_a_key_in_several_ways(root):
+    """A key is looked up in each object, so that two ways of writing it are not two columns."""
+    rows = '{"image": "a.png", "Caption": "x"}\n{"image": "b.png", "caption ": "y"}\n'
+    assert content(captions(root, rows, "t.jsonl")) == {"train": {"a.png": ["x"], "b.png": ["y"]}}
+
+
 def test_a_few_absent_images_are_skipped_and_named(root):
     for index in range(200):
         picture(root / f"{index}.png")

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict, Unpack
 
@@ -362,14 +363,19 @@ def _json_rows(
     reject: RejectRow,
 ) -> Iterator[Cells]:
     """Rows of JSON objects. A column that no object has is an error of the file, not of its rows."""
-    records = list(records)
-    present = dict.fromkeys(name for _, record in records if isinstance(record, dict) for name in record)
-    if present:
+    records, first_records, present = iter(records), [], dict[str, None]()
+    for where, record in records:  # until all columns are found, normally in the first
+        first_records.append((where, record))
+        present |= dict.fromkeys(record if isinstance(record, dict) else ())
         try:
             _match_columns(present, columns, optional)
+            break
         except RowError:
+            continue
+    else:
+        if present:
             columns = {**columns, **_find_columns(str(path), present, columns, optional)}
-    for where, record in records:
+    for where, record in chain(first_records, records):
         if not isinstance(record, dict):
             reject(where, "not a JSON object; every row must be one")
             continue

@@ -209,9 +209,16 @@ class TextGenerator(TextPredictor):
             if isinstance(plan, Decoding):
                 yield from enumerate(search_prompts(self, batch, plan, options.batch_size), start=first)
             else:
-                limits = {"max_tokens": chosen.max_tokens or MAX_TOKENS, "seed": chosen.seed}
-                ends = self.decoding.get("ends", ())
-                steps = stream(self.model, self.tokenizer, batch, sampling=plan, ends=ends, **limits)
+                assert chosen.max_tokens is not None  # plan_decoding sets it
+                steps = stream(
+                    self.model,
+                    self.tokenizer,
+                    batch,
+                    sampling=plan,
+                    ends=self.decoding.get("ends", ()),
+                    max_tokens=chosen.max_tokens,
+                    seed=chosen.seed,
+                )
                 for place, text in complete_texts(steps, self.tokenizer, batch, watch=offset_watch(watch, first)):
                     yield first + place, [text]
             first += len(batch)

@@ -256,10 +256,10 @@ class ClassTask(Task):
             "Most confident mistakes": wrong[:MAX_SAMPLES],
             "Random samples": pick_samples(records),
         }
-        rows = []
-        for name, *values in zip(self.classes, *self.class_scores().values(), strict=True):
+        scores, rows = self.class_scores(), []
+        for name, *values in zip(self.classes, *scores.values(), strict=True):
             rows.append([name, *("no samples" if value is None else f"{value:.1%}" for value in values)])
-        table = Table(["class", *self.class_scores()], rows)
+        table = Table(["class", *scores], rows)
         sections = [Section(title, [self.render_predictions(some)]) for title, some in kinds.items() if some]
         return [Section("Classes", [confusion, table]), *sections]
 

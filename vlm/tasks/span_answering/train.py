@@ -130,6 +130,11 @@ def _cells(row: Mapping[str, Any]) -> list[str]:
     return [row["question"], row["predicted"] or "(none)", f"{row['probability']:.0%}", true]
 
 
+def _line(row: Mapping[str, Any]) -> str:
+    question, predicted, _, true = _cells(row)
+    return f"{'=' if row['exact_match'] else ' '} {question} {predicted}   true: {true}"
+
+
 READ = 100_000  # training questions that a control reads
 
 
@@ -186,11 +191,7 @@ class SpanAnswering(TextTask):
 
     def evaluation_results(self, split: str, loss: float, *, final: bool) -> dict[str, float]:
         results = self.metric.compute()
-        rows = self.metric.rows_of()
-        for row in pick_samples(rows):
-            question, predicted, _, true = _cells(row)
-            line = f"{'=' if row['exact_match'] else ' '} {question} {predicted}   true: {true}"
-            self.evaluation.samples.append({**row, "line": line})
+        self.show(self.metric.rows_of(), _line)
         if final:
             train = islice(self.data.split("train").records(), READ)
             pairs = ((record["question"], record["answers"][0][0] if record["answers"] else "") for record in train)

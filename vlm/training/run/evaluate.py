@@ -142,9 +142,9 @@ def open_data(path: str, loaded: Checkpoint, config: Config, stack: ExitStack) -
     if that is writable, else a temporary one.
     """
     cache = cache_folder(config)
-    if not (cache.is_dir() and os.access(cache, os.W_OK)):
-        config = Config({**config, "runs": stack.enter_context(TemporaryDirectory(prefix="vlm-"))})
-    data = build_data(config)
+    is_writable = cache.is_dir() and os.access(cache, os.W_OK)
+    runs = config["runs"] if is_writable else stack.enter_context(TemporaryDirectory(prefix="vlm-"))
+    data = build_data({**config, "runs": runs})
     with convert_errors(path):
         data.restore(loaded["vlm"])
     return data

@@ -96,7 +96,7 @@ def load_initial_weights(model: nn.Module, config: Config, tokenizer: Tokenizer 
     if paths := find_init_paths(config):
         from vlm.checkpoint import start
 
-        lines = start.start_from(model, paths, tokenizer, getattr(config, "typed", ()))
+        lines = start.start_from(model, paths, tokenizer, config.typed)
         if is_rank_zero():
             print(printable_lines("\n".join(lines)), flush=True)
     for part in model.modules():
@@ -133,15 +133,15 @@ def build_data(config: PlainConfig) -> Data:
     node["source"] = inject(node["source"], {"needs": needs})
     options = {"order_seed": config["seed"], "cache": str(cache_folder(config)), "test": config.get("test", True)}
     data: Data = build(node, "data", fields=fields, **options)
-    for note in (*data.source.notes, *_split_notes(config, data)) if is_rank_zero() else ():
+    for note in data.source.notes if is_rank_zero() else ():
         print_error(note, "note")
     return data
 
 
-def _split_notes(config: PlainConfig, data: Data) -> list[str]:
-    """Returns notes on splits for which a small data set leaves one sample, or for test none."""
-    if data.source.is_synthetic or "document" in data.source.holds:
-        return []
+def print_split_notes(config: PlainConfig, data: Data) -> None:
+    """Prints which splits have one sample, or for test none, because a data set to train on is small."""
+    if data.source.is_synthetic or "document" in data.source.holds or not is_rank_zero():
+        return
     sizes = {name: len(split) for name, split in data.splits.items()}
     of_all = f"data: of {sum(sizes.values()):,} samples,"
     notes = [
@@ -152,7 +152,8 @@ def _split_notes(config: PlainConfig, data: Data) -> list[str]:
     draws_test = config.get("test", True) and config["data"]["source"].get("test_fraction")
     if draws_test and "test" not in sizes and sum(sizes.values()) < FEW_SAMPLES:
         notes.append(f"{of_all} none is in test, so that a finished run is tested on val; add samples")
-    return notes
+    for note in notes:
+        print_error(note, "note")
 
 
 def build_model(config: Config, sizes: dict[str, int]) -> tuple[nn.Module, dict[str, Any]]:
@@ -308,6 +309,7 @@ class Run:
             if loaded is not None:
                 data.restore(loaded["vlm"])
                 return data
+            print_split_notes(config, data)
             for line in format_skipped(data.source.skipped) if is_rank_zero() else ():
                 print(line, flush=True)
             data.prepare()
