@@ -102,9 +102,9 @@ from vlm.config.compose import compose
 batch_size.available_memory = lambda: 2**29
 with contextlib.redirect_stdout(io.StringIO()) as printed:
     assert run(["bench", *sys.argv[1:], "--find-batch", "--format", "json"]) == 0
-found, before = json.loads(printed.getvalue()), batch_size.kilobytes("/proc/self/status", "VmRSS")
+found, before = json.loads(printed.getvalue()), batch_size.read_kernel_size("/proc/self/status", "VmRSS")
 peak = batch_size.Trial(compose(sys.argv[1:]), found["largest_batch_size"]).peak
-print(json.dumps({**found, "grown": (peak - before) / (2**29 * batch_size.USABLE)}))
+print(json.dumps({**found, "grown": (peak - before) / (2**29 * batch_size.USABLE_SHARE)}))
 """
 
 

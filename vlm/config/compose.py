@@ -342,7 +342,8 @@ def _choose_option(override: Override, options_of: Callable[[str], list[str]], f
     """
     group, text = override.key_or_group, str(override.input_line)
     value = None if override.is_delete() else override.value()
-    names = [name for name in (value if isinstance(value, list) else [value]) if isinstance(name, str)]
+    chosen = value if isinstance(value, list) else [value]
+    names = [name for name in chosen if isinstance(name, str)]
     options = options_of(group.replace(".", "/")) if names or "." not in group else []
     if "." in group and set(names) & set(options):
         choice = f"{group.replace('.', '/')}={value}"
@@ -352,7 +353,7 @@ def _choose_option(override: Override, options_of: Callable[[str], list[str]], f
         return text
     if not options or "." in group or isinstance(value, dict):
         return None
-    if not names and not isinstance(value, list) and not override.is_delete():
+    if len(names) < len(chosen) and not override.is_delete():
         faults.append(f"{text}: is not an option; choose from {', '.join(options)}")
         return ""
     unknown = [name for name in names if name not in options and "/" not in name and "${" not in name]

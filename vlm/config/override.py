@@ -85,7 +85,11 @@ def update(tree: DictConfig, overrides: Sequence[Override], groups: Collection[s
                     merges = not any(get_origin(option) is dict for option in options)
                 OmegaConf.update(tree, key, value, merge=merges, force_add=adds)
         except (OmegaConfBaseException, AttributeError, TypeError):
-            faults.append(unknown_key(key, OmegaConf.to_container(tree, resolve=False), groups))
+            config = OmegaConf.to_container(tree, resolve=False)
+            if isinstance(value, list) and isinstance(select(config, key, None), dict):
+                faults.append(f"{key}: is a group of keys and cannot be set to a list; set its keys")
+            else:
+                faults.append(unknown_key(key, config, groups))
     return faults
 
 

@@ -125,5 +125,5 @@ def short_text(value: Any) -> str:
     """Formats a value in at most 60 characters."""
     if isinstance(value, dict):
         value = value.get("_target_", "a group of values")
-    text = str(value)
+    text = str(value) or "''"
     return text if len(text) <= 60 else f"{text[:57]}..."
