@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -189,8 +190,11 @@ class ImageField(Field):
         """The augmentation of a record's images, without flips if its texts mention left or right."""
         if self.augment is None or not self.augment.horizontal_flip or not self.side_words:
             return self.augment
-        text_words = (word for text in record.texts for word in words(text.lower()))
-        return self.augment if self.side_words.isdisjoint(text_words) else self.augment.without_flip()
+        if self.side_words.isdisjoint(word for text in record.texts for word in words(text.lower())):
+            return self.augment
+        without_flip = copy(self.augment)
+        without_flip.horizontal_flip = False
+        return without_flip
 
     def collate(self, values: Sequence[Tensor]) -> Tensor:
         counts = sorted({value.shape[0] if value.ndim > 3 else 1 for value in values})

@@ -109,25 +109,17 @@ class TrainBatches:
         else:
             sort[1::2] = [part[::-1] for part in sort[1::2]]  # batches that span two buckets have similar lengths too
             places = np.concatenate(sort)
-            batches = np.split(order[places], cut_evenly(lengths[places], len(self), min_size=self.world))[: len(self)]
+            # Batches of about equally many tokens, none with fewer samples than ranks.
+            ends, numbers = np.cumsum(lengths[places]), np.arange(1, len(self))
+            cuts = np.searchsorted(ends, ends[-1] * numbers / len(self)) + 1
+            beyond = np.maximum.accumulate(np.maximum(cuts - self.world * numbers, 0))
+            cuts = np.minimum(beyond + self.world * numbers, self.size - self.world * (len(self) - numbers))
+            batches = np.split(order[places], cuts)[: len(self)]
         return [batches[index] for index in rng.permutation(len(batches))]
 
     def _split_evenly(self, order: np.ndarray) -> list[np.ndarray]:
         """Batches of batch_size samples; a remainder smaller than the number of ranks joins the last batch."""
         return np.split(order, [self.batch_size * number for number in range(1, len(self))]) if len(self) else []
-
-
-def cut_evenly(sizes: np.ndarray, parts: int, *, min_size: int) -> np.ndarray:
-    """Indices that cut a sequence into parts of about equal sum.
-
-    Args:
-        min_size: Minimum number of members of a part.
-    """
-    ends = np.cumsum(sizes)
-    number = np.arange(1, parts)
-    cuts = np.searchsorted(ends, ends[-1] * number / parts) + 1
-    beyond = np.maximum.accumulate(np.maximum(cuts - min_size * number, 0))  # increasing: no part is too short
-    return np.minimum(beyond + min_size * number, len(sizes) - min_size * (parts - number))
 
 
 class EvalBatches:

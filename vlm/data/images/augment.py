@@ -1,8 +1,7 @@
 """Training augmentation that keeps captions true: moderate crops and changes of light, all off by default."""
 
-from copy import copy
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, NotRequired, Self, TypedDict
+from typing import Annotated, Any, ClassVar, NotRequired, TypedDict
 
 import numpy as np
 import torch
@@ -90,12 +89,6 @@ class Augment:
         """The parts that are on, as NAME=VALUE; empty if the result does not depend on the key."""
         values = {name: getattr(self, name) for name in self.OFF}
         return [f"{name}={value}" for name, value in values.items() if value != self.OFF[name]]
-
-    def without_flip(self) -> Self:
-        """A copy without the flip."""
-        augment = copy(self)
-        augment.horizontal_flip = False
-        return augment
 
     def __call__(self, image: Image.Image, key: tuple[int | str, ...]) -> torch.Tensor:
         """The augmented image. Equal keys, such as (seed, epoch, index), give equal results in any process."""

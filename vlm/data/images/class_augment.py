@@ -251,12 +251,8 @@ def erase_rectangles(images: Tensor, places: Tensor, noises: Tensor) -> Tensor:
     across = torch.arange(images.shape[3], device=images.device)
     inside = (down >= top) & (down < top + height) & (across >= left) & (across < left + width)
     pixel = torch.arange(images[0].numel(), device=images.device).view(images.shape[1:])
-    return torch.where(inside, _hash_to_bytes(pixel + _per_image(noises) * images[0].numel()), images)
-
-
-def _hash_to_bytes(numbers: Tensor) -> Tensor:
-    """A uniform byte for each number (SplitMix64, Steele et al. 2014): uint8 of the same shape."""
-    numbers = numbers * -7046029254386353131
+    # A uniform byte for each number of a pixel (SplitMix64, Steele et al. 2014).
+    numbers = (pixel + _per_image(noises) * images[0].numel()) * -7046029254386353131
     for multiplier, shift in ((-4658895280553007687, 30), (-7723592293110705685, 27)):
         numbers = (numbers ^ (numbers >> shift & (1 << 64 - shift) - 1)) * multiplier
-    return (numbers >> 56 & 255).to(torch.uint8)
+    return torch.where(inside, (numbers >> 56 & 255).to(torch.uint8), images)

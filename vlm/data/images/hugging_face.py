@@ -116,20 +116,11 @@ def _read_sizes(values: Fields, kind: Mapping[str, Any]) -> dict[str, Any]:
             raise ValueError(f"it crops {plain(cropped)} pixels, which are not square, without stretching the image")
     elif resize == "crop_down":
         raise ValueError("its images are not square")
-    return {"image_size": cropped, "resize": resize, "crop": _crop_ratio(cropped, size)}
-
-
-def _crop_ratio(cropped: tuple[int, int], size: tuple[int, int]) -> float:
-    """The crop ratio, rounded so that both sides are restored exactly.
-
-    Raises:
-        ValueError: The sides are not cropped by one ratio.
-    """
     pairs = [*zip(cropped, size, strict=True)]
-    for crop_side, side in pairs:
-        for share in (crop_side / side, nextafter(crop_side / side, 0)):
-            if all(int(cropped_side / share) == full_side for cropped_side, full_side in pairs):
-                return share
+    for ratio in (crop_side / side for crop_side, side in pairs):
+        for share in (ratio, nextafter(ratio, 0)):  # rounded so that both sides are restored exactly
+            if all(int(crop_side / share) == side for crop_side, side in pairs):
+                return {"image_size": cropped, "resize": resize, "crop": share}
     raise ValueError(f"it crops {plain(cropped)} pixels out of {plain(size)}")
 
 

@@ -4,7 +4,7 @@ import logging
 import os
 import stat
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import lru_cache, partial
 from io import BytesIO
@@ -227,39 +227,31 @@ def _iter_bands(image: Image.Image) -> Iterator[tuple[int, Image.Image]]:
 
 
 def _to_eight_bits(image: Image.Image) -> Image.Image:
-    tags: Any = image.tag_v2 if isinstance(image, TiffImagePlugin.TiffImageFile) else {}
+    tags: Mapping[int, Any] = image.tag_v2 if isinstance(image, TiffImagePlugin.TiffImageFile) else {}
     bits = tags.get(TiffImagePlugin.BITSPERSAMPLE, (16,))[0]
-    if image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PPM"):
-        scale: Callable[[Image.Image], np.ndarray] = partial(_high_bits, bits=12 if bits == 12 else 16)
-    else:
+    keeps_high_bits = image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PPM")
+    low, span, unsigned = 0.0, 1.0, False
+    if not keeps_high_bits:
         # Pillow's mode I holds signed numbers; a TIFF's are unsigned unless its tags say otherwise.
         unsigned = image.mode == "I" and bits == 32 and tags.get(TiffImagePlugin.SAMPLEFORMAT, (1,))[0] == 1
-        values = (_finite_values(band, unsigned) for _, band in _iter_bands(image))
-        ends = [(float(band.min()), float(band.max())) for band in values]
+        finite = (_finite_values(band, unsigned) for _, band in _iter_bands(image))
+        ends = [(float(values.min()), float(values.max())) for values in finite]
         low, high = min(0.0, *(low for low, _ in ends)), max(high for _, high in ends)
         top = high if low < 0 else next((top for top in (1.0, 255.0, 65535.0) if high <= top), high)
-        scale = partial(_scale_range, low=low, span=(top - low) or 1.0, unsigned=unsigned)
+        span = (top - low) or 1.0
     # Pillow inverts images of up to 8 bits itself.
     white_is_zero = tags.get(TiffImagePlugin.PHOTOMETRIC_INTERPRETATION) == 0
     grey = Image.new("L", image.size)
     for top, band in _iter_bands(image):
-        eight = scale(band)
+        if keeps_high_bits:
+            values = np.asarray(band)
+            eight = (values >> ((12 if bits == 12 else 16) - 8)).astype(np.uint8)
+            if (transparent := band.info.get("transparency")) is not None:
+                eight[values == transparent] = 255
+        else:
+            eight = np.rint((_finite_values(band, unsigned) - low) * (255 / span)).astype(np.uint8)
         grey.paste(Image.fromarray(255 - eight if white_is_zero else eight), (0, top))
     return grey
-
-
-def _high_bits(band: Image.Image, bits: int) -> np.ndarray:
-    """The high 8 bits of grey of more bits."""
-    values = np.asarray(band)
-    grey = (values >> (bits - 8)).astype(np.uint8)
-    transparent = band.info.get("transparency")
-    if transparent is not None:
-        grey[values == transparent] = 255
-    return grey
-
-
-def _scale_range(band: Image.Image, low: float, span: float, unsigned: bool) -> np.ndarray:
-    return np.rint((_finite_values(band, unsigned) - low) * (255 / span)).astype(np.uint8)
 
 
 def _finite_values(band: Image.Image, unsigned: bool) -> np.ndarray:

@@ -86,7 +86,14 @@ def resize_to_tensor(
     down = resize == "crop_down"
     long = size[0] > MAX_SCALE * wide or size[1] > MAX_SCALE * high
     if resize == "pad" or interpolation not in ("bilinear", "bicubic") or long:
-        box = (0, 0, *image.size) if resize == "pad" else center_crop_box(image, size, shape, down=down)
+        box: Box = (0, 0, *image.size)
+        if resize != "pad":  # the region that torchvision's CenterCrop keeps, in whole pixels of the resized image
+            (x, right), (y, bottom) = (
+                (start * side / to, (start + cropped) * side / to)
+                for side, to, cropped in zip(image.size, size, shape[::-1], strict=True)
+                for start in [_crop_start(to, cropped, down=down)]
+            )
+            box = (x, y, right, bottom)
         return to_tensor(resize_box(image, box, shape, resize == "pad", interpolation))
     pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1)[None]  # (1, 3, H, W), channels last in memory
     pixels = torch.nn.functional.interpolate(pixels, size[::-1], mode=interpolation, antialias=True)
@@ -134,25 +141,9 @@ def _crop_start(side: int, cropped: int, *, down: bool) -> int:
     """Index of the first pixel of a centre crop.
 
     Args:
-        down: Whether to round half a pixel down.
-    """
-    return (side - cropped) // 2 if down else round((side - cropped) / 2)
-
-
-def center_crop_box(image: Image.Image, resized: tuple[int, int], shape: Shape, *, down: bool = False) -> Box:
-    """The region of an image that torchvision's ``CenterCrop(shape)`` keeps after resizing to a width and height.
-
-    Like torchvision, it rounds to whole pixels of the resized image, to match models trained with it.
-
-    Args:
         down: Whether to round half a pixel down, as `transformers` does.
     """
-    (left, right), (top, bottom) = (
-        (start * side / to, (start + cropped) * side / to)
-        for side, to, cropped in zip(image.size, resized, shape[::-1], strict=True)
-        for start in [_crop_start(to, cropped, down=down)]
-    )
-    return left, top, right, bottom
+    return (side - cropped) // 2 if down else round((side - cropped) / 2)
 
 
 def to_tensor(image: Image.Image) -> torch.Tensor:

@@ -144,12 +144,8 @@ class SceneSummaries(SceneSource):
 
     def sample(self, keys: Keys) -> Record:
         facts = tell_story(self.scene(keys), numpy_rng("summary of a scene", *keys))
-        return keys.record({"text": " ".join(map(str, facts)), "translation": summarize(facts)})
-
-
-def summarize(facts: list[Fact]) -> str:
-    """The number of objects of each shape in a story, in order of their first mention."""
-    kinds = dict.fromkeys(kind for fact in facts for kind in (fact.subject, fact.landmark))
-    counts = Counter(kind.shape for kind in kinds)
-    parts = [f"a {shape}" if count == 1 else f"{NUMBERS[count]} {pluralize(shape)}" for shape, count in counts.items()]
-    return " and ".join(filter(None, (", ".join(parts[:-1]), parts[-1])))
+        kinds = dict.fromkeys(kind for fact in facts for kind in (fact.subject, fact.landmark))
+        counts = Counter(kind.shape for kind in kinds)  # in order of their first mention
+        shapes = [f"a {shape}" if n == 1 else f"{NUMBERS[n]} {pluralize(shape)}" for shape, n in counts.items()]
+        summary = " and ".join(filter(None, (", ".join(shapes[:-1]), shapes[-1])))
+        return keys.record({"text": " ".join(map(str, facts)), "translation": summary})

@@ -1,7 +1,7 @@
 """Images or texts with a class each: class folders, tars and tables."""
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from fnmatch import fnmatch
 from functools import partial
 from os.path import splitext
@@ -79,7 +79,11 @@ class ClassFolders(Source):
         )
         if not files:
             raise UserError(self._layout_error(f"contains no {self.unit} in a supported format"))
-        base = _enclosing_folder(files)
+        base: Parts = ()  # enclosing folders that contain everything, such as the root of an archive
+        while len({parts[len(base)] for parts in files}) == 1 and min(map(len, files)) >= len(base) + 3:
+            if files[0][len(base)].lower() in SPLITS:
+                break
+            base = files[0][: len(base) + 1]
         files = [parts[len(base) :] for parts in files]
         folders = [
             parts[len(base) :] for parts in map(_visible_parts, self.place.folders()) if parts[: len(base)] == base
@@ -174,16 +178,6 @@ def _visible_parts(path: str) -> Parts:
     """The parts of a path; empty if it is hidden."""
     parts = tuple(part for part in path.split("/") if part not in ("", "."))
     return () if any(part[0] == "." or part in _FOREIGN for part in parts) else parts
-
-
-def _enclosing_folder(files: Sequence[Parts]) -> Parts:
-    """Enclosing folders that contain everything, such as the root of an archive."""
-    base: Parts = ()
-    while True:
-        rest = [parts[len(base) :] for parts in files]
-        if len({parts[0] for parts in rest}) > 1 or min(map(len, rest)) < 3 or rest[0][0].lower() in SPLITS:
-            return base
-        base = (*base, rest[0][0])
 
 
 def _open_store(root: str | None, path: str | None) -> FileStore:

@@ -12,6 +12,8 @@ from vlm.data.sources.text_source import Sample, TextSource
 from vlm.errors import Share, UserError
 
 LAYOUT = "give a file in SQuAD's layout, data[].paragraphs[].qas[]"
+# Marks of unanswerable questions: a boolean, 0 or 1, or one of these in quotes; default false.
+IS_IMPOSSIBLE = {"none": False, "": False, "false": False, "0": False, "true": True, "1": True}
 
 
 class Squad(TextSource):
@@ -72,7 +74,10 @@ class Squad(TextSource):
             id = str(question.get("id", ""))
             where = f"{where} ({id})" if id else where
             text, fault, kind = str(question.get("question", "")).strip(), "", "empty text"
-            impossible = _is_impossible(question)
+            mark = question.get("is_impossible")
+            impossible = IS_IMPOSSIBLE.get(str(mark).strip().lower())
+            if impossible is None or isinstance(mark, list | dict | float):
+                raise RowError(f"is_impossible {mark!r} is neither true nor false; correct it")
             answers = [] if impossible else _read_answers(question)
             if impossible and question.get("answers"):
                 dropped.append(where)
@@ -119,16 +124,6 @@ def _read_questions(checker: RowChecker) -> Iterator[tuple[str, tuple[str, str, 
                 continue
             for where, question in _list_entries(checker, place, paragraph, "qas"):
                 yield where, (where, context, question)
-
-
-def _is_impossible(question: Mapping[str, Any]) -> bool:
-    """Whether a question is marked as unanswerable, by a boolean, 0 or 1, or one of these in quotes; default false."""
-    value = question.get("is_impossible")
-    marks = {"none": False, "": False, "false": False, "0": False, "true": True, "1": True}
-    mark = str(value).strip().lower()
-    if mark not in marks or isinstance(value, list | dict | float):
-        raise RowError(f"is_impossible {value!r} is neither true nor false; correct it")
-    return marks[mark]
 
 
 def _read_answers(question: Mapping[str, Any]) -> list[tuple[str, int]]:

@@ -5,6 +5,7 @@ import json
 import os
 import tarfile
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -106,18 +107,12 @@ def _expand_setting(pattern: str, key: str, root: str) -> list[Shard]:
     try:
         for candidate in tried:
             files = storage.expand_pattern(candidate)
-            if files and (candidate == tried[-1] or _exists(files[0])):
-                return [Shard(file) for file in files]
+            with suppress(OSError):
+                if files and (candidate == tried[-1] or storage.get_file_size(files[0]) >= 0):
+                    return [Shard(file) for file in files]
     except ValueError as fault:
         raise UserError(f"{key}={pattern}: {fault}; give fewer") from fault
     raise UserError(f"{key}={pattern}: no such shard, also not in {root}; set {key} to the tars")
-
-
-def _exists(path: str) -> bool:
-    try:
-        return storage.get_file_size(path) >= 0
-    except OSError:
-        return False
 
 
 def _find_in_folder(root: str) -> ShardsBySplit:

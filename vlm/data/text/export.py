@@ -1,7 +1,6 @@
 """Exports tokenizers of vlm as tokenizer.json, the format of the library `tokenizers`, or as SentencePiece models."""
 
 import json
-from collections.abc import Mapping
 from typing import Any
 
 from vlm.data.text.hugging_face import MARIAN, MODELS
@@ -53,17 +52,8 @@ def list_pieces(tokenizer: Tokenizer) -> list[str] | None:
 
 
 def _list_special_pieces(tokenizer: Tokenizer) -> dict[str, str]:
-    return {name: tokenizer.piece(id) for name, id in _map_special_ids(tokenizer).items() if id is not None}
-
-
-def _map_special_ids(tokenizer: Tokenizer) -> Mapping[str, int | None]:
-    return {
-        "pad_token": tokenizer.pad_id,
-        "bos_token": tokenizer.bos_id,
-        "eos_token": tokenizer.eos_id,
-        "unk_token": tokenizer.unk_id,
-        "mask_token": tokenizer.mask_id,
-    }
+    ids = {name: getattr(tokenizer, f"{name}_id") for name in ("pad", "bos", "eos", "unk", "mask")}
+    return {f"{name}_token": tokenizer.piece(id) for name, id in ids.items() if id is not None}
 
 
 def _build_library(tokenizer: Tokenizer) -> Any:

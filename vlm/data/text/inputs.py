@@ -74,14 +74,6 @@ def encode_words(tokenizer: Tokenizer, max_len: int, words: Sequence[str], piece
     return [Input([*row, tokenizer.eos_id], [0] * (len(row) + 1), places) for row, places in rows]
 
 
-def choose_layout(lengths: Sequence[int]) -> tuple[list[list[int]], int]:
-    """Assigns texts, by index, to shared rows; returns the rows and their length, chosen for the lowest cost."""
-    longest = _round_up(max(lengths, default=0), LENGTH)
-    rooms = (longest, *range(longest + LENGTH, MAX_SHARED_LENGTH + 1, LENGTH))
-    layouts = ((_pack_texts(lengths, room), room) for room in rooms)
-    return min(layouts, key=lambda layout: len(layout[0]) * layout[1] * (KEYS + layout[1]))
-
-
 def _pack_texts(lengths: Sequence[int], room: int) -> list[list[int]]:
     """Packs texts into rows of a length, longest first, each into the first row with room (Johnson 1973).
 
@@ -110,7 +102,10 @@ def input_rows(samples: Sequence[EncodedSample], pad_id: int) -> InputRows:
     """Packs the texts of some samples into rows, padded to about the longest text."""
     texts = [row for sample in samples for row in sample.rows]
     lengths = [len(text.ids) for text in texts]
-    rows, length = choose_layout(lengths)
+    longest = _round_up(max(lengths, default=0), LENGTH)
+    rooms = (longest, *range(longest + LENGTH, MAX_SHARED_LENGTH + 1, LENGTH))
+    layouts = ((_pack_texts(lengths, room), room) for room in rooms)
+    rows, length = min(layouts, key=lambda layout: len(layout[0]) * layout[1] * (KEYS + layout[1]))  # the cheapest
     tokens, segments = pack([[texts[number].ids for number in row] for row in rows], pad_id, length)
     types = None
     if any(any(text.types) for text in texts):
@@ -121,7 +116,7 @@ def input_rows(samples: Sequence[EncodedSample], pad_id: int) -> InputRows:
             begins[number] = at * length + before
     layout = None
     if len(rows) < len(texts):
-        span = torch.arange(_round_up(max(lengths), LENGTH))
+        span = torch.arange(longest)
         layout = (span + torch.tensor(begins)[:, None]).masked_fill(span >= torch.tensor(lengths)[:, None], -1)
     counts = [sum(len(text.places) for text in sample.rows) for sample in samples]
     places = [begin + place for begin, text in zip(begins, texts, strict=True) for place in text.places]

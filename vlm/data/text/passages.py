@@ -186,8 +186,13 @@ class PassageField(EncodedField):
         )
         text, start = answers[0] if answers else ("", 0)
         span = find_covering_words(words, start, start + len(text))
+        ends = []
+        for (_, _, places), number in windows:
+            is_inside = span is not None and span[0] >= number and span[1] - number + 1 < len(places)
+            first, last = (word - number + 1 for word in span) if span is not None and is_inside else (0, 0)
+            ends.append((places[first], places[last]))
         texts = (question, context, *(text for text, _ in answers)) if key is None else ()
-        return Spans(windows, [_find_ends(window, span) for window in windows], texts)
+        return Spans(windows, ends, texts)
 
     def length(self, record: Record) -> int:
         return sum(len(window.row.ids) for window in self.encode(record, ()).windows)
@@ -198,11 +203,3 @@ class PassageField(EncodedField):
         ends = torch.tensor([ends for value in values for ends in value.ends], dtype=torch.long)
         firsts = [[window.first for window in value.windows] for value in values]
         return SpanRows(**vars(rows), ends=ends, firsts=firsts)
-
-
-def _find_ends(window: Window, span: tuple[int, int] | None) -> tuple[int, int]:
-    """Start and end token of a span of words in a window; the first token if the span is not inside."""
-    places = window.row.places
-    if span is None or span[0] < window.first or span[1] - window.first + 1 >= len(places):
-        return places[0], places[0]
-    return places[span[0] - window.first + 1], places[span[1] - window.first + 1]

@@ -101,19 +101,6 @@ def _make_row(piece: str) -> Row:
     return text.encode(), format_piece(text)
 
 
-def make_xlm_roberta_table(model: bytes, size: int) -> list[str]:
-    """Returns the piece of each id of XLM-R's tokenizer: four special tokens, the model's other pieces, and a mask.
-
-    Args:
-        size: Number of rows of the weights.
-    """
-    import sentencepiece
-
-    stated = sentencepiece.SentencePieceProcessor(model_proto=model)
-    pieces = map(stated.id_to_piece, range(stated.get_piece_size()))
-    return pad_table([*XLM_SPECIAL, *(piece for piece in pieces if piece not in XLM_SPECIAL), "<mask>"], size)
-
-
 def pad_table(table: Sequence[str], size: int) -> list[str]:
     """Extends a table with names for the rows of the weights that have no piece."""
     return [*table, *(UNUSED.format(id) for id in range(len(table), min(size, MAX_PIECES)))]

@@ -109,7 +109,12 @@ class Tokenizer(ABC):
             raise UserError(
                 "data: the training split has no text to learn a tokenizer from; add text, or hold out less"
             )
-        file = cache / f"{self._digest(captions)}.tokenizer" if cache else None
+        file = None
+        if cache is not None:
+            digest = sha256(json.dumps([type(self).__name__, self._recipe()], sort_keys=True).encode())
+            for data in map(str.encode, captions):
+                digest.update(len(data).to_bytes(8, "little") + data)  # the length tells ("ab", "c") from ("a", "bc")
+            file = cache / f"{digest.hexdigest()}.tokenizer"
         if file is None or not self._read(file):
             self._load(self._learn(captions))
             if file is not None:
@@ -188,13 +193,6 @@ class Tokenizer(ABC):
             half = f"{text[error.start]!r}, half of a surrogate pair, which is not a character"
             raise UserError(f"text {text[:40]!r} contains {half}; save its source as UTF-8") from None
         return text
-
-    def _digest(self, captions: Sequence[str]) -> str:
-        digest = sha256(json.dumps([type(self).__name__, self._recipe()], sort_keys=True).encode())
-        for caption in captions:
-            data = caption.encode()
-            digest.update(len(data).to_bytes(8, "little") + data)  # the length tells ("ab", "c") from ("a", "bc")
-        return digest.hexdigest()
 
     def _read(self, file: Path) -> bool:
         try:
