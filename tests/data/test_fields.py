@@ -50,14 +50,14 @@ def test_captions_lie_end_to_end_and_are_cut_with_their_end_kept(captions):
     assert rows.tokens.tolist() == [first, [bos, *ids("a dog")[:3], eos, *[captions.tokenizer.pad_id] * 5]]
     assert rows.segments.tolist() == [[1] * 5 + [2] * 5, [1] * 5 + [0] * 5]
     assert [captions.length(record) for record in records] == [10, 5]
-    assert rows.references == [[], []] and not rows.places and rows.partners is None
+    assert rows.references == [[], []] and not rows.indices and rows.partners is None
 
 
 def test_evaluation_has_references_and_the_captions_of_partners(captions):
     split = captions.view("val", Told().split("train"), training=False)
     rows = captions.collate([captions.encode(record, None) for record in split.records()])
     assert rows.references == [["a cat", "cats"], ["a dog"]]
-    assert (rows.places, rows.partners.places) == ([0, 1], [1, 0])
+    assert (rows.indices, rows.partners.indices) == ([0, 1], [1, 0])
     assert torch.equal(rows.partners.tokens, rows.tokens.flip(0))
     assert torch.equal(rows.partners.segments, rows.segments.flip(0))
     assert rows.partners.targets.count == rows.targets.count

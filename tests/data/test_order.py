@@ -7,7 +7,7 @@ from itertools import chain, pairwise
 import numpy as np
 import pytest
 
-from vlm.data.fields import BLOCK, find_block, find_partner
+from vlm.data.records import BLOCK, find_block, find_partner
 from vlm.data.samples import EvalBatches, SampleKey, TrainBatches
 from vlm.errors import UserError
 

@@ -135,7 +135,7 @@ class TextRows(Tensors):
         references: Texts or questions of each row, for metrics; empty in training.
         languages: Language of each of these texts, if records have it.
         ids: Ids of the samples, in evaluation.
-        places: Index of each row's sample in its split, in evaluation.
+        indices: Index of each row's sample in its split, in evaluation.
         partners: Rows of each sample's partner (vlm.data.fields), in evaluation.
     Shapes:
         tokens (B, L), segments (B, L) or None, scored bool (B, L) or None, bounds int32 (N + 1,) or None
@@ -149,7 +149,7 @@ class TextRows(Tensors):
     references: Sequence[Sequence[Any]] = ()
     languages: Sequence[Sequence[str]] = ()
     ids: Sequence[str] = ()
-    places: list[int] = field(default_factory=list)
+    indices: list[int] = field(default_factory=list)
     partners: "TextRows | None" = None
 
     def references_in(self, language: str | None) -> Sequence[Sequence[Any]]:
@@ -178,10 +178,10 @@ def text_bounds(segments: Tensor) -> Tensor:
 
     A text is a run of one segment in a row; padding counts as one.
     """
-    begins = torch.ones_like(segments, dtype=torch.bool)
-    begins[:, 1:] = segments[:, 1:] != segments[:, :-1]
-    places = begins.flatten().nonzero()[:, 0]
-    return torch.cat([places, places.new_full((1,), segments.numel())]).int()
+    is_begin = torch.ones_like(segments, dtype=torch.bool)
+    is_begin[:, 1:] = segments[:, 1:] != segments[:, :-1]
+    begins = is_begin.flatten().nonzero()[:, 0]
+    return torch.cat([begins, begins.new_full((1,), segments.numel())]).int()
 
 
 @dataclass
@@ -291,7 +291,7 @@ class CaptionRow(NamedTuple):
         references: Texts or questions for metrics.
         languages: Language of each reference, if the record has it.
         id: Id of the sample.
-        place: Index of the sample in its split.
+        sample_index: Index of the sample in its split.
         partner: The same for the sample's partner.
     """
 
@@ -299,7 +299,7 @@ class CaptionRow(NamedTuple):
     references: Sequence[Any] = ()
     languages: Sequence[str] = ()
     id: str = ""
-    place: int | None = None
+    sample_index: int | None = None
     partner: "CaptionRow | None" = None
 
 
@@ -315,7 +315,7 @@ def paired_rows(values: Sequence[CaptionRow], rows_of: Callable[[Sequence[Sequen
         references=[row.references for row in values],
         languages=[row.languages for row in values],
         ids=[row.id for row in values],
-        places=[row.place for row in values if row.place is not None],
+        indices=[row.sample_index for row in values if row.sample_index is not None],
         partners=paired_rows(partners, rows_of) if partners else None,
     )
 

@@ -13,42 +13,10 @@ from torch import Tensor
 from vlm.data.batch import CaptionRow, TextRows, next_token_rows, paired_rows
 from vlm.data.images.augment import Augment
 from vlm.data.images.image import CachedImages, Preprocess
-from vlm.data.records import Record, Source, Split
+from vlm.data.records import PairedSplit, Record, Source, Split
 from vlm.data.text.tokenizer import Tokenizer, tokenizer_from_state
 from vlm.data.text.words import words
 from vlm.errors import Range, UserError
-
-BLOCK = 512  # maximum number of samples in a block within which pairs are formed
-
-
-def find_block(index: int, size: int) -> range:
-    """The block of a sample: a split is cut into equal blocks of at most BLOCK samples."""
-    blocks = -(-size // BLOCK)
-    number = ((index + 1) * blocks - 1) // size
-    return range(number * size // blocks, (number + 1) * size // blocks)
-
-
-def find_partner(index: int, size: int) -> int:
-    """The sample half a block away, because neighbours may be similar. Each sample is the partner of exactly one."""
-    block = find_block(index, size)
-    return block[(index - block.start + len(block) // 2) % len(block)]
-
-
-class PairedSplit(Split):
-    """A split whose records also have their index ("place"), their "partner", and its index ("partner_place")."""
-
-    def __init__(self, split: Split) -> None:
-        self.split = split
-
-    def __len__(self) -> int:
-        return len(self.split)
-
-    def record(self, index: int, epoch: int = 0) -> Record:
-        record, partner_index = self.split.record(index, epoch), find_partner(index, len(self))
-        added = {"place": index, "partner_place": partner_index, "partner": self.split.record(partner_index, epoch)}
-        record.values = {**record.values, **added}
-        return record
-
 
 AugmentKey = tuple[int | str, ...]  # (seed, epoch, index), and the copy's number if samples are repeated
 
@@ -320,8 +288,8 @@ class CaptionField(TokenField):
         row = self._evaluation_row(record)
         if not self.paired:
             return row
-        partner = self._evaluation_row(record["partner"])._replace(place=record["partner_place"])
-        return row._replace(place=record["place"], partner=partner)
+        partner = self._evaluation_row(record["partner"])._replace(sample_index=record["partner_index"])
+        return row._replace(sample_index=record["index"], partner=partner)
 
     def _evaluation_row(self, record: Record) -> CaptionRow:
         languages = record["languages"] if self.languages else ()
@@ -367,8 +335,8 @@ class LabelField(Field):
             return
         only_stored, only_given = sorted({*stored} - {*self.classes}), sorted({*self.classes} - {*stored})
         parts = [
-            f"only in the {place}: {', '.join(names[:5])}"
-            for place, names in (("checkpoint", only_stored), ("data", only_given))
+            f"only in the {owner}: {', '.join(names[:5])}"
+            for owner, names in (("checkpoint", only_stored), ("data", only_given))
             if names
         ]
         raise UserError(

@@ -276,14 +276,48 @@ class SplitSubset(Split):
         return self.split.record(self.indices[index])
 
 
-class LanguageSplit(Split):
-    """A split whose records have captions in one language only; a record may have none."""
+class SplitView(Split):
+    """Base of views of a split that change its records."""
 
-    def __init__(self, split: Split, language: str) -> None:
-        self.split, self.language = split, language
+    def __init__(self, split: Split) -> None:
+        self.split = split
 
     def __len__(self) -> int:
         return len(self.split)
+
+
+BLOCK = 512  # maximum number of samples in a block within which pairs are formed
+
+
+def find_block(index: int, size: int) -> range:
+    """The block of a sample: a split is cut into equal blocks of at most BLOCK samples."""
+    blocks = -(-size // BLOCK)
+    number = ((index + 1) * blocks - 1) // size
+    return range(number * size // blocks, (number + 1) * size // blocks)
+
+
+def find_partner(index: int, size: int) -> int:
+    """The sample half a block away, because neighbours may be similar. Each sample is the partner of exactly one."""
+    block = find_block(index, size)
+    return block[(index - block.start + len(block) // 2) % len(block)]
+
+
+class PairedSplit(SplitView):
+    """A split whose records also have their "index", their "partner", and its index ("partner_index")."""
+
+    def record(self, index: int, epoch: int = 0) -> Record:
+        record, partner_index = self.split.record(index, epoch), find_partner(index, len(self))
+        added = {"index": index, "partner_index": partner_index, "partner": self.split.record(partner_index, epoch)}
+        record.values = {**record.values, **added}
+        return record
+
+
+class LanguageSplit(SplitView):
+    """A split whose records have captions in one language only; a record may have none."""
+
+    def __init__(self, split: Split, language: str) -> None:
+        super().__init__(split)
+        self.language = language
 
     def record(self, index: int, epoch: int = 0) -> Record:
         record = self.split.record(index, epoch)

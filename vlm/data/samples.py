@@ -90,9 +90,9 @@ class TrainBatches:
         for batch in self.global_batches(epoch)[done:]:
             yield self.keys(epoch, batch[self.rank :: self.world])
 
-    def keys(self, epoch: int, places: np.ndarray) -> list[SampleKey]:
+    def keys(self, epoch: int, numbers: np.ndarray) -> list[SampleKey]:
         """Converts samples of `global_batches` to keys."""
-        return [SampleKey(epoch, *divmod(int(place), self.repeats)) for place in places]
+        return [SampleKey(epoch, *divmod(int(number), self.repeats)) for number in numbers]
 
     def global_batches(self, epoch: int) -> list[np.ndarray]:
         """All global batches of an epoch: ``index * repeats + copy`` of each sample."""
@@ -108,13 +108,13 @@ class TrainBatches:
             batches = self._split_evenly(order[np.concatenate(sort)])
         else:
             sort[1::2] = [part[::-1] for part in sort[1::2]]  # batches that span two buckets have similar lengths too
-            places = np.concatenate(sort)
+            by_length = np.concatenate(sort)
             # Batches of about equally many tokens, none with fewer samples than ranks.
-            ends, numbers = np.cumsum(lengths[places]), np.arange(1, len(self))
-            cuts = np.searchsorted(ends, ends[-1] * numbers / len(self)) + 1
-            beyond = np.maximum.accumulate(np.maximum(cuts - self.world * numbers, 0))
-            cuts = np.minimum(beyond + self.world * numbers, self.size - self.world * (len(self) - numbers))
-            batches = np.split(order[places], cuts)[: len(self)]
+            ends, before = np.cumsum(lengths[by_length]), np.arange(1, len(self))  # before: batches before each cut
+            cuts = np.searchsorted(ends, ends[-1] * before / len(self)) + 1
+            beyond = np.maximum.accumulate(np.maximum(cuts - self.world * before, 0))
+            cuts = np.minimum(beyond + self.world * before, self.size - self.world * (len(self) - before))
+            batches = np.split(order[by_length], cuts)[: len(self)]
         return [batches[index] for index in rng.permutation(len(batches))]
 
     def _split_evenly(self, order: np.ndarray) -> list[np.ndarray]:
@@ -187,8 +187,8 @@ def dataset_fingerprint(split: Split, fields: Mapping[str, Field]) -> str:
     For a fresh split, only the first and the last sample are hashed.
     """
     digest = blake2b(f"{len(split)}".encode(), digest_size=8)
-    places = (0, len(split) - 1) if split.fresh else range(len(split))
-    for record in (split.record(index) for index in places):
+    indices = (0, len(split) - 1) if split.fresh else range(len(split))
+    for record in map(split.record, indices):
         parts = [record.id, *(part for field in fields.values() for part in field.identity(record))]
         digest.update("\x1f".join([*parts, ""]).encode("utf-8", "surrogatepass"))
     return digest.hexdigest()

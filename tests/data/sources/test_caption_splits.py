@@ -16,12 +16,6 @@ def test_names_of_splits_are_normalised(root):
     assert held == {"train": [0, 1, 2], "val": [3, 4, 5, 6], "test": [7, 8]}
 
 
-def test_fractions_do_not_touch_splits_that_the_file_says(root):
-    source = captions(root, "image,caption,split\na.png,x,train\nb.png,y,test\n", val_fraction=0.5)
-    assert source.splits == ("train", "test")
-    assert "train, test" in refusal(source.split, "val")
-
-
 def test_one_image_by_an_absolute_and_a_relative_name_is_one(root, monkeypatch):
     monkeypatch.chdir(root.parent)
     (root / "two.csv").write_text(f"image,caption,split\n{root / 'a.png'},x,train\na.png,y,test\n")
@@ -29,17 +23,11 @@ def test_one_image_by_an_absolute_and_a_relative_name_is_one(root, monkeypatch):
     assert "is in two splits, train and test" in message
 
 
-def test_three_files(root):
-    for name, image in (("train", "a"), ("val", "b"), ("test", "c")):
-        (root / f"{name}.csv").write_text(f"image,caption,split\n{image}.png,x,train\n")
-    source = captions(root, path="train.csv", val_path="val.csv", test_path="test.csv")
-    assert content(source) == {"train": {"a.png": ["x"]}, "val": {"b.png": ["x"]}, "test": {"c.png": ["x"]}}
+def test_an_image_of_two_files_is_refused(root):
+    (root / "train.csv").write_text("image,caption\na.png,x\n")
     (root / "test.csv").write_text("image,caption\nc.png,x\n./a.png,leak\n")
     message = refusal(captions, root, path="train.csv", test_path="test.csv")
     assert "test.csv, line 3: ./a.png is in two splits, train and test" in message
-    (root / "all.csv").write_text("image,caption,split\na.png,x,train\nb.png,y,test\n")
-    message = refusal(captions, root, path="all.csv", val_path="val.csv")
-    assert "all.csv, line 3: a row of split test in the training file" in message
 
 
 @pytest.fixture
@@ -71,12 +59,6 @@ def test_fractions_are_the_same_wherever_the_folder_is_and_whatever_is_added(man
     assert content(captions(many, table(300), **shares, seed=1)) != part
     monkeypatch.chdir(many)
     assert content(Captions(root=".", path="captions.csv", **shares)) == part
-
-
-@pytest.mark.parametrize(("val", "test"), [(0.5, 0.5), (-0.1, 0.1), (1, 0), (float("nan"), 0)])
-def test_impossible_fractions_are_refused(root, val, test):
-    message = refusal(captions, root, "image,caption\na.png,x\n", val_fraction=val, test_fraction=test)
-    assert "data.source.val_fraction" in message
 
 
 def test_captions_per_image_draws_anew_in_every_epoch_of_train_alone(root):

@@ -91,7 +91,6 @@ def test_a_sentence_with_a_bad_line_is_left_out_and_named(tmp_path):
         ("a\tO\n", {"word_column": "FORM"}, ["line 1", "'FORM'", "2 without names", "data.source.word_column"]),
         (TREEBANK, {"word_column": "FORM", "tag_column": "NER"}, ["'NER'", "LEMMA", "data.source.tag_column"]),
         ("a\n\nb\n", {}, ["no usable sample", "2 problems", "line 1: no tag"]),
-        ("", {}, ["no usable sample"]),
         ("a O\nb O\n", {}, ["no line has a tab", "set data.source.delimiter=' '"]),
     ],
 )

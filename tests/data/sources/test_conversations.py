@@ -9,7 +9,6 @@ from PIL import Image
 
 from vlm.data.records import Question, select_last_questions
 from vlm.data.sources.questions import Conversations, QuestionTable
-from vlm.errors import UserError
 
 SAID = ["what is it?", "a cat", "and its colour?", "red"]
 ASKED = [
@@ -52,43 +51,12 @@ def test_conversations_of_the_same_images_are_one_record(root):
     assert source.skipped == [f"{root / 'chats.jsonl'}, line 4: no answer in the conversation"]
 
 
-def test_an_epoch_draws_whole_conversations(root):
-    rows = [{"image": "a.png", "texts": [{"user": f"q{n}?", "assistant": "x"}, TEXTS[0]]} for n in range(9)]
-    split = read(root, *rows, conversations_per_image=2).split("train")
-    assert len(split.record(0)["questions"]) == 4
-    assert split.record(0, 0)["questions"] != split.record(0, 3)["questions"]
-
-
 def test_text_alone_is_left_out_and_the_words_of_the_system_are_kept(root):
     system = {"role": "system", "content": "Be short."}
     source = read(root, FORMS["texts"], {"image": "a.png", "messages": [system, *MESSAGES[:2]]})
     assert source.skipped == [f"{root / 'chats.jsonl'}, line 1: names no image"]
     (question,) = source.split("train").record(0)["questions"]
     assert question.turns == (("system", "Be short."), ("user", SAID[0]), ("assistant", SAID[1]))
-
-
-@pytest.mark.parametrize(
-    ("known", "words"),
-    [
-        ({"text": "x"}, "no column 'conversations|messages|texts' .* set data.source.conversation_col"),
-        ({"texts": "x"}, "line 1: the conversation is not a list of turns"),
-        ({"texts": [{"user": "x"}]}, "line 1: a turn has neither from and value, nor role and"),
-        ({"messages": [{"role": "me", "content": "x"}]}, "a turn has the role 'me'; supported roles are human, user"),
-        ({"messages": [{"role": ["me"], "content": "x"}]}, "a turn has the role .*; supported roles are human"),
-        ({"messages": [MESSAGES[1]]}, "line 1: an answer has no question before it"),
-        ({"messages": [{"role": "user", "content": 3}]}, "the content of a turn is not text"),
-        ({"image": 3, "messages": MESSAGES}, "line 1: images and kinds must be text"),
-        ({"conversations": [{"from": "human", "value": "<image><image> what?"}, LLAVA[1]]}, "2 <image> for 1 images"),
-        ({"images": ["a.png", "b.png"], "messages": PARTS}, "1 <image> for 2 images"),
-        (
-            {"messages": [{"role": "user", "content": [{"type": "video"}]}]},
-            "a turn has a part of type 'video'; supported",
-        ),
-    ],
-)
-def test_faults_name_the_line_and_the_remedy(root, known, words):
-    with pytest.raises(UserError, match=words.replace("|", r"\|")):
-        read(root, {"image": "a.png"} | known)
 
 
 def png(color):

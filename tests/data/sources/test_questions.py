@@ -23,30 +23,12 @@ def test_all_questions_about_an_image_are_one_record(root):
     assert one.image().getpixel((0, 0)) == (255, 0, 0)
 
 
-def test_splits_and_the_most_questions_of_an_epoch(root):
-    rows = "".join(f"a.png,q{n}?,x,train\n" for n in range(9))
-    source = questions(root, f"image,question,answer,split\n{rows}b.png,q?,y,val\n", questions_per_image=2)
-    train, val = source.split("train"), source.split("val")
-    assert len(train.record(0)["questions"]) == 2 and len(val.record(0)["questions"]) == 1
-    assert train.record(0, 0)["questions"] != train.record(0, 3)["questions"]
-
-
 def test_a_question_without_an_answer_is_named_and_left_out(root):
     source = questions(root, "image,question,answer\na.png,what?,red\na.png,who?,\n")
     assert source.split("train").record(0)["questions"] == [Question("what?", "red")]
     assert source.skipped == [f"{root / 'questions.csv'}, line 3: no question and answer"]
     with pytest.raises(UserError, match=r"no image with a question and answer .*line 2: no question and answer"):
         questions(root, "image,question,answer\na.png,what?,\n")
-
-
-def test_faults_name_file_and_column(root):
-    message = refusal(questions, root, "image,question,reply\na.png,what?,red\n")
-    assert "questions.csv: no column 'answer' " in message and "answer_column" in message
-    row = '{"image": "a.png", "question": "what?", "answer": 3}\n'
-    message = refusal(questions, root, row, "q.jsonl")
-    assert "q.jsonl: 1 of 1 rows is invalid" in message and "line 1: image, question and answer must be text" in message
-    two = "image,question,answer,split\na.png,q?,x,train\na.png,r?,y,test\n"
-    assert "two splits" in refusal(questions, root, two)
 
 
 def test_a_question_about_several_images_has_them_in_order(root):

@@ -87,19 +87,11 @@ JSON = '{"text": "x", "label": "a"}\n'
     [
         ("text,label\nx,a\n", {}, ["only one label, a"]),
         ("text,label\n", {}, ["no usable sample"]),
-        ("text,tag\nx,a\n", {}, ["'label'", "'tag'", "data.source.label_column"]),
         ("text,label\nx,a\ny,b\n", {"pair_column": "other"}, ["'other'", "data.source.pair_column"]),
         ("text,label\nx,a,b\n", {}, ["line 2", "3 fields"]),
-        ("text,label,split\nx,a,train\ny,b,held\n", {}, ["line 3", "'held'"]),
         ("text,label,split\nx,a,test\ny,b,test\n", {}, ["has no training samples, only test"]),
-        (
-            "text,label,split\nx,a,train\ny,b,val\n",
-            {"test_path": "c.csv"},
-            ["t.csv, line 3: a row of split val in the tr"],
-        ),
         ("text,label\nx,a\ny,b\n", {"test_path": "c.csv"}, ["'c' of test:2 in test is not in train"]),
         ("text,label\nx,a\ny,b\n", {"val_path": "gone.csv"}, ["data.val_path=gone.csv", "no such file"]),
-        ('{"text": 7, "label": "a"}\n', {}, ["line 1: text 7 is not text"]),
         (
             JSON + JSON.replace("x", r"\uDFff"),
             {},
@@ -176,14 +168,11 @@ def test_columns_of_translations_have_names_or_are_given(tmp_path):
     assert pairs(source) == [("dog", "Hund"), ("cat", "Katze")]
 
 
-def test_faults_of_translations_are_named(tmp_path):
+def test_empty_sides_of_translations_are_named(tmp_path):
     source = translations(tmp_path, "text,translation\ndog,\n,Katze\nfox,Fuchs\n", **NO_HOLD_OUT)
     assert pairs(source) == [("fox", "Fuchs")]
     path = tmp_path / "pairs.csv"
     assert source.skipped == [f"{path}, line 2: no translation", f"{path}, line 3: no text"]
-    assert "data.source.translation_column" in refusal(translations, tmp_path, "text,german\na,b\n")
-    message = refusal(translations, tmp_path, '{"text": "a", "translation": 3}\n', "pairs.jsonl")
-    assert "line 1: translation 3 is not text" in message
 
 
 def test_a_task_without_labels_reads_tables_that_have_none_or_some(tmp_path):

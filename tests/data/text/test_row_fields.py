@@ -40,7 +40,7 @@ def test_a_row_holds_each_question_before_its_answer():
     assert rows.targets.places.tolist() == [5, 6, 7, 8, 19, 20, 21, 22, 24 + 5, 24 + 6, 24 + 7, 24 + 8, 24 + 9]
     assert rows.targets.count == 13 and rows.references[1] == [Question("what?", "blue")]
     # Beside each stands its partner, whose questions the control reads beside this image.
-    assert (rows.places, rows.partners.places) == ([0, 1], [1, 0])
+    assert (rows.indices, rows.partners.indices) == ([0, 1], [1, 0])
     assert rows.partners.tokens[0, :11].tolist() == rows.tokens[1, :11].tolist()
     assert questions.length(read[0]) == 24
     assert questions.collate([questions.encode(samples[0], (0, 0, 0))]).references == [[]]  # in training

@@ -7,7 +7,7 @@ import torch
 from small import command
 
 from vlm.data.batch import IGNORE, Targets, TextRows
-from vlm.data.fields import find_partner
+from vlm.data.records import find_partner
 from vlm.models.context import Context
 from vlm.nn.vocabulary_loss import Head
 from vlm.tasks.captioning.metrics import LanguageMetrics
@@ -23,7 +23,7 @@ def context(*values: float) -> Context:
 
 def rows(values: list[float], places: list[int]) -> TextRows:
     """Captions of one token each, which name the state of the right image."""
-    return TextRows(torch.tensor(values)[:, None], None, Targets(torch.empty(0), None), places=places)
+    return TextRows(torch.tensor(values)[:, None], None, Targets(torch.empty(0), None), indices=places)
 
 
 def measured(split: list[float], batches: list[list[int]], *, world: int = 1, weight: float = 1.0) -> dict[str, float]:

@@ -25,20 +25,17 @@ from vlm.data.images.resize import (
     resize_to_tensor,
     to_tensor,
 )
-from vlm.data.records import Record, Split
+from vlm.data.records import Record, Split, SplitView
 from vlm.errors import Count, Range, UserError, printable
 from vlm.nn.image_size import ImageSize, fit_longest_side, plain
 
 
-class CachedImages(Split):
+class CachedImages(SplitView):
     """A split that decodes each image once and keeps it in memory."""
 
     def __init__(self, split: Split) -> None:
-        self.split = split
+        super().__init__(split)
         self._images: dict[int, list[Image.Image]] = {}
-
-    def __len__(self) -> int:
-        return len(self.split)
 
     def record(self, index: int, epoch: int = 0) -> Record:
         record = self.split.record(index, epoch)

@@ -78,7 +78,7 @@ class ImageQuestions(ImageTextTask):
             return
         blank = self.blank(batch["images"]).rows(torch.zeros(len(batch.ids), dtype=torch.long, device=self.device))
         self.answers.update(batch.ids, rows.references, self._answer(blank, rows.references), "blank")
-        if partners.places != rows.places:  # a lone sample is its own partner
+        if partners.indices != rows.indices:  # a lone sample is its own partner
             self.answers.update(
                 partners.ids, partners.references, self._answer(context, partners.references), "shuffled"
             )

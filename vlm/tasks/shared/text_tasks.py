@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from vlm.data.batch import Batch, TextRows
-from vlm.data.fields import find_block
+from vlm.data.records import find_block
 from vlm.data.text.tokenizer import Tokenizer
 from vlm.decoding.options import Decoding
 from vlm.errors import Count
@@ -142,11 +142,11 @@ class GroundingLosses:
         caption_losses, partner_rows = losses(rows, context), rows.partners
         if blank is None:
             return caption_losses
-        self._put(0, rows.places, caption_losses)
-        if partner_rows is not None and partner_rows.places != rows.places:  # a lone sample is its own partner
-            self._put(1, partner_rows.places, losses(partner_rows, context))
-        blank_index = torch.zeros(len(rows.places), dtype=torch.long, device=blank.states.device)
-        self._put(2, rows.places, losses(rows, blank.rows(blank_index)))
+        self._put(0, rows.indices, caption_losses)
+        if partner_rows is not None and partner_rows.indices != rows.indices:  # a lone sample is its own partner
+            self._put(1, partner_rows.indices, losses(partner_rows, context))
+        blank_index = torch.zeros(len(rows.indices), dtype=torch.long, device=blank.states.device)
+        self._put(2, rows.indices, losses(rows, blank.rows(blank_index)))
         return caption_losses
 
     def _put(self, kind: int, places: list[int], losses: Losses) -> None:
@@ -217,7 +217,7 @@ class ImageTextTask(Task):
             context: The batch's images, encoded.
         """
         rows = batch[self.text_field]
-        blank = self.blank(batch["images"]) if any(place in self.controlled for place in rows.places) else None
+        blank = self.blank(batch["images"]) if any(index in self.controlled for index in rows.indices) else None
 
         def losses(rows: TextRows, context: Context) -> Losses:
             hidden = self.model.decoder(rows.tokens, rows.segments, context)
