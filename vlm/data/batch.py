@@ -29,7 +29,7 @@ class Tensors:
     def pin_memory(self) -> Self:
         return self._map_tensors(lambda tensor: tensor.pin_memory())
 
-    def _map_tensors(self, change: Any) -> Self:
+    def _map_tensors(self, change: Callable[[Any], Any]) -> Self:
         values = {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
         tensors = {name: change(value) for name, value in values.items() if isinstance(value, Tensor | Tensors)}
         return replace(self, **tensors)  # type: ignore[type-var]
@@ -53,18 +53,15 @@ class Batch:
         return self.values[name]
 
     def to(self, *args: Any, **kwargs: Any) -> "Batch":
-        moved = {
-            name: value.to(*args, **kwargs) if _is_movable(value) else value for name, value in self.values.items()
-        }
-        return replace(self, values=moved)
+        return self._map_tensors(lambda value: value.to(*args, **kwargs))
 
     def pin_memory(self) -> "Batch":
-        pinned = {name: value.pin_memory() if _is_movable(value) else value for name, value in self.values.items()}
-        return replace(self, values=pinned)
+        return self._map_tensors(lambda value: value.pin_memory())
 
-
-def _is_movable(value: Any) -> bool:
-    return isinstance(value, Tensor | Tensors | Features)
+    def _map_tensors(self, change: Callable[[Any], Any]) -> "Batch":
+        movable = Tensor | Tensors | Features
+        changed = {name: change(value) if isinstance(value, movable) else value for name, value in self.values.items()}
+        return replace(self, values=changed)
 
 
 def next_token_labels(tokens: Tensor, segments: Tensor | None) -> Tensor:

@@ -12,10 +12,8 @@ from vlm.models.pretrained.folder import CONFIG, Folder
 from vlm.models.timm_encoder import RESIZES
 from vlm.nn.image_size import plain, sides
 
-FILE, PROCESSOR_FILE = (
-    "preprocessor_config.json",
-    "processor_config.json",
-)  # the second, newer file also describes texts
+# The second, newer file also describes texts.
+FILE, PROCESSOR_FILE = "preprocessor_config.json", "processor_config.json"
 RESAMPLINGS = {1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box"}  # Pillow's numbers
 IMAGENET = {"image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225]}
 HALF = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}

@@ -171,18 +171,8 @@ class SceneText(Source):
         )
         self._scenes = scenes
         self._counts = {"train": train_documents, "val": val_documents, "test": test_documents}
-        self._stamp = json.dumps(
-            [
-                "scenes",
-                scenes,
-                self._counts,
-                source.seed,
-                source.max_objects,
-                source.shapes,
-                source.colors,
-                source.sizes,
-            ]
-        )
+        kinds = [source.seed, source.max_objects, source.shapes, source.colors, source.sizes]
+        self._stamp = json.dumps(["scenes", scenes, self._counts, *kinds])
 
     def open(self, name: str) -> Split:
         scenes = self._source.split(name)

@@ -145,10 +145,8 @@ class ScenePairs(GeneratedSource):
         kinds = combinations[int(rng.integers(len(combinations)))]
         subject, landmark = (kinds[at] for at in rng.permutation(2))
         relation = tuple(INVERSE)[rng.integers(len(INVERSE))]
-        text, pair = (
-            relation_caption(subject, relation, landmark),
-            make_second_caption(subject, relation, landmark, bool(label), rng),
-        )
+        text = relation_caption(subject, relation, landmark)
+        pair = make_second_caption(subject, relation, landmark, bool(label), rng)
         return keys.record({"text": text, "pair": pair, "label": label, "class": CLASSES[label]})
 
 

@@ -1,19 +1,21 @@
 """Questions and conversations about scenes of coloured shapes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import product
 from typing import Unpack
 
 import numpy as np
 
 from vlm.data.records import Question, Record
 from vlm.data.shapes.scene_source import Keys, SceneOptions, SceneSource
-from vlm.data.shapes.scenes import Scene, SceneObject, draw_scene, find_relations, valid_captions
+from vlm.data.shapes.scenes import Kind, Scene, SceneObject, draw_scene, find_relations, valid_captions
 from vlm.errors import Count
 from vlm.randomness import numpy_rng
 
 RELATIONS = ("left of", "right of", "above", "below")
 NUMBERS = ("none", "one", "two", "three")
+Answer = tuple[str, Kind, str]  # a relation, the landmark that it is to, and the object in it
 
 
 class SceneQuestions(SceneSource):
@@ -43,10 +45,13 @@ class SceneQuestions(SceneSource):
 
     def sample(self, keys: Keys) -> Record:
         scene, rng = self.scene(keys), numpy_rng("scene questions", keys.seed, keys.id)
-        times = self.questions_per_kind if keys.split == "train" else 1
-        candidates = [ask(scene, self, rng) for ask in KINDS.values() for _ in range(times)]
+        candidates = [ask(scene, self, rng) for ask in KINDS.values() for _ in range(self.repeats(keys))]
         questions = list(dict.fromkeys(question for question in candidates if question is not None))
         return keys.record({"questions": questions}, scene)
+
+    def repeats(self, keys: Keys) -> int:
+        """Number of questions of each kind."""
+        return self.questions_per_kind if keys.split == "train" else 1
 
 
 def ask_color(scene: Scene, source: SceneQuestions, rng: np.random.Generator) -> Question | None:
@@ -78,18 +83,25 @@ def pluralize(shape: str) -> str:
 
 def ask_position(scene: Scene, source: SceneQuestions, rng: np.random.Generator) -> Question | None:
     """The only object in a relation to another; the answer is "nothing" in a quarter of the questions."""
-    places: dict[int, list[tuple[str, str, str]]] = {0: [], 1: []}
-    for landmark in scene.objects:
-        for relation in RELATIONS:
-            matching = [placed for placed in scene.objects if relation in relations_to(placed, landmark, scene)]
-            if len(matching) < 2:
-                answer = f"a {matching[0].kind}" if matching else "nothing"
-                places[len(matching)].append((relation, str(landmark.kind), answer))
-    if not places[1]:
+    present, absent = find_answers(scene, scene.objects)
+    if not present:
         return None
-    candidates = places[1] if rng.random() < 3 / 4 else places[0]
+    candidates = present if rng.random() < 3 / 4 else absent
     relation, kind, answer = candidates[rng.integers(len(candidates))]
     return Question(f"what is {relation} the {kind}?", answer, "position")
+
+
+def find_answers(scene: Scene, landmarks: Sequence[SceneObject]) -> tuple[list[Answer], list[Answer]]:
+    """The relations to some objects that a single object is in, and those that none is in ("nothing")."""
+    present: list[Answer] = []
+    absent: list[Answer] = []
+    for landmark, relation in product(landmarks, RELATIONS):
+        matching = [placed for placed in scene.objects if relation in relations_to(placed, landmark, scene)]
+        if len(matching) == 1:
+            present.append((relation, landmark.kind, f"a {matching[0].kind}"))
+        elif not matching:
+            absent.append((relation, landmark.kind, "nothing"))
+    return present, absent
 
 
 def ask_yes_no(scene: Scene, source: SceneQuestions, rng: np.random.Generator) -> Question:
@@ -163,7 +175,7 @@ class SceneDifferences(SceneQuestions):
             objects=(*scene.objects[:at], scene.objects[at]._replace(kind=new), *scene.objects[at + 1 :])
         )
         questions = [Question("what differs?", f"a {old} became a {new}", "difference")]
-        for number in range(self.questions_per_kind if keys.split == "train" else 1):
+        for number in range(self.repeats(keys)):
             later = (number + int(rng.integers(2))) % 2
             answer = ("the first", "the second")[later]
             questions.append(Question(f"which scene has a {(old, new)[later]}?", answer, "place"))
@@ -192,8 +204,7 @@ class SceneConversations(SceneQuestions):
     name = "conversations about shapes"
 
     def sample(self, keys: Keys) -> Record:
-        scene, rng = self.scene(keys), numpy_rng("scene conversations", keys.seed, keys.id)
-        times = self.questions_per_kind if keys.split == "train" else 1
+        scene, rng, times = self.scene(keys), numpy_rng("scene conversations", keys.seed, keys.id), self.repeats(keys)
         candidates = [ask(scene, self, rng) for ask in KINDS.values() for _ in range(times)]
         candidates += [describe(scene, rng) for _ in range(times)]
         for first in [candidates[at] for at in range(times)]:  # the color questions, which name one object each
@@ -213,13 +224,9 @@ def second_question(first: Question, scene: Scene, rng: np.random.Generator) -> 
     (subject,) = [
         placed for placed in scene.objects if first.text == f"what color is the {placed.kind.size} {placed.kind.shape}?"
     ]
-    places: dict[int, list[tuple[str, str]]] = {0: [], 1: []}
-    for relation in RELATIONS:
-        matching = [placed for placed in scene.objects if relation in relations_to(placed, subject, scene)]
-        if len(matching) < 2:
-            places[len(matching)].append((relation, f"a {matching[0].kind}" if matching else "nothing"))
-    if not places[1]:
+    present, absent = find_answers(scene, [subject])
+    if not present:
         return None
-    candidates = places[1] if not places[0] or rng.random() < 3 / 4 else places[0]
-    relation, answer = candidates[rng.integers(len(candidates))]
+    candidates = present if not absent or rng.random() < 3 / 4 else absent
+    relation, _, answer = candidates[rng.integers(len(candidates))]
     return Question(f"what is {relation} it?", answer, "second_turn", before=first.turns)

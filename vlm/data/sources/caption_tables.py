@@ -10,7 +10,7 @@ from PIL import Image
 
 from vlm.data.images.image import SUFFIXES, ImageError, load_image, read_bytes
 from vlm.data.records import SPLITS, RowChecker, RowError, SkipMessage
-from vlm.data.sources.tables import decode_text, find_column, parse_json, parse_split, read_text
+from vlm.data.sources.tables import decode_text, find_column, parse_split, read_json, read_text
 from vlm.data.store.columns import SUFFIXES as TABLE_SUFFIXES
 from vlm.data.store.columns import open_columns
 from vlm.data.store.places import FileStore, Folder
@@ -164,10 +164,7 @@ def read_coco(checker: RowChecker) -> list[Row]:
         UserError: The file is neither, or too many of its entries are invalid.
     """
     path = checker.path
-    try:
-        content = parse_json(read_text(path))
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path}: not a COCO captions file ({error}); set data.path to one") from error
+    content = read_json(path, "not a COCO captions file", "set data.path to one")
     images = _entries(content, "images", path)
     if any(isinstance(image, dict) and "sentences" in image for image in images):
         numbered = ((f"image {number}", (f"image {number}", image)) for number, image in enumerate(images))

@@ -193,13 +193,11 @@ class Coco(CaptionSource):
             files = self._find_official_files() | files
         for split, file in files.items():
             rows = read_coco(RowChecker(file, self))
-            has_splits = split == "train" and any(
-                row.split for row in rows
-            )  # Karpathy's, without splits in other files
-            rows = [row for row in rows if not has_splits or row.split == "train" or row.split not in files]
-            self._add(
-                rows, file, self._find_image_folder(rows, file), split if len(files) > 1 and not has_splits else None
-            )
+            if split == "train" and any(row.split for row in rows):  # Karpathy's, without splits in other files
+                rows, split_of_all = [row for row in rows if row.split == "train" or row.split not in files], None
+            else:
+                split_of_all = split if len(files) > 1 else None
+            self._add(rows, file, self._find_image_folder(rows, file), split_of_all)
         self._finish(files["train"], val_fraction, test_fraction)
 
     def _find_official_files(self) -> dict[str, Path]:

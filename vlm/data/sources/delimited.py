@@ -15,9 +15,7 @@ RejectRow = Callable[[str, str | RowError], None]  # takes the position of an in
 DELIMITERS = {".csv": ",;\t|", ".tsv": "\t", ".txt": "\t,;|"}  # possible delimiters by suffix, the usual one first
 _QUOTED_CELL = re.compile(r'"(?:[^"]|"")*"')
 _LINE_END = re.compile(r"\r\n?|\n")
-_SEPARATOR_LINE = re.compile(
-    r'"?sep=([,;|\t])"?(?=\r|\n)', re.IGNORECASE
-)  # as Excel reads and writes it, before the header
+_SEPARATOR_LINE = re.compile(r'"?sep=([,;|\t])"?(?=\r|\n)', re.IGNORECASE)  # of Excel, before the header
 
 
 class TextRow(NamedTuple):

@@ -9,7 +9,7 @@ from vlm.data.sources.caption_source import CaptionedImage, CaptionSource
 from vlm.data.sources.caption_tables import Row
 from vlm.data.sources.captions import find_tables, resolve_root
 from vlm.data.sources.delimited import Quoting
-from vlm.data.sources.tables import Cells, parse_json, read_text
+from vlm.data.sources.tables import Cells, read_json
 from vlm.errors import Count, Share, UserError
 
 
@@ -251,10 +251,7 @@ class EasyVQA(QuestionSource):
             path = self.root / split / "questions.json"
             if not path.is_file():
                 raise UserError(f"{path}: no such file; set data.root to the folder of train and test")
-            try:
-                entries = parse_json(read_text(path))
-            except (ValueError, RecursionError) as error:
-                raise UserError(f"{path}: not JSON ({error}); restore the original file") from error
+            entries = read_json(path, "not JSON", "restore the original file")
             entries = entries if isinstance(entries, list) else [entries]
             numbered = ((f"entry {n}", (f"entry {n}", entry)) for n, entry in enumerate(entries, 1))
             self._add(RowChecker(path, self).read(numbered, _easy_vqa_row), path, f"{split}/images", split)

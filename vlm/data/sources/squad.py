@@ -7,7 +7,7 @@ from typing import Any
 
 from vlm.data.hold_out import draw_splits
 from vlm.data.records import RowChecker, RowError
-from vlm.data.sources.tables import parse_json, read_text
+from vlm.data.sources.tables import read_json
 from vlm.data.sources.text_source import Sample, TextSource
 from vlm.errors import Share, UserError
 
@@ -110,10 +110,7 @@ class Squad(TextSource):
 def _read_questions(checker: RowChecker) -> Iterator[tuple[str, tuple[str, str, Mapping[str, Any]]]]:
     """Yields the position of each question in a file, and the question with its position and context."""
     path = checker.path
-    try:
-        content = parse_json(read_text(path))
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path}: not JSON ({error}); {LAYOUT}") from error
+    content = read_json(path, "not JSON", LAYOUT)
     if not isinstance(content, dict) or not isinstance(content.get("data"), list):
         raise UserError(f"{path}: has no list data; {LAYOUT}")
     for article_place, article in _list_entries(checker, "", content, "data"):

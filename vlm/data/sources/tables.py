@@ -106,6 +106,21 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return values
 
 
+def read_json(path: Path, fault: str, remedy: str) -> Any:
+    """The content of a JSON file.
+
+    Args:
+        fault: What the file is not, such as "not JSON".
+        remedy: What to do.
+    Raises:
+        UserError: The file cannot be read, or is invalid (see `parse_json`).
+    """
+    try:
+        return parse_json(read_text(path))
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path}: {fault} ({error}); {remedy}") from error
+
+
 def parse_split(value: str) -> str:
     """Converts a name of a split, or a synonym, to ``train``, ``val`` or ``test``.
 
@@ -193,7 +208,12 @@ def read_cells(
     elif suffix in LINES:
         yield from _json_rows(path, _json_lines(read_text(path), reject), columns, optional, reject)
     elif suffix in TABLES:
-        yield from _json_rows(path, _json_array(path, read_text(path)), columns, optional, reject)
+        remedy = "give an array of objects, or a .jsonl file with one object per line"
+        array = read_json(path, "not JSON", remedy)
+        if not isinstance(array, list):
+            raise UserError(f"{path}: not an array of objects; give one (COCO annotations need data=coco)")
+        numbered = ((f"object {number}", record) for number, record in enumerate(array, 1))
+        yield from _json_rows(path, numbered, columns, optional, reject)
     else:
         raise UserError(f"{path}: unsupported file type; data.path supports {', '.join(TABLES)}")
 
@@ -341,18 +361,6 @@ def _json_lines(text: str, reject: RejectRow) -> Iterator[tuple[str, Any]]:
                 reject(f"line {number}", f"not JSON ({error}); give one object per line")
             else:
                 yield f"line {number}", value
-
-
-def _json_array(path: Path, text: str) -> Iterator[tuple[str, Any]]:
-    try:
-        array = parse_json(text)
-    except (ValueError, RecursionError) as error:
-        raise UserError(
-            f"{path}: not JSON ({error}); give an array of objects, or a .jsonl file with one object per line"
-        ) from error
-    if not isinstance(array, list):
-        raise UserError(f"{path}: not an array of objects; give one (COCO annotations need data=coco)")
-    yield from ((f"object {number}", record) for number, record in enumerate(array, 1))
 
 
 def _json_rows(

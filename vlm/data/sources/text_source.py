@@ -214,11 +214,16 @@ class TextFiles(Source):
 
     def open(self, name: str) -> Split:
         if "text" not in self.holds:
-            return ListSplit(self._documents[name], _record)
-        lines = [(document, *line) for document in self._documents[name] for line in document.texts()]
-        if not lines:
+            return ListSplit([(document, "", document) for document in self._documents[name]], self._record)
+        texts = [(document, line) for document in self._documents[name] for line in document.texts()]
+        if not texts:
             raise UserError(f"data: no line of text is in the split {name}; add text, or set data.source.val_fraction")
-        return ListSplit(lines, _line_record)
+        return ListSplit([(document, f":{number}", text) for document, (number, text) in texts], self._record)
+
+    def _record(self, item: tuple[FileDocument, str, FileDocument | str], epoch: int) -> Record:
+        """The record of a document, or of one of its lines."""
+        document, ending, content = item
+        return Record(f"{document.name}{ending}", {self.holds[0]: content}, read_stamp=document.stamp)
 
     def _folder(self, root: Path) -> dict[str, list[FileDocument]]:
         """The documents of a folder and its subfolders, by split if all are in folders named like splits."""
@@ -241,15 +246,6 @@ class TextFiles(Source):
         for split, document in zip(stated_splits, documents, strict=True):
             parts.setdefault(str(split), []).append(document)
         return parts
-
-
-def _record(document: FileDocument, epoch: int) -> Record:
-    return Record(document.name, {"document": document}, read_stamp=document.stamp)
-
-
-def _line_record(line: tuple[FileDocument, int, str], epoch: int) -> Record:
-    document, number, text = line
-    return Record(f"{document.name}:{number}", {"text": text}, read_stamp=document.stamp)
 
 
 def _file(split: str, path: Path) -> FileDocument:

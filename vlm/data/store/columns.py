@@ -264,10 +264,8 @@ class _Parquet(Columns):
     def _read_lists(self, name: str) -> "pyarrow.ChunkedArray":
         paths = [self.file.schema.column(at).path for at in range(len(self.file.schema.names))]
         column_paths = [path for path in paths if path.startswith(f"{name}.")]
-        light = [
-            path for path in column_paths if path.endswith(".path")
-        ] or column_paths  # file names are smaller than bytes
-        return self.file.read(columns=light[:1], use_threads=False).column(name)
+        column_paths.sort(key=lambda path: not path.endswith(".path"))  # file names are smaller than bytes
+        return self.file.read(columns=column_paths[:1], use_threads=False).column(name)
 
     def _value(self, name: str, row: int) -> Any:
         group = bisect_right(self._starts, row) - 1
@@ -283,6 +281,5 @@ class _Parquet(Columns):
         return decoded[row - self._starts[group]].as_py()
 
 
-_row_groups: OrderedDict[tuple[Path, str, int], "pyarrow.ChunkedArray"] = (
-    OrderedDict()
-)  # cached row groups, least recently used first
+# Cached row groups, least recently used first.
+_row_groups: OrderedDict[tuple[Path, str, int], "pyarrow.ChunkedArray"] = OrderedDict()

@@ -58,10 +58,9 @@ _GEMMA_ANSWER = "<start_of_turn>model\n"
 # Supported forms, by the pieces that their templates write.
 FORMS: Mapping[frozenset[str], ChatForm] = {
     frozenset({": ", f"{IMAGE}\n", "ASSISTANT:", "upper"}): LLAVA,  # 1.5
-    _CHATML_PIECES | {f"{IMAGE}\n"}: _make_form(
-        "<|im_start|>{} ", _ANSWER, _END, image=("", "\n")
-    ),  # LLaVA with a Qwen2
-    _CHATML_PIECES | {IMAGE, "\n"}: _make_form("<|im_start|>{} ", _ANSWER, _END, before="\n"),  # the same, OneVision
+    # LLaVA with a Qwen2, then OneVision.
+    _CHATML_PIECES | {f"{IMAGE}\n"}: _make_form("<|im_start|>{} ", _ANSWER, _END, image=("", "\n")),
+    _CHATML_PIECES | {IMAGE, "\n"}: _make_form("<|im_start|>{} ", _ANSWER, _END, before="\n"),
     _SMOLVLM_PIECES | {"<|im_start|>"}: SMOLVLM,
     _SMOLVLM_PIECES | {"<|begin_of_text|>"}: replace(SMOLVLM, begin="<|begin_of_text|>"),  # Idefics3
     _CHATML_PIECES | {"\n"}: CHATML,  # SmolLM2, Qwen2

@@ -79,9 +79,8 @@ class ChatForm:
         texts = [self.answer, self.end, self.after, *self.image, self.bare, self.before, self.begin, self.opening]
         texts += [self.system or "", *self.thoughts]
         heads = dict(self.heads) if isinstance(self.heads, Mapping) else {None: None}
-        if not all(type(text) is str for text in (*texts, *heads, *heads.values())) or not (
-            len(self.image) == len(self.thoughts) == 2
-        ):
+        is_text = all(type(text) is str for text in (*texts, *heads, *heads.values()))
+        if not is_text or not len(self.image) == len(self.thoughts) == 2:
             raise ValueError("the form of its conversations is not one of texts")
         if not self.heads.keys() <= {*ROLES} or "user" not in self.heads:
             raise ValueError("the form of its conversations does not name their roles")
@@ -135,9 +134,7 @@ class ChatForm:
         head, generated = self.heads[turn.role], turn.role == "assistant"
         begins = self.answer if generated and head.startswith(self.answer) else head
         yield Piece(begins, mark=True)
-        yield Piece(
-            head[len(begins) :], generated=generated, mark=True
-        )  # the model writes what its prompt lacks, such as a space
+        yield Piece(head[len(begins) :], generated=generated, mark=True)  # what its prompt lacks, such as a space
         for _ in range(turn.images):
             yield Piece(self.image[0], mark=True)
             yield Piece(None)

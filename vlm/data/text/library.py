@@ -7,8 +7,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from vlm.data.text.subwords import BYTE_OF, MAX_PIECES, SubwordTokenizer, serialize_parts
-from vlm.data.text.tokenizer_base import SPACE, Row, Tokenizer, format_piece
+from vlm.data.text.subwords import BYTE_OF, SubwordTokenizer, serialize_parts
+from vlm.data.text.tokenizer_base import MAX_PIECES, SPACE, GivenTokenizer, Row, check_ids, format_piece
 from vlm.errors import UserError
 
 # Regular expressions that a file may contain. Others are refused, because they might take unbounded time.
@@ -145,7 +145,7 @@ class JsonTokenizer(SubwordTokenizer):
         return raw, "".join(f"<0x{byte:02X}>" for byte in raw) if "\ufffd" in text else format_piece(text)
 
 
-class PieceModelTokenizer(Tokenizer):
+class PieceModelTokenizer(GivenTokenizer):
     """An original SentencePiece model (Kudo and Richardson 2018) of pretrained weights, with its own normalisation."""
 
     @classmethod
@@ -156,8 +156,7 @@ class PieceModelTokenizer(Tokenizer):
             starts: Ids that a prompt begins with.
         """
         tokenizer = cls(bare=bare)
-        head = {"size": size, "starts": list(starts), **ids}
-        tokenizer._load(json.dumps(head, sort_keys=True).encode() + b"\n" + model)
+        tokenizer._load_parts({"size": size, "starts": list(starts), **ids}, model)
         return tokenizer
 
     @classmethod
@@ -172,8 +171,7 @@ class PieceModelTokenizer(Tokenizer):
         stated = sentencepiece.SentencePieceProcessor(model_proto=model)
         tokenizer = cls()
         ids = {name: stated.piece_to_id(piece) for name, piece in pieces.items()}
-        head = {"size": size, "starts": [], "canonical": True, **ids}
-        tokenizer._load(json.dumps(head, sort_keys=True).encode() + b"\n" + model)
+        tokenizer._load_parts({"size": size, "starts": [], "canonical": True, **ids}, model)
         return tokenizer
 
     @classmethod
@@ -201,11 +199,6 @@ class PieceModelTokenizer(Tokenizer):
         existing = {name: ids["eos"] if id < 0 else id for name, id in ids.items()}
         return cls.of_file(model, size=0, starts=[ids["bos"]] if ids["bos"] >= 0 else [], bare=False, **existing)
 
-    def fit(self, texts: Any, cache: Any = None) -> Self:
-        """Does nothing, because the vocabulary is given."""
-        self._require_fit()
-        return self
-
     def encode(self, text: str) -> list[int]:
         self._require_fit()
         if not self.canonicalises:
@@ -230,9 +223,7 @@ class PieceModelTokenizer(Tokenizer):
         self._model = sentencepiece.SentencePieceProcessor(model_proto=model)
         rows = [make_sentencepiece_row(self._model, id) for id in range(self._model.get_piece_size())]
         rows += [(b"", UNUSED.format(id)) for id in range(len(rows), min(parts["size"], MAX_PIECES))]
-        ids = [*parts["starts"], *(parts[name] for name in ("pad", "bos", "eos"))]
-        if not all(type(id) is int and 0 <= id < len(rows) for id in ids):
-            raise ValueError("an id is outside the vocabulary")
+        check_ids([*parts["starts"], *(parts[name] for name in ("pad", "bos", "eos"))], len(rows))
         self.pad_id, self.bos_id, self.eos_id = (parts[name] for name in ("pad", "bos", "eos"))
         self.starts, self.unk_id = parts["starts"], self._model.unk_id()
         self.canonicalises = parts.get("canonical") is True

@@ -10,13 +10,10 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from hashlib import sha256
 from itertools import chain
-from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from vlm.data.text.tokenizer_base import Row, Tokenizer, format_piece
+from vlm.data.text.tokenizer_base import MAX_PIECE, MAX_PIECES, GivenTokenizer, Row, check_vocabulary, format_piece
 
-MAX_PIECES = 2**20
-MAX_PIECE = 1024  # characters
 # Texts encoded on creation and on loading, to detect versions of the library that give other ids.
 PROBES = (
     "A man's 2 dogs don't run; they'll WAIT...",
@@ -40,7 +37,7 @@ class _Rows(Sequence[Row]):
         return (b"", piece) if id in self._special else self._make_row(piece)
 
 
-class SubwordTokenizer(Tokenizer):
+class SubwordTokenizer(GivenTokenizer):
     """Base of tokenizers with a pretrained vocabulary.
 
     `learned` is JSON with the vocabulary in the order of ids, the ids that decode to nothing, and the options.
@@ -67,11 +64,6 @@ class SubwordTokenizer(Tokenizer):
         tokenizer._rows = tokenizer._assemble(parts)
         tokenizer._learned = serialize_parts(parts | {"probe": tokenizer._probe()})
         return tokenizer
-
-    def fit(self, texts: Iterable[str], cache: Path | None = None) -> Self:
-        """Does nothing, because the vocabulary is given."""
-        self._require_fit()
-        return self
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a text; special tokens in the text are not recognised."""
@@ -108,15 +100,9 @@ class SubwordTokenizer(Tokenizer):
         if wrong := [name for name, kind in kinds.items() if type(parts[name]) not in kind]:
             raise ValueError(f"{wrong[0]} has the wrong type")
         vocab, special = parts["vocab"], parts["special"]
-        if not 0 < len(vocab) <= MAX_PIECES or not all(
-            type(piece) is str and len(piece) <= MAX_PIECE for piece in vocab
-        ):
-            raise ValueError(f"the vocabulary exceeds {MAX_PIECES:,} pieces of {MAX_PIECE:,} characters, or is empty")
+        check_vocabulary(vocab, [*special, *(parts[name] for name in ("pad", "bos", "eos"))])
         if len(set(vocab)) < len(vocab):
             raise ValueError("a piece of the vocabulary is repeated")
-        ids = [*special, *(parts[name] for name in ("pad", "bos", "eos"))]
-        if not all(type(id) is int and 0 <= id < len(vocab) for id in ids):
-            raise ValueError("an id is outside the vocabulary")
         return vocab, set(special)
 
     def _probe(self) -> str:

@@ -8,8 +8,17 @@ from pathlib import Path
 from typing import Any, Self
 
 from vlm.data.text.library import UNUSED, JsonTokenizer, PieceModelTokenizer, make_sentencepiece_row
-from vlm.data.text.subwords import MAX_PIECE, MAX_PIECES, BytePairTokenizer, WordPieceTokenizer
-from vlm.data.text.tokenizer_base import SPACE, Row, Tokenizer, compute_fingerprint, format_piece
+from vlm.data.text.subwords import BytePairTokenizer, WordPieceTokenizer
+from vlm.data.text.tokenizer_base import (
+    MAX_PIECES,
+    SPACE,
+    GivenTokenizer,
+    Row,
+    Tokenizer,
+    check_vocabulary,
+    compute_fingerprint,
+    format_piece,
+)
 from vlm.errors import Count, Share, UserError
 
 _LANGUAGE = re.compile(r">>[^<>\s]+<<")  # token for the target language of a translation
@@ -17,7 +26,7 @@ XLM_SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
 
-class PieceTableTokenizer(Tokenizer):
+class PieceTableTokenizer(GivenTokenizer):
     """A tokenizer that splits texts with a SentencePiece model and looks up the ids of their pieces in a table.
 
     Marian has two models: one for input texts, one for output texts. If its vocabulary has languages, such as
@@ -40,16 +49,10 @@ class PieceTableTokenizer(Tokenizer):
         Raises:
             ValueError: An id is outside the table, or a model cannot be read.
         """
-        tokenizer = cls(bare=bare)
-        sizes = [len(model) for model in models]
+        tokenizer, sizes = cls(bare=bare), [len(model) for model in models]
         head = {"table": list(table), "special": sorted({*special}), "sizes": sizes, **ids}
-        tokenizer._load(json.dumps(head, sort_keys=True).encode() + b"\n" + b"".join(models))
+        tokenizer._load_parts(head, b"".join(models))
         return tokenizer
-
-    def fit(self, texts: Any, cache: Any = None) -> Self:
-        """Does nothing, because the vocabulary is given."""
-        self._require_fit()
-        return self
 
     def encode(self, text: str) -> list[int]:
         return self._ids(self._models[0], text)
@@ -76,15 +79,9 @@ class PieceTableTokenizer(Tokenizer):
         head, _, rest = learned.partition(b"\n")
         parts = json.loads(head)
         table, sizes = parts["table"], parts["sizes"]
-        if not 0 < len(table) <= MAX_PIECES or not all(
-            type(piece) is str and len(piece) <= MAX_PIECE for piece in table
-        ):
-            raise ValueError(f"the vocabulary exceeds {MAX_PIECES:,} pieces of {MAX_PIECE:,} characters, or is empty")
+        check_vocabulary(table, [*parts["special"], *(parts[name] for name in ("pad", "bos", "eos", "unk"))])
         if not 1 <= len(sizes) <= 2 or sum(sizes) != len(rest) or min(sizes) < 0:
             raise ValueError("its models do not have the stated sizes")
-        ids = [*parts["special"], *(parts[name] for name in ("pad", "bos", "eos", "unk"))]
-        if not all(type(id) is int and 0 <= id < len(table) for id in ids):
-            raise ValueError("an id is outside the vocabulary")
         self.pad_id, self.bos_id, self.eos_id, self._unknown = (parts[name] for name in ("pad", "bos", "eos", "unk"))
         self.table, self.unk_id, self._id_of = table, self._unknown, {piece: id for id, piece in enumerate(table)}
         ends = [sum(sizes[: count + 1]) for count in range(len(sizes))]

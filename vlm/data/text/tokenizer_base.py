@@ -2,7 +2,7 @@
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Self
@@ -12,6 +12,8 @@ from vlm.io.files import atomic_write
 
 Row = tuple[bytes, str]  # the bytes of an id, and its printable form
 
+MAX_PIECES = 2**20
+MAX_PIECE = 1024  # characters
 MASK: Row = (b"", "<mask>")
 SPACE = "\u2581"  # SentencePiece's mark for a space, indistinguishable from this character in a text
 
@@ -211,6 +213,35 @@ class Tokenizer(ABC):
         except OSError as error:
             # Not an error, because the tokenizer itself is complete.
             print_error(f"{file}: the tokenizer could not be cached ({error.strerror})", "warning")
+
+
+class GivenTokenizer(Tokenizer):
+    """Base of tokenizers whose vocabulary is given."""
+
+    def fit(self, texts: Iterable[str], cache: Path | None = None) -> Self:
+        """Does nothing, because the vocabulary is given."""
+        self._require_fit()
+        return self
+
+    def _load_parts(self, head: Mapping[str, Any], models: bytes) -> None:
+        """Loads a state that consists of options and the content of model files."""
+        self._load(json.dumps(head, sort_keys=True).encode() + b"\n" + models)
+
+
+def check_vocabulary(pieces: Sequence[str], ids: Iterable[int]) -> None:
+    """Checks the pieces of a vocabulary and some of its ids.
+
+    Raises:
+        ValueError: There are too many pieces, one is too long or no text, or an id is outside the vocabulary.
+    """
+    if not 0 < len(pieces) <= MAX_PIECES or not all(type(piece) is str and len(piece) <= MAX_PIECE for piece in pieces):
+        raise ValueError(f"the vocabulary exceeds {MAX_PIECES:,} pieces of {MAX_PIECE:,} characters, or is empty")
+    check_ids(ids, len(pieces))
+
+
+def check_ids(ids: Iterable[int], size: int) -> None:
+    if not all(type(id) is int and 0 <= id < size for id in ids):
+        raise ValueError("an id is outside the vocabulary")
 
 
 def compute_fingerprint(name: str, options: dict[str, Any], learned: bytes) -> str:
