@@ -19,8 +19,7 @@ from vlm.checkpoint.file import inference_weights, write
 from vlm.checkpoint.load import load_model, read
 from vlm.cli.main import run as command
 from vlm.data.images.image import Preprocess
-from vlm.data.text.export import make_tokenizer_files
-from vlm.data.text.hugging_face import check_tokens
+from vlm.data.text.hugging_face import check_tokens, make_tokenizer_files
 from vlm.data.text.tokenizer import ByteTokenizer, CharTokenizer, SentencePieceTokenizer
 from vlm.errors import UserError
 from vlm.models.classifier import Classifier

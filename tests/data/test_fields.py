@@ -6,33 +6,22 @@ import pytest
 import torch
 from captioned import refusal
 from PIL import Image
+from rows import RowSource, open_fields
 
-from vlm.data.fields import CaptionField, ImageField, LabelField, PairedImageField, learn_tokenizers
+from vlm.data.fields import CaptionField, ImageField, LabelField, PairedImageField
 from vlm.data.images.augment import Augment
 from vlm.data.images.image import CachedImages, Preprocess
-from vlm.data.records import ListSplit, Record, Source
+from vlm.data.records import ListSplit, Record
 from vlm.data.text.tokenizer import CharTokenizer
 from vlm.training.image_cache import DeviceImageField
 
-TRAIN, VAL = [["a cat", "cats"], ["a dog"]], [["xyz"]]
-
-
-class Told(Source):
-    """Captions, and the numbers of their images."""
-
-    splits = ("train", "val")
-    classes = ("cat", "dog")
-
-    def open(self, name):
-        rows = list(enumerate(TRAIN if name == "train" else VAL))
-        return ListSplit(rows, lambda row, epoch: Record(f"{row[0]}", {"captions": row[1], "references": row[1]}))
+TRAIN = [["a cat", "cats"], ["a dog"]]
+ROWS = {"train": [{"captions": texts, "references": texts} for texts in TRAIN], "val": [{"captions": ["xyz"]}]}
+SOURCE = RowSource(ROWS, classes=("cat", "dog"))
 
 
 def opened(field):
-    source = Told()
-    field.open(source, {name: source.split(name) for name in source.splits}, seed=0, cache=None)
-    learn_tokenizers([field], None)
-    field.prepare()
+    open_fields(SOURCE, field)
     return field
 
 
@@ -43,7 +32,7 @@ def captions():
 
 def test_captions_lie_end_to_end_and_are_cut_with_their_end_kept(captions):
     bos, eos = captions.tokenizer.bos_id, captions.tokenizer.eos_id
-    records = list(Told().split("train").records())
+    records = list(SOURCE.split("train").records())
     rows = captions.collate([captions.encode(record, (0, 0, 0)) for record in records])
     ids = captions.tokenizer.encode
     first = [bos, *ids("a cat")[:3], eos, bos, *ids("cats")[:3], eos]
@@ -54,7 +43,7 @@ def test_captions_lie_end_to_end_and_are_cut_with_their_end_kept(captions):
 
 
 def test_evaluation_has_references_and_the_captions_of_partners(captions):
-    split = captions.view("val", Told().split("train"), training=False)
+    split = captions.view("val", SOURCE.split("train"), training=False)
     rows = captions.collate([captions.encode(record, None) for record in split.records()])
     assert rows.references == [["a cat", "cats"], ["a dog"]]
     assert (rows.indices, rows.partners.indices) == ([0, 1], [1, 0])
@@ -68,7 +57,7 @@ def test_a_tokenizer_is_learned_from_train_alone_and_restored(captions):
     alone = CharTokenizer().fit(text for texts in TRAIN for text in texts)
     assert captions.tokenizer.fingerprint == alone.fingerprint
     other = CharTokenizer().fit(["entirely other"])
-    record = Told().split("train").record(0)
+    record = SOURCE.split("train").record(0)
     before = captions.encode(record, (0, 0, 0))
     captions.restore({"tokenizer": other.state()})
     assert captions.tokenizer.fingerprint == other.fingerprint

@@ -1,5 +1,7 @@
 """Small captioned data, and the content of any source."""
 
+import io
+
 import pytest
 from PIL import Image
 
@@ -12,6 +14,12 @@ NO_HOLD_OUT = {"val_fraction": 0, "test_fraction": 0}
 def picture(path, color="red"):
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.new("RGB", (4, 3), color).save(path)
+
+
+def png_of(color):
+    """The content of a PNG file."""
+    Image.new("RGB", (4, 3), color).save(file := io.BytesIO(), "PNG")
+    return file.getvalue()
 
 
 def captions(root, text=None, file="captions.csv", **options):

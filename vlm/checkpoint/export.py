@@ -22,7 +22,7 @@ from vlm.checkpoint.stored import Checkpoint, Metadata, restore_interpolations
 from vlm.config.tree import resolve
 from vlm.data.images.hugging_face import RESAMPLINGS
 from vlm.data.images.image import Preprocess
-from vlm.data.text.export import make_tokenizer_files
+from vlm.data.text.hugging_face import make_tokenizer_files
 from vlm.data.text.tokenizer import tokenizer_from_state
 from vlm.errors import UserError
 from vlm.io.terminal import shell_line

@@ -17,7 +17,7 @@ from torch import nn
 from vlm.checkpoint.file import GRAPHS_DESCRIPTION
 from vlm.checkpoint.stored import Metadata
 from vlm.data.images.image import Preprocess
-from vlm.data.text.export import list_pieces, make_tokenizer_files
+from vlm.data.text.hugging_face import list_pieces, make_tokenizer_files
 from vlm.data.text.prompt_form import PromptForm, reads_images_inside_texts
 from vlm.data.text.tokenizer import tokenizer_from_state
 from vlm.data.text.tokenizer_base import Tokenizer

@@ -19,9 +19,8 @@ from vlm.data.fields import AugmentKey, ImageField
 from vlm.data.images.augment import Augment
 from vlm.data.images.image import ImageError
 from vlm.data.records import Record, Split
-from vlm.data.store.cache_file import unwritable_error
 from vlm.errors import UserError
-from vlm.io.files import atomic_write
+from vlm.io.files import atomic_write, unwritable_error
 from vlm.models.context import Features
 
 

@@ -1,12 +1,10 @@
 """Parquet and Arrow tables and folders of `datasets`, as sources of images and of texts read them."""
 
-import io
 import json
 import pickle
 
 import pytest
-from captioned import NO_HOLD_OUT, content, picture, refusal
-from PIL import Image
+from captioned import NO_HOLD_OUT, content, picture, png_of, refusal
 
 from vlm.data.images.image import ImageError
 from vlm.data.records import NAMES
@@ -23,15 +21,9 @@ parquet = pytest.importorskip("pyarrow.parquet")
 COLORS = ["red", "green", "blue", "white"]
 
 
-def png(color):
-    file = io.BytesIO()
-    Image.new("RGB", (4, 3), color).save(file, "PNG")
-    return file.getvalue()
-
-
 def photos(colors=COLORS, *, bare=False, **more):
     """A table of images inside, two captions each, as `datasets` lays the feature Image out."""
-    cells = [png(color) if bare else {"bytes": png(color), "path": "0.png"} for color in colors]
+    cells = [png_of(color) if bare else {"bytes": png_of(color), "path": "0.png"} for color in colors]
     return pa.table({"image": cells, "caption": [[f"{color} one", f"a {color}"] for color in colors], **more})
 
 
@@ -99,7 +91,9 @@ def test_images_inside_of_a_table(tmp_path, kind):
     assert len({record.read_stamp() for record in source.split("train").records()}) == 3
     lost = []
     ((_, files),) = iter_sample_files(source.split("val"), lost)
-    assert source.split("val").record(0).read_file() == png("blue") and (".png", png("blue")) in files and not lost
+    assert (
+        source.split("val").record(0).read_file() == png_of("blue") and (".png", png_of("blue")) in files and not lost
+    )
 
 
 def test_a_folder_that_save_to_disk_wrote(tmp_path):
@@ -151,7 +145,7 @@ def test_translations_and_questions(tmp_path):
     source = TranslationTable(path=str(tmp_path / "p.parquet"), text_column="en", translation_column="de")
     known = [dict(source.split(name).record(0).values) for name in source.splits]
     assert known == [{"text": "a", "translation": "x"}, {"text": "b", "translation": "y"}]
-    asked = pa.table({"image": [png("blue")] * 2, "question": ["what?"] * 2, "answer": ["blue", "sea"]})
+    asked = pa.table({"image": [png_of("blue")] * 2, "question": ["what?"] * 2, "answer": ["blue", "sea"]})
     parquet.write_table(asked, tmp_path / "q.parquet")
     questions = QuestionTable(path=str(tmp_path / "q.parquet"), **NO_HOLD_OUT)
     assert [record["questions"][0].answer for record in questions.split("train").records()] == ["blue", "sea"]
@@ -160,10 +154,10 @@ def test_translations_and_questions(tmp_path):
 
 def test_row_groups_are_kept_up_to_a_bound(tmp_path, monkeypatch):
     parquet.write_table(photos(), tmp_path / "a.parquet", row_group_size=1)
-    monkeypatch.setattr(columns, "CACHE_BYTES", 2 * len(png("red")) + 40)
+    monkeypatch.setattr(columns, "CACHE_BYTES", 2 * len(png_of("red")) + 40)
     table = open_columns(tmp_path / "a.parquet")
     for row in (0, 1, 2, 3, 0):
-        assert table.cell("image", row)["bytes"] == png(COLORS[row])
+        assert table.cell("image", row)["bytes"] == png_of(COLORS[row])
     groups = [group for path, _, group in columns._row_groups if path == tmp_path / "a.parquet"]
     assert groups == [3, 0]
 
@@ -184,7 +178,7 @@ def test_damage_within_is_an_image_that_cannot_be_read(tmp_path):
     parquet.write_table(photos(["red"]), path, compression="none", use_dictionary=False, write_statistics=False)
     source = Captions(path=str(path), **NO_HOLD_OUT)
     data = path.read_bytes()
-    at = data.index(png("red"))
+    at = data.index(png_of("red"))
     path.write_bytes(data[:at] + b"????" + data[at + 4 :])
     open_columns.cache_clear()
     with pytest.raises(ImageError, match=r"a\.parquet/0: damaged, or not an image"):
@@ -211,7 +205,7 @@ def test_images_in_classes(tmp_path, root):
     assert source.splits == ("train", "val") and source.classes == names and not source.skipped
     found = [(pixel(record), record["class"], record["label"]) for record in source.split("train").records()]
     assert found == [(RGB[color], names[n], n) for color, n in zip(COLORS, [0, 1, 1, 0], strict=True)]
-    assert source.split("val").record(1).read_file() == png("green")
+    assert source.split("val").record(1).read_file() == png_of("green")
     (root / "names.csv").write_text("image,label\na.png,x\nb.png,y\nsub/../c.png,x\n")
     beside = ImageTable(path=str(root / "names.csv"), val_fraction=0)
     assert [pixel(record) for record in beside.split("train").records()] == [RGB["red"]] * 3

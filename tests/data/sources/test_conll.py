@@ -61,22 +61,6 @@ def test_columns_of_spaces_and_named_ones(tmp_path):
     assert held(conll(named, word_column="FORM", tag_column="NER")) == [("2", ["do", "nt"], ["O", "O"])]
 
 
-def test_files_are_looked_up_in_the_root(tmp_path):
-    path = write(tmp_path / "train.conll", "a\tO\n")
-    assert held(conll("train.conll", root=str(tmp_path))) == held(conll(path)) == [("1", ["a"], ["O"])]
-    message = refusal(conll, "trian.conll", root=str(tmp_path))
-    assert f"data.path=trian.conll: no such file, nor {tmp_path}/trian.conll; did you mean {path}?" in message
-    assert "nor" not in refusal(conll, str(tmp_path / "gone"), root=str(tmp_path))
-
-
-def test_files_of_each_split_and_drawn_ones(tmp_path):
-    path = write(tmp_path / "t", "".join(f"w{n}\tO\n\n" for n in range(50)))
-    source = Conll(path=path, test_path=path)
-    assert source.splits == ("train", "test") and held(source, "test")[0][0] == "test:1"
-    drawn = Conll(path=path, val_fraction=0.3, test_fraction=0.2)
-    assert drawn.splits == ("train", "val", "test") and sum(len(held(drawn, name)) for name in drawn.splits) == 50
-
-
 def test_a_sentence_with_a_bad_line_is_left_out_and_named(tmp_path):
     path = write(tmp_path / "t", "a\tO\nb\n\nc\tO\n\n\tO\n\nd\tO\n")
     source = conll(path)

@@ -323,6 +323,24 @@ def test_a_column_that_is_absent_is_named(kind: str, column: str, root: Path) ->
     assert re.search(rf"rows\.json: no column 'other' among .*; set data\.source\.{column}_column to the", message)
 
 
+EMPTY = {
+    "captions": {"image": "names no image", "caption": "no caption"},
+    "questions": {"image": "names no image", "question": "no question and answer", "answer": "no question and answer"},
+    "conversations": {"image": "names no image"},
+    "image_table": {"image": "no image", "label": "no label"},
+    "texts": {"text": "no text", "label": "no label"},
+    "translations": {"text": "no text", "translation": "no translation"},
+}
+
+
+@pytest.mark.parametrize(("kind", "column"), [(kind, column) for kind in EMPTY for column in EMPTY[kind]])
+def test_a_row_with_an_empty_cell_is_skipped_and_named(kind: str, column: str, root: Path) -> None:
+    rows = valid(kind)
+    rows[5] |= {column: " "}
+    source = read(kind, root, rows)
+    assert source.skipped == [f"{root / 'rows.json'}, object 6: {EMPTY[kind][column]}"] and len(ids(source)) == ROWS - 1
+
+
 # Files of a few rows: the name of the file that is damaged, its content, and how the source is opened.
 
 TRIPLES = [

@@ -10,7 +10,6 @@ from captioned import captions, content, picture
 from classed import lay_out, pack
 
 from vlm.data.records import SplitSubset
-from vlm.data.shapes.scene_captions import Shapes
 from vlm.data.shapes.scene_labels import ShapeClasses
 from vlm.data.sources.class_folders import ClassFolders
 from vlm.data.sources.shards import Shards
@@ -121,12 +120,6 @@ def test_classes_come_back(tmp_path):
         found = back(tmp_path / name, "label")
         assert found.classes == source.classes
         same(found, source)
-
-
-def test_drawn_scenes_keep_every_pixel(tmp_path):
-    source = Shapes(**DRAWN, captions_per_image=2)
-    write(source, tmp_path)
-    same(back(tmp_path, "captions"), source)
 
 
 def test_parts_of_a_split_and_images_that_are_gone(tmp_path):

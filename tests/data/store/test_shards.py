@@ -15,7 +15,7 @@ from sharded import captioned, classed, write_tar
 from vlm.data.images.image import ImageError, load_image
 from vlm.data.records import collect_errors
 from vlm.data.sources.shards import Shards
-from vlm.data.store.shards import SUFFIX, build_index, digest, open_index
+from vlm.data.store.shards import SUFFIX, build_index, digest
 
 NO_HOLD_OUT = {"val_fraction": 0.0, "test_fraction": 0.0}
 
@@ -81,6 +81,10 @@ def test_captions_come_from_lists_then_metadata_then_lines(tmp_path):
         **{"c.webp": png(3), "c.txt": "eight\r\nnine\n"},
         **{"d.png": png(4), "d.json": "no JSON", "d.txt": "\ud7ff漢"},
         **{"e.png": png(5), "e.json": '{"caption": "half \\ud800"}'},
+        **{"f.PNG": png(6), "f.TXT": "in capitals"},
+        **{"g.png": png(7), "g.JSON": {"captions": [], "caption": None}, "g.txt": "instead of empty ones"},
+        **{"h.png": png(8), "h.json": {"caption": ""}, "h.txt": "instead of none"},
+        **{"i.png": png(9), "i.json": {"captions": "no list"}, "i.txt": "i"},
     }
     write_tar(tmp_path / "0.tar", members)
     source = shards(tmp_path)
@@ -90,28 +94,13 @@ def test_captions_come_from_lists_then_metadata_then_lines(tmp_path):
         "0.tar/c.webp": ["eight", "nine"],
         "0.tar/d.png": ["\ud7ff漢"],
         "0.tar/e.png": ["half ?"],
+        "0.tar/f.PNG": ["in capitals"],
+        "0.tar/g.png": ["instead of empty ones"],
+        "0.tar/h.png": ["instead of none"],
+        "0.tar/i.png": ["no list"],
     }
     assert len(source.repeated) == 1 and len(source.skipped) == 3
     assert any("d.json: is not a JSON object" in line for line in source.skipped)
-
-
-def test_suffixes_in_capitals_and_empty_captions_beside_lines(tmp_path):
-    members = {"a.PNG": png(1), "a.TXT": "one"}
-    for name, about in (("b", {"captions": [], "caption": None}), ("c", {"caption": ""}), ("d", {"captions": "four"})):
-        members |= {f"{name}.png": png(2), f"{name}.JSON": about, f"{name}.txt": name}
-    write_tar(tmp_path / "0.tar", members)
-    source = shards(tmp_path)
-    expected = {"a.PNG": ["one"], "b.png": ["b"], "c.png": ["c"], "d.png": ["four"]}
-    assert content(source)["train"] == {f"0.tar/{name}": texts for name, texts in expected.items()}
-    assert not source.skipped
-
-
-def test_an_index_of_an_older_format_is_replaced(tmp_path):
-    write_tar(tmp_path / "0.tar", {"a.png": png(1), "a.txt": "one"})
-    shards(tmp_path)
-    index = tmp_path / "0.tar.index"
-    index.write_bytes(index.read_bytes().replace(b'"format": 2', b'"format": 1'))
-    assert content(shards(tmp_path))["train"] == {"0.tar/a.png": ["one"]} and b'"format": 2' in index.read_bytes()
 
 
 def test_what_cannot_be_used_is_told(tmp_path):
@@ -159,7 +148,7 @@ def test_a_damaged_index_is_made_anew(tmp_path):
     outside = [[places[0], size, *places[2:]], [-1, *places[1:]], [*places[:8], 2**62], [2**63 - 1, *places[1:]]]
     bad = [b"", b"{}", whole[:-1], whole[:200], line + b"\n", b"[" * 100_000, b"\n" + rest, rest]
     bad += [signed(line, rest, samples=count) for count in (10**10, -1, "3", True)]
-    bad += [signed(line, rest, tar=size + 1), whole.replace(b"caption 1", b"caption 7")]
+    bad += [signed(line, rest, tar=size + 1), signed(line, rest, format=1), whole.replace(b"caption 1", b"caption 7")]
     bad += [signed(line, struct.pack("<9q", *values) + rest[72:]) for values in outside]
     changes = [(b'["caption 1"]', b'"caption 1..."'), (b"[]", b"[3]"), (b"[]", b"{}"), (b"[]", b"[[1, 2]]")]
     bad += [signed(line, rest.replace(*change)) for change in changes]
@@ -299,10 +288,3 @@ def test_refusals_of_classes(tmp_path):
     assert "100,000" in refusal(of_classes, tmp_path / "b", "999999", "1")
     write_tar(tmp_path / "d" / "0.tar", classed("z", first=7))
     assert "has class 'z'" in refusal(of_classes, tmp_path, "a", "b", path="0.tar", val_path="d/0.tar")
-
-
-def test_an_index_of_many_samples_is_exact(tmp_path):
-    path = write_tar(tmp_path / "0.tar", captioned(300))
-    made, read = (open_index(str(path), write=True) for _ in range(2))
-    assert list(made.records()) == list(read.records()) == [read.record(at) for at in range(300)]
-    assert (made.places == read.places).all()

@@ -3,10 +3,11 @@
 import pytest
 import torch
 from captioned import refusal
+from rows import RowSource, open_fields
 
 from vlm.checkpoint.pretrained_tokenizer import PretrainedTokenizer
-from vlm.data.fields import CaptionField, learn_tokenizers
-from vlm.data.records import LanguageSplit, ListSplit, Record, Source
+from vlm.data.fields import CaptionField
+from vlm.data.records import LanguageSplit
 from vlm.data.text.inputs import OneCaptionField
 from vlm.data.text.subwords import BytePairTokenizer
 from vlm.data.text.tokenizer import ByteTokenizer, CharTokenizer, SentencePieceTokenizer, tokenizer_from_state
@@ -15,29 +16,15 @@ TEXTS = ["a red circle", "ein rotes Rund", "红色的圆"]
 ROWS = [[("a dog", "en"), ("ein Hund", "de")], [("two cats", "en")], [("Katzen", "de"), ("cats", "en")]]
 
 
-class Told(Source):
+def told(languages=("en", "de")):
     """Captions in two languages."""
-
-    splits = ("train", "val")
-    languages = ("en", "de")
-
-    def open(self, name):
-        def record(row, epoch):
-            texts, languages = (list(values) for values in zip(*row[1], strict=True))
-            return Record(f"{row[0]}", {"captions": texts, "references": texts, "languages": languages})
-
-        return ListSplit(list(enumerate(ROWS)), record)
-
-
-class Plain(Told):
-    languages = ()
+    columns = [[list(values) for values in zip(*row, strict=True)] for row in ROWS]
+    rows = [{"captions": texts, "references": texts, "languages": names} for texts, names in columns]
+    return RowSource({"train": rows, "val": rows}, languages=languages)
 
 
 def opened(field, source=None):
-    source = source or Told()
-    field.open(source, {name: source.split(name) for name in source.splits}, seed=0, cache=None)
-    learn_tokenizers([field], None)
-    field.prepare()
+    open_fields(source or told(), field)
     return field
 
 
@@ -102,7 +89,7 @@ def test_a_caption_begins_with_its_language_which_is_read_and_not_predicted():
     field = opened(CaptionField(tokenizer=CharTokenizer(), max_len=6))
     bos, eos, ids = field.tokenizer.bos_id, field.tokenizer.eos_id, field.tokenizer.encode
     (en,), (de,) = field.tokenizer.begin("en"), field.tokenizer.begin("de")
-    record = Told().split("train").record(0)
+    record = told().split("train").record(0)
     rows = field.collate([field.encode(record, (0, 0, 0))])
     row = [bos, en, *ids("a d"), eos, bos, de, *ids("ein"), eos]
     assert rows.tokens.tolist() == [row] and field.length(record) == len(row) == 12
@@ -112,18 +99,18 @@ def test_a_caption_begins_with_its_language_which_is_read_and_not_predicted():
 
 def test_evaluation_knows_the_references_of_each_language():
     field = opened(CaptionField(tokenizer=CharTokenizer(), max_len=9))
-    split = field.view("val", Told().split("val"), training=False)
+    split = field.view("val", told().split("val"), training=False)
     rows = field.collate([field.encode(record, None) for record in split.records()])
     assert rows.references_in("en") == [["a dog"], ["two cats"], ["cats"]]
     assert rows.references_in("de") == [["ein Hund"], [], ["Katzen"]]
     assert rows.references_in(None) == [[text for text, _ in row] for row in ROWS]
     assert torch.equal(rows.partners.tokens[0], rows.tokens[1])
-    train = LanguageSplit(Told().split("train"), "de")
+    train = LanguageSplit(told().split("train"), "de")
     assert [record["captions"] for record in train.records()] == [["ein Hund"], [], ["Katzen"]]
 
 
 def test_captions_of_no_stated_language_are_of_the_first_one():
-    field = opened(CaptionField(tokenizer=CharTokenizer(), max_len=9), Plain())
+    field = opened(CaptionField(tokenizer=CharTokenizer(), max_len=9), told(()))
     state = opened(CaptionField(tokenizer=CharTokenizer(), max_len=9)).state()
     plain = field.encode_caption("a dog")
     field.restore(state)

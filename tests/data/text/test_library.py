@@ -11,8 +11,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from transformers import PreTrainedTokenizerFast
 from varied import varied_lines
 
-from vlm.data.text.export import make_tokenizer_files
-from vlm.data.text.hugging_face import read_tokenizer
+from vlm.data.text.hugging_face import make_tokenizer_files, read_tokenizer
 from vlm.data.text.library import PATTERNS, JsonTokenizer
 from vlm.data.text.tokenizer import tokenizer_from_state
 from vlm.errors import UserError
