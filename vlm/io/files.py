@@ -1,4 +1,4 @@
-"""File helpers: atomic writes, locks, arguments from stdin, a progress display, and the optional pyarrow package."""
+"""File helpers: atomic writes, arguments from stdin, a progress display, and the optional pyarrow package."""
 
 import glob
 import os
@@ -7,7 +7,6 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from errno import ENOLCK, ENOSYS, EOPNOTSUPP
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
@@ -132,33 +131,3 @@ def require_pyarrow(what: str) -> None:
         import pyarrow.parquet  # noqa: F401
     except ImportError as fault:
         raise UserError(f'{what}: needs the package pyarrow; pip install "vlm-lightning[parquet]"') from fault
-
-
-def unwritable_error(path: Path, error: OSError) -> UserError:
-    """The error for a cache file that cannot be written."""
-    return UserError(f"{path}: cannot be written ({error.strerror}); free disk space, or set runs to another folder", 1)
-
-
-@contextmanager
-def file_lock(path: Path) -> Iterator[None]:
-    """Locks a file against other processes and threads; has no effect on file systems without locks.
-
-    Args:
-        path: The file to lock; the lock file, with suffix ``.lock``, is not deleted.
-    Raises:
-        UserError: The folder cannot be written to.
-    """
-    from filelock import FileLock
-
-    # No soft lock as a fallback: it would stay forever if its process is killed.
-    lock = FileLock(path.with_name(f"{path.name}.lock"), fallback_to_soft=False)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        lock.acquire()
-    except OSError as error:
-        if error.errno not in (ENOLCK, ENOSYS, EOPNOTSUPP):
-            raise unwritable_error(path, error) from error
-    try:
-        yield
-    finally:
-        lock.release()

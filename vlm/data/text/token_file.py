@@ -20,9 +20,10 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
+from vlm.data.store.cache_file import file_lock, unwritable_error
 from vlm.data.text.tokenizer import Tokenizer, tokenizer_from_state
 from vlm.errors import UserError
-from vlm.io.files import atomic_write, file_lock, unwritable_error
+from vlm.io.files import atomic_write
 from vlm.machine import cores
 
 JOB = 2**19  # characters encoded per job
