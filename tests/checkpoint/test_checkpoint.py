@@ -7,12 +7,10 @@ import os
 import re
 import stat
 import time
-import zipfile
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 from vlm.checkpoint import load as ckpt
 from vlm.checkpoint.file import write
@@ -175,60 +173,6 @@ def test_a_truncated_file_is_refused(path, share):
     path.write_bytes(path.read_bytes()[: int(share * path.stat().st_size)])
     with pytest.raises(UserError, match=r"last\.ckpt: is (not a checkpoint, or is incomplete|damaged)"):
         ckpt.read(path)
-
-
-class Command:
-    """Pickles as a call of a function, as malware does."""
-
-    def __init__(self, path):
-        self.path = str(path)
-
-    def __reduce__(self):
-        return os.mkdir, (self.path,)
-
-
-def test_nothing_in_a_file_is_executed(path, tmp_path, checkpoint):
-    torch.save({**checkpoint, "vlm": Command(tmp_path / "executed")}, path)
-    with pytest.raises(UserError, match="is damaged or not a checkpoint of vlm"):
-        ckpt.read(path)
-    assert not (tmp_path / "executed").exists()
-
-
-def graphs_folder(path):
-    path.mkdir()
-    (path / "graphs.json").write_text("{}")
-
-
-def zip_file(path):
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("readme.txt", "weights")
-
-
-FOREIGN = {
-    "text": (lambda path: path.write_text("weights\n" * 100), "is not a checkpoint"),
-    "zip": (zip_file, "not a checkpoint of vlm"),
-    "state dict": (lambda path: torch.save(nn.Linear(2, 2).state_dict(), path), "was not written by vlm"),
-    "tensor": (lambda path: torch.save(torch.zeros(3), path), "was not written by vlm"),
-    "module": (lambda path: torch.save(nn.Linear(2, 2), path), "not a checkpoint of vlm"),
-    "legacy": (lambda path: torch.save({"format": 1}, path, _use_new_zipfile_serialization=False), "not a checkpoint"),
-    "format": (
-        lambda path: torch.save({"format": 1, "vlm": {}}, path),
-        "has format 1, .* reads format 2; .*train again",
-    ),
-    "folder": (lambda path: path.mkdir(), "it has neither config.json .* nor checkpoints/"),
-    "stopped run": (lambda path: (path / "checkpoints").mkdir(parents=True), "neither best.ckpt nor last.ckpt"),
-    "graphs": (graphs_folder, "holds graphs for other programs; give the checkpoint"),
-    "nothing": (lambda path: None, "no such checkpoint"),
-}
-
-
-@pytest.mark.parametrize("kind", FOREIGN)
-def test_a_file_that_is_not_ours_is_refused(tmp_path, kind):
-    make, message = FOREIGN[kind]
-    make(tmp_path / "model.ckpt")
-    with pytest.raises(UserError, match=rf"model\.ckpt: .*{message}") as caught:
-        ckpt.read(tmp_path / "model.ckpt")
-    assert caught.value.status == 2
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])

@@ -1,10 +1,14 @@
-"""Lines for people are folded where a reader would break them, and on a terminal alone."""
+"""Lines are folded where a reader would break them, and on a terminal alone; a shell reads back what was meant."""
 
 import io
+import shlex
+import shutil
+import subprocess
 
 import pytest
 
-from vlm.io.terminal import PIPE_WIDTH, columns, fold, line_width
+from vlm.io.terminal import PIPE_WIDTH, columns, fold, line_width, shell_line, train_command
+from vlm.training.run.train import format_summary
 
 SCORES = "step 24: " + "  ".join(f"metric{n} 0.{n:04}" for n in range(30))
 SAMPLE = "  'A man in a shirt .'" + " " * 40 + "reference: 'Two children in swimsuits stand talking in a lake .'"
@@ -85,3 +89,56 @@ def test_sentences_for_a_pipe_have_80_columns_and_commands_stay_whole() -> None:
     rows = fold(line, pipe_width=PIPE_WIDTH).split("\n")
     assert len(rows) > 1 and max(map(len, rows)) <= 80 and " ".join(rows).split() == line.split()
     assert any(command in row for row in rows) and fold(line) == line
+
+
+# Commands to copy
+
+TEXTS = ["plain", "two words", 'it\'s "so" `here` $HOME \\n !!', "", "a\nb\ttab\r", "\U0001f468\u200d\U0001f469 'x' \\"]
+TEXTS += ["ελληνικά 狗 #=*?", "\u200d1f", "\x1b[31m"]
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh"])
+@pytest.mark.parametrize("locale", ["C", "C.UTF-8"])
+def test_a_shell_reads_back_every_argument(shell, locale):
+    if shutil.which(shell) is None:
+        pytest.skip(f"there is no {shell}")
+    line = shell_line(TEXTS)
+    assert line.isprintable()
+    program = [shell, "-c", f"printf '%s\\0' {line}"]
+    done = subprocess.run(program, capture_output=True, check=True, env={"LC_ALL": locale})
+    assert done.stdout.decode("utf-8", "surrogateescape").split("\0")[:-1] == TEXTS
+
+
+def test_the_command_to_try_gives_back_its_text(tmp_path):
+    text = '\U0001f468\u200d\U0001f469 it\'s\na "dog"'
+    checkpoint = tmp_path / "my run" / "checkpoints" / "best.ckpt"
+    said = format_summary(checkpoint, {}, f"vlm tag --text {shlex.quote(text)}", [])
+    (line,) = (line.removeprefix("try") for line in said.splitlines() if line.startswith("try"))
+    done = subprocess.run(["bash", "-c", f"printf '%s\\0' {line}"], capture_output=True, check=True)
+    *start, given, _, checkpoint, _ = done.stdout.decode().split("\0")
+    assert start == ["vlm", "tag", "--text"] and given == text and checkpoint.endswith("my run/checkpoints/best.ckpt")
+
+
+@pytest.mark.parametrize(
+    ("started", "command"),
+    [
+        ("/usr/bin/vlm", "vlm train"),
+        ("vlm.exe", "vlm train"),
+        ("train.py", "python train.py"),
+        ("/opt/pytest", "python train.py"),
+    ],
+)
+def test_hints_name_the_command_of_this_process(started, command, monkeypatch):
+    monkeypatch.setattr("sys.argv", [started])
+    assert train_command("resume=runs/a b") == f"{command} 'resume=runs/a b'"
+
+
+def test_hints_name_a_script_only_where_it_is(monkeypatch, tmp_path):
+    """Who has the installed package alone, and trains from Python, has no train.py."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["notebook"])
+    assert train_command("resume=last") == "vlm train resume=last"
+    (tmp_path / "train.py").touch()
+    assert train_command("resume=last") == "python train.py resume=last"
+    monkeypatch.setattr("sys.argv", [str(tmp_path / "train.py")])  # the one that was called
+    assert train_command("resume=last") == f"python {tmp_path}/train.py resume=last"

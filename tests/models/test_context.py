@@ -1,10 +1,11 @@
-"""Context as a prefix: against Hugging Face's GIT, and what must hold of rows that begin with it."""
+"""Context as a prefix, and images inside a text: what must hold of rows that have them.
+
+tests/checkpoint compare GIT with Hugging Face's; test_decoder.py has its packed and cached rows.
+"""
 
 import pytest
 import torch
-from hugging import saved_git
 
-from vlm.checkpoint.load import load_model, read
 from vlm.data.batch import pack
 from vlm.decoding.loop import decode, decode_batch
 from vlm.decoding.options import Decoding
@@ -16,31 +17,6 @@ from vlm.nn.position import RotaryPositions
 from vlm.nn.step.replay import FixedDecodeState
 
 V, D, DEPTH, N, MAX_LEN = 31, 24, 2, 3, 20
-
-
-@torch.no_grad()
-def test_logits_equal_git_packed_alone_and_cached(tmp_path):
-    theirs, tokenizer, _ = saved_git(tmp_path)
-    ours, words = load_model(read(tmp_path)), len(tokenizer)
-    decoder, images = ours.decoder, torch.randn(2, 3, 24, 24)
-    texts = [[torch.randint(words, (length,)).tolist() for length in lengths] for lengths in ((5, 3, 7), (4, 20))]
-    tokens, segments = pack(texts, pad_id=0)
-    packed = decoder.head(decoder(tokens, segments, ours.encode(images)))
-    for row, captions in enumerate(texts):
-        one = images[row : row + 1]
-        for segment, caption in enumerate(captions, start=1):
-            caption = torch.tensor([caption])
-            truth = theirs(caption, pixel_values=one).logits[:, -caption.shape[1] :]
-            assert truth.std() > 0.3
-            alone = decoder.head(decoder(caption, None, ours.encode(one)))
-            torch.testing.assert_close(alone, truth, rtol=0, atol=1e-4)
-            torch.testing.assert_close(packed[row][segments[row] == segment], truth[0], rtol=0, atol=1e-4)
-    tokens = torch.randint(words, (2, 8))
-    truth = theirs(tokens, pixel_values=images).logits[:, -8:]
-    for chunks in ([1] * 8, [3, 1, 4]):
-        state = decoder.start(ours.encode(images), rows=2, max_len=8)
-        stepped = torch.cat([decoder.head(decoder.step(part, state)) for part in tokens.split(chunks, 1)], 1)
-        torch.testing.assert_close(stepped, truth, rtol=0, atol=1e-4)
 
 
 def test_the_mask_of_a_row():

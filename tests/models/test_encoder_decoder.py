@@ -244,26 +244,3 @@ def test_a_batch_without_images_trains(written):
     assert (total.item(), count) == (0, 0)
     assert all(parameter.grad is not None and not parameter.grad.any() for parameter in model.parameters())
     assert decode_batch(model.decoder, model.encode(images), Decoding(max_tokens=3), bos_id=1, eos_id=2) == []
-
-
-@pytest.mark.parametrize("width, heads", [(D, 3), (36, 4)])
-def test_equals_hugging_face(vision_gpt2, load, width, heads):
-    theirs = vision_gpt2(hidden_size=width, num_attention_heads=heads, intermediate_size=4 * width)
-    assert hasattr(theirs, "enc_to_dec_proj") == (width != D)  # ours holds it in its keys and values
-    model = load(
-        VisionLanguageModel(
-            encoder=vit(dim=width, num_heads=heads, class_token=True, norm_eps=1e-12),
-            decoder=decoder(width, activation="gelu_tanh"),
-        ),
-        theirs,
-    )
-    images = 4 * torch.randn(3, 3, 24, 24)
-    tokens = torch.randint(V, (3, MAX_LEN))
-    truth = theirs(pixel_values=images, decoder_input_ids=tokens).logits
-    torch.testing.assert_close(model.head(model(images, tokens)), truth, rtol=0, atol=1e-4)
-
-    texts = theirs.generate(images, max_new_tokens=MAX_LEN - 1, do_sample=False)[:, 1:].tolist()
-    assert len(set(map(tuple, texts))) == 3  # each image its own text
-    decoding = Decoding(max_tokens=MAX_LEN - 1)
-    found = decode_batch(model.decoder, model.encode(images), decoding, bos_id=1, eos_id=-1)
-    assert [row[0].tokens for row in found] == texts

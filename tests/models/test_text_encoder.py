@@ -1,16 +1,8 @@
-"""The text encoder and models with it against BERT and torch's own layers, and texts that share rows."""
+"""The text encoder against torch's own layers, and texts that share rows; tests/checkpoint compare it with BERT."""
 
 import pytest
 import torch
-from bert import copied, head_copied
 from torch import nn
-from transformers import (
-    BertConfig,
-    BertForMaskedLM,
-    BertForSequenceClassification,
-    BertForTokenClassification,
-    BertModel,
-)
 
 from vlm.data.batch import InputRows
 from vlm.data.text.inputs import EncodedSample, Input, input_rows
@@ -133,67 +125,12 @@ def test_the_weights_of_bert_large():
     assert encoder.blocks[0].attn.head_dim == 64
 
 
-def bert(scramble, kind):
-    """A small random BERT, and our encoder with its weights."""
-    sizes = {"vocab_size": V, "max_position_embeddings": MAX_LEN, "hidden_size": D, "num_hidden_layers": DEPTH}
-    sizes |= {"num_attention_heads": N, "intermediate_size": 4 * D, "type_vocab_size": 2, "num_labels": 5}
-    theirs = scramble(kind(BertConfig(**sizes)))
-    return theirs, copied(TextEncoder(**SIZES, **BERT), getattr(theirs, "bert", theirs))
-
-
-SEEN = torch.arange(LENGTH) < torch.tensor([[7], [LENGTH]])
-PLACES = SEEN.flatten().nonzero()[:, 0]
-
-
-def close(found, truth):
-    torch.testing.assert_close(found, truth, rtol=0, atol=1e-5)
-
-
-def test_states_and_logits_of_its_heads_equal_bert(scramble, tokens):
-    inputs = tokens, SEEN.long(), torch.randint(2, tokens.shape)
-    given = {"attention_mask": inputs[1], "token_type_ids": inputs[2]}
-    theirs, ours = bert(scramble, BertModel)
-    context = ours(*inputs)
-    assert torch.equal(context.mask, SEEN)
-    close(context.states[SEEN], theirs(tokens, **given).last_hidden_state[SEEN])
-    assert ours(tokens).mask is None
-    close(ours(tokens).states, theirs(tokens).last_hidden_state)  # no padding, all of type 0
-
-    theirs, encoder = bert(scramble, BertForSequenceClassification)
-    ours = SequenceClassifier(encoder=encoder, num_classes=5, transform=True).eval()
-    ours.transform.load_state_dict(theirs.bert.pooler.dense.state_dict())
-    ours.head.load_state_dict(theirs.classifier.state_dict())
-    close(ours(*inputs), theirs(tokens, **given).logits)
-
-    theirs, encoder = bert(scramble, BertForTokenClassification)
-    ours = TokenClassifier(encoder=encoder, num_classes=5).eval()
-    ours.head.load_state_dict(theirs.classifier.state_dict())
-    close(ours(*inputs, PLACES), theirs(tokens, **given).logits[SEEN])
-    close(ours(tokens), theirs(tokens).logits.flatten(0, 1))
-
-
-@pytest.fixture
-def filler(scramble):
-    """BERT for masked words, and ours with its weights."""
-    theirs, encoder = bert(scramble, BertForMaskedLM)
-    ours = MaskedLanguageModel(encoder=encoder, vocab_size=V, bias=True, transform="gelu", norm_eps=1e-12)
-    head_copied(ours.vocabulary_head, theirs.cls.predictions)
-    return theirs, ours.eval()
-
-
-def test_masked_words_and_their_loss_equal_bert(filler, tokens):
-    theirs, ours = filler
-    places = torch.tensor([1, 5, LENGTH, LENGTH + 9])
-    labels = torch.full((2 * LENGTH,), -100)
-    labels[places] = torch.randint(V, (4,))
-    truth = theirs(tokens, attention_mask=SEEN.long(), labels=labels.view(2, -1))
-    logits = ours.head.logits(ours(tokens, SEEN.long(), None, places))
-    close(logits, truth.logits.flatten(0, 1)[places])
-    close(nn.functional.cross_entropy(logits, labels[places]), truth.loss)
-
-
-def test_the_pseudo_log_likelihood_masks_one_token_at_a_time(filler):
-    ours, ids, mask, total = filler[1].double(), [1, 7, 8, 9, 7, 2], V - 1, 0.0
+def test_the_pseudo_log_likelihood_masks_one_token_at_a_time(scramble):
+    ours = scramble(
+        MaskedLanguageModel(encoder=TextEncoder(**SIZES, **BERT), vocab_size=V, bias=True, transform="gelu")
+    )
+    ids, mask, total = [1, 7, 8, 9, 7, 2], V - 1, 0.0
+    ours.double()
     for at in range(1, 5):
         row = torch.tensor([[*ids[:at], mask, *ids[at + 1 :]]])
         rows = InputRows(row, torch.ones_like(row), places=torch.tensor([at]))

@@ -5,12 +5,21 @@ That the models then compute the same stands with the tests of each model.
 
 import copy
 import json
-import re
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import BertConfig, BertModel, GPT2Model, ViTForImageClassification
+from transformers import (
+    BertConfig,
+    BertModel,
+    GPT2Config,
+    GPT2LMHeadModel,
+    GPT2Model,
+    VisionEncoderDecoderModel,
+    ViTConfig,
+    ViTForImageClassification,
+    ViTModel,
+)
 
 from vlm.errors import UserError
 from vlm.models.classifier import Classifier
@@ -27,6 +36,42 @@ V, D, MAX_LEN = 31, 24, 20
 SIZES = {"dim": D, "depth": 2, "num_heads": 3}
 VIT = SIZES | {"image_size": 24, "patch_size": 8, "class_token": True, "norm_eps": 1e-12}
 TEXT = SIZES | {"vocab_size": V, "max_len": MAX_LEN, "activation": "gelu_tanh"}
+
+
+GPT2 = {"vocab_size": 31, "n_positions": 20, "n_embd": 24, "n_layer": 2, "n_head": 3}
+GPT2 |= {"bos_token_id": 1, "eos_token_id": None, "pad_token_id": 0}
+THEIR_VIT = {"image_size": 24, "patch_size": 8, "hidden_size": 24, "num_hidden_layers": 2}
+THEIR_VIT |= {"num_attention_heads": 3, "intermediate_size": 96}
+
+
+@pytest.fixture
+def gpt2(scramble):
+    def make(kind=GPT2LMHeadModel, **changes):
+        model = scramble(kind(GPT2Config(**GPT2 | changes)))
+        model.base_model.wpe.weight.data *= 8  # or a random model with tied embeddings repeats one token
+        return model
+
+    return make
+
+
+@pytest.fixture
+def hf_vit(scramble):
+    return lambda kind=ViTModel, **changes: scramble(kind(ViTConfig(**THEIR_VIT | changes)))
+
+
+@pytest.fixture
+def vision_gpt2(scramble, gpt2, hf_vit):
+    """A ViT with a GPT-2 that attends to it, through a projection where its width is another."""
+
+    def make(**changes):
+        text = gpt2(add_cross_attention=True, is_decoder=True)
+        model = VisionEncoderDecoderModel(encoder=hf_vit(**changes), decoder=text)
+        model.generation_config.decoder_start_token_id = 1
+        if hasattr(model, "enc_to_dec_proj"):
+            scramble(model.enc_to_dec_proj)
+        return model.eval()
+
+    return make
 
 
 def vit(**options):
@@ -226,28 +271,10 @@ def test_another_stem_and_other_positions_are_refused(hf_vit, saved):
     assert remedies == ["remove model.positions", "choose model/encoder=vit"]
 
 
-@pytest.mark.parametrize(
-    "name, value",
-    [
-        *(("activation_function", "mish"), ("scale_attn_by_inverse_layer_idx", True), ("scale_attn_weights", False)),
-        *(("n_ctx", 7), ("sliding_window", 4), ("logit_scale", 0.5)),
-    ],
-)
-def test_what_our_layers_do_not_do_is_refused(gpt2, saved, folder, name, value):
-    path = saved(gpt2())
-    edit_config(folder, **{name: value})
-    [line] = refused(decoder(), path)
-    assert f"config.json: {name} is {value!r}, " in line
-
-
 @pytest.mark.parametrize("build", [vit, joined, lambda: Classifier(encoder=vit(), num_classes=3)])
-def test_another_family_is_refused(build, saved, folder):
+def test_another_family_is_refused(build, saved):
     path = saved(BertModel(BertConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=2)))
     assert "holds a bert for a TextEncoder" in refused(build(), path)[0]
-    for unknown in ("swin", "../vit", "__init__", None, ["vit"]):
-        edit_config(folder, model_type=unknown)
-        fault = refused(build(), path)[0]
-        assert f"model_type {unknown!r} is not supported; supported are bert, blip, clip," in fault
 
 
 def test_a_folder_for_another_model_is_refused(gpt2, hf_vit, vision_gpt2, saved):
@@ -260,14 +287,6 @@ def test_a_folder_for_another_model_is_refused(gpt2, hf_vit, vision_gpt2, saved)
         encoder=TimmEncoder(name="resnet10t", dim=D, image_size=32), decoder=decoder(context_dim=D)
     )
     assert "the model is a VisionLanguageModel, its encoder is a TimmEncoder" in refused(model, path)[0]
-
-
-def test_an_encoder_of_another_family_is_refused(vision_gpt2, saved, folder):
-    path = saved(vision_gpt2())
-    config = json.loads((folder / "config.json").read_text())
-    edit_config(folder, encoder=config["encoder"] | {"model_type": "swin"})
-    [line] = refused(joined(), path)
-    assert "encoder.model_type is 'swin', where vlm supports vit or deit or siglip_vision_model" in line
 
 
 def test_missing_tensors_and_wrong_shapes_are_all_named(gpt2, hf_vit, saved, folder):
@@ -296,26 +315,6 @@ def test_many_faults_are_counted(gpt2, saved, folder):
     edit_tensors(folder, lambda tensors: {"transformer.wte.weight": tensors["transformer.wte.weight"]})
     lines = refused(decoder(), path)
     assert len(lines) == 21 and lines[-1] == "7 more"
-
-
-INDEX = "model.safetensors.index.json"
-DAMAGES = [
-    *(("model.safetensors", damage, "cannot be read") for damage in (b"", b"no weights", slice(-100))),
-    *((INDEX, text, "cannot be read|has no weight_map") for text in (b"", b"[]", b"{}", b'{"weight_map": {"a": 3}}')),
-    *(("config.json", text, "cannot be read|type|no model") for text in (b"", b"[]", b'"gpt2"', b"{}")),
-    ("config.json", b'{"model_type": ["gpt2"]}', "type"),
-    ("config.json", None, "no config.json"),
-]
-
-
-@pytest.mark.parametrize(("name", "damage", "words"), DAMAGES)
-def test_damaged_files_are_refused(gpt2, saved, folder, name, damage, words):
-    path, file = saved(gpt2(), **({"max_shard_size": "20KB"} if name == INDEX else {})), folder / name
-    if damage is None:
-        file.unlink()
-    else:
-        file.write_bytes(file.read_bytes()[damage] if isinstance(damage, slice) else damage)
-    assert re.search(words, refused(decoder(), path)[0])
 
 
 def test_tensors_that_no_table_names_are_refused(gpt2, saved, folder):

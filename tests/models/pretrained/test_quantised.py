@@ -12,7 +12,6 @@ from torch import Tensor
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 
 from vlm.checkpoint.load import read
-from vlm.cli.main import run as command
 from vlm.errors import UserError
 from vlm.models.pretrained.fields import Fields
 from vlm.models.pretrained.quantised import dequantise, read_quantisation
@@ -97,25 +96,3 @@ def test_a_part_that_states_its_own_is_refused() -> None:
     config = Fields({"text_config": {"quantization_config": FP8}}, "config.json")
     with pytest.raises(UserError, match=r"text_config\.quantization_config is"):
         read_quantisation(config)
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["info", "-c", "FOLDER"],
-        ["generate", "--prompt", "a", "-c", "FOLDER"],
-        ["export", "OUT", "-c", "FOLDER"],
-        ["train", "model=pretrained", "model.path=FOLDER", "runs=OUT", "debug=fast"],
-    ],
-    ids=lambda words: words[0],
-)
-@pytest.mark.slow
-def test_commands_refuse_scales_that_nothing_describes(tmp_path: Path, words: list[str], capsys: Any) -> None:
-    folder = tmp_path / "theirs"
-    saved_decoder(folder, "llama")
-    stored = load_file(folder / "model.safetensors")
-    extra = {f"{UP}.weight_scale": torch.ones(1)}
-    save_file(stored | extra, folder / "model.safetensors", {"format": "pt"})
-    asked = [word.replace("FOLDER", str(folder)).replace("OUT", str(tmp_path / "out")) for word in words]
-    assert command(asked) == 2
-    assert f"{UP}.weight_scale in {folder} belongs to an unsupported quantisation" in capsys.readouterr().err

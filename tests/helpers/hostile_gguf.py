@@ -1,34 +1,14 @@
-"""Cut, wrong and hostile GGUF files: each is read or refused in a line, in under 5 s and 1 GB; nothing is executed."""
+"""GGUF files that are cut, wrong or made to do harm: who makes each, and words of the refusal."""
 
-import random
 import struct
-import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pytest
-import torch
 from gguf_files import decoder, save_gguf
 from hugging import byte_pairs
-from mutations import is_read
 
-from vlm.checkpoint.load import read
-from vlm.cli.main import run as command
-from vlm.errors import UserError
-
-MUTATIONS = 150
 TEXT, NUMBER, LIST = 8, 4, 9  # numbers of types
-CODE = "{{ ''.__class__.__mro__[1].__subclasses__()[1]('touch canary') }}"
-
-
-@pytest.fixture(scope="module")
-def good(tmp_path_factory) -> bytes:
-    torch.manual_seed(0)
-    path = tmp_path_factory.mktemp("good") / "a.gguf"
-    save_gguf(path, *decoder("tied"), kind="Q8_0")
-    return path.read_bytes()
 
 
 def text(value: str | bytes) -> bytes:
@@ -129,6 +109,20 @@ VALUES: dict[str, tuple[dict[str, Any], str]] = {
     "what is not known": ({"llama.attention.clamp_kqv": 1.0}, "clamp_kqv is 1.0, which is not supported; it may be 0"),
     "an end beyond": ({f"{KEY}eos_token_id": 10**6}, "eos_token_id is 1000000, which is outside the vocabulary"),
     "a second end beyond": ({f"{KEY}eot_token_id": 10**6}, "eot_token_id is 1000000, which is outside the vocabulary"),
+    "a padding of text": ({f"{KEY}fim_pad_token_id": "end"}, "fim_pad_token_id is 'end', not of type int"),
+    "another quantisation": (
+        {"general.quantization_version": 1},
+        "general.quantization_version is 1, which is not supported",
+    ),
+    "an adapter": ({"general.type": "adapter"}, "general.type is 'adapter', which is not supported; it may be 'model'"),
+    "a key of adapters": ({"adapter.lora.alpha": 16.0}, "adapter.lora.alpha is 16.0, a key that is not supported"),
+    "a penalty of some": (
+        {"general.sampling.penalty_last_n": 64, "general.sampling.penalty_repeat": 1.1},
+        "penalty_last_n is 64",
+    ),
+    "a share above one": ({"general.sampling.min_p": 2.0}, "general.sampling.min_p is 2.0, not a number from 0 to 1"),
+    "a ban beyond": ({f"{KEY}suppress_tokens": [3, 4000]}, "suppress_tokens has 4000, which is outside the voc"),
+    "an end that is added": ({f"{KEY}add_eos_token": True}, "add_eos_token is True, which is not supported"),
     "an end of text": ({f"{KEY}eos_token_id": "end"}, "eos_token_id is 'end', not of type int"),
     "no end": (
         {f"{KEY}eos_token_id": None, f"{KEY}tokens": [f"t{id}" for id in range(ROWS)]},
@@ -177,90 +171,28 @@ CHANGES: dict[str, tuple[Callable[[bytes], bytes], str]] = {
 }
 
 
-def peak() -> int:
-    """The most memory of this process since `Path("/proc/self/clear_refs")` was written, in kilobytes."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
+# Values of a part that is not the first, which the first has otherwise.
+PARTS = {
+    "split.no": (0, "split.no is 0 in a-00002-of-00002.gguf, not 1"),
+    "split.count": (5, "split.count is 5 in a-00002-of-00002.gguf, not 2"),
+    "split.tensors.count": (99, "split.tensors.count is 99 in a-00002-of-00002.gguf, not 21"),
+    "llama.rope.freq_base": (7.0, "llama.rope.freq_base is 7.0 in a-00002-of-00002.gguf, not 100000.0"),
+}
 
 
-def bounded(action: Callable[[], Any]) -> Any:
-    """The result of an action that takes under 5 s and 1 GB."""
-    Path("/proc/self/clear_refs").write_text("5")
-    before, started = peak(), time.process_time()
-    try:
-        return action()
-    finally:
-        assert time.process_time() - started < 5
-        assert peak() - before < 10**6
+def save_parts(path: Path, key: str, value: float) -> None:
+    for number in (0, 1):
+        values = {"split.no": number, "split.count": 2, "split.tensors.count": 21} | ({key: value} if number else {})
+
+        def keep(tensors: dict[str, Any], number: int = number) -> None:
+            for name in [*tensors][number::2]:
+                del tensors[name]
+
+        part = path.with_name(f"a-0000{number + 1}-of-00002.gguf")
+        save_gguf(part, *decoder("llama"), values=values, change=keep)
 
 
-def refused(path: Path, words: str) -> None:
-    with pytest.raises(UserError, match=words) as caught:
-        bounded(lambda: read(path))
-    assert "\n" not in str(caught.value) and str(path) in str(caught.value)
-
-
-@pytest.mark.parametrize("name", RAW)
-def test_bytes_of_harm_are_refused_in_a_line(tmp_path, name):
-    make, words = RAW[name]
-    (tmp_path / "a.gguf").write_bytes(make())
-    refused(tmp_path / "a.gguf", words)
-
-
-@pytest.mark.parametrize("name", VALUES)
-def test_wrong_values_are_refused_in_a_line(tmp_path, name):
-    values, words = VALUES[name]
-    save_gguf(tmp_path / "a.gguf", *decoder("tied"), values=values)
-    refused(tmp_path / "a.gguf", words)
-
-
-@pytest.mark.parametrize("name", CHANGES)
-def test_a_changed_file_is_refused_in_a_line(good, tmp_path, name):
-    change, words = CHANGES[name]
-    (tmp_path / "a.gguf").write_bytes(change(good))
-    refused(tmp_path / "a.gguf", words)
-
-
-@pytest.mark.parametrize("numbers", [(0.0,) * 8, (NAN,) * 8, (-1.0,) * 8, (1.0, 2.0) * 4], ids=str)
-def test_positions_of_another_scaling_are_refused(tmp_path, numbers):
-    save_gguf(tmp_path / "a.gguf", *decoder("llama3"))
-    content = (tmp_path / "a.gguf").read_bytes()
-    (tmp_path / "a.gguf").write_bytes(content[:-32] + struct.pack("<8f", *numbers))
-    refused(tmp_path / "a.gguf", "rope_freqs.weight does not scale positions as Llama 3 does")
-
-
-def test_code_in_a_template_is_text(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    save_gguf(tmp_path / "a.gguf", *decoder("tied"), values={"tokenizer.chat_template": CODE})
-    assert command(["generate", "-c", "a.gguf", "--prompt", "a", "--max-tokens", "2"]) == 0
-    assert command(["info", "-c", "a.gguf"]) == 0
-    assert command(["chat", "-c", "a.gguf"]) == 2
-    assert not Path("canary").exists()
-
-
-@pytest.mark.parametrize("text", ["{#", "{{raise_exception('", "{%set ", "{{'"])
-def test_a_long_template_takes_no_time(tmp_path, text, capsys):
-    save_gguf(tmp_path / "a.gguf", *decoder("tied"), values={"tokenizer.chat_template": text * 10**5})
-    start = time.process_time()
-    assert command(["chat", "-c", str(tmp_path / "a.gguf")]) == 2
-    assert time.process_time() - start < 5
-    assert "has no chat template that vlm can use; use `vlm generate`" in capsys.readouterr().err
-
-
-def mutated(good: bytes, chance: random.Random) -> bytes:
-    """A file that is cut, or with other bytes in a place, mostly of its header."""
-    place = chance.randrange(len(good) if chance.random() < 0.2 else 14000)
-    if chance.random() < 0.1:
-        return good[:place]
-    number = chance.choice([0, 1, 255, 2**16, 2**31 - 1, 2**32 - 1, 2**62, 2**64 - 1, chance.getrandbits(64)])
-    new = chance.choice([bytes([chance.randrange(256)]), struct.pack("<Q", number), struct.pack("<d", 1e300)])
-    return good[:place] + new + good[place + len(new) :]
-
-
-@torch.no_grad()
-def test_any_change_is_read_or_refused_in_a_line(good, tmp_path):
-    chance, whole, path = random.Random(0), 0, tmp_path / "a.gguf"
-    for number in range(MUTATIONS):
-        path.write_bytes(mutated(good, chance))
-        whole += bounded(partial(is_read, path, [torch.ones(1, 4, dtype=torch.long)], number))
-    assert 0 < whole < MUTATIONS
+def save_scaling(path: Path, numbers: tuple[float, ...]) -> None:
+    """Positions that are scaled otherwise than those of Llama 3."""
+    save_gguf(path, *decoder("llama3"))
+    path.write_bytes(path.read_bytes()[:-32] + struct.pack("<8f", *numbers))
