@@ -200,6 +200,7 @@ class Family:
         more: Further values by the path of a key, instead of VALUES.
         sets: Values of several keys at once, by the path of the object that has them.
         norms: How the names of norms end that are none of torch's; None for norms by 1 + w.
+        name: Name of the family, if it is not that of the class.
     """
 
     kind: str
@@ -209,6 +210,7 @@ class Family:
     more: Mapping[str, list[Any]] = field(default_factory=dict)
     sets: Mapping[str, list[Values]] = field(default_factory=dict)
     norms: str | None = "RMSNorm"
+    name: str = ""
 
     @property
     def theirs(self) -> Any:
@@ -474,224 +476,179 @@ READERS = {
     "Model": text_states,
 }
 _VISION = {"vision_config": "CLIPVisionConfig"}
-FAMILIES: dict[str, Family] = {
-    family.kind if name is None else name: family
-    for name, family in [
-        *((None, Family(f"Bert{head}", BERT, how, more=BERT_LEGACY)) for head, how in READERS.items()),
-        (None, Family("BertForPreTraining", BERT, gaps)),
-        (None, Family("BertForQuestionAnswering", BERT, spans)),
-        *((None, Family(f"DistilBert{head}", DISTIL, how)) for head, how in READERS.items()),
-        (None, Family("DistilBertForQuestionAnswering", DISTIL, spans)),
-        *((None, Family(f"Roberta{head}", ROBERTA, how, more=BERT_LEGACY)) for head, how in READERS.items()),
-        *((None, Family(f"XLMRoberta{head}", ROBERTA, how)) for head, how in READERS.items()),
-        (None, Family("ViTModel", IMAGES, image_states)),
-        (None, Family("ViTForImageClassification", IMAGES, image_classes)),
-        (None, Family("DeiTModel", IMAGES, image_states)),
-        (None, Family("DeiTForImageClassification", IMAGES, image_classes)),
-        (None, Family("DeiTForImageClassificationWithTeacher", IMAGES, image_classes)),
-        (None, Family("Dinov2Model", DINO, image_states)),
-        (None, Family("Dinov2ForImageClassification", DINO, image_classes)),
-        (None, Family("CLIPVisionModel", IMAGES, image_states)),
-        (None, Family("SiglipVisionModel", IMAGES, image_states)),
-        (
-            None,
-            Family(
-                "CLIPModel",
-                {"vision_config": IMAGES, "text_config": CLIP_TEXT, "projection_dim": 16},
-                vectors,
-                parts={**_VISION, "text_config": "CLIPTextConfig"},
-                more={
-                    **CLIP_EOS,
-                    "text_config_dict": [None, CLIP_TEXT, CLIP_TEXT | {"hidden_act": "gelu"}, {"hidden_size": 24}],
-                    "vision_config_dict": [None, IMAGES, IMAGES | {"layer_norm_eps": 0.1}],
-                },
-            ),
+FAMILIES = {
+    family.name or family.kind: family
+    for family in [
+        *(Family(f"Bert{head}", BERT, how, more=BERT_LEGACY) for head, how in READERS.items()),
+        Family("BertForPreTraining", BERT, gaps),
+        Family("BertForQuestionAnswering", BERT, spans),
+        *(Family(f"DistilBert{head}", DISTIL, how) for head, how in READERS.items()),
+        Family("DistilBertForQuestionAnswering", DISTIL, spans),
+        *(Family(f"Roberta{head}", ROBERTA, how, more=BERT_LEGACY) for head, how in READERS.items()),
+        *(Family(f"XLMRoberta{head}", ROBERTA, how) for head, how in READERS.items()),
+        Family("ViTModel", IMAGES, image_states),
+        Family("ViTForImageClassification", IMAGES, image_classes),
+        Family("DeiTModel", IMAGES, image_states),
+        Family("DeiTForImageClassification", IMAGES, image_classes),
+        Family("DeiTForImageClassificationWithTeacher", IMAGES, image_classes),
+        Family("Dinov2Model", DINO, image_states),
+        Family("Dinov2ForImageClassification", DINO, image_classes),
+        Family("CLIPVisionModel", IMAGES, image_states),
+        Family("SiglipVisionModel", IMAGES, image_states),
+        Family(
+            "CLIPModel",
+            {"vision_config": IMAGES, "text_config": CLIP_TEXT, "projection_dim": 16},
+            vectors,
+            parts={**_VISION, "text_config": "CLIPTextConfig"},
+            more={
+                **CLIP_EOS,
+                "text_config_dict": [None, CLIP_TEXT, CLIP_TEXT | {"hidden_act": "gelu"}, {"hidden_size": 24}],
+                "vision_config_dict": [None, IMAGES, IMAGES | {"layer_norm_eps": 0.1}],
+            },
         ),
-        (
-            None,
-            Family(
-                "SiglipModel",
-                {"vision_config": IMAGES, "text_config": SIGLIP_TEXT},
-                vectors,
-                parts={"vision_config": "SiglipVisionConfig", "text_config": "SiglipTextConfig"},
-                more={"text_config_dict": [None, SIGLIP_TEXT], "text_config.max_position_embeddings": [16, 8, MISSING]},
-            ),
+        Family(
+            "SiglipModel",
+            {"vision_config": IMAGES, "text_config": SIGLIP_TEXT},
+            vectors,
+            parts={"vision_config": "SiglipVisionConfig", "text_config": "SiglipTextConfig"},
+            more={"text_config_dict": [None, SIGLIP_TEXT], "text_config.max_position_embeddings": [16, 8, MISSING]},
         ),
-        (
-            None,
-            Family(
-                "SiglipForImageClassification",
-                {"vision_config": IMAGES},
-                image_classes,
-                parts={"vision_config": "SiglipVisionConfig"},
-            ),
+        Family(
+            "SiglipForImageClassification",
+            {"vision_config": IMAGES},
+            image_classes,
+            parts={"vision_config": "SiglipVisionConfig"},
         ),
-        (
-            None,
-            Family(
-                "BlipForConditionalGeneration",
-                {"vision_config": IMAGES, "text_config": TEXTS | {"encoder_hidden_size": 24}},
-                captions,
-                parts={"vision_config": "BlipVisionConfig", "text_config": "BlipTextConfig"},
-            ),
+        Family(
+            "BlipForConditionalGeneration",
+            {"vision_config": IMAGES, "text_config": TEXTS | {"encoder_hidden_size": 24}},
+            captions,
+            parts={"vision_config": "BlipVisionConfig", "text_config": "BlipTextConfig"},
         ),
-        (
-            None,
-            Family(
-                "GitForCausalLM",
-                {"vision_config": IMAGES, **BERT},
-                captions,
-                parts={"vision_config": "GitVisionConfig"},
-            ),
+        Family(
+            "GitForCausalLM",
+            {"vision_config": IMAGES, **BERT},
+            captions,
+            parts={"vision_config": "GitVisionConfig"},
         ),
-        (
-            "vit_gpt2",
-            Family(
-                "VisionEncoderDecoderModel",
-                _ved(VIT_PART, GPT2_PART),
-                captions,
-                parts={"encoder": "ViTConfig", "decoder": "GPT2Config"},
-            ),
+        Family(
+            "VisionEncoderDecoderModel",
+            _ved(VIT_PART, GPT2_PART),
+            captions,
+            parts={"encoder": "ViTConfig", "decoder": "GPT2Config"},
+            name="vit_gpt2",
         ),
-        (
-            "deit_trocr",
-            Family(
-                "VisionEncoderDecoderModel",
-                _ved(VIT_PART | {"model_type": "deit"}, TROCR_PART),
-                captions,
-                parts={"encoder": "DeiTConfig", "decoder": "TrOCRConfig"},
-            ),
+        Family(
+            "VisionEncoderDecoderModel",
+            _ved(VIT_PART | {"model_type": "deit"}, TROCR_PART),
+            captions,
+            parts={"encoder": "DeiTConfig", "decoder": "TrOCRConfig"},
+            name="deit_trocr",
         ),
-        (
-            "siglip_gpt2",
-            Family(
-                "VisionEncoderDecoderModel",
-                _ved(IMAGES | {"model_type": "siglip_vision_model", "vision_use_head": False}, GPT2_PART),
-                captions,
-                parts={"encoder": "SiglipVisionConfig", "decoder": "GPT2Config"},
-            ),
+        Family(
+            "VisionEncoderDecoderModel",
+            _ved(IMAGES | {"model_type": "siglip_vision_model", "vision_use_head": False}, GPT2_PART),
+            captions,
+            parts={"encoder": "SiglipVisionConfig", "decoder": "GPT2Config"},
+            name="siglip_gpt2",
         ),
-        (None, Family("GPT2LMHeadModel", GPT2, logits, more={"n_ctx": [40, 8, 1024]})),
-        (None, Family("TrOCRForCausalLM", TROCR, logits)),
-        (
-            None,
-            Family(
-                "MarianMTModel",
-                MARIAN,
-                translations,
-                more={
-                    "normalize_before": [False, True],
-                    "normalize_embedding": [False, True],
-                    "static_position_embeddings": [True],
-                    "add_bias_logits": [False],
-                    "add_final_layer_norm": [False, True],
-                    "extra_pos_embeddings": [2],
-                    "force_bos_token_to_be_generated": [False],
-                    "num_hidden_layers": [2, 3],
-                },
-            ),
+        Family("GPT2LMHeadModel", GPT2, logits, more={"n_ctx": [40, 8, 1024]}),
+        Family("TrOCRForCausalLM", TROCR, logits),
+        Family(
+            "MarianMTModel",
+            MARIAN,
+            translations,
+            more={
+                "normalize_before": [False, True],
+                "normalize_embedding": [False, True],
+                "static_position_embeddings": [True],
+                "add_bias_logits": [False],
+                "add_final_layer_norm": [False, True],
+                "extra_pos_embeddings": [2],
+                "force_bos_token_to_be_generated": [False],
+                "num_hidden_layers": [2, 3],
+            },
         ),
-        (
-            None,
-            Family(
-                "T5ForConditionalGeneration",
-                T5,
-                translations,
-                norms="LayerNorm",
-                more={
-                    "n_positions": [512, 40],
-                    "dense_act_fn": ["relu", "gelu_new"],
-                    "is_gated_act": [False, True],
-                    "scale_decoder_outputs": [True, False],
-                },
-                sets={"": [{"feed_forward_proj": "gated-gelu", "dense_act_fn": act} for act in ("gelu", "gelu_new")]},
-            ),
+        Family(
+            "T5ForConditionalGeneration",
+            T5,
+            translations,
+            norms="LayerNorm",
+            more={
+                "n_positions": [512, 40],
+                "dense_act_fn": ["relu", "gelu_new"],
+                "is_gated_act": [False, True],
+                "scale_decoder_outputs": [True, False],
+            },
+            sets={"": [{"feed_forward_proj": "gated-gelu", "dense_act_fn": act} for act in ("gelu", "gelu_new")]},
         ),
-        (None, Family("LlamaForCausalLM", DECODER, logits, more=DECODER_LEGACY, sets={"": ROPES})),
-        (
-            None,
-            Family(
-                "Qwen2ForCausalLM",
-                {name: value for name, value in DECODER.items() if name != "head_dim"},
-                logits,
-                more=DECODER_LEGACY
-                | {"head_dim": [6, 8], "use_mrope": [False, True], "sliding_window": VALUES["sliding_window"]},
-                sets={"": [*ROPES, *QWEN_SETS]},
-            ),
+        Family("LlamaForCausalLM", DECODER, logits, more=DECODER_LEGACY, sets={"": ROPES}),
+        Family(
+            "Qwen2ForCausalLM",
+            {name: value for name, value in DECODER.items() if name != "head_dim"},
+            logits,
+            more=DECODER_LEGACY
+            | {"head_dim": [6, 8], "use_mrope": [False, True], "sliding_window": VALUES["sliding_window"]},
+            sets={"": [*ROPES, *QWEN_SETS]},
         ),
-        (None, Family("Qwen3ForCausalLM", DECODER, logits, more=DECODER_LEGACY, sets={"": [*ROPES, *QWEN_SETS]})),
-        (
-            None,
-            Family(
-                "GemmaForCausalLM", DECODER, logits, more=DECODER_LEGACY, sets={"": [*ROPES, *GEMMA_SETS]}, norms=None
-            ),
+        Family("Qwen3ForCausalLM", DECODER, logits, more=DECODER_LEGACY, sets={"": [*ROPES, *QWEN_SETS]}),
+        Family("GemmaForCausalLM", DECODER, logits, more=DECODER_LEGACY, sets={"": [*ROPES, *GEMMA_SETS]}, norms=None),
+        Family(
+            "LlavaForConditionalGeneration",
+            {
+                "vision_config": IMAGES | {"model_type": "clip_vision_model"},
+                "text_config": TEXT_PART,
+                "image_token_index": 60,
+                "image_seq_length": 9,
+            },
+            image_texts,
+            parts={"vision_config": "CLIPVisionConfig", "text_config": "LlamaConfig"},
+            sets={"text_config": ROPES},
+            name="llava_clip",
         ),
-        (
-            "llava_clip",
-            Family(
-                "LlavaForConditionalGeneration",
-                {
-                    "vision_config": IMAGES | {"model_type": "clip_vision_model"},
-                    "text_config": TEXT_PART,
-                    "image_token_index": 60,
-                    "image_seq_length": 9,
-                },
-                image_texts,
-                parts={"vision_config": "CLIPVisionConfig", "text_config": "LlamaConfig"},
-                sets={"text_config": ROPES},
-            ),
-        ),
-        (
-            "llava_siglip",
-            Family(
-                "LlavaForConditionalGeneration",
-                {
-                    "vision_config": IMAGES | {"model_type": "siglip_vision_model"},
-                    "text_config": TEXT_PART | {"model_type": "qwen2"},
-                    "vision_feature_layer": -1,
-                    "vision_feature_select_strategy": "full",
-                    "image_token_index": 60,
-                },
-                image_texts,
-                parts={"vision_config": "SiglipVisionConfig", "text_config": "Qwen2Config"},
-                sets={"text_config": [*ROPES, *QWEN_SETS]},
-            ),
+        Family(
+            "LlavaForConditionalGeneration",
+            {
+                "vision_config": IMAGES | {"model_type": "siglip_vision_model"},
+                "text_config": TEXT_PART | {"model_type": "qwen2"},
+                "vision_feature_layer": -1,
+                "vision_feature_select_strategy": "full",
+                "image_token_index": 60,
+            },
+            image_texts,
+            parts={"vision_config": "SiglipVisionConfig", "text_config": "Qwen2Config"},
+            sets={"text_config": [*ROPES, *QWEN_SETS]},
+            name="llava_siglip",
         ),
         *(
-            (
-                None,
-                Family(
-                    f"{name}ForConditionalGeneration",
-                    {
-                        "vision_config": IMAGES | {"image_size": 32},
-                        "text_config": TEXT_PART,
-                        "image_token_id": 60,
-                        "scale_factor": 2,
-                    },
-                    image_texts,
-                    parts={"vision_config": f"{name}VisionConfig", "text_config": "LlamaConfig"},
-                    more={"vision_config.image_size": [16, 32, 48], "vision_config.patch_size": [4, 8]},
-                    sets={"text_config": ROPES},
-                ),
+            Family(
+                f"{name}ForConditionalGeneration",
+                {
+                    "vision_config": IMAGES | {"image_size": 32},
+                    "text_config": TEXT_PART,
+                    "image_token_id": 60,
+                    "scale_factor": 2,
+                },
+                image_texts,
+                parts={"vision_config": f"{name}VisionConfig", "text_config": "LlamaConfig"},
+                more={"vision_config.image_size": [16, 32, 48], "vision_config.patch_size": [4, 8]},
+                sets={"text_config": ROPES},
             )
             for name in ("Idefics3", "SmolVLM")
         ),
-        (
-            None,
-            Family(
-                "PaliGemmaForConditionalGeneration",
-                {
-                    "vision_config": IMAGES | {"model_type": "siglip_vision_model", "vision_use_head": False},
-                    "text_config": DECODER | {"model_type": "gemma"},
-                    "image_token_index": 60,
-                    "projection_dim": 24,
-                    "hidden_size": 24,
-                },
-                image_texts,
-                parts={"vision_config": "SiglipVisionConfig", "text_config": "GemmaConfig"},
-                sets={"text_config": [*ROPES, *GEMMA_SETS]},
-                norms=None,
-            ),
+        Family(
+            "PaliGemmaForConditionalGeneration",
+            {
+                "vision_config": IMAGES | {"model_type": "siglip_vision_model", "vision_use_head": False},
+                "text_config": DECODER | {"model_type": "gemma"},
+                "image_token_index": 60,
+                "projection_dim": 24,
+                "hidden_size": 24,
+            },
+            image_texts,
+            parts={"vision_config": "SiglipVisionConfig", "text_config": "GemmaConfig"},
+            sets={"text_config": [*ROPES, *GEMMA_SETS]},
+            norms=None,
         ),
     ]
 }

@@ -85,7 +85,8 @@ def _write_card(loaded: Checkpoint, path: Path, form: str) -> Iterator[str]:
         form: Form of the export.
     """
     about = loaded["vlm"]
-    task, pipeline = str(about["task"]), PIPELINES.get(about["task"])
+    task = str(about["task"])
+    pipeline = PIPELINES.get(task)
     library = {"huggingface": "transformers", "safetensors": "vlm-lightning", "pt2": "pytorch"}.get(form, form)
     yield from ("---", f"library_name: {library}", *([f"pipeline_tag: {pipeline}"] if pipeline else []), "---", "")
     yield from (f"# A model for {task.replace('_', ' ')}", "", "Trained and exported by vlm.", "", "## Use", "")
@@ -221,7 +222,7 @@ def _make_description_files(about: Metadata, config: dict[str, Any]) -> dict[str
 
 def _make_generation_config(about: Metadata) -> dict[str, Any]:
     """Returns decoding options by Hugging Face's names; lengths include the begin token."""
-    stored: Metadata = about.get("decoding", {})
+    stored: Mapping[str, Any] = about.get("decoding", {})
     options = {entry.name: stored[ours] for ours, entry in OPTIONS.items() if ours in stored and "tokens" not in ours}
     options |= {name: stored[name] for name in ("early_stopping",) if stored.get(name)}
     options |= {"do_sample": True} if stored.get("sample") else {}

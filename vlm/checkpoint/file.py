@@ -5,7 +5,7 @@ import os
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -39,14 +39,15 @@ def read_specification(folder: Path) -> Checkpoint:
             raise ValueError("it is too large")
         content = json.loads((folder / FILE).read_text(encoding="utf-8"))
         check_content(content)
-        about = {"format": content["format"], "vlm": content["vlm"], "global_step": 0, "epoch": -1}
+        format_number, about = content["format"], content["vlm"]
     except (OSError, KeyError, TypeError, RecursionError, ValueError) as fault:
         raise UserError(f"{folder / FILE}: cannot be read ({fault}); export the model again") from fault
     tensors = Folder(folder).read_weights()
-    return about | {"state_dict": {f"model.{name}": tensor for name, tensor in tensors.items()}}
+    state = {f"model.{name}": tensor for name, tensor in tensors.items()}
+    return {"format": format_number, "vlm": about, "global_step": 0, "epoch": -1, "state_dict": state}
 
 
-def write(path: str | os.PathLike, checkpoint: Checkpoint, *, keep: Path | None = None) -> None:
+def write(path: str | os.PathLike, checkpoint: Mapping[str, Any], *, keep: Path | None = None) -> None:
     """Writes a checkpoint to a temporary file, syncs it and renames it, so that a kill leaves the old one intact.
 
     Args:
@@ -132,7 +133,7 @@ def _read(path: Path, dtype: torch.dtype) -> Checkpoint:
     return _check_format(path, checkpoint)
 
 
-def _check_format(path: Path, checkpoint: Checkpoint | None) -> Checkpoint:
+def _check_format(path: Path, checkpoint: Any) -> Checkpoint:
     """Checks the contents of a checkpoint."""
     if not isinstance(checkpoint, dict) or "format" not in checkpoint or "vlm" not in checkpoint:
         raise UserError(f"{path}: was not written by vlm; give a .ckpt file of `vlm train`")
@@ -145,7 +146,7 @@ def _check_format(path: Path, checkpoint: Checkpoint | None) -> Checkpoint:
         check_sizes(checkpoint["vlm"])
     except ValueError as fault:
         raise UserError(f"{path}: {fault}; use another checkpoint") from fault
-    return checkpoint
+    return cast(Checkpoint, checkpoint)
 
 
 def inference_weights(checkpoint: Mapping[str, Any]) -> dict[str, Tensor]:

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias, TypedDict
 
 import torch
 from torch import nn
@@ -27,11 +27,48 @@ from vlm.models.dual_encoder import DualEncoder
 from vlm.models.graphs import LENGTHS, Graph, Ports, graphs_of
 
 Content: TypeAlias = str | bytes | Callable[[Path], object]  # content of a file, or a function that writes it
-JsonObject: TypeAlias = dict[str, Any]
 GRAPHS = ("onnx", "pt2")
 PIECES = "pieces.json"
 # Entries in which tasks describe the texts that they read, by the names of their options.
-TEXT_OPTIONS = ("max_len", "pairs", "stride", "longest", "abstains", "marks_shared")
+TextOption: TypeAlias = Literal["max_len", "pairs", "stride", "longest", "abstains", "marks_shared"]
+TEXT_OPTIONS: tuple[TextOption, ...] = ("max_len", "pairs", "stride", "longest", "abstains", "marks_shared")
+
+
+class PortDescription(TypedDict):
+    """An input or output: its type, and its shape, in which names stand for sizes that vary."""
+
+    type: str
+    shape: list[int | str]
+
+
+class GraphDescription(TypedDict):
+    """A graph: its file, inputs and outputs by name."""
+
+    file: str
+    inputs: dict[str, PortDescription]
+    outputs: dict[str, PortDescription]
+
+
+class GraphsDescription(TypedDict, total=False):
+    """The content of graphs.json.
+
+    Args:
+        image: The preprocessing of images.
+        tokens: Ids of special tokens, and the size of the vocabulary.
+        reads, writes: Tokens around texts that the model reads and writes, and their lengths.
+        similarity: Scale and bias of the similarities of a dual encoder.
+    """
+
+    format: int
+    task: str | None
+    graphs: dict[str, GraphDescription]
+    image: dict[str, Any]
+    tokens: dict[str, int | None]
+    reads: dict[str, Any]
+    writes: dict[str, Any]
+    tokenizer_files: list[str]
+    classes: list[str]
+    similarity: dict[str, float | None]
 
 
 def make_graph_files(about: Metadata, model: nn.Module, *, form: str) -> dict[str, Content]:
@@ -57,10 +94,10 @@ def make_graph_files(about: Metadata, model: nn.Module, *, form: str) -> dict[st
     image = Preprocess.from_state(about["preprocess"]).state() if "preprocess" in about else {}
     graphs = graphs_of(model, image_size=image.get("image_size"), embedding=about.get("embedding"))
     files: dict[str, Content] = {f"{graph.name}.{form}": trace_graph(graph, form=form) for graph in graphs}
-    described: JsonObject = {"format": 1, "task": about["task"], "graphs": {}}
+    described: GraphsDescription = {"format": 1, "task": about["task"], "graphs": {}}
     for graph in graphs:
-        ports = {"inputs": _describe_ports(graph.inputs), "outputs": _describe_ports(graph.outputs)}
-        described["graphs"][graph.name] = {"file": f"{graph.name}.{form}", **ports}
+        inputs, outputs = _describe_ports(graph.inputs), _describe_ports(graph.outputs)
+        described["graphs"][graph.name] = {"file": f"{graph.name}.{form}", "inputs": inputs, "outputs": outputs}
     if image:
         described["image"] = image | {"channels": "RGB", "normalized": "(value / 255 - mean) / std"}
     if "tokenizer" in about:
@@ -103,16 +140,16 @@ def trace_graph(graph: Graph, *, form: str) -> Callable[[Path], object]:
     return program.save
 
 
-def _describe_ports(ports: Ports) -> JsonObject:
+def _describe_ports(ports: Ports) -> dict[str, PortDescription]:
     return {
         name: {"type": str(port.dtype).removeprefix("torch."), "shape": [*port.shape]} for name, port in ports.items()
     }
 
 
-def _describe_texts(about: Metadata, model: Any, graphs: Sequence[Graph], tokenizer: Tokenizer) -> JsonObject:
+def _describe_texts(about: Metadata, model: Any, graphs: Sequence[Graph], tokenizer: Tokenizer) -> GraphsDescription:
     """Returns special tokens, the tokens around the texts that the model reads and writes, and their lengths."""
     ids = {name: getattr(tokenizer, f"{name}_id") for name in ("pad", "bos", "eos", "unk", "mask")}
-    described: JsonObject = {"tokens": ids | {"vocab_size": tokenizer.vocab_size}}
+    described: GraphsDescription = {"tokens": ids | {"vocab_size": tokenizer.vocab_size}}
     if any("mask" in graph.inputs for graph in graphs):
         limits = {"begin": tokenizer.read_begin, "end": [tokenizer.eos_id]}
         described["reads"] = limits | {name: about[name] for name in TEXT_OPTIONS if name in about}

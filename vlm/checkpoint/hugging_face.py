@@ -3,12 +3,12 @@
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, TypeAlias
+from typing import Any, Literal, cast
 
 import torch
 
 from vlm.checkpoint.rebuild import rebuild_shapes
-from vlm.checkpoint.stored import Checkpoint, check_sizes
+from vlm.checkpoint.stored import Checkpoint, DecodingDefaults, Metadata, check_sizes
 from vlm.config.names import FORMAT
 from vlm.data.images.hugging_face import read_preprocess
 from vlm.data.text.hugging_face import read_tokenizer
@@ -22,7 +22,6 @@ from vlm.models.pretrained.folder import Folder, FolderSpecification, specify
 from vlm.models.pretrained.load import convert_hugging_face, count_stored_classes
 from vlm.nn.image_size import plain, sides
 
-Options: TypeAlias = dict[str, Any]  # values by name, as checkpoints store them
 # Options of vlm, each with its field in generation_config.json.
 OPTIONS = {
     "beam": integer("num_beams", high=1024),
@@ -63,7 +62,7 @@ NEUTRAL = {
 DEFAULT_LENGTH = 20  # default number of tokens, if a folder states none
 
 
-def read_decoding_defaults(generation: Fields, *, prompted: bool) -> Options:
+def read_decoding_defaults(generation: Fields, *, prompted: bool) -> DecodingDefaults:
     """Returns the defaults in a folder's generation_config.json.
 
     Args:
@@ -74,7 +73,7 @@ def read_decoding_defaults(generation: Fields, *, prompted: bool) -> Options:
     for name, neutral in UNSUPPORTED.items():
         if generation.get(name) not in neutral:
             raise generation.error(name, "which vlm does not support")
-    defaults: Options = {}
+    defaults: dict[str, Any] = {}
     if not prompted:  # stated lengths include the begin token
         stated = {f"{end}_tokens": generation.read(integer(f"{end}_length", low=0)) for end in ("max", "min")}
         lengths = {ours: length - 1 for ours, length in stated.items() if length and length > 1}
@@ -88,10 +87,10 @@ def read_decoding_defaults(generation: Fields, *, prompted: bool) -> Options:
         defaults |= {"sample": True, "top_k": defaults.get("top_k", 50)}
     if not generation.within:  # keys inside config.json are checked with it
         refuse_unread_keys(generation, {"": NEUTRAL})
-    return defaults
+    return cast(DecodingDefaults, defaults)
 
 
-def _read_ends_and_bans(generation: Fields) -> Options:
+def _read_ends_and_bans(generation: Fields) -> DecodingDefaults:
     """Returns whether the last token must be the end token, and the tokens that are never generated.
 
     A ban applies before probabilities are computed, as with `renormalize_logits`, which Marian's folders state.
@@ -100,10 +99,15 @@ def _read_ends_and_bans(generation: Fields) -> Options:
     if end not in (None, generation.values.get("eos_token_id")):
         raise generation.error("forced_eos_token_id", "not the end token")
     single = isinstance(banned, list) and all(isinstance(words, list) and len(words) == 1 for words in banned)
-    tokens = [token for (token,) in banned] if single else [None]
+    tokens: list[Any] = [token for (token,) in banned] if single else [None]
     if not all(type(token) is int and token >= 0 for token in tokens):
         raise generation.error("bad_words_ids", "not a list of single tokens")
-    return ({} if end is None else {"forced_end": True}) | ({"never": tokens} if tokens else {})
+    found: DecodingDefaults = {}
+    if end is not None:
+        found["forced_end"] = True
+    if tokens:
+        found["never"] = tokens
+    return found
 
 
 MODULES, SENTENCE_BERT_CONFIG = "modules.json", "sentence_bert_config.json"
@@ -112,7 +116,7 @@ OLD_POOLINGS = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "c
 ORDER = (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"])
 
 
-def read_embedding(folder: Folder) -> Options:
+def read_embedding(folder: Folder) -> Metadata:
     """Returns pooling, normalisation and longest text of a folder, as in a checkpoint; empty for any other folder.
 
     Raises:
@@ -131,15 +135,17 @@ def read_embedding(folder: Folder) -> Options:
             f"{file}: lists {', '.join(modules)[:100]}; supported are a Transformer in the folder itself, Pooling and "
             "Normalize; choose another folder"
         )
-    embedding = {
+    embedding: dict[str, str | bool] = {
         "pooling": _read_pooling(folder, f"{modules['Pooling']}/config.json"),
         "normalize": "Normalize" in modules,
     }
     prompts = folder.read_json("config_sentence_transformers.json")
     if prompts is not None and "default_prompt_name" in prompts:
         raise prompts.error("default_prompt_name", "a prompt before each text, which vlm does not add")
-    length = _read_max_length(folder)
-    return {"embedding": embedding} | ({} if length is None else {"max_len": length})
+    found: Metadata = {"embedding": embedding}
+    if (length := _read_max_length(folder)) is not None:
+        found["max_len"] = length
+    return found
 
 
 def _read_pooling(folder: Folder, name: str) -> str:
@@ -201,7 +207,7 @@ def from_folder(folder: Folder, dtype: torch.dtype = torch.float32) -> Checkpoin
         return {"format": FORMAT, "vlm": about, "state_dict": weights, "global_step": 0, "epoch": -1}
 
 
-def describe_folder(folder: Folder, *, images_only: bool = False) -> tuple[FolderSpecification, Options]:
+def describe_folder(folder: Folder, *, images_only: bool = False) -> tuple[FolderSpecification, Metadata]:
     """Returns a folder's model and what a checkpoint holds besides weights, which are not read.
 
     Args:
@@ -211,7 +217,7 @@ def describe_folder(folder: Folder, *, images_only: bool = False) -> tuple[Folde
     """
     with _report_first_fault(folder):
         specified = specify(folder)
-        about: Options = {"task": specified.task, "scores": {}, "origin": folder.origin}
+        about: Metadata = {"task": specified.task, "scores": {}, "origin": folder.origin}
         if any("image_size" in part["args"] for part in specified.parts.values()):
             preprocess = read_preprocess(folder)
             specified = specify(folder, image_size=preprocess.image_size)
@@ -257,9 +263,9 @@ def _report_first_fault(folder: Folder) -> Iterator[None]:
         ) from fault
 
 
-def _describe_texts(folder: Folder, specified: FolderSpecification) -> Options:
+def _describe_texts(folder: Folder, specified: FolderSpecification) -> Metadata:
     """Returns tokenizer, lengths and decoding options of a model that reads or writes texts."""
-    about: Options = {}
+    about: Metadata = {}
     *_, (place, texts) = specified.parts.items()  # the decoder, or the only part
     if "vocab_size" not in texts["args"]:
         return about
@@ -270,7 +276,9 @@ def _describe_texts(folder: Folder, specified: FolderSpecification) -> Options:
         if config.read(text_end) not in (2, tokenizer.eos_id):
             raise config.error(text_end.name, f"but the tokenizer ends texts with {tokenizer.eos_id}")
     if place != "text_encoder":  # a dual encoder has its own length
-        about["max_len" if place == "encoder" else "max_tokens"] = texts["args"]["max_len"]
+        about |= (
+            {"max_len": texts["args"]["max_len"]} if place == "encoder" else {"max_tokens": texts["args"]["max_len"]}
+        )
     if specified.task == "translation":
         about |= {"max_len": specified.parts["encoder"]["args"]["max_len"], "pairs": False}
     if isinstance(tokenizer, JsonTokenizer) and folder.architecture.image is not None and specified.model is not None:
@@ -291,7 +299,11 @@ def _describe_texts(folder: Folder, specified: FolderSpecification) -> Options:
         )
         if more := folder.end_ids[1:]:
             about["decoding"]["ends"] = more
-        for name, stated in (("ends", "eos_token_id"), ("never", "bad_words_ids")):
+        checked: tuple[tuple[Literal["ends", "never"], str], ...] = (
+            ("ends", "eos_token_id"),
+            ("never", "bad_words_ids"),
+        )
+        for name, stated in checked:
             if outside := [id for id in about["decoding"].get(name, ()) if id >= tokenizer.vocab_size]:
                 raise generation.error(stated, f"but {outside[0]} is outside the vocabulary")
     return about

@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, cast
 
 import torch
 from torch import Tensor, nn
@@ -12,12 +12,13 @@ from torch import Tensor, nn
 from vlm.checkpoint.file import inference_weights, locate, read_file
 from vlm.checkpoint.locate import PREFIX, download
 from vlm.checkpoint.rebuild import NoDraws, SizeLimit, convert_errors, rebuild, rebuild_shapes
-from vlm.checkpoint.stored import Checkpoint
+from vlm.checkpoint.stored import Base, Checkpoint, Metadata
 from vlm.errors import UserError
+from vlm.models.pretrained.architecture import Spec
 from vlm.models.pretrained.load import convert_hugging_face, is_published, open_folder
 from vlm.nn.lora import is_adapter, merge_adapters
 
-ADAPTERS = "adapters"  # entry of a checkpoint that holds only adapters
+ADAPTERS: Final = "adapters"  # entry of a checkpoint that holds only adapters
 
 
 def read_base_weights(model: nn.Module, part: str, path: Path) -> tuple[dict[str, Tensor], str]:
@@ -88,7 +89,7 @@ def _merge_base(path: Path, loaded: Checkpoint, merged: bool) -> Checkpoint:
     Raises:
         UserError: The base is missing, or has other weights than the adapters were trained on.
     """
-    model = rebuild_shapes(loaded["vlm"]["model"])
+    model = rebuild_shapes(cast(Spec, loaded["vlm"]["model"]))
     state: dict[str, Tensor] = {}
     for part, base in sorted(loaded[ADAPTERS]["base"].items()):
         place = find_base(str(base["place"]), path)
@@ -111,7 +112,7 @@ def _merge_base(path: Path, loaded: Checkpoint, merged: bool) -> Checkpoint:
     return loaded | {"state_dict": {f"model.{name}": tensor for name, tensor in state.items()}}
 
 
-def describe_bases(model: nn.Module, places: Mapping[str, str]) -> tuple[dict[str, dict[str, str]], set[str]]:
+def describe_bases(model: nn.Module, places: Mapping[str, str]) -> tuple[dict[str, Base], set[str]]:
     """Returns the bases of a newly started model, for a checkpoint, and the names of the weights that come from them.
 
     Args:
@@ -119,7 +120,8 @@ def describe_bases(model: nn.Module, places: Mapping[str, str]) -> tuple[dict[st
     Raises:
         UserError: A base itself has adapters.
     """
-    state, names, bases = dict(model.named_parameters()), set(), {}  # buffers, such as running means, change
+    state, names = dict(model.named_parameters()), set[str]()  # buffers, such as running means, change
+    bases: dict[str, Base] = {}
     for part, place in sorted(places.items()):
         path = locate(place)
         tensors, hashed = read_base_weights(model, part, path)
@@ -137,7 +139,13 @@ def strip_training_state(path: Path, loaded: Checkpoint) -> Checkpoint:
     """
     if ADAPTERS not in loaded:
         raise UserError(f"{path}: has no adapters to merge; use it as it is")
-    return {name: loaded[name] for name in ("format", "vlm", "state_dict", "global_step", "epoch")}
+    return {
+        "format": loaded["format"],
+        "vlm": loaded["vlm"],
+        "state_dict": loaded["state_dict"],
+        "global_step": loaded["global_step"],
+        "epoch": loaded["epoch"],
+    }
 
 
 __all__ = ["build_model", "load_model", "locate", "read"]
@@ -155,7 +163,7 @@ def read(path: str | os.PathLike, *, merge: bool = True, dtype: torch.dtype = to
     path = locate(path)
     loaded = read_file(path, dtype)
     with convert_errors(path):
-        about = dict(loaded["vlm"])
+        about = cast(Metadata, dict(loaded["vlm"]))
         entry = about.pop(ADAPTERS, None)
         return loaded if entry is None else _merge_base(path, loaded | {"vlm": about, ADAPTERS: entry}, merge)
 

@@ -6,16 +6,16 @@ import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import count
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from vlm.checkpoint.stored import Checkpoint, Metadata
 from vlm.config.names import MODELS, modules
 from vlm.config.target import suggest_trust
 from vlm.errors import UserError
+from vlm.models.pretrained.architecture import Spec
 
 MAX_VALUES = 1_000_000  # in all containers, counted once per reference
 MAX_DEPTH = 100
@@ -54,17 +54,17 @@ def check_archive(path: str | os.PathLike) -> None:
             if member.filename.endswith(".pkl"):
                 with archive.open(member) as file:
                     named = set(get_globals_in_pkl(file))
-                if strange := sorted(name for name in named if not _is_allowed_global(name)):
+                strange = []
+                for name in sorted(named - GLOBALS):
+                    kind = name.removeprefix("torch.storage.").removeprefix("torch.")
+                    is_type = kind.endswith("Storage") or isinstance(getattr(torch, kind, None), torch.dtype)
+                    if not (kind.isidentifier() and is_type):
+                        strange.append(name)
+                if strange:
                     raise ValueError(f"names {', '.join(strange[:3])}")
 
 
-def _is_allowed_global(name: str) -> bool:
-    kind = name.removeprefix("torch.storage.").removeprefix("torch.")
-    is_type = kind.endswith("Storage") or isinstance(getattr(torch, kind, None), torch.dtype)
-    return name in GLOBALS or (kind.isidentifier() and is_type)
-
-
-def check_content(content: Checkpoint) -> None:
+def check_content(content: Any) -> None:
     """Checks that the loaded contents have a bounded size.
 
     Raises:
@@ -114,7 +114,7 @@ def convert_errors(path: str | os.PathLike) -> Iterator[None]:
 MAX_PARTS = 1000  # of a specification, which may refer to the same part repeatedly
 
 
-def rebuild(spec: Metadata, *, trust: str | Sequence[str] | None = None) -> nn.Module:
+def rebuild(spec: Spec, *, trust: str | Sequence[str] | None = None) -> nn.Module:
     """Builds a module from {"name": "ViT", "args": {...}}; arguments may be such nodes too.
 
     Args:
@@ -125,13 +125,13 @@ def rebuild(spec: Metadata, *, trust: str | Sequence[str] | None = None) -> nn.M
     return _build(spec, (trust,) if isinstance(trust, str) else tuple(trust or ()), count())
 
 
-def _build(spec: Metadata, trust: Sequence[str], built: Iterator[int]) -> nn.Module:
+def _build(spec: Spec, trust: Sequence[str], built: Iterator[int]) -> nn.Module:
     if next(built) >= MAX_PARTS:
         raise UserError(f"the checkpoint's specification has more than {MAX_PARTS:,} parts; use another checkpoint")
     args = dict(spec["args"])
     for name, value in args.items():
         if isinstance(value, Mapping) and value.keys() == {"name", "args"}:
-            args[name] = _build(value, trust, built)
+            args[name] = _build(cast(Spec, value), trust, built)
     if spec["name"] == "TimmEncoder":
         # Never download or open files for a backbone, because anybody may have written the checkpoint.
         args |= {"pretrained": False, "weights": None}
@@ -190,7 +190,7 @@ class SizeLimit(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def rebuild_shapes(spec: Metadata) -> nn.Module:
+def rebuild_shapes(spec: Spec) -> nn.Module:
     """Builds a module as `rebuild` does, on the device "meta": parameters have names and shapes, but no values.
 
     Raises:

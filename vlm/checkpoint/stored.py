@@ -1,18 +1,115 @@
 """Limits of a checkpoint's config, which anybody may have written; imports no torch."""
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from vlm.config import names
 from vlm.config.target import find, signature, suggest_trust, trusted_packages
 from vlm.config.tree import FORMULAS, Config, escape, put, resolve, select
 from vlm.errors import UserError
 
-# The content of a checkpoint file, by Lightning's names, and its entry "vlm", which inference reads.
-Checkpoint: TypeAlias = dict[str, Any]
-Metadata: TypeAlias = Mapping[str, Any]
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from vlm.models.pretrained.architecture import Spec
+
+
+class Base(TypedDict):
+    """The base weights of adapters: where they were, and their hash."""
+
+    place: str
+    hash: str
+
+
+class Adapters(TypedDict, total=False):
+    """The entry of adapters: their scale, the adapted layers, the base of each part, the weights without a base."""
+
+    scale: float
+    layers: int
+    base: dict[str, Base]
+    fresh: list[str]
+
+
+class DecodingDefaults(TypedDict, total=False):
+    """Decoding options of a model by vlm's names; see `vlm.inference.options.DecodingOptions`."""
+
+    beam: int
+    results: int
+    length_penalty: float
+    no_repeat_ngram: int
+    repetition_penalty: float
+    min_tokens: int
+    max_tokens: int
+    sample: bool
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    early_stopping: bool | str
+    end_counts: bool
+    forced_end: bool
+    ends: list[int]
+    never: list[int]
+
+
+class Metadata(TypedDict, total=False):
+    """The entry "vlm" of a checkpoint: what inference reads besides weights. Which keys there are depends on the task.
+
+    Args:
+        task: Name of the task.
+        model: Specification of the model; None while a folder's has no head.
+        config: Config of the run, as `freeze` returns it; models of other projects have none.
+        data: Fingerprint of the data set.
+        typed: Overrides of the run.
+        origin: Hugging Face class of the folder from which the model came.
+        scores: Scores of the last evaluation by name.
+        tokenizer, preprocess, form: States of the tokenizer, the preprocessing and the form of prompts.
+        classes: Names of classes, each as one text or, for combinations, several.
+        max_len, max_tokens: Longest input and output in tokens.
+        pairs: Whether texts are pairs; None if unknown.
+        stride, longest, abstains, marks_shared: Options of span answering.
+        decoding, embedding: Default options by name.
+        adapters: Adapters of a model that is stored without its base; `read` moves the entry out.
+    """
+
+    task: str | None
+    model: "Spec | None"
+    config: dict[str, Any]
+    data: str
+    typed: list[str]
+    adapters: Adapters
+    origin: str
+    scores: dict[str, float]
+    tokenizer: dict[str, Any]
+    preprocess: dict[str, Any]
+    form: dict[str, Any]
+    classes: Sequence[str] | Sequence[Sequence[str]]
+    max_len: int
+    max_tokens: int
+    pairs: bool | None
+    stride: int
+    longest: int
+    abstains: bool
+    marks_shared: bool
+    decoding: DecodingDefaults
+    embedding: dict[str, str | bool]
+
+
+class Checkpoint(TypedDict, total=False):
+    """The content of a checkpoint file by Lightning's names, of which inference reads the first three and `ema`."""
+
+    format: int
+    vlm: Metadata
+    state_dict: "Mapping[str, Tensor]"
+    ema: "Mapping[str, Tensor]"
+    adapters: Adapters
+    global_step: int
+    epoch: int
+    loops: dict[str, Any]
+    optimizer_states: list[dict[str, Any]]
+
 
 # Ranges of sizes that are not bounded by stored tensors; far larger than in any model or data set of vlm.
 BOUNDS = {

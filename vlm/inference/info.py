@@ -1,12 +1,12 @@
 """Describes a checkpoint."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, cast
 
 from vlm.checkpoint import load as ckpt
 from vlm.checkpoint.load import ADAPTERS
 from vlm.checkpoint.rebuild import convert_errors
-from vlm.checkpoint.stored import restore_interpolations
+from vlm.checkpoint.stored import Checkpoint, restore_interpolations
 from vlm.config.tree import resolve as resolved
 from vlm.errors import printable
 from vlm.inference.tasks import TASKS, current_task_name, import_object
@@ -39,8 +39,9 @@ def describe(path: str) -> str:
         return "\n".join(_lines(loaded))
 
 
-def _lines(loaded: dict[str, Any]) -> list[str]:
+def _lines(loaded: Checkpoint) -> list[str]:
     metadata = loaded["vlm"]
+    specified = cast(dict[str, Any], metadata["model"])
     task = TASKS.get(current_task_name(metadata["task"]))
     predictor = None if task is None else import_object(task.predictor)
     count = sum(tensor.numel() for tensor in ckpt.inference_weights(loaded).values())
@@ -52,8 +53,8 @@ def _lines(loaded: dict[str, Any]) -> list[str]:
         adapters = [f"adapters    of {entry['layers']} layers, changing {', '.join(bases)}"]
     lines = [
         f"task        {metadata['task']}",
-        f"model       {_format_class(metadata['model'])}, {count:,} parameters",
-        *_part_lines(metadata["model"], "  "),
+        f"model       {_format_class(specified)}, {count:,} parameters",
+        *_part_lines(specified, "  "),
         *(() if predictor is None else predictor.describe(metadata)),
         *_training_lines(loaded),
         *adapters,
@@ -62,7 +63,7 @@ def _lines(loaded: dict[str, Any]) -> list[str]:
     return [printable(line) for line in lines]
 
 
-def _training_lines(loaded: dict[str, Any]) -> list[str]:
+def _training_lines(loaded: Checkpoint) -> list[str]:
     about = loaded["vlm"]
     if "origin" in about:
         return [f"from        a {about['origin']} of Hugging Face"]

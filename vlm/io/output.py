@@ -234,17 +234,16 @@ def text_line(cells: Iterable[Any]) -> str:
 
 def csv_text(rows: Iterable[Iterable[Any]], end: str = "\n") -> str:
     """Formats rows as CSV (RFC 4180, with line ends `end`)."""
-    return "".join(",".join(map(_quote_cell, row)) + end for row in rows)
+    texts = ([_format_value(value) for value in row] for row in rows)
+    quoted = (  # Python's own writer leaves a carriage return bare
+        ['"' + text.replace('"', '""') + '"' if any(char in text for char in ',"\r\n') else text for text in row]
+        for row in texts
+    )
+    return "".join(",".join(row) + end for row in quoted)
 
 
 def _format_value(value: Any) -> str:
     return "" if value is None else str(value)
-
-
-def _quote_cell(value: Any) -> str:
-    text = _format_value(value)
-    quoted = '"' + text.replace('"', '""') + '"'  # Python's own writer leaves a carriage return bare
-    return quoted if any(char in text for char in ',"\r\n') else text
 
 
 def align_columns(rows: Sequence[Sequence[str]]) -> str:
@@ -294,7 +293,12 @@ def find_completed(
         if max(count.values(), default=0) > results or has_single_captions:
             raise ValueError("another number of results")
         partial = content[ends[-1] :].decode(errors="ignore")
-        prefixes = _record_prefixes(form, columns, expected)
+        if form == "jsonl":  # how a record may begin
+            prefixes = [json.dumps({columns[0]: ""})[:-2]]
+        elif form == "text":
+            prefixes = [f"{image}\t" for image in expected]
+        else:
+            prefixes = [csv_text([columns]), *(csv_text([[image]]).rstrip("\n") for image in expected)]
         if partial and not any(partial.startswith(prefix) or prefix.startswith(partial) for prefix in prefixes):
             raise ValueError("its end is not a partial caption")
     except (ValueError, KeyError, TypeError, IndexError, RecursionError) as fault:
@@ -315,15 +319,6 @@ def _format_path(path: str, form: str) -> str:
     if form == "text":
         return printable(path)
     return path if form == "jsonl" else path.encode(errors="backslashreplace").decode()
-
-
-def _record_prefixes(form: str, columns: Sequence[str], images: Collection[str]) -> list[str]:
-    """Returns the possible starts of a truncated record."""
-    if form == "jsonl":
-        return [json.dumps({columns[0]: ""})[:-2]]
-    if form == "text":
-        return [f"{image}\t" for image in images]
-    return [csv_text([columns]), *(csv_text([[image]]).rstrip("\n") for image in images)]
 
 
 def _complete_lines(content: bytes) -> list[bytes]:

@@ -1,13 +1,15 @@
 """Reads values of an untrusted JSON file by name, and the keys of config.json that change nothing."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from vlm.errors import UserError
 from vlm.nn.image_size import plain
 
 REQUIRED: Any = object()  # default of a required field
+# A value of a JSON file.
+JsonValue: TypeAlias = str | int | float | Sequence["JsonValue"] | Mapping[str, "JsonValue"] | None
 Values = Mapping[str, Any]  # an object of an untrusted file: every reader checks the type of a value
 Arguments = dict[str, Any]  # arguments of our classes by name, as checkpoints store them
 

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from vlm.checkpoint import file as save
 from vlm.checkpoint import load as ckpt
-from vlm.checkpoint.stored import Checkpoint
 from vlm.errors import Count, Range, SharedError, did_you_mean, find_similar
 from vlm.training.step.fsdp import like
 from vlm.training.step.lightning_private import as_between_batches, is_validation_due, log_step_now
@@ -37,7 +36,7 @@ class VerifiedIO(CheckpointIO):
     def __init__(self) -> None:
         self._verified: set[Path] = set()
 
-    def save_checkpoint(self, checkpoint: Checkpoint, path: str | os.PathLike, storage_options: Any = None) -> None:
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | os.PathLike, storage_options: Any = None) -> None:
         resolved = Path(path).resolve()
         keep = resolved.with_name(PREVIOUS) if resolved.name == LAST and resolved in self._verified else None
         save.write(path, strip_training_state(checkpoint) if resolved.name == BEST else checkpoint, keep=keep)
@@ -45,8 +44,8 @@ class VerifiedIO(CheckpointIO):
 
     def load_checkpoint(
         self, path: str | os.PathLike, map_location: Any = None, weights_only: bool | None = None
-    ) -> Checkpoint:
-        checkpoint = ckpt.read(path, merge=False)
+    ) -> dict[str, Any]:
+        checkpoint = cast(dict[str, Any], ckpt.read(path, merge=False))
         self._verified.add(Path(path).resolve())
         return checkpoint
 
@@ -110,7 +109,7 @@ class Checkpoints(L.Callback):
         self._validation_due = False
         self._saved_step = trainer.global_step
 
-    def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: Checkpoint) -> None:
+    def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         cast(Task, pl_module).step.read_check()
         refuse_non_finite(trainer, checkpoint)
         as_between_batches(
@@ -170,7 +169,7 @@ def missing_metric_error(key: str, metric: str, scores: Mapping[str, Tensor]) ->
     return fault
 
 
-def strip_training_state(checkpoint: Checkpoint) -> Checkpoint:
+def strip_training_state(checkpoint: dict[str, Any]) -> dict[str, Any]:
     """Returns a checkpoint for inference: without training state, and with averaged weights if there are any."""
     stripped = {name: value for name, value in checkpoint.items() if name not in TRAINING_STATE}
     return {**stripped, "state_dict": {**checkpoint["state_dict"], **checkpoint.get("ema", {})}}
@@ -273,11 +272,11 @@ class EMA(L.Callback):
             for name, tensor in self._tensors(pl_module).items():
                 tensor.copy_(values[name])
 
-    def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: Checkpoint) -> None:
+    def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         if self.average:
             checkpoint["ema"] = self.average
         if self._raw:  # saved during a validation; training continues from the raw weights
             checkpoint["state_dict"] = {**checkpoint["state_dict"], **self._raw}
 
-    def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: Checkpoint) -> None:
+    def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         self.average = dict(checkpoint.get("ema", {}))

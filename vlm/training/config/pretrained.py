@@ -5,11 +5,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from vlm.config.names import full
-from vlm.config.tree import Tree
 from vlm.errors import UserError
 from vlm.nn.image_size import as_override
 
 if TYPE_CHECKING:
+    from vlm.checkpoint.stored import Metadata
     from vlm.models.pretrained.folder import FolderSpecification
 
 # For each task: the model config to use, and the encoder class of a folder that may hold only an encoder.
@@ -67,7 +67,9 @@ class Pretrained:
         return list(_folder_overrides(values["path"], choices))
 
 
-def _read_folder(path: str | None, key: str, *, images_only: bool = False) -> tuple[str, "FolderSpecification", Tree]:
+def _read_folder(
+    path: str | None, key: str, *, images_only: bool = False
+) -> "tuple[str, FolderSpecification, Metadata]":
     """Returns the path of a folder, its model specification, and the metadata that a checkpoint stores.
 
     Args:

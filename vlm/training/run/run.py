@@ -5,7 +5,7 @@ import shutil
 from collections.abc import Sequence
 from copy import deepcopy
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import lightning as L
 import torch
@@ -288,7 +288,8 @@ class Run:
             model, spec = build_model(config, self.data.sizes)
             load_initial_weights(model, config, self.data.tokenizer)
         else:  # the checkpoint has the weights, so no pretrained weights are fetched
-            model, spec = ckpt.build_model(loaded, trust=trusted_packages()), loaded["vlm"]["model"]
+            model = ckpt.build_model(loaded, trust=trusted_packages())
+            spec = cast(dict[str, Any], loaded["vlm"]["model"])
         adapted = adapt(model, config, find_init_paths(config), loaded)
         if loaded is not None and self.data.cache_features:  # features are computed with the weights of the run
             model.load_state_dict(ckpt.inference_weights({"state_dict": loaded["state_dict"]}))

@@ -11,7 +11,6 @@ from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forwar
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 
-from vlm.checkpoint.stored import Checkpoint
 from vlm.errors import UserError
 from vlm.nn.blocks import DecoderBlock
 from vlm.training.step.blocks import iter_blocks
@@ -41,12 +40,12 @@ class Sharded(ModelParallelStrategy):
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         return optimizer.state_dict()
 
-    def save_checkpoint(self, checkpoint: Checkpoint, filepath: str | Path, storage_options: Any = None) -> None:
+    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any = None) -> None:
         gathered = full_state_dict(checkpoint)  # by all ranks together
         if self.is_global_zero:
             self.checkpoint_io.save_checkpoint(gathered, filepath)
 
-    def load_checkpoint(self, checkpoint_path: str | Path, weights_only: bool | None = None) -> Checkpoint:
+    def load_checkpoint(self, checkpoint_path: str | Path, weights_only: bool | None = None) -> dict[str, Any]:
         return self.checkpoint_io.load_checkpoint(checkpoint_path, weights_only=True)
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:

@@ -11,7 +11,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vlm.checkpoint.stored import Checkpoint
 from vlm.data.batch import Targets
 from vlm.errors import SharedError
 from vlm.nn.vocabulary_loss import Head, token_losses, vocabulary_loss
@@ -184,7 +183,7 @@ def _format_samples(trainer: L.Trainer, step: int, rank: int, names: Sequence[st
     return f"{text} (all in {path})"
 
 
-def refuse_non_finite(trainer: L.Trainer, checkpoint: Checkpoint) -> None:
+def refuse_non_finite(trainer: L.Trainer, checkpoint: Mapping[str, Any]) -> None:
     """Stops a save of weights or optimiser states that are not finite.
 
     The last update may have overflowed although its gradients were finite. Callback states are not checked: they may be

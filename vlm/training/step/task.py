@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torchmetrics import Metric
 
-from vlm.checkpoint.stored import Checkpoint
 from vlm.config.names import FORMAT
 from vlm.data.batch import Batch
 from vlm.data.fields import Field
@@ -407,7 +406,7 @@ class Task(L.LightningModule):
         """Returns a command that uses the trained model, without its checkpoint; writes its files to `folder`."""
         raise TypeError(f"{type(self).__name__} does not implement example")
 
-    def on_save_checkpoint(self, checkpoint: Checkpoint) -> None:
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["format"] = FORMAT
         for entry in {"state_dict", "ema"} & checkpoint.keys() if self.base_weights else ():
             # Not changed in place: "ema" is the live average.

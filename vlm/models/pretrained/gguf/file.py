@@ -21,9 +21,9 @@ from vlm.models.pretrained.gguf.config import (
     find_ends,
     make_config,
     make_generation_config,
-    make_tokenizer_files,
 )
 from vlm.models.pretrained.gguf.header import TensorLocation, read_parts
+from vlm.models.pretrained.gguf.tokenizer import make_tokenizer_files
 
 PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 # Types that the package gguf dequantises.
@@ -213,14 +213,12 @@ class GGUF(Folder):
             raise UserError(f"{self} cannot be read: {fault}; download it again") from fault
         tensors = {self._names[name]: tensor if mapped else tensor.clone() for name, tensor in read.items()}
         if self.config.values["model_type"] in PERMUTED:
-            tensors |= {name: self._deinterleave(name, tensors[name]) for name in tensors if ROTATED.search(name)}
+            stack, config, _ = self.parts["decoder"]
+            sizes = stack.read_arguments(config)
+            heads = {"q": sizes["num_heads"], "k": sizes["num_kv_heads"] or sizes["num_heads"]}
+            for name in (name for name in tensors if ROTATED.search(name)):
+                count = heads["q" if ".q_proj." in name else "k"]
+                if len(tensors[name]) % (2 * count) == 0:  # else a later check rejects its shape
+                    pairs = tensors[name].unflatten(0, (count, -1, 2))  # alternating halves of each head
+                    tensors[name] = pairs.transpose(1, 2).flatten(0, 2)
         return tensors
-
-    def _deinterleave(self, name: str, weight: Tensor) -> Tensor:
-        """Reorders rows of queries or keys, so that the alternating halves of each head follow one another."""
-        stack, config, _ = self.parts["decoder"]
-        sizes = stack.read_arguments(config)
-        heads = sizes["num_heads"] if ".q_proj." in name else sizes["num_kv_heads"] or sizes["num_heads"]
-        if len(weight) % (2 * heads):
-            return weight  # a later check rejects its shape
-        return weight.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)

@@ -267,17 +267,17 @@ def check_keys(values: Values, tensors: Mapping[str, TensorLocation], read: Mapp
         supported["general.sampling.penalty_last_n"] = int
     supported |= {f"{kind}.{name}": allowed for name, allowed in (ARCHITECTURE | dict(read)).items()}
     for key, value in values.items():
-        allowed, found = supported.get(key), f"{key} is {value!r:.40}"
+        allowed, stated = supported.get(key), f"{key} is {value!r:.40}"
         if allowed is None:
             group, _, name = key.partition(".")
             if group == "tokenizer":
-                known = name.startswith("chat_template.")  # further templates, for tools for example
+                is_free = name.startswith("chat_template.")  # further templates, for tools for example
             else:
-                known = group in FREE_GROUPS or (group == "general" and name.split(".")[0] in DESCRIPTIONS)
-            if not known:
-                raise ValueError(f"{found}, a key that is not supported")
+                is_free = group in FREE_GROUPS or (group == "general" and name.split(".")[0] in DESCRIPTIONS)
+            if not is_free:
+                raise ValueError(f"{stated}, a key that is not supported")
         elif isinstance(allowed, list):
             if value not in allowed:
-                raise ValueError(f"{found}, which is not supported; it may be {' or '.join(map(repr, allowed))}")
+                raise ValueError(f"{stated}, which is not supported; it may be {' or '.join(map(repr, allowed))}")
         elif type(value) not in (kinds := allowed if isinstance(allowed, tuple) else (allowed,)):
-            raise ValueError(f"{found}, not of type {' or '.join(kind.__name__ for kind in kinds)}")
+            raise ValueError(f"{stated}, not of type {' or '.join(kind.__name__ for kind in kinds)}")
