@@ -11,7 +11,7 @@ import tempfile
 import traceback
 from argparse import Namespace
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, redirect_stderr
+from contextlib import ExitStack, contextmanager, nullcontext, redirect_stderr
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -111,7 +111,7 @@ def run(main: Main, argv: list[str], check: Check | None = None, *, sweep: Sweep
             before = len(sys.argv) - len(argv)
             is_suffix = before > 0 and sys.argv[before:] == argv
             prefix = sys.argv[:before] if is_suffix else sys.argv[:1]  # the program and the name of its command
-            return _run_hydra(main, options, check, prefix=prefix, sweep=sweep)
+            return _HydraCommand(main, options, check, prefix, sweep).run()
         config = compose(options.overrides, check, options)
         config.typed = argv
         return main(config)
@@ -127,86 +127,114 @@ def report(fault: UserError) -> int:
     return fault.status
 
 
-def _run_hydra(main: Main, options: Namespace, check: Check | None, *, prefix: list[str], sweep: Sweep | None) -> int:
-    sweeps = options.multirun or "hydra.mode=MULTIRUN" in options.overrides
-    statuses: list[int] = []
-    process, typed = os.getpid(), sys.argv
+class _HydraCommand:
+    """A command line that Hydra runs: a sweep, or one job with a flag or a setting of Hydra.
 
-    def job(config: DictConfig) -> float | None:
-        hydra_config = HydraConfig.get()
-        task_overrides = list(hydra_config.overrides.task)
-        optimizes = hydra_config.runtime.choices["hydra/sweeper"] != "basic"
-        number = hydra_config.job.num if sweeps else 0
-        result_file = Path(scratch) / f"job-{number:06}.json"
-        command, line = typed, [*_format_flags(options, *_CONFIG_FLAGS), *task_overrides]
-        if sweeps:
-            # Lightning runs this command for further devices, so it must run this job instead of the sweep.
-            command = [*prefix, *line]
-            print(f"job {number}: {' '.join(task_overrides)}", file=sys.stderr)
+    Launchers may pickle it to run a job in another process.
 
-        def load_config() -> Config:
-            job_config = Composition(config, [], []).config(check)
-            job_config.typed = line
-            return job_config
+    Args:
+        main, check: As in `run`.
+        options: The parsed command line.
+        prefix: The program and the name of its command.
+        sweep: As in `run`; unused without a sweep.
+    """
 
-        HydraConfig.instance().cfg = None  # otherwise Lightning starts further processes in another way
-        with _replace_argv(command):
-            if sweeps and sweep:
-                differing = [text for text in task_overrides if text not in common]
-                status = _run_to_status(lambda: sweep.run_job(load_config, differing, result_file, optimizes))
-            else:
-                status = _run_to_status(lambda: main(load_config()))
-        statuses.append(status)
-        if status >= 128:  # a signal ends the sweep
-            raise SystemExit(status)
-        if status and os.getpid() != process:  # in a launcher's process, `statuses` is a copy
-            raise UserError(f"job {number} exited with status {status}", status)
-        return sweep.read_objective(result_file) if sweeps and sweep and optimizes and not status else None
+    def __init__(self, main: Main, options: Namespace, check: Check | None, prefix: list[str], sweep: Sweep | None):
+        self.main, self.options, self.check, self.prefix = main, options, check, prefix
+        self.is_sweep = options.multirun or "hydra.mode=MULTIRUN" in options.overrides
+        self.sweep = sweep if self.is_sweep else None
+        self.process, self.argv = os.getpid(), sys.argv
+        self.statuses: list[int] = []  # of the jobs that ended
+        self.study: StoppedStudy | None = None
 
-    with ExitStack() as stack:
-        stack.callback(setattr, HydraConfig.instance(), "cfg", None)
-        stack.enter_context(explain_hydra_errors(options))
-        stack.enter_context(allow_environment(options.overrides))
-        first = compose_tree(options, options.overrides, sweeps)
-        if first.faults:
-            first.config(check)
-        common = {_format_as_job(text) for text in first.overrides}
-        scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="vlm-sweep-"))
-        settings = [*_HYDRA_SETTINGS, quote(f"hydra.sweep.dir={scratch}")]
-        if "HYDRA_FULL_ERROR" not in os.environ:
-            os.environ["HYDRA_FULL_ERROR"] = "1"  # raise, rather than print and exit
-            stack.callback(os.environ.pop, "HYDRA_FULL_ERROR")
-        line, study = [*settings, *first.overrides], None
-        if sweep and "n_trials" in first.sweeper and sweeps:
-            keys = [text.partition("=")[0] for text in first.overrides]
-            further = sweep.begin_study(first.sweeper, first.config(None), keys, Path(scratch))
-            line, trials = [*line, *further], first.sweeper["n_trials"]
-            remaining = next((int(text.rpartition("=")[2]) for text in further if "sweeper.n_trials=" in text), trials)
-            arguments = [*_format_flags(options), *options.overrides]
-            study = StoppedStudy(arguments, trials, remaining, is_stored=bool(first.sweeper["storage"]))
-        stack.enter_context(_replace_argv([prefix[0], *_format_flags(options), *line]))
-        printed = stack.enter_context(redirect_stderr(io.StringIO())) if options.cfg else io.StringIO()
+    def run(self) -> int:
+        """Runs Hydra and returns the highest exit status of its jobs."""
+        options = self.options
+        with ExitStack() as stack:
+            stack.callback(setattr, HydraConfig.instance(), "cfg", None)
+            stack.enter_context(explain_hydra_errors(options))
+            stack.enter_context(allow_environment(options.overrides))
+            first = compose_tree(options, options.overrides, self.is_sweep)
+            if first.faults:
+                first.config(self.check)
+            self.shared_overrides = {_format_as_job(text) for text in first.overrides}
+            self.scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="vlm-sweep-")))
+            if "HYDRA_FULL_ERROR" not in os.environ:
+                os.environ["HYDRA_FULL_ERROR"] = "1"  # raise, rather than print and exit
+                stack.callback(os.environ.pop, "HYDRA_FULL_ERROR")
+            line = [*_HYDRA_SETTINGS, quote(f"hydra.sweep.dir={self.scratch}"), *first.overrides]
+            if self.sweep and "n_trials" in first.sweeper:
+                line += self._begin_study(self.sweep, first)
+            stack.enter_context(_replace_argv([self.prefix[0], *_format_flags(options), *line]))
+            self._run_jobs()
+        return max(self.statuses, default=0)
+
+    def _begin_study(self, sweep: Sweep, first: Composition) -> list[str]:
+        """Starts or continues an Optuna study and returns further overrides of the sweeper."""
+        keys, trials = [text.partition("=")[0] for text in first.overrides], first.sweeper["n_trials"]
+        further = sweep.begin_study(first.sweeper, first.config(None), keys, self.scratch)
+        remaining = next((int(text.rpartition("=")[2]) for text in further if "sweeper.n_trials=" in text), trials)
+        arguments = [*_format_flags(self.options), *self.options.overrides]
+        self.study = StoppedStudy(arguments, trials, remaining, is_stored=bool(first.sweeper["storage"]))
+        return further
+
+    def _run_jobs(self) -> None:
+        """Runs Hydra with the present `sys.argv`; prints the results of a sweep, also if it is interrupted."""
+        printed = io.StringIO()
         interrupted = False  # between two jobs
         try:
-            hydra.main(str(conf_dir()), ROOT, VERSION)(job)()
+            with redirect_stderr(printed) if self.options.cfg else nullcontext():
+                hydra.main(str(conf_dir()), ROOT, VERSION)(self._run_job)()
         except KeyboardInterrupt:
             interrupted = True
             raise
         except SystemExit as exit:
-            if exit.code and not statuses:
+            if exit.code and not self.statuses:
                 raise UserError(printed.getvalue().strip() or "Hydra rejected this command line") from None
         except ValueError:
-            if not statuses or not all(statuses):
+            if not self.statuses or not all(self.statuses):
                 raise
             # Optuna's plugin looks up the best trial, which raises if all trials failed.
         finally:
-            if sweep and (result_files := sorted(Path(scratch).glob("*.json"))):
-                ended = sum(status < 128 for status in statuses)
-                stopped = sweeps and (interrupted or ended < len(statuses))
-                jobs = _list_jobs(options)[ended:] if stopped and not study else []
-                study = study._replace(remaining=study.remaining - ended) if stopped and study else None
-                print(sweep.format_results(result_files, jobs, study), flush=True)
-    return max(statuses, default=0)
+            if self.sweep and (result_files := sorted(self.scratch.glob("*.json"))):
+                ended = sum(status < 128 for status in self.statuses)
+                stopped = interrupted or ended < len(self.statuses)
+                jobs = _list_jobs(self.options)[ended:] if stopped and not self.study else []
+                study = self.study._replace(remaining=self.study.remaining - ended) if stopped and self.study else None
+                print(self.sweep.format_results(result_files, jobs, study), flush=True)
+
+    def _run_job(self, config: DictConfig) -> float | None:
+        """Runs a job that Hydra composed; returns its score if the sweeper optimizes it."""
+        hydra_config, sweep = HydraConfig.get(), self.sweep
+        overrides = list(hydra_config.overrides.task)
+        optimizes = hydra_config.runtime.choices["hydra/sweeper"] != "basic"
+        number = hydra_config.job.num if self.is_sweep else 0
+        result_file = self.scratch / f"job-{number:06}.json"
+        line = [*_format_flags(self.options, *_CONFIG_FLAGS), *overrides]
+        if self.is_sweep:
+            print(f"job {number}: {' '.join(overrides)}", file=sys.stderr)
+
+        def load_config() -> Config:
+            job_config = Composition(config, [], []).config(self.check)
+            job_config.typed = line
+            return job_config
+
+        def run_job() -> int | None:
+            if sweep is None:
+                return self.main(load_config())
+            differing = [text for text in overrides if text not in self.shared_overrides]
+            return sweep.run_job(load_config, differing, result_file, optimizes)
+
+        HydraConfig.instance().cfg = None  # otherwise Lightning starts further processes in another way
+        # Lightning runs this command for further devices, so it must run this job instead of the sweep.
+        with _replace_argv([*self.prefix, *line] if self.is_sweep else self.argv):
+            status = _run_to_status(run_job)
+        self.statuses.append(status)
+        if status >= 128:  # a signal ends the sweep
+            raise SystemExit(status)
+        if status and os.getpid() != self.process:  # in a launcher's process, `statuses` is a copy
+            raise UserError(f"job {number} exited with status {status}", status)
+        return sweep.read_objective(result_file) if sweep and optimizes and not status else None
 
 
 def _list_jobs(options: Namespace) -> list[list[str]]:
