@@ -138,13 +138,6 @@ def iter_causes(fault: BaseException | None) -> Iterator[BaseException]:
         fault = fault.__cause__ or (None if fault.__suppress_context__ else fault.__context__)
 
 
-def is_interrupt(error: BaseException | None) -> bool:
-    """Returns True if an exception was caused by Ctrl-C; includes contexts, because OmegaConf suppresses causes."""
-    while error is not None and not isinstance(error, KeyboardInterrupt):
-        error = error.__cause__ or error.__context__
-    return error is not None
-
-
 def is_out_of_memory(fault: BaseException) -> bool:
     """Returns True if an exception means out of memory, on the host or a device."""
     chain = list(iter_causes(fault))

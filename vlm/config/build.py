@@ -6,13 +6,38 @@ from functools import partial
 from typing import Any
 
 from vlm.config.names import short
-from vlm.config.signatures import injects
+from vlm.config.signatures import read_signature
 from vlm.config.target import Signature, SignatureLookup, find, is_injected, parameters, signature
 from vlm.config.tree import Tree, origins, transform
 from vlm.config.types import Product, coerce, describe_mismatch, fits
 from vlm.errors import UserError, did_you_mean, find_similar
 
 RESERVED = ("_target_", "_partial_")
+
+
+def quick_signature(name: Any) -> Signature:
+    """Returns the signature of a target, from its source file if it can be read there; else imports the target.
+
+    Raises:
+        UserError: As `vlm.config.target.find`.
+    """
+    return read_signature(name) or signature(name)
+
+
+def arguments_of(node: Any, look_up: SignatureLookup = quick_signature) -> dict[str, inspect.Parameter]:
+    """Returns the arguments of a node's class; empty if it is not a node or its class may not be built."""
+    try:
+        target = look_up(node["_target_"]) if isinstance(node, Mapping) and "_target_" in node else None
+        return target.arguments if target else {}
+    except UserError:
+        return {}
+
+
+def injects(node: Any, argument: str, look_up: SignatureLookup = quick_signature) -> bool:
+    """Returns True if the program supplies an argument of this name to a node's class, or to one below it."""
+    if parameter := arguments_of(node, look_up).get(argument):
+        return is_injected(parameter)
+    return isinstance(node, Mapping) and any(injects(child, argument, look_up) for child in node.values())
 
 
 def check(

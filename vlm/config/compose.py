@@ -18,12 +18,12 @@ from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
+from vlm.config.build import arguments_of
 from vlm.config.override import parse, quote, read, resolve_custom_interpolations, update
-from vlm.config.signatures import arguments_of
 from vlm.config.target import check_package, find, trust
 from vlm.config.tree import FORMULAS, Config, MissingKey, resolve, select, walk
-from vlm.config.untrusted import allow_environment, check_hydra
-from vlm.errors import UserError, did_you_mean, find_similar, is_interrupt
+from vlm.config.untrusted import allow_environment, find_differences
+from vlm.errors import UserError, did_you_mean, find_similar
 
 GLOBAL_GROUPS = ("experiment", "task", "debug", "hydra")  # groups whose options set keys anywhere in the config
 
@@ -377,7 +377,11 @@ def _check_user_configs(tree: DictConfig) -> None:
         raise UserError("trust: config files must not set it; set it on the command line")
     GlobalHydra.instance().clear()
     with _initialize_hydra(DEFAULT_OPTIONS):
-        check_hydra(tree.hydra, hydra.compose(ROOT, return_hydra_config=True).hydra)
+        shipped = hydra.compose(ROOT, return_hydra_config=True)
+    expected, actual = (OmegaConf.to_container(config.hydra, resolve=False) for config in (shipped, tree))
+    if differing := list(find_differences(actual, expected, "hydra")):
+        fault = "changes how Hydra runs, which config files must not do; set it on the command line"
+        raise UserError("\n".join(f"{key}: {fault}" for key in differing[:5]))
 
 
 @contextmanager
@@ -390,7 +394,10 @@ def explain_hydra_errors(options: Namespace) -> Iterator[None]:
     except UnicodeDecodeError as error:
         raise UserError(f"{_find_undecodable_file(options)}: is not UTF-8; save it as UTF-8") from error
     except Exception as error:  # Hydra, OmegaConf and the YAML reader raise many types
-        if is_interrupt(error):
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, KeyboardInterrupt):
+            cause = cause.__cause__ or cause.__context__  # OmegaConf suppresses causes
+        if cause is not None:
             raise KeyboardInterrupt from error
         raise UserError(_describe_hydra_error(error)) from error
 

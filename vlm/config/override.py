@@ -15,7 +15,7 @@ from omegaconf.errors import (
     OmegaConfBaseException,
 )
 
-from vlm.config.signatures import arguments_of, injects
+from vlm.config.build import arguments_of, injects
 from vlm.config.target import signature
 from vlm.config.tree import MissingKey, escape, is_plain, origin, reach, select, walk
 from vlm.errors import UserError, did_you_mean, find_similar

@@ -23,17 +23,8 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Union
 
 from vlm import errors
-from vlm.config.target import (
-    PACKAGES,
-    Signature,
-    SignatureLookup,
-    check_name,
-    is_allowed,
-    is_injected,
-    limits_of,
-    signature,
-)
-from vlm.errors import INJECTED, Injected, Limit, UserError
+from vlm.config.target import PACKAGES, Signature, check_name, is_allowed, limits_of
+from vlm.errors import INJECTED, Injected, Limit
 
 # Modules whose objects are used directly.
 _IMPORTED_MODULES = {
@@ -127,31 +118,6 @@ def _find_signature(name: str) -> Signature | None:
         return Signature(kind, _find_parameters(kind, limits_of(f"{kind.__module__}.{kind.__qualname__}")))
     except (UnreadableError, RecursionError):
         return None
-
-
-def quick_signature(name: Any) -> Signature:
-    """Returns the signature of a target, from its source file if it can be read there; else imports the target.
-
-    Raises:
-        UserError: As `vlm.config.target.find`.
-    """
-    return read_signature(name) or signature(name)
-
-
-def arguments_of(node: Any, look_up: SignatureLookup = quick_signature) -> dict[str, inspect.Parameter]:
-    """Returns the arguments of a node's class; empty if it is not a node or its class may not be built."""
-    try:
-        target = look_up(node["_target_"]) if isinstance(node, Mapping) and "_target_" in node else None
-        return target.arguments if target else {}
-    except UserError:
-        return {}
-
-
-def injects(node: Any, argument: str, look_up: SignatureLookup = quick_signature) -> bool:
-    """Returns True if the program supplies an argument of this name to a node's class, or to one below it."""
-    if parameter := arguments_of(node, look_up).get(argument):
-        return is_injected(parameter)
-    return isinstance(node, Mapping) and any(injects(child, argument, look_up) for child in node.values())
 
 
 @cache

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from omegaconf.resolvers import oc
 
 from vlm.errors import UserError
@@ -27,20 +27,8 @@ _FIXED_KEYS = ("hydra.job.env_set", "hydra.job.env_copy", "hydra.job.chdir")
 _allowed_variables: set[str] = set()
 
 
-def check_hydra(composed: DictConfig, shipped: DictConfig) -> None:
-    """Checks that a composed config has the same Hydra settings as the shipped config.
-
-    Raises:
-        UserError: A config file changes how Hydra runs.
-    """
-    expected, actual = (OmegaConf.to_container(node, resolve=False) for node in (shipped, composed))
-    if differing := list(_find_differences(actual, expected, "hydra")):
-        fault = "changes how Hydra runs, which config files must not do; set it on the command line"
-        raise UserError("\n".join(f"{key}: {fault}" for key in differing[:5]))
-
-
-def _find_differences(actual: Any, expected: Any, key: str) -> Iterator[str]:
-    """Yields the keys that differ and must not."""
+def find_differences(actual: Any, expected: Any, key: str) -> Iterator[str]:
+    """Yields the keys under `hydra` in which a composed config differs from the shipped one and must not."""
     fixed = any(name.startswith(key) or key.startswith(name) for name in _FIXED_KEYS)
     changeable = not fixed and any(key == name or key.startswith(f"{name}.") for name in _CHANGEABLE_KEYS)
     if actual == expected or changeable:
@@ -49,7 +37,7 @@ def _find_differences(actual: Any, expected: Any, key: str) -> Iterator[str]:
         yield key
         return
     for name in sorted({*actual, *expected}, key=str):
-        yield from _find_differences(actual.get(name), expected.get(name), f"{key}.{name}")
+        yield from find_differences(actual.get(name), expected.get(name), f"{key}.{name}")
 
 
 @contextmanager

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from vlm.config import override
+from vlm.config.build import arguments_of, injects
 from vlm.config.compose import compose
-from vlm.config.signatures import arguments_of, injects, read_signature
+from vlm.config.signatures import read_signature
 from vlm.config.target import signature
 from vlm.config.tree import put, resolve, select, walk
 from vlm.errors import UserError
@@ -79,7 +80,7 @@ def fault_of(overrides, check):
 
 def check_imported(config, *, resolved=True, imports=True):
     """The check with the imported classes only."""
-    checks._check(config, signature) if resolved else checks._check_parts(config, signature)
+    checks._check(config, signature, resolved=resolved)
 
 
 @pytest.mark.parametrize("overrides", FAULTS, ids=" ".join)

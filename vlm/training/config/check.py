@@ -5,14 +5,15 @@ from typing import Annotated, Any
 
 from vlm.checkpoint.stored import out_of_bounds
 from vlm.config.build import check as check_nodes
-from vlm.config.build import product
-from vlm.config.signatures import quick_signature, read_signature
+from vlm.config.build import product, quick_signature
+from vlm.config.signatures import read_signature
 from vlm.config.target import SignatureLookup, find, limit, signature
 from vlm.config.tree import Config, Tree, origin, origins, select, walk
 from vlm.config.types import describe_mismatch, fits, show
 from vlm.errors import INJECTED, Count, Limit, Range, Rate, UserError
 from vlm.training.config.nodes import check_fit, data_node, model_node
 from vlm.training.config.overrides import short_text
+from vlm.training.run.processes import batch_faults
 
 Batches = Annotated[int | float | None, Range(0)]
 _SUPPLIED = Annotated[Any, INJECTED]
@@ -91,24 +92,19 @@ def check(config: Config, *, resolved: bool = True, imports: bool = True) -> Non
         imports: False to report only what source files say, because the config has other faults already.
     """
     if not resolved:
-        return _check_parts(config, quick_signature)
+        return _check(config, quick_signature, resolved=False)
     _check(config, read_signature)
     if imports:
         _raise_faults(source_faults(config, quick_signature))
         _check(config, signature)
 
 
-def _check_parts(config: Tree, look_up: SignatureLookup) -> None:
-    """Checks that a config has all groups, and that its data and its model fit the task."""
+def _check(config: Config, look_up: SignatureLookup, *, resolved: bool = True) -> None:
     _raise_faults(missing_groups(config))
     _raise_faults(node_faults(config))
-    _raise_faults(model_faults(config, look_up))
-    check_fit(config, look_up=look_up)
-
-
-def _check(config: Config, look_up: SignatureLookup) -> None:
-    _raise_faults(missing_groups(config))
-    _raise_faults(node_faults(config))
+    if not resolved:
+        _raise_faults(model_faults(config, look_up))
+        return check_fit(config, look_up=look_up)
     nodes = {"data": data_node(config, look_up), "model": model_node(config)}
     nodes |= {"model.adapt": adapt} if (adapt := config["model"].get("adapt")) else {}
     check_nodes({**config, **nodes}, config.tree, types=TYPES, injected=SUPPLIED_ARGUMENTS, look_up=look_up)
@@ -178,10 +174,7 @@ def device_faults(config: Tree) -> list[str]:
     trainer, size = config["trainer"], config["data"]["batch_size"]
     devices = trainer.get("devices")
     count = len(devices) if isinstance(devices, list) else devices if isinstance(devices, int) else 0
-    count *= trainer.get("num_nodes") or 1
-    if count <= 0 or size % count == 0:
-        return []
-    return [f"data.batch_size: {size} is not divisible by {count} devices; set a multiple"]
+    return batch_faults(size, count * (trainer.get("num_nodes") or 1))
 
 
 def model_faults(config: Tree, look_up: SignatureLookup) -> list[str]:

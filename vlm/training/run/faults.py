@@ -168,7 +168,13 @@ def _find_user_error(fault: BaseException, config: Config) -> UserError | None:
     chain = list(iter_causes(fault))
     text = "\n".join(map(str, chain))
     if worker := re.search(r"DataLoader worker \(pid\(?s?\)? ([\d, ]+)\) (?:is|was)? ?(.*)", text):
-        return UserError(_describe_dead_worker(worker[1], worker[2]), 1)
+        killed = re.search(r"killed by signal: ([\w ]+)", worker[2])
+        reason = f"was killed ({killed[1].strip()})" if killed else "ended unexpectedly"
+        remedy = "probably out of memory; lower data.num_workers or data.batch_size"
+        if "shared memory" in worker[2] or "Bus error" in worker[2]:
+            remedy = "out of shared memory; give the container more (docker run --shm-size=8g)"
+            remedy += ", or lower data.num_workers"
+        return UserError(f"a data loader worker (pid {worker[1]}) {reason}, {remedy}", 1)
     if isinstance(fault, UserError):
         # An error raised in a worker arrives with the worker's traceback in its message, and without its status.
         inner = re.findall(r"^vlm\.errors\.\w+: ((?:.*\n?)+)", str(fault), re.MULTILINE)
@@ -196,15 +202,6 @@ def _describe_out_of_memory(fault: BaseException, text: str, config: Config) -> 
         advice = f"{smaller} takes the same optimizer steps with less memory"
     lines = str(fault).strip().splitlines() or [type(fault).__name__]
     return f"{problem} ({lines[0][:160]}); in a new run, {advice}; in an evaluation, lower data.eval_batch_size"
-
-
-def _describe_dead_worker(pids: str, ending: str) -> str:
-    killed = re.search(r"killed by signal: ([\w ]+)", ending)
-    reason = f"was killed ({killed[1].strip()})" if killed else "ended unexpectedly"
-    remedy = "probably out of memory; lower data.num_workers or data.batch_size"
-    if "shared memory" in ending or "Bus error" in ending:
-        remedy = "out of shared memory; give the container more (docker run --shm-size=8g), or lower data.num_workers"
-    return f"a data loader worker (pid {pids}) {reason}, {remedy}"
 
 
 def _lost_process_error(run: FailedRun) -> UserError:

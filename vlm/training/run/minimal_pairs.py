@@ -8,7 +8,7 @@ import numpy as np
 
 from vlm.data.sources.tables import read_cells
 from vlm.errors import UserError, print_error, printable
-from vlm.evaluation.metrics.bootstrap import intervals
+from vlm.evaluation.metrics.bootstrap import intervals, mean_scorer
 from vlm.evaluation.report.evaluation import Evaluation, write_results
 from vlm.evaluation.report.sections import Section, Table
 from vlm.evaluation.report.verdict import TrainedModel, choose_metric, make_verdict
@@ -64,12 +64,12 @@ def score_pairs(pairs: Sequence[Pair], margins: Sequence[float], *, seed: int = 
     correct = (np.array(margins) > 0).astype(np.float64)
     kinds = np.array([pair.kind for pair in pairs])
     masks = {"": np.ones(len(pairs), bool)} | {str(kind): kinds == kind for kind in dict.fromkeys(kinds) if kind}
-    return {kind: _measure_accuracy(correct[mask], seed) for kind, mask in masks.items()}
-
-
-def _measure_accuracy(correct: np.ndarray, seed: int) -> dict[str, float]:
-    bounds = intervals(["accuracy"], lambda draws: (draws @ correct / len(correct))[:, None], len(correct), seed=seed)
-    return {"accuracy": float(correct.mean()), **bounds, "pairs": len(correct)}
+    scores = {}
+    for kind, mask in masks.items():
+        chosen = correct[mask]
+        bounds = intervals(["accuracy"], mean_scorer(chosen[:, None]), len(chosen), seed=seed)
+        scores[kind] = {"accuracy": float(chosen.mean()), **bounds, "pairs": len(chosen)}
+    return scores
 
 
 BATCH_SIZE = 32  # sentences

@@ -123,5 +123,12 @@ def check_devices(batch_size: int, samples: int, world_size: int) -> None:
         )
     if samples < world_size:
         raise UserError(f"data: {samples} training samples are too few for {world_size} devices; add samples")
-    if batch_size % world_size:
-        raise UserError(f"data.batch_size: {batch_size} is not divisible by {world_size} devices; set a multiple")
+    if faults := batch_faults(batch_size, world_size):
+        raise UserError(faults[0])
+
+
+def batch_faults(batch_size: int, devices: int) -> list[str]:
+    """Returns an error if devices cannot share a batch equally; none for an unknown number of devices, 0 or less."""
+    if devices <= 0 or batch_size % devices == 0:
+        return []
+    return [f"data.batch_size: {batch_size} is not divisible by {devices} devices; set a multiple"]
