@@ -8,14 +8,14 @@ from typing import Any
 from vlm.config.names import short
 from vlm.config.signatures import read_signature
 from vlm.config.target import Signature, SignatureLookup, find, is_injected, parameters, signature
-from vlm.config.tree import Tree, origins, transform
+from vlm.config.tree import Tree, Value, origins, transform
 from vlm.config.types import Product, coerce, describe_mismatch, fits
 from vlm.errors import UserError, did_you_mean, find_similar
 
 RESERVED = ("_target_", "_partial_")
 
 
-def quick_signature(name: Any) -> Signature:
+def quick_signature(name: Value) -> Signature:
     """Returns the signature of a target, from its source file if it can be read there; else imports the target.
 
     Raises:
@@ -24,7 +24,7 @@ def quick_signature(name: Any) -> Signature:
     return read_signature(name) or signature(name)
 
 
-def arguments_of(node: Any, look_up: SignatureLookup = quick_signature) -> dict[str, inspect.Parameter]:
+def arguments_of(node: Value, look_up: SignatureLookup = quick_signature) -> dict[str, inspect.Parameter]:
     """Returns the arguments of a node's class; empty if it is not a node or its class may not be built."""
     try:
         target = look_up(node["_target_"]) if isinstance(node, Mapping) and "_target_" in node else None
@@ -33,7 +33,7 @@ def arguments_of(node: Any, look_up: SignatureLookup = quick_signature) -> dict[
         return {}
 
 
-def injects(node: Any, argument: str, look_up: SignatureLookup = quick_signature) -> bool:
+def injects(node: Value, argument: str, look_up: SignatureLookup = quick_signature) -> bool:
     """Returns True if the program supplies an argument of this name to a node's class, or to one below it."""
     if parameter := arguments_of(node, look_up).get(argument):
         return is_injected(parameter)
@@ -106,13 +106,13 @@ def _node_faults(
                 yield f"{name}: missing; {node['_target_'].rpartition('.')[2]} needs it"
 
 
-def product(node: Mapping[str, Any], look_up: SignatureLookup = signature) -> Product:
+def product(node: Tree, look_up: SignatureLookup = signature) -> Product:
     """Returns the type of the object that a node builds."""
     signature = look_up(node["_target_"])
     return Product(Any if signature is None else partial if node.get("_partial_") else signature.kind)
 
 
-def build(node: Any, path: str, /, **injected: Any) -> Any:
+def build(node: Value, path: str, /, **injected: Any) -> Any:
     """Builds a checked node and all nodes below it, innermost first.
 
     Args:
@@ -143,7 +143,7 @@ def spec(node: Tree) -> Tree:
     return transform(node, convert)
 
 
-def takes_argument(node: Mapping[str, Any], argument: str) -> bool:
+def takes_argument(node: Tree, argument: str) -> bool:
     """Returns True if the class of a node has an argument of this name."""
     known = signature(node["_target_"])
     return argument in known.arguments or known.takes_any

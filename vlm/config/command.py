@@ -13,7 +13,7 @@ from argparse import Namespace
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, redirect_stderr
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypedDict
 
 import hydra
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
@@ -39,6 +39,17 @@ from vlm.config.untrusted import allow_environment
 from vlm.errors import UserError, print_error
 
 Main = Callable[[Config], int | None]
+
+
+class StudySettings(TypedDict):
+    """Settings of Hydra's Optuna sweeper."""
+
+    direction: str
+    n_jobs: int
+    n_trials: int
+    sampler: dict[str, int | None]
+    storage: str | None
+    study_name: str | None
 
 
 class StoppedStudy(NamedTuple):
@@ -73,7 +84,7 @@ class Sweep(NamedTuple):
     run_job: Callable[[Callable[[], Config], list[str], Path, bool], int | None]
     format_results: Callable[[list[Path], list[list[str]], StoppedStudy | None], str]
     read_objective: Callable[[Path], float | None]
-    begin_study: Callable[[dict[str, Any], Config, list[str], Path], list[str]]
+    begin_study: Callable[[StudySettings, Config, list[str], Path], list[str]]
 
 
 _CONFIG_FLAGS = ("config_path", "config_name", "config_dir")

@@ -19,9 +19,9 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from vlm.config.build import arguments_of
-from vlm.config.override import parse, quote, read, resolve_custom_interpolations, update
+from vlm.config.override import parse, quote, read, resolve_custom_interpolations, to_tree, update
 from vlm.config.target import check_package, find, trust
-from vlm.config.tree import FORMULAS, Config, MissingKey, resolve, select, walk
+from vlm.config.tree import FORMULAS, Config, MissingKey, Tree, resolve, select, walk
 from vlm.config.untrusted import allow_environment, find_differences
 from vlm.errors import UserError, did_you_mean, find_similar
 
@@ -65,7 +65,7 @@ def drop_leftovers(tree: DictConfig, plain: DictConfig, chosen: Sequence[str]) -
         node = OmegaConf.select(tree, key := group.replace("/", "."))
         if not isinstance(node, DictConfig) or "_target_" not in node:
             continue
-        known, arguments = OmegaConf.select(plain, key) or {}, arguments_of(OmegaConf.to_container(node, resolve=False))
+        known, arguments = OmegaConf.select(plain, key) or {}, arguments_of(to_tree(node))
         with open_dict(node):
             for name in [name for name in node if name not in known]:
                 value = node._get_node(name)
@@ -115,7 +115,7 @@ class Composition(NamedTuple):
             if self.faults:  # the key may be missing because of a misspelt override
                 raise UserError("\n".join(self.faults)) from fault
             if check and isinstance(fault, MissingKey):
-                check(dict(OmegaConf.to_container(self.tree, resolve=False)), resolved=False)  # type: ignore[arg-type]
+                check(Config(to_tree(self.tree)), resolved=False)
             raise
         try:
             if check:
@@ -150,7 +150,7 @@ def compose(overrides: list[str], check: Check | None = None, options: Namespace
         return compose_tree(options, overrides).config(check)
 
 
-def override(tree: dict[str, Any], overrides: list[str], check: Check | None = None) -> Config:
+def override(tree: Tree, overrides: list[str], check: Check | None = None) -> Config:
     """Applies overrides to a saved config. ``data=OPTION`` replaces a group with an option of vlm.
 
     Args:
@@ -172,7 +172,7 @@ def override(tree: dict[str, Any], overrides: list[str], check: Check | None = N
             chosen = compose_tree(DEFAULT_OPTIONS, [text])
             faults += chosen.faults
             key = parsed.key_or_group.replace("/", ".")
-            node = OmegaConf.to_container(OmegaConf.select(chosen.tree, key), resolve=False)
+            node = to_tree(OmegaConf.select(chosen.tree, key))
             OmegaConf.update(changed, key, node, merge=False, force_add=True)
     OmegaConf.set_struct(changed, True)
     if faults := faults + update(changed, values):
@@ -281,7 +281,7 @@ def _expand_placeholder(
     if plain is None:
         choices = {group: option for group, option in choices.items() if group in typed}
     else:  # the experiment's choices and values have precedence over those of the folder
-        model, without = ({"model": OmegaConf.to_container(config.model, resolve=False)} for config in (tree, plain))
+        model, without = ({"model": to_tree(config.model)} for config in (tree, plain))
         groups = tuple(f"{group.replace('/', '.')}." for group in typed if group.startswith("model/"))
         from_experiment = [
             f"{key}={json.dumps(value)}"
@@ -378,7 +378,7 @@ def _check_user_configs(tree: DictConfig) -> None:
     GlobalHydra.instance().clear()
     with _initialize_hydra(DEFAULT_OPTIONS):
         shipped = hydra.compose(ROOT, return_hydra_config=True)
-    expected, actual = (OmegaConf.to_container(config.hydra, resolve=False) for config in (shipped, tree))
+    expected, actual = (to_tree(config.hydra) for config in (shipped, tree))
     if differing := list(find_differences(actual, expected, "hydra")):
         fault = "changes how Hydra runs, which config files must not do; set it on the command line"
         raise UserError("\n".join(f"{key}: {fault}" for key in differing[:5]))

@@ -3,7 +3,7 @@
 import os
 import re
 from collections.abc import Collection, Sequence
-from typing import Any, get_args, get_origin
+from typing import Any, cast, get_args, get_origin
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, Quote, QuotedString, ValueType
@@ -17,7 +17,7 @@ from omegaconf.errors import (
 
 from vlm.config.build import arguments_of, injects
 from vlm.config.target import signature
-from vlm.config.tree import MissingKey, escape, is_plain, origin, reach, select, walk
+from vlm.config.tree import MissingKey, Tree, Value, escape, is_plain, origin, reach, select, walk
 from vlm.errors import UserError, did_you_mean, find_similar
 
 _PATH_KEYS = ("root", "path")  # keys that by convention hold a folder and a file
@@ -52,6 +52,11 @@ def quote(override: str, sweeping: bool = False) -> str:
     return f"{key}={QuotedString(value, Quote.single).with_quotes()}"
 
 
+def to_tree(config: DictConfig) -> Tree:
+    """Converts a config or a group of it to plain containers that keep its interpolations."""
+    return cast(Tree, OmegaConf.to_container(config, resolve=False))
+
+
 def update(tree: DictConfig, overrides: Sequence[Override], groups: Collection[str] = ()) -> list[str]:
     """Applies overrides to a config in place.
 
@@ -61,7 +66,7 @@ def update(tree: DictConfig, overrides: Sequence[Override], groups: Collection[s
         A line for each override that cannot be applied.
     """
     faults = []
-    before = OmegaConf.to_container(tree, resolve=False)
+    before = to_tree(tree)
     for override in overrides:
         key, value = override.key_or_group, override.value()
         if (source := _find_interpolation(before, key)) is not None:
@@ -80,12 +85,12 @@ def update(tree: DictConfig, overrides: Sequence[Override], groups: Collection[s
                 adds = override.is_add() or override.is_force_add()
                 merges = True
                 if isinstance(value, dict):  # it replaces the old one if the argument is annotated as dict | ...
-                    argument = arguments_of(parent, signature).get(key.rpartition(".")[2])
+                    argument = arguments_of(cast(Tree, parent), signature).get(key.rpartition(".")[2])
                     options = () if argument is None else get_args(argument.annotation)
                     merges = not any(get_origin(option) is dict for option in options)
                 OmegaConf.update(tree, key, value, merge=merges, force_add=adds)
         except (OmegaConfBaseException, AttributeError, TypeError):
-            config = OmegaConf.to_container(tree, resolve=False)
+            config = to_tree(tree)
             if isinstance(value, list) and isinstance(select(config, key, None), dict):
                 faults.append(f"{key}: is a group of keys and cannot be set to a list; set its keys")
             else:
@@ -93,7 +98,7 @@ def update(tree: DictConfig, overrides: Sequence[Override], groups: Collection[s
     return faults
 
 
-def _find_interpolation(config: Any, key: str) -> str | None:
+def _find_interpolation(config: Tree, key: str) -> str | None:
     """Returns the key where a value in an interpolated group is set; None if the group is not interpolated."""
     try:
         return origin(config, key) if reach(config, key)[1] else None
@@ -101,16 +106,14 @@ def _find_interpolation(config: Any, key: str) -> str | None:
         return None
 
 
-def resolve_custom_interpolations(tree: DictConfig) -> dict[str, Any]:
+def resolve_custom_interpolations(tree: DictConfig) -> Tree:
     """Converts a config to plain containers, with all interpolations resolved except those of keys and FORMULAS.
 
     Raises:
         UserError: An interpolation refers to a missing key.
     """
-    raw = OmegaConf.to_container(tree, resolve=False)
-    assert isinstance(raw, dict)
     try:
-        return {str(key): _resolve_value(value, tree, key) for key, value in raw.items()}
+        return {key: _resolve_value(value, tree, key) for key, value in to_tree(tree).items()}
     except InterpolationToMissingValueError as error:
         key = str(error).splitlines()[0].rpartition(": ")[2]
         raise UserError(f"{key}: has no value; give {key}=VALUE") from error
@@ -119,7 +122,7 @@ def resolve_custom_interpolations(tree: DictConfig) -> dict[str, Any]:
         raise kind(f"{error.full_key or 'config'}: {str(error).splitlines()[0]}") from error
 
 
-def _resolve_value(raw: Any, parent: Any, key: Any) -> Any:
+def _resolve_value(raw: Value, parent: Any, key: str | int) -> Value:
     if isinstance(raw, dict):
         return {name: _resolve_value(child, parent[key], name) for name, child in raw.items()}
     if isinstance(raw, list):
@@ -130,9 +133,10 @@ def _resolve_value(raw: Any, parent: Any, key: Any) -> Any:
     return escape(OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value)
 
 
-def unknown_key(key: str, config: Any, groups: Collection[str] = ()) -> str:
+def unknown_key(key: str, config: Tree, groups: Collection[str] = ()) -> str:
     """Returns the error for an unknown key, with a suggestion."""
-    node, parts = config, key.split(".")
+    parts = key.split(".")
+    node: Value = config
     for depth, part in enumerate(parts):
         if not isinstance(node, dict):
             return f"{'.'.join(parts[:depth])}: is {node!r} and has no {part}"

@@ -20,10 +20,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, Union
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, Union
 
 from vlm import errors
 from vlm.config.target import PACKAGES, Signature, check_name, is_allowed, limits_of
+from vlm.config.tree import Value
 from vlm.errors import INJECTED, Injected, Limit
 
 # Modules whose objects are used directly.
@@ -72,11 +73,14 @@ class ClassText(NamedTuple):
     text: str
 
 
+Binding: TypeAlias = ClassText | ast.expr | Import | None
+
+
 class Source(NamedTuple):
     """A source file: its names with their definitions, or None for names bound at run time. Classes are not parsed."""
 
     name: str
-    bound: Mapping[str, ClassText | ast.expr | Import | None]
+    bound: Mapping[str, Binding]
 
 
 class Definition(NamedTuple):
@@ -96,7 +100,7 @@ class Definition(NamedTuple):
 _definitions: dict[type, Definition] = {}
 
 
-def read_signature(name: Any) -> Signature | None:
+def read_signature(name: Value) -> Signature | None:
     """Returns the signature of a target from its source file; None if it cannot be read there.
 
     The signature's kind is an empty class with the name, the bases and the literal attributes of the target.
@@ -104,8 +108,7 @@ def read_signature(name: Any) -> Signature | None:
     Raises:
         UserError: The name is not allowed.
     """
-    check_name(name)
-    return _find_signature(name)
+    return _find_signature(check_name(name))
 
 
 @cache
@@ -145,7 +148,7 @@ def _read_module(module: str) -> Source:
     file = _find_source_file(module)
     if file is None or not any(f"{module}.".startswith(f"{package}.") for package in PACKAGES):
         raise UnreadableError(module)
-    bound: dict[str, Any] = {}
+    bound: dict[str, Binding] = {}
 
     def cut(block: re.Match[str]) -> str:
         bound[block[2]] = ClassText(block[2], block[0]) if block[1] == "class" else None
@@ -175,7 +178,7 @@ def _parse_class(text: str) -> ast.ClassDef:
     raise UnreadableError(text.partition("\n")[0])
 
 
-def _find_bindings(statement: ast.stmt, package: str) -> dict[str, Any]:
+def _find_bindings(statement: ast.stmt, package: str) -> Mapping[str, Binding]:
     """Returns the names that a statement of a module binds, with their definitions."""
     match statement:
         case ast.Assign(targets=[ast.Name(id=name)], value=value):
@@ -192,7 +195,7 @@ def _find_bindings(statement: ast.stmt, package: str) -> dict[str, Any]:
             return {alias.asname or alias.name: Import(module, alias.name) for alias in names}
         case ast.Expr():
             return {}
-    undecided: dict[str, Any] = {}
+    undecided: dict[str, None] = {}
     for node in ast.walk(statement):  # names in a condition or a loop are bound at run time
         match node:
             case ast.Name(id=name, ctx=ast.Store()) | ast.ClassDef(name=name) | ast.FunctionDef(name=name):
@@ -282,7 +285,7 @@ def _build_class(module: str, name: str) -> type:
     return kind
 
 
-def _read_attributes(statement: ast.stmt) -> Iterator[tuple[str, Any]]:
+def _read_attributes(statement: ast.stmt) -> Iterator[tuple[str, Value]]:
     """Yields the public attributes that a statement of a class defines; None for a value that is not a literal."""
     match statement:
         case (

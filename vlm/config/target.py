@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from typing import Any, NotRequired, Required, Unpack, get_args, get_origin, get_type_hints
 
 from vlm.config.names import modules
+from vlm.config.tree import Value
 from vlm.config.types import hints
 from vlm.errors import INJECTED, UserError, did_you_mean, find_similar
 
@@ -103,10 +104,10 @@ class Signature:
         return any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in self.parameters.values())
 
 
-SignatureLookup = Callable[[Any], Signature | None]  # None if the signature is unknown
+SignatureLookup = Callable[[Value], Signature | None]  # None if the signature is unknown
 
 
-def signature(name: Any) -> Signature:
+def signature(name: Value) -> Signature:
     """Imports a target and returns its signature.
 
     Raises:
@@ -117,8 +118,8 @@ def signature(name: Any) -> Signature:
     return Signature(kind, parameters(target))
 
 
-def check_name(name: Any) -> None:
-    """Checks that a config may name a target.
+def check_name(name: Value) -> str:
+    """Checks that a config may name a target; returns the name.
 
     Raises:
         UserError: It may not. The message does not start with a key.
@@ -129,6 +130,7 @@ def check_name(name: Any) -> None:
         raise UserError(f"{name} is not a public dotted name")
     if not _is_buildable(name):
         raise UserError(f"{name} may not be built; a target is a class of {_format_allowed()}")
+    return name
 
 
 def is_allowed(name: str) -> bool:
@@ -136,13 +138,13 @@ def is_allowed(name: str) -> bool:
     return _is_inside(name, _allowed) and _is_buildable(name)
 
 
-def find(name: Any) -> Callable[..., Any]:
+def find(name: Value) -> Callable[..., Any]:
     """Imports a target: a class, or a factory function of a user's own package.
 
     Raises:
         UserError: The name is not allowed or does not exist, or an import fails. The message does not start with a key.
     """
-    check_name(name)
+    name = check_name(name)
     target = _import(name)
     # A name may pass through a module's imports (vlm.x.os.system), so the module that defines the target is checked.
     home = f"{getattr(target, '__module__', '')}."

@@ -7,16 +7,18 @@ OmegaConf's.
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeAlias, cast
 
 from vlm.errors import UserError
 
 # Values that depend on sizes are computed from them: ${sum:${data.max_len},-2}.
-FORMULAS: dict[str, Callable[..., Any]] = {
+FORMULAS: dict[str, Callable[..., int | float]] = {
     "sum": lambda *terms: sum(terms),
     "div": lambda dividend, divisor: dividend // divisor if divisor else dividend,
 }
-Tree = dict[str, Any]  # a config or a part of it, in plain containers
+# Any value of a config, in plain containers; a config or a group whose keys are known is a Tree.
+Value: TypeAlias = "bool | int | float | str | list[Value] | tuple[Value, ...] | dict[str, Value] | None"
+Tree: TypeAlias = dict[str, Any]
 MISSING = "???"
 MAX_VALUES = 100_000  # of a resolved config, including the characters of interpolated strings
 MAX_DEPTH = 50  # of nested interpolations
@@ -55,7 +57,7 @@ def resolve(tree: Tree) -> Config:
     """
     resolution = _Resolution(tree)
     try:
-        config = Config(resolution.value(tree, ""))
+        config = Config(cast(Tree, resolution.value(tree, "")))
     except RecursionError as fault:
         raise UserError("the config's interpolations are nested too deeply; use another config") from fault
     if resolution.missing:
@@ -92,7 +94,7 @@ class _Resolution:
         self.open: list[str] = []
         self.missing: set[str] = set()
 
-    def value(self, value: Any, key: str) -> Any:
+    def value(self, value: Value, key: str) -> Value:
         self._spend(1)
         if isinstance(value, dict):
             return {name: self.value(child, f"{key}.{name}" if key else str(name)) for name, child in value.items()}
@@ -102,7 +104,7 @@ class _Resolution:
             self.missing.add(key)
         return self._text(value, key) if isinstance(value, str) and "${" in value else value
 
-    def _text(self, text: str, key: str) -> Any:
+    def _text(self, text: str, key: str) -> Value:
         if not is_plain(text):
             raise UserError(f"{key}: {text!r:.80} interpolates more than keys, sum and div; give the value itself")
         if interpolation := _match_single(text):
@@ -115,7 +117,7 @@ class _Resolution:
         self._spend(len(text))
         return text
 
-    def _interpolation(self, match: re.Match[str], key: str) -> Any:
+    def _interpolation(self, match: re.Match[str], key: str) -> Value:
         if match["key"]:
             return self._at(match["key"], key)
         terms = match["terms"].split(",")
@@ -130,7 +132,7 @@ class _Resolution:
         except TypeError as fault:
             raise UserError(f"{key}: {match[0]!r:.80}: {match['formula']} does not take so many terms") from fault
 
-    def _at(self, source: str, key: str) -> Any:
+    def _at(self, source: str, key: str) -> Value:
         if source in self.open or len(self.open) > MAX_DEPTH:
             raise UserError(f"{key}: the interpolation of {source:.80} is circular")
         try:
@@ -153,13 +155,13 @@ class _Resolution:
             raise UserError("the config's interpolations expand to too many values; use another config")
 
 
-def _match_single(text: Any) -> re.Match[str] | None:
+def _match_single(text: Value) -> re.Match[str] | None:
     """Returns the match if a value is a string with a single interpolation and nothing else."""
     match = _PART.fullmatch(text) if isinstance(text, str) else None
     return match if match and not match["pairs"] and not match["literal"] else None
 
 
-def reach(tree: Any, key: str) -> tuple[Any, list[str]]:
+def reach(tree: Value, key: str) -> tuple[Value, list[str]]:
     """Follows a dotted key; stops at an interpolation and returns it with the remaining parts.
 
     Raises:
@@ -194,7 +196,7 @@ def sources(tree: Tree, key: str) -> Iterator[str]:
         queue += [".".join([name, *remaining]) for name in _interpolated_keys(text)]
 
 
-def _interpolated_keys(value: Any) -> list[str]:
+def _interpolated_keys(value: Value) -> list[str]:
     """Returns the keys that a string, or the strings of a list, interpolate."""
     if isinstance(value, list):
         return [
@@ -240,7 +242,7 @@ def origins(tree: Tree, faults: list[str]) -> list[str]:
     return [text for name, text in selected.items() if name not in direct]
 
 
-def walk(config: Any, parent: str = "") -> Iterator[tuple[str, Any]]:
+def walk(config: Tree, parent: str = "") -> Iterator[tuple[str, Value]]:
     """Yields each dotted key of a config with its value, groups before their keys."""
     for name, value in config.items():
         key = f"{parent}.{name}" if parent else str(name)
@@ -269,7 +271,7 @@ def select(config: Any, key: str, default: Any = None) -> Any:
     return config
 
 
-def put(config: Tree, key: str, value: Any) -> None:
+def put(config: Tree, key: str, value: Value) -> None:
     """Sets the value at a dotted key, in place."""
     *parents, name = key.split(".")
     for part in parents:

@@ -6,11 +6,11 @@ Hydra instantiates classes that its own part of a config names before any code o
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from omegaconf import OmegaConf
 from omegaconf.resolvers import oc
 
+from vlm.config.tree import Value
 from vlm.errors import UserError
 
 # Keys that change with every composition or are harmless, such as the values of a sweep.
@@ -27,7 +27,7 @@ _FIXED_KEYS = ("hydra.job.env_set", "hydra.job.env_copy", "hydra.job.chdir")
 _allowed_variables: set[str] = set()
 
 
-def find_differences(actual: Any, expected: Any, key: str) -> Iterator[str]:
+def find_differences(actual: Value, expected: Value, key: str) -> Iterator[str]:
     """Yields the keys under `hydra` in which a composed config differs from the shipped one and must not."""
     fixed = any(name.startswith(key) or key.startswith(name) for name in _FIXED_KEYS)
     changeable = not fixed and any(key == name or key.startswith(f"{name}.") for name in _CHANGEABLE_KEYS)

@@ -1,6 +1,7 @@
 """Which checkpoints a run writes, and what they hold."""
 
 import csv
+import shutil
 from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
@@ -26,6 +27,12 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     with redirect_stdout(output):
         assert main([*SMALL, *EARLY, f"runs={runs}"]) == 0  # saved at step 2, before the first score
     return only_run(runs), output.getvalue()
+
+
+@pytest.fixture
+def folder(ended: tuple[Path, str], tmp_path: Path) -> Path:
+    """A copy of that run, to resume."""
+    return Path(shutil.copytree(ended[0], tmp_path / "name" / "time"))
 
 
 def train_rows(folder: Path) -> dict[str, str]:
@@ -61,10 +68,10 @@ def test_best_cannot_be_resumed(ended, capsys) -> None:
     assert len(error.splitlines()) == 1 and str(folder / "last.ckpt") in error
 
 
-def test_more_steps_are_those_of_a_run_that_had_them_at_once(ended, tmp_path) -> None:
-    assert main([*SMALL, f"runs={tmp_path}", "trainer.max_steps=6"]) == 0
-    assert main([f"resume={ended[0]}", "trainer.max_steps=6"]) == 0
-    assert train_rows(ended[0]) == train_rows(only_run(tmp_path))
+def test_more_steps_are_those_of_a_run_that_had_them_at_once(folder, tmp_path) -> None:
+    assert main([*SMALL, f"runs={tmp_path / 'runs'}", "trainer.max_steps=6"]) == 0
+    assert main([f"resume={folder}", "trainer.max_steps=6"]) == 0
+    assert train_rows(folder) == train_rows(only_run(tmp_path / "runs"))
 
 
 def test_another_metric_on_resume_chooses_anew(tmp_path, capsys) -> None:
@@ -77,18 +84,14 @@ def test_another_metric_on_resume_chooses_anew(tmp_path, capsys) -> None:
     assert state["monitor"] == "val/loss" and ckpt.read(folder / "checkpoints" / "best.ckpt")["global_step"] > STEPS
 
 
-def test_what_a_run_changed_on_resume_keeps_it_from_nothing(tmp_path, capsys) -> None:
-    assert main([*SMALL, f"runs={tmp_path}"]) == 0
-    folder = only_run(tmp_path)
+def test_what_a_run_changed_on_resume_keeps_it_from_nothing(folder, capsys) -> None:
     assert main([f"resume={folder}", "trainer.max_steps=4", "activation_checkpointing=true"]) == 0
     assert main([f"resume={folder}", "trainer.max_steps=5"]) == 0
     assert main([f"resume={folder}", "trainer.max_steps=2"]) == 2
     assert "trainer.max_steps: 2 is less than the 5 completed" in capsys.readouterr().err
 
 
-def test_an_evaluation_of_fewer_steps_does_not_pass_for_the_last(tmp_path, capsys) -> None:
-    assert main([*SMALL, f"runs={tmp_path}"]) == 0
-    folder = only_run(tmp_path)
+def test_an_evaluation_of_fewer_steps_does_not_pass_for_the_last(folder, capsys) -> None:
     page = folder / "evaluation" / "test" / "report.html"
     assert page.is_file()
     assert main([f"resume={folder}", "trainer.max_steps=5", "trainer.limit_test_batches=0"]) == 0

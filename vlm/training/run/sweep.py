@@ -7,9 +7,9 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
-from vlm.config.command import StoppedStudy
+from vlm.config.command import StoppedStudy, StudySettings
 from vlm.config.target import find
 from vlm.config.tree import Config
 from vlm.errors import UserError, printable
@@ -211,7 +211,7 @@ def _format_unfinished_study(interrupted: JobResult | None, study: StoppedStudy)
     return lines
 
 
-def begin_study(sweeper: dict[str, Any], config: Config, typed: list[str], result_folder: Path) -> list[str]:
+def begin_study(sweeper: StudySettings, config: Config, typed: list[str], result_folder: Path) -> list[str]:
     """Starts an Optuna study, or continues the stored study of this name. Prints the metric and the finished trials.
 
     Args:
@@ -234,7 +234,7 @@ def begin_study(sweeper: dict[str, Any], config: Config, typed: list[str], resul
     if f"{SWEEPER}direction" in typed and sweeper["direction"] != direction:
         raise UserError(f"{SWEEPER}direction: {metric} must be {direction}d; leave the override out")
     print(f"Optuna optimizes {metric} ({direction})", file=sys.stderr)
-    overrides = {"direction": direction} | ({} if f"{SWEEPER}n_jobs" in typed else {"n_jobs": 1})
+    overrides: dict[str, str | int] = {"direction": direction} | ({} if f"{SWEEPER}n_jobs" in typed else {"n_jobs": 1})
     if sweeper["storage"]:
         trials = _load_trials(sweeper, metric, direction)
         for number, trial in enumerate(trials):
@@ -250,7 +250,7 @@ def begin_study(sweeper: dict[str, Any], config: Config, typed: list[str], resul
     return [f"{SWEEPER}{key}={value}" for key, value in overrides.items()]
 
 
-def _load_trials(sweeper: dict[str, Any], metric: str, direction: str) -> list["FrozenTrial"]:
+def _load_trials(sweeper: StudySettings, metric: str, direction: str) -> list["FrozenTrial"]:
     """Returns the trials of a stored study, which is created if it is new."""
     import optuna
 
@@ -276,7 +276,7 @@ def _load_trials(sweeper: dict[str, Any], metric: str, direction: str) -> list["
     except Exception as fault:  # SQLAlchemy raises many types, and its version 2 breaks optuna's storage
         reason = (str(fault) or type(fault).__name__).split("\n")[0]
         remedy = 'sqlite:///FILE.db needs pip install "vlm-lightning[optuna]"'
-        raise UserError(f"{SWEEPER}storage: {printable(sweeper['storage'])}: {reason}; {remedy}") from fault
+        raise UserError(f"{SWEEPER}storage: {printable(str(sweeper['storage']))}: {reason}; {remedy}") from fault
 
 
 def _format_objective(stored: str) -> str:
