@@ -1,6 +1,6 @@
 """What a training does on a GPU: the same as on a CPU, without waiting for the device.
 
-Each journey also runs with the CPU in the GPU's place, so that it is known to work before there is one.
+Each test also runs once with the CPU in the GPU's place, so that it is known to work before there is a GPU.
 """
 
 import csv
@@ -36,12 +36,18 @@ def losses(folder: Path) -> list[float]:
         return [float(row["train/loss"]) for row in csv.DictReader(file) if row.get("train/loss")]
 
 
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("compiled", ["false", "true"])
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize(
+    ("task", "compiled", "device"),
+    [
+        pytest.param("tagging", "false", "cpu", marks=pytest.mark.slow),
+        *(
+            pytest.param(task, compiled, "gpu", marks=pytest.mark.gpu)
+            for task in TASKS
+            for compiled in ("false", "true")
+        ),
+    ],
+)
 def test_thirty_steps_are_those_of_a_cpu(task: str, compiled: str, device: str, tmp_path: Path) -> None:
-    if device == "cpu" and compiled == "true":
-        pytest.skip("compiled blocks on a CPU are tested by themselves")
     truth = losses(trained(task, "cpu", tmp_path / "cpu"))
     found = losses(trained(task, device, tmp_path / "other", f"compile={compiled}"))
     assert len(truth) == 30 and found == pytest.approx(truth, rel=5e-3)

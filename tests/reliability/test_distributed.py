@@ -21,8 +21,8 @@ FSDP = ["trainer=fsdp", *DDP[1:]]
 OWN = {"captioning": ["task.val_captions=null"], "classification": ["task.mixup=0", "task.cutmix=0"]}
 # Gradients that cancel to noise, such as those of keys' biases, stay small: Adam would make whole steps of them.
 STEP = ["data.batch_size=6", "+optim.eps=1e-4", "trainer.precision=32-true"]
-# One task of each kind of step: of one loss term, of mixed samples, of compared ones, of sampled batches, of two terms.
-KINDS = ("captioning", "classification", "contrastive", "language_modeling", "show_attend_tell")
+# One task of a loss term, of mixed samples and of compared ones; those of sampled batches and of two terms are nightly.
+KINDS = ("captioning", "classification", "contrastive")
 
 
 def each_task(slow: tuple[str, ...]) -> list:
@@ -123,9 +123,10 @@ def test_a_sharded_run_goes_on_sharded_and_in_one_process(nursery: Nursery, fini
             torch.testing.assert_close(two[part][key], tensor, rtol=0, atol=1e-5)
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(compiling.missing(on_gpu=False) is not None, reason="needs a C++ compiler")
-@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+@pytest.mark.parametrize(
+    "kind", [pytest.param("ddp", marks=pytest.mark.nightly), pytest.param("fsdp", marks=pytest.mark.slow)]
+)
 def test_compiled_and_recomputed_blocks_take_the_same_steps(kind: str, nursery: Nursery, finished, tmp_path) -> None:
     options = [*(DDP if kind == "ddp" else FSDP), "compile=true", "activation_checkpointing=true"]
     args = command("captioning", *EXACT, *OWN["captioning"], *accumulated("captioning"), *STEP, *options)
@@ -138,7 +139,7 @@ def test_compiled_and_recomputed_blocks_take_the_same_steps(kind: str, nursery: 
         torch.testing.assert_close(own[name], tensor, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("task", each_task(("captioning", *COMPARING)))
+@pytest.mark.parametrize("task", each_task(COMPARING))
 def test_a_step_sends_one_message_beside_its_gradients(task: str, nursery: Nursery, tmp_path: Path) -> None:
     args = command(task, *DDP, "trainer.max_steps=7", "callbacks.checkpoints.every_n_steps=100")
     quiet = [*args, "trainer.log_every_n_steps=100", "trainer.limit_val_batches=0"]

@@ -20,23 +20,22 @@ KILL, TERM, INT = signal.SIGKILL, signal.SIGTERM, signal.SIGINT
 
 
 WORKERS = "data.num_workers=2"
+# Pairs of what differs: signal, whom it reaches, processes, workers, accumulated batches, kind of model.
 SLOW_CASES = [
+    Case("captioning", KILL, "one", (), ranks=2),
+    Case("classification", INT, "all", ("trainer.accumulate_grad_batches=2", "trainer.val_check_interval=3")),
+    Case("language_modeling", TERM, "group", (WORKERS,)),
+    Case("bahdanau", KILL, "group", (WORKERS, *accumulated("bahdanau"))),
+]
+NIGHTLY_CASES = [
     Case("captioning", KILL, "all", ("trainer.accumulate_grad_batches=3",)),
     Case("captioning", TERM, "group", (WORKERS,)),
     Case("classification", KILL, "all", (WORKERS, "trainer.val_check_interval=3")),
-    Case("classification", INT, "all", ("trainer.accumulate_grad_batches=2", "trainer.val_check_interval=3")),
     Case("language_modeling", INT, "all", ()),
-    Case("captioning", KILL, "one", (), ranks=2),
     Case("captioning", TERM, "all", ("trainer.accumulate_grad_batches=2",), ranks=2),
     Case("classification", TERM, "one", (), ranks=2),
-    Case("contrastive", KILL, "group", (WORKERS,)),
-    Case("bahdanau", KILL, "group", (WORKERS, *accumulated("bahdanau"))),
-]
-NIGHTLY_CASES = [Case("language_modeling", KILL, "all", (), ranks=2)]
-NIGHTLY_CASES += [
-    Case(task, KILL, "group", (WORKERS, *accumulated(task)))
-    for task in [*TASKS, *MODELS]
-    if task not in {case.task for case in SLOW_CASES if case.signum == KILL and case.whom == "group"}
+    Case("language_modeling", KILL, "all", (), ranks=2),
+    *(Case(task, KILL, "group", (WORKERS, *accumulated(task))) for task in [*TASKS, *MODELS] if task != "bahdanau"),
 ]
 CASES = [pytest.param(case, marks=pytest.mark.slow, id=str(case)) for case in SLOW_CASES]
 CASES += [pytest.param(case, marks=pytest.mark.nightly, id=str(case)) for case in NIGHTLY_CASES]
