@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import lru_cache
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -339,6 +340,7 @@ MAX_LABELS = 50  # maximum number of labels per axis
 MAX_LETTERS = 24  # maximum length of a label
 
 
+@lru_cache(maxsize=1)  # the page shows the picture of the file
 def confusion_picture(confusion: Confusion) -> bytes:
     """A confusion matrix as a PNG; the colour is the share of each true class."""
     from matplotlib.colors import PowerNorm

@@ -44,7 +44,7 @@ class Cards:
     cards: Sequence[Card]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Confusion:
     """A confusion matrix: counts by true class (rows) and predicted class (columns)."""
 
