@@ -211,7 +211,11 @@ def test_texts_that_are_shown_stay_as_they_are(captions):
     assert job.report_tokens([tokens]) and shown == [[[1]], [[1, 2]]] and len(job.times[0]) == 2
 
 
-def test_without_the_extra_a_line_names_it(monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "uvicorn", None)
-    assert run(["serve", "-c", tiny("captioning")]) == 2
-    assert capsys.readouterr().err == 'error: vlm serve: needs uvicorn; pip install "vlm-lightning[serve]"\n'
+@pytest.mark.parametrize(("command", "package"), [("serve", "h11"), ("serve", "uvicorn"), ("demo", "gradio")])
+def test_without_the_extra_a_line_names_it(command, package, monkeypatch, capsys):
+    for name in [name for name in sys.modules if name.startswith((f"{package}.", "vlm.serving."))]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, package, None)
+    assert run([command, "-c", tiny("captioning")]) == 2
+    line = f'error: vlm {command}: needs {package}; pip install "vlm-lightning[{command}]"\n'
+    assert capsys.readouterr().err == line

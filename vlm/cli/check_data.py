@@ -6,7 +6,7 @@ from typing import Any
 from vlm.config.tree import Tree
 from vlm.data.fields import CaptionField, Field, LabelField
 from vlm.data.images.image import ImageError
-from vlm.data.records import NAMES, Record, Split
+from vlm.data.records import NAMES, Split
 from vlm.data.text.inputs import EncodedField, TargetField
 from vlm.data.text.tokenizer import Tokenizer
 from vlm.evaluation.data_check.faults import (
@@ -40,8 +40,16 @@ def render_page(about: Sequence[str], faults: Faults, splits: Mapping[str, Split
     for name, split in splits.items():
         if "image" in split.record(0):
             order = numpy_rng("data page", seed, name).permutation(len(split))[:SAMPLES].tolist()
-            cards = page.cards(_render_sample(split.record(index)) for index in order)
-            body.append(page.section(f"Random samples of {name}", cards))
+            cards = []
+            for record in map(split.record, order):
+                texts = record.texts
+                try:
+                    cards.append(
+                        page.card(page.thumbnail(record.image()), texts[0] if texts else "", [record.id], texts[1:])
+                    )
+                except ImageError as fault:
+                    cards.append(page.card(None, str(fault), [record.id], texts))
+            body.append(page.section(f"Random samples of {name}", page.cards(cards)))
     return page.page("Data", about[0].split(maxsplit=1)[-1], body)
 
 
@@ -60,17 +68,8 @@ def _render_faults(faults: Faults) -> str:
     return page.section("Faults", *parts)
 
 
-def _render_sample(record: Record) -> str:
-    texts = record.texts
-    try:
-        image = page.thumbnail(record.image())
-    except ImageError as fault:
-        return page.card(None, str(fault), [record.id], texts)
-    return page.card(image, texts[0] if texts else "", [record.id], texts[1:])
-
-
 MAX_PRINTED = 3  # examples printed of each kind of problem
-DRAWN_LIMIT = 1000  # samples read per split if each epoch generates new ones
+MAX_SYNTHETIC = 1000  # samples read per split if each epoch generates new ones
 
 
 def inspect_data(config: Tree, faults: Faults, about: list[str], splits: dict[str, Split], limit: int | None) -> str:
@@ -90,7 +89,7 @@ def inspect_data(config: Tree, faults: Faults, about: list[str], splits: dict[st
 
     data: Any = build_data(config)
     print_split_notes(config, data)
-    limit = DRAWN_LIMIT if limit is None and data.source.is_synthetic else limit
+    limit = MAX_SYNTHETIC if limit is None and data.source.is_synthetic else limit
     splits |= {name: data.split(name) for name in NAMES if name in data.splits}
     about.append(f"data        {type(data.source).__name__}")
     find_source_faults(data.source, sum(map(len, splits.values())), faults)
@@ -126,12 +125,11 @@ def describe_training(data: Any, config: Tree, faults: Faults) -> str:
 
 def image_lines(data: Any, splits: dict[str, Any], faults: Faults, limit: int | None) -> list[str]:
     """Checks images, and captions if there are any; returns lines about them."""
-    drawn = data.source.is_synthetic
     lines = size_lines(splits, "images", limit)
     find_image_faults(
         read_images(splits, faults, limit=limit),
         faults,
-        is_generated=drawn,
+        is_generated=data.source.is_synthetic,
         shorter=min(data.images[1].preprocess.image_size),
     )
     fields = data.fields.values()
@@ -152,21 +150,22 @@ def size_lines(splits: dict[str, Any], unit: str, limit: int | None) -> list[str
 
 def text_lines(data: Any, splits: dict[str, Any], faults: Faults, limit: int | None) -> list[str]:
     """Checks texts and their labels, tags or translations; returns lines about them."""
-    drawn = data.source.is_synthetic
     lines = size_lines(splits, "samples", limit)
     fields = data.fields.values()
     data.learn_tokenizers()
     for target in (field for field in fields if isinstance(field, TargetField)):
-        shares = find_pair_faults(splits, target.tokenizer, target.max_len, faults, limit=limit, is_generated=drawn)
+        shares = find_pair_faults(
+            splits, target.tokenizer, target.max_len, faults, limit=limit, is_generated=data.source.is_synthetic
+        )
         return [*lines, tokenizer_line(target.tokenizer, shares)]
     unit = "sentence" if "tags" in data.source.holds else "text"
     for field in (field for field in fields if isinstance(field, EncodedField)):
-        shares = find_text_faults(splits, field, faults, limit=limit, is_generated=drawn, unit=unit)
+        shares = find_text_faults(splits, field, faults, limit=limit, is_generated=data.source.is_synthetic, unit=unit)
         lines.append(tokenizer_line(field.tokenizer, shares))
     if "tags" in data.source.holds:
         lines += find_tag_faults(splits, faults, limit=limit)
     if "answers" in data.source.holds:
-        lines += find_answer_faults(splits, faults, limit=limit, is_generated=drawn)
+        lines += find_answer_faults(splits, faults, limit=limit, is_generated=data.source.is_synthetic)
     return [*lines, *class_lines(fields, "texts")]
 
 
@@ -197,12 +196,11 @@ def group_errors(errors: Iterable[str]) -> list[list[str]]:
 def fault_lines(faults: Faults) -> list[str]:
     """Returns lines on the problems, with the first few messages of each kind."""
     lines: list[str] = []
-    for first, *others in group_errors(faults.errors):
-        count = f"{len(others) + 1:,} times: " if others else ""
-        examples = [first, *others[: MAX_PRINTED - 1]]
-        message, *further = "\n".join(examples).split("\n")
+    for errors in group_errors(faults.errors):
+        count = f"{len(errors):,} times: " if len(errors) > 1 else ""
+        message, *further = "\n".join(errors[:MAX_PRINTED]).split("\n")
         lines += ["", f"{'STOPS':<12}{count}{message}", *(f"  {line}" for line in further)]
-        lines += [f"  and {len(others) + 1 - MAX_PRINTED:,} more"] if len(others) >= MAX_PRINTED else []
+        lines += [f"  and {len(errors) - MAX_PRINTED:,} more"] if len(errors) > MAX_PRINTED else []
     kinds = [kind for kind, named in faults.by_kind.items() if named]
     for kind in sorted(kinds, key=lambda kind: (kind not in faults.spoiling, kind not in faults.skipped)):
         named = faults.by_kind[kind]

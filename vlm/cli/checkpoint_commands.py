@@ -1,13 +1,16 @@
 """`vlm evaluate`, `vlm info`, `vlm import` and `vlm export`. torch is imported only when they run."""
 
 import os
-from collections.abc import Collection
 from contextlib import ExitStack
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from vlm.errors import UserError, print_error, printable, printable_lines
 from vlm.inference.arguments import check_readable
 from vlm.inference.options import Checkpoint, Device, Option, Overrides, Trust
+
+if TYPE_CHECKING:
+    from vlm.config.tree import Config
+    from vlm.training.step.task import Task
 
 
 def evaluate(
@@ -43,10 +46,8 @@ def evaluate(
     from vlm.evaluation.report.evaluation import check_no_results
     from vlm.io.output import output_folder
     from vlm.io.terminal import PIPE_WIDTH, fold
-    from vlm.training.callbacks.bad_samples import LIMIT
     from vlm.training.run.evaluate import evaluate_checkpoint
     from vlm.training.run.run import save_results
-    from vlm.training.run.train import column_note, format_score_table, split_note
 
     with ExitStack() as stack:
         folder = None if out is None else output_folder(out)
@@ -61,13 +62,7 @@ def evaluate(
         config, task, data, results = evaluate_checkpoint(
             checkpoint, overrides or [], stack, split=split, device=device, batch_size=batch_size, trust=trust
         )
-        note = split_note(config, results)
-        if task.trained.has_seen_samples:
-            note = "\n(the model was trained on these samples: its scores on new ones are lower)"
-        print(format_score_table(results) + fold("\n".join([note, column_note(results), *task.notes()])))
-        callback = config.get("callbacks", {}).get("bad_samples", {})
-        limit = 1.0 if callback is None else callback.get("limit", LIMIT)  # as in the run's training
-        failed = _print_samples(task.evaluation.used, task.evaluation.unreadable, limit)
+        failed = _print_scores(config, task, results)
         if folder is not None:
             try:
                 save_results(folder, task, results, data, checkpoint=locate(checkpoint))
@@ -80,14 +75,25 @@ def evaluate(
         return 1 if failed else 0
 
 
-def _print_samples(used: int, unreadable: Collection[str], limit: float) -> bool:
-    """Prints the number of samples, and those that cannot be read; returns whether these exceed a share of all."""
-    count = used + len(unreadable)
+def _print_scores(config: "Config", task: "Task", results: dict[str, float]) -> bool:
+    """Prints scores, the number of samples, and those that cannot be read; returns whether these are too many."""
+    from vlm.io.terminal import fold
+    from vlm.training.callbacks.bad_samples import LIMIT
+    from vlm.training.run.train import column_note, format_score_table, split_note
+
+    note = split_note(config, results)
+    if task.trained.is_on_training_data:
+        note = "\n(the model was trained on these samples: its scores on new ones are lower)"
+    print(format_score_table(results) + fold("\n".join([note, column_note(results), *task.notes()])))
+    callback = config.get("callbacks", {}).get("bad_samples", {})
+    limit = 1.0 if callback is None else callback.get("limit", LIMIT)  # as in the run's training
+    unreadable = task.evaluation.unreadable
+    count = task.evaluation.used + len(unreadable)
     failed = len(unreadable) > limit * count
     bound = f"more than the {limit:.0%}" if failed else f"up to {limit:.0%} may be"
     share = f"{len(unreadable) / max(1, count):.1%}"
     skipped = f", {len(unreadable):,} unreadable and skipped ({share}; {bound})" if unreadable else ""
-    print(f"\nsamples     {used:,} used{skipped}")
+    print(f"\nsamples     {task.evaluation.used:,} used{skipped}")
     for reason in unreadable:
         print_error(printable(reason), "error" if failed else "skipped")
     return failed

@@ -132,9 +132,9 @@ def build_table(
         row = [metric_title(name), format_number(runs[0].scores[name])]
         for run, by_metric in zip(runs[1:], differences, strict=True):
             row += [format_number(run.scores.get(name)), "", ""]
-            if (found := by_metric.get(name)) is not None:
-                low, high = (round(end, 4) for end in (found.low, found.high))  # as shown
-                interval = f"({found.low:+.4f} to {found.high:+.4f}){'*' if low > 0 or high < 0 else ''}"
-                row[-2:] = [f"{found.value:+.4f} {interval}", f"{found.p:.3f}"]
+            if (difference := by_metric.get(name)) is not None:
+                low, high = (round(end, 4) for end in (difference.low, difference.high))  # as shown
+                interval = f"({difference.low:+.4f} to {difference.high:+.4f}){'*' if low > 0 or high < 0 else ''}"
+                row[-2:] = [f"{difference.value:+.4f} {interval}", f"{difference.p:.3f}"]
         rows.append(row)
     return header, rows

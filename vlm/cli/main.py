@@ -73,6 +73,7 @@ COMMANDS = {
         "Export a checkpoint to Hugging Face, safetensors, ONNX or torch.export format.",
     ),
 }
+EXTRAS = ("serve", "demo")  # commands that need the packages of the extra with their name
 WRITE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
@@ -124,7 +125,16 @@ def run(argv: Sequence[str]) -> int:
     if argv[:1] == ["train"] and "_VLM_COMPLETE" not in os.environ:
         return import_object("vlm.training.run.fit:main")(list(argv[1:]))
 
-    return _run_with_exit_status(lambda: build_app(argv)(list(argv), prog_name="vlm", standalone_mode=False))
+    def command() -> int | None:
+        try:
+            return build_app(argv)(list(argv), prog_name="vlm", standalone_mode=False)
+        except ModuleNotFoundError as fault:
+            if argv[0] not in EXTRAS:
+                raise
+            package = (fault.name or "").partition(".")[0]
+            raise UserError(f'vlm {argv[0]}: needs {package}; pip install "vlm-lightning[{argv[0]}]"') from fault
+
+    return _run_with_exit_status(command)
 
 
 def accept_any_file_name() -> None:

@@ -193,11 +193,11 @@ class _Continuation:
 
     def drop(self, ended: set[int]) -> None:
         """Drops the rows of texts that have ended, except on a GPU: a recorded step has a fixed number of rows."""
-        kept = [place for place, row in enumerate(self.rows) if row not in ended]
-        if self.steps is None or len(kept) == len(self.rows) or replay.uses_cuda_graph(self.device):
+        running = [place for place, row in enumerate(self.rows) if row not in ended]
+        if self.steps is None or len(running) == len(self.rows) or replay.uses_cuda_graph(self.device):
             return
-        self.rows, self.begins = [self.rows[place] for place in kept], [self.begins[place] for place in kept]
-        index = torch.tensor(kept, device=self.device, dtype=torch.long)
+        self.rows, self.begins = [self.rows[place] for place in running], [self.begins[place] for place in running]
+        index = torch.tensor(running, device=self.device, dtype=torch.long)
         self.tokens, self.row_draws = self.tokens[index], self.row_draws[index]
         self.steps.state.select(index)
         if self.history is not None:

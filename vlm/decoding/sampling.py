@@ -171,8 +171,8 @@ class TokenHistory:
         )
         if rules.repetition_penalty != 1:
             index = torch.where(texts < 0, texts[:, :1], texts)  # fill repeats the begin token
-            found, penalty = scores.gather(1, index), rules.repetition_penalty
-            scores = scores.scatter(1, index, torch.where(found < 0, found * penalty, found / penalty))
+            picked, penalty = scores.gather(1, index), rules.repetition_penalty
+            scores = scores.scatter(1, index, torch.where(picked < 0, picked * penalty, picked / penalty))
         if rules.no_repeat_ngram:
             scores.masked_fill_(repeated_ngram_mask(texts, lengths, rules.no_repeat_ngram, scores.shape[1]), -torch.inf)
         for before, token in self.banned:

@@ -104,7 +104,9 @@ class Predictor(ABC):
             if not is_published(ckpt.locate(path)):  # published ones were checked when read
                 with torch.inference_mode():
                     self.check()
-        if int8 and not quantize(self.model, [one for one in self.model.modules() if isinstance(one, TextDecoder)]):
+        if int8 and not quantize(
+            self.model, [module for module in self.model.modules() if isinstance(module, TextDecoder)]
+        ):
             raise UserError(f"{path}: --precision int8: the model has no layers that support it; choose auto")
 
     def restore(self, about: Mapping[str, Any]) -> None:
@@ -220,11 +222,11 @@ class Predictor(ABC):
             prepack(self.model)
 
     @classmethod
-    def with_same_model(cls, other: "Predictor") -> Self:
+    def with_same_model(cls, predictor: "Predictor") -> Self:
         """Returns a predictor with the same loaded model for another command of its task."""
-        it = cls.__new__(cls)
-        vars(it).update(vars(other))
-        return it
+        copy = cls.__new__(cls)
+        vars(copy).update(vars(predictor))
+        return copy
 
     @classmethod
     def describe(cls, about: Mapping[str, Any]) -> Iterator[str]:

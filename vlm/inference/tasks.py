@@ -220,11 +220,6 @@ def command_names(task: str) -> tuple[str, ...]:
     return tuple(command.name for command in TASKS[task].commands) if task in TASKS else ("predict",)
 
 
-def suggest_commands(task: str, *excluded: str) -> str:
-    """Returns the commands of a task for a message, such as "`vlm caption` or `vlm embed`"."""
-    return " or ".join(f"`vlm {name}`" for name in command_names(task) if name not in excluded)
-
-
 def wrong_task_error(path: str, held: str, *wanted: str) -> UserError:
     """Returns the error for a model whose task does not have the command.
 

@@ -222,12 +222,14 @@ class ChatReader:
             UserError: The model cannot read the content.
         """
         size, run = len(body), self.reader.run_in_budget
-
-        def drop_nulls(fields: dict[str, JSON]) -> JSON:  # null is the same as no field, at every level
-            return {name: value for name, value in fields.items() if value is not None}
-
-        try:
-            content = await run(deadline, size, parse_json, body, object_hook=drop_nulls)
+        try:  # null is the same as no field, at every level
+            content = await run(
+                deadline,
+                size,
+                parse_json,
+                body,
+                object_hook=lambda fields: {name: value for name, value in fields.items() if value is not None},
+            )
         except (ValueError, RecursionError) as fault:
             raise bad_request("the body is not JSON") from fault
         body.clear()
@@ -294,8 +296,8 @@ class ChatReader:
         for part in parts:
             kind = part.get("type") if isinstance(part, dict) else None
             if not isinstance(part, dict) or kind not in ("text", "image_url"):
-                found = printable(str(kind))[:60]
-                raise bad_request(f"{name}: the type of a part must be text or image_url, not {found}")
+                name_of_kind = printable(str(kind))[:60]
+                raise bad_request(f"{name}: the type of a part must be text or image_url, not {name_of_kind}")
             check_keys(part, ("type", kind, *CACHE_HINTS), f"{name}: a part")
             if kind == "image_url":
                 images.append(RequestImage(_decode_image(part.get("image_url"), name), name, self.reader.min_side))

@@ -16,7 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from vlm.errors import UserError, print_error
+from vlm.errors import print_error
 from vlm.inference.options import ModelOptions, Option
 from vlm.serving.bodies import ClientDisconnected, RequestBodyLimiter
 from vlm.serving.server import LOCAL_HOSTS, OriginPolicy, listen, reachable_urls
@@ -156,7 +156,7 @@ def demo(
     """Serves the page of a model until a signal; returns 128 plus the signal number as the exit status.
 
     Raises:
-        UserError: The extra is not installed, or the address is not available.
+        UserError: The address is not available.
     """
     with TemporaryDirectory(prefix="vlm-demo-") as folder:
         # Turns off telemetry; the folder stays empty.
@@ -177,16 +177,10 @@ def make_app(model: ModelOptions, *, local: bool, queue: int, max_bytes: int, ra
         local, rate: As in `Guard`.
         queue: Maximum number of queued requests.
         max_bytes: Maximum size of a photo.
-    Raises:
-        UserError: The extra is not installed.
     """
-    try:
-        from vlm.serving.demo_page import Page, make_chat_predictor, mount_page
-    except ModuleNotFoundError as fault:
-        raise UserError(f'vlm demo: needs {fault.name}; pip install "vlm-lightning[demo]"') from fault
     from vlm.inference.predictor import load_predictor
     from vlm.serving.demo_forms import build_form
-    from vlm.serving.demo_page import find_samples_folder
+    from vlm.serving.demo_page import Page, find_samples_folder, make_chat_predictor, mount_page
 
     predictor = model.load(load_predictor)
     predictor.prepack(1)

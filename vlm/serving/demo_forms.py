@@ -6,13 +6,13 @@ from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from functools import partial
 from io import BytesIO
 from math import exp
-from typing import Any, TypedDict, get_type_hints
+from typing import Any, get_type_hints
 
 import numpy as np
 from PIL import Image
 
 from vlm.data.text.words import split_lines
-from vlm.decoding.beam_row import as_json
+from vlm.decoding.beam_row import NodeRecord, as_json
 from vlm.decoding.sampling import Sampling
 from vlm.errors import printable
 from vlm.inference.attention.maps import read_attention
@@ -107,24 +107,14 @@ def render_heatmap(weights: np.ndarray) -> str:
     return data_uri(file.getvalue(), "png")
 
 
-class TreeNode(TypedDict):
-    """A hypothesis of a beam search, as from `vlm.decoding.beam_row.as_json`."""
-
-    id: int
-    parent: int | None
-    token: str
-    total: float
-    kept: bool
-
-
-def render_beam_tree(nodes: Iterable[TreeNode], *, end: str) -> str:
+def render_beam_tree(nodes: Iterable[NodeRecord], *, end: str) -> str:
     """Returns the hypotheses of a beam search as nested lists.
 
     Args:
         nodes: The hypotheses, parents first.
         end: The token that ends a text.
     """
-    after = defaultdict[int | None, list[TreeNode]](list)
+    after = defaultdict[int | None, list[NodeRecord]](list)
     for node in nodes:
         if node["kept"]:
             after[node["parent"]].append(node)

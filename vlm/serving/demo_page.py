@@ -308,9 +308,8 @@ class Page:
                         stop = gr.Button("Stop", visible=self.form.is_streamed, min_width=100)
                 with gr.Column(scale=3, min_width=300):
                     result = gr.HTML(html.render_hint("The result appears here."), elem_id="result", js_on_load=None)
-            shown = bool(self.rows)
             rows = gr.Dataset(
-                label="Examples of the run", components=texts, samples=self.rows, type="index", visible=shown
+                label="Examples of the run", components=texts, samples=self.rows, type="index", visible=bool(self.rows)
             )
             event_options: dict[str, Any] = {
                 "inputs": [*photos, *texts, *languages, *options, *ways],

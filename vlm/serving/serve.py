@@ -9,7 +9,7 @@ from typing import Annotated
 from vlm.checkpoint.locate import PREFIX
 from vlm.errors import UserError, print_error, printable
 from vlm.inference.options import BatchSize, DecodingOptions, Language, ModelOptions, Option
-from vlm.serving.server import LOCAL_HOSTS, listen, reachable_urls
+from vlm.serving.server import LOCAL_HOSTS, OriginPolicy, listen, reachable_urls
 
 KEY = "VLM_SERVE_KEY"
 GRACE = 8  # seconds after a signal in which earlier requests are still answered
@@ -43,16 +43,10 @@ def serve(
     Args:
         decoding, language: Defaults of options that a request does not set.
     Raises:
-        UserError: The extra is not installed, the model does not support an option, or the address is not available.
+        UserError: The model does not support an option, or the address is not available.
     """
-    try:
-        import uvicorn  # noqa: F401  checks for the extra
-
-        from vlm.serving.app import Service, make_app
-        from vlm.serving.server import OriginPolicy
-    except ModuleNotFoundError as fault:
-        raise UserError(f'vlm serve: needs {fault.name}; pip install "vlm-lightning[serve]"') from fault
     from vlm.inference.predictor import load_predictor
+    from vlm.serving.app import Service, make_app
 
     key, policy = read_api_key(os.environ), OriginPolicy(local=host in LOCAL_HOSTS, origins=allow_origin or ())
     predictor = model.load(load_predictor)

@@ -16,7 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
 from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
-from uvicorn.server import ServerState
+from uvicorn.server import Server, ServerState
 
 from vlm.errors import UserError
 
@@ -82,15 +82,11 @@ class Connection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._start_header_timer()
-        others = [item for item in self.connections if isinstance(item, Connection) and item is not self]
-        others = [other for other in others if not other.transport.is_closing()]
-        if self._max_connections is not None and len(others) >= self._max_connections:
-
-            def closing_order(other: Connection) -> tuple[bool, bool, float]:
-                is_idle = other.phase is Phase.HEADER and self.since - other.since > IDLE_AGE
-                return not is_idle, other.phase is Phase.RESPONSE, other.since
-
-            min(others, key=closing_order).transport.abort()
+        earlier = [item for item in self.connections if isinstance(item, Connection) and item is not self]
+        earlier = [item for item in earlier if not item.transport.is_closing()]
+        if self._max_connections is not None and len(earlier) >= self._max_connections:
+            idle = [item for item in earlier if item.phase is Phase.HEADER and self.since - item.since > IDLE_AGE]
+            min(idle or earlier, key=lambda item: (item.phase is Phase.RESPONSE, item.since)).transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
@@ -165,9 +161,7 @@ def listen(
     Raises:
         UserError: The address is not available.
     """
-    import uvicorn
-
-    config = uvicorn.Config(
+    config = Config(
         app,
         host=host,
         port=port,
@@ -179,7 +173,7 @@ def listen(
     )
     received: list[int] = []
 
-    class Server(uvicorn.Server):
+    class SignalServer(Server):
         def handle_exit(self, sig: int, frame: FrameType | None) -> None:
             on_signal()
             super().handle_exit(sig, frame)
@@ -187,9 +181,30 @@ def listen(
     def note(signum: int, frame: FrameType | None) -> None:
         received.append(signum)
 
+    listener = _bind_socket(config)
+    for line in lines:
+        print(line.replace("{port}", str(listener.getsockname()[1])), flush=True)
+    # uvicorn raises a received signal again after it has stopped.
+    before = {signum: signal.signal(signum, note) for signum in (signal.SIGTERM, signal.SIGINT)}
     try:
-        sockets = [config.bind_socket()]
-        sockets[0].listen(config.backlog)  # before the lines below say so
+        SignalServer(config).run(sockets=[listener])
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+    return 128 + received[0] if received else 1
+
+
+def _bind_socket(config: Config) -> socket.socket:
+    """Returns a socket that listens on the address of a server.
+
+    Raises:
+        UserError: The address is not available.
+    """
+    host, port = config.host, config.port
+    try:
+        listener = config.bind_socket()
+        listener.listen(config.backlog)  # before the command prints that it listens
+        return listener
     except SystemExit as fault:
         option = "port"
         try:  # another port of the same host
@@ -198,16 +213,6 @@ def listen(
             option = "host"
         line = f"--host {host} --port {port}: address not available; choose another --{option}"
         raise UserError(line) from fault
-    for line in lines:
-        print(line.replace("{port}", str(sockets[0].getsockname()[1])), flush=True)
-    # uvicorn raises a received signal again after it has stopped.
-    before = {signum: signal.signal(signum, note) for signum in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        Server(config).run(sockets=sockets)
-    finally:
-        for signum, handler in before.items():
-            signal.signal(signum, handler)
-    return 128 + received[0] if received else 1
 
 
 ANY_ORIGIN = "*"

@@ -61,7 +61,7 @@ def test_a_pretrained_model_is_not_told_to_use_one():
         assert any("model=pretrained" in remedy for remedy in verdict(results).remedies)
         assert not any("pretrained" in remedy for remedy in verdict(results, trained=TUNED).remedies)
     assert verdict(SCORES | {"cider": 0.3}, trained=TrainedModel(99)).remedies == ("train longer (trainer.max_epochs)",)
-    seen = verdict(SCORES | {"cider": 0.3}, trained=TrainedModel(99, has_seen_samples=True)).sentence
+    seen = verdict(SCORES | {"cider": 0.3}, trained=TrainedModel(99, is_on_training_data=True)).sentence
     assert seen.endswith(", which the model was trained on, after 99 steps")
     found = TrainedModel(None, is_pretrained=True)
     assert "fine-tune it" in verdict(SCORES, trained=found).remedies[0]

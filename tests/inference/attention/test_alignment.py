@@ -27,7 +27,7 @@ def test_words_have_the_weights_of_their_tokens(name):
     written = tokenizer.encode("xy z")
     context = Context(torch.randn(1, len(read), 6))
     found = read_alignment(decoder, tokenizer, context, read, written)
-    assert (found.read, found.written) == (["ab", "cde"], ["xy", "z"])
+    assert (found.source, found.translation) == (["ab", "cde"], ["xy", "z"])
     weights = decoder.attention(torch.tensor([[tokenizer.bos_id, *written[:-1]]]), context)[0].detach().numpy()
     # " cde" and " z" begin with their space, as words do in the other pictures
     truth = [[weights[at, of].sum(-1).mean() for of in (slice(1, 3), slice(3, 7))] for at in (slice(0, 2), slice(2, 4))]

@@ -10,7 +10,7 @@ from PIL import Image
 from vlm.data.images.image import Preprocess
 from vlm.data.text.tokenizer import CharTokenizer
 from vlm.inference.attention.maps import caption_word_maps, list_missing_maps, read_attention
-from vlm.inference.attention.pictures import draw_attention, picture_name
+from vlm.inference.attention.pictures import draw_bands, picture_name
 from vlm.models.context import Prefix
 from vlm.models.decoder import Decoder
 from vlm.models.encoder_decoder import VisionLanguageModel
@@ -78,12 +78,12 @@ def test_the_picture_shows_the_image_and_a_copy_a_word(model, tokenizer):
     pixels = torch.full((3, 24, 24), 200, dtype=torch.uint8)
     corner = np.zeros((3, 3))
     corner[0, 0] = 1.0
-    with Image.open(io.BytesIO(draw_attention(pixels, [("$a$^$\x7f", corner)], columns=2))) as picture:
+    with Image.open(io.BytesIO(draw_bands(pixels, [("", [("$a$^$\x7f", corner)])], columns=2))) as picture:
         shown = np.asarray(picture.convert("L"), dtype=float)
     left, right = shown[20:148, 20:148], shown[20:148, 168:296]
     assert np.ptp(left) == 0 and left.mean() == 200  # the image as it is
     assert right[:40, :40].mean() > 150 and right[80:, 80:].mean() < 60  # bright where the model looked alone
-    wide = draw_attention(torch.full((3, 8, 32), 200, dtype=torch.uint8), [("a", np.eye(2, 8))], columns=2)
+    wide = draw_bands(torch.full((3, 8, 32), 200, dtype=torch.uint8), [("", [("a", np.eye(2, 8))])], columns=2)
     with Image.open(io.BytesIO(wide)) as picture:
         assert picture.size == (2 * 128 + 3 * 20, 32 + 2 * 20)
 

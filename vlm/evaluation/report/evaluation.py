@@ -260,18 +260,13 @@ def read_curves(path: Path) -> dict[str, list[tuple[float, float]]]:
     with path.open(newline="") as file:
         for row in csv.DictReader(file):
             for name, text in row.items():
-                value = _parse_number(text)
-                if name not in ("step", "epoch") and value is not None:
+                try:
+                    value = float(text or "nan")
+                except ValueError:
+                    continue
+                if name not in ("step", "epoch") and math.isfinite(value):
                     curves.setdefault(name, []).append((float(row["step"]), value))
     return curves
-
-
-def _parse_number(text: str | None) -> float | None:
-    try:
-        value = float(text or "nan")
-    except ValueError:
-        return None
-    return value if math.isfinite(value) else None
 
 
 def line_chart(title: str, lines: Mapping[str, Line]) -> str:

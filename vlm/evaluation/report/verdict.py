@@ -62,12 +62,12 @@ class TrainedModel(NamedTuple):
     Args:
         steps: Optimiser steps; None if vlm did not train it.
         is_pretrained: Whether the training started from other weights.
-        has_seen_samples: Whether the evaluated samples are those that it was trained on.
+        is_on_training_data: Whether the evaluated samples are those that it was trained on.
     """
 
     steps: int | None = None
     is_pretrained: bool = False
-    has_seen_samples: bool = False
+    is_on_training_data: bool = False
 
 
 class JudgedMetric(NamedTuple):
@@ -172,7 +172,7 @@ def make_verdict(
         trained: How the model was trained.
         remedies: What to try if the model is not better; by default what fits its training.
     """
-    samples += ", which the model was trained on" if trained.has_seen_samples else ""
+    samples += ", which the model was trained on" if trained.is_on_training_data else ""
     where = samples + ("" if trained.steps is None else f", after {trained.steps:,} steps")
     if metric is None:
         return Verdict(f"nothing to compare the model with: the evaluation has no control; on {where}")

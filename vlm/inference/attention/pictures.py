@@ -4,7 +4,7 @@ import io
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from importlib.util import find_spec
@@ -32,25 +32,21 @@ GLOW = np.array([110.0, 75.0, 10.0])  # colour added at the largest weight
 Band = tuple[str, Sequence[Map]]
 
 
-def draw_attention(pixels: Tensor, maps: Sequence[Map], *, columns: int = 6) -> bytes:
-    """Draws a PNG of the image, then of a copy for each word that is bright where the model attended.
-
-    Args:
-        pixels: uint8 (3, H, W).
-        maps: As from `word_maps`.
-    """
-    return draw_bands(pixels, [("", maps)], columns=columns)
-
-
 def draw_bands(pixels: Tensor, bands: Sequence[Band], *, columns: int = 6) -> bytes:
     """Draws a PNG of bands of pictures, each under its title; the first begins with the image itself.
+
+    A picture is a copy of the image that is bright where the model attended for a word.
 
     Args:
         pixels: uint8 (3, H, W).
     """
     image = pixels.permute(1, 2, 0).cpu().numpy()  # (H, W, 3)
     high, wide = fit_longest_side(image.shape[:2], TILE)
-    letters, lines = load_font(14), list(_picture_rows(bands, columns))
+    letters, lines = load_font(14), list[str | list[tuple[str, np.ndarray | None]]]()  # titles and rows of pictures
+    for number, (title, maps) in enumerate(bands):
+        lines += [title] if title else []
+        tiles: list[tuple[str, np.ndarray | None]] = [*([("", None)] if number == 0 else []), *maps]
+        lines += [tiles[start : start + columns] for start in range(0, len(tiles), columns)]
     width = columns * (wide + GAP) + GAP
     height = sum(GAP + 4 if isinstance(line, str) else high + 2 * GAP for line in lines)
     sheet = Image.new("RGB", (width, height), "white")
@@ -69,16 +65,6 @@ def draw_bands(pixels: Tensor, bands: Sequence[Band], *, columns: int = 6) -> by
     out = io.BytesIO()
     sheet.save(out, "PNG")
     return out.getvalue()
-
-
-def _picture_rows(bands: Sequence[Band], columns: int) -> Iterator[str | Sequence[tuple[str, np.ndarray | None]]]:
-    """Yields titles and rows of pictures, from top to bottom."""
-    for number, (title, maps) in enumerate(bands):
-        if title:
-            yield title
-        tiles: list[tuple[str, np.ndarray | None]] = [*([("", None)] if number == 0 else []), *maps]
-        for start in range(0, len(tiles), columns):
-            yield tiles[start : start + columns]
 
 
 def load_font(size: int) -> ImageFont.FreeTypeFont:
@@ -100,38 +86,38 @@ CELL, LETTER = 26, 9  # pixels of a cell for a pair of words, and approximately 
 
 @dataclass
 class Alignment:
-    """The words of both texts and their weights (Bahdanau et al. 2015, figure 3): (written, read).
+    """The words of both texts and their weights (Bahdanau et al. 2015, figure 3): (translation, source).
 
     A row of weights sums to at most 1; the rest is on the begin and end tokens.
     """
 
-    read: list[str]
-    written: list[str]
+    source: list[str]
+    translation: list[str]
     weights: np.ndarray
 
 
 @torch.no_grad()
 def read_alignment(
-    decoder: TextDecoder, tokenizer: Tokenizer, context: Context, read: Sequence[int], written: Sequence[int]
+    decoder: TextDecoder, tokenizer: Tokenizer, context: Context, source: Sequence[int], translation: Sequence[int]
 ) -> Alignment | None:
-    """Decodes a written text again and records its attention.
+    """Decodes a translation again and records its attention.
 
     Returns None for a decoder without attention, or if a text has no word.
 
     Args:
-        context: The text that was read, encoded, one row.
-        read: Its tokens, with begin and end.
-        written: Tokens of the written text, without begin and end.
+        context: The source text, encoded, one row.
+        source: Its tokens, with begin and end.
+        translation: Tokens of the translation, without begin and end.
     """
-    row = torch.tensor([[tokenizer.bos_id, *written[:-1]]], device=context.states.device)
-    if not written or (weights := decoder.attention(row, context)) is None:
+    row = torch.tensor([[tokenizer.bos_id, *translation[:-1]]], device=context.states.device)
+    if not translation or (weights := decoder.attention(row, context)) is None:
         return None
     by_token = weights[0].float().cpu().numpy()  # (L, S)
-    inner = [place for place, token in enumerate(read) if token not in (tokenizer.bos_id, tokenizer.eos_id)]
+    inner = [place for place, token in enumerate(source) if token not in (tokenizer.bos_id, tokenizer.eos_id)]
     columns = [
-        (word, [inner[at] for at in places]) for word, places in split_words([read[at] for at in inner], tokenizer)
+        (word, [inner[at] for at in places]) for word, places in split_words([source[at] for at in inner], tokenizer)
     ]
-    rows = list(split_words(written, tokenizer))
+    rows = list(split_words(translation, tokenizer))
     if not rows or not columns:
         return None
     means = [[by_token[at][:, places].sum(1).mean() for _, places in columns] for _, at in rows]
@@ -139,16 +125,18 @@ def read_alignment(
 
 
 def draw_alignment(alignment: Alignment) -> bytes:
-    """Draws a PNG: written words from top to bottom, read ones from left to right, dark for large weights."""
-    label_width, label_height = (LETTER * max(map(len, words)) + GAP for words in (alignment.written, alignment.read))
-    size = (label_width + CELL * len(alignment.read) + GAP, label_height + CELL * len(alignment.written) + GAP)
+    """Draws a PNG: dark for large weights, translation from top to bottom, source from left to right."""
+    label_width, label_height = (
+        LETTER * max(map(len, words)) + GAP for words in (alignment.translation, alignment.source)
+    )
+    size = (label_width + CELL * len(alignment.source) + GAP, label_height + CELL * len(alignment.translation) + GAP)
     sheet, letters = Image.new("RGB", size, "white"), load_font(14)
     draw = ImageDraw.Draw(sheet)
-    for column, word in enumerate(alignment.read):
+    for column, word in enumerate(alignment.source):
         strip = Image.new("RGB", (label_height - GAP // 2, CELL), "white")
         ImageDraw.Draw(strip).text((0, CELL // 2), printable(word), fill="black", font=letters, anchor="lm")
         sheet.paste(strip.rotate(90, expand=True), (label_width + CELL * column, 0))
-    for row, (word, weights) in enumerate(zip(alignment.written, alignment.weights, strict=True)):
+    for row, (word, weights) in enumerate(zip(alignment.translation, alignment.weights, strict=True)):
         y = label_height + CELL * row
         draw.text((label_width - GAP // 2, y + CELL // 2), printable(word), fill="black", font=letters, anchor="rm")
         for column, weight in enumerate(weights):

@@ -13,7 +13,7 @@ from vlm.evaluation.metrics.bootstrap import Scorer
 from vlm.evaluation.metrics.captions import ScoredCaption
 from vlm.evaluation.report.sections import MAX_SAMPLES, Card, Cards, Finding, Note, Pictures, Section, pick_samples
 from vlm.inference.attention.maps import caption_word_maps
-from vlm.inference.attention.pictures import draw_attention
+from vlm.inference.attention.pictures import draw_bands
 from vlm.models.encoder_decoder import VisionLanguageModel
 from vlm.models.recurrent import SoftAttentionDecoder
 from vlm.nn.position import segment_positions
@@ -208,7 +208,7 @@ class Captioning(ImageTextTask):
             pixels, caption = sample["image"].to(self.device), sample["caption"]
             reading = (self.model, self.tokenizer, self.preprocess, pixels)
             if maps := caption_word_maps(*reading, caption, sample.get("language")):  # if its layers offer that
-                pictures.append((caption, draw_attention(pixels, maps)))
+                pictures.append((caption, draw_bands(pixels, [("", maps)])))
         if pictures:
             note = "Bright regions have high attention weights in the last layer (mean over heads) for the word above."
             sections.append(Section("Attention maps", [Note(note), Pictures(pictures)]))

@@ -18,7 +18,7 @@ from vlm.inference.command_options import AnswerOptions, ChatOptions
 from vlm.inference.inputs import ImageSource, open_image
 from vlm.inference.options import DecodingOptions, SamplingOptions, stored_options
 from vlm.inference.predictor import Rows, TextPredictor, Watch, check_outputs, offset_watch
-from vlm.inference.tasks import suggest_commands
+from vlm.inference.tasks import command_names
 from vlm.models.context import PLACE, Context, interleave_states
 from vlm.models.decoder import Decoder
 from vlm.nn.step.packed import prepack, prepack_for_decoding
@@ -109,7 +109,8 @@ class ChatPredictor(TextPredictor):
         """
         if self.form is None or self.form.chat is None:
             unusable = ("chat", "answer") if self.form is None and self.model_task == "captioning" else ("chat",)
-            remedy = f"use {suggest_commands(self.model_task, *unusable)}"
+            usable = [f"`vlm {name}`" for name in command_names(self.model_task) if name not in unusable]
+            remedy = f"use {' or '.join(usable)}"
             raise UserError(f"this model for {self.model_task} has no chat template that vlm can use; {remedy}")
         if "assistant" not in self.form.chat.heads:
             raise UserError("this model reads single instructions and cannot chat; use `vlm answer`")

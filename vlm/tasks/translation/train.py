@@ -145,7 +145,7 @@ class Translation(Task):
             note = (
                 "Dark cells have high attention weights in the last layer (mean over heads) for the word on the left."
             )
-            pictures = [(" ".join(alignment.written), draw_alignment(alignment)) for alignment in self._alignments]
+            pictures = [(" ".join(alignment.translation), draw_alignment(alignment)) for alignment in self._alignments]
             sections.append(Section("Attention", [Note(note), Pictures(pictures)]))
         signatures = [Note(f"{name}: {signature}") for name, signature in self.metric.scores.signatures().items()]
         return [*sections, Section("Metrics", signatures)]

@@ -193,8 +193,8 @@ def evaluate_checkpoint(
     if is_external and (search := getattr(task, "search", None)) is not None:  # of a task that generates text
         search.use_stored_options(loaded["vlm"].get("decoding", {}), config["task"])
     steps = None if is_external else loaded["global_step"]
-    has_seen_samples = not is_external and split == "train" and data.fingerprint() == loaded["vlm"]["data"]
-    task.trained = TrainedModel(steps, is_external or bool(find_init_paths(config)), has_seen_samples)
+    is_on_training_data = not is_external and split == "train" and data.fingerprint() == loaded["vlm"]["data"]
+    task.trained = TrainedModel(steps, is_external or bool(find_init_paths(config)), is_on_training_data)
     trainer = build_trainer(config, Path("."), logger=False, callbacks=[Progress()])
     results = evaluate_split(trainer, task, data, split)
     if not results:
