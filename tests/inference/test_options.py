@@ -6,7 +6,7 @@ from tiny_checkpoints import FILES
 from vlm.cli.main import run
 from vlm.decoding.constraints import Rules
 from vlm.errors import UserError
-from vlm.inference.options import DecodingOptions, stored_options
+from vlm.inference.options import DecodingOptions, check_stored_decoding
 from vlm.inference.writing import note_width
 
 STORED = {"beam": 4, "length_penalty": 2.0, "max_tokens": 9, "early_stopping": True, "end_counts": True}
@@ -55,9 +55,9 @@ def test_an_option_that_would_do_nothing_is_refused(chosen, line):
 
 @pytest.mark.parametrize("stored", [{"beams": 4}, {"beam": "4"}, {"early_stopping": "soon"}, {"ban": ["x"]}])
 def test_options_that_are_none_are_refused(stored):
-    assert stored_options({"decoding": STORED}) == STORED
+    assert check_stored_decoding(STORED) == STORED
     with pytest.raises(ValueError, match="unsupported decoding option"):
-        stored_options({"decoding": stored})
+        check_stored_decoding(stored)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from threading import Event
-from typing import Any
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 from PIL import Image, ImageOps
@@ -18,6 +18,9 @@ from vlm.io.files import read_arguments
 from vlm.machine import cores
 
 ImageSource = str | os.PathLike[str] | Image.Image | np.ndarray | Callable[[], Image.Image]
+Images: TypeAlias = "ImageSource | Iterable[Images]"
+Source = TypeVar("Source")
+Prepared = TypeVar("Prepared")
 CHUNK = 8  # images per task of a worker; one task per image would cost as much as reading a small image
 
 
@@ -55,7 +58,7 @@ def find_images(inputs: Sequence[str], *, repeated: bool = False) -> list[str]:
     return paths if repeated else list(dict.fromkeys(paths))
 
 
-def collect_images(inputs: Any) -> tuple[list[Any], bool]:
+def collect_images(inputs: Images) -> tuple[list[ImageSource], bool]:
     """Converts a Python value to image sources: a path, folder, pattern, Pillow image or array, or an iterable of them.
 
     Returns:
@@ -65,7 +68,7 @@ def collect_images(inputs: Any) -> tuple[list[Any], bool]:
     """
     if isinstance(inputs, str | os.PathLike):
         paths = find_images([os.fspath(inputs)])
-        return paths, paths == [os.fspath(inputs)]
+        return [*paths], paths == [os.fspath(inputs)]
     if callable(inputs) or isinstance(inputs, Image.Image) or (isinstance(inputs, np.ndarray) and inputs.ndim < 4):
         return [inputs], True
     if not isinstance(inputs, Iterable):
@@ -73,23 +76,19 @@ def collect_images(inputs: Any) -> tuple[list[Any], bool]:
     return [source for item in inputs for source in collect_images(item)[0]], False
 
 
-def open_image(source: Any) -> Any:
+def open_image(source: ImageSource) -> Image.Image:
     """Opens an image from a path, a Pillow image, a function that returns an image, or an array.
 
-    An array is of uint8 or of floats from 0 to 1, (H, W) or (H, W, 3 or 4). A tensor is returned as it is.
+    An array is of uint8 or of floats from 0 to 1, (H, W) or (H, W, 3 or 4).
 
     Raises:
         ImageError: The file cannot be read.
         UserError: It is of another type.
     """
-    from torch import Tensor
-
     from vlm.data.images.image import load_image
 
     if isinstance(source, str | os.PathLike):
         return load_image(source)
-    if isinstance(source, Tensor):
-        return source
     if isinstance(source, Image.Image):
         return ImageOps.exif_transpose(source)
     if callable(source):
@@ -103,9 +102,10 @@ def open_image(source: Any) -> Any:
     return Image.fromarray(np.ascontiguousarray(source))
 
 
-def _not_an_image(value: Any) -> UserError:
-    is_array = isinstance(value, np.ndarray)
-    description = f"an array {value.shape} of {value.dtype}" if is_array else f"a {type(value).__name__}"
+def _not_an_image(value: Images) -> UserError:
+    description = f"a {type(value).__name__}"
+    if isinstance(value, np.ndarray):
+        description = f"an array {value.shape} of {value.dtype}"
     return UserError(
         f"images: {description} is not an image; give a path, a Pillow image, or an array (H, W, 3) of uint8 or of "
         "floats from 0 to 1"
@@ -113,8 +113,8 @@ def _not_an_image(value: Any) -> UserError:
 
 
 def read_ahead(
-    sources: Sequence[Any], prepare: Callable[[Any], Any], workers: int, *, ahead: int
-) -> Generator[Any, None, None]:
+    sources: Sequence[Source], prepare: Callable[[Source], Prepared], workers: int, *, ahead: int
+) -> Generator[Prepared | UserError, None, None]:
     """Yields each source after `prepare`, in order, or the `UserError` that it raised.
 
     Order, values and faults do not depend on the number of workers.
@@ -130,7 +130,7 @@ def read_ahead(
     # Threads, because decoding and resizing release the GIL. Measured processes were no faster on small images and
     # slower on large ones, which must pass through a pipe.
     chunk = max(1, min(CHUNK, len(sources) // (4 * workers)))
-    stopped, waiting = Event(), deque[Future[list[Any]]]()
+    stopped, waiting = Event(), deque[Future[list[Prepared | UserError]]]()
     pool = ThreadPoolExecutor(workers, thread_name_prefix="read images")
     try:
         for start in range(0, len(sources), chunk):
@@ -146,11 +146,12 @@ def read_ahead(
 
 
 def _prepare_sources(
-    sources: Sequence[Any], prepare: Callable[[Any], Any], stopped: Event | None = None
-) -> Generator[Any, None, None]:
+    sources: Sequence[Source], prepare: Callable[[Source], Prepared], stopped: Event | None = None
+) -> Generator[Prepared | UserError, None, None]:
     for source in sources:
         if stopped is not None and stopped.is_set():
             return
+        value: Prepared | UserError
         try:
             value = prepare(source)
         except UserError as fault:

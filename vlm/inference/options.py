@@ -5,19 +5,21 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import MISSING, dataclass, fields, replace
 from functools import cache
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypedDict, TypeVar, cast, get_type_hints
 
 from vlm.checkpoint.locate import PREFIX as HUB
 from vlm.checkpoint.locate import find_best_checkpoint, missing_checkpoint_error
 from vlm.errors import Range, UserError, did_you_mean, excerpt, find_similar
 
 if TYPE_CHECKING:
+    from vlm.data.text.tokenizer import Tokenizer
     from vlm.decoding.constraints import Rules
     from vlm.decoding.options import Decoding
     from vlm.decoding.sampling import Sampling
 
 Loaded = TypeVar("Loaded")
 OptionsType = TypeVar("OptionsType", bound="Options | SamplingOptions")
+Item = TypeVar("Item")
 Kind = Literal["text", "image"]
 
 
@@ -45,7 +47,7 @@ class Option:
     most: int | None = None
     metavar: str | None = None
     positional: bool = False
-    cli_type: Any = None
+    cli_type: type | None = None
     input_kind: Kind | None = None
     scope: Literal["anyone", "machine", "command"] = "anyone"
     choices: tuple[str, ...] = ()
@@ -173,7 +175,7 @@ class ImageOptions(Options):
 
 
 # Defaults of options that neither the user nor the checkpoint sets.
-DEFAULTS: dict[str, Any] = {
+DEFAULTS: dict[str, int | float] = {
     "beam": 1,
     "length_penalty": 1.0,
     "min_tokens": 0,
@@ -183,6 +185,31 @@ DEFAULTS: dict[str, Any] = {
 }
 SAMPLING_NAMES = ("temperature", "top_k", "top_p", "min_p")
 SEARCH_NAMES = ("early_stopping", "end_counts", "forced_end")  # what a checkpoint may state in addition to options
+
+
+class StoredDecoding(TypedDict, total=False):
+    """Decoding options that a checkpoint states, such as those of a Hugging Face folder."""
+
+    max_tokens: int
+    min_tokens: int
+    sample: bool
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    seed: int
+    beam: int
+    length_penalty: float
+    groups: int
+    diversity: float
+    results: int
+    no_repeat_ngram: int
+    repetition_penalty: float
+    early_stopping: bool | Literal["never"]
+    end_counts: bool
+    forced_end: bool
+    ends: tuple[int, ...]
+    never: tuple[int, ...]
 
 
 @dataclass(kw_only=True)
@@ -246,7 +273,7 @@ class DecodingOptions(SamplingOptions):
     ban: Annotated[list[str] | None, Option("A word that must not occur. Repeatable.", metavar="WORD")] = None
     require: Annotated[list[str] | None, Option("A word that must occur. Repeatable.", metavar="WORD")] = None
 
-    def resolve(self, stored: Mapping[str, Any], *, samples_by_default: bool = False) -> Self:
+    def resolve(self, stored: StoredDecoding, *, samples_by_default: bool = False) -> Self:
         """Returns a copy with unset options taken from the checkpoint's defaults, else from DEFAULTS.
 
         Args:
@@ -273,7 +300,7 @@ class DecodingOptions(SamplingOptions):
             raise UserError("--length-penalty: applies only to beam search; add --beam N with N greater than 1")
         return resolved
 
-    def build_rules(self, tokenizer: Any, *, begin: Sequence[int] = ()) -> "Rules":
+    def build_rules(self, tokenizer: "Tokenizer", *, begin: Sequence[int] = ()) -> "Rules":
         """Returns the rules for texts, with words encoded.
 
         Args:
@@ -282,8 +309,9 @@ class DecodingOptions(SamplingOptions):
         from vlm.decoding.constraints import Rules
         from vlm.inference.text.words import build_word_rules
 
-        words: Any = {"ban": self.ban or (), "require": self.require or ()}
-        return build_word_rules(tokenizer, begin=begin, **words, **self._values_for(Rules))
+        return build_word_rules(
+            tokenizer, begin=begin, ban=self.ban or (), require=self.require or (), **self._values_for(Rules)
+        )
 
     def build_decoding(self, rules: "Rules", *, sample: bool) -> "Decoding":
         """Returns a search, or sampling, under these rules."""
@@ -302,21 +330,21 @@ class WritingOptions(DecodingOptions, Options):
     )
 
 
-def stored_options(about: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a checkpoint's decoding options, for `DecodingOptions.resolve`.
+def check_stored_decoding(values: Mapping[str, int | float | str | Sequence[int]]) -> StoredDecoding:
+    """Checks a checkpoint's decoding options and returns them, for `DecodingOptions.resolve`.
 
     Raises:
         ValueError: They are not decoding options.
     """
-    stored = dict(about.get("decoding", {}))
+    stored = dict(values)
     names = {*DecodingOptions.__dataclass_fields__, *SEARCH_NAMES}
-    listed = {name: tuple(stored.pop(name)) for name in ("ends", "never") if name in stored}
+    listed = {name: tuple(cast(Sequence[int], stored.pop(name))) for name in ("ends", "never") if name in stored}
     if any(type(token) is not int or token < 0 for tokens in listed.values() for token in tokens):
         raise ValueError(f"not lists of token ids: {listed!r:.60}")
     invalid = [name for name, value in stored.items() if name not in names or type(value) not in (bool, int, float)]
     if invalid and (invalid != ["early_stopping"] or stored["early_stopping"] != "never"):
         raise ValueError(f"unsupported decoding option {invalid[0]!s:.40}={stored[invalid[0]]!r:.40}")
-    return stored | listed
+    return cast(StoredDecoding, stored | listed)
 
 
 @cache
@@ -369,7 +397,7 @@ def without_input_parts(options: OptionsType) -> OptionsType:
     return replace(options, **dict.fromkeys(input_parts)) if input_parts else options  # type: ignore[arg-type]
 
 
-def refuse_combination(use: str, options: Mapping[str, Any]) -> None:
+def refuse_combination(use: str, options: Mapping[str, str | bool | None]) -> None:
     """Checks that options which a command cannot combine are unset.
 
     Raises:
@@ -379,12 +407,12 @@ def refuse_combination(use: str, options: Mapping[str, Any]) -> None:
         raise UserError(f"{name}: cannot be combined with {use}; remove one of them")
 
 
-def as_list(value: Any) -> list[Any]:
+def as_list(value: Item | list[Item] | tuple[Item, ...]) -> list[Item]:
     """Converts one value or several to a list."""
     return list(value) if isinstance(value, list | tuple) else [value]
 
 
-def list_questions(question: str | Sequence[str]) -> list[str]:
+def list_questions(question: str | list[str]) -> list[str]:
     """Returns the questions of an option as a list.
 
     Raises:
@@ -397,7 +425,7 @@ def list_questions(question: str | Sequence[str]) -> list[str]:
     return questions
 
 
-def single_prompt(prompt: str | Sequence[str] | None) -> str | None:
+def single_prompt(prompt: str | list[str] | None) -> str | None:
     """Returns the prompt of an option, if there is one.
 
     Raises:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from vlm.checkpoint import load as ckpt
 from vlm.checkpoint.rebuild import convert_errors
+from vlm.checkpoint.stored import Checkpoint, Metadata
 from vlm.config.target import suggest_trust
 from vlm.data.batch import InputRows
 from vlm.data.images.image import Preprocess
@@ -25,12 +26,12 @@ from vlm.inference.info import preprocess_line, tokenizer_line
 from vlm.inference.inputs import open_image
 from vlm.inference.options import ImageOptions, Options
 from vlm.inference.tasks import TASKS, current_task_name, import_object, object_path, wrong_task_error
-from vlm.io.output import Output, Records
+from vlm.io.output import Output, Record, Records
 from vlm.models.decoder import TextDecoder
 from vlm.models.pretrained.load import is_published
 from vlm.nn.step.packed import prepack, quantize
 
-Rows = Sequence[Mapping[str, Any]]  # records of a result
+Rows = Sequence[Record]  # records of a result
 Stored = Mapping[str, Callable[[Any], Any]]  # conversions of stored values by attribute
 # Takes the place of an input and the tokens of its texts so far; returns False to stop that input.
 Watch = Callable[[int, Sequence[Sequence[int]]], bool]
@@ -52,7 +53,7 @@ class Predictor(ABC):
         result: The class of a result in Python; None if its fields need no list.
         returns: What Python gets for one input.
         stored: Attributes that checkpoints of the class store besides the model, each with the conversion of its value.
-            A subclass states only its additional ones.
+            A subclass states only its additional ones; one with a default in the class is optional.
         model_task: The checkpoint's task, a key of TASKS or package.module.Class; a predictor that several tasks share,
             such as that of chat, has another `task`.
         trained_task: The task that was trained, by its name in conf/task, such as conversations, whose models `task`
@@ -85,7 +86,7 @@ class Predictor(ABC):
         dtype: torch.dtype = torch.float32,
         int8: bool = False,
         trust: str | None = None,
-        loaded: Mapping[str, Any] | None = None,
+        loaded: Checkpoint | None = None,
     ) -> None:
         loaded = ckpt.read(path, dtype=dtype) if loaded is None else loaded
         self.device, self.dtype = device, dtype
@@ -109,11 +110,15 @@ class Predictor(ABC):
         ):
             raise UserError(f"{path}: --precision int8: the model has no layers that support it; choose auto")
 
-    def restore(self, about: Mapping[str, Any]) -> None:
-        """Sets the attributes in `stored` from what a checkpoint holds besides the model, the task's `description`."""
+    def restore(self, about: Metadata) -> None:
+        """Sets the attributes in `stored` from what a checkpoint holds besides the model, the task's `description`.
+
+        An attribute with a default in the class may be missing in the checkpoint.
+        """
         for base in reversed(type(self).__mro__):
             for name, convert in vars(base).get("stored", {}).items():
-                setattr(self, name, convert(about[name]))
+                if name in about or not hasattr(type(self), name):
+                    setattr(self, name, convert(about[name]))
 
     def check(self) -> None:
         """Checks that the model's outputs fit the rest of the checkpoint.
@@ -229,9 +234,14 @@ class Predictor(ABC):
         return copy
 
     @classmethod
-    def describe(cls, about: Mapping[str, Any]) -> Iterator[str]:
+    def describe(cls, about: Metadata) -> Iterator[str]:
         """Yields lines of `vlm info` about what a checkpoint holds besides the model."""
-        yield from ()
+        if "tokenizer" in about:
+            yield tokenizer_line(about["tokenizer"])
+        if "form" in about:
+            yield f"prompt      {PromptForm.of(about['form']).format_example()!r}"
+        if "preprocess" in about:
+            yield preprocess_line(about["preprocess"])
 
 
 class BatchPredictor(Predictor):
@@ -248,7 +258,7 @@ class BatchPredictor(Predictor):
         """The results of a batch of prepared sources."""
 
 
-def task_of(path: str, loaded: Mapping[str, Any] | None = None) -> str:
+def task_of(path: str, loaded: Checkpoint | None = None) -> str:
     """The task of a checkpoint's model.
 
     Args:
@@ -340,13 +350,8 @@ class ImagePredictor(Predictor):
     stored: ClassVar[Stored] = {"preprocess": Preprocess.from_state}
     preprocess: Preprocess
 
-    @classmethod
-    def describe(cls, about: Mapping[str, Any]) -> Iterator[str]:
-        yield from super().describe(about)
-        yield preprocess_line(about["preprocess"])
-
     def prepare(self, source: Any, options: Any) -> Any:
-        return self.pixels(open_image(source))
+        return self.pixels(source if isinstance(source, Tensor) else open_image(source))
 
     def pixels(self, image: Image.Image | Tensor) -> Tensor:
         """Returns an image as the model reads it, uint8 (3, H, W); tensors are returned unchanged."""
@@ -365,19 +370,9 @@ class TextPredictor(Predictor):
         form: The format of its prompts; None for a model without one.
     """
 
-    stored: ClassVar[Stored] = {"tokenizer": tokenizer_from_state}
+    stored: ClassVar[Stored] = {"tokenizer": tokenizer_from_state, "form": PromptForm.of}
     tokenizer: Tokenizer
-
-    def restore(self, about: Mapping[str, Any]) -> None:
-        super().restore(about)
-        self.form = PromptForm.of(about["form"]) if "form" in about else None
-
-    @classmethod
-    def describe(cls, about: Mapping[str, Any]) -> Iterator[str]:
-        yield tokenizer_line(about["tokenizer"])
-        yield from super().describe(about)
-        if "form" in about:
-            yield f"prompt      {PromptForm.of(about['form']).format_example()!r}"
+    form: PromptForm | None = None
 
     def check_vocabulary(self, token_embed: nn.Embedding) -> None:
         """Checks that a model embeds as many tokens as its tokenizer has.

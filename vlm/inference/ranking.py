@@ -1,10 +1,11 @@
 """The likeliest classes of an input, as objects and as the records of the commands."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor
+
+from vlm.io.output import Record, Value
 
 
 @dataclass(frozen=True)
@@ -34,11 +35,11 @@ def rank_classes(classes: Sequence[str], probabilities: Tensor, *, top: int) -> 
         yield Classes(*pairs[0], pairs)
 
 
-def classes_record(form: str, head: Mapping[str, Any], best: Classes) -> dict[str, Any]:
+def classes_record(form: str, head: Record, best: Classes) -> Record:
     """Returns the record of an input and its classes; JSON sums the probabilities of classes with the same name."""
     if form == "text":
         return {**head, "classes": "  ".join(f"{name} {value:.4f}" for name, value in best.top)}
-    record = {**head, "class": best.name, "probability": best.probability}
+    record: dict[str, Value] = {**head, "class": best.name, "probability": best.probability}
     if form == "jsonl":
         top: dict[str, float] = {}
         for name, value in best.top:

@@ -2,15 +2,15 @@
 
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from vlm.errors import UserError, print_error
 from vlm.inference.inputs import default_workers, read_ahead
-from vlm.inference.options import DecodingOptions
+from vlm.inference.options import DecodingOptions, Options
 from vlm.inference.predictor import Predictor, Watch
 from vlm.io.files import progress
-from vlm.io.output import Records
+from vlm.io.output import Record, Records
 
 
 class Outcome(NamedTuple):
@@ -30,7 +30,7 @@ class Outcome(NamedTuple):
 
 
 # Takes an outcome; returns fields to add to each of its records.
-Observer = Callable[[Outcome], Sequence[Mapping[str, Any]]]
+Observer = Callable[[Outcome], Sequence[Record]]
 
 
 class PredictionRunner:
@@ -42,7 +42,7 @@ class PredictionRunner:
     """
 
     def __init__(
-        self, predictor: Predictor, inputs: Sequence[Any], options: Any, *, show_progress: bool = False
+        self, predictor: Predictor, inputs: Sequence[Any], options: Options, *, show_progress: bool = False
     ) -> None:
         self.predictor, self.options, self.show_progress = predictor, options, show_progress
         self.sources = predictor.sources(inputs, options)
@@ -102,7 +102,7 @@ class PredictionRunner:
         finally:
             prepared.close()
 
-    def _read(self) -> Any:
+    def _read(self) -> Generator[Any, None, None]:
         workers = getattr(self.options, "workers", 0)
         workers = default_workers() if workers is None else workers
         ahead = 2 * self.options.batch_size
@@ -112,7 +112,7 @@ class PredictionRunner:
 
 
 def predict_answers(
-    predictor: Predictor, inputs: Sequence[Any], options: Any, *, prepack: bool | None = None
+    predictor: Predictor, inputs: Sequence[Any], options: Options, *, prepack: bool | None = None
 ) -> list[Any]:
     """Returns the results of inputs for the Python API.
 
@@ -138,7 +138,7 @@ def predict_answers(
 def write_results(
     predictor: Predictor,
     inputs: Sequence[Any],
-    options: Any,
+    options: Options,
     records: Records,
     *,
     trees: dict[str, list | None] | None = None,
@@ -156,7 +156,7 @@ def write_results(
     runner = PredictionRunner(predictor, inputs, options, show_progress=not records.live)
     status, faults, results = _print_notes(predictor, runner.sources, options), list[UserError](), list[Any]()
     terminal = predictor.make_terminal_writer(runner.sources) if records.live else None
-    extra_fields: Sequence[Mapping[str, Any]] = ()
+    extra_fields: Sequence[Record] = ()
 
     def successes() -> Iterator[tuple[Any, Any]]:
         nonlocal extra_fields
@@ -186,7 +186,7 @@ def write_results(
     return status if not faults else 1 if results else faults[0].status
 
 
-def _print_notes(predictor: Predictor, sources: Sequence[Any], options: Any) -> int:
+def _print_notes(predictor: Predictor, sources: Sequence[Any], options: Options) -> int:
     """Prints the predictor's notes before the results; returns 1 if one is a fault."""
     status = 0
     for line in predictor.notes(sources, options):
@@ -198,7 +198,7 @@ def _print_notes(predictor: Predictor, sources: Sequence[Any], options: Any) -> 
     return status
 
 
-def _shortfall_message(predictor: Predictor, results: Sequence[Any], options: Any) -> str | None:
+def _shortfall_message(predictor: Predictor, results: Sequence[Any], options: Options) -> str | None:
     """Returns a message if inputs have fewer texts than requested."""
     if not isinstance(options, DecodingOptions):
         return None

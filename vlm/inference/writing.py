@@ -3,10 +3,11 @@
 import json
 import os
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from math import exp
-from typing import Any, ClassVar
+from types import TracebackType
+from typing import Any, ClassVar, TypeVar
 
 import torch
 
@@ -17,13 +18,15 @@ from vlm.decoding.constraints import Rules
 from vlm.decoding.loop import Chunk, decode, decode_batch
 from vlm.decoding.options import Decoding, Hypothesis
 from vlm.errors import UserError
-from vlm.inference.options import MANY_TEXTS, DecodingOptions, WritingOptions, stored_options
-from vlm.inference.predictor import Rows, TextPredictor, Watch
+from vlm.inference.options import MANY_TEXTS, DecodingOptions, StoredDecoding, WritingOptions, check_stored_decoding
+from vlm.inference.predictor import Rows, Stored, TextPredictor, Watch
 from vlm.io.output import Output
 from vlm.models.context import Context
 from vlm.models.encoder_decoder import EncoderDecoder
 from vlm.nn.step.packed import prepack, prepack_for_decoding
 from vlm.nn.step.replay import StepperPool
+
+Item = TypeVar("Item")
 
 
 @dataclass
@@ -90,12 +93,10 @@ class Writer(TextPredictor):
 
     names: ClassVar[tuple[str, str]]
     options: ClassVar[Any] = WritingOptions
+    stored: ClassVar[Stored] = {"max_tokens": int, "decoding": check_stored_decoding}
+    max_tokens: int
+    decoding: StoredDecoding = StoredDecoding()
     model: EncoderDecoder
-
-    def restore(self, about: Mapping[str, Any]) -> None:
-        super().restore(about)
-        self.max_tokens = int(about["max_tokens"])
-        self.decoding = stored_options(about)
 
     @abstractmethod
     def encode(self, inputs: Sequence[Any]) -> Context:
@@ -182,10 +183,10 @@ class Writer(TextPredictor):
     result = Text
     returns = "A Text; with results=N, a list of N, the best first"
 
-    def answer(self, result: list[Text], options: WritingOptions) -> Any:
+    def answer(self, result: list[Text], options: WritingOptions) -> Text | list[Text] | None:
         return best_or_list(result, options)
 
-    def record(self, source: Any, result: Any, options: Any, *, form: str = "jsonl") -> Rows:
+    def record(self, source: Any, result: list[Text], options: Any, *, form: str = "jsonl") -> Rows:
         scores = [{"logprob": text.logprob, "confidence": text.confidence} for text in result]
         name = {self.names[0]: self.name_of(source)}
         return [
@@ -205,12 +206,12 @@ class Writer(TextPredictor):
             prepack_for_decoding(self.model.decoder, rows=rows)
 
 
-def best_or_list(texts: Sequence[Any], options: DecodingOptions) -> Any:
+def best_or_list(texts: list[Item], options: DecodingOptions) -> Item | list[Item] | None:
     """Returns the texts of an input; with results=1, the best text, or None if there is none."""
     return texts if options.results > 1 else next(iter(texts), None)
 
 
-def rank_fields(texts: Sequence[Any], options: DecodingOptions) -> list[dict[str, int]]:
+def rank_fields(texts: Sequence[Item], options: DecodingOptions) -> list[dict[str, int]]:
     """Returns the rank of each text as fields of a record; empty with results=1."""
     return [{"rank": rank} if options.results > 1 else {} for rank, _ in enumerate(texts, start=1)]
 
@@ -248,14 +249,16 @@ class Trace(Output):
         self.predictor = predictor
         self.trees: dict[str, list | None] | None = None if path is None else {}
 
-    def __exit__(self, *fault: Any) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
+    ) -> None:
         try:
             if self.trees:
                 piece = self.predictor.tokenizer.piece
                 nodes = {name: as_json(tree, piece) for name, tree in self.trees.items() if tree is not None}
                 self.write(json.dumps(nodes, ensure_ascii=False))
         finally:
-            super().__exit__(*fault)
+            super().__exit__(kind, fault, trace)
 
 
 def split_words(tokens: Sequence[int], tokenizer: Tokenizer) -> Iterator[tuple[str, list[int]]]:

@@ -10,11 +10,17 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, Literal
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, TypeAlias
 
 from vlm.errors import UserError, print_error, printable
 
+if TYPE_CHECKING:
+    import numpy as np
+
 FORMS = ("text", "jsonl", "csv")
+# A value of a record: JSON or, for binary formats, an array.
+Value: TypeAlias = "str | float | np.ndarray | Sequence[Value] | Mapping[str, Value] | None"
+Record: TypeAlias = "Mapping[str, Value]"
 
 
 class Output:
@@ -212,7 +218,7 @@ class Records:
         """Notes that an input has no record."""
         return None
 
-    def write(self, record: Mapping[str, Any]) -> None:
+    def write(self, record: Record) -> None:
         if self.form == "text":
             self.output.write(text_line(record[field] for field in self.fields))
         elif self.form == "jsonl":

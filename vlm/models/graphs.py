@@ -109,8 +109,15 @@ def graphs_of(
             return [_classifier_graph(model, _text_ports(model.encoder))]
         case TokenClassifier():
             logits = {"logits": Port(torch.float32, ("batch", "length", model.head.out_features))}
-            classify = lambda **texts: (model.head(_encode_inputs(model.encoder, texts).states),)  # noqa: E731
-            return [Graph("model", model, classify, _text_ports(model.encoder), logits)]
+            return [
+                Graph(
+                    "model",
+                    model,
+                    lambda **texts: (model.head(_encode_inputs(model.encoder, texts).states),),
+                    _text_ports(model.encoder),
+                    logits,
+                )
+            ]
         case MaskedLanguageModel():
             return [_masked_lm_graph(model)]
     inputs = _text_ports(model) if isinstance(model, TextEncoder) else images

@@ -1,9 +1,9 @@
 """Answers in conversations: many in a batch, or one whose KV cache persists between its turns."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count, takewhile
-from typing import Any, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,8 +16,8 @@ from vlm.decoding.sampling import Sampling, create_history, draw_next
 from vlm.errors import UserError
 from vlm.inference.command_options import AnswerOptions, ChatOptions
 from vlm.inference.inputs import ImageSource, open_image
-from vlm.inference.options import DecodingOptions, SamplingOptions, stored_options
-from vlm.inference.predictor import Rows, TextPredictor, Watch, check_outputs, offset_watch
+from vlm.inference.options import DecodingOptions, SamplingOptions, StoredDecoding, check_stored_decoding
+from vlm.inference.predictor import Rows, Stored, TextPredictor, Watch, check_outputs, offset_watch
 from vlm.inference.tasks import command_names
 from vlm.models.context import PLACE, Context, interleave_states
 from vlm.models.decoder import Decoder
@@ -79,13 +79,9 @@ class ChatPredictor(TextPredictor):
     task = "captioning"  # or another task with this predictor
     fields = ("text",)
     options = ChatOptions
+    stored: ClassVar[Stored] = {"preprocess": Preprocess.from_state, "decoding": check_stored_decoding}
     preprocess: Preprocess | None = None  # set for a model that reads images
-
-    def restore(self, about: Mapping[str, Any]) -> None:
-        super().restore(about)
-        self.decoding = stored_options(about)
-        if "preprocess" in about:
-            self.preprocess = Preprocess.from_state(about["preprocess"])
+    decoding: StoredDecoding = StoredDecoding()
 
     @property
     def decoder(self) -> Decoder:

@@ -1,8 +1,8 @@
 """Compares images with texts by a trained dual encoder: zero-shot `classify`, `retrieve`, CLIPScore."""
 
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property, lru_cache
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -63,9 +63,10 @@ class DualPredictor(BatchPredictor, ImagePredictor, TextPredictor):
     task = "contrastive"
     model: DualEncoder
 
-    def restore(self, about: Mapping[str, Any]) -> None:
-        super().restore(about)
-        self.embed_cached = lru_cache(CACHE_SIZE)(self.embed_texts)
+    @cached_property
+    def embed_cached(self) -> Callable[[Texts], Tensor]:
+        """`embed_texts` with a cache."""
+        return lru_cache(CACHE_SIZE)(self.embed_texts)
 
     def check(self) -> None:
         self.check_vocabulary(self.model.text_encoder.token_embed)

@@ -18,7 +18,6 @@ from vlm.data.text.tokenizer import tokenizer_from_state
 from vlm.errors import UserError
 from vlm.inference.arguments import read_texts
 from vlm.inference.command_options import EmbeddingArguments, EmbeddingOptions, ImagesToEmbed
-from vlm.inference.info import preprocess_line, tokenizer_line
 from vlm.inference.inputs import ImageSource, collect_images
 from vlm.inference.predictor import (
     BatchPredictor,
@@ -130,13 +129,6 @@ class Embedder(BatchPredictor, ImagePredictor, TextPredictor):
             list(self.predict([self.prepare("a", options)], options))
         if self.image_encoder is not None:
             list(self.predict([self.pixels(Image.new("RGB", (1, 1)))], options))
-
-    @classmethod
-    def describe(cls, about: Mapping[str, Any]) -> Iterator[str]:
-        if "tokenizer" in about:
-            yield tokenizer_line(about["tokenizer"])
-        if "preprocess" in about:
-            yield preprocess_line(about["preprocess"])
 
     @property
     def text_encoder(self) -> TextEncoder | Decoder | None:

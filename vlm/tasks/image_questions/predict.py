@@ -1,8 +1,8 @@
 """Answering questions about images, by a trained model or by one that reads images inside its prompts."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -16,8 +16,8 @@ from vlm.errors import UserError
 from vlm.inference.arguments import ImageFileArguments
 from vlm.inference.command_options import PromptedQuestionOptions, QuestionOptions
 from vlm.inference.inputs import ImageSource, open_image
-from vlm.inference.options import list_questions, single_prompt, stored_options
-from vlm.inference.predictor import BatchPredictor, Rows, Watch, note_truncation
+from vlm.inference.options import StoredDecoding, check_stored_decoding, list_questions, single_prompt
+from vlm.inference.predictor import BatchPredictor, Rows, Stored, Watch, note_truncation
 from vlm.inference.writing import Text, best_or_list
 from vlm.models.context import Context
 from vlm.models.encoder_decoder import VisionLanguageModel
@@ -93,10 +93,9 @@ class ImageQuestionAnswerer(BatchPredictor, ImageTextPredictor):
     fields = ("image", "question", "answer")
     options = QuestionOptions
     arguments = ImageFileArguments
-
-    def restore(self, about: Mapping[str, Any]) -> None:
-        super().restore(about)
-        self.max_tokens, self.decoding = int(about["max_tokens"]), stored_options(about)
+    stored: ClassVar[Stored] = {"max_tokens": int, "decoding": check_stored_decoding}
+    max_tokens: int
+    decoding: StoredDecoding = StoredDecoding()
 
     def prompt(self, question: str) -> list[int]:
         """Returns token ids of a question; its beginning is cut off if it leaves no room for an answer."""
@@ -215,7 +214,7 @@ class PromptedAnswerer(ImageWriter):
     def name_of(self, source: ImageWithQuestions) -> str:
         return str(source[0])
 
-    def record(
+    def record(  # type: ignore[override]  # a list for each question of an image
         self,
         source: ImageWithQuestions,
         result: list[list[Text]],

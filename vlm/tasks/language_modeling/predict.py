@@ -1,10 +1,10 @@
 """Text generation with a trained language model."""
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
-from typing import Any, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
@@ -16,8 +16,8 @@ from vlm.decoding.options import Decoding
 from vlm.decoding.sampling import Sampling
 from vlm.errors import UserError, printable_lines
 from vlm.inference.command_options import GenerationOptions, PromptArguments
-from vlm.inference.options import stored_options
-from vlm.inference.predictor import Rows, TextPredictor, Watch, check_outputs, note_truncation, offset_watch
+from vlm.inference.options import StoredDecoding, check_stored_decoding
+from vlm.inference.predictor import Rows, Stored, TextPredictor, Watch, check_outputs, note_truncation, offset_watch
 from vlm.inference.writing import best_or_list, note_width, rank_fields
 from vlm.models.decoder import TextDecoder
 from vlm.nn.step.packed import prepack_for_decoding
@@ -173,11 +173,9 @@ class TextGenerator(TextPredictor):
     fields = ("prompt", "text")
     options = GenerationOptions
     arguments = PromptArguments
+    stored: ClassVar[Stored] = {"decoding": check_stored_decoding}
+    decoding: StoredDecoding = StoredDecoding()
     model: TextDecoder
-
-    def restore(self, about: Mapping[str, Any]) -> None:
-        super().restore(about)
-        self.decoding = stored_options(about)
 
     def check(self) -> None:
         hidden = self.model(torch.tensor([[self.tokenizer.bos_id]], device=self.device))

@@ -55,7 +55,8 @@ class PhotoTranslator(ImagePredictor, Translator):
             problem = f"--image: {len(images)} images for {len(inputs)} texts"
             raise UserError(f"{problem}; give one for each, or one for all")
         if len(images) == 1:
-            images = [self.pixels(open_image(images[0]))] * len(inputs)
+            pixels = self.pixels(open_image(images[0]))
+            return [(text, pixels) for text in inputs]
         return list(zip(inputs, images, strict=True))
 
     def prepare(self, source: TextWithImage, options: PhotoTranslationOptions) -> tuple[str, Tensor]:

@@ -12,7 +12,7 @@ from vlm.data.text.tokenizer import Tokenizer
 from vlm.decoding.options import Decoding
 from vlm.errors import Count
 from vlm.evaluation.report.sections import pick_samples
-from vlm.inference.options import DecodingOptions
+from vlm.inference.options import DecodingOptions, StoredDecoding
 from vlm.inference.writing import Text, decode_likeliest
 from vlm.models.context import Context, Features
 from vlm.models.encoder_decoder import EncoderDecoder, VisionLanguageModel
@@ -48,14 +48,18 @@ class TextSearch:
         self.task, self.greedy = task, Decoding(max_tokens=max_tokens)
         self.search = Decoding(max_tokens=max_tokens, beam=beam, length_penalty=length_penalty)
 
-    def use_stored_options(self, stored: Mapping[str, Any], config: Mapping[str, Any]) -> None:
+    def use_stored_options(self, stored: StoredDecoding, config: Mapping[str, Any]) -> None:
         """Uses the decoding options of a Hugging Face folder, as the commands do.
 
         Args:
             stored: The options in the checkpoint.
             config: The task's config, whose options take precedence.
         """
-        task_options = {name: config[name] for name in ("beam", "length_penalty", "max_tokens")}
+        task_options: StoredDecoding = {
+            "beam": config["beam"],
+            "length_penalty": config["length_penalty"],
+            "max_tokens": config["max_tokens"],
+        }
         chosen = DecodingOptions().resolve({**stored, **task_options})
         self.search = chosen.build_decoding(chosen.build_rules(self.task.tokenizer), sample=False)
 

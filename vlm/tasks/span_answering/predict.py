@@ -116,16 +116,13 @@ class SpanAnswerer(BatchPredictor, TextPredictor):
     fields = ("file", "question", "answer")
     options = SpanOptions
     arguments = FileArguments
-    stored: ClassVar[Stored] = {"max_len": int, "stride": int, "longest": int, "abstains": bool}
+    stored: ClassVar[Stored] = {"max_len": int, "stride": int, "longest": int, "abstains": bool, "marks_shared": bool}
     max_len: int
     stride: int
     longest: int
     abstains: bool
+    marks_shared: bool = False  # older checkpoints do not have it
     model: TokenClassifier
-
-    def restore(self, about: Mapping[str, Any]) -> None:
-        super().restore(about)
-        self.marks_shared = bool(about.get("marks_shared"))  # older checkpoints do not have it
 
     def check(self) -> None:
         check_outputs(self.model.head.weight.T, 2, "scores of start and end")
