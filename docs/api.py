@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 import vlm
-from vlm.inference import ranking, writing
+from vlm.inference import writing
 from vlm.inference.attention.pictures import AttentionPicture
 from vlm.inference.methods import describe_return
 from vlm.inference.options import DecodingOptions, get_options
 from vlm.inference.predictor import Predictor
 from vlm.inference.tasks import TASKS, import_object
 from vlm.tasks.chat.predictor import Chat
+from vlm.tasks.classification import predict as classification
 from vlm.tasks.image_questions import predict as image_questions
 from vlm.tasks.language_modeling import predict as language_modeling
 from vlm.tasks.masked_language_modeling import predict as masked_language_modeling
@@ -30,7 +31,7 @@ model. Errors that a user can correct are raised as `vlm.Error`, with the one or
 """
 RESULTS = (
     writing.Text,
-    ranking.Classes,
+    classification.Classes,
     language_modeling.Continuation,
     tagging.TaggedWord,
     masked_language_modeling.FilledText,

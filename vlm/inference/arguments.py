@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self
 
-from vlm.errors import UserError
-from vlm.inference.options import Kind, Option, check_utf8
+from vlm.errors import UserError, excerpt
+from vlm.inference.options import Kind, Option, as_list
 
+GAP = "[MASK]"
 Texts = Annotated[list[str] | None, Option("Input text. Repeatable. By default, lines of stdin.")]
 Files = Annotated[list[str], Option("Images, or text files if the model reads texts.", positional=True)]
 
@@ -157,6 +158,63 @@ class LineArguments(Arguments):
         return list(self.files or [])
 
 
+@dataclass(kw_only=True)
+class MaskedTextArguments(Arguments):
+    """Texts with gaps, by default lines of stdin."""
+
+    words = "texts"
+    texts: Annotated[
+        list[str] | None, Option(f"Texts with {GAP} for each masked word. By default, lines of stdin.", positional=True)
+    ] = None
+
+    def read(self) -> list[str]:
+        return read_texts([], self.texts or [])
+
+
+@dataclass(kw_only=True)
+class PromptArguments(Arguments):
+    """Prompts; on a command line, lines of stdin by default."""
+
+    words = "prompt"
+    prompt: Annotated[list[str] | None, Option("Text to continue. Repeatable. By default, lines of stdin.")] = None
+
+    def read(self) -> list[str]:
+        return read_texts([], self.prompt or [], named="--prompt TEXT")
+
+
+@dataclass(kw_only=True)
+class EmbeddingArguments(Arguments):
+    """Images and texts. In Python a str is a text, to a model that reads none a path."""
+
+    types = (object,)  # `prepare` checks them
+    files: Annotated[
+        list[str] | None,
+        Option("Images, folders or patterns; for a model of texts, files with one text per line.", positional=True),
+    ] = None
+    text: Texts = None
+
+    def read(self) -> list[Any]:
+        texts = read_texts([], self.text or []) if self.text or not self.files else []
+        return [*map(Path, self.files or []), *texts]
+
+    def paths(self, inputs: Sequence[Any]) -> list[str]:
+        return list(self.files or [])
+
+    @classmethod
+    def from_python(cls, value: Any) -> tuple[list[Any], bool]:
+        import numpy as np
+
+        from vlm.inference.inputs import collect_images
+
+        return collect_images(value) if isinstance(value, np.ndarray) else super().from_python(value)
+
+
+class ImagesToEmbed(EmbeddingArguments):
+    """The arguments for a model that reads no texts."""
+
+    kind = "image"
+
+
 def read_texts(files: Sequence[str], texts: Sequence[str], *, named: str = "--text TEXT, a file") -> list[str]:
     """Returns texts and the lines of files, or of stdin if there are neither; only a line feed ends a line.
 
@@ -177,6 +235,43 @@ def read_texts(files: Sequence[str], texts: Sequence[str], *, named: str = "--te
         raise UserError(f"no input text; give {named}, or one text per line on stdin")
     check_utf8(lines)
     return lines
+
+
+def list_questions(question: str | list[str]) -> list[str]:
+    """Returns the questions of an option as a list.
+
+    Raises:
+        UserError: There is none, or one is empty or not UTF-8.
+    """
+    questions = as_list(question)
+    if not questions or not all(map(str.strip, questions)):
+        raise UserError(f"--question: {'is empty' if questions else 'missing'}; give a question, or several")
+    check_utf8(questions)
+    return questions
+
+
+def single_prompt(prompt: str | list[str] | None) -> str | None:
+    """Returns the prompt of an option, if there is one.
+
+    Raises:
+        UserError: There are several.
+    """
+    prompts = [] if prompt is None else as_list(prompt)
+    if len(prompts) > 1:
+        raise UserError("--prompt: given more than once; this model takes one")
+    check_utf8(prompts)
+    return next(iter(prompts), None)
+
+
+def check_utf8(texts: Sequence[str]) -> None:
+    """Checks that texts are valid UTF-8.
+
+    Raises:
+        UserError: One is not.
+    """
+    for text in texts:
+        if any("\ud800" <= char <= "\udfff" for char in text):
+            raise UserError(f"text {excerpt(text)}: is not UTF-8; give text in UTF-8")
 
 
 def check_readable(files: Sequence[str], *, status: int = 1) -> None:

@@ -3,12 +3,10 @@
 A predictor names its two classes as `options` and `arguments`, and `TASKS` names the same ones for the command line.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any
 
-from vlm.inference.arguments import Arguments, Texts, read_texts
+from vlm.inference.arguments import GAP
 from vlm.inference.options import (
     DecodingOptions,
     ImageOptions,
@@ -21,8 +19,6 @@ from vlm.inference.options import (
     Top,
     WritingOptions,
 )
-
-GAP = "[MASK]"
 
 
 @dataclass(kw_only=True)
@@ -131,34 +127,10 @@ class SpanOptions(Options):
 
 
 @dataclass(kw_only=True)
-class MaskedTextArguments(Arguments):
-    """Texts with gaps, by default lines of stdin."""
-
-    words = "texts"
-    texts: Annotated[
-        list[str] | None, Option(f"Texts with {GAP} for each masked word. By default, lines of stdin.", positional=True)
-    ] = None
-
-    def read(self) -> list[str]:
-        return read_texts([], self.texts or [])
-
-
-@dataclass(kw_only=True)
 class FillOptions(Options):
     """Options of filling in gaps."""
 
     top: Annotated[int, Option(f"Number of words for each {GAP}, most probable first.", least=1)] = 1
-
-
-@dataclass(kw_only=True)
-class PromptArguments(Arguments):
-    """Prompts; on a command line, lines of stdin by default."""
-
-    words = "prompt"
-    prompt: Annotated[list[str] | None, Option("Text to continue. Repeatable. By default, lines of stdin.")] = None
-
-    def read(self) -> list[str]:
-        return read_texts([], self.prompt or [], named="--prompt TEXT")
 
 
 @dataclass(kw_only=True)
@@ -182,39 +154,6 @@ class PhotoTranslationOptions(WritingOptions, ImageOptions):
 
     def files(self) -> list[str]:
         return list(self.image)
-
-
-@dataclass(kw_only=True)
-class EmbeddingArguments(Arguments):
-    """Images and texts. In Python a str is a text, to a model that reads none a path."""
-
-    types = (object,)  # `prepare` checks them
-    files: Annotated[
-        list[str] | None,
-        Option("Images, folders or patterns; for a model of texts, files with one text per line.", positional=True),
-    ] = None
-    text: Texts = None
-
-    def read(self) -> list[Any]:
-        texts = read_texts([], self.text or []) if self.text or not self.files else []
-        return [*map(Path, self.files or []), *texts]
-
-    def paths(self, inputs: Sequence[Any]) -> list[str]:
-        return list(self.files or [])
-
-    @classmethod
-    def from_python(cls, value: Any) -> tuple[list[Any], bool]:
-        import numpy as np
-
-        from vlm.inference.inputs import collect_images
-
-        return collect_images(value) if isinstance(value, np.ndarray) else super().from_python(value)
-
-
-class ImagesToEmbed(EmbeddingArguments):
-    """The arguments for a model that reads no texts."""
-
-    kind = "image"
 
 
 @dataclass(kw_only=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypedDict, Type
 
 from vlm.checkpoint.locate import PREFIX as HUB
 from vlm.checkpoint.locate import find_best_checkpoint, missing_checkpoint_error
-from vlm.errors import Range, UserError, did_you_mean, excerpt, find_similar
+from vlm.errors import Range, UserError, did_you_mean, find_similar
 
 if TYPE_CHECKING:
     from vlm.data.text.tokenizer import Tokenizer
@@ -307,7 +307,6 @@ class DecodingOptions(SamplingOptions):
             begin: Tokens before the prefix.
         """
         from vlm.decoding.constraints import Rules
-        from vlm.inference.text.words import build_word_rules
 
         return build_word_rules(
             tokenizer, begin=begin, ban=self.ban or (), require=self.require or (), **self._values_for(Rules)
@@ -318,6 +317,41 @@ class DecodingOptions(SamplingOptions):
         from vlm.decoding.options import Decoding
 
         return Decoding(rules=rules, sampling=self.build_sampling() if sample else None, **self._values_for(Decoding))
+
+
+def build_word_rules(
+    tokenizer: "Tokenizer",
+    *,
+    prefix: str = "",
+    begin: Sequence[int] = (),
+    ban: Sequence[str] = (),
+    require: Sequence[str] = (),
+    **options: Any,
+) -> "Rules":
+    """Returns rules with a prefix, banned words and required words; other options as in Rules.
+
+    A word is banned inside a text and at its beginning, with a lower-case and a capital first letter; so are longer
+    words that begin with the same tokens. A required word is one inside a text. Both are sequences of tokens: a model
+    that spells a word with other tokens than the tokenizer is not detected.
+
+    Args:
+        prefix: Beginning of the texts.
+        begin: Tokens before it.
+        ban, require: Words.
+    Raises:
+        UserError: A word is empty, or has no tokens.
+    """
+    from vlm.data.text.words import spaceless_pattern
+    from vlm.decoding.constraints import Rules
+
+    if not all(word.strip() for word in (*ban, *require)):
+        raise UserError("--ban, --require: a word is empty; give a word, or remove the option")
+    forms = {first + word[1:] for word in ban for first in (word[:1].lower(), word[:1].upper())}
+    banned = {tuple(tokenizer.encode_written(space + form)) for form in forms for space in ("", " ")}
+    inside = (word if spaceless_pattern().match(word) else f" {word}" for word in require)
+    required = tuple((tuple(tokenizer.encode_written(form)),) for form in inside)
+    first = (*begin, *(tokenizer.encode_written(prefix.rstrip()) if prefix else ()))
+    return Rules(prefix=first, banned=tuple(sorted(banned)), required=required, **options)
 
 
 @dataclass(kw_only=True)
@@ -410,40 +444,3 @@ def refuse_combination(use: str, options: Mapping[str, str | bool | None]) -> No
 def as_list(value: Item | list[Item] | tuple[Item, ...]) -> list[Item]:
     """Converts one value or several to a list."""
     return list(value) if isinstance(value, list | tuple) else [value]
-
-
-def list_questions(question: str | list[str]) -> list[str]:
-    """Returns the questions of an option as a list.
-
-    Raises:
-        UserError: There is none, or one is empty or not UTF-8.
-    """
-    questions = as_list(question)
-    if not questions or not all(map(str.strip, questions)):
-        raise UserError(f"--question: {'is empty' if questions else 'missing'}; give a question, or several")
-    check_utf8(questions)
-    return questions
-
-
-def single_prompt(prompt: str | list[str] | None) -> str | None:
-    """Returns the prompt of an option, if there is one.
-
-    Raises:
-        UserError: There are several.
-    """
-    prompts = [] if prompt is None else as_list(prompt)
-    if len(prompts) > 1:
-        raise UserError("--prompt: given more than once; this model takes one")
-    check_utf8(prompts)
-    return next(iter(prompts), None)
-
-
-def check_utf8(texts: Sequence[str]) -> None:
-    """Checks that texts are valid UTF-8.
-
-    Raises:
-        UserError: One is not.
-    """
-    for text in texts:
-        if any("\ud800" <= char <= "\udfff" for char in text):
-            raise UserError(f"text {excerpt(text)}: is not UTF-8; give text in UTF-8")

@@ -6,16 +6,18 @@ from typing import Any
 
 from vlm.errors import UserError
 
-ANSWER = "Answer questions about images or text files: one line per answer, PATH<TAB>QUESTION<TAB>ANSWER."
-CHAT = "Chat with a model in the terminal, with or without images. Answers are streamed."
-CAPTION = 'Caption images: one line per image, PATH<TAB>CAPTION. "-" reads paths from stdin.'
-CLASSIFY = "Classify images or texts: one line per input, PATH or TEXT<TAB>CLASS PROBABILITY."
-EMBED = "Embed images or texts. With --out FILE.npy, writes a float32 array of shape (inputs, dim)."
-FILL = 'Fill in masked words, such as in "a [MASK] circle": one line per text.'
-GENERATE = "Continue prompts. Sampled text is streamed; beam search prints the best sequence."
-RETRIEVE = "Rank images by similarity to a text: one line per image, TEXT<TAB>PATH<TAB>SIMILARITY."
-TAG = "Tag the words of texts: one line per text, WORD/TAG WORD/TAG ..."
-TRANSLATE = "Translate texts: lines of files or stdin, one translation per line."
+HELP = {
+    "answer": "Answer questions about images or text files: one line per answer, PATH<TAB>QUESTION<TAB>ANSWER.",
+    "chat": "Chat with a model in the terminal, with or without images. Answers are streamed.",
+    "caption": 'Caption images: one line per image, PATH<TAB>CAPTION. "-" reads paths from stdin.',
+    "classify": "Classify images or texts: one line per input, PATH or TEXT<TAB>CLASS PROBABILITY.",
+    "embed": "Embed images or texts. With --out FILE.npy, writes a float32 array of shape (inputs, dim).",
+    "fill": 'Fill in masked words, such as in "a [MASK] circle": one line per text.',
+    "generate": "Continue prompts. Sampled text is streamed; beam search prints the best sequence.",
+    "retrieve": "Rank images by similarity to a text: one line per image, TEXT<TAB>PATH<TAB>SIMILARITY.",
+    "tag": "Tag the words of texts: one line per text, WORD/TAG WORD/TAG ...",
+    "translate": "Translate texts: lines of files or stdin, one translation per line.",
+}
 
 
 @dataclass(frozen=True)
@@ -63,12 +65,10 @@ class Task:
         return self.main.predictor
 
 
-def _command(
-    name: str, help: str, predictor: str, options: str, arguments: str, function: str | None = None
-) -> Command:
+def _command(name: str, predictor: str, options: str, arguments: str, function: str | None = None) -> Command:
     """A command of a task of vlm; predictor and function are in `vlm.tasks`, the classes in `vlm.inference`."""
-    classes = f"vlm.inference.{options}", f"vlm.inference.{arguments}"
-    return Command(name, help, f"vlm.tasks.{predictor}", *classes, function and f"vlm.tasks.{function}")
+    classes = f"vlm.inference.command_options:{options}", f"vlm.inference.arguments:{arguments}"
+    return Command(name, HELP[name], f"vlm.tasks.{predictor}", *classes, function and f"vlm.tasks.{function}")
 
 
 def _task(main: Command, *more: Command, select: str | None = None) -> Task:
@@ -80,106 +80,28 @@ def _task(main: Command, *more: Command, select: str | None = None) -> Task:
     return Task(main, (*more, EMBEDDING), select and f"vlm.tasks.shared.comparison:{select}")
 
 
-EMBEDDING = _command(
-    "embed",
-    EMBED,
-    "embedding.predict:Embedder",
-    "command_options:EmbeddingOptions",
-    "command_options:EmbeddingArguments",
-)
+EMBEDDING = _command("embed", "embedding.predict:Embedder", "EmbeddingOptions", "EmbeddingArguments")
 _CAPTION = _command(
-    "caption",
-    CAPTION,
-    "captioning.predict:Captioner",
-    "command_options:CaptionOptions",
-    "arguments:ImageArguments",
-    "captioning.command:caption",
+    "caption", "captioning.predict:Captioner", "CaptionOptions", "ImageArguments", "captioning.command:caption"
 )
 _ANSWER_IN_PROMPT = _command(
-    "answer",
-    ANSWER,
-    "image_questions.predict:PromptedAnswerer",
-    "command_options:PromptedQuestionOptions",
-    "arguments:ImageFileArguments",
+    "answer", "image_questions.predict:PromptedAnswerer", "PromptedQuestionOptions", "ImageFileArguments"
 )
 _ANSWER_ABOUT_IMAGE = _command(
-    "answer",
-    ANSWER,
-    "image_questions.predict:ImageQuestionAnswerer",
-    "command_options:QuestionOptions",
-    "arguments:ImageFileArguments",
+    "answer", "image_questions.predict:ImageQuestionAnswerer", "QuestionOptions", "ImageFileArguments"
 )
-_ANSWER_FROM_TEXT = _command(
-    "answer",
-    ANSWER,
-    "span_answering.predict:SpanAnswerer",
-    "command_options:SpanOptions",
-    "arguments:FileArguments",
-)
-_CHAT = _command(
-    "chat",
-    CHAT,
-    "chat.predictor:ChatPredictor",
-    "command_options:ChatOptions",
-    "arguments:WordArguments",
-    "chat.terminal:chat",
-)
-_CLASSIFY_IMAGE = _command(
-    "classify",
-    CLASSIFY,
-    "classification.predict:ImageClassifier",
-    "command_options:ClassOptions",
-    "arguments:ImageArguments",
-)
-_CLASSIFY_BY_LABELS = _command(
-    "classify",
-    CLASSIFY,
-    "contrastive.predict:DualClassifier",
-    "command_options:LabelOptions",
-    "arguments:ImageArguments",
-)
-_CLASSIFY_TEXT = _command(
-    "classify",
-    CLASSIFY,
-    "text_classification.predict:TextClassifier",
-    "command_options:TextClassOptions",
-    "arguments:TextArguments",
-)
-_RETRIEVE = _command(
-    "retrieve",
-    RETRIEVE,
-    "contrastive.predict:ImageRetriever",
-    "command_options:RetrievalOptions",
-    "arguments:ImageArguments",
-)
-_GENERATE = _command(
-    "generate",
-    GENERATE,
-    "language_modeling.predict:TextGenerator",
-    "command_options:GenerationOptions",
-    "command_options:PromptArguments",
-)
-_FILL = _command(
-    "fill",
-    FILL,
-    "masked_language_modeling.predict:GapFiller",
-    "command_options:FillOptions",
-    "command_options:MaskedTextArguments",
-)
-_TAG = _command("tag", TAG, "tagging.predict:Tagger", "command_options:TaggingOptions", "arguments:TextArguments")
-_TRANSLATE = _command(
-    "translate",
-    TRANSLATE,
-    "translation.predict:Translator",
-    "options:WritingOptions",
-    "arguments:LineArguments",
-)
+_ANSWER_FROM_TEXT = _command("answer", "span_answering.predict:SpanAnswerer", "SpanOptions", "FileArguments")
+_CHAT = _command("chat", "chat.predictor:ChatPredictor", "ChatOptions", "WordArguments", "chat.terminal:chat")
+_CLASSIFY_IMAGE = _command("classify", "classification.predict:ImageClassifier", "ClassOptions", "ImageArguments")
+_CLASSIFY_BY_LABELS = _command("classify", "contrastive.predict:DualClassifier", "LabelOptions", "ImageArguments")
+_CLASSIFY_TEXT = _command("classify", "text_classification.predict:TextClassifier", "TextClassOptions", "TextArguments")
+_RETRIEVE = _command("retrieve", "contrastive.predict:ImageRetriever", "RetrievalOptions", "ImageArguments")
+_GENERATE = _command("generate", "language_modeling.predict:TextGenerator", "GenerationOptions", "PromptArguments")
+_FILL = _command("fill", "masked_language_modeling.predict:GapFiller", "FillOptions", "MaskedTextArguments")
+_TAG = _command("tag", "tagging.predict:Tagger", "TaggingOptions", "TextArguments")
+_TRANSLATE = _command("translate", "translation.predict:Translator", "WritingOptions", "LineArguments")
 _TRANSLATE_WITH_PHOTO = _command(
-    "translate",
-    TRANSLATE,
-    "photo_translation.predict:PhotoTranslator",
-    "command_options:PhotoTranslationOptions",
-    "arguments:LineArguments",
+    "translate", "photo_translation.predict:PhotoTranslator", "PhotoTranslationOptions", "LineArguments"
 )
 TASKS = {
     "captioning": _task(_CAPTION, _ANSWER_IN_PROMPT, _CHAT, select="select_captions"),

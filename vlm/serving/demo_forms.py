@@ -18,11 +18,11 @@ from vlm.errors import printable
 from vlm.inference.attention.maps import read_attention
 from vlm.inference.options import DecodingOptions, build_options, get_options, required_fields
 from vlm.inference.predictor import Predictor
-from vlm.inference.ranking import Classes
 from vlm.inference.use import predict_answers
 from vlm.inference.writing import Writer, word_probabilities
 from vlm.io.page import data_uri, escape, thumbnail
 from vlm.tasks.captioning.predict import Captioner
+from vlm.tasks.classification.predict import Classes
 from vlm.tasks.language_modeling.predict import Continuation, TextGenerator, stream
 from vlm.tasks.masked_language_modeling.predict import FilledText
 from vlm.tasks.span_answering.predict import SpanAnswer as Span

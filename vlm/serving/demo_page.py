@@ -16,7 +16,8 @@ from vlm.data.images.image import SUFFIXES, ImageError, load_image
 from vlm.data.text.words import split_lines
 from vlm.decoding.continuation import PromptCache
 from vlm.errors import UserError
-from vlm.inference.command_options import GAP, AnswerOptions
+from vlm.inference.arguments import GAP
+from vlm.inference.command_options import AnswerOptions
 from vlm.inference.predictor import Predictor
 from vlm.inference.tasks import commands_by_task, import_object
 from vlm.io.page import escape, thumbnail

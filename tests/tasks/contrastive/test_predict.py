@@ -15,7 +15,7 @@ from transformers import CLIPConfig, CLIPImageProcessor, CLIPModel
 from vlm.cli.main import run as vlm
 from vlm.data.images.image import load_image
 from vlm.errors import UserError
-from vlm.inference.ranking import Classes, classes_record
+from vlm.tasks.classification.predict import Classes, classes_record
 from vlm.tasks.contrastive.predict import DualClassifier, ImageRetriever, clip_scores
 
 PATH, CLASSIFIER = (str(tiny.FILES / f"{task}.ckpt") for task in ("contrastive", "classification"))

@@ -13,7 +13,7 @@ from vlm.cli.main import run
 from vlm.decoding.options import Decoding
 from vlm.decoding.sampling import Sampling
 from vlm.errors import UserError
-from vlm.inference.text.words import build_word_rules
+from vlm.inference.options import build_word_rules
 from vlm.inference.use import write_results
 from vlm.io.output import Output, Records
 from vlm.models.decoder import Decoder

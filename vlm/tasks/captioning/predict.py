@@ -14,9 +14,9 @@ from torch import Tensor
 from vlm.data.images.image import ImageError, Preprocess, load_image
 from vlm.data.text.prompt_form import refuse_marks
 from vlm.errors import UserError
+from vlm.inference.arguments import single_prompt
 from vlm.inference.command_options import CaptionOptions, PromptedQuestionOptions
 from vlm.inference.inputs import ImageSource, open_image
-from vlm.inference.options import single_prompt
 from vlm.inference.predictor import ImagePredictor, TextPredictor, check_outputs, image_keys, normalize_pixels
 from vlm.inference.writing import Writer
 from vlm.io import page

@@ -7,9 +7,9 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from vlm.errors import UserError, print_error, printable_lines
-from vlm.inference.arguments import check_readable
+from vlm.inference.arguments import check_readable, check_utf8
 from vlm.inference.command_options import AnswerOptions, ChatArguments
-from vlm.inference.options import ModelOptions, check_utf8
+from vlm.inference.options import ModelOptions
 
 if TYPE_CHECKING:
     from vlm.tasks.chat.predictor import Chat

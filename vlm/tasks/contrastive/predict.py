@@ -16,10 +16,10 @@ from vlm.data.batch import InputRows
 from vlm.data.images.image import Preprocess
 from vlm.data.text.inputs import encode_text
 from vlm.errors import UserError
-from vlm.inference.arguments import read_texts
+from vlm.inference.arguments import check_utf8, read_texts
 from vlm.inference.command_options import LabelOptions, RetrievalOptions
 from vlm.inference.inputs import ImageSource, open_image
-from vlm.inference.options import as_list, check_utf8
+from vlm.inference.options import as_list
 from vlm.inference.predictor import (
     BatchPredictor,
     ImagePredictor,
@@ -29,8 +29,8 @@ from vlm.inference.predictor import (
     normalize_pixels,
     note_truncation,
 )
-from vlm.inference.ranking import Classes, classes_record, rank_classes
 from vlm.models.dual_encoder import DualEncoder
+from vlm.tasks.classification.predict import Classes, classes_record, rank_classes
 
 PLACE = "{}"  # placeholder of the class in a prompt
 ROWS = 256  # texts embedded at a time

@@ -16,8 +16,8 @@ from vlm.data.images.image import Preprocess
 from vlm.data.text.inputs import Input, encode_text
 from vlm.data.text.tokenizer import tokenizer_from_state
 from vlm.errors import UserError
-from vlm.inference.arguments import read_texts
-from vlm.inference.command_options import EmbeddingArguments, EmbeddingOptions, ImagesToEmbed
+from vlm.inference.arguments import EmbeddingArguments, ImagesToEmbed, read_texts
+from vlm.inference.command_options import EmbeddingOptions
 from vlm.inference.inputs import ImageSource, collect_images
 from vlm.inference.predictor import (
     BatchPredictor,

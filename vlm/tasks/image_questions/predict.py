@@ -13,10 +13,10 @@ from vlm.data.text.tokenizer import Tokenizer
 from vlm.decoding.continuation import continue_texts
 from vlm.decoding.sampling import Sampling
 from vlm.errors import UserError
-from vlm.inference.arguments import ImageFileArguments
+from vlm.inference.arguments import ImageFileArguments, list_questions, single_prompt
 from vlm.inference.command_options import PromptedQuestionOptions, QuestionOptions
 from vlm.inference.inputs import ImageSource, open_image
-from vlm.inference.options import StoredDecoding, check_stored_decoding, list_questions, single_prompt
+from vlm.inference.options import StoredDecoding, check_stored_decoding
 from vlm.inference.predictor import BatchPredictor, Rows, Stored, Watch, note_truncation
 from vlm.inference.writing import Text, best_or_list
 from vlm.models.context import Context

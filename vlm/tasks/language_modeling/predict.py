@@ -15,7 +15,8 @@ from vlm.decoding.loop import TEXTS, decode
 from vlm.decoding.options import Decoding
 from vlm.decoding.sampling import Sampling
 from vlm.errors import UserError, printable_lines
-from vlm.inference.command_options import GenerationOptions, PromptArguments
+from vlm.inference.arguments import PromptArguments
+from vlm.inference.command_options import GenerationOptions
 from vlm.inference.options import StoredDecoding, check_stored_decoding
 from vlm.inference.predictor import Rows, Stored, TextPredictor, Watch, check_outputs, note_truncation, offset_watch
 from vlm.inference.writing import best_or_list, note_width, rank_fields

@@ -10,7 +10,8 @@ from torch import Tensor
 from vlm.data.batch import InputRows
 from vlm.data.text.inputs import Input
 from vlm.errors import UserError, excerpt
-from vlm.inference.command_options import GAP, FillOptions, MaskedTextArguments
+from vlm.inference.arguments import GAP, MaskedTextArguments
+from vlm.inference.command_options import FillOptions
 from vlm.inference.predictor import BatchPredictor, Rows, Stored, TextPredictor, check_outputs, encode_on_device
 from vlm.models.text_encoder import MaskedLanguageModel
 

@@ -16,7 +16,7 @@ from vlm.evaluation.metrics.bootstrap import Scorer, intervals, ratio_scorer
 from vlm.evaluation.metrics.ngrams import Floats
 from vlm.evaluation.metrics.records import SampleMetric
 from vlm.evaluation.report.sections import Section, Table, pick_samples
-from vlm.inference.command_options import GAP
+from vlm.inference.arguments import GAP
 from vlm.models.text_encoder import MaskedLanguageModel
 from vlm.nn.vocabulary_loss import vocabulary_loss
 from vlm.tasks.masked_language_modeling.predict import gap_probabilities, pseudo_log_likelihood

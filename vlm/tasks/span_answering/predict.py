@@ -11,9 +11,8 @@ from vlm.data.batch import InputRows
 from vlm.data.text.passages import Window, WordSpan, encode_passage, find_words
 from vlm.data.text.words import read_lines
 from vlm.errors import UserError
-from vlm.inference.arguments import FileArguments
+from vlm.inference.arguments import FileArguments, list_questions
 from vlm.inference.command_options import SpanOptions
-from vlm.inference.options import list_questions
 from vlm.inference.predictor import BatchPredictor, Rows, Stored, TextPredictor, check_outputs, note_truncation
 from vlm.io.files import progress
 from vlm.models.classifier import TokenClassifier

@@ -10,13 +10,12 @@ from torch import Tensor
 from vlm.data.batch import InputRows
 from vlm.data.text.inputs import encode_text
 from vlm.errors import UserError, excerpt
-from vlm.inference.arguments import TextArguments
+from vlm.inference.arguments import TextArguments, check_utf8
 from vlm.inference.command_options import TextClassOptions
-from vlm.inference.options import as_list, check_utf8
+from vlm.inference.options import as_list
 from vlm.inference.predictor import Rows, Stored, TextPredictor, note_truncation
-from vlm.inference.ranking import Classes, classes_record, rank_classes
 from vlm.models.classifier import SequenceClassifier
-from vlm.tasks.classification.predict import ClassPredictor
+from vlm.tasks.classification.predict import Classes, ClassPredictor, classes_record, rank_classes
 
 Sample = tuple[str | None, ...]  # the texts of a sample; None for a missing one
 

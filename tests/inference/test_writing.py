@@ -8,9 +8,8 @@ from tiny_checkpoints import FILES, IMAGES, ROOT
 from vlm.data.images.image import load_image
 from vlm.data.text.tokenizer import ByteTokenizer, CharTokenizer, SentencePieceTokenizer
 from vlm.data.text.words import words
-from vlm.inference.options import ModelOptions
+from vlm.inference.options import ModelOptions, build_word_rules
 from vlm.inference.predictor import load_predictor
-from vlm.inference.text.words import build_word_rules
 from vlm.inference.writing import split_words, word_probabilities
 
 TEXTS = ["两只狗在草地上奔跑。", "海边的男孩跳了起来，", "a dog runs on grass.", "สุนัขวิ่ง"] * 5
