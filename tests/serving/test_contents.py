@@ -16,83 +16,48 @@ pytest.importorskip("fastapi")
 pytest.importorskip("httpx")
 from vlm.serving.reader import decode_base64
 
-# Of the web-platform-tests, fetch/data-urls/resources/base64.json; None is a failure.
-DECODED: dict[str, list[int] | None] = {
+# Of the web-platform-tests, fetch/data-urls/resources/base64.json.
+DECODED = {
     "": [],
     "abcd": [105, 183, 29],
     " abcd": [105, 183, 29],
     "abcd ": [105, 183, 29],
-    " abcd===": None,
-    "abcd=== ": None,
-    "abcd ===": None,
-    "a": None,
     "ab": [105],
     "abc": [105, 183],
-    "abcde": None,
-    "=": None,
-    "==": None,
-    "===": None,
-    "====": None,
-    "=====": None,
-    "a=": None,
-    "a==": None,
-    "a===": None,
-    "a====": None,
-    "ab=": None,
     "ab==": [105],
-    "ab===": None,
-    "ab====": None,
     "abc=": [105, 183],
-    "abc==": None,
-    "abc===": None,
-    "abcd=": None,
-    "abcd==": None,
-    "abcde=": None,
-    "abcde===": None,
-    "=a": None,
-    "=a=": None,
-    "a=b": None,
-    "a=b=": None,
-    "ab=c": None,
-    "ab=c=": None,
-    "abc=d": None,
-    "abc=d=": None,
     "ab\tcd": [105, 183, 29],
     "ab\ncd": [105, 183, 29],
     "ab\fcd": [105, 183, 29],
     "ab\rcd": [105, 183, 29],
     "ab cd": [105, 183, 29],
-    "ab\u00a0cd": None,
     "ab\t\n\f\r cd": [105, 183, 29],
     " \t\n\f\r ab\t\n\f\r cd\t\n\f\r ": [105, 183, 29],
     "ab\t\n\f\r =\t\n\f\r =\t\n\f\r ": [105],
-    "A": None,
     "/A": [252],
     "//A": [255, 240],
     "///A": [255, 255, 192],
-    "////A": None,
-    "/": None,
     "A/": [3],
     "AA/": [0, 15],
-    "AAAA/": None,
     "AAA/": [0, 0, 63],
-    "\0nonsense": None,
-    "abcd\0nonsense": None,
     "YQ": [97],
     "YR": [97],
-    "~~": None,
-    "??": None,
 }
+INVALID = [" abcd===", "abcd=== ", "abcd ===", "a", "abcde", "=", "==", "===", "====", "=====", "a=", "a==", "a==="]
+INVALID += ["a====", "ab=", "ab===", "ab====", "abc==", "abc===", "abcd=", "abcd==", "abcde=", "abcde===", "=a", "=a="]
+INVALID += ["a=b", "a=b=", "ab=c", "ab=c=", "abc=d", "abc=d=", "ab\xa0cd", "A", "////A", "/", "AAAA/", "\x00nonsense"]
+INVALID += ["abcd\x00nonsense", "~~", "??"]
 
 
-@pytest.mark.parametrize("text", DECODED)
-def test_base64_is_decoded_as_in_browsers(text: str) -> None:
-    truth = DECODED[text]
-    if truth is None:
-        with pytest.raises(ValueError):
-            decode_base64(text.encode())
-    else:
-        assert decode_base64(text.encode()) == bytes(truth)
+@pytest.mark.parametrize(("text", "content"), DECODED.items())
+def test_base64_is_decoded_as_in_browsers(text: str, content: list[int]) -> None:
+    assert decode_base64(text.encode()) == bytes(content)
+
+
+@pytest.mark.parametrize("text", INVALID)
+def test_what_browsers_refuse_is_refused(text: str) -> None:
+    with pytest.raises(ValueError):
+        decode_base64(text.encode())
 
 
 def test_the_alphabet_for_urls_is_read_too() -> None:

@@ -4,7 +4,6 @@ import asyncio
 import base64
 import json
 import re
-import sys
 from io import BytesIO
 from math import exp
 
@@ -14,7 +13,6 @@ from PIL import Image
 from tiny_checkpoints import FILES, IMAGES, ROOT, STORY
 from used import used
 
-from vlm.cli.main import run
 from vlm.data.images.image import load_image
 from vlm.inference.attention.maps import read_attention
 from vlm.inference.options import ModelOptions
@@ -287,12 +285,3 @@ def test_the_guard_answers_to_names_of_this_machine_alone(guarded):
     assert asked(guarded, host=b"[::1]:7860")[0] == asked(guarded, host=b"localhost")[0] == 200
     guarded.origin_policy.local = False
     assert asked(guarded, host=b"evil.example")[0] == 200
-
-
-def test_without_the_extra_a_line_names_it(monkeypatch, capsys):
-    for name in [name for name in sys.modules if name.startswith("vlm.serving.demo_page")]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "gradio", None)
-    assert run(["demo", "-c", CAPTIONER]) == 2
-    line = r'error: vlm demo: needs (gradio|starlette)[.\w]*; pip install "vlm-lightning\[demo\]"\n'
-    assert re.fullmatch(line, capsys.readouterr().err)
