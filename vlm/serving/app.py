@@ -7,7 +7,6 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
-from contextlib import suppress
 from dataclasses import asdict, is_dataclass
 from typing import Annotated, Any, TypeVar
 
@@ -23,7 +22,6 @@ from vlm import __version__
 from vlm.data.images.image import ImageTooLarge
 from vlm.errors import UserError, printable
 from vlm.inference.predictor import Predictor
-from vlm.inference.tasks import commands_by_task, import_object
 from vlm.io.page import escape, page, table
 from vlm.serving.bodies import JSON, ClientDisconnected, RequestBodyLimiter
 from vlm.serving.chat import ChatReader, CompletionFormatter, format_error
@@ -42,7 +40,7 @@ from vlm.serving.engine import (
 )
 from vlm.serving.reader import RequestReader
 from vlm.serving.server import OriginPolicy
-from vlm.tasks.chat.predictor import TO_CHAT
+from vlm.tasks.chat.predictor import TO_CHAT, find_chat_predictor
 
 BODY = {
     "image/*": {"schema": {"type": "string", "format": "binary"}},
@@ -101,10 +99,8 @@ class Service:
         self.engine = Engine(predictor, rows=self.reader.rows, max_queued=max_queued)
         self.body_limiter = RequestBodyLimiter(max_bytes)
         self.name, self.created = name, int(time.time())
-        command = commands_by_task("chat").get(predictor.task)
-        self.chat: ChatReader | None = None
-        if command is not None:
-            self.chat = ChatReader(import_object(command.predictor).with_same_model(predictor), self.reader, name)
+        chat = find_chat_predictor(predictor)
+        self.chat = None if chat is None else ChatReader(chat, self.reader, name)
         self.status_counts: Counter[int] = Counter()
         self.total_seconds = 0.0
         self.answered = 0
@@ -170,26 +166,19 @@ class Service:
         )
         return StreamingResponse(chunks, headers=HEADERS, media_type=MEDIA_TYPE)
 
-    @property
-    def is_chat(self) -> bool:
-        """Whether the model supports conversations."""
-        with suppress(HTTPException):
-            return self._require_chat() is not None
-        return False
-
     async def start_page(self, request: Request) -> HTMLResponse:
         """A page that lists the endpoints; it names the model only if clients need no key."""
         self.origin_policy.check(request.headers)
         name = self.name if self.key is None else "A service of vlm"
-        paths = {path: about for path, about in PATHS.items() if self.is_chat or not path.startswith("/v1")}
+        paths = {path: about for path, about in PATHS.items() if self.chat is not None or not path.startswith("/v1")}
         form, url = build_form(self.predictor), str(request.base_url).rstrip("/")
         texts = [name for name in form.texts if name not in form.optional or name in ("text", "pair", "label")]
         fields = (["image=@photo.jpg"] if form.photos else []) + [f'{name}="..."' for name in texts]
         examples = [f"curl {' '.join(f'-F {field}' for field in fields)} {url}/predict"]
-        if self.is_chat:
+        if self.chat is not None:
             examples.append(f"curl --json '{CHAT_EXAMPLE}' {url}{CHAT}")
         body = [table(("path", "what"), paths.items()), "<pre>" + escape("\n".join(examples)) + "</pre>"]
-        if not self.is_chat:
+        if self.chat is None:
             body.append(f"<p>There is no {CHAT}: {escape(self._explain_no_chat())}.</p>")
         return HTMLResponse(page(name, f"A model for {self.predictor.trained_task}.", body), headers=PAGE_HEADERS)
 
@@ -212,19 +201,15 @@ class Service:
         Raises:
             HTTPException: The model does not support them.
         """
-        try:
-            if self.chat is not None:
-                self.chat.predictor.check_chat()
-                return self.chat
-        except UserError as fault:
-            raise HTTPException(404, self._explain_no_chat()) from fault
-        raise HTTPException(404, self._explain_no_chat())
+        if self.chat is None:
+            raise HTTPException(404, self._explain_no_chat())
+        return self.chat
 
     def _explain_no_chat(self) -> str:
         """Returns the message for a model that does not support conversations."""
         kind = "an image" if self.predictor.arguments.kind == "image" else "a text"
         line = f"a model for {self.predictor.trained_task} does not chat; send {kind} to POST /predict (see GET /)"
-        form = None if self.chat is None else self.chat.predictor.form
+        form = getattr(self.predictor, "form", None)
         return f"{line}; {TO_CHAT}" if form is not None and "assistant" in getattr(form.chat, "heads", ()) else line
 
     async def _await_results(self, jobs: Sequence[Job], cut: Set[int], since: float) -> Results:

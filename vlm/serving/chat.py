@@ -1,7 +1,6 @@
 """Conversations over HTTP, in the format of POST /v1/chat/completions that many clients support."""
 
 import json
-import logging
 import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -18,7 +17,7 @@ from vlm.errors import UserError, printable
 from vlm.inference.command_options import ChatOptions
 from vlm.inference.options import build_options
 from vlm.serving.bodies import JSON
-from vlm.serving.engine import FAILED, Results, Updates, stream_updates
+from vlm.serving.engine import Results, Updates, describe_failure, stream_updates
 from vlm.serving.reader import BLANKS, MAX_TEXT, RequestImage, RequestReader, decode_data_url, iter_images, parse_json
 from vlm.tasks.chat.predictor import (
     ChatPredictor,
@@ -392,12 +391,8 @@ class CompletionFormatter:
             if include_usage:
                 about: dict[str, JSON] = {"object": CHUNK, "choices": [], "usage": self._token_usage(reply)}
                 yield _format_event({**self.common_fields, **about})
-        except (UserError, HTTPException) as fault:
-            code, line = (fault.status_code, fault.detail) if isinstance(fault, HTTPException) else (400, str(fault))
-            yield _format_event(format_error(code, line))
         except Exception as fault:
-            logging.getLogger("uvicorn.error").error("%s", FAILED, exc_info=fault)
-            yield _format_event(format_error(500, FAILED))
+            yield _format_event(format_error(*describe_failure(fault)))
         yield "data: [DONE]\n\n"
 
     def _format_chunk(self, delta: Mapping[str, str], *, include_usage: bool, reason: str | None = None) -> str:

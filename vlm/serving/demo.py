@@ -180,7 +180,8 @@ def make_app(model: ModelOptions, *, local: bool, queue: int, max_bytes: int, ra
     """
     from vlm.inference.predictor import load_predictor
     from vlm.serving.demo_forms import build_form
-    from vlm.serving.demo_page import Page, find_samples_folder, make_chat_predictor, mount_page
+    from vlm.serving.demo_page import Page, find_samples_folder, mount_page
+    from vlm.tasks.chat.predictor import find_chat_predictor
 
     predictor = model.load(load_predictor)
     predictor.prepack(1)
@@ -193,7 +194,7 @@ def make_app(model: ModelOptions, *, local: bool, queue: int, max_bytes: int, ra
         form=form,
         samples=samples,
         max_bytes=max_bytes,
-        chat=make_chat_predictor(predictor),
+        chat=find_chat_predictor(predictor),
     )
     body = max_bytes * max(1, form.photos) * 4 // 3 + MEGABYTE  # photos in base64, and texts
     return Guard(mount_page(page, queue=queue), local=local, max_bytes=body, rate=rate)

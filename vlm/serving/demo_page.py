@@ -18,8 +18,6 @@ from vlm.decoding.continuation import PromptCache
 from vlm.errors import UserError
 from vlm.inference.arguments import GAP
 from vlm.inference.command_options import AnswerOptions
-from vlm.inference.predictor import Predictor
-from vlm.inference.tasks import commands_by_task, import_object
 from vlm.io.page import escape, thumbnail
 from vlm.serving import demo_forms as html
 from vlm.serving.bodies import JSON
@@ -83,19 +81,6 @@ def example_texts(samples: Path, fields: Sequence[str]) -> list[list[str]]:
 MAX_TEXT = 20_000  # characters of a message
 MAX_TEMPERATURE = 2.0  # maximum of the temperature slider
 HINT = "The conversation appears here."
-
-
-def make_chat_predictor(predictor: Predictor) -> ChatPredictor | None:
-    """Returns a predictor for conversations with the same model; None if the model does not support them."""
-    command = commands_by_task("chat").get(predictor.task)
-    if command is None:
-        return None
-    predictor_for_chat: ChatPredictor = import_object(command.predictor).with_same_model(predictor)
-    try:
-        predictor_for_chat.check_chat()
-    except UserError:
-        return None
-    return predictor_for_chat
 
 
 class ChatPanel:

@@ -252,12 +252,9 @@ async def stream_events(
                         about: dict[str, JSON] = {"input": place, "result": number, "token": tokens[index]}
                         yield _format_event("token", about | {"text": text, "seconds": seconds})
                     sent_counts[place, number] = len(tokens)
-    except (UserError, HTTPException) as fault:
-        line = fault.detail if isinstance(fault, HTTPException) else str(fault)
-        yield _format_event("error", {"detail": printable(line)})
     except Exception as fault:
-        logging.getLogger("uvicorn.error").error("%s", FAILED, exc_info=fault)
-        yield _format_event("error", {"detail": FAILED})
+        _, line = describe_failure(fault)
+        yield _format_event("error", {"detail": printable(line)})
 
 
 async def stream_updates(
@@ -272,6 +269,16 @@ async def stream_updates(
         yield task.result()
     finally:
         task.cancel()
+
+
+def describe_failure(fault: Exception) -> tuple[int, str]:
+    """Returns the HTTP status and message for a fault while an answer is streamed; logs a fault of the model."""
+    if isinstance(fault, HTTPException):
+        return fault.status_code, fault.detail
+    if isinstance(fault, UserError):
+        return 400, str(fault)
+    logging.getLogger("uvicorn.error").error("%s", FAILED, exc_info=fault)
+    return 500, FAILED
 
 
 def _format_event(name: str, content: Mapping[str, JSON]) -> str:

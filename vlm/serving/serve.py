@@ -68,7 +68,7 @@ def serve(
     if host not in LOCAL_HOSTS and key is None:
         print_error(f"no API key: anyone who can reach {host} can use the service; set {KEY}", "warning")
     lines = [f"serving     {url}/predict" for url in reachable_urls(host)]
-    if service.is_chat and service.chat is not None:
+    if service.chat is not None:
         for option in sorted(defaults.keys() - service.chat.defaults.keys()):
             print_error(f"--{option.replace('_', '-')} applies only to /predict, not to conversations", "warning")
         lines += [f"chat        {url}/v1 (model {printable(name)})" for url in reachable_urls(host)]

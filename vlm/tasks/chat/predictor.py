@@ -17,8 +17,8 @@ from vlm.errors import UserError
 from vlm.inference.command_options import AnswerOptions, ChatOptions
 from vlm.inference.inputs import ImageSource, open_image
 from vlm.inference.options import DecodingOptions, SamplingOptions, StoredDecoding, check_stored_decoding
-from vlm.inference.predictor import Rows, Stored, TextPredictor, Watch, check_outputs, offset_watch
-from vlm.inference.tasks import command_names
+from vlm.inference.predictor import Predictor, Rows, Stored, TextPredictor, Watch, check_outputs, offset_watch
+from vlm.inference.tasks import command_names, commands_by_task
 from vlm.models.context import PLACE, Context, interleave_states
 from vlm.models.decoder import Decoder
 from vlm.nn.step.packed import prepack, prepack_for_decoding
@@ -246,6 +246,18 @@ class ChatPredictor(TextPredictor):
         if self.preprocess is not None:
             prepack(self.model.encoder)
         prepack_for_decoding(self.decoder, rows=rows)
+
+
+def find_chat_predictor(predictor: Predictor) -> ChatPredictor | None:
+    """Returns a predictor for conversations with the same model; None if the model does not support them."""
+    if predictor.task not in commands_by_task("chat"):
+        return None
+    chat_predictor = ChatPredictor.with_same_model(predictor)
+    try:
+        chat_predictor.check_chat()
+    except UserError:
+        return None
+    return chat_predictor
 
 
 def format_context_full(tokens: int, room: int) -> str:
