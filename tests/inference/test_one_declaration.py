@@ -25,6 +25,7 @@ EXACT = ["--device", "cpu", "--precision", "fp32", "--format", "jsonl"]
 CASES: dict[str, tuple[list[Any], dict[str, Any]]] = {
     **services.CASES,
     "captioning": (IMAGES[:2], {"beam": 2, "results": 2, "max_tokens": 8, "workers": 1}),
+    "embedding": (TEXTS, {"pooling": "first", "normalize": True}),
     "image_questions": (IMAGES[:2], {"question": ["is there a circle?", "how many?"], "batch_size": 1}),
     "photo_translation": (TEXTS, {"image": IMAGES[:2], "max_tokens": 6, "sample": True, "results": 2}),
     "span_answering": ([Path("story.txt")], {"question": ["what is left of the cross?", "what is red?"]}),

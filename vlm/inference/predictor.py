@@ -115,10 +115,11 @@ class Predictor(ABC):
 
         An attribute with a default in the class may be missing in the checkpoint.
         """
+        values: Mapping[str, object] = about
         for base in reversed(type(self).__mro__):
             for name, convert in vars(base).get("stored", {}).items():
-                if name in about or not hasattr(type(self), name):
-                    setattr(self, name, convert(about[name]))
+                if name in values or not hasattr(type(self), name):
+                    setattr(self, name, convert(values[name]))
 
     def check(self) -> None:
         """Checks that the model's outputs fit the rest of the checkpoint.

@@ -1,13 +1,14 @@
 """Classifying images with a trained model, and the base of predictors that choose among classes."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from PIL import Image
 from torch import Tensor, nn
 
+from vlm.checkpoint.stored import Metadata
 from vlm.data.images.image import Preprocess
 from vlm.inference.command_options import ClassOptions
 from vlm.inference.inputs import ImageSource
@@ -71,14 +72,14 @@ class ClassPredictor(BatchPredictor):
     class_heading: ClassVar[str] = "classes"
 
     @classmethod
-    def describe(cls, about: Mapping[str, Any]) -> Iterator[str]:
+    def describe(cls, about: Metadata) -> Iterator[str]:
         yield from super().describe(about)
         yield cls.describe_classes(about)
 
     @classmethod
-    def describe_classes(cls, about: Mapping[str, Any]) -> str:
+    def describe_classes(cls, about: Metadata) -> str:
         """Returns a line of `vlm info` on the classes."""
-        return f"{cls.class_heading:<12}{', '.join(about['classes'])}"
+        return f"{cls.class_heading:<12}{', '.join(map(''.join, about['classes']))}"
 
     def check_classes(self, probabilities: Tensor) -> None:
         """Checks that the model has one output per class.

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor, nn
 
+from vlm.checkpoint.stored import Metadata
 from vlm.data.images.image import Preprocess
 from vlm.data.text.inputs import Input, encode_text
 from vlm.data.text.tokenizer import tokenizer_from_state
@@ -110,7 +111,7 @@ class Embedder(BatchPredictor, ImagePredictor, TextPredictor):
     stated: Mapping[str, Any] = {}
     max_len: int | None = None
 
-    def restore(self, about: Mapping[str, Any]) -> None:
+    def restore(self, about: Metadata) -> None:
         if "preprocess" in about:
             self.preprocess = Preprocess.from_state(about["preprocess"])
         if "tokenizer" in about:

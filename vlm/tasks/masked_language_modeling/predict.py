@@ -1,12 +1,13 @@
 """Filling in the gaps of texts with a trained model."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from vlm.checkpoint.stored import Metadata
 from vlm.data.batch import InputRows
 from vlm.data.text.inputs import Input
 from vlm.errors import UserError, excerpt
@@ -65,7 +66,7 @@ class GapFiller(BatchPredictor, TextPredictor):
     max_len: int
     model: MaskedLanguageModel
 
-    def restore(self, about: Mapping[str, Any]) -> None:
+    def restore(self, about: Metadata) -> None:
         super().restore(about)
         if (mask_id := self.tokenizer.mask_id) is None:
             raise UserError("the tokenizer has no mask token; use another checkpoint")

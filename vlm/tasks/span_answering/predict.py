@@ -1,12 +1,13 @@
 """Extractive question answering about texts with a trained model."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
+from vlm.checkpoint.stored import Metadata
 from vlm.data.batch import InputRows
 from vlm.data.text.passages import Window, WordSpan, encode_passage, find_words
 from vlm.data.text.words import read_lines
@@ -129,7 +130,7 @@ class SpanAnswerer(BatchPredictor, TextPredictor):
         self.answer_question("a", "b", batch_size=1)
 
     @classmethod
-    def describe(cls, about: Mapping[str, Any]) -> Iterator[str]:
+    def describe(cls, about: Metadata) -> Iterator[str]:
         yield from super().describe(about)
         kind = "by a part of the text" + (", or by none" if about["abstains"] else "")
         yield f"answers     {kind}; windows of {about['max_len']} tokens, each {about['stride']} after the last"

@@ -1,12 +1,13 @@
 """Classifying texts, or pairs of texts, with a trained model."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import zip_longest
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from vlm.checkpoint.stored import Metadata
 from vlm.data.batch import InputRows
 from vlm.data.text.inputs import encode_text
 from vlm.errors import UserError, excerpt
@@ -46,7 +47,7 @@ class TextClassifier(ClassPredictor, TextPredictor):
         self.check_vocabulary(encoder.token_embed)
 
     @classmethod
-    def describe_classes(cls, about: Mapping[str, Any]) -> str:
+    def describe_classes(cls, about: Metadata) -> str:
         return super().describe_classes(about) + (", of pairs of texts" if about["pairs"] else "")
 
     def sources(self, inputs: Sequence[str], options: TextClassOptions) -> list[Sample]:
