@@ -14,7 +14,12 @@ FILES = [*sorted(ROOT.glob("vlm/**/*.py")), ROOT / "train.py"]
 
 # Modules of the top floor: they import nothing of vlm but each other, and anything may import them.
 BASE = ("vlm", "vlm.errors", "vlm.machine", "vlm.randomness", "vlm.tuning")
-FLOORS = (("nn",), ("models",), ("io", "config", "decoding", "data"), ("checkpoint", "evaluation", "inference"))
+FLOORS = (
+    ("untrusted", "nn"),
+    ("models",),
+    ("io", "config", "decoding", "data"),
+    ("checkpoint", "evaluation", "inference"),
+)
 FLOORS += (("training",), ("tasks",), ("serving", "api"), ("cli", "__main__"))
 LEVELS = {f"vlm.{name}": level for level, names in enumerate(FLOORS) for name in names}
 LAZY = {("vlm.models.timm_encoder", "timm"), ("vlm.models.pretrained.folder", "safetensors")}  # only when used

@@ -12,13 +12,15 @@ from torch import Tensor
 
 from vlm.checkpoint.hugging_face import from_folder
 from vlm.checkpoint.locate import download, find_best_checkpoint, missing_checkpoint_error
-from vlm.checkpoint.rebuild import MAX_TEXT, check_archive, check_content, convert_errors
-from vlm.checkpoint.stored import Checkpoint, check_sizes
+from vlm.checkpoint.rebuild import convert_errors
+from vlm.checkpoint.stored import Checkpoint
 from vlm.config.names import FORMAT
 from vlm.errors import UserError
 from vlm.io.files import atomic_write, remove_unfinished
 from vlm.models.pretrained.folder import Folder
 from vlm.models.pretrained.load import is_published, open_folder
+from vlm.untrusted.checkpoints import MAX_TEXT, check_archive, check_content
+from vlm.untrusted.sizes import check_sizes
 
 FILE = "vlm.json"
 

@@ -8,7 +8,7 @@ from typing import Any, Literal, cast
 import torch
 
 from vlm.checkpoint.rebuild import rebuild_shapes
-from vlm.checkpoint.stored import Checkpoint, DecodingDefaults, Metadata, check_sizes
+from vlm.checkpoint.stored import Checkpoint, DecodingDefaults, Metadata
 from vlm.config.names import FORMAT
 from vlm.data.images.hugging_face import read_preprocess
 from vlm.data.text.hugging_face import read_tokenizer
@@ -21,6 +21,7 @@ from vlm.models.pretrained.fields import Fields, choice, flag, integer, number, 
 from vlm.models.pretrained.folder import Folder, FolderSpecification, specify
 from vlm.models.pretrained.load import convert_hugging_face, count_stored_classes
 from vlm.nn.image_size import plain, sides
+from vlm.untrusted.sizes import check_sizes
 
 # Options of vlm, each with its field in generation_config.json.
 OPTIONS = {

@@ -10,7 +10,7 @@ from sharded import captioned, write_tar
 
 from vlm.data.sources.shards import Shards
 from vlm.data.store import storage
-from vlm.data.store.storage import Span
+from vlm.untrusted.tars import Span
 
 URL = "memory://bucket/set"
 

@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from PIL import Image, ImageFile, TiffImagePlugin
 
-from vlm.data.images.guard import guard
 from vlm.data.images.resize import (
     MAX_IMAGE_SIZE,
     MIN_CROP,
@@ -28,6 +27,7 @@ from vlm.data.images.resize import (
 from vlm.data.records import Record, Split, SplitView
 from vlm.errors import Count, Range, UserError, printable
 from vlm.nn.image_size import ImageSize, fit_longest_side, plain
+from vlm.untrusted.images import guard
 
 
 class CachedImages(SplitView):

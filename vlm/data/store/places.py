@@ -11,8 +11,9 @@ from PIL import Image
 
 from vlm.data.images.image import ImageError, load_image, read_bytes
 from vlm.data.store.columns import is_columnar
-from vlm.data.store.storage import Span, TarError, get_file_stamp, iter_members, read_local_span
+from vlm.data.store.storage import get_file_stamp, read_local_span
 from vlm.errors import UserError, find_similar
+from vlm.untrusted.tars import Span, TarError, iter_members
 
 
 class FileStore(Protocol):

@@ -15,9 +15,9 @@ from vlm.data.images.image import SUFFIXES, ImageError
 from vlm.data.records import NAMES, SPLITS, Record, Split
 from vlm.data.store import storage
 from vlm.data.store.shards import SUFFIX, build_index
-from vlm.data.store.storage import safe_name
 from vlm.errors import UserError
 from vlm.io.files import atomic_write
+from vlm.untrusted.tars import safe_name
 
 MANIFEST = "shards.json"
 FORMAT = 1

@@ -13,10 +13,10 @@ from PIL import Image
 
 from vlm.data.images.image import SUFFIXES, ImageError, load_image
 from vlm.data.store import storage
-from vlm.data.store.storage import Span, TarError, iter_members
 from vlm.data.text.words import to_single_line
 from vlm.errors import UserError
 from vlm.io.files import atomic_write
+from vlm.untrusted.tars import Span, TarError, iter_members
 
 FORMAT = 2  # 2: reads suffixes in capitals, and the text file if captions of the metadata are empty
 MAX_HEADER = 2**12

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from typing import Annotated, Any
 
-from vlm.checkpoint.stored import out_of_bounds
 from vlm.config.build import check as check_nodes
 from vlm.config.build import product, quick_signature
 from vlm.config.signatures import read_signature
@@ -14,6 +13,7 @@ from vlm.errors import INJECTED, Count, Limit, Range, Rate, UserError
 from vlm.training.config.nodes import check_fit, data_node, model_node
 from vlm.training.config.overrides import short_text
 from vlm.training.run.processes import batch_faults
+from vlm.untrusted.sizes import out_of_bounds
 
 Batches = Annotated[int | float | None, Range(0)]
 _SUPPLIED = Annotated[Any, INJECTED]

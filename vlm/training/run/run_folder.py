@@ -145,7 +145,7 @@ def check_same_run(folder: Path, config: Config) -> None:
     Raises:
         UserError: The configs differ. The message names the first key that differs, with both values.
     """
-    from vlm.checkpoint.rebuild import check_content
+    from vlm.untrusted.checkpoints import check_content
 
     path = folder / CONFIG
     if folder.resolve() in _lock_files:  # already compared; closing the file again would unlock it
