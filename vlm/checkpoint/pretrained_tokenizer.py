@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from vlm.checkpoint.file import is_specified, locate
 from vlm.checkpoint.load import read
@@ -87,7 +87,7 @@ def _list_added_tokens(folder: Folder) -> Iterator[tuple[str, int]]:
         if id.isdecimal() and isinstance(token, Mapping):
             yield str(token.get("content")), int(id)
     extra = folder.read_json("added_tokens.json")
-    yield from extra.values.items() if extra is not None else ()
+    yield from cast(Mapping[str, int], extra.values).items() if extra is not None else ()
 
 
 def _read_pieces(folder: Folder) -> dict[str, int]:
@@ -97,13 +97,13 @@ def _read_pieces(folder: Folder) -> dict[str, int]:
         UserError: The folder has no vocabulary, as for a tokenizer of bytes or characters.
     """
     if (content := folder.read_json(TOKENIZER_JSON)) is not None:
-        vocab = content.part("model").values.get("vocab")  # a list of pieces with scores for Unigram
+        vocab: Any = content.part("model").values.get("vocab")  # a list of pieces with scores for Unigram
         ids = vocab.items() if isinstance(vocab, Mapping) else ((row[0], id) for id, row in enumerate(vocab or ()))
-        added = content.values.get("added_tokens") or ()
-        return {**dict(ids), **{token["content"]: token["id"] for token in added}}
+        listed: Any = content.values.get("added_tokens") or ()
+        return {**dict(ids), **{token["content"]: token["id"] for token in listed}}
     added = dict(_list_added_tokens(folder))
     if (table := folder.read_json("vocab.json")) is not None:
-        return {**table.values, **added}
+        return {**cast(Mapping[str, int], table.values), **added}
     if (lines := folder.read_text("vocab.txt")) is not None:
         return {line.removesuffix("\r"): id for id, line in enumerate(lines.split("\n"))} | added
     if folder.has_file(XLM):

@@ -10,7 +10,7 @@ from vlm.nn.image_size import plain
 REQUIRED: Any = object()  # default of a required field
 # A value of a JSON file.
 JsonValue: TypeAlias = str | int | float | Sequence["JsonValue"] | Mapping[str, "JsonValue"] | None
-Values = Mapping[str, Any]  # an object of an untrusted file: every reader checks the type of a value
+Values: TypeAlias = Mapping[str, JsonValue]  # an object of an untrusted file: every reader checks the type of a value
 Arguments = dict[str, Any]  # arguments of our classes by name, as checkpoints store them
 
 

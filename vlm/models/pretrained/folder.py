@@ -205,10 +205,11 @@ class Folder:
         if single.is_file():
             return [single]
         if (index := self.read_json(INDEX)) is not None:
-            names = index.part("weight_map").values.values()
-            if not all(isinstance(name, str) for name in names):
+            listed = index.part("weight_map").values.values()
+            names = {name for name in listed if isinstance(name, str)}
+            if not all(isinstance(name, str) for name in listed):
                 raise UserError(f"{index.file} cannot be read (weight_map does not list files); download it again")
-            return [self.file(Path(name).name) for name in sorted(set(names))]  # shards are in the folder of the index
+            return [self.file(Path(name).name) for name in sorted(names)]  # shards are in the folder of the index
         if any(self.path.glob("pytorch_model*.bin*")):
             kind = self.origin if self.origin.isidentifier() else "AutoModel"
             raise UserError(

@@ -318,5 +318,5 @@ def select_towers(config: Fields, stacks: Mapping[str, Stack]) -> dict[str, Part
     """Returns the image and text encoders; for an image classifier, only the former."""
     names = {"encoder": "vision_config", "text_encoder": "text_config"}
     parts = {place: Part(stack, config.part(names[place])) for place, stack in stacks.items() if names[place] in config}
-    heads = config.values.get("architectures") or [""]
+    heads: Any = config.values.get("architectures") or [""]
     return {"encoder": parts["encoder"]} if str(heads[0]).endswith("Classification") else parts

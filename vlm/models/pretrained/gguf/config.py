@@ -97,9 +97,10 @@ def make_config(header: Header, divisors: Tensor | None) -> DecoderConfig:
 
 def _read_size(values: Values, key: str) -> int | float:
     """Reads a number above 0; a list of one equal number per layer counts as that number."""
-    value = values[key]
-    if isinstance(value, list) and value and value == [value[0]] * values.get(f"{key.split('.')[0]}.block_count", 0):
-        value = value[0]
+    value: Any = values[key]
+    if isinstance(value, list) and value:
+        layers: Any = values.get(f"{key.split('.')[0]}.block_count", 0)
+        value = value[0] if value == [value[0]] * layers else value
     kinds = (int, float) if key.endswith(("epsilon", "freq_base")) else (int,)
     if type(value) not in kinds or not 0 < value < math.inf:
         raise ValueError(f"{key} is {value!r:.40}, not a number above 0")
@@ -109,7 +110,7 @@ def _read_size(values: Values, key: str) -> int | float:
 def _read_scaling(values: Values, kind: str, divisors: Tensor | None, head_dim: int, base: float) -> Json | None:
     """Returns linear scaling, the default if a file states a factor, or Llama 3's; None without scaling."""
     key = next((f"{kind}.rope.{name}" for name in FACTORS if f"{kind}.rope.{name}" in values), "")
-    factor = values.get(key) or 1
+    factor: Any = values.get(key) or 1
     if values.get(f"{kind}.rope.scaling.type") == "none":
         factor = 1
     if not 1 <= factor <= LARGEST_FACTOR or (divisors is not None and factor != 1):
@@ -182,7 +183,7 @@ def find_ends(values: Values) -> list[int]:
         KeyError: The header has no end token.
         ValueError: An id is not in the vocabulary.
     """
-    tokens: Sequence[Any] = values[f"{KEY}tokens"]
+    tokens = list_tokens(values)
     ids = {token: id for id, token in enumerate(tokens) if isinstance(token, str)}
     named = [read_token_id(values, name) for name in NAMED_ENDS]
     for name, texts in INFILL_ENDS.items():
@@ -199,6 +200,11 @@ def find_ends(values: Values) -> list[int]:
     return end_ids
 
 
+def list_tokens(values: Values) -> Sequence[str]:
+    """Returns the texts of all tokens; `make_tokenizer_files` checks that they are strings."""
+    return cast(Sequence[str], values[f"{KEY}tokens"])
+
+
 def read_token_id(values: Values, name: str) -> int | None:
     """Reads the id of a special token; None if the header has none.
 
@@ -207,7 +213,7 @@ def read_token_id(values: Values, name: str) -> int | None:
     """
     default = SENTENCE_PIECE_IDS.get(name) if values.get(f"{KEY}model") == "llama" else None
     id = values.get(f"{KEY}{name}", default)
-    if id is not None and (type(id) is not int or not 0 <= id < len(values[f"{KEY}tokens"])):
+    if id is not None and (type(id) is not int or not 0 <= id < len(list_tokens(values))):
         raise ValueError(f"{KEY}{name} is {id!r:.40}, which is outside the vocabulary")
     return id
 
@@ -223,6 +229,7 @@ def make_generation_config(values: Values, ends: Sequence[int]) -> Json:
     for name, key in OPTION_KEYS.items():
         if key in values:  # seven digits, because a header has 32-bit floats
             options[name] = float(f"{values[key]:.7g}") if isinstance(values[key], float) else values[key]
-    if outside := [id for id in values.get(SUPPRESSED, ()) if id not in range(len(values[f"{KEY}tokens"]))]:
+    suppressed = cast(Sequence[int], values.get(SUPPRESSED, ()))
+    if outside := [id for id in suppressed if id not in range(len(list_tokens(values)))]:
         raise ValueError(f"{SUPPRESSED} has {outside[0]!r:.40}, which is outside the vocabulary")
-    return options | {"bad_words_ids": [[id] for id in values.get(SUPPRESSED, ())]}
+    return options | {"bad_words_ids": [[id] for id in suppressed]}

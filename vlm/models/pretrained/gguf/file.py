@@ -18,6 +18,7 @@ from vlm.models.pretrained.gguf.config import (
     DIVISORS,
     OPTION_KEYS,
     SIZE_KEYS,
+    DecoderConfig,
     find_ends,
     make_config,
     make_generation_config,
@@ -56,7 +57,7 @@ BIASES: Table = {  # of the queries, keys and values of Qwen2
 }
 
 
-def map_tensor_names(tensors: Mapping[str, TensorLocation], config: Values) -> dict[str, str]:
+def map_tensor_names(tensors: Mapping[str, TensorLocation], config: DecoderConfig) -> dict[str, str]:
     """Returns the name of each tensor in a folder with this content of config.json.
 
     Raises:

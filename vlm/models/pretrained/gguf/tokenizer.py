@@ -2,24 +2,26 @@
 
 import struct
 from collections.abc import Collection, Sequence
+from typing import cast
 
-from vlm.models.pretrained.fields import Values
-from vlm.models.pretrained.gguf.config import KEY, Json
+from vlm.models.pretrained.fields import JsonValue, Values
+from vlm.models.pretrained.gguf.config import KEY, Json, list_tokens
 
 MAX_TOKEN_LENGTH = 1024
 # Kinds of tokens, with SentencePiece's numbers.
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED = 1, 2, 3, 4, 5
-BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
-GPT2_SPLITS = [BYTES | {"use_regex": True}]
-SMOLLM_SPLITS = [{"type": "Digits", "individual_digits": True}, *GPT2_SPLITS]
+BYTES: Json = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
+GPT2_SPLITS: list[Json] = [{**BYTES, "use_regex": True}]
+DIGITS: Json = {"type": "Digits", "individual_digits": True}
+SMOLLM_SPLITS = [DIGITS, *GPT2_SPLITS]
 _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
 _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
 
 def _make_pre_tokenizers(numbers: str) -> list[Json]:
     pattern = {"Regex": f"{_WORDS}{numbers}{_REST}"}
-    split = {"type": "Split", "pattern": pattern, "behavior": "Isolated", "invert": False}
-    return [split, BYTES | {"use_regex": False}]
+    split: Json = {"type": "Split", "pattern": pattern, "behavior": "Isolated", "invert": False}
+    return [split, {**BYTES, "use_regex": False}]
 
 
 LLAMA3_SPLITS, QWEN2_SPLITS = _make_pre_tokenizers(r"\p{N}{1,3}"), _make_pre_tokenizers(r"\p{N}")
@@ -33,7 +35,7 @@ PRE_TOKENIZERS: dict[str, list[Json]] = {
 }
 
 
-def make_tokenizer_files(values: Values, rows: int, ends: Collection[int]) -> Json:
+def make_tokenizer_files(values: Values, rows: int, ends: Collection[int]) -> dict[str, Json | bytes]:
     """Returns the contents of a tokenizer's files by name, with objects for JSON.
 
     Args:
@@ -44,8 +46,8 @@ def make_tokenizer_files(values: Values, rows: int, ends: Collection[int]) -> Js
         ValueError: The tokenizer is damaged or of an unknown kind.
         KeyError: A value is missing.
     """
-    tokens = values[f"{KEY}tokens"]
-    kinds = values.get(f"{KEY}token_type") or [NORMAL] * len(tokens)
+    tokens = list_tokens(values)
+    kinds = cast(Sequence[int], values.get(f"{KEY}token_type") or [NORMAL] * len(tokens))
     if len(tokens) != rows or len(kinds) != rows:
         raise ValueError(
             f"{KEY}tokens has {len(tokens):,} tokens, token_type {len(kinds):,}, the embedding {rows:,} rows"
@@ -72,12 +74,12 @@ def _make_tokenizer_json(values: Values, tokens: Sequence[str], kinds: Sequence[
     cuts = PRE_TOKENIZERS[name]
     vocab = {token: id for id, token in enumerate(tokens) if kinds[id] != UNUSED}
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-    added = [
+    added: list[Json] = [
         {"id": id, "content": token, "special": kinds[id] != USER_DEFINED, **flags}
         for token, id in vocab.items()
         if kinds[id] in (UNKNOWN, CONTROL, USER_DEFINED)
     ]
-    merges = [pair.split(" ") for pair in values[f"{KEY}merges"]]
+    merges = [pair.split(" ") for pair in cast(Sequence[str], values[f"{KEY}merges"])]
     if not all(len(pair) == 2 for pair in merges):
         raise ValueError(f"{KEY}merges must be pairs")
     begins = values.get(f"{KEY}add_bos_token", cuts is LLAMA3_SPLITS)
@@ -92,12 +94,12 @@ def _make_tokenizer_json(values: Values, tokens: Sequence[str], kinds: Sequence[
     }
 
 
-def _make_bos_processor(tokens: Sequence[str], id: int) -> Json:
+def _make_bos_processor(tokens: Sequence[str], id: JsonValue) -> Json:
     """Returns a post-processor that adds a begin token to a text."""
     if type(id) is not int or not 0 <= id < len(tokens):
         raise ValueError(f"{KEY}bos_token_id is {id!r:.40}, which is outside the vocabulary")
     token = tokens[id]
-    texts = [{"Sequence": {"id": name, "type_id": 0}} for name in "AB"]
+    texts: list[Json] = [{"Sequence": {"id": name, "type_id": 0}} for name in "AB"]
     return {
         "type": "TemplateProcessing",
         "single": [{"SpecialToken": {"id": token, "type_id": 0}}, texts[0]],
@@ -112,11 +114,11 @@ def _encode_sentencepiece(values: Values, tokens: Sequence[str], kinds: Sequence
         _encode_bytes(
             1, _encode_bytes(1, token.encode()) + b"\x15" + struct.pack("<f", score) + _encode_integer(3, kind)
         )
-        for token, score, kind in zip(tokens, values[f"{KEY}scores"], kinds, strict=True)
+        for token, score, kind in zip(tokens, cast(Sequence[float], values[f"{KEY}scores"]), kinds, strict=True)
     )
     trainer = _encode_integer(3, 2) + _encode_integer(35, 1)  # BPE with byte fallback
     spaces = (values.get(f"{KEY}add_space_prefix", True), values.get(f"{KEY}remove_extra_whitespaces", False), True)
-    flags = b"".join(_encode_integer(field, int(flag)) for field, flag in enumerate(spaces, 3))
+    flags = b"".join(_encode_integer(field, int(cast(bool, flag))) for field, flag in enumerate(spaces, 3))
     normalizer = _encode_bytes(1, b"identity") + flags
     return pieces + _encode_bytes(2, trainer) + _encode_bytes(3, normalizer)
 
