@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hugging import CAPTIONERS, TEXTS, caption_logits, photos, saved_captioner, saved_trocr, written
-from PIL import Image
+from hugging import CAPTIONERS, TEXTS, caption_logits, photos, pixels_of, saved_captioner, saved_trocr, written
 from transformers import ViTImageProcessor
 from varied import varied_lines
 
@@ -18,20 +17,11 @@ from vlm.models.pretrained.folder import Folder
 from vlm.tasks.captioning.predict import Captioner
 
 
-@pytest.fixture
-def folder(tmp_path):
-    return str(tmp_path / "theirs")
-
-
 def texts_of(captioner, paths, **options):
     """Captions of files by the folder's own options, unless others are stated."""
     pixels = [captioner.pixels(load_image(path)) for path in paths]
     found = dict(captioner.results([pixels], captioner.options(**options, batch_size=4)))
     return [found[place][0].text for place in range(len(paths))]
-
-
-def pixels_of(processor, paths):
-    return processor([Image.open(path) for path in paths], return_tensors="pt").pixel_values
 
 
 @torch.no_grad()

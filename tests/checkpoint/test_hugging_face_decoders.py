@@ -22,11 +22,6 @@ PROMPTS = ["a man in", "the children don't", "two dogs run over the", "a", "a bi
 PROMPTS += ["table", "rock", "red."]
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> str:
-    return str(tmp_path / "theirs")
-
-
 def tokens_of(tokenizer, count: int = 40) -> torch.Tensor:
     return torch.randint(len(tokenizer), (2, count), generator=torch.Generator().manual_seed(0))
 

@@ -3,8 +3,7 @@
 import pytest
 import torch
 from dual import saved_dual
-from hugging import CLASSIFIERS, ENCODERS, photos, saved
-from PIL import Image
+from hugging import CLASSIFIERS, ENCODERS, photos, pixels_of, saved
 from safetensors.torch import load_file, save_file
 
 from vlm.checkpoint.hugging_face import describe_folder
@@ -16,15 +15,6 @@ from vlm.models.pretrained.load import load_hugging_face
 from vlm.tasks.classification.predict import ImageClassifier
 
 FILE = "model.safetensors"
-
-
-@pytest.fixture
-def folder(tmp_path):
-    return str(tmp_path / "theirs")
-
-
-def pixels_of(processor, paths):
-    return processor([Image.open(path) for path in paths], return_tensors="pt").pixel_values
 
 
 def encoder_of(folder):

@@ -24,11 +24,6 @@ KINDS = ("Bert", "DistilBert", "Roberta", "XLMRoberta")
 TEXTS = ["a man in a red shirt", "two dogs run over the green grass, don't they?", "Sitting on THE table.", "zzz 42"]
 
 
-@pytest.fixture
-def folder(tmp_path):
-    return str(tmp_path / "theirs")
-
-
 OLD = {"weight": "gamma", "bias": "beta"}
 
 

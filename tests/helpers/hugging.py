@@ -264,6 +264,11 @@ def saved(folder, parts):
     return parts
 
 
+def pixels_of(processor, paths):
+    """What a processor of theirs makes of some files."""
+    return processor([Image.open(path) for path in paths], return_tensors="pt").pixel_values
+
+
 def photos(folder, count=8):
     """Pictures of mixed sizes, coloured at random in coarse patches."""
     folder.mkdir(exist_ok=True)

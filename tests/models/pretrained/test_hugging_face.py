@@ -277,7 +277,7 @@ def test_another_family_is_refused(build, saved):
     assert "holds a bert for a TextEncoder" in refused(build(), path)[0]
 
 
-def test_a_folder_for_another_model_is_refused(gpt2, hf_vit, vision_gpt2, saved):
+def test_a_folder_for_another_model_is_refused(gpt2, hf_vit, vision_gpt2, saved, folder):
     path = saved(gpt2())
     assert "holds a gpt2 for a Decoder, the model is a ViT, that has no decoder" in refused(vit(), path)[0]
     saved(vision_gpt2())
@@ -287,6 +287,8 @@ def test_a_folder_for_another_model_is_refused(gpt2, hf_vit, vision_gpt2, saved)
         encoder=TimmEncoder(name="resnet10t", dim=D, image_size=32), decoder=decoder(context_dim=D)
     )
     assert "the model is a VisionLanguageModel, its encoder is a TimmEncoder" in refused(model, path)[0]
+    (folder / "config.json").unlink()
+    assert "has no config.json; give a folder written by save_pretrained" in refused(model, path)[0]
 
 
 def test_missing_tensors_and_wrong_shapes_are_all_named(gpt2, hf_vit, saved, folder):
