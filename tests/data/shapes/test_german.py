@@ -37,25 +37,25 @@ caption among: a large blue cross above a small green diamond and right of a sma
 ein großes blaues Kreuz über einer kleinen grünen Raute und rechts von einem kleinen roten Kreis
 there_is beside: there is a small red circle left of a large blue cross
 es gibt einen kleinen roten Kreis links von einem großen blauen Kreuz
-infinitive_sentence beside: you can see a small red circle left of a large blue cross
+infinitive beside: you can see a small red circle left of a large blue cross
 man kann einen kleinen roten Kreis links von einem großen blauen Kreuz sehen
-participle_sentence alone: now I have drawn a small green diamond
+participle alone: now I have drawn a small green diamond
 jetzt habe ich eine kleine grüne Raute gezeichnet
-definite_sentence beside: the small red circle is left of the large blue cross
+definite beside: the small red circle is left of the large blue cross
 der kleine rote Kreis ist links vom großen blauen Kreuz
-definite_sentence among: the large blue cross is above the small green diamond and right of the small red circle
+definite among: the large blue cross is above the small green diamond and right of the small red circle
 das große blaue Kreuz ist über der kleinen grünen Raute und rechts vom kleinen roten Kreis
-definite_sentence alone: the small green diamond is in the picture
+definite alone: the small green diamond is in the picture
 die kleine grüne Raute ist im Bild
-relative_clause among: a large blue cross that is above a small green diamond and right of a small red circle
+relative among: a large blue cross that is above a small green diamond and right of a small red circle
 ein großes blaues Kreuz, das über einer kleinen grünen Raute und rechts von einem kleinen roten Kreis ist
-relative_clause alone: a small green diamond that is in the picture
+relative alone: a small green diamond that is in the picture
 eine kleine grüne Raute, die im Bild ist
-relative_clause left: a small red circle that is left of a small green diamond
+relative left: a small red circle that is left of a small green diamond
 ein kleiner roter Kreis, der links von einer kleinen grünen Raute ist
 caption unsized: a red circle left of a blue cross
 ein roter Kreis links von einem blauen Kreuz
-definite_sentence unsized: the red circle is left of the blue cross
+definite unsized: the red circle is left of the blue cross
 der rote Kreis ist links vom blauen Kreuz
 there_is bare: there is an orange diamond below a small circle and above a cross
 es gibt eine orangefarbene Raute unter einem kleinen Kreis und über einem Kreuz
@@ -73,11 +73,11 @@ def test_phrases_agree_in_gender_and_case(case, article):
 def test_sentences(line, translation):
     given, english = line.split(": ")
     form, statement = given.split()
-    assert getattr(german, form)(STATEMENTS[statement]) == (english, translation)
+    assert german.FORMS[form](STATEMENTS[statement]) == (english, translation)
 
 
 def test_every_form_is_written_out_and_every_word_is_known():
-    assert {line.split()[0] for line in SENTENCES[::2]} == {form.__name__ for form in german.FORMS}
+    assert {line.split()[0] for line in SENTENCES[::2]} == {*german.FORMS}
     for size, color, shape in product(RADII, COLORS, SHAPES):
         assert len(german.noun_phrase(Kind(size, color, shape), "dative").split()) == 4
     assert german.noun_phrase(Kind("large", "white", "star"), "accusative") == "einen großen weißen Stern"

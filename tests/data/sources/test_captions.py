@@ -1,11 +1,10 @@
 """Sources of captioned images: tables and folders of one's own, and every fault of them."""
 
 import json
-import os
-from pathlib import Path
 
 import pytest
 from captioned import NO_HOLD_OUT, captions, content, picture, refusal
+from shared_data import SHARED, needs_shared
 
 from vlm.data.sources.captions import Captions, Coco, Flickr8k
 
@@ -263,10 +262,6 @@ def test_captions_per_image_draws_anew_in_every_epoch_of_train_alone(root):
     assert train.record(0)["references"] == source.split("val").record(0)["captions"] == every
 
 
-PROJECT = Path(__file__).resolve().parents[3]
-SHARED = Path(os.environ.get("VLM_SHARED_DATA", PROJECT.parent / "shared" / "data"))
-
-
 def flickr(root, images="images", texts="."):
     for number in range(1, 5):
         picture(root / images / f"{number}.jpg")
@@ -307,7 +302,7 @@ def test_faults_of_flickr8k_are_named(tmp_path):
     assert "line 2" in refusal(Flickr8k, root=str(tmp_path))
 
 
-@pytest.mark.skipif(not (SHARED / "flickr8k").is_dir(), reason=f"no Flickr8k in {SHARED} (set VLM_SHARED_DATA)")
+@needs_shared("flickr8k")
 def test_the_real_flickr8k():
     source = Flickr8k(root=str(SHARED / "flickr8k"))
     records = [list(source.split(name).records()) for name in source.splits]

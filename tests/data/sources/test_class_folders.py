@@ -5,11 +5,11 @@ import multiprocessing
 import os
 import tarfile
 from collections import Counter
-from pathlib import Path
 
 import pytest
 from captioned import content, refusal
 from classed import lay_out, pack, png, tiny
+from shared_data import SHARED, needs_shared
 from torchvision.datasets import ImageFolder as TorchvisionFolder
 
 from vlm.data.images.image import ImageError, load_image
@@ -248,11 +248,9 @@ def test_the_path_may_be_within_the_root(tmp_path):
 
 
 @pytest.mark.slow
+@needs_shared("cifar10.tar")
 def test_cifar10_as_a_tar():
-    file = Path(os.environ.get("VLM_SHARED_DATA", Path(__file__).parents[4] / "shared" / "data")) / "cifar10.tar"
-    if not file.is_file():
-        pytest.skip(f"CIFAR-10 is not there: {file} (set VLM_SHARED_DATA)")
-    source = tar(file)
+    source = tar(SHARED / "cifar10.tar")
     assert {name: len(source.split(name)) for name in source.splits} == {"train": 50_000, "test": 10_000}
     assert source.classes == ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
     split = source.split("test")

@@ -1,16 +1,13 @@
 """Flickr8k in several languages: a small one made here, and the real one where it is."""
 
-import os
-from pathlib import Path
-
 import pytest
 from captioned import content, refusal
 from flickr import draw_flickr8k, translate_flickr8k
+from shared_data import SHARED, needs_shared
 
 from vlm.cli.main import run as vlm
 from vlm.data.sources.captions import Flickr8k, Flickr8kLanguages
 
-SHARED = Path(os.environ.get("VLM_SHARED_DATA", Path(__file__).resolve().parents[4] / "shared" / "data"))
 ALL = ("en", "de", "zh")
 
 
@@ -65,7 +62,7 @@ def test_faults_are_named(root, tmp_path):
     assert "line 2: is not NAME#K, a space and a caption" in refusal(Flickr8kLanguages, **options, languages=["zh"])
 
 
-@pytest.mark.skipif(not (SHARED / "flickr8k_languages").is_dir(), reason=f"no captions in other languages in {SHARED}")
+@needs_shared("flickr8k_languages")
 def test_the_real_captions():
     options = {"root": str(SHARED / "flickr8k"), "languages_root": str(SHARED / "flickr8k_languages")}
     for languages in (["en"], ["de"], ["zh"], ALL):

@@ -1,6 +1,5 @@
 """Sources of text: every character comes back, in the split where it belongs."""
 
-import os
 import re
 from itertools import chain
 from pathlib import Path
@@ -9,6 +8,7 @@ import pytest
 from captioned import refusal
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from shared_data import SHARED, needs_shared
 
 from vlm.data.shapes.scene_captions import SceneText
 from vlm.data.sources.class_folders import TextFolders
@@ -19,8 +19,6 @@ from vlm.data.text import words as module
 from vlm.data.text.words import read_lines
 from vlm.errors import UserError
 
-SHARED = Path(os.environ.get("VLM_SHARED_DATA", Path(__file__).parents[4] / "shared" / "data"))
-SHAKESPEARE = SHARED / "tinyshakespeare" / "input.txt"
 SEPARATORS = ["\n", "\r\n", "\r", "\x0b", "\x1c", "\x85", "\u2028", "\ufeff", "é", "你", "👩", "a"]
 
 
@@ -90,9 +88,9 @@ def test_a_file_is_split_as_nanogpt_does(tmp_path):
         assert [read(source, split) for split in source.splits] == [[text[:cut]], [text[cut:]]]
 
 
-@pytest.mark.skipif(not SHAKESPEARE.is_file(), reason="tinyshakespeare is not there: set VLM_SHARED_DATA")
+@needs_shared("tinyshakespeare/input.txt")
 def test_tinyshakespeare_has_the_numbers_of_nanogpt():
-    source = TextFiles(path=str(SHAKESPEARE))
+    source = TextFiles(path=str(SHARED / "tinyshakespeare" / "input.txt"))
     assert [len(read(source, split)[0]) for split in ("train", "val")] == [1_003_854, 111_540]
 
 

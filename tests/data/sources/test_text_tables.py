@@ -1,12 +1,11 @@
 """Tables of texts with labels or with translations, and texts in class folders."""
 
 import json
-import os
-from pathlib import Path
 
 import pytest
 from captioned import NO_HOLD_OUT, refusal
 from classed import pack
+from shared_data import SHARED, needs_shared
 
 from vlm.data.sources.class_folders import TextFolders
 from vlm.data.sources.text_tables import SST2, TextTable, TranslationTable
@@ -177,9 +176,6 @@ def test_a_task_without_labels_reads_tables_that_have_none_or_some(tmp_path):
         TextTable(path=str(plain), needs=("text",))
 
 
-SHARED = Path(os.environ.get("VLM_SHARED_DATA", Path(__file__).parents[3] / ".." / "shared" / "data")) / "sst2"
-
-
 @pytest.fixture
 def folder(tmp_path):
     (tmp_path / "stsa.binary.train").write_text("1 a stirring\u00a0film\n0 dull , dull , dull\n", encoding="utf-8")
@@ -221,14 +217,14 @@ def test_faults_of_sst2_are_named(folder):
     assert "no such folder" in refusal(SST2, root=str(folder / "none"))
 
 
-@pytest.mark.skipif(not SHARED.is_dir(), reason="the data set is not here")
+@needs_shared("sst2")
 def test_the_real_files():
-    source = SST2(root=str(SHARED), phrases=True)
+    source = SST2(root=str(SHARED / "sst2"), phrases=True)
     train, val, test = (list(source.split(name).records()) for name in source.splits)
     assert (len(val), len(test)) == (872, 1821)
     assert not {record["text"] for record in (*val, *test)} & {record["text"] for record in train}
     left_out = [line for line in source.skipped if "phrase line" in line]
     assert sum(record.id.startswith("train:phrase") for record in train) + len(left_out) == 67_349
     assert sum("of test" in line for line in left_out) >= 6
-    plain = SST2(root=str(SHARED))
+    plain = SST2(root=str(SHARED / "sst2"))
     assert len(plain.split("train")) + len(plain.skipped) == 6_920

@@ -71,9 +71,8 @@ def test_captions_images_and_order_come_back(tmp_path):
         assert drawn.record(0, epoch)["captions"] == files.split("train").record(0, epoch)["captions"]
 
 
-def test_other_programs_can_read_them(tmp_path):
-    source = own(tmp_path / "data")
-    write(source, tmp_path / "out")
+def test_other_programs_can_read_them_and_the_manifest_and_the_index_are_true(tmp_path):
+    write(own(tmp_path / "data"), tmp_path / "out")
     shards = sorted((tmp_path / "out" / "train").glob("*.tar"))
     assert [path.name for path in shards] == ["000000.tar", "000001.tar", "000002.tar"]
     names = []
@@ -89,10 +88,6 @@ def test_other_programs_can_read_them(tmp_path):
     # The files of a sample stand together, as streaming readers need them.
     keys = [name.partition(".")[0] for name in names]
     assert keys == [f"{n:09d}" for n in range(8) for _ in range(3)]
-
-
-def test_the_manifest_and_the_index_are_true(tmp_path):
-    write(own(tmp_path / "data"), tmp_path / "out")
     manifest = json.loads((tmp_path / "out" / "shards.json").read_text())
     entries = [entry for split in manifest["splits"].values() for entry in split]
     assert sum(entry["samples"] for entry in entries) == 10

@@ -1,11 +1,10 @@
 """Subwords of pretrained vocabularies: ids as the libraries give them, whichever files they come from."""
 
 import json
-import os
 import shutil
-from pathlib import Path
 
 import pytest
+from shared_data import SHARED, needs_shared
 from transformers import BertTokenizer, GPT2Tokenizer
 from varied import varied_lines
 
@@ -16,11 +15,10 @@ from vlm.data.text.tokenizer_base import compute_fingerprint
 from vlm.errors import UserError
 from vlm.models.pretrained.folder import Folder
 
-SHARED = Path(os.environ.get("VLM_SHARED_DATA", Path(__file__).parents[4] / "shared" / "data"))
 VOCABULARIES = SHARED / "tokenizers"
 END = 50256
 GPT2, BERT = {"pad": END, "bos": END, "eos": END}, {"pad": None, "bos": None, "eos": None}
-needs_vocabularies = pytest.mark.skipif(not VOCABULARIES.is_dir(), reason=f"{VOCABULARIES} is absent")
+needs_vocabularies = needs_shared("tokenizers")
 # A small vocabulary of our own: "low", "lower" and what they are made of.
 PIECES = ["l", "o", "w", "e", "r", "lo", "low", "er", "lower", "<end>", "\u0120", "\u0120low"]
 MERGES = [["l", "o"], ["lo", "w"], ["e", "r"], ["low", "er"], ["\u0120", "low"]]

@@ -16,6 +16,7 @@ import torch
 import yaml
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from shared_data import SHARED, needs_shared
 
 from vlm.data.text import tokenizer as module
 from vlm.data.text.tokenizer import (
@@ -327,10 +328,9 @@ def test_space_is_one_id_even_where_training_had_none(name):
     assert len(MAKERS[name]().fit(["x"]).encode(" ")) == 1
 
 
+@needs_shared("flickr8k")
 def test_photo_captions_come_back():
-    file = Path(os.environ.get("VLM_SHARED_DATA", ROOT / "../shared/data")) / "flickr8k/Flickr8k.token.txt"
-    if not file.is_file():
-        pytest.skip(f"{file} is absent")
+    file = SHARED / "flickr8k" / "Flickr8k.token.txt"
     captions = [line.partition("\t")[2] for line in file.read_text().splitlines()][:12_000]
     tokenizer = SentencePieceTokenizer().fit(captions[:10_000])
     encoded = [tokenizer.encode(caption) for caption in captions]

@@ -1,6 +1,7 @@
 """Sentences about scenes with German translations, or with corrections: generated pairs of texts."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Literal, NamedTuple, Unpack
 
 import numpy as np
@@ -80,35 +81,11 @@ def translate_relations(statement: Statement, article: Article = "a") -> Sentenc
     return SentencePair(f" {english}", f" {german}") if statement.places else SentencePair("", "")
 
 
-def caption(statement: Statement) -> SentencePair:
-    """A caption."""
-    english, german = translate_relations(statement)
-    return SentencePair(
-        f"{statement.subject.with_article}{english}", f"{noun_phrase(statement.subject, 'nominative')}{german}"
-    )
-
-
-def there_is(statement: Statement) -> SentencePair:
-    """A sentence with an accusative in German where English has a subject."""
-    english, german = translate_relations(statement)
-    there = noun_phrase(statement.subject, "accusative")
-    return SentencePair(f"there is {statement.subject.with_article}{english}", f"es gibt {there}{german}")
-
-
-def infinitive_sentence(statement: Statement) -> SentencePair:
-    """A sentence with an infinitive, which comes last in German."""
-    english, german = translate_relations(statement)
-    object_phrase = noun_phrase(statement.subject, "accusative")
-    return SentencePair(
-        f"you can see {statement.subject.with_article}{english}", f"man kann {object_phrase}{german} sehen"
-    )
-
-
-def participle_sentence(statement: Statement) -> SentencePair:
-    """A sentence with an initial adverb, which puts the verb before its subject, and a participle, which comes last."""
-    english, german = translate_relations(statement)
-    what, object_phrase = statement.subject.with_article, noun_phrase(statement.subject, "accusative")
-    return SentencePair(f"now I have drawn {what}{english}", f"jetzt habe ich {object_phrase}{german} gezeichnet")
+def fill_template(english: str, german: str, case: Case, statement: Statement) -> SentencePair:
+    """A sentence in which the statement, its subject in this case, replaces "{}" in both languages."""
+    relations = translate_relations(statement)
+    english = english.format(f"{statement.subject.with_article}{relations.english}")
+    return SentencePair(english, german.format(f"{noun_phrase(statement.subject, case)}{relations.german}"))
 
 
 def definite_sentence(statement: Statement) -> SentencePair:
@@ -130,14 +107,14 @@ def relative_clause(statement: Statement) -> SentencePair:
     return SentencePair(f"{statement.subject.with_article} that is{english}", f"{noun}, {pronoun}{german} ist")
 
 
-FORMS: tuple[Callable[[Statement], SentencePair], ...] = (
-    caption,
-    there_is,
-    infinitive_sentence,
-    participle_sentence,
-    definite_sentence,
-    relative_clause,
-)
+FORMS: dict[str, Callable[[Statement], SentencePair]] = {
+    "caption": partial(fill_template, "{}", "{}", "nominative"),
+    "there_is": partial(fill_template, "there is {}", "es gibt {}", "accusative"),
+    "infinitive": partial(fill_template, "you can see {}", "man kann {} sehen", "accusative"),
+    "participle": partial(fill_template, "now I have drawn {}", "jetzt habe ich {} gezeichnet", "accusative"),
+    "definite": definite_sentence,
+    "relative": relative_clause,
+}
 
 
 class SceneTranslations(SceneSource):
@@ -167,7 +144,7 @@ class SceneTranslations(SceneSource):
         rng = numpy_rng("scene translation", *keys)
         which, form = rng.random(2).tolist()
         statement = true[int(which * len(true))].omit_adjectives(self.omit_adjectives, rng)
-        english, german = FORMS[int(form * len(FORMS))](statement)
+        english, german = [*FORMS.values()][int(form * len(FORMS))](statement)
         text = " ".join("colored" if word in self._hidden else word for word in english.split())
         return keys.record({"text": text, "translation": german}, scene)
 
@@ -195,7 +172,7 @@ class SceneSpelling(SceneSource):
         scene = self.scene(keys)
         true, rng = list_statements(scene), numpy_rng("scene spelling", *keys)
         which, form = rng.random(2).tolist()
-        right, _ = FORMS[int(form * len(FORMS))](true[int(which * len(true))])
+        right, _ = [*FORMS.values()][int(form * len(FORMS))](true[int(which * len(true))])
         words = [
             misspell(word, rng) if len(word) >= SHORTEST and rng.random() < self.mistakes else word
             for word in right.split()
