@@ -123,9 +123,9 @@ class RowChecker:
             for where, reason in self._invalid:
                 positions.setdefault(reason, []).append(where)
             reasons = []
-            for reason, (first, *others) in positions.items():
-                further = f" and {len(others) - 2:,} more" if len(others) > 2 else ""
-                also = f" (also {', '.join(others[:2])}{further})" if others else ""
+            for reason, (first, *later) in positions.items():
+                further = f" and {len(later) - 2:,} more" if len(later) > 2 else ""
+                also = f" (also {', '.join(later[:2])}{further})" if later else ""
                 reasons.append(f"{first}: {reason}{also}")
             more = [f"and {len(reasons) - NAMED_ROWS:,} more reasons"] if len(reasons) > NAMED_ROWS else []
             report_error(

@@ -135,8 +135,6 @@ def test_the_choice_is_printed(tmp_path, capsys):
     path = write(tmp_path / "t.tsv", text)
     assert check_data(["task=text_classification", "data=texts", f"data.path={path}"]) in (0, 1)
     assert f"note: {path}: read without quoting" in capsys.readouterr().err
-    check_data(["task=text_classification", "data=texts", f"data.path={path}", "data.source.quoting=none"])
-    assert "quoting" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])

@@ -65,7 +65,7 @@ def test_faults_are_named(root, tmp_path):
 @needs_shared("flickr8k_languages")
 def test_the_real_captions():
     options = {"root": str(SHARED / "flickr8k"), "languages_root": str(SHARED / "flickr8k_languages")}
-    for languages in (["en"], ["de"], ["zh"], ALL):
+    for languages in (["de"], ALL):
         source = Flickr8kLanguages(**options, languages=languages)
         sizes = [5528, 934, 929] if languages == ["de"] else [6000, 1000, 1000]
         assert [len(source.split(name)) for name in source.splits] == sizes

@@ -368,9 +368,9 @@ class MaskedField(EncodedField):
         count = int(units[-1]) + 1 if len(units) else 0
         gaps = np.sort(rng.permutation(count)[: max(1, round(self.share * count))])
         chosen = np.flatnonzero(np.isin(units, gaps))
-        seen = ids.copy()
-        seen[chosen] = self._mask_id if key is None else self._hidden(ids[chosen], rng)
-        rows = [self._row(seen, chosen, start, room) for start in range(0, max(1, len(ids)), room)]
+        visible = ids.copy()
+        visible[chosen] = self._mask_id if key is None else self._hidden(ids[chosen], rng)
+        rows = [self._row(visible, chosen, start, room) for start in range(0, max(1, len(ids)), room)]
         if key is not None:
             return MaskedText(rows, ids[chosen].tolist())
         return MaskedText(rows, ids[chosen].tolist(), [record["text"]], sorted({*words[chosen].tolist()}))
@@ -383,8 +383,8 @@ class MaskedField(EncodedField):
 
     def _hidden(self, ids: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """Training inputs for the chosen tokens: mostly masks, else random or unchanged tokens."""
-        which, other = rng.random(len(ids)), self._usual[rng.integers(len(self._usual), size=len(ids))]
-        rest = np.where(which < MASKED + RANDOM, other, ids)
+        which, random_ids = rng.random(len(ids)), self._usual[rng.integers(len(self._usual), size=len(ids))]
+        rest = np.where(which < MASKED + RANDOM, random_ids, ids)
         return np.where(which < MASKED, self._mask_id, rest)
 
     def _row(self, ids: np.ndarray, chosen: np.ndarray, start: int, room: int) -> Input:
