@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
+from vlm.config.tree import Value
 from vlm.errors import Limit, did_you_mean, find_similar
 
 _SEQUENCES = (list, set, frozenset, abc.Sequence, abc.Iterable, abc.Collection, abc.MutableSequence, abc.Set)
@@ -53,7 +54,7 @@ def hints(target: Callable[..., Any]) -> dict[str, Any]:
     return resolved
 
 
-def fits(value: Any, hint: Any, bounded: bool = True) -> bool:
+def fits(value: "Value | Product", hint: Any, bounded: bool = True) -> bool:
     """Returns True if a plain value matches an annotation.
 
     ============================  =======================================================================
@@ -101,7 +102,7 @@ def fits(value: Any, hint: Any, bounded: bool = True) -> bool:
     return _is_instance(value, kind)
 
 
-def coerce(value: Any, hint: Any, paths: bool = True) -> Any:
+def coerce(value: Value, hint: Any, paths: bool = True) -> Any:
     """Converts a list to a tuple if only that fits and, with ``paths``, a str to a Path if only that fits."""
     kind, args, _ = _split_annotation(hint)
     options = [_split_annotation(option) for option in args] if kind is Union else [(kind, args, ())]
@@ -115,7 +116,7 @@ def coerce(value: Any, hint: Any, paths: bool = True) -> Any:
     return value
 
 
-def describe_mismatch(value: Any, hint: Any) -> str:
+def describe_mismatch(value: "Value | Product", hint: Any) -> str:
     """Describes a value that does not match, such as ``'abc' is str, expected int | None``."""
     choices = list(dict.fromkeys(str(choice) for choice in _choices(hint)))
     if choices and isinstance(value, str):
@@ -133,7 +134,7 @@ def describe_mismatch(value: Any, hint: Any) -> str:
     return f"{text} is {'out of range' if finite else 'not finite'}, expected {show(hint)}"
 
 
-def describe_json_mismatch(value: Any, hint: Any) -> str:
+def describe_json_mismatch(value: Value, hint: Any) -> str:
     """Describes a mismatch in JSON terms, such as ``expected an integer, not "abc"``."""
     text = json.dumps(value, ensure_ascii=False)
     return f"expected {describe_json_type(hint)}, not {text if len(text) <= 60 else f'{text[:57]}...'}"
@@ -196,7 +197,7 @@ def _unwrap(hint: Any) -> Any:
     return hint
 
 
-def _is_instance(value: Any, kind: Any) -> bool:
+def _is_instance(value: Value, kind: Any) -> bool:
     if not inspect.isclass(kind):
         return True
     if kind in _NUMBERS:

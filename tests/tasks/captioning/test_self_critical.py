@@ -159,7 +159,6 @@ def test_weights_in_parts_are_refused() -> None:
         ([*STARTED, "task.reward=cider", "task.label_smoothing=0.1"], "task.label_smoothing: cannot be combined with"),
         ([*STARTED, "task.reward={spice: 1}"], "rouge_l, cider, cider_constant, likelihood"),
         ([*STARTED, "task.reward=spice"], "task.reward: spice: unknown; use bleu1"),
-        (["task.reward=cider", "task.reward_samples=1"], "task.reward_samples"),
     ],
 )
 def test_wrong_rewards_are_named(options, named, tmp_path, capsys) -> None:

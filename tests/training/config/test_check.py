@@ -119,6 +119,12 @@ FAULTS = {
         "model.pool: 'max' is unknown; choose from mean, class, ",
         "task.mixup: -1 is out of range, expected float (at least 0)",
     ],
+    "model/adapt=lora model.adapt.rank=0 model.adapt.projectons=[q] task.reward_samples=1 task.doubly_stochastic=-1": [
+        "model.adapt.projectons: unknown; did you mean projections?",
+        "task.reward_samples: 1 is out of range, expected int (at least 2)",
+        "task.doubly_stochastic: -1 is out of range, expected float (at least 0)",
+        "model.adapt.rank: 0 is out of range, expected int (at least 1)",
+    ],
     "callbacks.samples=5": ["callbacks.samples: 5 has no class to build; give it a _target_"],
     "task.fields.images=null": ["task.fields.images: None has no class to build; give it a _target_"],
     "model=[] schedule=[]": [

@@ -1,7 +1,6 @@
 """Adapters in the place of weights: checkpoints of them alone, which know their base, and exact resumes."""
 
 import os
-import re
 import shutil
 import signal
 from contextlib import contextmanager, redirect_stdout
@@ -209,14 +208,6 @@ def test_a_model_of_ours_is_adapted(tmp_path, capfd):
     assert f"{path}: holds only adapters and cannot be a base; vlm import" in capfd.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("options", "fault"),
-    [
-        ([], "model.adapt needs pretrained weights; set"),
-        (["model.adapt.rank=0"], "model.adapt.rank: "),
-        (["model.adapt.projectons=[q]"], "model.adapt.projectons: unknown; did you mean projections?"),
-    ],
-)
-def test_what_cannot_be_adapted_is_refused(options, fault, tmp_path, capfd):
-    assert main([*COMMON, *SHORT, *LORA, *options, f"runs={tmp_path}"]) == 2
-    assert re.search(re.escape(fault), capfd.readouterr().err)
+def test_adapters_without_a_base_are_refused(tmp_path, capfd):
+    assert main([*COMMON, *SHORT, *LORA, f"runs={tmp_path}"]) == 2
+    assert "model.adapt needs pretrained weights; set" in capfd.readouterr().err

@@ -75,20 +75,25 @@ def fill_preprocessing(config: PlainConfig) -> Config:
 
 def _fill_unset(config: Config, values: dict[str, dict[str, Any]]) -> Config:
     """Returns the config with values for unset arguments of some nodes, by the key of the node."""
-    tree = deepcopy(config.tree)
+    unset: PlainConfig = {}  # by the key where each is set
     for path, defaults in values.items():
         node = select(config, path)
-        parameters = signature(node["_target_"]).arguments
+        arguments = signature(node["_target_"]).arguments
         for name, value in defaults.items():
-            if name in parameters and node.get(name) is None and value is not None:
-                put(tree, origin(tree, f"{path}.{name}"), escape(value))
+            if name in arguments and node.get(name) is None and value is not None:
+                unset[origin(config.tree, f"{path}.{name}")] = escape(value)
+    if not unset:
+        return config
+    tree = deepcopy(config.tree)
+    for name, value in unset.items():
+        put(tree, name, value)
     return resolve(tree)
 
 
 def find_init_paths(config: PlainConfig) -> dict[str, str]:
     """Returns the `init_from` of the model ("") and of its parts, by part."""
     keys = {key.rpartition(".")[::2]: value for key, value in walk(config["model"]) if value is not None}
-    return {part: value for (part, name), value in keys.items() if name == "init_from"}
+    return {part: str(value) for (part, name), value in keys.items() if name == "init_from"}
 
 
 def load_initial_weights(model: nn.Module, config: Config, tokenizer: Tokenizer | None = None) -> None:
