@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from itertools import chain, takewhile
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar, cast
 
 import torch
 from PIL import Image
@@ -31,6 +31,10 @@ from vlm.models.decoder import TextDecoder
 from vlm.models.pretrained.load import is_published
 from vlm.nn.step.packed import prepack, quantize
 
+Source = TypeVar("Source")
+Prepared = TypeVar("Prepared")
+Result = TypeVar("Result")
+TaskOptions = TypeVar("TaskOptions")
 Rows = Sequence[Record]  # records of a result
 Stored = Mapping[str, Callable[[Any], Any]]  # conversions of stored values by attribute
 # Takes the place of an input and the tokens of its texts so far; returns False to stop that input.
@@ -42,8 +46,18 @@ def offset_watch(watch: Watch | None, first: int) -> Watch | None:
     return None if watch is None else lambda place, texts: watch(first + place, texts)
 
 
-class Predictor(ABC):
+class TerminalWriter(Protocol):
+    """Writes texts to the terminal in the order of their inputs, the current one as it grows."""
+
+    def watch(self, place: int, texts: Sequence[Sequence[int]]) -> bool: ...
+
+    def finish(self, texts: Any) -> None: ...
+
+
+class Predictor(ABC, Generic[Source, Prepared, Result, TaskOptions]):
     """A trained model of one task, with its preprocessing and output.
+
+    Its types are those of `sources`, of `prepare`, of `results` and of the options.
 
     Attributes:
         task: The task's name in checkpoints: a short name for tasks of vlm, package.module.Class for a user's.
@@ -129,7 +143,7 @@ class Predictor(ABC):
         """
         return None
 
-    def check_options(self, options: Any) -> None:
+    def check_options(self, options: TaskOptions) -> None:
         """Checks that options suit this model.
 
         Raises:
@@ -137,7 +151,7 @@ class Predictor(ABC):
         """
         return None
 
-    def sources(self, inputs: Sequence[Any], options: Any) -> list[Any]:
+    def sources(self, inputs: Sequence[Any], options: TaskOptions) -> list[Source]:
         """Joins each input with its other parts, such as a question; by default, inputs have none.
 
         Raises:
@@ -145,18 +159,18 @@ class Predictor(ABC):
         """
         return list(inputs)
 
-    def prepare(self, source: Any, options: Any) -> Any:
-        """Prepares a source for the model.
+    def prepare(self, source: Source, options: TaskOptions) -> Prepared:
+        """Prepares a source for the model; by default, the model reads the source itself.
 
         Raises:
             UserError: It cannot be read or used.
         """
-        return source
+        return cast(Prepared, source)
 
     @abstractmethod
     def results(
-        self, batches: Iterable[Sequence[Any] | None], options: Any, *, watch: Watch | None = None
-    ) -> Iterator[tuple[int, Any]]:
+        self, batches: Iterable[Sequence[Prepared] | None], options: TaskOptions, *, watch: Watch | None = None
+    ) -> Iterator[tuple[int, Result]]:
         """Yields the place of an input and its result, as soon as it is ready.
 
         Args:
@@ -164,12 +178,12 @@ class Predictor(ABC):
             watch: Called with the texts of each input as they grow, by models that write token by token.
         """
 
-    def answer(self, result: Any, options: Any) -> Any:
+    def answer(self, result: Result, options: TaskOptions) -> Any:
         """Converts a result for Python and clients: one text instead of a list of one."""
         return result
 
     @abstractmethod
-    def record(self, source: Any, result: Any, options: Any, *, form: str = "jsonl") -> Rows:
+    def record(self, source: Source, result: Result, options: TaskOptions, *, form: str = "jsonl") -> Rows:
         """The records of a result.
 
         Args:
@@ -177,21 +191,23 @@ class Predictor(ABC):
             form: "jsonl", "csv" or "text"; text shows only `columns`.
         """
 
-    def name_of(self, source: Any) -> str:
+    def name_of(self, source: Source) -> str:
         """The name of a source in records."""
         return str(source)
 
-    def order_results(self, results: Iterable[tuple[Any, Any]], options: Any) -> Iterable[tuple[Any, Any]]:
+    def order_results(
+        self, results: Iterable[tuple[Source, Result]], options: TaskOptions
+    ) -> Iterable[tuple[Any, Any]]:
         """Returns sources and results in the order of writing; overridden by predictors that compare all inputs."""
         return results
 
     @classmethod
-    def columns(cls, options: Any) -> tuple[str, ...]:
+    def columns(cls, options: TaskOptions) -> tuple[str, ...]:
         """The fields of a record that a line of text shows."""
         return cls.fields
 
     @classmethod
-    def records(cls, form: str, output: Output, options: Any) -> Records:
+    def records(cls, form: str, output: Output, options: TaskOptions) -> Records:
         """Returns the writer of a command's records.
 
         Args:
@@ -201,19 +217,19 @@ class Predictor(ABC):
         """
         return Records(form=form, fields=cls.columns(options), output=output)
 
-    def notes(self, sources: Sequence[Any], options: Any) -> Iterator[str | UserError]:
+    def notes(self, sources: Sequence[Source], options: TaskOptions) -> Iterator[str | UserError]:
         """Yields messages before the results, about sources that are truncated; a UserError is a failure."""
         yield from ()
 
-    def make_terminal_writer(self, sources: Sequence[Any]) -> Any:
-        """Returns a `TerminalWriter` that shows texts as they grow; None if the task has none."""
+    def make_terminal_writer(self, sources: Sequence[Source]) -> TerminalWriter | None:
+        """Returns a writer that shows texts as they grow; None if the task has none."""
         return None
 
     def counts(self, result: Any) -> list[int]:
         """Returns the numbers of texts in a result: one number, unless an input has several questions."""
         return [len(result)]
 
-    def width(self, options: Any) -> int:
+    def width(self, options: TaskOptions) -> int:
         """Number of batch rows per input."""
         return 1
 
@@ -245,17 +261,17 @@ class Predictor(ABC):
             yield preprocess_line(about["preprocess"])
 
 
-class BatchPredictor(Predictor):
+class BatchPredictor(Predictor[Source, Prepared, Result, TaskOptions]):
     """A predictor that computes one batch after another; arguments as in Predictor."""
 
     def results(
-        self, batches: Iterable[Sequence[Any] | None], options: Any, *, watch: Watch | None = None
-    ) -> Iterator[tuple[int, Any]]:
+        self, batches: Iterable[Sequence[Prepared] | None], options: TaskOptions, *, watch: Watch | None = None
+    ) -> Iterator[tuple[int, Result]]:
         some = (batch or () for batch in takewhile(bool, batches))
         yield from enumerate(chain.from_iterable(self.predict(batch, options) for batch in some))
 
     @abstractmethod
-    def predict(self, batch: Sequence[Any], options: Any) -> Iterable[Any]:
+    def predict(self, batch: Sequence[Prepared], options: TaskOptions) -> Iterable[Result]:
         """The results of a batch of prepared sources."""
 
 
@@ -343,7 +359,7 @@ def encode_on_device(samples: Sequence[Sequence[Input]], pad_id: int, device: to
     return input_rows([EncodedSample(rows) for rows in samples], pad_id).to(device)
 
 
-class ImagePredictor(Predictor):
+class ImagePredictor(Predictor[Source, Prepared, Result, TaskOptions]):
     """A predictor that preprocesses images as in training; arguments as in Predictor."""
 
     options: ClassVar[Any] = ImageOptions
@@ -351,7 +367,7 @@ class ImagePredictor(Predictor):
     stored: ClassVar[Stored] = {"preprocess": Preprocess.from_state}
     preprocess: Preprocess
 
-    def prepare(self, source: Any, options: Any) -> Any:
+    def prepare(self, source: Any, options: TaskOptions) -> Any:
         return self.pixels(source if isinstance(source, Tensor) else open_image(source))
 
     def pixels(self, image: Image.Image | Tensor) -> Tensor:
@@ -364,7 +380,7 @@ def image_keys(pixels: Sequence[Tensor]) -> list[str]:
     return [blake2b(image.cpu().numpy().tobytes(), digest_size=16).hexdigest() for image in pixels]
 
 
-class TextPredictor(Predictor):
+class TextPredictor(Predictor[Source, Prepared, Result, TaskOptions]):
     """A predictor with the tokenizer that its model was trained with; arguments as in Predictor.
 
     Attributes:

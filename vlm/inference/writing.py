@@ -18,7 +18,13 @@ from vlm.decoding.constraints import Rules
 from vlm.decoding.loop import Chunk, decode, decode_batch
 from vlm.decoding.options import Decoding, Hypothesis
 from vlm.errors import UserError
-from vlm.inference.options import MANY_TEXTS, DecodingOptions, StoredDecoding, WritingOptions, check_stored_decoding
+from vlm.inference.options import (
+    MANY_TEXTS,
+    DecodingOptions,
+    StoredDecoding,
+    WritingOptions,
+    check_stored_decoding,
+)
 from vlm.inference.predictor import Rows, Stored, TextPredictor, Watch
 from vlm.io.output import Output
 from vlm.models.context import Context

@@ -73,7 +73,7 @@ class Reply:
     tokens: list[int] = field(default_factory=list)
 
 
-class ChatPredictor(TextPredictor):
+class ChatPredictor(TextPredictor[Sequence[TurnWithImages], Prompt, Reply, AnswerOptions]):
     """A trained model that answers in conversations; arguments as in Predictor."""
 
     task = "captioning"  # or another task with this predictor

@@ -12,7 +12,18 @@ from vlm.checkpoint.stored import Metadata
 from vlm.data.images.image import Preprocess
 from vlm.inference.command_options import ClassOptions
 from vlm.inference.inputs import ImageSource
-from vlm.inference.predictor import BatchPredictor, ImagePredictor, Rows, Stored, check_outputs, normalize_pixels
+from vlm.inference.predictor import (
+    BatchPredictor,
+    ImagePredictor,
+    Prepared,
+    Result,
+    Rows,
+    Source,
+    Stored,
+    TaskOptions,
+    check_outputs,
+    normalize_pixels,
+)
 from vlm.io.output import Record, Value
 from vlm.nn.precision import widest_float
 
@@ -59,7 +70,7 @@ def classes_record(form: str, head: Record, best: Classes) -> Record:
     return record
 
 
-class ClassPredictor(BatchPredictor):
+class ClassPredictor(BatchPredictor[Source, Prepared, Result, TaskOptions]):
     """A predictor of classes; arguments as in Predictor.
 
     Attributes:
@@ -102,7 +113,7 @@ def class_probabilities(model: nn.Module, preprocess: Preprocess, pixels: Tensor
     return logits.to(widest_float(logits.device)).softmax(-1)
 
 
-class ImageClassifier(ClassPredictor, ImagePredictor):
+class ImageClassifier(ClassPredictor[ImageSource, Tensor, Classes, ClassOptions], ImagePredictor):
     """A trained classifier, ready to use: the likeliest classes of each image; arguments as in Predictor."""
 
     task = "classification"

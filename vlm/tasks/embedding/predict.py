@@ -92,7 +92,9 @@ EmbeddingSource = str | ImageSource  # a str is a text
 POOLINGS: dict[str, Pool] = {"mean": "mean", "first": "class"}
 
 
-class Embedder(BatchPredictor, ImagePredictor, TextPredictor):
+class Embedder(
+    BatchPredictor[EmbeddingSource, Input | Tensor, np.ndarray, EmbeddingOptions], ImagePredictor, TextPredictor
+):
     """A trained encoder of images, of texts or of both, ready to use; arguments as in Predictor.
 
     By default a dual encoder gives its embeddings, a classifier what its head reads, a backbone of timm its own pooled

@@ -81,7 +81,10 @@ ImageWithQuestions = tuple[ImageSource, list[str]]  # an image and the questions
 ImagesWithQuestions = tuple[tuple[ImageSource, ...], list[str]]  # images that are read together
 
 
-class ImageQuestionAnswerer(BatchPredictor, ImageTextPredictor):
+class ImageQuestionAnswerer(
+    BatchPredictor[ImagesWithQuestions, tuple[Tensor, list[str]], list[ImageAnswer], QuestionOptions],
+    ImageTextPredictor,
+):
     """Answers questions about each image; arguments as in Predictor.
 
     A model trained on several images per record takes that many consecutive images for each answer.

@@ -165,7 +165,7 @@ def _convert_partial(tokenizer: Tokenizer, prompt: str, text: PartialText) -> Co
     return Continuation(prompt, tokenizer.decode(text.tokens), text.logprob, text.tokens)
 
 
-class TextGenerator(TextPredictor):
+class TextGenerator(TextPredictor[str, str, list[Continuation], GenerationOptions]):
     """A trained language model that continues prompts; arguments as in Predictor."""
 
     result = Continuation

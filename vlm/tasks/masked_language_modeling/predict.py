@@ -53,7 +53,7 @@ class FilledText:
     gaps: tuple[dict[str, float], ...]
 
 
-class GapFiller(BatchPredictor, TextPredictor):
+class GapFiller(BatchPredictor[str, Input, FilledText, FillOptions], TextPredictor):
     """A trained masked language model, ready to use; arguments as in Predictor. A gap is one token."""
 
     result = FilledText

@@ -104,10 +104,11 @@ def choose_answer(
     return SpanAnswer(context[start:stop], start, span.probability)
 
 
-TextWithQuestions = tuple[str | Path, list[str]]  # a text or its file, and the questions about it
+FileWithQuestions = tuple[str | Path, list[str]]  # a text or its file, and the questions about it
+TextWithQuestions = tuple[str, list[str]]
 
 
-class SpanAnswerer(BatchPredictor, TextPredictor):
+class SpanAnswerer(BatchPredictor[FileWithQuestions, TextWithQuestions, list[SpanAnswer], SpanOptions], TextPredictor):
     """Answers questions about each text with a span of it; arguments as in Predictor."""
 
     result = SpanAnswer
@@ -135,11 +136,11 @@ class SpanAnswerer(BatchPredictor, TextPredictor):
         kind = "by a part of the text" + (", or by none" if about["abstains"] else "")
         yield f"answers     {kind}; windows of {about['max_len']} tokens, each {about['stride']} after the last"
 
-    def sources(self, inputs: Sequence[str | Path], options: SpanOptions) -> list[TextWithQuestions]:
+    def sources(self, inputs: Sequence[str | Path], options: SpanOptions) -> list[FileWithQuestions]:
         questions = list_questions(options.question)
         return [(text, questions) for text in inputs]
 
-    def prepare(self, source: TextWithQuestions, options: SpanOptions) -> tuple[str, list[str]]:
+    def prepare(self, source: FileWithQuestions, options: SpanOptions) -> TextWithQuestions:
         text, questions = source
         content = text if isinstance(text, str) else "".join(read_lines(Path(text)))
         if not content.strip():
@@ -147,7 +148,7 @@ class SpanAnswerer(BatchPredictor, TextPredictor):
             raise UserError(f"{name}: is empty; give one that holds the answer")
         return content, questions
 
-    def predict(self, batch: Sequence[tuple[str, list[str]]], options: SpanOptions) -> Iterator[list[SpanAnswer]]:
+    def predict(self, batch: Sequence[TextWithQuestions], options: SpanOptions) -> Iterator[list[SpanAnswer]]:
         for text, questions in batch:
             yield [self.answer_question(question, text, batch_size=options.batch_size) for question in questions]
 
@@ -176,7 +177,7 @@ class SpanAnswerer(BatchPredictor, TextPredictor):
         return result[0] if isinstance(options.question, str) else result
 
     def record(
-        self, source: TextWithQuestions, result: list[SpanAnswer], options: SpanOptions, *, form: str = "jsonl"
+        self, source: FileWithQuestions, result: list[SpanAnswer], options: SpanOptions, *, form: str = "jsonl"
     ) -> Rows:
         text, questions = source
         name = {"text" if isinstance(text, str) else "file": str(text)}
@@ -185,6 +186,6 @@ class SpanAnswerer(BatchPredictor, TextPredictor):
             for question, span in zip(questions, result, strict=True)
         ]
 
-    def notes(self, sources: Sequence[TextWithQuestions], options: SpanOptions) -> Iterator[str | UserError]:
+    def notes(self, sources: Sequence[FileWithQuestions], options: SpanOptions) -> Iterator[str | UserError]:
         lengths = [len(self.tokenizer.encode(question)) for question in list_questions(options.question)]
         yield from note_truncation(lengths, self.max_len // 2, names="questions")

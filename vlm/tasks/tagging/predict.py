@@ -39,7 +39,7 @@ class TaggedWord(NamedTuple):
     probability: float
 
 
-class Tagger(ClassPredictor, TextPredictor):
+class Tagger(ClassPredictor[str, list[str], list[TaggedWord], TaggingOptions], TextPredictor):
     """A trained tagger, ready to use: the words of each text with their tags; arguments as in Predictor."""
 
     result = TaggedWord

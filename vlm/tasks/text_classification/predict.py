@@ -27,7 +27,7 @@ def text_probabilities(model: SequenceClassifier, rows: InputRows) -> Tensor:
     return model(rows.tokens, rows.segments, rows.types, rows.layout).double().softmax(-1)
 
 
-class TextClassifier(ClassPredictor, TextPredictor):
+class TextClassifier(ClassPredictor[Sample, Sequence[str], Classes, TextClassOptions], TextPredictor):
     """A trained classifier of texts or of pairs of texts: the likeliest classes of each; arguments as in Predictor."""
 
     task = "text_classification"
@@ -65,12 +65,13 @@ class TextClassifier(ClassPredictor, TextPredictor):
             return [tuple(line.split("\t")) if "\t" in line else (line, None) for line in inputs]
         return [(line,) for line in inputs]
 
-    def prepare(self, source: Sample, options: TextClassOptions) -> Sample:
-        if None in source or len(source) > 2:
-            texts = excerpt(" ".join(filter(None, source))) or "an empty text"
+    def prepare(self, source: Sample, options: TextClassOptions) -> Sequence[str]:
+        texts = [text for text in source if text is not None]
+        if len(texts) < len(source) or len(source) > 2:
+            beginning = excerpt(" ".join(filter(None, source))) or "an empty text"
             remedy = "give TEXT<TAB>TEXT, or a --pair to each --text"
-            raise UserError(f"{texts}: this model reads pairs of texts; {remedy}")
-        return source
+            raise UserError(f"{beginning}: this model reads pairs of texts; {remedy}")
+        return texts
 
     def predict(self, batch: Sequence[Sequence[str]], options: TextClassOptions) -> list[Classes]:
         return list(rank_classes(self.classes, self.probabilities(batch), top=options.top))
@@ -80,8 +81,9 @@ class TextClassifier(ClassPredictor, TextPredictor):
         samples = [[encode_text(self.tokenizer, self.max_len, *sample)] for sample in texts]
         return text_probabilities(self.model, self.encode_rows(samples)).cpu()
 
-    def record(self, source: Sequence[str], result: Classes, options: TextClassOptions, *, form: str = "jsonl") -> Rows:
-        named = {"text": " | ".join(source)} if form == "text" else dict(zip(("text", "pair"), source, strict=False))
+    def record(self, source: Sample, result: Classes, options: TextClassOptions, *, form: str = "jsonl") -> Rows:
+        joined = {"text": " | ".join(text or "" for text in source)}
+        named = joined if form == "text" else dict(zip(("text", "pair"), source, strict=False))
         return [classes_record(form, named, result)]
 
     def notes(self, sources: Sequence[Sample], options: TextClassOptions) -> Iterator[str | UserError]:
