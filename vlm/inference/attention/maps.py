@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from vlm.data.images.image import Preprocess
 from vlm.data.text.tokenizer import Tokenizer
@@ -88,7 +88,7 @@ def read_attention(
     )
 
 
-def count_prefix_tokens(encoder: Any) -> int | None:
+def count_prefix_tokens(encoder: nn.Module) -> int | None:
     """Number of an encoder's states before the grid of patches: its class token, its registers.
 
     None if unknown: one state is then taken for a class token if the others form a grid.
@@ -98,14 +98,14 @@ def count_prefix_tokens(encoder: Any) -> int | None:
     return getattr(encoder.backbone, "num_prefix_tokens", 0) if isinstance(encoder, TimmEncoder) else None
 
 
-def has_class_token(encoder: Any) -> bool:
+def has_class_token(encoder: nn.Module) -> bool:
     if isinstance(encoder, TimmEncoder):
         return getattr(encoder.backbone, "cls_token", None) is not None
     return getattr(encoder, "class_token", None) is not None
 
 
 @contextmanager
-def record_encoder_attention(encoder: Any) -> Iterator[list[Tensor]]:
+def record_encoder_attention(encoder: nn.Module) -> Iterator[list[Tensor]]:
     """Context that records the attention weights (B, N, S, S) of an encoder's last layer; empty if it has none."""
     backbone = encoder.backbone if isinstance(encoder, TimmEncoder) else encoder
     blocks = getattr(backbone, "blocks", None)
@@ -113,7 +113,7 @@ def record_encoder_attention(encoder: Any) -> Iterator[list[Tensor]]:
     if isinstance(layer, SelfAttention):
         with record_attention(layer) as records:
             yield records[0]
-    elif hasattr(layer, "fused_attn") and isinstance(getattr(layer, "attn_drop", None), torch.nn.Module):
+    elif hasattr(layer, "fused_attn") and isinstance(getattr(layer, "attn_drop", None), nn.Module):
         with _record_timm_attention(layer) as record:
             yield record
     else:
@@ -133,7 +133,7 @@ def _record_timm_attention(layer: Any) -> Iterator[list[Tensor]]:
         layer.fused_attn = fused
 
 
-def _head_maps(weights: Tensor, encoder: Any, prefix_tokens: int | None, size: Sequence[int]) -> list[Map]:
+def _head_maps(weights: Tensor, encoder: nn.Module, prefix_tokens: int | None, size: Sequence[int]) -> list[Map]:
     """weights (N, S, S)"""
     by_class = has_class_token(encoder)
     grids = _reshape_to_grids(

@@ -22,7 +22,8 @@ from vlm.data.text.tokenizer import Tokenizer
 from vlm.errors import UserError, printable
 from vlm.inference.attention.maps import Map, has_class_token, list_missing_maps, read_attention
 from vlm.inference.predictor import normalize_pixels
-from vlm.inference.writing import split_words
+from vlm.inference.use import Outcome
+from vlm.inference.writing import Text, split_words
 from vlm.models.context import Context
 from vlm.models.decoder import TextDecoder
 from vlm.nn.image_size import fit_longest_side
@@ -159,7 +160,7 @@ class AttentionPicture:
         png: The bytes of the PNG file.
     """
 
-    def __init__(self, caption: Any, png: bytes) -> None:
+    def __init__(self, caption: Text, png: bytes) -> None:
         self.caption, self.png = caption, png
 
     def _repr_png_(self) -> bytes:
@@ -204,7 +205,7 @@ class AttentionDrawing:
         # The image as the model sees it, at a higher resolution.
         self.view = captioner.preprocess.scaled_to(TILE)
 
-    def png(self, pixels: Tensor, caption: Any, view: Tensor) -> bytes:
+    def png(self, pixels: Tensor, caption: Text, view: Tensor) -> bytes:
         """The picture of a caption.
 
         Args:
@@ -240,7 +241,7 @@ class AttentionFolder:
         for line in self.drawing.missing:
             print(f"--attention: {line}", file=sys.stderr)
 
-    def __call__(self, outcome: Any) -> list[dict[str, Any]]:
+    def __call__(self, outcome: Outcome) -> list[dict[str, str]]:
         path, pixels, names = str(outcome.source), outcome.value, []
         try:
             view = self.drawing.view(load_image(path))
