@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import lightning as L
 import torch
@@ -16,6 +16,9 @@ from vlm.config.tree import Tree
 from vlm.errors import UserError
 from vlm.training.data_module import StepLoader
 
+if TYPE_CHECKING:
+    from vlm.training.run.run import Run
+
 STEPS = 2  # the first creates the optimizer state; the second reaches the peak memory
 USABLE_SHARE = 0.9  # fraction of the free memory that an estimate may use
 # Callbacks without part in a step: they print, evaluate or save.
@@ -23,7 +26,7 @@ EXCLUDED_CALLBACKS = ("progress", "pace", "audit", "samples", "grounding", "chec
 
 
 @contextmanager
-def temporary_run(config: Tree, callback: Any, *, steps: int) -> Iterator[Any]:
+def temporary_run(config: Tree, callback: L.Callback, *, steps: int) -> Iterator["Run"]:
     """Context with a short training run in a temporary folder.
 
     Args:
@@ -130,7 +133,7 @@ class Trial:
             self.device = run.trainer.strategy.root_device.type
             self.samples = len(run.data.samples("train", training=True))
             loader = run.data.train_dataloader
-            run.data.train_dataloader = lambda: repeat_largest_batch(
+            run.data.train_dataloader = lambda: repeat_largest_batch(  # type: ignore[method-assign]
                 loader(), STEPS * run.trainer.accumulate_grad_batches
             )
             run.fit()

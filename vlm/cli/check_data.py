@@ -1,7 +1,7 @@
 """`vlm check-data`: validates a data set before training, and writes a report."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from vlm.config.tree import Tree
 from vlm.data.fields import CaptionField, Field, LabelField
@@ -22,6 +22,9 @@ from vlm.evaluation.data_check.faults import (
 from vlm.evaluation.data_check.texts import find_answer_faults, find_pair_faults, find_tag_faults, find_text_faults
 from vlm.io import page
 from vlm.randomness import numpy_rng
+
+if TYPE_CHECKING:
+    from vlm.training.data_module import Data
 
 SAMPLES = 12  # per split
 MAX_MESSAGES = 50  # messages per kind
@@ -87,7 +90,7 @@ def inspect_data(config: Tree, faults: Faults, about: list[str], splits: dict[st
     from vlm.training.callbacks.bad_samples import check_unreadable
     from vlm.training.run.run import build_data, check_batches, print_split_notes
 
-    data: Any = build_data(config)
+    data = build_data(config)
     print_split_notes(config, data)
     limit = MAX_SYNTHETIC if limit is None and data.source.is_synthetic else limit
     splits |= {name: data.split(name) for name in NAMES if name in data.splits}
@@ -109,7 +112,7 @@ def inspect_data(config: Tree, faults: Faults, about: list[str], splits: dict[st
     return describe_training(data, config, faults)
 
 
-def describe_training(data: Any, config: Tree, faults: Faults) -> str:
+def describe_training(data: "Data", config: Tree, faults: Faults) -> str:
     """Returns a line on what training does with a data set: the splits, and what is skipped."""
     sizes = {name: len(data.samples(name)) for name in data.splits}
     plan = f"trains on {sizes['train']:,} samples, validates on {sizes['val']:,}"
@@ -123,7 +126,7 @@ def describe_training(data: Any, config: Tree, faults: Faults) -> str:
     return plan
 
 
-def image_lines(data: Any, splits: dict[str, Any], faults: Faults, limit: int | None) -> list[str]:
+def image_lines(data: "Data", splits: dict[str, Split], faults: Faults, limit: int | None) -> list[str]:
     """Checks images, and captions if there are any; returns lines about them."""
     lines = size_lines(splits, "images", limit)
     find_image_faults(
@@ -142,13 +145,13 @@ def image_lines(data: Any, splits: dict[str, Any], faults: Faults, limit: int | 
     return [*lines, *class_lines(fields, "images")]
 
 
-def size_lines(splits: dict[str, Any], unit: str, limit: int | None) -> list[str]:
+def size_lines(splits: dict[str, Split], unit: str, limit: int | None) -> list[str]:
     """Returns lines on the size of each split, and on the number of samples that are read."""
     lines = [f"{name:<12}{len(split):,} {unit}" for name, split in splits.items()]
     return [*lines, *([f"read        the first {limit:,} of each"] if limit else [])]
 
 
-def text_lines(data: Any, splits: dict[str, Any], faults: Faults, limit: int | None) -> list[str]:
+def text_lines(data: "Data", splits: dict[str, Split], faults: Faults, limit: int | None) -> list[str]:
     """Checks texts and their labels, tags or translations; returns lines about them."""
     lines = size_lines(splits, "samples", limit)
     fields = data.fields.values()

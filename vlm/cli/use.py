@@ -26,6 +26,7 @@ from vlm.inference.tasks import (
 )
 
 if TYPE_CHECKING:
+    from vlm.checkpoint.stored import Checkpoint
     from vlm.inference.predictor import Predictor
 
 Words = Annotated[
@@ -170,7 +171,7 @@ def run_predictor(
     output: OutputOptions,
     options: Options,
     *,
-    loaded: Mapping[str, Any] | None = None,
+    loaded: "Checkpoint | None" = None,
 ) -> int:
     """Runs the predictor of a command and writes its results; returns the exit status.
 

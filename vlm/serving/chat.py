@@ -6,7 +6,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypedDict
 from uuid import uuid4
 
 from starlette.exceptions import HTTPException
@@ -340,6 +340,14 @@ def format_error(code: int, line: str) -> dict[str, JSON]:
 CHUNK = "chat.completion.chunk"
 
 
+class ReplyFields(TypedDict):
+    """The fields of a `Reply` in a response."""
+
+    text: str
+    tokens: list[int]
+    ended: bool
+
+
 class CompletionFormatter:
     """Formats the answer to a conversation as a chat completion, or as a stream of chunks.
 
@@ -356,7 +364,7 @@ class CompletionFormatter:
         }
         self.prompt_tokens = len(prompt.tokens)
 
-    def format_completion(self, reply: Mapping[str, Any]) -> dict[str, JSON]:
+    def format_completion(self, reply: ReplyFields) -> dict[str, JSON]:
         """Returns the answer as a chat.completion object."""
         choice: dict[str, JSON] = {"index": 0, "message": {"role": "assistant", "content": reply["text"]}}
         choice |= {"finish_reason": _finish_reason(reply), "logprobs": None}
@@ -400,7 +408,7 @@ class CompletionFormatter:
         usage: dict[str, JSON] = {"usage": None} if include_usage else {}
         return _format_event({**self.common_fields, "object": CHUNK, "choices": [choice], **usage})
 
-    def _token_usage(self, reply: Mapping[str, Any]) -> dict[str, int]:
+    def _token_usage(self, reply: ReplyFields) -> dict[str, int]:
         completion_tokens = len(reply["tokens"])
         return {
             "prompt_tokens": self.prompt_tokens,
@@ -409,7 +417,7 @@ class CompletionFormatter:
         }
 
 
-def _finish_reason(reply: Mapping[str, Any]) -> str:
+def _finish_reason(reply: ReplyFields) -> str:
     return "stop" if reply["ended"] else "length"
 
 
