@@ -73,14 +73,6 @@ def _training_lines(loaded: Checkpoint) -> list[str]:
     return [f"data        {data['source']['_class_']} {place}".rstrip(), f"trained     {steps}"]
 
 
-def tokenizer_line(tokenizer: Mapping[str, Any]) -> str:
-    return f"tokenizer   {tokenizer['class']} {_format_values(tokenizer['options'])}"
-
-
-def preprocess_line(preprocess: Mapping[str, Any]) -> str:
-    return f"preprocess  {_format_values(preprocess)}"
-
-
 def _part_lines(spec: dict[str, Any], indent: str) -> Iterator[str]:
     """Yields a line for each part of a model, with its sizes; the other arguments are in the run's config.yaml."""
     for name, value in spec["args"].items():
@@ -92,8 +84,9 @@ def _part_lines(spec: dict[str, Any], indent: str) -> Iterator[str]:
 def _format_class(spec: dict[str, Any]) -> str:
     """Returns the class of a model or a part, and its sizes, such as "ViT (image_size=32 dim=16 depth=1)"."""
     sizes = {name: spec["args"][name] for name in SIZES if spec["args"].get(name) is not None}
-    return spec["name"].rpartition(".")[2] + (f" ({_format_values(sizes)})" if sizes else "")
+    return spec["name"].rpartition(".")[2] + (f" ({format_values(sizes)})" if sizes else "")
 
 
-def _format_values(values: Mapping[str, Any]) -> str:
+def format_values(values: Mapping[str, Any]) -> str:
+    """Returns values with their names, such as "dim=16 depth=1"."""
     return " ".join(f"{name}={value}" for name, value in values.items())

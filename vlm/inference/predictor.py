@@ -22,7 +22,7 @@ from vlm.data.text.prompt_form import PromptForm
 from vlm.data.text.tokenizer import Tokenizer, tokenizer_from_state
 from vlm.errors import UserError
 from vlm.inference.arguments import Arguments, ImageArguments, WordArguments
-from vlm.inference.info import preprocess_line, tokenizer_line
+from vlm.inference.info import format_values
 from vlm.inference.inputs import open_image
 from vlm.inference.options import ImageOptions, Options
 from vlm.inference.tasks import TASKS, current_task_name, import_object, object_path, wrong_task_error
@@ -254,11 +254,12 @@ class Predictor(ABC, Generic[Source, Prepared, Result, TaskOptions]):
     def describe(cls, about: Metadata) -> Iterator[str]:
         """Yields lines of `vlm info` about what a checkpoint holds besides the model."""
         if "tokenizer" in about:
-            yield tokenizer_line(about["tokenizer"])
+            tokenizer = about["tokenizer"]
+            yield f"tokenizer   {tokenizer['class']} {format_values(tokenizer['options'])}"
         if "form" in about:
             yield f"prompt      {PromptForm.of(about['form']).format_example()!r}"
         if "preprocess" in about:
-            yield preprocess_line(about["preprocess"])
+            yield f"preprocess  {format_values(about['preprocess'])}"
 
 
 class BatchPredictor(Predictor[Source, Prepared, Result, TaskOptions]):
