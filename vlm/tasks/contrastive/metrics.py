@@ -13,8 +13,8 @@ from vlm.errors import UserError
 from vlm.evaluation.metrics.bootstrap import Scorer, column_scorer, intervals
 from vlm.evaluation.metrics.ngrams import Floats
 from vlm.evaluation.metrics.records import RecordMetric
+from vlm.tasks.shared.comparison import DEPTHS
 
-DEPTHS = (1, 5, 10)
 NAMES = tuple(f"{side}_recall_{depth}" for side in ("text", "image") for depth in DEPTHS)
 AT_ONCE = 512  # queries whose products with all candidates are in memory at a time
 

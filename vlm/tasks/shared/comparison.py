@@ -16,6 +16,7 @@ from vlm.evaluation.metrics.coco import KEYS, References
 from vlm.inference.tasks import TASKS, current_task_name, import_object
 from vlm.io.terminal import shell_line
 
+DEPTHS = (1, 5, 10)  # ranks up to which a recall counts a caption or image as found
 Details = Mapping[str, Any]  # content of details.json
 Predictions = Sequence[Mapping[str, Any]]  # content of predictions.json
 
@@ -166,8 +167,6 @@ def select_classes(details: Details, predictions: Predictions) -> ComparedSample
 
 def select_ranks(details: Details, predictions: Predictions) -> ComparedSamples:
     """Returns the recalls of each image's caption, given its rank."""
-    from vlm.tasks.contrastive.metrics import DEPTHS  # torchmetrics takes long to import
-
     samples = {}
     for row in predictions:
         recalls = {f"text_recall_{depth}": row["rank"] <= depth for depth in DEPTHS}
