@@ -271,8 +271,8 @@ def export_marian(model: nn.Module) -> Export | None:
     source, target = (side.token_embed.weight for side in sides)
     if not (shared := torch.equal(source, target)):
         del tensors["model.shared.weight"]
-        tensors |= {"model.encoder.embed_tokens.weight": source, "model.decoder.embed_tokens.weight": target}
-        tensors["lm_head.weight"] = target
+        for place, weight in (("encoder", source), ("decoder", target)):
+            tensors |= dict.fromkeys(EMBEDDINGS[place].split("|"), weight)
     head: Any = model.decoder.vocabulary_head
     bias = target.new_zeros(len(target)) if head is None else head.bias
     config["share_encoder_decoder_embeddings"] = shared
