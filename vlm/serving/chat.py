@@ -11,6 +11,7 @@ from uuid import uuid4
 
 from starlette.exceptions import HTTPException
 
+from vlm.config.tree import Value
 from vlm.config.types import describe_json_mismatch, fits
 from vlm.data.text.conversation import Role, Turn
 from vlm.errors import UserError, printable
@@ -107,7 +108,7 @@ def bad_request(line: str) -> HTTPException:
     return HTTPException(400, line)
 
 
-def read_fields(content: Mapping[str, JSON], *, supports_thinking: bool) -> dict[str, JSON]:
+def read_fields(content: Mapping[str, Value], *, supports_thinking: bool) -> dict[str, JSON]:
     """Returns the fields of a request that set an option, as sent.
 
     Args:
@@ -127,7 +128,7 @@ def read_fields(content: Mapping[str, JSON], *, supports_thinking: bool) -> dict
             _check_neutral(name, value, neutral_values)
     stream_neutral = {"include_usage": (True, False), **STREAM_NEUTRAL}
     _check_part("stream_options.", content.get("stream_options", {}), stream_neutral)
-    options = {name: value for name, value in content.items() if name in OPTIONS}
+    options: dict[str, JSON] = {name: value for name, value in content.items() if name in OPTIONS}
     if "stop" in options:
         options["stop"] = _read_stop_strings(options["stop"])
     if len({*map(str, (options[name] for name in ("max_tokens", "max_completion_tokens") if name in options))}) > 1:
@@ -135,7 +136,7 @@ def read_fields(content: Mapping[str, JSON], *, supports_thinking: bool) -> dict
     return options
 
 
-def _check_part(prefix: str, fields: JSON, neutral: Mapping[str, tuple[JSON, ...]]) -> None:
+def _check_part(prefix: str, fields: Value, neutral: Mapping[str, tuple[JSON, ...]]) -> None:
     if not isinstance(fields, dict):
         raise bad_request(f"{prefix[:-1]}: {describe_json_mismatch(fields, dict)}")
     for name, value in fields.items():
@@ -247,7 +248,7 @@ class ChatReader:
         if name != self.name:
             raise HTTPException(404, f"model: {name!r:.60} does not exist; this service has {self.name!r}")
 
-    def _read_options(self, content: Mapping[str, JSON]) -> ChatOptions:
+    def _read_options(self, content: Mapping[str, Value]) -> ChatOptions:
         assert self.predictor.form is not None and self.predictor.form.chat is not None
         fields = read_fields(content, supports_thinking=any(self.predictor.form.chat.thoughts))
         self.check_model(content.get("model", self.name))

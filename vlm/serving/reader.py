@@ -17,6 +17,7 @@ from python_multipart.multipart import Field, File, FormParser, parse_options_he
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
+from vlm.config.tree import Value
 from vlm.config.types import fits
 from vlm.data.images.image import LARGE_PIXELS, MAX_PIXELS, ImageError, count_decoded_pixels, load_image
 from vlm.errors import UserError, printable
@@ -423,7 +424,7 @@ def iter_images(value: object) -> Iterator[RequestImage]:
             yield from iter_images(item)
 
 
-def _text_values(text: str) -> Iterator[JSON]:
+def _text_values(text: str) -> Iterator[Value]:
     """Yields the values that a field of a form, which is text, can stand for."""
     if text.lower() in ("true", "false"):
         yield text.lower() == "true"
