@@ -96,7 +96,8 @@ def _read_ends_and_bans(generation: Fields) -> DecodingDefaults:
 
     A ban applies before probabilities are computed, as with `renormalize_logits`, which Marian's folders state.
     """
-    end, banned = generation.values.get("forced_eos_token_id"), generation.values.get("bad_words_ids") or []
+    end = generation.values.get("forced_eos_token_id")
+    banned: Any = generation.values.get("bad_words_ids") or []
     if end not in (None, generation.values.get("eos_token_id")):
         raise generation.error("forced_eos_token_id", "not the end token")
     single = isinstance(banned, list) and all(isinstance(words, list) and len(words) == 1 for words in banned)
