@@ -290,8 +290,12 @@ def test_splits_are_those_of_files_of_rows_or_drawn(kind: str, root: Path) -> No
     if kind in TABLES:
         message = refusal(read, kind, root, stated, val_path=paths[1])
         assert "rows.json, object 2: a row of split val in the training file" in message
-        message = refusal(read, kind, root, [*stated[:100], *rows[100:]])
+        partly = [*stated[:100], *rows[100:]]
+        message = refusal(read, kind, root, partly)
         assert "has no split, but other images have one" in message or "only some rows have a split" in message
+        with collect_errors() as errors:
+            assert errors == [] and len(ids(read(kind, root, partly))) == ROWS
+        assert errors == [message]
     if kind == "karpathy":
         return
     drawn = [read(kind, root, rows, seed=seed, val_fraction=0.2, test_fraction=0.2) for seed in (0, 0, 1)]
