@@ -262,9 +262,8 @@ def _build_class(module: str, name: str) -> type:
     form: Literal["class", "protocol", "dict"] = "class"
     foreign = not module.startswith("vlm.")
     defined = foreign and any(isinstance(method, ast.FunctionDef) and method.name == "__init__" for method in node.body)
-    for expression in (
-        [] if defined else node.bases
-    ):  # base classes of other packages are not needed if there is an __init__
+    needed_bases = [] if defined else node.bases  # those of other packages are not needed if there is an __init__
+    for expression in needed_bases:
         try:
             base = _resolve(expression.value if isinstance(expression, ast.Subscript) else expression, source)
         except UnreadableError:
@@ -355,10 +354,8 @@ def _read_parameters(
         case ast.Subscript(value=unpack, slice=options) if _resolve(unpack, source) is typing.Unpack:
             yield from _read_typed_dict(_resolve(options, source))
         case annotation:
-            yield (
-                args.kwarg.arg,
-                kinds(args.kwarg.arg, kinds.VAR_KEYWORD, annotation=_evaluate_hint(annotation, source)),
-            )
+            hint = _evaluate_hint(annotation, source)
+            yield args.kwarg.arg, kinds(args.kwarg.arg, kinds.VAR_KEYWORD, annotation=hint)
 
 
 def _read_typed_dict(options: Any) -> Iterator[tuple[str, inspect.Parameter]]:
