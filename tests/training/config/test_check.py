@@ -248,7 +248,7 @@ def lines_of(config, look_up):
 
 # Left to the imported classes: types of torch and Lightning, and what methods of the task and of the encoder decide.
 LEFT = ("expected Module", "Accelerator", "Strategy", "Profiler")
-LEFT += ("task.reward: rewards", "accumulate_grad_batches:", "data.cache_features:")
+LEFT += ("task.reward:", "accumulate_grad_batches:", "data.cache_features:")
 
 
 def check_generated(task, seeds):
