@@ -52,7 +52,7 @@ def status(line: socket.socket) -> bytes:
 
 @pytest.fixture
 def short(monkeypatch):
-    monkeypatch.setattr("vlm.serving.server.HEADER_TIMEOUT", 0.3)
+    monkeypatch.setattr("vlm.serving.server.HEADER_TIMEOUT", 0.6)
 
 
 def test_a_header_that_does_not_end_closes(short):
@@ -60,10 +60,10 @@ def test_a_header_that_does_not_end_closes(short):
         silent, trickling = connected(port), connected(port, HEAD)
         start = time.monotonic()
         with suppress(ConnectionError):
-            while time.monotonic() - start < 2:
+            while time.monotonic() - start < 8:
                 trickling.sendall(b"X: y\r\n")
                 time.sleep(0.05)
-        assert time.monotonic() - start < 2
+        assert time.monotonic() - start < 8
         assert closed(silent) and closed(trickling)
 
 
@@ -76,7 +76,7 @@ def test_the_header_of_a_second_request_has_its_time_too(short):
 
 def test_a_slow_body_and_a_second_request_are_left_alone(short):
     with service(8) as port, connected(port, HEAD + b"Content-Length: 4\r\n\r\nab") as line:
-        time.sleep(0.5)
+        time.sleep(0.9)
         line.sendall(b"cd")
         assert b" 200 " in status(line)
         time.sleep(0.1)
