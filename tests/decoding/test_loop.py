@@ -6,7 +6,7 @@ from itertools import groupby
 import numpy as np
 import pytest
 import torch
-from searches import BOS, IMAGES, MAX_LEN, POSITIONS, SEARCHES, V, common_token, part, run, same
+from searches import BOS, IMAGES, MAX_LEN, POSITIONS, SEARCHES, V, common_token, nightly_or_slow, part, run, same
 
 from vlm.decoding.beam import BeamSearch
 from vlm.decoding.beam_row import as_json
@@ -23,11 +23,15 @@ def context(make_context):
     return make_context(IMAGES)
 
 
-# Each search with one way of telling positions, and each of these with two searches; the others take longer.
+# Each search with one way of telling positions, and each of these with two searches; a third of the others is slow.
 PAIRS = [
-    pytest.param(name, positions, marks=() if positions == "learned" or name in ("beam", "rules") else pytest.mark.slow)
-    for name in SEARCHES
-    for positions in POSITIONS
+    pytest.param(
+        name,
+        positions,
+        marks=() if positions == "learned" or name in ("beam", "rules") else nightly_or_slow(row + column),
+    )
+    for row, name in enumerate(SEARCHES)
+    for column, positions in enumerate(POSITIONS)
 ]
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from emulated_graph import emulate
-from searches import BOS, IMAGES, MAX_LEN, POSITIONS, SEARCHES, V, common_token, run, same
+from searches import BOS, IMAGES, MAX_LEN, POSITIONS, SEARCHES, V, common_token, nightly_or_slow, run, same
 from torch.utils._python_dispatch import TorchDispatchMode
 from waits import Waits, wait_of
 
@@ -29,9 +29,11 @@ LONG_SEARCHES = {
 }
 SLOW = pytest.mark.slow
 KINDS = [
-    pytest.param(name, positions, marks=() if positions == "learned" or name == "beam" else SLOW)
-    for name in LONG_SEARCHES
-    for positions in POSITIONS
+    pytest.param(
+        name, positions, marks=() if positions == "learned" or name == "beam" else nightly_or_slow(row + column)
+    )
+    for row, name in enumerate(LONG_SEARCHES)
+    for column, positions in enumerate(POSITIONS)
 ]
 
 

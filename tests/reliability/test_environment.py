@@ -33,7 +33,7 @@ with listening("serve", "-c", checkpoint, package=package) as (process, port):
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(params=["no home", "read-only home"])
+@pytest.fixture(params=["read-only home", pytest.param("no home", marks=pytest.mark.nightly)])
 def run(request, tmp_path: Path) -> Iterator[Callable[..., subprocess.CompletedProcess]]:
     """Runs Python there, as root without the right to write everywhere."""
     rights = 'ip link set lo up; exec setpriv --bounding-set=-all --inh-caps=-all "$@"'

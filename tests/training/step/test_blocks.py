@@ -131,7 +131,7 @@ def test_compiled_blocks_are_the_same_function() -> None:
 
 
 @needs_compiler
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_compiled_dropout_is_keyed_whatever_was_compiled_for() -> None:
     """A resumed run compiles for the batch that it comes to first: it must not be told from one that went through."""
 
