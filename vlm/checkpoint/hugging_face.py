@@ -277,10 +277,10 @@ def _describe_texts(folder: Folder, specified: FolderSpecification) -> Metadata:
         config = folder.parts[place].config
         if config.read(text_end) not in (2, tokenizer.eos_id):
             raise config.error(text_end.name, f"but the tokenizer ends texts with {tokenizer.eos_id}")
-    if place != "text_encoder":  # a dual encoder has its own length
-        about |= (
-            {"max_len": texts["args"]["max_len"]} if place == "encoder" else {"max_tokens": texts["args"]["max_len"]}
-        )
+    if place == "encoder":
+        about["max_len"] = texts["args"]["max_len"]
+    elif place != "text_encoder":  # a dual encoder has its own length
+        about["max_tokens"] = texts["args"]["max_len"]
     if specified.task == "translation":
         about |= {"max_len": specified.parts["encoder"]["args"]["max_len"], "pairs": False}
     if isinstance(tokenizer, JsonTokenizer) and folder.architecture.image is not None and specified.model is not None:

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from vlm.config import names
 from vlm.config.target import find, signature, suggest_trust, trusted_packages
@@ -48,11 +48,14 @@ class DecodingDefaults(TypedDict, total=False):
     top_k: int
     top_p: float
     min_p: float
-    early_stopping: bool | str
+    groups: int
+    diversity: float
+    seed: int
+    early_stopping: bool | Literal["never"]
     end_counts: bool
     forced_end: bool
-    ends: list[int]
-    never: list[int]
+    ends: Sequence[int]
+    never: Sequence[int]
 
 
 class Metadata(TypedDict, total=False):

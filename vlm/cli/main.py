@@ -75,7 +75,8 @@ COMMANDS = {
         "Export a checkpoint to Hugging Face, safetensors, ONNX or torch.export format.",
     ),
 }
-EXTRAS = ("serve", "demo")  # commands that need the packages of the extra with their name
+_SERVER = {"fastapi", "h11", "python_multipart", "starlette", "uvicorn"}
+EXTRAS = {"serve": _SERVER, "demo": _SERVER | {"gradio"}}  # packages of the extra with a command's name
 WRITE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
@@ -214,9 +215,9 @@ def run(argv: Sequence[str]) -> int:
         try:
             return build_app(argv)(list(argv), prog_name="vlm", standalone_mode=False)
         except ModuleNotFoundError as fault:
-            if argv[0] not in EXTRAS:
-                raise
             package = (fault.name or "").partition(".")[0]
+            if package not in EXTRAS.get("".join(argv[:1]), ()):
+                raise
             raise UserError(f'vlm {argv[0]}: needs {package}; pip install "vlm-lightning[{argv[0]}]"') from fault
 
     return _run_with_exit_status(command)

@@ -145,8 +145,8 @@ def spec(node: Tree) -> Tree:
 
 def takes_argument(node: Tree, argument: str) -> bool:
     """Returns True if the class of a node has an argument of this name."""
-    known = signature(node["_target_"])
-    return argument in known.arguments or known.takes_any
+    target = signature(node["_target_"])
+    return argument in target.arguments or target.takes_any
 
 
 def _call(node: Tree, path: str, injected: dict[str, Any]) -> Any:

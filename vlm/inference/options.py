@@ -5,13 +5,14 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import MISSING, dataclass, fields, replace
 from functools import cache
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypedDict, TypeVar, cast, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar, cast, get_type_hints
 
 from vlm.checkpoint.locate import PREFIX as HUB
 from vlm.checkpoint.locate import find_best_checkpoint, missing_checkpoint_error
 from vlm.errors import Range, UserError, did_you_mean, find_similar
 
 if TYPE_CHECKING:
+    from vlm.checkpoint.stored import DecodingDefaults
     from vlm.data.text.tokenizer import Tokenizer
     from vlm.decoding.constraints import Rules
     from vlm.decoding.options import Decoding
@@ -187,31 +188,6 @@ SAMPLING_NAMES = ("temperature", "top_k", "top_p", "min_p")
 SEARCH_NAMES = ("early_stopping", "end_counts", "forced_end")  # what a checkpoint may state in addition to options
 
 
-class StoredDecoding(TypedDict, total=False):
-    """Decoding options that a checkpoint states, such as those of a Hugging Face folder."""
-
-    max_tokens: int
-    min_tokens: int
-    sample: bool
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
-    seed: int
-    beam: int
-    length_penalty: float
-    groups: int
-    diversity: float
-    results: int
-    no_repeat_ngram: int
-    repetition_penalty: float
-    early_stopping: bool | Literal["never"]
-    end_counts: bool
-    forced_end: bool
-    ends: tuple[int, ...]
-    never: tuple[int, ...]
-
-
 @dataclass(kw_only=True)
 class SamplingOptions:
     """Options of generation token by token; None means the checkpoint's value, else the one in `DEFAULTS`."""
@@ -273,7 +249,7 @@ class DecodingOptions(SamplingOptions):
     ban: Annotated[list[str] | None, Option("A word that must not occur. Repeatable.", metavar="WORD")] = None
     require: Annotated[list[str] | None, Option("A word that must occur. Repeatable.", metavar="WORD")] = None
 
-    def resolve(self, stored: StoredDecoding, *, samples_by_default: bool = False) -> Self:
+    def resolve(self, stored: "DecodingDefaults", *, samples_by_default: bool = False) -> Self:
         """Returns a copy with unset options taken from the checkpoint's defaults, else from DEFAULTS.
 
         Args:
@@ -364,7 +340,7 @@ class WritingOptions(DecodingOptions, Options):
     )
 
 
-def check_stored_decoding(values: Mapping[str, int | float | str | Sequence[int]]) -> StoredDecoding:
+def check_stored_decoding(values: Mapping[str, int | float | str | Sequence[int]]) -> "DecodingDefaults":
     """Checks a checkpoint's decoding options and returns them, for `DecodingOptions.resolve`.
 
     Raises:
@@ -378,7 +354,7 @@ def check_stored_decoding(values: Mapping[str, int | float | str | Sequence[int]
     invalid = [name for name, value in stored.items() if name not in names or type(value) not in (bool, int, float)]
     if invalid and (invalid != ["early_stopping"] or stored["early_stopping"] != "never"):
         raise ValueError(f"unsupported decoding option {invalid[0]!s:.40}={stored[invalid[0]]!r:.40}")
-    return cast(StoredDecoding, stored | listed)
+    return cast("DecodingDefaults", stored | listed)
 
 
 @cache

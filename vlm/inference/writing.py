@@ -11,6 +11,7 @@ from typing import Any, ClassVar, TypeVar
 
 import torch
 
+from vlm.checkpoint.stored import DecodingDefaults
 from vlm.data.text.tokenizer import Tokenizer
 from vlm.data.text.words import spaceless_pattern
 from vlm.decoding.beam_row import as_json
@@ -21,7 +22,6 @@ from vlm.errors import UserError
 from vlm.inference.options import (
     MANY_TEXTS,
     DecodingOptions,
-    StoredDecoding,
     WritingOptions,
     check_stored_decoding,
 )
@@ -101,7 +101,7 @@ class Writer(TextPredictor):
     options: ClassVar[Any] = WritingOptions
     stored: ClassVar[Stored] = {"max_tokens": int, "decoding": check_stored_decoding}
     max_tokens: int
-    decoding: StoredDecoding = StoredDecoding()
+    decoding: DecodingDefaults = DecodingDefaults()
     model: EncoderDecoder
 
     @abstractmethod

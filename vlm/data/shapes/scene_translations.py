@@ -115,6 +115,7 @@ FORMS: dict[str, Callable[[Statement], SentencePair]] = {
     "definite": definite_sentence,
     "relative": relative_clause,
 }
+_FORMS = tuple(FORMS.values())
 
 
 class SceneTranslations(SceneSource):
@@ -144,7 +145,7 @@ class SceneTranslations(SceneSource):
         rng = numpy_rng("scene translation", *keys)
         which, form = rng.random(2).tolist()
         statement = true[int(which * len(true))].omit_adjectives(self.omit_adjectives, rng)
-        english, german = [*FORMS.values()][int(form * len(FORMS))](statement)
+        english, german = _FORMS[int(form * len(_FORMS))](statement)
         text = " ".join("colored" if word in self._hidden else word for word in english.split())
         return keys.record({"text": text, "translation": german}, scene)
 
@@ -172,7 +173,7 @@ class SceneSpelling(SceneSource):
         scene = self.scene(keys)
         true, rng = list_statements(scene), numpy_rng("scene spelling", *keys)
         which, form = rng.random(2).tolist()
-        right, _ = [*FORMS.values()][int(form * len(FORMS))](true[int(which * len(true))])
+        right, _ = _FORMS[int(form * len(_FORMS))](true[int(which * len(true))])
         words = [
             misspell(word, rng) if len(word) >= SHORTEST and rng.random() < self.mistakes else word
             for word in right.split()

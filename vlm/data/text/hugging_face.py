@@ -115,10 +115,10 @@ def _read_piece_table(
     folder: Folder, ids: Mapping[str, int | None], rows: int | None, *, bare: bool
 ) -> PieceTableTokenizer | None:
     """Reads the tokenizer of Marian's files or of XLM-R's model; None if the folder has neither."""
-    import sentencepiece
-
     given = {name: id for name, id in ids.items() if id is not None}
     if (model := folder.read_bytes(XLM)) is not None:
+        import sentencepiece
+
         stated = sentencepiece.SentencePieceProcessor(model_proto=model)
         names = [name for name in map(stated.id_to_piece, range(stated.get_piece_size())) if name not in XLM_SPECIAL]
         table = pad_table([*XLM_SPECIAL, *names, "<mask>"], rows or 0)
@@ -324,13 +324,12 @@ def _decode_pieces(pieces: Mapping[int, str]) -> dict[int, str]:
             else piece
             for id, piece in pieces.items()
         }
-    bytes_of = {piece: re.fullmatch(r"<0x([0-9A-Fa-f]{2})>", piece) for piece in pieces.values()}
-    return {
-        id: bytes([int(byte[1], 16)]).decode("utf-8", "replace")
-        if (byte := bytes_of[piece])
-        else piece.replace("\u2581", " ")
-        for id, piece in pieces.items()
-    }
+    return {id: _decode_piece(piece) for id, piece in pieces.items()}
+
+
+def _decode_piece(piece: str) -> str:
+    byte = re.fullmatch(r"<0x([0-9A-Fa-f]{2})>", piece)
+    return bytes([int(byte[1], 16)]).decode("utf-8", "replace") if byte else piece.replace("\u2581", " ")
 
 
 def make_tokenizer_files(tokenizer: Tokenizer) -> dict[str, str | bytes]:

@@ -8,6 +8,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from vlm.checkpoint.stored import DecodingDefaults
 from vlm.data.images.image import Preprocess
 from vlm.data.text.conversation import Turn
 from vlm.decoding.constraints import Rules, in_vocabulary
@@ -16,7 +17,7 @@ from vlm.decoding.sampling import Sampling, create_history, draw_next
 from vlm.errors import UserError
 from vlm.inference.command_options import AnswerOptions, ChatOptions
 from vlm.inference.inputs import ImageSource, open_image
-from vlm.inference.options import DecodingOptions, SamplingOptions, StoredDecoding, check_stored_decoding
+from vlm.inference.options import DecodingOptions, SamplingOptions, check_stored_decoding
 from vlm.inference.predictor import Predictor, Rows, Stored, TextPredictor, Watch, check_outputs, offset_watch
 from vlm.inference.tasks import command_names, commands_by_task
 from vlm.models.context import PLACE, Context, interleave_states
@@ -81,7 +82,7 @@ class ChatPredictor(TextPredictor[Sequence[TurnWithImages], Prompt, Reply, Answe
     options = ChatOptions
     stored: ClassVar[Stored] = {"preprocess": Preprocess.from_state, "decoding": check_stored_decoding}
     preprocess: Preprocess | None = None  # set for a model that reads images
-    decoding: StoredDecoding = StoredDecoding()
+    decoding: DecodingDefaults = DecodingDefaults()
 
     @property
     def decoder(self) -> Decoder:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, cast
 
 import torch
 from PIL import Image
@@ -90,7 +90,7 @@ class ClassPredictor(BatchPredictor[Source, Prepared, Result, TaskOptions]):
     @classmethod
     def describe_classes(cls, about: Metadata) -> str:
         """Returns a line of `vlm info` on the classes."""
-        return f"{cls.class_heading:<12}{', '.join(map(''.join, about['classes']))}"
+        return f"{cls.class_heading:<12}{', '.join(cast(Sequence[str], about['classes']))}"
 
     def check_classes(self, probabilities: Tensor) -> None:
         """Checks that the model has one output per class.

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from vlm.checkpoint.stored import DecodingDefaults
 from vlm.data.text.conversation import Turn
 from vlm.data.text.conversation_field import question_prompt
 from vlm.data.text.tokenizer import Tokenizer
@@ -16,7 +17,7 @@ from vlm.errors import UserError
 from vlm.inference.arguments import ImageFileArguments, list_questions, single_prompt
 from vlm.inference.command_options import PromptedQuestionOptions, QuestionOptions
 from vlm.inference.inputs import ImageSource, open_image
-from vlm.inference.options import StoredDecoding, check_stored_decoding
+from vlm.inference.options import check_stored_decoding
 from vlm.inference.predictor import BatchPredictor, Rows, Stored, Watch, note_truncation
 from vlm.inference.writing import Text, best_or_list
 from vlm.models.context import Context
@@ -98,7 +99,7 @@ class ImageQuestionAnswerer(
     arguments = ImageFileArguments
     stored: ClassVar[Stored] = {"max_tokens": int, "decoding": check_stored_decoding}
     max_tokens: int
-    decoding: StoredDecoding = StoredDecoding()
+    decoding: DecodingDefaults = DecodingDefaults()
 
     def prompt(self, question: str) -> list[int]:
         """Returns token ids of a question; its beginning is cut off if it leaves no room for an answer."""

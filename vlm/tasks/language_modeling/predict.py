@@ -9,6 +9,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
+from vlm.checkpoint.stored import DecodingDefaults
 from vlm.data.text.tokenizer import Tokenizer
 from vlm.decoding.continuation import continue_texts
 from vlm.decoding.loop import TEXTS, decode
@@ -17,7 +18,7 @@ from vlm.decoding.sampling import Sampling
 from vlm.errors import UserError, printable_lines
 from vlm.inference.arguments import PromptArguments
 from vlm.inference.command_options import GenerationOptions
-from vlm.inference.options import StoredDecoding, check_stored_decoding
+from vlm.inference.options import check_stored_decoding
 from vlm.inference.predictor import Rows, Stored, TextPredictor, Watch, check_outputs, note_truncation, offset_watch
 from vlm.inference.writing import best_or_list, note_width, rank_fields
 from vlm.models.decoder import TextDecoder
@@ -175,7 +176,7 @@ class TextGenerator(TextPredictor[str, str, list[Continuation], GenerationOption
     options = GenerationOptions
     arguments = PromptArguments
     stored: ClassVar[Stored] = {"decoding": check_stored_decoding}
-    decoding: StoredDecoding = StoredDecoding()
+    decoding: DecodingDefaults = DecodingDefaults()
     model: TextDecoder
 
     def check(self) -> None:

@@ -6,13 +6,14 @@ from typing import Any, ClassVar, Protocol, Unpack
 import torch
 from torch import Tensor
 
+from vlm.checkpoint.stored import DecodingDefaults
 from vlm.data.batch import Batch, TextRows
 from vlm.data.records import find_block
 from vlm.data.text.tokenizer import Tokenizer
 from vlm.decoding.options import Decoding
 from vlm.errors import Count
 from vlm.evaluation.report.sections import pick_samples
-from vlm.inference.options import DecodingOptions, StoredDecoding
+from vlm.inference.options import DecodingOptions
 from vlm.inference.writing import Text, decode_likeliest
 from vlm.models.context import Context, Features
 from vlm.models.encoder_decoder import EncoderDecoder, VisionLanguageModel
@@ -48,14 +49,14 @@ class TextSearch:
         self.task, self.greedy = task, Decoding(max_tokens=max_tokens)
         self.search = Decoding(max_tokens=max_tokens, beam=beam, length_penalty=length_penalty)
 
-    def use_stored_options(self, stored: StoredDecoding, config: Mapping[str, Any]) -> None:
+    def use_stored_options(self, stored: DecodingDefaults, config: Mapping[str, Any]) -> None:
         """Uses the decoding options of a Hugging Face folder, as the commands do.
 
         Args:
             stored: The options in the checkpoint.
             config: The task's config, whose options take precedence.
         """
-        task_options: StoredDecoding = {
+        task_options: DecodingDefaults = {
             "beam": config["beam"],
             "length_penalty": config["length_penalty"],
             "max_tokens": config["max_tokens"],
