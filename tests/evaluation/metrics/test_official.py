@@ -29,7 +29,7 @@ from vlm.evaluation.metrics.bootstrap import caption_scorer
 from vlm.evaluation.metrics.coco import References
 from vlm.evaluation.metrics.texts import NAMES, TextScores
 from vlm.evaluation.metrics.tokens import WORDS
-from vlm.tasks.image_questions.metrics import compute_anls, process_answer, vqa_accuracy
+from vlm.tasks.image_questions.train import compute_anls, process_answer, vqa_accuracy
 from vlm.tasks.span_answering.train import score_answer as squad_scores
 from vlm.tasks.tagging.metrics import SCHEMES, tag_scorer
 

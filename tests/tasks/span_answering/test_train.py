@@ -7,7 +7,7 @@ import string
 import pytest
 
 from vlm.errors import UserError
-from vlm.tasks.shared.text_controls import MostFrequent, beginnings, overlapping_span
+from vlm.tasks.shared.text_tasks import MostFrequent, beginnings, overlapping_span
 from vlm.tasks.span_answering.train import AnsweredQuestion, SpanMetric, score_answer
 
 

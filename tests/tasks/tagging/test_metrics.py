@@ -8,7 +8,7 @@ from seqeval.metrics import f1_score, precision_score, recall_score
 from seqeval.scheme import BILOU, IOBES, Entities
 
 from vlm.errors import UserError
-from vlm.tasks.shared.text_controls import NaiveBayes, bag_of, tag_controls
+from vlm.tasks.shared.text_tasks import NaiveBayes, bag_of, tag_controls
 from vlm.tasks.tagging.metrics import SCHEMES, Sentence, TaggingMetric, find_scheme, find_spans, scheme_note
 
 TAGS = ["O", "B-x", "I-x", "B-y", "I-y"]

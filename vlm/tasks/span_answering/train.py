@@ -20,8 +20,7 @@ from vlm.evaluation.metrics.ngrams import Floats
 from vlm.evaluation.metrics.records import SampleMetric
 from vlm.evaluation.report.sections import MAX_SAMPLES, Section, Table, pick_samples
 from vlm.models.classifier import TokenClassifier
-from vlm.tasks.shared.text_controls import MostFrequent, beginnings, overlapping_span
-from vlm.tasks.shared.text_tasks import TextTask
+from vlm.tasks.shared.text_tasks import MostFrequent, TextTask, beginnings, overlapping_span
 from vlm.tasks.span_answering.predict import choose_answer, likeliest_spans, span_scores
 from vlm.training.data_module import Data
 from vlm.training.step.losses import Term

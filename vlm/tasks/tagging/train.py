@@ -14,8 +14,7 @@ from vlm.errors import print_error
 from vlm.evaluation.metrics.bootstrap import Scorer
 from vlm.evaluation.report.sections import Confusion, Section, Table, pick_samples
 from vlm.models.classifier import TokenClassifier
-from vlm.tasks.shared.text_controls import tag_controls
-from vlm.tasks.shared.text_tasks import TextTask
+from vlm.tasks.shared.text_tasks import TextTask, tag_controls
 from vlm.tasks.tagging.metrics import Sentence, TaggingMetric, scheme_note
 from vlm.tasks.tagging.predict import tag_probabilities
 from vlm.training.data_module import Data

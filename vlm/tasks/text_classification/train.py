@@ -12,8 +12,7 @@ from vlm.data.batch import Batch
 from vlm.evaluation.report.sections import Table
 from vlm.models.classifier import SequenceClassifier
 from vlm.tasks.shared.classes import ClassPrediction, ClassTask, find_name
-from vlm.tasks.shared.text_controls import NaiveBayes, bag_of
-from vlm.tasks.shared.text_tasks import TextTask
+from vlm.tasks.shared.text_tasks import NaiveBayes, TextTask, bag_of
 from vlm.tasks.text_classification.predict import text_probabilities
 from vlm.training.data_module import Data
 from vlm.training.step.losses import Term, class_loss

@@ -9,7 +9,7 @@ import sacrebleu
 from vlm.data.records import ListSplit, Record
 from vlm.evaluation.metrics.texts import NAMES, TextScores
 from vlm.randomness import numpy_rng
-from vlm.tasks.translation.metrics import ROUNDS, Dictionary, TranslatedText, TranslationMetric
+from vlm.tasks.translation.train import ROUNDS, Dictionary, TranslatedText, TranslationMetric
 
 SIDES = ("text", "translation")
 TEXTS = ["the cat sat on the mat.", "a dog", "", "Zwei Männer, die\u00a0reden."]

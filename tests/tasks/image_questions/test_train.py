@@ -10,8 +10,14 @@ import pytest
 from vlm.data.records import Question
 from vlm.errors import UserError
 from vlm.randomness import numpy_rng
-from vlm.tasks.image_questions.metrics import AnswerMetric, compute_anls, process_answer, vqa_accuracy
-from vlm.tasks.image_questions.train import FREE_TEXT, ImageQuestions
+from vlm.tasks.image_questions.train import (
+    FREE_TEXT,
+    AnswerMetric,
+    ImageQuestions,
+    compute_anls,
+    process_answer,
+    vqa_accuracy,
+)
 
 ASKED = {
     "a": [Question("what color?", "red", "color"), Question("how many?", "two", "count")],
