@@ -7,16 +7,17 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from io import TextIOWrapper
-from typing import Annotated, Any, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
 
 import typer
 
 from vlm import __version__
-from vlm.cli import use
 from vlm.errors import UserError, is_out_of_memory, print_error, unknown_choice
-from vlm.inference.options import Option
 from vlm.inference.tasks import TASKS, import_object
 from vlm.tuning import tune
+
+if TYPE_CHECKING:
+    from vlm.inference.options import Option
 
 PREDICT = "Run a model of any task, including tasks of other packages (--trust), like the command of its task."
 TRAIN = "Train a model: vlm train [OVERRIDES], the same as python train.py."
@@ -96,6 +97,8 @@ def build_app(argv: Sequence[str]) -> typer.Typer:
         elif name in COMMANDS:
             add(to_typer_command(import_object(COMMANDS[name][0])))
         else:
+            from vlm.cli import use  # not needed by `vlm --help`
+
             add(to_typer_command(use.make_predict_command(argv) if name == "predict" else use.make_command(name)))
     return program
 
@@ -132,7 +135,7 @@ def to_typer_command(command: Callable[..., int]) -> Callable[..., int]:
     return run
 
 
-def _check_values(options: Mapping[str, Option], values: Mapping[str, Any]) -> None:
+def _check_values(options: "Mapping[str, Option]", values: Mapping[str, Any]) -> None:
     """Checks the values of a command line, whose names and types typer has checked, before the command runs.
 
     Raises:
