@@ -3,6 +3,7 @@
 import gc
 import os
 import signal
+from collections import defaultdict
 from collections.abc import Callable
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # the tensors of tests are small: a second thread only waits
@@ -21,12 +22,34 @@ settings.load_profile("no deadline")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m deselects
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skips what needs a GPU where there is none, however it was selected."""
-    if not torch.cuda.is_available():
-        for item in items:
-            if item.get_closest_marker("gpu"):
-                item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+    """Marks the cases of sampled tests, and skips what needs a GPU where there is none, however it was selected."""
+    sampled = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("sample"):
+            sampled[item.nodeid.partition("[")[0]].append(item)
+        if item.get_closest_marker("gpu") and not torch.cuda.is_available():
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+    for cases in sampled.values():
+        mark_sample(cases, **cases[0].get_closest_marker("sample").kwargs)
+
+
+def mark_sample(cases: list[pytest.Item], plain: int = 0, slow: int = 0) -> None:
+    """Leaves so many cases of a test plain, marks so many slow and the others nightly.
+
+    They are spread by the golden ratio, so that no value of a product of parameters is left out by its period.
+    """
+    for number in sorted(range(len(cases)), key=lambda number: number * (5**0.5 - 1) / 2 % 1):
+        case = cases[number]
+        is_nightly = case.get_closest_marker("nightly") is not None
+        if plain and not is_nightly and not case.get_closest_marker("slow"):
+            plain -= 1
+        elif slow and not is_nightly:
+            slow -= 1
+            case.add_marker("slow")
+        else:
+            case.add_marker("nightly")
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,6 @@ from vlm.models.decoder import Decoder
 from vlm.models.heads import VocabularyHead
 from vlm.models.recurrent import BahdanauDecoder, RecurrentDecoder, ShowAttendTellDecoder
 
-SLOW = pytest.mark.slow
 TRANSFORMERS = {"cross": lambda: {"context_dim": 6}, "prefix": lambda: {"prefix": Prefix(dim=16, context_dim=6)}}
 FORERUNNERS = {
     "seq2seq": partial(RecurrentDecoder, depth=2, context_dim=6),
@@ -20,7 +19,11 @@ FORERUNNERS = {
 }
 
 
-@pytest.fixture(params=["cross", *(pytest.param(name, marks=SLOW) for name in ("prefix", *FORERUNNERS))])
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("prefix", "bahdanau")]
+NIGHTLY = [pytest.param(name, marks=pytest.mark.nightly) for name in ("seq2seq", "show, attend and tell")]
+
+
+@pytest.fixture(params=["cross", *SLOW, *NIGHTLY])
 def kind(request) -> str:
     """Which decoder of width 16 takes context of width 6."""
     return request.param

@@ -103,6 +103,7 @@ def decoder(make_decoder):
     return make_decoder(V, STEPS, sharpness=0.7)
 
 
+@pytest.mark.sample(plain=5, slow=12)
 @pytest.mark.parametrize("name", OPTIONS)
 def test_equals_brute_force(decoder, make_context, name):
     rules = {key: value for key, value in OPTIONS[name].items() if key in RULES}
@@ -146,6 +147,7 @@ def naive_beam(decoder, context, decoding, steps):
     return sorted((pair for found in finished for pair in found), reverse=True)
 
 
+@pytest.mark.sample(plain=6, slow=8)
 @pytest.mark.parametrize("alpha", [-0.5, 0.0, 0.8, 1.5])
 @pytest.mark.parametrize("beam, groups, results", [(1, 1, 1), (2, 1, 1), (3, 1, 3), (4, 2, 4), (6, 3, 2), (3, 3, 3)])
 def test_narrow_beams_and_groups_equal_a_search_over_lists(make_decoder, make_context, beam, groups, results, alpha):

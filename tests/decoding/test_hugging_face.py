@@ -66,9 +66,8 @@ def written(ours, images, decoding, *, eos_id=EOS):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(
-    "beam, results", [(1, 1), (4, 4), *(pytest.param(*pair, marks=pytest.mark.slow) for pair in ((2, 1), (5, 2)))]
-)
+@pytest.mark.sample(plain=8, slow=8)
+@pytest.mark.parametrize("beam, results", [(1, 1), (4, 4), (2, 1), (5, 2)])
 @pytest.mark.parametrize("name", OPTIONS)
 def test_texts_are_the_same(pair, name, beam, results):
     ours, theirs = pair

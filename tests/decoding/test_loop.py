@@ -6,7 +6,7 @@ from itertools import groupby
 import numpy as np
 import pytest
 import torch
-from searches import BOS, IMAGES, MAX_LEN, POSITIONS, SEARCHES, V, common_token, nightly_or_slow, part, run, same
+from searches import BOS, IMAGES, MAX_LEN, POSITIONS, SEARCHES, V, common_token, part, run, same
 
 from vlm.decoding.beam import BeamSearch
 from vlm.decoding.beam_row import as_json
@@ -23,19 +23,9 @@ def context(make_context):
     return make_context(IMAGES)
 
 
-# Each search with one way of telling positions, and each of these with two searches; a third of the others is slow.
-PAIRS = [
-    pytest.param(
-        name,
-        positions,
-        marks=() if positions == "learned" or name in ("beam", "rules") else nightly_or_slow(row + column),
-    )
-    for row, name in enumerate(SEARCHES)
-    for column, positions in enumerate(POSITIONS)
-]
-
-
-@pytest.mark.parametrize("name, positions", PAIRS)
+@pytest.mark.sample(plain=6, slow=6)
+@pytest.mark.parametrize("name", SEARCHES)
+@pytest.mark.parametrize("positions", POSITIONS)
 def test_rows_queue_and_order_change_nothing(make_decoder, context, name, positions):
     decoder = make_decoder(V, MAX_LEN, sharpness=0.5, positions=POSITIONS[positions]())
     decoding, end = Decoding(**SEARCHES[name]), {"eos_id": common_token(decoder, context)}
@@ -110,11 +100,9 @@ def test_finished_images_make_room(make_decoder, context):
 RULES = {"no_repeat_ngram": 2, "min_tokens": 1, "repetition_penalty": 1.3, "banned": ((3, 4), (5, 6, 7))}
 
 
-OTHERS = [pytest.param(names, marks=pytest.mark.slow) for names in (("no_repeat_ngram",), ("banned",))]
-
-
+@pytest.mark.sample(plain=3, slow=2)
 @pytest.mark.parametrize("options", [{}, {"sampling": Sampling(), "results": 2}, {"beam": 2}])
-@pytest.mark.parametrize("names", [tuple(RULES), *OTHERS])
+@pytest.mark.parametrize("names", [tuple(RULES), ("no_repeat_ngram",), ("banned",)])
 def test_rules_hold_while_ended_texts_wait_in_their_rows(make_decoder, make_context, names, options):
     """With many rows, texts that ended early wait for longer than a text lasts until others join."""
     decoder, context = make_decoder(V, MAX_LEN, sharpness=0.5), make_context(120)

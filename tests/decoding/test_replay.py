@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from emulated_graph import emulate
-from searches import BOS, IMAGES, MAX_LEN, POSITIONS, SEARCHES, V, common_token, nightly_or_slow, run, same
+from searches import BOS, IMAGES, MAX_LEN, POSITIONS, SEARCHES, V, common_token, run, same
 from torch.utils._python_dispatch import TorchDispatchMode
 from waits import Waits, wait_of
 
@@ -27,17 +27,10 @@ LONG_SEARCHES = {
     "sample, required": {"sampling": Sampling(), "results": 2, "rules": Rules(prefix=(6,), required=REQUIRED)},
     "groups, all rules": {"beam": 4, "groups": 2, "results": 3, "rules": ALL_RULES},
 }
-SLOW = pytest.mark.slow
-KINDS = [
-    pytest.param(
-        name, positions, marks=() if positions == "learned" or name == "beam" else nightly_or_slow(row + column)
-    )
-    for row, name in enumerate(LONG_SEARCHES)
-    for column, positions in enumerate(POSITIONS)
-]
+KINDS = [(name, positions, {}) for name in LONG_SEARCHES for positions in POSITIONS]
 
 
-@pytest.fixture(params=["cross", pytest.param("prefix", marks=SLOW)])
+@pytest.fixture(params=["cross", pytest.param("prefix", marks=pytest.mark.slow)])
 def kind(request):
     return request.param  # hidden states are not recorded
 
@@ -125,11 +118,9 @@ def positions_of(name):
 BLOCKS = [{"num_kv_heads": 1}, {"qk_norm": True}, {"pre_norm": False}, {"activation": "swiglu", "norm": "rms"}]
 
 
-@pytest.mark.parametrize(
-    "name, positions, blocks",
-    [*(pytest.param(*case.values, {}, marks=case.marks) for case in KINDS), *(("beam", "learned", b) for b in BLOCKS)],
-)
-@pytest.mark.parametrize("rows", [4, pytest.param(IMAGES, marks=SLOW)])  # with and without others that join
+@pytest.mark.sample(plain=12, slow=12)
+@pytest.mark.parametrize("name, positions, blocks", [*KINDS, *(("beam", "learned", b) for b in BLOCKS)])
+@pytest.mark.parametrize("rows", [4, IMAGES])  # with and without others that join
 def test_replayed_texts_are_those_of_launched_steps(
     make_decoder, context, name, positions, blocks, rows, monkeypatch, caplog
 ):

@@ -30,11 +30,6 @@ SEARCHES = {
 }
 
 
-def nightly_or_slow(number):
-    """The mark of a pair of a search and positions: every third is slow, and all are tested nightly."""
-    return pytest.mark.nightly if number % 3 else pytest.mark.slow
-
-
 def part(context, places):
     """The contexts of some inputs, as long as the longest of them, as those of a batch of texts are."""
     index = torch.tensor(places)

@@ -78,8 +78,8 @@ def test_the_backbone_of_timm_with_a_projection_that_learns(small, tmp_path) -> 
     assert len(list((tmp_path / "cache").glob("*.features"))) == 1
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.sample(slow=1)
+@pytest.mark.parametrize("workers", [2, 0])
 def test_a_run_that_was_stopped_goes_on_with_them(small, workers, tmp_path, monkeypatch, capsys) -> None:
     options = [*small, *KEPT, "trainer.max_epochs=3", f"data.num_workers={workers}"]
     whole = train(options, tmp_path / "whole", "whole")

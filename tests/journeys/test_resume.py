@@ -33,8 +33,8 @@ def whole(small: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("step", "signum", "status", "workers"),
     [
         pytest.param(3, signal.SIGINT, 130, 0, marks=pytest.mark.slow, id="in the first epoch"),
-        pytest.param(5, signal.SIGTERM, 143, 0, marks=pytest.mark.slow, id="at an epoch's last batch"),
-        pytest.param(10, signal.SIGTERM, 143, 2, id="with workers"),
+        pytest.param(5, signal.SIGTERM, 143, 0, marks=pytest.mark.nightly, id="at an epoch's last batch"),
+        pytest.param(10, signal.SIGTERM, 143, 2, marks=pytest.mark.slow, id="with workers"),
     ],
 )
 def test_resume_is_exact(step, signum, status, workers, small, whole, tmp_path, monkeypatch, capsys) -> None:
@@ -53,7 +53,7 @@ def test_resume_is_exact(step, signum, status, workers, small, whole, tmp_path, 
     assert mine == reference
 
 
-@pytest.mark.slow
+@pytest.mark.nightly  # step/test_blocks.py compiles blocks in a slow run
 @pytest.mark.skipif(compiling.missing(on_gpu=False) is not None, reason="needs a C++ compiler")
 def test_resume_of_a_compiled_run_is_exact(small, tmp_path, monkeypatch, capsys) -> None:
     """It goes on in a process that has compiled nothing, with the rows of another length first, all in less memory."""

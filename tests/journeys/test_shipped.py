@@ -111,9 +111,7 @@ def options_of(task: str) -> Iterator[list[str]]:
     yield from ([f"task={task}", *filter(None, row)] for row in zip_longest(*together))
 
 
-SLOW = pytest.mark.slow
 OPTIONS = [options for task in TASKS for options in options_of(task)]
-MARKED = [pytest.param(row, marks=() if "task=captioning" in row else SLOW) for row in OPTIONS]
 CAPTIONERS = {"captioning", "captioning_flickr8k"}
 TINY = ROOT / "tests" / "checkpoint" / "files"  # a small checkpoint a task
 
@@ -180,7 +178,8 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.mark.parametrize("overrides", [[], *([f"task={task}"] for task in TASKS), *MARKED], ids=" ".join)
+@pytest.mark.sample(plain=12, slow=40)
+@pytest.mark.parametrize("overrides", [[], *([f"task={task}"] for task in TASKS), *OPTIONS], ids=" ".join)
 def test_every_option_composes_and_passes_the_check(overrides: list[str]) -> None:
     config = compose(overrides)
     check(config)
@@ -194,7 +193,8 @@ def test_no_option_and_no_command_is_left_out() -> None:
     assert {f"{path.parent.relative_to(ROOT / 'conf')}={path.stem}" for path in files} - {*OF_A_FOLDER} <= tried
 
 
-@pytest.mark.parametrize("task", [TASKS[0], *(pytest.param(task, marks=SLOW) for task in TASKS[1:])])
+@pytest.mark.sample(plain=1, slow=2)
+@pytest.mark.parametrize("task", TASKS)
 def test_an_override_of_a_task_counts(task: str) -> None:
     assert compose([f"task={task}", "optim.lr=0.5", "trainer.max_epochs=3"])["optim"]["lr"] == 0.5
 
@@ -203,7 +203,6 @@ def test_an_override_of_a_task_counts(task: str) -> None:
 SHORT = ["task.sampled_batches=2", "task.prompt_tokens=4"]
 
 
-FIRST = ("shakespeare_cpu",)  # in any run of the tests; the others are slow
 # Experiments that start from a run of another one.
 AFTER = {"tagging_wnut17": "tagging_ewt", "text_classification_sst2_film": "masked_lm_film"}
 AFTER |= {f"captioning_flickr8k{kind}_cider": f"captioning_flickr8k{kind}" for kind in ("", "_pretrained")}
@@ -235,7 +234,8 @@ DATA = {
 LAST = [experiment for experiment in EXPERIMENTS if experiment not in AFTER.values()]  # the others run before these
 
 
-@pytest.mark.parametrize("experiment", [*FIRST, *(pytest.param(e, marks=SLOW) for e in LAST if e not in FIRST)])
+@pytest.mark.sample(slow=12)
+@pytest.mark.parametrize("experiment", LAST)
 def test_every_experiment_takes_a_step(experiment, drawn, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(drawn)
     fast = ["debug=fast", "trainer.accelerator=cpu", f"runs={tmp_path}"]
@@ -305,6 +305,7 @@ def drawn_samples(command: str) -> list[str]:
     return [f"data.source.{split}_scenes=40" for split in ("train", "val", "test")]
 
 
+@pytest.mark.slow
 def test_the_lines_of_python_run_as_written(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The README's section "From Python", with a training that is made short."""
     (code,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
@@ -358,8 +359,8 @@ RUNS = {"conversations": "trained_joined", "shakespeare_cpu": "trained_text"}
 RUNS |= dict.fromkeys(("classification", "flowers"), "trained_classifier")
 
 
-# Those of the README run in any run of the tests; those of other pages alone are slow.
-@pytest.mark.parametrize("command", [pytest.param(c, marks=() if c in README else SLOW) for c in COMMANDS])
+@pytest.mark.sample(plain=2, slow=25)
+@pytest.mark.parametrize("command", sorted(COMMANDS, key=lambda command: command not in README))
 def test_the_commands_of_the_pages_run_as_written(command, place, request, monkeypatch) -> None:
     program, *arguments = shlex.split(command, comments=True)
     if program == "python" or arguments[0] == "train":  # vlm train is python train.py

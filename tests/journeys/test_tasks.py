@@ -1,7 +1,7 @@
 """What holds for every task and for its other models, those before the transformer.
 
-One task is tested in any run of the tests, the others are slow. Each other model has every second test in a slow run,
-half of the models in each, and all tests in a nightly run.
+One task is tested in any run of the tests. Of the others and of the other models, each test has some in a slow run and
+all in a nightly run.
 """
 
 import copy
@@ -31,7 +31,7 @@ from vlm.training.run.evaluate import evaluate_checkpoint
 from vlm.training.run.fit import main
 from vlm.training.run.run import build_data, build_model, build_task
 
-FIRST = "tagging"
+EACH = ["tagging", *(name for name in [*TASKS, *MODELS] if name != "tagging")]  # the first is tested in any run
 CPU = ["--device", "cpu"]
 OWN = {"captioning": ["data.source.captions_per_image=1", "optim.lr=1e-2"], "language_modeling": ["data.max_len=32"]}
 OWN["contrastive"] = ["data.source.captions_per_image=null", "task.label_smoothing=0"]  # of the first valid caption
@@ -42,16 +42,6 @@ RECURRENT = ("lstm", "seq2seq")  # which learn in more steps
 # Of so few kinds of objects that eight samples hold most of their words.
 KINDS = ["data.source.shapes=[circle,triangle,cross]", "data.source.colors=[red,green,blue,yellow]"]
 OWN["masked_language_modeling"] = [*LONGER, *KINDS, "data.source.object_weights=[1,2,1]"]
-
-
-def each_task(slow_models: list[str], nightly_models: list[str] | None = None) -> pytest.MarkDecorator:
-    """Parametrizes a test with all tasks and some of the other models."""
-    slow = [pytest.param(name, marks=pytest.mark.slow) for name in [*TASKS, *slow_models] if name != FIRST]
-    nightly = [pytest.param(name, marks=pytest.mark.nightly) for name in nightly_models or []]
-    return pytest.mark.parametrize("task", [FIRST, *slow, *nightly])
-
-
-EVEN, ODD = [*MODELS][::2], [*MODELS][1::2]
 
 
 def small(task: str, *more: str) -> list[str]:
@@ -83,7 +73,8 @@ def check_the_verdict(printed: str, evaluation: Path) -> None:
     assert sentence[1:] in html.unescape((evaluation / "report.html").read_text(encoding="utf-8"))
 
 
-@each_task(EVEN, ODD)
+@pytest.mark.sample(plain=1, slow=3)
+@pytest.mark.parametrize("task", EACH)
 def test_an_evaluation_gives_what_the_runs_own_test_gave(task, runs, tmp_path, capsys) -> None:
     own = runs(task) / "evaluation" / "test"
     check_the_verdict((runs(task) / "printed.txt").read_text(encoding="utf-8"), own)
@@ -95,7 +86,8 @@ def test_an_evaluation_gives_what_the_runs_own_test_gave(task, runs, tmp_path, c
     assert (tmp_path / "report.html").stat().st_size > 1000
 
 
-@each_task(ODD, EVEN)
+@pytest.mark.sample(plain=1, slow=3)
+@pytest.mark.parametrize("task", EACH)
 def test_the_verdict_compares_the_same_samples_as_the_scores(task, runs) -> None:
     with ExitStack() as stack:
         _, module, _, scores = evaluate_checkpoint(best(runs(task)), [], stack, device="cpu")
@@ -113,7 +105,8 @@ def test_the_verdict_compares_the_same_samples_as_the_scores(task, runs) -> None
     assert controls, "the evaluation has no control"
 
 
-@each_task(EVEN, ODD)
+@pytest.mark.sample(plain=1, slow=3)
+@pytest.mark.parametrize("task", EACH)
 def test_the_command_that_a_run_prints_works(task, runs, capsys, monkeypatch) -> None:
     monkeypatch.chdir(runs(task).parents[1])
     assert main([f"resume={runs(task)}"]) == 0
@@ -130,13 +123,15 @@ def test_the_command_that_a_run_prints_works(task, runs, capsys, monkeypatch) ->
     assert f" {task_of(task)}\n" in capsys.readouterr().out
 
 
-@each_task([])  # the data of a task are those of its models
+@pytest.mark.sample(plain=1, slow=4)
+@pytest.mark.parametrize("task", TASKS)
 def test_data_that_are_drawn_have_no_fault(task, capsys) -> None:
     assert vlm(["check-data", *small(task)]) == 0
     assert "verdict     no problems found" in capsys.readouterr().out
 
 
-@each_task([name for name in ODD if name not in RECURRENT], [*EVEN, *RECURRENT])
+@pytest.mark.sample(slow=4)
+@pytest.mark.parametrize("task", EACH)
 def test_eight_samples_are_learnt_by_heart(task, tmp_path) -> None:
     heart = ["debug=overfit", "trainer.max_epochs=150", "trainer.check_val_every_n_epoch=150", "model.size.dropout=0"]
     heart += ["optim.lr=5e-3", "callbacks.ema=null", *OWN.get(task_of(task), []), f"runs={tmp_path / 'runs'}"]
@@ -147,7 +142,8 @@ def test_eight_samples_are_learnt_by_heart(task, tmp_path) -> None:
     assert results(tmp_path / "out")["train/loss"] < 0.2
 
 
-@each_task([*MODELS])
+@pytest.mark.sample(plain=2, slow=16)
+@pytest.mark.parametrize("task", EACH)
 def test_every_parameter_gets_a_gradient(task, scramble) -> None:
     config = compose(small(task, "model.size.dropout=0"))
     check(config)
@@ -161,13 +157,12 @@ def test_every_parameter_gets_a_gradient(task, scramble) -> None:
 
 
 # The models before the transformer: resumed, exported, changed by strangers, served.
-earlier_models = pytest.mark.parametrize(
-    "name", [name if name == "bahdanau" else pytest.param(name, marks=pytest.mark.slow) for name in MODELS]
-)
+earlier_models = pytest.mark.parametrize("name", MODELS)
 SERVED = [name for name in MODELS if name != "bahdanau" and "recurrent" not in name]
 CLASSES = ("RecurrentEncoder", "RecurrentDecoder", "BahdanauDecoder", "ShowAttendTellDecoder", "NeuralLanguageModel")
 
 
+@pytest.mark.sample(slow=2)
 @earlier_models
 def test_a_resumed_run_ends_as_one_that_was_not_disturbed(name, runs, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
@@ -178,6 +173,7 @@ def test_a_resumed_run_ends_as_one_that_was_not_disturbed(name, runs, tmp_path, 
     assert same_weights(*last)
 
 
+@pytest.mark.sample(slow=2)
 @earlier_models
 def test_safetensors_give_the_same_and_no_class_of_hugging_face_does(name, runs, tmp_path, capsys):
     path, folder = best(runs(name)), str(tmp_path / "out")
@@ -188,6 +184,7 @@ def test_safetensors_give_the_same_and_no_class_of_hugging_face_does(name, runs,
     assert "safetensors" in capsys.readouterr().err
 
 
+@pytest.mark.sample(slow=2)
 @earlier_models
 def test_sizes_that_a_stranger_wrote_allocate_nothing(name, runs):
     loaded = read(best(runs(name)))
@@ -208,7 +205,8 @@ def test_sizes_that_a_stranger_wrote_allocate_nothing(name, runs):
             args[key] = value
 
 
-@pytest.mark.parametrize("name", ["bahdanau", *(pytest.param(n, marks=pytest.mark.slow) for n in SERVED)])
+@pytest.mark.sample(slow=2)
+@pytest.mark.parametrize("name", ["bahdanau", *SERVED])
 def test_a_service_answers_as_python_does(name, runs):
     pytest.importorskip("fastapi")
     pytest.importorskip("httpx")

@@ -21,8 +21,8 @@ FSDP = ["trainer=fsdp", *DDP[1:]]
 OWN = {"captioning": ["task.val_captions=null"], "classification": ["task.mixup=0", "task.cutmix=0"]}
 # Gradients that cancel to noise, such as those of keys' biases, stay small: Adam would make whole steps of them.
 STEP = ["data.batch_size=6", "+optim.eps=1e-4", "trainer.precision=32-true"]
-# One task of a loss term, of mixed samples and of compared ones; those of sampled batches and of two terms are nightly.
-KINDS = ("captioning", "classification", "contrastive")
+# One task of a loss term and one of compared samples; those of mixed samples and of two terms are nightly.
+KINDS = ("captioning", "contrastive")
 
 
 def each_task(slow: tuple[str, ...]) -> list:
@@ -123,10 +123,9 @@ def test_a_sharded_run_goes_on_sharded_and_in_one_process(nursery: Nursery, fini
             torch.testing.assert_close(two[part][key], tensor, rtol=0, atol=1e-5)
 
 
+@pytest.mark.nightly  # step/test_blocks.py compiles and recomputes blocks of one process in a slow run
 @pytest.mark.skipif(compiling.missing(on_gpu=False) is not None, reason="needs a C++ compiler")
-@pytest.mark.parametrize(
-    "kind", [pytest.param("ddp", marks=pytest.mark.nightly), pytest.param("fsdp", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
 def test_compiled_and_recomputed_blocks_take_the_same_steps(kind: str, nursery: Nursery, finished, tmp_path) -> None:
     options = [*(DDP if kind == "ddp" else FSDP), "compile=true", "activation_checkpointing=true"]
     args = command("captioning", *EXACT, *OWN["captioning"], *accumulated("captioning"), *STEP, *options)

@@ -75,24 +75,26 @@ def fill(place: Path) -> None:
             pass
 
 
-def test_every_command_works(run) -> None:
+@pytest.mark.parametrize("share", [3, pytest.param(1, marks=pytest.mark.nightly)])  # every third command, or all
+def test_every_command_works(run, share: int) -> None:
     captioner = str(run.code / "data" / "sample" / "captioner.ckpt")
     shutil.copytree(run.code / "data" / "sample", run.here / "meine Fotos ü")
     (run.here / "é.json").write_text('[{"image_id": 1, "caption": "ein Hund"}, {"image_id": 2, "caption": "b"}]')
     (run.here / "w.json").write_text('[{"image_id": 1, "caption": "ein Hund"}, {"image_id": 2, "caption": "c"}]')
     train = str(run.code / "train.py")
     commands = [
+        [train, "task=classification", "trainer.max_steps=2", *FEW, "runs=läufe"],
         [train, "trainer.max_steps=2", *FEW],
         [train, "resume=last", "trainer.max_steps=4"],
-        ["-m", "vlm", "evaluate", "-c", "last", "--out", "auswertung é"],
         ["-m", "vlm", "caption", "meine Fotos ü", "-c", captioner, "--out", "texte ü.txt", "--attention", "schau 狗"],
-        [train, "task=classification", "trainer.max_steps=2", *FEW, "runs=läufe"],
+        ["-m", "vlm", "evaluate", "-c", "last", "--out", "auswertung é"],
         ["-m", "vlm", "check-data", "--limit", "8", "--out", "seite ü"],
         ["-m", "vlm", "score", "é.json", "w.json", "--out", "werte.txt"],
         ["-m", "vlm", "export", "ausfuhr é", "-c", captioner],
         ["-m", "vlm", "info", "-c", captioner],
         ["-m", "vlm", "doctor"],
     ]
+    commands = commands[::share]
     for command, (status, said) in zip(commands, run.each(commands), strict=True):
         assert status == 0, (command, said)
     assert not list(run.here.rglob("*.part"))
@@ -102,7 +104,11 @@ def test_every_command_works(run) -> None:
     assert done.returncode == 0 and len(done.stdout.splitlines()) == count
 
 
-@pytest.mark.parametrize(("run", "full"), [("read-only home", False), ("no home", True)], indirect=["run"])
+@pytest.mark.parametrize(
+    ("run", "full"),
+    [("read-only home", False), pytest.param("no home", True, marks=pytest.mark.nightly)],
+    indirect=["run"],
+)
 def test_the_service_answers(run, full: bool) -> None:
     pytest.importorskip("fastapi")
     if full:
@@ -115,6 +121,7 @@ def test_the_service_answers(run, full: bool) -> None:
     assert health == {"status": "ok", "task": "captioning"} and line.endswith(f"\t{answer['results'][0]['text']}\n")
 
 
+@pytest.mark.nightly  # test_disk.py has a full disk for the same commands
 @pytest.mark.parametrize("run", ["no home"], indirect=True)
 def test_a_full_disk_is_told_in_a_line(run) -> None:
     captioner, full = str(run.code / "data" / "sample" / "captioner.ckpt"), run.root / "small" / "full"

@@ -63,7 +63,7 @@ def damaged(content, dice):
     return content[:start] + content[dice.randrange(len(content)) :]
 
 
-@counts(50, 150)
+@counts(20, 150)
 @pytest.mark.parametrize("kind", ["values", "bytes"])
 def test_any_checkpoint_is_used_or_refused(kind, count, tmp_path, capfd):
     dice, statuses = random.Random(kind), []
@@ -104,7 +104,7 @@ def written(kind):
     return file.getvalue()
 
 
-@counts(25, 80)
+@counts(8, 80)
 @pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
 def test_any_table_is_read_or_refused(kind, count, tmp_path, capfd):
     dice, statuses = random.Random(kind), []
@@ -126,7 +126,7 @@ def test_any_table_is_read_or_refused(kind, count, tmp_path, capfd):
     assert {1, 2} & {*statuses}
 
 
-@counts(25, 70)
+@counts(8, 70)
 @pytest.mark.parametrize("task", ["captioning", "tagging", "image_questions"])
 def test_any_override_is_taken_or_refused(task, count, tmp_path, capfd, monkeypatch):
     monkeypatch.chdir(tmp_path)

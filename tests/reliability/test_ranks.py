@@ -55,12 +55,13 @@ def check_left_whole(folder: Path) -> None:
 RAISED = ["RuntimeError: the original fault"]
 
 
+@pytest.mark.sample(slow=2)
 @pytest.mark.parametrize(
     ("kind", "rank", "status", "said"),
     [
-        ("kill", 0, -9, []),
         ("kill", 1, 1, ["error: rank 1 was killed by SIGKILL"]),
         ("raise", 0, 1, [*RAISED, "raised on rank 0 of 2"]),
+        ("kill", 0, -9, []),
         ("raise", 1, 1, [*RAISED, "raised on rank 1 of 2", "error: rank 1 ended with an error (see above)"]),
     ],
 )

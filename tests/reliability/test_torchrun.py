@@ -41,7 +41,7 @@ def torchrun(*args: str, cwd: Path) -> subprocess.Popen:
     return subprocess.Popen([*started, str(ROOT / "train.py"), *args], cwd=cwd, env=env, stdout=log, stderr=log)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly  # test_kills.py stops ranks that Lightning starts in a slow run
 def test_a_run_under_torchrun_stops_on_sigterm_and_goes_on(nursery: Nursery, tmp_path: Path) -> None:
     for name in ("whole", "stopped"):
         (tmp_path / name).mkdir()
@@ -60,8 +60,8 @@ def test_a_run_under_torchrun_stops_on_sigterm_and_goes_on(nursery: Nursery, tmp
     check_same(*(only_run(tmp_path / name / "runs") for name in ("stopped", "whole")))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("starter", ["torchrun", "srun"])
+@pytest.mark.sample(slow=1)
+@pytest.mark.parametrize("starter", ["srun", "torchrun"])
 def test_all_ranks_share_a_folder_and_only_the_first_writes(starter, nursery: Nursery, tmp_path: Path) -> None:
     args = command("captioning", "trainer.max_epochs=1", *TWO)
     pids = []
@@ -74,8 +74,8 @@ def test_all_ranks_share_a_folder_and_only_the_first_writes(starter, nursery: Nu
     assert ckpt.read(only_run(tmp_path / "runs") / "checkpoints" / "last.ckpt")["global_step"] == 8
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("given", [[], [*TWO[:-1], "trainer.devices=1"]])
+@pytest.mark.sample(slow=1)
+@pytest.mark.parametrize("given", [[*TWO[:-1], "trainer.devices=1"], []])
 def test_other_processes_than_the_trainer_reckons_with_are_refused(given, nursery: Nursery, tmp_path: Path) -> None:
     args = command("classification", "trainer.max_epochs=1", *given)
     pids = [nursery.start(args, cwd=tmp_path, env=place) for place in places("torchrun")]
@@ -85,8 +85,8 @@ def test_other_processes_than_the_trainer_reckons_with_are_refused(given, nurser
     assert not list(tmp_path.glob("runs/*/20*"))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.sample(slow=1)
+@pytest.mark.parametrize("signum", [signal.SIGUSR1, signal.SIGTERM])
 def test_slurm_requeues_and_the_same_command_goes_on(signum, nursery: Nursery, tmp_path: Path) -> None:
     for name in ("whole", "job", "bin"):
         (tmp_path / name).mkdir()
