@@ -13,7 +13,7 @@ def shown(notebook, kind: str) -> list[str]:
     return [output["data"][kind] for output in outputs if kind in output.get("data", {})]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly  # test_shipped.py runs the lines of Python of the README in a slow run
 def test_the_quickstart_runs() -> None:
     pytest.importorskip("ipykernel")
     client = pytest.importorskip("nbclient").NotebookClient

@@ -54,11 +54,12 @@ def test_a_part_that_fails_is_a_line(module, tmp_path, monkeypatch, code, said):
 
 @pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu_each_script_ends_in_a_line(tmp_path):
+@pytest.mark.parametrize("names", [SCRIPTS[::4], pytest.param(SCRIPTS, marks=pytest.mark.nightly)])
+def test_without_a_gpu_each_script_ends_in_a_line(names, tmp_path):
     options = {name: ["--text", "none"] for name in ("all.py", "same_losses.py", "waits.py")}
     options["training_speed.py"] = ["vits"]
     with (tmp_path / "out").open("w") as out:
-        found = forks.run([[str(FOLDER / name), *options.get(name, [])] for name in SCRIPTS], stdout=out)
-    for name, (status, said) in zip(SCRIPTS, found, strict=True):
+        found = forks.run([[str(FOLDER / name), *options.get(name, [])] for name in names], stdout=out)
+    for name, (status, said) in zip(names, found, strict=True):
         assert status == 2 and "needs a CUDA device" in said and len(said.splitlines()) == 1, (name, said)
     assert not (tmp_path / "out").read_text()

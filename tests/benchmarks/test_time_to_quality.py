@@ -93,7 +93,7 @@ def test_losses_of_both_sides_are_a_captions(tmp_path, monkeypatch):
         assert len(pixels) == len(ids) <= 4 and (ids[:, -1] != 0).any()
 
 
-@pytest.fixture(params=["captions", "text"])
+@pytest.fixture(params=["captions", pytest.param("text", marks=pytest.mark.nightly)])
 def options(request, tmp_path):
     if request.param == "captions":
         draw_flickr8k(tmp_path)

@@ -9,7 +9,7 @@ from config_keys import FAMILIES, cases, changed, loaded, saved
 from vlm.errors import UserError
 
 SEED = 51
-SAMPLE, PAIRS = 4, 20  # changes of each family in the slow tests; pairs of changes under -m nightly
+SAMPLE, PAIRS = 2, 20  # changes of each family in the slow tests; pairs of changes under -m nightly
 
 
 @torch.no_grad()

@@ -165,13 +165,10 @@ def test_a_captioner_without_vlm(tmp_path: Path, form: str) -> None:
             torch.testing.assert_close(logits, whole[:, end - 1], atol=1e-4, rtol=0)
 
 
-HEADS = [pytest.param(task, marks=pytest.mark.slow) for task in ("contrastive", "embedding", "tagging")]
-HEADS += ["classification", pytest.param("masked_language_modeling", marks=pytest.mark.slow)]
-
-
+@pytest.mark.sample(slow=4)
 @torch.no_grad()
 @pytest.mark.parametrize("form", ["onnx", "pt2"])
-@pytest.mark.parametrize("task", HEADS)
+@pytest.mark.parametrize("task", ["classification", "contrastive", "embedding", "tagging", "masked_language_modeling"])
 def test_heads_and_encoders(tmp_path: Path, task: str, form: str) -> None:
     """Of texts that are filled up, against the models themselves on each alone."""
     pytest.importorskip("onnxscript")

@@ -239,10 +239,9 @@ ABOUT = {
 }
 
 
+@pytest.mark.sample(plain=7, slow=20)
 @pytest.mark.parametrize("changed", ABOUT)
-@pytest.mark.parametrize(
-    "task", [task if task == "tagging" else pytest.param(task, marks=pytest.mark.slow) for task in tiny.TASKS]
-)
+@pytest.mark.parametrize("task", tiny.TASKS)
 def test_a_changed_checkpoint_is_refused_by_the_command_of_its_task(task, changed, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("story.txt").write_text(tiny.STORY)  # the text of a command; files are checked before the checkpoint

@@ -126,9 +126,10 @@ def test_a_full_disk_under_out_is_a_line_and_status_1(task, vlm, story):
     assert err[0].startswith("error: --out /dev/full: cannot be written (No space left on device)")
 
 
+@pytest.mark.parametrize("share", [3, pytest.param(1, marks=pytest.mark.nightly)])  # every third command, or all
 @pytest.mark.slow
-def test_a_full_stdout_is_a_line_and_status_1(story):
-    words = [*COMMANDS.items(), ("captioning", ["info"])]
+def test_a_full_stdout_is_a_line_and_status_1(story, share):
+    words = [("captioning", ["info"]), *COMMANDS.items()][::share]
     commands = [["-m", "vlm", *some, "-c", str(FILES / f"{task}.ckpt")] for task, some in words]
     with open("/dev/full", "w") as full:
         found = forks.run(commands, stdout=full)

@@ -13,8 +13,6 @@ ROOT = Path(__file__).parents[2]
 SPLITS = ("train", "val", "test")
 SIZES = {"captioning": "scenes=6", "classification": "scenes=12", "language_modeling": "documents=3"}
 TASKS = {task: [f"data.source.{split}_{size}" for split in SPLITS] for task, size in SIZES.items()}
-SLOW = pytest.mark.slow
-EACH = [task if task == "captioning" else pytest.param(task, marks=SLOW) for task in TASKS]
 SHIPPED = sorted(path.stem for path in (ROOT / "conf" / "task").glob("*.yaml"))
 
 
@@ -31,7 +29,8 @@ def drawn(task, tmp_path, *overrides):
     return found, [[key.index for key in batch] for batch in order]
 
 
-@pytest.mark.parametrize("task", EACH)
+@pytest.mark.sample(slow=2)
+@pytest.mark.parametrize("task", TASKS)
 def test_another_seed_of_the_run_has_the_same_data_in_another_order_and_one_of_the_data_has_others(task, tmp_path):
     default, order = drawn(task, tmp_path)
     other, reordered = drawn(task, tmp_path, "seed=1")
@@ -53,6 +52,7 @@ def test_held_out_samples_go_by_the_seed_of_the_data(key, tmp_path):
     assert (held[0] == held[1]) == (key == "seed")
 
 
-@pytest.mark.parametrize("task", [SHIPPED[0], *(pytest.param(task, marks=SLOW) for task in SHIPPED[1:])])
+@pytest.mark.sample(plain=1, slow=2)
+@pytest.mark.parametrize("task", SHIPPED)
 def test_the_data_of_every_task_go_by_their_own_seed(task):
     assert compose([f"task={task}", "seed=7", "data.seed=3"])["data"]["source"]["seed"] == 3

@@ -22,7 +22,7 @@ def gaps(runs: Path) -> list[float]:
     return [float(row["val/loss@shuffled"]) / float(row["val/loss"]) - 1 for row in rows]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly  # tasks/shared/test_image_use.py says when no warning comes in a plain run
 def test_the_default_is_left_alone(tmp_path: Path, capsys) -> None:
     assert main([*SHORT, f"runs={tmp_path}"]) == 0
     captured = capsys.readouterr()

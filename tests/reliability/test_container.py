@@ -61,7 +61,7 @@ def test_threads_and_workers_follow_the_quota(container, tmp_path) -> None:
 
 @pytest.mark.slow
 def test_the_main_job_and_captions(container, tmp_path) -> None:
-    few = ["trainer.max_steps=20", "trainer.max_epochs=-1", "data.source.val_scenes=64", "data.source.test_scenes=64"]
+    few = ["trainer.max_steps=4", "trainer.max_epochs=-1", "data.source.val_scenes=16", "data.source.test_scenes=16"]
     done = within(container, str(ROOT / "train.py"), *few, f"runs={tmp_path}/runs", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     (checkpoint,) = tmp_path.glob("runs/*/*/checkpoints/best.ckpt")

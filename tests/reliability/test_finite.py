@@ -60,18 +60,16 @@ def at_step(monkeypatch: pytest.MonkeyPatch) -> Any:
     return set_up
 
 
-LATER = [pytest.param(False, id="read at once"), pytest.param(True, marks=pytest.mark.slow, id="read a step later")]
-
-
-@pytest.fixture(params=LATER)
+@pytest.fixture(params=[False, True], ids=["read at once", "read a step later"])
 def later(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     """Has the host read a step's check when the next one is launched, as on a GPU."""
     monkeypatch.setattr(training_step, "runs_ahead", lambda device: request.param)
     return request.param
 
 
-@pytest.mark.parametrize("precision", ["bf16-mixed", pytest.param("32-true", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("step", [3, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.sample(plain=1, slow=3)
+@pytest.mark.parametrize("precision", ["bf16-mixed", "32-true"])
+@pytest.mark.parametrize("step", [3, 4])
 @pytest.mark.parametrize(("kind", "said"), [("nan loss", "the loss is not"), ("nan gradient", "the gradient is not")])
 def test_the_run_stops_before_the_update(kind, said, step, precision, at_step, later, tmp_path, capsys) -> None:
     seen = at_step(kind, step - 1)
@@ -99,6 +97,7 @@ def test_a_step_read_later_trains_the_same(tmp_path, monkeypatch) -> None:
     assert len(pairs) > 50 and all(torch.equal(a, b) for a, b in pairs)
 
 
+@pytest.mark.sample(slow=1)
 def test_a_run_without_clipping_stops_too(at_step, later, tmp_path, capsys) -> None:
     at_step("nan gradient", 1)
     assert main([*SMALL, f"runs={tmp_path}", "trainer.gradient_clip_val=null"]) == 1

@@ -67,8 +67,8 @@ def batches(size: int) -> list[str]:
     return [f"trainer.accumulate_grad_batches={size}"]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.sample(slow=1)
+@pytest.mark.parametrize("size", [2, 1])
 def test_two_processes_go_on(size: int, nursery: Nursery, tmp_path: Path) -> None:
     steps = [f"trainer.max_steps={count // size}" for count in (BATCHES, 20)]
     for name, runs in {

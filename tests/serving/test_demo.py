@@ -110,14 +110,14 @@ CASES = {  # how many photos, texts, other values, and what is shown
     ),
     "translation": (0, {"text": TEXTS[0]}, {}, lambda it: used(it, TEXTS[:1])[0].text.split()),
 }
-SLOW = [pytest.param(task, marks=pytest.mark.slow) for task in CASES if task != "tagging"]
 
 
 def said(shown: str) -> str:
     return re.sub(r"\s+", " ", re.sub("<[^>]*>", " ", shown))
 
 
-@pytest.mark.parametrize("task", ["tagging", *SLOW])
+@pytest.mark.sample(plain=2, slow=4)
+@pytest.mark.parametrize("task", CASES)
 def test_each_task_has_a_form_that_answers_as_python_does(task):
     photos, texts, values, truth = CASES[task]
     model = load(str(FILES / f"{task}.ckpt"))

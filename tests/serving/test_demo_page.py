@@ -140,7 +140,7 @@ sys.exit(status)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.sample(slow=1)
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_ends_the_page(number, status, tmp_path):
     """Also while a page is open in a browser, which holds a connection; no file is left, and no host was asked."""

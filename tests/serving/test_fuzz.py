@@ -32,9 +32,8 @@ def changed(task: str, dice: random.Random) -> tuple[bytes, str]:
     return bytes(content), dice.choice(["application/json"] * 8 + others)
 
 
-@pytest.mark.parametrize(
-    "task", [pytest.param(task, marks=() if task == "tagging" else pytest.mark.slow) for task in TASKS]
-)
+@pytest.mark.sample(plain=1, slow=3)
+@pytest.mark.parametrize("task", TASKS)
 def test_a_changed_request_is_answered_or_refused_in_a_line(task, caplog):
     dice, http = random.Random(task), client(tiny(task), timeout=20)
     for _ in range(100):

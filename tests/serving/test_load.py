@@ -30,9 +30,9 @@ def test_idle_connections_lock_nobody_out(captioner):
 def test_good_requests_among_bad_ones_are_answered_each_by_its_own(captioner):
     truth = [load.ask(captioner[0], photo)[1]["results"][0]["text"] for photo in PHOTOS]
     assert len({*truth}) > 1
-    counts = load.mixed(captioner[0], PHOTOS, truth, requests=1000, clients=16)
+    counts = load.mixed(captioner[0], PHOTOS, truth, requests=400, clients=16)
     assert {*counts} <= {"good", "good when tried again", "bad refused", "left", "seconds"}
-    assert counts["good"] + counts.get("good when tried again", 0) == 750
+    assert counts["good"] + counts.get("good when tried again", 0) == 300
 
 
 def test_a_full_queue_is_tried_again():
@@ -42,6 +42,7 @@ def test_a_full_queue_is_tried_again():
     assert counts.get("good", 0) + counts.get("good when tried again", 0) == 90
 
 
+@pytest.mark.sample(slow=1)
 @pytest.mark.parametrize("kind", ["image", "text"])
 def test_an_attack_takes_a_bounded_memory(kind):
     path, body = (CAPTIONER, PHOTOS[0]) if kind == "image" else (tiny("tagging"), b"a red circle")

@@ -73,12 +73,9 @@ def answers(waits: Waits, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return seen
 
 
-FIRST_TASK = "captioning"
-OTHERS = [pytest.param(task, marks=pytest.mark.slow) for task in TASKS if task != FIRST_TASK]
-
-
+@pytest.mark.sample(plain=2, slow=6)
 @pytest.mark.parametrize("later", [False, True], ids=["at once", "a step later"])
-@pytest.mark.parametrize("task", [FIRST_TASK, *OTHERS])
+@pytest.mark.parametrize("task", TASKS)
 def test_a_step_waits_for_no_more_than_its_check(task, later, waits, answers, monkeypatch, tmp_path) -> None:
     monkeypatch.setattr(training_step, "runs_ahead", lambda device: later)
     options = [option for option in command(task) if option != "callbacks.progress=null"]

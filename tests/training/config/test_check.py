@@ -193,7 +193,7 @@ def test_faults_are_reported_without_torch_and_lightning_and_nothing_is_created(
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.slow
+@pytest.mark.sample(slow=10)
 @pytest.mark.parametrize(("overrides", "words"), LATE.items())
 def test_faults_of_data_and_models_are_a_line_and_nothing_is_created(overrides, words, tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)

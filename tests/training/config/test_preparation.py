@@ -20,7 +20,14 @@ from vlm.training.run.run import fill_preprocessing
 TIMM = ["model/encoder=timm", "data.image_size=96"]
 
 
-OTHERS = ["resnet18", "vit_small_patch16_224", "convnext_atto", "eva02_tiny_patch14_224", "beit_base_patch16_224"]
+MODELS = [
+    "resnet10t",
+    "resnet18",
+    "vit_small_patch16_224",
+    "convnext_atto",
+    "eva02_tiny_patch14_224",
+    "beit_base_patch16_224",
+]
 
 
 def config(*overrides, name="resnet10t", weights="model.encoder.pretrained=true"):
@@ -35,7 +42,8 @@ def preprocess(found):
 
 @pytest.mark.parametrize("data", ["data=shapes", "data=flickr8k"])
 @pytest.mark.parametrize("weights", ["model.encoder.pretrained=true", "model.encoder.weights=weights.pth"])
-@pytest.mark.parametrize("name", ["resnet10t", *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)])
+@pytest.mark.sample(plain=2, slow=6)
+@pytest.mark.parametrize("name", MODELS)
 def test_pixels_are_those_of_timms_own_transform(name, weights, data):
     ours = preprocess(config(data, name=name, weights=weights))
     about = resolve_data_config({}, pretrained_cfg=timm.get_pretrained_cfg(name).to_dict())

@@ -54,7 +54,8 @@ LARGER = "data.source.image_size=32"  # scenes have no less
 FIRST, *REST = hf.CAPTIONERS
 
 
-@pytest.mark.parametrize("name", [FIRST, *(pytest.param(name, marks=pytest.mark.slow) for name in REST)])
+@pytest.mark.sample(plain=1, slow=2)
+@pytest.mark.parametrize("name", [FIRST, *REST])
 def test_a_captioner_is_fine_tuned_with_nothing_typed(tmp_path, capfd, name):
     place = tmp_path / "a folder, (of others)"
     hf.CAPTIONERS[name](place / "theirs", side=32)
@@ -67,7 +68,8 @@ def test_a_captioner_is_fine_tuned_with_nothing_typed(tmp_path, capfd, name):
     assert Captioner(str(path)).tokenizer.eos_id == Captioner(str(place / "theirs")).tokenizer.eos_id
 
 
-@pytest.mark.parametrize("name", ["clip", pytest.param("siglip", marks=pytest.mark.slow)])
+@pytest.mark.sample(slow=1)
+@pytest.mark.parametrize("name", ["clip", "siglip"])
 def test_a_dual_encoder_is_fine_tuned_with_nothing_typed(tmp_path, name):
     folder = tmp_path / "theirs"
     saved_dual(name, folder)
@@ -97,7 +99,7 @@ def encoder_of(path):
     return {name for name in names if name.startswith("encoder.")}
 
 
-@pytest.mark.slow
+@pytest.mark.sample(slow=3)
 @pytest.mark.parametrize(
     ("name", "task"),
     [*zip(hf.ENCODERS, ["classification", "captioning"] * 3, strict=False), ("siglip", "classification")],
@@ -111,7 +113,7 @@ def test_an_encoder_of_images_is_trained_from(tmp_path, name, task):
     assert read(path)["vlm"]["preprocess"] == describe_folder(Folder(folder))[1]["preprocess"]
 
 
-@pytest.mark.slow
+@pytest.mark.sample(slow=1)
 @pytest.mark.parametrize("name", hf.CLASSIFIERS)
 def test_a_classifier_is_fine_tuned(tmp_path, name):
     folder = tmp_path / "theirs"
@@ -121,7 +123,7 @@ def test_a_classifier_is_fine_tuned(tmp_path, name):
     assert encoder_of(path) <= start_of(path, folder)
 
 
-@pytest.mark.slow
+@pytest.mark.sample(slow=2)
 @pytest.mark.parametrize(
     ("kind", "task"),
     [
@@ -238,9 +240,8 @@ def test_a_siglip_without_its_tokenizer_is_an_image_encoder(tmp_path):
 TEXTS = ["data.source.train_documents=10", "data.source.val_documents=3", "data.train_samples=16", "data.max_len=32"]
 
 
-@pytest.mark.parametrize(
-    "name", ["llama3", *(pytest.param(name, marks=pytest.mark.slow) for name in ("qwen3", "gemma"))]
-)
+@pytest.mark.sample(slow=1)
+@pytest.mark.parametrize("name", ["llama3", "qwen3", "gemma"])
 def test_a_decoder_of_llamas_family_learns_by_adapters_and_goes_out_merged(tmp_path, name):
     theirs, _ = hf.saved_decoder(tmp_path / "theirs", name)
     path = trained(tmp_path, "model/adapt=lora", *SHORT, *TEXTS)

@@ -103,6 +103,7 @@ class TestStudy:
         assert main([*line, f"hydra.sweeper.storage=sqlite:///{tmp_path}/no/study.db"]) == 2
         assert "error: hydra.sweeper.storage: sqlite:" in capsys.readouterr().err
 
+    @pytest.mark.nightly  # the test above goes on after SIGKILL; test_resume.py tells of a signal
     def test_stopped_by_a_signal_says_what_is_left_and_continues(self, tmp_path, capsys):
         line = [*STUDY, f"hydra.sweeper.storage=sqlite:///{tmp_path}/study.db", f"runs={tmp_path}/runs"]
         pipes: dict = {"stderr": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
