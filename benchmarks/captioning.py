@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from vlm.tuning import tune
+from vlm.machine import tune
 
 tune()  # applies to both sides
 sys.path.insert(0, str(Path(__file__).parent))

@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from vlm.tuning import tune
+from vlm.machine import tune
 
 tune()  # applies to both sides
 sys.path.insert(0, str(Path(__file__).parent))

@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from vlm.tuning import tune
+from vlm.machine import tune
 
 tune()  # applies to both sides
 

@@ -30,7 +30,7 @@ from typing import Any
 
 from engine_sides import SIDES
 
-from vlm.tuning import tune
+from vlm.machine import tune
 
 VOCAB, POSITIONS = 50257, 1024
 READER = """

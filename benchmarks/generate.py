@@ -26,7 +26,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from vlm.tuning import tune
+from vlm.machine import tune
 
 tune()  # applies to both sides
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")

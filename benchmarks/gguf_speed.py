@@ -21,7 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from vlm.tuning import tune
+from vlm.machine import tune
 
 TEXT = "A man walked along the river in the morning and told his dog about the day that lay before them. "
 Write = Callable[[list[int], int], list[int]]  # (tokens of a prompt, count) -> count new tokens

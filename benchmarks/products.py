@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from vlm.tuning import tune
+from vlm.machine import tune
 
 tune()
 

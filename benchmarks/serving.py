@@ -35,7 +35,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "helpers"))  # for hugging.wide
 
-from vlm.tuning import tune
+from vlm.machine import tune
 
 tune()  # applies to all sides
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")

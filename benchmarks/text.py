@@ -24,7 +24,7 @@ from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
-from vlm.tuning import tune
+from vlm.machine import tune
 
 tune()  # applies to both sides
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
@@ -41,7 +41,7 @@ from vlm.config.compose import compose
 from vlm.data.batch import Batch, InputRows
 from vlm.decoding.loop import decode_batch
 from vlm.decoding.options import Decoding
-from vlm.nn.precision import has_bfloat16
+from vlm.nn.device import has_bfloat16
 from vlm.nn.step.packed import prepack, prepack_for_decoding
 from vlm.training.run.run import Run, build_model
 from vlm.training.run.train import silence_libraries

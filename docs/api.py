@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 import vlm
+from vlm.api import describe_return
 from vlm.inference import writing
 from vlm.inference.attention.pictures import AttentionPicture
-from vlm.inference.methods import describe_return
 from vlm.inference.options import DecodingOptions, get_options
 from vlm.inference.predictor import Predictor
 from vlm.inference.tasks import TASKS, import_object

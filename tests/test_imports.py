@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent.parent
 FILES = [*sorted(ROOT.glob("vlm/**/*.py")), ROOT / "train.py"]
 
 # Modules of the top floor: they import nothing of vlm but each other, and anything may import them.
-BASE = ("vlm", "vlm.errors", "vlm.machine", "vlm.randomness", "vlm.tuning")
+BASE = ("vlm", "vlm.errors", "vlm.machine", "vlm.randomness")
 FLOORS = (
     ("untrusted", "nn"),
     ("models",),

@@ -15,7 +15,7 @@ import torch
 from vlm.checkpoint import load as ckpt
 from vlm.checkpoint.file import write
 from vlm.checkpoint.rebuild import rebuild
-from vlm.config.names import FORMAT
+from vlm.checkpoint.stored import FORMAT
 from vlm.errors import UserError
 from vlm.models.encoder_decoder import VisionLanguageModel
 

@@ -14,10 +14,9 @@ from torch import nn
 from vlm.checkpoint import load as ckpt
 from vlm.checkpoint.file import write
 from vlm.checkpoint.rebuild import rebuild
-from vlm.checkpoint.stored import GROUPS, thaw
+from vlm.checkpoint.stored import FORMAT, GROUPS, thaw
 from vlm.cli.main import run
 from vlm.config import target
-from vlm.config.names import FORMAT
 from vlm.errors import UserError
 from vlm.models import timm_encoder
 

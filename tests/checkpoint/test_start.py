@@ -13,8 +13,8 @@ from vlm.checkpoint.file import inference_weights, write
 from vlm.checkpoint.load import read, read_base_weights
 from vlm.checkpoint.rebuild import rebuild
 from vlm.checkpoint.start import start_from
+from vlm.checkpoint.stored import FORMAT
 from vlm.cli.main import run as vlm
-from vlm.config.names import FORMAT
 from vlm.data.text.tokenizer import ByteTokenizer, CharTokenizer
 from vlm.errors import UserError
 from vlm.nn.image_size import sides

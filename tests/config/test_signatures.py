@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 
 import vlm.training.config.check  # noqa: F401 limits the arguments of Lightning's classes and torch's
-from vlm.config.names import modules
 from vlm.config.signatures import read_signature
-from vlm.config.target import is_injected, signature
+from vlm.config.target import is_injected, modules_by_class, signature
 from vlm.config.types import describe_mismatch, fits
 from vlm.errors import UserError
 
@@ -77,7 +76,7 @@ def test_types_of_shipped_classes_are_read(name):
 
 
 def test_every_class_that_a_checkpoint_may_name_is_read_as_it_is_imported():
-    names = [f"{places[0]}.{name}" for name, places in modules().items() if len(places) == 1]
+    names = [f"{places[0]}.{name}" for name, places in modules_by_class().items() if len(places) == 1]
     read = []
     for name in names:
         try:

@@ -11,9 +11,8 @@ import torch
 
 from vlm.checkpoint.file import write
 from vlm.checkpoint.rebuild import rebuild
-from vlm.checkpoint.stored import freeze
+from vlm.checkpoint.stored import FORMAT, freeze
 from vlm.config.compose import compose
-from vlm.config.names import FORMAT
 from vlm.data.images.image import Preprocess
 from vlm.data.text.tokenizer import ByteTokenizer, CharTokenizer, SentencePieceTokenizer
 

@@ -19,7 +19,7 @@ SETTINGS = [
 ]
 TESTS = [
     "tests/nn/test_attention.py",
-    "tests/nn/test_precision.py",
+    "tests/nn/test_device.py",
     "tests/nn/test_vocabulary_loss.py",
     "tests/nn/step/test_packed.py",
     "tests/models/test_vit.py",

@@ -11,9 +11,9 @@ from tiny_checkpoints import FILES
 
 from vlm.cli.main import run
 from vlm.errors import UserError
-from vlm.inference.device import choose_device
 from vlm.inference.predictor import Predictor
 from vlm.inference.tasks import TASKS, import_object
+from vlm.nn.device import choose_device
 
 COMMANDS = sorted({command.name for task in TASKS.values() for command in task.commands})
 ROOT = Path(__file__).parents[2]

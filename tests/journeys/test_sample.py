@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from vlm.cli.main import run as vlm
-from vlm.nn.precision import explain_int8
+from vlm.nn.device import explain_int8
 
 INT8 = ["--precision", "int8"]
 SAMPLE = Path(__file__).parents[2] / "data" / "sample"

@@ -12,7 +12,7 @@ from vlm.decoding.options import Decoding
 from vlm.errors import UserError
 from vlm.models.context import PLACE, Context, Prefix, interleave_states
 from vlm.models.decoder import Decoder
-from vlm.nn.mask import Texts, causal_segment_mask, prefix_mask
+from vlm.nn.attention import Texts, causal_segment_mask, prefix_mask
 from vlm.nn.position import RotaryPositions
 from vlm.nn.step.replay import FixedDecodeState
 

@@ -12,8 +12,8 @@ from vlm.models.dual_encoder import DualEncoder
 from vlm.models.encoder_decoder import TextToText
 from vlm.models.text_encoder import MaskedLanguageModel, TextEncoder
 from vlm.models.vit import ViT
+from vlm.nn.attention import segment_mask
 from vlm.nn.embeddings import Spelling
-from vlm.nn.mask import segment_mask
 from vlm.nn.position import (
     BucketedBias,
     LearnedPositionsEachLayer,

@@ -4,17 +4,19 @@ import pytest
 import torch
 
 from vlm.data.batch import text_bounds
-from vlm.nn import mask as module
+from vlm.nn import attention as module
 from vlm.nn.attention import (
     CrossAttention,
     SelfAttention,
+    Texts,
     attention,
     attention_weights,
+    causal_segment_mask,
     changing_lengths,
+    packed_causal_mask,
     recompute_contexts,
     record_attention,
 )
-from vlm.nn.mask import Texts, causal_segment_mask, packed_causal_mask
 from vlm.nn.step.block import KeyValueCache
 
 B, N, K = 3, 2, 5

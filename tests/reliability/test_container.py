@@ -17,7 +17,7 @@ if (BASE / "cgroup.controllers").exists():
     LIMITS = {"": {"cpu.max": "100000 100000", "memory.max": str(MEMORY)}}
 
 SHOW = """
-from vlm.tuning import tune
+from vlm.machine import tune
 tune()
 import torch
 from vlm.data.workers import default_workers

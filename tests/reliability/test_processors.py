@@ -9,7 +9,7 @@ import torch
 from processors import FAST_BFLOAT16, PROCESSORS, pretend
 
 from vlm.cli.main import run as vlm
-from vlm.inference.device import choose_precision
+from vlm.nn.device import choose_precision
 from vlm.nn.step import packed
 from vlm.training.run.run import build_trainer
 

@@ -13,8 +13,7 @@ from torch import Tensor
 from vlm.checkpoint.hugging_face import from_folder
 from vlm.checkpoint.locate import download, find_best_checkpoint, missing_checkpoint_error
 from vlm.checkpoint.rebuild import convert_errors
-from vlm.checkpoint.stored import Checkpoint
-from vlm.config.names import FORMAT
+from vlm.checkpoint.stored import FORMAT, Checkpoint
 from vlm.errors import UserError
 from vlm.io.files import atomic_write, remove_unfinished
 from vlm.models.pretrained.folder import Folder

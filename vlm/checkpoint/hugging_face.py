@@ -8,8 +8,7 @@ from typing import Any, Literal, cast
 import torch
 
 from vlm.checkpoint.rebuild import rebuild_shapes
-from vlm.checkpoint.stored import Checkpoint, DecodingDefaults, Metadata
-from vlm.config.names import FORMAT
+from vlm.checkpoint.stored import FORMAT, Checkpoint, DecodingDefaults, Metadata
 from vlm.data.images.hugging_face import read_preprocess
 from vlm.data.text.hugging_face import read_tokenizer
 from vlm.data.text.library import JsonTokenizer

@@ -11,8 +11,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from vlm.config.names import MODELS, modules
-from vlm.config.target import suggest_trust
+from vlm.config.target import MODEL_PACKAGES, modules_by_class, suggest_trust
 from vlm.errors import UserError
 from vlm.models.pretrained.architecture import Spec
 
@@ -63,7 +62,7 @@ def _build(spec: Spec, trust: Sequence[str], built: Iterator[int]) -> nn.Module:
 
 def _find_class(name: Any, trust: Sequence[str]) -> type[nn.Module]:
     module_name, _, class_name = str(name).rpartition(".")
-    ours = [module for module in modules().get(str(name), []) if module.split(".")[1] in MODELS]
+    ours = [module for module in modules_by_class().get(str(name), []) if module.split(".")[1] in MODEL_PACKAGES]
     if len(ours) == 1:
         module = importlib.import_module(ours[0])
     elif any(f"{module_name}.".startswith(f"{package}.") for package in trust if package):

@@ -5,8 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
-from vlm.config import names
-from vlm.config.target import find, signature, suggest_trust, trusted_packages
+from vlm.config.target import expand_name, find, shorten_name, signature, suggest_trust, trusted_packages
 from vlm.config.tree import FORMULAS, Config, escape, put, resolve, select
 from vlm.errors import UserError
 from vlm.untrusted.sizes import check_sizes
@@ -15,6 +14,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from vlm.models.pretrained.architecture import Spec
+
+FORMAT = 2  # of checkpoints
 
 
 class Base(TypedDict):
@@ -137,7 +138,7 @@ def freeze(config: Any) -> Any:
     """Returns a config as checkpoints store it: with short names of classes, which stay valid if a module is moved."""
     if isinstance(config, dict):
         named = {key: freeze(child) for key, child in config.items() if key != TARGET}
-        return {CLASS: names.short(str(config[TARGET])), **named} if TARGET in config else named
+        return {CLASS: shorten_name(str(config[TARGET])), **named} if TARGET in config else named
     return [freeze(child) for child in config] if isinstance(config, list) else config
 
 
@@ -206,7 +207,7 @@ def _find_interpolation(stored: dict[str, Any], source: str, target: str, value:
 def _restore_targets(value: Any) -> Any:
     if isinstance(value, dict):
         named = {key: _restore_targets(child) for key, child in value.items() if key != CLASS}
-        return {TARGET: names.full(value[CLASS]), **named} if CLASS in value else named
+        return {TARGET: expand_name(value[CLASS]), **named} if CLASS in value else named
     return [_restore_targets(child) for child in value] if isinstance(value, list) else value
 
 
@@ -252,7 +253,7 @@ def _find_faults(value: Any, path: str) -> Iterator[str]:
 def _check_class(name: Any) -> str | None:
     """Returns the reason why a checkpoint may not name a class, or None."""
     try:
-        target = names.full(name)
+        target = expand_name(name)
         find(target)
     except UserError as fault:
         package = str(name).partition(".")[0]

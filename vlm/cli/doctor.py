@@ -80,8 +80,7 @@ def iter_defaults() -> Iterator[tuple[str, str]]:
     import torch
 
     from vlm.data.workers import default_workers
-    from vlm.inference.device import choose_device
-    from vlm.nn.precision import explain_bfloat16, explain_int8
+    from vlm.nn.device import choose_device, explain_bfloat16, explain_int8
     from vlm.nn.step.packed import packs
 
     device = choose_device("auto")

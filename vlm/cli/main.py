@@ -14,7 +14,7 @@ import typer
 from vlm import __version__
 from vlm.errors import UserError, is_out_of_memory, print_error, unknown_choice
 from vlm.inference.tasks import TASKS, import_object
-from vlm.tuning import tune
+from vlm.machine import tune
 
 if TYPE_CHECKING:
     from vlm.inference.options import Option
@@ -48,11 +48,11 @@ COMMANDS = {
         "Show the contents of a checkpoint: task, model, tokenizer, data, step and scores.",
     ),
     "score": (
-        "vlm.cli.score:score",
+        "vlm.cli.score_commands:score",
         "Score captions as COCO's evaluation does (BLEU, ROUGE-L, CIDEr). Needs two files and no checkpoint.",
     ),
     "compare": (
-        "vlm.cli.compare:compare",
+        "vlm.cli.score_commands:compare",
         "Compare evaluations side by side, with paired bootstrap significance against the first.",
     ),
     "doctor": (

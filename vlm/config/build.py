@@ -5,9 +5,8 @@ from collections.abc import Collection, Iterator, Mapping
 from functools import partial
 from typing import Any
 
-from vlm.config.names import short
 from vlm.config.signatures import read_signature
-from vlm.config.target import Signature, SignatureLookup, find, is_injected, parameters, signature
+from vlm.config.target import Signature, SignatureLookup, find, is_injected, parameters, shorten_name, signature
 from vlm.config.tree import Tree, Value, origins, transform
 from vlm.config.types import Product, coerce, describe_mismatch, fits
 from vlm.errors import UserError, did_you_mean, find_similar
@@ -138,7 +137,7 @@ def spec(node: Tree) -> Tree:
     def convert(inner: Tree, raw: Tree, path: str) -> Tree:
         if inner.get("_partial_"):
             raise ValueError(f"{inner['_target_']}: a partial cannot be stored")
-        return {"name": short(inner["_target_"]), "args": _kwargs(inner, paths=False)}
+        return {"name": shorten_name(inner["_target_"]), "args": _kwargs(inner, paths=False)}
 
     return transform(node, convert)
 

@@ -1,16 +1,21 @@
-"""Imports the class that a ``_target_`` names, if it is in an allowed package, and returns its signature."""
+"""Classes that configs and checkpoints name: allowed packages, imports, signatures, and short names.
+
+Checkpoints store classes of vlm by name only, such as ``ViT``, which stays valid if a module is moved. The module is
+found by searching the source files. Classes of other packages keep their dotted name.
+"""
 
 import inspect
 import pkgutil
+import re
 import sys
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, NotRequired, Required, Unpack, get_args, get_origin, get_type_hints
 
-from vlm.config.names import modules
 from vlm.config.tree import Value
 from vlm.config.types import hints
 from vlm.errors import INJECTED, UserError, did_you_mean, find_similar
@@ -29,6 +34,11 @@ _BUILDABLE_PACKAGES = (
 )
 
 _limits: dict[str, Mapping[str, Any]] = {}
+# Folders whose classes a checkpoint may name, and those whose classes may be built as models.
+_NAMED_PACKAGES = ("models", "nn", "data", "checkpoint", "tasks", "training")
+MODEL_PACKAGES = ("models", "nn")
+_PRIVATE = ("data.store",)  # storage classes, which only sources build
+_CLASS = re.compile(r"^class ([A-Z]\w*)(?:\[[^]]*\])?(?:\(([^)]*)\))?:", re.MULTILINE)
 
 
 def limit(limits: Mapping[str, Mapping[str, Any]]) -> None:
@@ -220,7 +230,7 @@ def _import(name: str) -> Any:
 def _find_moved_class(name: str) -> str | None:
     """Returns the present dotted name of a class of vlm that was in another module in an earlier release."""
     short_name = name.rpartition(".")[2]
-    homes = modules().get(short_name, []) if name.startswith("vlm.") else []
+    homes = modules_by_class().get(short_name, []) if name.startswith("vlm.") else []
     if len(homes) != 1:
         return None
     moved = f"{homes[0]}.{short_name}"
@@ -238,3 +248,48 @@ def _is_buildable(name: str) -> bool:
 
 def _is_inside(name: str, packages: Collection[str]) -> bool:
     return any(name.startswith(f"{package}.") for package in packages)
+
+
+@cache
+def modules_by_class() -> dict[str, list[str]]:
+    """Returns the modules that define each class that a checkpoint may name, normally one per class."""
+    root = Path(__file__).parents[1]
+    by_name: dict[str, list[str]] = {}
+    for path in sorted(path for package in _NAMED_PACKAGES for path in (root / package).rglob("*.py")):
+        module = ".".join(path.relative_to(root).with_suffix("").parts)
+        if module.startswith(_PRIVATE):
+            continue
+        for name, bases in _CLASS.findall(path.read_text(encoding="utf-8")):
+            if not {"Protocol", "NamedTuple", "Enum", "TypedDict"} & set(re.findall(r"\w+", bases)):
+                by_name.setdefault(name, []).append(f"vlm.{module}")
+    return by_name
+
+
+def shorten_name(target: str) -> str:
+    """Returns the name of a target in a checkpoint: the class name for classes of vlm, else the dotted name.
+
+    Raises:
+        UserError: It is in vlm, but not a class that a file may name.
+    """
+    if not target.startswith("vlm."):
+        return target
+    name = target.rpartition(".")[2]
+    if len(modules_by_class().get(name, [])) != 1:
+        raise UserError(f"{target}: cannot be stored in a checkpoint; use a class name that is unique in vlm")
+    return name
+
+
+def expand_name(name: str) -> str:
+    """Returns the dotted name for a name in a checkpoint.
+
+    Raises:
+        UserError: There is no class of this name, or it is a dotted name in vlm.
+    """
+    candidates = modules_by_class().get(str(name), [])
+    if len(candidates) == 1:
+        return f"{candidates[0]}.{name}"
+    if "." not in str(name) or str(name).startswith("vlm."):
+        raise UserError(
+            f"the checkpoint names {name!r}, which this version of vlm does not have; install the vlm that wrote it"
+        )
+    return str(name)

@@ -19,7 +19,7 @@ from vlm.data.fields import AugmentKey, ImageField
 from vlm.data.images.augment import Augment
 from vlm.data.images.image import ImageError
 from vlm.data.records import Record, Split
-from vlm.data.store.cache_file import unwritable_error
+from vlm.data.store.storage import unwritable_error
 from vlm.errors import UserError
 from vlm.io.files import atomic_write
 from vlm.models.context import Features

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from vlm.decoding.constraints import Rules, allow_end, in_vocabulary, last_tokens, repeated_ngram_mask
 from vlm.errors import UserError
-from vlm.nn.precision import widest_float
+from vlm.nn.device import widest_float
 
 MAX_TEMPERATURE = 1e9  # the distribution is uniform long before; torch accepts integers of up to 64 bits
 

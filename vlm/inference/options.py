@@ -136,7 +136,7 @@ class ModelOptions:
     def load(self, kind: Callable[..., Loaded], **options: Any) -> Loaded:
         """Loads the predictor of the checkpoint on the device and in the precision of the options."""
         from vlm.config.target import check_package
-        from vlm.inference.device import choose_device, choose_precision
+        from vlm.nn.device import choose_device, choose_precision
 
         if self.trust is not None:
             check_package(self.trust, "--trust ")

@@ -101,7 +101,7 @@ _FILL = _command("fill", "masked_language_modeling.predict:GapFiller", "FillOpti
 _TAG = _command("tag", "tagging.predict:Tagger", "TaggingOptions", "TextArguments")
 _TRANSLATE = _command("translate", "translation.predict:Translator", "WritingOptions", "LineArguments")
 _TRANSLATE_WITH_PHOTO = _command(
-    "translate", "translation.predict:PhotoTranslator", "PhotoTranslationOptions", "LineArguments"
+    "translate", "photo_translation.predict:PhotoTranslator", "PhotoTranslationOptions", "LineArguments"
 )
 TASKS = {
     "captioning": _task(_CAPTION, _ANSWER_IN_PROMPT, _CHAT, select="select_captions"),

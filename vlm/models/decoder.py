@@ -12,11 +12,18 @@ from vlm.errors import Count, Injected, Range
 from vlm.models.context import PLACE, Context, Prefix
 from vlm.models.flop import Flop, decoder_flop
 from vlm.models.heads import VocabularyHead
-from vlm.nn.attention import changing_lengths, record_attention
+from vlm.nn.attention import (
+    Mask,
+    causal_tail,
+    changing_lengths,
+    packed_causal_mask,
+    prefix_mask,
+    record_attention,
+    to_additive_mask,
+)
 from vlm.nn.blocks import BlockConfig, BlockOptions, DecoderBlock, init_weights
 from vlm.nn.dropout import Dropout
 from vlm.nn.image_size import ImageSize
-from vlm.nn.mask import Mask, causal_tail, packed_causal_mask, prefix_mask, to_additive_mask
 from vlm.nn.position import NO_POSITIONS, LearnedPositions, PositionInfo, Positions, segment_positions
 from vlm.nn.step.block import KeyValueCache, StepBlock, StepInputs, to_cache_dtype
 from vlm.nn.step.state import DecodeState, HiddenState, KeysValues, ReadContext, State

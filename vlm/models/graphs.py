@@ -25,9 +25,9 @@ from vlm.models.encoder_decoder import EncoderDecoder
 from vlm.models.recurrent import RecurrentEncoder
 from vlm.models.text_encoder import MaskedLanguageModel, TextEncoder
 from vlm.models.timm_encoder import TimmEncoder
+from vlm.nn.attention import to_additive_mask
 from vlm.nn.embeddings import Spelling
 from vlm.nn.image_size import ImageSize, sides
-from vlm.nn.mask import to_additive_mask
 from vlm.nn.position import Positions
 from vlm.nn.step.block import GrowingCache, StepBlock, StepInputs
 

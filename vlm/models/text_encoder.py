@@ -11,12 +11,11 @@ from vlm.models.context import Context
 from vlm.models.flop import Flop, count_flop, token_ids
 from vlm.models.heads import VocabularyHead
 from vlm.models.recurrent import RecurrentEncoder
-from vlm.nn.attention import changing_lengths
+from vlm.nn.attention import Mask, changing_lengths, segment_mask
 from vlm.nn.blocks import Activation, Block, BlockConfig, BlockOptions, init_weights
 from vlm.nn.dropout import Dropout
 from vlm.nn.embeddings import Spelling
 from vlm.nn.image_size import ImageSize
-from vlm.nn.mask import Mask, segment_mask
 from vlm.nn.position import LearnedPositions, Positions, segment_positions
 from vlm.nn.vocabulary_loss import Head
 

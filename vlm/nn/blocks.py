@@ -9,9 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vlm.errors import Count, Range, Rate
-from vlm.nn.attention import CrossAttention, SelfAttention
+from vlm.nn.attention import CrossAttention, Mask, SelfAttention
 from vlm.nn.dropout import Dropout
-from vlm.nn.mask import Mask
 from vlm.nn.position import NO_POSITIONS, PositionInfo
 
 Norm = Literal["layer", "rms", "rms_plus_one"]

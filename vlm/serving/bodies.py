@@ -13,7 +13,7 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import Receive
 
-from vlm.tuning import return_freed_memory
+from vlm.machine import return_freed_memory
 
 JSON: TypeAlias = Mapping[str, "JSON"] | Sequence["JSON"] | str | int | float | None  # as json.loads returns it
 
@@ -165,7 +165,7 @@ class RequestBodyLimiter:
         self.size -= body.size
         self._freed += body.size
         body.content, body.size = bytearray(), 0
-        if self._freed > RELEASE_AFTER:  # the C library keeps freed memory, as set by `vlm.tuning`
+        if self._freed > RELEASE_AFTER:  # the C library keeps freed memory, as set by `vlm.machine`
             self._freed = 0
             return_freed_memory()
 

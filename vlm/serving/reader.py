@@ -25,10 +25,10 @@ from vlm.inference.inputs import default_workers
 from vlm.inference.options import SAMPLING_NAMES, Options, as_list, build_options, get_options
 from vlm.inference.predictor import Predictor
 from vlm.inference.writing import note_width
+from vlm.machine import return_freed_memory
 from vlm.serving.bodies import JSON, Budget
 from vlm.tasks.span_answering.predict import SpanAnswerer
 from vlm.tasks.tagging.predict import Tagger
-from vlm.tuning import return_freed_memory
 
 MAX_TEXT = 2**20  # bytes of a body without images
 MAX_PARTS = 1024  # of a form

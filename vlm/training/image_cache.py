@@ -30,7 +30,7 @@ from vlm.data.images.class_augment import FILTERS, NUM_PARAMS, ClassAugment, app
 from vlm.data.images.image import ImageError, Preprocess
 from vlm.data.images.resize import to_tensor
 from vlm.data.records import Record
-from vlm.data.store.cache_file import file_lock
+from vlm.data.store.storage import file_lock
 from vlm.errors import UserError
 from vlm.models.context import Features, features_of, frozen_part, projects
 from vlm.models.encoder_decoder import CHUNK_SIZE

@@ -7,12 +7,11 @@ import torch
 from torch import Tensor, nn
 
 from vlm.errors import UserError
-from vlm.inference.device import choose_precision
 from vlm.models.context import Context, Prefix
 from vlm.models.decoder import Decoder
 from vlm.models.heads import VocabularyHead
 from vlm.models.vit import ViT
-from vlm.nn.precision import explain_int8
+from vlm.nn.device import choose_precision, explain_int8
 from vlm.nn.step import packed
 from vlm.nn.step.packed import (
     Int8Linear,

@@ -16,7 +16,7 @@ from vlm.cli.main import run
 from vlm.decoding.options import Decoding
 from vlm.inference.options import build_word_rules
 from vlm.inference.writing import decode_likeliest
-from vlm.nn.precision import has_bfloat16
+from vlm.nn.device import has_bfloat16
 from vlm.tasks.captioning.predict import Captioner
 from vlm.training.run.fit import main
 

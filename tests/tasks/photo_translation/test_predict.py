@@ -8,7 +8,7 @@ from tiny_checkpoints import FILES, IMAGES
 
 from vlm.cli.main import run
 from vlm.inference import inputs
-from vlm.tasks.translation import predict
+from vlm.tasks.photo_translation import predict as photo_translation
 
 CHECKPOINT, TRANSLATOR = (str(FILES / f"{task}.ckpt") for task in ("photo_translation", "translation"))
 TEXTS = ["a small colored circle", "there is a large colored cross", "you can see a large colored circle"]
@@ -49,7 +49,7 @@ def test_the_photo_counts_and_one_may_be_for_all_texts(translate):
 
 def test_a_photo_of_all_texts_is_read_once(translate, monkeypatch):
     opened, read = [], inputs.open_image
-    for module in (predict, inputs):
+    for module in (photo_translation, inputs):
         monkeypatch.setattr(module, "open_image", lambda source: opened.append(source) or read(source))
     assert len(translate(*beside(TEXTS, IMAGES[:1]))) == len(TEXTS)
     assert opened == IMAGES[:1]

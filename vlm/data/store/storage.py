@@ -1,4 +1,4 @@
-"""Access to files on disk and in object stores, by name or pattern, and to members of tars."""
+"""Access to files on disk and in object stores, by name or pattern, and to members of tars; locks of cache files."""
 
 import glob
 import io
@@ -6,9 +6,13 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from errno import ENOLCK, ENOSYS, EOPNOTSUPP
 from itertools import islice
+from pathlib import Path
 from typing import Any, TypeVar
 
+from filelock import FileLock
 from fsspec import AbstractFileSystem
 from fsspec.core import url_to_fs
 
@@ -247,3 +251,30 @@ def read_span(path: str, span: Span) -> bytes:
     if len(data) < span.size:
         raise ValueError("the tar is truncated inside this file")
     return data
+
+
+def unwritable_error(path: Path, error: OSError) -> UserError:
+    return UserError(f"{path}: cannot be written ({error.strerror}); free disk space, or set runs to another folder", 1)
+
+
+@contextmanager
+def file_lock(path: Path) -> Iterator[None]:
+    """Locks a file against other processes and threads; has no effect on file systems without locks.
+
+    Args:
+        path: The file to lock; the lock file, with suffix ``.lock``, is not deleted.
+    Raises:
+        UserError: The folder cannot be written to.
+    """
+    # No soft lock as a fallback: it would stay forever if its process is killed.
+    lock = FileLock(path.with_name(f"{path.name}.lock"), fallback_to_soft=False)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+    except OSError as error:
+        if error.errno not in (ENOLCK, ENOSYS, EOPNOTSUPP):
+            raise unwritable_error(path, error) from error
+    try:
+        yield
+    finally:
+        lock.release()

@@ -6,8 +6,7 @@ from dataclasses import asdict, dataclass
 from itertools import groupby
 from typing import Any, NamedTuple, Self
 
-from vlm.data.text.chat_template import read_chat
-from vlm.data.text.conversation import BEGIN, END, ChatForm, Piece, Turn
+from vlm.data.text.conversation import BEGIN, END, ChatForm, Piece, Turn, read_chat
 from vlm.data.text.library import JsonTokenizer
 from vlm.data.text.tokenizer_base import Tokenizer
 from vlm.errors import UserError, excerpt

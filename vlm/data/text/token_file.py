@@ -20,7 +20,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
-from vlm.data.store.cache_file import file_lock, unwritable_error
+from vlm.data.store.storage import file_lock, unwritable_error
 from vlm.data.text.tokenizer import Tokenizer, tokenizer_from_state
 from vlm.errors import UserError
 from vlm.io.files import atomic_write

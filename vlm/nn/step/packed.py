@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vlm.machine import return_freed_memory
 from vlm.nn.blocks import ACTIVATIONS, MLP, Block
 from vlm.nn.vocabulary_loss import Head
-from vlm.tuning import return_freed_memory
 
 Product = Callable[[Tensor], Tensor]
 WEIGHT = 127  # largest quantised weight

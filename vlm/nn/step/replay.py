@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vlm.nn.attention import changing_lengths
-from vlm.nn.mask import to_additive_mask
+from vlm.nn.attention import changing_lengths, to_additive_mask
 from vlm.nn.step.block import KeyValueCache
 from vlm.nn.step.state import DecodeState, State
 

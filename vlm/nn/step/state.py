@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vlm.nn.mask import to_additive_mask
+from vlm.nn.attention import to_additive_mask
 from vlm.nn.position import PositionInfo, Positions
 from vlm.nn.step.block import KeyValueCache, StepBlock, StepInputs
 

@@ -25,7 +25,7 @@ from vlm.inference.predictor import (
     normalize_pixels,
 )
 from vlm.io.output import Record, Value
-from vlm.nn.precision import widest_float
+from vlm.nn.device import widest_float
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from vlm.data.batch import Batch
 from vlm.inference.predictor import normalize_pixels
 from vlm.models.encoder_decoder import TextAndImageToText
 from vlm.models.flop import Work
+from vlm.tasks.photo_translation.predict import encode_with_photos
 from vlm.tasks.shared.show import example_image, example_record, image_shape
-from vlm.tasks.translation.predict import encode_with_photos
 from vlm.tasks.translation.train import TranslatedText, Translation, TranslationMetric, TranslationOptions
 from vlm.training.data_module import Data
 

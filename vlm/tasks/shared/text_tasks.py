@@ -21,7 +21,7 @@ from vlm.inference.writing import Text, decode_likeliest
 from vlm.models.context import Context, Features
 from vlm.models.encoder_decoder import EncoderDecoder, VisionLanguageModel
 from vlm.models.flop import Work
-from vlm.nn.precision import widest_float
+from vlm.nn.device import widest_float
 from vlm.nn.step.replay import StepperPool
 from vlm.tasks.shared.show import first_row, image_shape, row_lines, text_shape
 from vlm.tasks.tagging.metrics import TaggingMetric

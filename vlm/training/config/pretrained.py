@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from vlm.config.names import full
+from vlm.config.target import expand_name
 from vlm.errors import UserError
 from vlm.nn.image_size import as_override
 
@@ -199,7 +199,7 @@ def _decoder_overrides(args: Mapping[str, Any], place: str) -> Iterator[str]:
 def _position_overrides(place: str, args: Mapping[str, Any]) -> Iterator[str]:
     """Yields the overrides that give a stack separate positions."""
     if (positions := args.get("positions")) is not None:
-        args = {"_target_": full(positions["name"]), **positions["args"]}
+        args = {"_target_": expand_name(positions["name"]), **positions["args"]}
         yield f"{place}.positions=null"  # instead of model.position
         yield f"++{place}.positions={{{','.join(f'{name}:{json.dumps(value)}' for name, value in args.items())}}}"
 

@@ -12,13 +12,13 @@ from vlm.config.command import Sweep, report, run
 from vlm.config.compose import compose
 from vlm.config.tree import Config
 from vlm.errors import UserError
+from vlm.machine import tune
 from vlm.training.config.check import check
 from vlm.training.config.overrides import split_option
 from vlm.training.run.processes import broadcast_choice
 from vlm.training.run.run_folder import create_run_folder, find_requeued_run
 from vlm.training.run.sweep import begin_study, format_results, read_objective, run_job
 from vlm.training.run.train import find_checkpoint, resume_run, train
-from vlm.tuning import tune
 
 
 class PipedOutput:

@@ -25,8 +25,8 @@ from vlm.errors import UserError, print_error, printable, printable_lines
 from vlm.evaluation.report.evaluation import Evaluation, pictures_of, write_results
 from vlm.evaluation.report.verdict import TrainedModel
 from vlm.io.files import remove_unfinished
+from vlm.nn.device import has_bfloat16
 from vlm.nn.embeddings import Spelling
-from vlm.nn.precision import has_bfloat16
 from vlm.nn.vocabulary_loss import compile_on_gpu
 from vlm.randomness import key
 from vlm.training.callbacks.checkpoints import Checkpoints, VerifiedIO

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from vlm.errors import Count, Injected, Range, Rate, Share, UserError
-from vlm.nn.precision import has_bfloat16
+from vlm.nn.device import has_bfloat16
 
 # Coefficients of the quintic that, iterated, drives every singular value towards 1 (Jordan et al. 2024). It is steep at
 # zero, and leaves values between about 0.7 and 1.2.

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torchmetrics import Metric
 
-from vlm.config.names import FORMAT
+from vlm.checkpoint.stored import FORMAT
 from vlm.data.batch import Batch
 from vlm.data.fields import Field
 from vlm.errors import Share, UserError, did_you_mean, find_similar, printable
@@ -20,7 +20,7 @@ from vlm.evaluation.metrics.bootstrap import Scorer, compute_differences
 from vlm.evaluation.report.sections import Finding, Section
 from vlm.evaluation.report.verdict import TrainedModel, Verdict, choose_metric, make_verdict
 from vlm.models.flop import Work
-from vlm.nn.precision import widest_float
+from vlm.nn.device import widest_float
 from vlm.randomness import key, seed_torch
 from vlm.training.data_module import Data
 from vlm.training.step.fsdp import gather, scatter, shard

@@ -11,8 +11,8 @@ from torch import nn
 from vlm.models.context import Context
 from vlm.models.decoder import Decoder
 from vlm.nn.attention import attention
+from vlm.nn.device import has_bfloat16, widest_float
 from vlm.nn.position import LearnedPositionsEachLayer, RelativeBias, RotaryPositions, SinusoidalPositions
-from vlm.nn.precision import has_bfloat16, widest_float
 from vlm.nn.step.packed import prepack_for_decoding
 
 LENGTH, DIM, HEADS = 9, 32, 4
