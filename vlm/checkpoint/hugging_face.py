@@ -15,10 +15,11 @@ from vlm.data.text.library import JsonTokenizer
 from vlm.data.text.prompt_form import read_form, read_text_form
 from vlm.data.text.tokenizer_base import Tokenizer
 from vlm.errors import UserError
-from vlm.models.pretrained.architecture import Spec, read_class_names
+from vlm.models.pretrained.architecture import read_class_names
 from vlm.models.pretrained.fields import Fields, choice, flag, integer, number, refuse_unread_keys
 from vlm.models.pretrained.folder import Folder, FolderSpecification, specify
 from vlm.models.pretrained.load import convert_hugging_face, count_stored_classes
+from vlm.models.pretrained.stack import Spec
 from vlm.nn.image_size import plain, sides
 from vlm.untrusted.sizes import check_sizes
 

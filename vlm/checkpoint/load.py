@@ -14,8 +14,8 @@ from vlm.checkpoint.locate import PREFIX, download
 from vlm.checkpoint.rebuild import NoDraws, convert_errors, rebuild, rebuild_shapes
 from vlm.checkpoint.stored import Base, Checkpoint, Metadata
 from vlm.errors import UserError
-from vlm.models.pretrained.architecture import Spec
 from vlm.models.pretrained.load import convert_hugging_face, is_published, open_folder
+from vlm.models.pretrained.stack import Spec
 from vlm.nn.lora import is_adapter, merge_adapters
 from vlm.untrusted.checkpoints import SizeLimit
 

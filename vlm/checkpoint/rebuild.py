@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from vlm.config.target import MODEL_PACKAGES, modules_by_class, suggest_trust
 from vlm.errors import UserError
-from vlm.models.pretrained.architecture import Spec
+from vlm.models.pretrained.stack import Spec
 
 
 @contextmanager

@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from vlm.config.target import expand_name, find, shorten_name, signature, suggest_trust, trusted_packages
-from vlm.config.tree import FORMULAS, Config, escape, put, resolve, select
+from vlm.config.tree import FORMULAS, Config, Tree, escape, put, resolve, select
 from vlm.errors import UserError
 from vlm.untrusted.sizes import check_sizes
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from vlm.models.pretrained.architecture import Spec
+    from vlm.models.pretrained.stack import Spec
 
 FORMAT = 2  # of checkpoints
 
@@ -211,7 +211,7 @@ def _restore_targets(value: Any) -> Any:
     return [_restore_targets(child) for child in value] if isinstance(value, list) else value
 
 
-def isolate_config(config: dict[str, Any], folder: Path) -> dict[str, Any]:
+def isolate_config(config: Tree, folder: Path) -> Tree:
     """Returns a checkpoint's config, or its tree, that fetches nothing and keeps its cache near the checkpoint.
 
     Nor does it write beside its data. With VLM_REMOTE=1 in the environment it may read data at the URLs that it names.
@@ -221,7 +221,7 @@ def isolate_config(config: dict[str, Any], folder: Path) -> dict[str, Any]:
     """
     # The shared cache of the run's parent folder is used if it exists; it is never created there.
     runs = folder.resolve().parent.parent
-    shares_cache = Path(config["runs"]).resolve() == runs and (runs / "cache").is_dir()
+    shares_cache = Path(str(config["runs"])).resolve() == runs and (runs / "cache").is_dir()
     return {**_disable_downloads(config), "runs": str(config["runs"] if shares_cache else folder)}
 
 

@@ -12,7 +12,7 @@ import lightning as L
 import torch
 from torch.utils.data import DataLoader
 
-from vlm.config.tree import Tree
+from vlm.config.tree import Config, replace
 from vlm.errors import UserError
 from vlm.training.data_module import StepLoader
 
@@ -26,7 +26,7 @@ EXCLUDED_CALLBACKS = ("progress", "pace", "audit", "samples", "grounding", "chec
 
 
 @contextmanager
-def temporary_run(config: Tree, callback: L.Callback, *, steps: int) -> Iterator["Run"]:
+def temporary_run(config: Config, callback: L.Callback, *, steps: int) -> Iterator["Run"]:
     """Context with a short training run in a temporary folder.
 
     Args:
@@ -41,7 +41,7 @@ def temporary_run(config: Tree, callback: L.Callback, *, steps: int) -> Iterator
     trainer = {"max_epochs": -1, "max_steps": steps, "max_time": None, "limit_val_batches": 0}
     callbacks = {name: node for name, node in config["callbacks"].items() if name not in EXCLUDED_CALLBACKS}
     logger = {"csv": config["logger"].get("csv")}
-    config = {**config, "trainer": {**config["trainer"], **trainer}, "callbacks": callbacks, "logger": logger}
+    config = replace(config, trainer={**config["trainer"], **trainer}, callbacks=callbacks, logger=logger)
     with tempfile.TemporaryDirectory(prefix="vlm-bench-") as scratch:
         folder = Path(broadcast_choice(lambda: scratch)) / "run"
         try:
@@ -73,7 +73,7 @@ class PeakMemory(L.Callback):
             self.bytes = read_kernel_size("/proc/self/status", "VmHWM")
 
 
-def find_largest_batch(config: Tree) -> dict[str, Any]:
+def find_largest_batch(config: Config) -> dict[str, Any]:
     """Finds the largest `data.batch_size` that fits in memory; trials start at the config's value.
 
     Trials train on the epoch's largest batch: the one with the most tokens after padding.
@@ -117,17 +117,17 @@ class Trial:
         size: The batch size.
     """
 
-    def __init__(self, config: Tree, size: int) -> None:
+    def __init__(self, config: Config, size: int) -> None:
         self.size, self.fits, self.peak, self.samples, self.device = size, True, 0, 0, ""
         try:
-            self._train({**config, "data": {**config["data"], "batch_size": size}})
+            self._train(replace(config, data={**config["data"], "batch_size": size}))
         except torch.OutOfMemoryError:
             self.fits = False
         gc.collect()
         if self.device == "cuda":
             torch.cuda.empty_cache()
 
-    def _train(self, config: Tree) -> None:
+    def _train(self, config: Config) -> None:
         peak = PeakMemory()
         with temporary_run(config, peak, steps=STEPS) as run:
             self.device = run.trainer.strategy.root_device.type

@@ -5,7 +5,7 @@ import sys
 from contextlib import redirect_stdout
 from typing import Annotated, Any
 
-from vlm.config.tree import Tree
+from vlm.config.tree import Config
 from vlm.inference.options import Option, Overrides
 
 WARM_UP = 5  # minimum number of untimed steps, in which memory is allocated and prefetch queues fill
@@ -40,7 +40,7 @@ def bench(
     return 0
 
 
-def measure_speed(config: Tree, *, steps: int) -> dict[str, Any]:
+def measure_speed(config: Config, *, steps: int) -> dict[str, Any]:
     """Trains for some steps and returns the measurements; returns an empty dict in all processes but the first.
 
     Args:

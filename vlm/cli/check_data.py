@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from vlm.config.tree import Tree
+from vlm.config.tree import Config
 from vlm.data.fields import CaptionField, Field, LabelField
 from vlm.data.images.image import ImageError
 from vlm.data.records import NAMES, Split
@@ -75,7 +75,7 @@ MAX_PRINTED = 3  # examples printed of each kind of problem
 MAX_SYNTHETIC = 1000  # samples read per split if each epoch generates new ones
 
 
-def inspect_data(config: Tree, faults: Faults, about: list[str], splits: dict[str, Split], limit: int | None) -> str:
+def inspect_data(config: Config, faults: Faults, about: list[str], splits: dict[str, Split], limit: int | None) -> str:
     """Opens and reads a data set as training does; returns a line on what training does with it.
 
     Args:
@@ -112,7 +112,7 @@ def inspect_data(config: Tree, faults: Faults, about: list[str], splits: dict[st
     return describe_training(data, config, faults)
 
 
-def describe_training(data: "Data", config: Tree, faults: Faults) -> str:
+def describe_training(data: "Data", config: Config, faults: Faults) -> str:
     """Returns a line on what training does with a data set: the splits, and what is skipped."""
     sizes = {name: len(data.samples(name)) for name in data.splits}
     plan = f"trains on {sizes['train']:,} samples, validates on {sizes['val']:,}"

@@ -102,7 +102,7 @@ def _node_faults(
     if not node.get("_partial_"):
         for name, parameter in parameters.items():
             if parameter.default is inspect.Parameter.empty and name not in {*node, *supplied, *injected}:
-                yield f"{name}: missing; {node['_target_'].rpartition('.')[2]} needs it"
+                yield f"{name}: missing; {str(node['_target_']).rpartition('.')[2]} needs it"
 
 
 def product(node: Tree, look_up: SignatureLookup = signature) -> Product:
@@ -137,7 +137,7 @@ def spec(node: Tree) -> Tree:
     def convert(inner: Tree, raw: Tree, path: str) -> Tree:
         if inner.get("_partial_"):
             raise ValueError(f"{inner['_target_']}: a partial cannot be stored")
-        return {"name": shorten_name(inner["_target_"]), "args": _kwargs(inner, paths=False)}
+        return {"name": shorten_name(str(inner["_target_"])), "args": _kwargs(inner, paths=False)}
 
     return transform(node, convert)
 

@@ -281,7 +281,8 @@ def _expand_placeholder(
     if plain is None:
         choices = {group: option for group, option in choices.items() if group in typed}
     else:  # the experiment's choices and values have precedence over those of the folder
-        model, without = ({"model": to_tree(config.model)} for config in (tree, plain))
+        model: Tree = {"model": to_tree(tree.model)}
+        without: Tree = {"model": to_tree(plain.model)}
         groups = tuple(f"{group.replace('/', '.')}." for group in typed if group.startswith("model/"))
         from_experiment = [
             f"{key}={json.dumps(value)}"

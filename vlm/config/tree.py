@@ -16,9 +16,9 @@ FORMULAS: dict[str, Callable[..., int | float]] = {
     "sum": lambda *terms: sum(terms),
     "div": lambda dividend, divisor: dividend // divisor if divisor else dividend,
 }
-# Any value of a config, in plain containers; a config or a group whose keys are known is a Tree.
+# A value of a config, in plain containers, and a config or a group of it, with or without interpolations.
 Value: TypeAlias = "bool | int | float | str | list[Value] | tuple[Value, ...] | dict[str, Value] | None"
-Tree: TypeAlias = dict[str, Any]
+Tree: TypeAlias = dict[str, Value]
 MISSING = "???"
 MAX_VALUES = 100_000  # of a resolved config, including the characters of interpolated strings
 MAX_DEPTH = 50  # of nested interpolations
@@ -33,7 +33,7 @@ _PART = re.compile(
 
 
 class Config(dict[str, Any]):
-    """A resolved config in plain containers.
+    """A resolved config in plain containers. Its values are checked once, by `vlm.training.config.check`.
 
     Attributes:
         tree: The config with its interpolations.
@@ -64,6 +64,11 @@ def resolve(tree: Tree) -> Config:
         raise UserError("\n".join(f"{key}: has no value; give {key}=VALUE" for key in sorted(resolution.missing)))
     config.tree = tree
     return config
+
+
+def replace(config: Config, **groups: Value) -> Config:
+    """Returns a copy of a config with other values of some keys, without interpolations."""
+    return resolve(escape({**config, **groups}))
 
 
 def is_plain(text: str) -> bool:
@@ -262,7 +267,7 @@ def transform(value: Any, change: Callable[[Tree, Tree, str], Any], path: str = 
     return change(node, value, path) if "_target_" in node else node
 
 
-def select(config: Any, key: str, default: Any = None) -> Any:
+def select(config: Value, key: str, default: Any = None) -> Any:
     """Returns the value at a dotted key of a resolved config."""
     for part in key.split("."):
         if not isinstance(config, dict) or part not in config:
@@ -275,5 +280,5 @@ def put(config: Tree, key: str, value: Value) -> None:
     """Sets the value at a dotted key, in place."""
     *parents, name = key.split(".")
     for part in parents:
-        config = config.setdefault(part, {})
+        config = cast(Tree, config.setdefault(part, {}))
     config[name] = value

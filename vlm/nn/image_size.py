@@ -5,7 +5,7 @@ from vlm.errors import Count
 ImageSize = Count | tuple[Count, Count]
 
 
-def sides(size: ImageSize) -> tuple[int, int]:
+def sides(size: ImageSize | list[int]) -> tuple[int, int]:
     """Height and width."""
     height, width = (size, size) if isinstance(size, int) else size
     return height, width

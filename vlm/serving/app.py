@@ -23,7 +23,7 @@ from vlm.data.images.image import ImageTooLarge
 from vlm.errors import UserError, printable
 from vlm.inference.predictor import Predictor
 from vlm.io.page import escape, page, table
-from vlm.serving.bodies import JSON, ClientDisconnected, RequestBodyLimiter
+from vlm.serving.bodies import ClientDisconnected, RequestBodyLimiter
 from vlm.serving.chat import ChatReader, CompletionFormatter, format_error
 from vlm.serving.demo_forms import build_form
 from vlm.serving.engine import (
@@ -41,6 +41,7 @@ from vlm.serving.engine import (
 from vlm.serving.reader import RequestReader
 from vlm.serving.server import OriginPolicy
 from vlm.tasks.chat.predictor import TO_CHAT, find_chat_predictor
+from vlm.untrusted.sizes import JsonValue
 
 BODY = {
     "image/*": {"schema": {"type": "string", "format": "binary"}},
@@ -84,7 +85,7 @@ class Service:
     def __init__(
         self,
         predictor: Predictor,
-        defaults: Mapping[str, JSON],
+        defaults: Mapping[str, JsonValue],
         *,
         rows: int,
         max_queued: int,
@@ -141,7 +142,7 @@ class Service:
         jobs = self.engine.submit(parsed.inputs, parsed.options)
         return await _cancel_on_disconnect(request, self._await_results(jobs, parsed.truncated, since))
 
-    async def complete(self, request: Request) -> Response | dict[str, JSON]:
+    async def complete(self, request: Request) -> Response | dict[str, JsonValue]:
         """The answer to a conversation: one object or, with `"stream": true`, a stream of events."""
         reader = self._require_chat()
         async with self.body_limiter.read(request.headers, request.receive) as body:
@@ -182,11 +183,11 @@ class Service:
             body.append(f"<p>There is no {CHAT}: {escape(self._explain_no_chat())}.</p>")
         return HTMLResponse(page(name, f"A model for {self.predictor.trained_task}.", body), headers=PAGE_HEADERS)
 
-    async def models(self) -> dict[str, JSON]:
+    async def models(self) -> dict[str, JsonValue]:
         """The models of the chat API."""
         return {"object": "list", "data": [await self.find_model(self.name)]}
 
-    async def find_model(self, name: str) -> dict[str, JSON]:
+    async def find_model(self, name: str) -> dict[str, JsonValue]:
         """The model of this name.
 
         Raises:

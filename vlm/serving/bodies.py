@@ -2,20 +2,17 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import count
-from typing import TypeAlias
 
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import Receive
 
 from vlm.machine import return_freed_memory
-
-JSON: TypeAlias = Mapping[str, "JSON"] | Sequence["JSON"] | str | int | float | None  # as json.loads returns it
 
 
 class Budget:

@@ -17,7 +17,6 @@ from vlm.data.text.conversation import Role, Turn
 from vlm.errors import UserError, printable
 from vlm.inference.command_options import ChatOptions
 from vlm.inference.options import build_options
-from vlm.serving.bodies import JSON
 from vlm.serving.engine import Results, Updates, describe_failure, stream_updates
 from vlm.serving.reader import BLANKS, MAX_TEXT, RequestImage, RequestReader, decode_data_url, iter_images, parse_json
 from vlm.tasks.chat.predictor import (
@@ -28,6 +27,7 @@ from vlm.tasks.chat.predictor import (
     format_context_full,
     visible_text,
 )
+from vlm.untrusted.sizes import JsonValue
 
 MAX_STOPS = 16
 MAX_STOP_LENGTH = 256  # characters
@@ -45,7 +45,7 @@ OPTIONS = {
 # Fields that are read separately, with their types.
 TYPES = {"model": str, "messages": Any, "stream": bool, "stream_options": dict}
 # Values of sampling options that exclude no token. Other values turn sampling on.
-KEEPS_ALL: Mapping[str, tuple[JSON, ...]] = {"temperature": (), "top_p": (1,), "top_k": (0, -1), "min_p": (0,)}
+KEEPS_ALL: Mapping[str, tuple[JsonValue, ...]] = {"temperature": (), "top_p": (1,), "top_k": (0, -1), "min_p": (0,)}
 # Fields that do not change an answer, with their types: user and request labels, cache hints.
 LABELS = {
     "user": str,
@@ -60,7 +60,7 @@ LABELS = {
     "cache_prompt": bool,  # llama.cpp
 }
 # Fields that are not supported, with the values that are accepted because they have no effect, like null and [].
-NEUTRAL: Mapping[str, tuple[JSON, ...]] = {
+NEUTRAL: Mapping[str, tuple[JsonValue, ...]] = {
     "n": (1,),
     "frequency_penalty": (0,),
     "presence_penalty": (0,),
@@ -98,7 +98,10 @@ NEUTRAL: Mapping[str, tuple[JSON, ...]] = {
     "typical_p": (1,),
     "use_beam_search": (False,),
 }
-STREAM_NEUTRAL: Mapping[str, tuple[JSON, ...]] = {"include_obfuscation": (False,), "continuous_usage_stats": (False,)}
+STREAM_NEUTRAL: Mapping[str, tuple[JsonValue, ...]] = {
+    "include_obfuscation": (False,),
+    "continuous_usage_stats": (False,),
+}
 DETAILS = ("auto", "low", "high", "original")  # of an image; the model's own preprocessing decides
 CACHE_HINTS = ("prompt_cache_breakpoint", "cache_control")  # of a part
 
@@ -108,7 +111,7 @@ def bad_request(line: str) -> HTTPException:
     return HTTPException(400, line)
 
 
-def read_fields(content: Mapping[str, Value], *, supports_thinking: bool) -> dict[str, JSON]:
+def read_fields(content: Mapping[str, Value], *, supports_thinking: bool) -> dict[str, JsonValue]:
     """Returns the fields of a request that set an option, as sent.
 
     Args:
@@ -128,7 +131,7 @@ def read_fields(content: Mapping[str, Value], *, supports_thinking: bool) -> dic
             _check_neutral(name, value, neutral_values)
     stream_neutral = {"include_usage": (True, False), **STREAM_NEUTRAL}
     _check_part("stream_options.", content.get("stream_options", {}), stream_neutral)
-    options: dict[str, JSON] = {name: value for name, value in content.items() if name in OPTIONS}
+    options: dict[str, JsonValue] = {name: value for name, value in content.items() if name in OPTIONS}
     if "stop" in options:
         options["stop"] = _read_stop_strings(options["stop"])
     if len({*map(str, (options[name] for name in ("max_tokens", "max_completion_tokens") if name in options))}) > 1:
@@ -136,14 +139,16 @@ def read_fields(content: Mapping[str, Value], *, supports_thinking: bool) -> dic
     return options
 
 
-def _check_part(prefix: str, fields: Value, neutral: Mapping[str, tuple[JSON, ...]]) -> None:
+def _check_part(prefix: str, fields: Value, neutral: Mapping[str, tuple[JsonValue, ...]]) -> None:
     if not isinstance(fields, dict):
         raise bad_request(f"{prefix[:-1]}: {describe_json_mismatch(fields, dict)}")
     for name, value in fields.items():
         _check_neutral(name, value, neutral, prefix=prefix)
 
 
-def _check_neutral(name: str, value: JSON, neutral: Mapping[str, tuple[JSON, ...]], *, prefix: str = "") -> None:
+def _check_neutral(
+    name: str, value: JsonValue, neutral: Mapping[str, tuple[JsonValue, ...]], *, prefix: str = ""
+) -> None:
     """Rejects a field that is not supported unless its value has no effect."""
     if value == []:
         return
@@ -155,7 +160,7 @@ def _check_neutral(name: str, value: JSON, neutral: Mapping[str, tuple[JSON, ...
         raise bad_request(f"{prefix}{name}: only {values} supported; remove the field")
 
 
-def _read_stop_strings(stop: JSON) -> list[str]:
+def _read_stop_strings(stop: JsonValue) -> list[str]:
     """Returns the stop strings of a request; empty strings are ignored."""
     stops = [stop] if isinstance(stop, str) else stop
     if not isinstance(stops, list) or not all(isinstance(text, str) and len(text) <= MAX_STOP_LENGTH for text in stops):
@@ -166,7 +171,7 @@ def _read_stop_strings(stop: JSON) -> list[str]:
     return [text for text in stops if text]
 
 
-def check_keys(fields: Mapping[str, JSON], allowed: Sequence[str], name: str) -> None:
+def check_keys(fields: Mapping[str, JsonValue], allowed: Sequence[str], name: str) -> None:
     """Rejects a key of a message or of a part that is not supported, unless it is empty.
 
     Clients send earlier answers back with all keys of their message type, such as `refusal`, `tool_calls` and `audio`.
@@ -243,7 +248,7 @@ class ChatReader:
         options = replace(options, seed=0)  # the prompt has the seed; conversations with equal options share a batch
         return ChatRequest(prompt, options, bool(content.get("stream")), include_usage)
 
-    def check_model(self, name: JSON) -> None:
+    def check_model(self, name: JsonValue) -> None:
         """Rejects the name of another model."""
         if name != self.name:
             raise HTTPException(404, f"model: {name!r:.60} does not exist; this service has {self.name!r}")
@@ -265,7 +270,7 @@ class ChatReader:
             raise bad_request(str(fault)) from fault
         return replace(options, batch_size=self.reader.rows)
 
-    def _read_messages(self, content: Mapping[str, JSON]) -> list[TurnWithImages]:
+    def _read_messages(self, content: Mapping[str, JsonValue]) -> list[TurnWithImages]:
         messages = content.get("messages")
         if not isinstance(messages, list) or not messages:
             raise bad_request("messages: must be a list of at least one message")
@@ -282,7 +287,7 @@ class ChatReader:
             raise bad_request(format_context_full(least, room))
         return turns
 
-    def _read_message(self, message: JSON, name: str) -> TurnWithImages:
+    def _read_message(self, message: JsonValue, name: str) -> TurnWithImages:
         role = message.get("role") if isinstance(message, dict) else None
         if not isinstance(message, dict) or not isinstance(role, str) or role not in ROLES:
             raise bad_request(f"{name}: role is {printable(str(role))[:60]}, not one of {', '.join(ROLES)}")
@@ -313,7 +318,7 @@ class ChatReader:
         return TurnWithImages(Turn(ROLES[role], text, len(images)), images)
 
 
-def _decode_image(image: JSON, name: str) -> bytes:
+def _decode_image(image: JsonValue, name: str) -> bytes:
     """Returns the bytes of an image in a data URL."""
     fields = {"url": image} if isinstance(image, str) else image
     url = fields.get("url") if isinstance(fields, dict) else None
@@ -332,7 +337,7 @@ def _decode_image(image: JSON, name: str) -> bytes:
         raise bad_request(f"{name}: the image is not valid base64") from fault
 
 
-def format_error(code: int, line: str) -> dict[str, JSON]:
+def format_error(code: int, line: str) -> dict[str, JsonValue]:
     """Returns an error object of the chat completions format."""
     kind = "invalid_request_error" if code < 500 else "server_error"
     return {"error": {"message": printable(line), "type": kind, "param": None, "code": code}}
@@ -358,18 +363,22 @@ class CompletionFormatter:
     """
 
     def __init__(self, name: str, prompt: Prompt) -> None:
-        self.common_fields: dict[str, JSON] = {
+        self.common_fields: dict[str, JsonValue] = {
             "id": f"chatcmpl-{uuid4().hex}",
             "created": int(time.time()),
             "model": name,
         }
         self.prompt_tokens = len(prompt.tokens)
 
-    def format_completion(self, reply: ReplyFields) -> dict[str, JSON]:
+    def format_completion(self, reply: ReplyFields) -> dict[str, JsonValue]:
         """Returns the answer as a chat.completion object."""
-        choice: dict[str, JSON] = {"index": 0, "message": {"role": "assistant", "content": reply["text"]}}
+        choice: dict[str, JsonValue] = {"index": 0, "message": {"role": "assistant", "content": reply["text"]}}
         choice |= {"finish_reason": _finish_reason(reply), "logprobs": None}
-        about: dict[str, JSON] = {"object": "chat.completion", "choices": [choice], "usage": self._token_usage(reply)}
+        about: dict[str, JsonValue] = {
+            "object": "chat.completion",
+            "choices": [choice],
+            "usage": self._token_usage(reply),
+        }
         return {**self.common_fields, **about}
 
     async def stream_chunks(
@@ -398,15 +407,15 @@ class CompletionFormatter:
                         sent = text
             yield self._format_chunk({}, include_usage=include_usage, reason=_finish_reason(reply))
             if include_usage:
-                about: dict[str, JSON] = {"object": CHUNK, "choices": [], "usage": self._token_usage(reply)}
+                about: dict[str, JsonValue] = {"object": CHUNK, "choices": [], "usage": self._token_usage(reply)}
                 yield _format_event({**self.common_fields, **about})
         except Exception as fault:
             yield _format_event(format_error(*describe_failure(fault)))
         yield "data: [DONE]\n\n"
 
     def _format_chunk(self, delta: Mapping[str, str], *, include_usage: bool, reason: str | None = None) -> str:
-        choice: dict[str, JSON] = {"index": 0, "delta": delta, "finish_reason": reason, "logprobs": None}
-        usage: dict[str, JSON] = {"usage": None} if include_usage else {}
+        choice: dict[str, JsonValue] = {"index": 0, "delta": delta, "finish_reason": reason, "logprobs": None}
+        usage: dict[str, JsonValue] = {"usage": None} if include_usage else {}
         return _format_event({**self.common_fields, "object": CHUNK, "choices": [choice], **usage})
 
     def _token_usage(self, reply: ReplyFields) -> dict[str, int]:
@@ -422,5 +431,5 @@ def _finish_reason(reply: ReplyFields) -> str:
     return "stop" if reply["ended"] else "length"
 
 
-def _format_event(content: Mapping[str, JSON]) -> str:
+def _format_event(content: Mapping[str, JsonValue]) -> str:
     return f"data: {json.dumps(content)}\n\n"

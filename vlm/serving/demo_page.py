@@ -20,9 +20,9 @@ from vlm.inference.arguments import GAP
 from vlm.inference.command_options import AnswerOptions
 from vlm.io.page import escape, thumbnail
 from vlm.serving import demo_forms as html
-from vlm.serving.bodies import JSON
 from vlm.serving.demo_forms import Form, FormOption, Values
 from vlm.tasks.chat.predictor import Chat, ChatPredictor
+from vlm.untrusted.sizes import JsonValue
 
 MAX_EXAMPLES = 8  # maximum number of example images, and of example texts
 MAX_RECORDS_BYTES = 2**22
@@ -206,7 +206,7 @@ class Page:
         self.images = {str(place): image for place, image in enumerate(images)}
         self.rows = example_texts(samples, list(form.texts))
 
-    def answer(self, *inputs: JSON) -> Iterator[str]:
+    def answer(self, *inputs: JsonValue) -> Iterator[str]:
         """Yields the answer to the form as HTML, or an error message for an invalid value."""
         if self.form.photos and not any(inputs[: self.form.photos]):  # an option may change before a photo is chosen
             yield html.render_hint("Drop a photo, or choose an example.")
@@ -219,7 +219,7 @@ class Page:
             traceback.print_exc()
             yield html.render_error("the model failed; its log says why")
 
-    def read_values(self, inputs: Sequence[JSON]) -> Values:
+    def read_values(self, inputs: Sequence[JsonValue]) -> Values:
         """Reads the values of the form.
 
         Raises:
@@ -359,7 +359,7 @@ def _build_component(name: str, field: FormOption) -> gr.components.Component:
     return gr.Number(precision=0, **about) if field.kind is int else gr.Textbox(max_length=MAX_TEXT, **about)
 
 
-def _offered_or_none(value: JSON, offered: Sequence[str]) -> str | None:
+def _offered_or_none(value: JsonValue, offered: Sequence[str]) -> str | None:
     """Returns the value that a client sent for a choice if the page offers it, else None."""
     return value if isinstance(value, str) and value in offered else None
 

@@ -17,7 +17,7 @@ from fastapi import HTTPException
 from vlm.errors import UserError, printable
 from vlm.inference.options import Options, without_input_parts
 from vlm.inference.predictor import Predictor
-from vlm.serving.bodies import JSON
+from vlm.untrusted.sizes import JsonValue
 
 TokenSequences: TypeAlias = Sequence[Sequence[int]]  # the tokens of each text of an input, so far
 # Indices of inputs with new tokens, and the tokens of their texts so far; None after the last.
@@ -249,7 +249,7 @@ async def stream_events(
                     for index in range(sent_counts[place, number], len(tokens)):
                         # The bytes of a character may span tokens.
                         text, seconds = decode(tokens[: index + 1]).rstrip("\ufffd"), jobs[place].times[number][index]
-                        about: dict[str, JSON] = {"input": place, "result": number, "token": tokens[index]}
+                        about: dict[str, JsonValue] = {"input": place, "result": number, "token": tokens[index]}
                         yield _format_event("token", about | {"text": text, "seconds": seconds})
                     sent_counts[place, number] = len(tokens)
     except Exception as fault:
@@ -281,5 +281,5 @@ def describe_failure(fault: Exception) -> tuple[int, str]:
     return 500, FAILED
 
 
-def _format_event(name: str, content: Mapping[str, JSON]) -> str:
+def _format_event(name: str, content: Mapping[str, JsonValue]) -> str:
     return f"event: {name}\ndata: {json.dumps(content)}\n\n"

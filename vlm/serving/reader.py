@@ -26,9 +26,10 @@ from vlm.inference.options import SAMPLING_NAMES, Options, as_list, build_option
 from vlm.inference.predictor import Predictor
 from vlm.inference.writing import note_width
 from vlm.machine import return_freed_memory
-from vlm.serving.bodies import JSON, Budget
+from vlm.serving.bodies import Budget
 from vlm.tasks.span_answering.predict import SpanAnswerer
 from vlm.tasks.tagging.predict import Tagger
+from vlm.untrusted.sizes import JsonValue
 
 MAX_TEXT = 2**20  # bytes of a body without images
 MAX_PARTS = 1024  # of a form
@@ -149,7 +150,7 @@ class Contents:
             raise HTTPException(400, f"the JSON has neither {main} nor {main}s; send {example}")
 
 
-def _read_input(name: str, value: JSON, kind: str) -> str | bytes:
+def _read_input(name: str, value: JsonValue, kind: str) -> str | bytes:
     """Returns a text, or the bytes of an image from base64 or a data URL.
 
     Raises:
@@ -197,7 +198,7 @@ def decode_base64(text: bytes) -> bytes:
     return base64.b64decode(data + b"=" * (-len(data) % 4), validate=True)
 
 
-def parse_json(body: bytearray, *, object_hook: Callable[[dict[str, JSON]], JSON] | None = None) -> JSON:
+def parse_json(body: bytearray, *, object_hook: Callable[[dict[str, JsonValue]], JsonValue] | None = None) -> JsonValue:
     """Parses a body of JSON.
 
     Args:
@@ -268,7 +269,7 @@ class RequestReader:
     """
 
     predictor: Predictor
-    defaults: Mapping[str, JSON]
+    defaults: Mapping[str, JsonValue]
     rows: int
 
     def __post_init__(self) -> None:
@@ -404,7 +405,7 @@ class RequestReader:
             return fault, True
 
 
-def _compatible_defaults(defaults: Mapping[str, JSON], given: Mapping[str, JSON]) -> dict[str, JSON]:
+def _compatible_defaults(defaults: Mapping[str, JsonValue], given: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
     """Returns the defaults without those that do not apply to the decoding mode that a request chooses."""
     beam, sample = given.get("beam"), given.get("sample")
     dropped: tuple[str, ...] = ()
@@ -434,7 +435,7 @@ def _text_values(text: str) -> Iterator[Value]:
     yield [text]
 
 
-def _check_size(name: str, value: JSON) -> None:
+def _check_size(name: str, value: JsonValue) -> None:
     """Rejects values that would take excessive memory or time.
 
     Raises:

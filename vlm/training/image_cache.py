@@ -34,7 +34,7 @@ from vlm.data.store.storage import file_lock
 from vlm.errors import UserError
 from vlm.models.context import Features, features_of, frozen_part, projects
 from vlm.models.encoder_decoder import CHUNK_SIZE
-from vlm.models.pretrained.architecture import Spec
+from vlm.models.pretrained.stack import Spec
 from vlm.training.data_module import Data
 from vlm.training.run.processes import is_rank_zero, rank_zero_first
 

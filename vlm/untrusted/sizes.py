@@ -1,7 +1,10 @@
 """Ranges of the sizes that checkpoints and configs state; imports no torch."""
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
+
+# A value of a JSON file, which may have any type until it is checked.
+JsonValue: TypeAlias = str | int | float | Sequence["JsonValue"] | Mapping[str, "JsonValue"] | None
 
 # Ranges of sizes that are not bounded by stored tensors; far larger than in any model or data set of vlm.
 BOUNDS = {
@@ -31,7 +34,7 @@ def check_sizes(value: Any) -> None:
         raise ValueError(fault)
 
 
-def out_of_bounds(value: Any, path: str = "") -> Iterator[str]:
+def out_of_bounds(value: JsonValue, path: str = "") -> Iterator[str]:
     """Yields a message for each size in a specification or config that is out of range, and for each huge integer."""
     children = (
         value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list | tuple) else ()
@@ -46,7 +49,7 @@ def out_of_bounds(value: Any, path: str = "") -> Iterator[str]:
         yield from out_of_bounds(child, where)
 
 
-def _is_within(size: Any, bounds: tuple[int, int]) -> bool:
+def _is_within(size: JsonValue, bounds: tuple[int, int]) -> bool:
     """Returns True if a number, or each number of a list such as height and width, is within bounds."""
     if isinstance(size, list | tuple):
         return all(_is_within(side, bounds) for side in size if isinstance(side, int | float))

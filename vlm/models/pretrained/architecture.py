@@ -4,14 +4,15 @@ import importlib
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
 from vlm.errors import UserError
 from vlm.models.classifier import Classifier
-from vlm.models.pretrained.fields import Arguments, Entry, Fields
-from vlm.models.pretrained.stack import Names, Part, WeightMap
+from vlm.models.pretrained.fields import Entry, Fields
+from vlm.models.pretrained.stack import Names, Part, Spec, WeightMap
+from vlm.untrusted.sizes import JsonValue
 
 # Modules in `architectures`, one per family, and the model types that their ARCHITECTURES define.
 FAMILIES = {
@@ -25,14 +26,7 @@ FAMILIES = {
 }
 MODULES = {name: module for module, names in FAMILIES.items() for name in names}
 MAX_CLASSES = 2**20  # maximum number of classes
-Export = tuple[Arguments, dict[str, Tensor]]  # content of config.json, and tensors
-
-
-class Spec(TypedDict):
-    """The short name of a class and its arguments, as checkpoints store them; arguments may be specifications too."""
-
-    name: str
-    args: Arguments
+Export = tuple[dict[str, JsonValue], dict[str, Tensor]]  # content of config.json, and tensors
 
 
 class Model(NamedTuple):

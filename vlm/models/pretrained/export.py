@@ -10,8 +10,9 @@ from vlm.models.classifier import Classifier
 from vlm.models.dual_encoder import DualEncoder
 from vlm.models.heads import VocabularyHead
 from vlm.models.pretrained.architecture import Export, list_model_types, load_architecture
-from vlm.models.pretrained.fields import Arguments, Entry, Fields, Values
+from vlm.models.pretrained.fields import Entry, Fields, Values
 from vlm.models.pretrained.stack import Names, Stack, Weight, infer_sizes, map_weights
+from vlm.untrusted.sizes import JsonValue
 
 REMEDIES = {"stem": "model/encoder=vit", "positions": "model/position=learned"}
 
@@ -49,7 +50,7 @@ def export_stack(
         UserError: Theirs computes something else; the message names each key with its value.
     """
     sizes = infer_sizes(module) | {"hidden": module.blocks[0].config.hidden}
-    config: Arguments = {"model_type": stack.model_type}
+    config: dict[str, JsonValue] = {"model_type": stack.model_type}
     our_head, prefix = getattr(module, "vocabulary_head", None), getattr(module, "prefix", None)
     unsupported = {"prefix": prefix is not None, "vocabulary_head": our_head is not None and not head(our_head)}
     faults = [f"{key}.{name} is set" for name, is_set in unsupported.items() if is_set]
@@ -105,13 +106,15 @@ def export_classifier(model: Classifier, stack: Stack, *, pool: str, head: Names
     return config, {f"{stack.prefix}{name}": tensor for name, tensor in tensors.items()} | named
 
 
-def export_towers(model: DualEncoder, stacks: Mapping[str, Stack], heads: Names) -> Export:
+def export_towers(
+    model: DualEncoder, stacks: Mapping[str, Stack], heads: Names
+) -> tuple[dict[str, dict[str, JsonValue]], dict[str, Tensor]]:
     """Converts both encoders to configs, and all tensors.
 
     Args:
         heads: Names of the tensors outside the encoders.
     """
-    config: Arguments = {}
+    config: dict[str, dict[str, JsonValue]] = {}
     tensors: dict[str, Tensor] = {}
     for place, stack in stacks.items():
         part, stack_tensors = export_stack(stack, getattr(model, place), f"model.{place}")

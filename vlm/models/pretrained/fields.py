@@ -1,17 +1,15 @@
 """Reads values of an untrusted JSON file by name, and the keys of config.json that change nothing."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from vlm.errors import UserError
 from vlm.nn.image_size import plain
+from vlm.untrusted.sizes import JsonValue
 
 REQUIRED: Any = object()  # default of a required field
-# A value of a JSON file.
-JsonValue: TypeAlias = str | int | float | Sequence["JsonValue"] | Mapping[str, "JsonValue"] | None
 Values: TypeAlias = Mapping[str, JsonValue]  # an object of an untrusted file: every reader checks the type of a value
-Arguments = dict[str, Any]  # arguments of our classes by name, as checkpoints store them
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from vlm.errors import UserError
-from vlm.models.pretrained.architecture import Architecture, Spec, find_architecture, list_model_types, make_spec
+from vlm.models.pretrained.architecture import Architecture, find_architecture, list_model_types, make_spec
 from vlm.models.pretrained.fields import Fields, integer, refuse_unread_keys
 from vlm.models.pretrained.quantised import read_quantisation
-from vlm.models.pretrained.stack import Part
+from vlm.models.pretrained.stack import Part, Spec
 from vlm.nn.image_size import ImageSize, plain
 
 MAPPED = 2**20  # maximum size in bytes of a tensor that is read at once
@@ -282,7 +282,7 @@ def _specify_part(part: Part, image_size: ImageSize | None) -> Spec:
     stack, config, _ = part
     if stack.regrids and image_size is not None:
         config |= {"image_size": plain(image_size)}
-    sizes = stack.read_arguments(config)
+    sizes: dict[str, Any] = {**stack.read_arguments(config)}
     sizes.pop("stem", None)  # plain patches are the default, as are learned positions
     defaults = {"positions": "learned", "final_norm": True}
     sizes = {name: value for name, value in sizes.items() if name not in defaults or defaults[name] != value}

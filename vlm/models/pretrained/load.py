@@ -167,7 +167,7 @@ class _MatchedStack:
     def compare_sizes(self, folder: Folder, stacks: list["_MatchedStack"]) -> Iterator[str]:
         """Yields a line with a remedy for each size in which model and folder differ."""
         first = stacks[0].part.stack.read_arguments(stacks[0].part.config)
-        built = infer_sizes(self.module)
+        built: Mapping[str, Any] = {**infer_sizes(self.module)}
         for name, value in self.part.stack.read_arguments(self.part.config).items():
             # A model for shorter texts needs only the first positions.
             fits = built[name] <= value if name == "max_len" else name in UNCOMPARED or built.get(name, value) == value

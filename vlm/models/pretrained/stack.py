@@ -3,13 +3,13 @@
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict, cast
 
 import torch
 from torch import Tensor, nn
 
 from vlm.models.decoder import Decoder
-from vlm.models.pretrained.fields import Arguments, Entry, Fields, Values, choice, image_size, integer, number, square
+from vlm.models.pretrained.fields import Entry, Fields, Values, choice, image_size, integer, number, square
 from vlm.models.text_encoder import TextEncoder
 from vlm.models.timm_encoder import TimmEncoder
 from vlm.models.vit import ViT
@@ -19,23 +19,70 @@ from vlm.nn.image_size import plain as plain_size
 from vlm.nn.image_size import sides
 from vlm.nn.position import GridPositions, LearnedPositions
 
+
+class Spec(TypedDict):
+    """The short name of a class and its arguments, as checkpoints store them; arguments may be specifications too."""
+
+    name: str
+    args: dict[str, Any]
+
+
+class StackArguments(TypedDict, total=False):
+    """Arguments of a `ViT`, `Decoder` or `TextEncoder`, as far as they are known; `hidden` is the width of an MLP.
+
+    A `TimmEncoder` has a name, and its timm model determines the other sizes.
+    """
+
+    name: str
+    dim: int
+    depth: int
+    num_heads: int
+    num_kv_heads: int | None
+    head_dim: int | None
+    hidden: int | None
+    hidden_dim: int | None
+    mlp_ratio: float
+    activation: str
+    norm: str
+    norm_eps: float
+    pre_norm: bool
+    qk_norm: bool | str
+    attn_scale: float | None
+    bias: bool
+    qkv_bias: bool | None
+    positions: str | Spec
+    embed_norm: bool
+    embed_scale: float
+    vocab_size: int
+    max_len: int
+    token_types: int | None
+    prefix: Spec
+    vocabulary_head: Spec
+    class_token: bool
+    distillation_token: bool
+    stem: str
+    final_norm: bool
+    patch_size: int
+    image_size: int | list[int]
+
+
 BLOCK_ARGUMENTS = ("dim", "num_heads", "activation", "norm", "norm_eps", "pre_norm", "qk_norm", "attn_scale", "bias")
 
 
-def normalize_sizes(sizes: Arguments) -> Arguments:
+def normalize_sizes(sizes: dict[str, Any]) -> StackArguments:
     """Replaces default values by None, and the hidden width by a ratio unless the MLP is gated."""
     dim, heads, hidden = sizes["dim"], sizes["num_heads"], sizes.pop("hidden", None)
     defaults = {"num_kv_heads": heads, "qkv_bias": sizes["bias"]} | ({} if dim % heads else {"head_dim": dim // heads})
     sizes |= {name: None for name, value in defaults.items() if sizes.get(name) == value}
     if sizes["activation"] in GATES:
-        return sizes | {"hidden_dim": hidden}
-    return {"mlp_ratio": 4.0 if hidden is None else hidden / dim} | sizes
+        return cast(StackArguments, sizes | {"hidden_dim": hidden})
+    return cast(StackArguments, {"mlp_ratio": 4.0 if hidden is None else hidden / dim} | sizes)
 
 
 StackModule = ViT | Decoder | TextEncoder | TimmEncoder
 
 
-def infer_sizes(stack: StackModule) -> Arguments:
+def infer_sizes(stack: StackModule) -> StackArguments:
     """Returns the arguments that a stack was built with, as far as Hugging Face's configs determine them."""
     if isinstance(stack, TimmEncoder):  # its name determines all sizes
         return {}
@@ -61,8 +108,8 @@ def _describe_positions(positions: nn.Module) -> Any:
     return {"name": name, "args": positions.options} if hasattr(positions, "options") else name
 
 
-def _infer_image_sizes(vit: ViT) -> Arguments:
-    sizes: Arguments = {
+def _infer_image_sizes(vit: ViT) -> StackArguments:
+    sizes: StackArguments = {
         "class_token": vit.class_token is not None,
         "distillation_token": vit.distillation_token is not None,
         "stem": type(vit.patch_embed).__name__,
@@ -87,7 +134,7 @@ ACTIVATIONS = {
     "swish": "silu",
 }
 # Values of our arguments unless a stack overrides them.
-DEFAULTS: Arguments = {
+DEFAULTS: StackArguments = {
     "num_kv_heads": None,
     "head_dim": None,
     "norm": "layer",
@@ -100,7 +147,7 @@ DEFAULTS: Arguments = {
     "embed_norm": False,
 }
 # Sizes by the names and defaults that BERT and ViT share; "hidden" is the width of an MLP.
-SIZES: dict[str, Any] = {
+SIZES = {
     "dim": integer("hidden_size", 768),
     "depth": integer("num_hidden_layers", 12, high=1000),
     "num_heads": integer("num_attention_heads", 12),
@@ -108,7 +155,7 @@ SIZES: dict[str, Any] = {
     "activation": choice("hidden_act", "gelu", ACTIVATIONS),
     "norm_eps": number("layer_norm_eps", 1e-12),
 }
-IMAGE_SIZES: dict[str, Any] = {
+IMAGE_SIZES = {
     "image_size": image_size("image_size", 224),
     "patch_size": square("patch_size", 16),
     "class_token": True,
@@ -150,7 +197,6 @@ class Weight(NamedTuple):
 Paths = Mapping[str, str | tuple[str, ...]]
 Names = Mapping[str, str | tuple[str, ...] | Weight]  # the same of modules and tensors
 WeightMap = dict[str, Weight]
-Sizes = Mapping[str, Any]  # our arguments by name: fields of config.json, or constants
 
 
 def token_weight(name: str) -> Weight:
@@ -163,7 +209,7 @@ def batched_weight(name: str) -> Weight:
     return Weight((name,), lambda rows: rows[0], lambda rows: rows[None])
 
 
-def expand_layers(names: Paths, theirs: str) -> Arguments:
+def expand_layers(names: Paths, theirs: str) -> dict[str, tuple[str, ...]]:
     """Extends the names of a layer's modules to all blocks.
 
     Args:
@@ -236,10 +282,10 @@ class Stack:
 
     kind: type[StackModule]
     model_type: str
-    sizes: Sizes
+    sizes: Mapping[str, Any]
     names: Names
     prefix: str = ""
-    more: Callable[[Arguments, Fields], Arguments] = lambda sizes, config: {}
+    more: Callable[[StackArguments, Fields], StackArguments] = lambda sizes, config: {}
     extra: Names = field(default_factory=dict)
     head: Names = field(default_factory=dict)
     unused: tuple[str, ...] = ()
@@ -250,7 +296,7 @@ class Stack:
     transposed: bool = False
     regrids: bool = False
 
-    def read_arguments(self, config: Fields) -> Arguments:
+    def read_arguments(self, config: Fields) -> StackArguments:
         """Reads our arguments, including positions and the image stem.
 
         Raises:
@@ -261,14 +307,14 @@ class Stack:
             if alias in config and config.get(alias) != config.get(name):
                 raise config.error(alias, f"and {name} is {config.get(name)!r:.60}")
         read = {name: config.read(size) if isinstance(size, Entry) else size for name, size in self.sizes.items()}
-        sizes = DEFAULTS | ({} if self.kind is ViT else {"embed_scale": 1.0}) | read
+        sizes: dict[str, Any] = DEFAULTS | ({} if self.kind is ViT else {"embed_scale": 1.0}) | read
         if sizes["head_dim"] is None and sizes["dim"] % sizes["num_heads"]:
             raise config.error(self.sizes["num_heads"].name, f"which does not divide the width {sizes['dim']}")
         if sizes["num_kv_heads"] is not None and sizes["num_heads"] % sizes["num_kv_heads"]:
             raise config.error(self.sizes["num_kv_heads"].name, f"which does not divide {sizes['num_heads']} heads")
         if any(side % sizes.get("patch_size", 1) for side in sides(sizes.get("image_size", 0))):
             raise config.error("patch_size", f"which does not divide image_size={sizes['image_size']}")
-        return normalize_sizes(sizes | self.more(sizes, config))
+        return normalize_sizes(sizes | self.more(cast(StackArguments, sizes), config))
 
     def map_weights(self, module: nn.Module, stored: Collection[str] = ()) -> WeightMap:
         """Maps the tensors of one of our stacks.

@@ -7,7 +7,7 @@ from vlm.config.build import check as check_nodes
 from vlm.config.build import product, quick_signature
 from vlm.config.signatures import read_signature
 from vlm.config.target import SignatureLookup, find, limit, signature
-from vlm.config.tree import Config, Tree, origin, origins, select, walk
+from vlm.config.tree import Config, Tree, Value, origin, origins, select, walk
 from vlm.config.types import describe_mismatch, fits, show
 from vlm.errors import INJECTED, Count, Limit, Range, Rate, UserError
 from vlm.training.config.nodes import check_fit, data_node, model_node
@@ -59,7 +59,7 @@ SUPPLIED_ARGUMENTS = {"model": ("vocab_size", "num_classes"), "task": ("model", 
 class FolderName(Limit):
     """The name of a single folder, without a path."""
 
-    def holds(self, value: Any) -> bool:
+    def holds(self, value: Value) -> bool:
         return not isinstance(value, str) or (value.strip() not in ("", ".", "..") and not set(value) & set("/\\\0"))
 
     def __str__(self) -> str:
@@ -105,7 +105,7 @@ def _check(config: Config, look_up: SignatureLookup, *, resolved: bool = True) -
     if not resolved:
         _raise_faults(model_faults(config, look_up))
         return check_fit(config, look_up=look_up)
-    nodes = {"data": data_node(config, look_up), "model": model_node(config)}
+    nodes: Tree = {"data": data_node(config, look_up), "model": model_node(config)}
     nodes |= {"model.adapt": adapt} if (adapt := config["model"].get("adapt")) else {}
     check_nodes({**config, **nodes}, config.tree, types=TYPES, injected=SUPPLIED_ARGUMENTS, look_up=look_up)
     accumulates = (config["trainer"].get("accumulate_grad_batches") or 1) != 1
@@ -144,7 +144,7 @@ def _raise_faults(faults: list[str]) -> None:
         raise UserError("\n".join(faults))
 
 
-def missing_groups(config: Tree) -> list[str]:
+def missing_groups(config: Config) -> list[str]:
     """Returns an error for each required group that an override such as trainer=[] removed."""
     missing = [name for name in ("data", "logger", "callbacks") if name not in config]
     for name in REQUIRED_NODES:  # another group may set a key of it
@@ -154,7 +154,7 @@ def missing_groups(config: Tree) -> list[str]:
     return [f"{name}: is required; leave out {name}=[]" for name in missing]
 
 
-def node_faults(config: Tree) -> list[str]:
+def node_faults(config: Config) -> list[str]:
     """Returns an error for each field, callback or logger that is not a node; callbacks and loggers may be null."""
     parts = {"task.fields": config["task"].get("fields"), "callbacks": config["callbacks"], "logger": config["logger"]}
     fault = "has no class to build; give it a _target_"
@@ -169,7 +169,7 @@ def node_faults(config: Tree) -> list[str]:
     ]
 
 
-def device_faults(config: Tree) -> list[str]:
+def device_faults(config: Config) -> list[str]:
     """Returns an error if the devices cannot share a batch equally; "auto" is checked when training starts."""
     trainer, size = config["trainer"], config["data"]["batch_size"]
     devices = trainer.get("devices")
@@ -177,7 +177,7 @@ def device_faults(config: Tree) -> list[str]:
     return batch_faults(size, count * (trainer.get("num_nodes") or 1))
 
 
-def model_faults(config: Tree, look_up: SignatureLookup) -> list[str]:
+def model_faults(config: Config, look_up: SignatureLookup) -> list[str]:
     """Returns an error if the task cannot train this type of model."""
     model, task = product(config["model"], look_up), look_up(config["task"]["_target_"])
     wanted = task.parameters.get("model") if task else None
@@ -198,7 +198,7 @@ def source_faults(config: Config, look_up: SignatureLookup) -> list[str]:
     return [f"{first}: missing, and so is {' and '.join(alternatives)}; give a folder or a table of images"]
 
 
-def accumulation_faults(config: Tree) -> list[str]:
+def accumulation_faults(config: Config) -> list[str]:
     """Returns an error if batches are accumulated although a loss compares the samples of a batch."""
     count = config["trainer"].get("accumulate_grad_batches") or 1
     if count == 1:
@@ -210,7 +210,7 @@ def accumulation_faults(config: Tree) -> list[str]:
     return [f"{what}, which task={config['task_name']} needs; set it to 1 (data.batch_size and devices may grow)"]
 
 
-def patch_faults(config: Tree) -> list[str]:
+def patch_faults(config: Config) -> list[str]:
     """Returns an error if images are smaller than a patch of the model."""
     size = select(config, "data.preprocess.image_size")
     patches = {key: value for key, value in walk(config["model"], "model") if key.endswith(".patch_size")}
@@ -222,12 +222,12 @@ def patch_faults(config: Tree) -> list[str]:
     ]
 
 
-def list_integers(size: Any) -> list[int]:
+def list_integers(size: Value) -> list[int]:
     """Returns the integers in a size: a number, or a list such as height and width; empty for anything else."""
     return [side for side in (size if isinstance(size, list | tuple) else [size]) if isinstance(side, int)]
 
 
-def size_faults(value: Any, path: str) -> Iterator[str]:
+def size_faults(value: Value, path: str) -> Iterator[str]:
     """Yields a line for each size that does not fit another, such as heads that do not divide the width."""
     if not isinstance(value, dict):
         return

@@ -2,14 +2,14 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import yaml
 
 from vlm.config.build import takes_argument
 from vlm.config.compose import conf_dir
 from vlm.config.target import SignatureLookup, signature
-from vlm.config.tree import Tree
+from vlm.config.tree import Config, Tree, Value
 from vlm.errors import UserError
 
 DATA = "vlm.training.data_module.Data"
@@ -21,7 +21,7 @@ OWN_DATA += ("text_folder", "translations", "aligned", "squad", "conll")
 REFERENCE_KEYS = ("size", "position", "projector", "fusion", "adapt")
 
 
-def data_node(config: Tree, look_up: SignatureLookup = signature) -> Tree:
+def data_node(config: Config, look_up: SignatureLookup = signature) -> Tree:
     """Returns the node of the data module, with only the keys under `data` that its class takes."""
     signature_of_data = look_up(DATA)
     values = {
@@ -32,12 +32,13 @@ def data_node(config: Tree, look_up: SignatureLookup = signature) -> Tree:
     return {"_target_": DATA, **values}
 
 
-def model_node(config: Tree) -> Tree:
+def model_node(config: Config) -> Tree:
     """Returns the model's node, without the keys in REFERENCE_KEYS and without `init_from` at any depth."""
-    return _without_init_from({name: value for name, value in config["model"].items() if name not in REFERENCE_KEYS})
+    node = {name: value for name, value in config["model"].items() if name not in REFERENCE_KEYS}
+    return cast(Tree, _without_init_from(node))
 
 
-def _without_init_from(value: Any) -> Any:
+def _without_init_from(value: Value) -> Value:
     if isinstance(value, dict):
         return {name: _without_init_from(child) for name, child in value.items() if name != "init_from"}
     return value
@@ -55,7 +56,7 @@ def inject(value: Any, injected: Mapping[str, Any]) -> Any:
     )
 
 
-def check_fit(config: Tree, source: type | None = None, look_up: SignatureLookup = signature) -> None:
+def check_fit(config: Config, source: type | None = None, look_up: SignatureLookup = signature) -> None:
     """Checks that the records of a source hold every value that the task reads.
 
     Args:

@@ -2,11 +2,10 @@
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 from vlm.config.compose import override
 from vlm.config.override import parse, read
-from vlm.config.tree import Config, Tree, select, sources
+from vlm.config.tree import Config, Value, select, sources
 from vlm.errors import UserError
 
 TEST_KEYS = ("task.beam", "task.length_penalty")  # only tests use beam search
@@ -51,21 +50,21 @@ def check_resume_overrides(overrides: list[str], saved: Config) -> Config:
 
 
 def differences(
-    config: Any, changed: Any, key: str = "", ignored: Sequence[str] = RESUMABLE
-) -> dict[str, tuple[Any, Any]]:
+    config: Value, changed: Value, key: str = "", ignored: Sequence[str] = RESUMABLE
+) -> dict[str, tuple[Value, Value]]:
     """Returns the keys that differ between two configs, with both values; keys in `ignored` are skipped."""
     if config == changed or _is_within(key, ignored):
         return {}
     if not (isinstance(config, dict) and isinstance(changed, dict)):
         return {key: (config, changed)}
-    differing: dict[str, tuple[Any, Any]] = {}
+    differing: dict[str, tuple[Value, Value]] = {}
     for name in dict.fromkeys([*config, *changed]):
         path = f"{key}.{name}" if key else str(name)
         differing |= differences(config.get(name), changed.get(name), path, ignored)
     return differing
 
 
-def _find_resume_faults(text: str, saved: Tree) -> Iterator[str]:
+def _find_resume_faults(text: str, saved: Config) -> Iterator[str]:
     if text.startswith("-"):
         yield f"{text}: cannot be combined with resume, which uses the saved config"
         return
@@ -121,7 +120,7 @@ def check_effective(saved: Config, overrides: list[str], is_ignored: Callable[[s
         raise UserError("\n".join(faults))
 
 
-def short_text(value: Any) -> str:
+def short_text(value: Value) -> str:
     """Formats a value in at most 60 characters."""
     if isinstance(value, dict):
         value = value.get("_target_", "a group of values")

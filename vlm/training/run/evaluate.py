@@ -15,7 +15,7 @@ from vlm.checkpoint.rebuild import convert_errors
 from vlm.checkpoint.stored import Checkpoint, Metadata, isolate_config, thaw
 from vlm.config import target
 from vlm.config.compose import compose, override
-from vlm.config.tree import Config, resolve
+from vlm.config.tree import Config, replace, resolve
 from vlm.data.text.prompt_form import reads_images_inside_texts
 from vlm.errors import UserError
 from vlm.evaluation.report.verdict import TrainedModel
@@ -144,7 +144,7 @@ def open_data(path: str, loaded: Checkpoint, config: Config, stack: ExitStack) -
     cache = cache_folder(config)
     is_writable = cache.is_dir() and os.access(cache, os.W_OK)
     runs = config["runs"] if is_writable else stack.enter_context(TemporaryDirectory(prefix="vlm-"))
-    data = build_data({**config, "runs": runs})
+    data = build_data(replace(config, runs=runs))
     with convert_errors(path):
         data.restore(loaded["vlm"])
     return data

@@ -5,7 +5,7 @@ import shutil
 from collections.abc import Sequence
 from copy import deepcopy
 from pathlib import Path
-from typing import Any, TypeAlias, cast
+from typing import Any, cast
 
 import lightning as L
 import torch
@@ -16,7 +16,7 @@ from vlm.checkpoint.load import ADAPTERS
 from vlm.checkpoint.stored import Checkpoint, freeze, isolate_config, thaw
 from vlm.config.build import build, spec
 from vlm.config.target import find, signature, trusted_packages
-from vlm.config.tree import Config, escape, origin, put, resolve, select, walk
+from vlm.config.tree import Config, Tree, escape, origin, put, replace, resolve, select, walk
 from vlm.data.features import check_split
 from vlm.data.fields import Field
 from vlm.data.images.resize import INTERPOLATIONS
@@ -48,11 +48,10 @@ from vlm.training.step.optim import Optimization, count_steps, schedule_note
 from vlm.training.step.task import EvaluationState, Task
 
 FEW_SAMPLES = 100  # size of a data set up to which a note says that no sample is in test
-PlainConfig: TypeAlias = dict[str, Any]  # a resolved config; a Config, unless a caller changed a copy of one
 SHARED_OPTIONS = ("resize", "interpolation", "crop")  # options that training shares with evaluation
 
 
-def fill_preprocessing(config: PlainConfig) -> Config:
+def fill_preprocessing(config: Config) -> Config:
     """Returns the config with unset preprocessing options set to those that its encoder expects."""
     encoder = config["model"].get("encoder") or {}
     encoder = encoder.get("backbone") or encoder
@@ -60,22 +59,21 @@ def fill_preprocessing(config: PlainConfig) -> Config:
     expected = prepares(**encoder) if prepares else {}
     if expected.get("interpolation") not in INTERPOLATIONS:  # timm has two more that few models use
         expected.pop("interpolation", None)
-    filled = config if isinstance(config, Config) else resolve(escape(config))
     parents = ["data", *(f"task.fields.{name}" for name in config["task"]["fields"])]
     parents = [parent for parent in parents if select(config, f"{parent}.preprocess")]
-    filled = _fill_unset(filled, {f"{parent}.preprocess": expected for parent in parents})
+    filled = _fill_unset(config, {f"{parent}.preprocess": expected for parent in parents})
     nodes = {
         parent: select(filled, f"{parent}.preprocess") for parent in parents if select(filled, f"{parent}.augment")
     }
     shared = {f"{parent}.augment": {name: node.get(name) for name in SHARED_OPTIONS} for parent, node in nodes.items()}
     filled = _fill_unset(filled, shared)
-    filled.typed = getattr(config, "typed", ())
+    filled.typed = config.typed
     return filled
 
 
 def _fill_unset(config: Config, values: dict[str, dict[str, Any]]) -> Config:
     """Returns the config with values for unset arguments of some nodes, by the key of the node."""
-    unset: PlainConfig = {}  # by the key where each is set
+    unset: Tree = {}  # by the key where each is set
     for path, defaults in values.items():
         node = select(config, path)
         arguments = signature(node["_target_"]).arguments
@@ -90,7 +88,7 @@ def _fill_unset(config: Config, values: dict[str, dict[str, Any]]) -> Config:
     return resolve(tree)
 
 
-def find_init_paths(config: PlainConfig) -> dict[str, str]:
+def find_init_paths(config: Config) -> dict[str, str]:
     """Returns the `init_from` of the model ("") and of its parts, by part."""
     keys = {key.rpartition(".")[::2]: value for key, value in walk(config["model"]) if value is not None}
     return {part: str(value) for (part, name), value in keys.items() if name == "init_from"}
@@ -110,12 +108,12 @@ def load_initial_weights(model: nn.Module, config: Config, tokenizer: Tokenizer 
             part.learn([tokenizer.bytes_of(id) for id in range(tokenizer.vocab_size)])
 
 
-def cache_folder(config: PlainConfig) -> Path:
+def cache_folder(config: Config) -> Path:
     """Returns the cache folder that runs share."""
     return Path(config["runs"]) / "cache"
 
 
-def build_fields(config: PlainConfig) -> dict[str, Field]:
+def build_fields(config: Config) -> dict[str, Field]:
     """Builds the task's fields, by name; equal tokenizer configs share one tokenizer."""
     tokenizers: dict[str, Tokenizer] = {}
     fields = {}
@@ -131,7 +129,7 @@ def build_fields(config: PlainConfig) -> dict[str, Field]:
     return fields
 
 
-def build_data(config: PlainConfig) -> Data:
+def build_data(config: Config) -> Data:
     """Builds the data module with the task's fields, and opens its source."""
     node, fields = data_node(config), build_fields(config)
     needs = sorted({name for field in fields.values() for name in field.needs})
@@ -143,7 +141,7 @@ def build_data(config: PlainConfig) -> Data:
     return data
 
 
-def print_split_notes(config: PlainConfig, data: Data) -> None:
+def print_split_notes(config: Config, data: Data) -> None:
     """Prints which splits have one sample, or for test none, because a data set to train on is small."""
     if data.source.is_synthetic or "document" in data.source.holds or not is_rank_zero():
         return
@@ -250,7 +248,7 @@ class Run:
         checkpoint: The checkpoint that a resumed run starts from.
     """
 
-    def __init__(self, config: PlainConfig, *, folder: Path | None = None, checkpoint: Path | None = None) -> None:
+    def __init__(self, config: Config, *, folder: Path | None = None, checkpoint: Path | None = None) -> None:
         config = fill_preprocessing(config)
         self.config, self.checkpoint = config, checkpoint
         self.folder = folder or Path(broadcast_choice(lambda: str(create_run_folder(config))))
@@ -306,7 +304,9 @@ class Run:
 
     def _open_data(self, loaded: Checkpoint | None) -> Data:
         check_fit(self.config)
-        config = self.config if loaded is None else isolate_config(self.config, self.folder)
+        config = self.config
+        if loaded is not None:
+            config = replace(config, **isolate_config(config, self.folder))
         self.cache = cache_folder(config)
         with rank_zero_first():  # rank zero fills the cache that the other ranks read
             data = build_data(config)
@@ -378,7 +378,7 @@ class Run:
         return self.task.example(self.data, folder)
 
 
-def check_batches(config: PlainConfig, data: Data, devices: int) -> None:
+def check_batches(config: Config, data: Data, devices: int) -> None:
     """Checks that all devices get training samples, and that validation runs within an epoch.
 
     Raises:

@@ -13,7 +13,7 @@ from vlm.models.pretrained.architecture import (
     make_spec,
     read_class_names,
 )
-from vlm.models.pretrained.fields import Arguments, Fields, choice, integer
+from vlm.models.pretrained.fields import Fields, choice, integer
 from vlm.models.pretrained.stack import (
     ACTIVATIONS,
     SIZES,
@@ -21,6 +21,7 @@ from vlm.models.pretrained.stack import (
     Part,
     Paths,
     Stack,
+    StackArguments,
     Weight,
     expand_layers,
     list_patterns,
@@ -188,7 +189,7 @@ PADDING_ID = 1  # positions start at PADDING + 1
 POSITION_OFFSET = PADDING_ID + 1
 
 
-def subtract_position_offset(sizes: Arguments, config: Fields) -> Arguments:
+def subtract_position_offset(sizes: StackArguments, config: Fields) -> StackArguments:
     """max_len without the position embeddings that precede the first token's."""
     if sizes["max_len"] < POSITION_OFFSET + MIN_TEXT_LEN:
         raise config.error("max_position_embeddings", f"which leaves no text after the first {POSITION_OFFSET}")

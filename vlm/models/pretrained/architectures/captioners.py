@@ -32,11 +32,12 @@ from vlm.models.pretrained.architectures.text_to_text import (
 )
 from vlm.models.pretrained.architectures.vision import DEIT, VIT
 from vlm.models.pretrained.export import export_stack
-from vlm.models.pretrained.fields import Arguments, Fields, flag, integer, number, square
+from vlm.models.pretrained.fields import Fields, flag, integer, number, square
 from vlm.models.pretrained.stack import (
     Part,
     Paths,
     Stack,
+    StackArguments,
     Weight,
     WeightMap,
     batched_weight,
@@ -45,14 +46,15 @@ from vlm.models.pretrained.stack import (
     token_weight,
 )
 from vlm.models.vit import ViT
+from vlm.untrusted.sizes import JsonValue
 
 POSITION_OFFSET = 2  # number of learned positions that precede the first token's
 
 
-def read_trocr_arguments(sizes: Arguments, config: Fields) -> Arguments:
+def read_trocr_arguments(sizes: StackArguments, config: Fields) -> StackArguments:
     """Arguments for sinusoids if positions are not learned, and for an untied head if there is one."""
     dim = sizes["dim"]
-    arguments: Arguments = {"embed_scale": read_embed_scale(sizes, config)}
+    arguments: StackArguments = {"embed_scale": read_embed_scale(sizes, config)}
     if not config.read(flag("use_learned_position_embeddings", True)):
         first = config.read(integer("pad_token_id", 1, low=0)) + 1
         # As in tensor2tensor, the last wave is the longest: 10,000 ** (-2 i / (D - 2)).
@@ -186,7 +188,7 @@ def get_vision_config(config: Fields) -> Fields:
     return config.part("vision_config") if "vision_config" in config else config.part("", {})
 
 
-def read_git_arguments(sizes: Arguments, config: Fields) -> Arguments:
+def read_git_arguments(sizes: StackArguments, config: Fields) -> StackArguments:
     dim, vision = sizes["dim"], GIT_VISION.read_arguments(get_vision_config(config))
     tied = config.read(flag("tie_word_embeddings", False))
     norm = {"norm": True, "norm_eps": vision["norm_eps"]}
@@ -278,7 +280,10 @@ def export_vision_encoder_decoder(model: nn.Module) -> Export | None:
     if encoder.class_token is not None:  # transformers warns if the unused pooler of a ViTModel is missing
         dim = encoder.dim
         tensors |= {"encoder.pooler.dense.weight": torch.zeros(dim, dim), "encoder.pooler.dense.bias": torch.zeros(dim)}
-    config: Arguments = {"model_type": "vision-encoder-decoder", "architectures": ["VisionEncoderDecoderModel"]}
+    config: dict[str, JsonValue] = {
+        "model_type": "vision-encoder-decoder",
+        "architectures": ["VisionEncoderDecoderModel"],
+    }
     text_config |= {"add_cross_attention": True, "is_decoder": True}
     config |= {"encoder": image_config, "decoder": text_config, "is_encoder_decoder": True}
     return config | {"tie_word_embeddings": False}, tensors

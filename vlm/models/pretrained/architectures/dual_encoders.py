@@ -139,8 +139,8 @@ def export_clip(model: nn.Module) -> Export | None:
     patches, positions = (f"{CLIP_VISION.prefix}{name}" for name in (PATCHES, POSITIONS))
     weight, bias = (model.encoder.get_parameter(f"patch_embed.{name}") for name in ("weight", "bias"))
     tensors |= {patches: weight, positions: torch.cat([tensors[positions][:1], tensors[positions][1:] + bias])}
-    about = {"model_type": "clip", "architectures": ["CLIPModel"], CLIP_WIDTH.name: len(model.text_projection.weight)}
-    return about | config, tensors
+    width = len(model.text_projection.weight)
+    return {"model_type": "clip", "architectures": ["CLIPModel"], CLIP_WIDTH.name: width, **config}, tensors
 
 
 CLIP_ARCHITECTURE = Architecture(
@@ -277,7 +277,7 @@ def export_siglip_dual_encoder(model: DualEncoder) -> Export | None:
         tensors[f"{SIGLIP_POOL}.attention.in_proj_{kind}"] = torch.cat([*parts])
     config["vision_config"] |= {"vision_use_head": True}
     config["text_config"] |= {PAD.name: model.text_fill, "projection_size": len(model.text_projection.weight)}
-    return {"model_type": "siglip", "architectures": ["SiglipModel"]} | config, tensors
+    return {"model_type": "siglip", "architectures": ["SiglipModel"], **config}, tensors
 
 
 def export_siglip(model: nn.Module) -> Export | None:

@@ -9,8 +9,8 @@ from torch import nn
 from vlm.models.decoder import Decoder
 from vlm.models.pretrained.architecture import LANGUAGE_MODEL, Architecture, Export, make_spec
 from vlm.models.pretrained.export import export_stack
-from vlm.models.pretrained.fields import REQUIRED, Arguments, Fields, choice, flag, integer, number
-from vlm.models.pretrained.stack import ACTIVATIONS, Part, Paths, Stack, expand_layers
+from vlm.models.pretrained.fields import REQUIRED, Fields, choice, flag, integer, number
+from vlm.models.pretrained.stack import ACTIVATIONS, Part, Paths, Stack, StackArguments, expand_layers
 from vlm.nn.position import RotaryPositions
 
 GPT2_LAYERS: Paths = {
@@ -103,7 +103,7 @@ LLAMA_LAYERS: Paths = {
 }
 
 
-def read_rotary_and_head(sizes: Arguments, config: Fields, *, tied: bool = False) -> Arguments:
+def read_rotary_and_head(sizes: StackArguments, config: Fields, *, tied: bool = False) -> StackArguments:
     """Arguments for rotary positions, and for an untied head if there is one."""
     head_dim = sizes["head_dim"] or sizes["dim"] // sizes["num_heads"]
     if head_dim % 2:
@@ -116,7 +116,7 @@ def read_rotary_and_head(sizes: Arguments, config: Fields, *, tied: bool = False
     return {"positions": rotary, "vocabulary_head": head}
 
 
-def _read_rotary(config: Fields, max_len: int) -> Arguments:
+def _read_rotary(config: Fields, max_len: int) -> dict[str, str | float]:
     """Options of rotary positions, from rope_parameters or, in most published folders, rope_theta and rope_scaling."""
     # As transformers reads them: an empty object counts as missing, and keys inside the object come first.
     name = next((key for key in ("rope_scaling", "rope_parameters") if config.values.get(key)), "")
@@ -131,7 +131,7 @@ def _read_rotary(config: Fields, max_len: int) -> Arguments:
         rope |= {"rope_type": old_type}
     rope.require({"partial_rotary_factor": 1.0}, "our RotaryPositions")
     scaling = rope.read(choice("rope_type", "default", SCALINGS))
-    options = {"base": float(rope.read(number("rope_theta", 10_000.0, 1, 1e12)))}
+    options: dict[str, str | float] = {"base": float(rope.read(number("rope_theta", 10_000.0, 1, 1e12)))}
     if scaling is None:
         return options
     options |= {"scaling": scaling, "factor": float(rope.read(number("factor", REQUIRED, 1, 1e4)))}
@@ -264,7 +264,7 @@ GEMMA_ACTIVATIONS = {theirs: ours for theirs, ours in LLAMA_ACTIVATIONS.items() 
 HIDDEN_ACTIVATION = choice("hidden_activation", None, GEMMA_ACTIVATIONS)
 
 
-def read_gemma_arguments(sizes: Arguments, config: Fields) -> Arguments:
+def read_gemma_arguments(sizes: StackArguments, config: Fields) -> StackArguments:
     """Arguments for rotary positions, the head and scaled embeddings.
 
     Raises:

@@ -11,10 +11,20 @@ from vlm.models.encoder_decoder import TextToText
 from vlm.models.pretrained.architecture import Architecture, Export, Model, make_spec, specify_translator
 from vlm.models.pretrained.architectures.language_models import LLAMA_ACTIVATIONS
 from vlm.models.pretrained.export import export_stack
-from vlm.models.pretrained.fields import Arguments, Fields, choice, flag, integer, number
-from vlm.models.pretrained.stack import ACTIVATIONS, Names, Part, Paths, Stack, Weight, expand_layers
+from vlm.models.pretrained.fields import Entry, Fields, choice, flag, integer, number
+from vlm.models.pretrained.stack import (
+    ACTIVATIONS,
+    Names,
+    Part,
+    Paths,
+    Stack,
+    StackArguments,
+    Weight,
+    expand_layers,
+)
 from vlm.models.text_encoder import TextEncoder
 from vlm.nn.position import SplitSinusoids
+from vlm.untrusted.sizes import JsonValue
 
 T5_ACTIVATIONS = ACTIVATIONS | {f"gated-{theirs}": ours for theirs, ours in LLAMA_ACTIVATIONS.items()}
 T5_ACTIVATIONS["gated-gelu"] = "geglu_tanh"  # legacy name of the tanh approximation, as transformers reads it
@@ -31,7 +41,7 @@ T5_CROSS_LAYERS: Paths = {
 }
 EMBEDDING = "shared.weight|encoder.embed_tokens.weight|decoder.embed_tokens.weight"  # copies of one tensor
 BUCKETS, FURTHEST = "relative_attention_num_buckets", "relative_attention_max_distance"
-T5_SIZES: Arguments = {
+T5_SIZES = {
     "dim": integer("d_model", 512),
     "depth": integer("num_layers", 6, high=1000),
     "num_heads": integer("num_heads", 8),
@@ -67,13 +77,13 @@ def name_t5_tensors(side: str, paths: Paths, embedding: str) -> Names:
     }
 
 
-def read_t5_positions(sizes: Arguments, config: Fields, *, causal: bool = False) -> Arguments:
+def read_t5_positions(sizes: StackArguments, config: Fields, *, causal: bool = False) -> StackArguments:
     buckets, furthest = config.read(integer(BUCKETS, 32)), config.read(integer(FURTHEST, 128))
     bias = {"num_heads": sizes["num_heads"], "buckets": buckets, "furthest": furthest, "causal": causal}
     return {"positions": make_spec("BucketedBias", **bias)}
 
 
-def read_t5_decoder_arguments(sizes: Arguments, config: Fields) -> Arguments:
+def read_t5_decoder_arguments(sizes: StackArguments, config: Fields) -> StackArguments:
     """Positions, and a head that is tied and scaled or, from version 1.1 on, untied."""
     # Newer folders state whether the head is scaled; in older ones it follows from a tied head.
     scaled = config.read(flag("scale_decoder_outputs"))
@@ -169,7 +179,7 @@ BART_CROSS_LAYERS: Paths = {
 }
 
 
-def make_bart_sizes(side: str, **defaults: int) -> Arguments:
+def make_bart_sizes(side: str, **defaults: int) -> dict[str, Entry | float]:
     """Returns the sizes of a stack of BART, whose keys begin with "encoder" or "decoder".
 
     Args:
@@ -188,12 +198,12 @@ def make_bart_sizes(side: str, **defaults: int) -> Arguments:
     }
 
 
-def read_embed_scale(sizes: Arguments, config: Fields) -> float:
+def read_embed_scale(sizes: StackArguments, config: Fields) -> float:
     """Reads the factor of the token embeddings."""
     return sizes["dim"] ** 0.5 if config.read(flag("scale_embedding", False)) else 1.0
 
 
-def read_marian_arguments(sizes: Arguments, config: Fields) -> Arguments:
+def read_marian_arguments(sizes: StackArguments, config: Fields) -> StackArguments:
     return {
         "positions": make_spec("SplitSinusoids", dim=sizes["dim"], base=10_000.0, first=0),
         "embed_scale": read_embed_scale(sizes, config),
@@ -257,7 +267,7 @@ def export_marian(model: nn.Module) -> Export | None:
     """Exports a MarianMTModel, with separate embeddings of encoder and decoder if they differ."""
     if type(model) is not TextToText or not isinstance(getattr(model.decoder, "positions", None), SplitSinusoids):
         return None
-    config: Arguments = {"architectures": ["MarianMTModel"], "is_encoder_decoder": True}
+    config: dict[str, JsonValue] = {"architectures": ["MarianMTModel"], "is_encoder_decoder": True}
     tensors: dict[str, Tensor] = {}
     for place, stack in MARIAN.items():
         module: Any = getattr(model, place)

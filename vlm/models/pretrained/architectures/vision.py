@@ -10,7 +10,7 @@ from torch import nn
 from vlm.models.classifier import Classifier
 from vlm.models.pretrained.architecture import Architecture, Export, Model, name_class_head, specify_classifier
 from vlm.models.pretrained.export import export_classifier
-from vlm.models.pretrained.fields import REQUIRED, Arguments, Fields, flag, number, numbers, square, text
+from vlm.models.pretrained.fields import REQUIRED, Fields, flag, number, numbers, square, text
 from vlm.models.pretrained.stack import (
     IMAGE_SIZES,
     SIZES,
@@ -18,6 +18,7 @@ from vlm.models.pretrained.stack import (
     Part,
     Paths,
     Stack,
+    StackArguments,
     Weight,
     WeightMap,
     batched_weight,
@@ -167,7 +168,7 @@ HANDLED_ARGUMENTS = ("img_size", "in_chans", "num_classes", "global_pool")
 class TimmStack(Stack):
     """A backbone that timm builds by name, with timm's own tensor names."""
 
-    def read_arguments(self, config: Fields) -> Arguments:
+    def read_arguments(self, config: Fields) -> StackArguments:
         more = config.part("model_args", {})
         if unsupported := more.values.keys() - {*HANDLED_ARGUMENTS}:
             raise more.error(min(unsupported), "which vlm does not pass to timm")
@@ -176,7 +177,7 @@ class TimmStack(Stack):
         channels, height, width = stated.read(numbers("input_size", [3, 224, 224], 3, 1, 4096))
         if channels != 3:
             raise stated.error("input_size", "where vlm supports 3 channels only")
-        return {"name": name, "dim": None, "image_size": plain((height, width))}
+        return {"name": name, "dim": None, "image_size": plain((height, width))}  # type: ignore[typeddict-item]
 
     def map_weights(self, module: nn.Module, stored: Collection[str] = ()) -> WeightMap:
         return {

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from vlm.models.encoder_decoder import VisionLanguageModel
-from vlm.models.pretrained.architecture import IMAGE, Architecture, ImageText, Model, Spec, make_spec
+from vlm.models.pretrained.architecture import IMAGE, Architecture, ImageText, Model, make_spec
 from vlm.models.pretrained.architectures.dual_encoders import CLIP_VISION, SIGLIP_VISION
 from vlm.models.pretrained.architectures.language_models import GEMMA, LLAMA, QWEN2, require_full_attention
-from vlm.models.pretrained.fields import Arguments, Fields, choice, flag, integer, square
-from vlm.models.pretrained.stack import ACTIVATIONS, Names, Part, Weight, list_patterns, select_stack
+from vlm.models.pretrained.fields import Fields, choice, flag, integer, square
+from vlm.models.pretrained.stack import ACTIVATIONS, Names, Part, Spec, Weight, list_patterns, select_stack
 from vlm.nn.image_size import sides
 
 VISION, TEXT = "vision_tower.", "language_model."
@@ -65,7 +65,7 @@ def specify_vision_language(
     config: Fields,
     parts: Mapping[str, Spec],
     *,
-    projector: Callable[[Fields, Arguments], Spec],
+    projector: Callable[[Fields, dict[str, int]], Spec],
     causal: bool = True,
     count_dropped: Callable[[Fields], int] = lambda config: 0,
 ) -> Spec:

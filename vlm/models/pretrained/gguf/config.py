@@ -7,9 +7,10 @@ from typing import Any, TypeAlias, TypedDict, cast
 import torch
 from torch import Tensor
 
-from vlm.models.pretrained.fields import JsonValue, Values
+from vlm.models.pretrained.fields import Values
 from vlm.models.pretrained.gguf.header import NUMBER, Allowed, Header, check_keys
 from vlm.nn.position import RotaryPositions
+from vlm.untrusted.sizes import JsonValue
 
 Json: TypeAlias = dict[str, JsonValue]  # an object of a file that is created here
 CLASSES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM"}  # by general.architecture

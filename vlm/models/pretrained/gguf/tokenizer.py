@@ -4,8 +4,9 @@ import struct
 from collections.abc import Collection, Sequence
 from typing import cast
 
-from vlm.models.pretrained.fields import JsonValue, Values
+from vlm.models.pretrained.fields import Values
 from vlm.models.pretrained.gguf.config import KEY, Json, list_tokens
+from vlm.untrusted.sizes import JsonValue
 
 MAX_TOKEN_LENGTH = 1024
 # Kinds of tokens, with SentencePiece's numbers.
