@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from dataclasses import asdict, is_dataclass
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, cast
 
 import numpy as np
 from fastapi import Depends, FastAPI, HTTPException, Request, Response
@@ -24,7 +24,7 @@ from vlm.errors import UserError, printable
 from vlm.inference.predictor import Predictor
 from vlm.io.page import escape, page, table
 from vlm.serving.bodies import ClientDisconnected, RequestBodyLimiter
-from vlm.serving.chat import ChatReader, CompletionFormatter, format_error
+from vlm.serving.chat import ChatReader, CompletionFormatter, ReplyFields, format_error
 from vlm.serving.demo_forms import build_form
 from vlm.serving.engine import (
     FAILED,
@@ -155,7 +155,7 @@ class Service:
         if not chat_request.stream:
             jobs = self.engine.submit(inputs, options, predictor=predictor)
             result = await _cancel_on_disconnect(request, self._await_results(jobs, set(), since))
-            return formatter.format_completion(result["results"][0])
+            return formatter.format_completion(cast(ReplyFields, result["results"][0]))
         on_tokens, updates = _make_update_queue()
         jobs = self.engine.submit(inputs, options, predictor=predictor, on_tokens=on_tokens)
         chunks = formatter.stream_chunks(

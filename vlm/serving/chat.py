@@ -6,7 +6,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from typing import Any, Literal, NamedTuple, TypedDict
+from typing import Any, Literal, NamedTuple, TypedDict, cast
 from uuid import uuid4
 
 from starlette.exceptions import HTTPException
@@ -400,7 +400,7 @@ class CompletionFormatter:
                         text, ended = cut_at_stop(decode, step[1][0], stops)
                         text = text if ended else visible_text(text, stops)
                     else:
-                        reply = step["results"][0]
+                        reply = cast(ReplyFields, step["results"][0])
                         text = reply["text"]
                     if len(text) > len(sent):
                         yield self._format_chunk({"content": text[len(sent) :]}, include_usage=include_usage)

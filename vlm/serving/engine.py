@@ -22,7 +22,7 @@ from vlm.untrusted.sizes import JsonValue
 TokenSequences: TypeAlias = Sequence[Sequence[int]]  # the tokens of each text of an input, so far
 # Indices of inputs with new tokens, and the tokens of their texts so far; None after the last.
 Updates: TypeAlias = asyncio.Queue[tuple[int, TokenSequences] | None]
-Results: TypeAlias = dict[str, list[Any]]  # the content of a response
+Results: TypeAlias = dict[str, list[JsonValue]]  # the content of a response
 
 
 class Job:

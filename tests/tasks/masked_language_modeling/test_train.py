@@ -12,7 +12,7 @@ from vlm.data.shapes.scene_labels import SceneWords
 from vlm.errors import UserError
 from vlm.evaluation.metrics.bootstrap import compute_differences, resamples
 from vlm.tasks.masked_language_modeling.train import MaskedMetric, MaskedText
-from vlm.tasks.shared.comparison import select_masked_words
+from vlm.tasks.shared.comparison import SampleFiles, select_masked_words
 from vlm.training.run.fit import main as train
 
 LOOKS = {"shapes": ["circle", "cross"], "colors": ["red", "blue", "green"], "sizes": ["small", "large"]}
@@ -67,9 +67,9 @@ def test_runs_are_compared_by_the_gaps_of_each_text():
     """Another tokenizer masks other tokens of the same texts."""
     rows = [{"id": "1", "text": "a b", "true": ["a"], "predicted": ["a"]}]
     others = [{"id": "1", "text": "a b", "true": ["b", "a"], "predicted": ["b", "b"]}]
-    (one,), (other,) = (select_masked_words({}, side).samples[""].values() for side in (rows, others))
+    (one,), (other,) = (select_masked_words(SampleFiles({}, side)).samples[""].values() for side in (rows, others))
     assert one.true == other.true
-    names, scorer = select_masked_words({}, others).scoring([one, other])
+    names, scorer = select_masked_words(SampleFiles({}, others)).scoring([one, other])
     assert names == ("accuracy",) and scorer(np.array([[1.0, 1.0], [0.0, 2.0]]))[:, 0] == pytest.approx([2 / 3, 0.5])
 
 

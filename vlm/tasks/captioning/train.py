@@ -26,6 +26,7 @@ from vlm.training.data_module import Data
 from vlm.training.image_cache import as_read
 from vlm.training.step.losses import Term, token_loss
 from vlm.training.step.task import TaskOptions
+from vlm.untrusted.sizes import JsonValue
 
 
 class DoublyStochastic:
@@ -214,7 +215,7 @@ class Captioning(ImageTextTask):
             sections.append(Section("Attention maps", [Note(note), Pictures(pictures)]))
         return sections
 
-    def description(self) -> dict[str, Any]:
+    def description(self) -> dict[str, JsonValue]:
         return {**super().description(), **self.search.description()}
 
     def example(self, data: Data, folder: Path) -> str:

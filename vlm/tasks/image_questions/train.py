@@ -30,6 +30,7 @@ from vlm.tasks.shared.show import example_image, example_record
 from vlm.tasks.shared.text_tasks import ImageTextTask, MostFrequent
 from vlm.training.data_module import Data
 from vlm.training.step.task import TaskOptions
+from vlm.untrusted.sizes import JsonValue
 
 FULL_AGREEMENT = 3  # agreeing people that make an answer fully right
 MAX_DISTANCE = 0.5  # of an answer that scores above 0
@@ -320,11 +321,11 @@ class ImageQuestions(ImageTextTask):
             return None
         return [] if "anls" in self.answers.scores else [FREE_TEXT]
 
-    def predictions(self) -> list[dict[str, Any]]:
+    def predictions(self) -> list[dict[str, JsonValue]]:
         names = {"image_id": "image_id", "question": "question", "answer": "predicted"}
         return [{name: row[column] for name, column in names.items()} for row in self.answers.answers]
 
-    def details(self) -> dict[str, Any]:
+    def details(self) -> dict[str, JsonValue]:
         return {"questions": self.answers.answers}
 
     def report(self) -> list[Section]:

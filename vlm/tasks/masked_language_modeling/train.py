@@ -24,6 +24,7 @@ from vlm.tasks.shared.text_tasks import TextTask
 from vlm.training.data_module import Data
 from vlm.training.step.losses import Term
 from vlm.training.step.task import TaskOptions
+from vlm.untrusted.sizes import JsonValue
 
 Chances = Callable[[Sequence[str | None]], Sequence[Mapping[str, float]] | None]
 
@@ -176,7 +177,7 @@ class MaskedLanguageModeling(TextTask):
     def scorers(self, metric: str, control: str) -> tuple[Scorer, Scorer, int] | None:
         return self.metric.scorers() if (metric, control) == ("accuracy", "constant") else None
 
-    def predictions(self) -> list[dict[str, Any]]:
+    def predictions(self) -> list[dict[str, JsonValue]]:
         names = ("id", "text", "gaps", "true", "predicted")
         return [{name: row[name] for name in names} for row in self.metric.rows_of()]
 

@@ -1,7 +1,7 @@
 """The base of tasks that classify inputs, and their metrics, exact over any number of processes."""
 
 from collections.abc import Sequence
-from typing import Any, NotRequired, TypedDict, Unpack
+from typing import NotRequired, TypedDict, Unpack
 
 import numpy as np
 from torch import Tensor
@@ -14,6 +14,7 @@ from vlm.evaluation.report.sections import MAX_SAMPLES, Confusion, Part, Section
 from vlm.models.classifier import PoolingClassifier
 from vlm.training.step.losses import Term
 from vlm.training.step.task import Task, TaskOptions
+from vlm.untrusted.sizes import JsonValue
 
 TOP = 5
 BINS = 15
@@ -241,7 +242,7 @@ class ClassTask(Task):
     def predictions(self) -> list[ClassPrediction]:
         return self.metric.predictions(self.classes)
 
-    def details(self) -> dict[str, Any]:
+    def details(self) -> dict[str, JsonValue]:
         matrix = self.metric.confusion()
         per_class = dict(zip(self.classes, self.metric.per_class(), strict=True))
         return {"accuracy": per_class, "confusion": matrix.tolist(), "classes": self.classes}

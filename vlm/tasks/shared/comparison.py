@@ -17,8 +17,13 @@ from vlm.inference.tasks import TASKS, current_task_name, import_object
 from vlm.io.terminal import shell_line
 
 DEPTHS = (1, 5, 10)  # ranks up to which a recall counts a caption or image as found
-Details = Mapping[str, Any]  # content of details.json
-Predictions = Sequence[Mapping[str, Any]]  # content of predictions.json
+
+
+class SampleFiles(NamedTuple):
+    """The content of an evaluation's details.json and predictions.json, whose keys depend on the task."""
+
+    details: Mapping[str, Any]
+    predictions: Sequence[Mapping[str, Any]]
 
 
 class Sample(NamedTuple):
@@ -96,7 +101,7 @@ def read(folder: Path, name: str) -> StoredEvaluation:
         task_name = None if stored_name is None else current_task_name(stored_name)
         compared, task = ComparedSamples({}, None), TASKS.get(task_name or "")
         if task and task.comparison:
-            compared = import_object(task.comparison)(parts["details"] or {}, parts["predictions"] or ())
+            compared = import_object(task.comparison)(SampleFiles(parts["details"] or {}, parts["predictions"] or ()))
     except (KeyError, TypeError, AttributeError, ValueError, StopIteration) as error:
         raise UserError(f"{place}: not what vlm evaluate writes ({error!r}); evaluate again") from error
     return StoredEvaluation(name, split, scores, compared, task_name)
@@ -140,13 +145,13 @@ def _score_means(samples: Sequence[Sample]) -> tuple[Sequence[str], Scorer]:
     return [*samples[0].predicted], mean_scorer(values)
 
 
-def select_captions(details: Details, predictions: Predictions) -> ComparedSamples:
+def select_captions(files: SampleFiles) -> ComparedSamples:
     """Returns the captions, by language if the data have languages."""
     samples = {
         "" if language == "images" else language: {
             image: Sample(sorted(row["references"]), row["caption"]) for image, row in rows.items()
         }
-        for language, rows in details.items()
+        for language, rows in files.details.items()
         if rows
     }
     return ComparedSamples(samples, _score_captions)
@@ -158,54 +163,54 @@ def _score_captions(samples: Sequence[Sample]) -> tuple[Sequence[str], Scorer]:
     return KEYS, caption_scorer(references.score({name: sample.predicted for name, sample in by_name.items()}))
 
 
-def select_classes(details: Details, predictions: Predictions) -> ComparedSamples:
+def select_classes(files: SampleFiles) -> ComparedSamples:
     """Returns whether the predicted classes are right."""
-    rows = {row.get("image", row.get("id")): row for row in predictions}
+    rows = {row.get("image", row.get("id")): row for row in files.predictions}
     samples = {name: Sample(row["label"], (row["label"] == row["predicted"], 1)) for name, row in rows.items()}
     return ComparedSamples({"": samples}, _score_shares)
 
 
-def select_ranks(details: Details, predictions: Predictions) -> ComparedSamples:
+def select_ranks(files: SampleFiles) -> ComparedSamples:
     """Returns the recalls of each image's caption, given its rank."""
     samples = {}
-    for row in predictions:
+    for row in files.predictions:
         recalls = {f"text_recall_{depth}": row["rank"] <= depth for depth in DEPTHS}
         samples[row["image_id"]] = Sample(None, recalls)
     return ComparedSamples({"": samples}, _score_means)
 
 
-def select_image_answers(details: Details, predictions: Predictions) -> ComparedSamples:
+def select_image_answers(files: SampleFiles) -> ComparedSamples:
     """Returns the answers to all questions of an image as one sample, because they are correlated."""
     answers: dict[str, list[str]] = {}
     right: Counter[str] = Counter()
-    for row in details.get("questions", ()):
+    for row in files.details.get("questions", ()):
         answers.setdefault(row["image_id"], []).append(row["answer"])
         right[row["image_id"]] += row["predicted"] in (row["answer"], *row.get("answers", ()))
     samples = {image: Sample(true, (right[image], len(true))) for image, true in answers.items()}
     return ComparedSamples({"": samples}, _score_shares)
 
 
-def select_masked_words(details: Details, predictions: Predictions) -> ComparedSamples:
+def select_masked_words(files: SampleFiles) -> ComparedSamples:
     """Returns the right tokens of each text's gaps, which differ between models with different tokenizers."""
     samples = {}
-    for row in predictions:
+    for row in files.predictions:
         if "true" in row:  # earlier versions did not store the true tokens
             hits = [true == token for true, token in zip(row["true"], row["predicted"], strict=True)]
             samples[row["id"]] = Sample(row["text"], (sum(hits), len(hits)))
     return ComparedSamples({"": samples}, _score_shares)
 
 
-def select_span_answers(details: Details, predictions: Predictions) -> ComparedSamples:
+def select_span_answers(files: SampleFiles) -> ComparedSamples:
     """Returns the scores of each question's answer."""
     samples = {}
-    for row in details.get("questions", ()):
+    for row in files.details.get("questions", ()):
         samples[row["id"]] = Sample(row.get("answers"), {name: row[name] for name in ("exact_match", "f1")})
     return ComparedSamples({"": samples}, _score_means)
 
 
-def select_tags(details: Details, predictions: Predictions) -> ComparedSamples:
+def select_tags(files: SampleFiles) -> ComparedSamples:
     """Returns the tags of each sentence."""
-    samples = {row["id"]: Sample((row["words"], row["tags"]), row["predicted"]) for row in predictions}
+    samples = {row["id"]: Sample((row["words"], row["tags"]), row["predicted"]) for row in files.predictions}
     return ComparedSamples({"": samples}, _score_tags)
 
 
@@ -217,9 +222,9 @@ def _score_tags(samples: Sequence[Sample]) -> tuple[Sequence[str], Scorer]:
     return NAMES, tag_scorer(true, [sample.predicted for sample in samples], scheme)
 
 
-def select_translations(details: Details, predictions: Predictions) -> ComparedSamples:
+def select_translations(files: SampleFiles) -> ComparedSamples:
     """Returns the translations."""
-    texts = details.get("texts", {})
+    texts = files.details.get("texts", {})
     samples = {name: Sample(row["reference"], row["translation"]) for name, row in texts.items()}
     return ComparedSamples({"": samples}, _score_translations)
 

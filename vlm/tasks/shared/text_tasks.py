@@ -28,6 +28,7 @@ from vlm.tasks.tagging.metrics import TaggingMetric
 from vlm.training.image_cache import as_read
 from vlm.training.step.losses import Term, row_losses, token_loss
 from vlm.training.step.task import Task, TaskOptions
+from vlm.untrusted.sizes import JsonValue
 
 Losses = tuple[Tensor, Tensor]  # sums and counts of rows, each (B,)
 Words = Sequence[str]
@@ -83,7 +84,7 @@ class TextSearch:
         task, decoding = self.task, self.search if final else self.greedy
         return decode_likeliest(task.model, task.tokenizer, context, decoding, pool=self.pool, language=language)
 
-    def description(self) -> dict[str, Any]:
+    def description(self) -> dict[str, JsonValue]:
         """Returns options that a checkpoint stores for the commands."""
         stored = {name: getattr(self.search, name) for name in ("beam", "length_penalty")}
         return {"max_tokens": self.search.max_tokens, "decoding": stored}
@@ -250,7 +251,7 @@ class ImageTextTask(Task):
         row, name = (rows.tokens, rows.segments, self.tokenizer), self.segment_name
         return lines + first_row(*row, name=name, limit=tokens, scored=rows.scored)
 
-    def description(self) -> dict[str, Any]:
+    def description(self) -> dict[str, JsonValue]:
         return {**super().description(), "max_tokens": self.max_tokens}
 
 

@@ -25,6 +25,7 @@ from vlm.tasks.span_answering.predict import choose_answer, likeliest_spans, spa
 from vlm.training.data_module import Data
 from vlm.training.step.losses import Term
 from vlm.training.step.optim import Optimization
+from vlm.untrusted.sizes import JsonValue
 
 NAMES = ("exact_match", "f1")
 
@@ -204,7 +205,7 @@ class SpanAnswering(TextTask):
         names = {"id": "id", "question": "question", "answer": "predicted"}
         return [{name: row[column] for name, column in names.items()} for row in self.metric.rows_of()]
 
-    def details(self) -> dict[str, Any]:
+    def details(self) -> dict[str, JsonValue]:
         return {"questions": self.metric.rows_of()}
 
     def report(self) -> list[Section]:
@@ -229,7 +230,7 @@ class SpanAnswering(TextTask):
         path.write_text(record["context"], encoding="utf-8")
         return f"vlm answer {shlex.quote(str(path))} --question {shlex.quote(record['question'])}"
 
-    def description(self) -> dict[str, Any]:
+    def description(self) -> dict[str, JsonValue]:
         return {**super().description(), "longest": self.longest}
 
 

@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Unpack
 
 import torch.nn.functional as F
 
@@ -20,6 +20,7 @@ from vlm.tasks.tagging.predict import tag_probabilities
 from vlm.training.data_module import Data
 from vlm.training.step.losses import Term
 from vlm.training.step.task import TaskOptions
+from vlm.untrusted.sizes import JsonValue
 
 
 class Tagging(TextTask):
@@ -79,10 +80,10 @@ class Tagging(TextTask):
     def scorers(self, metric: str, control: str) -> tuple[Scorer, Scorer, int]:
         return self.metric.scorers(metric, control)
 
-    def predictions(self) -> list[dict[str, Any]]:
+    def predictions(self) -> list[dict[str, JsonValue]]:
         return self.metric.rows_of()
 
-    def details(self) -> dict[str, Any]:
+    def details(self) -> dict[str, JsonValue]:
         matrix, classes = self.metric.confusion()
         return {"tags": self.metric.per_class(), "confusion": matrix, "classes": classes}
 

@@ -3,7 +3,6 @@
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -16,6 +15,7 @@ from vlm.tasks.shared.text_tasks import NaiveBayes, TextTask, bag_of
 from vlm.tasks.text_classification.predict import text_probabilities
 from vlm.training.data_module import Data
 from vlm.training.step.losses import Term, class_loss
+from vlm.untrusted.sizes import JsonValue
 
 MAX_CHARACTERS = 400  # of a text in a report
 
@@ -59,7 +59,7 @@ class TextClassification(TextTask, ClassTask):
             results["accuracy@bag"] = sum(right.values()) / len(right)
         return results
 
-    def details(self) -> dict[str, Any]:
+    def details(self) -> dict[str, JsonValue]:
         return super().details() | {"f1": dict(zip(self.classes, self.metric.f1(), strict=True))}
 
     def class_scores(self) -> dict[str, list[float | None]]:

@@ -3,7 +3,7 @@
 import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, NotRequired, Unpack
+from typing import NamedTuple, NotRequired, Unpack
 
 import numpy as np
 import torch
@@ -26,6 +26,7 @@ from vlm.tasks.translation.predict import encode_texts
 from vlm.training.data_module import Data
 from vlm.training.step.losses import Term, row_losses, token_loss
 from vlm.training.step.task import Task, TaskOptions
+from vlm.untrusted.sizes import JsonValue
 
 ROUNDS = 5
 PAIRS = 20_000  # training pairs that the dictionary, a control, is learned from
@@ -236,7 +237,7 @@ class Translation(Task):
     def scorers(self, metric: str, control: str) -> tuple[Scorer, Scorer, int]:
         return self.metric.scorers(metric, control)
 
-    def details(self) -> dict[str, Any]:
+    def details(self) -> dict[str, JsonValue]:
         texts = {id: sample._asdict() for id, sample in self.metric.samples.items()}
         return {"signatures": self.metric.scores.signatures(), "texts": texts}
 
@@ -268,5 +269,5 @@ class Translation(Task):
     def example(self, data: Data, folder: Path) -> str:
         return f"vlm translate --text {shlex.quote(data.split(data.final_split).record(0)['text'])}"
 
-    def description(self) -> dict[str, Any]:
+    def description(self) -> dict[str, JsonValue]:
         return {**super().description(), **self.search.description()}

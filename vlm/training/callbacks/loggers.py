@@ -16,7 +16,6 @@ from lightning.pytorch.utilities import rank_zero_only
 from vlm.errors import Injected, UserError, printable
 from vlm.io.files import write_text
 from vlm.io.output import csv_text
-from vlm.training.step.task import JsonObject
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -192,7 +191,7 @@ class FaultTolerantLogger(Logger):
     def log_hyperparams(self, params: dict[str, Any] | Namespace, *args: Any, **kwargs: Any) -> None:
         self._try(lambda: self.logger.log_hyperparams(params, *args, **kwargs))
 
-    def log_samples(self, samples: Sequence[JsonObject], step: int) -> None:
+    def log_samples(self, samples: Sequence[dict[str, Any]], step: int) -> None:
         """Logs samples with the logger's `log_samples`, or to TensorBoard. Other loggers get no samples."""
         log_samples = getattr(self.logger, "log_samples", None)
         if log_samples is not None:
@@ -207,7 +206,7 @@ class FaultTolerantLogger(Logger):
         self._try(lambda: self.logger.finalize(status))
 
 
-def _log_to_tensorboard(board: "SummaryWriter", samples: Sequence[JsonObject], step: int) -> None:
+def _log_to_tensorboard(board: "SummaryWriter", samples: Sequence[dict[str, Any]], step: int) -> None:
     """Logs samples to TensorBoard: their lines as a single text, and the images by number."""
     lines = ["".join(f"    {line}\n" for line in sample["line"].splitlines()) for sample in samples]
     board.add_text("val/samples", "\n".join(lines), step)  # Markdown shows indented lines verbatim
@@ -259,7 +258,7 @@ class WandbLogger(LightningWandbLogger):
         return super().experiment
 
     @rank_zero_only
-    def log_samples(self, samples: Sequence[JsonObject], step: int) -> None:
+    def log_samples(self, samples: Sequence[dict[str, Any]], step: int) -> None:
         """Logs the images of samples with their lines, or only the lines."""
         lines = [[sample["line"]] for sample in samples]
         if all("image" in sample for sample in samples):

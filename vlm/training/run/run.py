@@ -25,6 +25,7 @@ from vlm.errors import UserError, print_error, printable, printable_lines
 from vlm.evaluation.report.evaluation import Evaluation, pictures_of, write_results
 from vlm.evaluation.report.verdict import TrainedModel
 from vlm.io.files import remove_unfinished
+from vlm.models.pretrained.stack import Spec
 from vlm.nn.device import has_bfloat16
 from vlm.nn.embeddings import Spelling
 from vlm.nn.vocabulary_loss import compile_on_gpu
@@ -159,7 +160,7 @@ def print_split_notes(config: Config, data: Data) -> None:
         print_error(note, "note")
 
 
-def build_model(config: Config, sizes: dict[str, int]) -> tuple[nn.Module, dict[str, Any]]:
+def build_model(config: Config, sizes: dict[str, int]) -> tuple[nn.Module, Spec]:
     """Builds the model with weights drawn from the seed; also returns its specification for checkpoints.
 
     Args:
@@ -168,7 +169,7 @@ def build_model(config: Config, sizes: dict[str, int]) -> tuple[nn.Module, dict[
     node = inject(model_node(config), sizes)
     torch.manual_seed(key(config["seed"], "weights"))
     try:
-        return build(node, "model"), spec(node)
+        return build(node, "model"), cast(Spec, spec(node))
     except ValueError as fault:
         raise UserError(f"model: {fault}") from fault
 
@@ -284,7 +285,7 @@ class Run:
                 )
             self._print_schedule(loaded)
 
-    def _build_model(self, loaded: Checkpoint | None) -> tuple[nn.Module, dict[str, Any], Adapted | None]:
+    def _build_model(self, loaded: Checkpoint | None) -> tuple[nn.Module, Spec, Adapted | None]:
         """Returns the model, ready to train, its specification for checkpoints, and its adapters."""
         config = self.config
         if loaded is None:
@@ -292,7 +293,7 @@ class Run:
             load_initial_weights(model, config, self.data.tokenizer)
         else:  # the checkpoint has the weights, so no pretrained weights are fetched
             model = ckpt.build_model(loaded, trust=trusted_packages())
-            spec = cast(dict[str, Any], loaded["vlm"]["model"])
+            spec = cast(Spec, loaded["vlm"]["model"])
         adapted = adapt(model, config, find_init_paths(config), loaded)
         if loaded is not None and self.data.cache_features:  # features are computed with the weights of the run
             model.load_state_dict(ckpt.inference_weights({"state_dict": loaded["state_dict"]}))
@@ -350,8 +351,8 @@ class Run:
             earlier_results = self.folder / "evaluation" / self.data.final_split
             shutil.rmtree(earlier_results, ignore_errors=True)
         if self.data.cache_features:
-            encoder, spec = self.task.model.get_submodule("encoder"), self.task.about["model"]["args"]["encoder"]
-            use_cached_features(self.trainer, self.data, encoder, spec, self.cache)
+            encoder, spec = self.task.model.get_submodule("encoder"), cast(Spec, self.task.about["model"])
+            use_cached_features(self.trainer, self.data, encoder, spec["args"]["encoder"], self.cache)
         if self.data.images_on_device:
             move_images_to_device(self.data, self.trainer.strategy.root_device)
         self.trainer.fit(self.task, datamodule=self.data, ckpt_path=self.checkpoint, weights_only=True)

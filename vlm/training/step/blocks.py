@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
 from vlm.checkpoint.load import ADAPTERS, describe_bases
-from vlm.checkpoint.stored import Checkpoint
+from vlm.checkpoint.stored import Adapters, Checkpoint
 from vlm.config.build import build
 from vlm.config.tree import Config
 from vlm.errors import UserError
@@ -140,7 +140,7 @@ class _BlockForward:
         return self.forward(self.block, *args, **kwargs)
 
 
-Adapted = tuple[dict[str, Any], set[str]]  # the entry of checkpoints, and the names of weights that they leave out
+Adapted = tuple[Adapters, set[str]]  # the entry of checkpoints, and the names of weights that they leave out
 
 
 def adapt(model: nn.Module, config: Config, places: Mapping[str, str], loaded: Checkpoint | None) -> Adapted | None:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NotRequired, TypeAlias, TypedDict, cast
+from typing import Any, NotRequired, TypedDict, cast
 
 import lightning as L
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torchmetrics import Metric
 
-from vlm.checkpoint.stored import FORMAT
+from vlm.checkpoint.stored import FORMAT, Metadata
 from vlm.data.batch import Batch
 from vlm.data.fields import Field
 from vlm.errors import Share, UserError, did_you_mean, find_similar, printable
@@ -28,8 +28,7 @@ from vlm.training.step.lightning_private import set_logged_step
 from vlm.training.step.losses import Term
 from vlm.training.step.optim import Optimization, total_steps
 from vlm.training.step.step import StepState, is_logged, is_mid_step, sum_over_ranks
-
-JsonObject: TypeAlias = dict[str, Any]  # plain containers, by name
+from vlm.untrusted.sizes import JsonValue
 
 
 class EvaluationState:
@@ -58,7 +57,7 @@ class EvaluationState:
     ) -> None:
         self.split, self.ranks, self.device = split, ranks, device or torch.device("cpu")
         self.results = results or {}
-        self.samples: list[JsonObject] = []
+        self.samples: list[dict[str, Any]] = []
         self.unreadable: list[str] = []
         self.used = 0
         self._terms: dict[str, tuple[float, torch.Tensor]] = {}
@@ -154,7 +153,7 @@ class Task(L.LightningModule):
         for name in freeze:
             model.get_submodule(name).requires_grad_(False).eval()  # the trainer does not change modes
         self.evaluation = EvaluationState("val")
-        self.about: JsonObject = {}
+        self.about: Metadata = {}
         self.base_weights: Collection[str] = ()
         self.trained = TrainedModel()
 
@@ -323,7 +322,7 @@ class Task(L.LightningModule):
             for group, highest, factor in rates:
                 group["lr"] = highest * factor(scheduler.last_epoch)
 
-    def description(self) -> JsonObject:
+    def description(self) -> dict[str, JsonValue]:
         """Returns what inference needs beyond the weights, in plain containers, for the checkpoint."""
         kind = type(self)
         task = self.name or f"{kind.__module__}.{kind.__qualname__}"  # where `vlm predict --trust` finds its predictor
@@ -390,7 +389,7 @@ class Task(L.LightningModule):
         """
         return None
 
-    def details(self) -> JsonObject:
+    def details(self) -> Mapping[str, Any]:
         """Figures of each class or image in the last evaluation, in plain containers."""
         return {}
 

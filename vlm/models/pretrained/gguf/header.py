@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from vlm.errors import UserError
 from vlm.models.pretrained.fields import Values
+from vlm.untrusted.sizes import JsonValue
 
 MAGIC, VERSIONS = b"GGUF", (2, 3)
 MAX_BYTES, MAX_VALUES = 2**24, 2**20  # limits of a header; Llama 3, with 128,000 tokens, has 2**23 and 2**19
@@ -163,7 +164,7 @@ def read_parts(path: Path) -> Header:
 
 NUMBER = (int, float)
 # Allowed values: a type or a tuple of types for any value of these, or a list of values.
-Allowed = type | tuple[type, ...] | list[Any]
+Allowed = type | tuple[type, ...] | list[JsonValue]
 TOKENIZER_IDS = (
     *("bos", "eos", "eot", "eom", "padding", "unknown", "seperator", "cls", "mask", "prefix", "suffix", "middle"),
     *("fim_pad", "fim_rep", "fim_sep", "fim_pre", "fim_suf", "fim_mid"),
