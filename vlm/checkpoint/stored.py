@@ -3,10 +3,10 @@
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, cast
 
 from vlm.config.target import expand_name, find, shorten_name, signature, suggest_trust, trusted_packages
-from vlm.config.tree import FORMULAS, Config, Tree, escape, put, resolve, select
+from vlm.config.tree import FORMULAS, Config, Tree, Value, escape, put, resolve, select
 from vlm.errors import UserError
 from vlm.untrusted.sizes import check_sizes
 
@@ -134,7 +134,7 @@ _USER_OPTIONS = {"download": "", "remote": "VLM_REMOTE", "write_index": ""}
 _PLACES = {"default_root_dir", "dir", "dirpath", "filename", "folder", "log_dir", "plugins", "root_dir", "save_dir"}
 
 
-def freeze(config: Any) -> Any:
+def freeze(config: Value) -> Value:
     """Returns a config as checkpoints store it: with short names of classes, which stay valid if a module is moved."""
     if isinstance(config, dict):
         named = {key: freeze(child) for key, child in config.items() if key != TARGET}
@@ -163,10 +163,10 @@ def thaw(stored: Any) -> Config:
         raise UserError(
             f"the checkpoint's config is refused, because checkpoints are untrusted:\n{'; '.join(faults[:5])}"
         )
-    return resolve(_restore_targets(tree))
+    return resolve(cast(Tree, _restore_targets(tree)))
 
 
-def restore_interpolations(stored: Any) -> dict[str, Any]:
+def restore_interpolations(stored: Any) -> Tree:
     """Returns the tree of a stored config.
 
     Older configs were stored resolved, together with the keys that fed others (`fed`) and the formulas (`computed`). An
@@ -204,10 +204,10 @@ def _find_interpolation(stored: dict[str, Any], source: str, target: str, value:
     return f"${{{name}:{text}}}" if FORMULAS[name](*values) == value else None
 
 
-def _restore_targets(value: Any) -> Any:
+def _restore_targets(value: Value) -> Value:
     if isinstance(value, dict):
         named = {key: _restore_targets(child) for key, child in value.items() if key != CLASS}
-        return {TARGET: expand_name(value[CLASS]), **named} if CLASS in value else named
+        return {TARGET: expand_name(str(value[CLASS])), **named} if CLASS in value else named
     return [_restore_targets(child) for child in value] if isinstance(value, list) else value
 
 
@@ -222,10 +222,10 @@ def isolate_config(config: Tree, folder: Path) -> Tree:
     # The shared cache of the run's parent folder is used if it exists; it is never created there.
     runs = folder.resolve().parent.parent
     shares_cache = Path(str(config["runs"])).resolve() == runs and (runs / "cache").is_dir()
-    return {**_disable_downloads(config), "runs": str(config["runs"] if shares_cache else folder)}
+    return {**cast(Tree, _disable_downloads(config)), "runs": str(config["runs"] if shares_cache else folder)}
 
 
-def _disable_downloads(value: Any) -> Any:
+def _disable_downloads(value: Value) -> Value:
     if isinstance(value, dict):
         off = {key for key, allowed in _USER_OPTIONS.items() if os.environ.get(allowed) != "1"}
         enabled = {key: _disable_downloads(child) for key, child in value.items() if key not in off}
@@ -234,9 +234,9 @@ def _disable_downloads(value: Any) -> Any:
     return [_disable_downloads(child) for child in value] if isinstance(value, list) else value
 
 
-def _find_faults(value: Any, path: str) -> Iterator[str]:
+def _find_faults(value: Value, path: str) -> Iterator[str]:
     if isinstance(value, list | tuple):
-        value = dict(enumerate(value))
+        value = {str(index): child for index, child in enumerate(value)}
     if not isinstance(value, dict):
         return
     for key, child in value.items():

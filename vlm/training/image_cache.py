@@ -6,7 +6,6 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import timedelta
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
 
 import lightning as L
 import torch
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 
 from vlm.config.build import build
 from vlm.config.target import find
+from vlm.config.tree import Config
 from vlm.data.batch import DeviceImages
 from vlm.data.features import (
     FeatureField,
@@ -162,7 +162,7 @@ def read_pixels(data: Data, field: _EvaluationImageField) -> tuple[Tensor, dict[
 PATIENCE = timedelta(days=7)  # how long the other ranks wait for the one that computes
 
 
-def feature_faults(config: dict[str, Any]) -> Iterator[str]:
+def feature_faults(config: Config) -> Iterator[str]:
     """Yields a line for each reason why the features of a config's encoder cannot be cached."""
     data, encoder = config["data"], config["model"].get("encoder")
     if not data.get("cache_features") or not encoder:

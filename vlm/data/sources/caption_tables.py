@@ -16,6 +16,7 @@ from vlm.data.store.columns import open_columns
 from vlm.data.store.places import FileStore, Folder
 from vlm.data.store.storage import get_file_stamp
 from vlm.errors import UserError, excerpt
+from vlm.untrusted.sizes import JsonValue
 
 
 def parse_cell_name(name: str) -> tuple[str, int, int] | None:
@@ -172,7 +173,7 @@ def read_coco(checker: RowChecker) -> list[Row]:
     return _coco_rows(checker, images, _entries(content, "annotations", path))
 
 
-def _entries(content: Any, name: str, path: Path) -> list[Any]:
+def _entries(content: JsonValue, name: str, path: Path) -> list[JsonValue]:
     if not isinstance(content, dict):
         raise UserError(f"{path}: not a COCO captions file (no JSON object); set data.path to one")
     entries = content.get(name)
@@ -181,7 +182,7 @@ def _entries(content: Any, name: str, path: Path) -> list[Any]:
     return entries
 
 
-def _coco_rows(checker: RowChecker, images: list[Any], annotations: list[Any]) -> list[Row]:
+def _coco_rows(checker: RowChecker, images: list[JsonValue], annotations: list[JsonValue]) -> list[Row]:
     names: dict[Any, str] = {}
     captioned = set()
     for number, image in enumerate(images):
@@ -212,7 +213,7 @@ def _karpathy_rows(numbered: tuple[str, Any]) -> Iterator[Row]:
     yield from (Row(name, caption, split, where) for caption in captions)
 
 
-def _value(entry: Any, name: str, kind: Any) -> Any:
+def _value(entry: JsonValue, name: str, kind: Any) -> Any:
     """The value of an entry's key; raises RowError if it is missing or of another type."""
     if not isinstance(entry, dict):
         raise RowError("not a JSON object")

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 from vlm.data.records import Question, Record, RowChecker, RowError
 from vlm.data.sources.caption_source import CaptionedImage, CaptionSource
@@ -11,6 +10,7 @@ from vlm.data.sources.captions import find_tables, resolve_root
 from vlm.data.sources.delimited import Quoting
 from vlm.data.sources.tables import Cells, read_json
 from vlm.errors import Count, Share, UserError
+from vlm.untrusted.sizes import JsonValue
 
 
 class Conversation(tuple[Question, ...]):
@@ -178,7 +178,7 @@ def _kind_column(column: str | None) -> dict[str, str]:
     return {} if column is None else {"kind": column}
 
 
-def _roles_and_contents(turn: Mapping[str, Any]) -> list[tuple[str, Any]]:
+def _roles_and_contents(turn: Mapping[str, JsonValue]) -> list[tuple[str, JsonValue]]:
     """The role and the content of a turn, in any of the three forms; a pair has two."""
     for role_key, content_key in TURN_KEYS:
         if role_key in turn and content_key in turn:
@@ -191,7 +191,7 @@ def _roles_and_contents(turn: Mapping[str, Any]) -> list[tuple[str, Any]]:
     return [("user", turn["user"]), ("assistant", turn["assistant"])]
 
 
-def _join_parts(content: Any) -> str:
+def _join_parts(content: JsonValue) -> str:
     """The text of a turn, which may consist of parts: {"type": "text", "text": ...} or {"type": "image", ...}."""
     if isinstance(content, str):
         return content
@@ -258,7 +258,7 @@ class EasyVQA(QuestionSource):
         self._finish(self.root)
 
 
-def _easy_vqa_row(numbered: tuple[str, Any]) -> Iterator[Row]:
+def _easy_vqa_row(numbered: tuple[str, JsonValue]) -> Iterator[Row]:
     match numbered:
         case where, [str(question), str(answer), int(image)]:
             entry = Question(question.strip(), answer.strip(), KINDS.get(answer.strip(), "color"))

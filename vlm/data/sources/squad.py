@@ -1,15 +1,15 @@
 """Extractive question answering in SQuAD's JSON format (Rajpurkar et al. 2016, 2018)."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from vlm.data.hold_out import draw_splits
 from vlm.data.records import RowChecker, RowError
 from vlm.data.sources.tables import read_json
 from vlm.data.sources.text_source import Sample, TextSource
 from vlm.errors import Share, UserError
+from vlm.untrusted.sizes import JsonValue
 
 LAYOUT = "give a file in SQuAD's layout, data[].paragraphs[].qas[]"
 # Marks of unanswerable questions: a boolean, 0 or 1, or one of these in quotes; default false.
@@ -69,7 +69,7 @@ class Squad(TextSource):
         ids: set[str] = set()
         dropped: list[str] = []  # positions of impossible questions with answers
 
-        def convert(row: tuple[str, str, Mapping[str, Any]]) -> Iterator[Sample]:
+        def convert(row: tuple[str, str, Mapping[str, JsonValue]]) -> Iterator[Sample]:
             where, context, question = row
             id = str(question.get("id", ""))
             where = f"{where} ({id})" if id else where
@@ -107,7 +107,7 @@ class Squad(TextSource):
             self.notes = [*self.notes, f"{path}: {what} (the first: {dropped[0]}); these answers are not used"]
 
 
-def _read_questions(checker: RowChecker) -> Iterator[tuple[str, tuple[str, str, Mapping[str, Any]]]]:
+def _read_questions(checker: RowChecker) -> Iterator[tuple[str, tuple[str, str, Mapping[str, JsonValue]]]]:
     """Yields the position of each question in a file, and the question with its position and context."""
     path = checker.path
     content = read_json(path, "not JSON", LAYOUT)
@@ -123,7 +123,7 @@ def _read_questions(checker: RowChecker) -> Iterator[tuple[str, tuple[str, str, 
                 yield where, (where, context, question)
 
 
-def _read_answers(question: Mapping[str, Any]) -> list[tuple[str, int]]:
+def _read_answers(question: Mapping[str, JsonValue]) -> list[tuple[str, int]]:
     entries = question.get("answers")
     if not isinstance(entries, list):
         raise RowError(f"has no list answers; {LAYOUT}")
@@ -137,10 +137,10 @@ def _read_answers(question: Mapping[str, Any]) -> list[tuple[str, int]]:
 
 
 def _list_entries(
-    checker: RowChecker, where: str, holder: Mapping[str, Any], name: str
-) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    checker: RowChecker, where: str, holder: Mapping[str, JsonValue], name: str
+) -> Iterator[tuple[str, Mapping[str, JsonValue]]]:
     """Yields the objects of a list in an object, each with its position in the file; rejects what is neither."""
-    items: Sequence[Any] | None = holder.get(name)
+    items = holder.get(name)
     if not isinstance(items, list):
         checker.reject(where, f"has no list {name}; {LAYOUT}")
         return

@@ -19,6 +19,7 @@ from vlm.data.sources.delimited import (
 )
 from vlm.data.store import columns as stored
 from vlm.errors import UserError, find_similar
+from vlm.untrusted.sizes import JsonValue
 
 LINES = (".jsonl", ".ndjson")
 TABLES = (*DELIMITERS, *LINES, ".json", *stored.SUFFIXES)
@@ -79,7 +80,7 @@ def decode_text(data: bytes, path: Path) -> str:
         return data.decode("utf-8-sig", "replace")
 
 
-def parse_json(text: str) -> Any:
+def parse_json(text: str) -> JsonValue:
     r"""Parses a JSON text.
 
     Raises:
@@ -97,7 +98,7 @@ def parse_json(text: str) -> Any:
     return value
 
 
-def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _unique_keys(pairs: list[tuple[str, JsonValue]]) -> dict[str, JsonValue]:
     """Makes the dict of a JSON object; readers disagree on which value of a repeated key counts."""
     values = dict(pairs)
     if len(values) < len(pairs):
@@ -106,7 +107,7 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return values
 
 
-def read_json(path: Path, fault: str, remedy: str) -> Any:
+def read_json(path: Path, fault: str, remedy: str) -> JsonValue:
     """The content of a JSON file.
 
     Args:
@@ -352,7 +353,7 @@ def _delimited_rows(
         notes.append(f"{path}: {what}; missing cells are read as empty, and further empty ones are ignored")
 
 
-def _json_lines(text: str, reject: RejectRow) -> Iterator[tuple[str, Any]]:
+def _json_lines(text: str, reject: RejectRow) -> Iterator[tuple[str, JsonValue]]:
     for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
             try:
@@ -365,7 +366,7 @@ def _json_lines(text: str, reject: RejectRow) -> Iterator[tuple[str, Any]]:
 
 def _json_rows(
     path: Path,
-    records: Iterable[tuple[str, Any]],
+    records: Iterable[tuple[str, JsonValue]],
     columns: Mapping[str, str],
     optional: Collection[str],
     reject: RejectRow,

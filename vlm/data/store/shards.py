@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any, BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -16,6 +16,7 @@ from vlm.data.store import storage
 from vlm.data.text.words import to_single_line
 from vlm.errors import UserError
 from vlm.io.files import atomic_write
+from vlm.untrusted.sizes import JsonValue
 from vlm.untrusted.tars import Span, TarError, iter_members
 
 FORMAT = 2  # 2: reads suffixes in capitals, and the text file if captions of the metadata are empty
@@ -231,7 +232,7 @@ def _read_member_text(name: str, span: Span, file: BinaryIO, skipped: list[Skipp
         return None
 
 
-def _parse_metadata(key: str, text: str | None, skipped: list[SkippedPart]) -> dict[str, Any]:
+def _parse_metadata(key: str, text: str | None, skipped: list[SkippedPart]) -> dict[str, JsonValue]:
     try:
         metadata = json.loads(text or "")
     except (ValueError, RecursionError):
@@ -248,7 +249,7 @@ def _replace_surrogates(text: str) -> str:
 
 
 def _read_captions(
-    member: str, metadata: dict[str, Any], lines: str | None, skipped: list[SkippedPart]
+    member: str, metadata: dict[str, JsonValue], lines: str | None, skipped: list[SkippedPart]
 ) -> Iterator[str]:
     """The captions of the metadata (a list or a single one), or the lines of the text if these are empty or null."""
     captions = next((metadata[key] for key in ("captions", "caption") if metadata.get(key)), None)

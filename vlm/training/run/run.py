@@ -258,7 +258,11 @@ class Run:
         self.data = self._open_data(loaded)
         model, spec, adapted = self._build_model(loaded)
         self.task = build_task(config, model, self.data, optimization=build_optimization(config))
-        self.task.about = {"model": spec, "config": freeze(config.tree), "data": self.data.fingerprint()}
+        self.task.about = {
+            "model": spec,
+            "config": cast(dict[str, Any], freeze(config.tree)),
+            "data": self.data.fingerprint(),
+        }
         self.task.about["typed"] = list(config.typed)
         if adapted:
             self.task.about[ADAPTERS], self.task.base_weights = adapted

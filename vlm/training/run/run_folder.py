@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import yaml
 
 from vlm.checkpoint.stored import freeze, restore_interpolations
-from vlm.config.tree import Config, resolve
+from vlm.config.tree import Config, Tree, resolve
 from vlm.errors import UserError
 from vlm.training.config.overrides import differences
 
@@ -89,7 +89,7 @@ def _creation_errors(folder: Path) -> Iterator[None]:
         ) from fault
 
 
-def write_run_config(folder: Path, tree: dict[str, Any]) -> None:
+def write_run_config(folder: Path, tree: Tree) -> None:
     """Writes a new run's config, with its interpolations, and the id of its SLURM job to its folder; locks the run.
 
     Raises:
