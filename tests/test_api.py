@@ -187,6 +187,7 @@ def test_scores_are_those_of_the_command(tmp_path: Path, capsys: pytest.CaptureF
         assert found and found == {name: told[name] for name in found}
 
 
+@pytest.mark.slow
 def test_a_training_is_a_run_that_can_be_evaluated_and_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -93,6 +93,7 @@ print(*(os.environ.get(name) for name in names))
 """
 
 
+@pytest.mark.sample(plain=2, slow=2)
 @pytest.mark.parametrize("module", ["vlm.cli.main", "vlm.training.run.fit"])
 @pytest.mark.parametrize(
     ("given", "expected"),
@@ -147,6 +148,7 @@ def test_pages_of_freed_tensors_are_used_again(given: dict[str, str], kept: bool
     assert (int(done.stdout) < 1000) == kept, done.stdout
 
 
+@pytest.mark.sample(plain=1, slow=1)
 @pytest.mark.parametrize(("stream", "number"), [("<&-", 0), (">&-", 1), ("2>&-", 2)])
 def test_a_stream_that_is_closed_is_open_on_nothing(stream: str, number: int) -> None:
     program = "import os, sys; from vlm.machine import tune; tune(); sys.stdin.read(); print(); print(file=sys.stderr)"

@@ -14,6 +14,7 @@ CONCEPTS = dict(re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", LECTURES.read_text(),
 SNIPPETS = {name: re.findall(r"```python\n(.*?)```", text, re.DOTALL) for name, text in CONCEPTS.items()}
 
 
+@pytest.mark.sample(plain=2, slow=4)
 @pytest.mark.parametrize("name", [name for name in SNIPPETS if SNIPPETS[name]])
 def test_the_snippets_of_the_lectures_run(name: str) -> None:
     for code in SNIPPETS[name]:

@@ -41,6 +41,7 @@ def test_logits_are_theirs(folder: str, name: str, old: bool) -> None:
     torch.testing.assert_close(ours.head(ours(tokens)), truth, rtol=0, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_folder_loads_without_the_compiler(folder: str) -> None:
     saved_decoder(folder, "llama")
     program = f"import sys, vlm; vlm.load({folder!r}).generate('a', max_tokens=1)"
@@ -91,6 +92,7 @@ def test_what_a_folder_bans_or_forces_holds(folder: str, beams: int) -> None:
     assert not {token for text in drawn for token in text.tokens} & {*banned}
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_any_of_several_ends_ends_a_text(folder: str, tmp_path: Path) -> None:
     """Greedy, by beams, drawn and under a rule, as `generate` has them; each end comes first somewhere."""

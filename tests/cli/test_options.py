@@ -52,6 +52,7 @@ def test_a_command_has_the_options_and_arguments_of_its_predictor(command) -> No
     assert kind.options is import_object(command.options) and kind.arguments is import_object(command.arguments)
 
 
+@pytest.mark.sample(plain=3, slow=3)
 @pytest.mark.parametrize(
     ("words", "message"),
     [

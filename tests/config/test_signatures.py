@@ -75,6 +75,7 @@ def test_types_of_shipped_classes_are_read(name):
     assert unknown <= FOREIGN
 
 
+@pytest.mark.slow
 def test_every_class_that_a_checkpoint_may_name_is_read_as_it_is_imported():
     names = [f"{places[0]}.{name}" for name, places in modules_by_class().items() if len(places) == 1]
     read = []

@@ -10,6 +10,8 @@ from sharded import captioned, write_tar
 from vlm.config import target
 from vlm.training.run.fit import main
 
+pytestmark = pytest.mark.slow
+
 SMALL = ["trainer=cpu", "trainer.max_epochs=1", "callbacks.progress=null", "data.image_size=32", "data.num_workers=0"]
 SMALL += ["data.batch_size=8", "model.size.dim=32", "model.size.num_heads=2", "model.size.encoder_depth=1"]
 TASKS = {

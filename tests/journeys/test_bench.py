@@ -19,6 +19,7 @@ from vlm.training.run.run import build_data
 from vlm.training.step.task import Task
 
 
+@pytest.mark.slow
 def test_it_prints_what_a_run_does_and_leaves_none(small, small_text, tmp_path, capsys) -> None:
     given = [*small, f"runs={tmp_path}", "trainer.max_epochs=1", "callbacks=ema", "callbacks.progress=null"]
     assert vlm(["bench", *given, "--steps", "8", "--format", "json"]) == 0

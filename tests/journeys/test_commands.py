@@ -23,12 +23,14 @@ def test_the_bare_command_shows_its_help_and_a_wrong_one_is_named(capsys) -> Non
     assert shown.err.startswith("error: ") and "captoin" in shown.err and len(shown.err.splitlines()) <= 2
 
 
+@pytest.mark.sample(plain=1, slow=1)
 @pytest.mark.parametrize("program", [["-m", "vlm"], ["-c", "from vlm.cli.main import main; main()"]])
 def test_the_version_is_said(program) -> None:
     done = subprocess.run([sys.executable, *program, "--version"], capture_output=True, text=True, check=True)
     assert done.stdout == f"vlm {__version__}\n"
 
 
+@pytest.mark.sample(plain=1, slow=1)
 @pytest.mark.parametrize(("line", "expected"), [("vlm cap", "caption"), ("vlm score --fo", "--format")])
 def test_a_shell_completes_commands_and_options(line: str, expected: str) -> None:
     asked = {"_VLM_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(line.split()) - 1)}

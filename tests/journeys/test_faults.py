@@ -33,6 +33,7 @@ def refuse_unfit(config: Config, **options: bool) -> None:
         pytest.fail(str(error))
 
 
+@pytest.mark.sample(plain=1, slow=2)
 @pytest.mark.parametrize(("task", "data", "fitting_data", "fitting_tasks"), FITTING)
 def test_data_and_tasks_that_fit_are_named(task, data, fitting_data, fitting_tasks) -> None:
     """Each option that the message names is one with which data and task fit."""
@@ -46,6 +47,7 @@ def test_data_and_tasks_that_fit_are_named(task, data, fitting_data, fitting_tas
             compose([*(f"{key}={value}" for key, value in chosen.items()), "data.path=x", "data.root=x"], refuse_unfit)
 
 
+@pytest.mark.slow
 def test_keys_that_a_pretrained_model_sets_are_not_blamed_on_the_user(tmp_path, capsys) -> None:
     sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
     vit = transformers.ViTConfig(**sizes, image_size=32, patch_size=8, num_labels=3)
@@ -62,6 +64,7 @@ def test_keys_that_a_pretrained_model_sets_are_not_blamed_on_the_user(tmp_path, 
     assert "optim=adamww: unknown" in said and "did you mean adamw" in said and "seed=1,2" in said, said
 
 
+@pytest.mark.slow
 def test_the_key_that_names_the_folder_of_initial_weights_is_named(tmp_path, capsys) -> None:
     saved_bert(tmp_path / "bert", transformers.BertForSequenceClassification)  # of 64 positions
     (tmp_path / "t.csv").write_text("text,label\n" + "a dog,a\na cat,b\n" * 20)

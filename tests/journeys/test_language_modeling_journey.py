@@ -20,6 +20,8 @@ from vlm.models.decoder import Decoder
 from vlm.training.run.fit import main
 from vlm.training.run.run import build_data
 
+pytestmark = pytest.mark.slow
+
 CPU = ["--device", "cpu"]
 EXACT = [*CPU, "--precision", "fp32"]
 PROMPTS = ["A", "A large red", "The small green triangle right of the circle is above a", ""]

@@ -101,6 +101,7 @@ def test_a_file_and_a_folder_come_before_the_name_of_runs(capsys) -> None:
     assert "error: captioning: model_type None is not supported" in capsys.readouterr().err
 
 
+@pytest.mark.sample(plain=1, slow=1)
 @pytest.mark.parametrize("given", ["captionin", "runs/captionin", "captionning"])
 def test_a_misspelt_name_is_answered_with_the_nearest_one(given, capsys) -> None:
     place("captioning", "1", age=0)
@@ -122,6 +123,7 @@ def test_a_run_is_resumed_by_its_name(capsys) -> None:
     assert [*{*said}] == said[:1] and "last.ckpt has no optimiser state" in said[0]
 
 
+@pytest.mark.sample(plain=1, slow=1)
 @pytest.mark.parametrize(
     ("words", "message"),
     [

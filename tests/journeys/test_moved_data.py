@@ -1,7 +1,11 @@
 """Data that moved after a training: an override of the short key reaches all that it fed when the run was composed."""
 
+import pytest
+
 from vlm.cli.main import run as vlm
 from vlm.training.run.fit import main
+
+pytestmark = pytest.mark.slow
 
 
 def test_an_evaluation_reads_the_data_that_it_is_pointed_at(tmp_path, capsys, monkeypatch):

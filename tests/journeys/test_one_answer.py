@@ -78,6 +78,7 @@ def test_the_page_of_a_language_model(tmp_path: Path, options: dict[str, Any]) -
     assert re.sub(r"\s+", " ", text) in re.sub(r"\s+", " ", html.unescape(re.sub("<[^>]*>", "", shown)))
 
 
+@pytest.mark.slow
 def test_conversations_of_the_page_have_the_temperature_of_the_command(tmp_path: Path) -> None:
     pytest.importorskip("gradio")
     torch.manual_seed(5)

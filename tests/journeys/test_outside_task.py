@@ -34,6 +34,7 @@ def test_it_trains_and_reports(trained) -> None:
     assert "Thermometer" in page and "off by" in page
 
 
+@pytest.mark.slow
 def test_a_stopped_run_goes_on_exactly(trained, tmp_path) -> None:
     assert main([*GIVEN, f"runs={tmp_path}", "trainer.max_epochs=2"]) == 0
     folder = only_run(tmp_path)

@@ -127,6 +127,7 @@ def test_a_timm_run_goes_on_without_the_file_of_its_weights(small_classes, tmp_p
     assert loaded["global_step"] > 0 and loaded["epoch"] == 1
 
 
+@pytest.mark.sample(slow=1)
 @pytest.mark.parametrize("held", [False, True])
 def test_a_longer_schedule_is_announced_and_the_last_rate_can_be_kept(
     held: bool, trained: Path, tmp_path: Path, monkeypatch, capsys

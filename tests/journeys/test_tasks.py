@@ -222,6 +222,7 @@ def test_a_service_answers_as_python_does(name, runs):
     assert [[text["text"] for text in one] for one in answers] == [[text.text for text in one] for one in several]
 
 
+@pytest.mark.slow
 def test_a_classifier_starts_from_contrastive_training(runs, tmp_path, capsys) -> None:
     run = runs("contrastive")
     start = [f"model.init_from={run}", "trainer.max_steps=2", "optim.lr=0.0", "callbacks.ema=null", "test=false"]

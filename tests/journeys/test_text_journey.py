@@ -16,6 +16,8 @@ from vlm.checkpoint.load import read
 from vlm.cli.main import run as vlm
 from vlm.training.run.fit import main
 
+pytestmark = pytest.mark.slow
+
 CPU = ["--device", "cpu"]
 SMALL = [*COMMON, "model.size.dim=32", "model.size.num_heads=2", "model.size.encoder_depth=1"]
 SMALL += ["trainer.precision=32-true", "optim.lr=1e-2", "tokenizer=char", "schedule.warmup=1"]

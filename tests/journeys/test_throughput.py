@@ -13,6 +13,8 @@ from vlm.training.data_module import StepLoader
 from vlm.training.run.fit import main
 from vlm.training.step.task import Task
 
+pytestmark = pytest.mark.slow
+
 
 def rows(runs):
     with (only_run(runs) / "throughput.csv").open(newline="") as file:

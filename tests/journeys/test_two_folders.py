@@ -57,6 +57,7 @@ def trained(folder, arguments):
     return only_run(folder)
 
 
+@pytest.mark.sample(slow=2)
 @pytest.mark.parametrize(
     ("encoder", "decoder", "options", "states"),
     [
@@ -103,6 +104,7 @@ def test_stages_resume_to_the_bit_and_their_captions_go_out(tmp_path, parts, mon
     assert len(written[0]) == 2
 
 
+@pytest.mark.slow
 def test_conversations_train_the_joined_model_that_answers_and_chats(tmp_path, parts):
     own = ["task=conversations", "data.max_len=96", "test=false", "task.max_tokens=6"]
     arguments = [text for text in joined(parts, "siglip", "llama", *own) if "val_captions" not in text]
@@ -124,6 +126,7 @@ def test_conversations_train_the_joined_model_that_answers_and_chats(tmp_path, p
     assert "".join(session.stream(texts[1])) is not None and session.tokens()[: len(before)] == before
 
 
+@pytest.mark.sample(plain=2, slow=2)
 @pytest.mark.parametrize(
     ("encoder", "decoder", "options", "words"),
     [

@@ -143,6 +143,7 @@ def test_features_that_were_kept_are_only_projected() -> None:
     assert made - kept == 5 * counted(lambda: encoder.features(torch.zeros(1, 3, 64, 64)))  # once, for it does not
 
 
+@pytest.mark.slow
 def test_a_training_step_is_three_forward_passes() -> None:
     """All but what no gradient goes through: the first layer's input, and a frozen encoder.
 

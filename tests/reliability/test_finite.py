@@ -88,6 +88,7 @@ def test_the_run_stops_before_the_update(kind, said, step, precision, at_step, l
     assert ckpt.read(folder / "checkpoints" / "last.ckpt")["global_step"] == 2
 
 
+@pytest.mark.slow
 def test_a_step_read_later_trains_the_same(tmp_path, monkeypatch) -> None:
     for name, later in (("one", False), ("other", True)):
         monkeypatch.setattr(training_step, "runs_ahead", lambda device, later=later: later)
@@ -136,6 +137,7 @@ def scale_by(plugin: MixedPrecision, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_module, "build_trainer", build_scaled)
 
 
+@pytest.mark.slow
 def test_a_loss_scaler_keeps_its_own_counsel(at_step, tmp_path, monkeypatch) -> None:
     seen = at_step("nan gradient", 3)
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0)  # little enough for the loss of a step, a sum
@@ -145,6 +147,7 @@ def test_a_loss_scaler_keeps_its_own_counsel(at_step, tmp_path, monkeypatch) -> 
     check_finite(only_run(tmp_path))
 
 
+@pytest.mark.slow
 def test_a_scaled_step_clips_as_an_unscaled_one(tmp_path, monkeypatch) -> None:
     plugin = MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", init_scale=1024.0))
     plugin.autocast_context_manager = lambda: torch.autocast("cpu", enabled=False)  # type: ignore[method-assign]

@@ -42,6 +42,7 @@ def train(runs: Path, size: int, steps: int) -> Path:
     return only_run(runs)
 
 
+@pytest.mark.sample(slow=1)
 @pytest.mark.parametrize("size", [1, 2])
 def test_a_run_that_ended_with_an_epoch_goes_on(size: int, whole, tmp_path: Path) -> None:
     folder = train(tmp_path, size, BATCHES // size)
@@ -51,6 +52,7 @@ def test_a_run_that_ended_with_an_epoch_goes_on(size: int, whole, tmp_path: Path
     assert [row["step"] for row in whole[size]["metrics.csv"]] == [str(step) for step in range(20 // size)]
 
 
+@pytest.mark.sample(slow=1)
 @pytest.mark.parametrize("size", [1, 2])
 def test_a_run_that_is_stopped_again_and_again_goes_on(size: int, whole, tmp_path: Path, monkeypatch) -> None:
     given = [*SMALL, f"trainer.max_steps={20 // size}", f"runs={tmp_path}", *batches(size)]

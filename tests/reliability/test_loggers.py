@@ -15,10 +15,8 @@ from vlm.training.run.fit import main
 SMALL = command("language_modeling", "trainer.max_steps=6", "callbacks.ema=null", "logger=tensorboard")
 
 
-ALIKE = [pytest.param(name, marks=pytest.mark.slow) for name in ("log_hyperparams", "save", "finalize", "version")]
-
-
-@pytest.mark.parametrize("broken", ["log_metrics", "experiment", *ALIKE])
+@pytest.mark.sample(plain=1, slow=2)
+@pytest.mark.parametrize("broken", ["log_metrics", "experiment", "log_hyperparams", "save", "finalize", "version"])
 def test_a_logger_that_raises_is_warned_of_once(broken: str, tmp_path: Path, monkeypatch, capsys) -> None:
     def fail(*args, **kwargs):
         raise PermissionError(13, "Permission denied", "events")

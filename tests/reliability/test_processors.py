@@ -35,6 +35,7 @@ def test_what_is_packed(processor: str) -> None:
     assert {dtype for dtype in (torch.float32, torch.bfloat16) if packed.packs(dtype)} == PROCESSORS[processor][1]
 
 
+@pytest.mark.sample(plain=4, slow=4)
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_captions_are_true_in_each_precision(processor: str, precision: str, capsys) -> None:
     content = json.loads((SAMPLE / "captions.json").read_text())

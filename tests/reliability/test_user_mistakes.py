@@ -37,6 +37,7 @@ def trained(table: Path, *more: str) -> int:
     return main(["data=captions", f"data.root={table.parent}", f"data.path={table}", *small, *more])
 
 
+@pytest.mark.sample(plain=2, slow=3)
 @pytest.mark.parametrize(
     ("given", "line"),
     [
@@ -66,6 +67,7 @@ def test_addresses_of_the_web_are_not_fetched(table, tmp_path, capsys) -> None:
     assert "web.csv: contains URLs instead of file names" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_captions_that_are_truncated_are_counted(table, tmp_path, capsys, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert trained(table, "data.max_len=4") == 0
@@ -75,6 +77,7 @@ def test_captions_that_are_truncated_are_counted(table, tmp_path, capsys, monkey
     assert "truncated" not in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_names_with_any_sign_train_caption_and_go_on(table, tmp_path, capsys, monkeypatch) -> None:
     runs = tmp_path / "runs = 50% #1, 狗@x"
     monkeypatch.chdir(tmp_path)

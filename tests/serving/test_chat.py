@@ -382,6 +382,7 @@ def test_other_paths_answer_as_before(words: str) -> None:
     assert 'vlm_requests_total{code="200"} 2' in http.get("/metrics").text
 
 
+@pytest.mark.slow
 def test_the_lines_of_the_page_run_as_written(
     words: str, images: str, paths: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:

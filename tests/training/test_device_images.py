@@ -27,6 +27,7 @@ def trained(folder: Path, runs: Path, *more: str) -> Path:
     return only_run(runs)
 
 
+@pytest.mark.slow
 def test_the_same_pixels_train_the_same_weights(folder: Path, tmp_path: Path) -> None:
     (folder / "train" / "red" / "broken.png").write_bytes(b"no image")
     more = [*PLAIN, "data.augment.pad_crop=3", "callbacks.bad_samples.limit=1"]
@@ -43,6 +44,7 @@ def test_crops_of_images_of_one_size_train_alike(folder: Path, tmp_path: Path) -
     assert len(losses[0]) > 4 and losses[0] == pytest.approx(losses[1], abs=0.01)
 
 
+@pytest.mark.sample(plain=1, slow=1)
 @pytest.mark.parametrize(
     ("option", "said"),
     [

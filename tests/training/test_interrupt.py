@@ -20,6 +20,7 @@ runpy.run_path("train.py", run_name="__main__")
 """
 
 
+@pytest.mark.sample(plain=1, slow=1)
 @pytest.mark.parametrize(
     "module", ["vlm.training.run.fit", "omegaconf", pytest.param("lightning", marks=pytest.mark.slow)]
 )

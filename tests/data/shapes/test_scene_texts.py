@@ -50,6 +50,7 @@ def test_a_label_says_whether_both_mean_the_same_and_both_are_as_frequent(split)
     assert Counter(record["label"] for record in records) == {0: 50, 1: 50}
 
 
+@pytest.mark.slow
 def test_words_alone_tell_little():
     """The best that can be said of the words of both captions, with no order, is right of little more than a half."""
     found = defaultdict(Counter)

@@ -187,6 +187,7 @@ def without_scores(content: bytes) -> tuple[list[str], list[float]]:
     return parts[::2], [float(score) for score in parts[1::2]]
 
 
+@pytest.mark.slow
 def test_a_page_of_captions_links_to_the_pictures(caption, tmp_path):
     text = caption("--beam", "2", "--results", "2", "--attention", str(tmp_path / "the maps"), form="html")
     assert text.count('href="the%20maps/test-0-') == len(list((tmp_path / "the maps").iterdir()))

@@ -149,6 +149,7 @@ def test_weights_in_parts_are_refused() -> None:
         SelfCritical(task, "cider", samples=5).loss(Batch([], {}, []))
 
 
+@pytest.mark.sample(plain=1, slow=1)
 @pytest.mark.parametrize(
     ("options", "named"),
     [

@@ -114,6 +114,7 @@ LINES = [
 ]
 
 
+@pytest.mark.sample(plain=1, slow=1)
 @pytest.mark.parametrize("kind", ["file", "folder", "csv", "jsonl"])
 def test_texts_without_labels_train(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

@@ -99,6 +99,7 @@ def test_signs(shuffled: float, captions: list[str], references: int, expected: 
     assert {name for name, _ in ImageUseMonitor().signs(results, task(captions, references))} == expected
 
 
+@pytest.mark.slow
 def test_a_training_hears_the_warning(tmp_path, capsys) -> None:
     """At the start other images add less to the loss than the loss itself, which is the bound here."""
     bound = ["callbacks.grounding.min_gap=1", "callbacks.grounding.patience=1", "trainer.max_epochs=1", "test=false"]
@@ -106,6 +107,7 @@ def test_a_training_hears_the_warning(tmp_path, capsys) -> None:
     assert "warning: in a validation, the model ignored its images: the loss is" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_test_says_what_is_wrong_and_the_report_does(tmp_path, capsys) -> None:
     """Two steps teach no end, and one caption for all scenes."""
     patience = ["callbacks.grounding.patience=1", "task.val_captions=null", "trainer.max_steps=2"]

@@ -47,6 +47,7 @@ def test_the_last_of_all_steps_is_validated_and_the_closing_lines_name_a_file(en
     assert "the best checkpoint" in output and f"checkpoint  {best}" in output
 
 
+@pytest.mark.slow
 def test_without_a_validation_the_closing_lines_name_the_last_checkpoint(tmp_path, capsys) -> None:
     assert main([*SMALL, f"runs={tmp_path}", "trainer.limit_val_batches=0"]) == 0
     last, output = only_run(tmp_path) / "checkpoints" / "last.ckpt", capsys.readouterr().out
@@ -68,12 +69,14 @@ def test_best_cannot_be_resumed(ended, capsys) -> None:
     assert len(error.splitlines()) == 1 and str(folder / "last.ckpt") in error
 
 
+@pytest.mark.slow
 def test_more_steps_are_those_of_a_run_that_had_them_at_once(folder, tmp_path) -> None:
     assert main([*SMALL, f"runs={tmp_path / 'runs'}", "trainer.max_steps=6"]) == 0
     assert main([f"resume={folder}", "trainer.max_steps=6"]) == 0
     assert train_rows(folder) == train_rows(only_run(tmp_path / "runs"))
 
 
+@pytest.mark.slow
 def test_another_metric_on_resume_chooses_anew(tmp_path, capsys) -> None:
     assert main([*SMALL, f"runs={tmp_path}", "callbacks.checkpoints.monitor=val/perplexity"]) == 0
     folder = only_run(tmp_path)
@@ -84,6 +87,7 @@ def test_another_metric_on_resume_chooses_anew(tmp_path, capsys) -> None:
     assert state["monitor"] == "val/loss" and ckpt.read(folder / "checkpoints" / "best.ckpt")["global_step"] > STEPS
 
 
+@pytest.mark.slow
 def test_what_a_run_changed_on_resume_keeps_it_from_nothing(folder, capsys) -> None:
     assert main([f"resume={folder}", "trainer.max_steps=4", "activation_checkpointing=true"]) == 0
     assert main([f"resume={folder}", "trainer.max_steps=5"]) == 0
@@ -91,6 +95,7 @@ def test_what_a_run_changed_on_resume_keeps_it_from_nothing(folder, capsys) -> N
     assert "trainer.max_steps: 2 is less than the 5 completed" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_an_evaluation_of_fewer_steps_does_not_pass_for_the_last(folder, capsys) -> None:
     page = folder / "evaluation" / "test" / "report.html"
     assert page.is_file()

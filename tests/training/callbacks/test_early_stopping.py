@@ -70,6 +70,7 @@ def test_a_metric_that_is_not_logged_is_named() -> None:
         EarlyStopping(monitor="val/y", mode="min", patience=2, min_gain=0).on_validation_end(trainer(1.0), None)
 
 
+@pytest.mark.slow
 def test_a_run_that_learns_nothing_ends_and_stays_ended(tmp_path, capsys) -> None:
     arguments = [one for one in command("tagging") if "callbacks" not in one]
     stop = ["patience=2", "min_gain=1000"]

@@ -91,6 +91,7 @@ def test_a_stored_crop_out_of_range_is_refused(crop):
         Preprocess.from_state({"image_size": 8, "crop": crop})
 
 
+@pytest.mark.slow
 def test_checkpoints_keep_it_and_use_it(tmp_path):
     file = tmp_path / "weights.pth"
     torch.save(timm.create_model("resnet10t").state_dict(), file)

@@ -141,6 +141,7 @@ def test_bert_is_trained_from(tmp_path, task, kind):
     assert ("vocabulary_head.dense.weight" in same) == (task == "masked_language_modeling" and kind is BertForMaskedLM)
 
 
+@pytest.mark.slow
 def test_the_head_of_a_folder_is_taken_for_its_own_task(tmp_path):
     folder = tmp_path / "theirs"
     hf.saved_bert(folder, BertForSequenceClassification, **hf.LABELS)
@@ -182,6 +183,7 @@ def test_a_folder_is_refused_for_a_task_that_it_is_not_for(tmp_path, save, task,
         Pretrained.overrides({"path": str(tmp_path / "theirs")}, task)
 
 
+@pytest.mark.sample(plain=2, slow=2)
 @pytest.mark.parametrize("task", ["image_questions", "conversations"])
 @pytest.mark.parametrize(
     ("save", "words"),
@@ -255,6 +257,7 @@ def test_a_decoder_of_llamas_family_learns_by_adapters_and_goes_out_merged(tmp_p
         assert (theirs(tokens).logits - logits).abs().max() > 1e-3  # they learnt
 
 
+@pytest.mark.slow
 def test_gpt2_is_fine_tuned_too(tmp_path):
     hf.saved_gpt2(tmp_path / "theirs")
     assert read(trained(tmp_path, *SHORT, *TEXTS))["vlm"]["tokenizer"]["class"] == "BytePairTokenizer"
@@ -269,6 +272,7 @@ def test_a_path_is_needed_and_is_of_that_model_alone(tmp_path):
         compose(["model=tinny"])
 
 
+@pytest.mark.slow
 def test_an_experiment_may_choose_a_folder(tmp_path):
     hf.saved_bert(tmp_path / "theirs", BertModel)
     (tmp_path / "conf/experiment").mkdir(parents=True)
@@ -287,6 +291,7 @@ def test_an_experiment_may_choose_a_folder(tmp_path):
     assert not encoder["embed_norm"] and encoder["token_dropout"] == 0.3  # the folder's, the experiment's, the user's
 
 
+@pytest.mark.slow
 def test_an_experiment_keeps_its_values_for_an_encoder_that_its_task_chooses(tmp_path):
     """task=image_questions chooses an encoder, whose place the folder's takes."""
     hf.saved(tmp_path / "theirs", next(iter(hf.ENCODERS.values()))())

@@ -31,6 +31,7 @@ def test_an_evaluation_writes_into_a_cache_that_is_there_and_makes_none(cached, 
     assert re.search(r"^samples     \d+ used$", capsys.readouterr().out, re.MULTILINE)
 
 
+@pytest.mark.slow
 def test_a_test_searches_with_the_beams_of_the_config_and_so_do_the_commands(tmp_path: Path) -> None:
     searched = command("translation", "task.beam=4", "task.length_penalty=0.5", "trainer.max_epochs=2")
     assert train([*searched, f"runs={tmp_path / 'runs'}"]) == 0

@@ -20,6 +20,7 @@ def figures(place: Path, out: Path, *overrides: str) -> dict[str, float]:
     return json.loads((out / "metrics.json").read_text())
 
 
+@pytest.mark.slow
 def test_an_exported_captioner_scores_as_its_checkpoint(tmp_path: Path, pytestconfig: pytest.Config) -> None:
     path = pytestconfig.rootpath / "data/sample/captioner.ckpt"
     folder, imported = tmp_path / "ex", tmp_path / "i.ckpt"

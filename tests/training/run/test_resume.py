@@ -24,6 +24,7 @@ def test_a_finished_run_names_the_keys_that_ended_it(limits, keys):
     assert find_reached_limits(loaded, {"trainer": limits}) == keys
 
 
+@pytest.mark.slow
 def test_a_checkpoint_without_an_optimiser_names_another_only_where_it_is(tmp_path):
     best = tmp_path / "best.ckpt"
     best.write_bytes((FILES / "classification.ckpt").read_bytes())

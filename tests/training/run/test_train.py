@@ -51,6 +51,7 @@ def test_a_limit_that_leaves_no_batch_ends_in_a_line(split, tmp_path, capsys):
     assert said.startswith("error: trainer: ") and f"limit_{split}_batches" in said and "Traceback" not in said
 
 
+@pytest.mark.slow
 def test_a_test_without_batches_has_no_scores(tmp_path, capsys):
     assert main([*SMALL, "trainer.max_steps=1", "trainer.limit_test_batches=0", f"runs={tmp_path}"]) == 0
     assert "the best checkpoint" not in capsys.readouterr().out

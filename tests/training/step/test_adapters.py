@@ -87,6 +87,7 @@ def test_the_share_that_learns_is_printed(folder, finished):
     assert line.endswith(f"checkpoints leave the others to {folder}")
 
 
+@pytest.mark.slow
 def test_a_frozen_new_part_does_not_count_as_learning(tmp_path, capsys):
     saved_bert(tmp_path / "bert", BertModel)
     short = ["trainer.max_steps=1", "data.batch_size=4", "test=false", *COMMON, f"runs={tmp_path / 'runs'}"]
@@ -124,6 +125,7 @@ def moved(folder):
         away.rename(folder)
 
 
+@pytest.mark.slow
 def test_the_command_finds_the_base_where_it_was_or_beside(folder, trained, caption):
     before = caption(trained / "best.ckpt")
     assert before[0] == 0 and len(before[1]) == 2
@@ -173,6 +175,7 @@ def interrupted(runs, options, monkeypatch):
     return place / "checkpoints"
 
 
+@pytest.mark.slow
 def test_resume_is_exact(folder, trained, tmp_path, monkeypatch):
     place = interrupted(tmp_path, ["model=pretrained", f"model.path={folder}"], monkeypatch)
     for name in ("last.ckpt", "best.ckpt"):
