@@ -16,7 +16,7 @@ from torch import nn
 # By Python's own thresholds an eighth of the tests' time goes into looking through what the libraries made.
 gc.set_threshold(50_000, 20, 100)
 # How long an example takes says how busy the machine is, and nothing of what is tested.
-settings.register_profile("no deadline", deadline=None)
+settings.register_profile("no deadline", deadline=None, max_examples=40)
 settings.load_profile("no deadline")
 # A script starts what it runs in the background with Ctrl-C ignored, and the commands of the tests would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -54,7 +54,8 @@ def mark_sample(cases: list[pytest.Item], plain: int = 0, slow: int = 0) -> None
 
 @pytest.fixture(autouse=True)
 def seeded() -> None:
-    torch.manual_seed(0)
+    # Without a GPU, torch.manual_seed notes the stack for each kind of device, which takes longer than most tests.
+    (torch.manual_seed if torch.cuda.is_available() else torch.default_generator.manual_seed)(0)
 
 
 @pytest.fixture

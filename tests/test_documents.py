@@ -13,17 +13,14 @@ ROOT = Path(__file__).parents[1]
 DOCUMENTS = [path for folder in (".", "docs", "data") for path in sorted((ROOT / folder).glob("*.md"))]
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
-def test_lines_fit_a_screen(path: Path) -> None:
-    long = [number for number, line in enumerate(path.read_text().splitlines(), start=1) if len(line) > 120]
-    assert long == []
-
-
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
-def test_links_lead_somewhere(path: Path) -> None:
-    links = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", path.read_text())
-    missing = [link for link in links if "://" not in link and not (path.parent / link).exists()]
-    assert missing == []
+def test_lines_fit_a_screen_and_links_lead_somewhere() -> None:
+    long, missing = [], []
+    for path in DOCUMENTS:
+        text = path.read_text()
+        long += [(path.name, n) for n, line in enumerate(text.splitlines(), start=1) if len(line) > 120]
+        links = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", text)
+        missing += [(path.name, at) for at in links if "://" not in at and not (path.parent / at).exists()]
+    assert (long, missing) == ([], [])
 
 
 def test_the_readme_is_short() -> None:

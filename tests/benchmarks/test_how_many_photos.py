@@ -14,7 +14,7 @@ from vlm.data.sources.captions import Flickr8k
 SMALL = [*TINY, "data.batch_size=2", "task.beam=1", "tokenizer.vocab_size=300"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly  # test_time_to_quality.py trains on the same photos by a script in a slow run
 def test_each_point_learns_from_its_part_and_is_scored_on_all_of_test(tmp_path, monkeypatch, capsys):
     module = load("how_many_photos", monkeypatch)
     draw_flickr8k(tmp_path)

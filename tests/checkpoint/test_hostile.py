@@ -294,7 +294,7 @@ MUTATED = {  # folders, and what their models read
 }
 JSON_FILES = ("config.json",) * 2 + ("generation_config.json", "preprocessor_config.json", "tokenizer_config.json")
 SIZES = re.compile("size|num|eps|act|n_|vocab|position|label")  # keys that mostly matter
-MUTATIONS = 36  # a folder
+MUTATIONS = 18  # a folder
 
 
 @pytest.mark.sample(plain=2, slow=3)
@@ -326,7 +326,7 @@ def mutated(content: bytes, dice: random.Random) -> bytes:
 @torch.no_grad()
 def test_any_gguf_file_is_read_or_refused_in_a_line(good, tmp_path):
     dice, read_count, path, content = random.Random(0), 0, tmp_path / "a.gguf", (good / "a.gguf").read_bytes()
-    for number in range(150):
+    for number in range(50):
         path.write_bytes(mutated(content, dice))
         read_count += bounded(partial(is_read, path, [torch.ones(1, 4, dtype=torch.long)], number))
-    assert 0 < read_count < 150
+    assert 0 < read_count < 50

@@ -112,7 +112,7 @@ def test_the_exported_folder(checkpoint: str, truth: str, tmp_path: Path, capsys
     assert tokenizer.decode(ids, skip_special_tokens=True).strip() == truth
 
 
-@pytest.mark.slow
+@pytest.mark.nightly  # checkpoint/test_graphs.py runs the example in a slow run
 def test_the_example_without_torch_says_that_it_decodes_in_another_way(checkpoint: str, tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
     for path, note in ((checkpoint, "vlm caption decodes with beam=2"), (CAPTIONER, "")):

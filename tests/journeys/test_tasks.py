@@ -86,7 +86,7 @@ def test_an_evaluation_gives_what_the_runs_own_test_gave(task, runs, tmp_path, c
     assert (tmp_path / "report.html").stat().st_size > 1000
 
 
-@pytest.mark.sample(plain=1, slow=3)
+@pytest.mark.sample(slow=3)
 @pytest.mark.parametrize("task", EACH)
 def test_the_verdict_compares_the_same_samples_as_the_scores(task, runs) -> None:
     with ExitStack() as stack:
@@ -105,7 +105,7 @@ def test_the_verdict_compares_the_same_samples_as_the_scores(task, runs) -> None
     assert controls, "the evaluation has no control"
 
 
-@pytest.mark.sample(plain=1, slow=3)
+@pytest.mark.sample(slow=3)
 @pytest.mark.parametrize("task", EACH)
 def test_the_command_that_a_run_prints_works(task, runs, capsys, monkeypatch) -> None:
     monkeypatch.chdir(runs(task).parents[1])
@@ -130,7 +130,7 @@ def test_data_that_are_drawn_have_no_fault(task, capsys) -> None:
     assert "verdict     no problems found" in capsys.readouterr().out
 
 
-@pytest.mark.sample(slow=4)
+@pytest.mark.sample(slow=2)
 @pytest.mark.parametrize("task", EACH)
 def test_eight_samples_are_learnt_by_heart(task, tmp_path) -> None:
     heart = ["debug=overfit", "trainer.max_epochs=150", "trainer.check_val_every_n_epoch=150", "model.size.dropout=0"]

@@ -21,8 +21,8 @@ FSDP = ["trainer=fsdp", *DDP[1:]]
 OWN = {"captioning": ["task.val_captions=null"], "classification": ["task.mixup=0", "task.cutmix=0"]}
 # Gradients that cancel to noise, such as those of keys' biases, stay small: Adam would make whole steps of them.
 STEP = ["data.batch_size=6", "+optim.eps=1e-4", "trainer.precision=32-true"]
-# One task of a loss term and one of compared samples; those of mixed samples and of two terms are nightly.
-KINDS = ("captioning", "contrastive")
+# One task of a loss term; those of mixed and of compared samples and of two terms are nightly.
+KINDS = ("captioning",)
 
 
 def each_task(slow: tuple[str, ...]) -> list:

@@ -76,6 +76,7 @@ def test_a_rank_dies(kind, rank, status, said, nursery: Nursery, tmp_path: Path)
     check_left_whole(tmp_path)
 
 
+@pytest.mark.nightly  # a rank that raises is among the slow ones above, two started by hand are below
 def test_ranks_that_torchrun_started(nursery: Nursery, tmp_path: Path) -> None:
     patch = "import faulty; faulty.strike('raise', 5, 1)"
     one, two = run_two(nursery, SMALL, cwd=tmp_path, patch=patch)

@@ -48,7 +48,7 @@ def many(folder, count):
     return put(folder, **{f"{number}_txt": f"text {number}\n" for number in range(count)})
 
 
-@settings(derandomize=True, max_examples=100)
+@settings(derandomize=True, max_examples=50)
 @given(text=st.text() | st.lists(st.sampled_from(SEPARATORS), max_size=20).map("".join), limit=st.integers(1, 9))
 def test_lines_are_all_of_the_text_and_end_at_line_breaks(tmp_path_factory, text, limit):
     path = tmp_path_factory.getbasetemp() / "lines.txt"

@@ -37,7 +37,7 @@ FITTED = {name: make().fit(TEXTS) for name, make in CLASSES.items()}
 BYTES = FITTED["bytes"]
 each = pytest.mark.parametrize("name", FITTED)
 any_text = st.text() | st.lists(st.sampled_from(AWKWARD), max_size=20).map("".join)
-modest = settings(derandomize=True, max_examples=60)
+modest = settings(derandomize=True, max_examples=25)
 
 
 def lines(text):

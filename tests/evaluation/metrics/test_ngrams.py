@@ -102,7 +102,7 @@ caption = st.lists(st.sampled_from("abcde"), max_size=9)
 image = st.tuples(caption | st.lists(st.sampled_from("abxy"), max_size=5), st.lists(caption, min_size=1, max_size=4))
 
 
-@settings(max_examples=150)
+@settings(max_examples=40)
 @given(st.lists(image, min_size=1, max_size=5))
 def test_scores_agree_with_the_definitions(images: list[tuple[list[str], Captions]]) -> None:
     candidates, references = [list(c) for c, _ in images], [r for _, r in images]
@@ -114,7 +114,7 @@ def test_scores_agree_with_the_definitions(images: list[tuple[list[str], Caption
     assert cider(candidates, references) == pytest.approx(expected, rel=1e-9, abs=1e-12)
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(st.lists(st.lists(caption, min_size=1, max_size=3), min_size=1, max_size=5), st.lists(caption, max_size=4))
 def test_constants_score_as_if_given_for_every_image(references: list[Captions], constants: Captions) -> None:
     constants = [*constants, ["zz", "a", "a"]]

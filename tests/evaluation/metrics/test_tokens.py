@@ -140,9 +140,9 @@ REPORTED = [
 WHOLE += ["plan b. < br", "the my\xadfile.txt is", "©.NET and ~.Com"]
 
 
-@pytest.mark.parametrize(("caption", "expected"), [*PAIRS, *REPORTED, *((text, text.lower()) for text in WHOLE)])
-def test_oddities(caption: str, expected: str) -> None:
-    assert " ".join(tokenize(caption)) == expected
+def test_oddities() -> None:
+    odd = [*PAIRS, *REPORTED, *((text, text.lower()) for text in WHOLE)]
+    assert [(caption, " ".join(tokenize(caption))) for caption, _ in odd] == odd
 
 
 def _gold() -> Path:
@@ -169,7 +169,7 @@ def test_equals_the_reference_on_all_published_captions() -> None:
     assert sum(map(len, captions.values())) + len(results) == 6005
 
 
-@settings(max_examples=300)
+@settings(max_examples=60)
 @given(st.text() | st.text(alphabet="ab1.,'-\"/&@#<>()!:;=_*$ \u00e9\u2019\u00bd\xad\U0001f600", max_size=40))
 def test_any_text_gives_clean_tokens(caption: str) -> None:
     tokens = tokenize(caption)
@@ -186,7 +186,7 @@ ATOMS = [*SIGNS, *PIECES.split(), *[" "] * 6]
 PLAIN_WORDS = ["a", "The", "DOG", "cannot", "Gonna", "etc", "Mass", "mass", "st", "No", "I", "pte", "runs", ","]
 
 
-@settings(max_examples=300)
+@settings(max_examples=60)
 @given(st.lists(st.sampled_from(PLAIN_WORDS), max_size=6), st.sampled_from(["", ".", " .", ", ", ". "]))
 def test_the_short_cut_for_plain_captions_agrees_with_the_rules(words: list[str], end: str) -> None:
     caption = " ".join(words) + end
@@ -194,7 +194,7 @@ def test_the_short_cut_for_plain_captions_agrees_with_the_rules(words: list[str]
     assert tokenize(caption) == by_rules
 
 
-@settings(max_examples=300)
+@settings(max_examples=60)
 @given(st.lists(st.sampled_from(ATOMS), max_size=14), st.lists(st.sampled_from(PLAIN_WORDS), max_size=3))
 def test_what_is_remembered_of_words_agrees_with_the_rules(pieces: list[str], words: list[str]) -> None:
     """Against the rules alone, at every place."""
