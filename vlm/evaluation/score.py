@@ -17,6 +17,7 @@ from vlm.evaluation.metrics.ngrams import DocumentFrequencies
 from vlm.evaluation.metrics.texts import ERROR_RATES, NAMES, TextScores, caption_counts, error_rates
 from vlm.evaluation.metrics.tokens import Units, units_of
 from vlm.io.output import align_columns, csv_text, text_line
+from vlm.untrusted.sizes import JsonValue
 
 Texts = dict[str, list[str]]
 MetricResult = tuple[float, list[float]]
@@ -208,7 +209,7 @@ def read_captions(
     return captioned, None if references_of is None else _references(*larger_set)
 
 
-def _to_rows(value: Any) -> Any:
+def _to_rows(value: Any) -> JsonValue:
     """Converts texts by image to COCO's rows; texts may be strings or objects with `text`."""
     if isinstance(value, Mapping) and "annotations" not in value:
         pairs = list(value.items())
@@ -220,7 +221,7 @@ def _to_rows(value: Any) -> Any:
     return [{"image_id": image, "caption": getattr(text, "text", text)} for image, texts in several for text in texts]
 
 
-def _captions(path: str, content: Any) -> dict[str, str]:
+def _captions(path: str, content: JsonValue) -> dict[str, str]:
     """Returns the caption of each image, from the contents of a file in COCO's result format."""
     captions: dict[str, str] = {}
     for image, caption in _rows(path, content, "results"):
@@ -229,7 +230,7 @@ def _captions(path: str, content: Any) -> dict[str, str]:
     return captions
 
 
-def _references(path: str, content: Any) -> dict[str, list[str]]:
+def _references(path: str, content: JsonValue) -> dict[str, list[str]]:
     """Returns the captions of each image, from the contents of a file in COCO's annotation format; may be empty."""
     listed: Any = content
     captions: dict[str, list[str]] = {}
@@ -244,7 +245,7 @@ def _references(path: str, content: Any) -> dict[str, list[str]]:
     return captions
 
 
-def _read_json(path: str) -> Any:
+def _read_json(path: str) -> JsonValue:
     try:
         text = Path(path).read_bytes().decode("utf-8-sig")
         if path.endswith(".jsonl"):  # as written by training to samples/
@@ -256,7 +257,7 @@ def _read_json(path: str) -> Any:
         raise UserError(f"{path}: not JSON ({error}); give a file in COCO's format") from error
 
 
-def _rows(path: str, rows: Any, what: str) -> Iterable[tuple[str, str]]:
+def _rows(path: str, rows: JsonValue, what: str) -> Iterable[tuple[str, str]]:
     if not isinstance(rows, list):
         wanted = {"results": 'a list of {"image_id", "caption"}', "annotations": '{"annotations": [...]}'}[what]
         raise UserError(f"{path}: has no COCO {what}; it should be {wanted}")
@@ -310,7 +311,7 @@ def as_text(captioned: MatchedCaptions, scores: Scores, per_image: bool) -> str:
 
 
 def as_json(captioned: MatchedCaptions, scores: Scores, per_image: bool) -> str:
-    content: dict[str, Any] = {**scores.corpus, "images": len(captioned.predictions)}
+    content: dict[str, JsonValue] = {**scores.corpus, "images": len(captioned.predictions)}
     content |= {
         "units": scores.units.name,
         "without_caption": captioned.without_caption,

@@ -287,8 +287,8 @@ def find_completed(
     except OSError as fault:
         raise UserError(f"--out {file}: cannot be read ({fault.strerror}); choose another file") from fault
     try:
-        images, ends = {"text": _read_text_records, "jsonl": _read_json_records, "csv": _read_csv_records}[form](
-            content, columns
+        images, ends = (
+            _read_csv_records(content, columns) if form == "csv" else _read_line_records(form, content, columns)
         )
         expected = {_format_path(path, form) for path in paths}
         if images and not any(image in expected or os.path.exists(image) for image in images):
@@ -333,32 +333,26 @@ def _complete_lines(content: bytes) -> list[bytes]:
     return [line + b"\n" for line in lines[:-1]]
 
 
-def _read_text_records(content: bytes, columns: Sequence[str]) -> tuple[list[str], list[int]]:
+def _read_line_records(form: str, content: bytes, columns: Sequence[str]) -> tuple[list[str], list[int]]:
     """Returns the image of each record, and the end offset of each record after a leading 0."""
-    images, ends = [], [0]
-    for line in _complete_lines(content):
-        text = line[:-1].decode()
-        path, caption = text.split("\t")  # tabs in captions are escaped
-        if printable(path + caption) != path + caption:
-            raise ValueError("not printable")
-        images.append(path)
-        ends.append(ends[-1] + len(line))
-    return images, ends
-
-
-def _read_json_records(content: bytes, columns: Sequence[str]) -> tuple[list[str], list[int]]:
-    images, ends = [], [0]
-    for line in _complete_lines(content):
-        record = json.loads(line)
-        if list(record) != list(columns):
-            raise ValueError("other fields")
-        images.append(record[columns[0]])
-        ends.append(ends[-1] + len(line))
-    return images, ends
+    lines = _complete_lines(content)
+    images = []
+    for line in lines:
+        if form == "text":
+            path, caption = line[:-1].decode().split("\t")  # tabs in captions are escaped
+            if printable(path + caption) != path + caption:
+                raise ValueError("not printable")
+            images.append(path)
+        else:
+            record = json.loads(line)
+            if list(record) != list(columns):
+                raise ValueError("other fields")
+            images.append(record[columns[0]])
+    return images, list(accumulate(map(len, lines), initial=0))
 
 
 def _read_csv_records(content: bytes, columns: Sequence[str]) -> tuple[list[str], list[int]]:
-    """Like `_read_text_records`; file names may contain newlines, so that a record may have several lines."""
+    """Like `_read_line_records`; file names may contain newlines, so that a record may have several lines."""
     lines, rows = _complete_lines(content), list[tuple[list[str], int]]()
     ends = list(accumulate(map(len, lines), initial=0))
     reader = csv.reader((line.decode() for line in lines), strict=True)

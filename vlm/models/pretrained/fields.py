@@ -25,28 +25,28 @@ class Entry:
     """
 
     name: str
-    default: Any
+    default: JsonValue
     wanted: str
     read: Callable[[Any], Any]
     write: Callable[[Any], Any] = lambda value: value
 
 
-def integer(name: str, default: Any = None, low: int = 1, high: int = 2**20) -> Entry:
+def integer(name: str, default: JsonValue = None, low: int = 1, high: int = 2**20) -> Entry:
     return Entry(
         name, default, f"an integer from {low} to {high}", lambda value: _check_range(value, (int,), low, high)
     )
 
 
-def number(name: str, default: Any = None, low: float = 0, high: float = 1) -> Entry:
+def number(name: str, default: JsonValue = None, low: float = 0, high: float = 1) -> Entry:
     return Entry(
         name, default, f"a number from {low:g} to {high:g}", lambda v: _check_range(v, (int, float), low, high)
     )
 
 
-def numbers(name: str, default: Any, count: int, low: float, high: float) -> Entry:
+def numbers(name: str, default: JsonValue, count: int, low: float, high: float) -> Entry:
     """Returns a field for a list of `count` numbers."""
 
-    def read(values: Any) -> list[float]:
+    def read(values: JsonValue) -> list[float]:
         if type(values) is not list or len(values) != count:
             raise ValueError
         return [_check_range(value, (int, float), low, high) for value in values]
@@ -54,12 +54,12 @@ def numbers(name: str, default: Any, count: int, low: float, high: float) -> Ent
     return Entry(name, default, f"a list of {count} numbers from {low:g} to {high:g}", read)
 
 
-def flag(name: str, default: Any = None) -> Entry:
+def flag(name: str, default: JsonValue = None) -> Entry:
     return Entry(name, default, "true or false", lambda value: _check_range(value, (bool,), False, True))
 
 
-def text(name: str, default: Any = None) -> Entry:
-    def read(value: Any) -> str:
+def text(name: str, default: JsonValue = None) -> Entry:
+    def read(value: JsonValue) -> str:
         if type(value) is not str:
             raise ValueError
         return value
@@ -67,7 +67,7 @@ def text(name: str, default: Any = None) -> Entry:
     return Entry(name, default, "a text", read)
 
 
-def choice(name: str, default: Any, options: Mapping[Any, Any]) -> Entry:
+def choice(name: str, default: JsonValue, options: Mapping[Any, Any]) -> Entry:
     """Returns a field with a value out of `options`, which maps theirs to ours; the first of equal ones is written."""
     inverse = {ours: theirs for theirs, ours in reversed([*options.items()])}
 
@@ -79,7 +79,7 @@ def choice(name: str, default: Any, options: Mapping[Any, Any]) -> Entry:
     return Entry(name, default, f"one of {', '.join(map(str, options))}", options.__getitem__, write)
 
 
-def square(name: str, default: Any) -> Entry:
+def square(name: str, default: JsonValue) -> Entry:
     """Returns a field for the side of a square, given as one number or two equal ones."""
 
     def read(value: Any) -> int:
@@ -96,10 +96,10 @@ def square(name: str, default: Any) -> Entry:
     return Entry(name, default, "the side of a square, from 1 to 4096", read, write)
 
 
-def image_size(name: str, default: Any) -> Entry:
+def image_size(name: str, default: JsonValue) -> Entry:
     """Returns a field for the side of square images, or their height and width."""
 
-    def read(value: Any) -> int | list[int]:
+    def read(value: JsonValue) -> int | list[int]:
         given = value if type(value) is list and len(value) == 2 else [value]
         height, width = (given * 2)[:2]
         return plain((_check_range(height, (int,), 1, 4096), _check_range(width, (int,), 1, 4096)))
@@ -107,7 +107,7 @@ def image_size(name: str, default: Any) -> Entry:
     return Entry(name, default, "a side, or height and width, from 1 to 4096", read)
 
 
-def _check_range(value: Any, kinds: tuple[type, ...], low: Any, high: Any) -> Any:
+def _check_range(value: Any, kinds: tuple[type, ...], low: float, high: float) -> Any:
     if type(value) not in kinds or not low <= value <= high:
         raise ValueError
     return value
@@ -134,7 +134,7 @@ class Fields:
         """Returns a copy with some values replaced."""
         return Fields({**self.values, **values}, self.file, self.within, self.used)
 
-    def get(self, name: str, default: Any = None) -> Any:
+    def get(self, name: str, default: JsonValue = None) -> Any:
         """Returns the value of a key, unchecked."""
         self.used.add(f"{self.within}{name}")
         return self.values.get(name, default)
@@ -186,7 +186,7 @@ class Fields:
         return UserError(f"{self.file}: {self.within}{name} is {value}, {words}; choose another folder")
 
 
-OFF_VALUES: tuple[Any, ...] = (None, False, {}, [])  # values with which a key has no effect
+OFF_VALUES: tuple[JsonValue, ...] = (None, False, {}, [])  # values with which a key has no effect
 # Neutral with any value. Rates of dropout, initial values and gradient checkpointing matter in training only, which has
 # its own settings here.
 DROPOUTS = {
