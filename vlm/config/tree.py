@@ -66,7 +66,7 @@ def resolve(tree: Tree) -> Config:
     return config
 
 
-def replace(config: Config, **groups: Value) -> Config:
+def replace(config: Config, /, **groups: Value) -> Config:
     """Returns a copy of a config with other values of some keys, without interpolations."""
     return resolve(escape({**config, **groups}))
 

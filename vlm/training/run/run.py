@@ -16,7 +16,7 @@ from vlm.checkpoint.load import ADAPTERS
 from vlm.checkpoint.stored import Checkpoint, freeze, isolate_config, thaw
 from vlm.config.build import build, spec
 from vlm.config.target import find, signature, trusted_packages
-from vlm.config.tree import Config, Tree, escape, origin, put, replace, resolve, select, walk
+from vlm.config.tree import Config, Tree, escape, origin, put, resolve, select, walk
 from vlm.data.features import check_split
 from vlm.data.fields import Field
 from vlm.data.images.resize import INTERPOLATIONS
@@ -311,7 +311,7 @@ class Run:
         check_fit(self.config)
         config = self.config
         if loaded is not None:
-            config = replace(config, **isolate_config(config, self.folder))
+            config = resolve(escape(isolate_config(config, self.folder)))
         self.cache = cache_folder(config)
         with rank_zero_first():  # rank zero fills the cache that the other ranks read
             data = build_data(config)
