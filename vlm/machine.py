@@ -41,11 +41,6 @@ def usable_cpus() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def is_idle() -> bool:
-    """Returns True if the load of the last minute leaves enough idle CPUs for this process."""
-    return hasattr(os, "getloadavg") and os.getloadavg()[0] + cores() <= usable_cpus() + 0.5
-
-
 def cpu_quota(root: Path = Path("/")) -> float | None:
     """Returns the container's CPU quota as a number of CPUs; None for no quota."""
     shares = []
@@ -60,14 +55,6 @@ def memory_limit(root: Path = Path("/")) -> int | None:
     """Returns the container's memory limit in bytes; None for no limit."""
     sizes = [int(values[0]) for values in _limits("memory", root) if values[0] != "max"]
     return min((size for size in sizes if size < NO_LIMIT), default=None)
-
-
-def memory_size() -> int | None:
-    """Returns the machine's memory in bytes; None if the system does not report it."""
-    try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, ValueError, OSError):
-        return None
 
 
 def _limits(controller: str, root: Path) -> Iterator[list[str]]:
@@ -131,7 +118,9 @@ def tune(*, single_threaded: bool = False) -> None:
             machine is idle.
     """
     if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():
-        os.environ["GOMP_SPINCOUNT"] = LONG_SPIN_COUNT if single_threaded and is_idle() else SPIN_COUNT
+        # The load of the last minute leaves enough idle CPUs for this process.
+        is_idle = hasattr(os, "getloadavg") and os.getloadavg()[0] + cores() <= usable_cpus() + 0.5
+        os.environ["GOMP_SPINCOUNT"] = LONG_SPIN_COUNT if single_threaded and is_idle else SPIN_COUNT
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", PRIMITIVE_CACHE_SIZE)
     logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it warns about a read-only home folder
     limit_threads()

@@ -14,7 +14,7 @@ from vlm.config import compose as composing
 from vlm.config.compose import override
 from vlm.config.tree import resolve, select
 from vlm.errors import UserError
-from vlm.training.config.overrides import check_effective
+from vlm.training.config.nodes import check_effective
 from vlm.training.run.evaluate import is_ignored
 
 ROOT = Path(__file__).parents[2]

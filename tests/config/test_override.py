@@ -11,7 +11,7 @@ from vlm.config.compose import override
 from vlm.config.override import quote
 from vlm.config.tree import escape, resolve
 from vlm.errors import UserError
-from vlm.training.config.overrides import check_resume_overrides, split_option
+from vlm.training.config.nodes import check_resume_overrides, split_option
 
 SAVED = resolve(
     {

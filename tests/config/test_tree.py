@@ -12,7 +12,7 @@ from vlm.config.compose import override
 from vlm.config.override import resolve_custom_interpolations
 from vlm.config.tree import escape, origin, origins, resolve, sources
 from vlm.errors import UserError
-from vlm.training.config.overrides import check_effective, check_resume_overrides
+from vlm.training.config.nodes import check_effective, check_resume_overrides
 
 TREE = {
     "data": {"root": "/old", "path": None, "max_len": 32, "source": {"root": "${data.root}", "path": "${data.path}"}},

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from vlm.data.samples import identity_collate
+from vlm.data.samples import return_batch
 from vlm.data.workers import end_workers, worker_context
 from vlm.errors import UserError
 from vlm.training.run.faults import _find_user_error
@@ -34,7 +34,7 @@ def batches(workers=1, **options):
     """Those of a loader that gives up: else a test would not end before the fault was mended."""
     own = {"num_workers": workers, "multiprocessing_context": worker_context(), "timeout": 60}
     try:
-        return list(DataLoader(Large(), batch_size=4, collate_fn=identity_collate, **own, **options))
+        return list(DataLoader(Large(), batch_size=4, collate_fn=return_batch, **own, **options))
     finally:
         end_workers()
 

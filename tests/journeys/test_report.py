@@ -15,8 +15,8 @@ from sacrebleu.metrics import BLEU, CHRF
 
 from vlm.checkpoint.load import read
 from vlm.cli.main import run as vlm
+from vlm.evaluation.report.content import Card, Cards, Confusion, Note, Pictures, Section, Table, Texts
 from vlm.evaluation.report.evaluation import Evaluation, evaluation_page, nice_ticks, read_curves
-from vlm.evaluation.report.sections import Card, Cards, Confusion, Note, Pictures, Section, Table, Texts
 from vlm.io import page
 
 VOID = {"meta", "img", "br", "polyline", "circle", "line", "rect"}

@@ -25,7 +25,7 @@ from vlm.checkpoint.rebuild import convert_errors
 from vlm.cli.main import run as vlm
 from vlm.config.compose import compose
 from vlm.errors import UserError
-from vlm.evaluation.report.verdict import CONTROLS, TITLES
+from vlm.evaluation.report.content import CONTROLS, TITLES
 from vlm.training.config.check import check
 from vlm.training.run.evaluate import evaluate_checkpoint
 from vlm.training.run.fit import main

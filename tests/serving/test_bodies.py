@@ -8,8 +8,8 @@ pytest.importorskip("starlette")
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 
-from vlm.serving import bodies as module
-from vlm.serving.bodies import Budget, ClientDisconnected, RequestBodyLimiter
+from vlm.serving import server as module
+from vlm.serving.server import Budget, ClientDisconnected, RequestBodyLimiter
 
 
 def parts(*sizes: int, hangs: bool = False, gone: bool = False):

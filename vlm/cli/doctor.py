@@ -8,6 +8,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated
@@ -47,8 +48,9 @@ def iter_facts() -> Iterator[tuple[str, str]]:
     usable = f"this process may run on {machine.usable_cpus()}, {limit}"
     yield "cores", f"{machine.cores()} used of {os.cpu_count()}: {usable}"
     yield "threads", f"{torch.get_num_threads()} compute; set OMP_NUM_THREADS to choose"
-    size, container = machine.memory_size(), machine.memory_limit()
-    memory = [f"{size / GIB:.1f} GiB"] if size else []
+    container, memory = machine.memory_limit(), []
+    with suppress(AttributeError, ValueError, OSError):  # not every system reports it
+        memory.append(f"{os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / GIB:.1f} GiB")
     memory.append(f"the container's limit {container / GIB:.1f} GiB" if container else "no limit of a container")
     yield "memory", ", ".join(memory)
     gpus = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]

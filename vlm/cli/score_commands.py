@@ -8,7 +8,7 @@ from typing import Annotated
 from vlm.checkpoint.locate import find_run
 from vlm.errors import UserError, print_error, printable
 from vlm.evaluation.metrics.bootstrap import Difference, compute_differences
-from vlm.evaluation.report.verdict import metric_title
+from vlm.evaluation.report.content import metric_title
 from vlm.evaluation.score import FORMS, image_files, read_captions, score_texts
 from vlm.evaluation.score import score as score_captions
 from vlm.inference.options import Option, Out

@@ -238,10 +238,10 @@ def compose_tree(options: Namespace, overrides: list[str], sweeping: bool = Fals
             untyped = [*search, *(text for text in chosen if not text.lstrip("+~").startswith(_HYDRA_PREFIXES))]
             _check_user_configs(hydra.compose(name, untyped, return_hydra_config=True))
     if is_placeholder:
-        derived, kept = _expand_placeholder(target, tree, plain, chosen, given)
-        result = compose_tree(options, [*derived, *kept], sweeping)
+        derived, remaining = _expand_placeholder(target, tree, plain, chosen, given)
+        result = compose_tree(options, [*derived, *remaining], sweeping)
         keys = {text.partition("=")[0] for text in derived}
-        keys -= {override.key_or_group for override in given} | {text.partition("=")[0] for text in kept}
+        keys -= {override.key_or_group for override in given} | {text.partition("=")[0] for text in remaining}
         explained = _explain_derived_faults(result.faults, keys, tree.hydra.runtime.choices)
         return result._replace(faults=list(dict.fromkeys([*faults, *explained])))
     for package in (override.value() for override in values if override.key_or_group == "trust" and override.value()):

@@ -232,22 +232,6 @@ def frozen_part(encoder: Any) -> nn.Module:
     return encoder.backbone if projects(encoder) else encoder
 
 
-def features_of(encoder: Any, images: Tensor) -> Tensor:
-    """Features of images from the frozen part.
-
-    Shapes:
-        images (B, 3, H, W) normalised -> (B, S, C)
-    Raises:
-        UserError: The encoder masks some states.
-    """
-    if projects(encoder):
-        return encoder.features(images)
-    context = encoder(images)
-    if context.mask is not None:
-        raise UserError("data.cache_features: this encoder masks some states, which is not supported; set it to false")
-    return context.states
-
-
 def encode(encoder: Any, images: Tensor | Features) -> Context:
     """Context of images, or of their cached features."""
     if not isinstance(images, Features):

@@ -23,7 +23,6 @@ from vlm.data.images.image import ImageTooLarge
 from vlm.errors import UserError, printable
 from vlm.inference.predictor import Predictor
 from vlm.io.page import escape, page, table
-from vlm.serving.bodies import ClientDisconnected, RequestBodyLimiter
 from vlm.serving.chat import ChatReader, CompletionFormatter, ReplyFields, format_error
 from vlm.serving.demo_forms import build_form
 from vlm.serving.engine import (
@@ -39,7 +38,7 @@ from vlm.serving.engine import (
     stream_events,
 )
 from vlm.serving.reader import RequestReader
-from vlm.serving.server import OriginPolicy
+from vlm.serving.server import ClientDisconnected, OriginPolicy, RequestBodyLimiter
 from vlm.tasks.chat.predictor import TO_CHAT, find_chat_predictor
 from vlm.untrusted.sizes import JsonValue
 

@@ -18,8 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from vlm.errors import print_error
 from vlm.inference.options import ModelOptions, Option
-from vlm.serving.bodies import ClientDisconnected, RequestBodyLimiter
-from vlm.serving.server import LOCAL_HOSTS, OriginPolicy, listen, reachable_urls
+from vlm.serving.server import LOCAL_HOSTS, ClientDisconnected, OriginPolicy, RequestBodyLimiter, listen, reachable_urls
 
 PATHS = re.compile(
     r"/|/(config/?|theme\.css|favicon\.ico|manifest\.json|robots\.txt)|/(assets|static)/[\w./@-]+"

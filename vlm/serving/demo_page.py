@@ -110,7 +110,7 @@ class ChatPanel:
                 temperature = self.temperature
             temperature = min(max(float(temperature), 0.0), self.max_temperature)
             options = AnswerOptions(sample=True, temperature=temperature)
-            chat = chat or Chat(self.predictor, options, forget=True, kept=self.cache)
+            chat = chat or Chat(self.predictor, options, forget=True, cache=self.cache)
             chat.options = options
             source = str(sources[0] or "") if sources else ""
             if source and source != attached:

@@ -26,7 +26,7 @@ from vlm.inference.options import SAMPLING_NAMES, Options, as_list, build_option
 from vlm.inference.predictor import Predictor
 from vlm.inference.writing import note_width
 from vlm.machine import return_freed_memory
-from vlm.serving.bodies import Budget
+from vlm.serving.server import Budget
 from vlm.tasks.span_answering.predict import SpanAnswerer
 from vlm.tasks.tagging.predict import Tagger
 from vlm.untrusted.sizes import JsonValue

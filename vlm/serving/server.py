@@ -1,30 +1,47 @@
-"""The HTTP server: timeouts and limits of connections, and the policy for web origins."""
+"""The HTTP server: limits of connections and request bodies, and the policy for web origins."""
 
 import asyncio
 import re
 import signal
 import socket
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
 from enum import Enum, auto
+from heapq import heappop, heappush
+from itertools import count
 from types import FrameType
 from urllib.parse import urlsplit
 
 import h11
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive
 from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import Server, ServerState
 
 from vlm.errors import UserError
+from vlm.machine import return_freed_memory
 
 HEADER_TIMEOUT = 10.0  # seconds within which a header must be complete, and a response be read
 IDLE_AGE = 1.0  # age in seconds from which a connection without a header counts as idle
 SHUTDOWN_BODY_TIMEOUT = 2.0  # seconds within which a body must end when the service stops
 SMALL_CHUNKS = 128  # chunks of a body that may be small
 MEAN_CHUNK_BYTES = 256  # minimum mean size of further chunks
+LOCAL_HOSTS = ("127.0.0.1", "::1", "localhost")
+# Wildcard hosts: address family, loopback address, and an outside address that is reserved for documentation.
+ANY_ADDRESS = {
+    "0.0.0.0": (socket.AF_INET, "127.0.0.1", "192.0.2.1"),
+    "::": (socket.AF_INET6, "::1", "2001:db8::1"),
+}
+ANY_ORIGIN = "*"
+BODY_TIMEOUT = 60.0  # seconds within which a body must arrive
+STALL_TIME = 1.0  # seconds without PROGRESS_BYTES new bytes after which a body may be dropped
+PROGRESS_BYTES = 2**16
+BODIES_IN_MEMORY = 4  # all bodies together may take the memory of this many of the largest
+RELEASE_AFTER = 2**26  # bytes of finished bodies, after which freed memory is returned to the system
 
 
 class ChunkLimitParser(h11.Connection):
@@ -120,14 +137,6 @@ class Connection(H11Protocol):
         self._timer = self.loop.call_later(SHUTDOWN_BODY_TIMEOUT, self._abort_in_phase, Phase.BODY)
 
 
-LOCAL_HOSTS = ("127.0.0.1", "::1", "localhost")
-# Wildcard hosts: address family, loopback address, and an outside address that is reserved for documentation.
-ANY_ADDRESS = {
-    "0.0.0.0": (socket.AF_INET, "127.0.0.1", "192.0.2.1"),
-    "::": (socket.AF_INET6, "::1", "2001:db8::1"),
-}
-
-
 def reachable_urls(host: str) -> list[str]:
     """Returns the URLs of a server that listens on a host, with {port} for the port."""
     hosts = [host]
@@ -215,9 +224,6 @@ def _bind_socket(config: Config) -> socket.socket:
         raise UserError(line) from fault
 
 
-ANY_ORIGIN = "*"
-
-
 class OriginPolicy:
     """The web origins whose pages may send requests: that of the service, and allowed ones.
 
@@ -259,3 +265,155 @@ def _parse_hostname(host: str) -> str | None:
         return urlsplit(f"//{host}").hostname
     except ValueError:
         return None
+
+
+class Budget:
+    """A resource that tasks share, such as memory: a semaphore with amounts. The smallest request is served first.
+
+    Args:
+        total: The total amount.
+        slots: Maximum number of tasks that hold a part at the same time.
+    """
+
+    def __init__(self, total: int, *, slots: int) -> None:
+        self.total, self.slots, self.used = total, slots, 0
+        self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
+        self._turns = count()
+
+    @asynccontextmanager
+    async def acquire(self, amount: int, *, deadline: float) -> AsyncIterator[None]:
+        """Context that holds a part of the total amount.
+
+        Args:
+            deadline: Time at which a task stops waiting, by the event loop's clock.
+        Raises:
+            HTTPException: The deadline has passed.
+        """
+        amount = min(amount, self.total)
+        ticket = asyncio.get_running_loop().create_future()
+        heappush(self._waiting, (amount, next(self._turns), ticket))
+        self._grant()
+        try:
+            async with asyncio.timeout_at(deadline):
+                await ticket
+            yield
+        except TimeoutError as fault:
+            raise HTTPException(503, "too many inputs are being read; try again later", {"Retry-After": "1"}) from fault
+        finally:
+            if not ticket.cancelled():
+                self.used, self.slots = self.used - amount, self.slots + 1
+                self._grant()
+
+    def _grant(self) -> None:
+        while self._waiting:
+            amount, _, ticket = self._waiting[0]
+            if not ticket.done():
+                if self.used + amount > self.total or not self.slots:
+                    return
+                self.used, self.slots = self.used + amount, self.slots - 1
+                ticket.set_result(None)
+            heappop(self._waiting)
+
+
+class ClientDisconnected(Exception):
+    """The client has closed its connection."""
+
+
+@dataclass(eq=False)
+class _IncomingBody:
+    content: bytearray = field(default_factory=bytearray)
+    size: int = 0
+    step: int = 0  # bytes at the last progress
+    progress: float = field(default_factory=time.monotonic)
+    limit: asyncio.Timeout | None = None
+    dropped: bool = False
+
+
+class RequestBodyLimiter:
+    """Reads request bodies, limits their size and their total memory.
+
+    Args:
+        most: Maximum size of a body, in bytes.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.max_bytes, self.max_total = most, BODIES_IN_MEMORY * most
+        self.size = self._freed = 0
+        self._incoming: set[_IncomingBody] = set()
+
+    @asynccontextmanager
+    async def read(self, headers: Headers, receive: Receive) -> AsyncIterator[bytearray]:
+        """Context with a complete body, which counts towards the total memory.
+
+        Raises:
+            HTTPException: The body is too large or not complete in time, or the total memory is in use.
+            ClientDisconnected: The client closed the connection.
+        """
+        if int(headers.get("content-length", 0)) > self.max_bytes:
+            raise self._too_large_error()
+        body = _IncomingBody()
+        try:
+            await self._receive(body, receive)
+            yield body.content
+        finally:
+            self._release(body)
+
+    async def _receive(self, body: _IncomingBody, receive: Receive) -> None:
+        self._incoming.add(body)
+        try:
+            async with asyncio.timeout(BODY_TIMEOUT) as body.limit:
+                more = True
+                while more:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        raise ClientDisconnected
+                    self._append(body, message.get("body", b""))
+                    more = message.get("more_body", False)
+        except TimeoutError as fault:
+            if body.dropped:
+                raise _overload_error() from fault
+            raise HTTPException(408, f"the request body was not complete within {BODY_TIMEOUT:g} seconds") from fault
+        finally:
+            self._incoming.discard(body)
+
+    def _append(self, body: _IncomingBody, part: bytes) -> None:
+        if body.dropped:
+            return
+        if body.size + len(part) > self.max_bytes:
+            raise self._too_large_error()
+        while self.size + len(part) > self.max_total:
+            self._drop_slowest()
+        body.content += part
+        body.size += len(part)
+        self.size += len(part)
+        if body.size - body.step >= PROGRESS_BYTES:
+            body.step, body.progress = body.size, time.monotonic()
+
+    def _drop_slowest(self) -> None:
+        """Drops the incomplete body that has waited longest for its next bytes.
+
+        Raises:
+            HTTPException: All bodies are complete or make progress.
+        """
+        slowest = min((body for body in self._incoming if body.size), key=lambda body: body.progress, default=None)
+        if slowest is None or slowest.limit is None or time.monotonic() - slowest.progress < STALL_TIME:
+            raise _overload_error()
+        self._incoming.discard(slowest)
+        self._release(slowest)
+        slowest.dropped = True
+        slowest.limit.reschedule(asyncio.get_running_loop().time())
+
+    def _release(self, body: _IncomingBody) -> None:
+        self.size -= body.size
+        self._freed += body.size
+        body.content, body.size = bytearray(), 0
+        if self._freed > RELEASE_AFTER:  # the C library keeps freed memory, as set by `vlm.machine`
+            self._freed = 0
+            return_freed_memory()
+
+    def _too_large_error(self) -> HTTPException:
+        return HTTPException(413, f"the body has more than {self.max_bytes:,} bytes")
+
+
+def _overload_error() -> HTTPException:
+    return HTTPException(503, "too many requests are being received; try again later", {"Retry-After": "1"})

@@ -32,7 +32,7 @@ from vlm.data.images.resize import to_tensor
 from vlm.data.records import Record
 from vlm.data.store.storage import file_lock
 from vlm.errors import UserError
-from vlm.models.context import Features, features_of, frozen_part, projects
+from vlm.models.context import Features, frozen_part, projects
 from vlm.models.encoder_decoder import CHUNK_SIZE
 from vlm.models.pretrained.stack import Spec
 from vlm.training.data_module import Data
@@ -291,5 +291,17 @@ class FeatureCacheBuilder:
 
     @torch.no_grad()
     def _features(self, images: Tensor) -> Tensor:
+        """Features of images from the frozen part: uint8 (B, 3, H, W) -> (B, S, C).
+
+        Raises:
+            UserError: The encoder masks some states.
+        """
         with self.context():
-            return features_of(self.encoder, self.images.preprocess.normalize(images.to(self.device)))
+            pixels = self.images.preprocess.normalize(images.to(self.device))
+            if projects(self.encoder):
+                return self.encoder.features(pixels)
+            context = self.encoder(pixels)
+        if context.mask is not None:
+            problem = "this encoder masks some states, which is not supported"
+            raise UserError(f"data.cache_features: {problem}; set it to false")
+        return context.states

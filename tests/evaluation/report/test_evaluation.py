@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from vlm.evaluation.report.content import Confusion
 from vlm.evaluation.report.evaluation import MAX_LETTERS, _shorten, confusion_picture
-from vlm.evaluation.report.sections import Confusion
 
 
 def matrix(count, seed=0):

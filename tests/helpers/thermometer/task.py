@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from thermometer.model import Regressor
 from thermometer.predictor import Reader
 from vlm.data.batch import Batch
-from vlm.evaluation.report.sections import Section, Table
+from vlm.evaluation.report.content import Section, Table
 from vlm.training.step.losses import Term
 from vlm.training.step.task import Task
 

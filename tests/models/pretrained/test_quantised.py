@@ -14,7 +14,7 @@ from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 from vlm.checkpoint.load import read
 from vlm.errors import UserError
 from vlm.models.pretrained.fields import Fields
-from vlm.models.pretrained.quantised import dequantise, read_quantisation
+from vlm.models.pretrained.folder import dequantise, read_quantisation
 
 FP8 = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "modules_to_not_convert": ["lm_head"]}
 UP = "model.layers.0.mlp.up_proj"

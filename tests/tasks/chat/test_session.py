@@ -146,7 +146,7 @@ def test_conversations_that_take_turns_may_share_what_is_kept(folder: str, tmp_p
     paths = photos(tmp_path / "photos", 2)
     model = vlm.load(folder, device="cpu", precision="fp32")
     alone = [model.chat(path, sample=False, max_tokens=6) for path in paths]
-    shared = [Chat(alone[0].predictor, alone[0].options, kept=alone[0]._cache) for _ in paths]
+    shared = [Chat(alone[0].predictor, alone[0].options, cache=alone[0]._cache) for _ in paths]
     for chat, path in zip(shared, paths, strict=True):
         chat.show(path)
     for question in QUESTIONS[:3]:

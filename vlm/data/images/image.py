@@ -224,18 +224,13 @@ def _iter_bands(image: Image.Image) -> Iterator[tuple[int, Image.Image]]:
 
 
 def _to_eight_bits(image: Image.Image) -> Image.Image:
+    """Converts grey of more than 8 bits: the high bits of unsigned integers, else the range of all values."""
     tags: Mapping[int, Any] = image.tag_v2 if isinstance(image, TiffImagePlugin.TiffImageFile) else {}
     bits = tags.get(TiffImagePlugin.BITSPERSAMPLE, (16,))[0]
     keeps_high_bits = image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PPM")
-    low, span, unsigned = 0.0, 1.0, False
-    if not keeps_high_bits:
-        # Pillow's mode I holds signed numbers; a TIFF's are unsigned unless its tags say otherwise.
-        unsigned = image.mode == "I" and bits == 32 and tags.get(TiffImagePlugin.SAMPLEFORMAT, (1,))[0] == 1
-        finite = (_finite_values(band, unsigned) for _, band in _iter_bands(image))
-        ends = [(float(values.min()), float(values.max())) for values in finite]
-        low, high = min(0.0, *(low for low, _ in ends)), max(high for _, high in ends)
-        top = high if low < 0 else next((top for top in (1.0, 255.0, 65535.0) if high <= top), high)
-        span = (top - low) or 1.0
+    # Pillow's mode I holds signed numbers; a TIFF's are unsigned unless its tags say otherwise.
+    unsigned = image.mode == "I" and bits == 32 and tags.get(TiffImagePlugin.SAMPLEFORMAT, (1,))[0] == 1
+    low, span = (0.0, 1.0) if keeps_high_bits else _find_range(image, unsigned)
     # Pillow inverts images of up to 8 bits itself.
     white_is_zero = tags.get(TiffImagePlugin.PHOTOMETRIC_INTERPRETATION) == 0
     grey = Image.new("L", image.size)
@@ -249,6 +244,15 @@ def _to_eight_bits(image: Image.Image) -> Image.Image:
             eight = np.rint((_finite_values(band, unsigned) - low) * (255 / span)).astype(np.uint8)
         grey.paste(Image.fromarray(255 - eight if white_is_zero else eight), (0, top))
     return grey
+
+
+def _find_range(image: Image.Image, unsigned: bool) -> tuple[float, float]:
+    """Returns the value of black, 0 or a negative minimum, and the distance of white from it on the likeliest scale."""
+    finite = (_finite_values(band, unsigned) for _, band in _iter_bands(image))
+    ends = [(float(values.min()), float(values.max())) for values in finite]
+    low, high = min(0.0, *(low for low, _ in ends)), max(high for _, high in ends)
+    top = high if low < 0 else next((top for top in (1.0, 255.0, 65535.0) if high <= top), high)
+    return low, (top - low) or 1.0
 
 
 def _finite_values(band: Image.Image, unsigned: bool) -> np.ndarray:

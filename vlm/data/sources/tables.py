@@ -210,8 +210,7 @@ def read_cells(
         yield from _json_rows(path, _json_lines(read_text(path), reject), columns, optional, reject)
     elif suffix in TABLES:
         remedy = "give an array of objects, or a .jsonl file with one object per line"
-        array = read_json(path, "not JSON", remedy)
-        if not isinstance(array, list):
+        if not isinstance(array := read_json(path, "not JSON", remedy), list):
             raise UserError(f"{path}: not an array of objects; give one (COCO annotations need data=coco)")
         numbered = ((f"object {number}", record) for number, record in enumerate(array, 1))
         yield from _json_rows(path, numbered, columns, optional, reject)

@@ -324,12 +324,11 @@ def _decode_pieces(pieces: Mapping[int, str]) -> dict[int, str]:
             else piece
             for id, piece in pieces.items()
         }
-    return {id: _decode_piece(piece) for id, piece in pieces.items()}
-
-
-def _decode_piece(piece: str) -> str:
-    byte = re.fullmatch(r"<0x([0-9A-Fa-f]{2})>", piece)
-    return bytes([int(byte[1], 16)]).decode("utf-8", "replace") if byte else piece.replace("\u2581", " ")
+    texts = {}
+    for id, piece in pieces.items():
+        byte = re.fullmatch(r"<0x([0-9A-Fa-f]{2})>", piece)
+        texts[id] = bytes([int(byte[1], 16)]).decode("utf-8", "replace") if byte else piece.replace("\u2581", " ")
+    return texts
 
 
 def make_tokenizer_files(tokenizer: Tokenizer) -> dict[str, str | bytes]:

@@ -19,8 +19,21 @@ from PIL import Image
 from vlm.data.images.image import ImageError
 from vlm.data.records import Split
 from vlm.errors import UserError, printable
-from vlm.evaluation.report.sections import Cards, Confusion, Finding, Note, Part, Pictures, Section, Table, Texts
-from vlm.evaluation.report.verdict import CEILING, CONTROLS, Verdict, metric_title
+from vlm.evaluation.report.content import (
+    CEILING,
+    CONTROLS,
+    Cards,
+    Confusion,
+    Finding,
+    Note,
+    Part,
+    Pictures,
+    Section,
+    Table,
+    Texts,
+    Verdict,
+    metric_title,
+)
 from vlm.io import page
 from vlm.io.files import file_named_in_errors, write_text
 

@@ -15,9 +15,8 @@ from vlm.errors import UserError
 from vlm.models.decoder import Decoder
 from vlm.models.encoder_decoder import ProjectedEncoder
 from vlm.models.pretrained.fields import refuse_unread_keys
-from vlm.models.pretrained.folder import CONFIG, Folder, collect_neutral_keys, specify
+from vlm.models.pretrained.folder import CONFIG, QUANTISED_SUFFIXES, Folder, collect_neutral_keys, dequantise, specify
 from vlm.models.pretrained.gguf.file import GGUF, SUFFIX
-from vlm.models.pretrained.quantised import QUANTISED_SUFFIXES, dequantise
 from vlm.models.pretrained.stack import (
     LAYER,
     Part,

@@ -11,7 +11,7 @@ from vlm.evaluation.metrics.captions import CaptionMetric, ScoredCaption, exact_
 from vlm.evaluation.metrics.coco import score_captions
 from vlm.evaluation.metrics.texts import caption_rates
 from vlm.evaluation.metrics.tokens import Units
-from vlm.evaluation.report.sections import Finding
+from vlm.evaluation.report.content import Finding
 from vlm.randomness import numpy_rng
 
 CANDIDATES = 1000  # training captions tried as the best constant one

@@ -11,7 +11,7 @@ from vlm.data.batch import Batch, TextRows
 from vlm.errors import Count, Range, UserError
 from vlm.evaluation.metrics.bootstrap import Scorer
 from vlm.evaluation.metrics.captions import ScoredCaption
-from vlm.evaluation.report.sections import MAX_SAMPLES, Card, Cards, Finding, Note, Pictures, Section, pick_samples
+from vlm.evaluation.report.content import MAX_SAMPLES, Card, Cards, Finding, Note, Pictures, Section, pick_samples
 from vlm.inference.attention.maps import caption_word_maps
 from vlm.inference.attention.pictures import draw_bands
 from vlm.models.encoder_decoder import VisionLanguageModel

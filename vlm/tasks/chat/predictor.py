@@ -31,6 +31,7 @@ TO_CHAT = (
     "to chat, train task=conversations with model=vision_language, or with model/fusion=prefix "
     "model.fusion.causal=true model.fusion.counted=true model/position=rotary"
 )
+_NUMBERS = count(1)  # of attached images
 TOGETHER = 2**15  # most tokens of prompts and answers in a batch, since the cache of a long one takes much memory
 
 
@@ -47,8 +48,7 @@ class Prompt(NamedTuple):
     Args:
         tokens: Their ids, with PLACE for each state of an image.
         pixels: Its images, whole or in squares, uint8 (T, 3, H, W); None if there are none.
-        seed: Seed of its answer. It belongs to the prompt and not to the options of `results`, so that conversations
-            with different seeds share a batch.
+        seed: Seed of its answer; here and not in the options, so that conversations with different seeds share a batch.
     """
 
     tokens: Sequence[int]
@@ -107,8 +107,8 @@ class ChatPredictor(TextPredictor[Sequence[TurnWithImages], Prompt, Reply, Answe
         if self.form is None or self.form.chat is None:
             unusable = ("chat", "answer") if self.form is None and self.model_task == "captioning" else ("chat",)
             usable = [f"`vlm {name}`" for name in command_names(self.model_task) if name not in unusable]
-            remedy = f"use {' or '.join(usable)}"
-            raise UserError(f"this model for {self.model_task} has no chat template that vlm can use; {remedy}")
+            problem = "has no chat template that vlm can use"
+            raise UserError(f"this model for {self.model_task} {problem}; use {' or '.join(usable)}")
         if "assistant" not in self.form.chat.heads:
             raise UserError("this model reads single instructions and cannot chat; use `vlm answer`")
         prefix = getattr(self.decoder, "prefix", None)
@@ -192,8 +192,7 @@ class ChatPredictor(TextPredictor[Sequence[TurnWithImages], Prompt, Reply, Answe
         sampling, max_tokens, rules = self.plan_decoding(options)
         limits = [self.decoder.max_len - len(prompt.tokens) for prompt in batch]
         ended = set[int]()
-        most_tokens = min(max_tokens, max(limits))
-        for step in self._sample_tokens(batch, sampling, rules, max_tokens=most_tokens, ended=ended):
+        for step in self._sample_tokens(batch, sampling, rules, max_tokens=min(max_tokens, max(limits)), ended=ended):
             for item in step:
                 reply, most = replies[item.prompt], min(max_tokens, limits[item.prompt])
                 self.append_token(reply, item.token, item.logprob, options)
@@ -206,9 +205,8 @@ class ChatPredictor(TextPredictor[Sequence[TurnWithImages], Prompt, Reply, Answe
     def _sample_tokens(
         self, batch: Sequence[Prompt], sampling: Sampling, rules: Rules, *, max_tokens: int, ended: set[int]
     ) -> Iterator[list[SampledToken]]:
-        prompts = [list(prompt.tokens) for prompt in batch]
+        keys = prompts = [list(prompt.tokens) for prompt in batch]
         context: Context | None = None
-        keys = prompts
         if any(prompt.pixels is not None for prompt in batch):
             pixels = torch.cat([prompt.pixels for prompt in batch if prompt.pixels is not None])
             context = interleave_states(prompts, self.encode_views(pixels))
@@ -232,11 +230,10 @@ class ChatPredictor(TextPredictor[Sequence[TurnWithImages], Prompt, Reply, Answe
     def append_token(self, reply: Reply, token: int, logprob: float, options: AnswerOptions) -> None:
         """Adds a token to a reply, or ends the reply."""
         reply.logprob += logprob
-        if token in self.ends:
-            reply.ended = True
-            return
-        reply.tokens.append(token)
-        reply.text, reply.ended = cut_at_stop(self.tokenizer.decode, reply.tokens, options.stop or ())
+        reply.ended = token in self.ends
+        if not reply.ended:
+            reply.tokens.append(token)
+            reply.text, reply.ended = cut_at_stop(self.tokenizer.decode, reply.tokens, options.stop or ())
 
     def record(
         self, source: Sequence[TurnWithImages], result: Reply, options: AnswerOptions, *, form: str = "jsonl"
@@ -281,9 +278,6 @@ def visible_text(text: str, stops: Sequence[str]) -> str:
     return text[: len(text) - held].rstrip("\ufffd")
 
 
-_NUMBERS = count(1)
-
-
 @dataclass
 class AttachedImage:
     """An image of the conversation.
@@ -326,7 +320,7 @@ class Chat:
         options: Options of all answers.
         system: The system prompt.
         forget: Whether to drop the oldest question and its answer if the context window is full.
-        kept: KV cache to share between conversations that take turns; by default a new one.
+        cache: KV cache to share between conversations that take turns; by default a new one.
     Raises:
         UserError: The model cannot chat, or options do not suit it.
     """
@@ -338,13 +332,13 @@ class Chat:
         *,
         system: str | None = None,
         forget: bool = False,
-        kept: PromptCache | None = None,
+        cache: PromptCache | None = None,
     ) -> None:
         predictor.check_options(options)
         self.predictor, self.options, self.system, self.drops_oldest = predictor, options, system, forget
         self.exchanges: list[Exchange] = []
         self._pending: list[AttachedImage] = []
-        self._cache = PromptCache(predictor.decoder) if kept is None else kept
+        self._cache = PromptCache(predictor.decoder) if cache is None else cache
         self.reply = Reply()
 
     @property

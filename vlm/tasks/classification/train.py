@@ -9,7 +9,7 @@ from torch import Tensor
 
 from vlm.data.batch import Batch
 from vlm.errors import Range, UserError
-from vlm.evaluation.report.sections import Card, Cards
+from vlm.evaluation.report.content import Card, Cards
 from vlm.models.classifier import Classifier
 from vlm.models.context import Features
 from vlm.models.flop import Work

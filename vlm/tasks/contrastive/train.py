@@ -19,7 +19,7 @@ from vlm.errors import UserError, printable
 from vlm.evaluation.metrics.bootstrap import Scorer, column_scorer, intervals
 from vlm.evaluation.metrics.ngrams import Floats
 from vlm.evaluation.metrics.records import RecordMetric
-from vlm.evaluation.report.sections import MAX_SAMPLES, Card, Cards, Section, pick_samples
+from vlm.evaluation.report.content import MAX_SAMPLES, Card, Cards, Section, pick_samples
 from vlm.models.context import Features
 from vlm.models.dual_encoder import DualEncoder
 from vlm.models.flop import Work

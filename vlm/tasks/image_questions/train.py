@@ -20,7 +20,7 @@ from vlm.evaluation.metrics.captions import CaptionMetric
 from vlm.evaluation.metrics.ngrams import Floats
 from vlm.evaluation.metrics.records import RecordMetric
 from vlm.evaluation.metrics.texts import edit_distance
-from vlm.evaluation.report.sections import Card, Cards, Section, Table, pick_samples
+from vlm.evaluation.report.content import Card, Cards, Section, Table, pick_samples
 from vlm.models.context import Context
 from vlm.models.encoder_decoder import VisionLanguageModel
 from vlm.models.flop import encoder_flop

@@ -17,7 +17,7 @@ from vlm.errors import Count, Range, Share, printable
 from vlm.evaluation.metrics.bootstrap import Scorer, intervals, ratio_scorer
 from vlm.evaluation.metrics.ngrams import Floats
 from vlm.evaluation.metrics.records import SampleMetric
-from vlm.evaluation.report.sections import Section, Texts
+from vlm.evaluation.report.content import Section, Texts
 from vlm.models.decoder import TextDecoder
 from vlm.models.flop import Work
 from vlm.tasks.language_modeling.predict import generate

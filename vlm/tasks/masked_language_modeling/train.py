@@ -15,7 +15,7 @@ from vlm.errors import Count, printable
 from vlm.evaluation.metrics.bootstrap import Scorer, intervals, ratio_scorer
 from vlm.evaluation.metrics.ngrams import Floats
 from vlm.evaluation.metrics.records import SampleMetric
-from vlm.evaluation.report.sections import Section, Table, pick_samples
+from vlm.evaluation.report.content import Section, Table, pick_samples
 from vlm.inference.arguments import GAP
 from vlm.models.text_encoder import MaskedLanguageModel
 from vlm.nn.vocabulary_loss import vocabulary_loss

@@ -10,7 +10,7 @@ from vlm.data.batch import Batch
 from vlm.errors import UserError, printable
 from vlm.evaluation.metrics.bootstrap import Scorer, intervals, mean_scorer
 from vlm.evaluation.metrics.records import RecordMetric
-from vlm.evaluation.report.sections import MAX_SAMPLES, Confusion, Part, Section, Table, pick_samples
+from vlm.evaluation.report.content import MAX_SAMPLES, Confusion, Part, Section, Table, pick_samples
 from vlm.models.classifier import PoolingClassifier
 from vlm.training.step.losses import Term
 from vlm.training.step.task import Task, TaskOptions

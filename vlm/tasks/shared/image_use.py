@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from vlm.errors import Count, Share, SharedError
-from vlm.evaluation.report.verdict import FEW_STEPS, LONGER
+from vlm.evaluation.report.content import FEW_STEPS, LONGER
 from vlm.io.terminal import fold
 from vlm.models.context import Features
 from vlm.tasks.captioning.metrics import LanguageMetrics, text_findings

@@ -15,7 +15,7 @@ from vlm.data.records import find_block
 from vlm.data.text.tokenizer import Tokenizer
 from vlm.decoding.options import Decoding
 from vlm.errors import Count
-from vlm.evaluation.report.sections import pick_samples
+from vlm.evaluation.report.content import pick_samples
 from vlm.inference.options import DecodingOptions
 from vlm.inference.writing import Text, decode_likeliest
 from vlm.models.context import Context, Features

@@ -18,7 +18,7 @@ from vlm.errors import Count, UserError
 from vlm.evaluation.metrics.bootstrap import Scorer, intervals, mean_scorer
 from vlm.evaluation.metrics.ngrams import Floats
 from vlm.evaluation.metrics.records import SampleMetric
-from vlm.evaluation.report.sections import MAX_SAMPLES, Section, Table, pick_samples
+from vlm.evaluation.report.content import MAX_SAMPLES, Section, Table, pick_samples
 from vlm.models.classifier import TokenClassifier
 from vlm.tasks.shared.text_tasks import MostFrequent, TextTask, beginnings, overlapping_span
 from vlm.tasks.span_answering.predict import choose_answer, likeliest_spans, span_scores

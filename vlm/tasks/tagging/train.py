@@ -12,7 +12,7 @@ from vlm.data.batch import IGNORE, Batch
 from vlm.data.text.inputs import TagField
 from vlm.errors import print_error
 from vlm.evaluation.metrics.bootstrap import Scorer
-from vlm.evaluation.report.sections import Confusion, Section, Table, pick_samples
+from vlm.evaluation.report.content import Confusion, Section, Table, pick_samples
 from vlm.models.classifier import TokenClassifier
 from vlm.tasks.shared.text_tasks import TextTask, tag_controls
 from vlm.tasks.tagging.metrics import Sentence, TaggingMetric, scheme_note

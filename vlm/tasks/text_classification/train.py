@@ -8,7 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from vlm.data.batch import Batch
-from vlm.evaluation.report.sections import Table
+from vlm.evaluation.report.content import Table
 from vlm.models.classifier import SequenceClassifier
 from vlm.tasks.shared.classes import ClassPrediction, ClassTask, find_name
 from vlm.tasks.shared.text_tasks import NaiveBayes, TextTask, bag_of

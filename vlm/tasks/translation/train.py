@@ -16,7 +16,7 @@ from vlm.errors import Count
 from vlm.evaluation.metrics.bootstrap import Scorer, column_scorer
 from vlm.evaluation.metrics.records import SampleMetric
 from vlm.evaluation.metrics.texts import NAMES, TextScores
-from vlm.evaluation.report.sections import MAX_SAMPLES, Note, Pictures, Section, Table, pick_samples
+from vlm.evaluation.report.content import MAX_SAMPLES, Note, Pictures, Section, Table, pick_samples
 from vlm.inference.attention.pictures import Alignment, draw_alignment, read_alignment
 from vlm.models.encoder_decoder import TextToText
 from vlm.models.flop import Work

@@ -10,8 +10,7 @@ from vlm.config.target import SignatureLookup, find, limit, signature
 from vlm.config.tree import Config, Tree, Value, origin, origins, select, walk
 from vlm.config.types import describe_mismatch, fits, show
 from vlm.errors import INJECTED, Count, Limit, Range, Rate, UserError
-from vlm.training.config.nodes import check_fit, data_node, model_node
-from vlm.training.config.overrides import short_text
+from vlm.training.config.nodes import check_fit, data_node, model_node, short_text
 from vlm.training.run.processes import batch_faults
 from vlm.untrusted.sizes import out_of_bounds
 

@@ -18,15 +18,14 @@ from vlm.config.compose import compose, override
 from vlm.config.tree import Config, replace, resolve
 from vlm.data.text.prompt_form import reads_images_inside_texts
 from vlm.errors import UserError
-from vlm.evaluation.report.verdict import TrainedModel
+from vlm.evaluation.report.content import TrainedModel
 from vlm.models.decoder import TextDecoder
 from vlm.models.recurrent import RecurrentEncoder
 from vlm.models.text_encoder import TextEncoder
 from vlm.nn.image_size import as_override, sides
 from vlm.training.callbacks.progress import Progress
 from vlm.training.config.check import check
-from vlm.training.config.nodes import check_fit
-from vlm.training.config.overrides import check_effective, split_option
+from vlm.training.config.nodes import check_effective, check_fit, split_option
 from vlm.training.data_module import Data
 from vlm.training.run.run import build_data, build_task, build_trainer, cache_folder, evaluate_split, find_init_paths
 from vlm.training.run.train import silence_libraries

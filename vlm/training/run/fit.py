@@ -14,7 +14,7 @@ from vlm.config.tree import Config
 from vlm.errors import UserError
 from vlm.machine import tune
 from vlm.training.config.check import check
-from vlm.training.config.overrides import split_option
+from vlm.training.config.nodes import split_option
 from vlm.training.run.processes import broadcast_choice
 from vlm.training.run.run_folder import create_run_folder, find_requeued_run
 from vlm.training.run.sweep import begin_study, format_results, read_objective, run_job

@@ -9,9 +9,8 @@ import numpy as np
 from vlm.data.sources.tables import read_cells
 from vlm.errors import UserError, print_error, printable
 from vlm.evaluation.metrics.bootstrap import intervals, mean_scorer
+from vlm.evaluation.report.content import Section, Table, TrainedModel, choose_metric, make_verdict
 from vlm.evaluation.report.evaluation import Evaluation, write_results
-from vlm.evaluation.report.sections import Section, Table
-from vlm.evaluation.report.verdict import TrainedModel, choose_metric, make_verdict
 from vlm.inference.options import ModelOptions
 from vlm.inference.predictor import load_predictor
 from vlm.io.output import align_columns

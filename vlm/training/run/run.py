@@ -22,8 +22,8 @@ from vlm.data.fields import Field
 from vlm.data.images.resize import INTERPOLATIONS
 from vlm.data.text.tokenizer import Tokenizer
 from vlm.errors import UserError, print_error, printable, printable_lines
+from vlm.evaluation.report.content import TrainedModel
 from vlm.evaluation.report.evaluation import Evaluation, pictures_of, write_results
-from vlm.evaluation.report.verdict import TrainedModel
 from vlm.io.files import remove_unfinished
 from vlm.models.pretrained.stack import Spec
 from vlm.nn.device import has_bfloat16

@@ -14,7 +14,7 @@ import yaml
 from vlm.checkpoint.stored import freeze, restore_interpolations
 from vlm.config.tree import Config, Tree, resolve
 from vlm.errors import UserError
-from vlm.training.config.overrides import differences
+from vlm.training.config.nodes import differences
 
 JOB_FILE = "slurm_job"  # file in a run's folder with the id of the SLURM job that started it
 

@@ -14,10 +14,10 @@ from vlm.checkpoint.stored import Checkpoint, thaw
 from vlm.config import target
 from vlm.config.tree import Config
 from vlm.errors import SharedError, UserError, printable_lines
-from vlm.evaluation.report.verdict import CONTROLS
+from vlm.evaluation.report.content import CONTROLS
 from vlm.io.output import align_columns
 from vlm.io.terminal import PIPE_WIDTH, fold, shell_line, train_command
-from vlm.training.config.overrides import check_resume_overrides, split_option
+from vlm.training.config.nodes import check_resume_overrides, split_option
 from vlm.training.run import run_folder
 from vlm.training.run.processes import broadcast_choice, is_rank_zero
 from vlm.training.run.run_folder import check_same_run, lock_run

@@ -17,8 +17,7 @@ from vlm.data.batch import Batch
 from vlm.data.fields import Field
 from vlm.errors import Share, UserError, did_you_mean, find_similar, printable
 from vlm.evaluation.metrics.bootstrap import Scorer, compute_differences
-from vlm.evaluation.report.sections import Finding, Section
-from vlm.evaluation.report.verdict import TrainedModel, Verdict, choose_metric, make_verdict
+from vlm.evaluation.report.content import Finding, Section, TrainedModel, Verdict, choose_metric, make_verdict
 from vlm.models.flop import Work
 from vlm.nn.device import widest_float
 from vlm.randomness import key, seed_torch

@@ -22,9 +22,9 @@ from vlm.models.pretrained.gguf.config import (
     find_ends,
     make_config,
     make_generation_config,
+    make_tokenizer_files,
 )
 from vlm.models.pretrained.gguf.header import TensorLocation, read_parts
-from vlm.models.pretrained.gguf.tokenizer import make_tokenizer_files
 
 PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 # Types that the package gguf dequantises.

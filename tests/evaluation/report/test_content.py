@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from vlm.evaluation.metrics.bootstrap import Difference, compute_differences, mean_scorer
+from vlm.evaluation.report.content import TrainedModel, choose_metric, make_verdict
 from vlm.evaluation.report.evaluation import render_scores
-from vlm.evaluation.report.verdict import TrainedModel, choose_metric, make_verdict
 
 SCORES = {"loss": 1.0, "cider": 0.150, "cider@constant": 0.210, "cider@shuffled": 0.1, "cider@low": 0.1}
 SCRATCH, TUNED = TrainedModel(5000), TrainedModel(5000, is_pretrained=True)
