@@ -174,20 +174,17 @@ class _HydraCommand:
                 os.environ["HYDRA_FULL_ERROR"] = "1"  # raise, rather than print and exit
                 stack.callback(os.environ.pop, "HYDRA_FULL_ERROR")
             line = [*_HYDRA_SETTINGS, quote(f"hydra.sweep.dir={self.scratch}"), *first.overrides]
-            if self.sweep and "n_trials" in first.sweeper:
-                line += self._begin_study(self.sweep, first)
+            if self.sweep and "n_trials" in first.sweeper:  # a new or continued study of Optuna
+                keys, trials = [text.partition("=")[0] for text in first.overrides], first.sweeper["n_trials"]
+                further = self.sweep.begin_study(first.sweeper, first.config(None), keys, self.scratch)
+                counts = (int(text.rpartition("=")[2]) for text in further if "sweeper.n_trials=" in text)
+                arguments = [*_format_flags(options), *options.overrides]
+                is_stored = bool(first.sweeper["storage"])
+                self.study = StoppedStudy(arguments, trials, next(counts, trials), is_stored=is_stored)
+                line += further
             stack.enter_context(_replace_argv([self.prefix[0], *_format_flags(options), *line]))
             self._run_jobs()
         return max(self.statuses, default=0)
-
-    def _begin_study(self, sweep: Sweep, first: Composition) -> list[str]:
-        """Starts or continues an Optuna study and returns further overrides of the sweeper."""
-        keys, trials = [text.partition("=")[0] for text in first.overrides], first.sweeper["n_trials"]
-        further = sweep.begin_study(first.sweeper, first.config(None), keys, self.scratch)
-        remaining = next((int(text.rpartition("=")[2]) for text in further if "sweeper.n_trials=" in text), trials)
-        arguments = [*_format_flags(self.options), *self.options.overrides]
-        self.study = StoppedStudy(arguments, trials, remaining, is_stored=bool(first.sweeper["storage"]))
-        return further
 
     def _run_jobs(self) -> None:
         """Runs Hydra with the present `sys.argv`; prints the results of a sweep, also if it is interrupted."""

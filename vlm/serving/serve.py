@@ -1,7 +1,6 @@
 """`vlm serve`: loads a model and serves it over HTTP until a signal."""
 
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -43,12 +42,17 @@ def serve(
     Args:
         decoding, language: Defaults of options that a request does not set.
     Raises:
-        UserError: The model does not support an option, or the address is not available.
+        UserError: The API key is not usable in an HTTP header, the model does not support an option, or the address is
+            not available.
     """
     from vlm.inference.predictor import load_predictor
     from vlm.serving.app import Service, make_app
 
-    key, policy = read_api_key(os.environ), OriginPolicy(local=host in LOCAL_HOSTS, origins=allow_origin or ())
+    key = os.environ.get(KEY)
+    if key is not None and (not key or not key.isascii() or not key.isprintable() or " " in key):
+        fault = "is empty" if not key else "has white space or non-ASCII characters"
+        raise UserError(f"{KEY}: {fault}; use printable ASCII characters, or unset it to serve without a key")
+    policy = OriginPolicy(local=host in LOCAL_HOSTS, origins=allow_origin or ())
     predictor = model.load(load_predictor)
     unset = vars(ServiceDecodingOptions())
     defaults = {name: value for name, value in vars(decoding).items() if value != unset[name]}
@@ -86,16 +90,3 @@ def choose_model_name(checkpoint: str, run_name: str | None) -> str:
     if checkpoint.startswith(PREFIX):
         return checkpoint.removeprefix(PREFIX)
     return path.resolve().name.removesuffix(".ckpt").removesuffix(".gguf")
-
-
-def read_api_key(environment: Mapping[str, str]) -> str | None:
-    """Returns the API key in the environment, if there is one.
-
-    Raises:
-        UserError: The key is not usable in an HTTP header.
-    """
-    key = environment.get(KEY)
-    if key is not None and (not key or not key.isascii() or not key.isprintable() or " " in key):
-        fault = "is empty" if not key else "has white space or non-ASCII characters"
-        raise UserError(f"{KEY}: {fault}; use printable ASCII characters, or unset it to serve without a key")
-    return key

@@ -32,7 +32,7 @@ from vlm.data.images.resize import to_tensor
 from vlm.data.records import Record
 from vlm.data.store.storage import file_lock
 from vlm.errors import UserError
-from vlm.models.context import Features, frozen_part, projects
+from vlm.models.context import FeatureProjector, Features, frozen_part, projects
 from vlm.models.encoder_decoder import CHUNK_SIZE
 from vlm.models.pretrained.stack import Spec
 from vlm.training.data_module import Data
@@ -298,7 +298,7 @@ class FeatureCacheBuilder:
         """
         with self.context():
             pixels = self.images.preprocess.normalize(images.to(self.device))
-            if projects(self.encoder):
+            if isinstance(self.encoder, FeatureProjector):
                 return self.encoder.features(pixels)
             context = self.encoder(pixels)
         if context.mask is not None:

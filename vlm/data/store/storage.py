@@ -144,9 +144,7 @@ def expand_pattern(pattern: str) -> list[str]:
     names = list(islice(_expand_braces(pattern), MAX_EXPANDED + 1))
     if len(names) > MAX_EXPANDED:
         raise ValueError(f"the braces expand to more than {MAX_EXPANDED:,} names")
-    return list(
-        dict.fromkeys(file for name in names for file in (_expand_wildcards(name) if _MAGIC.search(name) else [name]))
-    )
+    return list(dict.fromkeys(file for name in names for file in _expand_wildcards(name)))
 
 
 def _expand_braces(pattern: str) -> Iterator[str]:
@@ -171,6 +169,8 @@ def _alternatives(inside: str) -> Iterator[str]:
 
 
 def _expand_wildcards(pattern: str) -> list[str]:
+    if not _MAGIC.search(pattern):
+        return [pattern]
     if not is_url(pattern):
         return sorted(glob.glob(pattern))
 

@@ -255,12 +255,12 @@ def prepack(model: nn.Module, wanted: Callable[[str, nn.Linear], bool] = lambda 
     def should_pack(name: str, layer: nn.Module) -> bool:
         return type(layer) is nn.Linear and _can_pack(layer.weight) and wanted(name, layer)
 
-    def packed(name: str, layer: Any) -> nn.Module | None:
+    def pack_layer(name: str, layer: Any) -> nn.Module | None:
         if type(layer) is MLP and should_pack(name, layer.fc1):
             return PackedMLP(layer)
         return PackedLinear(layer.weight, layer.bias) if should_pack(name, layer) else None
 
-    _replace_in_blocks(model, packed)
+    _replace_in_blocks(model, pack_layer)
 
 
 def prepack_for_decoding(decoder: nn.Module, *, rows: int) -> None:
