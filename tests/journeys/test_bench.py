@@ -78,6 +78,7 @@ def test_a_device_that_is_full_is_found_by_trying(monkeypatch) -> None:
     assert found == {"largest_batch_size": 36, "estimate": False, "how": "measured, to within 1/16"}
 
 
+@pytest.mark.slow
 def test_a_trial_without_memory_does_not_fit(small, tmp_path, monkeypatch) -> None:
     def fail(*args):
         raise torch.OutOfMemoryError("CUDA out of memory")

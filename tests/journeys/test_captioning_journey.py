@@ -19,6 +19,7 @@ def checkpoint(trained: Path) -> str:
     return best(trained)
 
 
+@pytest.mark.slow
 def test_the_batch_size_changes_no_control(checkpoint: str, tmp_path: Path) -> None:
     scores = []
     for size in ("3", "16"):
@@ -59,6 +60,7 @@ def test_a_bad_image_is_named_and_the_others_are_captioned(checkpoint: str, phot
     assert f"error: {bad}: " in captured.err and f"error: {tmp_path / 'none.png'}: " in captured.err
 
 
+@pytest.mark.slow
 def test_the_audit_shows_the_shift_and_the_end_token(small: list[str], tmp_path: Path, capsys) -> None:
     assert main([*small, "debug=fast", "tokenizer=char", f"runs={tmp_path}"]) == 0
     said = capsys.readouterr().out
@@ -69,6 +71,7 @@ def test_the_audit_shows_the_shift_and_the_end_token(small: list[str], tmp_path:
         assert before.split(" -> ")[1] == after.split(" -> ")[0]  # each target is the next input
 
 
+@pytest.mark.slow
 def test_a_frozen_encoder_keeps_its_weights(small: list[str], tmp_path: Path) -> None:
     assert main([*small, "trainer.max_epochs=1", "task.freeze=[encoder]", f"runs={tmp_path}"]) == 0
     loaded = ckpt.read(only_run(tmp_path) / "checkpoints" / "last.ckpt")

@@ -118,6 +118,7 @@ def test_every_planted_fault_is_found(clean: Path, tmp_path: Path, capsys) -> No
     assert all(kind in page for kind in planted)
 
 
+@pytest.mark.slow
 def test_a_rare_letter_is_spelled_and_not_unknown(clean: Path, capsys) -> None:
     rows = rows_of()
     rows[0][1] = f"a Quest and {rows[0][1]}"  # the only Q of train
@@ -132,6 +133,7 @@ def test_a_rare_letter_is_spelled_and_not_unknown(clean: Path, capsys) -> None:
         assert set(kinds) == ({kind} if kind else set()) and (kind is None or line in kinds[kind])
 
 
+@pytest.mark.slow
 def test_classes(tmp_path: Path, capsys) -> None:
     for n in range(24):
         folder = tmp_path / "images" / ("val" if n % 6 > 3 else "train") / ("cat" if n % 2 else "dog")
@@ -158,6 +160,7 @@ def test_names_send_no_commands_to_a_terminal(tmp_path: Path, capsys) -> None:
     assert r"\x1b[2J" in said.out + said.err and (said.out + said.err).replace("\n", "").isprintable()
 
 
+@pytest.mark.slow
 def test_text(tmp_path: Path, capsys) -> None:
     for split, count in (("train", 6), ("val", 2)):
         (tmp_path / "text" / split).mkdir(parents=True)
@@ -204,6 +207,7 @@ def test_a_table_without_its_key_is_named(clean: Path, capsys) -> None:
         )
 
 
+@pytest.mark.slow
 def test_the_last_line_says_what_training_does(clean: Path, capsys) -> None:
     rows = [[name, text, split.replace("test", "val")] for name, text, split in rows_of()]
     assert vlm(["check-data", *write(clean, rows)]) == 0

@@ -329,6 +329,7 @@ def test_a_wrong_column_of_texts_hides_no_invalid_row(write: Any, tmp_path: Path
     assert "5 of 120 rows are invalid" in stops[1]
 
 
+@pytest.mark.slow
 def test_all_faults_of_class_folders_are_found_in_one_run(tmp_path: Path, capsys: Any) -> None:
     samples, _ = planted("unreadable image", 5, tmp_path)
     arguments = image_folder(tmp_path, samples)
@@ -352,6 +353,7 @@ def test_all_faults_of_class_folders_are_found_in_one_run(tmp_path: Path, capsys
     assert "the training images have no class 'b'" in stops[1] and "training samples could not be read" in stops[2]
 
 
+@pytest.mark.slow
 def test_all_files_that_are_not_utf8_are_found_in_one_run(tmp_path: Path, capsys: Any) -> None:
     samples, _ = planted("clean", 1, tmp_path)
     labelled = tmp_path / "labelled"

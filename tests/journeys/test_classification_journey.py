@@ -18,6 +18,8 @@ from vlm.cli.main import run as vlm
 from vlm.training.run.fit import main
 from vlm.training.run.run import build_data
 
+pytestmark = pytest.mark.slow
+
 CPU = ["--device", "cpu"]
 EXACT = [*CPU, "--precision", "fp32"]
 

@@ -82,6 +82,7 @@ CAPTIONERS = {
 }
 
 
+@pytest.mark.sample(plain=4, slow=4)
 @pytest.mark.parametrize("several", [False, True])
 @pytest.mark.parametrize("name", CAPTIONERS)
 def test_a_captioner(name, several) -> None:
@@ -173,6 +174,7 @@ def test_a_text_with_its_image() -> None:
     check(model, Work(5, 5, 11, 7), 55, lambda: model.head(model(tokens(5, 7), tokens(5, 11), images=images)))
 
 
+@pytest.mark.slow
 def test_text_to_text() -> None:
     model = TextToText(encoder=reader(depth=3, token_types=None), decoder=decoder(context_dim=24))
     work = Work(rows=5, length=11, read=7)
@@ -198,6 +200,7 @@ FORERUNNERS = {
 }
 
 
+@pytest.mark.sample(plain=2, slow=8)
 @pytest.mark.parametrize("name", FORERUNNERS)
 def test_forerunners(name: str) -> None:
     model, work, read = FORERUNNERS[name](), Work(rows=5, length=11), ()

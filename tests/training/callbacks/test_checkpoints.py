@@ -105,6 +105,7 @@ def test_an_evaluation_of_fewer_steps_does_not_pass_for_the_last(folder, capsys)
     assert page.is_file() and "finished" not in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_monitor_that_is_not_logged_is_refused(tmp_path, capsys) -> None:
     assert main([*SMALL, f"runs={tmp_path}", "callbacks.checkpoints.monitor=val/los"]) == 2
     error = capsys.readouterr().err

@@ -173,7 +173,7 @@ def check_imported(config, *, resolved=True, imports=True):
         checks._raise_faults(checks.source_faults(config, signature))
 
 
-@pytest.mark.sample(plain=12, slow=16)
+@pytest.mark.sample(plain=8, slow=12)
 @pytest.mark.parametrize(("overrides", "lines"), FAULTS.items())
 def test_faults_are_named_at_once_and_as_by_the_check_with_imported_classes(overrides, lines, monkeypatch):
     early = fault_of(overrides.split(), partial(checks.check, imports=False))

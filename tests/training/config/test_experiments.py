@@ -11,6 +11,7 @@ from vlm.training.config.check import check
 TIMM = ["model/encoder=timm", "model.encoder.name=resnet18"]
 
 
+@pytest.mark.sample(plain=1, slow=1)
 @pytest.mark.parametrize("name", ["captioning_flickr8k", "captioning_flickr8k_gpu", "captioning_flickr8k_languages"])
 def test_another_encoder_may_be_chosen_for_an_experiment(name):
     config = compose([f"experiment={name}", "data.root=photos", *TIMM], check)
@@ -23,6 +24,7 @@ def test_parts_that_the_other_option_lacks_leave_too():
     assert config["model"]["encoder"]["patch_size"] == 4 and "stem" not in config["model"]["encoder"]
 
 
+@pytest.mark.slow
 def test_settings_that_both_know_stay_and_so_do_all_of_the_own_option():
     own = compose(["experiment=captioning_flickr8k"], check)["model"]["encoder"]
     named = compose(["experiment=captioning_flickr8k", "model/encoder=vit_pool"], check)["model"]["encoder"]
@@ -35,6 +37,7 @@ def test_what_is_typed_for_the_other_encoder_is_still_checked():
         compose(["experiment=captioning_flickr8k", *TIMM, "model.encoder.mlp_ratio=3"], check)
 
 
+@pytest.mark.slow
 def test_an_option_of_a_folder_of_ones_own_may_be_chosen(tmp_path):
     (tmp_path / "model" / "encoder").mkdir(parents=True)
     file = tmp_path / "model" / "encoder" / "mine.yaml"

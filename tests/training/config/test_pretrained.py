@@ -310,6 +310,7 @@ def test_an_experiment_keeps_its_values_for_an_encoder_that_its_task_chooses(tmp
         compose(given)
 
 
+@pytest.mark.sample(plain=1, slow=2)
 @pytest.mark.parametrize(
     ("own", "rate"), [([], "5e-5"), (["model/adapt=lora"], "2e-4"), (["optim.lr=1e-3"], "1e-3"), (["optim=muon"], None)]
 )
