@@ -321,6 +321,7 @@ def test_a_wrong_column_hides_no_other_fault(write: Any, column: str, tmp_path: 
     assert trained == 2 and stops[0] in capsys.readouterr().err  # training stops at the first with the same sentence
 
 
+@pytest.mark.sample(plain=1, slow=1)
 @pytest.mark.parametrize("write", [texts, translations])
 def test_a_wrong_column_of_texts_hides_no_invalid_row(write: Any, tmp_path: Path, capsys: Any) -> None:
     samples, _ = planted("invalid row", 5, tmp_path)

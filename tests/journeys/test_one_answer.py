@@ -59,6 +59,7 @@ def test_the_service(checkpoint: str, truth: str) -> None:
     assert answer.json()["results"][0]["text"] == truth
 
 
+@pytest.mark.slow
 def test_the_page(checkpoint: str, truth: str) -> None:
     pytest.importorskip("gradio")
     with page_of(checkpoint) as http:

@@ -185,7 +185,7 @@ def test_faults_are_named_at_once_and_as_by_the_check_with_imported_classes(over
 
 def test_faults_are_reported_without_torch_and_lightning_and_nothing_is_created(tmp_path):
     """What a newcomer mistypes; each of them took eight seconds when torch was imported first."""
-    mistakes = [*[*FAULTS][::6], "--epochs 5", "resume=absent", "resume=last"]
+    mistakes = [*[*FAULTS][::12], "--epochs 5", "resume=absent", "resume=last"]
     program = [sys.executable, "-c", SCRIPT, json.dumps(mistakes)]
     done = subprocess.run(program, capture_output=True, text=True, check=True, cwd=tmp_path)
     assert done.stdout == "2 []\n" * len(mistakes)

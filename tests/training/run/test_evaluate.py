@@ -70,6 +70,7 @@ def photos(tmp_path: Path) -> list[str]:
     return ["data=captions", f"data.root={tmp_path}", "data.path=captions.csv", "data.max_len=32", "data.num_workers=0"]
 
 
+@pytest.mark.sample(plain=1, slow=1)
 @pytest.mark.parametrize(("count", "status", "words"), [(2, 0, "(1.0%; up to 1% may be)"), (3, 1, "more than the 1%")])
 def test_unreadable_images_are_skipped_up_to_the_limit_of_training(
     count: int, status: int, words: str, photos: list[str], tmp_path: Path, capsys
