@@ -138,6 +138,7 @@ def test_stop_texts_end_an_answer_and_are_no_part_of_it(official: Any, words: st
     assert "".join(chunk.choices[0].delta.content or "" for chunk in stream) == text[: text.index(stop)]
 
 
+@pytest.mark.slow
 def test_without_a_seed_answers_differ(words: str) -> None:
     body = {"messages": [USER], "max_tokens": 24, "temperature": 1}
 

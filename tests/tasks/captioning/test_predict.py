@@ -58,7 +58,8 @@ SEARCHES = [
 
 
 @pytest.mark.parametrize("options", SEARCHES)
-@pytest.mark.parametrize("precision", ["fp32", pytest.param("bf16", marks=[computes_in_bfloat16, pytest.mark.slow])])
+@pytest.mark.sample(plain=2, slow=3)
+@pytest.mark.parametrize("precision", ["fp32", pytest.param("bf16", marks=computes_in_bfloat16)])
 def test_captions_do_not_depend_on_the_batch_size(caption, options, precision):
     one, many = (caption(*options, "--precision", precision, "--batch-size", size) for size in ("1", "32"))
     for row, other in zip(one, many, strict=True):
@@ -84,6 +85,7 @@ def test_autocast_does_not_reach_decoding(checkpoint):
         assert decode_likeliest(*reading) == plain
 
 
+@pytest.mark.sample(plain=1, slow=2)
 @pytest.mark.parametrize("options", [["--beam", "2"], ["--sample", "--results", "2"]])
 def test_captions_depend_on_neither_workers_nor_order(caption, options, tmp_path, monkeypatch):
     alone = caption(*options, "--workers", "0")
@@ -96,6 +98,7 @@ def test_captions_depend_on_neither_workers_nor_order(caption, options, tmp_path
     assert sorted(pairs) == sorted(others)
 
 
+@pytest.mark.slow
 def test_attention_is_drawn_a_picture_a_caption(caption, tmp_path):
     folder = tmp_path / "maps"
     rows = caption("--beam", "2", "--results", "2", "--attention", str(folder))
@@ -107,6 +110,7 @@ def test_attention_is_drawn_a_picture_a_caption(caption, tmp_path):
     assert bare == caption("--beam", "2", "--results", "2")
 
 
+@pytest.mark.slow
 def test_attention_goes_on_where_a_killed_run_stopped(caption, tmp_path):
     folder, form = tmp_path / "maps", "csv"
     whole = caption("--attention", str(folder), form=form)
@@ -145,6 +149,7 @@ def test_results_are_ranked_and_the_tree_is_written(caption, tmp_path):
     assert all(tree["nodes"] for tree in trees.values())
 
 
+@pytest.mark.sample(plain=2, slow=3)
 @pytest.mark.parametrize("form", ["text", "jsonl", "csv"])
 @pytest.mark.parametrize("results", [1, 2])
 def test_continue_skips_what_is_whole_and_mends_the_end(caption, checkpoint, tmp_path, form, results):

@@ -263,6 +263,7 @@ def test_gpt2_is_fine_tuned_too(tmp_path):
     assert read(trained(tmp_path, *SHORT, *TEXTS))["vlm"]["tokenizer"]["class"] == "BytePairTokenizer"
 
 
+@pytest.mark.slow
 def test_a_path_is_needed_and_is_of_that_model_alone(tmp_path):
     with pytest.raises(UserError, match=r"^model\.path: missing; give model\.path=FOLDER$"):
         compose(["model=pretrained"])
