@@ -68,6 +68,7 @@ def test_the_page(checkpoint: str, truth: str) -> None:
     assert " ".join(re.findall(r"<b>(\w+)</b>", first)) == truth
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"sample": True, "temperature": 0.5, "top_k": 7}])
 def test_the_page_of_a_language_model(tmp_path: Path, options: dict[str, Any]) -> None:
     pytest.importorskip("gradio")

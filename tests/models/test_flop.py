@@ -132,6 +132,7 @@ def test_other_encoders_are_measured() -> None:
     assert encoder.training and not any(part.training for part in encoder.backbone.modules())
 
 
+@pytest.mark.slow
 def test_features_that_were_kept_are_only_projected() -> None:
     encoder = TimmEncoder(name="resnet18", dim=24, image_size=64)
     encoder.backbone.requires_grad_(False)

@@ -174,6 +174,7 @@ def test_an_option_that_conversations_do_not_have_is_named(
     assert capsys.readouterr().err == "warning: --beam applies only to /predict, not to conversations\n"
 
 
+@pytest.mark.slow
 def test_the_command_gives_its_seed_to_conversations(words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """`--seed 0` too, which is not the same as no seed."""
     found = []

@@ -38,6 +38,7 @@ def captions() -> Ours:
     return Ours("captioning")
 
 
+@pytest.mark.sample(plain=1, slow=1)
 @pytest.mark.parametrize("options", [{}, {"beam": 3, "results": 2}], ids=["greedy", "beams"])
 def test_each_of_many_clients_gets_its_own_caption(captions, options):
     """Clients come at different times, so that most of their images join a batch that runs."""
