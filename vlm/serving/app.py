@@ -272,7 +272,11 @@ class Service:
 def _make_update_queue() -> tuple[Callable[[int, TokenSequences], None], Updates]:
     """Returns a queue of partial texts, and a function that fills it from another thread."""
     loop, updates = asyncio.get_running_loop(), Updates()
-    return lambda place, texts: loop.call_soon_threadsafe(updates.put_nowait, (place, texts)), updates
+
+    def put_from_thread(place: int, texts: TokenSequences) -> None:
+        loop.call_soon_threadsafe(updates.put_nowait, (place, texts))
+
+    return put_from_thread, updates
 
 
 async def _cancel_on_disconnect(request: Request, results: Awaitable[T]) -> T:
