@@ -9,8 +9,6 @@ from vlm.checkpoint.locate import find_run
 from vlm.errors import UserError, print_error, printable
 from vlm.evaluation.metrics.bootstrap import Difference, compute_differences
 from vlm.evaluation.report.content import metric_title
-from vlm.evaluation.score import FORMS, image_files, read_captions, score_texts
-from vlm.evaluation.score import score as score_captions
 from vlm.inference.options import Option, Out
 from vlm.io import page
 from vlm.io.output import Output, align_columns
@@ -32,7 +30,7 @@ def score(
         ),
     ],
     per_image: Annotated[bool, Option("Also print the scores of each image.", ("--per-image",))] = False,
-    form: Annotated[str, Option("text, json or csv.", ("--format",), choices=tuple(FORMS))] = "text",
+    form: Annotated[str, Option("text, json or csv.", ("--format",), choices=("text", "json", "csv"))] = "text",
     out: Out = None,
     java: Annotated[bool, Option("Also compute METEOR and SPICE if pycocoevalcap and Java are installed.")] = True,
     clip: Annotated[
@@ -53,6 +51,9 @@ def score(
     """
     if (clip is None) != (images is None):
         raise UserError("--clip and --images: give both, the folder of a CLIP model and the folder of the images")
+    from vlm.evaluation.score import FORMS, image_files, read_captions, score_texts  # sacreBLEU takes long to import
+    from vlm.evaluation.score import score as score_captions
+
     output = Output(out, inputs=[results, references, *filter(None, [references_of])])
     if results.endswith(".txt") and references.endswith(".txt"):
         if clip or per_image or references_of:
