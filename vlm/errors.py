@@ -40,7 +40,7 @@ class Limit:
     """
 
     def holds(self, value: Any) -> bool:
-        raise TypeError(f"{type(self).__name__} holds nothing")
+        raise TypeError(f"{type(self).__name__} does not implement holds")
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ Injected = Annotated[T, INJECTED]
 
 def find_similar(name: str, names: Iterable[str]) -> str:
     """The most similar name, ignoring case, or an empty string."""
-    by_lower_case = {by_lower_case.lower(): by_lower_case for by_lower_case in sorted(names, reverse=True)}
+    by_lower_case = {candidate.lower(): candidate for candidate in sorted(names, reverse=True)}
     alike = get_close_matches(name.lower(), by_lower_case, n=1)
     return by_lower_case[alike[0]] if alike else ""
 
@@ -126,7 +126,7 @@ def print_error(message: object, kind: str = "error") -> None:
     """Prints an error on stderr; further lines are indented, so that a newline in a name cannot fake another error.
 
     Args:
-        kind: "error" or "warning".
+        kind: "error", "warning" or "note".
     """
     print(f"{kind}:", printable_lines(str(message)).replace("\n", "\n  "), file=sys.stderr, flush=True)
 

@@ -84,11 +84,11 @@ class Field:
         Raises:
             ImageError: The sample cannot be read.
         """
-        raise TypeError(f"{type(self).__name__} encodes nothing")
+        raise TypeError(f"{type(self).__name__} does not implement encode")
 
     def collate(self, values: Sequence[Any]) -> Any:
         """Collates the values of a batch, which may be empty."""
-        raise TypeError(f"{type(self).__name__} collates nothing")
+        raise TypeError(f"{type(self).__name__} does not implement collate")
 
     def length(self, record: Record) -> int:
         """Length of a sample, for batches bucketed by length."""
@@ -178,7 +178,7 @@ class TokenField(Field):
 
     Args:
         tokenizer: Learned from the training texts of all fields that share it, unless it is already learned.
-        max_len: Maximum number of tokens of a row, with begin and end.
+        max_len: Maximum number of tokens of a text, with begin and end; in some subclasses, of a row of texts.
     """
 
     tokenizer: Tokenizer
@@ -195,7 +195,7 @@ class TokenField(Field):
 
     def texts_of(self, record: Record) -> Sequence[str]:
         """The texts that are read or written for a record."""
-        raise TypeError(f"{type(self).__name__} has no texts")
+        raise TypeError(f"{type(self).__name__} does not implement texts_of")
 
     def prepare(self) -> None:
         self._ids.clear()

@@ -233,11 +233,11 @@ class Split:
     fresh = False
 
     def __len__(self) -> int:
-        raise TypeError(f"{type(self).__name__} has no length")
+        raise TypeError(f"{type(self).__name__} does not implement __len__")
 
     def record(self, index: int, epoch: int = 0) -> Record:
         """The sample with this index."""
-        raise TypeError(f"{type(self).__name__} has no records")
+        raise TypeError(f"{type(self).__name__} does not implement record")
 
     def records(self, limit: int | None = None) -> Iterator[Record]:
         """All samples of epoch 0 in order, or the first `limit`."""
@@ -372,7 +372,7 @@ class Source:
 
     def open(self, name: str) -> Split:
         """Opens a split listed in `splits`."""
-        raise TypeError(f"{type(self).__name__} opens no split")
+        raise TypeError(f"{type(self).__name__} does not implement open")
 
     def word_probabilities(self, words: Sequence[str | None]) -> Sequence[Mapping[str, float]] | None:
         """Probabilities of words in each gap of a text, if a known grammar generates the texts."""

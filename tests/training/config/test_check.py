@@ -77,6 +77,15 @@ FAULTS = {
     "model.encoder.num_heads=5": ["model.encoder.num_heads: 5 does not divide dim, 96; change one of them"],
     "model.size.dim=50": ["model.size.num_heads: 3 does not divide dim, 50; change one of them"],
     "model.position.dim=3": ["model.position.dim: 3 differs from dim, 96; change one of them"],
+    "model/position=rotary model.decoder.num_heads=8": [
+        "model.position.head_dim: 32 differs from head_dim, 12; set model.size.num_heads instead, which both use"
+    ],
+    "model/position=rotary model.decoder.head_dim=16": [
+        "model.position.head_dim: 32 differs from head_dim, 16; change one of them"
+    ],
+    "model/position=relative model.decoder.num_heads=8": [
+        "model.size.num_heads: 3 differs from num_heads, 8; set model.size.num_heads instead, which both use"
+    ],
     "data=drawn_lines data.image_size=[32,100]": ["model.encoder.patch_size: 8 does not divide image_size, [32, 100]"],
     "task=classification data=mnist": ["model.encoder.patch_size: 16 does not divide image_size, 28"],
     "data.image_size=[32,64,3]": ["data.image_size: [32, 64, 3] is list, expected int | tuple[int, int]"],

@@ -54,7 +54,7 @@ def _words(text: str) -> list[str]:
 
 
 def error_rates(counts: Floats) -> Floats:
-    """``NAMES`` of summed counts: edits over the length of all references. Shapes: (..., 4) -> (..., 2)"""
+    """``ERROR_RATES`` of summed counts: edits over the length of all references. Shapes: (..., 4) -> (..., 2)"""
     return counts[..., ::2] / np.maximum(1, counts[..., 1::2])
 
 

@@ -122,9 +122,9 @@ CEILING = {"ceiling": "ceiling"}  # the best possible score, not a control
 
 FEW_STEPS = 1000  # of a training, before which more steps are the first thing to try
 FEW_SAMPLES = 10  # of an evaluation, below which an interval says nothing
-NEAR = 0.99  # share of the best possible score from which a model needs no advice
+NEAR_BEST = 0.99  # share of the best possible score from which a model needs no advice
 ROUNDING = 1e-9  # differences that are smaller are those of sums in another order
-FULL = {"bleu": 100.0, "chrf": 100.0, "cider": math.inf}  # largest values of metrics that are not shares
+MAX_SCORES = {"bleu": 100.0, "chrf": 100.0, "cider": math.inf}  # largest values of metrics that are not shares
 # Names of controls in sentences, if they differ from those in table headers.
 PHRASES = {
     "chance": "chance",
@@ -140,9 +140,9 @@ PHRASES = {
 }
 # Ablations of the model, which a good model need not beat.
 ABLATIONS = {"bag": "the same model with the words of each text shuffled"}
-LONGER = "train longer (trainer.max_epochs)"
+TRAIN_LONGER = "train longer (trainer.max_epochs)"
 PRETRAINED = "a pretrained model (model=pretrained)"
-MORE = "more data"
+MORE_DATA = "more data"
 
 
 def metric_title(name: str) -> str:
@@ -188,7 +188,7 @@ class JudgedMetric(NamedTuple):
     @property
     def is_limited(self) -> bool:
         """Whether the best possible score of these samples is known to be below that of a perfect model."""
-        return not self.smaller_is_better and self.ceiling < FULL.get(self.name, 1.0)
+        return not self.smaller_is_better and self.ceiling < MAX_SCORES.get(self.name, 1.0)
 
     @property
     def gain(self) -> float:
@@ -199,7 +199,7 @@ class JudgedMetric(NamedTuple):
     @property
     def is_near_best(self) -> bool:
         """Whether the model's score is close to the best possible one."""
-        return not self.smaller_is_better and 0 < self.ceiling < math.inf and self.value >= NEAR * self.ceiling
+        return not self.smaller_is_better and 0 < self.ceiling < math.inf and self.value >= NEAR_BEST * self.ceiling
 
     def is_best(self, value: float) -> bool:
         """Returns True if a score cannot be better."""
@@ -239,7 +239,7 @@ def choose_metric(
             ablations = {control: scores[control] for control in ignored if control in scores}
             ablations = {control: score for control, score in ablations.items() if sign * (score - baseline) > 0}
             limits = [results[f"{name}@{limit}"] for limit in CEILING if f"{name}@{limit}" in results]
-            ceiling = limits[0] if limits else -math.inf if lower_is_better else FULL.get(name, 1.0)
+            ceiling = limits[0] if limits else -math.inf if lower_is_better else MAX_SCORES.get(name, 1.0)
             title, value = metric_title(name), results[name]
             return JudgedMetric(name, title, best, value, controls[best], lower_is_better, ceiling, ablations)
     return None
@@ -311,6 +311,6 @@ def _choose_remedies(is_better: bool, trained: TrainedModel) -> tuple[str, ...]:
     if trained.steps is None:
         return () if is_better else ("fine-tune it on data of this kind (vlm train model=pretrained)",)
     if is_better:
-        return (LONGER if trained.steps < FEW_STEPS else MORE if trained.is_pretrained else PRETRAINED,)
+        return (TRAIN_LONGER if trained.steps < FEW_STEPS else MORE_DATA if trained.is_pretrained else PRETRAINED,)
     rate = "a third of optim.lr" if trained.is_pretrained else "another optim.lr, or smaller batches"
-    return (LONGER, rate, MORE) if trained.is_pretrained else (LONGER, rate, PRETRAINED, MORE)
+    return (TRAIN_LONGER, rate, MORE_DATA) if trained.is_pretrained else (TRAIN_LONGER, rate, PRETRAINED, MORE_DATA)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from vlm.errors import Count, Share, SharedError
-from vlm.evaluation.report.content import FEW_STEPS, LONGER
+from vlm.evaluation.report.content import FEW_STEPS, TRAIN_LONGER
 from vlm.io.terminal import fold
 from vlm.models.context import Features
 from vlm.tasks.captioning.metrics import LanguageMetrics, text_findings
@@ -134,7 +134,9 @@ class ImageUseMonitor(L.Callback):
     @torch.no_grad()
     def causes(self, trainer: L.Trainer, task: Any) -> list[str]:
         """Returns the likely causes: first too few steps, as in a verdict, then those with signs, then one without."""
-        few = f"few steps: {trainer.global_step} so far; {LONGER}: small models may need thousands to see anything"
+        few = (
+            f"few steps: {trainer.global_step} so far; {TRAIN_LONGER}: small models may need thousands to see anything"
+        )
         causes = [few] if trainer.global_step < FEW_STEPS else []
         causes += _find_encoder_causes(task, self._train_pixels)
         rate = max((group["lr"] for optimizer in trainer.optimizers for group in optimizer.param_groups), default=0.0)

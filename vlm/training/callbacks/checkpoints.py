@@ -14,7 +14,7 @@ from torch import Tensor
 from vlm.checkpoint import file as save
 from vlm.checkpoint import load as ckpt
 from vlm.errors import Count, Range, SharedError, did_you_mean, find_similar
-from vlm.training.step.fsdp import like
+from vlm.training.step.fsdp import shard_like
 from vlm.training.step.lightning_private import as_between_batches, is_validation_due, log_step_now
 from vlm.training.step.losses import refuse_non_finite
 from vlm.training.step.step import is_mid_step
@@ -245,7 +245,8 @@ class EMA(L.Callback):
         tensors = self._tensors(pl_module)
         loaded = self.average
         self.average = {
-            name: like(loaded.get(name, tensor), tensor).clone().to(tensor.device) for name, tensor in tensors.items()
+            name: shard_like(loaded.get(name, tensor), tensor).clone().to(tensor.device)
+            for name, tensor in tensors.items()
         }
         self._step = trainer.global_step
 

@@ -231,9 +231,15 @@ def size_faults(value: Value, path: str) -> Iterator[str]:
     if not isinstance(value, dict):
         return
     positions = value.get("positions")
-    dims = value.get("dim"), positions.get("dim") if isinstance(positions, dict) else None
-    if all(isinstance(dim, int) for dim in dims) and dims[0] != dims[1]:
-        yield f"{path}positions.dim: {dims[1]} differs from dim, {dims[0]}; change one of them"
+    dim, heads, head_dim = (value.get(name) for name in ("dim", "num_heads", "head_dim"))
+    if head_dim is None and isinstance(dim, int) and isinstance(heads, int) and heads and dim % heads == 0:
+        head_dim = dim // heads
+    for name, size in (("dim", dim), ("num_heads", heads), ("head_dim", head_dim)):
+        stated = positions.get(name) if isinstance(positions, dict) else None
+        if isinstance(size, int) and isinstance(stated, int) and size != stated:
+            shared = name == "num_heads" or (name == "head_dim" and value.get("head_dim") is None)
+            remedy = "set model.size.num_heads instead, which both use" if shared else "change one of them"
+            yield f"{path}positions.{name}: {stated} differs from {name}, {size}; {remedy}"
     for name, divisor_name in (("dim", "num_heads"), ("image_size", "patch_size")):
         size, divisor = value.get(name), value.get(divisor_name)
         if not isinstance(divisor, int) or value.get("head_dim"):

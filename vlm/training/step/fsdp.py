@@ -56,7 +56,7 @@ class Sharded(ModelParallelStrategy):
         for optimizer, stored in zip(self.optimizers, checkpoint["optimizer_states"], strict=True):
             params = [p for group in optimizer.param_groups for p in group["params"]]
             state = {
-                index: {name: like(value, params[index]) for name, value in values.items()}
+                index: {name: shard_like(value, params[index]) for name, value in values.items()}
                 for index, values in stored["state"].items()
             }
             optimizer.load_state_dict({**stored, "state": state})
@@ -118,14 +118,14 @@ def to_local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def like(value: Any, reference: Any) -> Any:
+def shard_like(value: Any, reference: Any) -> Any:
     """Shards a full tensor like a reference of the same shape; returns anything else unchanged."""
     if isinstance(reference, DTensor) and isinstance(value, Tensor) and value.shape == reference.shape:
         if isinstance(value, DTensor):
             return value
         # Every rank has read the full tensor from the same file: nothing is sent.
-        device = value.to(reference.device_mesh.device_type)
-        return distribute_tensor(device, reference.device_mesh, reference.placements, src_data_rank=None)
+        on_device = value.to(reference.device_mesh.device_type)
+        return distribute_tensor(on_device, reference.device_mesh, reference.placements, src_data_rank=None)
     return value
 
 
@@ -133,4 +133,4 @@ def load_full_weights(module: nn.Module, state: Mapping[str, Tensor]) -> None:
     """Loads full weights into a module that may be sharded."""
     expected = module.state_dict()
     with torch.no_grad():
-        module.load_state_dict({name: like(value, expected.get(name)) for name, value in state.items()})
+        module.load_state_dict({name: shard_like(value, expected.get(name)) for name, value in state.items()})
