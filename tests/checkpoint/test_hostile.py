@@ -323,6 +323,7 @@ def mutated(content: bytes, dice: random.Random) -> bytes:
     return content[:place] + new + content[place + len(new) :]
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_any_gguf_file_is_read_or_refused_in_a_line(good, tmp_path):
     dice, read_count, path, content = random.Random(0), 0, tmp_path / "a.gguf", (good / "a.gguf").read_bytes()

@@ -37,6 +37,7 @@ def test_no_heavy_library_is_imported_before_a_command_runs() -> None:
     assert done.stdout.count("Usage: ") == len(NAMES)
 
 
+@pytest.mark.sample(plain=6, slow=6)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_misspelt_option_is_answered_with_the_nearest_one(name: str, capsys) -> None:
     for flag in long_flags(name):

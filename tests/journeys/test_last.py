@@ -36,6 +36,7 @@ def inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
+@pytest.mark.sample(plain=2, slow=3)
 @pytest.mark.parametrize("use", USES)
 def test_every_command_takes_the_newest_run_and_a_runs_folder(use, capsys) -> None:
     task = use.split()[0]
@@ -77,6 +78,7 @@ def test_without_a_run_it_is_a_line(capsys) -> None:
     assert vlm(["compare", "last", "last"]) == 2
 
 
+@pytest.mark.sample(plain=1, slow=2)
 @pytest.mark.parametrize("use", ["captioning info", "captioning caption", "classification evaluate"])
 def test_every_command_takes_the_newest_run_of_a_name(use, capsys) -> None:
     task = use.split()[0]

@@ -70,6 +70,7 @@ def test_shards_of_shards_are_the_same_shards(shards, tmp_path, capsys) -> None:
     assert all((shards / file).read_bytes() == (tmp_path / "again" / file).read_bytes() for file in files)
 
 
+@pytest.mark.slow
 def test_check_data_compares_checksums(files, tmp_path, capsys) -> None:
     folder = tmp_path / "set"
     assert vlm(["shard", *files, "--out", str(folder)]) == 0
@@ -103,6 +104,7 @@ def test_shards_of_a_process_that_was_killed_are_not_taken_for_all(files, tmp_pa
         build_data(compose(of(tmp_path / "set")))
 
 
+@pytest.mark.slow
 def test_what_cannot_be_written_is_refused(files, shards, tmp_path, capsys) -> None:
     (tmp_path / "file").write_text("")
     for options, out, said in (

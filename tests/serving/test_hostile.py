@@ -30,6 +30,7 @@ def jpeg(width: int, height: int, **options) -> bytes:
     return file.getvalue()
 
 
+@pytest.mark.slow
 def test_an_image_is_kept_at_the_size_that_is_needed():
     content = jpeg(2000, 1500)
     assert [load_image(content, min_side=least).size for least in (1500, 700, 300, 180)] == [

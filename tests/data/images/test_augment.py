@@ -193,6 +193,7 @@ def test_the_policy_is_torchvisions():
         assert torch.equal(augment(noise(), (0, 0, index)), expected)
 
 
+@pytest.mark.sample(plain=1, slow=1)
 @pytest.mark.parametrize("pad", [1, 4])
 def test_pad_crop_is_torchvisions_random_crop(pad):
     """Every result is a crop of the padded image, every crop occurs, and about as often as any other."""

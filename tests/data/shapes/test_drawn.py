@@ -59,6 +59,7 @@ def rows(split, epoch):
     return [content(split.record(index, epoch)) for index in reversed(range(len(split)))][::-1]
 
 
+@pytest.mark.sample(plain=4, slow=10)
 @pytest.mark.parametrize("kind", MADE)
 def test_a_sample_is_a_function_of_its_keys_and_training_has_fresh_ones(kind):
     one, two, other = made(kind), made(kind), made(kind, seed=1)

@@ -219,6 +219,7 @@ CASES = [
 ]
 
 
+@pytest.mark.sample(plain=31, slow=31)
 @pytest.mark.parametrize(("kind", "row", "reason", "suffix"), CASES)
 def test_an_invalid_row_is_skipped_and_named(kind: str, row: Any, reason: str, suffix: str, root: Path) -> None:
     rows = valid(kind)
@@ -452,6 +453,7 @@ def mutated(content: bytes, draw: random.Random) -> bytes:
     return content
 
 
+@pytest.mark.sample(plain=5, slow=9)
 @pytest.mark.parametrize("name", READERS)
 def test_a_damaged_file_is_read_or_refused_in_two_lines_and_soon(name: str, folder: Path) -> None:
     """Never another exception, nor a long wait."""

@@ -48,6 +48,7 @@ def saved(folder: Path, name: str) -> tuple[Any, PromptForm, Any, dict[str, Any]
     return theirs, PromptForm.of(about["form"]), tokenizer_from_state(about["tokenizer"]), about
 
 
+@pytest.mark.sample(plain=3, slow=9)
 @pytest.mark.parametrize("system", [True, False], ids=["system", "none"])
 @pytest.mark.parametrize("name", IMAGE_FORMS)
 def test_conversations_with_images_are_those_of_their_processor(tmp_path: Path, name: str, system: bool) -> None:

@@ -89,6 +89,7 @@ def test_words_are_counted_once_where_a_long_line_is_parted(tmp_path, monkeypatc
     assert TokenFile(tmp_path / "t", BYTES.fingerprint).header.words == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["char", "bpe"])
 def test_processes_write_what_one_does(name, tmp_path, monkeypatch):
     monkeypatch.setattr(encoding, "JOB", 100)
