@@ -51,6 +51,7 @@ def without_cache(decoder, prompt, *, max_tokens, seed, sampling):
     return text[len(prompt) :], logprobs
 
 
+@pytest.mark.sample(plain=4, slow=6)
 @pytest.mark.parametrize("sampling", [{"temperature": 0.0}, {"temperature": 1.0}, {"temperature": 0.7, "top_k": 5}])
 def test_many_prompts_at_once_equal_the_definition_one_by_one(decoder, sampling):
     texts, logprobs = run(decoder, PROMPTS, seed=3, **sampling)
@@ -108,6 +109,7 @@ def test_prompts_beside_contexts_equal_the_definition(make_decoder, make_context
     assert len({tuple(text) for text in texts}) > 1
 
 
+@pytest.mark.sample(plain=1, slow=2)
 @pytest.mark.parametrize("positions", ["learned", "rotary", "relative"])
 def test_the_cache_is_as_long_as_the_texts_and_not_as_the_window(scramble, monkeypatch, positions):
     """Of a window of 100,000 tokens it would take gigabytes."""

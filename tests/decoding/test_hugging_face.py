@@ -83,6 +83,7 @@ def test_texts_are_the_same(pair, name, beam, results):
     assert len(set(map(tuple, truth))) > 4
 
 
+@pytest.mark.sample(plain=3, slow=5)
 @torch.no_grad()
 @pytest.mark.parametrize("early_stopping", [False, True])
 @pytest.mark.parametrize("length_penalty", [1.0, 0.0, 2.0, -1.0])
@@ -98,6 +99,7 @@ def test_early_stopping_is_theirs(pair, early_stopping, length_penalty):
     assert len({len(row) for row in truth}) > 1
 
 
+@pytest.mark.sample(plain=3, slow=3)
 @torch.no_grad()
 @pytest.mark.parametrize("kind", ["length", "forced end", "prefix"])
 @pytest.mark.parametrize("beam", [1, 4])
