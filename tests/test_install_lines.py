@@ -4,6 +4,8 @@ import re
 import tomllib
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 PLACES = ("*.md", "*.toml", "*.txt", "*.py", ".ci/*", ".github/**/*.yml", "conf/**/*.yaml", "data/*.md", "docs/**/*.md")
@@ -26,6 +28,7 @@ def test_the_stranger_is_known_when_seen():
     assert [line for line in [*STRANGERS, *OTHERS] if STRANGER.search(line)] == STRANGERS
 
 
+@pytest.mark.slow
 def test_nothing_installs_the_stranger():
     """Messages, configs, documents and packaging alike: `vlm` on the package index is another project."""
     assert {"README.md", "pyproject.toml", "score.py", "storage.py", "tensorboard.yaml"} <= {

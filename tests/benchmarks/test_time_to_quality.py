@@ -75,6 +75,7 @@ def test_other_seeds_take_the_best_rate_and_finished_trainings_stay(tmp_path, mo
     assert len(made) == 4
 
 
+@pytest.mark.slow
 def test_losses_of_both_sides_are_a_captions(tmp_path, monkeypatch):
     module = load("tuned_peers", monkeypatch)
     draw_flickr8k(tmp_path)

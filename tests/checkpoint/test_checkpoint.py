@@ -150,6 +150,7 @@ def test_a_kill_in_the_middle_of_a_write_leaves_the_old_file_whole(path, checkpo
 # Damage
 
 
+@pytest.mark.slow
 def test_a_flipped_bit_is_found_in_weights_and_elsewhere_found_or_harmless(path, checkpoint, tmp_path):
     rng, whole, found = np.random.default_rng(1), path.read_bytes(), 0
     contents = [tensor.numpy().tobytes() for tensor in checkpoint["state_dict"].values()]

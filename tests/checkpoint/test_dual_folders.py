@@ -32,6 +32,7 @@ def folders(tmp_path_factory):
     return {name: (root / name, *saved_dual(name, root / name)) for name in NAMES}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_ids_of_varied_lines_are_equal(folders, name):
     folder, _, theirs, _ = folders[name]

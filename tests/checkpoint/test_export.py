@@ -95,6 +95,7 @@ def even(path: str) -> bool:
         return int(24 * max(image.size) / min(image.size)) % 2 == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -139,6 +140,7 @@ def test_transformers_writes_what_we_write(tmp_path: Path, options: dict) -> Non
         assert levels <= 1.01
 
 
+@pytest.mark.slow
 def test_a_captioner_of_several_languages_writes_in_its_first_one_there(tmp_path: Path) -> None:
     path, folder = captioner(tmp_path, kind="unigram", languages=["de", "en"]), tmp_path / "out"
     assert command(["export", str(folder), "-c", str(path), "--to", "huggingface"]) == 0
@@ -206,6 +208,7 @@ def test_language_models_give_equal_logits(tmp_path: Path) -> None:
     assert command(["generate", "-c", str(tmp_path / "out"), "--prompt", "A large", "--device", "cpu"]) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("token, width", [(True, 24), (False, 12)])
 def test_what_goes_out_comes_in_again_bitwise(tmp_path: Path, token: bool, width: int) -> None:
     path = captioner(tmp_path, token=token, encoder={"dim": width})
@@ -259,6 +262,7 @@ def test_what_no_class_computes_is_refused_by_its_key(tmp_path: Path, capsys, ch
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_the_default_captioner_goes_out(tmp_path: Path) -> None:
     sample, folder = Path(__file__).parents[2] / "data" / "sample", tmp_path / "out"
     assert command(["export", str(folder), "-c", str(sample / "captioner.ckpt")]) == 0

@@ -23,6 +23,7 @@ def floats(value):
 FIRST, *REST = tiny.TASKS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", [FIRST, *(pytest.param(task, marks=pytest.mark.slow) for task in REST)])
 def test_a_checkpoint_of_this_format_gives_what_it_gave(task, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

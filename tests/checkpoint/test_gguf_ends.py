@@ -71,6 +71,7 @@ def saved(path, texts, *, special=False, values=(), plain=False):
     return tokenizer.get_vocab()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plain", [False, True])
 def test_a_text_ends_a_generation_as_in_llama_cpp(tmp_path, plain):
     ids = saved(tmp_path / "a.gguf", OTHERS, plain=plain)

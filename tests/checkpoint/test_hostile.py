@@ -297,7 +297,7 @@ SIZES = re.compile("size|num|eps|act|n_|vocab|position|label")  # keys that most
 MUTATIONS = 18  # a folder
 
 
-@pytest.mark.sample(plain=2, slow=3)
+@pytest.mark.sample(slow=5)
 @torch.no_grad()
 @pytest.mark.parametrize("name", MUTATED)
 def test_any_config_is_read_or_refused_in_a_line(good, tmp_path, name):

@@ -43,6 +43,7 @@ def caption(place: str, photo: str, capsys: pytest.CaptureFixture[str]) -> tuple
     return status, *capsys.readouterr()
 
 
+@pytest.mark.slow
 def test_a_model_of_the_hub_is_fetched_once_and_is_the_folder(
     folder: Path, hub: tuple[str, list[str]], tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -64,6 +65,7 @@ def test_a_model_of_the_hub_is_fetched_once_and_is_the_folder(
     assert line.endswith("huggingface.co/org/tiny into a folder, and give that folder")
 
 
+@pytest.mark.slow
 def test_training_starts_from_a_model_of_the_hub(hub: tuple[str, list[str]], folder: Path) -> None:
     found, local = (Pretrained.overrides({"path": str(place)}, {}) for place in ("hf:org/tiny", folder))
     cached = str(download("hf:org/tiny"))
@@ -77,6 +79,7 @@ def test_training_starts_from_a_model_of_the_hub(hub: tuple[str, list[str]], fol
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
 
+@pytest.mark.slow
 def test_the_base_of_adapters_is_not_downloaded(hub: tuple[str, list[str]], tmp_path: Path) -> None:
     with pytest.raises(vlm.Error, match="hf:org/tiny: cannot be downloaded"):
         find_base("hf:org/tiny", tmp_path / "best.ckpt")

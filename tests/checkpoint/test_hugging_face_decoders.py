@@ -50,6 +50,7 @@ def test_a_folder_loads_without_the_compiler(folder: str) -> None:
     assert done.stdout.splitlines()[-1] == "True False"
 
 
+@pytest.mark.slow
 @torch.no_grad()
 @pytest.mark.parametrize("name", [*DECODERS, "gpt2"])
 def test_texts_are_theirs(folder: str, name: str) -> None:
@@ -70,6 +71,7 @@ def test_texts_are_theirs(folder: str, name: str) -> None:
             assert one.text == tokenizer.decode(row, skip_special_tokens=True), (prompt, options)
 
 
+@pytest.mark.slow
 @torch.no_grad()
 @pytest.mark.parametrize("beams", [1, 3])
 def test_what_a_folder_bans_or_forces_holds(folder: str, beams: int) -> None:

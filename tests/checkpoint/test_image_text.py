@@ -79,6 +79,7 @@ def test_pixels_tokens_and_logits_are_theirs(folder: str, tmp_path: Path, name: 
         torch.testing.assert_close(found, truth, rtol=0, atol=1e-4)
 
 
+@pytest.mark.slow
 @torch.no_grad()
 @pytest.mark.parametrize("name", MODELS)
 def test_texts_are_theirs(folder: str, tmp_path: Path, name: str) -> None:
@@ -113,6 +114,7 @@ def margin(out: Any, beam: int) -> float:
     return min(float(-scores.topk(2).values.diff()) for scores in out.scores)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["llava_clip", "smolvlm", "paligemma"])
 def test_commands_and_python_use_a_folder(folder: str, tmp_path: Path, name: str, capsys: Any) -> None:
     saved_image_text(folder, name)
@@ -144,6 +146,7 @@ def test_commands_and_python_use_a_folder(folder: str, tmp_path: Path, name: str
     )
 
 
+@pytest.mark.slow
 def test_a_strange_chat_template_needs_a_whole_prompt_and_is_never_run(
     folder: str, tmp_path: Path, capsys: Any
 ) -> None:

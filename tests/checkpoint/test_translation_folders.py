@@ -42,6 +42,7 @@ def written(translator, **options):
     return [texts[place][0].text for place in range(len(SENTENCES))]
 
 
+@pytest.mark.slow
 def test_ids_of_varied_lines_are_equal(pair):
     ours, _, theirs = pair
     lines = [line for line in varied_lines(1000, seed=0) if "<" not in line]  # special tokens in a text are text here
@@ -69,6 +70,7 @@ def test_logits_and_loss_are_equal(pair):
     torch.testing.assert_close(loss, theirs.loss, rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 @torch.no_grad()
 @pytest.mark.parametrize("beam", [1, 4])
 def test_texts_of_fifty_sentences_are_equal(pair, beam):
@@ -80,6 +82,7 @@ def test_texts_of_fifty_sentences_are_equal(pair, beam):
     assert beam > 1 or len({len(row[row != tokenizer.pad_token_id]) for row in found}) > 1
 
 
+@pytest.mark.slow
 def test_the_commands_take_a_folder(folders, tmp_path, capsys):
     folder, model, tokenizer = folders["marian"]
     (tmp_path / "lines.txt").write_text("\n".join(SENTENCES[:3]))
@@ -130,6 +133,7 @@ def test_a_sentencepiece_model_alone_is_read(folders, tmp_path):
         assert other.decode(other.encode(text)) == text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trained", [False, True])
 def test_a_marian_folder_goes_out_again(folders, tmp_path, trained):
     """Training changes the embeddings of both sides apart, which then go out apart."""

@@ -26,6 +26,7 @@ def long_flags(name: str) -> list[str]:
     return [flag for flag in flags if flag.startswith("--")]
 
 
+@pytest.mark.slow
 def test_no_heavy_library_is_imported_before_a_command_runs() -> None:
     program = (
         "import sys\nfrom vlm.cli.main import run\n"
@@ -53,7 +54,7 @@ def test_a_command_has_the_options_and_arguments_of_its_predictor(command) -> No
     assert kind.options is import_object(command.options) and kind.arguments is import_object(command.arguments)
 
 
-@pytest.mark.sample(plain=3, slow=3)
+@pytest.mark.sample(slow=6)
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -101,6 +102,7 @@ MISSING_FILES = [  # command line, exit status, missing files
 ]
 
 
+@pytest.mark.slow
 def test_missing_files_are_reported_before_the_checkpoint_is_read(tmp_path: Path) -> None:
     (tmp_path / "here.jpg").touch()
     (tmp_path / "model.ckpt").touch()  # reading it would be another error

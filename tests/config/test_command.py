@@ -34,12 +34,14 @@ class TestStatus:
         assert command.run(lambda given: 1 // 0, []) == 1
         assert "ZeroDivisionError" in capsys.readouterr().err
 
+    @pytest.mark.slow
     def test_of_an_interrupt_is_130(self):
         def main(given):
             raise KeyboardInterrupt
 
         assert command.run(main, ["-m", "seed=1,2"]) == 130
 
+    @pytest.mark.slow
     def test_of_a_sweep_is_the_worst_and_it_goes_on_after_a_fault(self, capsys):
         def main(given):
             if given["seed"] == 2:
@@ -49,6 +51,7 @@ class TestStatus:
         assert command.run(main, ["-m", "seed=1,2,3"]) == 2
         assert "job 2: seed=3" in capsys.readouterr().err
 
+    @pytest.mark.slow
     def test_of_a_signal_ends_a_sweep(self):
         seen = []
 
@@ -66,6 +69,7 @@ class TestStatus:
 
 
 class TestHydrasCommandLine:
+    @pytest.mark.slow
     @pytest.mark.usefixtures("only_a_seed")
     def test_leaves_nothing_behind(self, tmp_path, monkeypatch, collect):
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
@@ -80,12 +84,14 @@ class TestHydrasCommandLine:
         assert dict(os.environ) == environment
         assert sys.argv == ["train.py"]
 
+    @pytest.mark.slow
     def test_sweeps_run_every_combination(self, collect):
         status, seen = collect("seed=1,2", "--multirun", "model.dim=8,16", "name='a b'")
         assert status == 0
         assert [(c["seed"], c["model"]["dim"]) for c in seen] == [(1, 8), (1, 16), (2, 8), (2, 16)]
         assert {c["name"] for c in seen} == {"a b"}
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("stop", [1, 2, 4])
     def test_a_signal_ends_a_sweep_that_names_the_jobs_left(self, stop):
         ran, told = [], []
@@ -115,6 +121,7 @@ class TestHydrasCommandLine:
         assert collect("--cfg", "job", "seed=7", "--package", "model")[1] == []
         assert capsys.readouterr().out.startswith("# @package model\nencoder:\n  depth: 2")
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("flags", [["--help"], ["--hydra-help"], ["--info", "searchpath"], ["-i"], ["--version"]])
     def test_information_is_printed(self, capsys, flags, collect):
         status, seen = collect(*flags)
@@ -134,6 +141,7 @@ class TestHydrasCommandLine:
         mine = write(tmp_path / "mine", {"data/mine.yaml": "size: 5"})
         assert compose([f"hydra.searchpath=[file://{mine}]", "data=mine"])["data"]["size"] == 5
 
+    @pytest.mark.slow
     @pytest.mark.usefixtures("only_a_seed")
     def test_main_sees_no_hydra_and_its_own_command(self):
         seen = []
@@ -162,6 +170,7 @@ class TestHydrasCommandLine:
         assert [collect(*command)[1][0]["seed"] for command in commands] == [1, 2]
         assert collect(*commands[1])[1][0]["data"]["root"] == value
 
+    @pytest.mark.slow
     @pytest.mark.skipif(not hasattr(os, "fork"), reason="the launcher of this test forks")
     @pytest.mark.usefixtures("only_a_seed")
     def test_another_launchers_jobs_are_not_lost(self, tmp_path, python, write):

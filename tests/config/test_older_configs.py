@@ -85,6 +85,7 @@ def test_links_of_wrong_kinds_are_refused(links):
         restore_interpolations(copy.deepcopy(OLD) | links)
 
 
+@pytest.mark.slow
 def test_an_older_checkpoint_is_evaluated_on_other_data(tmp_path, capsys):
     (tmp_path / "mine.txt").write_text("a red circle is left of a blue cross.\n" * 50)
     common = ["--device", "cpu", "task.sampled_batches=1", "data.max_len=32"]

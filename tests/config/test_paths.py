@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -20,6 +21,7 @@ odd = st.text(
 
 
 class TestPaths:
+    @pytest.mark.slow
     @settings(max_examples=3, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(st.lists(st.tuples(odd, odd), min_size=20, max_size=20))
     def test_any_path_is_a_value_as_it_stands(self, names):
@@ -50,6 +52,7 @@ class TestPaths:
         assert status == 0
         assert list(seen[0]["some"].values()) == names
 
+    @pytest.mark.slow
     def test_what_exists_is_no_sweep(self, collect):
         Path("a,b").mkdir()
         seen = collect("-m", "data.root=a,b", "seed=1,2")[1]
@@ -81,6 +84,7 @@ class TestPaths:
         assert got["task"] == {"smoothing": 0.5}
         assert got["data"]["num_workers"] is None
 
+    @pytest.mark.slow
     def test_paths_can_be_swept_over(self, collect):
         assert [c["data"]["root"] for c in collect("-m", "data.root=/a b,/c")[1]] == ["/a b", "/c"]
 

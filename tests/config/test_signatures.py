@@ -111,6 +111,7 @@ def test_names_that_may_not_be_built_are_refused_as_by_the_import(name):
     assert str(found.value) == str(expected.value)
 
 
+@pytest.mark.slow
 def test_reading_imports_nothing():
     script = f"""
 import sys

@@ -100,7 +100,7 @@ def test_finished_images_make_room(make_decoder, context):
 RULES = {"no_repeat_ngram": 2, "min_tokens": 1, "repetition_penalty": 1.3, "banned": ((3, 4), (5, 6, 7))}
 
 
-@pytest.mark.sample(plain=3, slow=2)
+@pytest.mark.sample(slow=5)
 @pytest.mark.parametrize("options", [{}, {"sampling": Sampling(), "results": 2}, {"beam": 2}])
 @pytest.mark.parametrize("names", [tuple(RULES), ("no_repeat_ngram",), ("banned",)])
 def test_rules_hold_while_ended_texts_wait_in_their_rows(make_decoder, make_context, names, options):

@@ -149,6 +149,7 @@ def test_continued_texts_are_replayed(make_decoder, positions, monkeypatch, capl
     assert counts["replays"] > 5 and not caplog.records
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["greedy", "beam", "all rules"])
 def test_batches_of_an_evaluation_share_a_capture(make_decoder, make_context, name, monkeypatch):
     decoder, contexts = make_decoder(V, LONG, sharpness=0.5), [make_context(5) for _ in range(4)]
@@ -180,6 +181,7 @@ def test_a_capture_that_fails_gives_its_stream_back(make_decoder, context, monke
     assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LONG_SEARCHES)
 def test_no_step_waits_for_the_device(make_decoder, context, name, monkeypatch):
     """Waits are counted in all but `_start`, and `_read_ended`, which reads what eight steps have chosen."""

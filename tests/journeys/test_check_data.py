@@ -50,6 +50,7 @@ def found(said: str) -> dict[str, str]:
     return {part.partition(":")[0]: part for part in parts}
 
 
+@pytest.mark.slow
 def test_nothing_in_a_clean_one(clean: Path, tmp_path: Path, capsys) -> None:
     out = tmp_path / "page"
     assert vlm(["check-data", *write(clean, rows_of()), "--out", str(out)]) == 0
@@ -61,6 +62,7 @@ def test_nothing_in_a_clean_one(clean: Path, tmp_path: Path, capsys) -> None:
     assert 'name="viewport"' in text and not re.search(r"(src|href)=.?https?:", text)
 
 
+@pytest.mark.slow
 def test_one_caption_for_all(clean: Path, capsys) -> None:
     rows = [[name, "a photo", split] for name, _, split in rows_of()]
     assert vlm(["check-data", *write(clean, rows)]) == 1
@@ -69,6 +71,7 @@ def test_one_caption_for_all(clean: Path, capsys) -> None:
     assert "SPOILS      one caption for most images: 40 (100.0% of 40)" in said
 
 
+@pytest.mark.slow
 def test_every_planted_fault_is_found(clean: Path, tmp_path: Path, capsys) -> None:
     root = tmp_path / "corrupted"
     shutil.copytree(clean, root)

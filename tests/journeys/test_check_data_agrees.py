@@ -303,7 +303,7 @@ COLUMNS = [(captions_csv, "image"), (captions_csv, "caption"), (captions_jsonl, 
 COLUMNS += [(questions, "answer"), (conversations, "conversation"), (image_table, "image"), (image_table, "label")]
 
 
-@pytest.mark.sample(plain=2, slow=3)
+@pytest.mark.sample(slow=5)
 @pytest.mark.parametrize(("write", "column"), COLUMNS)
 def test_a_wrong_column_hides_no_other_fault(write: Any, column: str, tmp_path: Path, capsys: Any) -> None:
     samples, _ = planted("missing image", 5, tmp_path)
@@ -379,7 +379,7 @@ def test_all_files_that_are_not_utf8_are_found_in_one_run(tmp_path: Path, capsys
 FEW_SAMPLES = [captions_csv, captions_jsonl, caption_folder, questions, conversations, image_table, texts]
 
 
-@pytest.mark.sample(plain=2, slow=3)
+@pytest.mark.sample(slow=5)
 @pytest.mark.parametrize("write", [*FEW_SAMPLES, translations, conll, squad, shards])
 def test_splits_of_few_samples_are_noted(write: Any, tmp_path: Path, capsys: Any) -> None:
     samples = planted("only train", 1, tmp_path)[0][:4]

@@ -54,7 +54,7 @@ RUNS = [
 ]
 
 
-@pytest.mark.sample(plain=1, slow=2)
+@pytest.mark.sample(slow=3)
 @pytest.mark.parametrize(("name", "holds", "lacks"), RUNS)
 def test_a_run_leaves_its_folder_as_documented_and_info_says_what_its_file_holds(
     name, holds, lacks, request, capsys

@@ -38,7 +38,7 @@ def test_another_seed_of_the_run_has_the_same_data_in_another_order_and_one_of_t
     assert drawn(task, tmp_path, "data.seed=1")[0] != default
 
 
-@pytest.mark.sample(plain=1, slow=1)
+@pytest.mark.sample(slow=2)
 @pytest.mark.parametrize("key", ["seed", "data.seed"])
 def test_held_out_samples_go_by_the_seed_of_the_data(key, tmp_path):
     for number in range(200):

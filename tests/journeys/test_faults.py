@@ -33,7 +33,7 @@ def refuse_unfit(config: Config, **options: bool) -> None:
         pytest.fail(str(error))
 
 
-@pytest.mark.sample(plain=1, slow=2)
+@pytest.mark.sample(slow=3)
 @pytest.mark.parametrize(("task", "data", "fitting_data", "fitting_tasks"), FITTING)
 def test_data_and_tasks_that_fit_are_named(task, data, fitting_data, fitting_tasks) -> None:
     """Each option that the message names is one with which data and task fit."""

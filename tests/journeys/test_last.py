@@ -139,6 +139,7 @@ def test_missing_checkpoints_are_reported_before_torch_is_imported(words, messag
     assert done.stdout == "2 False\n" and message in done.stderr
 
 
+@pytest.mark.slow
 def test_a_missing_run_is_reported_before_torch_is_imported(tmp_path):
     script = "import sys; from vlm.training.run.fit import main; print(main(['resume=nope']), 'torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path, check=True)

@@ -25,6 +25,7 @@ def trained(tmp_path_factory) -> Path:
     return only_run(runs)
 
 
+@pytest.mark.slow
 def test_it_trains_and_reports(trained) -> None:
     metrics = results(trained / "evaluation" / "test")
     assert {"test/loss", "test/loss_temperature", "test/loss_alarm", "test/error"} <= metrics.keys()

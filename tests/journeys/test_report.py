@@ -160,6 +160,7 @@ def test_a_browser_shows_it_without_scrolling_sideways(width: int, columns: int,
     assert found == {"over": 0, "columns": columns, "broken": 0, "font": "16px"}
 
 
+@pytest.mark.slow
 def test_a_run_and_its_evaluation_have_pages(trained: Path, tmp_path: Path, capsys) -> None:
     text = (trained / "evaluation" / "test" / "report.html").read_text()
     assert "Curves of the run" in "".join(Reader(text).texts) and "data:image/png" in text

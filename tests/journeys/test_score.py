@@ -220,6 +220,7 @@ def test_texts_that_cannot_be_scored_are_refused(tmp_path, capsys) -> None:
         assert re.search(said, capsys.readouterr().err)
 
 
+@pytest.mark.slow
 def test_scoring_loads_no_torch(tmp_path) -> None:
     code = "import sys; from vlm.cli.main import run; status = run(['score', *sys.argv[1:], '--no-java'])"
     code += "; assert status == 0 and 'torch' not in sys.modules"

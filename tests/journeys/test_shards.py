@@ -38,6 +38,7 @@ def of(shards: Path | str) -> list[str]:
     return ["data=webdataset", f"data.root={shards}", *SIZES]
 
 
+@pytest.mark.slow
 def test_the_data_are_the_same(files, shards) -> None:
     one, other = (build_data(compose(options)) for options in (files, of(shards)))
     assert one.fingerprint() == other.fingerprint()
@@ -49,6 +50,7 @@ def test_the_data_are_the_same(files, shards) -> None:
             assert own.id == others.id and own["references"] == others["references"] and own.image() == others.image()
 
 
+@pytest.mark.slow
 def test_every_sample_comes_once_over_ranks_and_workers(shards, tmp_path, monkeypatch) -> None:
     options = ["data.batch_size=8", "data.eval_batch_size=4", "data.num_workers=2", "tokenizer=bytes"]
     data = build_data(compose([*of(shards), *options, f"runs={tmp_path}"]))
@@ -92,6 +94,7 @@ def test_check_data_compares_checksums(files, tmp_path, capsys) -> None:
         build_data(compose(own))
 
 
+@pytest.mark.slow
 def test_shards_of_a_process_that_was_killed_are_not_taken_for_all(files, tmp_path, monkeypatch) -> None:
     def killed(*_, **__):
         raise KeyboardInterrupt
@@ -119,6 +122,7 @@ def test_what_cannot_be_written_is_refused(files, shards, tmp_path, capsys) -> N
     assert not any((tmp_path / "questions").iterdir())
 
 
+@pytest.mark.slow
 def test_a_checkpoints_config_reads_no_url(tmp_path, monkeypatch) -> None:
     for option in (["data=webdataset", "tokenizer=bytes"], ["task=classification", "data=webdataset_classes"]):
         config = compose(option)

@@ -123,7 +123,7 @@ def test_the_command_that_a_run_prints_works(task, runs, capsys, monkeypatch) ->
     assert f" {task_of(task)}\n" in capsys.readouterr().out
 
 
-@pytest.mark.sample(plain=1, slow=4)
+@pytest.mark.sample(slow=5)
 @pytest.mark.parametrize("task", TASKS)
 def test_data_that_are_drawn_have_no_fault(task, capsys) -> None:
     assert vlm(["check-data", *small(task)]) == 0

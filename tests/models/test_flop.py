@@ -82,7 +82,7 @@ CAPTIONERS = {
 }
 
 
-@pytest.mark.sample(plain=4, slow=4)
+@pytest.mark.sample(slow=8)
 @pytest.mark.parametrize("several", [False, True])
 @pytest.mark.parametrize("name", CAPTIONERS)
 def test_a_captioner(name, several) -> None:
@@ -98,6 +98,7 @@ def test_a_captioner(name, several) -> None:
     check(model, Work(5, 5, 11), 40, step)
 
 
+@pytest.mark.slow
 def test_a_language_model() -> None:
     model = decoder()
     check(model, Work(0, 4, 13), 52, lambda: model.head(model(tokens(4, 13))))
@@ -121,6 +122,7 @@ def test_a_dual_encoder(pool) -> None:
     check(model, work, 5, lambda: model(images, tokens(5, 13), tokens(5, 13) + 1, places))
 
 
+@pytest.mark.slow
 def test_other_encoders_are_measured() -> None:
     encoder = TimmEncoder(name="resnet18", dim=24, image_size=64)
     model = VisionLanguageModel(encoder=encoder, decoder=decoder(context_dim=24)).eval()
@@ -168,6 +170,7 @@ def test_models_of_other_kinds_are_not_counted() -> None:
         model_flop(torch.nn.Linear(2, 2))
 
 
+@pytest.mark.slow
 def test_a_text_with_its_image() -> None:
     encoder = reader(depth=3, token_types=None)
     model = TextAndImageToText(encoder=encoder, image_encoder=vit(), decoder=decoder(context_dim=24)).eval()

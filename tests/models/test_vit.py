@@ -64,6 +64,7 @@ def test_equals_timm(scramble, class_token, size):
     torch.testing.assert_close(context.states, theirs.forward_features(images), rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_equals_timm_at_its_real_sizes():
     theirs = timm.create_model("vit_tiny_patch16_224").eval()
     with torch.no_grad():

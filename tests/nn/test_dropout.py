@@ -50,6 +50,7 @@ def test_nothing_is_dropped_in_evaluation_or_at_rate_0():
     assert not dropout(x, 1.0).any()
 
 
+@pytest.mark.slow
 def test_attention_with_dropout_is_attention_in_expectation():
     torch.manual_seed(0)
     q, k, v = torch.randn(1, 4, 5, 8), torch.randn(1, 2, 6, 8), torch.randn(1, 2, 6, 8)  # grouped heads

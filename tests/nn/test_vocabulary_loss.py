@@ -60,6 +60,7 @@ def test_columns_that_fill_up_a_gpus_blocks_change_nothing(few, smoothing, z_los
     check(20, smoothing, biased, z_loss)
 
 
+@pytest.mark.slow
 def test_the_body_of_a_part_can_be_traced(few, monkeypatch):
     monkeypatch.setattr(vocabulary, "MULTIPLE", {"cpu": 8})
     traced = torch.compile(vocabulary._chunk_loss, backend="aot_eager", fullgraph=True)

@@ -67,7 +67,7 @@ def later(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bo
     return request.param
 
 
-@pytest.mark.sample(plain=1, slow=3)
+@pytest.mark.sample(slow=4)
 @pytest.mark.parametrize("precision", ["bf16-mixed", "32-true"])
 @pytest.mark.parametrize("step", [3, 4])
 @pytest.mark.parametrize(("kind", "said"), [("nan loss", "the loss is not"), ("nan gradient", "the gradient is not")])
@@ -106,6 +106,7 @@ def test_a_run_without_clipping_stops_too(at_step, later, tmp_path, capsys) -> N
     assert "step 2: the gradient is not finite (of " in error and "no checkpoint was saved yet" in error
 
 
+@pytest.mark.slow
 def test_what_an_update_made_infinite_is_not_saved(tmp_path, monkeypatch, capsys) -> None:
     step = torch.optim.AdamW.step
     taken: list[int] = []

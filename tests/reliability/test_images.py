@@ -186,6 +186,7 @@ def test_bad_samples_are_skipped_named_and_counted_and_the_count_survives_resume
 LIMITS = [("0", "1"), pytest.param("0.05", "2", marks=pytest.mark.slow)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("limit", "count"), LIMITS)
 def test_too_many_bad_samples_stop_the_run_and_a_strict_setting_stops_at_the_first(
     limit, count, command, tmp_path, capsys

@@ -7,6 +7,8 @@ import tokenize
 from functools import cache
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parent.parent.parent
 FILES = [*sorted(ROOT.glob("vlm/**/*.py")), ROOT / "train.py"]
 # Names that may not be imported or called anywhere in vlm, in whatever way they are reached.
@@ -51,6 +53,7 @@ def names_of(node):
     return set()
 
 
+@pytest.mark.slow
 def test_no_name_that_runs_or_unpacks_what_a_file_holds():
     named = ((path, node, names_of(node) & FORBIDDEN) for path in FILES for node in nodes(path))
     assert [(str(path), node.lineno, names) for path, node, names in named if names] == []
@@ -72,6 +75,7 @@ def loads_no_code(path):
             assert any(keyword.arg == "allow_pickle" for keyword in node.keywords), f"line {node.lineno}"
 
 
+@pytest.mark.slow
 def test_nothing_is_loaded_but_weights_and_plain_yaml():
     for path in FILES:
         loads_no_code(path)

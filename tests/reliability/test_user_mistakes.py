@@ -122,6 +122,7 @@ def test_an_address_that_is_none_names_its_option(host, capsys) -> None:
     assert "address not available; choose another --host" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_small_images_are_as_they_should_be_for_a_small_model(tmp_path, capsys) -> None:
     for n in range(12):
         folder = tmp_path / ("cat" if n % 2 else "dog")

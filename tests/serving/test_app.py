@@ -125,6 +125,7 @@ def test_a_full_queue_is_503(monkeypatch):
     assert answer.status_code == 503 and answer.headers["Retry-After"] == "1"
 
 
+@pytest.mark.slow
 def test_a_request_without_new_tokens_ends_with_503_and_frees_its_place(monkeypatch, caplog):
     service_, go = service(max_queued=3, timeout=0.2), threading.Event()
     http, ours = client_of(service_), service_.engine
@@ -142,6 +143,7 @@ def test_a_request_without_new_tokens_ends_with_503_and_frees_its_place(monkeypa
     assert "never retrieved" not in caplog.text
 
 
+@pytest.mark.slow
 def test_the_time_of_reading_a_request_counts_towards_its_first_token(monkeypatch):
     service_ = service(timeout=2)
     http, go, real = client_of(service_), threading.Event(), service_.reader.read

@@ -69,6 +69,7 @@ def official() -> Iterator[Any]:
         one.close()
 
 
+@pytest.mark.slow
 def test_the_official_client_gets_the_answers_of_python(official: Any, images: str, paths: list[str]) -> None:
     http = official(images, sample=False)
     (model,) = http.models.list().data
@@ -90,6 +91,7 @@ def test_the_official_client_gets_the_answers_of_python(official: Any, images: s
         truth.exchanges[-1].answer = truth.predictor.tokenizer.encode(" " + answer)
 
 
+@pytest.mark.slow
 def test_streams_are_the_answers_piece_by_piece(official: Any, words: str) -> None:
     http = official(words)
     asked: Any = {"model": "vlm", "messages": [{"role": "user", "content": "what is it?"}], "max_completion_tokens": 30}
@@ -208,6 +210,7 @@ def test_conversations_without_a_seed_share_a_batch(words: str, monkeypatch: pyt
     assert len(sizes) <= 2 and sum(sizes) == 7
 
 
+@pytest.mark.slow
 def test_many_conversations_at_a_time_are_each_as_alone(images: str, paths: list[str]) -> None:
     contents = [[{"role": "user", "content": shown(f"what {n}?", *paths[: n % 3])}] for n in range(8)]
     bodies = [{"messages": content, "max_tokens": 8, "seed": n // 4} for n, content in enumerate(contents)]

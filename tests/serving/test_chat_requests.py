@@ -80,6 +80,7 @@ def test_what_changes_nothing_is_accepted_and_changes_nothing(services: Any, see
         assert answer_of(http, varied) == plain[key], {**fields, "messages": varied["messages"]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, *FULL])
 def test_what_is_not_supported_is_refused_by_name(services: Any, seed: int) -> None:
     dice, (http, _) = random.Random(seed), services[1]

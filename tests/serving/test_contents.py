@@ -82,6 +82,7 @@ def test_images_in_any_form_of_base64_have_the_same_caption() -> None:
     assert len({answer["text"] for answer in answers}) == 1 and answers[0]["text"]
 
 
+@pytest.mark.slow
 def test_data_urls_in_any_form_have_the_same_answer(tmp_path: Path) -> None:
     torch.manual_seed(5)
     saved_image_text(tmp_path, "smolvlm")

@@ -64,6 +64,7 @@ def test_a_light_is_bright_where_the_model_looked(captioner):
         assert alpha.argmin() == maps.argmax()  # least is laid over the place
 
 
+@pytest.mark.slow
 def test_beams_are_listed_and_drawn_as_a_tree(captioner):
     form = build_form(captioner)
     texts = used(captioner, [PHOTO], beam=3, results=3)[0]

@@ -37,6 +37,7 @@ def folder(tmp_path: Path) -> str:
     return str(tmp_path / "theirs")
 
 
+@pytest.mark.slow
 def test_a_conversation_about_a_photo_streams(folder: str, tmp_path: Path) -> None:
     """And two visitors have one each."""
     saved_image_text(folder, "smolvlm")
@@ -56,6 +57,7 @@ def test_a_conversation_about_a_photo_streams(folder: str, tmp_path: Path) -> No
         assert "photo: damaged, or not an image" in damaged
 
 
+@pytest.mark.slow
 def test_what_is_wrong_is_a_line_and_the_conversation_goes_on(folder: str) -> None:
     saved_chat(folder, "chatml")
     with page_of(folder) as http:

@@ -34,6 +34,7 @@ def http():
         yield client
 
 
+@pytest.mark.slow
 def test_a_photo_is_captioned(http):
     model = ModelOptions(checkpoint=CAPTIONER, device="cpu", precision="fp32").load(load_predictor)
     shown = answers(http, PHOTO, *OPTIONS)[-1]
@@ -97,6 +98,7 @@ def test_nothing_of_the_disk_or_the_network_is_to_be_had(http):
     assert str(ROOT) not in page and "captioner.ckpt" in page
 
 
+@pytest.mark.slow
 def test_a_text_streams_and_hostile_ones_are_lines():
     with page_of(str(FILES / "language_modeling.ckpt")) as http:
         pieces = answers(http, "A large", "greedy", 4, 1.0, 0, 32)
@@ -105,6 +107,7 @@ def test_a_text_streams_and_hostile_ones_are_lines():
         assert "is not UTF-8" in answers(http, "\ud800", "greedy", 4, 1.0, 0, 32)[-1]
 
 
+@pytest.mark.slow
 def test_a_client_may_not_ask_without_end():
     with page_of(str(FILES / "tagging.ckpt"), rate=2) as http:
         for _ in range(2):

@@ -145,6 +145,7 @@ def test_evaluation_sees_what_preprocessing_gives(make, tmp_path):
     assert torch.equal(pixels, torch.stack([module.images[1].preprocess(record.image()) for record in records]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("repeats", [1, 2])
 @pytest.mark.parametrize("make", [*FAMILIES, of_texts])
 def test_workers_change_nothing(make, repeats, tmp_path):

@@ -66,6 +66,7 @@ def test_the_share_that_is_cut_gives_whole_pixels_again(tmp_path):
         assert int(preprocess.image_size[0] / preprocess.crop) == size
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tiles", [True, False], ids=["tiles", "whole"])
 def test_squares_of_an_image_are_those_of_idefics3(tmp_path, tiles):
     processor = Idefics3ImageProcessorPil(

@@ -96,6 +96,7 @@ def drawn(split: GeneratedSplit, count: int) -> list[Scene]:
     return [scene_of(split, epoch, index) for epoch in range(2) for index in range(count // 2)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1])
 def test_splits_share_no_combination_and_train_shows_every_kind(seed):
     source = shapes(seed=seed)

@@ -169,6 +169,7 @@ def _pixels(at):
     return split.record(index).image().tobytes()
 
 
+@pytest.mark.slow
 def test_processes_share_no_place_in_the_file(tmp_path):
     lay_out(tmp_path / "data", *(f"{name}/{n}.png" for name in "ab" for n in range(20)))
     split = tar(pack(tmp_path / "data.tar", tmp_path / "data"), val_fraction=0).split("train")

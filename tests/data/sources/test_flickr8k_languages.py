@@ -39,6 +39,7 @@ def test_a_photo_has_its_captions_of_all_languages(root):
     assert content(opened(root, "en")) == content(Flickr8k(root=str(root)))
 
 
+@pytest.mark.slow
 def test_a_photo_may_lack_a_language_which_is_no_fault_of_the_data(root, capsys):
     (record,) = (record for record in opened(root, *ALL).split("test").records() if record.id == "test3.jpg")
     assert set(record["languages"]) == {"en", "zh"}
@@ -62,6 +63,7 @@ def test_faults_are_named(root, tmp_path):
     assert "line 2: is not NAME#K, a space and a caption" in refusal(Flickr8kLanguages, **options, languages=["zh"])
 
 
+@pytest.mark.slow
 @needs_shared("flickr8k_languages")
 def test_the_real_captions():
     options = {"root": str(SHARED / "flickr8k"), "languages_root": str(SHARED / "flickr8k_languages")}

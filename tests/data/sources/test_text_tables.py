@@ -217,6 +217,7 @@ def test_faults_of_sst2_are_named(folder):
     assert "no such folder" in refusal(SST2, root=str(folder / "none"))
 
 
+@pytest.mark.slow
 @needs_shared("sst2")
 def test_the_real_files():
     source = SST2(root=str(SHARED / "sst2"), phrases=True)

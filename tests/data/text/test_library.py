@@ -95,7 +95,7 @@ def saved_tokenizer(kind: str, folder: Path):
     return theirs
 
 
-@pytest.mark.sample(plain=2, slow=4)
+@pytest.mark.sample(slow=6)
 @pytest.mark.parametrize("kind", KINDS)
 def test_ids_and_texts_are_those_of_transformers(kind: str, tmp_path: Path) -> None:
     theirs = saved_tokenizer(kind, tmp_path)

@@ -116,6 +116,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
+@pytest.mark.slow
 def test_processes_end_when_the_one_that_started_them_is_killed():
     # This waits for all that could still write to the pipe, and so for each of them.
     done = subprocess.run([sys.executable, "-c", KILLED], cwd=ROOT, capture_output=True, text=True, timeout=60)

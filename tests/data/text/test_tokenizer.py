@@ -328,6 +328,7 @@ def test_space_is_one_id_even_where_training_had_none(name):
     assert len(MAKERS[name]().fit(["x"]).encode(" ")) == 1
 
 
+@pytest.mark.slow
 @needs_shared("flickr8k")
 def test_photo_captions_come_back():
     file = SHARED / "flickr8k" / "Flickr8k.token.txt"

@@ -26,6 +26,7 @@ def test_any_number_of_classes(count):
     assert image.format == "PNG" and 350 < min(image.size) <= max(image.size) < 2000
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Glyph")
 def test_odd_names_and_classes_without_samples():
     odd = ["$x_1$ & ", "犬", "", "a" * 500, "line\nbreak", "100 % {set}", "\\alpha $", "$\\nothing{$"]

@@ -58,7 +58,7 @@ SEARCHES = [
 
 
 @pytest.mark.parametrize("options", SEARCHES)
-@pytest.mark.sample(plain=2, slow=3)
+@pytest.mark.sample(slow=5)
 @pytest.mark.parametrize("precision", ["fp32", pytest.param("bf16", marks=computes_in_bfloat16)])
 def test_captions_do_not_depend_on_the_batch_size(caption, options, precision):
     one, many = (caption(*options, "--precision", precision, "--batch-size", size) for size in ("1", "32"))
@@ -85,7 +85,7 @@ def test_autocast_does_not_reach_decoding(checkpoint):
         assert decode_likeliest(*reading) == plain
 
 
-@pytest.mark.sample(plain=1, slow=2)
+@pytest.mark.sample(slow=3)
 @pytest.mark.parametrize("options", [["--beam", "2"], ["--sample", "--results", "2"]])
 def test_captions_depend_on_neither_workers_nor_order(caption, options, tmp_path, monkeypatch):
     alone = caption(*options, "--workers", "0")
@@ -124,6 +124,7 @@ def test_attention_goes_on_where_a_killed_run_stopped(caption, tmp_path):
     assert len(list(folder.iterdir())) == len(drawn) - 2
 
 
+@pytest.mark.slow
 def test_words_are_begun_with_banned_and_required(caption):
     assert all(row["caption"].startswith("a red") for row in caption("--prefix", "a red"))
     assert all(" blue" in row["caption"] for row in caption("--beam", "3", "--require", "blue"))
@@ -149,7 +150,7 @@ def test_results_are_ranked_and_the_tree_is_written(caption, tmp_path):
     assert all(tree["nodes"] for tree in trees.values())
 
 
-@pytest.mark.sample(plain=2, slow=3)
+@pytest.mark.sample(slow=5)
 @pytest.mark.parametrize("form", ["text", "jsonl", "csv"])
 @pytest.mark.parametrize("results", [1, 2])
 def test_continue_skips_what_is_whole_and_mends_the_end(caption, checkpoint, tmp_path, form, results):
@@ -167,6 +168,7 @@ def test_continue_skips_what_is_whole_and_mends_the_end(caption, checkpoint, tmp
     assert (tmp_path / "part").read_bytes() == mended
 
 
+@pytest.mark.slow
 def test_continue_refuses_a_file_of_another_number_of_results(caption, tmp_path, capsys):
     for made, asked in ((1, 2), (2, 1)):
         caption("--beam", "2", "--results", str(made), form="text")

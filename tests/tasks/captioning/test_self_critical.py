@@ -107,6 +107,7 @@ def test_the_mean_gradient_is_that_of_the_expected_reward() -> None:
     torch.testing.assert_close(-found, expected, rtol=0.1, atol=0.002)
 
 
+@pytest.mark.slow
 def test_people_s_captions_have_a_weight_of_their_own() -> None:
     def loss_with(reward: str) -> Term:
         config = compose(command("captioning", f"task.reward={reward}", *STARTED, "model.size.dropout=0"))
@@ -149,7 +150,7 @@ def test_weights_in_parts_are_refused() -> None:
         SelfCritical(task, "cider", samples=5).loss(Batch([], {}, []))
 
 
-@pytest.mark.sample(plain=1, slow=1)
+@pytest.mark.sample(slow=2)
 @pytest.mark.parametrize(
     ("options", "named"),
     [

@@ -102,6 +102,7 @@ def test_ranks_share_the_shards(shards, tmp_path, kind, monkeypatch, capsys):
     assert len(records(written(tmp_path / "out"))) == len(IMAGES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [[], ["--beam", "2", "--results", "2"]], ids=["one", "several"])
 def test_parquet_holds_the_same_in_typed_columns(shards, tmp_path, options):
     parquet = pytest.importorskip("pyarrow.parquet")
@@ -125,6 +126,7 @@ def test_parquet_without_pyarrow_is_a_line(shards, tmp_path, monkeypatch, capsys
     assert capsys.readouterr().err == line and not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_a_store_is_read_and_written(shards, tmp_path, capsys):
     fs = fsspec.filesystem("memory")
     for path in shards.iterdir():

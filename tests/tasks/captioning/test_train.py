@@ -25,6 +25,7 @@ def test_the_term_is_the_papers_sum():
     assert float(doubly_stochastic_term(torch.empty(0, 0, 5), none)) == 0
 
 
+@pytest.mark.slow
 def test_the_loss_is_the_papers_sum_per_token(tmp_path):
     """Equation 14 of Xu et al. is a sum over captions; the loss of a step is that of all of them, over their tokens."""
     options = ["model=show_attend_tell", "model.size.dim=32", "trainer=cpu", f"runs={tmp_path}"]

@@ -37,6 +37,7 @@ def fresh(model: Any, ids: list[int], pixels: Any, most: int, ends: list[int]) -
     return [id for id in out[0, len(ids) :].tolist() if id not in ends]
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_twenty_turns_with_an_image_are_those_of_a_fresh_reading(folder: str, tmp_path: Path) -> None:
     model, processor = saved_image_text(folder, "smolvlm")
@@ -64,6 +65,7 @@ RULES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @torch.no_grad()
 @pytest.mark.parametrize("name", [*RULES, "bad_words_ids"])
 def test_rules_of_the_folder_hold_in_conversations(folder: str, name: str) -> None:
@@ -111,6 +113,7 @@ def chatting(folder: str, name: str, **more: Any) -> Any:
     return vlm.load(folder, device="cpu", precision="fp32")
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_twenty_turns_in_words_are_those_of_a_fresh_reading(folder: str) -> None:
     chat = chatting(folder, "chatml").chat(sample=False, max_tokens=8, system="be brief")

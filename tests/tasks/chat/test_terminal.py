@@ -94,6 +94,7 @@ def test_faults_are_a_line_each_and_the_others_are_answered(folder: str, say: An
     assert (status, err) == (0, "") and len(out.splitlines()) == 6
 
 
+@pytest.mark.slow
 def test_an_interrupt_at_any_moment_ends_the_answer_and_leaves_the_conversation_whole(
     folder: str, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -93,6 +93,7 @@ def test_vectors_of_images_are_the_class_token_or_the_mean(tmp_path, name):
         np.testing.assert_allclose(ours.embed([*map(str, paths)], **options), truth, rtol=0, atol=1e-4)
 
 
+@pytest.mark.slow
 @torch.no_grad()
 @pytest.mark.parametrize("name", ["test_vit", "test_resnet", "test_efficientnet", "test_convnext"])
 def test_a_folder_of_timm_gives_timms_own_features(tmp_path, name):

@@ -63,6 +63,7 @@ def test_greedy_search_is_greedy_continuation(generator, prompt):
     assert found.text == written.text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prompt", ["", "ab", "d cab"])
 def test_beams_find_the_most_probable_text_of_all(generator, prompt):
     tokenizer, scores = generator.tokenizer, {}

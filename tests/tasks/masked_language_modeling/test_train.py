@@ -92,6 +92,7 @@ def test_chances_by_hand(text, chances):
     assert [sum(chance.values()) for chance in found] == pytest.approx([1] * len(chances))
 
 
+@pytest.mark.slow
 def test_chances_are_those_of_many_captions():
     """Of drawn captions with the same words around a gap, the share of each word there."""
     found = defaultdict(Counter)
@@ -114,7 +115,7 @@ LINES = [
 ]
 
 
-@pytest.mark.sample(plain=1, slow=1)
+@pytest.mark.sample(slow=2)
 @pytest.mark.parametrize("kind", ["file", "folder", "csv", "jsonl"])
 def test_texts_without_labels_train(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

@@ -30,6 +30,7 @@ def beside(texts, images):
     return [part for pair in pairs for part in pair]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [[], ["--beam", "3", "--results", "2"], ["--sample", "--seed", "4"]])
 def test_translations_do_not_depend_on_the_batch(translate, options):
     alone = translate(*beside(TEXTS, IMAGES), *options, "--batch-size", "1")

@@ -132,6 +132,7 @@ def test_images_prepared_in_different_ways_are_told_and_streaks_are_kept() -> No
     assert other.warned == set()
 
 
+@pytest.mark.slow
 def test_a_warning_comes_once_and_not_in_the_first_half_of_a_run(tmp_path, capsys) -> None:
     """Ten epochs of six steps: the bound is such that each validation has the sign."""
     bound = ["callbacks.grounding.min_gap=1", "callbacks.grounding.patience=2", "trainer.max_epochs=10", "test=false"]

@@ -92,6 +92,7 @@ def test_tags_without_marks_have_no_spans():
     assert metric_of([(["O", "O"], ["O", "O"])]).compute() == {"word_accuracy": 1.0, **none}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "scheme", "marks"), [("IOBES", IOBES, "BIES"), ("BILOU", BILOU, "BILU")])
 def test_closed_schemes_are_scored_as_by_seqeval_in_strict_mode(name, scheme, marks):
     rng = random.Random(name)

@@ -53,6 +53,7 @@ def test_translations_do_not_depend_on_the_batch(translate, file, options):
     assert len({row["translation"] for row in alone}) > 1
 
 
+@pytest.mark.slow
 def test_lines_of_stdin_or_of_files_one_translation_a_line(translate, file, tmp_path, monkeypatch):
     truth = [row["translation"] for row in translate(file)]
     assert translate(file, form="text") == "".join(f"{text}\n" for text in truth)

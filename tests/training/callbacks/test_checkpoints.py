@@ -40,6 +40,7 @@ def train_rows(folder: Path) -> dict[str, str]:
         return {row["step"]: row["train/loss"] for row in csv.DictReader(file) if row["train/loss"]}
 
 
+@pytest.mark.slow
 def test_the_last_of_all_steps_is_validated_and_the_closing_lines_name_a_file(ended) -> None:
     folder, output = ended
     best = folder / "checkpoints" / "best.ckpt"

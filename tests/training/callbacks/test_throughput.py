@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+import pytest
 import torch
 
 from vlm.training.callbacks.speed import PEAKS, Throughput, peak_flop, peak_memory
@@ -21,6 +22,7 @@ def test_the_peak_is_that_of_the_device_and_precision(monkeypatch):
     assert all(half >= tf32 >= single for half, tf32, single in PEAKS.values())
 
 
+@pytest.mark.slow
 def test_peak_memory_is_that_of_this_process():
     before = peak_memory(torch.device("cpu"))
     held = torch.ones(before // 4)  # as much again

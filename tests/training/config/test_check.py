@@ -182,7 +182,7 @@ def check_imported(config, *, resolved=True, imports=True):
         checks._raise_faults(checks.source_faults(config, signature))
 
 
-@pytest.mark.sample(plain=8, slow=12)
+@pytest.mark.sample(slow=20)
 @pytest.mark.parametrize(("overrides", "lines"), FAULTS.items())
 def test_faults_are_named_at_once_and_as_by_the_check_with_imported_classes(overrides, lines, monkeypatch):
     early = fault_of(overrides.split(), partial(checks.check, imports=False))
@@ -192,6 +192,7 @@ def test_faults_are_named_at_once_and_as_by_the_check_with_imported_classes(over
     assert early == fault_of(overrides.split(), check_imported)
 
 
+@pytest.mark.slow
 def test_faults_are_reported_without_torch_and_lightning_and_nothing_is_created(tmp_path):
     """What a newcomer mistypes; each of them took eight seconds when torch was imported first."""
     mistakes = [*[*FAULTS][::12], "--epochs 5", "resume=absent", "resume=last"]
@@ -215,6 +216,7 @@ def test_faults_of_data_and_models_are_a_line_and_nothing_is_created(overrides, 
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_a_data_check_reports_a_misspelt_key_without_lightning():
     typed = ["check-data", "data.imagesize=3"]
     script = f"import sys\nfrom vlm.cli.main import run\nprint(run({typed!r}), 'lightning' in sys.modules)"

@@ -11,7 +11,7 @@ from vlm.training.config.check import check
 TIMM = ["model/encoder=timm", "model.encoder.name=resnet18"]
 
 
-@pytest.mark.sample(plain=1, slow=1)
+@pytest.mark.sample(slow=2)
 @pytest.mark.parametrize("name", ["captioning_flickr8k", "captioning_flickr8k_gpu", "captioning_flickr8k_languages"])
 def test_another_encoder_may_be_chosen_for_an_experiment(name):
     config = compose([f"experiment={name}", "data.root=photos", *TIMM], check)
@@ -32,6 +32,7 @@ def test_settings_that_both_know_stay_and_so_do_all_of_the_own_option():
     assert named == own and (other["mlp_ratio"], other["drop_path"]) == (2.0, 0.1)
 
 
+@pytest.mark.slow
 def test_what_is_typed_for_the_other_encoder_is_still_checked():
     with pytest.raises(UserError, match=r"model\.encoder\.mlp_ratio: unknown"):
         compose(["experiment=captioning_flickr8k", *TIMM, "model.encoder.mlp_ratio=3"], check)

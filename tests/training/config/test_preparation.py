@@ -71,7 +71,7 @@ def test_stated_colours_win(name, data):
     assert found.crop == timm.get_pretrained_cfg("resnet10t").crop_pct < 1  # all the same
 
 
-@pytest.mark.sample(plain=1, slow=1)
+@pytest.mark.sample(slow=2)
 @pytest.mark.parametrize(
     ("stated", "name", "value"),
     [("resize=pad", "resize", "pad"), ("interpolation=box", "interpolation", "box"), ("crop=0.5", "crop", 0.5)],

@@ -54,7 +54,7 @@ LARGER = "data.source.image_size=32"  # scenes have no less
 FIRST, *REST = hf.CAPTIONERS
 
 
-@pytest.mark.sample(plain=1, slow=2)
+@pytest.mark.sample(slow=3)
 @pytest.mark.parametrize("name", [FIRST, *REST])
 def test_a_captioner_is_fine_tuned_with_nothing_typed(tmp_path, capfd, name):
     place = tmp_path / "a folder, (of others)"
@@ -311,7 +311,7 @@ def test_an_experiment_keeps_its_values_for_an_encoder_that_its_task_chooses(tmp
         compose(given)
 
 
-@pytest.mark.sample(plain=1, slow=2)
+@pytest.mark.sample(slow=3)
 @pytest.mark.parametrize(
     ("own", "rate"), [([], "5e-5"), (["model/adapt=lora"], "2e-4"), (["optim.lr=1e-3"], "1e-3"), (["optim=muon"], None)]
 )

@@ -48,6 +48,7 @@ def test_a_test_searches_with_the_beams_of_the_config_and_so_do_the_commands(tmp
     assert written == searched == usual != greedy
 
 
+@pytest.mark.slow
 def test_captions_of_a_test_are_searched_for_too(tmp_path: Path) -> None:
     written = []
     for beam in (1, 4):
@@ -70,7 +71,7 @@ def photos(tmp_path: Path) -> list[str]:
     return ["data=captions", f"data.root={tmp_path}", "data.path=captions.csv", "data.max_len=32", "data.num_workers=0"]
 
 
-@pytest.mark.sample(plain=1, slow=1)
+@pytest.mark.sample(slow=2)
 @pytest.mark.parametrize(("count", "status", "words"), [(2, 0, "(1.0%; up to 1% may be)"), (3, 1, "more than the 1%")])
 def test_unreadable_images_are_skipped_up_to_the_limit_of_training(
     count: int, status: int, words: str, photos: list[str], tmp_path: Path, capsys

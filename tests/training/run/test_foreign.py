@@ -31,6 +31,7 @@ def test_an_exported_captioner_scores_as_its_checkpoint(tmp_path: Path, pytestco
     assert figures(folder, tmp_path / "b", "task=captioning") == figures(imported, tmp_path / "c") == truth
 
 
+@pytest.mark.slow
 def test_a_folder_is_evaluated_by_its_own_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The search is that of `vlm caption`, but for what the user overrides."""
     saved_captioner(tmp_path / "theirs", generation={"num_beams": 3, "max_length": 12, "no_repeat_ngram_size": 1})

@@ -74,6 +74,7 @@ def test_deeply_nested_results_are_a_line(tmp_path):
         read(tmp_path, "mine")
 
 
+@pytest.mark.slow
 def test_a_training_goes_on_when_nobody_reads_its_output(tmp_path, monkeypatch):
     reader, writer = os.pipe()
     os.close(reader)

@@ -44,6 +44,7 @@ SMALL = [f"data.source.{split}_scenes=8" for split in ("train", "val", "test")] 
 SMALL += ["trainer=cpu", "data.num_workers=0", "data.batch_size=4", "tokenizer=char"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("split", ["train", "val"])
 def test_a_limit_that_leaves_no_batch_ends_in_a_line(split, tmp_path, capsys):
     assert main([*SMALL, f"trainer.limit_{split}_batches=1e-9", f"runs={tmp_path}"]) == 2

@@ -49,6 +49,7 @@ def trained(finished):
     return finished[0]
 
 
+@pytest.mark.slow
 def test_a_checkpoint_holds_adapters_alone_and_is_used_with_its_base(folder, trained):
     path = trained / "last.ckpt"
     own, base, whole = read_file(path), read(folder)["state_dict"], read(path)["state_dict"]

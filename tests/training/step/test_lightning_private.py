@@ -207,6 +207,7 @@ PRIVATE = re.compile(
 )
 
 
+@pytest.mark.slow
 def test_they_stand_in_one_file() -> None:
     place = Path(lightning_private.__file__)
     files = [ROOT / "train.py", *(ROOT / "vlm").rglob("*.py")]

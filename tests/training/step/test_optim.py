@@ -123,6 +123,7 @@ LARGE = [
 LARGE += ["regnety_002", "convnext_atto", "swin_tiny_patch4_window7_224", "efficientnet_b0", "mobilenetv3_small_050"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in LARGE)])
 def test_layers_of_a_backbone_are_those_of_timms_own_layer_decay(name):
     theirs = timm.create_model(name, num_classes=3)
