@@ -43,11 +43,18 @@ def test_a_killed_worker_ends_the_run_soon(tmp_path: Path, monkeypatch, capsys) 
 
 STUCK = {"idle": "pass", "asleep": "time.sleep(1e6)", "stopped": "os.kill(os.getpid(), signal.SIGSTOP)"}
 # A checkpoint has no room (batches in shared memory have), and the training loader's first worker gets stuck at its
-# fourth batch, which it reads ahead while the run validates.
+# fourth batch, which it reads ahead while the run validates: before, the run would wait for its earlier batches.
 NO_ROOM = """
 import os, resource, signal, time
 from torch.utils.data import _utils, get_worker_info
 from vlm.checkpoint import file as save
+from vlm.training.step.task import Task
+start = Task.on_evaluation_start
+def announced(self):
+    if not self.trainer.sanity_checking:
+        open("validating", "w").close()
+    start(self)
+Task.on_evaluation_start = announced
 write = save.write
 def limited(*args, **options):
     resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
@@ -58,6 +65,8 @@ fetch = fetcher.fetch
 def counted(self, keys):
     done.append(1)
     if len(done) == 4 and get_worker_info().id == 0:
+        while not os.path.exists("validating"):
+            time.sleep(0.01)
         %s
     return fetch(self, keys)
 fetcher.fetch = counted
