@@ -53,6 +53,7 @@ print(spent, len(set(sys.modules) - before), "torch" in sys.modules, "numpy" in 
     assert [libraries for _, _, *libraries in found] == [["False", "False"]] * 3
 
 
+@pytest.mark.slow
 def test_scores_need_no_torch() -> None:
     program = "import sys, vlm; vlm.score(['a b'], [['a b']]); print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
@@ -78,6 +79,7 @@ def test_a_text_is_given_as_it_is_or_by_its_file_and_one_question_has_one_answer
         load("image_questions").answer(IMAGES)
 
 
+@pytest.mark.slow
 def test_each_task_has_a_method_by_the_name_of_its_command() -> None:
     names = {one.name for task in TASKS.values() for one in task.commands}
     for name, task in TASKS.items():

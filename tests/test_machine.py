@@ -93,7 +93,7 @@ print(*(os.environ.get(name) for name in names))
 """
 
 
-@pytest.mark.sample(plain=2, slow=2)
+@pytest.mark.sample(slow=4)
 @pytest.mark.parametrize("module", ["vlm.cli.main", "vlm.training.run.fit"])
 @pytest.mark.parametrize(
     ("given", "expected"),

@@ -62,6 +62,7 @@ def test_embeddings_are_equal(folders, tmp_path, name):
     torch.testing.assert_close(mine, embedded_images(model, seen), rtol=0, atol=0.05)  # pixels differ by a grey level
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_the_commands_take_a_folder(folders, tmp_path, capsys, name):
     folder, model, tokenizer, processor = folders[name]

@@ -101,6 +101,7 @@ def test_what_is_no_name_of_a_model_is_refused(place: str) -> None:
     assert download("runs/x/best.ckpt") == Path("runs/x/best.ckpt")  # other places stay as they are
 
 
+@pytest.mark.slow
 def test_import_makes_one_file_of_a_folder(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out, photos = tmp_path / "model.ckpt", hugging.photos(tmp_path / "photos", 3)
     assert command(["import", str(folder), "--out", str(out)]) == 0

@@ -133,10 +133,12 @@ class TestHydrasCommandLine:
         got = compose(["+model.more={a: 1}", "~task.smoothing", "++seed=4", "++other=5"])
         assert (got["model"]["more"], got["task"], got["seed"], got["other"]) == ({"a": 1}, {}, 4, 5)
 
+    @pytest.mark.slow
     def test_a_users_folder_of_configs(self, tmp_path, collect, write):
         mine = write(tmp_path / "my configs", {"data/mine.yaml": "size: 5\nroot: x"})
         assert collect("--config-dir", str(mine), "data=mine")[1][0]["data"]["size"] == 5
 
+    @pytest.mark.slow
     def test_a_users_search_path(self, tmp_path, write):
         mine = write(tmp_path / "mine", {"data/mine.yaml": "size: 5"})
         assert compose([f"hydra.searchpath=[file://{mine}]", "data=mine"])["data"]["size"] == 5

@@ -62,6 +62,7 @@ class TestOverride:
         assert (got["data"]["root"], got["seed"], got["name"]) == ("/a,b", 5, "${not.an.interpolation}")
         assert saved["seed"] == 0
 
+    @pytest.mark.slow
     def test_puts_an_option_in_the_place_of_a_group(self):
         saved = compose(["model.dim=4"]).tree
         got = override(saved, ["data.num_workers=0", "data=captions", "data.root=/x"])

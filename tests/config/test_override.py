@@ -112,6 +112,7 @@ plain = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(plain)
 @example("$${{")
 def test_a_saved_value_comes_back_as_it_was(value):

@@ -103,7 +103,7 @@ def decoder(make_decoder):
     return make_decoder(V, STEPS, sharpness=0.7)
 
 
-@pytest.mark.sample(plain=5, slow=12)
+@pytest.mark.sample(slow=17)
 @pytest.mark.parametrize("name", OPTIONS)
 def test_equals_brute_force(decoder, make_context, name):
     rules = {key: value for key, value in OPTIONS[name].items() if key in RULES}

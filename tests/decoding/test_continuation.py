@@ -109,7 +109,7 @@ def test_prompts_beside_contexts_equal_the_definition(make_decoder, make_context
     assert len({tuple(text) for text in texts}) > 1
 
 
-@pytest.mark.sample(plain=1, slow=2)
+@pytest.mark.sample(slow=3)
 @pytest.mark.parametrize("positions", ["learned", "rotary", "relative"])
 def test_the_cache_is_as_long_as_the_texts_and_not_as_the_window(scramble, monkeypatch, positions):
     """Of a window of 100,000 tokens it would take gigabytes."""

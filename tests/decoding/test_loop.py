@@ -23,7 +23,7 @@ def context(make_context):
     return make_context(IMAGES)
 
 
-@pytest.mark.sample(plain=6, slow=6)
+@pytest.mark.sample(slow=12)
 @pytest.mark.parametrize("name", SEARCHES)
 @pytest.mark.parametrize("positions", POSITIONS)
 def test_rows_queue_and_order_change_nothing(make_decoder, context, name, positions):
@@ -45,6 +45,7 @@ def test_one_beam_is_greedy_search(make_decoder, context, monkeypatch):
     same(run(decoder, context, decoding, **end), truth)
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_samples_equal_drawing_without_a_cache(make_decoder, context):
     decoder = make_decoder(V, MAX_LEN)
@@ -199,6 +200,7 @@ def test_texts_are_shown_as_they_grow(make_decoder, context, name):
         ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["greedy", "beam"])
 def test_an_unwanted_text_gives_up_its_row(make_decoder, context, name, monkeypatch):
     decoder, decoding = make_decoder(V, MAX_LEN, sharpness=0.5), Decoding(**SEARCHES[name])

@@ -118,7 +118,7 @@ def positions_of(name):
 BLOCKS = [{"num_kv_heads": 1}, {"qk_norm": True}, {"pre_norm": False}, {"activation": "swiglu", "norm": "rms"}]
 
 
-@pytest.mark.sample(plain=12, slow=12)
+@pytest.mark.sample(slow=24)
 @pytest.mark.parametrize("name, positions, blocks", [*KINDS, *(("beam", "learned", b) for b in BLOCKS)])
 @pytest.mark.parametrize("rows", [4, IMAGES])  # with and without others that join
 def test_replayed_texts_are_those_of_launched_steps(

@@ -87,6 +87,7 @@ def counting(tmp_path, monkeypatch):
     sys.modules.pop("outside", None)
 
 
+@pytest.mark.slow
 def test_predict_uses_a_task_of_ones_own_package(counting, capsys):
     assert run(["predict", "one", "three", "-c", counting, "--trust", "outside"]) == 0
     assert capsys.readouterr().out == "one\t3\nthree\t5\n"

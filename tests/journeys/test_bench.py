@@ -87,6 +87,7 @@ def test_a_trial_without_memory_does_not_fit(small, tmp_path, monkeypatch) -> No
     assert not Trial(compose([*small, f"runs={tmp_path}"]), 2).fits
 
 
+@pytest.mark.slow
 def test_trials_take_the_heaviest_batch(small, tmp_path) -> None:
     data = build_data(compose([*small, f"runs={tmp_path}", "data.bucket=32"]))
     data.prepare()

@@ -153,6 +153,7 @@ def test_classes(tmp_path: Path, capsys) -> None:
     assert kinds.keys() == {"unreadable image", "duplicate image", "image in two splits", "one image in two classes"}
 
 
+@pytest.mark.slow
 def test_names_send_no_commands_to_a_terminal(tmp_path: Path, capsys) -> None:
     for name in ("red\x1b[31m", "blue"):
         (tmp_path / name).mkdir()
@@ -195,11 +196,13 @@ def test_likeness() -> None:
     assert len(find_near_duplicates(prints)) <= 2
 
 
+@pytest.mark.slow
 def test_wrong_use(tmp_path: Path, capsys) -> None:
     assert vlm(["check-data", "data=captions", f"data.root={tmp_path / 'none'}"]) == 2
     assert "no such folder" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_table_without_its_key_is_named(clean: Path, capsys) -> None:
     write(clean, rows_of())
     for command in ("check-data", "train"):

@@ -45,6 +45,7 @@ def test_a_stopped_run_goes_on_exactly(trained, tmp_path) -> None:
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
 
 
+@pytest.mark.slow
 def test_it_is_evaluated_as_the_runs_own_test(trained, tmp_path) -> None:
     assert vlm(["evaluate", "-c", best(trained), "--trust", "thermometer", "--out", str(tmp_path)]) == 0
     assert results(tmp_path) == results(trained / "evaluation" / "test")

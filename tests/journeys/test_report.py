@@ -183,6 +183,7 @@ def test_a_run_and_its_evaluation_have_pages(trained: Path, tmp_path: Path, caps
     Reader(out.read_text())
 
 
+@pytest.mark.slow
 def test_a_run_keeps_what_it_was_started_with(trained: Path, small: list[str]) -> None:
     for name in ("best", "last"):
         typed = read(trained / "checkpoints" / f"{name}.ckpt")["vlm"]["typed"]

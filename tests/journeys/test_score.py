@@ -50,6 +50,7 @@ def scores(capsys, *arguments: str, status: int = 0) -> dict:
 needs_gold = pytest.mark.skipif(not GOLD.is_dir(), reason="needs the COCO demonstration (set VLM_SHARED_DATA)")
 
 
+@pytest.mark.slow
 @needs_gold
 def test_equals_the_published_scores_overall_and_for_every_image(capsys) -> None:
     found = scores(capsys, str(GOLD / "results.json"), str(GOLD / "references.json"), "--per-image")

@@ -178,7 +178,7 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.mark.sample(plain=12, slow=40)
+@pytest.mark.sample(slow=52)
 @pytest.mark.parametrize("overrides", [[], *([f"task={task}"] for task in TASKS), *OPTIONS], ids=" ".join)
 def test_every_option_composes_and_passes_the_check(overrides: list[str]) -> None:
     config = compose(overrides)

@@ -142,7 +142,7 @@ def test_eight_samples_are_learnt_by_heart(task, tmp_path) -> None:
     assert results(tmp_path / "out")["train/loss"] < 0.2
 
 
-@pytest.mark.sample(plain=2, slow=16)
+@pytest.mark.sample(slow=18)
 @pytest.mark.parametrize("task", EACH)
 def test_every_parameter_gets_a_gradient(task, scramble) -> None:
     config = compose(small(task, "model.size.dropout=0"))

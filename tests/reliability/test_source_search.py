@@ -81,6 +81,7 @@ def test_nothing_is_loaded_but_weights_and_plain_yaml():
         loads_no_code(path)
 
 
+@pytest.mark.slow
 def test_checkpoints_are_read_in_one_place():
     found = [path.relative_to(ROOT).as_posix() for path in FILES if "torch . load (" in code_of(path)]
     assert found == ["vlm/checkpoint/file.py"]

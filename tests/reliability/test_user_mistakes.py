@@ -37,7 +37,7 @@ def trained(table: Path, *more: str) -> int:
     return main(["data=captions", f"data.root={table.parent}", f"data.path={table}", *small, *more])
 
 
-@pytest.mark.sample(plain=2, slow=3)
+@pytest.mark.sample(slow=5)
 @pytest.mark.parametrize(
     ("given", "line"),
     [
@@ -60,6 +60,7 @@ def test_a_config_that_cannot_work_is_a_line(table, given, line, tmp_path, capsy
     assert said.startswith(f"error: {line}") and "Traceback" not in said
 
 
+@pytest.mark.slow
 def test_addresses_of_the_web_are_not_fetched(table, tmp_path, capsys) -> None:
     web = tmp_path / "web.csv"
     web.write_text(table.read_text().replace("#", "https://example.com/#"))

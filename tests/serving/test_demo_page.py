@@ -116,6 +116,7 @@ def test_a_client_may_not_ask_without_end():
         assert refused.status_code == 429 and refused.json()["detail"].startswith("more than 2 requests per minute")
 
 
+@pytest.mark.slow
 def test_more_than_the_queue_holds_is_refused(monkeypatch):
     """One request computes, one waits, and the third is told so."""
     from vlm.serving.demo_page import Page

@@ -83,6 +83,7 @@ def test_those_that_wait_run_together(captions, monkeypatch):
     assert len(texts) == 1 and sizes[:2] == [1, 4] and sum(sizes) == 21
 
 
+@pytest.mark.slow
 def test_inputs_join_a_batch_that_runs(captions, monkeypatch):
     """More wait than there are rows, and one batch takes them all as its rows fall free, a few at a time."""
     ours = Ours("captioning", rows=24)

@@ -51,6 +51,7 @@ def test_tokens_come_one_by_one_and_then_the_result(captions, options):
     assert same == [[text["tokens"] for text in texts] for texts in results]
 
 
+@pytest.mark.slow
 def test_times_are_seconds_from_acceptance(captions, monkeypatch):
     real = Stepper.logits
     monkeypatch.setattr(Stepper, "logits", lambda *args: time.sleep(0.05) or real(*args))
@@ -92,6 +93,7 @@ def listening(captions, monkeypatch):
         yield port, steps
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("accept", ["text/event-stream", "*/*"])
 def test_a_client_that_goes_away_frees_its_row(captions, listening, accept):
     """Nine tokens are left of its caption when it goes."""

@@ -179,6 +179,7 @@ def test_random_transforms_are_refused(augment, said):
     assert found is None if said is None else said in found
 
 
+@pytest.mark.slow
 def test_configs_that_cannot_keep_features_say_why():
     config = compose(["data=flickr8k", "data.cache_features=true", "task.freeze=[encoder]"])
     assert not list(feature_faults(config))

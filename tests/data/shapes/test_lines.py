@@ -33,6 +33,7 @@ def test_texts_are_words_and_numbers_of_the_asked_length():
         DrawnLines(seed=0, image_size=16, **LENGTHS)
 
 
+@pytest.mark.slow
 def test_all_lines_of_the_smallest_images_fit():
     options = {"longest": 6, "turn": 20.0, "train_lines": 300}
     with pytest.raises(UserError, match="too small"):

@@ -302,6 +302,7 @@ def test_faults_of_flickr8k_are_named(tmp_path):
     assert "line 2" in refusal(Flickr8k, root=str(tmp_path))
 
 
+@pytest.mark.slow
 @needs_shared("flickr8k")
 def test_the_real_flickr8k():
     source = Flickr8k(root=str(SHARED / "flickr8k"))

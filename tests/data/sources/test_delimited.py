@@ -130,6 +130,7 @@ def test_quoted_cells_of_lines_without_a_header(tmp_path):
     assert not TextTable(**options, quoting="none").notes
 
 
+@pytest.mark.slow
 def test_the_choice_is_printed(tmp_path, capsys):
     _, text = tsv_without_quoting(("text", "label"))
     path = write(tmp_path / "t.tsv", text)

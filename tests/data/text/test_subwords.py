@@ -46,6 +46,7 @@ def folders(tmp_path_factory):
     return root
 
 
+@pytest.mark.slow
 @needs_vocabularies
 @pytest.mark.parametrize("layout", ["", "_saved"], ids=["files", "saved"])
 @pytest.mark.parametrize("name, key, ids", [("gpt2", "gpt2", GPT2), ("bert", "bert_uncased", BERT)])

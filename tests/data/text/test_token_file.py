@@ -213,6 +213,7 @@ def test_where_nothing_can_be_written_the_folder_is_named(tmp_path):
     assert caught.value.status == 1
 
 
+@pytest.mark.slow
 def test_of_those_that_ask_at_once_one_writes(tmp_path):
     reads = []
 

@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from vlm.cli.main import run as vlm
 from vlm.data.records import ListSplit, Record
 from vlm.data.text.tokenizer import ByteTokenizer
@@ -47,6 +49,7 @@ def write(path, contexts, answer):
     path.write_text(json.dumps({"data": [{"paragraphs": paragraphs}]}))
 
 
+@pytest.mark.slow
 def test_a_check_names_answers_and_passages_at_fault(tmp_path, capsys):
     train, test = tmp_path / "train.json", tmp_path / "test.json"
     write(train, [f"a red circle, {n} of many" for n in range(40)], {"text": "ed circle", "answer_start": 3})
@@ -60,6 +63,7 @@ def test_a_check_names_answers_and_passages_at_fault(tmp_path, capsys):
     assert "over-long" not in said
 
 
+@pytest.mark.slow
 def test_a_check_names_answers_that_are_not_in_their_context(tmp_path, capsys):
     train = tmp_path / "train.json"
     write(train, ["red", *(f"a red circle {n}" for n in range(30))], {"text": "a", "answer_start": 0})

@@ -102,6 +102,7 @@ caption = st.lists(st.sampled_from("abcde"), max_size=9)
 image = st.tuples(caption | st.lists(st.sampled_from("abxy"), max_size=5), st.lists(caption, min_size=1, max_size=4))
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(st.lists(image, min_size=1, max_size=5))
 def test_scores_agree_with_the_definitions(images: list[tuple[list[str], Captions]]) -> None:

@@ -20,6 +20,7 @@ def drawn(counts, names):
     return Image.open(BytesIO(confusion_picture(Confusion(counts, names))))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [2, 21, *(pytest.param(n, marks=pytest.mark.slow) for n in (5, 10, 20, 100, 300))])
 def test_any_number_of_classes(count):
     image = drawn(matrix(count), [f"class {n}" for n in range(count)])
@@ -50,6 +51,7 @@ def test_names_are_cut_in_the_middle():
     assert _shorten("daisy") == "daisy"
 
 
+@pytest.mark.slow
 def test_names_of_any_script_are_drawn_without_a_warning():
     names = ["\u65e5\u672c", "\x1b[31mred", "a\nb", "$x$", "\u202e"]
     with warnings.catch_warnings():

@@ -277,6 +277,7 @@ def test_another_family_is_refused(build, saved):
     assert "holds a bert for a TextEncoder" in refused(build(), path)[0]
 
 
+@pytest.mark.slow
 def test_a_folder_for_another_model_is_refused(gpt2, hf_vit, vision_gpt2, saved, folder):
     path = saved(gpt2())
     assert "holds a gpt2 for a Decoder, the model is a ViT, that has no decoder" in refused(vit(), path)[0]

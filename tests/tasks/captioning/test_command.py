@@ -22,6 +22,7 @@ def sidecars(folder: Path, *options: str) -> int:
     return run(["caption", str(folder), "-c", CAPTIONER, "--sidecar", *options])
 
 
+@pytest.mark.slow
 def test_a_caption_lies_beside_each_photo(folder, capsys):
     (folder / "photo1.txt").write_text("my own words\n")
     assert run(["caption", str(folder), "-c", CAPTIONER]) == 0

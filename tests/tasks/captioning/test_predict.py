@@ -68,6 +68,7 @@ def test_captions_do_not_depend_on_the_batch_size(caption, options, precision):
         assert 0 < row["confidence"] <= 1
 
 
+@pytest.mark.slow
 def test_bfloat16_says_almost_the_same(caption):
     """At the first word: a near tie that tips sends all after it another way."""
     exact, low = (caption("--precision", precision, "--max-tokens", "1") for precision in ("fp32", "bf16"))
@@ -141,6 +142,7 @@ def test_a_word_is_banned_in_all_its_forms(checkpoint):
         assert set(found) == {tuple(encode(form)) for form in forms}
 
 
+@pytest.mark.slow
 def test_results_are_ranked_and_the_tree_is_written(caption, tmp_path):
     trace = tmp_path / "trace.json"
     rows = caption("--beam", "3", "--results", "2", "--trace", str(trace))
@@ -179,6 +181,7 @@ def test_continue_refuses_a_file_of_another_number_of_results(caption, tmp_path,
         assert (tmp_path / "out").read_bytes() == whole
 
 
+@pytest.mark.slow
 def test_continue_leaves_an_image_alone_that_had_fewer_texts_than_asked_for(caption, tmp_path):
     options = ["--beam", "3", "--results", "3"]
     caption(*options, form="csv")
@@ -226,6 +229,7 @@ def image(tmp_path):
     return path
 
 
+@pytest.mark.slow
 def test_no_file_that_is_read_is_written_over(checkpoint, image, tmp_path, capsys):
     copy = tmp_path / "copy.ckpt"
     copy.write_bytes(Path(checkpoint).read_bytes())

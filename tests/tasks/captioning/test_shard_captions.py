@@ -57,6 +57,7 @@ def as_ranks(monkeypatch, kind: tuple[str, str], world: int) -> Iterator[int]:
         yield rank
 
 
+@pytest.mark.slow
 def test_captions_are_those_of_the_files(shards, tmp_path, capsys):
     assert run(["caption", str(SAMPLE), *OPTIONS, "--format", "jsonl"]) == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
@@ -74,6 +75,7 @@ def test_captions_are_those_of_the_files(shards, tmp_path, capsys):
         assert record["logprob"] == pytest.approx(truth[member]["logprob"], abs=1e-4)
 
 
+@pytest.mark.slow
 def test_shards_that_are_done_are_left_as_they_are(shards, tmp_path, capsys):
     out = tmp_path / "out"
     out.mkdir()
@@ -90,6 +92,7 @@ def test_shards_that_are_done_are_left_as_they_are(shards, tmp_path, capsys):
     assert "holds captions of another model or of other options" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [("RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_NTASKS")])
 def test_ranks_share_the_shards(shards, tmp_path, kind, monkeypatch, capsys):
     monkeypatch.setenv("SLURM_STEP_ID", "0")

@@ -45,6 +45,7 @@ def test_the_loss_is_the_papers_sum_per_token(tmp_path):
     assert losses[1] - losses[0] == pytest.approx(0.7 * doubly_stochastic_term(weights, rows).item(), rel=1e-4)
 
 
+@pytest.mark.slow
 def test_another_decoder_is_refused(tmp_path, capsys):
     quiet = ["trainer=cpu", "callbacks.progress=null", f"runs={tmp_path}"]
     assert main(["task=captioning", *SCENES, *quiet, "task.doubly_stochastic=1", "model.size.dim=96"]) == 2

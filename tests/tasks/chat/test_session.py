@@ -157,6 +157,7 @@ def test_conversations_that_take_turns_may_share_what_is_kept(folder: str, tmp_p
     assert shared[0].turns[1] != shared[1].turns[1]
 
 
+@pytest.mark.slow
 def test_a_full_conversation_is_told_and_the_oldest_leaves_by_choice(folder: str) -> None:
     model = chatting(folder, "chatml", room=96)
     chat = model.chat(sample=False, max_tokens=6, system="s")

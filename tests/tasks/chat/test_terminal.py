@@ -50,6 +50,7 @@ def say(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> Any:
     return said
 
 
+@pytest.mark.slow
 def test_lines_are_answered_as_in_python(folder: str, tmp_path: Path, say: Any) -> None:
     saved_image_text(folder, "smolvlm")
     first, second = photos(tmp_path / "photos", 2)

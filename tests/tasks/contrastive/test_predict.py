@@ -169,6 +169,7 @@ def truth(folder, images):
     return scores
 
 
+@pytest.mark.slow
 def test_is_the_formula_with_transformers_model(folder, images, tmp_path):
     expected, files = truth(folder, images), {name: images / f"{name}.png" for name in CAPTIONS}
     scores = clip_scores(str(folder), CAPTIONS, files)

@@ -37,6 +37,7 @@ def by_definition(predicted, answers):
     return float(any(tokens(predicted) == tokens(gold) for gold in golds)), best
 
 
+@pytest.mark.slow
 def test_every_answer_scores_as_by_definition():
     rng = random.Random(0)
     words = ["a", "the", "An", "red", "Red,", "blue", "-", "circle.", "the-red", "  "]

@@ -41,6 +41,7 @@ def file(tmp_path):
     return str(path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [[], BEAM, ["--sample", "--results", "2", "--seed", "5"], ["--min-tokens", "5"]])
 def test_translations_do_not_depend_on_the_batch(translate, file, options):
     """Texts of different lengths take the places of others, and what is padded is masked."""

@@ -56,6 +56,7 @@ def test_without_a_validation_the_closing_lines_name_the_last_checkpoint(tmp_pat
     assert "best.ckpt" not in output
 
 
+@pytest.mark.slow
 def test_best_holds_the_averaged_weights_and_nothing_that_only_training_reads(ended) -> None:
     best, last = (ckpt.read(ended[0] / "checkpoints" / f"{name}.ckpt") for name in ("best", "last"))
     assert not best.keys() & {"optimizer_states", "lr_schedulers", "loops", "callbacks", "ema"}

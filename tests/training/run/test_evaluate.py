@@ -86,6 +86,7 @@ def test_unreadable_images_are_skipped_up_to_the_limit_of_training(
     assert said.err.count("error: " if status else "skipped: ") == count and str(tmp_path / "0.png") in said.err
 
 
+@pytest.mark.slow
 def test_another_evaluation_is_not_replaced(tmp_path: Path, capsys) -> None:
     out, checkpoint = tmp_path / "out", str(FILES / "captioning.ckpt")
     command = ["evaluate", "-c", checkpoint, "--device", "cpu", "--out", str(out)]

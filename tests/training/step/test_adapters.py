@@ -66,6 +66,7 @@ def test_a_checkpoint_holds_adapters_alone_and_is_used_with_its_base(folder, tra
     assert len(learnt) == 2 * sum(name.split(".")[-2] in changed and name.endswith("weight") for name in whole)
 
 
+@pytest.mark.slow
 def test_merged_weights_write_as_adapters_beside_them_do(trained):
     path = trained / "best.ckpt"
     merged, apart = load_model(read(path)), read(path, merge=False)
@@ -148,6 +149,7 @@ def test_another_base_is_refused(trained, folder, caption):
     assert "its adapters were trained on other weights than" in errors[0]
 
 
+@pytest.mark.slow
 def test_adapters_and_their_base_become_one_file(trained, folder, tmp_path, capfd):
     path, one = trained / "best.ckpt", tmp_path / "one.ckpt"
     assert vlm(["import", str(path), "--out", str(one)]) == 0
@@ -212,6 +214,7 @@ def test_a_model_of_ours_is_adapted(tmp_path, capfd):
     assert f"{path}: holds only adapters and cannot be a base; vlm import" in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_adapters_without_a_base_are_refused(tmp_path, capfd):
     assert main([*COMMON, *SHORT, *LORA, f"runs={tmp_path}"]) == 2
     assert "model.adapt needs pretrained weights; set" in capfd.readouterr().err

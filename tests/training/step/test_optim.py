@@ -140,6 +140,7 @@ def test_layers_of_a_backbone_are_those_of_timms_own_layer_decay(name):
     assert layer_depths(encoder) == depths
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["vit_wee_patch16_reg1_gap_256", "deit_tiny_distilled_patch16_224"])
 def test_tokens_and_positions_of_a_backbone_stand_beside_its_stem(name):
     encoder = TimmEncoder(name=name, dim=8, image_size=224)
