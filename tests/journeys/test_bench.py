@@ -34,7 +34,7 @@ def test_it_prints_what_a_run_does_and_leaves_none(small, small_text, tmp_path, 
     assert "Decoder" in said and "tokens/s" in said and "images/s" not in said and "MFU" not in said
 
 
-@pytest.mark.slow
+@pytest.mark.nightly  # two timings, which another test beside them disturbs
 def test_its_figures_are_those_of_training(small_classes, tmp_path, capsys) -> None:
     """Of a step large enough that what surrounds it, and other work on the machine, weighs little."""
     given = [*small_classes, "model.size.dim=96", "model.size.encoder_depth=4", "data.batch_size=48"]
