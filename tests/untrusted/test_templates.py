@@ -1,0 +1,142 @@
+"""Chat templates in the worker process, compared with transformers; and templates that would take all of a machine."""
+
+import multiprocessing
+import os
+import resource
+import signal
+import threading
+from collections.abc import Iterator
+from datetime import datetime
+
+import pytest
+from chat_templates import HOSTILE
+
+from vlm.errors import UserError
+from vlm.untrusted import templates
+from vlm.untrusted.templates import RenderedTemplate, TemplateRefusalError, render_template
+
+HELLO = [{"role": "user", "content": "hello"}]
+
+
+@pytest.fixture
+def worker() -> Iterator[templates._Worker]:
+    """The worker, which is started anew, so that its resources are those of the test's templates."""
+    templates._WORKER.close()
+    yield templates._WORKER
+    templates._WORKER.close()
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_templates_are_refused(name: str, worker: templates._Worker) -> None:
+    """Within a second of CPU time, by a process whose memory, resident or not, cannot exceed 200 MB."""
+    template, reason = HOSTILE[name]
+    render_template("{{ name }}", {"name": name})
+    assert worker.process is not None
+    assert 0 < resource.prlimit(worker.process.pid, resource.RLIMIT_AS)[0] < 200 * 2**20
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    with pytest.raises(UserError, match=reason):
+        render_template(template, {"messages": HELLO})
+    worker.close()  # so that its resources are counted
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 1
+    assert render_template("{{ messages[0].role }}", {"messages": HELLO}).text == "user"  # by another worker
+
+
+def test_a_refusal_of_the_template_is_quoted() -> None:
+    with pytest.raises(TemplateRefusalError, match=r"refuses the conversation: no system\\n role$"):
+        render_template(r"{{ raise_exception('no system\\n role') }}", {})
+
+
+@pytest.mark.parametrize(
+    ("template", "text", "spans"),
+    [
+        ("a{% generation %}bc{% endgeneration %}d", "abcd", ((1, 3),)),
+        (
+            "{% for m in 'xy' %}{{ m }}{% generation %}{{ m }}!{% endgeneration %}{% endfor %}",
+            "xx!yy!",
+            ((1, 3), (4, 6)),
+        ),
+        ("{% macro f(x) %}{% generation %}{{ x }}{% endgeneration %}{% endmacro %}a{{ f('é') }}", "aé", ((1, 2),)),
+        ("no block", "no block", ()),
+    ],
+)
+def test_spans_are_those_of_generation_blocks(template: str, text: str, spans: tuple[tuple[int, int], ...]) -> None:
+    assert render_template(template, {}, spans=True) == RenderedTemplate(text, spans)
+    assert render_template(template, {}) == RenderedTemplate(text)
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% set x %}{% generation %} a {% endgeneration %}{% endset %}{{ x | length }}",
+        "{% set x %}{% generation %} a {% endgeneration %}{% endset %}{{ x | trim }}",
+        "{% generation %}{% generation %}a{% endgeneration %}{% endgeneration %}",
+    ],
+)
+def test_generation_blocks_that_are_changed_later_are_refused(template: str) -> None:
+    with pytest.raises(UserError, match="generation"):
+        render_template(template, {}, spans=True)
+
+
+def test_the_time_is_the_given_one() -> None:
+    template = "{{ strftime_now('%d %b %Y') }}"
+    assert render_template(template, {}, now=datetime(2024, 7, 26)).text == "26 Jul 2024"
+    assert render_template(template, {}, now=datetime(2025, 1, 2)).text == "02 Jan 2025"
+
+
+def test_a_rendering_is_cached(worker: templates._Worker) -> None:
+    variables = {"messages": [{"role": "user", "content": "cached once"}]}
+    first = render_template("{{ messages[0].content }}", variables)
+    worker.close()
+    assert render_template("{{ messages[0].content }}", variables) == first and worker.process is None
+
+
+def test_the_cache_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = templates._Cache()
+    monkeypatch.setattr(templates, "MAX_CACHED", 10)
+    for request in (b"1", b"2", b"3"):
+        cache.store(request, RenderedTemplate("abcd"))
+    assert (cache.find(b"1"), cache.size) == (None, 10) and cache.find(b"3") is not None
+
+
+def test_a_worker_that_is_killed_is_replaced(worker: templates._Worker) -> None:
+    render_template("{{ 'first' }}", {})
+    assert worker.process is not None
+    os.kill(worker.process.pid, signal.SIGKILL)
+    worker.process.wait()
+    assert render_template("{{ 'second' }}", {}).text == "second"
+
+
+def test_threads_take_turns() -> None:
+    texts: dict[int, str] = {}
+
+    def render(number: int) -> None:
+        texts[number] = render_template("{{ n }}" * 10, {"n": number}).text
+
+    threads = [threading.Thread(target=render, args=(number,)) for number in range(20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert texts == {number: str(number) * 10 for number in range(20)}
+
+
+def _render_in_child(results: "multiprocessing.SimpleQueue[tuple[str, int]]") -> None:
+    text = render_template("{{ 'in the child' }}", {}).text
+    process = templates._WORKER.process
+    assert process is not None
+    results.put((text, process.pid))
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*")
+def test_a_forked_process_starts_its_own_worker(worker: templates._Worker) -> None:
+    render_template("{{ 'in the parent' }}", {})
+    assert worker.process is not None
+    context = multiprocessing.get_context("fork")
+    results: multiprocessing.SimpleQueue[tuple[str, int]] = context.SimpleQueue()
+    child = context.Process(target=_render_in_child, args=(results,))
+    child.start()
+    child.join()
+    text, pid = results.get()
+    assert (text, child.exitcode) == ("in the child", 0) and pid != worker.process.pid
+    assert render_template("{{ 'in the parent again' }}", {}).text == "in the parent again"
