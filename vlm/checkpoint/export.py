@@ -4,7 +4,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from vlm.checkpoint.file import FILE as SPECIFICATION
 from vlm.checkpoint.file import inference_weights
+from vlm.checkpoint.gguf_export import make_gguf_commands, make_gguf_files
 from vlm.checkpoint.graph_files import GRAPHS, Content, make_graph_files
 from vlm.checkpoint.hugging_face import OPTIONS
 from vlm.checkpoint.load import load_model, locate, read
@@ -77,12 +78,13 @@ GRAPH_USAGE = {
 }
 
 
-def _write_card(loaded: Checkpoint, path: Path, form: str) -> Iterator[str]:
+def _write_card(loaded: Checkpoint, path: Path, form: str, names: Iterable[str]) -> Iterator[str]:
     """Yields the lines of a checkpoint's model card: use, data, training, scores, sizes, limits.
 
     Args:
         path: The checkpoint, in the folder of its run if there is one.
         form: Form of the export.
+        names: Names of the exported files.
     """
     about = loaded["vlm"]
     task = str(about["task"])
@@ -90,8 +92,11 @@ def _write_card(loaded: Checkpoint, path: Path, form: str) -> Iterator[str]:
     library = {"huggingface": "transformers", "safetensors": "vlm-lightning", "pt2": "pytorch"}.get(form, form)
     yield from ("---", f"library_name: {library}", *([f"pipeline_tag: {pipeline}"] if pipeline else []), "---", "")
     yield from (f"# A model for {task.replace('_', ' ')}", "", "Trained and exported by vlm.", "", "## Use", "")
-    use = ["import transformers", "", USAGE[task]] if form == "huggingface" else GRAPH_USAGE[form]
-    yield from ("```python", *use, "```", "")
+    if form == "gguf":
+        yield from ("```bash", *make_gguf_commands(names), "```", "")
+    else:
+        use = ["import transformers", "", USAGE[task]] if form == "huggingface" else GRAPH_USAGE[form]
+        yield from ("```python", *use, "```", "")
     yield from ("## Data and training", "", *_describe_training(loaded), "")
     yield from ("## Scores", "", *_format_scores(about, path), "")
     yield from ("## Sizes", "", *_describe_sizes(loaded), "")
@@ -157,15 +162,16 @@ def _describe_sizes(loaded: Checkpoint) -> Iterator[str]:
 WEIGHTS = "model.safetensors"
 
 
-def export(path: str, folder: str, *, form: str, trust: str | None = None) -> list[str]:
+def export(path: str, folder: str, *, form: str, trust: str | None = None, outtype: str = "f16") -> list[str]:
     """Writes a checkpoint as a folder.
 
     Args:
         path: The checkpoint.
         folder: Created if missing; must be empty.
-        form: "huggingface", which transformers loads with its own classes, "safetensors", which vlm loads again, or
-            "onnx" or "pt2", graphs that ONNX Runtime or torch runs without vlm.
+        form: "huggingface", which transformers loads with its own classes, "safetensors", which vlm loads again,
+            "gguf", for llama.cpp, or "onnx" or "pt2", graphs that ONNX Runtime or torch runs without vlm.
         trust: A package of the user's own whose classes may be built.
+        outtype: Type of the matrices in GGUF: f32, f16 or q8_0.
     Returns:
         The names of the files.
     Raises:
@@ -178,13 +184,16 @@ def export(path: str, folder: str, *, form: str, trust: str | None = None) -> li
         files: dict[str, Content]
         if form in GRAPHS:
             files = make_graph_files(loaded["vlm"], model, form=form)
+        elif form == "gguf":
+            name = Path(folder).resolve().name
+            files = make_gguf_files(loaded["vlm"], model, kind=outtype.upper(), path=locate(path), name=name)
         elif form == "safetensors":
             files = {SPECIFICATION: _to_json({"format": loaded["format"], "vlm": loaded["vlm"]})}
             files[WEIGHTS] = partial(_save, inference_weights(loaded))
         else:
             config, tensors = convert_model(model)
             files = {**_make_description_files(loaded["vlm"], config), WEIGHTS: partial(_save, tensors)}
-        card = "\n".join(_write_card(loaded, locate(path), form))
+        card = "\n".join(_write_card(loaded, locate(path), form, files))
     return _write_files(Path(folder), {"README.md": f"{card}\n", **files})
 
 

@@ -129,16 +129,23 @@ def export(
     to: Annotated[
         str,
         Option(
-            "huggingface: for transformers; safetensors: for vlm; onnx or pt2: runs without vlm or transformers.",
-            choices=("huggingface", "safetensors", "onnx", "pt2"),
+            "huggingface: for transformers; safetensors: for vlm; gguf: for llama.cpp; onnx or pt2: runs without vlm "
+            "or transformers.",
+            choices=("huggingface", "safetensors", "gguf", "onnx", "pt2"),
         ),
     ] = "huggingface",
+    outtype: Annotated[
+        str | None,
+        Option("Type of the matrices of --to gguf: f32, f16 or q8_0. [default: f16]", choices=("f32", "f16", "q8_0")),
+    ] = None,
     trust: Trust = None,
 ) -> int:
     """Writes a checkpoint as a folder in another format, prints the files and returns the exit status."""
     from vlm.checkpoint.export import export as write
 
-    for name in write(checkpoint, folder, form=to, trust=trust):
+    if outtype is not None and to != "gguf":
+        raise UserError(f"--outtype {outtype}: is an option of --to gguf; remove it, or add --to gguf")
+    for name in write(checkpoint, folder, form=to, trust=trust, outtype=outtype or "f16"):
         print(os.path.join(folder, name))
     return 0
 

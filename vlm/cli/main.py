@@ -73,7 +73,7 @@ COMMANDS = {
     ),
     "export": (
         "vlm.cli.checkpoint_commands:export",
-        "Export a checkpoint to Hugging Face, safetensors, ONNX or torch.export format.",
+        "Export a checkpoint to Hugging Face, safetensors, GGUF, ONNX or torch.export format.",
     ),
 }
 _SERVER = {"fastapi", "h11", "python_multipart", "starlette", "uvicorn"}

@@ -227,7 +227,7 @@ FORMS: Mapping[frozenset[str], ChatForm] = {
 
 def read_chat(folder: Folder) -> tuple[ChatForm | None, bool]:
     """Returns the form of a folder's conversations, None if it is unknown; and whether the folder has a template."""
-    template = _read_template(folder)
+    template = read_template(folder)
     if template is None:
         return None, False
     from vlm.data.text.template_pieces import find_pieces  # jinja2 takes long to import
@@ -247,7 +247,7 @@ def read_chat(folder: Folder) -> tuple[ChatForm | None, bool]:
     return replace(form, system=systems[0]) if systems else form, True
 
 
-def _read_template(folder: Folder) -> str | None:
+def read_template(folder: Folder) -> str | None:
     """Reads the chat template from the file that transformers prefers; empty if no template is the default."""
     for name in OF_PROCESSORS if folder.architecture.image is not None else OF_TOKENIZERS:
         if name.endswith(".jinja"):

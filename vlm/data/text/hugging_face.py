@@ -352,7 +352,8 @@ def make_tokenizer_files(tokenizer: Tokenizer) -> dict[str, str | bytes]:
     library = _build_library(tokenizer)
     special = _list_special_pieces(tokenizer)
     # Pretrained subword tokenizers have their own special tokens.
-    special_ids = [id for id in range(tokenizer.vocab_size) if not tokenizer.decode([id])]
+    ids = range(tokenizer.vocab_size)  # a decoder may strip a space, which then has no text either
+    special_ids = [id for id in ids if not tokenizer.bytes_of(id) and not tokenizer.decode([id])]
     pieces = dict.fromkeys([*special.values(), *(tokenizer.piece(id) for id in special_ids)])
     library.add_special_tokens([AddedToken(piece, normalized=False, special=True) for piece in pieces])
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **special}

@@ -3,57 +3,22 @@
 import math
 import struct
 from collections.abc import Collection, Sequence
-from typing import Any, TypeAlias, TypedDict, cast
+from typing import Any, TypeAlias, cast
 
 import torch
 from torch import Tensor
 
 from vlm.models.pretrained.fields import Values
+from vlm.models.pretrained.gguf.families import DIVISORS, EMBEDDING, FAMILIES, HEAD, DecoderConfig
 from vlm.models.pretrained.gguf.header import NUMBER, Allowed, Header, check_keys
 from vlm.nn.position import RotaryPositions
 from vlm.untrusted.sizes import JsonValue
 
 Json: TypeAlias = dict[str, JsonValue]  # an object of a file that is created here
-CLASSES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM"}  # by general.architecture
-# Keys after the architecture's name, and their names in config.json.
-NEEDED = {
-    "embedding_length": "hidden_size",
-    "block_count": "num_hidden_layers",
-    "feed_forward_length": "intermediate_size",
-    "attention.head_count": "num_attention_heads",
-    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
-    "context_length": "max_position_embeddings",
-}
-OPTIONAL = {
-    "attention.head_count_kv": "num_key_value_heads",
-    "attention.key_length": "head_dim",
-    "rope.freq_base": "rope_theta",
-}
-SIZE_KEYS = {theirs: key for key, theirs in (NEEDED | OPTIONAL).items()}
 FACTORS, LARGEST_FACTOR = ("scaling.factor", "scale_linear"), 10_000
-EMBEDDING, HEAD, DIVISORS = "token_embd.weight", "output.weight", "rope_freqs.weight"
 # The scaling of all sizes of Llama 3; a GGUF file has it as divisors of the angles of positions.
 ORIGINAL_MAX_LEN = 8192
 LOW_FREQ_FACTOR, HIGH_FREQ_FACTOR = 1.0, 4.0
-
-
-class DecoderConfig(TypedDict, total=False):
-    """The content of a decoder's config.json."""
-
-    model_type: str
-    architectures: list[str]
-    hidden_size: int
-    num_hidden_layers: int
-    intermediate_size: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    head_dim: int
-    rms_norm_eps: float
-    max_position_embeddings: int
-    vocab_size: int
-    tie_word_embeddings: bool
-    rope_theta: float
-    rope_scaling: Json | None
 
 
 def make_config(header: Header, divisors: Tensor | None) -> DecoderConfig:
@@ -66,35 +31,43 @@ def make_config(header: Header, divisors: Tensor | None) -> DecoderConfig:
         ValueError: The model is not supported.
     """
     kind = header.values["general.architecture"]
-    if kind not in CLASSES:
-        raise ValueError(f"general.architecture is {kind!r:.40}, not one of {', '.join(CLASSES)}")
-    read = {theirs: _read_size(header.values, f"{kind}.{key}") for key, theirs in NEEDED.items()}
-    optional = {theirs: f"{kind}.{key}" for key, theirs in OPTIONAL.items() if f"{kind}.{key}" in header.values}
-    read |= {theirs: _read_size(header.values, key) for theirs, key in optional.items()}
-    sizes = cast(DecoderConfig, read)
-    sizes.setdefault("rope_theta", 10_000.0)
-    head_dim = sizes["hidden_size"] // sizes["num_attention_heads"]
-    if kind == "llama":
-        head_dim = sizes.setdefault("head_dim", head_dim)
+    if kind not in FAMILIES:
+        raise ValueError(f"general.architecture is {kind!r:.40}, not one of {', '.join(FAMILIES)}")
+    family = FAMILIES[kind]
+    sizes: DecoderConfig = {theirs: _read_size(header.values, f"{kind}.{key}") for key, theirs in family.needed.items()}
+    optional = {theirs: f"{kind}.{key}" for key, theirs in family.optional.items() if f"{kind}.{key}" in header.values}
+    sizes |= {theirs: _read_size(header.values, key) for theirs, key in optional.items()}
+    width, _, _, heads, *_ = sizes.values()
+    head_dim = sizes.get("head_dim", width // heads)
+    if "head_dim" in family.optional.values():
+        sizes["head_dim"] = head_dim
     rows, *_ = header.tensors[EMBEDDING].shape or (0,)
-    allowed: dict[str, Allowed] = dict.fromkeys((*NEEDED, *OPTIONAL), (int, float, list))  # by name after `kind`
-    if kind != "llama":
-        allowed["attention.key_length"] = [head_dim]
-    allowed |= {"rope.dimension_count": [head_dim], "attention.value_length": [head_dim]}
-    allowed |= {"rope.scaling.type": ["none", "linear"], **{f"rope.{name}": NUMBER for name in FACTORS}}
-    allowed |= {"vocab_size": [rows], "embedding_length_out": [sizes["hidden_size"]]}
+    allowed: dict[str, Allowed] = {"attention.key_length": [head_dim], "attention.value_length": [head_dim]}
+    allowed |= dict.fromkeys((*family.needed, *family.optional), (int, float, list))  # by name after `kind`
+    allowed |= {"vocab_size": [rows], "embedding_length_out": [width]}
+    if family.rotary:
+        allowed |= {"rope.dimension_count": [head_dim], "rope.scaling.type": ["none", "linear"]}
+        allowed |= {f"rope.{name}": NUMBER for name in FACTORS}
+    else:
+        allowed |= {"attention.head_count_kv": [heads], "rope.dimension_count": [head_dim]}
     check_keys(header.values, header.tensors, allowed)
-    if head_dim % 2:
+    if head_dim % 2 and family.rotary:
         raise ValueError(f"{kind}.attention.key_length is {head_dim}, but rotary positions need an even number")
-    if kind != "llama":
-        sizes.pop("head_dim", None)  # the default
-    return sizes | {
+    activation, values = family.activation
+    sizes |= {
         "model_type": kind,
-        "architectures": [CLASSES[kind]],
+        "architectures": [family.saved_as],
         "vocab_size": rows,
-        "tie_word_embeddings": HEAD not in header.tensors,
-        "rope_scaling": _read_scaling(header.values, kind, divisors, head_dim, sizes["rope_theta"]),
+        # Some files of GPT-2 have a copy of the embedding, which is compared with it when the weights are read.
+        "tie_word_embeddings": HEAD not in header.tensors or not family.rotary,
+        activation: values[0],
     }
+    if family.rotary:
+        base = sizes.setdefault("rope_theta", 10_000.0)
+        sizes["rope_scaling"] = _read_scaling(header.values, kind, divisors, head_dim, base)
+    elif divisors is not None:
+        raise ValueError(f"the tensor {DIVISORS!r} is not one of {kind}")
+    return sizes
 
 
 def _read_size(values: Values, key: str) -> int | float:

@@ -1,10 +1,8 @@
 """Reads a GGUF file (llama.cpp) like a Hugging Face folder."""
 
 import math
-import re
 from collections.abc import Mapping
 from functools import cached_property
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +13,21 @@ from vlm.errors import UserError
 from vlm.models.pretrained.fields import Fields, Values
 from vlm.models.pretrained.folder import CONFIG, GENERATION, Folder
 from vlm.models.pretrained.gguf.config import (
-    DIVISORS,
     OPTION_KEYS,
-    SIZE_KEYS,
-    DecoderConfig,
     find_ends,
     make_config,
     make_generation_config,
     make_tokenizer_files,
+)
+from vlm.models.pretrained.gguf.families import (
+    DIVISORS,
+    HEAD,
+    SIZE_KEYS,
+    DecoderConfig,
+    StoredTensor,
+    convert_from_file,
+    list_tensors,
+    read_sizes,
 )
 from vlm.models.pretrained.gguf.header import TensorLocation, read_parts
 
@@ -32,59 +37,25 @@ TYPES = (
     *(*PLAIN, "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS"),
     *("IQ3_S", "IQ3_XXS", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ1_M", "IQ1_S", "TQ1_0", "TQ2_0", "MXFP4", "NVFP4"),
 )
-# Tensors outside the layers and those of a layer: names in a folder, and sizes.
-Table = dict[str, tuple[str, tuple[str, ...]]]
-OUTER: Table = {
-    "token_embd.weight": ("model.embed_tokens.weight", ("vocab", "width")),
-    "output_norm.weight": ("model.norm.weight", ("width",)),
-}
-HEAD: Table = {"output.weight": ("lm_head.weight", ("vocab", "width"))}  # only if it is not the embedding
-LAYER: Table = {
-    "attn_norm.weight": ("input_layernorm.weight", ("width",)),
-    "attn_q.weight": ("self_attn.q_proj.weight", ("queries", "width")),
-    "attn_k.weight": ("self_attn.k_proj.weight", ("keys", "width")),
-    "attn_v.weight": ("self_attn.v_proj.weight", ("keys", "width")),
-    "attn_output.weight": ("self_attn.o_proj.weight", ("width", "queries")),
-    "ffn_norm.weight": ("post_attention_layernorm.weight", ("width",)),
-    "ffn_gate.weight": ("mlp.gate_proj.weight", ("hidden", "width")),
-    "ffn_up.weight": ("mlp.up_proj.weight", ("hidden", "width")),
-    "ffn_down.weight": ("mlp.down_proj.weight", ("width", "hidden")),
-}
-BIASES: Table = {  # of the queries, keys and values of Qwen2
-    "attn_q.bias": ("self_attn.q_proj.bias", ("queries",)),
-    "attn_k.bias": ("self_attn.k_proj.bias", ("keys",)),
-    "attn_v.bias": ("self_attn.v_proj.bias", ("keys",)),
-}
 
 
-def map_tensor_names(tensors: Mapping[str, TensorLocation], config: DecoderConfig) -> dict[str, str]:
-    """Returns the name of each tensor in a folder with this content of config.json.
+def match_tensors(tensors: Mapping[str, TensorLocation], config: DecoderConfig) -> list[StoredTensor]:
+    """Returns the tensors of a decoder with this content of config.json.
 
     Raises:
         ValueError: A tensor is missing, has another shape, or does not belong to the model.
     """
-    kind, heads, width = config["model_type"], config["num_attention_heads"], config["hidden_size"]
-    head_dim = config.get("head_dim", width // heads)
-    sizes = {"width": width, "vocab": config["vocab_size"], "hidden": config["intermediate_size"]}
-    sizes |= {"queries": heads * head_dim, "keys": config.get("num_key_value_heads", heads) * head_dim}
-    names: dict[str, str] = {}
-    outer = OUTER | {name: entry for name, entry in HEAD.items() if name in tensors}
-    layer_tensors = LAYER | (BIASES if kind == "qwen2" else {})
-    layers = (  # lazily, because a file may claim any number of layers
-        (f"blk.{layer}.{name}", (f"model.layers.{layer}.{theirs}", axes))
-        for layer in range(config["num_hidden_layers"])
-        for name, (theirs, axes) in layer_tensors.items()
-    )
-    for name, (theirs, axes) in chain(outer.items(), layers):
-        shape = tuple(sizes[axis] for axis in axes)
-        if name not in tensors:
-            raise ValueError(f"it has no tensor {name!r}")
-        if tensors[name].shape != shape:
-            raise ValueError(f"the tensor {name!r} is of shape {tensors[name].shape}, its header states {shape}")
-        names[name] = theirs
-    if unknown := next((name for name in tensors if name not in names), None):
-        raise ValueError(f"the tensor {unknown!r:.60} is not one of {kind} with {config['num_hidden_layers']} layers")
-    return names
+    matched: list[StoredTensor] = []
+    for stored in list_tensors(config, untied=HEAD in tensors):
+        if stored.name not in tensors:
+            raise ValueError(f"it has no tensor {stored.name!r}")
+        if (shape := tensors[stored.name].shape) != stored.shape:
+            raise ValueError(f"the tensor {stored.name!r} is of shape {shape}, its header states {stored.shape}")
+        matched.append(stored)
+    if unknown := next(iter(tensors.keys() - {stored.name for stored in matched}), None):
+        kind, layers = config["model_type"], read_sizes(config)["layers"]
+        raise ValueError(f"the tensor {unknown!r:.60} is not one of {kind} with {layers} layers")
+    return matched
 
 
 def check_tensors(tensors: Mapping[str, TensorLocation]) -> None:
@@ -94,7 +65,7 @@ def check_tensors(tensors: Mapping[str, TensorLocation]) -> None:
         ValueError: A tensor has an unknown type or an invalid shape, or is not inside the file.
     """
     sizes = {path: path.stat().st_size for path in {location.path for location in tensors.values()}}
-    kinds = {kind.value: kind.name for kind in _import_gguf().GGMLQuantizationType}
+    kinds = {kind.value: kind.name for kind in import_gguf().GGMLQuantizationType}
     for name, location in tensors.items():
         if (kind := kinds.get(location.kind, location.kind)) not in TYPES:
             raise ValueError(f"{name!r:.60} is of type {kind}, not one of {', '.join(TYPES)}")
@@ -112,7 +83,7 @@ def read_tensor(location: TensorLocation) -> Tensor:
     import numpy as np
 
     content = np.memmap(location.path, np.uint8, "c", location.offset, (_count_bytes(location),)).view(np.ndarray)
-    library = _import_gguf()
+    library = import_gguf()
     kind = library.GGMLQuantizationType(location.kind)
     if kind.name in PLAIN:
         return torch.from_numpy(content).view(PLAIN[kind.name]).view(location.shape)
@@ -121,7 +92,7 @@ def read_tensor(location: TensorLocation) -> Tensor:
 
 def _block_size(location: TensorLocation) -> tuple[int, int]:
     """Returns the number of values in a block, and its size in bytes."""
-    library = _import_gguf()
+    library = import_gguf()
     block, size = library.GGML_QUANT_SIZES[library.GGMLQuantizationType(location.kind)]
     return block, size
 
@@ -131,7 +102,12 @@ def _count_bytes(location: TensorLocation) -> int:
     return math.prod(location.shape) // block * size
 
 
-def _import_gguf() -> Any:
+def import_gguf() -> Any:
+    """Imports the package gguf.
+
+    Raises:
+        UserError: It is not installed.
+    """
     try:
         import gguf
     except ImportError as fault:
@@ -140,8 +116,6 @@ def _import_gguf() -> Any:
 
 
 SUFFIX = ".gguf"
-PERMUTED = ("llama",)  # architectures in which the two halves of each head of queries and keys alternate
-ROTATED = re.compile(r"\.[qk]_proj\.")
 
 
 class _HeaderFields(Fields):
@@ -182,7 +156,7 @@ class GGUF(Folder):
         values, tensors = self._header.values, dict(self._header.tensors)
         divisors = tensors.pop(DIVISORS, None)
         config = make_config(self._header, None if divisors is None else read_tensor(divisors))
-        self._names = map_tensor_names(tensors, config)
+        self._stored = match_tensors(tensors, config)
         ends = find_ends(values)
         files: dict[str, Any] = {CONFIG: config, GENERATION: make_generation_config(values, ends)}
         if (template := values.get("tokenizer.chat_template")) is not None:
@@ -209,17 +183,11 @@ class GGUF(Folder):
 
     def read_weights(self, *, mapped: bool = False) -> dict[str, Tensor]:
         try:
-            read = {name: read_tensor(self._header.tensors[name]) for name in self._names}
+            read = [read_tensor(self._header.tensors[stored.name]) for stored in self._stored]
         except (OSError, ValueError) as fault:
             raise UserError(f"{self} cannot be read: {fault}; download it again") from fault
-        tensors = {self._names[name]: tensor if mapped else tensor.clone() for name, tensor in read.items()}
-        if self.config.values["model_type"] in PERMUTED:
-            stack, config, _ = self.parts["decoder"]
-            sizes = stack.read_arguments(config)
-            heads = {"q": sizes["num_heads"], "k": sizes["num_kv_heads"] or sizes["num_heads"]}
-            for name in (name for name in tensors if ROTATED.search(name)):
-                count = heads["q" if ".q_proj." in name else "k"]
-                if len(tensors[name]) % (2 * count) == 0:  # else a later check rejects its shape
-                    pairs = tensors[name].unflatten(0, (count, -1, 2))  # alternating halves of each head
-                    tensors[name] = pairs.transpose(1, 2).flatten(0, 2)
-        return tensors
+        config = self._contents[CONFIG]
+        return {
+            stored.in_folder: convert_from_file(stored, tensor if mapped else tensor.clone(), config)
+            for stored, tensor in zip(self._stored, read, strict=True)
+        }

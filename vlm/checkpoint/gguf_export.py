@@ -1,0 +1,117 @@
+"""Exports decoders with their tokenizers as GGUF files, for llama.cpp and programs that are built on it."""
+
+import json
+from collections.abc import Iterable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from vlm.checkpoint.graph_files import Content
+from vlm.checkpoint.stored import Metadata
+from vlm.data.text.conversation import read_template
+from vlm.data.text.hugging_face import make_tokenizer_files
+from vlm.data.text.library import PieceModelTokenizer
+from vlm.data.text.tokenizer import tokenizer_from_state
+from vlm.data.text.tokenizer_base import Tokenizer
+from vlm.errors import UserError
+from vlm.models.decoder import Decoder
+from vlm.models.pretrained.export import convert_model
+from vlm.models.pretrained.gguf.config import END_TEXTS, KEY, OPTION_KEYS, SUPPRESSED
+from vlm.models.pretrained.gguf.vocabulary import make_json_vocabulary, make_sentencepiece_vocabulary
+from vlm.models.pretrained.gguf.write import Contents, HeaderValue, check_range, make_decoder, write_gguf
+from vlm.models.pretrained.load import is_published, open_folder
+
+END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
+
+
+def make_gguf_files(about: Metadata, model: nn.Module, *, kind: str, path: Path, name: str) -> dict[str, Content]:
+    """Returns the files of a model by name, checked before anything is written.
+
+    Args:
+        about: The entry "vlm" of the checkpoint.
+        kind: Type of the matrices: F32, F16 or Q8_0.
+        path: The checkpoint; the chat template of a Hugging Face folder is read from it.
+        name: Name of the model, for general.name.
+    Raises:
+        UserError: llama.cpp has no such model or tokenizer, or the package gguf is missing.
+    """
+    if not isinstance(model, Decoder):
+        raise UserError(
+            f"model: GGUF has no {type(model).__name__} of this kind, only language models "
+            "(Llama, Qwen2, Qwen3, Gemma, GPT-2); use --to safetensors or onnx"
+        )
+    decoder = make_decoder(convert_model(model))
+    values: dict[str, HeaderValue] = {"general.type": "model", "general.name": name, **decoder.values}
+    values |= make_tokenizer_values(about, rows=model.token_embed.num_embeddings)
+    if template := read_chat_template(path):
+        values["tokenizer.chat_template"] = template
+    contents = Contents(decoder.architecture, values, decoder.tensors)
+    check_range(contents.tensors, kind)
+    return {f"model-{kind}.gguf": partial(write_gguf, contents=contents, kind=kind)}
+
+
+def make_tokenizer_values(about: Metadata, *, rows: int) -> dict[str, HeaderValue]:
+    """Returns the values of a header about the tokenizer, the tokens that end a text, and sampling.
+
+    Args:
+        rows: Number of rows of the embedding.
+    Raises:
+        UserError: llama.cpp has no such tokenizer.
+    """
+    tokenizer = tokenizer_from_state(about["tokenizer"])
+    try:
+        values = _convert_vocabulary(tokenizer, rows)
+    except ValueError as fault:
+        raise UserError(
+            f"tokenizer: cannot be stored in GGUF: {fault}; use --to huggingface or --to safetensors"
+        ) from fault
+    values |= {f"{KEY}bos_token_id": tokenizer.bos_id, f"{KEY}padding_token_id": tokenizer.pad_id}
+    if tokenizer.unk_id is not None:
+        values[f"{KEY}unknown_token_id"] = tokenizer.unk_id
+    decoding: Mapping[str, Any] = about.get("decoding", {})
+    ends = [tokenizer.eos_id, *decoding.get("ends", ())]
+    tokens = values[f"{KEY}tokens"]
+    assert isinstance(tokens, list)
+    # llama.cpp has three keys for them, and recognises others by their texts.
+    others = [end for end in ends[1:] if tokens[end] not in END_TEXTS]
+    recognised = [end for end in ends[1:] if end not in others]
+    if len(others) > len(END_KEYS) - 1:
+        raise UserError(
+            f"tokenizer: has {len(ends)} tokens that end a text, GGUF at most {len(END_KEYS)} such as "
+            f"{tokens[others[-1]]!r:.40}; use --to huggingface"
+        )
+    values |= {f"{KEY}{key}": end for key, end in zip(END_KEYS, [ends[0], *others, *recognised], strict=False)}
+    if decoding.get("never"):
+        values[SUPPRESSED] = [*decoding["never"]]
+    values |= {key: decoding[option] for option, key in OPTION_KEYS.items() if option in decoding}
+    return values
+
+
+def _convert_vocabulary(tokenizer: Tokenizer, rows: int) -> dict[str, HeaderValue]:
+    """Returns the values about the vocabulary.
+
+    Raises:
+        ValueError: llama.cpp has no such tokenizer.
+    """
+    starts = [*tokenizer.starts]
+    if starts not in ([], [tokenizer.bos_id]):
+        raise ValueError(f"its texts start with the tokens {starts}, not with the begin token alone")
+    if isinstance(tokenizer, PieceModelTokenizer) and not tokenizer.canonicalises:
+        return make_sentencepiece_vocabulary(tokenizer.model(), rows, begins=bool(starts))
+    content = make_tokenizer_files(tokenizer).get("tokenizer.json")
+    if content is None:
+        raise ValueError(f"it is a {type(tokenizer).__name__}")
+    return make_json_vocabulary(json.loads(content), rows, begins=bool(starts))
+
+
+def read_chat_template(path: Path) -> str | None:
+    """Reads the chat template of a Hugging Face folder or a GGUF file; None for other checkpoints."""
+    return read_template(open_folder(path)) if is_published(path) else None
+
+
+def make_gguf_commands(names: Iterable[str]) -> list[str]:
+    """Returns the commands that run exported files, for a model card."""
+    model = next(name for name in names if name.startswith("model-"))
+    return [f"llama-cli -m {model}  # of llama.cpp", f'vlm generate -c {model} --prompt "A"']
