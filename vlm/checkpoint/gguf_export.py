@@ -10,7 +10,7 @@ from torch import nn
 
 from vlm.checkpoint.graph_files import Content
 from vlm.checkpoint.stored import Metadata
-from vlm.data.text.conversation import read_template
+from vlm.data.text.chat_template import find_template
 from vlm.data.text.hugging_face import make_tokenizer_files
 from vlm.data.text.library import PieceModelTokenizer
 from vlm.data.text.tokenizer import tokenizer_from_state
@@ -108,7 +108,8 @@ def _convert_vocabulary(tokenizer: Tokenizer, rows: int) -> dict[str, HeaderValu
 
 def read_chat_template(path: Path) -> str | None:
     """Reads the chat template of a Hugging Face folder or a GGUF file; None for other checkpoints."""
-    return read_template(open_folder(path)) if is_published(path) else None
+    found = find_template(open_folder(path)) if is_published(path) else None
+    return None if found is None else found[1]
 
 
 def make_gguf_commands(names: Iterable[str]) -> list[str]:

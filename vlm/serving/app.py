@@ -210,7 +210,7 @@ class Service:
         kind = "an image" if self.predictor.arguments.kind == "image" else "a text"
         line = f"a model for {self.predictor.trained_task} does not chat; send {kind} to POST /predict (see GET /)"
         form = getattr(self.predictor, "form", None)
-        return f"{line}; {TO_CHAT}" if form is not None and "assistant" in getattr(form.chat, "heads", ()) else line
+        return f"{line}; {TO_CHAT}" if form is not None and form.can_chat else line
 
     async def _await_results(self, jobs: Sequence[Job], cut: Set[int], since: float) -> Results:
         """Awaits the answers of jobs; the answer to an invalid input is its error.

@@ -254,8 +254,8 @@ class ChatReader:
             raise HTTPException(404, f"model: {name!r:.60} does not exist; this service has {self.name!r}")
 
     def _read_options(self, content: Mapping[str, Value]) -> ChatOptions:
-        assert self.predictor.form is not None and self.predictor.form.chat is not None
-        fields = read_fields(content, supports_thinking=any(self.predictor.form.chat.thoughts))
+        assert self.predictor.form is not None
+        fields = read_fields(content, supports_thinking=self.predictor.form.has_thoughts)
         self.check_model(content.get("model", self.name))
         values = {"seed": secrets.randbelow(SEEDS), **self.defaults}  # without --seed, answers differ
         values |= {OPTIONS[name]: value for name, value in fields.items()}
@@ -282,7 +282,7 @@ class ChatReader:
         if sum(len(turn.turn.text) for turn in turns) > MAX_TEXT:
             raise HTTPException(413, f"messages: have more than {MAX_TEXT:,} characters")
         assert self.predictor.form is not None
-        count, room = sum(turn.turn.images for turn in turns), self.predictor.decoder.max_len
+        count, room = sum(turn.turn.num_images for turn in turns), self.predictor.decoder.max_len
         if (least := count * self.predictor.form.states) >= room:
             raise bad_request(format_context_full(least, room))
         return turns
@@ -297,7 +297,8 @@ class ChatReader:
             parts = [{"type": "text", "text": parts}]
         if not isinstance(parts, list):
             raise bad_request(f"{name}: content must be a string or a list of parts")
-        texts, images = list[str](), list[RequestImage]()
+        text, images, places = "", list[RequestImage](), list[int]()
+        follows_text = False
         for part in parts:
             kind = part.get("type") if isinstance(part, dict) else None
             if not isinstance(part, dict) or kind not in ("text", "image_url"):
@@ -306,16 +307,17 @@ class ChatReader:
             check_keys(part, ("type", kind, *CACHE_HINTS), f"{name}: a part")
             if kind == "image_url":
                 images.append(RequestImage(_decode_image(part.get("image_url"), name), name, self.reader.min_side))
+                places.append(len(text))
             elif isinstance(part.get("text"), str):
-                texts.append(part["text"])
+                text += f"\n{part['text']}" if follows_text else part["text"]
             else:
                 raise bad_request(f"{name}: a part of type text has no text")
-        text = "\n".join(texts)
+            follows_text = kind == "text"
         if any("\ud800" <= char <= "\udfff" for char in text):
             raise bad_request(f"{name}: the text is not UTF-8")
         if images and ROLES[role] != "user":
             raise bad_request(f"{name}: only user messages can contain images")
-        return TurnWithImages(Turn(ROLES[role], text, len(images)), images)
+        return TurnWithImages(Turn(ROLES[role], text, tuple(places)), images)
 
 
 def _decode_image(image: JsonValue, name: str) -> bytes:

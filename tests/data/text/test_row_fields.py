@@ -76,8 +76,8 @@ def test_the_row_is_what_a_chat_reads_after_the_image():
     own = conversation()
     own.states = 2
     form = PromptForm.of(own.state()["form"])
-    turns = [Turn("user", "what?", images=1), Turn("assistant", "red"), Turn("user", "where?")]
-    prompt = form.turns(own.tokenizer, turns).tokens
+    turns = [Turn("user", "what?", places=(0,)), Turn("assistant", "red"), Turn("user", "where?")]
+    prompt = form.conversation(own.tokenizer, turns).tokens
     assert prompt == [PLACE, PLACE, *own.prompt(SECOND, 99)]
     assert shown(own.prompt(SECOND, 99)) == "what?][red]where?]["
     assert own.prompt(SECOND, 4) == own.prompt(SECOND, 99)[-4:]

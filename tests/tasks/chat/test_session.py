@@ -54,7 +54,7 @@ def test_twenty_turns_with_an_image_are_those_of_a_fresh_reading(folder: str, tm
         assert answer == chat.predictor.tokenizer.decode(truth).lstrip()
     assert len(QUESTIONS) == 20
     assert max(read[1:]) < 60 and read[0] > 4  # of each turn, what is new; the image is read once
-    assert chat.turns[0] == Turn("user", QUESTIONS[0], 1) and len(chat.turns) == 40
+    assert chat.turns[0] == Turn("user", QUESTIONS[0], (0,)) and len(chat.turns) == 40
 
 
 RULES: dict[str, dict[str, Any]] = {
@@ -137,7 +137,7 @@ def test_images_may_be_shown_at_any_turn(folder: str, tmp_path: Path) -> None:
     chat.show(second)
     chat.say("and this?", third)
     chat.say("more?")
-    assert [turn.images for turn in chat.turns] == [1, 0, 2, 0, 0, 0]
+    assert [turn.num_images for turn in chat.turns] == [1, 0, 2, 0, 0, 0]
     anew = model.chat(**options)
     anew.exchanges = chat.exchanges[:2]
     anew.say("more?")
@@ -190,10 +190,10 @@ def test_the_image_stays_where_the_oldest_question_leaves(folder: str, tmp_path:
     chat = vlm.load(folder, device="cpu", precision="fp32").chat(path, sample=False, max_tokens=4)
     chat.say("what?")
     chat.say("why?")
-    assert chat.forget() and chat.turns[0] == Turn("user", "why?", 1)
+    assert chat.forget() and chat.turns[0] == Turn("user", "why?", (0,))
     assert chat.forget() and not chat.turns
     chat.say("where?")
-    assert chat.turns[0] == Turn("user", "where?", 1)
+    assert chat.turns[0] == Turn("user", "where?", (0,))
 
 
 def test_an_answer_that_is_stopped_stays_as_far_as_it_came(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,7 +230,7 @@ def test_models_that_do_not_converse_say_so(folder: str) -> None:
     saved_image_text(folder, "paligemma")
     for path, words in (
         (folder, "reads single instructions and cannot chat"),
-        (FILES / "captioning.ckpt", "has no chat template that vlm can use; use `vlm caption` or `vlm embed`"),
+        (FILES / "captioning.ckpt", "has no chat template; use `vlm caption` or `vlm embed`"),
         (FILES / "tagging.ckpt", "chat: not supported for a model for tagging; use model"),
     ):
         with pytest.raises(vlm.Error, match=words):

@@ -80,7 +80,7 @@ def test_faults_are_a_line_each_and_the_others_are_answered(folder: str, say: An
             "what?\n",
             ["-c", str(FILES / "captioning.ckpt")],
             2,
-            "has no chat template that vlm can use; use `vlm caption` or `vlm embed`",
+            "has no chat template; use `vlm caption` or `vlm embed`",
         ),
         ("/exit\n", words, 1, "unknown command; use /image, /forget, /reset, /quit"),
         ("/RESET\n", words, 1, "unknown command; use /image, /forget, /reset, /quit"),

@@ -121,11 +121,11 @@ class ConversationField(QuestionField):
 
     def render(self, question: Question) -> RenderedPrompt:
         """A whole conversation, not truncated."""
-        return self.form.turns(self.tokenizer, make_turns(question.turns), answering=False)
+        return self.form.conversation(self.tokenizer, make_turns(question.turns), answering=False)
 
     def prompt(self, question: Question, room: int) -> list[int]:
         turns = make_turns([*question.before, ("user", question.text)])
-        return self.form.turns(self.tokenizer, turns).tokens[-max(1, room) :]
+        return self.form.conversation(self.tokenizer, turns).tokens[-max(1, room) :]
 
     def room(self, record: Record) -> int:
         """Maximum number of tokens of a training row."""

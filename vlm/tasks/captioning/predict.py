@@ -112,8 +112,7 @@ class ImageWriter(ImageTextPredictor, Writer):  # type: ignore[misc]  # of a nar
     def _tokens(self, options: PromptOptions, question: str | None, squares: tuple[int, int]) -> list[int]:
         assert self.form is not None
         refuse_marks(self.tokenizer, question or "")
-        pieces = self.form.prompt(single_prompt(options.prompt), question)
-        tokens = self.form.ids(self.tokenizer, pieces, [squares]).tokens
+        tokens = self.form.instruction(self.tokenizer, single_prompt(options.prompt), question, [squares]).tokens
         most, room = self.build_decoding(options).max_tokens or self.max_tokens, self.model.decoder.max_len
         if len(tokens) + most > room:
             fault = f"has {len(tokens)} tokens with its image; with a text of {most} it has no room in the model's"

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import count, takewhile
 from typing import ClassVar, NamedTuple
 
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from vlm.checkpoint.stored import DecodingDefaults
 from vlm.data.images.image import Preprocess
+from vlm.data.text.chat_template import ChatTemplate
 from vlm.data.text.conversation import Turn
 from vlm.decoding.constraints import Rules, in_vocabulary
 from vlm.decoding.continuation import PromptCache, SampledToken, continue_texts
@@ -88,7 +90,7 @@ class ChatPredictor(TextPredictor[Sequence[TurnWithImages], Prompt, Reply, Answe
     def decoder(self) -> Decoder:
         return getattr(self.model, "decoder", self.model)
 
-    @property
+    @cached_property
     def ends(self) -> list[int]:
         """The tokens that end an answer."""
         assert self.form is not None
@@ -107,9 +109,9 @@ class ChatPredictor(TextPredictor[Sequence[TurnWithImages], Prompt, Reply, Answe
         if self.form is None or self.form.chat is None:
             unusable = ("chat", "answer") if self.form is None and self.model_task == "captioning" else ("chat",)
             usable = [f"`vlm {name}`" for name in command_names(self.model_task) if name not in unusable]
-            problem = "has no chat template that vlm can use"
+            problem = "has no chat template"
             raise UserError(f"this model for {self.model_task} {problem}; use {' or '.join(usable)}")
-        if "assistant" not in self.form.chat.heads:
+        if not self.form.can_chat:
             raise UserError("this model reads single instructions and cannot chat; use `vlm answer`")
         prefix = getattr(self.decoder, "prefix", None)
         if self.preprocess is not None and not (prefix is not None and prefix.causal and prefix.counted):
@@ -154,7 +156,7 @@ class ChatPredictor(TextPredictor[Sequence[TurnWithImages], Prompt, Reply, Answe
         assert self.form is not None
         views = [self.preprocess_views(image) for turn in source for image in turn.images]
         turns, squares = [turn.turn for turn in source], [squares for _, squares in views]
-        tokens = self.form.turns(self.tokenizer, turns, squares).tokens
+        tokens = self.form.conversation(self.tokenizer, turns, squares).tokens
         if len(tokens) >= self.decoder.max_len:
             raise UserError(format_context_full(len(tokens), self.decoder.max_len))
         pixels = torch.cat([pixels for pixels, _ in views]) if views else None
@@ -303,7 +305,7 @@ class Exchange:
 
     @property
     def turn(self) -> Turn:
-        return Turn("user", self.text, len(self.images))
+        return Turn("user", self.text, (0,) * len(self.images))
 
 
 class ContextFullError(UserError):
@@ -344,8 +346,11 @@ class Chat:
     @property
     def turns(self) -> list[Turn]:
         """The turns so far, with the system prompt first."""
+        return self._list_turns(self.exchanges)
+
+    def _list_turns(self, exchanges: Sequence[Exchange]) -> list[Turn]:
         turns = [] if self.system is None else [Turn("system", self.system)]
-        for exchange in self.exchanges:
+        for exchange in exchanges:
             answer, _ = cut_at_stop(self.predictor.tokenizer.decode, exchange.answer, self.options.stop or ())
             turns += [exchange.turn, Turn("assistant", answer)]
         return turns
@@ -416,13 +421,22 @@ class Chat:
         """Returns the tokens of a conversation, in which each state of an image is the image's number."""
         form, tokenizer = self.predictor.form, self.predictor.tokenizer
         assert form is not None
+        if isinstance(form.chat, ChatTemplate):
+            images = [image for exchange in exchanges for image in exchange.images]
+            numbers = (image.number for image in images for _ in range(len(image.states)))
+            if not exchanges:
+                return []
+            turns = self._list_turns(exchanges)[:-1]
+            prompt_tokens = form.conversation(tokenizer, turns, [image.squares for image in images]).tokens
+            prompt = [next(numbers) if token == PLACE else token for token in prompt_tokens]
+            return [*prompt, *exchanges[-1].answer]
         system_turns = [] if self.system is None else [Turn("system", self.system)]
         tokens: list[int] = []
         for place, exchange in enumerate(exchanges):
             squares = [image.squares for image in exchange.images]
             turns = [exchange.turn] if place else [*system_turns, exchange.turn]
             numbers = (image.number for image in exchange.images for _ in range(len(image.states)))
-            prompt_tokens = form.turns(tokenizer, turns, squares, continued=place > 0).tokens
+            prompt_tokens = form.conversation(tokenizer, turns, squares, continued=place > 0).tokens
             tokens += [next(numbers) if token == PLACE else token for token in prompt_tokens]
             tokens += form.past(tokenizer, exchange.answer)
         return tokens

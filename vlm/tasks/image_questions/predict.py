@@ -106,7 +106,7 @@ class ImageQuestionAnswerer(
         room = room_for_prompt(self.model, self.max_tokens)
         if self.form is None:
             return question_prompt(self.tokenizer, question, room)
-        return self.form.turns(self.tokenizer, [Turn("user", question)]).tokens[-room:]
+        return self.form.conversation(self.tokenizer, [Turn("user", question)]).tokens[-room:]
 
     @property
     def images(self) -> int:
