@@ -184,14 +184,14 @@ ASKED = ["answer", "PHOTO", "-c", "FOLDER", "--question"]
         ("llava_siglip", [*ASKED, "word " * 2000], "it has no room in the model's 2048; shorten it"),
         (
             "smolvlm",
-            ["evaluate", "data=shapes", "-c", "FOLDER"],
-            "does not support models that read images inside prompts",
+            ["evaluate", "task=tagging", "data=shapes", "-c", "FOLDER"],
+            "choose captioning or conversations or image_questions",
         ),
         ("smolvlm", ["caption", "PHOTO", "-c", "FOLDER", "--attention", "maps"], "that read images inside a prompt"),
         (
             "smolvlm",
-            ["train", "model=pretrained", "model.path=FOLDER"],
-            "is supported for inference only and cannot be fine-tuned",
+            ["train", "model=pretrained", "model.path=FOLDER", "task=classification"],
+            "cannot be trained for task=classification; choose task=captioning or task=conversations",
         ),
         (
             "smolvlm",

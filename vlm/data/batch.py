@@ -170,6 +170,24 @@ class DeviceImages(Tensors):
     numbers: Tensor
 
 
+@dataclass(kw_only=True)
+class PromptRows(TextRows):
+    """Rows of packed texts with the states of images inside them; tokens are PLACE for a state.
+
+    Args:
+        image_states: Index of the state at each PLACE, among the states of the batch's images in order; 0 elsewhere.
+        num_states: Number of states of each row's images.
+        prompts: In evaluation, token ids of each row's prompts, with PLACE for a state: one for captions, or one per
+            question.
+    Shapes:
+        image_states (B, L)
+    """
+
+    image_states: Tensor
+    num_states: Sequence[int]
+    prompts: Sequence[Sequence[Sequence[int]]] = ()
+
+
 def text_bounds(segments: Tensor) -> Tensor:
     """Cumulative lengths of the texts of flattened rows, for GPU kernels: segments (B, L) -> int32 (N + 1,).
 

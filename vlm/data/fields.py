@@ -173,6 +173,35 @@ class ImageField(Field):
         return torch.stack(list(values)) if values else none
 
 
+class ImageViewsField(ImageField):
+    """All images of a record, each whole or cut into squares (`Preprocess.views`); a record may have none.
+
+    Images that are cut are not augmented.
+
+    Args:
+        others: See ImageField.
+    Shapes:
+        uint8 (T, 3, H, W), the views of all records in order
+    Raises:
+        UserError: Images are cut into squares and there is an augmentation.
+    """
+
+    needs = ()
+
+    def encode(self, record: Record, key: AugmentKey | None) -> Tensor:
+        images = record.images() if "image" in record else []
+        if key is not None and self.augment is not None and images:
+            if self.preprocess.tiles:
+                raise UserError("data.augment: is not supported for images that are cut into squares; set it to null")
+            pixels = super().encode(record, key)
+            return pixels if pixels.ndim == 4 else pixels[None]
+        return self.collate([self.preprocess.views(image)[0] for image in images])
+
+    def collate(self, values: Sequence[Tensor]) -> Tensor:
+        none = torch.empty(0, 3, *self.preprocess.image_size, dtype=torch.uint8)
+        return torch.cat([none, *values])
+
+
 class TokenField(Field):
     """Base of fields of text.
 

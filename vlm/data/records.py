@@ -141,6 +141,8 @@ class Question(NamedTuple):
     Args:
         answers: All correct answers, if there are several.
         before: Earlier turns of its conversation, as pairs of role (system, user or assistant) and text.
+        image_places: For each turn up to the question, the places of images in its text, as numbers of characters
+            before them; empty if all images come before the first user turn.
     """
 
     text: str
@@ -148,6 +150,7 @@ class Question(NamedTuple):
     kind: str = ""
     answers: tuple[str, ...] = ()
     before: tuple[tuple[str, str], ...] = ()
+    image_places: tuple[tuple[int, ...], ...] = ()
 
     def __str__(self) -> str:
         """The question followed by its answer."""
@@ -182,6 +185,7 @@ class Record:
         read_stamp: Returns a string that changes when the image (or document) changes, without reading it; None if
             there is none.
         open_more: Opens each further image of a record with several, in order.
+        read_sizes: Reads width and height of each image without decoding it; None if only decoding tells.
     """
 
     id: str
@@ -190,6 +194,7 @@ class Record:
     read_file: Callable[[], bytes] | None = None
     read_stamp: Callable[[], str] | None = None
     open_more: Sequence[Callable[[], Image.Image]] = ()
+    read_sizes: Callable[[], list[tuple[int, int]]] | None = None
 
     def __contains__(self, name: str) -> bool:
         return name in self.values or (name == "image" and self.open_image is not None)
@@ -214,6 +219,16 @@ class Record:
     def images(self) -> list[Image.Image]:
         """All images in RGB, in order; raises the same errors as `image`."""
         return [self.image(), *(open_image() for open_image in self.open_more)]
+
+    def image_sizes(self) -> list[tuple[int, int]]:
+        """Width and height of each image, in order; empty for a record without images.
+
+        Raises:
+            ImageError: An image cannot be read.
+        """
+        if self.open_image is None:
+            return []
+        return [image.size for image in self.images()] if self.read_sizes is None else self.read_sizes()
 
     @property
     def texts(self) -> list[str]:

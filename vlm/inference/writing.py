@@ -15,7 +15,6 @@ from vlm.checkpoint.stored import DecodingDefaults
 from vlm.data.text.tokenizer import Tokenizer
 from vlm.data.text.words import spaceless_pattern
 from vlm.decoding.beam_row import as_json
-from vlm.decoding.constraints import Rules
 from vlm.decoding.loop import Chunk, decode, decode_batch
 from vlm.decoding.options import Decoding, Hypothesis
 from vlm.errors import UserError
@@ -69,7 +68,7 @@ def decode_likeliest(
         pool: Recorded decode steps on a GPU, shared by the batches of an evaluation.
         language: As in `Tokenizer.begin`.
     """
-    decoding = replace(decoding, rules=Rules(prefix=tuple(tokenizer.begin(language))))
+    decoding = replace(decoding, rules=replace(decoding.rules, prefix=tuple(tokenizer.begin(language))))
     # Autocast would cast the weights again for every token; and evaluation uses the weights as they are.
     with torch.autocast(context.states.device.type, enabled=False):
         bos_id, eos_id = tokenizer.bos_id, tokenizer.eos_id

@@ -95,6 +95,17 @@ def interleave_states(rows: Sequence[Sequence[int]], states: Tensor) -> Context:
     return Context(laid_states, None if min(map(len, rows)) == longest else mask, tokens)
 
 
+def pick_states(states: Tensor, index: Tensor) -> Tensor:
+    """Selects a state for each token of rows of text, from the states of all images of a batch in order.
+
+    Args:
+        index: Index of the state at each PLACE; any valid index elsewhere.
+    Shapes:
+        states (T, S, D), index (B, L) -> (B, L, D)
+    """
+    return states.flatten(0, 1).index_select(0, index.flatten()).unflatten(0, index.shape)
+
+
 def concat_states(parts: Sequence[Context]) -> Context:
     """Concatenates contexts of the same inputs along the states.
 

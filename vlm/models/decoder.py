@@ -14,6 +14,7 @@ from vlm.models.flop import Flop, decoder_flop
 from vlm.models.heads import VocabularyHead
 from vlm.nn.attention import (
     Mask,
+    bidirectional_prompt_mask,
     causal_tail,
     changing_lengths,
     packed_causal_mask,
@@ -216,6 +217,7 @@ class Decoder(TextDecoder):
         context: Context | None = None,
         bounds: Tensor | None = None,
         states: Tensor | None = None,
+        generated: Tensor | None = None,
     ) -> Tensor:
         """Hidden states of all tokens; without segments, each row is one segment.
 
@@ -223,6 +225,8 @@ class Decoder(TextDecoder):
             bounds: Boundaries of the segments, as in `TextRows`; if given, a GPU needs no mask.
             states: For a decoder with a prefix, states (B, L, context_dim) that are read where tokens are PLACE;
                 `context` is shared by all segments of a row.
+            generated: With states, the tokens (B, L) that the model writes. If the prefix is not causal, a segment's
+                other tokens attend to each other in both directions.
         """
         length = tokens.shape[1]
         if segments is None:
@@ -230,6 +234,8 @@ class Decoder(TextDecoder):
             mask: Mask = "causal"
         else:
             places, mask = segment_positions(segments), packed_causal_mask(segments, bounds)
+            if self.prefix is not None and not self.prefix.causal and states is not None and generated is not None:
+                mask = bidirectional_prompt_mask(segments, generated)
         # Row lengths change from batch to batch, except in training on equally long rows of text.
         changing = context is not None or segments is not None or not self.training
         with changing_lengths(tokens.device) if changing else nullcontext():

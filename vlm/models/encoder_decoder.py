@@ -6,7 +6,7 @@ from typing import Literal
 from torch import Tensor, nn
 
 from vlm.errors import Count, UserError
-from vlm.models.context import Context, Features, concat_batches, concat_states, encode
+from vlm.models.context import Context, Features, concat_batches, concat_states, encode, pick_states
 from vlm.models.decoder import TextDecoder
 from vlm.models.flop import Flop, encoder_flop, is_trainable
 from vlm.nn.blocks import ACTIVATIONS
@@ -142,11 +142,44 @@ class VisionLanguageModel(EncoderDecoder):
         encoder: Images (B, 3, H, W) -> Context.
         decoder: See EncoderDecoder.
     Shapes:
-        images (B, 3, H, W) normalised, or their cached features, tokens (B, L), segments (B, L) -> hidden (B, L, D)
+        images (B, 3, H, W) normalised, or their cached features, tokens (B, L), segments (B, L) -> hidden (B, L, D);
+        with image_states: images (T, 3, H, W) of all rows together
     """
 
-    def forward(self, images: Tensor | Features, tokens: Tensor, segments: Tensor | None = None) -> Tensor:
-        return self.decoder(tokens, segments, self.encode(images))
+    def forward(
+        self,
+        images: Tensor | Features,
+        tokens: Tensor,
+        segments: Tensor | None = None,
+        image_states: Tensor | None = None,
+        generated: Tensor | None = None,
+    ) -> Tensor:
+        """Hidden states of texts about images.
+
+        Args:
+            image_states: For images inside texts, the index of the state at each PLACE among the states of all images;
+                see `vlm.data.batch.PromptRows`. None if each row has one image, which all its texts read.
+            generated: With image_states, the tokens that the model writes; see `Decoder`.
+        """
+        if image_states is None:
+            return self.decoder(tokens, segments, self.encode(images))
+        if isinstance(images, Tensor) and not len(images):
+            # Rows without images still run the encoder, so that DDP finds a gradient for each of its weights: zero.
+            images = images.new_zeros(1, *images.shape[1:])
+        return self.read_prompts(self.encode(images).states, tokens, segments, image_states, generated)
+
+    def read_prompts(
+        self, states: Tensor, tokens: Tensor, segments: Tensor | None, image_states: Tensor, generated: Tensor | None
+    ) -> Tensor:
+        """Hidden states of texts with images inside, given the encoded images; arguments as in `forward`.
+
+        Shapes:
+            states (T, S, D) -> hidden (B, L, D)
+        """
+        if not len(states):  # no row has an image
+            states = states.new_zeros(1, 1, states.shape[-1])
+        picked = pick_states(states, image_states)
+        return self.decoder(tokens, segments, states=picked, generated=generated)  # type: ignore[call-arg]
 
     def encode(self, images: Tensor | Features) -> Context:
         return encode(self.encoder, images)

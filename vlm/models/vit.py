@@ -22,6 +22,7 @@ class ViT(nn.Module):
         depth: Number of blocks.
         drop_path: Probability of dropping a branch in the last block, growing linearly from 0 in the first.
         stem: Images (B, 3, H, W) -> patches (B, D, H / patch_size, W / patch_size); default a PatchEmbed.
+        patch_bias: Whether that PatchEmbed has a bias.
         class_token: Whether to put a learned class token before the patches.
         distillation_token: Whether to add a second one after it (DeiT, Touvron et al. 2021); needs class_token.
         embed_norm: Whether to normalise patches before the first block, as CLIP does.
@@ -45,6 +46,7 @@ class ViT(nn.Module):
         num_heads: Count,
         drop_path: Rate = 0.0,
         stem: nn.Module | None = None,
+        patch_bias: bool = True,
         class_token: bool = False,
         distillation_token: bool = False,
         embed_norm: bool = False,
@@ -59,7 +61,7 @@ class ViT(nn.Module):
             raise ValueError("distillation_token needs a class token; set class_token=true")
         config = BlockConfig(dim=dim, num_heads=num_heads, **block)
         self.dim = dim
-        self.patch_embed = stem or PatchEmbed(patch_size=patch_size, dim=dim)
+        self.patch_embed = stem or PatchEmbed(patch_size=patch_size, dim=dim, bias=patch_bias)
         self.class_token = nn.Parameter(torch.randn(dim) * dim**-0.5) if class_token else None
         self.distillation_token = nn.Parameter(torch.randn(dim) * dim**-0.5) if distillation_token else None
         height, width = sides(image_size)

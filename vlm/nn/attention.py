@@ -73,6 +73,19 @@ def causal_segment_mask(segments: Tensor) -> Tensor:
     return segment_mask(segments) & causal_tail(length, length, segments.device)
 
 
+def bidirectional_prompt_mask(segments: Tensor, generated: Tensor) -> Tensor:
+    """Causal attention inside each segment, in which all tokens also attend to the tokens that are not generated.
+
+    A segment is a prompt followed by its answer: the prompt attends in both directions, the answer is causal
+    (PaliGemma: Beyer et al. 2024, section 3.1).
+
+    Shapes:
+        segments (B, L), generated bool (B, L) -> bool mask (B, 1, L, L)
+    """
+    length = segments.shape[1]
+    return segment_mask(segments) & (causal_tail(length, length, segments.device) | ~generated[:, None, None])
+
+
 def causal_tail(queries: int, keys: int, device: torch.device) -> Tensor:
     """Causal attention of the last `queries` of `keys` tokens: bool mask (L, S)."""
     return torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)

@@ -17,12 +17,13 @@ class PatchEmbed(nn.Conv2d):
     Args:
         patch_size: Side of a square patch, in pixels.
         dim: Width D of an embedding.
+        bias: Whether the projection has a bias.
     Shapes:
         images (B, 3, H, W) -> (B, D, H / patch_size, W / patch_size)
     """
 
-    def __init__(self, *, patch_size: Count, dim: Count) -> None:
-        super().__init__(3, dim, kernel_size=patch_size, stride=patch_size)
+    def __init__(self, *, patch_size: Count, dim: Count, bias: bool = True) -> None:
+        super().__init__(3, dim, kernel_size=patch_size, stride=patch_size, bias=bias)
 
 
 class ConvStem(nn.Sequential):

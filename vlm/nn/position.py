@@ -185,6 +185,33 @@ class GridPositions(LearnedPositions):
         self.weight = nn.Parameter(torch.cat([torch.zeros(before, dim), 0.5 * sincos_2d(*grid, dim)]))
 
 
+class BucketedGridPositions(GridPositions):
+    """Learned positions of a square grid, of which patches read those that Idefics3's code assigns to them.
+
+    It computes the fractional coordinate of each row and column in float32 and bucketizes it. Rounding moves some
+    patches to the positions of their neighbours, which then share a vector and its gradient.
+
+    Args:
+        dim: See GridPositions.
+        side: Number of rows, and of columns.
+    """
+
+    def __init__(self, *, dim: Count, side: Count) -> None:
+        super().__init__(dim=dim, grid=(side, side))
+        bounds = torch.arange(1 / side, 1.0, 1 / side, device="cpu")
+        shares = torch.arange(side, dtype=torch.float32, device="cpu") * (1.0 / torch.tensor(side, device="cpu"))
+        cells = torch.bucketize(shares.clamp(max=1.0 - 1e-6), bounds, right=True)
+        self.cells = (cells[:, None] * side + cells).flatten().tolist()  # the position of each patch
+
+    @property
+    def options(self) -> dict[str, int]:
+        """The arguments."""
+        return {"dim": self.weight.shape[1], "side": self.grid[0]}
+
+    def embed(self, positions: Tensor) -> Tensor | None:
+        return F.embedding(torch.tensor(self.cells, device=positions.device)[positions], self.weight)
+
+
 class LearnedPositionsEachLayer(Positions):
     """Learned vectors P added at every layer to queries, keys and values: (V + P) softmax((K + P)ᵀ (Q + P)).
 

@@ -20,8 +20,10 @@ from vlm.data.images.resize import (
     MIN_CROP,
     check_geometry,
     cut_tiles,
+    fit_longest_edge,
     resize_longest_edge,
     resize_to_tensor,
+    tile_grid,
     to_tensor,
 )
 from vlm.data.records import Record, Split, SplitView
@@ -82,6 +84,8 @@ _UNDO_ORIENTATION = {
     8: Image.Transpose.ROTATE_90,
 }
 
+SIDEWAYS = (5, 6, 7, 8)  # orientations that exchange width and height
+
 # Pillow warns of metadata faults that do not affect pixels, and of what is rejected here anyway. Its log messages do
 # not go to stderr unless the program configures logging.
 warnings.filterwarnings("ignore", module=r"PIL\.")
@@ -127,6 +131,15 @@ def count_decoded_pixels(content: bytes, name: str = "<bytes>", *, min_side: int
     except Exception as error:
         raise _image_error(name, error) from error
     return image.width * image.height
+
+
+def read_image_size(content: bytes, name: str = "<bytes>") -> tuple[int, int]:
+    """Width and height of the upright image, from the file's header; arguments and errors as in `load_image`."""
+    try:
+        image, orientation = _open(content, None)
+    except Exception as error:
+        raise _image_error(name, error) from error
+    return (image.height, image.width) if orientation in SIDEWAYS else (image.width, image.height)
 
 
 def read_bytes(path: str | os.PathLike[str]) -> bytes:
@@ -350,6 +363,13 @@ class Preprocess:
         rgb = resize_longest_edge(to_rgb(image), self.longest_edge, self.interpolation)
         squares, rows, columns = cut_tiles(rgb, self.image_size[0], self.interpolation)
         return torch.stack([to_tensor(square) for square in squares]), rows, columns
+
+    def count_squares(self, size: tuple[int, int]) -> tuple[int, int]:
+        """Rows and columns of the squares that `views` cuts an image into, given its width and height; 0 if uncut."""
+        if not self.tiles or self.longest_edge is None:
+            return 0, 0
+        grid = tile_grid(fit_longest_edge(size, self.longest_edge), self.image_size[0])
+        return (0, 0) if grid == (1, 1) else grid
 
     def scaled_to(self, longest: int) -> "Preprocess":
         """The same preprocessing with the same proportions and a longer side of `longest` pixels."""

@@ -107,16 +107,27 @@ def resize_longest_edge(image: Image.Image, longest: int, interpolation: str) ->
     Args:
         interpolation: Pillow's name of a filter, in lower case.
     """
-    shorter = _shorter_side(image, longest)
+    return image.resize(fit_longest_edge(image.size, longest), Image.Resampling[interpolation.upper()])
+
+
+def fit_longest_edge(size: tuple[int, int], longest: int) -> tuple[int, int]:
+    """Width and height after `resize_longest_edge`, given those of an image."""
+    shorter = _shorter_side(size, longest)
     shorter = max(1, shorter + shorter % 2)
-    size = (longest, shorter) if image.width >= image.height else (shorter, longest)
-    return image.resize(size, Image.Resampling[interpolation.upper()])
+    return (longest, shorter) if size[0] >= size[1] else (shorter, longest)
 
 
-def _shorter_side(image: Image.Image, longer: int) -> int:
+def _shorter_side(size: tuple[int, int], longer: int) -> int:
     """The length of the shorter side if the longer side has a given length, rounded down as in Idefics3."""
-    ratio = image.width / image.height
+    ratio = size[0] / size[1]
     return int(longer / ratio if ratio >= 1 else longer * ratio)
+
+
+def tile_grid(size: tuple[int, int], side: int) -> tuple[int, int]:
+    """Rows and columns of squares into which `cut_tiles` cuts an image of this width and height, at least 1."""
+    longer = ceil(max(size) / side)
+    shorter = ceil(_shorter_side(size, longer * side) / side)
+    return (shorter, longer) if size[0] >= size[1] else (longer, shorter)
 
 
 def cut_tiles(image: Image.Image, side: int, interpolation: str) -> tuple[list[Image.Image], int, int]:
@@ -126,9 +137,7 @@ def cut_tiles(image: Image.Image, side: int, interpolation: str) -> tuple[list[I
     scaled in proportion. An image of one square is not cut, and has 0 rows and columns.
     """
     resample = Image.Resampling[interpolation.upper()]
-    longer = ceil(max(image.size) / side)
-    shorter = ceil(_shorter_side(image, longer * side) / side)
-    columns, rows = (longer, shorter) if image.width >= image.height else (shorter, longer)
+    rows, columns = tile_grid(image.size, side)
     image = image.resize((columns * side, rows * side), resample)
     if rows == columns == 1:
         return [image], 0, 0

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TypeVar, Unpack
 
 from vlm.data.hold_out import check_fractions, draw_splits, wrong_split_message
-from vlm.data.images.image import SUFFIXES
+from vlm.data.images.image import SUFFIXES, read_image_size
 from vlm.data.records import (
     NAMES,
     ListSplit,
@@ -37,7 +37,8 @@ MAX_MISSING = 0.01
 class CaptionedImage:
     """An image: its id, its path within the data set, its split, and its captions or questions.
 
-    If several images belong together, `more` has the paths of all but the first.
+    If several images belong together, `more` has the paths of all but the first. An entry without an image has an empty
+    path.
     """
 
     name: str
@@ -48,7 +49,8 @@ class CaptionedImage:
 
     @property
     def paths(self) -> list[str]:
-        return [self.path, *self.more]
+        """Paths of its images; empty for an entry without one."""
+        return [self.path, *self.more] if self.path else []
 
 
 def choose_captions(captions: list[T], limit: int | None, *keys: int | str) -> list[T]:
@@ -74,6 +76,7 @@ class CaptionSource(Source):
         text: Noun for the text of a row, for messages.
         empty: Message for a row without it; default "no TEXT".
         separator: Separates the names of several images of one entry; None for one image each.
+        keeps_texts: Whether rows without an image are used, each as an entry of its own.
         place: Storage of the images.
         base: Folder in it that image names are relative to.
     Raises:
@@ -84,6 +87,7 @@ class CaptionSource(Source):
     text = "caption"
     empty = ""
     separator: str | None = None
+    keeps_texts = False
 
     def __init__(self, *, root: str, seed: int, captions_per_image: int | None, column: str = "image") -> None:
         self.root, self.base = Path(root), ""
@@ -103,9 +107,19 @@ class CaptionSource(Source):
     def _record(self, most: int | None, image: CaptionedImage, epoch: int) -> Record:
         captions = list(image.captions)
         values = {"captions": choose_captions(captions, most, self.seed, epoch, image.name), "references": captions}
+        if not image.paths:
+            return Record(image.name, values)
         first, *more = (partial(self.place.image, path) for path in image.paths)
         read_file = partial(self.place.read, image.path)
-        return Record(image.name, values, first, read_file, lambda: " ".join(map(self.place.stamp, image.paths)), more)
+        return Record(
+            image.name,
+            values,
+            first,
+            read_file,
+            lambda: " ".join(map(self.place.stamp, image.paths)),
+            more,
+            lambda: [read_image_size(self.place.read(path), path) for path in image.paths],
+        )
 
     def _add(self, rows: Iterable[Row], file: Path, folder: str = "", split: str | None = None) -> None:
         """Adds the rows of a file; equal captions are merged.
@@ -123,6 +137,11 @@ class CaptionSource(Source):
             caption = to_single_line(row.caption) if isinstance(row.caption, str) else row.caption
             if split == "train" and row.split in ("val", "test"):
                 self._refuse(wrong_split_message(file, row.position, row.split), "two splits")
+            if not name and caption and self.keeps_texts:
+                where = f"{relative_to_root(str(file), self.root)}, {row.position}"
+                entry = self._by_path[where] = CaptionedImage(where, "", row_split)
+                entry.captions[caption] = None
+                continue
             if not name or not caption:
                 line = f"{file}, {row.position}: {(self.empty or f'no {self.text}') if name else 'names no image'}"
                 self.skipped.append(SkipMessage(line, "empty caption" if name else "no image"))

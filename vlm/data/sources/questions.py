@@ -9,7 +9,7 @@ from vlm.data.sources.caption_tables import Row
 from vlm.data.sources.captions import find_tables, resolve_root
 from vlm.data.sources.delimited import Quoting
 from vlm.data.sources.tables import Cells, read_json
-from vlm.errors import Count, Share, UserError
+from vlm.errors import Count, Injected, Share, UserError
 from vlm.untrusted.sizes import JsonValue
 
 
@@ -105,11 +105,11 @@ class Conversations(QuestionSource):
     """Conversations about images: JSON lines, a JSON array, or Parquet, with one conversation per row.
 
     Turns are {"from": "human" or "gpt", "value": ...} (LLaVA), {"role": "user", "assistant" or "system",
-    "content": ...}, or pairs {"user": ..., "assistant": ...} (the Cauldron). Images come before the first turn,
-    regardless of where their marks <image> are; there is a mark per image, or none. All conversations about the same
-    images form one record.
+    "content": ...}, or pairs {"user": ..., "assistant": ...} (the Cauldron). There is a mark <image> per image, or none.
+    All conversations about the same images form one record.
 
     Args:
+        needs: The values that the task reads; without ``image``, rows may have none.
         image_column: Name of the column of images, or several separated by ``|``; a cell has one image or a list.
         conversation_column: The same for the column of turns.
         kind_column: Name of the column of kinds of conversation, which are also scored separately; null for none.
@@ -140,8 +140,10 @@ class Conversations(QuestionSource):
         test_fraction: Share = 0.05,
         seed: int = 0,
         conversations_per_image: Count | None = None,
+        needs: Injected[Sequence[str]] = ("image", "questions"),
     ) -> None:
         root = resolve_root(root, path)
+        self.keeps_texts = "image" not in needs
         super().__init__(root=root, seed=seed, captions_per_image=conversations_per_image, column=image_column)
         columns = {"image": image_column, "conversation": conversation_column, "split": split_column}
         files = find_tables(self.root, path, val_path, test_path)
@@ -166,9 +168,10 @@ class Conversations(QuestionSource):
             raise RowError("the conversation is not a list of turns")
         turns = [(role, _join_parts(part)) for turn in content for role, part in _roles_and_contents(turn)]
         marks = sum(text.count(IMAGE_MARK) for role, text in turns if role == "user")  # an answer may mention the mark
-        if images and marks not in (0, len(images)):  # a row without an image is skipped as such
+        # A row without an image is skipped as such, unless texts without images are read.
+        if (images or self.keeps_texts) and marks not in (0, len(images)):
             raise RowError(f"its turns have {marks} {IMAGE_MARK} for {len(images)} images")
-        conversation = build_conversation([(role, text.replace(IMAGE_MARK, "").strip()) for role, text in turns], kind)
+        conversation = build_conversation([(role, *_remove_marks(role, text)) for role, text in turns], kind)
         if conversation:  # others are skipped and named
             self._empty_answers += [cells.position for role, text in turns if role == "assistant" and not text.strip()]
         yield Row(name, conversation, cells.split, cells.position)
@@ -209,21 +212,45 @@ def _join_parts(content: JsonValue) -> str:
     return " ".join(texts)
 
 
-def build_conversation(turns: Sequence[tuple[str, str]], kind: str = "") -> Conversation:
+def _remove_marks(role: str, text: str) -> tuple[str, tuple[int, ...]]:
+    """The text of a turn without marks of images, and the number of characters before each image."""
+    first, *later = text.split(IMAGE_MARK)
+    places: list[int] = []
+    for part in later if role == "user" else ():
+        places.append((places[-1] if places else 0) + len(first))
+        first = part
+    whole = text.replace(IMAGE_MARK, "")
+    before = len(whole) - len(whole.lstrip())
+    stripped = whole.strip()
+    return stripped, tuple(min(max(0, place - before), len(stripped)) for place in places)
+
+
+def _drop_leading(turns: Sequence[tuple[str, str]], places: Sequence[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
+    """The places of images, or nothing if all of them are where images are by default: before the first user turn."""
+    first = next((turn for turn, (role, _) in enumerate(turns) if role == "user"), 0)
+    is_default = all(not any(row) if turn == first else not row for turn, row in enumerate(places))
+    return () if is_default else tuple(places)
+
+
+def build_conversation(turns: Sequence[tuple[str, str, tuple[int, ...]]], kind: str = "") -> Conversation:
     """The questions of a conversation, each with the turns before it; empty if it has no answer.
 
+    Args:
+        turns: Role, text and places of images of each turn. A turn with neither text nor image is left out.
     Raises:
         RowError: An answer has no question before it.
     """
     questions: list[Question] = []
     before: list[tuple[str, str]] = []
-    for role, text in turns:
+    places: list[tuple[int, ...]] = []
+    for role, text, images in turns:
         if role == "assistant" and text:
             if not before or before[-1][0] != "user":
                 raise RowError("an answer has no question before it")
-            questions.append(Question(before[-1][1], text, kind, before=tuple(before[:-1])))
-        if text:
+            questions.append(Question(before[-1][1], text, kind, (), tuple(before[:-1]), _drop_leading(before, places)))
+        if text or images:
             before.append((role, text))
+            places.append(images)
     return Conversation(questions)
 
 

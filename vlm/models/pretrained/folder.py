@@ -394,6 +394,8 @@ def _specify_part(part: Part, image_size: ImageSize | None) -> Spec:
     if stack.regrids and image_size is not None:
         config |= {"image_size": plain(image_size)}
     sizes: dict[str, Any] = {**stack.read_arguments(config)}
+    if not stack.patch_bias:
+        sizes["patch_bias"] = False
     sizes.pop("stem", None)  # plain patches are the default, as are learned positions
     defaults = {"positions": "learned", "final_norm": True}
     sizes = {name: value for name, value in sizes.items() if name not in defaults or defaults[name] != value}

@@ -117,7 +117,7 @@ def _infer_image_sizes(vit: ViT) -> StackArguments:
     }
     if isinstance(vit.patch_embed, PatchEmbed):
         sizes["patch_size"] = vit.patch_embed.kernel_size[0]
-        if _describe_positions(vit.positions) == "learned":  # with other positions, a ViT accepts any image size
+        if isinstance(vit.positions, GridPositions):  # with other positions, a ViT accepts any image size
             rows, columns = vit.grid
             sizes["image_size"] = plain_size((sizes["patch_size"] * rows, sizes["patch_size"] * columns))
     return sizes
@@ -278,6 +278,7 @@ class Stack:
         exported: Further values for the config.json of an export.
         transposed: Whether linear layers of blocks are stored as (inputs, outputs).
         regrids: Whether image positions are interpolated to other grids, as in its own model.
+        patch_bias: Whether its patches are projected with a bias.
     """
 
     kind: type[StackModule]
@@ -295,6 +296,7 @@ class Stack:
     exported: Values = field(default_factory=dict)
     transposed: bool = False
     regrids: bool = False
+    patch_bias: bool = True
 
     def read_arguments(self, config: Fields) -> StackArguments:
         """Reads our arguments, including positions and the image stem.

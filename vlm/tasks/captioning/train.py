@@ -7,7 +7,7 @@ from typing import Annotated, Any, Unpack
 import torch
 from torch import Tensor
 
-from vlm.data.batch import Batch, TextRows
+from vlm.data.batch import Batch, PromptRows, TextRows
 from vlm.errors import Count, Range, UserError
 from vlm.evaluation.metrics.bootstrap import Scorer
 from vlm.evaluation.metrics.captions import ScoredCaption
@@ -21,7 +21,7 @@ from vlm.tasks.captioning.metrics import ENCODER, LanguageMetrics
 from vlm.tasks.captioning.predict import encode_pixels
 from vlm.tasks.captioning.self_critical import SelfCritical
 from vlm.tasks.shared.show import caption_line, example_image
-from vlm.tasks.shared.text_tasks import ImageTextTask, TextSearch
+from vlm.tasks.shared.text_tasks import ImageTextTask, TextSearch, prompt_contexts
 from vlm.training.data_module import Data
 from vlm.training.image_cache import as_read
 from vlm.training.step.losses import Term, token_loss
@@ -115,7 +115,7 @@ class Captioning(ImageTextTask):
         super().__init__(model=model, max_tokens=max_tokens, **options)
         self.metrics = LanguageMetrics(self.fields[self.text_field].languages)  # type: ignore[attr-defined]
         self.val_captions = None if val_captions is None else val_captions * len(self.metrics.languages)
-        self.search = TextSearch(self, max_tokens=max_tokens, beam=beam, length_penalty=length_penalty)
+        self.search = TextSearch(self, max_tokens=max_tokens, beam=beam, length_penalty=length_penalty, ends=self.ends)
         self._findings: list[Finding] = []
         self.critic = None if reward is None else SelfCritical(self, reward, samples=reward_samples)
         self.spread = DoublyStochastic(self, doubly_stochastic) if doubly_stochastic else None
@@ -134,6 +134,10 @@ class Captioning(ImageTextTask):
         losses = self.add_losses(batch, context)
         if not final and self.evaluation.has_samples(self.val_captions):
             return
+        if isinstance(rows, PromptRows) and batch.ids:
+            states = context.states.shape[1]
+            last = [sum(rows.num_states[: row + 1]) // states - 1 for row in range(len(batch.ids))]
+            pixels, context = pixels[last], prompt_contexts(rows, context.states)  # each image as a whole
         samples: list[dict[str, Any]] = []
         for language, metric in self.metrics.items():
             captions = self.search.texts(context, final=final, language=language)

@@ -2,7 +2,7 @@
 
 import re
 import shlex
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from statistics import fmean
@@ -11,9 +11,10 @@ from typing import Any, Literal, Unpack
 import numpy as np
 import torch
 
-from vlm.data.batch import Batch
+from vlm.data.batch import Batch, PromptRows, TextRows
 from vlm.data.records import Question
 from vlm.data.text.conversation_field import ConversationField
+from vlm.data.text.prompt_field import PromptField
 from vlm.errors import Count, UserError, printable
 from vlm.evaluation.metrics.bootstrap import Scorer, intervals, ratio_scorer
 from vlm.evaluation.metrics.captions import CaptionMetric
@@ -21,13 +22,13 @@ from vlm.evaluation.metrics.ngrams import Floats
 from vlm.evaluation.metrics.records import RecordMetric
 from vlm.evaluation.metrics.texts import edit_distance
 from vlm.evaluation.report.content import Card, Cards, Section, Table, pick_samples
-from vlm.models.context import Context
+from vlm.models.context import Context, interleave_states
 from vlm.models.encoder_decoder import VisionLanguageModel
 from vlm.models.flop import encoder_flop
 from vlm.tasks.captioning.predict import encode_pixels
 from vlm.tasks.image_questions.predict import answer_questions, room_for_prompt
 from vlm.tasks.shared.show import example_image, example_record
-from vlm.tasks.shared.text_tasks import ImageTextTask, MostFrequent
+from vlm.tasks.shared.text_tasks import ImageTextTask, MostFrequent, TextSearch
 from vlm.training.data_module import Data
 from vlm.training.step.task import TaskOptions
 from vlm.untrusted.sizes import JsonValue
@@ -63,6 +64,7 @@ CAPTION = "caption"  # kind of question whose answers are captions
 FREE_TEXT = "task.scores=[anls,captions], because these answers are free text, and none equals its reference"
 FREE_WORDS = 3  # mean length from which answers are free text
 CONTROL_NAMES = {"": "model", "@constant": "question alone", "@shuffled": "other image", "@blank": "blank image"}
+PROMPTS = 32  # that are decoded together
 READ = 20_000  # training images whose questions the control without images reads
 
 
@@ -147,7 +149,7 @@ class AnswerMetric(RecordMetric):
         """
         for id, image_questions, texts in zip(ids, questions, answers, strict=True):
             pairs = enumerate(zip(image_questions, texts, strict=True))
-            self.add((f"{id}#{n:04d}#{column}", n, column, text, id, *question) for n, (question, text) in pairs)
+            self.add((f"{id}#{n:04d}#{column}", n, column, text, id, *question[:5]) for n, (question, text) in pairs)
 
     def compute(self) -> dict[str, float]:
         """Returns ``accuracy``, and ``accuracy_KIND`` if there are several kinds of questions.
@@ -268,9 +270,14 @@ class ImageQuestions(ImageTextTask):
     ) -> None:
         super().__init__(model=model, max_tokens=max_tokens, **options)
         self.answers = AnswerMetric(scores)
+        self.search = TextSearch(self, max_tokens=max_tokens, ends=self.ends)  # of prompts with images inside
         field = self.fields[self.text_field]
         if isinstance(field, ConversationField) and model.decoder.prefix is not None:
             field.states = encoder_flop(model.encoder, self.preprocess.image_size)[1].states.shape[1]
+
+    def on_evaluation_start(self) -> None:
+        super().on_evaluation_start()
+        self.search.begin()
 
     def evaluation_step(self, batch: Batch, *, final: bool) -> None:
         """Adds a batch's loss and the model's answers; in a final evaluation, also the answers of the controls.
@@ -282,28 +289,43 @@ class ImageQuestions(ImageTextTask):
         if not batch.ids:
             return
         rows, partners = batch["questions"], batch["questions"].partners
-        answers = self._answer(context, rows.references)
+        answers = self._answer(context, rows, final=final)
         self.answers.update(batch.ids, rows.references, answers)
         for id, questions, texts in zip(batch.ids, rows.references, answers, strict=True):
             lines = (_line(question, text) for question, text in zip(questions, texts, strict=True))
             self.evaluation.samples.append({"image_id": id, "line": "\n".join(lines)})
         if not final:
             return
-        blank = self.blank(batch["images"]).rows(torch.zeros(len(batch.ids), dtype=torch.long, device=self.device))
-        self.answers.update(batch.ids, rows.references, self._answer(blank, rows.references), "blank")
+        blank = self.blank(batch["images"]).rows(torch.zeros(len(context.states), dtype=torch.long, device=self.device))
+        self.answers.update(batch.ids, rows.references, self._answer(blank, rows, final=final), "blank")
         if partners.indices != rows.indices:  # a lone sample is its own partner
-            self.answers.update(
-                partners.ids, partners.references, self._answer(context, partners.references), "shuffled"
-            )
+            answers = self._answer(context, partners, final=final)
+            self.answers.update(partners.ids, partners.references, answers, "shuffled")
 
-    def _answer(self, context: Context, questions_by_image: Sequence[Sequence[Question]]) -> list[list[str]]:
+    def _answer(self, context: Context, rows: TextRows, *, final: bool) -> list[list[str]]:
+        """Returns the answers to the questions of each row."""
+        questions_by_image: Sequence[Sequence[Question]] = rows.references
+        if isinstance(rows, PromptRows):
+            answers = iter(self._answer_prompts(context, rows, final=final))
+            return [[next(answers) for _ in questions] for questions in questions_by_image]
         field: Any = self.fields[self.text_field]
         room = room_for_prompt(self.model, self.max_tokens)
         prompts = [[field.prompt(question, room) for question in questions] for questions in questions_by_image]
         by_image = answer_questions(self.model, self.tokenizer, context, prompts, max_tokens=self.max_tokens)
         return [[answer.text for answer in answers] for answers in by_image]
 
+    def _answer_prompts(self, context: Context, rows: PromptRows, *, final: bool) -> Iterator[str]:
+        """Yields the answers to the prompts of a batch, a few prompts at a time."""
+        by_row = context.states.flatten(0, 1).split(list(rows.num_states))
+        prompts = [(states, prompt) for states, row in zip(by_row, rows.prompts, strict=True) for prompt in row]
+        for at in range(0, len(prompts), PROMPTS):
+            part = prompts[at : at + PROMPTS]
+            states = torch.cat([states for states, _ in part])
+            contexts = interleave_states([prompt for _, prompt in part], states)
+            yield from (text.text.strip() for text in self.search.texts(contexts, final=final))
+
     def evaluation_results(self, split: str, loss: float, *, final: bool) -> dict[str, float]:
+        self.search.end()
         results = self.answers.compute() | self.grounding.results(loss, self.sum_over_ranks)
         if final:
             train = islice(self.data.split("train").records(), READ)
@@ -320,6 +342,12 @@ class ImageQuestions(ImageTextTask):
         if results["accuracy"] or mean_words < FREE_WORDS:
             return None
         return [] if "anls" in self.answers.scores else [FREE_TEXT]
+
+    def description(self) -> dict[str, JsonValue]:
+        about = super().description()
+        if isinstance(self.fields[self.text_field], PromptField):  # it also captions and chats, as its folder does
+            about |= {"task": "captioning", **self.search.description()}
+        return about
 
     def predictions(self) -> list[dict[str, JsonValue]]:
         names = {"image_id": "image_id", "question": "question", "answer": "predicted"}

@@ -3,6 +3,7 @@
 import shlex
 from collections.abc import Sequence
 from contextlib import suppress
+from itertools import groupby
 from pathlib import Path
 
 from PIL import Image
@@ -13,7 +14,7 @@ from vlm.data.images.image import ImageError
 from vlm.data.records import Record
 from vlm.data.text.tokenizer import Tokenizer
 from vlm.errors import UserError, printable
-from vlm.models.context import Features
+from vlm.models.context import PLACE, Features
 from vlm.training.data_module import Data
 
 GALLERY, SIDE = 8, 512  # number of images of a gallery, and pixels of the longer side of all but the first
@@ -35,10 +36,12 @@ def first_row(
     labels = next_token_labels(predicted[:1], segments[:1])[0]
     lines = [f"  {name:<10}input -> target"]
     row = zip(tokens[0].tolist(), segments[0].tolist(), labels.tolist(), strict=True)
-    for token, segment, label in [item for item in row if item[1] != PADDING][:limit]:
-        target = "(none)" if label == IGNORE else tokenizer.piece(label)
-        lines.append(f"  {segment:>7}   {tokenizer.piece(token)!r} -> {target!r}")
-    return lines
+    for token, items in groupby((item for item in row if item[1] != PADDING), lambda item: item[0]):
+        for _, segment, label in [next(items)] if token == PLACE else items:  # one line for all states of an image
+            target = "(none)" if label == IGNORE else tokenizer.piece(label)
+            piece = "(image)" if token == PLACE else tokenizer.piece(token)
+            lines.append(f"  {segment:>7}   {piece!r} -> {target!r}")
+    return lines[: 1 + limit]
 
 
 def row_lines(rows: InputRows, tokenizer: Tokenizer, *, limit: int) -> list[str]:

@@ -4,21 +4,23 @@ import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, Protocol, Unpack
 
 import torch
 from torch import Tensor
 
 from vlm.checkpoint.stored import DecodingDefaults
-from vlm.data.batch import Batch, TextRows
+from vlm.data.batch import Batch, PromptRows, TextRows
 from vlm.data.records import find_block
+from vlm.data.text.prompt_field import PromptField
 from vlm.data.text.tokenizer import Tokenizer
 from vlm.decoding.options import Decoding
 from vlm.errors import Count
 from vlm.evaluation.report.content import pick_samples
 from vlm.inference.options import DecodingOptions
 from vlm.inference.writing import Text, decode_likeliest
-from vlm.models.context import Context, Features
+from vlm.models.context import Context, Features, interleave_states
 from vlm.models.encoder_decoder import EncoderDecoder, VisionLanguageModel
 from vlm.models.flop import Work
 from vlm.nn.device import widest_float
@@ -53,11 +55,20 @@ class TextSearch:
         max_tokens: Longest text, in tokens.
         beam: Hypotheses of each search of a test; 1 is greedy.
         length_penalty: They are ranked by log-probability / length ** length_penalty.
+        ends: Tokens that end a text, besides the tokenizer's end token.
     """
 
-    def __init__(self, task: TextWritingTask, *, max_tokens: int, beam: int, length_penalty: float) -> None:
-        self.task, self.greedy = task, Decoding(max_tokens=max_tokens)
-        self.search = Decoding(max_tokens=max_tokens, beam=beam, length_penalty=length_penalty)
+    def __init__(
+        self,
+        task: TextWritingTask,
+        *,
+        max_tokens: int,
+        beam: int = 1,
+        length_penalty: float = 1.0,
+        ends: Sequence[int] = (),
+    ) -> None:
+        self.task, self.greedy = task, Decoding(max_tokens=max_tokens, ends=tuple(ends))
+        self.search = replace(self.greedy, beam=beam, length_penalty=length_penalty)
 
     def use_stored_options(self, stored: DecodingDefaults, config: Mapping[str, Any]) -> None:
         """Uses the decoding options of a Hugging Face folder, as the commands do.
@@ -66,11 +77,8 @@ class TextSearch:
             stored: The options in the checkpoint.
             config: The task's config, whose options take precedence.
         """
-        task_options: DecodingDefaults = {
-            "beam": config["beam"],
-            "length_penalty": config["length_penalty"],
-            "max_tokens": config["max_tokens"],
-        }
+        task_options: DecodingDefaults = {"max_tokens": config["max_tokens"]}
+        task_options |= {name: config[name] for name in ("beam", "length_penalty") if name in config}  # type: ignore
         chosen = DecodingOptions().resolve({**stored, **task_options})
         self.search = chosen.build_decoding(chosen.build_rules(self.task.tokenizer), sample=False)
 
@@ -87,6 +95,7 @@ class TextSearch:
     def description(self) -> dict[str, JsonValue]:
         """Returns options that a checkpoint stores for the commands."""
         stored = {name: getattr(self.search, name) for name in ("beam", "length_penalty")}
+        stored |= {"ends": list(self.search.ends)} if self.search.ends else {}
         return {"max_tokens": self.search.max_tokens, "decoding": stored}
 
 
@@ -155,7 +164,8 @@ class GroundingLosses:
         if blank is None:
             return caption_losses
         self._put(0, rows.indices, caption_losses)
-        if partner_rows is not None and partner_rows.indices != rows.indices:  # a lone sample is its own partner
+        has_partners = partner_rows is not None and partner_rows.indices != rows.indices  # a lone sample is its own
+        if partner_rows is not None and has_partners and partner_rows.tokens.numel():
             self._put(1, partner_rows.indices, losses(partner_rows, context))
         blank_index = torch.zeros(len(rows.indices), dtype=torch.long, device=blank.states.device)
         self._put(2, rows.indices, losses(rows, blank.rows(blank_index)))
@@ -208,11 +218,13 @@ class ImageTextTask(Task):
 
     def work(self, batch: Batch) -> Work:
         rows, length = batch[self.text_field].tokens.shape
-        return Work(len(batch.ids), rows, length, cached=isinstance(batch["images"], Features))
+        images = len(batch["images"]) if isinstance(batch[self.text_field], PromptRows) else len(batch.ids)
+        return Work(images, rows, length, cached=isinstance(batch["images"], Features))
 
     def loss(self, batch: Batch) -> dict[str, Term]:
         rows = batch[self.text_field]
-        hidden = self.model(as_read(batch["images"], self.preprocess), rows.tokens, rows.segments)
+        inside = (rows.image_states, rows.scored) if isinstance(rows, PromptRows) else ()
+        hidden = self.model(as_read(batch["images"], self.preprocess), rows.tokens, rows.segments, *inside)
         smoothing = self.label_smoothing
         return {"tokens": Term(*token_loss(hidden, rows.targets, self.model.head_parts, label_smoothing=smoothing))}
 
@@ -232,7 +244,13 @@ class ImageTextTask(Task):
         blank = self.blank(batch["images"]) if any(index in self.controlled for index in rows.indices) else None
 
         def losses(rows: TextRows, context: Context) -> Losses:
-            hidden = self.model.decoder(rows.tokens, rows.segments, context)
+            if isinstance(rows, PromptRows):
+                # A blank image has the states of a single one.
+                index = rows.image_states % max(1, context.states.shape[:2].numel())
+                inside = (rows.tokens, rows.segments, index, rows.scored)
+                hidden = self.model.read_prompts(context.states, *inside)
+            else:
+                hidden = self.model.decoder(rows.tokens, rows.segments, context)
             return row_losses(hidden, rows.targets, self.model.head_parts)
 
         sums, counts = self.grounding.read(losses, rows, context, blank=blank)
@@ -251,8 +269,27 @@ class ImageTextTask(Task):
         row, name = (rows.tokens, rows.segments, self.tokenizer), self.segment_name
         return lines + first_row(*row, name=name, limit=tokens, scored=rows.scored)
 
+    @property
+    def ends(self) -> Sequence[int]:
+        """Tokens that end a text, besides the tokenizer's end token."""
+        field = self.fields[self.text_field]
+        return field.ends if isinstance(field, PromptField) else ()
+
     def description(self) -> dict[str, JsonValue]:
         return {**super().description(), "max_tokens": self.max_tokens}
+
+
+def prompt_contexts(rows: PromptRows, states: Tensor) -> Context:
+    """Returns the prompts of a batch, in order, with the states of their images inside.
+
+    Args:
+        states: The batch's encoded images.
+    Shapes:
+        states (T, S, D) -> context of one row per prompt
+    """
+    by_row = states.flatten(0, 1).split(list(rows.num_states))
+    prompts = [(row_states, prompt) for row_states, row in zip(by_row, rows.prompts, strict=True) for prompt in row]
+    return interleave_states([prompt for _, prompt in prompts], torch.cat([row_states for row_states, _ in prompts]))
 
 
 class NaiveBayes:

@@ -92,10 +92,8 @@ def _folder_overrides(path: str | None, choices: Mapping[str, str]) -> Iterator[
     from vlm.data.text.prompt_form import reads_images_inside_texts
 
     if reads_images_inside_texts(about):
-        raise UserError(
-            f"model.path={path}: a {about['origin']} is supported for inference only and cannot be fine-tuned; "
-            f"{JOIN_REMEDY}"
-        )
+        yield from _vision_language_overrides(str(path), folder, about, choices)
+        return
     task = chosen_task or specified.task
     same_task = task == specified.task
     parts = {name: part for name, part in specified.parts.items() if same_task or name != "text_encoder"}
@@ -137,6 +135,69 @@ def _folder_overrides(path: str | None, choices: Mapping[str, str]) -> Iterator[
         yield from _preprocess_overrides(about["preprocess"])
 
 
+CAPTION_TOKENS, ANSWER_TOKENS = 64, 128  # default lengths of texts that evaluations decode
+PROMPT_LEN = 2048  # default maximum number of tokens of a training row, with the states of images
+
+
+def _vision_language_overrides(path: str, folder: str, about: "Metadata", choices: Mapping[str, str]) -> Iterator[str]:
+    """Yields the overrides for a model that reads images inside its texts (SmolVLM, LLaVA, PaliGemma)."""
+    spec = about["model"]
+    assert spec is not None
+    encoder, decoder = spec["args"]["encoder"]["args"], spec["args"]["decoder"]["args"]
+    tasks = list_prompt_tasks(about)
+    if (task := choices.get("task") or JOINED_TASKS[0]) not in tasks:
+        raise UserError(
+            f"model.path={path}: a {about['origin']} cannot be trained for task={task}; "
+            f"choose task={' or task='.join(tasks)}"
+        )
+    yield from (f"task={task}", "model=projected", "model/encoder=projected", "model/fusion=prefix")
+    yield f"model.init_from={path}"
+    if "optim" not in choices:
+        yield from ("optim=adamw", f"optim.lr={ADAPTERS_LR if choices.get('model/adapt') else FULL_LR}")
+    projector = encoder["projector"]
+    yield f"model/projector={'mlp' if projector['name'] == 'MLPProjector' else 'linear'}"
+    yield from _argument_overrides("model.projector", projector["args"], ("context_dim", "dim", "image_size"))
+    yield from _encoder_overrides(encoder["backbone"], BACKBONE)
+    yield f"model.encoder.drop={encoder.get('drop', 0)}"
+    yield from _decoder_overrides(decoder, "model.decoder")
+    yield f"model.decoder.max_len={decoder['max_len']}"
+    yield from ("tokenizer=pretrained", f"tokenizer.path={folder}")
+    yield from _preprocess_overrides(about["preprocess"])
+    yield from prompt_field_overrides(task, folder, about)
+
+
+def list_prompt_tasks(about: "Metadata") -> tuple[str, ...]:
+    """Returns the tasks of a model that reads images inside its texts; without causal attention, those of one turn."""
+    assert about["model"] is not None
+    is_causal = about["model"]["args"]["decoder"]["args"]["prefix"]["args"]["causal"]
+    return JOINED_TASKS if is_causal else ("captioning", "image_questions")
+
+
+def prompt_field_overrides(task: str, folder: str, about: "Metadata") -> Iterator[str]:
+    """Yields the overrides for fields that read images inside texts, and for the lengths of texts.
+
+    Args:
+        folder: The folder that has the form of prompts.
+        about: Its metadata, as a checkpoint stores them.
+    """
+    is_captioning = task == "captioning"
+    name, kind = ("captions", "CaptionPromptField") if is_captioning else ("questions", "QuestionPromptField")
+    yield "task.fields.images._target_=vlm.data.fields.ImageViewsField"
+    yield f"task.fields.{name}._target_=vlm.data.text.prompt_field.{kind}"
+    yield f"++task.fields.{name}.path={folder}"
+    yield f"++task.fields.{name}.states={about['form']['states']}"
+    yield f"++task.fields.{name}.preprocess=${{data.preprocess}}"
+    yield f"++task.fields.{name}.prompt=null"
+    yield f"data.max_len={min(PROMPT_LEN, _decoder_length(about))}"
+    yield "data.augment=null"
+    yield f"task.max_tokens={CAPTION_TOKENS if is_captioning else ANSWER_TOKENS}"
+
+
+def _decoder_length(about: "Metadata") -> int:
+    assert about["model"] is not None
+    return about["model"]["args"]["decoder"]["args"]["max_len"]
+
+
 def _check_task(folder: str, task: str | None, specified: "FolderSpecification", origin: str) -> None:
     """Raises a UserError with the tasks that a folder can be trained for, unless `task` is one of them."""
     encoder = specified.parts.get("encoder")
@@ -170,6 +231,8 @@ def _encoder_overrides(
     if is_text:
         yield from _position_overrides(place, args) if has_decoder else _size_overrides(args)
         yield "model/position=learned"
+    elif args.get("positions") is not None:
+        yield from _position_overrides(place, args)
     yield from _argument_overrides(
         place, args, (*INJECTED, "positions", *(SIZES if is_text and not has_decoder else ()))
     )
@@ -218,7 +281,8 @@ def _preprocess_overrides(state: Mapping[str, Any]) -> Iterator[str]:
     """Yields the overrides for the preprocessing of images."""
     yield f"data.image_size={as_override(state['image_size'])}"
     yield from (f"++data.preprocess.{name}=[{','.join(map(str, state[name]))}]" for name in ("mean", "std"))
-    yield from (f"++data.preprocess.{name}={state[name]}" for name in ("resize", "interpolation", "crop"))
+    names = ("resize", "interpolation", "crop", "longest_edge", "tiles")
+    yield from (f"++data.preprocess.{name}={state[name]}" for name in names if name in state)
 
 
 JOINED_TASKS = ("captioning", "conversations", "image_questions")

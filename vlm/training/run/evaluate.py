@@ -26,6 +26,7 @@ from vlm.nn.image_size import as_override, sides
 from vlm.training.callbacks.progress import Progress
 from vlm.training.config.check import check
 from vlm.training.config.nodes import check_effective, check_fit, split_option
+from vlm.training.config.pretrained import list_prompt_tasks, prompt_field_overrides
 from vlm.training.data_module import Data
 from vlm.training.run.run import build_data, build_task, build_trainer, cache_folder, evaluate_split, find_init_paths
 from vlm.training.run.train import silence_libraries
@@ -48,15 +49,23 @@ def compose_for_model(path: str, about: Metadata, overrides: Sequence[str]) -> C
     if task == "embedding":
         raise UserError(f"{path}: contains only an encoder, so it has no scores; use a model with a task head")
     if reads_images_inside_texts(about):
-        raise UserError(
-            f"{path}: vlm evaluate does not support models that read images inside prompts; caption the images with "
-            "`vlm caption --format jsonl --out FILE` and score the captions with `vlm score`"
-        )
+        return _compose_for_prompts(path, about, overrides)
     if mismatched := [text for text in overrides if text.startswith("task=") and text != f"task={task}"]:
         raise UserError(f"{mismatched[0]}: {path} is a model for {task}; leave the override out")
     data_overrides = [text for text in overrides if not text.startswith("task=")]
     no_selection = "callbacks.checkpoints=null"  # these weights were not selected on a split
     return compose([f"task={task}", no_selection, *_size_overrides(about), *data_overrides], check)
+
+
+def _compose_for_prompts(path: str, about: Metadata, overrides: Sequence[str]) -> Config:
+    """Like `compose_for_model`, for a model that reads images inside its texts, which several tasks evaluate."""
+    chosen = [text.partition("=")[2] for text in overrides if text.startswith("task=")]
+    tasks = list_prompt_tasks(about)
+    if (task := chosen[-1] if chosen else tasks[0]) not in tasks:
+        raise UserError(f"task={task}: is not a task of {path}; choose {' or '.join(tasks)}")
+    fields = prompt_field_overrides(task, str(ckpt.locate(path)), about)
+    rest = [text for text in overrides if not text.startswith("task=")]
+    return compose([f"task={task}", "callbacks.checkpoints=null", *_size_overrides(about), *fields, *rest], check)
 
 
 def _size_overrides(about: Metadata) -> Iterator[str]:

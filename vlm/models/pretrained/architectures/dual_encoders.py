@@ -61,14 +61,16 @@ CLIP_VISION = Stack(
         "class_token": Weight(("embeddings.class_embedding",)),
         "positions.weight": POSITIONS,
         "patch_embed.weight": PATCHES,
-        "patch_embed.bias": Weight((PATCHES,), lambda weight: weight.new_zeros(len(weight))),
         "embed_norm": "pre_layrnorm",
         "norm": "post_layernorm",
         **expand_layers(CLIP_LAYERS, "encoder.layers"),
     },
+    # Of a model of vlm that has a bias; theirs has none.
+    extra={"patch_embed.bias": Weight((PATCHES,), lambda weight: weight.new_zeros(len(weight)))},
     unused=("embeddings.position_ids",),
     needed={"num_channels": 3},
     neutral_keys=("projection_dim", "vocab_size"),
+    patch_bias=False,
 )
 PROJECTION = "visual_projection.weight"
 CLIP_VISION_MODEL_ARCHITECTURE = Architecture(
@@ -135,10 +137,11 @@ def export_clip(model: nn.Module) -> Export | None:
     if not isinstance(model, DualEncoder) or not isinstance(model.text_encoder, Decoder) or not name_clip_heads(model):
         return None
     config, tensors = export_towers(model, CLIP_TOWERS, name_clip_heads(model))
-    # Their model has no patch bias, so it is added to the positions of the patches.
     patches, positions = (f"{CLIP_VISION.prefix}{name}" for name in (PATCHES, POSITIONS))
-    weight, bias = (model.encoder.get_parameter(f"patch_embed.{name}") for name in ("weight", "bias"))
-    tensors |= {patches: weight, positions: torch.cat([tensors[positions][:1], tensors[positions][1:] + bias])}
+    tensors[patches] = model.encoder.get_parameter("patch_embed.weight")
+    if (bias := model.encoder.state_dict().get("patch_embed.bias")) is not None:
+        # Their model has no patch bias, so it is added to the positions of the patches.
+        tensors[positions] = torch.cat([tensors[positions][:1], tensors[positions][1:] + bias])
     width = len(model.text_projection.weight)
     return {"model_type": "clip", "architectures": ["CLIPModel"], CLIP_WIDTH.name: width, **config}, tensors
 

@@ -3,18 +3,14 @@
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from math import isqrt
 from typing import Any
-
-import torch
-from torch import Tensor
 
 from vlm.models.encoder_decoder import VisionLanguageModel
 from vlm.models.pretrained.architecture import IMAGE, Architecture, ImageText, Model, make_spec
 from vlm.models.pretrained.architectures.dual_encoders import CLIP_VISION, SIGLIP_VISION
 from vlm.models.pretrained.architectures.language_models import GEMMA, LLAMA, QWEN2, require_full_attention
 from vlm.models.pretrained.fields import Fields, choice, flag, integer, square
-from vlm.models.pretrained.stack import ACTIVATIONS, Names, Part, Spec, Weight, list_patterns, select_stack
+from vlm.models.pretrained.stack import ACTIVATIONS, Names, Part, Spec, StackArguments, list_patterns, select_stack
 from vlm.nn.image_size import sides
 
 VISION, TEXT = "vision_tower.", "language_model."
@@ -122,17 +118,10 @@ SHUFFLE = integer("scale_factor", 2, high=64)
 IMAGE_BORDER = "<fake_token_around_image>"
 
 
-def select_bucketed_positions(table: Tensor) -> Tensor:
-    """Selects the positions that Idefics3's code assigns to the patches of a complete image.
-
-    It computes the fractional coordinate of each row and column in float32 and bucketizes it; rounding moves some
-    patches to the positions of their neighbours.
-    """
-    side = isqrt(len(table))
-    bounds = torch.arange(1 / side, 1.0, 1 / side)
-    shares = torch.arange(side, dtype=torch.float32) * (1.0 / torch.tensor(side))
-    cells = torch.bucketize(shares.clamp(max=1.0 - 1e-6), bounds, right=True)
-    return table[(cells[:, None] * side + cells).flatten()]
+def specify_bucketed_positions(sizes: StackArguments, config: Fields) -> StackArguments:
+    """Adds the positions of the patches to the arguments of an encoder."""
+    side = sides(sizes["image_size"])[0] // sizes["patch_size"]
+    return sizes | {"positions": make_spec("BucketedGridPositions", dim=sizes["dim"], side=side)}
 
 
 IDEFICS3_VISION = replace(
@@ -146,10 +135,7 @@ IDEFICS3_VISION = replace(
         "patch_size": square("patch_size", 32),
     },
     neutral_keys=(*SIGLIP_VISION.neutral_keys, "max_image_size", "size"),  # of the processor, which states them too
-    names={
-        **SIGLIP_VISION.names,
-        "positions.weight": Weight(("embeddings.position_embedding.weight",), select_bucketed_positions),
-    },
+    more=specify_bucketed_positions,
 )
 
 
