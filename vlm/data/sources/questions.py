@@ -105,8 +105,8 @@ class Conversations(QuestionSource):
     """Conversations about images: JSON lines, a JSON array, or Parquet, with one conversation per row.
 
     Turns are {"from": "human" or "gpt", "value": ...} (LLaVA), {"role": "user", "assistant" or "system",
-    "content": ...}, or pairs {"user": ..., "assistant": ...} (the Cauldron). There is a mark <image> per image, or none.
-    All conversations about the same images form one record.
+    "content": ...}, or pairs {"user": ..., "assistant": ...} (the Cauldron). There is a mark <image> per image, or
+    none. All conversations about the same images form one record.
 
     Args:
         needs: The values that the task reads; without ``image``, rows may have none.
