@@ -2,6 +2,8 @@
 
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from datetime import date
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -12,11 +14,12 @@ from vlm.data.batch import IGNORE, PromptRows, Targets, next_token_labels, pack
 from vlm.data.fields import AugmentKey, TokenField
 from vlm.data.images.image import Preprocess
 from vlm.data.records import PairedSplit, Question, Record, Source, Split, select_last_questions
+from vlm.data.text.chat_template import ChatTemplate
 from vlm.data.text.conversation import Turn
 from vlm.data.text.library import JsonTokenizer
 from vlm.data.text.prompt_form import PromptForm, RenderedPrompt, Squares, read_form
 from vlm.data.text.tokenizer import Tokenizer, tokenizer_from_state
-from vlm.errors import Count, Range, UserError, excerpt
+from vlm.errors import Count, Range, UserError
 from vlm.models.context import PLACE
 from vlm.models.pretrained.load import open_folder
 from vlm.randomness import numpy_rng
@@ -109,6 +112,8 @@ class PromptField(TokenField):
         self.tokenizer = tokenizer_from_state(self.tokenizer.state())  # the folder's own class, which knows its tokens
         assert isinstance(self.tokenizer, JsonTokenizer)
         self.form = read_form(open_folder(Path(self.path)), self.tokenizer, self.states)
+        if isinstance(self.form.chat, ChatTemplate):  # a run that is resumed on another day has the same tokens
+            self.form = replace(self.form, chat=self.form.chat.with_date(date.today().isoformat()))
         for split in self._splits.values():
             for record in islice(split.records(), CHECKED if split.fresh else None):
                 squares = self.squares(record)
@@ -166,15 +171,18 @@ class PromptField(TokenField):
         return RenderedPrompt(list(tokens), list(map(bool, flags)))
 
     def _render(self, conversation: Conversation, squares: Squares, answering: bool) -> RenderedPrompt:
-        assert self.form is not None
-        chat = self.form.chat
-        if chat is None or "assistant" in chat.heads:
-            return self.form.turns(self.tokenizer, conversation, squares, answering=answering)
-        turns = conversation if answering else conversation[:-1]  # a model that reads one instruction
-        prompt = self.form.turns(self.tokenizer, turns, squares, answering=True)
+        form, tokenizer = self.form, self.tokenizer
+        assert form is not None
         if answering:
-            return prompt
-        answer = [*self.tokenizer.encode(conversation[-1].text), self.tokenizer.eos_id]
+            return form.conversation(tokenizer, conversation, squares)
+        if form.can_chat:
+            tokens, generated = form.conversation(tokenizer, conversation, squares, answering=False, generated=True)
+            if not form.ends(tokenizer):  # the template ends no answer, as LLaVA's; the model learns to end the last
+                count = 1 + max((place for place, flag in enumerate(generated) if flag), default=-1)
+                tokens, generated = [*tokens[:count], tokenizer.eos_id], [*generated[:count], True]
+            return RenderedPrompt(tokens, generated)
+        prompt = form.conversation(tokenizer, conversation[:-1], squares)  # of a model that reads one instruction
+        answer = [*tokenizer.encode(conversation[-1].text), tokenizer.eos_id]
         return RenderedPrompt(prompt.tokens + answer, prompt.generated + [True] * len(answer))
 
     def _check_length(self, record: Record, length: int) -> None:
@@ -275,7 +283,7 @@ class CaptionPromptField(PromptField):
     def _turns(self, record: Record) -> Conversation:
         assert self.form is not None
         instruction = self.form.caption if self.instruction is None else self.instruction
-        return (Turn("user", instruction, len(self.squares(record))),)
+        return (Turn("user", instruction, (0,) * len(self.squares(record))),)
 
     def texts_of(self, record: Record) -> Sequence[str]:
         return record["captions"]
@@ -308,15 +316,18 @@ class QuestionPromptField(PromptField):
             yield from (words for _, words in question.turns)
 
     def _turns(self, record: Record, question: Question) -> Conversation:
-        """The turns up to a question; images come before the first user turn unless the data give their places."""
+        """The turns up to a question; images come before the first user turn unless the data state their places."""
         assert self.form is not None
         template = self.form.question if self.instruction is None else self.instruction
+        before_question = max(0, template.find("{}"))
         turns, count = list[Turn](), len(self.squares(record))
-        for role, words in (*question.before, ("user", question.text)):
-            is_user = role == "user"
-            if role == "assistant" and not words:
-                raise UserError(f"data: {record.id}: an answer is empty: {excerpt(question.text)}")
-            text = template.replace("{}", words) if is_user else words
-            turns.append(Turn(role, text, count if is_user else 0))  # type: ignore[arg-type]
-            count = 0 if is_user else count
+        for number, (role, words) in enumerate((*question.before, ("user", question.text))):
+            if role != "user":
+                turns.append(Turn(role, words))  # type: ignore[arg-type]  # a source checks roles
+                continue
+            places = (0,) * count
+            if question.image_places:
+                places = tuple(place and before_question + place for place in question.image_places[number])
+            turns.append(Turn(role, template.replace("{}", words), places))
+            count = 0
         return tuple(turns)
