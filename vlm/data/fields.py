@@ -122,7 +122,7 @@ class ImageField(Field):
         uint8 (B, 3, H, W), with K images per record (B, K, 3, H, W)
     """
 
-    needs = ("image",)
+    needs: ClassVar[tuple[str, ...]] = ("image",)
 
     def __init__(
         self,

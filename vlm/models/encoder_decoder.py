@@ -179,7 +179,7 @@ class VisionLanguageModel(EncoderDecoder):
         if not len(states):  # no row has an image
             states = states.new_zeros(1, 1, states.shape[-1])
         picked = pick_states(states, image_states)
-        return self.decoder(tokens, segments, states=picked, generated=generated)  # type: ignore[call-arg]
+        return self.decoder(tokens, segments, states=picked, generated=generated)
 
     def encode(self, images: Tensor | Features) -> Context:
         return encode(self.encoder, images)

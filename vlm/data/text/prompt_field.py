@@ -6,7 +6,7 @@ from dataclasses import replace
 from datetime import date
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, cast
 
 import torch
 
@@ -15,7 +15,7 @@ from vlm.data.fields import AugmentKey, TokenField
 from vlm.data.images.image import Preprocess
 from vlm.data.records import PairedSplit, Question, Record, Source, Split, select_last_questions
 from vlm.data.text.chat_template import ChatTemplate
-from vlm.data.text.conversation import Turn
+from vlm.data.text.conversation import Role, Turn
 from vlm.data.text.library import JsonTokenizer
 from vlm.data.text.prompt_form import PromptForm, RenderedPrompt, Squares, read_form
 from vlm.data.text.tokenizer import Tokenizer, tokenizer_from_state
@@ -165,10 +165,10 @@ class PromptField(TokenField):
         assert self.form is not None
         key = conversation, squares, answering
         if key not in self._rendered:
-            tokens, generated = self._render(conversation, squares, answering)
-            self._rendered[key] = array("i", tokens), bytes(generated)
-        tokens, flags = self._rendered[key]
-        return RenderedPrompt(list(tokens), list(map(bool, flags)))
+            rendered = self._render(conversation, squares, answering)
+            self._rendered[key] = array("i", rendered.tokens), bytes(rendered.generated)
+        ids, flags = self._rendered[key]
+        return RenderedPrompt(list(ids), list(map(bool, flags)))
 
     def _render(self, conversation: Conversation, squares: Squares, answering: bool) -> RenderedPrompt:
         form, tokenizer = self.form, self.tokenizer
@@ -216,7 +216,7 @@ class PromptField(TokenField):
                 sample_index=record["index"], partner=partner_row._replace(sample_index=record["partner_index"])
             )
         texts = [self.render(conversation, squares) for conversation in self.conversations(record)]
-        order = numpy_rng("conversations", *key).permutation(len(texts)) if texts else []
+        order = numpy_rng("conversations", *key).permutation(len(texts))
         remaining, chosen = self.max_len, list[RenderedPrompt]()  # the first that fit together, at least one
         for text in (texts[at] for at in order):
             if chosen and len(text.tokens) > remaining:
@@ -323,11 +323,11 @@ class QuestionPromptField(PromptField):
         turns, count = list[Turn](), len(self.squares(record))
         for number, (role, words) in enumerate((*question.before, ("user", question.text))):
             if role != "user":
-                turns.append(Turn(role, words))  # type: ignore[arg-type]  # a source checks roles
+                turns.append(Turn(cast(Role, role), words))  # a source checks roles
                 continue
             places = (0,) * count
             if question.image_places:
                 places = tuple(place and before_question + place for place in question.image_places[number])
-            turns.append(Turn(role, template.replace("{}", words), places))
+            turns.append(Turn("user", template.replace("{}", words), places))
             count = 0
         return tuple(turns)
