@@ -7,9 +7,12 @@ import signal
 import threading
 from collections.abc import Iterator
 from datetime import datetime
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
-from chat_templates import HOSTILE
+from chat_templates import HOSTILE, TEMPLATES
+from transformers.utils import chat_template_utils
 
 from vlm.errors import UserError
 from vlm.untrusted import templates
@@ -140,3 +143,103 @@ def test_a_forked_process_starts_its_own_worker(worker: templates._Worker) -> No
     text, pid = results.get()
     assert (text, child.exitcode) == ("in the child", 0) and pid != worker.process.pid
     assert render_template("{{ 'in the parent again' }}", {}).text == "in the parent again"
+
+
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "find_weather",
+            "description": "Finds the weather",
+            "parameters": {
+                "type": "object",
+                "properties": {
+                    "city": {"type": "string", "description": "A city"},
+                    "days": {"type": "array", "items": {"type": "integer"}},
+                },
+                "required": ["city"],
+            },
+        },
+    }
+]
+CALL = {"id": "abcdefghi", "type": "function", "function": {"name": "find_weather", "arguments": {"city": "Zürich"}}}
+THOUGHT = "<think>\nlet me see\n</think>\n\nThree."
+
+
+def make_parts(*texts: str, images: int = 0) -> list[dict[str, str]]:
+    return [*[{"type": "image"}] * images, *({"type": "text", "text": text} for text in texts)]
+
+
+def make_messages(*turns: tuple[str, Any]) -> list[dict[str, Any]]:
+    return [{"role": role, "content": content} for role, content in turns]
+
+
+CONVERSATIONS: dict[str, dict[str, Any]] = {
+    "a question": {"messages": make_messages(("user", "What is this?"))},
+    "a system turn": {"messages": make_messages(("system", "Be brief. /no_think"), ("user", "What is this?"))},
+    "an answer": {"messages": make_messages(("user", "What?"), ("assistant", "A dog."))},
+    "turns": {
+        "messages": make_messages(("system", "s"), ("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "d"))
+    },
+    "two users": {"messages": make_messages(("user", "a"), ("user", "b"), ("assistant", "c"), ("system", "d"))},
+    "thoughts": {
+        "messages": make_messages(("user", "2?"), ("assistant", THOUGHT), ("user", "3?"), ("assistant", THOUGHT)),
+        "enable_thinking": False,
+    },
+    "odd texts": {
+        "messages": make_messages(
+            ("user", " \n <b>\"é\" & '本' \U0001f600 {{ x }} {% y %}\n\n"), ("assistant", "\n\ta \n")
+        )
+    },
+    "tools": {
+        "messages": [
+            *make_messages(("system", "s"), ("user", "Weather?")),
+            {"role": "assistant", "content": "", "tool_calls": [CALL]},
+            {"role": "tool", "content": '{"sun": true}', "name": "find_weather", "tool_call_id": "abcdefghi"},
+            {"role": "assistant", "content": "Sunny."},
+        ],
+        "tools": TOOLS,
+        "documents": [{"title": "A", "text": "b"}],
+    },
+    "images": {
+        "messages": make_messages(
+            ("system", make_parts("Be brief.")),
+            ("user", make_parts("What", "is it?", images=2)),
+            ("assistant", make_parts("Dogs.")),
+            ("user", make_parts("And?")),
+        )
+    },
+    "images between texts": {
+        "messages": make_messages(
+            ("user", [*make_parts("First", images=1), *make_parts("second", images=1), {"type": "image"}]),
+            ("assistant", make_parts("Three.")),
+        )
+    },
+}
+MARKS = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_templates_write_what_they_write_in_transformers(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten conversations each, with and without the prompt of an answer; what they refuse is refused here too."""
+    template, now, written = TEMPLATES[name], datetime(2025, 3, 9, 14, 5), 0
+    monkeypatch.setattr(chat_template_utils, "datetime", SimpleNamespace(now=lambda: now))
+    for conversation in CONVERSATIONS.values():
+        for answering in (False, True):
+            variables = {"tools": None, "documents": None, **conversation, **MARKS, "add_generation_prompt": answering}
+            options = {key: value for key, value in variables.items() if key != "messages"}
+            try:
+                texts, spans = chat_template_utils.render_jinja_template(
+                    conversations=[variables["messages"]],
+                    chat_template=template,
+                    return_assistant_tokens_mask="generation" in template,
+                    **options,
+                )
+            except Exception:
+                with pytest.raises(UserError):
+                    render_template(template, variables, now=now)
+                continue
+            rendered = render_template(template, variables, now=now, spans=True)
+            assert rendered == RenderedTemplate(texts[0], tuple(spans[0]) if spans else ())
+            written += bool(rendered.text.strip())
+    assert written >= 4
