@@ -17,14 +17,18 @@ from vlm.untrusted.sizes import JsonValue
 REMEDIES = {"stem": "model/encoder=vit", "positions": "model/position=learned"}
 
 
-def convert_model(model: nn.Module) -> Export:
+def convert_model(model: nn.Module, origin: str | None = None) -> Export:
     """Converts a model to the content of config.json and tensors.
 
+    Args:
+        origin: Class of Hugging Face that the model was imported from, which is preferred to others that compute the
+            same.
     Raises:
         UserError: No Hugging Face class computes the same; the message names the key of the config.
     """
-    for name in list_model_types():
-        if (exported := load_architecture(name).export(model)) is not None:
+    architectures = map(load_architecture, list_model_types())
+    for architecture in sorted(architectures, key=lambda architecture: origin not in architecture.models):
+        if (exported := architecture.export(model)) is not None:
             return exported
     kind = type(getattr(model, "encoder", model)).__name__
     raise UserError(
@@ -39,12 +43,14 @@ def export_stack(
     *,
     head: Callable[[VocabularyHead], bool] = lambda head: False,
     more: Values | None = None,
+    has_prefix: bool = False,
 ) -> Export:
     """Converts a stack to config and tensors, without its prefix.
 
     Args:
         key: The stack's key in our config.
         head: Returns True for a head that theirs supports; by default only the tied embedding.
+        has_prefix: Whether the decoder may read states as a part of its text.
         more: Further values for the config.
     Raises:
         UserError: Theirs computes something else; the message names each key with its value.
@@ -52,7 +58,10 @@ def export_stack(
     sizes = infer_sizes(module) | {"hidden": module.blocks[0].config.hidden}
     config: dict[str, JsonValue] = {"model_type": stack.model_type}
     our_head, prefix = getattr(module, "vocabulary_head", None), getattr(module, "prefix", None)
-    unsupported = {"prefix": prefix is not None, "vocabulary_head": our_head is not None and not head(our_head)}
+    unsupported = {
+        "prefix": prefix is not None and not has_prefix,
+        "vocabulary_head": our_head is not None and not head(our_head),
+    }
     faults = [f"{key}.{name} is set" for name, is_set in unsupported.items() if is_set]
     # Always exported: None, which derives them from other sizes in ours, may have another default in theirs.
     exported = sizes | {name: getattr(module.blocks[0].attn, name) for name in ("head_dim", "num_kv_heads")}

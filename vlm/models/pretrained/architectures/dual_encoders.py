@@ -133,15 +133,23 @@ def name_clip_heads(model: DualEncoder) -> Names:
     return {**names, "log_scale": scale}
 
 
+def fold_patch_bias(encoder: nn.Module, positions: Tensor) -> dict[str, Tensor]:
+    """Returns the patch embedding and positions of CLIP, which has no patch bias: it is added to the positions.
+
+    Args:
+        positions: Those of the encoder.
+    """
+    folded = {PATCHES: encoder.get_parameter("patch_embed.weight")}
+    if (bias := encoder.state_dict().get("patch_embed.bias")) is not None:
+        folded[POSITIONS] = torch.cat([positions[:1], positions[1:] + bias])
+    return {f"{CLIP_VISION.prefix}{name}": tensor for name, tensor in folded.items()}
+
+
 def export_clip(model: nn.Module) -> Export | None:
     if not isinstance(model, DualEncoder) or not isinstance(model.text_encoder, Decoder) or not name_clip_heads(model):
         return None
     config, tensors = export_towers(model, CLIP_TOWERS, name_clip_heads(model))
-    patches, positions = (f"{CLIP_VISION.prefix}{name}" for name in (PATCHES, POSITIONS))
-    tensors[patches] = model.encoder.get_parameter("patch_embed.weight")
-    if (bias := model.encoder.state_dict().get("patch_embed.bias")) is not None:
-        # Their model has no patch bias, so it is added to the positions of the patches.
-        tensors[positions] = torch.cat([tensors[positions][:1], tensors[positions][1:] + bias])
+    tensors |= fold_patch_bias(model.encoder, tensors[f"{CLIP_VISION.prefix}{POSITIONS}"])
     width = len(model.text_projection.weight)
     return {"model_type": "clip", "architectures": ["CLIPModel"], CLIP_WIDTH.name: width, **config}, tensors
 

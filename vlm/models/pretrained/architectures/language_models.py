@@ -1,7 +1,7 @@
 """Language models: GPT-2, Llama, Qwen2, Qwen3 and Gemma."""
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -171,12 +171,33 @@ LLAMA = Stack(
 )
 
 
-def export_decoder(model: nn.Module, stack: Stack, saved_as: str, **options: Any) -> Export | None:
-    """Exports a decoder with rotary positions; returns None if the options of its blocks differ from those given.
+class DecoderClass(NamedTuple):
+    """A class of decoders that is recognised by options of its blocks.
 
     Args:
-        saved_as: Name of the Hugging Face class.
+        name: Name of the Hugging Face class.
     """
+
+    name: str
+    options: dict[str, Any]
+
+
+# By model type.
+DECODER_CLASSES = {
+    "gemma": DecoderClass("GemmaForCausalLM", {"norm": "rms_plus_one"}),
+    "llama": DecoderClass("LlamaForCausalLM", {"norm": "rms", "qk_norm": False, "qkv_bias": None}),
+    "qwen2": DecoderClass("Qwen2ForCausalLM", {"qkv_bias": True}),
+    "qwen3": DecoderClass("Qwen3ForCausalLM", {"qk_norm": "rms"}),
+}
+
+
+def export_decoder(model: nn.Module, stack: Stack, *, key: str = "model", has_prefix: bool = False) -> Export | None:
+    """Exports a decoder with rotary positions; returns None if its blocks are not those of the stack's class.
+
+    Args:
+        others: See `export_stack`.
+    """
+    name, options = DECODER_CLASSES[stack.model_type]
     if type(model) is not Decoder or type(model.positions) is not RotaryPositions:
         return None
     block: Any = model.blocks[0]
@@ -191,17 +212,22 @@ def export_decoder(model: nn.Module, stack: Stack, saved_as: str, **options: Any
             rope |= {name: rotary[name] for name in FREQUENCIES} | {ORIGINAL_MAX_LEN: rotary["trained_len"]}
     more = {"tie_word_embeddings": not untied, "rope_theta": rotary["base"], "rope_scaling": rope}
     config, tensors = export_stack(
-        stack, model, "model", head=lambda head: head.parts(torch.empty(0))[1:] == (None, None), more=more
+        stack,
+        model,
+        key,
+        head=lambda head: head.parts(torch.empty(0))[1:] == (None, None),
+        more=more,
+        has_prefix=has_prefix,
     )
     named = {f"{stack.prefix}{name}": tensor for name, tensor in tensors.items()}
-    return config | {"architectures": [saved_as]}, named | ({"lm_head.weight": head.own.weight} if untied else {})
+    return config | {"architectures": [name]}, named | ({"lm_head.weight": head.own.weight} if untied else {})
 
 
 LLAMA_ARCHITECTURE = Architecture(
     parts=lambda config: {"decoder": Part(LLAMA, config)},
     models={"LlamaForCausalLM": LANGUAGE_MODEL},
     unused=CLASS_HEAD,
-    export=lambda model: export_decoder(model, LLAMA, "LlamaForCausalLM", norm="rms", qk_norm=False, qkv_bias=None),
+    export=lambda model: export_decoder(model, LLAMA),
 )
 
 
@@ -237,7 +263,7 @@ QWEN2_ARCHITECTURE = Architecture(
     parts=lambda config: {"decoder": require_full_attention(QWEN2, config)},
     models={"Qwen2ForCausalLM": LANGUAGE_MODEL},
     unused=CLASS_HEAD,
-    export=lambda model: export_decoder(model, QWEN2, "Qwen2ForCausalLM", qkv_bias=True),
+    export=lambda model: export_decoder(model, QWEN2),
 )
 
 
@@ -252,7 +278,7 @@ QWEN3_ARCHITECTURE = Architecture(
     parts=lambda config: {"decoder": require_full_attention(QWEN3, config)},
     models={"Qwen3ForCausalLM": LANGUAGE_MODEL},
     unused=CLASS_HEAD,
-    export=lambda model: export_decoder(model, QWEN3, "Qwen3ForCausalLM", qk_norm="rms"),
+    export=lambda model: export_decoder(model, QWEN3),
 )
 
 
@@ -299,7 +325,7 @@ GEMMA_ARCHITECTURE = Architecture(
     parts=lambda config: {"decoder": Part(GEMMA, config)},
     models={"GemmaForCausalLM": LANGUAGE_MODEL},
     unused=CLASS_HEAD,
-    export=lambda model: export_decoder(model, GEMMA, "GemmaForCausalLM", norm="rms_plus_one"),
+    export=lambda model: export_decoder(model, GEMMA),
 )
 
 ARCHITECTURES = {
