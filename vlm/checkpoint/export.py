@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from vlm.checkpoint.file import FILE as SPECIFICATION
 from vlm.checkpoint.file import inference_weights
@@ -18,6 +18,12 @@ from vlm.checkpoint.gguf_export import make_gguf_commands, make_gguf_files
 from vlm.checkpoint.graph_files import GRAPHS, Content, make_graph_files
 from vlm.checkpoint.hugging_face import OPTIONS
 from vlm.checkpoint.load import load_model, locate, read
+from vlm.checkpoint.processor_files import (
+    ImageTextModel,
+    add_image_token,
+    make_processor_files,
+    reads_images_inside_prompts,
+)
 from vlm.checkpoint.rebuild import convert_errors
 from vlm.checkpoint.stored import Checkpoint, Metadata, restore_interpolations
 from vlm.config.tree import resolve
@@ -191,16 +197,34 @@ def export(path: str, folder: str, *, form: str, trust: str | None = None, outty
             files = {SPECIFICATION: _to_json({"format": loaded["format"], "vlm": loaded["vlm"]})}
             files[WEIGHTS] = partial(_save, inference_weights(loaded))
         else:
-            config, tensors = convert_model(model)
-            files = {**_make_description_files(loaded["vlm"], config), WEIGHTS: partial(_save, tensors)}
+            files = _make_hugging_face_files(loaded["vlm"], model, locate(path))
         card = "\n".join(_write_card(loaded, locate(path), form, files))
     return _write_files(Path(folder), {"README.md": f"{card}\n", **files})
 
 
-def _make_description_files(about: Metadata, config: dict[str, Any]) -> dict[str, str | bytes]:
-    """Returns the files other than the weights, by name."""
-    files: dict[str, str | bytes] = {}
-    if "preprocess" in about:
+def _make_hugging_face_files(about: Metadata, model: nn.Module, path: Path) -> dict[str, Content]:
+    """Returns the files of a model by name."""
+    config, tensors = convert_model(model, about.get("origin"))
+    if not reads_images_inside_prompts(config):
+        return {**_make_description_files(about, config), WEIGHTS: partial(_save, tensors)}
+    converted = add_image_token(ImageTextModel(about, config, tensors))
+    preprocess = Preprocess.from_state(about["preprocess"])
+    images = {} if preprocess.longest_edge else _make_processor_config(preprocess)
+    processor = make_processor_files(converted, model, path, images)
+    described = _make_description_files(converted.about, converted.config, processor)
+    return {**described, WEIGHTS: partial(_save, converted.tensors)}
+
+
+def _make_description_files(
+    about: Metadata, config: dict[str, Any], processor_files: Mapping[str, str] | None = None
+) -> dict[str, str | bytes]:
+    """Returns the files other than the weights, by name.
+
+    Args:
+        processor_files: Files of the processor of a model that reads images inside its prompts.
+    """
+    files: dict[str, str | bytes] = {**(processor_files or {})}
+    if "preprocess" in about and not files:
         processor = _make_processor_config(Preprocess.from_state(about["preprocess"]))
         files["preprocessor_config.json"] = _to_json(processor)
     if "classes" in about:
@@ -223,20 +247,29 @@ def _make_description_files(about: Metadata, config: dict[str, Any]) -> dict[str
         ends = about.get("decoding", {}).get("ends", ())
         several: dict[str, Any] = {"eos_token_id": [tokenizer.eos_id, *ends]} if ends else {}
         several |= {"forced_eos_token_id": tokenizer.eos_id} if about.get("decoding", {}).get("forced_end") else {}
-        files["generation_config.json"] = _to_json(special | several | first | _make_generation_config(about))
+        files["generation_config.json"] = _to_json(
+            special | several | first | _make_generation_config(about, prompted=processor_files is not None)
+        )
         files |= make_tokenizer_files(tokenizer)
     metadata = {name: about[name] for name in ("tokenizer", "preprocess") if name in about}
     return {"config.json": _to_json(config), **files, METADATA: _to_json(metadata)}
 
 
-def _make_generation_config(about: Metadata) -> dict[str, Any]:
-    """Returns decoding options by Hugging Face's names; lengths include the begin token."""
+def _make_generation_config(about: Metadata, *, prompted: bool) -> dict[str, Any]:
+    """Returns decoding options by Hugging Face's names; lengths include the begin token.
+
+    Args:
+        prompted: Whether texts continue prompts, which lengths must not include.
+    """
     stored: Mapping[str, Any] = about.get("decoding", {})
     options = {entry.name: stored[ours] for ours, entry in OPTIONS.items() if ours in stored and "tokens" not in ours}
     options |= {name: stored[name] for name in ("early_stopping",) if stored.get(name)}
     options |= {"do_sample": True} if stored.get("sample") else {}
     if stored.get("never"):
         options |= {"bad_words_ids": [[token] for token in stored["never"]], "renormalize_logits": True}
+    if prompted:
+        options |= {"max_new_tokens": int(stored.get("max_tokens", about["max_tokens"]))}
+        return options | ({"min_new_tokens": int(stored["min_tokens"])} if stored.get("min_tokens") else {})
     if "max_tokens" in about:  # a model that reads an input
         longest = stored.get("max_tokens", about["max_tokens"])
         options |= {"max_length": int(longest) + 1}
