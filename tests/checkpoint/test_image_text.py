@@ -193,11 +193,6 @@ ASKED = ["answer", "PHOTO", "-c", "FOLDER", "--question"]
             ["train", "model=pretrained", "model.path=FOLDER", "task=classification"],
             "cannot be trained for task=classification; choose task=captioning or task=conversations",
         ),
-        (
-            "smolvlm",
-            ["export", "out", "-c", "FOLDER"],
-            "no class for this model (VisionLanguageModel of ProjectedEncoder)",
-        ),
     ],
 )
 def test_what_a_folder_does_not_do_is_said_in_a_line(

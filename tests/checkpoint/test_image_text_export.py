@@ -6,22 +6,27 @@ from typing import Any
 import pytest
 import torch
 import transformers as t
+from chats import digit_pairs
 from hugging import photos, saved, wide
-from image_text import MODELS, byte_pairs, pieces, saved_image_text
+from image_text import saved_image_text
 from PIL import Image
 
 from vlm.checkpoint.file import write
+from vlm.checkpoint.hugging_face import describe_folder
 from vlm.checkpoint.load import load_model, read
+from vlm.checkpoint.rebuild import rebuild
 from vlm.cli.main import run as command
 from vlm.data.images.image import Preprocess
 from vlm.data.text.conversation import PLAIN, Turn
 from vlm.data.text.prompt_form import PromptForm
 from vlm.data.text.tokenizer import tokenizer_from_state
 from vlm.models.context import PLACE, interleave_states
+from vlm.models.pretrained.architecture import make_spec
 from vlm.models.pretrained.architectures.vision_language import select_bucketed_positions, spread_bucketed_positions
-from vlm.models.pretrained.load import open_folder
-from vlm.data.text.hugging_face import read_tokenizer
+from vlm.models.pretrained.load import load_hugging_face, open_folder
 
+SPECIAL = ["<pad>", "<bos>", "<eos>"]
+NAMES = {"pad_token": "<pad>", "bos_token": "<bos>", "eos_token": "<eos>"}
 QUESTIONS = [f"{word} {number}?" for word in ("what", "where", "how many dogs", "red") for number in range(4)]
 CLASS_NAMES = ("llava_clip", "llava_full", "llava_siglip", "idefics3", "smolvlm", "smolvlm_tiles", "paligemma")
 
@@ -65,6 +70,166 @@ def test_a_folder_is_equal_after_import_and_export(tmp_path: Path, name: str) ->
         assert rows[0] == rows[1]
         texts.add(tuple(rows[0][given["input_ids"].shape[1] :]))
     assert len(texts) > 1
+
+
+SIDE = 32
+
+
+def joined_parts(folder: Path, vision: str, text: str) -> tuple[Any, Any, Any]:
+    """Specifications of the encoder and decoder of two random folders, with their weights, and the tokenizer."""
+    sizes = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 96}
+    sizes |= {"image_size": SIDE, "patch_size": 8}
+    kinds = {
+        "vit": lambda: t.ViTModel(t.ViTConfig(**sizes), add_pooling_layer=False),
+        "siglip": lambda: t.SiglipVisionModel(t.SiglipVisionConfig(**sizes)),
+        "clip": lambda: t.CLIPVisionModel(t.CLIPVisionConfig(**sizes)),
+    }
+    tokenizer = t.PreTrainedTokenizerFast(tokenizer_object=digit_pairs([*SPECIAL]), **NAMES)
+    decoder = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    decoder |= {"intermediate_size": 40, "max_position_embeddings": 256, "vocab_size": len(tokenizer)}
+    decoder |= {"tie_word_embeddings": text == "qwen2", "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+    texts = {"llama": (t.LlamaForCausalLM, t.LlamaConfig), "qwen2": (t.Qwen2ForCausalLM, t.Qwen2Config)}
+    kind, config = texts[text]
+    saved(folder / "vision", (wide(kinds[vision](), std=0.3), t.SiglipImageProcessor(size={"height": 32, "width": 32})))
+    saved(folder / "text", (wide(kind(config(**decoder)), std=0.3, norms="RMSNorm"), tokenizer))
+    return describe_folder(open_folder(folder / "vision")), describe_folder(open_folder(folder / "text")), tokenizer
+
+
+def joined_checkpoint(
+    folder: Path, vision: str, text: str, projector: dict[str, Any], task: str, **change: Any
+) -> Path:
+    """A random model of an encoder, a projector and a decoder, as `model=vision_language` trains it."""
+    (images, image_about), (texts, text_about), _ = joined_parts(folder, vision, text)
+    backbone, decoder = images.parts["encoder"], texts.parts["decoder"]
+    if vision == "clip":
+        backbone["args"]["final_norm"] = False
+    backbone["args"] |= change
+    drop = int(bool(backbone["args"].get("class_token")))
+    decoder["args"]["prefix"] = make_spec("Prefix", dim=24, context_dim=24, counted=True, causal=True)
+    args = {"context_dim": 24, "dim": 24} | {name: value for name, value in projector.items() if name != "name"}
+    encoder = make_spec("ProjectedEncoder", backbone=backbone, projector=make_spec(projector["name"], **args), dim=24)
+    encoder["args"]["drop"] = drop
+    spec = make_spec("VisionLanguageModel", encoder=encoder, decoder=decoder)
+    model = rebuild(spec)
+    for parameter in model.encoder.projector.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    load_hugging_face(model.encoder.backbone, open_folder(folder / "vision"))
+    load_hugging_face(model.decoder, open_folder(folder / "text"))
+    if vision == "clip":  # a bias and norm that training changes
+        torch.nn.init.normal_(model.encoder.backbone.patch_embed.bias, std=0.3)
+    about: dict[str, Any] = {
+        "task": task,
+        "model": spec,
+        "scores": {},
+        "tokenizer": text_about["tokenizer"],
+        "preprocess": image_about["preprocess"],
+        "max_tokens": 6,
+    }
+    states = model.encoder(torch.zeros(1, 3, SIDE, SIDE)).states.shape[1]
+    if task == "conversations":
+        about["form"] = PromptForm(chat=PLAIN, states=states, starts=False).state()
+    state = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
+    write(folder / "joined.ckpt", {"format": 2, "vlm": about, "state_dict": state, "global_step": 0, "epoch": -1})
+    return folder / "joined.ckpt"
+
+
+MLP = {"name": "MLPProjector", "activation": "gelu_tanh"}
+SHUFFLED = {"name": "LinearProjector", "shuffle": 2, "bias": False}
+JOINED = [
+    ("vit", "llama", MLP, "conversations"),
+    ("siglip", "qwen2", MLP, "image_questions"),
+    ("clip", "llama", MLP, "captioning"),
+    ("siglip", "llama", SHUFFLED, "conversations"),
+]
+
+
+@pytest.mark.sample(plain=2, slow=4)
+@torch.no_grad()
+@pytest.mark.parametrize(("vision", "text", "projector", "task"), JOINED)
+def test_a_joined_model_computes_the_same_there(
+    tmp_path: Path, vision: str, text: str, projector: dict[str, Any], task: str
+) -> None:
+    """Tokens, logits and greedy texts of 16 prompts; and the folder is imported again."""
+    torch.manual_seed(3)
+    path = joined_checkpoint(tmp_path, vision, text, projector, task)
+    assert command(["export", str(tmp_path / "out"), "-c", str(path), "--to", "huggingface"]) == 0
+    model, processor = load(tmp_path / "out")
+    kind = t.LlavaForConditionalGeneration if projector is MLP else t.Idefics3ForConditionalGeneration
+    assert type(model) is kind
+    loaded = read(path)
+    ours, tokenizer = load_model(loaded), tokenizer_from_state(loaded["vlm"]["tokenizer"])
+    again = load_model(read(tmp_path / "out"))
+    paths = photos(tmp_path / "photos")
+    texts = set()
+    for place, question in enumerate(QUESTIONS):
+        photo = Image.open(paths[place % len(paths)]).convert("RGB")
+        content = [{"type": "image"}, {"type": "text", "text": question}]
+        prompt = processor.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=True)
+        given = processor(text=prompt, images=[photo], return_tensors="pt")
+        preprocess = Preprocess.from_state(loaded["vlm"]["preprocess"])
+        pixels = given["pixel_values"].flatten(0, -4)
+        own = preprocess.normalize(preprocess(photo)[None])
+        torch.testing.assert_close(pixels, own, rtol=0, atol=2.1 / 255 / min(preprocess.std))
+        states = ours.encode(pixels).states
+        if task == "conversations":
+            form = PromptForm.of(loaded["vlm"]["form"])
+            tokens = form.turns(tokenizer, [Turn("user", question, 1)]).tokens
+        else:
+            asked = [] if task == "captioning" else tokenizer.encode(question)
+            tokens = [*[PLACE] * states.shape[1], tokenizer.bos_id, *asked]
+        ids = given["input_ids"][0].tolist()
+        assert [PLACE if id == model.config.image_token_id else id for id in ids] == tokens
+        context = interleave_states([tokens], states[0])
+        last = torch.tensor([tokens[-1:]])
+        expected = ours.head(ours.decoder(last, None, context))[0, -1]
+        found = model(**given).logits[0, -1]
+        torch.testing.assert_close(found[: len(expected)], expected, rtol=1e-4, atol=1e-4)
+        decoded = model.generate(**given, do_sample=False)[0, len(ids) :].tolist()
+        assert decoded == greedy(ours, context, tokens[-1], tokenizer.eos_id)
+        texts.add(tuple(decoded))
+        torch.testing.assert_close(again.encode(pixels).states, states, rtol=1e-4, atol=1e-5)
+    assert len(texts) > 1
+
+
+@pytest.mark.parametrize("name", ["llava_clip", "llava_siglip", "smolvlm"])
+def test_the_template_of_a_checkpoint_writes_the_form_of_its_folder(tmp_path: Path, name: str) -> None:
+    torch.manual_seed(5)
+    _, processor = saved_image_text(tmp_path / "theirs", name)
+    write(tmp_path / "own.ckpt", read(tmp_path / "theirs"))
+    assert command(["export", str(tmp_path / "ours"), "-c", str(tmp_path / "own.ckpt"), "--to", "huggingface"]) == 0
+    ours = t.AutoProcessor.from_pretrained(tmp_path / "ours")
+    words = {"type": "text", "text": "what is 'it'?"}
+    first = {"role": "user", "content": [{"type": "image"}, words]}
+    turns = [first, {"role": "assistant", "content": [words]}, {"role": "user", "content": [words]}]
+    for count in (1, 3):
+        texts = [one.apply_chat_template(turns[:count], add_generation_prompt=True) for one in (ours, processor)]
+        assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize(
+    ("vision", "projector", "change", "words"),
+    [
+        ("clip", MLP, {"final_norm": True}, "model.encoder.backbone.final_norm: is true"),
+        ("siglip", SHUFFLED | {"bias": True}, {}, "model.projector.bias is true, not false"),
+        ("vit", SHUFFLED, {}, "model.encoder.drop is 1, not 0"),
+    ],
+)
+def test_what_no_class_computes_is_refused_by_its_key(
+    tmp_path: Path, vision: str, projector: dict[str, Any], change: dict[str, Any], words: str, capsys: Any
+) -> None:
+    path = joined_checkpoint(tmp_path, vision, "llama", projector, "captioning", **change)
+    assert command(["export", str(tmp_path / "out"), "-c", str(path), "--to", "huggingface"]) == 2
+    said = capsys.readouterr().err
+    assert words in said and "--to safetensors" in said and not (tmp_path / "out").exists()
+
+
+def greedy(model: Any, context: Any, begin: int, end: int) -> list[int]:
+    """The tokens that a model writes, without a cache."""
+    written = [begin]
+    while len(written) <= 6 and end not in written[1:]:
+        logits = model.head(model.decoder(torch.tensor([written]), None, context))
+        written.append(int(logits[0, -1].argmax()))
+    return written[1:]
 
 
 @pytest.mark.parametrize("count", [13, 14, 26, 27, 32])

@@ -27,7 +27,7 @@ from vlm.checkpoint.processor_files import (
 from vlm.checkpoint.rebuild import convert_errors
 from vlm.checkpoint.stored import Checkpoint, Metadata, restore_interpolations
 from vlm.config.tree import resolve
-from vlm.data.images.hugging_face import RESAMPLINGS
+from vlm.data.images.hugging_face import PROCESSOR_FILE, RESAMPLINGS
 from vlm.data.images.image import Preprocess
 from vlm.data.text.hugging_face import make_tokenizer_files
 from vlm.data.text.tokenizer import tokenizer_from_state
@@ -67,6 +67,12 @@ ids = model.generate(**tokenizer(["A text."], return_tensors="pt"))
 tokenizer.batch_decode(ids, skip_special_tokens=True)""",
 }
 
+IMAGE_TEXT_USAGE = """model = transformers.AutoModelForImageTextToText.from_pretrained(folder)
+processor = transformers.AutoProcessor.from_pretrained(folder)
+inputs = processor(text=prompt, images=[photo], return_tensors="pt")  # the prompt has <image> once
+ids = model.generate(**inputs)[:, inputs["input_ids"].shape[1] :]
+processor.batch_decode(ids, skip_special_tokens=True)"""
+
 
 def _make_graph_example(package: str, load_code: str) -> list[str]:
     return [
@@ -94,14 +100,16 @@ def _write_card(loaded: Checkpoint, path: Path, form: str, names: Iterable[str])
     """
     about = loaded["vlm"]
     task = str(about["task"])
-    pipeline = PIPELINES.get(task)
+    reads_images_in_text = form == "huggingface" and PROCESSOR_FILE in names
+    pipeline = "image-text-to-text" if reads_images_in_text else PIPELINES.get(task)
     library = {"huggingface": "transformers", "safetensors": "vlm-lightning", "pt2": "pytorch"}.get(form, form)
     yield from ("---", f"library_name: {library}", *([f"pipeline_tag: {pipeline}"] if pipeline else []), "---", "")
     yield from (f"# A model for {task.replace('_', ' ')}", "", "Trained and exported by vlm.", "", "## Use", "")
     if form == "gguf":
         yield from ("```bash", *make_gguf_commands(names), "```", "")
     else:
-        use = ["import transformers", "", USAGE[task]] if form == "huggingface" else GRAPH_USAGE[form]
+        code = IMAGE_TEXT_USAGE if reads_images_in_text else USAGE.get(task, "")
+        use = ["import transformers", "", code] if form == "huggingface" else GRAPH_USAGE[form]
         yield from ("```python", *use, "```", "")
     yield from ("## Data and training", "", *_describe_training(loaded), "")
     yield from ("## Scores", "", *_format_scores(about, path), "")

@@ -75,17 +75,21 @@ def add_image_token(model: ImageTextModel) -> ImageTextModel:
         raise UserError(f"tokenizer: a {type(tokenizer).__name__} has no tokenizer.json; use --to safetensors")
     library = json.loads(content)
     library["post_processor"] = None  # its prompts do not begin with the tokenizer's begin token
+    ids = {name: getattr(tokenizer, f"{name}_id") for name in ("pad", "bos", "eos")}
     rows = config["text_config"]["vocab_size"]
+    known = next((token["id"] for token in library["added_tokens"] if token["content"] == IMAGE), None)
+    if known is not None:
+        same: Any = {**about, "tokenizer": JsonTokenizer.of_file(library, size=rows, **ids).state()}
+        return ImageTextModel(same, config | {image.id_name: known}, tensors)
     token = {"id": rows, "content": IMAGE, "special": True}
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     library["added_tokens"] = [*library["added_tokens"], token | flags]
-    ids = {name: getattr(tokenizer, f"{name}_id") for name in ("pad", "bos", "eos")}
     extended = JsonTokenizer.of_file(library, size=rows + 1, **ids)
     grown = {
         name: F.pad(tensor, (0, 0, 0, 1)) if name.endswith(("embed_tokens.weight", "lm_head.weight")) else tensor
         for name, tensor in tensors.items()
     }
-    decoding = {**about.get("decoding", {})}
+    decoding: dict[str, Any] = {**about.get("decoding", {})}
     decoding["never"] = [*decoding.get("never", ()), rows]
     text_config = config["text_config"] | {"vocab_size": rows + 1}
     changed: Any = {**about, "tokenizer": extended.state(), "decoding": decoding}
@@ -106,9 +110,10 @@ def make_processor_files(
     """
     about, config, _ = model
     preprocess = Preprocess.from_state(about["preprocess"])
+    encoder: Any = module.encoder
     height, width = sides(preprocess.image_size)
     with torch.no_grad():
-        states = module.encoder(torch.zeros(1, 3, height, width)).states.shape[1]  # type: ignore[operator]
+        states = encoder(torch.zeros(1, 3, height, width)).states.shape[1]
     model_type, vision = config["model_type"], config["vision_config"]
     is_joined = about.get("form") is None or about["form"]["image_id"] is None
     processor: dict[str, Any]
@@ -135,7 +140,7 @@ def make_processor_files(
         name: json.dumps(content, indent=2) + "\n"
         for name, content in {"preprocessor_config.json": images, "processor_config.json": processor}.items()
     }
-    template = TEMPLATES[about["task"]] if is_joined else make_chat_template(about, path)
+    template = TEMPLATES[str(about["task"])] if is_joined else make_chat_template(about, path)
     return files if template is None else files | {"chat_template.jinja": template}
 
 

@@ -104,8 +104,8 @@ def export_llava_vision(backbone: Any) -> Export:
     stack = CLIP_VISION if is_clip else SIGLIP_VISION if backbone.class_token is None else VIT
     if is_clip and normed:
         raise UserError(
-            f"{key}.final_norm: is true, but LLaVA reads the states of a {stack.model_type} before its final norm; train "
-            f"with ++{key}.final_norm=false, or use --to safetensors"
+            f"{key}.final_norm: is true, but LLaVA reads CLIP's states before its final norm; train with "
+            f"++{key}.final_norm=false, or use --to safetensors"
         )
     names = {ours: theirs for ours, theirs in stack.names.items() if normed or ours != "norm"}
     own = replace(stack, sizes={**stack.sizes, "final_norm": normed}, names=names)

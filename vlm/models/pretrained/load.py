@@ -168,8 +168,9 @@ class _MatchedStack:
         first = stacks[0].part.stack.read_arguments(stacks[0].part.config)
         built: Mapping[str, Any] = {**infer_sizes(self.module)}
         for name, value in self.part.stack.read_arguments(self.part.config).items():
-            # A model for shorter texts needs only the first positions.
+            # A model for shorter texts needs only the first positions, and a model may leave out the final norm.
             fits = built[name] <= value if name == "max_len" else name in UNCOMPARED or built.get(name, value) == value
+            fits = fits or (name == "final_norm" and not built[name])
             if not fits:
                 remedy = _suggest_remedy(self, name, value, encoder=first.get(name), single=len(stacks) == 1)
                 theirs = f"{folder} has {_format_value(value)}"
@@ -203,6 +204,10 @@ class _MatchedStack:
             head.pop("token_embed.weight", None)
         return add_prefixes(weights, self.ours, prefix + theirs) | add_prefixes(head, self.ours, prefix)
 
+    def omits(self, name: str) -> bool:
+        """Returns True for the final norm, by our name, if an image encoder is built without it."""
+        return name == "norm" and isinstance(self.module, ViT) and isinstance(self.module.norm, nn.Identity)
+
     def find_foreign_modules(self, stored: Iterable[str], folder: Folder) -> Iterator[str]:
         """Yields a line for each of their modules that our model lacks."""
         held, theirs = _strip_part_prefix(self.part, stored)
@@ -211,7 +216,11 @@ class _MatchedStack:
         for name, entry in self.part.stack.names.items():
             paths = entry.names if isinstance(entry, Weight) else (entry,) if isinstance(entry, str) else entry
             first = f"{theirs}{paths[0]}".replace("*", "0").replace(".{kind}", "")
-            if name not in state | modules and (foreign := [path for path in held if path.startswith(first)]):
+            if (
+                name not in state | modules
+                and not self.omits(name)
+                and (foreign := [path for path in held if path.startswith(first)])
+            ):
                 yield f"the model has no {self.ours}{name}, {folder} has {min(foreign)}; choose model=pretrained"
 
 
@@ -230,7 +239,11 @@ def _find_unknown_tensors(
     for part in folder.parts.values():
         _, theirs = _strip_part_prefix(part, stored)
         # A model may have an image encoder, but no text encoder.
-        unmatched = () if any(stack.part is part for stack in stacks) else list_patterns(part.stack.names)
+        matched = next((stack for stack in stacks if stack.part is part), None)
+        names = part.stack.names
+        unmatched = list_patterns(
+            names if matched is None else {name: names[name] for name in names if matched.omits(name)}
+        )
         patterns += (f"{part.prefix}{theirs}{name}" for name in (*part.stack.list_unused(part.config), *unmatched))
     escaped = (re.escape(name).replace(r"\*", r"\d+").replace(r"\{kind\}", "(?:weight|bias)") for name in patterns)
     allowed = re.compile("|".join(escaped), re.ASCII)

@@ -273,8 +273,13 @@ def export_marian(model: nn.Module) -> Export | None:
         module: Any = getattr(model, place)
         more = {"scale_embedding": module.embed_scale != 1}
         # Their head is the token embedding with a bias.
-        tied = {"head": lambda head: head.bias is not None and head.activation is None and head.scale == 1}
-        stack_config, weights = export_stack(stack, module, f"model.{place}", **tied, more=more)
+        stack_config, weights = export_stack(
+            stack,
+            module,
+            f"model.{place}",
+            head=lambda head: head.bias is not None and head.activation is None and head.scale == 1,
+            more=more,
+        )
         config |= stack_config
         tensors |= {f"{stack.prefix}{name}": weight for name, weight in weights.items()}
     sides: Any = (model.encoder, model.decoder)

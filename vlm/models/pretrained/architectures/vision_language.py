@@ -277,7 +277,10 @@ def export_idefics3(model: nn.Module, kind: tuple[str, str]) -> Export | None:
     config, tensors = export_stack(stack, encoder.backbone, "model.encoder.backbone")
     table = tensors[POSITIONS] if is_own else spread_bucketed_positions(tensors[POSITIONS], rows, projector.shuffle)
     tensors[POSITIONS] = table
-    config |= {"model_type": f"{kind[0]}_vision", "image_size": isqrt(len(table)) * config["patch_size"]}
+    config |= {
+        "model_type": f"{kind[0]}_vision",
+        "image_size": isqrt(len(table)) * encoder.backbone.patch_embed.kernel_size[0],
+    }
     named = name_projector_tensors(projector, IDEFICS3_PROJECTOR)
     text_config, texts = export_text(decoder, LLAMA)
     texts = {  # the head is at the top level
