@@ -1,5 +1,6 @@
 """Models that read images inside their prompts, exported: transformers computes the same as before and as we do."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from chats import digit_pairs
 from hugging import photos, saved, wide
 from image_text import saved_image_text
 from PIL import Image
+from transformers.models.idefics3.modeling_idefics3 import Idefics3VisionEmbeddings
 
 from vlm.checkpoint.file import write
 from vlm.checkpoint.hugging_face import describe_folder
@@ -22,7 +24,7 @@ from vlm.data.text.prompt_form import PromptForm
 from vlm.data.text.tokenizer import tokenizer_from_state
 from vlm.models.context import PLACE, interleave_states
 from vlm.models.pretrained.architecture import make_spec
-from vlm.models.pretrained.architectures.vision_language import select_bucketed_positions, spread_bucketed_positions
+from vlm.models.pretrained.architectures.vision_language import spread_bucketed_positions
 from vlm.models.pretrained.load import load_hugging_face, open_folder
 
 SPECIAL = ["<pad>", "<bos>", "<eos>"]
@@ -115,8 +117,6 @@ def joined_checkpoint(
         torch.nn.init.normal_(parameter, std=0.3)
     load_hugging_face(model.encoder.backbone, open_folder(folder / "vision"))
     load_hugging_face(model.decoder, open_folder(folder / "text"))
-    if vision == "clip":  # a bias and norm that training changes
-        torch.nn.init.normal_(model.encoder.backbone.patch_embed.bias, std=0.3)
     about: dict[str, Any] = {
         "task": task,
         "model": spec,
@@ -173,7 +173,7 @@ def test_a_joined_model_computes_the_same_there(
         states = ours.encode(pixels).states
         if task == "conversations":
             form = PromptForm.of(loaded["vlm"]["form"])
-            tokens = form.turns(tokenizer, [Turn("user", question, 1)]).tokens
+            tokens = form.conversation(tokenizer, [Turn("user", question, (0,))]).tokens
         else:
             asked = [] if task == "captioning" else tokenizer.encode(question)
             tokens = [*[PLACE] * states.shape[1], tokenizer.bos_id, *asked]
@@ -238,5 +238,13 @@ def test_positions_of_idefics3_are_those_that_it_selects(count: int) -> None:
     for shuffle in (1, count if count == 13 else 2 if count % 2 == 0 else 3):
         positions = torch.randn(count**2, 4)
         table = spread_bucketed_positions(positions, count, shuffle)
-        assert select_bucketed_positions(table, (count, count)).equal(positions)
-        assert len(table) in (count**2, (count + shuffle) ** 2)
+        side = math.isqrt(len(table))
+        assert side in (count, count + shuffle)
+        config = {"image_size": 4 * side, "patch_size": 4, "hidden_size": 4, "num_attention_heads": 1}
+        embeddings = Idefics3VisionEmbeddings(t.Idefics3VisionConfig(**config))
+        embeddings.patch_embedding.weight.data.zero_()
+        embeddings.patch_embedding.bias.data.zero_()
+        embeddings.position_embedding.weight.data.copy_(table)
+        patches = torch.ones(1, count, count, dtype=torch.bool)
+        found = embeddings(torch.zeros(1, 3, 4 * count, 4 * count), patches)[0]
+        assert found.equal(positions)

@@ -205,12 +205,12 @@ def export(path: str, folder: str, *, form: str, trust: str | None = None, outty
             files = {SPECIFICATION: _to_json({"format": loaded["format"], "vlm": loaded["vlm"]})}
             files[WEIGHTS] = partial(_save, inference_weights(loaded))
         else:
-            files = _make_hugging_face_files(loaded["vlm"], model, locate(path))
+            files = _make_hugging_face_files(loaded["vlm"], model)
         card = "\n".join(_write_card(loaded, locate(path), form, files))
     return _write_files(Path(folder), {"README.md": f"{card}\n", **files})
 
 
-def _make_hugging_face_files(about: Metadata, model: nn.Module, path: Path) -> dict[str, Content]:
+def _make_hugging_face_files(about: Metadata, model: nn.Module) -> dict[str, Content]:
     """Returns the files of a model by name."""
     config, tensors = convert_model(model, about.get("origin"))
     if not reads_images_inside_prompts(config):
@@ -218,7 +218,7 @@ def _make_hugging_face_files(about: Metadata, model: nn.Module, path: Path) -> d
     converted = add_image_token(ImageTextModel(about, config, tensors))
     preprocess = Preprocess.from_state(about["preprocess"])
     images = {} if preprocess.longest_edge else _make_processor_config(preprocess)
-    processor = make_processor_files(converted, model, path, images)
+    processor = make_processor_files(converted, model, images)
     described = _make_description_files(converted.about, converted.config, processor)
     return {**described, WEIGHTS: partial(_save, converted.tensors)}
 

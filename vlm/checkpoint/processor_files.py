@@ -2,24 +2,22 @@
 
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vlm.checkpoint.gguf_export import read_chat_template
 from vlm.checkpoint.stored import Metadata
 from vlm.data.images.hugging_face import RESAMPLINGS
 from vlm.data.images.image import Preprocess
+from vlm.data.text.chat_template import ChatTemplate
 from vlm.data.text.hugging_face import make_tokenizer_files
 from vlm.data.text.library import JsonTokenizer
 from vlm.data.text.prompt_form import PromptForm
 from vlm.data.text.tokenizer import tokenizer_from_state
 from vlm.errors import UserError
 from vlm.models.pretrained.architecture import IMAGE, load_architecture
-from vlm.models.pretrained.load import is_published
 from vlm.nn.image_size import sides
 
 FITTED = ("idefics3", "smolvlm")  # model types whose processor resizes to squares
@@ -96,14 +94,11 @@ def add_image_token(model: ImageTextModel) -> ImageTextModel:
     return ImageTextModel(changed, config | {image.id_name: rows, "text_config": text_config}, grown)
 
 
-def make_processor_files(
-    model: ImageTextModel, module: nn.Module, path: Path, images: dict[str, Any]
-) -> dict[str, str]:
+def make_processor_files(model: ImageTextModel, module: nn.Module, images: dict[str, Any]) -> dict[str, str]:
     """Returns the files of a processor by name: of its images and its texts, and the chat template.
 
     Args:
         module: Our model.
-        path: The checkpoint; the chat template of a Hugging Face folder is read from it.
         images: Content of preprocessor_config.json.
     Raises:
         UserError: No processor of Hugging Face makes these images.
@@ -140,34 +135,9 @@ def make_processor_files(
         name: json.dumps(content, indent=2) + "\n"
         for name, content in {"preprocessor_config.json": images, "processor_config.json": processor}.items()
     }
-    template = TEMPLATES[str(about["task"])] if is_joined else make_chat_template(about, path)
+    chat = None if is_joined else PromptForm.of(about["form"]).chat
+    template = TEMPLATES[str(about["task"])] if is_joined else chat.text if isinstance(chat, ChatTemplate) else None
     return files if template is None else files | {"chat_template.jinja": template}
-
-
-def make_chat_template(about: Metadata, path: Path) -> str | None:
-    """Returns the chat template of an imported model, from its folder or else from the form of its conversations.
-
-    None for a model that has none, such as PaliGemma.
-    """
-    if is_published(path):
-        return read_chat_template(path)
-    chat = PromptForm.of(about["form"]).chat
-    if chat is None or "assistant" not in chat.heads:
-        return None
-    before, after, bare, start, end = (
-        json.dumps(text) for text in (*chat.image, chat.bare, chat.before, chat.end + chat.after)
-    )
-    text = TEXT.replace("{{ m.content }}", "{{ m.content | trim }}") if chat.trimmed else TEXT
-    system = "" if chat.system is None else f"{chat.heads['system']}{chat.system}{chat.end}{chat.after}"
-    return (
-        f"{{{{ {json.dumps(chat.begin)} }}}}{{% set heads = {json.dumps(dict(chat.heads))} %}}"
-        f"{{% if messages[0].role != 'system' %}}{{{{ {json.dumps(system)} }}}}{{% endif %}}"
-        "{% for m in messages %}{{ heads[m.role] }}{% set images = [] if m.content is string else "
-        "m.content | selectattr('type', 'equalto', 'image') | list %}"
-        f"{{% for c in images %}}{{{{ {before} + '{IMAGE}' + {after} }}}}{{% endfor %}}"
-        f"{{% if not images %}}{{{{ {bare} }}}}{{% endif %}}{{{{ {start} }}}}{text}{{{{ {end} }}}}{{% endfor %}}"
-        f"{{% if add_generation_prompt %}}{{{{ {json.dumps(chat.answer)} }}}}{{% endif %}}"
-    )
 
 
 def make_fitted_config(preprocess: Preprocess, *, smol: bool) -> dict[str, Any]:

@@ -139,7 +139,7 @@ def fold_patch_bias(encoder: nn.Module, positions: Tensor) -> dict[str, Tensor]:
     Args:
         positions: Those of the encoder.
     """
-    folded = {PATCHES: encoder.get_parameter("patch_embed.weight")}
+    folded: dict[str, Tensor] = {PATCHES: encoder.get_parameter("patch_embed.weight")}
     if (bias := encoder.state_dict().get("patch_embed.bias")) is not None:
         folded[POSITIONS] = torch.cat([positions[:1], positions[1:] + bias])
     return {f"{CLIP_VISION.prefix}{name}": tensor for name, tensor in folded.items()}
