@@ -67,6 +67,33 @@ def test_marked_answers_are_the_tokens_of_transformers(name: str) -> None:
     assert any(rendered.generated) and not all(rendered.generated)
 
 
+@pytest.mark.parametrize("name", ["chatml", "gemma1", "llama2", "mistral_v3", "qwen3", "vicuna"])
+def test_answers_are_found_in_a_rendering(name: str) -> None:
+    turns = [TALK[0], Turn("assistant", " a dog\nruns "), TALK[2], Turn("assistant", "and?"), Turn("user", "why?")]
+    text = make(name).render(turns, answering=True)
+    spans = make(name).find_answers(turns, text, answering=True)
+    assert spans is not None and [text[begin:end].strip() for begin, end in spans] == ["a dog\nruns", "and?"]
+    assert text[spans[1][0] :].startswith("and?") and spans[1][0] > text.index("and?")  # the answer, not the question
+
+
+def test_answers_that_a_template_changes_are_not_found() -> None:
+    turns = [TALK[0], Turn("assistant", "<think>\nso\n</think>\n\na dog"), TALK[2]]
+    assert make("qwen3").find_answers(turns, make("qwen3").render(turns, answering=True), answering=True) is None
+
+
+def test_tokens_that_the_model_wrote_replace_those_of_its_text(tmp_path: Path) -> None:
+    saved_chat(tmp_path / "theirs", "chatml")
+    about = read(str(tmp_path / "theirs"))["vlm"]
+    form, tokenizer = PromptForm.of(about["form"]), tokenizer_from_state(about["tokenizer"])
+    texts = form.conversation(tokenizer, TALK[:3]).tokens
+    usual = tokenizer.encode(TALK[1].text)
+    written = [id for char in TALK[1].text for id in tokenizer.encode(char)]
+    assert written != usual and tokenizer.decode(written) == TALK[1].text
+    at = next(at for at in range(len(texts)) if texts[at : at + len(usual)] == usual)
+    mixed = form.conversation(tokenizer, TALK[:3], answers=[written]).tokens
+    assert mixed == [*texts[:at], *written, *texts[at + len(usual) :]]
+
+
 def test_images_are_parts_or_text() -> None:
     turn = Turn("user", "first second", (0, 6, 12))
     assert make("smolvlm", images="parts").render([turn], answering=True) == (

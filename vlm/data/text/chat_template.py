@@ -23,6 +23,7 @@ OF_TOKENIZERS = (_NAMED, _ONLY, _TOKENIZER, *_PROCESSOR)
 OF_PROCESSORS = (*_PROCESSOR, _ONLY, _NAMED, _TOKENIZER)
 SPECIAL_TOKENS = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 _GENERATION = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
+_MARK = "\ue000answer {}\ue001"  # takes the place of an answer to find it in a rendering
 _ANSWER = "a short answer"  # of conversations that show how a template ends an answer
 
 
@@ -130,6 +131,35 @@ class ChatTemplate:
             begin = next((at for at, (first, second) in pairs if first != second), min(len(prompt), len(answered)))
             spans.append((begin, len(answered)))
         return RenderedChat(text, tuple(spans))
+
+    def find_answers(self, turns: Sequence[Turn], text: str, *, answering: bool) -> list[tuple[int, int]] | None:
+        """Finds the text of each assistant turn in the rendering of a conversation.
+
+        Args:
+            text: The rendering.
+        Returns:
+            Beginning and end of each, in characters; None if the template changes or leaves out one of them.
+        """
+        answers = [turn.text for turn in turns if turn.role == "assistant"]
+        marks = iter(range(len(answers)))
+        marked = [replace(turn, text=_MARK.format(next(marks))) if turn.role == "assistant" else turn for turn in turns]
+        try:
+            rendered = self.render(marked, answering=answering)
+        except TemplateError:
+            return None
+        for texts in (answers, [answer.strip() for answer in answers]):
+            spans: list[tuple[int, int]] = []
+            written, rest = "", rendered
+            for number, answer in enumerate(texts):
+                before, mark, rest = rest.partition(_MARK.format(number))
+                if not mark:
+                    return None
+                written += before
+                spans.append((len(written), len(written) + len(answer)))
+                written += answer
+            if written + rest == text:
+                return spans
+        return None
 
     def find_end(self) -> str:
         """The text that the template writes after an answer; empty if none can be found."""

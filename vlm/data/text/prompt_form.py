@@ -138,6 +138,7 @@ class PromptForm:
         turns: Sequence[Turn],
         squares: Squares = (),
         *,
+        answers: Sequence[Sequence[int]] = (),
         answering: bool = True,
         continued: bool = False,
         generated: bool = False,
@@ -150,6 +151,8 @@ class PromptForm:
         Args:
             turns: All turns; with continued=True only those after the answer.
             squares: Rows and columns of each image, in order, if images are cut into squares.
+            answers: The tokens of each assistant turn that the model wrote. They replace those of its text, which may
+                differ, unless the template changes the text. Only for a template.
             answering: Whether the model answers next.
             continued: Whether these turns follow an answer that the model has just written, without its end. Only for a
                 ChatForm; a template formats whole conversations.
@@ -169,13 +172,21 @@ class PromptForm:
             pieces = self.chat.pieces(turns, answering=answering, continued=continued)
             return self._encode(tokenizer, self._parts(tokenizer, pieces, squares), continued=continued)
         assert not continued
-        tokens, flags = self._encode(tokenizer, self._template_parts(tokenizer, turns, squares, answering, generated))
+        parts = self._template_parts(tokenizer, turns, squares, answers, answering=answering, generated=generated)
+        tokens, flags = self._encode(tokenizer, parts)
         begin = [*tokenizer.starts] if self.starts else []
         repeated = len(begin) if begin and tokens[len(begin) :][: len(begin)] == begin else 0  # the template writes it
         return RenderedPrompt(tokens[repeated:], flags[repeated:])
 
     def _template_parts(
-        self, tokenizer: Tokenizer, turns: Sequence[Turn], squares: Squares, answering: bool, generated: bool
+        self,
+        tokenizer: Tokenizer,
+        turns: Sequence[Turn],
+        squares: Squares,
+        answers: Sequence[Sequence[int]],
+        *,
+        answering: bool,
+        generated: bool,
     ) -> Iterator[TextOrIds]:
         """Yields the parts of a conversation that the template formats, as `_parts` does."""
         assert isinstance(self.chat, ChatTemplate)
@@ -188,28 +199,29 @@ class PromptForm:
             chat = self.chat.find_generated(turns)
         else:
             chat = RenderedChat(self.chat.render(turns, answering=answering))
-        pieces = re.split(f"({re.escape(IMAGE)})", chat.text) if count else [chat.text]
-        if len(pieces) != 1 + 2 * count:
-            raise UserError(
-                f"the chat template writes {len(pieces) // 2} images for a conversation with {count}; use another one"
-            )
+        if (found := chat.text.count(IMAGE) if count else 0) != count:
+            raise UserError(f"the chat template writes {found} images for a conversation with {count}; use another one")
         flags = bytearray(len(chat.text))
         for begin, end in chat.generated:
             end = begin + self._find_turn_end(tokenizer, chat.text[begin:end])
             flags[begin:end] = b"\1" * (end - begin)
+        images = [match.span() for match in re.finditer(re.escape(IMAGE), chat.text)] if count else []
+        written = self.chat.find_answers(turns, chat.text, answering=answering) if answers else None
+        replaced: list[tuple[tuple[int, int], Sequence[int] | None]] = [(span, None) for span in images]
+        replaced += zip(written or (), answers, strict=False)
         cut, place = iter(squares), 0
-        for number, piece in enumerate(pieces):
-            if number % 2:
+        for (begin, end), tokens in [*sorted(replaced, key=lambda item: item[0]), ((len(chat.text),) * 2, ())]:
+            for flag, run in groupby(flags[place:begin]):
+                length = len([*run])
+                yield chat.text[place : place + length], bool(flag)
+                place += length
+            if tokens is None:
                 rows, columns = next(cut, (0, 0))
                 places = [PLACE] * self.states * (1 + rows * columns)
                 yield places if self.image_id is None else self._image(rows, columns), False
-            else:
-                begin = place
-                for flag, run in groupby(flags[place : place + len(piece)]):
-                    end = begin + len([*run])
-                    yield chat.text[begin:end], bool(flag)
-                    begin = end
-            place += len(piece)
+            elif tokens:
+                yield [*tokens], False
+            place = end
 
     def _find_turn_end(self, tokenizer: Tokenizer, text: str) -> int:
         """The number of characters of an answer, with its end, that the model writes: not a line feed after the end."""
@@ -242,13 +254,15 @@ class PromptForm:
     def _encode(self, tokenizer: Tokenizer, content: Iterable[TextOrIds], *, continued: bool = False) -> RenderedPrompt:
         """Encodes texts, adjacent ones together; arguments as in `conversation`."""
         tokens: list[int] = [] if continued or not self.starts else [*tokenizer.starts]
-        generated = [False] * len(tokens)
+        generated, first = [False] * len(tokens), len(tokens)
         for is_text, group in groupby(content, lambda part: isinstance(part[0], str)):
             parts: Any = group
             if is_text and self.plain:
                 parts = ((tokenizer.encode(text), is_generated) for text, is_generated in parts)
             elif is_text:
-                parts = _encode_together(tokenizer, [*parts], continues=continued and not tokens)
+                begun = len(tokens) > first
+                continues = begun if isinstance(self.chat, ChatTemplate) else continued and not begun
+                parts = _encode_together(tokenizer, [*parts], continues=continues)
             for ids, is_generated in parts:
                 tokens += ids
                 generated += [is_generated] * len(ids)

@@ -426,8 +426,9 @@ class Chat:
             numbers = (image.number for image in images for _ in range(len(image.states)))
             if not exchanges:
                 return []
-            turns = self._list_turns(exchanges)[:-1]
-            prompt_tokens = form.conversation(tokenizer, turns, [image.squares for image in images]).tokens
+            turns, squares = self._list_turns(exchanges)[:-1], [image.squares for image in images]
+            answers = [exchange.answer for exchange in exchanges[:-1]]
+            prompt_tokens = form.conversation(tokenizer, turns, squares, answers=answers).tokens
             prompt = [next(numbers) if token == PLACE else token for token in prompt_tokens]
             return [*prompt, *exchanges[-1].answer]
         system_turns = [] if self.system is None else [Turn("system", self.system)]
