@@ -132,8 +132,8 @@ def url_of(path: str) -> str:
 
 
 def shown(text: str, *paths: str) -> list[dict[str, Any]]:
-    """A content of a text and images, as clients write it."""
+    """A content of images and a text, as clients write it."""
     return [
-        {"type": "text", "text": text},
         *({"type": "image_url", "image_url": {"url": url_of(path), "detail": "low"}} for path in paths),
+        {"type": "text", "text": text},
     ]

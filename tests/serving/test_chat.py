@@ -24,6 +24,7 @@ from vlm.checkpoint.load import read
 from vlm.cli.main import run
 from vlm.data.text.conversation import PLAIN
 from vlm.data.text.prompt_form import PromptForm
+from vlm.models.context import PLACE
 from vlm.tasks.chat.predictor import ChatPredictor
 
 pytest.importorskip("fastapi")
@@ -347,6 +348,37 @@ def test_images_beyond_the_window_are_refused_before_they_are_decoded(asked: Any
     many = {"messages": [{"role": "user", "content": SHOWN * 1000}]}
     answer = http.post(PATH, json=many)
     assert answer.status_code == 400 and "the conversation is full" in answer.json()["error"]["message"]
+
+
+def test_images_keep_their_places_in_any_user_turn(asked: Any, paths: list[str], monkeypatch: Any) -> None:
+    """The model reads what its processor makes of the same messages."""
+    ours, http = asked
+    read: list[list[int]] = []
+    prepare = ChatPredictor.prepare
+
+    def prepare_and_note(self: Any, *arguments: Any) -> Any:
+        prompt = prepare(self, *arguments)
+        read.append([*prompt.tokens])
+        return prompt
+
+    monkeypatch.setattr(ChatPredictor, "prepare", prepare_and_note)
+    part, *_ = shown("", paths[0])
+    text = [{"type": "text", "text": word} for word in ("first", "second", "third")]
+    messages = [
+        {"role": "system", "content": "be brief"},
+        {"role": "user", "content": [text[0], part, text[1]]},
+        {"role": "assistant", "content": "a dog"},
+        {"role": "user", "content": [part, part, text[2]]},
+    ]
+    answer = http.post(PATH, json={"messages": messages, "max_tokens": 1})
+    assert answer.status_code == 200, answer.text
+    form, tokenizer = ours.chat.predictor.form, ours.chat.predictor.tokenizer
+    image = f"{form.before}{'<image>' * form.states}{form.after}"
+    prompt = (
+        f"<|im_start|>System: be brief<end_of_utterance>\nUser: first{image}second<end_of_utterance>\n"
+        f"Assistant: a dog<end_of_utterance>\nUser:{image}{image}third<end_of_utterance>\nAssistant:"
+    )
+    assert read == [[PLACE if id == form.image_id else id for id in tokenizer.encode_marked(prompt)]]
 
 
 def test_models_that_do_not_converse_say_so() -> None:

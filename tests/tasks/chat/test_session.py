@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 import transformers as t
+from chat_templates import TEMPLATES
 from chats import saved_chat
 from hugging import photos
 from image_text import saved_image_text
@@ -15,6 +16,7 @@ from tiny_checkpoints import FILES
 
 import vlm
 from vlm.data.text.conversation import Turn
+from vlm.errors import UserError
 from vlm.models.context import PLACE
 from vlm.models.decoder import Decoder
 from vlm.tasks.chat.predictor import Chat, ContextFullError, TurnWithImages
@@ -124,6 +126,25 @@ def test_twenty_turns_in_words_are_those_of_a_fresh_reading(folder: str) -> None
         asked = chat.tokens()[: chat.reply.read]
         assert chat.reply.tokens == fresh(theirs, asked, None, 8, chat.predictor.ends)
     assert len(read) == 20 and max(read[1:]) < 40
+
+
+def test_any_template_can_chat(folder: str) -> None:
+    """And a refusal of the template is a line, after which the conversation goes on."""
+    tokenizer = saved_chat(folder, "chatml")
+    (Path(folder) / "chat_template.jinja").write_text(TEMPLATES["mistral_v1"])
+    tokenizer.chat_template = TEMPLATES["mistral_v1"]
+    model = vlm.load(folder, device="cpu", precision="fp32")
+    chat = model.chat(sample=False, max_tokens=4)
+    messages = []
+    for question in QUESTIONS[:2]:
+        answer = chat.say(question)
+        messages.append({"role": "user", "content": question})
+        ids = tokenizer.apply_chat_template(messages, return_dict=False)
+        assert chat.tokens()[: chat.reply.read] == ids
+        chat.exchanges[-1].answer = chat.predictor.tokenizer.encode(answer)
+        messages.append({"role": "assistant", "content": answer})
+    with pytest.raises(UserError, match="the chat template refuses the conversation: Only user and assistant roles"):
+        model.chat(sample=False, max_tokens=4, system="be brief").say("why?")
 
 
 def test_images_may_be_shown_at_any_turn(folder: str, tmp_path: Path) -> None:

@@ -208,7 +208,10 @@ class PromptForm:
         images = [match.span() for match in re.finditer(re.escape(IMAGE), chat.text)] if count else []
         written = self.chat.find_answers(turns, chat.text, answering=answering) if answers else None
         replaced: list[tuple[tuple[int, int], Sequence[int] | None]] = [(span, None) for span in images]
-        replaced += zip(written or (), answers, strict=False)
+        for (begin, end), ids in zip(written or (), answers, strict=False):
+            answer = tokenizer.decode(ids)
+            space = answer[: len(answer) - len(answer.lstrip())]  # the model may write a space that the template has
+            replaced.append(((begin - len(space) * chat.text[:begin].endswith(space), end), ids))
         cut, place = iter(squares), 0
         for (begin, end), tokens in [*sorted(replaced, key=lambda item: item[0]), ((len(chat.text),) * 2, ())]:
             for flag, run in groupby(flags[place:begin]):
