@@ -24,7 +24,7 @@ from vlm.data.features import (
     open_features,
     source_hash,
 )
-from vlm.data.fields import AugmentKey, Field, ImageField
+from vlm.data.fields import AugmentKey, Field, ImageField, ImageViewsField
 from vlm.data.images.augment import Augment
 from vlm.data.images.class_augment import FILTERS, NUM_PARAMS, ClassAugment, apply_params, encode_params
 from vlm.data.images.image import ImageError, Preprocess
@@ -79,6 +79,8 @@ def move_images_to_device(data: Data, device: torch.device) -> None:
     """
     _, images = data.images
     split, augment = data.split("train"), images.augment
+    if isinstance(images, ImageViewsField):
+        raise UserError(f"data.images_on_device: is not supported for models that read images inside texts; {OFF[3:]}")
     if split.record(0).open_more:
         raise UserError(f"data.images_on_device: these records hold several images; choose other data, {OFF}")
     if fault := next(find_faults(split.fresh, augment), None):
@@ -170,6 +172,10 @@ def feature_faults(config: Config) -> Iterator[str]:
     parts = ["encoder", *(["encoder.backbone"] if projects(find(encoder["_target_"])) else [])]
     if not set(parts) & set(config["task"].get("freeze", ())):
         yield f"data.cache_features: the encoder is trained, so its features change; set task.freeze=[{parts[-1]}]"
+    fields = (node["_target_"] for node in config["task"]["fields"].values())
+    if any(issubclass(find(target), ImageViewsField) for target in fields):
+        yield "data.cache_features: is not supported for models that read images inside texts; set it to false"
+        return
     fault = find_augment_problem(build(data["augment"], "data.augment"))
     if fault:
         yield f"data.cache_features: {fault}, or set it to false"

@@ -319,6 +319,11 @@ class QuestionPromptField(PromptField):
         """The turns up to a question; images come before the first user turn unless the data state their places."""
         assert self.form is not None
         template = self.form.question if self.instruction is None else self.instruction
+        if question.before and not self.form.can_chat:
+            raise UserError(
+                f"data: {record.id}: a conversation has several turns, but this model reads single instructions; "
+                "use data of single questions"
+            )
         before_question = max(0, template.find("{}"))
         turns, count = list[Turn](), len(self.squares(record))
         for number, (role, words) in enumerate((*question.before, ("user", question.text))):

@@ -231,8 +231,8 @@ def _encoder_overrides(
     if is_text:
         yield from _position_overrides(place, args) if has_decoder else _size_overrides(args)
         yield "model/position=learned"
-    elif args.get("positions") is not None:
-        yield from _position_overrides(place, args)
+    elif (positions := args.get("positions")) is not None:
+        yield _node_override(f"{place}.positions", positions)
     yield from _argument_overrides(
         place, args, (*INJECTED, "positions", *(SIZES if is_text and not has_decoder else ()))
     )
@@ -262,9 +262,14 @@ def _decoder_overrides(args: Mapping[str, Any], place: str) -> Iterator[str]:
 def _position_overrides(place: str, args: Mapping[str, Any]) -> Iterator[str]:
     """Yields the overrides that give a stack separate positions."""
     if (positions := args.get("positions")) is not None:
-        args = {"_target_": expand_name(positions["name"]), **positions["args"]}
         yield f"{place}.positions=null"  # instead of model.position
-        yield f"++{place}.positions={{{','.join(f'{name}:{json.dumps(value)}' for name, value in args.items())}}}"
+        yield _node_override(f"{place}.positions", positions)
+
+
+def _node_override(key: str, spec: Mapping[str, Any]) -> str:
+    """Returns the override that sets a key to a class with its arguments."""
+    args = {"_target_": expand_name(spec["name"]), **spec["args"]}
+    return f"++{key}={{{','.join(f'{name}:{json.dumps(value)}' for name, value in args.items())}}}"
 
 
 def _size_overrides(args: Mapping[str, Any]) -> Iterator[str]:
