@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import timedelta
 from hashlib import blake2b
 from pathlib import Path
+from typing import Any
 
 import lightning as L
 import torch
@@ -172,8 +173,8 @@ def feature_faults(config: Config) -> Iterator[str]:
     parts = ["encoder", *(["encoder.backbone"] if projects(find(encoder["_target_"])) else [])]
     if not set(parts) & set(config["task"].get("freeze", ())):
         yield f"data.cache_features: the encoder is trained, so its features change; set task.freeze=[{parts[-1]}]"
-    fields = (node["_target_"] for node in config["task"]["fields"].values())
-    if any(issubclass(find(target), ImageViewsField) for target in fields):
+    kinds: list[Any] = [find(node["_target_"]) for node in config["task"]["fields"].values()]
+    if any(issubclass(kind, ImageViewsField) for kind in kinds):
         yield "data.cache_features: is not supported for models that read images inside texts; set it to false"
         return
     fault = find_augment_problem(build(data["augment"], "data.augment"))
