@@ -1,6 +1,7 @@
 """Export to GGUF: it is read again as the same model, and has the keys and tensors that llama.cpp reads."""
 
 import json
+from copy import deepcopy
 
 import gguf
 import numpy as np
@@ -8,13 +9,15 @@ import pytest
 import sentencepiece
 import torch
 import transformers
-from gguf_files import LLAMA3, PLAIN
+from gguf_files import LLAMA3
 from hugging import TEXTS, byte_pairs, gpt2, wide
+from llama_cpp_models import PLAIN
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 import vlm
 from vlm.checkpoint.load import load_model, read
 from vlm.cli.main import run as command
+from vlm.models.pretrained.gguf.config import make_tokenizer_files
 from vlm.models.pretrained.gguf.write import MAX_F16
 from vlm.tasks.language_modeling.predict import TextGenerator
 
@@ -39,7 +42,7 @@ def language_model(name, tokenizer, **options):
     ids = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}
     if name == "gpt2":
         return gpt2(len(tokenizer), tokenizer.eos_token_id, **options)
-    config = getattr(transformers, f"{kind}Config")(**SIZES | own | options, vocab_size=len(tokenizer), **ids)
+    config = getattr(transformers, f"{kind}Config")(**SIZES | deepcopy(own | options), vocab_size=len(tokenizer), **ids)
     return wide(getattr(transformers, f"{kind}ForCausalLM")(config), std=0.15, norms="RMSNorm")
 
 
@@ -236,6 +239,20 @@ def test_sentencepieces_go_out_with_scores(tmp_path, given):
     for line in LINES[:-2]:
         expected = [model.bos_id(), *model.encode(line)]
         assert [*ours.starts, *ours.encode(line)] == theirs(line).input_ids == expected, line
+
+
+def test_pieces_for_prompts_with_images_are_a_tokenizer_json(tmp_path):
+    folder = tmp_path / "a"
+    folder.mkdir()
+    _, theirs = sentence_pieces(folder)
+    language_model("llama", theirs).save_pretrained(folder)
+    path = exported(folder, tmp_path / "out")
+    fields = {key: field.contents() for key, field in gguf.GGUFReader(path).fields.items()}
+    files = make_tokenizer_files(fields, len(theirs), [theirs.eos_token_id], marked=True)
+    ours = Tokenizer.from_str(json.dumps(files["tokenizer.json"]))
+    for line in LINES[:-2]:
+        assert ours.encode(line).ids == theirs(line).input_ids
+        assert ours.decode(ours.encode(line).ids) == line
 
 
 def test_greedy_texts_are_those_of_the_folder(tmp_path):

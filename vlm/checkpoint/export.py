@@ -4,7 +4,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -90,7 +90,7 @@ GRAPH_USAGE = {
 }
 
 
-def _write_card(loaded: Checkpoint, path: Path, form: str, names: Iterable[str]) -> Iterator[str]:
+def _write_card(loaded: Checkpoint, path: Path, form: str, names: Collection[str]) -> Iterator[str]:
     """Yields the lines of a checkpoint's model card: use, data, training, scores, sizes, limits.
 
     Args:
@@ -212,7 +212,7 @@ def export(path: str, folder: str, *, form: str, trust: str | None = None, outty
 
 def _make_hugging_face_files(about: Metadata, model: nn.Module) -> dict[str, Content]:
     """Returns the files of a model by name."""
-    config, tensors = convert_model(model, about.get("origin") or about.get("base_class"))
+    config, tensors = convert_model(model, about.get("origin"))
     if not reads_images_inside_prompts(config):
         return {**_make_description_files(about, config), WEIGHTS: partial(_save, tensors)}
     converted = add_image_token(ImageTextModel(about, config, tensors))

@@ -1,27 +1,32 @@
 """Exports decoders with their tokenizers as GGUF files, for llama.cpp and programs that are built on it."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from torch import nn
 
 from vlm.checkpoint.graph_files import Content
+from vlm.checkpoint.load import load_model
 from vlm.checkpoint.stored import Metadata
-from vlm.data.text.chat_template import find_template
+from vlm.data.text.chat_template import ChatTemplate, find_template
 from vlm.data.text.hugging_face import make_tokenizer_files
 from vlm.data.text.library import PieceModelTokenizer
+from vlm.data.text.prompt_form import PromptForm
 from vlm.data.text.tokenizer import tokenizer_from_state
 from vlm.data.text.tokenizer_base import Tokenizer
 from vlm.errors import UserError
 from vlm.models.decoder import Decoder
+from vlm.models.encoder_decoder import VisionLanguageModel
 from vlm.models.pretrained.export import convert_model
 from vlm.models.pretrained.gguf.config import END_TEXTS, KEY, OPTION_KEYS, SUPPRESSED
+from vlm.models.pretrained.gguf.projector import PREPROCESS, make_projector
 from vlm.models.pretrained.gguf.vocabulary import make_json_vocabulary, make_sentencepiece_vocabulary
-from vlm.models.pretrained.gguf.write import Contents, HeaderValue, check_range, make_decoder, write_gguf
+from vlm.models.pretrained.gguf.write import HeaderValue, check_range, make_decoder, write_gguf
 from vlm.models.pretrained.load import is_published, open_folder
+from vlm.models.pretrained.stack import Spec
 
 END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 
@@ -32,24 +37,50 @@ def make_gguf_files(about: Metadata, model: nn.Module, *, kind: str, path: Path,
     Args:
         about: The entry "vlm" of the checkpoint.
         kind: Type of the matrices: F32, F16 or Q8_0.
-        path: The checkpoint; the chat template of a Hugging Face folder is read from it.
+        path: The checkpoint.
         name: Name of the model, for general.name.
     Raises:
         UserError: llama.cpp has no such model or tokenizer, or the package gguf is missing.
     """
-    if not isinstance(model, Decoder):
+    if isinstance(model, VisionLanguageModel):
+        projector = make_projector(model, about["preprocess"])
+        described = {"general.type": "mmproj", "general.name": name, PREPROCESS: json.dumps(about["preprocess"])}
+        images = {f"mmproj-model-{kind}.gguf": projector._replace(values={**described, **projector.values})}
+        decoder_model = _separate_decoder(about, model)
+    elif isinstance(model, Decoder):
+        images, decoder_model = {}, model
+    else:
         raise UserError(
-            f"model: GGUF has no {type(model).__name__} of this kind, only language models "
-            "(Llama, Qwen2, Qwen3, Gemma, GPT-2); use --to safetensors or onnx"
+            f"model: GGUF has no {type(model).__name__}, only language models (Llama, Qwen2, Qwen3, Gemma, GPT-2), "
+            "LLaVA and SmolVLM; use --to safetensors or onnx"
         )
-    decoder = make_decoder(convert_model(model))
+    decoder = make_decoder(convert_model(decoder_model))
     values: dict[str, HeaderValue] = {"general.type": "model", "general.name": name, **decoder.values}
-    values |= make_tokenizer_values(about, rows=model.token_embed.num_embeddings)
-    if template := read_chat_template(path):
+    values |= make_tokenizer_values(about, rows=decoder_model.token_embed.num_embeddings)
+    if template := read_chat_template(about, path):
         values["tokenizer.chat_template"] = template
-    contents = Contents(decoder.architecture, values, decoder.tensors)
-    check_range(contents.tensors, kind)
-    return {f"model-{kind}.gguf": partial(write_gguf, contents=contents, kind=kind)}
+    files = {f"model-{kind}.gguf": decoder._replace(values=values), **images}
+    for contents in files.values():
+        check_range(contents.tensors, kind)
+    return {name: partial(write_gguf, contents=contents, kind=kind) for name, contents in files.items()}
+
+
+def _separate_decoder(about: Metadata, model: VisionLanguageModel) -> Decoder:
+    """Returns the decoder of a model that reads images inside its text, as a language model with the same weights.
+
+    Raises:
+        UserError: It reads images otherwise.
+    """
+    spec = cast(Spec, about["model"])["args"]["decoder"]
+    prefix = spec["args"].get("prefix", {}).get("args", {})
+    if not prefix.get("counted") or not prefix.get("causal", True):
+        raise UserError(
+            "model.decoder: GGUF has decoders that read images causally inside their text, as LLaVA and SmolVLM do; "
+            "use --to safetensors"
+        )
+    plain = {"name": spec["name"], "args": {name: value for name, value in spec["args"].items() if name != "prefix"}}
+    state = {f"model.{name}": tensor for name, tensor in model.decoder.state_dict().items() if "prefix" not in name}
+    return cast(Decoder, load_model({"vlm": {"model": plain}, "state_dict": state}))
 
 
 def make_tokenizer_values(about: Metadata, *, rows: int) -> dict[str, HeaderValue]:
@@ -106,13 +137,20 @@ def _convert_vocabulary(tokenizer: Tokenizer, rows: int) -> dict[str, HeaderValu
     return make_json_vocabulary(json.loads(content), rows, begins=bool(starts))
 
 
-def read_chat_template(path: Path) -> str | None:
-    """Reads the chat template of a Hugging Face folder or a GGUF file; None for other checkpoints."""
+def read_chat_template(about: Metadata, path: Path) -> str | None:
+    """Returns the chat template of a checkpoint, or of a folder whose tokenizer needs none; None if there is none."""
+    if "form" in about and isinstance(chat := PromptForm.of(about["form"]).chat, ChatTemplate):
+        return chat.text
     found = find_template(open_folder(path)) if is_published(path) else None
-    return None if found is None else found[1]
+    return None if found is None else found[1] or None
 
 
-def make_gguf_commands(names: Iterable[str]) -> list[str]:
+def make_gguf_commands(names: Collection[str]) -> list[str]:
     """Returns the commands that run exported files, for a model card."""
     model = next(name for name in names if name.startswith("model-"))
+    if projector := next((name for name in names if name.startswith("mmproj-")), None):
+        return [
+            f'llama-mtmd-cli -m {model} --mmproj {projector} --image photo.jpg -p "What is this?"  # of llama.cpp',
+            f"vlm caption photo.jpg -c {model} --mmproj {projector}",
+        ]
     return [f"llama-cli -m {model}  # of llama.cpp", f'vlm generate -c {model} --prompt "A"']

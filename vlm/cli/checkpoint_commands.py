@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from vlm.errors import UserError, print_error, printable, printable_lines
 from vlm.inference.arguments import check_readable
-from vlm.inference.options import Checkpoint, Device, Option, Overrides, Trust
+from vlm.inference.options import Checkpoint, Device, Option, Overrides, Projector, Trust, join_projector
 
 if TYPE_CHECKING:
     from vlm.config.tree import Config
@@ -139,20 +139,21 @@ def export(
         Option("Type of the matrices of --to gguf: f32, f16 or q8_0. [default: f16]", choices=("f32", "f16", "q8_0")),
     ] = None,
     trust: Trust = None,
+    mmproj: Projector = None,
 ) -> int:
     """Writes a checkpoint as a folder in another format, prints the files and returns the exit status."""
     from vlm.checkpoint.export import export as write
 
     if outtype is not None and to != "gguf":
         raise UserError(f"--outtype {outtype}: is an option of --to gguf; remove it, or add --to gguf")
-    for name in write(checkpoint, folder, form=to, trust=trust, outtype=outtype or "f16"):
+    for name in write(join_projector(checkpoint, mmproj), folder, form=to, trust=trust, outtype=outtype or "f16"):
         print(os.path.join(folder, name))
     return 0
 
 
-def info(checkpoint: Checkpoint) -> int:
+def info(checkpoint: Checkpoint, mmproj: Projector = None) -> int:
     """Prints the contents of a checkpoint."""
     from vlm.inference.info import describe
 
-    print(describe(checkpoint))
+    print(describe(join_projector(checkpoint, mmproj)))
     return 0

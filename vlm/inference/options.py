@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar, cast, 
 from vlm.checkpoint.locate import PREFIX as HUB
 from vlm.checkpoint.locate import find_best_checkpoint, missing_checkpoint_error
 from vlm.errors import Range, UserError, did_you_mean, find_similar
+from vlm.models.pretrained.gguf.place import SUFFIX, join_pair
 
 if TYPE_CHECKING:
     from vlm.checkpoint.stored import DecodingDefaults
@@ -79,6 +80,42 @@ Checkpoint = Annotated[
         check=check_checkpoint,
     ),
 ]
+
+
+def check_projector(place: str) -> None:
+    """Checks that an mmproj file exists.
+
+    Raises:
+        UserError: It does not, or is no GGUF file.
+    """
+    if not os.path.isfile(place) or not place.lower().endswith(SUFFIX):
+        raise UserError(f"--mmproj {place}: no such GGUF file; give the mmproj-*.gguf of the model")
+
+
+Projector = Annotated[
+    str | None,
+    Option(
+        "Image encoder of a GGUF file (mmproj-*.gguf of llama.cpp).",
+        ("--mmproj",),
+        metavar="FILE",
+        check=check_projector,
+    ),
+]
+
+
+def join_projector(checkpoint: str, projector: str | None) -> str:
+    """Returns a checkpoint with the image encoder of another GGUF file.
+
+    Raises:
+        UserError: The checkpoint is not a GGUF file.
+    """
+    if projector is None:
+        return checkpoint
+    if not checkpoint.lower().endswith(SUFFIX):
+        raise UserError(f"--mmproj {projector}: is for GGUF files; {checkpoint} is none, so leave it out")
+    return join_pair(checkpoint, projector)
+
+
 Device = Annotated[str, Option("auto, cpu, cuda or mps.", choices=("auto", "cpu", "cuda", "mps"))]
 Precision = Annotated[
     str,
@@ -124,14 +161,15 @@ class ModelOptions:
     """The checkpoint of a model, and its device and precision."""
 
     checkpoint: Checkpoint
+    mmproj: Projector = None
     device: Device = "auto"
     precision: Precision = "auto"
     trust: Trust = None
 
     def __post_init__(self) -> None:
-        self.checkpoint = os.fspath(
-            find_best_checkpoint(self.checkpoint)
-        )  # resolved to the file, which no output may replace
+        # Resolved to the file, which no output may replace.
+        self.checkpoint = join_projector(os.fspath(find_best_checkpoint(self.checkpoint)), self.mmproj)
+        self.mmproj = None
 
     def load(self, kind: Callable[..., Loaded], **options: Any) -> Loaded:
         """Loads the predictor of the checkpoint on the device and in the precision of the options."""

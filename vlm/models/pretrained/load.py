@@ -17,6 +17,8 @@ from vlm.models.encoder_decoder import ProjectedEncoder
 from vlm.models.pretrained.fields import refuse_unread_keys
 from vlm.models.pretrained.folder import CONFIG, QUANTISED_SUFFIXES, Folder, collect_neutral_keys, dequantise, specify
 from vlm.models.pretrained.gguf.file import GGUF, SUFFIX
+from vlm.models.pretrained.gguf.pair import GGUFPair
+from vlm.models.pretrained.gguf.place import split_pair
 from vlm.models.pretrained.stack import (
     LAYER,
     Part,
@@ -33,16 +35,20 @@ from vlm.nn.position import LearnedPositions, interpolate_grid
 
 
 def is_published(path: Path) -> bool:
-    """Returns True for a Hugging Face folder or a GGUF file."""
+    """Returns True for a Hugging Face folder, a GGUF file, or two of them."""
+    if (pair := split_pair(path)) is not None:
+        return all(file.is_file() for file in pair)
     return (path.suffix.lower() == SUFFIX and path.is_file()) or (path.is_dir() and (path / CONFIG).exists())
 
 
 def open_folder(path: str | Path) -> Folder:
-    """Opens a Hugging Face folder, or a GGUF file with the same interface.
+    """Opens a Hugging Face folder, or a GGUF file with the same interface, of which two are joined by `join_pair`.
 
     Raises:
         UserError: The file cannot be read.
     """
+    if is_published(Path(path)) and (pair := split_pair(path)) is not None:
+        return GGUFPair(*pair)
     return GGUF(path) if Path(path).suffix.lower() == SUFFIX and Path(path).is_file() else Folder(path)
 
 

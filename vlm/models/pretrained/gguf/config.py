@@ -2,7 +2,7 @@
 
 import math
 import struct
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypeAlias, cast
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vlm.models.pretrained.fields import Values
 from vlm.models.pretrained.gguf.families import DIVISORS, EMBEDDING, FAMILIES, HEAD, DecoderConfig
-from vlm.models.pretrained.gguf.header import NUMBER, Allowed, Header, check_keys
+from vlm.models.pretrained.gguf.header import NUMBER, Allowed, Header, check_keys, round_float
 from vlm.nn.position import RotaryPositions
 from vlm.untrusted.sizes import JsonValue
 
@@ -79,7 +79,7 @@ def _read_size(values: Values, key: str) -> int | float:
     kinds = (int, float) if key.endswith(("epsilon", "freq_base")) else (int,)
     if type(value) not in kinds or not 0 < value < math.inf:
         raise ValueError(f"{key} is {value!r:.40}, not a number above 0")
-    return value
+    return round_float(value) if isinstance(value, float) else value
 
 
 def _read_scaling(values: Values, kind: str, divisors: Tensor | None, head_dim: int, base: float) -> Json | None:
@@ -202,15 +202,17 @@ def make_generation_config(values: Values, ends: Sequence[int]) -> Json:
     options: Json = {"eos_token_id": [*ends]}
     options |= {theirs: read_token_id(values, name) for name, theirs in IDS.items()}
     for name, key in OPTION_KEYS.items():
-        if key in values:  # seven digits, because a header has 32-bit floats
-            options[name] = float(f"{values[key]:.7g}") if isinstance(values[key], float) else values[key]
+        if key in values:
+            value = values[key]
+            options[name] = round_float(value) if isinstance(value, float) else value
     suppressed = cast(Sequence[int], values.get(SUPPRESSED, ()))
     if outside := [id for id in suppressed if id not in range(len(list_tokens(values)))]:
         raise ValueError(f"{SUPPRESSED} has {outside[0]!r:.40}, which is outside the vocabulary")
     return options | {"bad_words_ids": [[id] for id in suppressed]}
 
 
-MAX_TOKEN_LENGTH = 1024
+SPECIAL_TOKENS = {"bos": "bos", "eos": "eos", "pad": "padding", "unk": "unknown"}  # names in folders and in headers
+MAX_TOKEN_LENGTH, SPACE = 1024, "\u2581"  # the latter marks a space in pieces of SentencePiece
 # Kinds of tokens, with SentencePiece's numbers.
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED = 1, 2, 3, 4, 5
 BYTES: Json = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
@@ -238,13 +240,16 @@ PRE_TOKENIZERS: dict[str, list[Json]] = {
 }
 
 
-def make_tokenizer_files(values: Values, rows: int, ends: Collection[int]) -> dict[str, Json | bytes]:
+def make_tokenizer_files(
+    values: Values, rows: int, ends: Collection[int], *, marked: bool = False
+) -> dict[str, Json | bytes]:
     """Returns the contents of a tokenizer's files by name, with objects for JSON.
 
     Args:
         values: Values of the header.
         rows: Number of rows of the embedding.
         ends: Tokens that end a generation. They are control tokens, as in llama.cpp, even if the header says otherwise.
+        marked: Whether texts may contain special tokens, as prompts with images do. They need a tokenizer.json.
     Raises:
         ValueError: The tokenizer is damaged or of an unknown kind.
         KeyError: A value is missing.
@@ -262,10 +267,14 @@ def make_tokenizer_files(values: Values, rows: int, ends: Collection[int]) -> di
     if len(set(used)) < len(used):
         raise ValueError(f"{KEY}tokens has a duplicate token")
     model = values[f"{KEY}model"]
+    ids = {f"{name}_token": read_token_id(values, f"{key}_token_id") for name, key in SPECIAL_TOKENS.items()}
+    settings: Json = {name: tokens[id] for name, id in ids.items() if id is not None}  # which chat templates write
     if model == "gpt2":
-        return {"tokenizer.json": _make_tokenizer_json(values, tokens, kinds)}
+        return {"tokenizer.json": _make_tokenizer_json(values, tokens, kinds), "tokenizer_config.json": settings}
+    settings["add_bos_token"] = values.get(f"{KEY}add_bos_token", True)
+    if model == "llama" and marked:
+        return {"tokenizer.json": _make_pieces_json(values, tokens, kinds), "tokenizer_config.json": settings}
     if model == "llama":
-        settings = {"add_bos_token": values.get(f"{KEY}add_bos_token", True)}
         return {"tokenizer.model": _encode_sentencepiece(values, tokens, kinds), "tokenizer_config.json": settings}
     raise ValueError(f"{KEY}model is {model!r:.40}, not gpt2 or llama")
 
@@ -276,24 +285,62 @@ def _make_tokenizer_json(values: Values, tokens: Sequence[str], kinds: Sequence[
         raise ValueError(f"{KEY}pre is {name!r:.40}, not one of {', '.join(PRE_TOKENIZERS)}")
     cuts = PRE_TOKENIZERS[name]
     vocab = {token: id for id, token in enumerate(tokens) if kinds[id] != UNUSED}
-    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-    added: list[Json] = [
-        {"id": id, "content": token, "special": kinds[id] != USER_DEFINED, **flags}
-        for token, id in vocab.items()
-        if kinds[id] in (UNKNOWN, CONTROL, USER_DEFINED)
-    ]
     merges = [pair.split(" ") for pair in cast(Sequence[str], values[f"{KEY}merges"])]
     if not all(len(pair) == 2 for pair in merges):
         raise ValueError(f"{KEY}merges must be pairs")
     begins = values.get(f"{KEY}add_bos_token", cuts is LLAMA3_SPLITS)
     return {
         "version": "1.0",
-        "added_tokens": added,
+        "added_tokens": _list_added_tokens(vocab, kinds),
         "normalizer": {"type": "NFC"} if cuts is QWEN2_SPLITS else None,
         "pre_tokenizer": cuts[0] if len(cuts) == 1 else {"type": "Sequence", "pretokenizers": cuts},
         "post_processor": _make_bos_processor(tokens, values[f"{KEY}bos_token_id"]) if begins else None,
         "decoder": BYTES | {"use_regex": True},
         "model": {"type": "BPE", "vocab": vocab, "merges": merges, "ignore_merges": cuts is LLAMA3_SPLITS},
+    }
+
+
+def _list_added_tokens(vocab: Mapping[str, int], kinds: Sequence[int]) -> list[Json]:
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    return [
+        {"id": id, "content": token, "special": kinds[id] != USER_DEFINED, **flags}
+        for token, id in vocab.items()
+        if kinds[id] in (UNKNOWN, CONTROL, USER_DEFINED)
+    ]
+
+
+def _make_pieces_json(values: Values, tokens: Sequence[str], kinds: Sequence[int]) -> Json:
+    """Returns a tokenizer.json of pieces with scores: their merges in the order of the scores, as transformers does."""
+    vocab = {token: id for id, token in enumerate(tokens) if kinds[id] != UNUSED}
+    scores = cast(Sequence[float], values[f"{KEY}scores"])
+    pieces = [(token, id) for token, id in vocab.items() if kinds[id] in (NORMAL, USER_DEFINED)]
+    pieces.sort(key=lambda piece: -scores[piece[1]])
+    halves = ((token[:at], token[at:]) for token, _ in pieces for at in range(1, len(token)))
+    replace: Json = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
+    prefix: Json = {"type": "Prepend", "prepend": SPACE}
+    prefixed = values.get(f"{KEY}add_space_prefix", True)
+    back: list[Json] = [
+        {"type": "Replace", "pattern": {"String": SPACE}, "content": " "},
+        {"type": "ByteFallback"},
+        {"type": "Fuse"},
+    ]
+    back += [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if prefixed else []
+    begins = values.get(f"{KEY}add_bos_token", True)
+    return {
+        "version": "1.0",
+        "added_tokens": _list_added_tokens(vocab, kinds),
+        "normalizer": {"type": "Sequence", "normalizers": [prefix, replace]} if prefixed else replace,
+        "pre_tokenizer": None,
+        "post_processor": _make_bos_processor(tokens, read_token_id(values, "bos_token_id")) if begins else None,
+        "decoder": {"type": "Sequence", "decoders": back},
+        "model": {
+            "type": "BPE",
+            "unk_token": next((token for token, id in vocab.items() if kinds[id] == UNKNOWN), None),
+            "fuse_unk": True,
+            "byte_fallback": True,
+            "vocab": vocab,
+            "merges": [[left, right] for left, right in halves if left in vocab and right in vocab],
+        },
     }
 
 

@@ -142,6 +142,9 @@ class GGUF(Folder):
 
     def __init__(self, path: str | Path) -> None:
         super().__init__(path)
+        self._read()
+
+    def _read(self) -> None:
         try:
             self._header = read_parts(self.path)
             check_tensors(self._header.tensors)
@@ -156,7 +159,7 @@ class GGUF(Folder):
         values, tensors = self._header.values, dict(self._header.tensors)
         divisors = tensors.pop(DIVISORS, None)
         config = make_config(self._header, None if divisors is None else read_tensor(divisors))
-        self._stored = match_tensors(tensors, config)
+        self._stored, self._decoder_config = match_tensors(tensors, config), config
         ends = find_ends(values)
         files: dict[str, Any] = {CONFIG: config, GENERATION: make_generation_config(values, ends)}
         if (template := values.get("tokenizer.chat_template")) is not None:
@@ -186,7 +189,7 @@ class GGUF(Folder):
             read = [read_tensor(self._header.tensors[stored.name]) for stored in self._stored]
         except (OSError, ValueError) as fault:
             raise UserError(f"{self} cannot be read: {fault}; download it again") from fault
-        config = self._contents[CONFIG]
+        config = self._decoder_config
         return {
             stored.in_folder: convert_from_file(stored, tensor if mapped else tensor.clone(), config)
             for stored, tensor in zip(self._stored, read, strict=True)

@@ -162,6 +162,11 @@ def read_parts(path: Path) -> Header:
     return Header(values, tensors)
 
 
+def round_float(value: float) -> float:
+    """Returns a 32-bit float of a header with the seven digits that it has."""
+    return float(f"{value:.7g}")
+
+
 NUMBER = (int, float)
 # Allowed values: a type or a tuple of types for any value of these, or a list of values.
 Allowed = type | tuple[type, ...] | list[JsonValue]
@@ -267,6 +272,24 @@ def check_keys(values: Values, tensors: Mapping[str, TensorLocation], read: Mapp
     if values.get("general.sampling.penalty_repeat", 1) == 1:
         supported["general.sampling.penalty_last_n"] = int
     supported |= {f"{kind}.{name}": allowed for name, allowed in (ARCHITECTURE | dict(read)).items()}
+    _check_supported(values, supported)
+
+
+def check_values(values: Values, tensors: Mapping[str, TensorLocation], read: Mapping[str, Allowed]) -> None:
+    """Checks all keys of a file without a tokenizer.
+
+    Args:
+        read: Allowed values of keys besides those about the file itself.
+    Raises:
+        ValueError: A key is unknown, or its value is not supported.
+    """
+    supported = {f"general.{name}": allowed for name, allowed in GENERAL.items()}
+    if any(location.kind not in PLAIN_KINDS for location in tensors.values()):
+        supported["general.quantization_version"] = [QUANTISATION]
+    _check_supported(values, supported | dict(read))
+
+
+def _check_supported(values: Values, supported: Mapping[str, Allowed]) -> None:
     for key, value in values.items():
         allowed, stated = supported.get(key), f"{key} is {value!r:.40}"
         if allowed is None:

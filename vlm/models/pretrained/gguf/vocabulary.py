@@ -9,6 +9,7 @@ from vlm.models.pretrained.gguf.config import (
     NORMAL,
     PRE_TOKENIZERS,
     QWEN2_SPLITS,
+    SPACE,
     UNKNOWN,
     UNUSED,
     USER_DEFINED,
@@ -16,7 +17,7 @@ from vlm.models.pretrained.gguf.config import (
 )
 from vlm.models.pretrained.gguf.write import HeaderValue
 
-SPACE, BYTE = "\u2581", 6  # SentencePiece's mark of a space, and its number for bytes
+BYTE = 6  # number of bytes in SentencePiece
 BYTE_TEXTS = {f"<0x{byte:02X}>" for byte in range(256)}
 SPACES = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
 PREFIXED_SPACES = {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": SPACE}, SPACES]}

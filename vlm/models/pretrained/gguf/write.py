@@ -140,7 +140,7 @@ def check_range(tensors: Mapping[str, Tensor], kind: str) -> None:
         UserError: One is not.
     """
     for name, tensor in tensors.items():
-        if _select_type(name, tensor, kind) == "F16" and (largest := float(tensor.abs().max())) > MAX_F16:
+        if _select_type(name, tensor, kind) == "F16" and (largest := float(tensor.detach().abs().max())) > MAX_F16:
             raise UserError(
                 f"--outtype {kind.lower()}: {name} has the weight {largest:g}, too large for 16 bits; use --outtype f32"
             )
