@@ -206,6 +206,31 @@ def test_the_template_of_a_checkpoint_writes_the_form_of_its_folder(tmp_path: Pa
         assert texts[0] == texts[1]
 
 
+@pytest.mark.slow
+@torch.no_grad()
+def test_a_model_tuned_by_adapters_goes_out_merged_in_the_class_of_its_folder(tmp_path: Path) -> None:
+    torch.manual_seed(5)
+    saved_image_text(tmp_path / "theirs", "smolvlm")
+    words = ["train", "model=pretrained", f"model.path={tmp_path / 'theirs'}", "task=captioning", "data=shapes"]
+    words += ["data.source.train_scenes=16", "data.source.val_scenes=4", "data.source.test_scenes=4", "test=false"]
+    words += ["data.batch_size=4", "data.num_workers=0", "trainer=cpu", "trainer.max_steps=2", "optim.lr=0.05"]
+    words += ["callbacks.progress=null", "task.val_captions=2", "task.max_tokens=4", "model/adapt=lora"]
+    with torch.enable_grad():
+        assert command([*words, f"runs={tmp_path / 'runs'}"]) == 0
+    (run,) = (tmp_path / "runs").glob("*/*")
+    assert command(["export", str(tmp_path / "out"), "-c", str(run), "--to", "huggingface"]) == 0
+    model, processor = load(tmp_path / "out")
+    assert isinstance(model, t.SmolVLMForConditionalGeneration)
+    given = their_inputs(processor, photos(tmp_path / "photos", 1)[0], "what is it?")
+    ours = load_model(read(run))
+    tokens = [PLACE if id == model.config.image_token_id else id for id in given["input_ids"][0].tolist()]
+    context = interleave_states([tokens], ours.encode(given["pixel_values"].flatten(0, -4)).states.flatten(0, 1))
+    expected = ours.head(ours.decoder(torch.tensor([tokens[-1:]]), None, context))[0, -1]
+    torch.testing.assert_close(model(**given).logits[0, -1], expected, rtol=1e-4, atol=1e-4)
+    before = load_model(read(tmp_path / "theirs"))
+    assert not torch.equal(before.decoder.blocks[0].attn.qkv.weight, ours.decoder.blocks[0].attn.qkv.weight)
+
+
 @pytest.mark.parametrize(
     ("vision", "projector", "change", "words"),
     [

@@ -212,7 +212,7 @@ def export(path: str, folder: str, *, form: str, trust: str | None = None, outty
 
 def _make_hugging_face_files(about: Metadata, model: nn.Module) -> dict[str, Content]:
     """Returns the files of a model by name."""
-    config, tensors = convert_model(model, about.get("origin"))
+    config, tensors = convert_model(model, about.get("origin") or about.get("base_class"))
     if not reads_images_inside_prompts(config):
         return {**_make_description_files(about, config), WEIGHTS: partial(_save, tensors)}
     converted = add_image_token(ImageTextModel(about, config, tensors))

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from vlm.checkpoint.file import inference_weights
 from vlm.checkpoint.load import locate, match_part, read
+from vlm.checkpoint.stored import Checkpoint
 from vlm.data.text.hugging_face import check_tokens
 from vlm.data.text.tokenizer_base import Tokenizer
 from vlm.errors import UserError
@@ -50,6 +51,19 @@ def start_from(
         else:
             lines += _load_folder(inner, open_folder(path), key, tokenizer)
     return lines
+
+
+def find_base_class(places: Mapping[str, str], loaded: Checkpoint | None) -> str | None:
+    """Returns the Hugging Face class of the folder from which an entire model starts; None if it has none.
+
+    Args:
+        places: See `start_from`.
+        loaded: The checkpoint of a run that is resumed.
+    """
+    if loaded is not None:
+        return loaded["vlm"].get("base_class")
+    path = None if "" not in places else locate(places[""])
+    return open_folder(path).origin if path is not None and is_published(path) else None
 
 
 def _load_folder(model: nn.Module, folder: Folder, key: str, tokenizer: Tokenizer | None) -> list[str]:

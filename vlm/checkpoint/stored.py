@@ -69,6 +69,7 @@ class Metadata(TypedDict, total=False):
         data: Fingerprint of the data set.
         typed: Overrides of the run.
         origin: Hugging Face class of the folder from which the model came.
+        base_class: The same of the folder from which a training started.
         scores: Scores of the last evaluation by name.
         tokenizer, preprocess, form: States of the tokenizer, the preprocessing and the form of prompts.
         classes: Names of classes, each as one text or, for combinations, several.
@@ -86,6 +87,7 @@ class Metadata(TypedDict, total=False):
     typed: list[str]
     adapters: Adapters
     origin: str
+    base_class: str
     scores: dict[str, float]
     tokenizer: dict[str, Any]
     preprocess: dict[str, Any]

@@ -159,6 +159,7 @@ class _Worker:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
+            bufsize=0,  # a forked process must have no copy of what is still to be written
             env=kept,
             cwd="/",
             process_group=0,  # an interrupt in the terminal is this process's, not the worker's
@@ -167,8 +168,9 @@ class _Worker:
     def _exchange(self, process: "subprocess.Popen[bytes]", data: bytes) -> Mapping[str, Any]:
         assert process.stdin is not None and process.stdout is not None
         deadline = monotonic() + WAIT
-        process.stdin.write(len(data).to_bytes(4, "big") + data)
-        process.stdin.flush()
+        remaining = memoryview(len(data).to_bytes(4, "big") + data)
+        while remaining:
+            remaining = remaining[process.stdin.write(remaining) :]
         descriptor, received, length = process.stdout.fileno(), bytearray(), 4
         while len(received) < length:
             readable, _, _ = select.select([descriptor], [], [], max(0.0, deadline - monotonic()))
@@ -184,10 +186,7 @@ class _Worker:
         self.process = None
         for stream in (process.stdin, process.stdout):
             assert stream is not None
-            try:
-                stream.close()
-            except OSError:  # what was not yet written to a worker that ended
-                continue
+            stream.close()
         try:
             return process.wait(timeout=1.0)
         except subprocess.TimeoutExpired:
@@ -206,8 +205,7 @@ class _Worker:
             process.returncode = 0  # it is not a child of this process
             for stream in (process.stdin, process.stdout):
                 assert stream is not None
-                os.close(stream.fileno())
-                stream.detach()  # type: ignore[attr-defined]  # closing it would write what the other process buffered
+                stream.close()
 
 
 _CACHE, _WORKER = _Cache(), _Worker()

@@ -13,6 +13,7 @@ from torch import nn
 
 from vlm.checkpoint import load as ckpt
 from vlm.checkpoint.load import ADAPTERS
+from vlm.checkpoint.start import find_base_class
 from vlm.checkpoint.stored import Checkpoint, freeze, isolate_config, thaw
 from vlm.config.build import build, spec
 from vlm.config.target import find, signature, trusted_packages
@@ -264,6 +265,8 @@ class Run:
             "data": self.data.fingerprint(),
         }
         self.task.about["typed"] = list(config.typed)
+        if base_class := find_base_class(find_init_paths(config), loaded):
+            self.task.about["base_class"] = base_class
         if adapted:
             self.task.about[ADAPTERS], self.task.base_weights = adapted
         nodes = config["callbacks"].items()

@@ -3,6 +3,7 @@
 from collections.abc import Collection
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -46,6 +47,7 @@ from vlm.models.pretrained.stack import (
     token_weight,
 )
 from vlm.models.vit import ViT
+from vlm.nn.position import LearnedPositions, SplitSinusoids
 from vlm.untrusted.sizes import JsonValue
 
 POSITION_OFFSET = 2  # number of learned positions that precede the first token's
@@ -258,6 +260,48 @@ def _fold(kv: Weight, bias: Weight | None, *tensors: Tensor) -> Tensor:
     return (folded if bias is None else folded + bias.read(*tensors[count + 1 :]).double()).float()
 
 
+def export_trocr(encoder: ViT, decoder: Decoder) -> Export:
+    """Exports a ViT or DeiT with a decoder of TrOCR, as a VisionEncoderDecoderModel."""
+    has_token = encoder.class_token is not None
+    stack = DEIT if encoder.distillation_token is not None else VIT if has_token else SIGLIP_VISION
+    image_config, images = export_stack(stack, encoder)
+    learned = isinstance(decoder.positions, LearnedPositions)
+    head = decoder.vocabulary_head
+    tied = head is None or head.own is None
+    more: dict[str, JsonValue] = {
+        "scale_embedding": decoder.embed_scale != 1,
+        "use_learned_position_embeddings": learned,
+        "layernorm_embedding": not isinstance(decoder.embed_norm, nn.Identity),
+        "tie_word_embeddings": tied,
+        "cross_attention_hidden_size": encoder.dim,
+    }
+    if isinstance(decoder.positions, SplitSinusoids):
+        more["pad_token_id"] = decoder.positions.first - 1
+    text_config, texts = export_stack(
+        TROCR,
+        decoder,
+        "model.decoder",
+        head=lambda head: head.parts(torch.empty(0))[1:] == (None, None),
+        more=more,
+    )
+    tensors = {f"encoder.{name}": tensor for name, tensor in images.items()}
+    tensors |= {f"decoder.{TROCR.prefix}{name}": tensor for name, tensor in texts.items()}
+    tensors["decoder.output_projection.weight"] = decoder.head_parts.weight
+    if has_token:
+        dim = encoder.dim
+        tensors |= {"encoder.pooler.dense.weight": torch.zeros(dim, dim), "encoder.pooler.dense.bias": torch.zeros(dim)}
+    text_config |= {"add_cross_attention": True, "is_decoder": True}
+    config: dict[str, JsonValue] = {
+        "model_type": "vision-encoder-decoder",
+        "architectures": ["VisionEncoderDecoderModel"],
+        "encoder": image_config,
+        "decoder": text_config,
+        "is_encoder_decoder": True,
+        "tie_word_embeddings": False,
+    }
+    return config, tensors
+
+
 def export_vision_encoder_decoder(model: nn.Module) -> Export | None:
     if (
         not isinstance(model, VisionLanguageModel)
@@ -266,6 +310,9 @@ def export_vision_encoder_decoder(model: nn.Module) -> Export | None:
     ):
         return None
     encoder, decoder, width = model.encoder, model.decoder, model.decoder.token_embed.embedding_dim
+    block: Any = decoder.blocks[0]
+    if not block.config.pre_norm:  # GPT-2 has norms before its branches
+        return export_trocr(encoder, decoder)
     image_config, images = export_stack(VIT if encoder.class_token is not None else SIGLIP_VISION, encoder)
     text_config, texts = export_stack(GPT2, decoder, "model.decoder")
     if encoder.dim > width:

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vlm.errors import UserError
 from vlm.models.decoder import Decoder
 from vlm.models.encoder_decoder import TextToText
 from vlm.models.pretrained.architecture import Architecture, Export, Model, make_spec, specify_translator
@@ -23,7 +24,7 @@ from vlm.models.pretrained.stack import (
     expand_layers,
 )
 from vlm.models.text_encoder import TextEncoder
-from vlm.nn.position import SplitSinusoids
+from vlm.nn.position import BucketedBias, SplitSinusoids
 from vlm.untrusted.sizes import JsonValue
 
 T5_ACTIVATIONS = ACTIVATIONS | {f"gated-{theirs}": ours for theirs, ours in LLAMA_ACTIVATIONS.items()}
@@ -41,6 +42,7 @@ T5_CROSS_LAYERS: Paths = {
 }
 EMBEDDING = "shared.weight|encoder.embed_tokens.weight|decoder.embed_tokens.weight"  # copies of one tensor
 BUCKETS, FURTHEST = "relative_attention_num_buckets", "relative_attention_max_distance"
+TIED, SCALED = "tie_word_embeddings", "scale_decoder_outputs"
 T5_SIZES = {
     "dim": integer("d_model", 512),
     "depth": integer("num_layers", 6, high=1000),
@@ -137,6 +139,51 @@ def read_t5_parts(config: Fields) -> dict[str, Part]:
     }
 
 
+def export_t5(model: nn.Module) -> Export | None:
+    """Exports a T5ForConditionalGeneration.
+
+    Raises:
+        UserError: Encoder and decoder have different embeddings, or the head is neither tied and scaled nor untied.
+    """
+    if type(model) is not TextToText or type(getattr(model.decoder, "positions", None)) is not BucketedBias:
+        return None
+    encoder: Any = model.encoder
+    decoder: Any = model.decoder
+    if not torch.equal(encoder.token_embed.weight, decoder.token_embed.weight):
+        raise UserError(
+            "model.encoder.token_embed: differs from that of the decoder, which T5 shares; use --to safetensors"
+        )
+    head = decoder.vocabulary_head
+    shared = head is None or head.own is None
+    scaled = head is not None and head.scale != 1
+    if head is not None and (head.bias is not None or head.activation is not None or shared != scaled):
+        raise UserError("model.decoder.vocabulary_head: is neither T5's tied and scaled head nor its untied one")
+    if head is None:
+        raise UserError("model.decoder.vocabulary_head: is not set, and T5 scales a tied head; use --to safetensors")
+    bias = decoder.positions
+    common: dict[str, JsonValue] = {
+        TIED: shared,
+        SCALED: scaled,
+        "is_encoder_decoder": True,
+        BUCKETS: bias.buckets,
+        FURTHEST: bias.furthest,
+    }
+    activation = T5_SIZES["activation"].write(encoder.blocks[0].config.activation)  # type: ignore[attr-defined]
+    described = Fields(common | {"feed_forward_proj": activation}, "model")
+    config: dict[str, JsonValue] = {"architectures": ["T5ForConditionalGeneration"]}
+    tensors: dict[str, Tensor] = {}
+    depths = {}
+    for place, part in read_t5_parts(described).items():
+        own, weights = export_stack(
+            part.stack, getattr(model, place), f"model.{place}", head=lambda head: True, more=common
+        )
+        depths[place] = own["num_layers"]
+        config |= own
+        tensors |= weights
+    config |= {"num_layers": depths["encoder"], "num_decoder_layers": depths["decoder"]}
+    return config, tensors | ({} if shared else {"lm_head.weight": head.own.weight})
+
+
 T5_ARCHITECTURE = Architecture(
     parts=read_t5_parts,
     models={
@@ -144,6 +191,7 @@ T5_ARCHITECTURE = Architecture(
     },
     unused=("qa_outputs.{kind}",),
     omits_bos=True,
+    export=export_t5,
 )
 
 
