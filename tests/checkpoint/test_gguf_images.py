@@ -10,7 +10,7 @@ import torch
 import transformers as t
 from gguf_files import save_gguf
 from hugging import byte_pairs, gpt2, wide
-from image_text import saved_image_text
+from image_text import TEMPLATES, saved_image_text
 from llama_cpp_models import IMAGE_MODELS, LANGUAGE_MODELS, digest, make_image_model, save_language_model
 from llama_cpp_models import generate as greedy
 from PIL import Image
@@ -245,6 +245,14 @@ def export_gpt2(folder):
     gpt2(len(tokenizer), 0).save_pretrained(folder / "theirs")
     tokenizer.save_pretrained(folder / "theirs")
     export(str(folder / "theirs"), str(folder / "gpt2"), form="gguf")
+
+
+def test_a_checkpoint_keeps_its_chat_template(models, tmp_path):
+    folder, checkpoint = models["smolvlm"], tmp_path / "a.ckpt"
+    assert command(["import", str(folder / "model"), "--out", str(checkpoint)]) == 0
+    export(str(checkpoint), str(tmp_path / "gguf"), form="gguf")
+    fields = gguf.GGUFReader(tmp_path / "gguf" / "model-F16.gguf").fields
+    assert fields[gguf.Keys.Tokenizer.CHAT_TEMPLATE].contents() == TEMPLATES["smolvlm"]
 
 
 def test_python_loads_both_files(models, tmp_path):
