@@ -203,3 +203,14 @@ def prepare(name: str, folder: Path, *, outtypes: tuple[str, ...]) -> None:
     (folder / "expected.json").write_text(json.dumps(expected))
     for outtype in outtypes:
         export(str(folder / "model"), str(folder / outtype), form="gguf", outtype=outtype)
+
+
+def save_pair(path: Path) -> None:
+    """Saves a small SmolVLM as two GGUF files, NAME.gguf and mmproj-NAME.gguf."""
+    folder = path.with_suffix(".export")
+    model, processor = make_image_model("smolvlm")
+    model.save_pretrained(folder / "model")
+    processor.save_pretrained(folder / "model")
+    export(str(folder / "model"), str(folder / "gguf"), form="gguf")
+    (folder / "gguf" / "model-F16.gguf").rename(path)
+    (folder / "gguf" / "mmproj-model-F16.gguf").rename(path.with_name(f"mmproj-{path.name}"))

@@ -22,6 +22,7 @@ from flickr import draw_flickr8k, translate_flickr8k
 from gguf_files import decoder, save_gguf
 from image_text import saved_image_text
 from journey import draw_classes
+from llama_cpp_models import save_pair
 from PIL import Image
 from small import TASKS as SMALL
 from tiny_checkpoints import STORY
@@ -348,6 +349,7 @@ FOLDERS = {
     "SmolVLM-256M-Instruct": lambda folder: saved_image_text(folder, "smolvlm"),
     "SmolLM2-135M-Instruct": lambda folder: saved_chat(folder, "chatml"),
     "smollm2.gguf": lambda path: save_gguf(path, *decoder("tied")),
+    "smolvlm.gguf": lambda path: save_pair(path),
     "book.txt": lambda path: path.write_text("\n".join(hugging.TEXTS * 20)),
     "birds": lambda folder: draw_classes(folder, {"wren": (200, 90, 40), "tit": (60, 90, 200)}, count=20),
     "train.conll": lambda path: path.write_text("a\tDET\nwren\tNOUN\n\n" * 40),
