@@ -4,10 +4,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from vlm.config.tree import Config
-from vlm.data.fields import CaptionField, Field, LabelField
+from vlm.data.fields import CaptionField, Field, ImageField, LabelField
 from vlm.data.images.image import ImageError
 from vlm.data.records import NAMES, Split
 from vlm.data.text.inputs import EncodedField, TargetField
+from vlm.data.text.prompt_field import PromptField
 from vlm.data.text.tokenizer import Tokenizer
 from vlm.evaluation.data_check.faults import (
     REMEDIES,
@@ -47,9 +48,8 @@ def render_page(about: Sequence[str], faults: Faults, splits: Mapping[str, Split
             for record in map(split.record, order):
                 texts = record.texts
                 try:
-                    cards.append(
-                        page.card(page.thumbnail(record.image()), texts[0] if texts else "", [record.id], texts[1:])
-                    )
+                    thumbnail = page.thumbnail(record.image()) if "image" in record else None
+                    cards.append(page.card(thumbnail, texts[0] if texts else "", [record.id], texts[1:]))
                 except ImageError as fault:
                     cards.append(page.card(None, str(fault), [record.id], texts))
             body.append(page.section(f"Random samples of {name}", page.cards(cards)))
@@ -99,7 +99,7 @@ def inspect_data(config: Config, faults: Faults, about: list[str], splits: dict[
     if "document" in data.source.holds:
         about += [f"{name:<12}{size:,} characters" for name, size in find_document_faults(splits, faults).items()]
         data.learn_tokenizers()
-    elif any("image" in field.needs for field in data.fields.values()):
+    elif any(isinstance(field, ImageField) for field in data.fields.values()):
         about += image_lines(data, splits, faults, limit)
         reasons = [line for line in faults.by_kind.get("unreadable image", []) if line.startswith("train: ")]
         counted = config["callbacks"].get("bad_samples")
@@ -137,6 +137,11 @@ def image_lines(data: "Data", splits: dict[str, Split], faults: Faults, limit: i
     )
     fields = data.fields.values()
     data.learn_tokenizers()
+    for field in (field for field in fields if isinstance(field, PromptField)):
+        field.prepare()
+        lengths = [length for split in splits.values() for r in split.records(limit) for _, length in field.lengths(r)]
+        if lengths:
+            lines.append(f"texts       {len(lengths):,} conversations of up to {max(lengths):,} tokens with images")
     for field in (field for field in fields if isinstance(field, CaptionField)):
         shares = find_caption_faults(splits, field, faults, limit=limit)
         lines.append(tokenizer_line(field.tokenizer, shares))

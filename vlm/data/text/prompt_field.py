@@ -12,8 +12,8 @@ import torch
 
 from vlm.data.batch import IGNORE, PromptRows, Targets, next_token_labels, pack
 from vlm.data.fields import AugmentKey, TokenField
-from vlm.data.images.image import Preprocess
-from vlm.data.records import PairedSplit, Question, Record, Source, Split, select_last_questions
+from vlm.data.images.image import ImageError, Preprocess
+from vlm.data.records import PairedSplit, Question, Record, Source, Split, report_error, select_last_questions
 from vlm.data.text.chat_template import ChatTemplate
 from vlm.data.text.conversation import Role, Turn
 from vlm.data.text.library import JsonTokenizer
@@ -106,7 +106,8 @@ class PromptField(TokenField):
         """Reads the form of the folder's prompts, and renders every conversation once.
 
         Raises:
-            UserError: The form is unknown, or a conversation does not fit into max_len; the message names it.
+            UserError: The form is unknown, or a conversation cannot be rendered or does not fit into max_len; the
+                message names it. Inside `collect_errors`, such conversations are listed.
         """
         super().prepare()
         self.tokenizer = tokenizer_from_state(self.tokenizer.state())  # the folder's own class, which knows its tokens
@@ -116,9 +117,14 @@ class PromptField(TokenField):
             self.form = replace(self.form, chat=self.form.chat.with_date(date.today().isoformat()))
         for split in self._splits.values():
             for record in islice(split.records(), CHECKED if split.fresh else None):
-                squares = self.squares(record)
-                for conversation in self.conversations(record):
-                    self._check_length(record, len(self.render(conversation, squares).tokens))
+                try:
+                    for _, length in self.lengths(record):
+                        self._check_length(record, length)
+                except ImageError:
+                    continue  # reported where images are read
+                except UserError as fault:
+                    named = str(fault).startswith("data: ")
+                    report_error(str(fault) if named else f"data: {record.id}: {fault}")
 
     @property
     def ends(self) -> list[int]:

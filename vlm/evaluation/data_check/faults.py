@@ -207,7 +207,12 @@ class CheckedImage:
 
 def read_images(splits: Mapping[str, Split], faults: Faults, *, limit: int | None) -> list[CheckedImage]:
     """Reads the images of all splits in parallel, with a progress bar, and records unreadable ones."""
-    work = [(name, split, at) for name, split in splits.items() for at in range(min(len(split), limit or len(split)))]
+    work = [
+        (name, split, at)
+        for name, split in splits.items()
+        for at in range(min(len(split), limit or len(split)))
+        if "image" in split.record(at)  # conversations may have none
+    ]
     images: list[CheckedImage] = []
     unreadable = []
     with ThreadPoolExecutor(cores()) as pool:  # at most one block of images is in progress
