@@ -33,7 +33,7 @@ SHORT = ("tagging",)  # a training of 20 s of a core; the others are judged nigh
 # Commands that no data of ours have an answer to.
 UNJUDGED = {
     "a file of the reader": r"my_photos|photos |photo\.jpg|letters\.txt|scans|data/shards",
-    "a model of others": r"-c (FOLDER|paligemma|opus-mt|t5-small|trocr|smollm2)",
+    "a model of others": r"-c (FOLDER|smolvlm|paligemma|opus-mt|t5-small|trocr|smollm2)",
     "a training of five minutes, of which data/sample/captioner.ckpt is one": r"-c runs/captioning",
     "sampled text": "vlm generate",
 }

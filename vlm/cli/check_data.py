@@ -137,9 +137,10 @@ def image_lines(data: "Data", splits: dict[str, Split], faults: Faults, limit: i
     )
     fields = data.fields.values()
     data.learn_tokenizers()
-    for field in (field for field in fields if isinstance(field, PromptField)):
-        field.prepare()
-        lengths = [length for split in splits.values() for r in split.records(limit) for _, length in field.lengths(r)]
+    for prompts in (field for field in fields if isinstance(field, PromptField)):
+        prompts.prepare()
+        records = [record for split in splits.values() for record in split.records(limit)]
+        lengths = [length for record in records for _, length in prompts.lengths(record)]
         if lengths:
             lines.append(f"texts       {len(lengths):,} conversations of up to {max(lengths):,} tokens with images")
     for field in (field for field in fields if isinstance(field, CaptionField)):
