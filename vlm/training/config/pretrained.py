@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 # For each task: the model config to use, and the encoder class of a folder that may hold only an encoder.
 MODELS = {
     "captioning": ("base", "ViT"),
+    "conversations": ("small", None),
     "classification": ("classifier_small", "ViT"),
     "contrastive": ("dual_small", "ViT"),
     "image_questions": ("small", "ViT"),
@@ -25,6 +26,7 @@ MODELS = {
     "span_answering": ("span_answerer_small", "TextEncoder"),
     "translation": ("translator_small", None),
 }
+QUESTION_TASKS = ("image_questions", "conversations")  # of captioners too, whose decoder then also reads questions
 MAX_CAPTION_TOKENS = 64
 NEW_DECODER_TASKS = (
     "captioning",
@@ -208,6 +210,8 @@ def _check_task(folder: str, task: str | None, specified: "FolderSpecification",
         if only_encoder and encoder is not None and kind == encoder["name"] and name != specified.task
     ]
     trainable = ([specified.task] if specified.task in MODELS else []) + trainable
+    if specified.task == "captioning" and "decoder" in specified.parts:
+        trainable += QUESTION_TASKS
     if task in trainable:
         return
     if encoder is not None and encoder["name"] == "TimmEncoder":
