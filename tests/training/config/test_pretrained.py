@@ -1,12 +1,12 @@
 """Training from a Hugging Face folder: nothing of its sizes, tokenizer and preprocessing is typed."""
 
+import json
 from functools import partial
 
 import hugging as hf
 import pytest
 import torch
 from dual import saved_dual
-from image_text import saved_image_text
 from small import COMMON, TASKS
 from transformers import (
     BertForMaskedLM,
@@ -167,7 +167,7 @@ def saved_vit(folder):
         (
             hf.saved_captioner,
             {"task": "classification"},
-            "cannot be trained for task=classification; choose task=captioning$",
+            "for task=classification; choose task=captioning or task=image_questions or task=conversations$",
         ),
         (
             hf.saved_gpt2,
@@ -193,19 +193,39 @@ def test_a_folder_is_refused_for_a_task_that_it_is_not_for(tmp_path, save, task,
             "a GPT2LMHeadModel cannot be trained for task={}; choose task=language_modeling; for texts about",
         ),
         (partial(hf.saved_decoder, name="llama"), "a LlamaForCausalLM cannot be trained for task={}"),
-        (hf.saved_captioner, "a VisionEncoderDecoderModel cannot be trained for task={}; choose task=captioning; for"),
-        (
-            partial(saved_image_text, name="llava_clip"),
-            "a LlavaForConditionalGeneration is supported for inference only",
-        ),
     ],
-    ids=["gpt2", "llama", "captioner", "llava"],
+    ids=["gpt2", "llama"],
 )
 def test_a_folder_that_cannot_answer_about_images_says_what_can(tmp_path, capsys, save, words, task):
     save(tmp_path / "theirs")
     assert vlm(["train", "model=pretrained", f"model.path={tmp_path / 'theirs'}", f"task={task}"]) == 2
     said = capsys.readouterr().err
     assert words.format(task) in said and "model=vision_language model.encoder.path=FOLDER" in said
+
+
+@pytest.mark.sample(plain=1, slow=5)
+@pytest.mark.parametrize("task", ["image_questions", "conversations"])
+@pytest.mark.parametrize("name", ["vit_gpt2", "blip", "git"])
+def test_a_captioner_learns_to_answer_questions(tmp_path, monkeypatch, name, task):
+    hf.CAPTIONERS[name](tmp_path / "theirs")
+    hf.photos(tmp_path / "photos", 4)
+    names = sorted(path.name for path in (tmp_path / "photos").iterdir())
+    rows = [
+        {"image": name, "texts": [{"user": "what is it?", "assistant": f"a cat {n}"}]} for n, name in enumerate(names)
+    ]
+    rows = [row | {"split": "val" if n == 3 else "train"} for n, row in enumerate(rows)]
+    (tmp_path / "photos" / "chats.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    columns = [f"{name},what is it?,a cat {n},{'val' if n == 3 else 'train'}" for n, name in enumerate(names)]
+    (tmp_path / "photos" / "questions.csv").write_text("\n".join(["image,question,answer,split", *columns]) + "\n")
+    source, table = ("conversations", "chats.jsonl") if task == "conversations" else ("questions", "questions.csv")
+    own = [f"data={source}", f"data.path={tmp_path / 'photos' / table}", "data.num_workers=0", "data.batch_size=3"]
+    words = ["model=pretrained", f"model.path={tmp_path / 'theirs'}", f"task={task}", "trainer=cpu", "test=false"]
+    monkeypatch.chdir(tmp_path)
+    assert vlm(["train", *words, *own, "trainer.max_steps=2"]) == 0
+    (path,) = (tmp_path / "runs").glob("*/*/checkpoints/last.ckpt")
+    first, last = read(str(tmp_path / "theirs"))["state_dict"], read(str(path))["state_dict"]
+    assert first.keys() == last.keys()
+    assert not all(first[key].equal(last[key]) for key in first)
 
 
 @pytest.mark.slow

@@ -144,12 +144,12 @@ class ConversationField(QuestionField):
             return super().encode(record, key)
         every = self._row(record)
         order = numpy_rng("conversations", *key).permutation(len(every))
-        remaining = room = self.room(record)
+        remaining = self.room(record)
         chosen: list[RenderedPrompt] = []  # the first that fit together; at least one, truncated if needed
         for ids, generated in (every[at] for at in order):
             if chosen and len(ids) > remaining:
                 break
-            chosen.append(RenderedPrompt(ids[:room], generated[:room]))
+            chosen.append(RenderedPrompt(ids, generated))
             remaining -= len(ids)
         return CaptionRow(chosen)
 
@@ -158,7 +158,8 @@ class ConversationField(QuestionField):
         room = self.room(record)
         self._long |= {question for question, row in rows.items() if len(row.tokens) > room}
         self.truncated = len(self._long)
-        return [*rows.values()]
+        # A decoder may have no positions for what is cut off.
+        return [RenderedPrompt(row.tokens[:room], row.generated[:room]) for row in rows.values()]
 
 
 def make_turns(turns: Sequence[tuple[str, str]]) -> list[Turn]:

@@ -27,7 +27,7 @@ MODELS = {
     "translation": ("translator_small", None),
 }
 QUESTION_TASKS = ("image_questions", "conversations")  # of captioners too, whose decoder then also reads questions
-MAX_CAPTION_TOKENS = 64
+MAX_CAPTION_TOKENS, MAX_CONVERSATION_TOKENS = 64, 512
 NEW_DECODER_TASKS = (
     "captioning",
     "image_questions",
@@ -125,6 +125,9 @@ def _folder_overrides(path: str | None, choices: Mapping[str, str]) -> Iterator[
         yield f"data.max_len={min(MAX_CAPTION_TOKENS, args['max_len'])}"
     if (decoder := parts.get("decoder")) is not None:
         yield from _decoder_overrides(decoder["args"], "model.decoder" if encoder else "model")
+        if task in QUESTION_TASKS:
+            most = MAX_CAPTION_TOKENS if task == "image_questions" else MAX_CONVERSATION_TOKENS
+            yield f"data.max_len={min(most, decoder['args']['max_len'])}"
     elif specified.model is not None and same_task:
         yield from _argument_overrides(
             "model", specified.model["args"], ("encoder", "text_encoder", "num_classes", "vocab_size")
