@@ -45,6 +45,7 @@ def test_the_commands_of_the_page(
     rows = [json.loads(line) for line in ROWS.splitlines()]
     for number in range(12):
         rows.append({"image": f"{number}.jpg", "texts": [{"user": "Who?", "assistant": f"A dog {number}."}]})
+    rows = [row | {"split": "test" if n > 11 else "val" if n > 8 else "train"} for n, row in enumerate(rows)]
     (tmp_path / "chats.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "photo.jpg").write_bytes((tmp_path / "photos" / "1.jpg").read_bytes())
     monkeypatch.setattr("sys.stdin", io.StringIO("Who jumps?\n"))
