@@ -1,7 +1,9 @@
 """Training and evaluation of models that read images inside their texts, beside transformers."""
 
 import json
+import re
 import shutil
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from vlm.data.batch import PromptRows
 from vlm.data.fields import ImageViewsField
 from vlm.data.images.image import Preprocess
 from vlm.data.records import Question, Record
+from vlm.data.text.chat_template import ChatTemplate
 from vlm.data.text.prompt_field import CaptionPromptField, PromptField, QuestionPromptField
 from vlm.data.text.tokenizer import tokenizer_from_state
 from vlm.errors import UserError
@@ -205,6 +208,28 @@ def test_an_instruction_replaces_that_of_the_folder(tmp_path: Path) -> None:
     record = make_record(0, 1)
     with pytest.raises(UserError, match="r0: a conversation has several turns, but this model reads single"):
         case.field.conversations(record)
+
+
+def test_a_template_that_rewrites_earlier_answers_is_evaluated_by_the_last(tmp_path: Path) -> None:
+    case = Case(tmp_path / "theirs", "smolvlm")
+    assert case.field.form is not None and isinstance(case.field.form.chat, ChatTemplate)
+    text = (
+        "{% for m in messages %}<|im_start|>{{ m['role'] }}:{% for c in m['content'] %}{% if c['type'] == 'image' %}"
+        "<image>{% elif m['role'] == 'user' or m is sameas messages[-1] %}{{ c['text'] }}{% endif %}{% endfor %}"
+        "<end_of_utterance>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant:{% endif %}"
+    )
+    case.field.form = replace(case.field.form, chat=replace(case.field.form.chat, text=text))
+    record = make_record(0, 1)
+    record.values = {"questions": [record["questions"][1]]}
+    with pytest.raises(UserError, match=re.escape("add {% generation %} and {% endgeneration %}")):
+        case.field.encode(record, (0, 0, 0))
+    record.values |= {"partner": record, "index": 0, "partner_index": 0}
+    row = case.field.encode(record, None)
+    (tokens, generated) = row.texts[0]
+    written = [token for token, flag in zip(tokens, generated, strict=True) if flag]
+    assert case.field.tokenizer.decode(written).strip() == "it is a cross"
+    assert tokens[: generated.index(True)] == list(row.prompts[0])
 
 
 @pytest.fixture

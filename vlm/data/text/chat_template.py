@@ -27,6 +27,10 @@ _MARK = "\ue000answer {}\ue001"  # takes the place of an answer to find it in a 
 _ANSWER = "a short answer"  # of conversations that show how a template ends an answer
 
 
+class RewrittenTurnsError(UserError):
+    """A template writes earlier turns differently when later ones follow, so that answers cannot be found."""
+
+
 class RenderedChat(NamedTuple):
     """A conversation as a template wrote it.
 
@@ -109,7 +113,8 @@ class ChatTemplate:
         gains when the answer follows its prompt.
 
         Raises:
-            UserError: As in `render`; or the rendering of the first turns is not the beginning of that of all turns.
+            UserError: As in `render`.
+            RewrittenTurnsError: The rendering of the first turns is not the beginning of that of all turns.
         """
         if self.marks_generation:
             return self._render(turns, answering=False, spans=True)
@@ -120,7 +125,7 @@ class ChatTemplate:
             before = self.render(turns[:place], answering=False)
             answered = self.render(turns[: place + 1], answering=False)
             if not (answered.startswith(before) and text.startswith(answered)):
-                raise UserError(
+                raise RewrittenTurnsError(
                     "the chat template writes the beginning of a conversation differently when later turns follow, so "
                     "that the tokens to train on cannot be found; add {% generation %} and {% endgeneration %} around "
                     "the assistant's text in the template"

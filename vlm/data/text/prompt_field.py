@@ -14,7 +14,7 @@ from vlm.data.batch import IGNORE, PromptRows, Targets, next_token_labels, pack
 from vlm.data.fields import AugmentKey, TokenField
 from vlm.data.images.image import ImageError, Preprocess
 from vlm.data.records import PairedSplit, Question, Record, Source, Split, report_error, select_last_questions
-from vlm.data.text.chat_template import ChatTemplate
+from vlm.data.text.chat_template import ChatTemplate, RewrittenTurnsError
 from vlm.data.text.conversation import Role, Turn
 from vlm.data.text.library import JsonTokenizer
 from vlm.data.text.prompt_form import PromptForm, RenderedPrompt, Squares, read_form
@@ -191,6 +191,18 @@ class PromptField(TokenField):
         answer = [*tokenizer.encode(conversation[-1].text), tokenizer.eos_id]
         return RenderedPrompt(prompt.tokens + answer, prompt.generated + [True] * len(answer))
 
+    def _render_scored(self, conversation: Conversation, squares: Squares) -> RenderedPrompt:
+        """A conversation for an evaluation's loss; if the template rewrites earlier turns, the last answer counts."""
+        try:
+            return self.render(conversation, squares)
+        except RewrittenTurnsError:
+            assert self.form is not None
+            tokens = self.form.conversation(self.tokenizer, conversation, squares, answering=False).tokens
+            prompt = self.render(conversation[:-1], squares, answering=True).tokens
+            pairs = enumerate(zip(prompt, tokens, strict=False))
+            begin = next((at for at, (first, second) in pairs if first != second), min(len(prompt), len(tokens)))
+            return RenderedPrompt(tokens, [False] * begin + [True] * (len(tokens) - begin))
+
     def _check_length(self, record: Record, length: int) -> None:
         if length > self.max_len:
             raise UserError(
@@ -233,7 +245,7 @@ class PromptField(TokenField):
         return PromptRow(chosen, self.count_states(squares))
 
     def _evaluation_row(self, record: Record, squares: Squares) -> PromptRow:
-        texts = [self.render(conversation, squares) for conversation in self.conversations(record)]
+        texts = [self._render_scored(conversation, squares) for conversation in self.conversations(record)]
         prompts = [self.render(turns, squares, answering=True).tokens for turns in self.prompts(record)]
         return PromptRow(texts, self.count_states(squares), prompts, self.references_of(record), record.id)
 
