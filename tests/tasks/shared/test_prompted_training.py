@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import prompted_steps as steps
 import pytest
 import torch
 import transformers as t
@@ -148,6 +149,18 @@ def test_the_loss_and_every_gradient_are_those_of_transformers(tmp_path: Path, n
         wanted = stored[f"model.{key}"]
         found = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
         assert (found - wanted).abs().max() <= 3e-5 * wanted.abs().max() + 1e-7, key
+
+
+def test_twenty_steps_of_sgd_end_with_the_weights_of_trl(tmp_path: Path) -> None:
+    """The fixture is what benchmarks/references/trl.sh wrote with SFTTrainer of TRL 1.16.0."""
+    steps.save_start(tmp_path / "start")
+    ended = steps.summarise(steps.train(tmp_path / "start", steps.make_records()))
+    start = steps.summarise(steps.read_weights(tmp_path / "start"))
+    fixture = json.loads((Path(__file__).parents[2] / "checkpoint" / "files" / "trl.json").read_text())
+    assert ended.keys() == fixture.keys()
+    for name, values in fixture.items():
+        assert ended[name] == pytest.approx(values, abs=1e-5, rel=1e-5), name
+    assert sum(start[name] != pytest.approx(values, abs=1e-4, rel=1e-4) for name, values in fixture.items()) > 30
 
 
 @torch.no_grad()
