@@ -18,6 +18,7 @@ from vlm.checkpoint.gguf_export import make_gguf_commands, make_gguf_files
 from vlm.checkpoint.graph_files import GRAPHS, Content, make_graph_files
 from vlm.checkpoint.hugging_face import OPTIONS
 from vlm.checkpoint.load import load_model, locate, read
+from vlm.checkpoint.peft_export import convert_checkpoint, make_peft_example
 from vlm.checkpoint.processor_files import (
     ImageTextModel,
     add_image_token,
@@ -33,8 +34,10 @@ from vlm.data.text.hugging_face import make_tokenizer_files
 from vlm.data.text.tokenizer import tokenizer_from_state
 from vlm.errors import UserError
 from vlm.io.terminal import shell_line
+from vlm.models.pretrained.adapted import WEIGHTS as ADAPTER_WEIGHTS
 from vlm.models.pretrained.export import convert_model
 from vlm.models.pretrained.folder import METADATA
+from vlm.models.pretrained.place import ADAPTER_CONFIG
 from vlm.nn.image_size import format_size
 
 PIPELINES = {
@@ -109,7 +112,10 @@ def _write_card(loaded: Checkpoint, path: Path, form: str, names: Collection[str
         yield from ("```bash", *make_gguf_commands(names), "```", "")
     else:
         code = IMAGE_TEXT_USAGE if reads_images_in_text else USAGE.get(task, "")
-        use = ["import transformers", "", code] if form == "huggingface" else GRAPH_USAGE[form]
+        if form == "huggingface":
+            use = ["import transformers", "", code]
+        else:
+            use = make_peft_example(loaded) if form == "peft" else GRAPH_USAGE[form]
         yield from ("```python", *use, "```", "")
     yield from ("## Data and training", "", *_describe_training(loaded), "")
     yield from ("## Scores", "", *_format_scores(about, path), "")
@@ -183,7 +189,8 @@ def export(path: str, folder: str, *, form: str, trust: str | None = None, outty
         path: The checkpoint.
         folder: Created if missing; must be empty.
         form: "huggingface", which transformers loads with its own classes, "safetensors", which vlm loads again,
-            "gguf", for llama.cpp, or "onnx" or "pt2", graphs that ONNX Runtime or torch runs without vlm.
+            "gguf", for llama.cpp, "peft", adapters without their base, or "onnx" or "pt2", graphs that ONNX Runtime or
+            torch runs without vlm.
         trust: A package of the user's own whose classes may be built.
         outtype: Type of the matrices in GGUF: f32, f16 or q8_0.
     Returns:
@@ -201,6 +208,9 @@ def export(path: str, folder: str, *, form: str, trust: str | None = None, outty
         elif form == "gguf":
             name = Path(folder).resolve().name
             files = make_gguf_files(loaded["vlm"], model, kind=outtype.upper(), path=locate(path), name=name)
+        elif form == "peft":
+            config, adapters = convert_checkpoint(path, loaded)
+            files = {ADAPTER_CONFIG: _to_json(config), ADAPTER_WEIGHTS: partial(_save, adapters)}
         elif form == "safetensors":
             files = {SPECIFICATION: _to_json({"format": loaded["format"], "vlm": loaded["vlm"]})}
             files[WEIGHTS] = partial(_save, inference_weights(loaded))

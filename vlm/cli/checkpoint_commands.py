@@ -6,7 +6,17 @@ from typing import TYPE_CHECKING, Annotated
 
 from vlm.errors import UserError, print_error, printable, printable_lines
 from vlm.inference.arguments import check_readable
-from vlm.inference.options import Checkpoint, Device, Option, Overrides, Projector, Trust, join_projector
+from vlm.inference.options import (
+    Adapters,
+    Checkpoint,
+    Device,
+    Option,
+    Overrides,
+    Projector,
+    Trust,
+    add_adapters,
+    join_projector,
+)
 
 if TYPE_CHECKING:
     from vlm.config.tree import Config
@@ -30,6 +40,7 @@ def evaluate(
             metavar="FILE",
         ),
     ] = None,
+    adapters: Adapters = None,
 ) -> int:
     """Evaluates a checkpoint, prints its scores and those of controls, and writes them to `out`.
 
@@ -49,6 +60,7 @@ def evaluate(
     from vlm.training.run.evaluate import evaluate_checkpoint
     from vlm.training.run.run import save_results
 
+    checkpoint = add_adapters(checkpoint, adapters)
     with ExitStack() as stack:
         folder = None if out is None else output_folder(out)
         if folder is not None:
@@ -129,9 +141,9 @@ def export(
     to: Annotated[
         str,
         Option(
-            "huggingface: for transformers; safetensors: for vlm; gguf: for llama.cpp; onnx or pt2: runs without vlm "
-            "or transformers.",
-            choices=("huggingface", "safetensors", "gguf", "onnx", "pt2"),
+            "huggingface: for transformers; safetensors: for vlm; gguf: for llama.cpp; peft: adapters without their "
+            "base; onnx or pt2: runs without vlm or transformers.",
+            choices=("huggingface", "safetensors", "gguf", "peft", "onnx", "pt2"),
         ),
     ] = "huggingface",
     outtype: Annotated[
@@ -140,20 +152,22 @@ def export(
     ] = None,
     trust: Trust = None,
     mmproj: Projector = None,
+    adapters: Adapters = None,
 ) -> int:
     """Writes a checkpoint as a folder in another format, prints the files and returns the exit status."""
     from vlm.checkpoint.export import export as write
 
     if outtype is not None and to != "gguf":
         raise UserError(f"--outtype {outtype}: is an option of --to gguf; remove it, or add --to gguf")
-    for name in write(join_projector(checkpoint, mmproj), folder, form=to, trust=trust, outtype=outtype or "f16"):
+    checkpoint = add_adapters(join_projector(checkpoint, mmproj), adapters)
+    for name in write(checkpoint, folder, form=to, trust=trust, outtype=outtype or "f16"):
         print(os.path.join(folder, name))
     return 0
 
 
-def info(checkpoint: Checkpoint, mmproj: Projector = None) -> int:
+def info(checkpoint: Checkpoint, mmproj: Projector = None, adapters: Adapters = None) -> int:
     """Prints the contents of a checkpoint."""
     from vlm.inference.info import describe
 
-    print(describe(join_projector(checkpoint, mmproj)))
+    print(describe(add_adapters(join_projector(checkpoint, mmproj), adapters)))
     return 0

@@ -8,9 +8,10 @@ from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar, cast, get_type_hints
 
 from vlm.checkpoint.locate import PREFIX as HUB
-from vlm.checkpoint.locate import find_best_checkpoint, missing_checkpoint_error
+from vlm.checkpoint.locate import download, find_best_checkpoint, missing_checkpoint_error
 from vlm.errors import Range, UserError, did_you_mean, find_similar
 from vlm.models.pretrained.gguf.place import SUFFIX, join_pair
+from vlm.models.pretrained.place import ADAPTER_CONFIG, BASE_CONFIG, join_adapters
 
 if TYPE_CHECKING:
     from vlm.checkpoint.stored import DecodingDefaults
@@ -116,6 +117,41 @@ def join_projector(checkpoint: str, projector: str | None) -> str:
     return join_pair(checkpoint, projector)
 
 
+def check_adapters(place: str) -> None:
+    """Checks that a folder of adapters exists.
+
+    Raises:
+        UserError: It does not.
+    """
+    if not os.path.isfile(os.path.join(place, ADAPTER_CONFIG)):
+        raise UserError(f"--adapters {place}: has no {ADAPTER_CONFIG}; give a folder written by peft")
+
+
+Adapters = Annotated[
+    str | None,
+    Option(
+        "Folder of LoRA adapters written by peft, for a Hugging Face folder.",
+        metavar="DIR",
+        check=check_adapters,
+    ),
+]
+
+
+def add_adapters(checkpoint: str, adapters: str | None) -> str:
+    """Returns a checkpoint with adapters.
+
+    Raises:
+        UserError: The checkpoint is not a Hugging Face folder.
+    """
+    if adapters is None:
+        return checkpoint
+    base = download(checkpoint)
+    if not os.path.isfile(base / BASE_CONFIG):
+        raise UserError(f"--adapters {adapters}: is for Hugging Face folders; {checkpoint} is none, so leave it out")
+    check_adapters(adapters)
+    return join_adapters(base, adapters)
+
+
 Device = Annotated[str, Option("auto, cpu, cuda or mps.", choices=("auto", "cpu", "cuda", "mps"))]
 Precision = Annotated[
     str,
@@ -162,14 +198,16 @@ class ModelOptions:
 
     checkpoint: Checkpoint
     mmproj: Projector = None
+    adapters: Adapters = None
     device: Device = "auto"
     precision: Precision = "auto"
     trust: Trust = None
 
     def __post_init__(self) -> None:
         # Resolved to the file, which no output may replace.
-        self.checkpoint = join_projector(os.fspath(find_best_checkpoint(self.checkpoint)), self.mmproj)
-        self.mmproj = None
+        checkpoint = join_projector(os.fspath(find_best_checkpoint(self.checkpoint)), self.mmproj)
+        self.checkpoint = add_adapters(checkpoint, self.adapters)
+        self.mmproj = self.adapters = None
 
     def load(self, kind: Callable[..., Loaded], **options: Any) -> Loaded:
         """Loads the predictor of the checkpoint on the device and in the precision of the options."""

@@ -1,6 +1,7 @@
 """Describes a model_type of Hugging Face: its stacks, its models in terms of ours, and their heads."""
 
 import importlib
+import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -85,6 +86,7 @@ class Architecture:
         unused: Tensors outside the stacks that folders may hold and a model may not need, such as heads of other tasks;
             as `list_patterns` yields.
         renamed: Patterns of tensor names in folders of other versions, with the names used here.
+        modules: Patterns of the names used here, with the names of the modules of today's transformers.
         image: Form of an image in prompts, for a model that reads images inside its text.
         special_tokens: Pieces for padding, begin and end, if they are not BERT's and the config defines none.
         canonical: Whether texts are converted to lower case and stripped of punctuation.
@@ -104,6 +106,7 @@ class Architecture:
     added_tokens: tuple[str, ...] = ()
     unused: tuple[str, ...] = ()
     renamed: tuple[tuple[str, str], ...] = ()
+    modules: tuple[tuple[str, str], ...] = ()
     image: ImageText | None = None
     special_tokens: Mapping[str, str] = field(default_factory=lambda: BERT_SPECIAL_TOKENS)
     canonical: bool = False
@@ -112,6 +115,12 @@ class Architecture:
     supports_pairs: bool = True
     neutral_keys: tuple[str, ...] = ()
     export: Callable[[nn.Module], Export | None] = lambda model: None
+
+    def rename(self, name: str) -> str:
+        """Returns the name that is used here of a tensor in a folder of another version."""
+        for pattern, new in self.renamed:
+            name = re.sub(pattern, new, name)
+        return name
 
 
 def list_model_types() -> list[str]:

@@ -14,11 +14,13 @@ from torch import Tensor, nn
 from vlm.errors import UserError
 from vlm.models.decoder import Decoder
 from vlm.models.encoder_decoder import ProjectedEncoder
+from vlm.models.pretrained.adapted import AdaptedFolder
 from vlm.models.pretrained.fields import refuse_unread_keys
 from vlm.models.pretrained.folder import CONFIG, QUANTISED_SUFFIXES, Folder, collect_neutral_keys, dequantise, specify
 from vlm.models.pretrained.gguf.file import GGUF, SUFFIX
 from vlm.models.pretrained.gguf.pair import GGUFPair
 from vlm.models.pretrained.gguf.place import split_pair
+from vlm.models.pretrained.place import split_adapters
 from vlm.models.pretrained.stack import (
     LAYER,
     Part,
@@ -35,18 +37,24 @@ from vlm.nn.position import LearnedPositions, interpolate_grid
 
 
 def is_published(path: Path) -> bool:
-    """Returns True for a Hugging Face folder, a GGUF file, or two of them."""
+    """Returns True for a Hugging Face folder, with adapters or without, a GGUF file, or two of them."""
+    if split_adapters(path) is not None:
+        return True
     if (pair := split_pair(path)) is not None:
         return all(file.is_file() for file in pair)
     return (path.suffix.lower() == SUFFIX and path.is_file()) or (path.is_dir() and (path / CONFIG).exists())
 
 
 def open_folder(path: str | Path) -> Folder:
-    """Opens a Hugging Face folder, or a GGUF file with the same interface, of which two are joined by `join_pair`.
+    """Opens a Hugging Face folder, or a GGUF file with the same interface.
+
+    Two GGUF files are joined by `join_pair`, a folder and its adapters by `join_adapters`.
 
     Raises:
         UserError: The file cannot be read.
     """
+    if (folders := split_adapters(path)) is not None:
+        return AdaptedFolder(*folders)
     if is_published(Path(path)) and (pair := split_pair(path)) is not None:
         return GGUFPair(*pair)
     return GGUF(path) if Path(path).suffix.lower() == SUFFIX and Path(path).is_file() else Folder(path)
@@ -118,26 +126,10 @@ def convert_hugging_face(
     for stack in stacks:
         refuse_unread_keys(stack.part.config, collect_neutral_keys(folder))
     stored = folder.read_weights() if stored is None else stored
-    faults = []
-    for pattern, new in folder.architecture.renamed:
-        for name in [*stored]:  # in place, because tensors are removed from `stored`
-            current = re.sub(pattern, new, name)
-            if current != name and current in stored:
-                both = f"{folder} has both {name} and {current}"
-                faults.append(f"{both}, two names of the same tensor; choose another folder")
-            stored[current] = stored.pop(name)
+    faults = _rename(stored, folder)
     faults += dequantise(stored, folder.config, dtype or torch.float32)
-    try:
-        specified = specify(folder).model
-    except UserError:  # its head is not supported, but its stacks are
-        specified = None
-    complete = specified is not None and specified["name"] == type(model).__name__  # the folder has a head for it
-    state, weights = model.state_dict(), WeightMap()
-    for stack in stacks:
-        weights |= stack.map_weights(stored, complete=complete)
-        faults += stack.find_foreign_modules(stored, folder)
-    weights = folder.architecture.adjust(weights, stored)
-    weights |= _map_head(model, folder, stored, state, complete=complete)
+    weights, state = _map_weights(model, folder, stacks, stored), model.state_dict()
+    faults += [fault for stack in stacks for fault in stack.find_foreign_modules(stored, folder)]
     faults += _find_unknown_tensors(stacks, weights, stored, folder)
     loaded = {name for weight in weights.values() for name in weight.all_names}
     lines = [f"{folder}: {len(loaded)} tensors loaded"]
@@ -149,6 +141,44 @@ def convert_hugging_face(
     tensors, more = _convert_tensors(weights, stored, state, folder, dtype)
     _raise_errors(faults + more)
     return tensors, lines
+
+
+def map_folder(model: nn.Module, folder: Folder) -> tuple[WeightMap, dict[str, Tensor]]:
+    """Returns the stored form of each of a model's weights, and the folder's tensors by the names that it uses.
+
+    Raises:
+        UserError: The folder cannot be read, or the model has other stacks.
+    """
+    stored = folder.read_weights()
+    _raise_errors(_rename(stored, folder))
+    return _map_weights(model, folder, _match_stacks(model, folder), stored), stored
+
+
+def _rename(stored: dict[str, Tensor], folder: Folder) -> list[str]:
+    """Gives tensors the names that the tables of the architecture use, in place; returns errors."""
+    faults = []
+    for name in [*stored]:
+        current = folder.architecture.rename(name)
+        if current != name and current in stored:
+            both = f"{folder} has both {name} and {current}"
+            faults.append(f"{both}, two names of the same tensor; choose another folder")
+        stored[current] = stored.pop(name)
+    return faults
+
+
+def _map_weights(
+    model: nn.Module, folder: Folder, stacks: Iterable["_MatchedStack"], stored: Mapping[str, Tensor]
+) -> WeightMap:
+    try:
+        specified = specify(folder).model
+    except UserError:  # its head is not supported, but its stacks are
+        specified = None
+    complete = specified is not None and specified["name"] == type(model).__name__  # the folder has a head for it
+    weights = WeightMap()
+    for stack in stacks:
+        weights |= stack.map_weights(stored, complete=complete)
+    weights = folder.architecture.adjust(weights, stored)
+    return weights | _map_head(model, folder, stored, model.state_dict(), complete=complete)
 
 
 def _raise_errors(faults: list[str]) -> None:

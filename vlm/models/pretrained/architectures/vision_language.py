@@ -43,6 +43,12 @@ RENAMED = (
     (r"^model\.language_model\.", f"{TEXT}model."),
     (r"^lm_head\.", f"{TEXT}lm_head."),
 )
+MODULES = (
+    (r"^(vision_tower|multi_modal_projector)\.", r"model.\1."),
+    (r"^model\.vision_tower\.vision_model\.", "model.vision_tower."),
+    (r"^language_model\.model\.", "model.language_model."),
+    (r"^language_model\.lm_head\.", "lm_head."),
+)
 IMAGE_IDS = ("image_token_id", "image_token_index")  # two names of a key
 # The length of prompts, which the processor states too, and sizes that the parts state.
 NEUTRAL_KEYS = ("image_seq_length", "image_seq_len", "vocab_size", "hidden_size", "projection_dim")
@@ -158,6 +164,7 @@ LLAVA_ARCHITECTURE = Architecture(
     },
     heads=name_projector(LLAVA_PROJECTOR),
     renamed=RENAMED,
+    modules=MODULES,
     image=ImageText("image_token_index"),
     neutral_keys=NEUTRAL_KEYS,
     export=export_llava,
@@ -305,6 +312,11 @@ IDEFICS3_ARCHITECTURE = Architecture(
         (r"^model\.text_model\.", f"{TEXT}model."),
         (r"^lm_head\.", f"{TEXT}lm_head."),
     ),
+    modules=(
+        (r"^vision_tower\.", "model.vision_model."),
+        (r"^language_model\.model\.", "model.text_model."),
+        (r"^language_model\.lm_head\.", "lm_head."),
+    ),
     neutral_keys=(*NEUTRAL_KEYS, "max_sequence_length", "video_sampling"),
     image=ImageText(
         "image_token_id",
@@ -374,6 +386,7 @@ PALIGEMMA_ARCHITECTURE = Architecture(
     },
     heads=name_projector(PALIGEMMA_PROJECTOR),
     renamed=RENAMED,
+    modules=MODULES,
     neutral_keys=NEUTRAL_KEYS,
     image=ImageText(
         "image_token_index", starts=False, form=f"{IMAGE}<bos>{{}}\n", caption="caption en", question="answer en {}"
