@@ -276,7 +276,8 @@ def test_faults_of_folders_are_lines(tmp_path: Path, capsys) -> None:
     assert command(["export", str(tmp_path), "-c", str(path)]) == 2
     assert "is not empty; choose another folder" in capsys.readouterr().err
     assert command(["export", str(tmp_path / "out"), "-c", str(path), "--to", "tflite"]) == 2
-    assert "--to: 'tflite' is unknown; choose huggingface, safetensors, gguf, onnx or pt2" in capsys.readouterr().err
+    known = "huggingface, safetensors, gguf, peft, onnx or pt2"
+    assert f"--to: 'tflite' is unknown; choose {known}" in capsys.readouterr().err
     assert command(["export", str(tmp_path / "out"), "-c", str(path), "--to", "safetensors"]) == 0
     for damage in ("{", '{"format": 2}', "[]"):
         (tmp_path / "out" / "vlm.json").write_text(damage)
