@@ -17,14 +17,18 @@ from torch import nn
 from vlm.checkpoint.file import GRAPHS_DESCRIPTION
 from vlm.checkpoint.stored import Metadata
 from vlm.data.images.image import Preprocess
+from vlm.data.text.chat_template import ChatTemplate
+from vlm.data.text.conversation import BEGIN, END, ChatForm, Turn
 from vlm.data.text.hugging_face import list_pieces, make_tokenizer_files
-from vlm.data.text.prompt_form import PromptForm, reads_images_inside_texts
+from vlm.data.text.library import JsonTokenizer
+from vlm.data.text.prompt_form import ANCHOR, PromptForm, reads_images_inside_texts
 from vlm.data.text.tokenizer import tokenizer_from_state
 from vlm.data.text.tokenizer_base import Tokenizer
 from vlm.errors import UserError
 from vlm.models.decoder import Decoder
 from vlm.models.dual_encoder import DualEncoder
 from vlm.models.graphs import LENGTHS, Graph, Ports, graphs_of
+from vlm.models.pretrained.architecture import IMAGE
 
 Content: TypeAlias = str | bytes | Callable[[Path], object]  # content of a file, or a function that writes it
 GRAPHS = ("onnx", "pt2")
@@ -56,6 +60,8 @@ class GraphsDescription(TypedDict, total=False):
         image: The preprocessing of images.
         tokens: Ids of special tokens, and the size of the vocabulary.
         reads, writes: Tokens around texts that the model reads and writes, and their lengths.
+        prompts: The text that represents an image in a prompt and what surrounds its states, the token of a state (null
+            for none), the tokens after a prompt's text, and the instructions for a caption and for an answer.
         similarity: Scale and bias of the similarities of a dual encoder.
     """
 
@@ -66,6 +72,7 @@ class GraphsDescription(TypedDict, total=False):
     tokens: dict[str, int | None]
     reads: dict[str, Any]
     writes: dict[str, Any]
+    prompts: dict[str, Any]
     tokenizer_files: list[str]
     classes: list[str]
     similarity: dict[str, float | None]
@@ -89,10 +96,9 @@ def make_graph_files(about: Metadata, model: nn.Module, *, form: str) -> dict[st
         except ImportError as fault:
             missing = str(fault.name).partition(".")[0]
             raise UserError(f'--to onnx: needs the package {missing}; pip install "vlm-lightning[onnx]"') from fault
-    if reads_images_inside_texts(about):
-        raise UserError("model: graphs of models with images inside prompts are not supported; use --to safetensors")
     image = Preprocess.from_state(about["preprocess"]).state() if "preprocess" in about else {}
-    graphs = graphs_of(model, image_size=image.get("image_size"), embedding=about.get("embedding"))
+    inside = reads_images_inside_texts(about)
+    graphs = graphs_of(model, image_size=image.get("image_size"), embedding=about.get("embedding"), inside=inside)
     files: dict[str, Content] = {f"{graph.name}.{form}": trace_graph(graph, form=form) for graph in graphs}
     described: GraphsDescription = {"format": 1, "task": about["task"], "graphs": {}}
     for graph in graphs:
@@ -164,5 +170,29 @@ def _describe_texts(about: Metadata, model: Any, graphs: Sequence[Graph], tokeni
             "options": {name: value for name, value in options.items() if name not in ("ends", "max_tokens")},
         }
         if "form" in about:
-            described["writes"]["prompt"] = PromptForm.of(about["form"]).format_example()
+            form = PromptForm.of(about["form"])
+            described["writes"]["prompt"] = form.format_example()
+            if about["task"] == "conversations":
+                ends = [*described["writes"]["ends"], *form.ends(tokenizer)]
+                described["writes"]["ends"] = [*dict.fromkeys(ends)]
+            if form.states:
+                described |= _describe_prompts(form, tokenizer, described["writes"])
     return described
+
+
+def _describe_prompts(form: PromptForm, tokenizer: Tokenizer, writes: dict[str, Any]) -> GraphsDescription:
+    """Returns how images stand in prompts, and updates the text of a prompt and the tokens that it begins with."""
+    writes["begin"], answer = [*tokenizer.starts] if form.starts else [], list[int]()
+    if isinstance(form.chat, ChatForm) and form.plain:  # tokens, not texts, surround the question
+        pieces = [*form.chat.pieces([Turn("user", "{}", (0,))], answering=True)]
+        asked = next(place for place, piece in enumerate(pieces) if piece.text is not None and not piece.mark)
+        ids = {BEGIN: [tokenizer.bos_id], END: [tokenizer.eos_id]}
+        for place, piece in enumerate(pieces):
+            (writes["begin"] if place < asked else answer).extend(ids.get(piece.text or "", []))
+        writes["prompt"] = f"{IMAGE}{{}}"
+    elif isinstance(form.chat, ChatTemplate) and writes["prompt"] is not None and isinstance(tokenizer, JsonTokenizer):
+        begin = tokenizer.encode_marked(writes["prompt"])[: len(writes["begin"])]
+        writes["begin"] = [] if begin == writes["begin"] else writes["begin"]  # the template writes them
+    names = ("states", "image_id", "before", "after", "tile", "caption", "question")
+    prompts = {"image": IMAGE, "anchor": "" if form.plain else ANCHOR, "answer": answer}
+    return {"prompts": prompts | {name: getattr(form, name) for name in names}}

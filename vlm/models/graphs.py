@@ -7,6 +7,9 @@ and values of all tokens so far, which the next step takes:
     past.0.keys (B, N, P, K)  +  tokens (B, L)  ->  present.0.keys (B, N, P + L, K)
 
 Beams are rows: a search repeats the encoder's outputs for each beam, and reorders the rows of past keys and values.
+
+A model that reads images inside prompts has "images" and "embed" in place of "encoder", and "step" reads vectors: those
+of tokens, with the states of the images between them.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,7 +24,7 @@ from vlm.models.classifier import Classifier, Pool, SequenceClassifier, TokenCla
 from vlm.models.context import Context, concat_states
 from vlm.models.decoder import Decoder, HiddenStateDecoder
 from vlm.models.dual_encoder import DualEncoder
-from vlm.models.encoder_decoder import EncoderDecoder
+from vlm.models.encoder_decoder import EncoderDecoder, VisionLanguageModel
 from vlm.models.recurrent import RecurrentEncoder
 from vlm.models.text_encoder import MaskedLanguageModel, TextEncoder
 from vlm.models.timm_encoder import TimmEncoder
@@ -39,7 +42,7 @@ UNTRACED: dict[type[nn.Module], str] = {
 }
 POOLINGS: dict[str, Pool] = {"mean": "mean", "first": "class"}
 # Lengths of the example that a graph is traced with; they are distinct, so that none is confused with another.
-LENGTHS = {"batch": 2, "tokens": 3, "past": 4, "states": 5, "length": 6, "gaps": 7}
+LENGTHS = {"batch": 2, "tokens": 3, "past": 4, "states": 5, "length": 6, "gaps": 7, "images": 8}
 
 
 class Port(NamedTuple):
@@ -77,13 +80,18 @@ class Graph(nn.Module):
 
 
 def graphs_of(
-    model: nn.Module, *, image_size: ImageSize | None = None, embedding: Mapping[str, Any] | None = None
+    model: nn.Module,
+    *,
+    image_size: ImageSize | None = None,
+    embedding: Mapping[str, Any] | None = None,
+    inside: bool = False,
 ) -> list[Graph]:
     """The graphs of a model in evaluation mode.
 
     Args:
         image_size: Height and width of its images, or one number; None for a model without images.
         embedding: For an encoder without a head, its "pooling" (a name in POOLINGS) and whether to "normalize" vectors.
+        inside: Whether a model of images reads them inside its prompts.
     Raises:
         UserError: There is no graph for a part of the model; the message names it.
     """
@@ -99,6 +107,8 @@ def graphs_of(
     match model:
         case Decoder():
             return [step_graph(model)]
+        case VisionLanguageModel() if inside and image_size is not None:
+            return _prompted_graphs(model, image_size)
         case EncoderDecoder():
             return _generator_graphs(model, images)
         case DualEncoder():
@@ -144,7 +154,7 @@ def step_graph(decoder: Decoder, *, states: int | str = 0, masked: bool = False)
     def step(tokens: Tensor, starts: Tensor, context_mask: Tensor | None = None, **held: Tensor) -> tuple[Tensor, ...]:
         caches = [GrowingCache(*_keys_values(held, "past", place)) for place in range(len(blocks))]
         sizes = {"past": caches[0].keys.shape[2], "length": tokens.shape[1], "prefix": prefix, "first": first}
-        positions, inputs = step_inputs(decoder.positions, starts, **sizes)
+        positions, inputs = step_inputs(decoder.positions, starts, **sizes, prompts=None)
         x = decoder.embed(tokens, positions).flatten(0, 1)  # (B * L, D)
         bias = None if context_mask is None else to_additive_mask(context_mask, x)[:, None, None]
         for place, (block, cache) in enumerate(zip(blocks, caches, strict=True)):
@@ -162,8 +172,66 @@ def step_graph(decoder: Decoder, *, states: int | str = 0, masked: bool = False)
     return Graph("step", decoder, step, inputs, {"logits": logits} | _cache_ports(decoder, "present", "past + tokens"))
 
 
+def _prompted_graphs(model: VisionLanguageModel, image_size: ImageSize) -> list[Graph]:
+    """Graphs of a model that reads images inside its prompts.
+
+    Shapes:
+        images: images (T, 3, H, W) -> states (T, S, D)
+        embed: tokens (B, L) -> vectors (B, L, D), among which a program puts the states in the places of an image
+        step: as `step_graph`, with vectors (B, L, D) for tokens; and prompts (B,), the number of columns that attend to
+            each other in both directions, for a decoder whose prefix is not causal
+    Raises:
+        UserError: The decoder normalises the vectors of tokens after their positions are added.
+    """
+    decoder: Any = model.decoder
+    prefix, blocks = decoder.prefix, list(decoder._blocks())
+    if not isinstance(decoder.embed_norm, nn.Identity):
+        raise UserError("model.decoder.embed_norm: has no graph with images inside prompts; export --to safetensors")
+
+    def read_images(images: Tensor) -> tuple[Tensor, ...]:
+        return (prefix(model.encoder(images).states),)
+
+    def embed(tokens: Tensor) -> tuple[Tensor, ...]:
+        return (decoder.token_embed(tokens) * decoder.embed_scale,)
+
+    def step(vectors: Tensor, starts: Tensor, prompts: Tensor | None = None, **past: Tensor) -> tuple[Tensor, ...]:
+        caches = [GrowingCache(*_keys_values(past, "past", place)) for place in range(len(blocks))]
+        sizes = {"past": caches[0].keys.shape[2], "length": vectors.shape[1], "prefix": 0, "first": 0}
+        positions, inputs = step_inputs(decoder.positions, starts, **sizes, prompts=prompts)
+        added = decoder.positions.embed(positions)
+        x = (vectors if added is None else vectors + added).flatten(0, 1)  # (B * L, D)
+        for block, cache in zip(blocks, caches, strict=True):
+            x = StepBlock(block).step(x, inputs, cache, None, None)
+        hidden = decoder.norm(x).unflatten(0, vectors.shape[:2])  # (B, L, D)
+        return decoder.head(hidden[:, -1]), *(part for cache in caches for part in (cache.keys, cache.values))
+
+    with torch.no_grad():
+        count = read_images(torch.zeros(1, 3, *sides(image_size)))[0].shape[1]
+    width, vocabulary = decoder.dim, decoder.head_parts.weight.shape[0]
+    pixels = {"images": Port(torch.float32, ("images", 3, *sides(image_size)))}
+    states = {"states": Port(torch.float32, ("images", count, width))}
+    tokens = {"tokens": Port(torch.int64, ("batch", "tokens"))}
+    vectors: Ports = {"vectors": Port(torch.float32, ("batch", "tokens", width))}
+    inputs = vectors | {"starts": Port(torch.int64, ("batch",))}
+    inputs |= {} if prefix.causal else {"prompts": Port(torch.int64, ("batch",))}
+    outputs = {"logits": Port(torch.float32, ("batch", vocabulary))} | _cache_ports(decoder, "present", "past + tokens")
+    used = [decoder.blocks, decoder.norm, decoder.positions, decoder.vocabulary_head or decoder.token_embed]
+    return [
+        Graph("images", nn.ModuleList([model.encoder, prefix]), read_images, pixels, states),
+        Graph("embed", nn.ModuleList([decoder.token_embed]), embed, tokens, vectors),
+        Graph("step", nn.ModuleList(used), step, inputs | _cache_ports(decoder, "past", "past"), outputs),
+    ]
+
+
 def step_inputs(
-    positions: Positions, starts: Tensor, *, past: int, length: int, prefix: int, first: int
+    positions: Positions,
+    starts: Tensor,
+    *,
+    past: int,
+    length: int,
+    prefix: int,
+    first: int,
+    prompts: Tensor | None,
 ) -> tuple[Tensor, StepInputs]:
     """Positions (B, L) of the next tokens, and the inputs of their step.
 
@@ -171,12 +239,17 @@ def step_inputs(
         starts: Number of columns after the prefix that precede each row's first token, (B,).
         past: Number of columns before these tokens, the prefix's included.
         first: Position of a text's first token.
+        prompts: Number of first columns, padding included, that attend to each other in both directions, (B,).
     """
     columns = torch.arange(past + length, device=starts.device)
     queries, begins = columns[past:], prefix + starts[:, None]  # (L,), (B, 1)
     # Padding before a text attends to itself, so that no row of weights is empty.
     visible = (columns < prefix) | (columns >= torch.minimum(begins, queries)[..., None])  # (B, L, P + L)
-    bias = to_additive_mask(visible & (columns <= queries[:, None]), torch.empty(0, device=starts.device))[:, None]
+    last = queries[:, None]  # that each query attends to, (L, 1)
+    if prompts is not None:
+        both = (queries >= begins) & (queries < prompts[:, None])  # (B, L)
+        last = torch.where(both, prompts[:, None] - 1, queries)[..., None]  # (B, L, 1)
+    bias = to_additive_mask(visible & (columns <= last), torch.empty(0, device=starts.device))[:, None]
     at = (queries - begins).clamp(min=0) + first  # (B, L)
     position = positions.place(at, keys=past + length - prefix)
     if position.bias is not None:
