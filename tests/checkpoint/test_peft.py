@@ -173,3 +173,29 @@ def test_names_with_a_plus_are_split_at_the_folders(tmp_path: Path) -> None:
         (folder / name).write_text("{}")
     assert split_adapters(join_adapters(base, adapters)) == (base, adapters)
     assert split_adapters(base) is None
+
+
+@pytest.mark.slow
+def test_training_starts_from_merged_adapters(
+    bases: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Adapters on top of merged ones are stored without them, and found again from another folder."""
+    base = bases("smolvlm")
+    shutil.copytree(FILES / "smolvlm", tmp_path / "adapters")
+    monkeypatch.chdir(tmp_path)
+    words = ["train", "model=pretrained", f"model.path={base}", "task=captioning", "data=shapes"]
+    words += ["data.source.train_scenes=16", "data.source.val_scenes=4", "data.source.test_scenes=4", "test=false"]
+    words += ["data.batch_size=4", "data.num_workers=0", "trainer=cpu", "trainer.max_steps=1", "optim.lr=1e-9"]
+    words += ["callbacks.progress=null", "task.val_captions=2", "task.max_tokens=4", "model/adapt=lora", "runs=runs"]
+    assert command([*words, "model.adapters=elsewhere"]) == 2
+    assert "model.adapters=elsewhere: has no adapter_config.json" in capsys.readouterr().err
+    assert command([*words, "model.adapters=adapters"]) == 0
+    (run,) = (tmp_path / "runs").glob("*/*")
+    monkeypatch.chdir("/")
+    before, merged = load_model(read(base)).state_dict(), load_model(read(join_adapters(base, FILES / "smolvlm")))
+    trained = load_model(read(run)).state_dict()
+    assert any(not torch.equal(tensor, trained[name]) for name, tensor in before.items())
+    for name, tensor in merged.state_dict().items():
+        torch.testing.assert_close(trained[name], tensor, rtol=0, atol=1e-6)
+    assert command(["export", str(tmp_path / "out"), "-c", str(run), "--to", "peft"]) == 2
+    assert "is no folder of a Hugging Face model; use --to huggingface" in capsys.readouterr().err

@@ -67,7 +67,7 @@ def find_base(place: str, adapters: Path) -> Path:
         return download(place, local=True)
     neighbour = adapters.with_name(f"base{Path(place).suffix}")
     for path in (Path(place), neighbour):
-        if path.exists():
+        if path.exists() or is_published(path):  # the latter for a folder joined with adapters
             return locate(path)
     raise UserError(f"{adapters}: holds adapters of {place}, which is missing; put it there, or at {neighbour}")
 

@@ -117,14 +117,16 @@ def join_projector(checkpoint: str, projector: str | None) -> str:
     return join_pair(checkpoint, projector)
 
 
-def check_adapters(place: str) -> None:
+def check_adapters(place: str, key: str = "--adapters ") -> None:
     """Checks that a folder of adapters exists.
 
+    Args:
+        key: Option or config key, for messages.
     Raises:
         UserError: It does not.
     """
     if not os.path.isfile(os.path.join(place, ADAPTER_CONFIG)):
-        raise UserError(f"--adapters {place}: has no {ADAPTER_CONFIG}; give a folder written by peft")
+        raise UserError(f"{key}{place}: has no {ADAPTER_CONFIG}; give a folder written by peft")
 
 
 Adapters = Annotated[
@@ -137,9 +139,11 @@ Adapters = Annotated[
 ]
 
 
-def add_adapters(checkpoint: str, adapters: str | None) -> str:
+def add_adapters(checkpoint: str, adapters: str | None, *, key: str = "--adapters ") -> str:
     """Returns a checkpoint with adapters.
 
+    Args:
+        key: See `check_adapters`.
     Raises:
         UserError: The checkpoint is not a Hugging Face folder.
     """
@@ -147,9 +151,9 @@ def add_adapters(checkpoint: str, adapters: str | None) -> str:
         return checkpoint
     base = download(checkpoint)
     if not os.path.isfile(base / BASE_CONFIG):
-        raise UserError(f"--adapters {adapters}: is for Hugging Face folders; {checkpoint} is none, so leave it out")
-    check_adapters(adapters)
-    return join_adapters(base, adapters)
+        raise UserError(f"{key}{adapters}: is for Hugging Face folders; {checkpoint} is none, so leave it out")
+    check_adapters(adapters, key)
+    return join_adapters(base, os.path.abspath(adapters))  # a checkpoint names it as its base
 
 
 Device = Annotated[str, Option("auto, cpu, cuda or mps.", choices=("auto", "cpu", "cuda", "mps"))]

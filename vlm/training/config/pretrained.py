@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from vlm.config.target import expand_name
 from vlm.errors import UserError
+from vlm.inference.options import add_adapters
 from vlm.nn.image_size import as_override
 
 if TYPE_CHECKING:
@@ -49,12 +50,13 @@ class Pretrained:
 
     Args:
         path: The folder, or hf:ORG/NAME.
+        adapters: Folder of adapters of the peft library, which are merged into the weights before training.
     """
 
-    reads: ClassVar[tuple[str, ...]] = ("path",)
+    reads: ClassVar[tuple[str, ...]] = ("path", "adapters")
 
-    def __init__(self, *, path: str) -> None:
-        self.path = path
+    def __init__(self, *, path: str, adapters: str | None = None) -> None:
+        self.path, self.adapters = path, adapters
 
     @staticmethod
     def overrides(values: Mapping[str, Any], choices: Mapping[str, str]) -> list[str]:
@@ -66,7 +68,8 @@ class Pretrained:
         Raises:
             UserError: The folder cannot be used for the task.
         """
-        return list(_folder_overrides(values["path"], choices))
+        path = values["path"] and add_adapters(values["path"], values.get("adapters"), key="model.adapters=")
+        return list(_folder_overrides(path, choices))
 
 
 def _read_folder(
