@@ -4,6 +4,8 @@ import io
 import json
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +15,7 @@ from documented import FENCED, ROOT
 from image_text import saved_image_text
 from PIL import Image
 
+from vlm import load
 from vlm.cli.main import run as vlm
 
 PAGE = (ROOT / "docs" / "fine-tune.md").read_text()
@@ -38,6 +41,7 @@ def draw_photos(folder: Path) -> None:
 def test_the_commands_of_the_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    pytest.importorskip("onnxscript")
     monkeypatch.chdir(tmp_path)
     saved_image_text(tmp_path / "smolvlm", "smolvlm")
     draw_photos(tmp_path / "photos")
@@ -61,7 +65,7 @@ def test_the_commands_of_the_page(
         # The duplicates of the page's few photos are a problem of the data, which check-data reports with status 1.
         assert vlm(words) == (1 if words[0] == "check-data" else 0), line
         ran.append(words[0])
-    assert ran == ["check-data", "evaluate", "train", "train", "evaluate", "answer", "chat", "export", "export"]
+    assert ran == ["check-data", "evaluate", "train", "train", "evaluate", "answer", "chat", *["export"] * 3]
     metrics = json.loads((tmp_path / "after" / "metrics.json").read_text())
     assert {
         "test/accuracy",
@@ -75,3 +79,8 @@ def test_the_commands_of_the_page(
         "mmproj-model-F16.gguf",
         "model-F16.gguf",
     ]
+    script = [sys.executable, str(ROOT / "docs" / "onnx_chat.py"), "smolvlm-onnx", "Who jumps?", "photo.jpg"]
+    written = subprocess.run(script, capture_output=True, check=True).stdout.decode()
+    run = next((tmp_path / "runs" / "conversations").glob("20*"))
+    answer = load(run, device="cpu", precision="fp32").answer("photo.jpg", "Who jumps?")
+    assert written == f"photo.jpg\t{answer.text}\n"
