@@ -147,18 +147,18 @@ def test_commands_and_python_use_a_folder(folder: str, tmp_path: Path, name: str
 
 
 @pytest.mark.slow
-def test_a_strange_chat_template_needs_a_whole_prompt_and_is_never_run(
+def test_a_chat_template_that_refuses_is_reported_and_a_whole_prompt_replaces_it(
     folder: str, tmp_path: Path, capsys: Any
 ) -> None:
     saved_image_text(folder, "llava_siglip")
     template = Path(folder, "chat_template.jinja")
     known = template.read_text()
-    template.write_text(known + "{{ 'Be brief. ' }}{{ raise_exception('it ran') }}")
+    template.write_text(known + "{{ 'Be brief. ' }}{{ raise_exception('no images') }}")
     (path,) = photos(tmp_path / "photos", 1)
     words = ["answer", path, "--question", "what?", "-c", folder, "--max-tokens", "3", "--format", "jsonl"]
     assert command(words) == 2
     said = capsys.readouterr().err
-    assert "the form of this model's prompts is not among those that are known; give a whole one" in said
+    assert "error: the chat template refuses the conversation: no images" in said
     whole = "<|im_start|>user <image>\n{}<|im_end|><|im_start|>assistant\n"
     assert command([*words, "--prompt", whole]) == 0
     given = capsys.readouterr().out

@@ -24,8 +24,11 @@ from vlm.data.text.conversation import PLAIN, Turn
 from vlm.data.text.prompt_form import PromptForm
 from vlm.data.text.tokenizer import tokenizer_from_state
 from vlm.errors import UserError
-from vlm.models.context import PLACE
+from vlm.models.context import PLACE, Prefix
+from vlm.models.decoder import Decoder
+from vlm.models.encoder_decoder import VisionLanguageModel
 from vlm.models.graphs import Graph, graphs_of
+from vlm.models.vit import ViT
 from vlm.tasks.image_questions.predict import PromptedAnswerer
 
 ROOT = Path(__file__).parents[2]
@@ -242,3 +245,15 @@ def test_a_decoder_that_normalises_embeddings_has_no_graph(tmp_path: Path) -> No
     model.decoder.embed_norm = torch.nn.LayerNorm(24)  # type: ignore[union-attr, assignment]
     with pytest.raises(UserError, match=r"^model\.decoder\.embed_norm: has no graph with images inside prompts; "):
         graphs_of(model, image_size=32, inside=True)
+
+
+@pytest.mark.parametrize(
+    ("fusion", "how"), [("cross", "by cross-attention"), ("prefix", "as states without positions")]
+)
+def test_conversations_that_read_images_otherwise_have_no_graph(fusion: str, how: str) -> None:
+    encoder = ViT(image_size=8, patch_size=4, dim=8, depth=1, num_heads=2)
+    sizes: dict[str, Any] = {"vocab_size": 9, "max_len": 16, "dim": 8, "depth": 1, "num_heads": 2}
+    sizes |= {"context_dim": 8} if fusion == "cross" else {"prefix": Prefix(dim=8, context_dim=8)}
+    model = VisionLanguageModel(encoder=encoder, decoder=Decoder(**sizes))
+    with pytest.raises(UserError, match=f"conversations that read images {how} have no graph"):
+        graphs_of(model, image_size=8, inside=True)

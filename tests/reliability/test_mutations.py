@@ -126,7 +126,7 @@ def test_any_table_is_read_or_refused(kind, count, tmp_path, capfd):
     assert {1, 2} & {*statuses}
 
 
-@counts(8, 70)
+@counts(16, 70)
 @pytest.mark.parametrize("task", ["captioning", "tagging", "image_questions"])
 def test_any_override_is_taken_or_refused(task, count, tmp_path, capfd, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -181,10 +181,15 @@ def _prompted_graphs(model: VisionLanguageModel, image_size: ImageSize) -> list[
         step: as `step_graph`, with vectors (B, L, D) for tokens; and prompts (B,), the number of columns that attend to
             each other in both directions, for a decoder whose prefix is not causal
     Raises:
-        UserError: The decoder normalises the vectors of tokens after their positions are added.
+        UserError: The decoder reads images otherwise, or normalises the vectors of tokens after their positions are
+            added.
     """
     decoder: Any = model.decoder
-    prefix, blocks = decoder.prefix, list(decoder._blocks())
+    prefix = getattr(decoder, "prefix", None)
+    if prefix is None or not prefix.counted:
+        how = "by cross-attention" if prefix is None else "as states without positions"
+        raise UserError(f"model.fusion: conversations that read images {how} have no graph; export --to safetensors")
+    blocks = list(decoder._blocks())
     if not isinstance(decoder.embed_norm, nn.Identity):
         raise UserError("model.decoder.embed_norm: has no graph with images inside prompts; export --to safetensors")
 

@@ -182,7 +182,9 @@ class ChatTemplate:
 
     def _content(self, turn: Turn) -> JsonValue:
         if self.images == "parts":
-            return [{"type": "image"} if part is None else {"type": "text", "text": part} for part in turn.parts()]
+            # Templates look at the first part, so an empty turn has an empty text.
+            parts = [*turn.parts()] or [""]
+            return [{"type": "image"} if part is None else {"type": "text", "text": part} for part in parts]
         return "".join(f"{IMAGE}\n" if part is None else part for part in turn.parts())
 
 
