@@ -328,3 +328,18 @@ def test_a_run_that_is_interrupted_ends_with_the_same_weights(
     assert first["global_step"] == second["global_step"] == 6
     assert first["state_dict"].keys() == second["state_dict"].keys()
     assert all(torch.equal(first["state_dict"][key], second["state_dict"][key]) for key in first["state_dict"])
+
+
+@pytest.mark.slow
+def test_a_run_may_be_evaluated_on_texts_only(tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved_image_text(tmp_path / "theirs", "smolvlm")
+    rows = [json.loads(line) for line in (data / "chats.jsonl").read_text().splitlines()]
+    rows = [row | {"split": "train" if "image" in row else "val"} for row in rows]
+    (data / "chats.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    monkeypatch.chdir(tmp_path)
+    words = ["train", "model=pretrained", f"model.path={tmp_path / 'theirs'}", "task=conversations", "trainer=cpu"]
+    words += ["data=conversations", f"data.path={data / 'chats.jsonl'}", "data.num_workers=0", "trainer.max_steps=1"]
+    assert command([*words, "callbacks.grounding=null"]) == 0
+    (path,) = Path("runs").glob("*/*/evaluation/val/metrics.json")
+    metrics = json.loads(path.read_text())
+    assert metrics["val/loss"] == metrics.get("val/loss@blank", metrics["val/loss"])  # there is no image to replace

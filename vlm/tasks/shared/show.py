@@ -86,14 +86,18 @@ def caption_line(caption: str, references: Sequence[str]) -> str:
 
 
 def example_record(data: Data) -> tuple[Record, list[Image.Image]]:
-    """The first record of the final split whose images can be read, and its images.
+    """The first record of the final split, else of train, whose images can be read, and its images.
+
+    Conversations may have no images.
 
     Raises:
         UserError: None can be read.
     """
-    for record in data.split(data.final_split).records():
-        with suppress(ImageError):
-            return record, record.images()
+    for name in dict.fromkeys((data.final_split, "train")):
+        for record in data.split(name).records():
+            with suppress(ImageError):
+                if "image" in record:
+                    return record, record.images()
     raise UserError(f"data: no image of {data.final_split} can be read", 1)
 
 
@@ -110,7 +114,9 @@ def example_image(data: Data, folder: Path) -> str:
     places = range(0, len(split), -(-len(split) // GALLERY))
     for number, place in enumerate(places[1:], start=1):
         with suppress(ImageError):  # damaged ones were reported when the split was read
-            image = split.record(place).images()[0]
+            if "image" not in (record := split.record(place)):
+                continue
+            image = record.images()[0]
             image.thumbnail((SIDE, SIDE))
             image.save(folder / f"more{number}.png")
     return " ".join(shlex.quote(str(path)) for path in paths)
