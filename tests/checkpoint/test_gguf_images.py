@@ -21,7 +21,7 @@ from vlm.checkpoint.load import load_model, read
 from vlm.cli.main import run as command
 from vlm.data.text.tokenizer import tokenizer_from_state
 from vlm.errors import UserError
-from vlm.models.pretrained.gguf.place import join_pair
+from vlm.models.pretrained.place import join_pair
 
 FIXTURE = json.loads((Path(__file__).parent / "files" / "llama_cpp.json").read_text())
 FAMILIES = [name for name in IMAGE_MODELS if name != "llava_clip"]

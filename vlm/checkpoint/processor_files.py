@@ -75,15 +75,15 @@ def add_image_token(model: ImageTextModel) -> ImageTextModel:
     library["post_processor"] = None  # its prompts do not begin with the tokenizer's begin token
     ids = {name: getattr(tokenizer, f"{name}_id") for name in ("pad", "bos", "eos")}
     rows = config["text_config"]["vocab_size"]
-    known = next((token["id"] for token in library["added_tokens"] if token["content"] == IMAGE), None)
-    if known is not None:
+    existing_id = next((token["id"] for token in library["added_tokens"] if token["content"] == IMAGE), None)
+    if existing_id is not None:
         same: Any = {**about, "tokenizer": JsonTokenizer.of_file(library, size=rows, **ids).state()}
-        return ImageTextModel(same, config | {image.id_name: known}, tensors)
+        return ImageTextModel(same, config | {image.id_name: existing_id}, tensors)
     token = {"id": rows, "content": IMAGE, "special": True}
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     library["added_tokens"] = [*library["added_tokens"], token | flags]
     extended = JsonTokenizer.of_file(library, size=rows + 1, **ids)
-    grown = {
+    extended_tensors = {
         name: F.pad(tensor, (0, 0, 0, 1)) if name.endswith(("embed_tokens.weight", "lm_head.weight")) else tensor
         for name, tensor in tensors.items()
     }
@@ -91,7 +91,7 @@ def add_image_token(model: ImageTextModel) -> ImageTextModel:
     decoding["never"] = [*decoding.get("never", ()), rows]
     text_config = config["text_config"] | {"vocab_size": rows + 1}
     changed: Any = {**about, "tokenizer": extended.state(), "decoding": decoding}
-    return ImageTextModel(changed, config | {image.id_name: rows, "text_config": text_config}, grown)
+    return ImageTextModel(changed, config | {image.id_name: rows, "text_config": text_config}, extended_tensors)
 
 
 def make_processor_files(model: ImageTextModel, module: nn.Module, images: dict[str, Any]) -> dict[str, str]:

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar, cast, 
 from vlm.checkpoint.locate import PREFIX as HUB
 from vlm.checkpoint.locate import download, find_best_checkpoint, missing_checkpoint_error
 from vlm.errors import Range, UserError, did_you_mean, find_similar
-from vlm.models.pretrained.gguf.place import SUFFIX, join_pair
-from vlm.models.pretrained.place import ADAPTER_CONFIG, BASE_CONFIG, join_adapters
+from vlm.models.pretrained.place import ADAPTER_CONFIG, BASE_CONFIG, SUFFIX, join_adapters, join_pair
 
 if TYPE_CHECKING:
     from vlm.checkpoint.stored import DecodingDefaults

@@ -134,9 +134,9 @@ class AdaptedFolder(Folder):
                 continue
             if settings.targets is not None and not _is_selected(path, settings.targets):
                 raise self._tensor_error(name, "is not in target_modules")
-            other = f"{PREFIX}{path}{B if inner.endswith(A) else A}"
-            if other not in tensors:
-                raise self._tensor_error(other, "is missing")
+            counterpart = f"{PREFIX}{path}{B if inner.endswith(A) else A}"
+            if counterpart not in tensors:
+                raise self._tensor_error(counterpart, "is missing")
             if inner.endswith(A):
                 update = self._multiply(tensors, path, settings, transposed=named[place].startswith(own))
                 if update.shape != weight.shape:
@@ -144,8 +144,8 @@ class AdaptedFolder(Folder):
                     raise self._tensor_error(name, f"{words}, that of {self} is {tuple(weight.shape)}")
                 if not weight.is_floating_point() or weight.itemsize < 2:
                     raise self._tensor_error(name, f"changes a quantised weight of {self}; give weights that are not")
-                kept = torch.promote_types(weight.dtype, torch.float32)
-                stored[place] = torch.add(weight.double(), update, alpha=settings.scale).to(kept)
+                dtype = torch.promote_types(weight.dtype, torch.float32)
+                stored[place] = torch.add(weight.double(), update, alpha=settings.scale).to(dtype)
         return stored
 
     def _multiply(self, tensors: Mapping[str, Tensor], path: str, settings: Settings, *, transposed: bool) -> Tensor:

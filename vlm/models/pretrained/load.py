@@ -19,8 +19,7 @@ from vlm.models.pretrained.fields import refuse_unread_keys
 from vlm.models.pretrained.folder import CONFIG, QUANTISED_SUFFIXES, Folder, collect_neutral_keys, dequantise, specify
 from vlm.models.pretrained.gguf.file import GGUF, SUFFIX
 from vlm.models.pretrained.gguf.pair import GGUFPair
-from vlm.models.pretrained.gguf.place import split_pair
-from vlm.models.pretrained.place import split_adapters
+from vlm.models.pretrained.place import split_adapters, split_pair
 from vlm.models.pretrained.stack import (
     LAYER,
     Part,

@@ -1,9 +1,9 @@
-"""Names a Hugging Face folder and a folder of adapters as one checkpoint; imports no torch."""
+"""Names two places as one checkpoint: a folder with adapters, or a GGUF file with its mmproj file; imports no torch."""
 
 import os
 from pathlib import Path
 
-JOINT = "+"
+JOINT, SUFFIX = "+", ".gguf"
 BASE_CONFIG, ADAPTER_CONFIG = "config.json", "adapter_config.json"
 
 
@@ -23,3 +23,17 @@ def split_adapters(place: str | os.PathLike[str]) -> tuple[Path, Path] | None:
         if (base / BASE_CONFIG).is_file() and (adapters / ADAPTER_CONFIG).is_file():
             return base, adapters
     return None
+
+
+def join_pair(model: str | os.PathLike[str], projector: str) -> str:
+    """Returns the name of both files as one checkpoint, MODEL.gguf+MMPROJ.gguf."""
+    return f"{os.fspath(model)}{JOINT}{projector}"
+
+
+def split_pair(place: str | os.PathLike[str]) -> tuple[Path, Path] | None:
+    """Returns both files of a name that `join_pair` made; None for any other checkpoint."""
+    text = os.fspath(place)
+    model, middle, projector = text.partition(f"{SUFFIX}{JOINT}")
+    if not middle or not projector.lower().endswith(SUFFIX) or os.path.exists(text):
+        return None
+    return Path(f"{model}{SUFFIX}"), Path(projector)

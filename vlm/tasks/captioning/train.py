@@ -1,6 +1,7 @@
 """Image captioning: generates a description of an image."""
 
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Annotated, Any, Unpack
 
@@ -134,13 +135,14 @@ class Captioning(ImageTextTask):
         losses = self.add_losses(batch, context)
         if not final and self.evaluation.has_samples(self.val_captions):
             return
-        if isinstance(rows, PromptRows) and batch.ids:
-            states = context.states.shape[1]
-            last = [sum(rows.num_states[: row + 1]) // states - 1 for row in range(len(batch.ids))]
-            pixels, context = pixels[last], prompt_contexts(rows, context.states)  # each image as a whole
+        contexts = [context]
+        if isinstance(rows, PromptRows):
+            last = [end // context.states.shape[1] - 1 for end in accumulate(rows.num_states)]
+            pixels, contexts = pixels[last], [*prompt_contexts(rows, context.states)]  # each image as a whole
         samples: list[dict[str, Any]] = []
         for language, metric in self.metrics.items():
-            captions = self.search.texts(context, final=final, language=language)
+            parts = (self.search.texts(part, final=final, language=language) for part in contexts)
+            captions = [caption for part in parts for caption in part]
             texts = [caption.text for caption in captions]
             unfinished = [len(caption.tokens) >= self.max_tokens for caption in captions]
             columns = batch.ids, texts, rows.references_in(language), losses, pixels, unfinished

@@ -2,7 +2,7 @@
 
 import re
 import shlex
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from statistics import fmean
@@ -22,13 +22,13 @@ from vlm.evaluation.metrics.ngrams import Floats
 from vlm.evaluation.metrics.records import RecordMetric
 from vlm.evaluation.metrics.texts import edit_distance
 from vlm.evaluation.report.content import Card, Cards, Section, Table, pick_samples
-from vlm.models.context import Context, interleave_states
+from vlm.models.context import Context
 from vlm.models.encoder_decoder import VisionLanguageModel
 from vlm.models.flop import encoder_flop
 from vlm.tasks.captioning.predict import encode_pixels
 from vlm.tasks.image_questions.predict import answer_questions, room_for_prompt
 from vlm.tasks.shared.show import example_image, example_record
-from vlm.tasks.shared.text_tasks import ImageTextTask, MostFrequent, TextSearch
+from vlm.tasks.shared.text_tasks import ImageTextTask, MostFrequent, TextSearch, prompt_contexts
 from vlm.training.data_module import Data
 from vlm.training.step.task import TaskOptions
 from vlm.untrusted.sizes import JsonValue
@@ -64,7 +64,6 @@ CAPTION = "caption"  # kind of question whose answers are captions
 FREE_TEXT = "task.scores=[anls,captions], because these answers are free text, and none equals its reference"
 FREE_WORDS = 3  # mean length from which answers are free text
 CONTROL_NAMES = {"": "model", "@constant": "question alone", "@shuffled": "other image", "@blank": "blank image"}
-PROMPTS = 32  # that are decoded together
 READ = 20_000  # training images whose questions the control without images reads
 
 
@@ -306,23 +305,14 @@ class ImageQuestions(ImageTextTask):
         """Returns the answers to the questions of each row."""
         questions_by_image: Sequence[Sequence[Question]] = rows.references
         if isinstance(rows, PromptRows):
-            answers = iter(self._answer_prompts(context, rows, final=final))
-            return [[next(answers) for _ in questions] for questions in questions_by_image]
+            contexts = prompt_contexts(rows, context.states)
+            answers = (text for part in contexts for text in self.search.texts(part, final=final))
+            return [[next(answers).text.strip() for _ in questions] for questions in questions_by_image]
         field: Any = self.fields[self.text_field]
         room = room_for_prompt(self.model, self.max_tokens)
         prompts = [[field.prompt(question, room) for question in questions] for questions in questions_by_image]
         by_image = answer_questions(self.model, self.tokenizer, context, prompts, max_tokens=self.max_tokens)
         return [[answer.text for answer in answers] for answers in by_image]
-
-    def _answer_prompts(self, context: Context, rows: PromptRows, *, final: bool) -> Iterator[str]:
-        """Yields the answers to the prompts of a batch, a few prompts at a time."""
-        by_row = context.states.flatten(0, 1).split(list(rows.num_states))
-        prompts = [(states, prompt) for states, row in zip(by_row, rows.prompts, strict=True) for prompt in row]
-        for at in range(0, len(prompts), PROMPTS):
-            part = prompts[at : at + PROMPTS]
-            states = torch.cat([states for states, _ in part])
-            contexts = interleave_states([prompt for _, prompt in part], states)
-            yield from (text.text.strip() for text in self.search.texts(contexts, final=final))
 
     def evaluation_results(self, split: str, loss: float, *, final: bool) -> dict[str, float]:
         self.search.end()

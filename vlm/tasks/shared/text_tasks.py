@@ -3,7 +3,7 @@
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Protocol, Unpack
 
@@ -164,8 +164,8 @@ class GroundingLosses:
         if blank is None:
             return caption_losses
         self._put(0, rows.indices, caption_losses)
-        has_partners = partner_rows is not None and partner_rows.indices != rows.indices  # a lone sample is its own
-        if partner_rows is not None and has_partners and partner_rows.tokens.numel():
+        # A lone sample is its own partner, and partners with another number of images have no texts.
+        if partner_rows is not None and partner_rows.indices != rows.indices and partner_rows.tokens.numel():
             self._put(1, partner_rows.indices, losses(partner_rows, context))
         blank_index = torch.zeros(len(rows.indices), dtype=torch.long, device=blank.states.device)
         self._put(2, rows.indices, losses(rows, blank.rows(blank_index)))
@@ -279,17 +279,22 @@ class ImageTextTask(Task):
         return {**super().description(), "max_tokens": self.max_tokens}
 
 
-def prompt_contexts(rows: PromptRows, states: Tensor) -> Context:
-    """Returns the prompts of a batch, in order, with the states of their images inside.
+MAX_PROMPTS = 32  # prompts that are decoded together, to bound memory
+
+
+def prompt_contexts(rows: PromptRows, states: Tensor) -> Iterator[Context]:
+    """Yields the prompts of a batch, in order and a few at a time, with the states of their images inside.
 
     Args:
         states: The batch's encoded images.
     Shapes:
-        states (T, S, D) -> context of one row per prompt
+        states (T, S, D) -> contexts of one row per prompt
     """
     by_row = states.flatten(0, 1).split(list(rows.num_states))
     prompts = [(row_states, prompt) for row_states, row in zip(by_row, rows.prompts, strict=True) for prompt in row]
-    return interleave_states([prompt for _, prompt in prompts], torch.cat([row_states for row_states, _ in prompts]))
+    for start in range(0, len(prompts), MAX_PROMPTS):
+        states_of_prompts, tokens = zip(*prompts[start : start + MAX_PROMPTS], strict=True)
+        yield interleave_states(tokens, torch.cat(states_of_prompts))
 
 
 class NaiveBayes:
