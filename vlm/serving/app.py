@@ -23,7 +23,7 @@ from vlm.data.images.image import ImageTooLarge
 from vlm.errors import UserError, printable
 from vlm.inference.predictor import Predictor
 from vlm.io.page import escape, page, table
-from vlm.serving.chat import ChatReader, CompletionFormatter, ReplyFields, format_error
+from vlm.serving.chat import ChatReader
 from vlm.serving.demo_forms import build_form
 from vlm.serving.engine import (
     FAILED,
@@ -37,9 +37,11 @@ from vlm.serving.engine import (
     Updates,
     stream_events,
 )
+from vlm.serving.fields import check_model, format_error
 from vlm.serving.reader import RequestReader
+from vlm.serving.replies import CompletionFormatter, ReplyFields
 from vlm.serving.server import ClientDisconnected, OriginPolicy, RequestBodyLimiter
-from vlm.tasks.chat.predictor import TO_CHAT, find_chat_predictor
+from vlm.tasks.chat.predictor import TO_CHAT, ContextFullError, find_chat_predictor
 from vlm.untrusted.sizes import JsonValue
 
 BODY = {
@@ -192,7 +194,8 @@ class Service:
         Raises:
             HTTPException: There is no such model, or it does not support conversations.
         """
-        self._require_chat().check_model(name)
+        self._require_chat()
+        check_model(name, self.name)
         return {"id": self.name, "object": "model", "created": self.created, "owned_by": "vlm"}
 
     def _require_chat(self) -> ChatReader:
@@ -364,10 +367,20 @@ def make_app(service: Service) -> FastAPI:
             allow_headers=["*"],
         )
 
-    def error_response(request: Request, code: int, line: str, headers: Mapping[str, str] | None = None) -> Response:
-        headers = {"Retry-After": "1"} if code == 503 else headers
-        content = format_error(code, line) if request.url.path.startswith("/v1/") else {"detail": printable(line)}
-        return Response(json.dumps(content), code, headers, "application/json")
+    def error_response(
+        request: Request,
+        status: int,
+        line: str,
+        headers: Mapping[str, str] | None = None,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+    ) -> Response:
+        headers = {"Retry-After": "1"} if status == 503 else headers
+        content: Mapping[str, JsonValue] = {"detail": printable(line)}
+        if request.url.path.startswith("/v1/"):
+            content = format_error(status, line, param=param, code=code)
+        return Response(json.dumps(content), status, headers, "application/json")
 
     @app.exception_handler(ClientDisconnected)
     def answer_disconnect(request: Request, fault: ClientDisconnected) -> Response:
@@ -376,7 +389,9 @@ def make_app(service: Service) -> FastAPI:
 
     @app.exception_handler(UserError)
     def answer_user_error(request: Request, fault: UserError) -> Response:
-        return error_response(request, 413 if isinstance(fault, ImageTooLarge) else 400, str(fault))
+        status = 413 if isinstance(fault, ImageTooLarge) else 400
+        code = "context_length_exceeded" if isinstance(fault, ContextFullError) else None
+        return error_response(request, status, str(fault), code=code)
 
     @app.exception_handler(StarletteHTTPException)
     def answer_http_error(request: Request, fault: StarletteHTTPException) -> Response:
@@ -387,7 +402,8 @@ def make_app(service: Service) -> FastAPI:
             allowed = (fault.headers or {}).get("Allow", "another method")
             line = f"{path}: {request.method} is not allowed; use {allowed}"
             return error_response(request, 405, line, fault.headers)
-        return error_response(request, fault.status_code, str(fault.detail), fault.headers)
+        names = {name: getattr(fault, name, None) for name in ("param", "code")}
+        return error_response(request, fault.status_code, str(fault.detail), fault.headers, **names)
 
     busy = "the queue is full; try again later"
     app.exception_handler(QueueFullError)(lambda request, fault: error_response(request, 503, busy))

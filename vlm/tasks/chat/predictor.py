@@ -158,7 +158,7 @@ class ChatPredictor(TextPredictor[Sequence[TurnWithImages], Prompt, Reply, Answe
         turns, squares = [turn.turn for turn in source], [squares for _, squares in views]
         tokens = self.form.conversation(self.tokenizer, turns, squares).tokens
         if len(tokens) >= self.decoder.max_len:
-            raise UserError(format_context_full(len(tokens), self.decoder.max_len))
+            raise ContextFullError(format_context_full(len(tokens), self.decoder.max_len))
         pixels = torch.cat([pixels for pixels, _ in views]) if views else None
         return Prompt(tokens, pixels, options.seed)
 
