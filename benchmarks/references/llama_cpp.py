@@ -15,8 +15,10 @@ import numpy as np
 
 ROOT = Path(__file__).resolve().parents[2]
 LENGTH = 16  # generated tokens
-TIE = 1e-2  # largest difference of the two best logits at which F16 may choose the other token
-OUTTYPES = ("f32", "f16")
+TIE = 1e-2  # largest difference of the two best logits at which F16 and Q8_0 may choose the other token
+# Results with Q8_0 are compared with vlm's of the same file, and with these if the inputs of matrices are rounded to
+# 8 bits and GELU to 16, as llama.cpp does.
+OUTTYPES = ("f32", "f16", "q8_0")
 
 
 def prepare(folder: Path) -> None:
@@ -25,7 +27,9 @@ def prepare(folder: Path) -> None:
     import llama_cpp_models
 
     for name in llama_cpp_models.NAMES:
-        llama_cpp_models.prepare(name, folder / name, outtypes=OUTTYPES)
+        is_image_model = name in llama_cpp_models.IMAGE_MODELS
+        outtypes = OUTTYPES[:2] if is_image_model else OUTTYPES
+        llama_cpp_models.prepare(name, folder / name, outtypes=outtypes)
         print(f"prepared {name}", flush=True)
 
 
@@ -158,13 +162,15 @@ def compare_texts(expected: dict[str, Any], runner: Runner, outtype: str) -> dic
         found["generated"].append(tokens)
         same_ids += encoded == ids
         same += tokens == generated
-        texts += runner.decode(tokens) == text
+        texts += runner.decode(ids + tokens) == text
         ties += is_tie(tokens, gaps, generated)
+    lines = sum(runner.encode(line) == ids for line, ids in expected["lines"])
     logits = runner.last_logits(expected["prompts"][0])
     difference = float(np.abs(logits - np.array(expected["logits"])).max())
     count = len(expected["texts"])
     print(
-        f"  {outtype}: prompts with the same ids {same_ids}/{count}, same greedy ids {same}/{count} "
+        f"  {outtype}: prompts with the same ids {same_ids}/{count}, other texts {lines}/{len(expected['lines'])}, "
+        f"same greedy ids {same}/{count} "
         f"(others tied within {TIE:g}: {ties}), same texts {texts}/{count}, logits differ by at most {difference:.1e} "
         f"(deviation {np.std(expected['logits']):.2f})",
         flush=True,
@@ -210,16 +216,21 @@ def compare(folder: Path, fixture: Path) -> None:
         expected = json.loads((place / "expected.json").read_text())
         print(f"{place.name}:", flush=True)
         entry: dict[str, Any] = {"digest": expected["digest"]}
-        for outtype in OUTTYPES:
+        for outtype in (name for name in OUTTYPES if (place / name).exists()):
             projector = place / outtype / f"mmproj-model-{outtype.upper()}.gguf"
             runner = Runner(
                 place / outtype / f"model-{outtype.upper()}.gguf", projector if projector.exists() else None
             )
-            found = {"texts": compare_texts(expected["text"], runner, outtype)} if "text" in expected else {}
+            text = expected.get(outtype, expected.get("text"))
+            found = {} if text is None else {"texts": compare_texts(text, runner, outtype)}
+            if outtype == "q8_0":
+                compare_texts(expected["q8_0 computed as llama.cpp does"], runner, "q8_0 with its rounding")
             if "image" in expected:
                 found["images"] = compare_images(expected["image"], place, runner, outtype)
             if outtype == "f32":
                 entry |= found
+            elif outtype == "q8_0":
+                entry["q8_0"] = {name: found["texts"][name] for name in ("generated", "logits")}
         fixtures[place.name] = entry
     fixture.write_text(json.dumps(fixtures, separators=(",", ":")).replace('},"', '},\n"') + "\n")
 

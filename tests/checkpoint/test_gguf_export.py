@@ -6,13 +6,12 @@ from copy import deepcopy
 import gguf
 import numpy as np
 import pytest
-import sentencepiece
 import torch
 import transformers
 from gguf_files import LLAMA3
 from hugging import TEXTS, byte_pairs, gpt2, wide
-from llama_cpp_models import PLAIN
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from llama_cpp_models import LINES, PLAIN, sentence_pieces
+from tokenizers import AddedToken, Regex, Tokenizer, normalizers, pre_tokenizers, processors
 
 import vlm
 from vlm.checkpoint.load import load_model, read
@@ -34,7 +33,6 @@ FAMILIES = {
     "gpt2": ("GPT2", {}),
 }
 ARCHITECTURES = {"llama3": "llama", "linear": "llama"}
-LINES = [*TEXTS[:4], "  two  spaces\ttab\r\n\n lines   12 and 3456 7", "Zürich 東京 \U0001f642 don't", "a <tool> b", ""]
 
 
 def language_model(name, tokenizer, **options):
@@ -194,30 +192,6 @@ def test_tokenizers_go_out_by_llama_cpps_names_and_come_back(tmp_path, pre):
     ours = TextGenerator(path).tokenizer
     for line in LINES:
         assert [*ours.starts, *ours.encode(line)] == theirs(line).input_ids, line
-
-
-def sentence_pieces(folder):
-    """A tokenizer of SentencePiece's byte pairs, as a model and as transformers converts it."""
-    text = folder / "texts.txt"
-    text.write_text("\n".join([*TEXTS, *LINES[:6]]))
-    options = {"model_type": "bpe", "vocab_size": 420, "byte_fallback": True, "character_coverage": 1.0}
-    options |= {"normalization_rule_name": "identity", "remove_extra_whitespaces": False, "minloglevel": 2}
-    sentencepiece.SentencePieceTrainer.train(input=str(text), model_prefix=str(folder / "tokenizer"), **options)
-    model = sentencepiece.SentencePieceProcessor(model_file=str(folder / "tokenizer.model"))
-    pieces = [model.id_to_piece(id) for id in range(model.get_piece_size())]
-    ids = {piece: id for id, piece in enumerate(pieces)}
-    halves = {piece: [(piece[:at], piece[at:]) for at in range(1, len(piece))] for piece in pieces}
-    usual = [piece for piece in pieces if not model.is_byte(ids[piece]) and not model.is_control(ids[piece])]
-    usual.sort(key=lambda piece: -model.get_score(ids[piece]))
-    merges = [pair for piece in usual for pair in halves[piece] if pair[0] in ids and pair[1] in ids]
-    made = Tokenizer(models.BPE(ids, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True))
-    made.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
-    strip = decoders.Strip(" ", 1, 0)
-    made.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), strip])
-    made.add_special_tokens(["<unk>", "<s>", "</s>"])
-    made.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", ids["<s>"])])
-    names = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
-    return model, transformers.PreTrainedTokenizerFast(tokenizer_object=made, **names)
 
 
 @pytest.mark.parametrize("given", ["tokenizer.json", "tokenizer.model"])

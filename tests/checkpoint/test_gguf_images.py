@@ -11,7 +11,17 @@ import transformers as t
 from gguf_files import save_gguf
 from hugging import byte_pairs, gpt2, wide
 from image_text import TEMPLATES, saved_image_text
-from llama_cpp_models import IMAGE_MODELS, LANGUAGE_MODELS, digest, make_image_model, save_language_model
+from llama_cpp_models import (
+    IMAGE_MODELS,
+    LANGUAGE_MODELS,
+    LENGTH,
+    PROMPTS,
+    digest,
+    make_image_model,
+    rounding_of_llama_cpp,
+    save_language_model,
+    tabulated_gelu,
+)
 from llama_cpp_models import generate as greedy
 from PIL import Image
 
@@ -123,7 +133,7 @@ def test_header_and_tensors_have_the_librarys_names(models, name):
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", LANGUAGE_MODELS)
-def test_greedy_tokens_and_logits_are_llama_cpps(tmp_path, name):
+def test_greedy_tokens_and_logits_are_llama_cpps(tmp_path, monkeypatch, name):
     save_language_model(name, tmp_path / "model")
     expected = FIXTURE[name]
     assert digest(tmp_path / "model") == expected["digest"], "the random weights changed: run llama_cpp.sh again"
@@ -131,11 +141,28 @@ def test_greedy_tokens_and_logits_are_llama_cpps(tmp_path, name):
     loaded = read(tmp_path / "gguf" / "model-F32.gguf")
     model, tokenizer = load_model(loaded), tokenizer_from_state(loaded["vlm"]["tokenizer"])
     found = expected["texts"]
+    assert [[*tokenizer.starts, *tokenizer.encode(text)] for text in PROMPTS] == found["prompts"]
+    monkeypatch.setattr("torch.nn.functional.gelu", tabulated_gelu)
     for prompt, generated in [*zip(found["prompts"], found["generated"], strict=True)][:3]:
         assert greedy(model, prompt, {tokenizer.eos_id}) == generated
     logits = model.head(model(torch.tensor([found["prompts"][0]]))[0, -1])[:16]
-    tolerance = 4e-3 if name in ("gemma", "gpt2") else 2e-4  # llama.cpp reads GELUs from a table of 16-bit numbers
-    torch.testing.assert_close(logits, torch.tensor(found["logits"]), rtol=0, atol=tolerance)
+    torch.testing.assert_close(logits, torch.tensor(found["logits"]), rtol=0, atol=2e-4)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", LANGUAGE_MODELS)
+def test_files_of_8_bits_are_llama_cpps_with_its_rounding(tmp_path, name):
+    save_language_model(name, tmp_path / "model")
+    prompts, expected = FIXTURE[name]["texts"]["prompts"], FIXTURE[name]["q8_0"]
+    export(str(tmp_path / "model"), str(tmp_path / "gguf"), form="gguf", outtype="q8_0")
+    model = load_model(read(tmp_path / "gguf" / "model-Q8_0.gguf"))
+    logits = [model.head(model(torch.tensor([prompts[0]]))[0, -1])]
+    with rounding_of_llama_cpp():
+        for prompt, generated in [*zip(prompts, expected["generated"], strict=True)][:3]:
+            assert greedy(model, prompt, {generated[-1]} if len(generated) < LENGTH else set()) == generated
+        logits.append(model.head(model(torch.tensor([prompts[0]]))[0, -1]))
+    torch.testing.assert_close(logits[1][:16], torch.tensor(expected["logits"]), rtol=0, atol=2e-4)
+    assert (logits[0] - logits[1]).abs().max() > 0.01  # the rounding matters
 
 
 @torch.no_grad()

@@ -49,7 +49,7 @@ def byte_pairs(vocab_size=300, texts=TEXTS):
 
 def gpt2(vocab_size, end, **changes):
     sizes = {"vocab_size": vocab_size, "n_positions": 32, "n_embd": 24, "n_layer": 2, "n_head": 3}
-    model = wide(t.GPT2LMHeadModel(t.GPT2Config(**sizes, bos_token_id=end, eos_token_id=end, **changes)))
+    model = wide(t.GPT2LMHeadModel(t.GPT2Config(**sizes | changes, bos_token_id=end, eos_token_id=end)))
     model.transformer.wpe.weight.data *= 4  # or a random model with tied embeddings repeats one token
     return model
 

@@ -2,18 +2,24 @@
 
 import hashlib
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
+import gguf
 import numpy as np
+import sentencepiece
 import torch
 import transformers
 from gguf_files import LLAMA3
 from hugging import TEXTS, byte_pairs, gpt2, wide
 from image_text import SPECIAL, SQUARE, TEMPLATES, TEXT, VISION
 from PIL import Image
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from torch.nn.functional import gelu
 from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 
 from vlm.checkpoint.export import export
@@ -30,31 +36,71 @@ LANGUAGE_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("Qwen3", {"head_dim": 24, "rope_parameters": PLAIN, "tie_word_embeddings": False}),
     "gemma": ("Gemma", {"head_dim": 24, "rope_parameters": PLAIN}),
     "gpt2": ("GPT2", {}),
+    "llama2": ("Llama", {"rope_parameters": PLAIN, "tie_word_embeddings": False}),
+    "gemma_pieces": ("Gemma", {"head_dim": 24, "rope_parameters": PLAIN}),
 }
+PIECES = {"llama2": True, "gemma_pieces": False}  # with SentencePiece's tokenizer: whether a space precedes texts
 IMAGE_MODELS = ("llava_siglip", "llava_clip", "smolvlm")
 NAMES = [*LANGUAGE_MODELS, *IMAGE_MODELS]
 WORDS = sorted({word for text in TEXTS for word in text.split()})
+LINES = [*TEXTS[:4], "  two  spaces\ttab\r\n\n lines   12 and 3456 7", "Zürich 東京 \U0001f642 don't", "a <tool> b", ""]
 PROMPTS = [f"{WORDS[n]} {WORDS[-2 * n]} {n} {WORDS[-n]}'s" for n in range(16)]
 LENGTH = 16
 
 
-def save_language_model(name: str, folder: Path, prompts: list[str] | None = None) -> None:
-    """Saves a model whose weights depend on its name only."""
+def sentence_pieces(folder: Path, *, prefix: bool = True) -> tuple[Any, transformers.PreTrainedTokenizerFast]:
+    """A tokenizer of SentencePiece's byte pairs, as a model and as transformers converts it.
+
+    Args:
+        prefix: Whether a space precedes each text, as in Llama 2; else the tokenizer has the form of Gemma's.
+    """
+    text = folder / "texts.txt"
+    text.write_text("\n".join([*TEXTS, *LINES[:6]]))
+    options = {"model_type": "bpe", "vocab_size": 420, "byte_fallback": True, "character_coverage": 1.0}
+    options |= {"normalization_rule_name": "identity", "remove_extra_whitespaces": False, "minloglevel": 2}
+    options |= {"add_dummy_prefix": prefix}
+    sentencepiece.SentencePieceTrainer.train(input=str(text), model_prefix=str(folder / "tokenizer"), **options)
+    model = sentencepiece.SentencePieceProcessor(model_file=str(folder / "tokenizer.model"))
+    pieces = [model.id_to_piece(id) for id in range(model.get_piece_size())]
+    ids = {piece: id for id, piece in enumerate(pieces)}
+    halves = {piece: [(piece[:at], piece[at:]) for at in range(1, len(piece))] for piece in pieces}
+    usual = [piece for piece in pieces if not model.is_byte(ids[piece]) and not model.is_control(ids[piece])]
+    usual.sort(key=lambda piece: -model.get_score(ids[piece]))
+    merges = [pair for piece in usual for pair in halves[piece] if pair[0] in ids and pair[1] in ids]
+    made = Tokenizer(models.BPE(ids, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    spaces = normalizers.Replace(" ", "\u2581")
+    made.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), spaces]) if prefix else spaces
+    parts = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
+    made.decoder = decoders.Sequence([*parts, decoders.Strip(" ", 1, 0)] if prefix else parts)
+    made.add_special_tokens(["<unk>", "<s>", "</s>"])
+    made.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", ids["<s>"])])
+    names = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    return model, transformers.PreTrainedTokenizerFast(tokenizer_object=made, **names)
+
+
+def save_language_model(name: str, folder: Path) -> None:
+    """Saves a model whose weights depend on its name only, and its tokenizer."""
     kind, own = LANGUAGE_MODELS[name]
-    tokenizer = byte_pairs(320)
-    end = tokenizer.eos_token_id
+    folder.mkdir(parents=True)
+    tokenizer = sentence_pieces(folder, prefix=PIECES[name])[1] if name in PIECES else byte_pairs(320)
+    begin, end = tokenizer.bos_token_id, tokenizer.eos_token_id
     if kind == "GPT2":
         torch.manual_seed(7)
-        model = gpt2(len(tokenizer), end)
+        model = gpt2(len(tokenizer), end, n_embd=64, n_head=4)  # Q8_0 has blocks of 32 numbers
     else:
         config = getattr(transformers, f"{kind}Config")(
-            **SIZES | deepcopy(own), vocab_size=len(tokenizer), bos_token_id=end, eos_token_id=end
+            **SIZES | deepcopy(own), vocab_size=len(tokenizer), bos_token_id=begin, eos_token_id=end
         )
         model = getattr(transformers, f"{kind}ForCausalLM")(config)
         torch.manual_seed(7)
         model = wide(model, std=0.15, norms="RMSNorm")
+    # Random bytes are no text, and SentencePiece writes the unknown token as a text of its own.
+    unwritten = [id for piece, id in tokenizer.get_vocab().items() if piece == "<unk>" or piece.startswith("<0x")]
+    model.get_output_embeddings().weight.data[unwritten] = 0
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    if name in PIECES:
+        (folder / ("tokenizer.json" if name == "llama2" else "tokenizer.model")).unlink()
 
 
 @torch.no_grad()
@@ -67,18 +113,38 @@ def generate(model: Any, tokens: list[int], ends: set[int]) -> list[int]:
     return generated
 
 
+def round_inputs(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """A product as llama.cpp computes it for weights in Q8_0: its inputs are rounded to blocks of 8-bit numbers."""
+    kind = gguf.GGMLQuantizationType.Q8_0
+    rounded = torch.from_numpy(gguf.dequantize(gguf.quantize(x.numpy(), kind), kind))
+    return rounded @ weight.T + (0 if bias is None else bias)
+
+
+def tabulated_gelu(x: torch.Tensor, *, approximate: str) -> torch.Tensor:
+    """GELU as llama.cpp reads it from a table of 16-bit numbers."""
+    return gelu(x.half().float(), approximate=approximate).half().float()
+
+
+@contextmanager
+def rounding_of_llama_cpp() -> Iterator[None]:
+    """Computes products and GELU as llama.cpp does with weights in Q8_0."""
+    with patch("torch.nn.functional.linear", round_inputs), patch("torch.nn.functional.gelu", tabulated_gelu):
+        yield
+
+
 @torch.no_grad()
 def run_language_model(place: Path) -> dict[str, Any]:
-    """What vlm computes with a model: the ids of prompts, greedy ids and texts, and logits."""
+    """What vlm computes with a model: the ids of texts and prompts, greedy ids and texts, and logits."""
     loaded = read(place)
     model, tokenizer = load_model(loaded), tokenizer_from_state(loaded["vlm"]["tokenizer"])
     prompts = [[*tokenizer.starts, *tokenizer.encode(text)] for text in PROMPTS]
     generated = [generate(model, prompt, {tokenizer.eos_id}) for prompt in prompts]
     return {
+        "lines": [(line, [*tokenizer.starts, *tokenizer.encode(line)]) for line in LINES if line],
         "texts": PROMPTS,
         "prompts": prompts,
         "generated": generated,
-        "decoded": [tokenizer.decode(tokens) for tokens in generated],
+        "decoded": [tokenizer.decode(tokens + more) for tokens, more in zip(prompts, generated, strict=True)],
         "logits": model.head(model(torch.tensor([prompts[0]]))[0, -1]).tolist(),
     }
 
@@ -199,10 +265,14 @@ def prepare(name: str, folder: Path, *, outtypes: tuple[str, ...]) -> None:
     else:
         save_language_model(name, folder / "model")
         found = {"text": run_language_model(folder / "model")}
-    expected = {"digest": digest(folder / "model"), **found}
-    (folder / "expected.json").write_text(json.dumps(expected))
     for outtype in outtypes:
         export(str(folder / "model"), str(folder / outtype), form="gguf", outtype=outtype)
+    if "q8_0" in outtypes and "text" in found:
+        found["q8_0"] = run_language_model(folder / "q8_0" / "model-Q8_0.gguf")
+        with rounding_of_llama_cpp():
+            found["q8_0 computed as llama.cpp does"] = run_language_model(folder / "q8_0" / "model-Q8_0.gguf")
+    expected = {"digest": digest(folder / "model"), **found}
+    (folder / "expected.json").write_text(json.dumps(expected))
 
 
 def save_pair(path: Path) -> None:
