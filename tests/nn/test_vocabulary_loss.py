@@ -47,6 +47,21 @@ def test_loss_and_gradients_are_those_of_one_product(few, count, smoothing, z_lo
     check(count, smoothing, biased, z_loss)
 
 
+@pytest.mark.parametrize("trained", ["hidden", "weight", "bias"])
+def test_only_trained_parts_get_a_gradient(few, trained):
+    torch.manual_seed(0)
+    parts = {"hidden": torch.randn(7, D), "weight": torch.randn(V, D), "bias": torch.randn(V)}
+    labels, part = torch.randint(V, (7,)), parts[trained].requires_grad_()
+    F.cross_entropy(F.linear(*parts.values()), labels, reduction="sum").backward()
+    truth, part.grad = part.grad, None
+    loss = vocabulary_loss(parts["hidden"], labels, parts["weight"], parts["bias"])
+    if loss.grad_fn.name() == "_ChunkedLossBackward":
+        kept = [tensor for tensor in loss.grad_fn.saved_tensors if tensor is not None]
+        assert [tensor.shape for tensor in kept] == [part.shape]  # none for frozen parts, which may be large
+    loss.backward()
+    torch.testing.assert_close(part.grad, truth, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize(("smoothing", "z_loss"), [(0.0, 0.0), (0.1, 0.01)])
 def test_columns_that_fill_up_a_gpus_blocks_change_nothing(few, smoothing, z_loss, biased, monkeypatch):

@@ -14,7 +14,7 @@ from vlm.checkpoint.locate import PREFIX, download
 from vlm.checkpoint.rebuild import NoDraws, convert_errors, rebuild, rebuild_shapes
 from vlm.checkpoint.stored import Base, Checkpoint, Metadata
 from vlm.errors import UserError
-from vlm.models.pretrained.load import convert_hugging_face, is_published, open_folder
+from vlm.models.pretrained.load import convert_hugging_face, is_published, open_folder, read_named_weights
 from vlm.models.pretrained.stack import Spec
 from vlm.nn.lora import is_adapter, merge_adapters
 from vlm.untrusted.checkpoints import SizeLimit
@@ -22,36 +22,49 @@ from vlm.untrusted.checkpoints import SizeLimit
 ADAPTERS: Final = "adapters"  # entry of a checkpoint that holds only adapters
 
 
-def read_base_weights(model: nn.Module, part: str, path: Path) -> tuple[dict[str, Tensor], str]:
-    """Returns a file's weights for a part of a model, by the model's names, and the hash of all its weights.
+def read_base_weights(model: nn.Module, part: str, path: Path, *, mapped: bool = False) -> dict[str, Tensor]:
+    """Returns a file's weights for a part of a model, by the model's names.
 
     Args:
         model: The model; it may be on "meta", without weights.
         part: Name of the part; "" for the entire model.
         path: A checkpoint, or a Hugging Face folder.
+        mapped: See `Folder.read_weights`.
     Raises:
         UserError: They cannot be read, or do not fit.
     """
     inner, prefix = model.get_submodule(part), f"{part}." if part else ""
-    stored: Mapping[str, Tensor]
     if is_published(path):
         folder = open_folder(path)
-        stored = folder.read_weights()
-        tensors, _ = convert_hugging_face(inner, folder, stored)
+        tensors, _ = convert_hugging_face(inner, folder, mapped=mapped)
     else:
-        loaded = read_file(path)
-        if ADAPTERS in loaded["vlm"]:
-            raise UserError(f"{path}: holds only adapters and cannot be a base; vlm import {path} --out whole.ckpt")
-        stored = inference_weights(loaded)
+        stored = _read_base_checkpoint(path)
         head, fitting = match_part(stored, inner.state_dict(), part)
         tensors = {name: stored[head + name] for name in fitting}
-    return {prefix + name: tensor for name, tensor in tensors.items()}, digest(stored)
+    return {prefix + name: tensor for name, tensor in tensors.items()}
 
 
-def digest(state: Mapping[str, Tensor]) -> str:
-    """Returns a hash of the names, types, shapes and values of weights."""
+def _read_base_checkpoint(path: Path) -> dict[str, Tensor]:
+    loaded = read_file(path)
+    if ADAPTERS in loaded["vlm"]:
+        raise UserError(f"{path}: holds only adapters and cannot be a base; vlm import {path} --out whole.ckpt")
+    return inference_weights(loaded)
+
+
+def hash_base(path: Path) -> str:
+    """Returns the hash of all weights of a checkpoint or a Hugging Face folder.
+
+    Raises:
+        UserError: They cannot be read.
+    """
+    return digest(read_named_weights(open_folder(path)) if is_published(path) else _read_base_checkpoint(path))
+
+
+def digest(state: dict[str, Tensor]) -> str:
+    """Returns a hash of the names, types, shapes and values of weights, which it removes one by one to free them."""
     digest = sha256()
-    for name, tensor in sorted(state.items()):
+    for name in sorted(state):
+        tensor = state.pop(name)
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
         digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()
@@ -94,12 +107,11 @@ def _merge_base(path: Path, loaded: Checkpoint, merged: bool) -> Checkpoint:
     state: dict[str, Tensor] = {}
     for part, base in sorted(loaded[ADAPTERS]["base"].items()):
         place = find_base(str(base["place"]), path)
-        tensors, base_hash = read_base_weights(model, part, place)
-        if base_hash != base["hash"]:
+        if hash_base(place) != base["hash"]:
             raise UserError(
                 f"{path}: its adapters were trained on other weights than {place} has now; restore the former weights"
             )
-        state |= tensors
+        state |= read_base_weights(model, part, place)
     trained = inference_weights(loaded if merged else {"state_dict": loaded["state_dict"]})
     state |= trained
     loaded[ADAPTERS]["fresh"] = sorted(name for name in trained if not is_adapter(name))
@@ -125,10 +137,14 @@ def describe_bases(model: nn.Module, places: Mapping[str, str]) -> tuple[dict[st
     bases: dict[str, Base] = {}
     for part, place in sorted(places.items()):
         path = locate(place)
-        tensors, hashed = read_base_weights(model, part, path)
-        # Weights that were replaced, such as the embedding of another tokenizer, do not belong to the base.
-        names |= {name for name, base in tensors.items() if name in state and torch.equal(state[name], base.float())}
-        bases[part] = {"place": place if place.startswith(PREFIX) else str(path.resolve()), "hash": hashed}
+        origin = place if place.startswith(PREFIX) else str(path.resolve())
+        bases[part] = {"place": origin, "hash": hash_base(path)}
+        tensors = read_base_weights(model, part, path, mapped=True)
+        while tensors:  # each is freed once compared
+            name, base = tensors.popitem()
+            # Weights that were replaced, such as the embedding of another tokenizer, do not belong to the base.
+            if name in state and torch.equal(state[name], base.float()):
+                names.add(name)
     return bases, names
 
 

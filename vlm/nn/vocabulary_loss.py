@@ -157,25 +157,28 @@ class _ChunkedLoss(torch.autograd.Function):
             low = F.pad(low, (0, 0, 0, missing))
         total = torch.zeros((), device=hidden.device)
         needs_gradient = any(ctx.needs_input_grad)
-        grads, grad_weight = [], torch.zeros_like(weight) if needs_gradient else None
-        grad_bias = torch.zeros_like(bias) if needs_gradient and bias is not None else None
+        needs_hidden, _, needs_weight, needs_bias, *_ = ctx.needs_input_grad
+        grads = list[Tensor]()
+        grad_weight = torch.zeros_like(weight) if needs_weight else None
+        grad_bias = torch.zeros_like(bias) if needs_bias and bias is not None else None
         for part, targets in _chunks(hidden, labels, weight):
             logits = F.linear(part, low, shift)
             total, error = _chunk_loss_by_device[kind](
                 logits, targets, total, label_smoothing, z_loss, words, needs_gradient
             )
-            if grad_weight is None or error is None:
+            if error is None:
                 continue
-            grads.append(error @ low)
-            grad_weight += (error.t() @ part)[:words]
+            if needs_hidden:
+                grads.append(error @ low)
+            if grad_weight is not None:
+                grad_weight += (error.t() @ part)[:words]
             if grad_bias is not None:
                 grad_bias += error.sum(0, dtype=grad_bias.dtype)[:words]
-        if grad_weight is not None:
-            ctx.save_for_backward(torch.cat(grads), grad_weight, grad_bias)
+        if needs_gradient:
+            ctx.save_for_backward(torch.cat(grads) if needs_hidden else None, grad_weight, grad_bias)
         return total
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        grad_hidden, grad_weight, grad_bias = ctx.saved_tensors
-        grad_bias = None if grad_bias is None else grad_bias * grads[0]
-        return grad_hidden * grads[0], None, grad_weight * grads[0], grad_bias, None, None
+        grad_hidden, grad_weight, grad_bias = (None if grad is None else grad * grads[0] for grad in ctx.saved_tensors)
+        return grad_hidden, None, grad_weight, grad_bias, None, None

@@ -100,16 +100,22 @@ def load_hugging_face(model: nn.Module, folder: Folder) -> list[str]:
     Raises:
         UserError: The folder cannot be read, or does not match the model; the message has a line for each mismatch.
     """
-    tensors, lines = convert_hugging_face(model, folder)
+    tensors, lines = convert_hugging_face(model, folder, mapped=True)
     state = model.state_dict()
     with torch.no_grad():
-        for name, tensor in tensors.items():
+        while tensors:  # each is freed once copied, so that memory does not hold all weights twice
+            name, tensor = tensors.popitem()
             state[name].copy_(tensor)
     return lines
 
 
 def convert_hugging_face(
-    model: nn.Module, folder: Folder, stored: dict[str, Tensor] | None = None, *, dtype: torch.dtype | None = None
+    model: nn.Module,
+    folder: Folder,
+    stored: dict[str, Tensor] | None = None,
+    *,
+    dtype: torch.dtype | None = None,
+    mapped: bool = False,
 ) -> tuple[dict[str, Tensor], list[str]]:
     """Returns the weights that `load_hugging_face` copies, by our names, and its lines; the model may be on "meta".
 
@@ -117,6 +123,7 @@ def convert_hugging_face(
         stored: The folder's weights, if they are already read.
         dtype: Type to which weights are copied. Each weight is then removed from `stored` once copied, so that memory
             does not hold all weights twice. None keeps their types and may keep them memory-mapped.
+        mapped: Without `stored`, whether they may stay memory-mapped, as in `Folder.read_weights`.
     Raises:
         UserError: As in `load_hugging_face`.
     """
@@ -124,7 +131,7 @@ def convert_hugging_face(
     _raise_errors([fault for stack in stacks for fault in stack.compare_sizes(folder, stacks)])
     for stack in stacks:
         refuse_unread_keys(stack.part.config, collect_neutral_keys(folder))
-    stored = folder.read_weights() if stored is None else stored
+    stored = folder.read_weights(mapped=mapped) if stored is None else stored
     faults = _rename(stored, folder)
     faults += dequantise(stored, folder.config, dtype or torch.float32)
     weights, state = _map_weights(model, folder, stacks, stored), model.state_dict()
@@ -140,6 +147,18 @@ def convert_hugging_face(
     tensors, more = _convert_tensors(weights, stored, state, folder, dtype)
     _raise_errors(faults + more)
     return tensors, lines
+
+
+def read_named_weights(folder: Folder) -> dict[str, Tensor]:
+    """Returns all weights of a folder, dequantised and memory-mapped, by the names that the tables use.
+
+    Raises:
+        UserError: The folder cannot be read.
+    """
+    stored = folder.read_weights(mapped=True)
+    faults = _rename(stored, folder)
+    _raise_errors([*faults, *dequantise(stored, folder.config, torch.float32)])
+    return stored
 
 
 def map_folder(model: nn.Module, folder: Folder) -> tuple[WeightMap, dict[str, Tensor]]:

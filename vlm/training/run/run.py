@@ -26,6 +26,7 @@ from vlm.errors import UserError, print_error, printable, printable_lines
 from vlm.evaluation.report.content import TrainedModel
 from vlm.evaluation.report.evaluation import Evaluation, pictures_of, write_results
 from vlm.io.files import remove_unfinished
+from vlm.machine import return_freed_memory
 from vlm.models.pretrained.stack import Spec
 from vlm.nn.device import has_bfloat16
 from vlm.nn.embeddings import Spelling
@@ -308,6 +309,7 @@ class Run:
         arrange(model, recompute=bool(config.get("activation_checkpointing")), compiled=compiler)
         if compiler and uses_gpu(config):
             compile_on_gpu(compiler)
+        return_freed_memory()  # of weights that were read to be compared; activations would not fill its gaps
         return model, spec, adapted
 
     def _open_data(self, loaded: Checkpoint | None) -> Data:
