@@ -1,6 +1,7 @@
 """GGUF files of models that read images: written, read again with --mmproj, and compared with llama.cpp's results."""
 
 import json
+import shutil
 from pathlib import Path
 
 import gguf
@@ -98,6 +99,31 @@ def test_captions_are_those_of_the_folder(models, tmp_path, capsys, name):
     assert lines[0] == lines[1] and len(lines[0].split("\t")[-1]) > 3
     assert command(["info", "-c", str(files / "model-F32.gguf"), *projector]) == 0
     assert "ViT" in capsys.readouterr().out
+    assert command(["import", str(files / "model-F32.gguf"), *projector, "--out", str(tmp_path / "own.ckpt")]) == 0
+    assert read(tmp_path / "own.ckpt")["state_dict"].keys() == read(folder / "model")["state_dict"].keys()
+
+
+@pytest.mark.slow
+def test_a_file_with_its_projector_is_trained_and_evaluated(models, tmp_path, monkeypatch, capsys):
+    """The base of adapters is found again from another folder."""
+    folder = tmp_path / "files"
+    shutil.copytree(models["smolvlm"] / "gguf", folder)
+    monkeypatch.chdir(folder)
+    drawn = [f"data.source.{split}_scenes=4" for split in ("train", "val", "test")]
+    data = ["task=captioning", "data=shapes", *drawn, "data.num_workers=0", "task.max_tokens=4"]
+    words = ["model=pretrained", "model.path=model-F32.gguf", *data, "test=false", "data.batch_size=4", "trainer=cpu"]
+    words += ["trainer.max_steps=1", "optim.lr=1e-9", "callbacks.progress=null", "model/adapt=lora", "runs=runs"]
+    assert command(["train", *words, "model.mmproj=none.gguf"]) == 2
+    assert "model.mmproj=none.gguf: no such GGUF file" in capsys.readouterr().err
+    assert command(["train", *words, "model.mmproj=mmproj-model-F32.gguf"]) == 0
+    capsys.readouterr()
+    given = ["-c", "model-F32.gguf", "--mmproj", "mmproj-model-F32.gguf"]
+    assert command(["evaluate", *given, *data, "--out", str(tmp_path / "before")]) == 0
+    monkeypatch.chdir(tmp_path)
+    (run,) = (folder / "runs").glob("*/*")
+    assert command(["evaluate", "-c", str(run), "--split", "test", "--out", str(tmp_path / "after")]) == 0
+    before, after = (json.loads((tmp_path / part / "metrics.json").read_text()) for part in ("before", "after"))
+    assert before["test/mean_length"] == after["test/mean_length"] > 0
 
 
 @pytest.mark.parametrize("name", IMAGE_MODELS)

@@ -100,6 +100,10 @@ def test_commands_take_adapters(bases: Any, tmp_path: Path, capsys: pytest.Captu
         assert command(["generate", "--prompt", "a red", "-c", *place, "--max-tokens", "8", "--device", "cpu"]) == 0
         texts.append(capsys.readouterr().out)
     assert texts[1] == texts[2] != texts[0]
+    assert command(["import", str(base), *adapters, "--out", str(tmp_path / "merged.ckpt")]) == 0
+    merged = load_model(read(join_adapters(base, FILES / "llama"))).state_dict()
+    for name, tensor in load_model(read(tmp_path / "merged.ckpt")).state_dict().items():
+        torch.testing.assert_close(tensor, merged[name], rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(
@@ -189,6 +193,9 @@ def test_training_starts_from_merged_adapters(
     words += ["callbacks.progress=null", "task.val_captions=2", "task.max_tokens=4", "model/adapt=lora", "runs=runs"]
     assert command([*words, "model.adapters=elsewhere"]) == 2
     assert "model.adapters=elsewhere: has no adapter_config.json" in capsys.readouterr().err
+    bench = [*words[1:-1], "test=true", "--steps", "1"]
+    assert command(["bench", *bench, "--adapters", "adapters"]) == 0
+    assert "step " in capsys.readouterr().out
     assert command([*words, "model.adapters=adapters"]) == 0
     (run,) = (tmp_path / "runs").glob("*/*")
     monkeypatch.chdir("/")

@@ -15,6 +15,7 @@ from vlm.checkpoint.rebuild import NoDraws, convert_errors, rebuild, rebuild_sha
 from vlm.checkpoint.stored import Base, Checkpoint, Metadata
 from vlm.errors import UserError
 from vlm.models.pretrained.load import convert_hugging_face, is_published, open_folder, read_named_weights
+from vlm.models.pretrained.place import resolve_place
 from vlm.models.pretrained.stack import Spec
 from vlm.nn.lora import is_adapter, merge_adapters
 from vlm.untrusted.checkpoints import SizeLimit
@@ -137,7 +138,7 @@ def describe_bases(model: nn.Module, places: Mapping[str, str]) -> tuple[dict[st
     bases: dict[str, Base] = {}
     for part, place in sorted(places.items()):
         path = locate(place)
-        origin = place if place.startswith(PREFIX) else str(path.resolve())
+        origin = place if place.startswith(PREFIX) else resolve_place(path)
         bases[part] = {"place": origin, "hash": hash_base(path)}
         tensors = read_base_weights(model, part, path, mapped=True)
         while tensors:  # each is freed once compared

@@ -6,7 +6,7 @@ from contextlib import redirect_stdout
 from typing import Annotated, Any
 
 from vlm.config.tree import Config
-from vlm.inference.options import Option, Overrides
+from vlm.inference.options import Adapters, Option, Overrides
 
 WARM_UP = 5  # minimum number of untimed steps, in which memory is allocated and prefetch queues fill
 
@@ -18,12 +18,14 @@ def bench(
     find_batch: Annotated[
         bool, Option("Find the largest data.batch_size that fits in memory; estimated on a CPU.", ("--find-batch",))
     ] = False,
+    adapters: Adapters = None,
 ) -> int:
     """Times training steps of a config, or finds its largest batch; returns the exit status."""
     from vlm.config.compose import compose
     from vlm.training.config.check import check
 
-    config = compose(overrides or [], check)
+    given = [] if adapters is None else [f"model.adapters={adapters}"]
+    config = compose([*(overrides or []), *given], check)
     from vlm.cli.batch_size import find_largest_batch
     from vlm.training.run.faults import explain_error
     from vlm.training.run.train import silence_libraries

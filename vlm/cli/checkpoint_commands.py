@@ -14,8 +14,7 @@ from vlm.inference.options import (
     Overrides,
     Projector,
     Trust,
-    add_adapters,
-    join_projector,
+    join_places,
 )
 
 if TYPE_CHECKING:
@@ -40,6 +39,7 @@ def evaluate(
             metavar="FILE",
         ),
     ] = None,
+    mmproj: Projector = None,
     adapters: Adapters = None,
 ) -> int:
     """Evaluates a checkpoint, prints its scores and those of controls, and writes them to `out`.
@@ -60,7 +60,7 @@ def evaluate(
     from vlm.training.run.evaluate import evaluate_checkpoint
     from vlm.training.run.run import save_results
 
-    checkpoint = add_adapters(checkpoint, adapters)
+    checkpoint = join_places(checkpoint, mmproj=mmproj, adapters=adapters)
     with ExitStack() as stack:
         folder = None if out is None else output_folder(out)
         if folder is not None:
@@ -114,6 +114,8 @@ def _print_scores(config: "Config", task: "Task", results: dict[str, float]) -> 
 def import_folder(
     folder: Annotated[str, Option("A Hugging Face folder, hf:ORG/NAME, a GGUF file, or adapters.", positional=True)],
     out: Annotated[str, Option("Output checkpoint.", metavar="FILE")],
+    mmproj: Projector = None,
+    adapters: Adapters = None,
 ) -> int:
     """Converts a Hugging Face folder, a GGUF file or adapters with their base to one checkpoint; returns the status."""
     from vlm.checkpoint.file import write
@@ -123,7 +125,7 @@ def import_folder(
     from vlm.io.output import refuse_unwritable
     from vlm.models.pretrained.load import is_published, open_folder
 
-    place = locate(folder)
+    place = locate(join_places(folder, mmproj=mmproj, adapters=adapters))
     published = is_published(place)
     if not published and not place.is_file():
         raise UserError(f"{folder}: is not a Hugging Face folder, because it has no config.json")
@@ -159,7 +161,7 @@ def export(
 
     if outtype is not None and to != "gguf":
         raise UserError(f"--outtype {outtype}: is an option of --to gguf; remove it, or add --to gguf")
-    checkpoint = add_adapters(join_projector(checkpoint, mmproj), adapters)
+    checkpoint = join_places(checkpoint, mmproj=mmproj, adapters=adapters)
     for name in write(checkpoint, folder, form=to, trust=trust, outtype=outtype or "f16"):
         print(os.path.join(folder, name))
     return 0
@@ -169,5 +171,5 @@ def info(checkpoint: Checkpoint, mmproj: Projector = None, adapters: Adapters = 
     """Prints the contents of a checkpoint."""
     from vlm.inference.info import describe
 
-    print(describe(add_adapters(join_projector(checkpoint, mmproj), adapters)))
+    print(describe(join_places(checkpoint, mmproj=mmproj, adapters=adapters)))
     return 0

@@ -82,14 +82,16 @@ Checkpoint = Annotated[
 ]
 
 
-def check_projector(place: str) -> None:
+def check_projector(place: str, key: str = "--mmproj ") -> None:
     """Checks that an mmproj file exists.
 
+    Args:
+        key: Option or config key, for messages.
     Raises:
         UserError: It does not, or is no GGUF file.
     """
     if not os.path.isfile(place) or not place.lower().endswith(SUFFIX):
-        raise UserError(f"--mmproj {place}: no such GGUF file; give the mmproj-*.gguf of the model")
+        raise UserError(f"{key}{place}: no such GGUF file; give the mmproj-*.gguf of the model")
 
 
 Projector = Annotated[
@@ -103,16 +105,19 @@ Projector = Annotated[
 ]
 
 
-def join_projector(checkpoint: str, projector: str | None) -> str:
+def add_projector(checkpoint: str, projector: str | None, *, key: str = "--mmproj ") -> str:
     """Returns a checkpoint with the image encoder of another GGUF file.
 
+    Args:
+        key: See `check_projector`.
     Raises:
         UserError: The checkpoint is not a GGUF file.
     """
     if projector is None:
         return checkpoint
     if not checkpoint.lower().endswith(SUFFIX):
-        raise UserError(f"--mmproj {projector}: is for GGUF files; {checkpoint} is none, so leave it out")
+        raise UserError(f"{key}{projector}: is for GGUF files; {checkpoint} is none, so leave it out")
+    check_projector(projector, key)
     return join_pair(checkpoint, projector)
 
 
@@ -152,7 +157,16 @@ def add_adapters(checkpoint: str, adapters: str | None, *, key: str = "--adapter
     if not os.path.isfile(base / BASE_CONFIG):
         raise UserError(f"{key}{adapters}: is for Hugging Face folders; {checkpoint} is none, so leave it out")
     check_adapters(adapters, key)
-    return join_adapters(base, os.path.abspath(adapters))  # a checkpoint names it as its base
+    return join_adapters(base, adapters)
+
+
+def join_places(checkpoint: str, *, mmproj: str | None, adapters: str | None) -> str:
+    """Returns a checkpoint with what --mmproj and --adapters add.
+
+    Raises:
+        UserError: They do not belong to a checkpoint of this kind.
+    """
+    return add_adapters(add_projector(checkpoint, mmproj), adapters)
 
 
 Device = Annotated[str, Option("auto, cpu, cuda or mps.", choices=("auto", "cpu", "cuda", "mps"))]
@@ -208,8 +222,8 @@ class ModelOptions:
 
     def __post_init__(self) -> None:
         # Resolved to the file, which no output may replace.
-        checkpoint = join_projector(os.fspath(find_best_checkpoint(self.checkpoint)), self.mmproj)
-        self.checkpoint = add_adapters(checkpoint, self.adapters)
+        checkpoint = os.fspath(find_best_checkpoint(self.checkpoint))
+        self.checkpoint = join_places(checkpoint, mmproj=self.mmproj, adapters=self.adapters)
         self.mmproj = self.adapters = None
 
     def load(self, kind: Callable[..., Loaded], **options: Any) -> Loaded:

@@ -37,3 +37,9 @@ def split_pair(place: str | os.PathLike[str]) -> tuple[Path, Path] | None:
     if not middle or not projector.lower().endswith(SUFFIX) or os.path.exists(text):
         return None
     return Path(f"{model}{SUFFIX}"), Path(projector)
+
+
+def resolve_place(place: str | os.PathLike[str]) -> str:
+    """Returns the absolute path of a checkpoint, or both of joined places."""
+    joined = split_adapters(place) or split_pair(place) or (Path(place),)
+    return JOINT.join(str(path.resolve()) for path in joined)

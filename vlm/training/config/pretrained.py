@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from vlm.config.target import expand_name
 from vlm.errors import UserError
-from vlm.inference.options import add_adapters
+from vlm.inference.options import add_adapters, add_projector
 from vlm.nn.image_size import as_override
 
 if TYPE_CHECKING:
@@ -49,14 +49,15 @@ class Pretrained:
     """Placeholder in a config for the model of a Hugging Face folder, its tokenizer and preprocessing.
 
     Args:
-        path: The folder, or hf:ORG/NAME.
+        path: The folder, a GGUF file, or hf:ORG/NAME.
+        mmproj: Image encoder of a GGUF file.
         adapters: Folder of adapters of the peft library, which are merged into the weights before training.
     """
 
-    reads: ClassVar[tuple[str, ...]] = ("path", "adapters")
+    reads: ClassVar[tuple[str, ...]] = ("path", "mmproj", "adapters")
 
-    def __init__(self, *, path: str, adapters: str | None = None) -> None:
-        self.path, self.adapters = path, adapters
+    def __init__(self, *, path: str, mmproj: str | None = None, adapters: str | None = None) -> None:
+        self.path, self.mmproj, self.adapters = path, mmproj, adapters
 
     @staticmethod
     def overrides(values: Mapping[str, Any], choices: Mapping[str, str]) -> list[str]:
@@ -68,7 +69,10 @@ class Pretrained:
         Raises:
             UserError: The folder cannot be used for the task.
         """
-        path = values["path"] and add_adapters(values["path"], values.get("adapters"), key="model.adapters=")
+        path = values["path"]
+        if path:
+            path = add_projector(path, values.get("mmproj"), key="model.mmproj=")
+            path = add_adapters(path, values.get("adapters"), key="model.adapters=")
         return list(_folder_overrides(path, choices))
 
 
