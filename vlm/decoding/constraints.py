@@ -24,6 +24,9 @@ class Rules:
         prefix: Tokens that each text begins with. Other constraints count them, the score does not.
         banned: Token sequences that no text contains.
         required: Lists of token sequences; a text contains at least one sequence of each list.
+        frequency_penalty: Subtracted from the score of a token for each time that it was chosen.
+        presence_penalty: Subtracted from the score of each token that was chosen.
+        bias: Token ids with what is added to their scores.
     Raises:
         UserError: A value is invalid, or constraints contradict each other.
     """
@@ -34,6 +37,9 @@ class Rules:
     prefix: Words = ()
     banned: tuple[Words, ...] = ()
     required: tuple[tuple[Words, ...], ...] = ()
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    bias: tuple[tuple[int, float], ...] = ()
 
     def __post_init__(self) -> None:
         if not 0 < self.repetition_penalty < float("inf"):
@@ -57,7 +63,7 @@ class Rules:
     def needs_history(self) -> bool:
         """Returns True if any constraint depends on the text so far."""
         texts = self.repetition_penalty != 1 or self.no_repeat_ngram or self.min_tokens
-        return bool(texts or self.banned)
+        return bool(texts or self.banned or self.frequency_penalty or self.presence_penalty or self.bias)
 
 
 def in_vocabulary(tokens: Sequence[int], vocab: int) -> list[int]:

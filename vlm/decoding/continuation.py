@@ -9,6 +9,7 @@ from torch import Tensor
 
 from vlm.decoding.constraints import Rules
 from vlm.decoding.sampling import Sampling, TokenHistory, create_history, draw_next
+from vlm.decoding.token_scores import TokenScore, score_prompts, score_tokens
 from vlm.models.context import PLACE, Context
 from vlm.models.decoder import Decoder, TextDecoder
 from vlm.nn.attention import changing_lengths
@@ -75,11 +76,16 @@ LENGTH_STEP = 64  # lengths of a cache are multiples of this, so that a GPU reco
 
 @dataclass(frozen=True)
 class SampledToken:
-    """A token sampled for a prompt, with its log-probability according to the model."""
+    """A token sampled for a prompt, with its log-probability according to the model.
+
+    Args:
+        top: As in `TokenScore`.
+    """
 
     prompt: int
     token: int
     logprob: float
+    top: Sequence[tuple[int, float]] = ()
 
 
 @torch.inference_mode()
@@ -96,6 +102,9 @@ def continue_texts(
     keys: Sequence[Sequence[int]] | None = None,
     ended: set[int] | None = None,
     rules: Rules = Rules(),  # noqa: B008  # frozen
+    sources: Sequence[int] | None = None,
+    top: int = 0,
+    prompt_scores: Sequence[list[TokenScore | None]] | None = None,
 ) -> Iterator[list[SampledToken]]:
     """Continues texts token by token until the end token or max_tokens.
 
@@ -106,16 +115,25 @@ def continue_texts(
         prompts: Token ids, at least one each.
         seed: Seed of all prompts, or one seed per prompt.
         ends: Tokens that end a text besides the end token.
-        context: One row per prompt; None for a decoder without context.
+        context: One row per prompt or, with `sources`, per source; None for a decoder without context.
         keys: Keys of each prompt's random draws, in addition to the seed; default the prompt.
         ended: Indices of texts that have ended. They are added here; the caller may add others to end them.
         rules: Constraints on the texts, without a prefix or required words; they read the keys as prompts.
+        sources: A number for each text, from 0 on. Texts with the same number have the same prompt and context, which
+            are read once. By default, all differ.
+        top: Number of most probable tokens to report at each place.
+        prompt_scores: A list per source, filled with the scores of the prompt's tokens before the first step, even if
+            max_tokens is 0. The prompts must fit into the decoder's window.
     Yields:
         The tokens of each step, for every unfinished text.
     """
     ended, end_ids = set() if ended is None else ended, (eos_id, *ends)
     seeds = [seed] * len(prompts) if isinstance(seed, int) else seed
-    run = _Continuation(decoder, prompts, keys or prompts, seeds, context, sampling, rules, max_tokens)
+    sources = range(len(prompts)) if sources is None else sources
+    run = _Continuation(decoder, prompts, keys or prompts, seeds, context, sampling, rules, max_tokens, sources, top)
+    run.prompt_scores = prompt_scores
+    if prompt_scores is not None and prompts and not max_tokens:
+        run.read_prompts()
     for step in range(max_tokens):
         if len(ended) == len(prompts):
             return
@@ -145,9 +163,12 @@ class _Continuation:
         sampling: Sampling,
         rules: Rules,
         max_tokens: int,
+        sources: Sequence[int],
+        top: int,
     ) -> None:
         self.decoder, self.prompts, self.keys, self.context = decoder, prompts, keys, context
-        self.sampling, self.rules, self.max_tokens = sampling, rules, max_tokens
+        self.sampling, self.rules, self.max_tokens, self.sources, self.top = sampling, rules, max_tokens, sources, top
+        self.prompt_scores: Sequence[list[TokenScore | None]] | None = None
         self.device = decoder.token_embed.weight.device
         self.texts = [list(prompt) for prompt in prompts]
         # Random numbers are copied to the device once: a copy in each step would wait for the device.
@@ -167,29 +188,56 @@ class _Continuation:
         max_len = self.decoder.max_len
         wanted = [find_window_start(len(self.texts[row]), max_len) for row in self.rows]
         full = self.steps is not None and self.steps.state.length == max_len  # filled by a longer text that has ended
-        if self.steps is None or full or wanted != self.begins:
+        if self.steps is None:
+            logits = self.read_prompts()
+        elif full or wanted != self.begins:
             logits = self._read([row for row in self.rows if row not in ended])
         else:
             logits = self.steps.logits(self.tokens[:, None])  # (R, V)
         self.tokens = tokens = draw_next(self.sampling, logits, self.row_draws[:, step], self.history, ends)
-        logprobs = logits.log_softmax(-1).gather(-1, tokens[:, None])[:, 0]
-        read = torch.stack([tokens, logprobs], 1).tolist()  # the only synchronisation of a step; float32 holds all ids
-        return [SampledToken(row, int(token), logprob) for row, (token, logprob) in zip(self.rows, read, strict=True)]
+        scores = score_tokens(logits, tokens, self.top)  # the only synchronisation of a step
+        return [SampledToken(row, *score) for row, score in zip(self.rows, scores, strict=True)]
+
+    def read_prompts(self) -> Tensor:
+        """Reads each source once, and copies its cache for the texts that share it; returns the next logits (R, V)."""
+        firsts: dict[int, int] = {}  # the first text of each source
+        for text, source in enumerate(self.sources):
+            firsts.setdefault(source, text)
+        logits = self._read([*firsts.values()])
+        if len(firsts) == len(self.sources):
+            return logits
+        places = {source: place for place, source in enumerate(firsts)}
+        index = torch.tensor([places[source] for source in self.sources], device=self.device)
+        assert self.steps is not None
+        self.steps.state.select(index)
+        if self.history is not None:
+            self.history.select(index)
+        self.rows, self.row_draws = list(range(len(self.sources))), self.draws
+        self.begins = [self.begins[place] for place in index.tolist()]
+        return logits[index]
 
     def _read(self, rows: list[int]) -> Tensor:
         """Reads the windows of these texts, right-aligned, into a new cache; returns the next logits (R, V)."""
         decoder, index = self.decoder, torch.tensor(rows, device=self.device)
+        scored = self.steps is None and self.prompt_scores is not None
         self.rows, self.row_draws = rows, self.draws[index]
         self.begins = [find_window_start(len(self.texts[row]), decoder.max_len) for row in rows]
         windows = [self.texts[row][at:] for row, at in zip(rows, self.begins, strict=True)]
         tokens, starts = right_align(windows, self.device)
-        context = None if self.context is None else self.context.rows(index)
+        sources = torch.tensor([self.sources[row] for row in rows], device=self.device)
+        context = None if self.context is None else self.context.rows(sources)
         state = decoder.start(context, rows=len(rows), max_len=self.cache_len, starts=starts, beams=1)
         self.steps = Stepper(decoder, state)
         keys = [self.keys[row] for row in rows]
         answers = [self.texts[row][len(self.prompts[row]) :] for row in rows]
         self.history = create_history(self.rules, keys, answers, max_tokens=self.max_tokens, device=self.device)
-        return self.steps.logits(tokens)
+        if not scored:
+            return self.steps.logits(tokens)
+        assert self.prompt_scores is not None
+        hidden = self.steps.hidden(tokens)  # (R, L, D)
+        for row, scores in zip(rows, score_prompts(decoder, hidden, windows, self.top), strict=True):
+            self.prompt_scores[self.sources[row]].extend(scores)
+        return decoder.head(hidden[:, -1]).float()
 
     def drop(self, ended: set[int]) -> None:
         """Drops the rows of texts that have ended, except on a GPU: a recorded step has a fixed number of rows."""

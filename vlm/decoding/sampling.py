@@ -134,6 +134,8 @@ class TokenHistory:
         self.prompt_lengths = torch.ones_like(self.lengths)  # number of leading tokens that do not count in lengths
         # Copied to the device once: a copy in each step would wait for the device.
         self.banned = [(torch.tensor(run[:-1], dtype=torch.long, device=device), run[-1]) for run in rules.banned]
+        self.bias_tokens = torch.tensor([token for token, _ in rules.bias], dtype=torch.long, device=device)
+        self.bias = torch.tensor([value for _, value in rules.bias], dtype=torch.float32, device=device)
         self.begin(torch.arange(rows, device=device))
 
     def begin(self, rows: Tensor) -> None:
@@ -173,6 +175,15 @@ class TokenHistory:
             index = torch.where(texts < 0, texts[:, :1], texts)  # fill repeats the begin token
             picked, penalty = scores.gather(1, index), rules.repetition_penalty
             scores = scores.scatter(1, index, torch.where(picked < 0, picked * penalty, picked / penalty))
+        if rules.frequency_penalty or rules.presence_penalty:
+            places = torch.arange(texts.shape[1], device=texts.device)
+            is_chosen = (places >= (lengths - chosen)[:, None]) & (texts >= 0)
+            counts = scores.new_zeros(len(texts), scores.shape[1] + 1)
+            index = torch.where(is_chosen, texts, scores.shape[1])
+            counts = counts.scatter_add_(1, index, torch.ones_like(index, dtype=scores.dtype))[:, :-1]
+            scores = scores - rules.frequency_penalty * counts - rules.presence_penalty * (counts > 0)
+        if rules.bias:
+            scores = scores.index_add(1, self.bias_tokens, self.bias.to(scores.dtype).expand(len(scores), -1))
         if rules.no_repeat_ngram:
             scores.masked_fill_(repeated_ngram_mask(texts, lengths, rules.no_repeat_ngram, scores.shape[1]), -torch.inf)
         for before, token in self.banned:

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 from vlm.inference.arguments import GAP
 from vlm.inference.options import (
+    MAX_TOKENS,
     DecodingOptions,
     ImageOptions,
     Language,
@@ -193,3 +194,20 @@ class AnswerOptions(SamplingOptions):
 @dataclass(kw_only=True)
 class ChatOptions(AnswerOptions, Options):
     """Options of the answers of many conversations at the same time, as a service computes them."""
+
+    frequency_penalty: Annotated[
+        float, Option("Subtracted from the logit of a token for each time that it was chosen.", least=-2, most=2)
+    ] = 0.0
+    presence_penalty: Annotated[
+        float, Option("Subtracted from the logit of each token that was chosen.", least=-2, most=2)
+    ] = 0.0
+    logit_bias: Annotated[dict[str, float] | None, Option("Token ids with what is added to their logits.")] = None
+    logprobs: Annotated[int | None, Option("Number of most probable tokens to report.", least=0, most=20)] = None
+
+
+@dataclass(kw_only=True)
+class CompletionOptions(ChatOptions):
+    """Options of continuing many prompts at the same time, as a service computes them."""
+
+    max_tokens: Annotated[int | None, Option("Maximum tokens per text.", least=0, most=MAX_TOKENS)] = 16
+    echo: Annotated[bool, Option("Report the log-probabilities of the prompt's tokens too.")] = False

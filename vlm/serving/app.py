@@ -24,6 +24,7 @@ from vlm.errors import UserError, printable
 from vlm.inference.predictor import Predictor
 from vlm.io.page import escape, page, table
 from vlm.serving.chat import ChatReader
+from vlm.serving.completion import CompletionReader
 from vlm.serving.demo_forms import build_form
 from vlm.serving.engine import (
     FAILED,
@@ -38,9 +39,11 @@ from vlm.serving.engine import (
     stream_events,
 )
 from vlm.serving.fields import check_model, format_error
+from vlm.serving.generation import TextRequest
 from vlm.serving.reader import RequestReader
-from vlm.serving.replies import CompletionFormatter, ReplyFields
+from vlm.serving.replies import ChatFormatter, CompletionFormatter, ReplyFields, ReplyFormatter
 from vlm.serving.server import ClientDisconnected, OriginPolicy, RequestBodyLimiter
+from vlm.tasks.chat.completion import find_completion_predictor
 from vlm.tasks.chat.predictor import TO_CHAT, ContextFullError, find_chat_predictor
 from vlm.untrusted.sizes import JsonValue
 
@@ -52,6 +55,7 @@ BODY = {
 PATHS = {
     "/predict": "POST: predictions for images or texts",
     "/v1/chat/completions": "POST: chat completions",
+    "/v1/completions": "POST: continuations of prompts",
     "/v1/models": "the name of the model",
     "/health": "status and task of the service",
     "/metrics": "metrics for Prometheus",
@@ -59,7 +63,11 @@ PATHS = {
 }
 PAGE_HEADERS = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"}
 SEND_TIME = 60.0  # seconds within which a client must accept each part of a response
-CHAT = "/v1/chat/completions"
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+TEXT_PATHS = ("/predict", CHAT, COMPLETIONS)
+# Endpoints of OpenAI that are not supported; {path} stands for any path.
+UNSUPPORTED = ("/v1/responses", "/v1/responses/{path:path}", "/v1/audio/{path:path}", "/v1/images/{path:path}")
+SEED_HEADER = "X-Vlm-Seed"
 CHAT_EXAMPLE = '{"messages": [{"role": "user", "content": "..."}]}'
 CLIENT_CLOSED_REQUEST = 499  # the client has closed the connection
 log = logging.getLogger("vlm.serving")
@@ -101,8 +109,11 @@ class Service:
         self.engine = Engine(predictor, rows=self.reader.rows, max_queued=max_queued)
         self.body_limiter = RequestBodyLimiter(max_bytes)
         self.name, self.created = name, int(time.time())
-        chat = find_chat_predictor(predictor)
-        self.chat = None if chat is None else ChatReader(chat, self.reader, name)
+        chat, completion = find_chat_predictor(predictor), find_completion_predictor(predictor)
+        self.chat = None if chat is None else ChatReader(chat, self.reader, name, max_prompts=max_queued)
+        self.completion = (
+            None if completion is None else CompletionReader(completion, self.reader, name, max_prompts=max_queued)
+        )
         self.status_counts: Counter[int] = Counter()
         self.total_seconds = 0.0
         self.answered = 0
@@ -143,36 +154,62 @@ class Service:
         jobs = self.engine.submit(parsed.inputs, parsed.options)
         return await _cancel_on_disconnect(request, self._await_results(jobs, parsed.truncated, since))
 
-    async def complete(self, request: Request) -> Response | dict[str, JsonValue]:
-        """The answer to a conversation: one object or, with `"stream": true`, a stream of events."""
+    async def chat_completions(self, request: Request) -> Response:
+        """The answers to a conversation: one object or, with `"stream": true`, a stream of events."""
         reader = self._require_chat()
+        text_request, since = await self._read_texts(request, reader)
+        formatter = ChatFormatter(self.name, text_request, reader.predictor)
+        return await self._answer_texts(request, formatter, since)
+
+    async def completions(self, request: Request) -> Response:
+        """The continuations of prompts: one object or, with `"stream": true`, a stream of events."""
+        if self.completion is None:
+            raise HTTPException(404, self._explain_missing("complete texts"))
+        text_request, since = await self._read_texts(request, self.completion)
+        formatter = CompletionFormatter(self.name, text_request, self.completion.predictor)
+        return await self._answer_texts(request, formatter, since)
+
+    async def _read_texts(self, request: Request, reader: ChatReader | CompletionReader) -> tuple[TextRequest, float]:
+        """Returns a request for texts, and the time at which it was complete, by `time.monotonic`.
+
+        Raises:
+            QueueFullError: The queue is full.
+        """
         async with self.body_limiter.read(request.headers, request.receive) as body:
             if self.engine.waiting >= self.engine.max_queued:
                 raise QueueFullError
             since = time.monotonic()
-            chat_request = await reader.read(body, deadline=since + self.timeout)
-        formatter = CompletionFormatter(self.name, chat_request.prompt)
-        inputs, options, predictor = [chat_request.prompt], chat_request.options, reader.predictor
-        if not chat_request.stream:
-            jobs = self.engine.submit(inputs, options, predictor=predictor)
+            return await reader.read(body, deadline=since + self.timeout), since
+
+    async def _answer_texts(self, request: Request, formatter: ReplyFormatter, since: float) -> Response:
+        text_request, predictor = formatter.request, formatter.predictor
+        prompts, options = text_request.prompts, text_request.options
+        headers = {SEED_HEADER: str(text_request.seed)}
+        if not text_request.stream:
+            jobs = self.engine.submit(prompts, options, predictor=predictor)
             result = await _cancel_on_disconnect(request, self._await_results(jobs, set(), since))
-            return formatter.format_completion(cast(ReplyFields, result["results"][0]))
+            content = formatter.format_object(cast(list[ReplyFields], result["results"]))
+            return Response(json.dumps(content), headers=headers, media_type="application/json")
         on_tokens, updates = _make_update_queue()
-        jobs = self.engine.submit(inputs, options, predictor=predictor, on_tokens=on_tokens)
-        chunks = formatter.stream_chunks(
-            updates,
-            self._await_results(jobs, set(), since),
-            decode=predictor.tokenizer.decode,
-            stops=options.stop or (),
-            include_usage=chat_request.include_usage,
-        )
-        return StreamingResponse(chunks, headers=HEADERS, media_type=MEDIA_TYPE)
+        jobs = self.engine.submit(prompts, options, predictor=predictor, on_tokens=on_tokens)
+        chunks = formatter.stream_chunks(updates, self._await_results(jobs, set(), since))
+        return StreamingResponse(chunks, headers=HEADERS | headers, media_type=MEDIA_TYPE)
+
+    async def refuse_path(self, request: Request) -> Response:
+        """Answers that an endpoint of OpenAI is not supported."""
+        use = CHAT if self.chat is not None else "/predict"
+        raise HTTPException(404, f"{request.url.path[:60]}: not supported; use {use} (GET / lists the paths)")
 
     async def start_page(self, request: Request) -> HTMLResponse:
         """A page that lists the endpoints; it names the model only if clients need no key."""
         self.origin_policy.check(request.headers)
         name = self.name if self.key is None else "A service of vlm"
-        paths = {path: about for path, about in PATHS.items() if self.chat is not None or not path.startswith("/v1")}
+        unavailable = {
+            CHAT: self.chat is None,
+            COMPLETIONS: self.completion is None,
+            "/v1/models": self.chat is None and self.completion is None,
+        }
+        paths = {path: about for path, about in PATHS.items() if not unavailable.get(path)}
         form, url = build_form(self.predictor), str(request.base_url).rstrip("/")
         texts = [name for name in form.texts if name not in form.optional or name in ("text", "pair", "label")]
         fields = (["image=@photo.jpg"] if form.photos else []) + [f'{name}="..."' for name in texts]
@@ -181,20 +218,21 @@ class Service:
             examples.append(f"curl --json '{CHAT_EXAMPLE}' {url}{CHAT}")
         body = [table(("path", "what"), paths.items()), "<pre>" + escape("\n".join(examples)) + "</pre>"]
         if self.chat is None:
-            body.append(f"<p>There is no {CHAT}: {escape(self._explain_no_chat())}.</p>")
+            body.append(f"<p>There is no {CHAT}: {escape(self._explain_missing('chat'))}.</p>")
         return HTMLResponse(page(name, f"A model for {self.predictor.trained_task}.", body), headers=PAGE_HEADERS)
 
     async def models(self) -> dict[str, JsonValue]:
-        """The models of the chat API."""
+        """The models of the API."""
         return {"object": "list", "data": [await self.find_model(self.name)]}
 
     async def find_model(self, name: str) -> dict[str, JsonValue]:
         """The model of this name.
 
         Raises:
-            HTTPException: There is no such model, or it does not support conversations.
+            HTTPException: There is no such model, or it supports neither conversations nor completions.
         """
-        self._require_chat()
+        if self.completion is None:  # every model that converses completes texts
+            raise HTTPException(404, self._explain_missing("chat"))
         check_model(name, self.name)
         return {"id": self.name, "object": "model", "created": self.created, "owned_by": "vlm"}
 
@@ -205,15 +243,15 @@ class Service:
             HTTPException: The model does not support them.
         """
         if self.chat is None:
-            raise HTTPException(404, self._explain_no_chat())
+            raise HTTPException(404, self._explain_missing("chat"))
         return self.chat
 
-    def _explain_no_chat(self) -> str:
-        """Returns the message for a model that does not support conversations."""
+    def _explain_missing(self, use: str) -> str:
+        """Returns the message for a model that does not support a use."""
         kind = "an image" if self.predictor.arguments.kind == "image" else "a text"
-        line = f"a model for {self.predictor.trained_task} does not chat; send {kind} to POST /predict (see GET /)"
+        line = f"a model for {self.predictor.trained_task} does not {use}; send {kind} to POST /predict (see GET /)"
         form = getattr(self.predictor, "form", None)
-        return f"{line}; {TO_CHAT}" if form is not None and form.can_chat else line
+        return f"{line}; {TO_CHAT}" if use == "chat" and form is not None and form.can_chat else line
 
     async def _await_results(self, jobs: Sequence[Job], cut: Set[int], since: float) -> Results:
         """Awaits the answers of jobs; the answer to an invalid input is its error.
@@ -314,7 +352,7 @@ def _to_plain(result: Any) -> Any:
 
 
 class MetricsMiddleware:
-    """ASGI middleware that counts responses of /predict and the chat API by status, and their total seconds."""
+    """ASGI middleware that counts responses of TEXT_PATHS by status, and their total seconds."""
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self.app, self.service = app, service
@@ -331,7 +369,7 @@ class MetricsMiddleware:
         try:
             await self.app(scope, receive, send_in_time)
         finally:
-            if scope.get("path") in ("/predict", CHAT):
+            if scope.get("path") in TEXT_PATHS:
                 self.service.status_counts[code] += 1
                 self.service.total_seconds += time.monotonic() - start
 
@@ -347,7 +385,12 @@ def make_app(service: Service) -> FastAPI:
     app.post("/predict", dependencies=guard, response_model=results, responses=streams, openapi_extra=body)(
         service.predict
     )
-    app.post(CHAT, dependencies=guard, response_model=fields, responses=streams)(service.complete)
+    app.post(CHAT, dependencies=guard, response_model=fields, responses=streams)(service.chat_completions)
+    app.post(COMPLETIONS, dependencies=guard, response_model=fields, responses=streams)(service.completions)
+    for path in UNSUPPORTED:
+        app.api_route(path, methods=["GET", "POST", "DELETE"], dependencies=guard, include_in_schema=False)(
+            service.refuse_path
+        )
     app.get("/v1/models", dependencies=guard, response_model=fields)(service.models)
     app.get("/v1/models/{name:path}", dependencies=guard, response_model=fields)(service.find_model)
     app.get("/", include_in_schema=False)(service.start_page)
@@ -365,6 +408,7 @@ def make_app(service: Service) -> FastAPI:
             allow_origins=service.origin_policy.origins,
             allow_methods=["GET", "POST"],
             allow_headers=["*"],
+            expose_headers=[SEED_HEADER],
         )
 
     def error_response(

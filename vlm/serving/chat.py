@@ -1,18 +1,17 @@
 """Conversations over HTTP, in the format of POST /v1/chat/completions that many clients support."""
 
-import secrets
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Annotated, Any
 
 from starlette.exceptions import HTTPException
 
 from vlm.config.tree import Value
 from vlm.data.text.conversation import Role, Turn
-from vlm.errors import UserError, printable
+from vlm.errors import Range, printable
 from vlm.inference.command_options import ChatOptions
-from vlm.inference.options import build_options
+from vlm.serving import generation
 from vlm.serving.fields import (
     EXTENSIONS_NEUTRAL,
     LABELS,
@@ -22,38 +21,25 @@ from vlm.serving.fields import (
     check_fields,
     check_keys,
     check_model,
-    describe_option_error,
     read_object,
-    read_stop_strings,
 )
+from vlm.serving.generation import MAX_TOP, OptionReader, TextRequest
 from vlm.serving.reader import BLANKS, MAX_TEXT, RequestImage, RequestReader, decode_data_url, iter_images
-from vlm.tasks.chat.predictor import ChatPredictor, Prompt, TurnWithImages, format_context_full
+from vlm.tasks.chat.predictor import ChatPredictor, TurnWithImages, format_context_full
 from vlm.untrusted.sizes import JsonValue
 
-# Fields of a request that set an option of vlm.
-OPTIONS = {
-    "max_tokens": "max_tokens",
-    "max_completion_tokens": "max_tokens",
-    "temperature": "temperature",
-    "top_p": "top_p",
-    "top_k": "top_k",
-    "min_p": "min_p",
-    "seed": "seed",
-    "stop": "stop",
-}
-# Values of sampling options that exclude no token. Other values turn sampling on.
-KEEPS_ALL: Neutral = {"temperature": (), "top_p": (1,), "top_k": (0, -1), "min_p": (0,)}
+OPTIONS = {**generation.OPTIONS, "max_completion_tokens": "max_tokens"}
 FIELDS = FieldTable(
     options=OPTIONS,
-    types={"model": str, "messages": Any, "stream": bool, "stream_options": dict, "chat_template_kwargs": dict},
+    types={
+        **generation.TYPES,
+        "messages": Any,
+        "chat_template_kwargs": dict,
+        "logprobs": bool,
+        "top_logprobs": Annotated[int, Range(0, MAX_TOP)],
+    },
     labels={**LABELS, "parallel_tool_calls": bool},  # no tools are supported
     neutral={
-        "n": (1,),
-        "frequency_penalty": (0,),
-        "presence_penalty": (0,),
-        "logprobs": (False,),
-        "top_logprobs": (0,),
-        "logit_bias": ({},),
         "response_format": ({"type": "text"},),
         "store": (False,),
         "tools": ([],),
@@ -70,14 +56,18 @@ FIELDS = FieldTable(
         "echo": (False,),
         "mm_processor_kwargs": ({},),
     },
+    remedies={
+        "tools": "describe the functions in a message, and read the call from the text of the answer",
+        "functions": "describe the functions in a message, and read the call from the text of the answer",
+    },
 )
 message_error = partial(bad_request, param="messages")
 DETAILS = ("auto", "low", "high", "original")  # of an image; the model's own preprocessing decides
 CACHE_HINTS = ("prompt_cache_breakpoint", "cache_control")  # of a part
 
 
-def read_fields(content: Mapping[str, Value], *, supports_thinking: bool) -> dict[str, JsonValue]:
-    """Returns the fields of a request that set an option, as sent.
+def check_request_fields(content: Mapping[str, Value], *, supports_thinking: bool) -> None:
+    """Checks the fields of a request, except the values of options and the messages.
 
     Args:
         content: The request without nulls.
@@ -91,34 +81,15 @@ def read_fields(content: Mapping[str, Value], *, supports_thinking: bool) -> dic
     table.check(content)
     thinking: Neutral = {"enable_thinking": (True,) if supports_thinking else (True, False)}
     check_fields("chat_template_kwargs", content.get("chat_template_kwargs", {}), thinking)
-    options: dict[str, JsonValue] = {name: value for name, value in content.items() if name in OPTIONS}
-    if "stop" in options:
-        options["stop"] = read_stop_strings(options["stop"])
-    if len({*map(str, (options[name] for name in ("max_tokens", "max_completion_tokens") if name in options))}) > 1:
+    if len({str(content[name]) for name in ("max_tokens", "max_completion_tokens") if name in content}) > 1:
         line = "max_tokens and max_completion_tokens: have different values; give one of them"
         raise bad_request(line, param="max_completion_tokens")
-    return options
+    if content.get("top_logprobs") and not content.get("logprobs"):
+        raise bad_request('top_logprobs: needs "logprobs": true', param="top_logprobs")
 
 
 MAX_TURNS = 1024
-SEEDS = 2**62  # a request without a seed gets a random one below this
 ROLES: Mapping[str, Role] = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
-
-
-class ChatRequest(NamedTuple):
-    """A request.
-
-    Args:
-        prompt: The conversation, encoded for the model.
-        options: Options of the answer.
-        stream: Whether the answer is streamed.
-        include_usage: Whether the stream ends with the numbers of tokens.
-    """
-
-    prompt: Prompt
-    options: ChatOptions
-    stream: bool
-    include_usage: bool
 
 
 class ChatReader:
@@ -128,14 +99,14 @@ class ChatReader:
         predictor: The model.
         reader: The reader of /predict, which has the limits.
         name: The name of the model.
+        max_prompts: Maximum number of choices of a request.
     """
 
-    def __init__(self, predictor: ChatPredictor, reader: RequestReader, name: str) -> None:
+    def __init__(self, predictor: ChatPredictor, reader: RequestReader, name: str, *, max_prompts: int) -> None:
         self.predictor, self.reader, self.name = predictor, reader, name
-        chat_options = ChatOptions.__dataclass_fields__
-        self.defaults = {name: value for name, value in reader.defaults.items() if name in chat_options}
+        self.options = OptionReader(predictor, reader, max_prompts=max_prompts)
 
-    async def read(self, body: bytearray, *, deadline: float) -> ChatRequest:
+    async def read(self, body: bytearray, *, deadline: float) -> TextRequest:
         """Reads a request from a body.
 
         Args:
@@ -147,30 +118,23 @@ class ChatReader:
         """
         size, run = len(body), self.reader.run_in_budget
         content = await read_object(self.reader, body, deadline=deadline)
-        options = self._read_options(content)
+        assert self.predictor.form is not None
+        check_request_fields(content, supports_thinking=self.predictor.form.has_thoughts)
+        check_model(content.get("model", self.name), self.name)
+        logprobs = content.get("top_logprobs", 0) if content.get("logprobs") else None
+        options = self.options.read(ChatOptions, content, OPTIONS, {"logprobs": logprobs})
+        choices = content.get("n", 1)
+        self.options.check_count(1, choices)
         source = await run(deadline, size, self._read_messages, content)
         cost = sum(photo.cost for turn in source for photo in iter_images(list(turn.images)))
         prompt = await run(deadline, cost, self.predictor.prepare, source, options)
-        include_usage = bool(content.get("stream_options", {}).get("include_usage"))
-        options = replace(options, seed=0)  # the prompt has the seed; conversations with equal options share a batch
-        return ChatRequest(prompt, options, bool(content.get("stream")), include_usage)
-
-    def _read_options(self, content: Mapping[str, Value]) -> ChatOptions:
-        assert self.predictor.form is not None
-        fields = read_fields(content, supports_thinking=self.predictor.form.has_thoughts)
-        check_model(content.get("model", self.name), self.name)
-        values = {"seed": secrets.randbelow(SEEDS), **self.defaults}  # without --seed, answers differ
-        values |= {OPTIONS[name]: value for name, value in fields.items()}
-        if any(name in fields and fields[name] not in keeps_all for name, keeps_all in KEEPS_ALL.items()):
-            values["sample"] = True
-        elif values.get("sample") is False:
-            values = {name: value for name, value in values.items() if name not in KEEPS_ALL}
-        try:
-            options = build_options(ChatOptions, values, use="chat", client=True)
-            self.predictor.check_options(options)
-        except UserError as fault:
-            raise describe_option_error(fault, OPTIONS, fields) from fault
-        return replace(options, batch_size=self.reader.rows)
+        return TextRequest(
+            prompts=self.options.make_choices([prompt], choices, options),
+            options=replace(options, seed=0),  # the prompts have seeds; conversations with equal options share a batch
+            seed=options.seed,
+            stream=bool(content.get("stream")),
+            include_usage=bool(content.get("stream_options", {}).get("include_usage")),
+        )
 
     def _read_messages(self, content: Mapping[str, JsonValue]) -> list[TurnWithImages]:
         messages = content.get("messages")

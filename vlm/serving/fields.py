@@ -138,7 +138,8 @@ class FieldTable:
         for name, value in content.items():
             kind = self.types.get(name, self.labels.get(name))
             if kind is not None and not fits(value, kind):
-                raise bad_request(f"{name}: {describe_json_mismatch(value, kind)}", param=name, code="invalid_type")
+                code = "invalid_value" if fits(value, kind, bounded=False) else "invalid_type"
+                raise bad_request(f"{name}: {describe_json_mismatch(value, kind)}", param=name, code=code)
             if kind is None and name not in self.options:
                 check_neutral(name, value, self.neutral, remedy=self.remedies.get(name, "remove the field"))
         check_fields("stream_options", content.get("stream_options", {}), STREAM_NEUTRAL)

@@ -73,9 +73,11 @@ def serve(
         print_error(f"no API key: anyone who can reach {host} can use the service; set {KEY}", "warning")
     lines = [f"serving     {url}/predict" for url in reachable_urls(host)]
     if service.chat is not None:
-        for option in sorted(defaults.keys() - service.chat.defaults.keys()):
+        for option in sorted(defaults.keys() - service.chat.options.defaults.keys()):
             print_error(f"--{option.replace('_', '-')} applies only to /predict, not to conversations", "warning")
-        lines += [f"chat        {url}/v1 (model {printable(name)})" for url in reachable_urls(host)]
+    if service.completion is not None:
+        use = "complete" if service.chat is None else "chat"
+        lines += [f"{use:11} {url}/v1 (model {printable(name)})" for url in reachable_urls(host)]
     lines += [f"page        {url}/" for url in reachable_urls(host)]
     return listen(
         make_app(service), host=host, port=port, lines=lines, connections=2 * queue + SPARE_CONNECTIONS, grace=GRACE

@@ -17,6 +17,7 @@ from tiny_checkpoints import FILES
 import vlm
 from vlm.data.text.conversation import Turn
 from vlm.errors import UserError
+from vlm.inference.command_options import ChatOptions
 from vlm.models.context import PLACE
 from vlm.models.decoder import Decoder
 from vlm.tasks.chat.predictor import Chat, ContextFullError, TurnWithImages
@@ -90,9 +91,10 @@ def test_rules_of_the_folder_hold_in_conversations(folder: str, name: str) -> No
         assert chat.reply.tokens == truths[-1]
     assert truths[0][: len(free[0])] != free[0] and len(truths[0]) >= stated.get("min_new_tokens", 0)
     said = [[TurnWithImages(turn) for turn in chat.turns[: 2 * place + 1]] for place in range(3)]
-    prompts = [chat.predictor.prepare(one, chat.options) for one in said]
-    replies = dict(chat.predictor.results([prompts], chat.options))
-    alone = [next(iter(chat.predictor.results([[prompt]], chat.options)))[1].tokens for prompt in prompts]
+    prompts = [chat.predictor.prepare(one, ChatOptions(**vars(chat.options))) for one in said]
+    options = ChatOptions(**vars(chat.options))
+    replies = dict(chat.predictor.results([prompts], options))
+    alone = [next(iter(chat.predictor.results([[prompt]], options)))[1].tokens for prompt in prompts]
     assert [replies[place].tokens for place in range(3)] == alone and alone[0] == truths[0]
 
 

@@ -129,6 +129,11 @@ class Stepper:
         self._graph.replay()
         return self._logits
 
+    def hidden(self, tokens: Tensor) -> Tensor:
+        """Runs a step that is not recorded: tokens (R, L) -> hidden states (R, L, D) of all tokens."""
+        with changing_lengths(tokens.device):
+            return self.decoder.step(tokens, self.state)
+
     def _launch(self, tokens: Tensor) -> Tensor:
         with changing_lengths(tokens.device):
             hidden = self.decoder.step(tokens, self.state)

@@ -1,6 +1,7 @@
 """Answers in conversations: many in a batch, or one whose KV cache persists between its turns."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import count, takewhile
@@ -16,8 +17,9 @@ from vlm.data.text.conversation import Turn
 from vlm.decoding.constraints import Rules, in_vocabulary
 from vlm.decoding.continuation import PromptCache, SampledToken, continue_texts
 from vlm.decoding.sampling import Sampling, create_history, draw_next
+from vlm.decoding.token_scores import TokenScore
 from vlm.errors import UserError
-from vlm.inference.command_options import AnswerOptions, ChatOptions
+from vlm.inference.command_options import AnswerOptions, ChatOptions, CompletionOptions
 from vlm.inference.inputs import ImageSource, open_image
 from vlm.inference.options import DecodingOptions, SamplingOptions, check_stored_decoding
 from vlm.inference.predictor import Predictor, Rows, Stored, TextPredictor, Watch, check_outputs, offset_watch
@@ -29,6 +31,7 @@ from vlm.randomness import numpy_rng
 from vlm.tasks.captioning.predict import encode_pixels
 
 MAX_TOKENS = 256  # default length of an answer
+MAX_BIAS = 100  # of a token's logit
 TO_CHAT = (
     "to chat, train task=conversations with model=vision_language, or with model/fusion=prefix "
     "model.fusion.causal=true model.fusion.counted=true model/position=rotary"
@@ -44,18 +47,27 @@ class TurnWithImages(NamedTuple):
     images: Sequence[ImageSource] = ()
 
 
-class Prompt(NamedTuple):
+@dataclass(eq=False)
+class Prompt:
     """A conversation as the model reads it.
 
     Args:
-        tokens: Their ids, with PLACE for each state of an image.
+        tokens: Their ids, with PLACE for each state of an image. Prompts with the same object are read once.
         pixels: Its images, whole or in squares, uint8 (T, 3, H, W); None if there are none.
         seed: Seed of its answer; here and not in the options, so that conversations with different seeds share a batch.
+        scores: Filled with the scores of its answer's tokens, the end token included, if the options ask for them.
+        prompt_scores: Filled with those of the prompt's tokens.
     """
 
     tokens: Sequence[int]
     pixels: Tensor | None
     seed: int
+    scores: list[TokenScore] = field(default_factory=list)
+    prompt_scores: list[TokenScore | None] = field(default_factory=list)
+
+    def choices(self, count: int) -> "list[Prompt]":
+        """Returns this prompt `count` times, with consecutive seeds."""
+        return [replace(self, seed=self.seed + place, scores=[]) for place in range(count)]
 
 
 @dataclass
@@ -76,7 +88,7 @@ class Reply:
     tokens: list[int] = field(default_factory=list)
 
 
-class ChatPredictor(TextPredictor[Sequence[TurnWithImages], Prompt, Reply, AnswerOptions]):
+class ChatPredictor(TextPredictor[Sequence[TurnWithImages], Prompt, Reply, ChatOptions]):
     """A trained model that answers in conversations; arguments as in Predictor."""
 
     task = "captioning"  # or another task with this predictor
@@ -133,7 +145,28 @@ class ChatPredictor(TextPredictor[Sequence[TurnWithImages], Prompt, Reply, Answe
         rules = chosen.build_rules(self.tokenizer)
         never = in_vocabulary(self.decoding.get("never", ()), self.tokenizer.vocab_size)
         rules = replace(rules, banned=(*rules.banned, *((token,) for token in never)))
-        return sampling, chosen.max_tokens or MAX_TOKENS, rules
+        if isinstance(options, ChatOptions):
+            rules = replace(
+                rules,
+                frequency_penalty=options.frequency_penalty,
+                presence_penalty=options.presence_penalty,
+                bias=self._read_bias(options.logit_bias or {}),
+            )
+        return sampling, MAX_TOKENS if chosen.max_tokens is None else chosen.max_tokens, rules
+
+    def _read_bias(self, bias: Mapping[str, float]) -> tuple[tuple[int, float], ...]:
+        """Returns token ids with their bias.
+
+        Raises:
+            UserError: A key is not a token's id, or a value is out of range.
+        """
+        for token, value in bias.items():
+            if not re.fullmatch("[0-9]{1,9}", token) or int(token) >= self.tokenizer.vocab_size:
+                most = self.tokenizer.vocab_size - 1
+                raise UserError(f"logit_bias: {token!r:.40} is not the id of a token; ids are 0 to {most}")
+            if not abs(value) <= MAX_BIAS:
+                raise UserError(f"logit_bias: {value:g} is invalid; it must be from -{MAX_BIAS} to {MAX_BIAS}")
+        return tuple((int(token), value) for token, value in bias.items() if value)
 
     def preprocess_views(self, image: ImageSource) -> tuple[Tensor, tuple[int, int]]:
         """Preprocesses an image: whole or in squares, uint8 (T, 3, H, W), and the rows and columns of squares.
@@ -152,7 +185,7 @@ class ChatPredictor(TextPredictor[Sequence[TurnWithImages], Prompt, Reply, Answe
         assert self.preprocess is not None
         return encode_pixels(self.model, self.preprocess, pixels.to(self.device)).states.flatten(0, 1)
 
-    def prepare(self, source: Sequence[TurnWithImages], options: AnswerOptions) -> Prompt:
+    def prepare(self, source: Sequence[TurnWithImages], options: ChatOptions) -> Prompt:
         assert self.form is not None
         views = [self.preprocess_views(image) for turn in source for image in turn.images]
         turns, squares = [turn.turn for turn in source], [squares for _, squares in views]
@@ -163,7 +196,7 @@ class ChatPredictor(TextPredictor[Sequence[TurnWithImages], Prompt, Reply, Answe
         return Prompt(tokens, pixels, options.seed)
 
     def results(
-        self, batches: Iterable[Sequence[Prompt] | None], options: AnswerOptions, *, watch: Watch | None = None
+        self, batches: Iterable[Sequence[Prompt] | None], options: ChatOptions, *, watch: Watch | None = None
     ) -> Iterator[tuple[int, Reply]]:
         first = 0
         for batch in self._group_prompts(takewhile(bool, batches), options):
@@ -173,7 +206,7 @@ class ChatPredictor(TextPredictor[Sequence[TurnWithImages], Prompt, Reply, Answe
             first += len(batch)
 
     def _group_prompts(
-        self, batches: Iterable[Sequence[Prompt] | None], options: AnswerOptions
+        self, batches: Iterable[Sequence[Prompt] | None], options: ChatOptions
     ) -> Iterator[Sequence[Prompt]]:
         """Yields groups of prompts whose caches fit in memory: at most `TOGETHER` tokens, or a single prompt."""
         _, max_tokens, _ = self.plan_decoding(options)
@@ -188,32 +221,47 @@ class ChatPredictor(TextPredictor[Sequence[TurnWithImages], Prompt, Reply, Answe
             yield group
 
     def _fill_replies(
-        self, batch: Sequence[Prompt], replies: Sequence[Reply], options: AnswerOptions, watch: Watch | None
+        self, batch: Sequence[Prompt], replies: Sequence[Reply], options: ChatOptions, watch: Watch | None
     ) -> Iterator[int]:
         """Fills the replies to prompts; yields the place of each when it is complete."""
-        sampling, max_tokens, rules = self.plan_decoding(options)
-        limits = [self.decoder.max_len - len(prompt.tokens) for prompt in batch]
+        _, max_tokens, _ = self.plan_decoding(options)
+        limits = [self.count_available_tokens(prompt) for prompt in batch]
         ended = set[int]()
-        for step in self._sample_tokens(batch, sampling, rules, max_tokens=min(max_tokens, max(limits)), ended=ended):
+        for step in self._sample_tokens(batch, options, max_tokens=min(max_tokens, max(limits)), ended=ended):
             for item in step:
                 reply, most = replies[item.prompt], min(max_tokens, limits[item.prompt])
                 self.append_token(reply, item.token, item.logprob, options)
+                if getattr(options, "logprobs", None) is not None and len(reply.tokens) > len(
+                    batch[item.prompt].scores
+                ):
+                    batch[item.prompt].scores.append(TokenScore(item.token, item.logprob, item.top))
                 complete = reply.ended or len(reply.tokens) >= most
                 cancelled = watch is not None and not watch(item.prompt, [reply.tokens])
                 if complete or cancelled:
                     ended.add(item.prompt)
                     yield item.prompt
+        yield from (place for place in range(len(batch)) if place not in ended)  # of answers without tokens
+
+    def count_available_tokens(self, prompt: Prompt) -> int:
+        """Returns the maximum number of tokens of an answer that fit into the context window."""
+        return self.decoder.max_len - len(prompt.tokens)
 
     def _sample_tokens(
-        self, batch: Sequence[Prompt], sampling: Sampling, rules: Rules, *, max_tokens: int, ended: set[int]
+        self, batch: Sequence[Prompt], options: ChatOptions, *, max_tokens: int, ended: set[int]
     ) -> Iterator[list[SampledToken]]:
+        sampling, _, rules = self.plan_decoding(options)
+        sources = dict[int, Prompt]()  # by the identity of their tokens
+        for prompt in batch:
+            sources.setdefault(id(prompt.tokens), prompt)
         keys = prompts = [list(prompt.tokens) for prompt in batch]
         context: Context | None = None
         if any(prompt.pixels is not None for prompt in batch):
-            pixels = torch.cat([prompt.pixels for prompt in batch if prompt.pixels is not None])
-            context = interleave_states(prompts, self.encode_views(pixels))
+            pixels = torch.cat([prompt.pixels for prompt in sources.values() if prompt.pixels is not None])
+            context = interleave_states([list(source.tokens) for source in sources.values()], self.encode_views(pixels))
             prompts = [tokens[-1:] for tokens in prompts]
         first, *further_ends = self.ends
+        places = {key: place for place, key in enumerate(sources)}
+        scores_prompts = isinstance(options, CompletionOptions) and options.echo and options.logprobs is not None
         with torch.autocast(torch.device(self.device).type, enabled=False):
             yield from continue_texts(
                 self.decoder,
@@ -227,6 +275,9 @@ class ChatPredictor(TextPredictor[Sequence[TurnWithImages], Prompt, Reply, Answe
                 keys=keys,
                 ended=ended,
                 rules=rules,
+                sources=[places[id(prompt.tokens)] for prompt in batch],
+                top=options.logprobs or 0,
+                prompt_scores=[source.prompt_scores for source in sources.values()] if scores_prompts else None,
             )
 
     def append_token(self, reply: Reply, token: int, logprob: float, options: AnswerOptions) -> None:
@@ -235,10 +286,14 @@ class ChatPredictor(TextPredictor[Sequence[TurnWithImages], Prompt, Reply, Answe
         reply.ended = token in self.ends
         if not reply.ended:
             reply.tokens.append(token)
-            reply.text, reply.ended = cut_at_stop(self.tokenizer.decode, reply.tokens, options.stop or ())
+            reply.text, reply.ended = cut_at_stop(self.decode(reply.tokens), options.stop or ())
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Returns the text of an answer's tokens."""
+        return self.tokenizer.decode(tokens).lstrip()
 
     def record(
-        self, source: Sequence[TurnWithImages], result: Reply, options: AnswerOptions, *, form: str = "jsonl"
+        self, source: Sequence[TurnWithImages], result: Reply, options: ChatOptions, *, form: str = "jsonl"
     ) -> Rows:
         return [{"text": result.text, "logprob": result.logprob}]
 
@@ -265,11 +320,8 @@ def format_context_full(tokens: int, room: int) -> str:
     return f"the conversation is full: it has {tokens:,} tokens, and the context window {room:,}, including the answer"
 
 
-def cut_at_stop(
-    decode: Callable[[Sequence[int]], str], tokens: Sequence[int], stops: Sequence[str]
-) -> tuple[str, bool]:
+def cut_at_stop(text: str, stops: Sequence[str]) -> tuple[str, bool]:
     """Returns the text of an answer up to the first stop text, and whether there was one."""
-    text = decode(tokens).lstrip()
     places = [place for stop in stops if (place := text.find(stop)) >= 0]
     return (text[: min(places)], True) if places else (text, False)
 
@@ -351,7 +403,7 @@ class Chat:
     def _list_turns(self, exchanges: Sequence[Exchange]) -> list[Turn]:
         turns = [] if self.system is None else [Turn("system", self.system)]
         for exchange in exchanges:
-            answer, _ = cut_at_stop(self.predictor.tokenizer.decode, exchange.answer, self.options.stop or ())
+            answer, _ = cut_at_stop(self.predictor.decode(exchange.answer), self.options.stop or ())
             turns += [exchange.turn, Turn("assistant", answer)]
         return turns
 
