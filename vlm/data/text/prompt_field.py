@@ -60,7 +60,8 @@ class PromptField(TokenField):
 
     Args:
         path: The folder; read when a new run begins.
-        states: Number of states of an uncut image.
+        states: Number of states of an uncut image; None to determine it from the config of the encoder, which
+            `build_fields` does.
         preprocess: Preprocessing of the images, which determines the squares that they are cut into.
         prompt: Instruction, with {} for a question; None for the folder's own.
         others: See TokenField; max_len is the maximum number of tokens of a row, with the states of its images.
@@ -76,7 +77,7 @@ class PromptField(TokenField):
         tokenizer: Tokenizer,
         max_len: Annotated[int, Range(3)],
         path: str,
-        states: Count,
+        states: Count | None = None,
         preprocess: Preprocess,
         prompt: str | None = None,
     ) -> None:
@@ -112,6 +113,7 @@ class PromptField(TokenField):
         super().prepare()
         self.tokenizer = tokenizer_from_state(self.tokenizer.state())  # the folder's own class, which knows its tokens
         assert isinstance(self.tokenizer, JsonTokenizer)
+        assert self.states is not None
         self.form = read_form(open_folder(Path(self.path)), self.tokenizer, self.states)
         if isinstance(self.form.chat, ChatTemplate):  # a run that is resumed on another day has the same tokens
             self.form = replace(self.form, chat=self.form.chat.with_date(date.today().isoformat()))

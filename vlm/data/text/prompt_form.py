@@ -3,7 +3,7 @@
 import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from typing import Any, NamedTuple, Self
 
@@ -339,17 +339,22 @@ def _encode_together(
 
 
 def read_form(folder: Folder, tokenizer: JsonTokenizer, states: int) -> PromptForm:
-    """Reads the form of the prompts of a folder whose model reads images.
+    """Reads the form of the prompts of a folder whose model reads images, or whose decoder is joined to an encoder.
 
+    In prompts of a joined decoder, whose template formats texts, no token represents a state of an image.
+
+    Args:
+        states: Number of states per image.
     Raises:
         UserError: The image token of config.json is not that of the tokenizer.
     """
-    image = folder.architecture.image
-    assert image is not None
+    chat: ChatForm | ChatTemplate | None = read_template(folder, tokenizer)
+    if (image := folder.architecture.image) is None:
+        assert isinstance(chat, ChatTemplate)
+        return PromptForm(chat=replace(chat, images="text"), states=states, starts=False)
     id = folder.config.read(integer(image.id_name, low=0, high=2**30))
     if [id] != tokenizer.encode_marked(IMAGE):
         raise folder.config.error(image.id_name, f"which is not the {IMAGE} of its tokenizer")
-    chat: ChatForm | ChatTemplate | None = read_template(folder, tokenizer)
     if find_template(folder) is None and image.form is not None:
         head, rest = image.form.split(IMAGE)  # the prompt of a model that reads a single instruction
         before, after = rest.split("{}")

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from vlm.config.target import expand_name
 from vlm.errors import UserError
@@ -190,24 +190,23 @@ def prompt_field_overrides(task: str, folder: str, about: "Metadata") -> Iterato
 
     Args:
         folder: The folder that has the form of prompts.
-        about: Its metadata, as a checkpoint stores them.
+        about: Its metadata, as a checkpoint stores them. If its model reads only texts, the number of states of an
+            image is determined by the encoder that is joined to it.
     """
     is_captioning = task == "captioning"
     name, kind = ("captions", "CaptionPromptField") if is_captioning else ("questions", "QuestionPromptField")
     yield "task.fields.images._target_=vlm.data.fields.ImageViewsField"
     yield f"task.fields.{name}._target_=vlm.data.text.prompt_field.{kind}"
     yield f"++task.fields.{name}.path={folder}"
-    yield f"++task.fields.{name}.states={about['form']['states']}"
+    yield f"++task.fields.{name}.states={about['form']['states'] or 'null'}"
     yield f"++task.fields.{name}.preprocess=${{data.preprocess}}"
     yield f"++task.fields.{name}.prompt=null"
-    yield f"data.max_len={min(PROMPT_LEN, _decoder_length(about))}"
+    assert about["model"] is not None
+    model_args = about["model"]["args"]
+    decoder_args = model_args["decoder"]["args"] if "decoder" in model_args else model_args
+    yield f"data.max_len={min(PROMPT_LEN, decoder_args['max_len'])}"
     yield "data.augment=null"
     yield f"task.max_tokens={CAPTION_TOKENS if is_captioning else ANSWER_TOKENS}"
-
-
-def _decoder_length(about: "Metadata") -> int:
-    assert about["model"] is not None
-    return about["model"]["args"]["decoder"]["args"]["max_len"]
 
 
 def _check_task(folder: str, task: str | None, specified: "FolderSpecification", origin: str) -> None:
@@ -314,13 +313,29 @@ class Joined:
     Args:
         encoder: `path` of a folder; or `name` and `weights` of a timm backbone.
         decoder: `path` of a folder or a GGUF file.
+        chat_template: "auto" for prompts in the form of the decoder's chat template, if it has one; "none" for our own
+            form, with images before the text.
         init_from: Checkpoint of an earlier training stage, whose weights replace those of both.
     """
 
-    reads: ClassVar[tuple[str, ...]] = ("encoder.path", "encoder.name", "encoder.weights", "decoder.path", "init_from")
+    reads: ClassVar[tuple[str, ...]] = (
+        "encoder.path",
+        "encoder.name",
+        "encoder.weights",
+        "decoder.path",
+        "chat_template",
+        "init_from",
+    )
 
-    def __init__(self, *, encoder: dict[str, Any], decoder: dict[str, Any], init_from: str | None = None) -> None:
-        self.encoder, self.decoder, self.init_from = encoder, decoder, init_from
+    def __init__(
+        self,
+        *,
+        encoder: dict[str, Any],
+        decoder: dict[str, Any],
+        chat_template: Literal["auto", "none"] = "auto",
+        init_from: str | None = None,
+    ) -> None:
+        self.encoder, self.decoder, self.chat_template, self.init_from = encoder, decoder, chat_template, init_from
 
     @staticmethod
     def overrides(values: Mapping[str, Any], choices: Mapping[str, str]) -> list[str]:
@@ -350,7 +365,7 @@ def _joined_overrides(values: Mapping[str, Any], choices: Mapping[str, str]) -> 
     if not first_stage:
         yield f"model.init_from={values['init_from']}"
     yield from _joined_encoder_overrides(values, first_stage=first_stage)
-    yield from _joined_decoder_overrides(values["decoder.path"], first_stage=first_stage)
+    yield from _joined_decoder_overrides(values, task, first_stage=first_stage)
 
 
 def _joined_encoder_overrides(values: Mapping[str, Any], *, first_stage: bool) -> Iterator[str]:
@@ -391,7 +406,10 @@ def _timm_overrides(name: str) -> Iterator[str]:
     yield f"model.encoder.drop={getattr(encoder.backbone, 'num_prefix_tokens', 0)}"
 
 
-def _joined_decoder_overrides(path: str | None, *, first_stage: bool) -> Iterator[str]:
+def _joined_decoder_overrides(values: Mapping[str, Any], task: str, *, first_stage: bool) -> Iterator[str]:
+    path, template = values["decoder.path"], values["chat_template"]
+    if template not in ("auto", "none"):
+        raise UserError(f"model.chat_template={template}: choose auto or none")
     folder, specified, about = _read_folder(path, "model.decoder.path")
     decoder = specified.parts.get("decoder")
     if specified.parts.keys() != {"decoder"} or decoder is None or "positions" not in decoder["args"]:
@@ -402,3 +420,5 @@ def _joined_decoder_overrides(path: str | None, *, first_stage: bool) -> Iterato
     yield from ("tokenizer=pretrained", f"tokenizer.path={folder}")
     if first_stage:
         yield f"model.decoder.init_from={path}"
+    if template == "auto" and "form" in about:
+        yield from prompt_field_overrides(task, folder, about)

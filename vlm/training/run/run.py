@@ -9,10 +9,11 @@ from typing import Any, cast
 
 import lightning as L
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from vlm.checkpoint import load as ckpt
 from vlm.checkpoint.load import ADAPTERS
+from vlm.checkpoint.rebuild import rebuild_shapes
 from vlm.checkpoint.start import find_base_class
 from vlm.checkpoint.stored import Checkpoint, freeze, isolate_config, thaw
 from vlm.config.build import build, spec
@@ -30,6 +31,7 @@ from vlm.machine import return_freed_memory
 from vlm.models.pretrained.stack import Spec
 from vlm.nn.device import has_bfloat16
 from vlm.nn.embeddings import Spelling
+from vlm.nn.image_size import sides
 from vlm.nn.vocabulary_loss import compile_on_gpu
 from vlm.randomness import key
 from vlm.training.callbacks.checkpoints import Checkpoints, VerifiedIO
@@ -51,6 +53,7 @@ from vlm.training.step.optim import Optimization, count_steps, schedule_note
 from vlm.training.step.task import EvaluationState, Task
 
 FEW_SAMPLES = 100  # size of a data set up to which a note says that no sample is in test
+WEIGHT_KEYS = ("weights", "pretrained")  # arguments of encoders that say where weights come from
 SHARED_OPTIONS = ("resize", "interpolation", "crop")  # options that training shares with evaluation
 
 
@@ -128,8 +131,21 @@ def build_fields(config: Config) -> dict[str, Field]:
             if tokenizer_key not in tokenizers:
                 tokenizers[tokenizer_key] = build(node["tokenizer"], f"{path}.tokenizer")
             shared["tokenizer"] = tokenizers[tokenizer_key]
+        if "states" in node and node["states"] is None:
+            options["states"] = _count_image_states(config)
         fields[name] = build(options, path, **shared)
     return fields
+
+
+def _count_image_states(config: Config) -> int:
+    """Returns the number of states of an image, from the shapes of the encoder."""
+    node = model_node(config)["encoder"]
+    assert isinstance(node, dict) and isinstance(backbone := node["backbone"], dict)
+    shapes = {**node, "backbone": {name: value for name, value in backbone.items() if name not in WEIGHT_KEYS}}
+    encoder = rebuild_shapes(cast(Spec, spec(shapes)))
+    with torch.no_grad():
+        states: Tensor = encoder(torch.empty(1, 3, *sides(config["data"]["image_size"]), device="meta")).states
+    return states.shape[1]
 
 
 def build_data(config: Config) -> Data:
