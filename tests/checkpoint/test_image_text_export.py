@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import transformers as t
-from chats import digit_pairs
+from chats import TEMPLATES, digit_pairs
 from hugging import photos, saved, wide
 from image_text import saved_image_text
 from PIL import Image
@@ -19,6 +19,7 @@ from vlm.checkpoint.load import load_model, read
 from vlm.checkpoint.rebuild import rebuild
 from vlm.cli.main import run as command
 from vlm.data.images.image import Preprocess
+from vlm.data.text.chat_template import ChatTemplate
 from vlm.data.text.conversation import PLAIN, Turn
 from vlm.data.text.prompt_form import PromptForm
 from vlm.data.text.tokenizer import tokenizer_from_state
@@ -86,7 +87,9 @@ def joined_parts(folder: Path, vision: str, text: str) -> tuple[Any, Any, Any]:
         "siglip": lambda: t.SiglipVisionModel(t.SiglipVisionConfig(**sizes)),
         "clip": lambda: t.CLIPVisionModel(t.CLIPVisionConfig(**sizes)),
     }
-    tokenizer = t.PreTrainedTokenizerFast(tokenizer_object=digit_pairs([*SPECIAL]), **NAMES)
+    tokenizer = t.PreTrainedTokenizerFast(
+        tokenizer_object=digit_pairs([*SPECIAL, "<|im_start|>", "<|im_end|>"]), **NAMES
+    )
     decoder = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
     decoder |= {"intermediate_size": 40, "max_position_embeddings": 256, "vocab_size": len(tokenizer)}
     decoder |= {"tie_word_embeddings": text == "qwen2", "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
@@ -100,7 +103,10 @@ def joined_parts(folder: Path, vision: str, text: str) -> tuple[Any, Any, Any]:
 def joined_checkpoint(
     folder: Path, vision: str, text: str, projector: dict[str, Any], task: str, **change: Any
 ) -> Path:
-    """A random model of an encoder, a projector and a decoder, as `model=vision_language` trains it."""
+    """A random model of an encoder, a projector and a decoder, as `model=vision_language` trains it.
+
+    With task="template", its prompts have the form of the decoder's chat template.
+    """
     (images, image_about), (texts, text_about), _ = joined_parts(folder, vision, text)
     backbone, decoder = images.parts["encoder"], texts.parts["decoder"]
     if vision == "clip":
@@ -128,6 +134,9 @@ def joined_checkpoint(
     states = model.encoder(torch.zeros(1, 3, SIDE, SIDE)).states.shape[1]
     if task == "conversations":
         about["form"] = PromptForm(chat=PLAIN, states=states, starts=False).state()
+    elif task == "template":
+        template = ChatTemplate(text=TEMPLATES["chatml"], images="text")
+        about |= {"task": "captioning", "form": PromptForm(chat=template, states=states, starts=False).state()}
     state = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
     write(folder / "joined.ckpt", {"format": 2, "vlm": about, "state_dict": state, "global_step": 0, "epoch": -1})
     return folder / "joined.ckpt"
@@ -140,10 +149,12 @@ JOINED = [
     ("siglip", "qwen2", MLP, "image_questions"),
     ("clip", "llama", MLP, "captioning"),
     ("siglip", "llama", SHUFFLED, "conversations"),
+    ("vit", "llama", MLP, "template"),
+    ("siglip", "llama", SHUFFLED, "template"),
 ]
 
 
-@pytest.mark.sample(plain=2, slow=4)
+@pytest.mark.sample(plain=2, slow=6)
 @torch.no_grad()
 @pytest.mark.parametrize(("vision", "text", "projector", "task"), JOINED)
 def test_a_joined_model_computes_the_same_there(
@@ -171,7 +182,7 @@ def test_a_joined_model_computes_the_same_there(
         own = preprocess.normalize(preprocess(photo)[None])
         torch.testing.assert_close(pixels, own, rtol=0, atol=2.1 / 255 / min(preprocess.std))
         states = ours.encode(pixels).states
-        if task == "conversations":
+        if task in ("conversations", "template"):
             form = PromptForm.of(loaded["vlm"]["form"])
             tokens = form.conversation(tokenizer, [Turn("user", question, (0,))]).tokens
         else:

@@ -7,6 +7,7 @@ import signal
 import pytest
 import timm
 import torch
+from chats import saved_chat
 from dual import saved_dual
 from gguf_files import decoder, save_gguf
 from hugging import ENCODERS, saved, saved_gpt2
@@ -18,6 +19,9 @@ import vlm as vlm_api
 from vlm.checkpoint.file import read_file
 from vlm.checkpoint.load import load_model, read
 from vlm.cli.main import run as vlm
+from vlm.data.text.conversation import Turn
+from vlm.data.text.prompt_form import PromptForm
+from vlm.data.text.tokenizer import tokenizer_from_state
 from vlm.models.context import PLACE
 from vlm.training.run.fit import main
 
@@ -124,6 +128,48 @@ def test_conversations_train_the_joined_model_that_answers_and_chats(tmp_path, p
     assert session.tokens()[:10].count(PLACE) == 9  # the image stands first
     before = session.tokens()
     assert "".join(session.stream(texts[1])) is not None and session.tokens()[: len(before)] == before
+
+
+@pytest.mark.slow
+def test_prompts_have_the_form_of_the_decoders_chat_template(tmp_path, parts, capsys):
+    """In training, evaluation and chat; a second stage goes on with it, and none turns it off."""
+    theirs = saved_chat(tmp_path / "chat", "chatml")
+    own = ["task=conversations", "test=false", "task.max_tokens=6", f"model.decoder.path={tmp_path / 'chat'}"]
+    arguments = [text for text in joined(parts, "siglip", "llama", *own) if "val_captions" not in text]
+    first = trained(tmp_path / "first", arguments)
+    about = read(first)["vlm"]
+    form, tokenizer = PromptForm.of(about["form"]), tokenizer_from_state(about["tokenizer"])
+    assert form.states == 9 and form.image_id is None
+    rendered = form.conversation(tokenizer, TURNS, answering=False, generated=True)
+    messages = [{"role": turn.role, "content": "<image>\n" * turn.num_images + turn.text} for turn in TURNS]
+    text = theirs.apply_chat_template(messages, tokenize=False)
+    before, after = (theirs.encode(part) for part in text.split("<image>"))
+    assert rendered.tokens == [*before, *[PLACE] * 9, *after]
+    written = [token for token, flag in zip(*rendered, strict=True) if flag]
+    assert theirs.decode(written) == "a red cross<|im_end|>none<|im_end|>"
+
+    session = vlm_api.load(first, device="cpu", precision="fp32").chat(IMAGES[0], sample=False)
+    "".join(session.stream("what is it?"))
+    prompt = form.conversation(tokenizer, [Turn("user", "what is it?", (0,))]).tokens
+    assert session.tokens()[: len(prompt)] == prompt
+    second = trained(tmp_path / "second", [*arguments, f"model.init_from={first}"])
+    assert read(second)["vlm"]["form"] == about["form"]
+    assert vlm(["evaluate", "-c", best(second), "--out", str(tmp_path / "scores")]) == 0
+    assert results(tmp_path / "scores")["test/loss"] > 0
+
+    plain = trained(tmp_path / "plain", [*arguments, "model.chat_template=none"])
+    assert read(plain)["vlm"]["form"]["chat"]["plain"] is True
+    capsys.readouterr()
+    assert main([*arguments, "model.chat_template=chatml", f"runs={tmp_path}"]) == 2
+    assert "model.chat_template=chatml: choose auto or none" in capsys.readouterr().err
+
+
+TURNS = [
+    Turn("user", "what is it?", (0,)),
+    Turn("assistant", "a red cross"),
+    Turn("user", "and a circle?"),
+    Turn("assistant", "none"),
+]
 
 
 @pytest.mark.sample(plain=2, slow=2)

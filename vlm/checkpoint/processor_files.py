@@ -27,6 +27,14 @@ IMAGES = (
 IMAGES += "{% endif %}"
 TEXT = "{% if m.content is string %}{{ m.content }}{% else %}{% for c in m.content %}{% if c.type == 'text' %}"
 TEXT += "{{ c.text }}{% endif %}{% endfor %}{% endif %}"
+# Precedes the template of a joined decoder, which formats texts: in them, <image> stands for an image.
+FLATTEN = (
+    "{%- set flat = namespace(messages=[]) -%}{%- for m in messages -%}{%- set turn = namespace(text='') -%}"
+    "{%- if m.content is string -%}{%- set turn.text = m.content -%}{%- else -%}{%- for c in m.content -%}"
+    "{%- set turn.text = turn.text + ('<image>\\n' if c.type == 'image' else c.text) -%}{%- endfor -%}{%- endif -%}"
+    "{%- set flat.messages = flat.messages + [dict(m, content=turn.text)] -%}{%- endfor -%}"
+    "{%- set messages = flat.messages -%}"
+)
 # Chat templates of models that vlm trained without one, by task: see the fields of these tasks.
 TEMPLATES = {
     "captioning": f"{{% for m in messages %}}{IMAGES}{{% endfor %}}{{{{ bos_token }}}}",
@@ -135,9 +143,10 @@ def make_processor_files(model: ImageTextModel, module: nn.Module, images: dict[
         name: json.dumps(content, indent=2) + "\n"
         for name, content in {"preprocessor_config.json": images, "processor_config.json": processor}.items()
     }
-    chat = None if is_joined else PromptForm.of(about["form"]).chat
-    template = TEMPLATES[str(about["task"])] if is_joined else chat.text if isinstance(chat, ChatTemplate) else None
-    return files if template is None else files | {"chat_template.jinja": template}
+    chat = PromptForm.of(about["form"]).chat if "form" in about else None
+    if isinstance(chat, ChatTemplate):
+        return files | {"chat_template.jinja": f"{FLATTEN if is_joined else ''}{chat.text}"}
+    return files | {"chat_template.jinja": TEMPLATES[str(about["task"])]} if is_joined else files
 
 
 def make_fitted_config(preprocess: Preprocess, *, smol: bool) -> dict[str, Any]:

@@ -245,7 +245,13 @@ def test_a_siglip_without_its_tokenizer_is_an_image_encoder(tmp_path):
     for task in ("captioning", "classification"):
         given = Pretrained.overrides({"path": str(folder)}, {"task": task})
         assert "model/encoder=vit" in given and not any(text.startswith("tokenizer") for text in given)
-    joined = {"encoder.path": str(folder), "encoder.name": None, "encoder.weights": None, "init_from": None}
+    joined = {
+        "encoder.path": str(folder),
+        "encoder.name": None,
+        "encoder.weights": None,
+        "init_from": None,
+        "chat_template": "auto",
+    }
     hf.saved_decoder(tmp_path / "llama", "llama")
     given = Joined.overrides(joined | {"decoder.path": str(tmp_path / "llama")}, {})
     assert f"model.encoder.backbone.init_from={folder}" in given

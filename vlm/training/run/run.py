@@ -139,9 +139,9 @@ def build_fields(config: Config) -> dict[str, Field]:
 
 def _count_image_states(config: Config) -> int:
     """Returns the number of states of an image, from the shapes of the encoder."""
-    node = model_node(config)["encoder"]
-    assert isinstance(node, dict) and isinstance(backbone := node["backbone"], dict)
-    shapes = {**node, "backbone": {name: value for name, value in backbone.items() if name not in WEIGHT_KEYS}}
+    node: Any = model_node(config)["encoder"]
+    backbone = {name: value for name, value in node["backbone"].items() if name not in WEIGHT_KEYS}
+    shapes = node | {"backbone": backbone}
     encoder = rebuild_shapes(cast(Spec, spec(shapes)))
     with torch.no_grad():
         states: Tensor = encoder(torch.empty(1, 3, *sides(config["data"]["image_size"]), device="meta")).states
