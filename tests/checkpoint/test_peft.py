@@ -10,6 +10,7 @@ import peft_models
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from translators import saved_t5
 
 from vlm.checkpoint.load import load_model, read
 from vlm.cli.main import run as command
@@ -39,11 +40,15 @@ def expected(name: str, kind: str) -> torch.Tensor:
 
 
 def add_to_modules(model: torch.nn.Module, folder: Path) -> None:
-    """Adds exported adapters to the modules that they name."""
+    """Adds exported adapters to the modules that they name, and replaces those of modules_to_save."""
     config, tensors = json.loads((folder / CONFIG).read_text()), load_file(folder / WEIGHTS)
     ends = config["target_modules"]
     adapted = set()
     for name, a in tensors.items():
+        if "lora_" not in name:
+            path = name.removeprefix("base_model.model.")
+            assert path.rpartition(".")[0] in config["modules_to_save"]
+            model.get_parameter(path).data = a
         if not name.endswith(".lora_A.weight"):
             continue
         path = name.removeprefix("base_model.model.").removesuffix(".lora_A.weight")
@@ -60,9 +65,10 @@ def add_to_modules(model: torch.nn.Module, folder: Path) -> None:
 @pytest.mark.sample(plain=2, slow=4)
 @torch.no_grad()
 @pytest.mark.parametrize("name", peft_models.NAMES)
-def test_exported_adapters_compute_what_ours_do(bases: Any, tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("kind", ["out", "saved"])
+def test_exported_adapters_compute_what_ours_do(bases: Any, tmp_path: Path, name: str, kind: str) -> None:
     base = bases(name)
-    peft_models.save_adapters(base, tmp_path / "own.ckpt")
+    peft_models.save_adapters(base, tmp_path / "own.ckpt", peft_models.SAVED[name] if kind == "saved" else ())
     assert command(["export", str(tmp_path / "out"), "-c", str(tmp_path / "own.ckpt"), "--to", "peft"]) == 0
     config = json.loads((tmp_path / "out" / CONFIG).read_text())
     assert config["base_model_name_or_path"] == str(base.resolve()) and config["peft_type"] == "LORA"
@@ -72,7 +78,9 @@ def test_exported_adapters_compute_what_ours_do(bases: Any, tmp_path: Path, name
     add_to_modules(theirs, tmp_path / "out")
     logits = peft_models.last_logits(theirs)
     torch.testing.assert_close(logits, ours, rtol=0, atol=1e-4)
-    torch.testing.assert_close(logits[::16], expected(name, "out"), rtol=0, atol=1e-3)
+    torch.testing.assert_close(logits[::16], expected(name, kind), rtol=0, atol=1e-3)
+    again = load_model(read(join_adapters(base, tmp_path / "out")))
+    torch.testing.assert_close(peft_models.our_logits(again, theirs), ours, rtol=0, atol=1e-5)
     assert f"{type(theirs).__name__}.from_pretrained" in (tmp_path / "out" / "README.md").read_text()
 
 
@@ -156,11 +164,13 @@ def test_what_cannot_be_exported_or_read_is_refused(
     bases: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     base, own = bases("llama"), str(tmp_path / "own.ckpt")
-    peft_models.save_adapters(base, tmp_path / "fresh.ckpt", fresh="norm.weight")
+    t5 = tmp_path / "t5"
+    saved_t5(t5)
+    peft_models.save_adapters(t5, tmp_path / "shared.ckpt", saved=["decoder.token_embed"])
     peft_models.save_adapters(base, tmp_path / "own.ckpt")
     cases = {
         "has no adapters; train with model/adapt=lora": ["-c", str(base), "--to", "peft"],
-        "norm.weight": ["-c", str(tmp_path / "fresh.ckpt"), "--to", "peft"],
+        "decoder.token_embed.weight: was trained": ["-c", str(tmp_path / "shared.ckpt"), "--to", "peft"],
         "is for Hugging Face folders": ["-c", own, "--adapters", str(FILES / "llama")],
         "has no adapter_config.json": ["-c", str(base), "--adapters", str(tmp_path)],
     }
@@ -168,6 +178,17 @@ def test_what_cannot_be_exported_or_read_is_refused(
         assert command(["export", str(tmp_path / "out"), *options]) == 2
         assert words in capsys.readouterr().err
         assert not (tmp_path / "out").exists()
+
+
+def test_an_embedding_that_peft_would_separate_from_its_head_is_refused(bases: Any, tmp_path: Path) -> None:
+    shutil.copytree(FILES / "gpt2", tmp_path / "changed")
+    tensors = load_file(FILES / "gpt2" / WEIGHTS)
+    head = "base_model.model.lm_head.weight"
+    for changed, words in (({}, "wte.weight is in modules_to_save without"), ({head: tensors[head] + 1}, "differ")):
+        others = {name: tensor for name, tensor in tensors.items() if name != head}
+        save_file(others | changed, tmp_path / "changed" / WEIGHTS)
+        with pytest.raises(UserError, match=words):
+            read(join_adapters(bases("gpt2"), tmp_path / "changed"))
 
 
 def test_names_with_a_plus_are_split_at_the_folders(tmp_path: Path) -> None:
@@ -193,7 +214,7 @@ def test_training_starts_from_merged_adapters(
     words += ["callbacks.progress=null", "task.val_captions=2", "task.max_tokens=4", "model/adapt=lora", "runs=runs"]
     assert command([*words, "model.adapters=elsewhere"]) == 2
     assert "model.adapters=elsewhere: has no adapter_config.json" in capsys.readouterr().err
-    bench = [*words[1:-1], "test=true", "--steps", "1"]
+    bench = [*words[1:], "test=true", "--steps", "1"]
     assert command(["bench", *bench, "--adapters", "adapters"]) == 0
     assert "step " in capsys.readouterr().out
     assert command([*words, "model.adapters=adapters"]) == 0
@@ -206,3 +227,33 @@ def test_training_starts_from_merged_adapters(
         torch.testing.assert_close(trained[name], tensor, rtol=0, atol=1e-6)
     assert command(["export", str(tmp_path / "out"), "-c", str(run), "--to", "peft"]) == 2
     assert "is no folder of a Hugging Face model; use --to huggingface" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_modules_are_trained_beside_adapters_and_exported(
+    bases: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = bases("smolvlm")
+    monkeypatch.chdir(tmp_path)
+    words = ["train", "model=pretrained", f"model.path={base}", "task=captioning", "data=shapes", "test=false"]
+    words += ["data.source.train_scenes=16", "data.source.val_scenes=4", "data.source.test_scenes=4", "runs=runs"]
+    words += ["data.batch_size=4", "data.num_workers=0", "trainer=cpu", "trainer.max_steps=2", "optim.lr=0.01"]
+    words += ["callbacks.progress=null", "task.val_captions=2", "task.max_tokens=4", "model/adapt=lora"]
+    cases = {
+        "encoder.projektor is not a module of the model; did you mean encoder.projector": "encoder.projektor",
+        "encoder.backbone.norm is frozen by task.freeze": "encoder.backbone.norm",
+    }
+    for message, name in cases.items():
+        assert command([*words, f"model.adapt.modules_to_save=[{name}]", "task.freeze=[encoder.backbone]"]) == 2
+        assert message in " ".join(capsys.readouterr().err.split())
+    assert command([*words, "model.adapt.modules_to_save=[encoder.projector]"]) == 0
+    (run,) = (path.parent for path in (tmp_path / "runs").glob("*/*/checkpoints"))
+    assert command(["export", str(tmp_path / "out"), "-c", str(run), "--to", "peft"]) == 0
+    config, tensors = json.loads((tmp_path / "out" / CONFIG).read_text()), load_file(tmp_path / "out" / WEIGHTS)
+    assert config["modules_to_save"] == ["model.connector.modality_projection.proj"]
+    trained = tensors["base_model.model.model.connector.modality_projection.proj.weight"]
+    assert not torch.equal(trained, read(base)["state_dict"]["model.encoder.projector.fc.weight"])
+    assert not any("lora" in name and "modality_projection" in name for name in tensors)
+    again = read(join_adapters(base, tmp_path / "out"))["state_dict"]
+    for name, tensor in read(run)["state_dict"].items():
+        torch.testing.assert_close(again[name], tensor, rtol=0, atol=1e-6)

@@ -1,5 +1,6 @@
 """Small random models with adapters, for tests and for the comparison with the peft library."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,13 @@ from vlm.nn.lora import LoRA
 NAMES = ("llama", "gpt2", "smolvlm", "llava_clip")
 PROJECTIONS = ["qkv", "q", "kv", "proj", "fc1", "fc2"]
 RANK, ALPHA = 2, 3.0
+# Parts of ours that are trained without adapters: an output head and a norm, a tied embedding, and projectors.
+SAVED = {
+    "llama": ("vocabulary_head", "norm"),
+    "gpt2": ("token_embed",),
+    "smolvlm": ("encoder.projector",),
+    "llava_clip": ("encoder.projector",),
+}
 
 
 def save_base(name: str, folder: Path) -> None:
@@ -33,26 +41,26 @@ def load_theirs(folder: Path) -> Any:
     return getattr(t, open_folder(folder).origin).from_pretrained(folder).eval()
 
 
-def save_adapters(base: Path, path: Path, fresh: str = "") -> None:
+def save_adapters(base: Path, path: Path, saved: Sequence[str] = ()) -> None:
     """Writes a checkpoint of ours with random adapters of a base.
 
     Args:
-        fresh: Name of a weight that was trained whole.
+        saved: Parts that were trained without adapters.
     """
     loaded = read(base)
     model = load_model(loaded)
     bases, _ = describe_bases(model, {"": str(base)})
-    LoRA(rank=RANK, alpha=ALPHA, projections=PROJECTIONS).adapt(model)
+    LoRA(rank=RANK, alpha=ALPHA, projections=PROJECTIONS).adapt(model, without=saved)
     torch.manual_seed(6)
     kept = {}
     for name, tensor in model.state_dict().items():
         if "lora_" in name:
             kept[f"model.{name}"] = torch.randn(tensor.shape) * 0.3
-        elif name == fresh:
-            kept[f"model.{name}"] = tensor + 1
+        elif name.startswith(tuple(f"{part}." for part in saved)):
+            kept[f"model.{name}"] = tensor * 1.25
     about = dict(loaded["vlm"]) | {"base_class": open_folder(base).origin}
     about.pop("origin", None)
-    about["adapters"] = {"scale": ALPHA / RANK, "layers": len(kept) // 2, "base": bases}
+    about["adapters"] = {"scale": ALPHA / RANK, "layers": sum("lora_a" in name for name in kept), "base": bases}
     write(path, {"format": 2, "vlm": about, "state_dict": kept, "global_step": 0, "epoch": -1})
 
 

@@ -10,11 +10,9 @@ from vlm.checkpoint.stored import Checkpoint
 from vlm.errors import UserError
 from vlm.models.pretrained.architecture import Export
 from vlm.models.pretrained.folder import CONFIG, Folder
-from vlm.models.pretrained.peft import export_adapters
+from vlm.models.pretrained.peft import MERGED, export_adapters
 from vlm.models.pretrained.stack import Spec
 from vlm.nn.lora import is_adapter
-
-MERGED = "use --to huggingface, which merges adapters"
 
 
 def convert_checkpoint(path: str, loaded: Checkpoint) -> Export:
@@ -29,17 +27,17 @@ def convert_checkpoint(path: str, loaded: Checkpoint) -> Export:
     if ADAPTERS not in loaded:
         raise UserError(f"{path}: has no adapters; train with model/adapt=lora, or use --to huggingface")
     entry = loaded[ADAPTERS]
-    if fresh := entry["fresh"]:
-        raise UserError(f"{path}: was trained with {fresh[0]}, which its base lacks; {MERGED}")
     places = {part: str(base["place"]) for part, base in entry["base"].items()}
     base = find_base(places[""], locate(path)) if [*places] == [""] else None
     folder = Folder(base) if base is not None and (base / CONFIG).is_file() else None
     if folder is None or folder.origin not in folder.architecture.models:
         raise UserError(f"{path}: its base {', '.join(places.values())} is no folder of a Hugging Face model; {MERGED}")
-    adapters = {name: tensor for name, tensor in inference_weights(read_file(path)).items() if is_adapter(name)}
+    trained = inference_weights(read_file(path))
+    adapters = {name: tensor for name, tensor in trained.items() if is_adapter(name)}
+    saved = {name: tensor for name, tensor in trained.items() if name not in adapters}
     shapes = rebuild_shapes(cast(Spec, loaded["vlm"]["model"]))
     place = places[""].removeprefix(PREFIX) if places[""].startswith(PREFIX) else str(base)
-    return export_adapters(shapes, folder, adapters, scale=float(entry["scale"]), base=place)
+    return export_adapters(shapes, folder, adapters, saved, scale=float(entry["scale"]), base=place)
 
 
 def make_peft_example(loaded: Checkpoint) -> list[str]:

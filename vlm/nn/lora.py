@@ -43,12 +43,19 @@ class LoRA:
         rank: Rank r of an update.
         alpha: Factor of an update times r, so that another rank needs no other learning rate.
         projections: Patterns for the ends of layer names, such as "qkv", "cross_attn.q" or "decoder.*.fc1".
+        modules_to_save: Modules whose weights are trained themselves, such as "encoder.projector".
     """
 
     def __init__(
-        self, *, rank: Count, alpha: Annotated[float, Range(above=0)], projections: Annotated[Sequence[str], Range(1)]
+        self,
+        *,
+        rank: Count,
+        alpha: Annotated[float, Range(above=0)],
+        projections: Annotated[Sequence[str], Range(1)],
+        modules_to_save: Sequence[str] = (),
     ) -> None:
         self.rank, self.scale, self.projections = rank, alpha / rank, projections
+        self.modules_to_save = tuple(modules_to_save)
 
     def layers(self, model: nn.Module, without: Iterable[str] = ()) -> Iterator[tuple[str, nn.Linear]]:
         """Yields names and layers that get an adapter, except those inside the parts `without`."""

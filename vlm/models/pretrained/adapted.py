@@ -113,6 +113,8 @@ class AdaptedFolder(Folder):
         modules = name_modules(self, used)
         named = {original: modules[name] for name, original in used.items()}
         places = used | {module: original for original, module in named.items()}
+        heads = find_tied_heads(self)
+        given = {self.architecture.rename(name.removeprefix(PREFIX)) for name in tensors}
         own = tuple(f"{prefix}{stack.prefix}" for stack, _, prefix in self.parts.values() if stack.transposed)
         for name in sorted(tensors):
             inner = name.removeprefix(PREFIX)
@@ -120,15 +122,24 @@ class AdaptedFolder(Folder):
             is_adapter = path != inner
             target = f"{path}.weight" if is_adapter else inner
             place = places.get(target) or places.get(self.architecture.rename(target))
+            # As in peft, "norm" also selects input_layernorm; a module is saved with the modules in it.
+            is_saved = not is_adapter and any(f"{end}." in inner for end in settings.saved)
+            if place is None and is_saved and self.architecture.rename(inner) in heads.values():
+                stored[inner] = tensors[name]  # compared with the embedding when the weights are used
+                continue
             if inner == name or place is None:
                 raise self._tensor_error(name, f"has no place in {self}; give the adapters' own base")
             weight = stored[place]
             if not is_adapter:
-                if not _is_selected(inner.rpartition(".")[0], settings.saved):
+                if not is_saved:
                     raise self._tensor_error(name, "is neither an adapter of LoRA nor in modules_to_save")
                 if tensors[name].shape != weight.shape:
                     raise self._tensor_error(
                         name, f"is {tuple(tensors[name].shape)}, that of {self} is {tuple(weight.shape)}"
+                    )
+                if heads.get(self.architecture.rename(place), name) not in (name, *given):
+                    raise self._tensor_error(
+                        name, f"is in modules_to_save without the output head, which {self} ties to it"
                     )
                 stored[place] = tensors[name]
                 continue
@@ -163,6 +174,17 @@ class AdaptedFolder(Folder):
 
 def _is_selected(path: str, ends: Collection[str]) -> bool:
     return any(path == end or path.endswith(f".{end}") for end in ends)
+
+
+def find_tied_heads(folder: Folder) -> dict[str, str]:
+    """Returns the name of the output head of each embedding that a folder ties to it, as the tables name both."""
+    tied: dict[str, str] = {}
+    for stack, config, prefix in folder.parts.values():
+        names = stack.head.get("token_embed.weight")
+        if isinstance(names, str) and "vocabulary_head" not in stack.read_arguments(config):
+            *embeddings, head = (f"{prefix}{name}" for name in names.split("|"))
+            tied |= dict.fromkeys(embeddings, head)
+    return tied
 
 
 def name_modules(folder: Folder, stored: Collection[str]) -> dict[str, str]:

@@ -80,11 +80,17 @@ def export_stack(
         raise UserError(f"{'; '.join(faults)}; transformers has no class for that: use --to safetensors")
     tensors: dict[str, Tensor] = {}
     for name, weight in stack.map_weights(module).items():
-        tensors |= _split_weight(weight, module.state_dict()[name], module, name)
+        tensors |= split_weight(weight, module.state_dict()[name], module, name)
     return config, tensors
 
 
-def _split_weight(weight: Weight, tensor: Tensor, module: nn.Module, name: str) -> dict[str, Tensor]:
+def split_weight(weight: Weight, tensor: Tensor, module: nn.Module, name: str) -> dict[str, Tensor]:
+    """Converts one of our tensors to theirs.
+
+    Args:
+        module: The model or stack of ours that has it, which may be on "meta".
+        name: Its name there.
+    """
     if weight.write is not None:
         tensor = weight.write(tensor)
     if len(weight.names) == 1:

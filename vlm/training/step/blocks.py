@@ -18,7 +18,7 @@ from vlm.checkpoint.load import ADAPTERS, describe_bases
 from vlm.checkpoint.stored import Adapters, Checkpoint
 from vlm.config.build import build
 from vlm.config.tree import Config
-from vlm.errors import UserError
+from vlm.errors import UserError, did_you_mean, find_similar
 from vlm.nn.attention import recompute_contexts
 from vlm.randomness import key
 from vlm.training.run.processes import is_rank_zero
@@ -165,11 +165,18 @@ def adapt(model: nn.Module, config: Config, places: Mapping[str, str], loaded: C
         entry = loaded[ADAPTERS]
         bases, held = entry["base"], model.state_dict().keys() - set(entry["fresh"])
     frozen = config["task"].get("freeze") or ()
+    modules = {name for name, _ in model.named_modules() if name}
+    for name in lora.modules_to_save:
+        if name not in modules or any(f"{name}.".startswith(f"{part}.") for part in frozen):
+            reason = "is frozen by task.freeze" if name in modules else "is not a module of the model"
+            raise UserError(f"model.adapt.modules_to_save: {name} {reason}{did_you_mean(find_similar(name, modules))}")
+    saved = tuple(f"{name}." for name in lora.modules_to_save)
+    held = {name for name in held if not name.startswith(saved)}
     inside = tuple(f"{part}." for part in frozen)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name not in held and not name.startswith(inside))
     torch.manual_seed(key(config["seed"], "adapters"))
-    count = lora.adapt(model, without=frozen)
+    count = lora.adapt(model, without=[*frozen, *lora.modules_to_save])
     if count == 0:
         raise UserError(
             f"model.adapt.projections: {', '.join(lora.projections)} matches no linear layer that is not frozen; "
