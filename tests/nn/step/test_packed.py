@@ -14,10 +14,13 @@ from vlm.models.vit import ViT
 from vlm.nn.device import choose_precision, explain_int8
 from vlm.nn.step import packed
 from vlm.nn.step.packed import (
+    FrozenLinear,
+    FrozenMLP,
     Int8Linear,
     PackedLinear,
     PackedMLP,
     SplitLinear,
+    fuse_frozen_layers,
     levels,
     prepack,
     prepack_for_decoding,
@@ -44,6 +47,37 @@ def test_a_split_layer_is_the_layer(shape: tuple[int, ...], outputs: int, thread
     layer, x = nn.Linear(24, outputs, bias=outputs != 40), torch.randn(shape)
     with torch.inference_mode():
         torch.testing.assert_close(SplitLinear(layer)(x), layer(x), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("trains_input", [False, True])
+@pytest.mark.parametrize("activation", ["relu", "gelu", "gelu_tanh", "quick_gelu", "silu", "swiglu"])
+def test_frozen_layers_compute_the_same_in_training(activation: str, trains_input: bool) -> None:
+    torch.manual_seed(0)
+    plain = ViT(image_size=16, patch_size=4, dim=32, depth=2, num_heads=4, activation=activation)
+    for parameter in plain.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    plain.requires_grad_(False)
+    plain.patch_embed.requires_grad_(trains_input)
+    plain.blocks[1].mlp.fc2.requires_grad_()  # a trained layer stays as it is
+    plain.blocks[1].attn.proj.weight.requires_grad_()  # as does one of which a part is trained
+    frozen = copy.deepcopy(plain)
+    fuse_frozen_layers(frozen)
+    assert list(frozen.state_dict()) == list(plain.state_dict())
+    assert type(frozen.blocks[1].mlp.fc2) is type(frozen.blocks[1].attn.proj) is nn.Linear
+    if packs.args[0] is False:
+        kinds = [type(module) for module in frozen.modules()]
+        fused = activation not in ("quick_gelu", "swiglu")
+        assert (kinds.count(FrozenMLP), kinds.count(FrozenLinear)) == (fused, 6)
+    images, results = torch.randn(3, 3, 16, 16), []
+    for model in (plain, frozen):
+        states = model(images).states
+        states.square().sum().backward()
+        results.append([states, *(parameter.grad for parameter in model.parameters() if parameter.requires_grad)])
+    assert len(results[1]) == 4 + 2 * trains_input
+    for theirs, ours in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(frozen(images).states, plain(images).states)
 
 
 @pytest.mark.parametrize("activation", ["relu", "gelu", "gelu_tanh", "quick_gelu", "silu", "swiglu"])

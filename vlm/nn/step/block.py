@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from vlm.nn.blocks import MLP, GatedMLP
 from vlm.nn.position import PositionInfo
-from vlm.nn.step.packed import InferenceLayer
+from vlm.nn.step.packed import FrozenLinear, FrozenMLP, InferenceLayer
 
 
 class Cache(Protocol):
@@ -188,7 +188,7 @@ def as_function(module: nn.Module) -> Callable[[Tensor], Tensor]:
         return module
     if isinstance(module, InferenceLayer):
         return module.function()
-    if type(module) is nn.Linear:
+    if isinstance(module, nn.Linear) and type(module) in (nn.Linear, FrozenLinear):
         return partial(F.linear, weight=module.weight, bias=module.bias)
     if type(module) is nn.LayerNorm:
         weights: dict[str, Any] = {"weight": module.weight, "bias": module.bias, "eps": module.eps}
@@ -196,7 +196,9 @@ def as_function(module: nn.Module) -> Callable[[Tensor], Tensor]:
     if type(module) is nn.RMSNorm:
         return partial(torch.rms_norm, normalized_shape=module.normalized_shape, weight=module.weight, eps=module.eps)
     children = dict(module.named_children())
-    if not isinstance(module, MLP | GatedMLP) or type(module) not in (MLP, GatedMLP) or set(children) != {"fc1", "fc2"}:
+    if not isinstance(module, MLP | GatedMLP) or set(children) != {"fc1", "fc2"}:
+        return module
+    if type(module) not in (MLP, GatedMLP, FrozenMLP):
         return module
     first, second = as_function(children["fc1"]), as_function(children["fc2"])
     if isinstance(module, MLP):

@@ -32,6 +32,7 @@ from vlm.models.pretrained.stack import Spec
 from vlm.nn.device import has_bfloat16
 from vlm.nn.embeddings import Spelling
 from vlm.nn.image_size import sides
+from vlm.nn.step.packed import fuse_frozen_layers
 from vlm.nn.vocabulary_loss import compile_on_gpu
 from vlm.randomness import key
 from vlm.training.callbacks.checkpoints import Checkpoints, VerifiedIO
@@ -276,6 +277,8 @@ class Run:
         self.data = self._open_data(loaded)
         model, spec, adapted = self._build_model(loaded)
         self.task = build_task(config, model, self.data, optimization=build_optimization(config))
+        if not self.compiled and not uses_gpu(config):
+            fuse_frozen_layers(model)
         self.task.about = {
             "model": spec,
             "config": cast(dict[str, Any], freeze(config.tree)),
