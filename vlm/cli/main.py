@@ -119,6 +119,9 @@ def to_typer_command(command: Callable[..., int]) -> Callable[..., int]:
 
     def run(**values: Any) -> int:
         _check_values(options, values)
+        for name, value in values.items():
+            if value is not None and (convert := options[name].convert) is not None:
+                values[name] = convert(value)
         parts = {
             name: kind(**{field.name: values.pop(field.name) for field in fields(kind)})  # type: ignore[operator]
             for name, kind in groups.items()

@@ -2,11 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from vlm.errors import UserError
+
+if TYPE_CHECKING:
+    from vlm.decoding.grammar import Grammar
 
 Words = tuple[int, ...]
 Required = Sequence[Sequence[Words]]
@@ -27,6 +31,7 @@ class Rules:
         frequency_penalty: Subtracted from the score of a token for each time that it was chosen.
         presence_penalty: Subtracted from the score of each token that was chosen.
         bias: Token ids with what is added to their scores.
+        grammar: What each text matches after the prefix. Bans, n-grams and minimum lengths then do not apply.
     Raises:
         UserError: A value is invalid, or constraints contradict each other.
     """
@@ -40,6 +45,7 @@ class Rules:
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
     bias: tuple[tuple[int, float], ...] = ()
+    grammar: "Grammar | None" = None
 
     def __post_init__(self) -> None:
         if not 0 < self.repetition_penalty < float("inf"):
@@ -63,7 +69,8 @@ class Rules:
     def needs_history(self) -> bool:
         """Returns True if any constraint depends on the text so far."""
         texts = self.repetition_penalty != 1 or self.no_repeat_ngram or self.min_tokens
-        return bool(texts or self.banned or self.frequency_penalty or self.presence_penalty or self.bias)
+        more = self.frequency_penalty or self.presence_penalty or self.bias or self.grammar
+        return bool(texts or self.banned or more)
 
 
 def in_vocabulary(tokens: Sequence[int], vocab: int) -> list[int]:

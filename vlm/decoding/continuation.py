@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from vlm.decoding.constraints import Rules
+from vlm.decoding.grammar import Grammar
 from vlm.decoding.sampling import Sampling, TokenHistory, create_history, draw_next
 from vlm.decoding.token_scores import TokenScore, score_prompts, score_tokens
 from vlm.models.context import PLACE, Context
@@ -105,6 +106,7 @@ def continue_texts(
     sources: Sequence[int] | None = None,
     top: int = 0,
     prompt_scores: Sequence[list[TokenScore | None]] | None = None,
+    grammars: Sequence[Grammar | None] = (),
 ) -> Iterator[list[SampledToken]]:
     """Continues texts token by token until the end token or max_tokens.
 
@@ -124,6 +126,7 @@ def continue_texts(
         top: Number of most probable tokens to report at each place.
         prompt_scores: A list per source, filled with the scores of the prompt's tokens before the first step, even if
             max_tokens is 0. The prompts must fit into the decoder's window.
+        grammars: What the continuation of each prompt matches, if anything; default that of the rules.
     Yields:
         The tokens of each step, for every unfinished text.
     """
@@ -131,7 +134,7 @@ def continue_texts(
     seeds = [seed] * len(prompts) if isinstance(seed, int) else seed
     sources = range(len(prompts)) if sources is None else sources
     run = _Continuation(decoder, prompts, keys or prompts, seeds, context, sampling, rules, max_tokens, sources, top)
-    run.prompt_scores = prompt_scores
+    run.prompt_scores, run.grammars = prompt_scores, grammars
     if prompt_scores is not None and prompts and not max_tokens:
         run.read_prompts()
     for step in range(max_tokens):
@@ -169,6 +172,7 @@ class _Continuation:
         self.decoder, self.prompts, self.keys, self.context = decoder, prompts, keys, context
         self.sampling, self.rules, self.max_tokens, self.sources, self.top = sampling, rules, max_tokens, sources, top
         self.prompt_scores: Sequence[list[TokenScore | None]] | None = None
+        self.grammars: Sequence[Grammar | None] = ()
         self.device = decoder.token_embed.weight.device
         self.texts = [list(prompt) for prompt in prompts]
         # Random numbers are copied to the device once: a copy in each step would wait for the device.
@@ -230,7 +234,14 @@ class _Continuation:
         self.steps = Stepper(decoder, state)
         keys = [self.keys[row] for row in rows]
         answers = [self.texts[row][len(self.prompts[row]) :] for row in rows]
-        self.history = create_history(self.rules, keys, answers, max_tokens=self.max_tokens, device=self.device)
+        self.history = create_history(
+            self.rules,
+            keys,
+            answers,
+            max_tokens=self.max_tokens,
+            device=self.device,
+            grammars=[self.grammars[row] for row in rows] if self.grammars else (),
+        )
         if not scored:
             return self.steps.logits(tokens)
         assert self.prompt_scores is not None

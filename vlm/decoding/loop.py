@@ -170,8 +170,14 @@ class _Loop:
         self.strategy.begin([item.id for item in new], self.device)
         self.places, self.free, self.remaining_steps = [item.place for item in new], [], self.max_len
         if self.decoding.rules.needs_history:
-            sizes["rows"] = len(new)
-            self.history = TokenHistory(self.decoding.rules, **sizes, bos_id=self.bos_id, device=self.device)
+            self.history = TokenHistory(
+                self.decoding.rules,
+                rows=len(new),
+                beams=columns,
+                max_len=sizes["max_len"],
+                bos_id=self.bos_id,
+                device=self.device,
+            )
             if self.prompts:
                 self.history.read(self.prompts)
         return True

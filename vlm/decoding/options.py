@@ -69,6 +69,9 @@ class Decoding:
             raise UserError(f"--diversity {self.diversity:g} is invalid; it must be 0 or more")
         if not abs(self.length_penalty) <= 100:
             raise UserError(f"--length-penalty {self.length_penalty:g} is invalid; it must be between -100 and 100")
+        if self.rules.grammar is not None and self.beam > 1:
+            option = self.rules.grammar.source.option
+            raise UserError(f"{option} and --beam exclude each other; give one of them")
         if self.rules.required and self.groups > 1:
             raise UserError("--require and --groups exclude each other; give one of them")
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from vlm.decoding.constraints import Rules, allow_end, in_vocabulary, last_tokens, repeated_ngram_mask
+from vlm.decoding.grammar import Grammar, GrammarStates
 from vlm.errors import UserError
 from vlm.nn.device import widest_float
 
@@ -84,19 +85,25 @@ def create_history(
     *,
     max_tokens: int,
     device: torch.device,
+    grammars: Sequence[Grammar | None] = (),
 ) -> "TokenHistory | None":
     """Creates the history of prompts and their answers so far; None if no constraint needs it.
 
     Args:
         prompts: Token ids. Negative ones stand for states of images, which constraints ignore.
         max_tokens: Maximum number of tokens of an answer.
+        grammars: What each answer matches, if anything; default that of the rules.
     """
-    if not rules.needs_history:
+    if not rules.needs_history and not any(grammars):
         return None
     token_ids = [[max(token, prompt[0], 0) if token < 0 else token for token in prompt] for prompt in prompts]
     longest = max(map(len, token_ids)) + max_tokens
-    history = TokenHistory(rules, rows=len(token_ids), beams=1, max_len=longest, bos_id=0, device=device)
+    history = TokenHistory(
+        rules, rows=len(token_ids), beams=1, max_len=longest, bos_id=0, device=device, grammars=grammars
+    )
     history.read([[*prompt, *answer] for prompt, answer in zip(token_ids, answers, strict=True)])
+    if history.grammars is not None:
+        history.grammars.read(answers)
     history.prompt_lengths = torch.tensor([len(prompt) for prompt in token_ids], device=device)[:, None, None]
     return history
 
@@ -125,10 +132,23 @@ class TokenHistory:
         rows: Number R of rows.
         beams: Number G of beams.
         max_len: Maximum number of tokens of a text.
+        grammars: The grammar of each row; default that of the rules.
     """
 
-    def __init__(self, rules: Rules, *, rows: int, beams: int, max_len: int, bos_id: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        rules: Rules,
+        *,
+        rows: int,
+        beams: int,
+        max_len: int,
+        bos_id: int,
+        device: torch.device,
+        grammars: Sequence[Grammar | None] = (),
+    ) -> None:
         self.rules, self.bos_id = rules, bos_id
+        grammars, skipped = grammars or [rules.grammar] * rows, len(rules.prefix)
+        self.grammars = GrammarStates(grammars, columns=beams, skipped=skipped) if any(grammars) else None
         self.tokens = torch.full((rows, beams, max_len + 1), -1, device=device)  # the last column is never read
         self.lengths = torch.zeros(rows, 1, 1, dtype=torch.long, device=device)
         self.prompt_lengths = torch.ones_like(self.lengths)  # number of leading tokens that do not count in lengths
@@ -142,6 +162,8 @@ class TokenHistory:
         self.tokens[rows] = -1
         self.tokens[rows, :, 0] = self.bos_id
         self.lengths[rows] = 1
+        if self.grammars is not None:
+            self.grammars.begin(rows.tolist())
 
     def read(self, prompts: Sequence[Sequence[int]]) -> None:
         """Begins each text with the tokens of a prompt instead of the begin token."""
@@ -156,10 +178,14 @@ class TokenHistory:
         self.tokens.scatter_(2, self.lengths.expand(-1, tokens.shape[1], 1), tokens[..., None])
         # Finished texts continue until new texts replace them: their tokens go to the last column, which is never read.
         self.lengths = (self.lengths + 1).clamp(max=self.tokens.shape[2] - 1)
+        if self.grammars is not None:
+            self.grammars.append(tokens.tolist())
 
     def select(self, rows: Tensor) -> None:
         self.tokens, self.lengths = self.tokens[rows], self.lengths[rows]
         self.prompt_lengths = self.prompt_lengths[rows]
+        if self.grammars is not None:
+            self.grammars.select(rows.tolist())
 
     def constrain(self, scores: Tensor, ends: Sequence[int]) -> Tensor:
         """Applies all constraints except required words to scores (R * G, V); forbidden tokens get -inf.
@@ -184,6 +210,8 @@ class TokenHistory:
             scores = scores - rules.frequency_penalty * counts - rules.presence_penalty * (counts > 0)
         if rules.bias:
             scores = scores.index_add(1, self.bias_tokens, self.bias.to(scores.dtype).expand(len(scores), -1))
+        has_bans = rules.no_repeat_ngram or self.banned or rules.min_tokens
+        penalized = scores.clone() if self.grammars is not None and has_bans else scores
         if rules.no_repeat_ngram:
             scores.masked_fill_(repeated_ngram_mask(texts, lengths, rules.no_repeat_ngram, scores.shape[1]), -torch.inf)
         for before, token in self.banned:
@@ -191,4 +219,9 @@ class TokenHistory:
             scores[:, token].masked_fill_(ends_with, -torch.inf)
         for end in in_vocabulary(ends, scores.shape[1]) if rules.min_tokens else ():
             scores[:, end].masked_fill_(chosen < rules.min_tokens, -torch.inf)
+        if self.grammars is not None:
+            if penalized is not scores:  # a ban might leave no token that a grammar allows
+                governed = torch.tensor(self.grammars.rows).repeat_interleave(self.tokens.shape[1])
+                scores = torch.where(governed.to(scores.device)[:, None], penalized, scores)
+            self.grammars.constrain(scores)
         return scores

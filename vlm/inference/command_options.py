@@ -20,10 +20,11 @@ from vlm.inference.options import (
     Top,
     WritingOptions,
 )
+from vlm.inference.structured import GrammarOptions
 
 
 @dataclass(kw_only=True)
-class CaptionOptions(WritingOptions, ImageOptions):
+class CaptionOptions(GrammarOptions, WritingOptions, ImageOptions):
     """Options of captioning."""
 
     language: Language = None
@@ -46,7 +47,7 @@ class CaptionFiles:
 
 
 @dataclass(kw_only=True)
-class PromptedQuestionOptions(WritingOptions, ImageOptions):
+class PromptedQuestionOptions(GrammarOptions, WritingOptions, ImageOptions):
     """Options of answering questions about images inside prompts."""
 
     question: Question
@@ -54,7 +55,7 @@ class PromptedQuestionOptions(WritingOptions, ImageOptions):
 
 
 @dataclass(kw_only=True)
-class QuestionOptions(ImageOptions):
+class QuestionOptions(GrammarOptions, ImageOptions):
     """Options of answering questions about images."""
 
     question: Question
@@ -135,7 +136,7 @@ class FillOptions(Options):
 
 
 @dataclass(kw_only=True)
-class GenerationOptions(DecodingOptions, Options):
+class GenerationOptions(GrammarOptions, DecodingOptions, Options):
     """Options of writing text that goes on from prompts."""
 
 
@@ -185,7 +186,7 @@ class ChatArguments:
 
 
 @dataclass(kw_only=True)
-class AnswerOptions(SamplingOptions):
+class AnswerOptions(GrammarOptions, SamplingOptions):
     """Options of an answer in a conversation."""
 
     stop: Annotated[list[str] | None, Option("Stop generating at this string. Repeatable.", metavar="TEXT")] = None

@@ -41,6 +41,7 @@ class Option:
             command line.
         choices: Allowed values on the command line. By default, all.
         check: Called with its value on a command line before the command runs, because importing torch takes seconds.
+        convert: Converts its value on a command line, such as by reading a file.
     """
 
     help: str
@@ -54,6 +55,7 @@ class Option:
     scope: Literal["anyone", "machine", "command"] = "anyone"
     choices: tuple[str, ...] = ()
     check: Callable[[str], None] | None = None
+    convert: Callable[[str], Any] | None = None
 
 
 MAX_TEXTS = 1024  # texts of an input decoded in parallel; memory and time of a step grow with them
@@ -354,8 +356,8 @@ class DecodingOptions(SamplingOptions):
         sampling_names = [name for name in SAMPLING_NAMES if getattr(self, name) is not None]
         has_length_penalty = self.length_penalty is not None
         uses_beams = (self.beam or 1) > 1
-        # The checkpoint cannot override the decoding mode that the user chooses.
-        ignored = {"beam"} if self.sample is not None else {"sample"} if uses_beams else set()
+        # The checkpoint cannot override the decoding mode that the user chooses; grammars exclude beams.
+        ignored = {"beam"} if self.sample is not None or has_grammar(self) else {"sample"} if uses_beams else set()
         resolved = copy(self)
         for name, value in [*stored.items(), *DEFAULTS.items()]:
             if name not in ignored and getattr(resolved, name, None) is None:
@@ -386,6 +388,14 @@ class DecodingOptions(SamplingOptions):
         from vlm.decoding.options import Decoding
 
         return Decoding(rules=rules, sampling=self.build_sampling() if sample else None, **self._values_for(Decoding))
+
+
+GRAMMAR_NAMES = ("json_schema", "regex", "choice")
+
+
+def has_grammar(options: object) -> bool:
+    """Returns True if options state what a text must match."""
+    return any(getattr(options, name, None) is not None for name in GRAMMAR_NAMES)
 
 
 def build_word_rules(

@@ -9,6 +9,7 @@ from vlm.errors import UserError, print_error
 from vlm.inference.inputs import default_workers, read_ahead
 from vlm.inference.options import DecodingOptions, Options
 from vlm.inference.predictor import Predictor, Watch
+from vlm.inference.structured import GrammarOptions
 from vlm.io.files import progress
 from vlm.io.output import Record, Records
 
@@ -130,7 +131,7 @@ def predict_answers(
             raise outcome.result
         outcomes.append((outcome.source, outcome.result))
     results = [result for _, result in predictor.order_results(outcomes, options)]
-    if (line := _shortfall_message(predictor, results, options)) is not None:
+    for line in _list_shortfalls(predictor, results, options):
         warnings.warn(line, stacklevel=4)
     return [predictor.answer(result, options) for result in results]
 
@@ -181,7 +182,7 @@ def write_results(
             continue
         for number, record in enumerate(predictor.record(source, result, options, form=records.form)):
             records.write({**record, **extra_fields[number]} if extra_fields else record)
-    if (line := _shortfall_message(predictor, results, options)) is not None:
+    for line in _list_shortfalls(predictor, results, options):
         print(line, file=sys.stderr)
     return status if not faults else 1 if results else faults[0].status
 
@@ -198,13 +199,27 @@ def _print_notes(predictor: Predictor, sources: Sequence[Any], options: Options)
     return status
 
 
-def _shortfall_message(predictor: Predictor, results: Sequence[Any], options: Options) -> str | None:
-    """Returns a message if inputs have fewer texts than requested."""
-    if not isinstance(options, DecodingOptions):
-        return None
-    counts = [count for result in results for count in predictor.counts(result)]
-    fewer = sum(count < options.results for count in counts)
-    if not fewer:
-        return None
-    few = f"{fewer} of {len(counts)} inputs" if len(counts) > 1 else "the input"
-    return f"note: fewer texts than --results {options.results} for {few}; a larger --beam may find more"
+def _list_shortfalls(predictor: Predictor, results: Sequence[Any], options: Options) -> Iterator[str]:
+    """Yields messages if inputs have fewer texts than requested, or texts do not match their grammar."""
+    if isinstance(options, DecodingOptions):
+        counts = [count for result in results for count in predictor.counts(result)]
+        fewer = sum(count < options.results for count in counts)
+        few = f"{fewer} of {len(counts)} inputs" if len(counts) > 1 else "the input"
+        if fewer:
+            yield f"note: fewer texts than --results {options.results} for {few}; a larger --beam may find more"
+    writer: Any = predictor
+    if isinstance(options, GrammarOptions) and (grammar := writer.build_grammar(options)) is not None:
+        skipped = {*grammar.vocabulary.ends, *writer.tokenizer.language_ids}
+        texts = [[token for token in tokens if token not in skipped] for tokens in _list_tokens(results)]
+        if cut := sum(not grammar.accepts(tokens) for tokens in texts):
+            reason = f"end before they match {grammar.source.option}; a larger --max-tokens may help"
+            yield f"note: {cut} of {len(texts)} texts {reason}"
+
+
+def _list_tokens(results: Any) -> Iterator[Sequence[int]]:
+    """Yields the tokens of each text of some results."""
+    if isinstance(results, list):
+        for result in results:
+            yield from _list_tokens(result)
+    elif results is not None:
+        yield results.tokens

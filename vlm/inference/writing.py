@@ -15,6 +15,7 @@ from vlm.checkpoint.stored import DecodingDefaults
 from vlm.data.text.tokenizer import Tokenizer
 from vlm.data.text.words import spaceless_pattern
 from vlm.decoding.beam_row import as_json
+from vlm.decoding.grammar import Grammar
 from vlm.decoding.loop import Chunk, decode, decode_batch
 from vlm.decoding.options import Decoding, Hypothesis
 from vlm.errors import UserError
@@ -25,6 +26,7 @@ from vlm.inference.options import (
     check_stored_decoding,
 )
 from vlm.inference.predictor import Rows, Stored, TextPredictor, Watch
+from vlm.inference.structured import GrammarOptions
 from vlm.io.output import Output
 from vlm.models.context import Context
 from vlm.models.encoder_decoder import EncoderDecoder
@@ -120,9 +122,16 @@ class Writer(TextPredictor):
         chosen = options.resolve(self.decoding)
         language = getattr(options, "language", None)
         rules = chosen.build_rules(self.tokenizer, begin=self.tokenizer.begin(language))
+        rules = replace(rules, grammar=self.build_grammar(options))
         search = chosen.build_decoding(rules, sample=bool(chosen.sample))
         replace(search, max_tokens=search.max_tokens or self.max_tokens).longest_text(self.model.decoder.max_len)
         return search
+
+    def build_grammar(self, options: WritingOptions) -> Grammar | None:
+        """Returns what texts match, if anything."""
+        if not isinstance(options, GrammarOptions):
+            return None
+        return options.build_grammar(self.tokenizer, (self.tokenizer.eos_id, *self.decoding.get("ends", ())))
 
     def check_options(self, options: WritingOptions) -> None:
         self.build_decoding(options)

@@ -16,6 +16,7 @@ from vlm.data.text.chat_template import ChatTemplate
 from vlm.data.text.conversation import Turn
 from vlm.decoding.constraints import Rules, in_vocabulary
 from vlm.decoding.continuation import PromptCache, SampledToken, continue_texts
+from vlm.decoding.grammar import Grammar
 from vlm.decoding.sampling import Sampling, create_history, draw_next
 from vlm.decoding.token_scores import TokenScore
 from vlm.errors import UserError
@@ -55,6 +56,7 @@ class Prompt:
         tokens: Their ids, with PLACE for each state of an image. Prompts with the same object are read once.
         pixels: Its images, whole or in squares, uint8 (T, 3, H, W); None if there are none.
         seed: Seed of its answer; here and not in the options, so that conversations with different seeds share a batch.
+        grammar: What its answer matches, if anything; here for the same reason.
         scores: Filled with the scores of its answer's tokens, the end token included, if the options ask for them.
         prompt_scores: Filled with those of the prompt's tokens.
     """
@@ -62,6 +64,7 @@ class Prompt:
     tokens: Sequence[int]
     pixels: Tensor | None
     seed: int
+    grammar: Grammar | None = None
     scores: list[TokenScore] = field(default_factory=list)
     prompt_scores: list[TokenScore | None] = field(default_factory=list)
 
@@ -136,6 +139,11 @@ class ChatPredictor(TextPredictor[Sequence[TurnWithImages], Prompt, Reply, ChatO
             fault = "must not be empty, because every answer would end at once"
             raise UserError(f"--stop: {fault}; give a string, or leave it out")
         self.plan_decoding(options)
+        self.build_grammar(options)
+
+    def build_grammar(self, options: AnswerOptions) -> Grammar | None:
+        """Returns what answers match, if anything; white space before an answer is not part of it."""
+        return options.build_grammar(self.tokenizer, self.ends, skips_space=True)
 
     def plan_decoding(self, options: AnswerOptions) -> tuple[Sampling, int, Rules]:
         """Returns the sampling of an answer, its maximum length in tokens, and the checkpoint's constraints on it."""
@@ -193,7 +201,7 @@ class ChatPredictor(TextPredictor[Sequence[TurnWithImages], Prompt, Reply, ChatO
         if len(tokens) >= self.decoder.max_len:
             raise ContextFullError(format_context_full(len(tokens), self.decoder.max_len))
         pixels = torch.cat([pixels for pixels, _ in views]) if views else None
-        return Prompt(tokens, pixels, options.seed)
+        return Prompt(tokens, pixels, options.seed, self.build_grammar(options))
 
     def results(
         self, batches: Iterable[Sequence[Prompt] | None], options: ChatOptions, *, watch: Watch | None = None
@@ -239,6 +247,9 @@ class ChatPredictor(TextPredictor[Sequence[TurnWithImages], Prompt, Reply, ChatO
                 cancelled = watch is not None and not watch(item.prompt, [reply.tokens])
                 if complete or cancelled:
                     ended.add(item.prompt)
+                    grammar = batch[item.prompt].grammar
+                    if grammar is not None and item.token in self.ends:
+                        reply.ended = grammar.accepts(reply.tokens)
                     yield item.prompt
         yield from (place for place in range(len(batch)) if place not in ended)  # of answers without tokens
 
@@ -278,6 +289,7 @@ class ChatPredictor(TextPredictor[Sequence[TurnWithImages], Prompt, Reply, ChatO
                 sources=[places[id(prompt.tokens)] for prompt in batch],
                 top=options.logprobs or 0,
                 prompt_scores=[source.prompt_scores for source in sources.values()] if scores_prompts else None,
+                grammars=[prompt.grammar for prompt in batch],
             )
 
     def append_token(self, reply: Reply, token: int, logprob: float, options: AnswerOptions) -> None:
@@ -503,7 +515,8 @@ class Chat:
         numbers = numpy_rng(self.options.seed, "text", *prompt_key).random(max_tokens)
         draws = torch.from_numpy(numbers).to(self.predictor.device)
         device = self.predictor.decoder.token_embed.weight.device
-        history = create_history(rules, [prompt], [[]], max_tokens=max_tokens, device=device)
+        grammars = [self.predictor.build_grammar(self.options)]
+        history = create_history(rules, [prompt], [[]], max_tokens=max_tokens, device=device, grammars=grammars)
         reply, ends, yielded = Reply(read=len(prompt), tokens=exchange.answer), self.predictor.ends, 0
         self.reply = reply
         while len(reply.tokens) < max_tokens and not reply.ended:

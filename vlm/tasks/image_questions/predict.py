@@ -11,7 +11,9 @@ from vlm.checkpoint.stored import DecodingDefaults
 from vlm.data.text.conversation import Turn
 from vlm.data.text.conversation_field import question_prompt
 from vlm.data.text.tokenizer import Tokenizer
+from vlm.decoding.constraints import Rules
 from vlm.decoding.continuation import continue_texts
+from vlm.decoding.grammar import Grammar
 from vlm.decoding.sampling import Sampling
 from vlm.errors import UserError
 from vlm.inference.arguments import ImageFileArguments, list_questions, single_prompt
@@ -47,12 +49,14 @@ def answer_questions(
     questions: Sequence[Sequence[Sequence[int]]],
     *,
     max_tokens: int,
+    grammar: Grammar | None = None,
 ) -> list[list[ImageAnswer]]:
     """Answers the questions about each image by greedy decoding; used by evaluation and `vlm answer`.
 
     Args:
         context: The encoded images, one row each.
         questions: Token ids of each image's prompts.
+        grammar: What each answer matches.
     """
     prompts = [prompt for image_prompts in questions for prompt in image_prompts]
     rows = [row for row, image_prompts in enumerate(questions) for _ in image_prompts]
@@ -62,7 +66,14 @@ def answer_questions(
     # Autocast would cast the weights again for every token; and evaluation uses the weights as they are.
     with torch.autocast(context.states.device.type, enabled=False):
         for sampled in continue_texts(
-            model.decoder, prompts, context=contexts, eos_id=eos_id, sampling=greedy, max_tokens=max_tokens, seed=0
+            model.decoder,
+            prompts,
+            context=contexts,
+            eos_id=eos_id,
+            sampling=greedy,
+            max_tokens=max_tokens,
+            seed=0,
+            rules=Rules(grammar=grammar),
         ):
             for item in sampled:
                 answers[item.prompt].logprob += item.logprob
@@ -130,7 +141,21 @@ class ImageQuestionAnswerer(
         pixels, questions = zip(*batch, strict=True)
         context = encode_pixels(self.model, self.preprocess, torch.stack(pixels).to(self.device))
         prompts = [[self.prompt(question) for question in image_questions] for image_questions in questions]
-        return answer_questions(self.model, self.tokenizer, context, prompts, max_tokens=self.max_tokens)
+        return answer_questions(
+            self.model,
+            self.tokenizer,
+            context,
+            prompts,
+            max_tokens=self.max_tokens,
+            grammar=self.build_grammar(options),
+        )
+
+    def build_grammar(self, options: QuestionOptions) -> Grammar | None:
+        """Returns what answers match, if anything."""
+        return options.build_grammar(self.tokenizer, [self.tokenizer.eos_id], skips_space=True)
+
+    def check_options(self, options: QuestionOptions) -> None:
+        self.build_grammar(options)
 
     def answer(self, result: list[ImageAnswer], options: QuestionOptions) -> ImageAnswer | list[ImageAnswer]:
         return result[0] if isinstance(options.question, str) else result

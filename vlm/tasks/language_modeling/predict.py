@@ -11,7 +11,9 @@ from torch.nn.utils.rnn import pad_sequence
 
 from vlm.checkpoint.stored import DecodingDefaults
 from vlm.data.text.tokenizer import Tokenizer
+from vlm.decoding.constraints import Rules
 from vlm.decoding.continuation import continue_texts
+from vlm.decoding.grammar import Grammar
 from vlm.decoding.loop import TEXTS, decode
 from vlm.decoding.options import Decoding
 from vlm.decoding.sampling import Sampling
@@ -122,6 +124,7 @@ def stream(
     seed: int,
     sampling: Sampling,
     ends: Sequence[int] = (),
+    grammar: Grammar | None = None,
 ) -> Iterator[list[PartialText]]:
     """Continues prompts; after each step yields the texts that have a new token.
 
@@ -129,12 +132,20 @@ def stream(
 
     Args:
         ends: Further tokens that end a text, like the end token.
+        grammar: What each continuation matches.
     """
     all_ends = (tokenizer.eos_id, *ends)
     ids = [encode_prompt(tokenizer, prompt) for prompt in prompts]
     tokens, logprobs = [list[int]() for _ in prompts], [0.0] * len(prompts)
     for step in continue_texts(
-        model, ids, sampling=sampling, max_tokens=max_tokens, eos_id=tokenizer.eos_id, seed=seed, ends=ends
+        model,
+        ids,
+        sampling=sampling,
+        max_tokens=max_tokens,
+        eos_id=tokenizer.eos_id,
+        seed=seed,
+        ends=ends,
+        rules=Rules(grammar=grammar),
     ):
         for item in step:
             logprobs[item.prompt] += item.logprob
@@ -187,13 +198,17 @@ class TextGenerator(TextPredictor[str, str, list[Continuation], GenerationOption
         """Returns the plan for decoding, sampling or a search, and the resolved options."""
         chosen = options.resolve(self.decoding, samples_by_default=True)
         chosen.max_tokens = chosen.max_tokens or MAX_TOKENS
-        rules = chosen.build_rules(self.tokenizer)
+        rules = replace(chosen.build_rules(self.tokenizer), grammar=self.build_grammar(options))
         sample = chosen.beam == 1 if chosen.sample is None else chosen.sample
         stored = self.decoding.get("never") or self.decoding.get("forced_end")
-        free = not (rules.needs_history or rules.required or stored)
+        free = not (replace(rules, grammar=None).needs_history or rules.required or stored)
         if chosen.beam == chosen.results == chosen.groups == 1 and free:
             return chosen.build_sampling() if sample else replace(chosen.build_sampling(), temperature=0.0), chosen
         return chosen.build_decoding(rules, sample=sample), chosen
+
+    def build_grammar(self, options: GenerationOptions) -> Grammar | None:
+        """Returns what texts match, if anything."""
+        return options.build_grammar(self.tokenizer, (self.tokenizer.eos_id, *self.decoding.get("ends", ())))
 
     def check_options(self, options: GenerationOptions) -> None:
         self.plan_decoding(options)
@@ -218,6 +233,7 @@ class TextGenerator(TextPredictor[str, str, list[Continuation], GenerationOption
                     ends=self.decoding.get("ends", ()),
                     max_tokens=chosen.max_tokens,
                     seed=chosen.seed,
+                    grammar=self.build_grammar(options),
                 )
                 for place, text in complete_texts(steps, self.tokenizer, batch, watch=offset_watch(watch, first)):
                     yield first + place, [text]

@@ -1,0 +1,297 @@
+"""Texts under grammars: valid, complete, chosen as without a mask where that is valid, and refused if not supported."""
+
+import json
+import re
+from typing import Any
+
+import pytest
+import torch
+
+from vlm.data.text.tokenizer import ByteTokenizer
+from vlm.decoding.constraints import Rules
+from vlm.decoding.continuation import continue_texts
+from vlm.decoding.grammar import MAX_SCHEMA, Grammar, GrammarSource, GrammarStates, Vocabulary
+from vlm.decoding.loop import decode
+from vlm.decoding.options import Decoding
+from vlm.decoding.sampling import Sampling
+from vlm.errors import UserError
+from vlm.models.decoder import Decoder
+from vlm.nn.position import RotaryPositions
+
+jsonschema = pytest.importorskip("jsonschema")
+pytest.importorskip("llguidance")
+
+TOKENIZER = ByteTokenizer()
+EOS = TOKENIZER.eos_id
+WORDS = [
+    b'{"',
+    b'":',
+    b'",',
+    b"}}",
+    b"red",
+    b' "',
+    b"\n  ",
+    b"\xe6\x97",
+    b"true",
+    b"0.",
+    b"12",
+]  # of two bytes and more
+TOKENS = [TOKENIZER.bytes_of(id) for id in range(TOKENIZER.vocab_size)]
+BYTES, PIECES = (Vocabulary(tokens, [EOS]) for tokens in (TOKENS, TOKENS + WORDS))
+
+
+def closed(**properties: Any) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": sorted(properties),
+        "additionalProperties": False,
+    }
+
+
+NAME, COLOR = {"type": "string", "maxLength": 12}, {"enum": ["red", "green", "blue", None, 3]}
+SCHEMAS: dict[str, dict[str, Any]] = {
+    "flat": closed(name=NAME, age={"type": "integer"}, member={"type": "boolean"}),
+    "nested": closed(owner=closed(name=NAME, home=closed(city=NAME, code={"type": "integer"})), color=COLOR),
+    "enums": closed(color=COLOR, size={"enum": ["S", "M", "L"]}, kind={"const": {"a": [1, "two"]}}),
+    "array": {"type": "array", "items": {"type": "integer", "minimum": -20, "maximum": 300}, "maxItems": 5},
+    "objects": {"type": "array", "items": closed(id={"type": "integer"}, tag=NAME), "minItems": 1, "maxItems": 3},
+    "pattern": closed(
+        code={"type": "string", "pattern": "^[A-Z]{2}-[0-9]{3,5}$"}, day={"format": "date", "type": "string"}
+    ),
+    "numbers": closed(
+        share={"type": "number", "minimum": 0, "maximum": 1},
+        year={"type": "integer", "exclusiveMinimum": 1899, "maximum": 2100},
+        step={"type": "integer", "multipleOf": 7},
+    ),
+    "any of": closed(value={"anyOf": [NAME, {"type": "integer"}, {"type": "null"}, closed(x={"type": "number"})]}),
+    "references": {
+        "$defs": {"point": closed(x={"type": "number"}, y={"type": "number"}), "text": NAME},
+        **closed(
+            at={"$ref": "#/$defs/point"}, path={"type": "array", "items": {"$ref": "#/$defs/point"}, "maxItems": 2}
+        ),
+    },
+    "tuple": {
+        "type": "array",
+        "prefixItems": [{"type": "string", "minLength": 2, "maxLength": 6}, {"type": "boolean"}, COLOR],
+        "items": False,
+        "minItems": 3,
+    },
+}
+
+
+def source(schema: Any) -> GrammarSource:
+    return GrammarSource("json_schema", json.dumps(schema))
+
+
+def choose(*texts: str, **options: bool) -> GrammarSource:
+    return GrammarSource("choice", json.dumps(texts), **options)
+
+
+@pytest.fixture(scope="module")
+def decoder() -> Decoder:
+    """A random model whose next token depends on the text."""
+    torch.manual_seed(3)
+    sizes: dict[str, Any] = {"vocab_size": PIECES.size, "max_len": 4096, "dim": 16, "depth": 1, "num_heads": 2}
+    model = Decoder(**sizes, positions=RotaryPositions(head_dim=8)).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return model
+
+
+def continuations(
+    decoder: Decoder, prompts: list[list[int]], grammars: list[Grammar | None], **options: Any
+) -> list[list[int]]:
+    """The tokens of each continuation, with the end token."""
+    texts: list[list[int]] = [[] for _ in prompts]
+    settings: dict[str, Any] = {"sampling": Sampling(), "max_tokens": 3000, "seed": 0} | options
+    for step in continue_texts(decoder, prompts, eos_id=EOS, grammars=grammars, **settings):
+        for item in step:
+            texts[item.prompt].append(item.token)
+    return texts
+
+
+def text_of(tokens: list[int]) -> str:
+    return b"".join((TOKENS + WORDS)[token] for token in tokens).decode()
+
+
+@pytest.mark.sample(plain=1, slow=10)
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_sampled_answers_of_random_weights_end_and_validate(decoder: Decoder, name: str) -> None:
+    grammar, count = PIECES.compile(source(SCHEMAS[name])), 100
+    prompts = [[5 + place, 7] for place in range(count)]
+    texts = continuations(decoder, prompts, [grammar] * count)
+    ended = [tokens for tokens in texts if tokens[-1] == EOS]
+    print(f"{name}: {len(ended)} of {count} end; the longest has {max(map(len, texts))} tokens")
+    assert len(ended) >= 0.99 * count
+    check = jsonschema.Draft202012Validator(SCHEMAS[name], format_checker=jsonschema.FormatChecker())
+    for tokens in ended:
+        check.validate(json.loads(text_of(tokens)))
+        assert grammar.accepts(tokens[:-1])
+    assert len({tuple(tokens) for tokens in texts}) > count // 4  # not one text for all
+
+
+def test_each_row_of_a_batch_has_its_own_grammar_and_equals_a_batch_of_one(decoder: Decoder) -> None:
+    sources = [choose("yes", "no"), GrammarSource("regex", "[a-f]{3,6}x"), None, source(SCHEMAS["flat"]), choose("é😀")]
+    grammars = [None if item is None else PIECES.compile(item) for item in sources]
+    prompts = [[9, 4], [8], [3, 3, 3, 3], [30, 31, 32], [7]]
+    together = continuations(decoder, prompts, grammars, max_tokens=150)
+    alone = [
+        continuations(decoder, [prompt], [grammar], max_tokens=150)[0]
+        for prompt, grammar in zip(prompts, grammars, strict=True)
+    ]
+    assert together == alone
+    yes, letters, free, flat, face = together
+    assert text_of(yes) in ("yes", "no") and text_of(face) == "é😀"
+    assert re.fullmatch("[a-f]{3,6}x", text_of(letters))
+    jsonschema.validate(json.loads(text_of(flat)), SCHEMAS["flat"])
+    assert free == continuations(decoder, [prompts[2]], [], max_tokens=150)[0]  # as without any grammar
+    assert all(tokens[-1] == EOS for tokens in (yes, letters, flat, face))
+
+
+def test_the_window_moves_and_the_grammar_goes_on(scramble: Any) -> None:
+    torch.manual_seed(1)
+    small = scramble(Decoder(vocab_size=BYTES.size, max_len=8, dim=16, depth=1, num_heads=2))
+    grammars = [BYTES.compile(GrammarSource("regex", pattern)) for pattern in ("(ab){12}", "(cde){7}")]
+    texts = continuations(small, [[5], [6, 7, 8]], grammars)
+    assert [text_of(tokens) for tokens in texts] == ["ab" * 12, "cde" * 7]
+
+
+@pytest.mark.parametrize("columns", [1, 3])
+def test_the_decoding_loop_with_rows_that_change_equals_one_input_at_a_time(decoder: Decoder, columns: int) -> None:
+    grammar = PIECES.compile(source(closed(color=COLOR, n={"type": "integer"})))
+    sampling = Sampling(temperature=0.8)
+    decoding = Decoding(sampling=sampling, results=columns, rules=Rules(grammar=grammar), max_tokens=400, seed=2)
+
+    def texts(ids: list[int], rows: int) -> dict[int, list[list[int]]]:
+        found = decode(decoder, [(ids, None)], decoding, bos_id=1, eos_id=EOS, rows=rows)
+        return {ids[place]: [text.tokens for text in best] for place, best in found}
+
+    together = texts([4, 5, 6, 7, 8], rows=2)
+    assert together == {id: texts([id], rows=1)[id] for id in range(4, 9)}
+    for best in together.values():
+        for tokens in best:
+            jsonschema.validate(json.loads(text_of(tokens)), closed(color=COLOR, n={"type": "integer"}))
+    assert len({str(best) for best in together.values()}) > 1
+
+
+def test_a_prefix_is_not_part_of_what_a_grammar_reads(decoder: Decoder) -> None:
+    rules = Rules(grammar=PIECES.compile(choose("red", "green")), prefix=(50, 51))
+    ((_, (best,)),) = decode(decoder, [([0], None)], Decoding(rules=rules), bos_id=1, eos_id=EOS, rows=1)
+    assert text_of(best.tokens) in ("red", "green")
+
+
+def test_bans_and_repetition_do_not_break_a_grammar(decoder: Decoder) -> None:
+    rules = Rules(grammar=PIECES.compile(choose("abababab")), banned=((100,),), no_repeat_ngram=2, min_tokens=40)
+    ((_, (best,)),) = decode(decoder, [([0], None)], Decoding(rules=rules), bos_id=1, eos_id=EOS, rows=1)
+    assert text_of(best.tokens) == "abababab"
+
+
+def test_a_greedy_text_that_is_valid_is_the_same_with_a_mask() -> None:
+    """The model writes a given text, of which every prefix has its own hidden state; the mask must change nothing."""
+    written = '{"name": "Ann é",\n  "age": 41, "member": false}\n'
+    tokens = [*TOKENIZER.encode(written), EOS]
+
+    class Reciter(Decoder):
+        """A decoder whose likeliest next token is that of a text."""
+
+        def head(self, hidden: torch.Tensor) -> torch.Tensor:
+            logits = torch.randn(len(hidden), BYTES.size, generator=torch.Generator().manual_seed(self.said))
+            logits[:, tokens[self.said]] = 10.0
+            self.said += 1
+            return logits
+
+    sizes: dict[str, Any] = {"vocab_size": BYTES.size, "max_len": 512, "dim": 16, "depth": 1, "num_heads": 2}
+    greedy = Sampling(temperature=0.0)
+    said = []
+    for grammars in ([], [BYTES.compile(source(SCHEMAS["flat"]))]):
+        model = Reciter(**sizes).eval()
+        model.said = 0
+        said += continuations(model, [[5]], grammars, sampling=greedy)
+    assert said[0] == said[1] == tokens
+
+
+def test_tokens_of_one_text_several_ends_and_padded_weights() -> None:
+    tokens = [b"", b"", b"yes", b"y", b"es", b"yes", b"no"]
+    grammar = Vocabulary(tokens, [0, 1]).compile(choose("yes"))
+    states = GrammarStates([grammar, None], columns=1)
+    states.begin([0, 1])
+
+    def allowed() -> list[list[int]]:
+        scores = torch.zeros(2, 9)  # two rows of the weights have no token
+        states.constrain(scores)
+        return [(row == 0).nonzero()[:, 0].tolist() for row in scores]
+
+    free = [*range(9)]
+    assert allowed() == [[2, 3, 5], free]
+    states.append([[3], [8]])
+    assert allowed() == [[4], free]
+    states.append([[4], [8]])
+    assert allowed() == [[0, 1], free]
+    states.append([[1], [8]])
+    assert allowed() == [free, free]  # ended texts are unconstrained
+    states.begin([0])
+    assert allowed()[0] == [2, 3, 5]
+
+
+DEEP: Any = {}
+for _ in range(300):
+    DEEP = {"type": "array", "items": DEEP}
+REFUSED: dict[str, tuple[GrammarSource, str]] = {
+    "keyword": (source({"type": "array", "uniqueItems": True}), "uniqueItems"),
+    "type": (source({"type": "text"}), "text"),
+    "unsatisfiable": (source({"type": "string", "minLength": 3, "maxLength": 2}), "minLength"),
+    "remote": (source({"$ref": "http://example.com/schema"}), "example.com"),
+    "lookahead": (GrammarSource("regex", "(?=a)b"), "look"),
+    "open group": (GrammarSource("regex", "(a"), "group"),
+    "closing group": (GrammarSource("regex", "a)|(b"), "group"),
+    "long schema": (source({"title": "x" * MAX_SCHEMA}), "65,536"),
+    "deep schema": (source(DEEP), "recursion"),
+    "options of the library": (source({"x-guidance": {"lenient": True}}), "x-guidance"),
+    "many multiples": (source({"items": {"multipleOf": 99991}}), "multipleOf"),
+    "long number": (source({"type": "integer", "maximum": 10**40}), "digits"),
+    "long pattern": (GrammarSource("regex", "a" * 10_000), "8,192"),
+    "no choice": (choose(), "1 to 1,024"),
+    "empty choice": (choose("a", ""), "empty"),
+    "long choices": (choose("a" * 70_000), "65,536"),
+    "product of objects": (
+        source({"allOf": [{"anyOf": [{"properties": {f"x{j}": {"const": i}}} for i in (0, 1)]} for j in range(24)]}),
+        "too large",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_grammar_that_is_not_supported_is_refused_with_its_reason(name: str) -> None:
+    grammar, reason = REFUSED[name]
+    with pytest.raises(UserError, match=re.escape(reason)) as refused:
+        BYTES.compile(grammar)
+    assert str(refused.value).startswith(grammar.option) and "\n" not in str(refused.value)
+
+
+def test_texts_that_the_tokens_cannot_write_are_refused() -> None:
+    with pytest.raises(UserError, match="matches no text"):
+        Vocabulary([b"", b"a"], [0]).compile(choose("b"))
+
+
+def test_a_text_without_a_possible_next_token_ends_and_is_not_accepted() -> None:
+    vocabulary = Vocabulary([b"", b"a", b"c"], [0])
+    grammar = vocabulary.compile(choose("ab"))
+    decoder = Decoder(vocab_size=3, max_len=16, dim=8, depth=1, num_heads=1).eval()
+    ((_, (best,)),) = decode(decoder, [([0], None)], Decoding(rules=Rules(grammar=grammar)), bos_id=0, eos_id=0, rows=1)
+    assert best.tokens == [1, 0] and not grammar.accepts([1])
+
+
+def test_beams_are_refused_by_name() -> None:
+    with pytest.raises(UserError, match="--choice and --beam"):
+        Decoding(beam=2, rules=Rules(grammar=BYTES.compile(choose("a"))))
+
+
+def test_compiled_grammars_are_kept_and_the_oldest_is_dropped() -> None:
+    vocabulary = Vocabulary(TOKENS, [EOS])
+    first = vocabulary.compile(choose("0"))
+    assert vocabulary.compile(choose("0")) is first
+    for number in range(1, 40):
+        vocabulary.compile(choose(str(number)))
+    assert vocabulary.compile(choose("0")) is not first
