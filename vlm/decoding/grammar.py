@@ -8,16 +8,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from vlm.errors import UserError
-
-if TYPE_CHECKING:
-    from llguidance import LLExecutor, LLMatcher
 
 MAX_SCHEMA = 2**16  # characters of a JSON schema
 MAX_REGEX = 2**13  # characters of a regular expression
@@ -30,6 +27,8 @@ CACHED = 32  # compiled grammars that a vocabulary keeps
 JSON_SPACE = r"[\x20\x0A\x0D\x09]{1,20}"
 TEXT_SPACE = r"[ \t\r\n]{1,4}"
 
+Matcher: TypeAlias = Any  # llguidance.LLMatcher: the package is optional
+
 
 @dataclass(frozen=True)
 class GrammarSource:
@@ -38,12 +37,12 @@ class GrammarSource:
     Args:
         kind: The option that states it.
         content: A JSON schema as JSON, a regular expression, or a JSON list of texts.
-        skips_space: Whether white space before the text is allowed, because the caller removes it.
+        removed: White space that may precede the text, because it is removed: none, one space, or any.
     """
 
     kind: Literal["json_schema", "regex", "choice"]
     content: str
-    skips_space: bool = False
+    removed: Literal["none", "space", "any"] = "none"
 
     @property
     def option(self) -> str:
@@ -93,9 +92,9 @@ class GrammarSource:
         """Returns the grammar in llguidance's variant of Lark."""
         from llguidance import regex_to_lark
 
-        # Without no_forcing, a text that can go on in one way only would be split into tokens by the library, not by the
-        # model.
-        spaces = f'%llguidance {{"no_forcing": true}}\nSPACE: /{TEXT_SPACE}/'
+        # Without no_forcing, the library would choose the tokens of a text that can go on in one way only.
+        space = " " if self.removed == "space" and self.kind != "json_schema" else TEXT_SPACE
+        spaces = f'%llguidance {{"no_forcing": true}}\nSPACE: /{space}/'
         if self.kind == "json_schema":
             options = {"whitespace_pattern": JSON_SPACE, "whitespace_flexible": True, "lenient": False}
             schema = json.loads(self.content) | {"x-guidance": options | {"coerce_one_of": False}}
@@ -104,7 +103,7 @@ class GrammarSource:
             body = f"/{regex_to_lark(self.content, use_ascii='')}/"
         else:
             body = " | ".join(json.dumps(text, ensure_ascii=False) for text in json.loads(self.content))
-        return f"start: {'SPACE? ' if self.skips_space else ''}body\n{spaces}\nbody: {body}"
+        return f"start: {'' if self.removed == 'none' else 'SPACE? '}body\n{spaces}\nbody: {body}"
 
 
 def _iter_numbers(schema: Any) -> Iterator[tuple[str, float]]:
@@ -157,7 +156,7 @@ class Grammar:
         if self._first.is_error():
             raise UserError(f"{source.option}: cannot be used: {reason}; change it, or remove the option")
 
-    def start(self) -> "LLMatcher":
+    def start(self) -> Matcher:
         """Returns a matcher at the beginning of a text."""
         return self._first.deep_copy()
 
@@ -171,7 +170,7 @@ def _last_line(reason: str) -> str:
     """Returns the informative line of a message of llguidance, which quotes the grammar around it."""
     lines = [line.strip() for line in reason.splitlines() if line.strip()]
     errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-    return (errors or lines or [""])[0].replace(" <non-verbose/>", "")
+    return (errors or lines or [""])[0].replace(" <non-verbose/>", "").rpartition("JSON schema: ")[2]
 
 
 class Vocabulary:
@@ -242,7 +241,7 @@ class GrammarStates:
     def __init__(self, grammars: Sequence[Grammar | None], *, columns: int, skipped: int = 0) -> None:
         self.grammars, self.columns, self.skipped = list(grammars), columns, skipped
         # Of each text: its matcher, None if it has no grammar or has ended.
-        self._matchers: list[list[LLMatcher | None]] = [[None] * columns for _ in grammars]
+        self._matchers: list[list[Matcher | None]] = [[None] * columns for _ in grammars]
         self._ages = [0] * len(self.grammars)
 
     @property
@@ -323,7 +322,7 @@ class GrammarStates:
 
 
 @cache
-def _executor() -> "LLExecutor":
+def _executor() -> Any:
     """Returns the threads that compute masks."""
     from llguidance import LLExecutor
 

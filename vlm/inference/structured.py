@@ -95,7 +95,8 @@ class GrammarOptions:
         value = getattr(self, given[0])
         content = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
         tokens = _tokens_of(tokenizer, flag)
-        source = GrammarSource(given[0], content, skips_space=skips_space or tokens.strips_space)  # type: ignore[arg-type]
+        removed = "any" if skips_space else "space" if tokens.strips_space else "none"
+        source = GrammarSource(given[0], content, removed)  # type: ignore[arg-type]
         return tokens.vocabulary(ends).compile(source)
 
 
