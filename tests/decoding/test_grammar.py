@@ -233,6 +233,9 @@ def test_tokens_of_one_text_several_ends_and_padded_weights() -> None:
     assert allowed() == [free, free]  # ended texts are unconstrained
     states.begin([0])
     assert allowed()[0] == [2, 3, 5]
+    states.select([0, 0])  # a row that is repeated goes on by itself
+    states.append([[3], [2]])
+    assert allowed() == [[4], [0, 1]]
 
 
 DEEP: Any = {}
