@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from types import UnionType
 from typing import Annotated, Any, Literal, NotRequired, Required, Union, get_args, get_origin
 
+from openai.types import completion_create_params as openai_completion
 from openai.types.chat import ChatCompletionMessage, completion_create_params
 from typing_extensions import get_type_hints, is_typeddict
 
@@ -175,3 +176,61 @@ def unsupported_messages(dice: random.Random) -> Iterator[tuple[str, dict[str, A
     yield "sound", {"role": "user", "content": [text | {"sound": "b"}]}
     link = {"url": "data:image/png;base64,AAAA", "crop": [1]}
     yield "crop", {"role": "user", "content": [{"type": "image_url", "image_url": link}]}
+
+
+COMPLETION = openai_completion.CompletionCreateParamsNonStreaming
+# As NEUTRAL and SUPPORTED, of completions.
+COMPLETION_NEUTRAL: dict[str, list[Any] | None] = {
+    "best_of": [1],
+    "echo": [False],
+    "frequency_penalty": [0, 0.0],
+    "logit_bias": [{}, {"5": 0}],
+    "logprobs": [],
+    "max_tokens": [],
+    "model": [],
+    "n": [1],
+    "presence_penalty": [0, 0.0],
+    "prompt": [],
+    "seed": [],
+    "stop": ["", [], [""]],
+    "stream": [False],
+    "stream_options": [{}, {"include_usage": False}, {"include_obfuscation": False}],
+    "suffix": [""],
+    "temperature": [],
+    "top_p": [1, 1.0],
+    "user": None,
+}
+# Values of fields that are in range, beside those that change nothing.
+IN_RANGE: dict[str, list[Any]] = {
+    "echo": [True],
+    "frequency_penalty": [-2, 0.5, 2],
+    "logit_bias": [{"7": -100, "9": 3.5}],
+    "logprobs": [True, 0, 3, 20],
+    "max_completion_tokens": [1, 5],
+    "max_tokens": [0, 1, 5],
+    "model": ["vlm"],
+    "n": [2, 8],
+    "presence_penalty": [-2, 0.5],
+    "prompt": ["", "a red", ["a", "the dog"], [5, 9], [[5], [9, 12]]],
+    "seed": [0, 2**40],
+    "stop": ["a", ["b", "ab"]],
+    "stream": [True],
+    "stream_options": [{"include_usage": True}],
+    "temperature": [0, 0.7, 1.9],
+    "top_logprobs": [1, 20],
+    "top_p": [0, 0.4],
+}
+JUNK = [-1, 10**30, 1e300, 0.5, "x", "\u0000", True, [3], [None], {"a": {"b": 1}}, [[[]]], {}]  # of any type
+
+
+def random_fields(kind: Any, neutral: Mapping[str, list[Any] | None], dice: random.Random) -> dict[str, Any]:
+    """Draws fields of a request, most of them valid: neutral, in range, of the client's type, or anything."""
+    drawn = dict[str, Any]()
+    for name, hint in fields_of(kind).items():
+        if name == "messages" or dice.random() < 0.65:
+            continue
+        kinds = [[None], neutral.get(name) or [], IN_RANGE.get(name, []), IN_RANGE.get(name, [])]
+        kinds += [[value_of(hint, dice)]] if dice.random() < 0.2 else []
+        kinds += [JUNK] if dice.random() < 0.05 else []
+        drawn[name] = dice.choice(dice.choice([values for values in kinds if values]))
+    return drawn

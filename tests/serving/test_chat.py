@@ -220,15 +220,18 @@ def test_many_conversations_at_a_time_are_each_as_alone(images: str, paths: list
         assert list(pool.map(lambda body: http.post(PATH, json=body).json()["choices"], bodies)) == alone
 
 
-def test_a_client_that_goes_ends_its_answer(words: str) -> None:
+@pytest.mark.parametrize(
+    ("path", "asked"), [(PATH, {"messages": [USER]}), ("/v1/completions", {"prompt": ["a", "b"], "n": 2})]
+)
+def test_a_client_that_goes_ends_its_answer(words: str, path: str, asked: dict[str, Any]) -> None:
     pytest.importorskip("uvicorn")
     from vlm.serving.app import make_app
 
     ours = service(words)
-    body = json.dumps({"messages": [{"role": "user", "content": "a"}], "max_tokens": 400, "temperature": 0})
+    body = json.dumps({**asked, "max_tokens": 400, "temperature": 0})
     with running(make_app(ours), log_level="error") as port:
         for content in (body, body[:-1] + ', "stream": true}'):
-            head = f"POST {PATH} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+            head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
             with socket.create_connection(("127.0.0.1", port)) as line:
                 line.sendall(f"{head}Content-Length: {len(content)}\r\n\r\n{content}".encode())
                 while not ours.engine.running:
@@ -316,7 +319,7 @@ HOSTILE: dict[str, tuple[Any, int, str]] = {
     "two numbers": ({"messages": [USER], "max_tokens": 3, "max_completion_tokens": 4}, 400, "have different values"),
     "temperature": ({"messages": [USER], "temperature": -1}, 400, "temperature"),
     "not a number": (b'{"messages": [{"role": "user", "content": "a"}], "temperature": NaN}', 400, "temperature"),
-    "top_p": ({"messages": [USER], "top_p": 3}, 400, "top-p"),
+    "top_p": ({"messages": [USER], "top_p": 3}, 400, "top_p: 3 is invalid"),
     "seed": ({"messages": [USER], "seed": "a"}, 400, "seed"),
     "stop": ({"messages": [USER], "stop": [1]}, 400, "stop: must be a string"),
     "many stops": ({"messages": [USER], "stop": ["a"] * 99}, 400, "stop: has 99 strings"),

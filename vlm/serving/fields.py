@@ -67,9 +67,12 @@ def describe_option_error(fault: UserError, options: Mapping[str, str], sent: Ma
         sent: The fields of the request.
     """
     line = str(fault)
-    name = re.match(r"(--)?([\w-]+)", line)
-    option = "" if name is None else name[2].replace("-", "_")
-    return bad_request(line, param=next((field for field in sent if options.get(field, field) == option), None))
+    found = re.match(r"(?:--)?([\w-]+):? ", line)
+    option = "" if found is None else found[1].replace("-", "_")
+    param = next((field for field in sent if options.get(field, field) == option), None)
+    if found is not None and param is not None:  # messages name options as on a command line
+        line = f"{param}: {line[found.end() :]}"
+    return bad_request(line, param=param)
 
 
 # Fields that do not change an answer, with their types: user and request labels, cache hints.

@@ -97,7 +97,8 @@ class OptionReader:
         sent: dict[str, Any] = {name: value for name, value in content.items() if name in fields}
         if "stop" in sent:
             sent["stop"] = read_stop_strings(sent["stop"])
-        if len(sent.get("logit_bias", ())) > MAX_ITEMS[""]:
+        bias = sent.get("logit_bias")
+        if isinstance(bias, dict) and len(bias) > MAX_ITEMS[""]:
             raise bad_request(f"logit_bias: has more than {MAX_ITEMS['']:,} tokens", param="logit_bias")
         values = {"seed": secrets.randbelow(SEEDS), **self.defaults}  # without --seed, answers differ
         values |= {fields[name]: value for name, value in sent.items()}
