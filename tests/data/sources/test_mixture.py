@@ -1,4 +1,4 @@
-"""Mixtures of tables of conversations."""
+"""Mixtures of sources."""
 
 import json
 from collections import Counter
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from vlm.data.sources.mixture import ConversationMixture, share_exactly
+from vlm.data.sources.mixture import Mixture, share_exactly
 from vlm.errors import UserError
 
 
@@ -25,12 +25,12 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def mixture(root: Path, *entries: dict[str, Any], **options: Any) -> ConversationMixture:
+def mixture(root: Path, *entries: dict[str, Any], **options: Any) -> Mixture:
     tables = [{"root": str(root), **entry} for entry in entries]
-    return ConversationMixture(mix=tables, **options)
+    return Mixture(mix=tables, **options)
 
 
-def answers(source: ConversationMixture, epoch: int) -> list[str]:
+def answers(source: Mixture, epoch: int) -> list[str]:
     split = source.split("train")
     return [split.record(index, epoch)["questions"][0].answer for index in range(len(split))]
 
@@ -65,6 +65,27 @@ def test_ids_of_tables_with_the_same_images_differ(root: Path) -> None:
     assert [record.id for record in split.records()] == ["0/a6.png", "1/a6.png"]
 
 
+def test_tables_of_questions_and_conversations_are_mixed(root: Path) -> None:
+    rows = ["image,question,answer,split", *(f"a{number}.png,who?,c{number},train" for number in range(3))]
+    (root / "c.csv").write_text("\n".join(rows))
+    source = mixture(root, {"data": "questions", "path": "c.csv", "weight": 2}, {"path": "b.jsonl"}, size=6)
+    assert source.has_turns
+    for epoch in range(3):
+        assert Counter(answer[0] for answer in answers(source, epoch)) == {"c": 4, "b": 2}
+
+
+def test_captions_are_mixed_for_a_task_that_reads_them(root: Path) -> None:
+    for name in "ab":
+        lines = ["image,caption", *(f"{name}{number}.png,{name} {number}" for number in range(4))]
+        (root / f"{name}.csv").write_text("\n".join(lines))
+    entries = [{"data": "captions", "path": f"{name}.csv", "val_fraction": 0, "test_fraction": 0} for name in "ab"]
+    source = mixture(root, entries[0], {**entries[1], "weight": 3}, needs=("image", "captions"), size=4)
+    split = source.split("train")
+    assert Counter(split.record(at)["captions"][0][0] for at in range(4)) == {"a": 1, "b": 3}
+    with pytest.raises(UserError, match=r"data.mix\[1\]: data=conversations holds image and questions, and the task"):
+        mixture(root, entries[0], {"path": "b.jsonl"}, needs=("image", "captions"))
+
+
 @pytest.mark.parametrize(
     ("entries", "words"),
     [
@@ -73,6 +94,8 @@ def test_ids_of_tables_with_the_same_images_differ(root: Path) -> None:
         ([{"path": "a.jsonl"}, {"path": "b.jsonl", "weight": 0}], r"data.mix\[1\]: is .* a weight above 0"),
         ([{"path": "a.jsonl", "image_colum": "x"}], r"data.mix\[0\].image_colum: .* did you mean image_column"),
         ([{"path": "c.jsonl"}], r"c.jsonl: no such file"),
+        ([{"data": "easyvqa", "path": "a.jsonl"}], r"data.mix\[0\].data: is 'easyvqa'; .* did you mean easy_vqa"),
+        ([{"path": "a.jsonl"}, {"data": "flickr8k"}], r"data.mix\[1\]: data=flickr8k holds .* also reads questions"),
     ],
 )
 def test_an_invalid_entry_is_named(root: Path, entries: list[dict[str, Any]], words: str) -> None:

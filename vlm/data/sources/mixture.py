@@ -1,15 +1,25 @@
-"""A weighted mixture of conversations from several tables, with exact shares in every epoch."""
+"""A weighted mixture of captions, questions or conversations of several sources, with exact shares in every epoch."""
 
 from collections.abc import Mapping, Sequence
 from inspect import signature
 from typing import Any, NamedTuple
 
 from vlm.data.records import NAMES, Record, Source, Split
-from vlm.data.sources.questions import Conversations
+from vlm.data.sources.captions import Captions, Coco, Flickr8k
+from vlm.data.sources.questions import Conversations, EasyVQA, QuestionTable
 from vlm.errors import Count, Injected, UserError, did_you_mean, find_similar
 from vlm.randomness import numpy_rng
 
-WEIGHT = "weight"
+WEIGHT, DATA = "weight", "data"
+# Sources by the name of their option of data.
+SOURCES: dict[str, type[Source]] = {
+    "conversations": Conversations,
+    "questions": QuestionTable,
+    "easy_vqa": EasyVQA,
+    "captions": Captions,
+    "coco": Coco,
+    "flickr8k": Flickr8k,
+}
 
 
 class MixturePart(NamedTuple):
@@ -80,23 +90,22 @@ def _with_number(record: Record, number: int) -> Record:
     return record
 
 
-class ConversationMixture(Source):
-    """A mixture of tables of conversations. Validation and test splits have all samples of all tables.
+class Mixture(Source):
+    """A mixture of sources of images with texts. Validation and test splits have all samples of all sources.
 
     Args:
-        mix: One entry per table: its options as in Conversations, and ``weight``, its share of the samples of an epoch
-            relative to the others; default 1.
+        mix: One entry per source: ``data``, its name in SOURCES, by default conversations; its options; and
+            ``weight``, its share of the samples of an epoch relative to the others, by default 1.
         root: Folder of images, for entries that give none.
-        size: Number of samples per epoch; None for the number of training samples of all tables.
-        seed: Seed of the order.
-        needs: As in Conversations.
+        size: Number of samples per epoch; None for the number of training samples of all sources.
+        seed: Seed of the order, and of sources that give none.
+        needs: The values that the task reads.
     Raises:
-        UserError: An entry is invalid, or a table cannot be read.
+        UserError: An entry is invalid, its source lacks a value that the task reads, or its files cannot be read.
     """
 
-    holds = ("image", "questions")
-    has_turns = True
-    name = "conversation mixture"
+    holds = ("image", "captions", "questions")
+    name = "mixture"
 
     def __init__(
         self,
@@ -111,28 +120,21 @@ class ConversationMixture(Source):
             raise UserError("data.mix: is empty; give at least one table, such as data.mix=[{path: chats.jsonl}]")
         self.seed, self.size = seed, size
         self.weights = [_read_weight(entry, number) for number, entry in enumerate(mix)]
-        self.sources: list[Conversations] = []
-        for number, entry in enumerate(mix):
-            options = {name: value for name, value in entry.items() if name != WEIGHT}
-            known = [name for name in signature(Conversations.__init__).parameters if name not in ("self", "needs")]
-            if unknown := [name for name in options if name not in known]:
-                near = did_you_mean(find_similar(unknown[0], [*known, WEIGHT]))
-                raise UserError(
-                    f"data.mix[{number}].{unknown[0]}: is not an option; choose from weight, {', '.join(known)}{near}"
-                )
-            if "path" not in options:
-                raise UserError(f"data.mix[{number}].path: missing; give the table of conversations")
-            self.sources.append(Conversations(**{"root": root, "seed": seed, **options}, needs=needs))
+        given = {"root": root, "seed": seed, "needs": needs}
+        self.sources = [_build_source(entry, number, given) for number, entry in enumerate(mix)]
         self.skipped = [line for source in self.sources for line in source.skipped]
         self.notes = [line for source in self.sources for line in source.notes]
         self.repeated = [line for source in self.sources for line in source.repeated]
         self.rows = sum(source.rows for source in self.sources)
-        without_train = [
-            entry["path"] for entry, source in zip(mix, self.sources, strict=True) if "train" not in source.splits
-        ]
-        if without_train:
-            raise UserError(f"data.mix: {without_train[0]} has no training samples; remove it")
+        self.has_turns = any(source.has_turns for source in self.sources)
+        for number, source in enumerate(self.sources):
+            if "train" not in source.splits:
+                named = mix[number].get("path") or mix[number].get("root") or root
+                raise UserError(f"data.mix[{number}]: {named} has no training samples; remove it")
         self.splits = tuple(name for name in NAMES if any(name in source.splits for source in self.sources))
+
+    def find_uncaptioned_images(self) -> list[str]:
+        return [path for source in self.sources for path in source.find_uncaptioned_images()]
 
     def open(self, name: str) -> Split:
         splits = {n: source.split(name) for n, source in enumerate(self.sources) if name in source.splits}
@@ -142,6 +144,35 @@ class ConversationMixture(Source):
         counts = share_exactly(size, self.weights)
         parts = [MixturePart(number, splits[number], count) for number, count in enumerate(counts) if count]
         return MixtureSplit(parts, self.seed)
+
+
+def _build_source(entry: Mapping[str, Any], number: int, given: Mapping[str, Any]) -> Source:
+    """Builds the source of an entry.
+
+    Args:
+        given: Values of options that the entry does not set; None is no value.
+    """
+    name = entry.get(DATA, "conversations")
+    if name not in SOURCES:
+        near = did_you_mean(find_similar(str(name), [*SOURCES]))
+        raise UserError(f"data.mix[{number}].data: is {name!r:.40}; choose from {', '.join(SOURCES)}{near}")
+    kind = SOURCES[name]
+    parameters = {name: value for name, value in signature(kind).parameters.items() if name != "needs"}
+    options = {name: value for name, value in entry.items() if name not in (WEIGHT, DATA)}
+    if unknown := [name for name in options if name not in parameters]:
+        known = [DATA, WEIGHT, *parameters]
+        near = did_you_mean(find_similar(unknown[0], known))
+        raise UserError(f"data.mix[{number}].{unknown[0]}: is not an option; choose from {', '.join(known)}{near}")
+    if lacking := sorted({*given["needs"]} - {*kind.holds}):
+        raise UserError(
+            f"data.mix[{number}]: data={name} holds {' and '.join(kind.holds)}, and the task also reads "
+            f"{' and '.join(lacking)}; remove it, or choose another task"
+        )
+    accepted = signature(kind).parameters
+    options = {name: value for name, value in given.items() if name in accepted and value is not None} | options
+    if missing := [name for name, value in parameters.items() if value.default is value.empty and name not in options]:
+        raise UserError(f"data.mix[{number}].{missing[0]}: missing; give it, as for data={name}")
+    return kind(**options)
 
 
 def _read_weight(entry: Mapping[str, Any], number: int) -> float:
