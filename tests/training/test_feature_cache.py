@@ -3,20 +3,24 @@
 import os
 import signal
 from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
+from typing import ClassVar
 
 import pytest
 import torch
 from captioned import captions, picture
+from PIL import Image
 from torch import nn
 
 from vlm.config.compose import compose
 from vlm.data import features as feature_file
 from vlm.data.features import FeatureField, check_split, find_augment_problem
-from vlm.data.fields import CaptionField, ImageField
+from vlm.data.fields import CaptionField, ImageField, ImageViewsField
 from vlm.data.images.augment import Augment
 from vlm.data.images.class_augment import ClassAugment
-from vlm.data.images.image import Preprocess
-from vlm.data.records import ListSplit, Record
+from vlm.data.images.image import ImageError, Preprocess
+from vlm.data.records import ListSplit, Record, Source, Split
 from vlm.data.samples import SampleKey
 from vlm.data.text.tokenizer import ByteTokenizer
 from vlm.errors import UserError
@@ -86,8 +90,9 @@ def builder(given, encoder=None, *, args=None, precision="32-true"):
 def test_features_are_what_the_encoder_makes_of_each_image(root, tmp_path):
     given, encoder, said = data(root), Cells(), []
     plain = given.samples("train", training=True)
-    file = builder(given, encoder).build(tmp_path / "cache", said.append)
-    given.replace_images(FeatureField(given.images[1], file))
+    made = builder(given, encoder)
+    file = made.build(tmp_path / "cache", said.append)
+    given.replace_images(FeatureField(given.images[1], file, made.first, complete=True))
     kept = given.samples("train", training=True)
     keys = [SampleKey(3, index) for index in range(len(COLORS))]
     pixels, features = (samples.__getitems__(keys) for samples in (plain, kept))
@@ -196,9 +201,66 @@ def test_configs_that_cannot_keep_features_say_why():
 
 
 def test_images_that_are_never_the_same_are_refused():
-    split = ListSplit([0], lambda item, epoch: Record("a.png"))
+    split, images = ListSplit([0], lambda item, epoch: Record("a.png")), ImageField(preprocess=Preprocess(image_size=8))
     with pytest.raises(UserError, match="records have no read_stamp"):
-        check_split(split)
+        check_split(split, images)
     split.fresh = True
     with pytest.raises(UserError, match=r"new images in every epoch; .*data.train_samples"):
-        check_split(split)
+        check_split(split, images)
+
+
+def test_records_without_an_image_are_passed_over():
+    numbers = [ListSplit([*range(count)], lambda item, epoch: Record(str(item))) for count in (1, 2)]
+    images = ImageViewsField(preprocess=Preprocess(image_size=8))
+    with pytest.raises(UserError, match="no training sample has an image"):
+        check_split(numbers[0], images)
+    read = numbers[1].read
+    numbers[1].read = lambda item, epoch: replace(read(item, epoch), **({"open_image": picture} if item else {}))
+    with pytest.raises(UserError, match="records have no read_stamp"):
+        check_split(numbers[1], images)
+
+
+class SeveralImages(Source):
+    """Records of no image, of one or of several, one of which cannot be read."""
+
+    splits = ("train", "val")
+    SIZES: ClassVar = {"none": [], "one": [(8, 8)], "cut": [(24, 8)], "two": [(8, 8), (8, 20)], "bad": [None, (8, 8)]}
+
+    def open(self, name: str) -> Split:
+        return ListSplit([*self.SIZES] if name == "train" else ["one"], self.record)
+
+    def record(self, name: str, epoch: int) -> Record:
+        record = Record(name, {"captions": [name], "references": [name]}, read_stamp=lambda: name)
+        if self.SIZES[name]:
+            record.open_image, *record.open_more = [partial(self.draw, name, size) for size in self.SIZES[name]]
+        return record
+
+    def draw(self, name: str, size: tuple[int, int] | None) -> Image.Image:
+        if size is None:
+            raise ImageError(f"{name}: cannot be read")
+        return Image.linear_gradient("L").resize(size).convert("RGB")
+
+
+@pytest.mark.parametrize("tiles", [False, True])
+def test_records_of_several_images_and_squares_have_a_place_for_each(tmp_path, tiles):
+    preprocess = Preprocess(image_size=8, longest_edge=24, tiles=tiles)
+    images = ImageViewsField(preprocess=preprocess)
+    fields = {"images": images, "captions": CaptionField(tokenizer=ByteTokenizer(), max_len=16)}
+    sizes = {"batch_size": 4, "eval_batch_size": 4, "num_workers": 0, "order_seed": 0}
+    given, encoder = Data(source=SeveralImages(), fields=fields, **sizes), Cells()
+    given.prepare()
+    check_split(given.split("train"), images)
+    plain = given.samples("train", training=True)
+    made = builder(given, encoder)
+    file = made.build(tmp_path, lambda line: None)
+    given.replace_images(FeatureField(images, file, made.first, complete=True))
+    keys = [SampleKey(3, index) for index in range(len(SeveralImages.SIZES))]
+    for chosen in (keys, keys[:1], keys[-1:], keys[1:2] * 2, keys[::-1]):
+        pixels, kept = (samples.__getitems__(chosen) for samples in (plain, given.samples("train", training=True)))
+        assert kept.ids == pixels.ids and kept.bad == pixels.bad
+        assert kept["images"].complete and len(kept["images"]) == len(pixels["images"])
+        for values, image in zip(kept["images"].values, as_read(pixels["images"], preprocess), strict=True):
+            torch.testing.assert_close(values, encoder(image[None]).states[0].detach(), rtol=0, atol=1e-6)
+    # In squares: 3 x 3, 1 x 3, and 3 x 3 with 3 x 2, each with the image itself.
+    assert made.first.tolist() == ([0, 0, 10, 14, 31, 32] if tiles else [0, 0, 1, 2, 4, 6])
+    assert file.missing() == ([31] if tiles else [4, 5])  # tried again when a run begins

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vlm.data.fields import AugmentKey, ImageField
+from vlm.data.fields import AugmentKey, ImageField, ImageViewsField
 from vlm.data.images.augment import Augment
 from vlm.data.images.image import ImageError
 from vlm.data.records import Record, Split
@@ -25,8 +25,10 @@ from vlm.io.files import atomic_write
 from vlm.models.context import Features
 
 
-def find_augment_problem(augment: Augment) -> str | None:
+def find_augment_problem(augment: Augment | None) -> str | None:
     """Reason why features cannot be cached with an augmentation; None if its output never changes."""
+    if augment is None:
+        return None
     kind = type(augment)
     if not {"enabled_options", "OFF"} & vars(kind).keys():  # the inherited property does not cover what the class adds
         return f"data.augment may be random: {kind.__name__} does not define `enabled_options`, which lists what is on"
@@ -37,9 +39,11 @@ def find_augment_problem(augment: Augment) -> str | None:
     return f"data.augment changes images in every epoch ({', '.join(augment.enabled_options)}); turn it off: {off}"
 
 
-def check_split(split: Split) -> None:
+def check_split(split: Split, images: ImageField) -> None:
     """Checks that the features of a training split can be cached.
 
+    Args:
+        images: The field that reads its images.
     Raises:
         UserError: Its images differ between epochs, or changes of them cannot be detected.
     """
@@ -47,9 +51,14 @@ def check_split(split: Split) -> None:
         raise UserError(
             "data.cache_features: this data has new images in every epoch; fix them with data.train_samples=N"
         )
-    if split.record(0).open_more:
+    record = split.record(0)
+    if isinstance(images, ImageViewsField):
+        if (with_image := next((record for record in split.records() if "image" in record), None)) is None:
+            raise UserError("data.cache_features: no training sample has an image; set it to false")
+        record = with_image
+    elif record.open_more:
         raise UserError("data.cache_features: not supported for several images per record; set it to false")
-    if split.record(0).read_stamp is None:
+    if record.read_stamp is None:
         raise UserError("data.cache_features: these records have no read_stamp, which detects changed images")
 
 
@@ -65,7 +74,7 @@ def source_hash(split: Split, images: ImageField) -> str:
 
 
 MAGIC = b"VLMFEATS"
-VERSION = 2  # increased when the format or the features change
+VERSION = 3  # increased when the format or the features change
 PAGE = 4096
 SUM = np.dtype("<u4")
 DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (torch.float32, torch.bfloat16, torch.float16)}
@@ -249,19 +258,23 @@ class FeatureField(ImageField):
 
     Args:
         images: The field that it replaces.
-        file: The features by index.
+        file: The features of all images.
+        first: Place in the file of the first image of each record, then the number of images.
+        complete: Whether they are the encoder's states; see Features.
     Shapes:
-        Features of values (B, S, C)
+        Features of values (B, S, C); of all images of the records in order
     """
 
-    def __init__(self, images: ImageField, file: FeatureFile) -> None:
+    def __init__(self, images: ImageField, file: FeatureFile, first: np.ndarray, *, complete: bool) -> None:
         super().__init__(preprocess=images.preprocess, augment=images.augment)
-        self.file = file
+        self.file, self.first, self.complete = file, first, complete
 
     def encode(self, record: Record, key: AugmentKey | None) -> Tensor:
         assert key is not None, "features are cached for training only"
-        return self.file.read(int(key[2]))
+        first, end = self.first[int(key[2]) :][:2].tolist()
+        return self.collate([self.file.read(place)[None] for place in range(first, end)]).values
 
     def collate(self, values: Sequence[Tensor]) -> Any:
         layout = self.file.layout
-        return Features(torch.stack(list(values)) if values else torch.empty(0, layout.states, layout.width))
+        none = torch.empty(0, layout.states, layout.width, dtype=DTYPES[layout.dtype])
+        return Features(torch.cat([none, *values]), complete=self.complete)

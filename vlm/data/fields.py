@@ -154,6 +154,14 @@ class ImageField(Field):
         ]
         return pixels[0] if len(pixels) == 1 else torch.stack(pixels)
 
+    def count_views(self, record: Record) -> int:
+        """Number of images that the encoder reads of a record.
+
+        Raises:
+            ImageError: An image cannot be read.
+        """
+        return 1
+
     def choose_augment(self, record: Record) -> Augment | None:
         """The augmentation of a record's images, without flips if its texts mention left or right."""
         if self.augment is None or not self.augment.horizontal_flip or not self.side_words:
@@ -196,6 +204,11 @@ class ImageViewsField(ImageField):
             pixels = super().encode(record, key)
             return pixels if pixels.ndim == 4 else pixels[None]
         return self.collate([self.preprocess.views(image)[0] for image in images])
+
+    def count_views(self, record: Record) -> int:
+        if not self.preprocess.tiles:
+            return ("image" in record) + len(record.open_more)
+        return sum(1 + rows * columns for rows, columns in map(self.preprocess.count_squares, record.image_sizes()))
 
     def collate(self, values: Sequence[Tensor]) -> Tensor:
         none = torch.empty(0, 3, *self.preprocess.image_size, dtype=torch.uint8)

@@ -1,7 +1,7 @@
 """Encoder outputs that a decoder attends to, or that precede its text in one sequence; cached features of encoders."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -198,28 +198,31 @@ class Prefix(nn.Module):
 
 
 # Features come from the frozen part of an encoder, never change and can be cached. The frozen part is the entire
-# encoder, or its backbone if the encoder projects the features of one. Such an encoder has `backbone`,
-# `features(images)` and `project(features)`.
+# encoder, or its backbone if the encoder projects the features of one and its projection is trained. Such an encoder
+# has `backbone`, `features(images)` and `project(features)`.
 
 
 @dataclass
 class Features:
     """Features of images from the frozen part of an encoder; a model takes them instead of images.
 
+    Args:
+        complete: Whether they are the encoder's states, with nothing left to project.
     Shapes:
         values (B, S, C); C is D, or the width of the backbone
     """
 
     values: Tensor
+    complete: bool = False
 
     def __len__(self) -> int:
         return len(self.values)
 
     def to(self, *args: Any, **kwargs: Any) -> "Features":
-        return Features(self.values.to(*args, **kwargs))
+        return replace(self, values=self.values.to(*args, **kwargs))
 
     def pin_memory(self) -> "Features":
-        return Features(self.values.pin_memory())
+        return replace(self, values=self.values.pin_memory())
 
 
 @runtime_checkable
@@ -240,7 +243,8 @@ def projects(encoder: Any) -> bool:
 
 def frozen_part(encoder: Any) -> nn.Module:
     """The part of an encoder that computes its features."""
-    return encoder.backbone if projects(encoder) else encoder
+    is_trained = any(parameter.requires_grad for parameter in encoder.parameters())
+    return encoder.backbone if projects(encoder) and is_trained else encoder
 
 
 def encode(encoder: Any, images: Tensor | Features) -> Context:
@@ -248,4 +252,4 @@ def encode(encoder: Any, images: Tensor | Features) -> Context:
     if not isinstance(images, Features):
         return encoder(images)
     values = images.values.to(next(encoder.parameters()).dtype)  # kept in bfloat16, drawn captions read in float32
-    return encoder.project(values) if projects(encoder) else Context(values)
+    return encoder.project(values) if projects(encoder) and not images.complete else Context(values)

@@ -163,9 +163,11 @@ class VisionLanguageModel(EncoderDecoder):
         """
         if image_states is None:
             return self.decoder(tokens, segments, self.encode(images))
-        if isinstance(images, Tensor) and not len(images):
+        if not len(images):
             # Rows without images still run the encoder, so that DDP finds a gradient for each of its weights: zero.
-            images = images.new_zeros(1, *images.shape[1:])
+            values = images.values if isinstance(images, Features) else images
+            blank = values.new_zeros(1, *values.shape[1:])
+            images = replace(images, values=blank) if isinstance(images, Features) else blank
         return self.read_prompts(self.encode(images).states, tokens, segments, image_states, generated)
 
     def read_prompts(

@@ -11,7 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from vlm.models.context import Context, frozen_part, projects
+from vlm.models.context import Context, frozen_part
 from vlm.nn.image_size import ImageSize, sides
 
 
@@ -122,8 +122,9 @@ def encoder_flop(encoder: Any, image_size: ImageSize) -> tuple[Flop, Context]:
     """Operations of encoding an image (or the images of one record), and the resulting context on "meta"."""
     image = torch.empty(1, getattr(encoder, "count", 1), 3, *sides(image_size), device="meta").squeeze(1)
     count, context = count_flop(encoder, image)
-    cached = count_flop(encoder, image, method="features")[0] if projects(encoder) else count
-    trained = count if is_trainable(frozen_part(encoder)) else count - cached if is_trainable(encoder) else 0
+    part = frozen_part(encoder)
+    cached = count if part is encoder else count_flop(encoder, image, method="features")[0]
+    trained = count if is_trainable(part) else count - cached
     return Flop(image=count, projection=count - cached, learned=trained, states=context.states.shape[1]), context
 
 

@@ -6,9 +6,9 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import timedelta
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
 
 import lightning as L
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -33,7 +33,7 @@ from vlm.data.images.resize import to_tensor
 from vlm.data.records import Record
 from vlm.data.store.storage import file_lock
 from vlm.errors import UserError
-from vlm.models.context import FeatureProjector, Features, frozen_part, projects
+from vlm.models.context import Features, frozen_part, projects
 from vlm.models.encoder_decoder import CHUNK_SIZE
 from vlm.models.pretrained.stack import Spec
 from vlm.training.data_module import Data
@@ -173,11 +173,8 @@ def feature_faults(config: Config) -> Iterator[str]:
     parts = ["encoder", *(["encoder.backbone"] if projects(find(encoder["_target_"])) else [])]
     if not set(parts) & set(config["task"].get("freeze", ())):
         yield f"data.cache_features: the encoder is trained, so its features change; set task.freeze=[{parts[-1]}]"
-    kinds: list[Any] = [find(node["_target_"]) for node in config["task"]["fields"].values()]
-    if any(issubclass(kind, ImageViewsField) for kind in kinds):
-        yield "data.cache_features: is not supported for models that read images inside texts; set it to false"
-        return
-    fault = find_augment_problem(build(data["augment"], "data.augment"))
+    augment = data.get("augment")
+    fault = find_augment_problem(augment and build(augment, "data.augment"))
     if fault:
         yield f"data.cache_features: {fault}, or set it to false"
     for name in ("mixup", "cutmix"):
@@ -205,7 +202,7 @@ def use_cached_features(trainer: L.Trainer, data: Data, encoder: nn.Module, spec
     )
     with rank_zero_first(PATIENCE):  # rank zero writes the features that the other ranks read
         file = builder.build(folder, lambda line: print(line, flush=True) if is_rank_zero() else None)
-        data.replace_images(FeatureField(builder.images, file))
+        data.replace_images(FeatureField(builder.images, file, builder.first, complete=builder.part is encoder))
 
 
 def as_read(images: Tensor | Features, preprocess: Preprocess) -> Tensor | Features:
@@ -241,6 +238,14 @@ class FeatureCacheBuilder:
         self.encoder, self.spec, self.data = encoder, spec, data
         self.split, (_, self.images) = data.split("train"), data.images
         self.device, self.precision, self.context = device, precision, context
+        self.part = frozen_part(encoder)
+        self.first = np.cumsum([0, *map(self._count_images, self.split.records())])
+
+    def _count_images(self, record: Record) -> int:
+        try:
+            return self.images.count_views(record)
+        except ImageError:
+            return 1  # a place without features, whose reason is found when the image is read
 
     def build(self, folder: Path, say: Callable[[str], None]) -> FeatureFile:
         """Opens the file of features in a cache; computes missing ones.
@@ -254,7 +259,7 @@ class FeatureCacheBuilder:
             UserError: There is no room for them, or they cannot be written.
         """
         home = next(self.encoder.parameters()).device
-        frozen_part(self.encoder).eval()
+        self.part.eval()
         self.encoder.to(self.device)
         try:
             layout = self.layout()
@@ -264,20 +269,28 @@ class FeatureCacheBuilder:
                 say(f"features    {layout}; {layout.images - len(missing):,} are in {file.path}")
                 file.check_free_space(len(missing))
                 size = CHUNK_SIZE if self.device.type == "cpu" else self.data.eval_batch_size
-                for good, pixels, bad in self.data.read_images(self.images, missing, size, seed=self.data.order_seed):
-                    file.faults |= bad  # reasons for unreadable images
-                    if pixels is not None:
-                        file.write(good, self._features(pixels))
+                records = np.unique(np.searchsorted(self.first, missing, side="right") - 1).tolist()
+                for good, pixels, bad in self.data.read_images(self.images, records, size, seed=self.data.order_seed):
+                    for index, reason in bad.items():
+                        file.faults |= dict.fromkeys(self._places(index), reason)
+                    places = [place for index in good for place in self._places(index)]
+                    for part in () if pixels is None else pixels.split(size):
+                        file.write(places[: len(part)], self._features(part))
+                        places = places[len(part) :]
         finally:
             self.encoder.to(home)
         return file
+
+    def _places(self, index: int) -> range:
+        """Places in the file of a record's images."""
+        return range(*self.first[index : index + 2].tolist())
 
     def layout(self) -> Layout:
         """The layout of a file of these features."""
         states = self._features(torch.zeros(1, 3, *self.images.preprocess.image_size, dtype=torch.uint8))
         return Layout(
             source=self.source(),
-            images=len(self.split),
+            images=int(self.first[-1]),
             states=states.shape[1],
             width=states.shape[2],
             dtype=str(states.dtype).removeprefix("torch."),
@@ -286,11 +299,11 @@ class FeatureCacheBuilder:
     def source(self) -> str:
         """A hash of encoder, images, transform, device and precision."""
         spec = dict(self.spec["args"])
-        if projects(self.encoder):
+        if self.part is not self.encoder:
             spec.pop("dim", None)  # width of the projection, which comes after the features
         identity = {"name": self.spec["name"], "args": spec, "device": self.device.type, "precision": self.precision}
         digest = blake2b(json.dumps(identity, sort_keys=True, default=repr).encode(), digest_size=16)
-        for name, tensor in frozen_part(self.encoder).state_dict().items():
+        for name, tensor in self.part.state_dict().items():
             digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
             digest.update(tensor.cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
         digest.update(source_hash(self.split, self.images).encode())
@@ -305,8 +318,8 @@ class FeatureCacheBuilder:
         """
         with self.context():
             pixels = self.images.preprocess.normalize(images.to(self.device))
-            if isinstance(self.encoder, FeatureProjector):
-                return self.encoder.features(pixels)
+            if self.part is not self.encoder:
+                return self.encoder.features(pixels)  # type: ignore[operator]
             context = self.encoder(pixels)
         if context.mask is not None:
             problem = "this encoder masks some states, which is not supported"

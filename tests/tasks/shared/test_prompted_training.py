@@ -31,6 +31,7 @@ from vlm.models.context import PLACE
 from vlm.training.step.losses import row_losses, token_loss
 
 SIZES = ((64, 64), (100, 60), (60, 130))
+CACHED = "data.cache_features=true"
 CLASSES = {
     "llava": t.LlavaForConditionalGeneration,
     "idefics3": t.Idefics3ForConditionalGeneration,
@@ -305,29 +306,45 @@ def test_an_evaluation_scores_the_captions_of_the_command(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("adapt", [[], ["model/adapt=lora"]], ids=["whole", "lora"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        [],
+        ["model/adapt=lora"],
+        ["model/adapt=lora", "task.freeze=[encoder]", CACHED],
+        ["task.freeze=[encoder.backbone]", CACHED],
+    ],
+    ids=["whole", "lora", "cached states", "cached features"],
+)
 def test_a_run_that_is_interrupted_ends_with_the_same_weights(
-    tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch, adapt: list[str]
+    tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch, options: list[str]
 ) -> None:
+    """Also with cached features of the images and their squares; without them, weights differ by rounding."""
     saved_image_text(tmp_path / "theirs", "smolvlm_tiles")
     words = ["train", "model=pretrained", f"model.path={tmp_path / 'theirs'}", "task=conversations", "trainer=cpu"]
     words += ["data=conversations", f"data.path={data / 'chats.jsonl'}", "data.num_workers=0", "data.batch_size=4"]
-    words += ["trainer.max_epochs=3", "schedule_steps=6", "test=false", *adapt]
+    words += ["trainer.max_epochs=3", "schedule_steps=6", "test=false"]
     ends = []
-    for kind in ("whole", "interrupted"):
+    for kind in ("whole", "interrupted", *(["pixels"] if CACHED in options else [])):
         (tmp_path / kind).mkdir()
         monkeypatch.chdir(tmp_path / kind)
+        words += options if kind == "whole" else []
         if kind == "whole":
             assert command(words) == 0
+        elif kind == "pixels":
+            assert command([word for word in words if word != CACHED]) == 0
+            assert len([*(tmp_path / "whole").glob("runs/cache/*.features")]) == 1
         else:
             assert command([*words, "trainer.max_steps=3"]) == 0
             assert command(["train", "resume=last", "trainer.max_steps=-1"]) == 0
         (path,) = Path("runs").glob("*/*/checkpoints/last.ckpt")
         ends.append(torch.load(path, weights_only=True))
-    first, second = ends
+    first, second, *others = ends
     assert first["global_step"] == second["global_step"] == 6
     assert first["state_dict"].keys() == second["state_dict"].keys()
     assert all(torch.equal(first["state_dict"][key], second["state_dict"][key]) for key in first["state_dict"])
+    for other in others:
+        torch.testing.assert_close(other["state_dict"], first["state_dict"], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.slow

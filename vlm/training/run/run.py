@@ -340,7 +340,7 @@ class Run:
         with rank_zero_first():  # rank zero fills the cache that the other ranks read
             data = build_data(config)
             if data.cache_features:
-                check_split(data.split("train"))
+                check_split(data.split("train"), data.images[1])
             if loaded is not None:
                 data.restore(loaded["vlm"])
                 return data
