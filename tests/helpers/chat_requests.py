@@ -24,7 +24,6 @@ NEUTRAL: dict[str, list[Any] | None] = {
     "prompt_cache_options": None,
     "prompt_cache_retention": None,
     "reasoning_effort": ["none"],  # of models that write no thoughts
-    "response_format": [{"type": "text"}],
     "safety_identifier": None,
     "service_tier": ["auto", "default"],
     "store": [False],
@@ -45,6 +44,7 @@ SUPPORTED: dict[str, list[Any]] = {
     "logprobs": [False],
     "n": [1],
     "presence_penalty": [0, 0.0],
+    "response_format": [{"type": "text"}, {}],
     "seed": [],
     "stop": ["", [], [""]],
     "stream": [False],

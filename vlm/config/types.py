@@ -154,7 +154,7 @@ def describe_json_type(hint: Any, *, plural: bool = False) -> str:
     if kind in _SEQUENCES or kind is tuple or kind in _MAPPINGS:
         name, of = ("objects" if kind in _MAPPINGS else "lists"), args[-1:]
         name = name if plural else "an object" if kind in _MAPPINGS else "a list"
-        return f"{name} of {describe_json_type(of[0], plural=True)}" if of else name
+        return f"{name} of {describe_json_type(of[0], plural=True)}" if of and of[0] is not Any else name
     names = _JSON_TYPES.get(kind)
     return getattr(kind, "__name__", str(kind)) if names is None else names[plural]
 

@@ -3,8 +3,8 @@
 A predictor names its two classes as `options` and `arguments`, and `TASKS` names the same ones for the command line.
 """
 
-from dataclasses import dataclass
-from typing import Annotated, Any
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Self
 
 from vlm.inference.arguments import GAP
 from vlm.inference.options import (
@@ -204,6 +204,10 @@ class ChatOptions(AnswerOptions, Options):
     ] = 0.0
     logit_bias: Annotated[dict[str, float] | None, Option("Token ids with what is added to their logits.")] = None
     logprobs: Annotated[int | None, Option("Number of most probable tokens to report.", least=0, most=20)] = None
+
+    def without_prompt_parts(self) -> Self:
+        """Returns the options without seed and grammar, which prompts have, so that others share a batch."""
+        return replace(self, seed=0, json_schema=None, regex=None, choice=None)
 
 
 @dataclass(kw_only=True)

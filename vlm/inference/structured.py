@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from threading import Lock
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 from weakref import WeakKeyDictionary
 
 from vlm.errors import UserError
@@ -73,13 +73,13 @@ class GrammarOptions:
         return [self.json_schema.path] if isinstance(self.json_schema, SchemaFromFile) else []
 
     def build_grammar(
-        self, tokenizer: "Tokenizer", ends: Sequence[int], *, skips_space: bool = False
+        self, tokenizer: "Tokenizer", ends: Sequence[int], *, removed: Literal["none", "space", "any"] | None = None
     ) -> "Grammar | None":
         """Returns the grammar of texts; None without one.
 
         Args:
             ends: Tokens that end a text.
-            skips_space: Whether white space before the text is allowed, because the caller removes it.
+            removed: White space that may precede the text, as in `GrammarSource`; default what decoding removes.
         Raises:
             UserError: Several grammars are given, one is not supported, or another option excludes it.
         """
@@ -95,7 +95,8 @@ class GrammarOptions:
         value = getattr(self, given[0])
         content = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
         tokens = _tokens_of(tokenizer, flag)
-        removed = "any" if skips_space else "space" if tokens.strips_space else "none"
+        if removed is None:
+            removed = "space" if tokens.strips_space else "none"
         source = GrammarSource(given[0], content, removed)  # type: ignore[arg-type]
         return tokens.vocabulary(ends).compile(source)
 

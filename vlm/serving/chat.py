@@ -40,7 +40,6 @@ FIELDS = FieldTable(
     },
     labels={**LABELS, "parallel_tool_calls": bool},  # no tools are supported
     neutral={
-        "response_format": ({"type": "text"},),
         "store": (False,),
         "tools": ([],),
         "tool_choice": ("none", "auto"),
@@ -122,7 +121,7 @@ class ChatReader:
         check_request_fields(content, supports_thinking=self.predictor.form.has_thoughts)
         check_model(content.get("model", self.name), self.name)
         logprobs = content.get("top_logprobs", 0) if content.get("logprobs") else None
-        options = self.options.read(ChatOptions, content, OPTIONS, {"logprobs": logprobs})
+        options = await run(deadline, size, self.options.read, ChatOptions, content, OPTIONS, {"logprobs": logprobs})
         choices = content.get("n", 1)
         self.options.check_count(1, choices)
         source = await run(deadline, size, self._read_messages, content)
@@ -130,7 +129,7 @@ class ChatReader:
         prompt = await run(deadline, cost, self.predictor.prepare, source, options)
         return TextRequest(
             prompts=self.options.make_choices([prompt], choices, options),
-            options=replace(options, seed=0),  # the prompts have seeds; conversations with equal options share a batch
+            options=options.without_prompt_parts(),
             seed=options.seed,
             stream=bool(content.get("stream")),
             include_usage=bool(content.get("stream_options", {}).get("include_usage")),

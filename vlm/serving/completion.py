@@ -1,7 +1,6 @@
 """Prompts over HTTP, in the format of POST /v1/completions: texts or token ids that the model continues."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Annotated, Any
 
 from vlm.errors import Range, UserError
@@ -25,7 +24,6 @@ FIELDS = FieldTable(
     neutral={
         **EXTENSIONS_NEUTRAL,
         "suffix": ("",),
-        "response_format": ({"type": "text"},),
         "add_special_tokens": (True,),
     },
     remedies={
@@ -72,21 +70,21 @@ class CompletionReader:
         self.options.check_count(len(sent), choices)
         if sum(len(item) for item in sent if isinstance(item, str)) > MAX_TEXT:
             raise bad_request(f"prompt: has more than {MAX_TEXT:,} characters", param="prompt")
-        prompts = list[Prompt]()
+        prompts, grammar = list[Prompt](), self.predictor.build_grammar(options)
         for number, item in enumerate(sent, start=1):
             try:
                 tokens = self.predictor.encode(item, "prompt" if len(sent) == 1 else f"prompt {number}")
             except UserError as fault:
                 code = "context_length_exceeded" if isinstance(fault, ContextFullError) else None
                 raise bad_request(str(fault), param="prompt", code=code) from fault
-            prompts.append(Prompt(tokens, None, options.seed))
+            prompts.append(Prompt(tokens, None, options.seed, grammar))
         echoed = None
         if options.echo:
             texts = [item if isinstance(item, str) else self.predictor.decode(item) for item in sent]
             echoed = [text for text in texts for _ in range(choices)]
         return TextRequest(
             prompts=self.options.make_choices(prompts, choices, options),
-            options=replace(options, seed=0),  # the prompts have seeds; those with equal options share a batch
+            options=options.without_prompt_parts(),
             seed=options.seed,
             stream=bool(content.get("stream")),
             include_usage=bool(content.get("stream_options", {}).get("include_usage")),

@@ -233,7 +233,10 @@ async def read_object(reader: RequestReader, body: bytearray, *, deadline: float
             len(body),
             parse_json,
             body,
-            object_hook=lambda fields: {name: value for name, value in fields.items() if value is not None},
+            # In a JSON schema, a constant may be null.
+            object_hook=lambda fields: {
+                name: value for name, value in fields.items() if value is not None or name == "const"
+            },
         )
     except (ValueError, RecursionError) as fault:
         raise bad_request("the body is not JSON", code="invalid_json") from fault

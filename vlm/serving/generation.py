@@ -8,6 +8,7 @@ from typing import Annotated, Any, TypeVar
 from vlm.errors import Range, UserError
 from vlm.inference.command_options import ChatOptions
 from vlm.inference.options import build_options
+from vlm.serving import structured
 from vlm.serving.fields import Neutral, bad_request, describe_option_error, read_stop_strings
 from vlm.serving.reader import MAX_ITEMS, RequestReader
 from vlm.tasks.chat.predictor import ChatPredictor, Prompt
@@ -37,6 +38,7 @@ TYPES = {
     "n": Annotated[int, Range(1, MAX_CHOICES)],
     "stream": bool,
     "stream_options": dict,
+    **structured.TYPES,
 }
 # Values of sampling options that exclude no token. Other values turn sampling on.
 KEEPS_ALL: Neutral = {"temperature": (), "top_p": (1,), "top_k": (0, -1), "min_p": (0,)}
@@ -106,11 +108,12 @@ class OptionReader:
             values["sample"] = True
         elif values.get("sample") is False:
             values = {name: value for name, value in values.items() if name not in KEEPS_ALL}
+        grammar, grammar_fields = structured.read_grammar(content)
         try:
-            options = build_options(kind, {**values, **more}, use="chat", client=True)
+            options = build_options(kind, {**values, **more, **grammar}, use="chat", client=True)
             self.predictor.check_options(options)
         except UserError as fault:
-            raise describe_option_error(fault, fields, content) from fault
+            raise describe_option_error(fault, {**fields, **grammar_fields}, content) from fault
         return replace(options, batch_size=self.rows)
 
     def check_count(self, prompts: int, choices: int) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from vlm.decoding.grammar import Grammar
 from vlm.errors import UserError
 from vlm.inference.command_options import AnswerOptions, CompletionOptions
 from vlm.inference.predictor import Predictor
@@ -20,6 +21,10 @@ class CompletionPredictor(ChatPredictor):
 
     def check_options(self, options: AnswerOptions) -> None:
         self.plan_decoding(options)
+        self.build_grammar(options)
+
+    def build_grammar(self, options: AnswerOptions) -> Grammar | None:
+        return options.build_grammar(self.tokenizer, self.ends, removed="none")
 
     def encode(self, prompt: str | Sequence[int], name: str) -> list[int]:
         """Returns the tokens of a prompt; an empty text starts a document.

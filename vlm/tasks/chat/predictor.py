@@ -143,7 +143,7 @@ class ChatPredictor(TextPredictor[Sequence[TurnWithImages], Prompt, Reply, ChatO
 
     def build_grammar(self, options: AnswerOptions) -> Grammar | None:
         """Returns what answers match, if anything; white space before an answer is not part of it."""
-        return options.build_grammar(self.tokenizer, self.ends, skips_space=True)
+        return options.build_grammar(self.tokenizer, self.ends, removed="any")
 
     def plan_decoding(self, options: AnswerOptions) -> tuple[Sampling, int, Rules]:
         """Returns the sampling of an answer, its maximum length in tokens, and the checkpoint's constraints on it."""

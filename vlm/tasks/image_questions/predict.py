@@ -152,7 +152,7 @@ class ImageQuestionAnswerer(
 
     def build_grammar(self, options: QuestionOptions) -> Grammar | None:
         """Returns what answers match, if anything."""
-        return options.build_grammar(self.tokenizer, [self.tokenizer.eos_id], skips_space=True)
+        return options.build_grammar(self.tokenizer, [self.tokenizer.eos_id], removed="any")
 
     def check_options(self, options: QuestionOptions) -> None:
         self.build_grammar(options)
