@@ -10,8 +10,10 @@ import pytest
 import torch
 from compare import rows
 from faulty import DDP, EXACT, run_two
+from image_text import saved_image_text
 from journey import only_run
 from kills import Nursery
+from PIL import Image
 from small import COMPARING, MODELS, TASKS, accumulated, command, task_of
 
 from vlm.checkpoint import load as ckpt
@@ -71,6 +73,38 @@ def check_same_steps(folder: Path, reference_folder: Path) -> None:
             # Perplexities grow with the loss; all else is a share, or bounded like one.
             tolerance = {"abs": 1e-5} if "loss" in name else {"abs": 1e-6, "rel": 1e-6 if "cider" in name else 1e-5}
             assert float(mine[name]) == pytest.approx(float(value), **tolerance), (reference["step"], name)
+
+
+@pytest.mark.slow
+def test_two_processes_fine_tune_a_folder_as_one(nursery: Nursery, tmp_path: Path) -> None:
+    """Rows with an image and rows of text alone; batches of one process may lack images."""
+    torch.manual_seed(7)
+    saved_image_text(tmp_path / "theirs", "smolvlm")
+    conversations: list[dict[str, object]] = []
+    for number in range(24):
+        texts = [{"user": "what is it?", "assistant": f"a cat {number}"}]
+        conversations.append({"texts": texts, "split": "val" if number > 19 else "train"})
+        if number % 3 == 0:
+            Image.effect_noise((60, 40), 20 + number).save(tmp_path / f"{number}.png")
+            conversations[-1]["image"] = f"{number}.png"
+    (tmp_path / "chats.jsonl").write_text("".join(json.dumps(row) + "\n" for row in conversations))
+    words = ["task=conversations", "model=pretrained", f"model.path={tmp_path / 'theirs'}", "data=conversations"]
+    words += [f"data.path={tmp_path / 'chats.jsonl'}", "data.batch_size=4", "data.num_workers=0", "test=false"]
+    words += ["trainer.max_steps=6", "trainer.precision=32-true", "+optim.eps=1e-4", "optim.lr=1e-3"]
+    weights = []
+    for kind, options in {"one": ["trainer=cpu"], "ddp": DDP, "fsdp": FSDP}.items():
+        (tmp_path / kind).mkdir()
+        args = [*words, *options]
+        started = (
+            [nursery.run(args, cwd=tmp_path / kind)] if kind == "one" else run_two(nursery, args, cwd=tmp_path / kind)
+        )
+        assert all(end.status == 0 for end in started), "\n".join(end.said for end in started)
+        weights.append(ckpt.read(only_run(tmp_path / kind / "runs") / "checkpoints" / "last.ckpt")["state_dict"])
+    start = ckpt.read(str(tmp_path / "theirs"))["state_dict"]
+    for name, tensor in weights[0].items():
+        assert not torch.equal(tensor, start[name]), name
+        for other in weights[1:]:
+            torch.testing.assert_close(other[name], tensor, rtol=0, atol=1e-5, msg=name)
 
 
 @pytest.mark.slow
