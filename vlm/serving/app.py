@@ -15,6 +15,7 @@ from fastapi import Depends, FastAPI, HTTPException, Request, Response
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import HTMLResponse, PlainTextResponse, StreamingResponse
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -26,6 +27,7 @@ from vlm.io.page import escape, page, table
 from vlm.serving.chat import ChatReader
 from vlm.serving.completion import CompletionReader
 from vlm.serving.demo_forms import build_form
+from vlm.serving.embeddings import EmbeddingReader, find_embedder
 from vlm.serving.engine import (
     FAILED,
     HEADERS,
@@ -56,6 +58,7 @@ PATHS = {
     "/predict": "POST: predictions for images or texts",
     "/v1/chat/completions": "POST: chat completions",
     "/v1/completions": "POST: continuations of prompts",
+    "/v1/embeddings": "POST: vectors of texts and images",
     "/v1/models": "the name of the model",
     "/health": "status and task of the service",
     "/metrics": "metrics for Prometheus",
@@ -63,8 +66,8 @@ PATHS = {
 }
 PAGE_HEADERS = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"}
 SEND_TIME = 60.0  # seconds within which a client must accept each part of a response
-CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
-TEXT_PATHS = ("/predict", CHAT, COMPLETIONS)
+CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
+MODEL_PATHS = ("/predict", CHAT, COMPLETIONS, EMBEDDINGS)
 # Endpoints of OpenAI that are not supported; {path} stands for any path.
 UNSUPPORTED = ("/v1/responses", "/v1/responses/{path:path}", "/v1/audio/{path:path}", "/v1/images/{path:path}")
 SEED_HEADER = "X-Vlm-Seed"
@@ -113,6 +116,10 @@ class Service:
         self.chat = None if chat is None else ChatReader(chat, self.reader, name, max_prompts=max_queued)
         self.completion = (
             None if completion is None else CompletionReader(completion, self.reader, name, max_prompts=max_queued)
+        )
+        embedder = find_embedder(predictor)
+        self.embedding = (
+            None if embedder is None else EmbeddingReader(embedder, self.reader, name, max_images=max_queued)
         )
         self.status_counts: Counter[int] = Counter()
         self.total_seconds = 0.0
@@ -169,6 +176,29 @@ class Service:
         formatter = CompletionFormatter(self.name, text_request, self.completion.predictor)
         return await self._answer_texts(request, formatter, since)
 
+    async def embeddings(self, request: Request) -> Response:
+        """The vectors of texts, token ids and images."""
+        reader = self.embedding
+        if reader is None:
+            raise HTTPException(404, self._explain_missing("embed"))
+        async with self.body_limiter.read(request.headers, request.receive) as body:
+            if self.engine.waiting >= self.engine.max_queued:
+                raise QueueFullError
+            deadline = time.monotonic() + self.timeout
+            embedding_request = await reader.read(body, deadline=deadline)
+        inputs, options, size = embedding_request.inputs, embedding_request.options, self.engine.max_queued
+
+        async def embed_in_parts() -> list[Any]:
+            vectors = list[Any]()
+            for start in range(0, len(inputs), size):  # more inputs than the queue holds
+                jobs = self.engine.submit(inputs[start : start + size], options, predictor=reader.embedder)
+                vectors += (await self._await_results(jobs, set(), time.monotonic()))["results"]
+            return vectors
+
+        vectors = await _cancel_on_disconnect(request, embed_in_parts())
+        content = await run_in_threadpool(reader.format_object, embedding_request, vectors)
+        return Response(content, media_type="application/json")
+
     async def _read_texts(self, request: Request, reader: ChatReader | CompletionReader) -> tuple[TextRequest, float]:
         """Returns a request for texts, and the time at which it was complete, by `time.monotonic`.
 
@@ -207,7 +237,8 @@ class Service:
         unavailable = {
             CHAT: self.chat is None,
             COMPLETIONS: self.completion is None,
-            "/v1/models": self.chat is None and self.completion is None,
+            EMBEDDINGS: self.embedding is None,
+            "/v1/models": self.completion is None and self.embedding is None,
         }
         paths = {path: about for path, about in PATHS.items() if not unavailable.get(path)}
         form, url = build_form(self.predictor), str(request.base_url).rstrip("/")
@@ -229,9 +260,9 @@ class Service:
         """The model of this name.
 
         Raises:
-            HTTPException: There is no such model, or it supports neither conversations nor completions.
+            HTTPException: There is no such model, or it supports none of conversations, completions and embeddings.
         """
-        if self.completion is None:  # every model that converses completes texts
+        if self.completion is None and self.embedding is None:  # every model that converses completes texts
             raise HTTPException(404, self._explain_missing("chat"))
         check_model(name, self.name)
         return {"id": self.name, "object": "model", "created": self.created, "owned_by": "vlm"}
@@ -352,7 +383,7 @@ def _to_plain(result: Any) -> Any:
 
 
 class MetricsMiddleware:
-    """ASGI middleware that counts responses of TEXT_PATHS by status, and their total seconds."""
+    """ASGI middleware that counts responses of MODEL_PATHS by status, and their total seconds."""
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self.app, self.service = app, service
@@ -369,7 +400,7 @@ class MetricsMiddleware:
         try:
             await self.app(scope, receive, send_in_time)
         finally:
-            if scope.get("path") in TEXT_PATHS:
+            if scope.get("path") in MODEL_PATHS:
                 self.service.status_counts[code] += 1
                 self.service.total_seconds += time.monotonic() - start
 
@@ -387,6 +418,7 @@ def make_app(service: Service) -> FastAPI:
     )
     app.post(CHAT, dependencies=guard, response_model=fields, responses=streams)(service.chat_completions)
     app.post(COMPLETIONS, dependencies=guard, response_model=fields, responses=streams)(service.completions)
+    app.post(EMBEDDINGS, dependencies=guard, response_model=fields)(service.embeddings)
     for path in UNSUPPORTED:
         app.api_route(path, methods=["GET", "POST", "DELETE"], dependencies=guard, include_in_schema=False)(
             service.refuse_path
