@@ -21,7 +21,7 @@ from vlm.data.text.chat_template import ChatTemplate
 from vlm.data.text.conversation import BEGIN, END, ChatForm, Turn
 from vlm.data.text.hugging_face import list_pieces, make_tokenizer_files
 from vlm.data.text.library import JsonTokenizer
-from vlm.data.text.prompt_form import ANCHOR, PromptForm, reads_images_inside_texts
+from vlm.data.text.prompt_form import ANCHOR, PromptForm
 from vlm.data.text.tokenizer import tokenizer_from_state
 from vlm.data.text.tokenizer_base import Tokenizer
 from vlm.errors import UserError
@@ -97,8 +97,8 @@ def make_graph_files(about: Metadata, model: nn.Module, *, form: str) -> dict[st
             missing = str(fault.name).partition(".")[0]
             raise UserError(f'--to onnx: needs the package {missing}; pip install "vlm-lightning[onnx]"') from fault
     image = Preprocess.from_state(about["preprocess"]).state() if "preprocess" in about else {}
-    inside = reads_images_inside_texts(about)
-    graphs = graphs_of(model, image_size=image.get("image_size"), embedding=about.get("embedding"), inside=inside)
+    inside, embedding = "form" in about, about.get("embedding")
+    graphs = graphs_of(model, image_size=image.get("image_size"), embedding=embedding, inside=inside)
     files: dict[str, Content] = {f"{graph.name}.{form}": trace_graph(graph, form=form) for graph in graphs}
     described: GraphsDescription = {"format": 1, "task": about["task"], "graphs": {}}
     for graph in graphs:

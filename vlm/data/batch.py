@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor
 
-from vlm.models.context import Features
+from vlm.models.context import PLACE, Features
 
 PADDING = 0  # segment of padding; the texts of a row are segments 1, 2, ...
 IGNORE = -100  # label of a position without a target
@@ -134,6 +134,7 @@ class TextRows(Tensors):
         ids: Ids of the samples, in evaluation.
         indices: Index of each row's sample in its split, in evaluation.
         partners: Rows of each sample's partner (vlm.data.fields), in evaluation.
+        image_states: See PromptRows; None for other rows.
     Shapes:
         tokens (B, L), segments (B, L) or None, scored bool (B, L) or None, bounds int32 (N + 1,) or None
     """
@@ -148,6 +149,12 @@ class TextRows(Tensors):
     ids: Sequence[str] = ()
     indices: list[int] = field(default_factory=list)
     partners: "TextRows | None" = None
+    image_states: Tensor | None = None
+
+    @property
+    def has_image(self) -> Tensor | None:
+        """Whether each row reads an image, bool (B,); None if all do."""
+        return None if self.image_states is None else (self.tokens == PLACE).any(1)
 
     def references_in(self, language: str | None) -> Sequence[Sequence[Any]]:
         """The texts of each row in one language; None for all."""

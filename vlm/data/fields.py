@@ -196,11 +196,14 @@ class ImageViewsField(ImageField):
 
     needs = ()
 
+    def __init__(self, *, preprocess: Preprocess, augment: Augment | None = None, **options: Any) -> None:
+        if augment is not None and preprocess.tiles:
+            raise UserError("data.augment: is not supported for images that are cut into squares; set it to null")
+        super().__init__(preprocess=preprocess, augment=augment, **options)
+
     def encode(self, record: Record, key: AugmentKey | None) -> Tensor:
         images = record.images() if "image" in record else []
         if key is not None and self.augment is not None and images:
-            if self.preprocess.tiles:
-                raise UserError("data.augment: is not supported for images that are cut into squares; set it to null")
             pixels = super().encode(record, key)
             return pixels if pixels.ndim == 4 else pixels[None]
         return self.collate([self.preprocess.views(image)[0] for image in images])

@@ -16,7 +16,7 @@ from transformers import AutoProcessor, AutoTokenizer
 from vlm.checkpoint.load import read
 from vlm.data.images.image import Preprocess
 from vlm.data.text.conversation import PLAIN, ChatForm, Turn
-from vlm.data.text.prompt_form import PromptForm
+from vlm.data.text.prompt_form import PromptForm, reads_images_inside_texts
 from vlm.data.text.tokenizer import CharTokenizer, tokenizer_from_state
 from vlm.errors import UserError
 from vlm.models.context import PLACE
@@ -258,6 +258,16 @@ def test_the_plain_form_needs_no_words_of_its_own() -> None:
     assert [id for id, mine in zip(tokens, own, strict=True) if mine] == [*answer, end]
     assert form.conversation(tokenizer, turns[2:], continued=True).tokens == [end, *answer, end, begin]
     assert PromptForm.of(form.state()) == form
+
+
+def test_whether_images_are_read_inside_texts(tmp_path: Path) -> None:
+    for name, expected in (("smolvlm", True), ("chatml", False)):  # the second reads texts only
+        assert reads_images_inside_texts(saved(tmp_path / name, name)[3]) is expected
+    preprocess = Preprocess(image_size=8).state()
+    for chat, expected in ((PLAIN, False), (ChatForm(heads={"user": ""}, before="", after=""), True)):
+        form = PromptForm(chat=chat, states=3).state()
+        assert reads_images_inside_texts({"preprocess": preprocess, "form": form}) is expected
+    assert not reads_images_inside_texts({"preprocess": preprocess})
 
 
 @pytest.mark.parametrize(

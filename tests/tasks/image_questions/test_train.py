@@ -6,9 +6,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
+from vlm.data.batch import PromptRows, Targets, TextRows
 from vlm.data.records import Question
 from vlm.errors import UserError
+from vlm.models.context import PLACE
 from vlm.randomness import numpy_rng
 from vlm.tasks.image_questions.train import (
     FREE_TEXT,
@@ -67,6 +70,21 @@ def test_a_question_counts_under_the_controls_that_it_was_asked_under():
     assert made.compute() == {"accuracy": 0.5, "accuracy_color": 1.0, "accuracy_count": 0.0}
     assert [row["image_id"] for row in made.answers] == ["a", "a"]
     assert not [name for name in made.controls([]) if "shuffled" in name or "blank" in name]
+
+
+def test_questions_without_an_image_have_no_controls(metric):
+    """The second of the two texts has no image."""
+    tokens = torch.tensor([[PLACE, 5], [5, 5]])
+    given = {"references": [*ASKED.values()], "ids": [*ASKED], "image_states": torch.zeros_like(tokens)}
+    made = AnswerMetric()
+    made.update([*ASKED], [*ASKED.values()], ANSWERS)
+    for rows, expected in (
+        (PromptRows(tokens, None, Targets(tokens, None), num_states=[1, 0], **given), {"a"}),
+        (TextRows(tokens, None, Targets(tokens, None), references=given["references"], ids=given["ids"]), {"a", "b"}),
+    ):
+        ImageQuestions._add_control(SimpleNamespace(answers=made), "blank", rows, BLANK)
+        made.compute()
+        assert {row["image_id"] for row in made.answers if "blank" in row} == expected
 
 
 def by_subsets(answer, answers):

@@ -6,9 +6,9 @@ import pytest
 import torch
 from small import command
 
-from vlm.data.batch import IGNORE, Targets, TextRows
+from vlm.data.batch import IGNORE, PromptRows, Targets, TextRows
 from vlm.data.records import find_partner
-from vlm.models.context import Context
+from vlm.models.context import PLACE, Context
 from vlm.nn.vocabulary_loss import Head
 from vlm.tasks.captioning.metrics import LanguageMetrics
 from vlm.tasks.shared.image_use import ImageUseMonitor, Pixels, are_preprocessed_differently
@@ -52,6 +52,25 @@ def test_what_the_controls_add_to_the_loss() -> None:
     assert measured([1.0], [[0]]) == {"loss@blank": 11}  # one sample has no other
     # The first is not read: its captions have no loss of their own, and those of the third stand beside no image.
     assert measured([1.0, 2.0, 3.0, 5.0], [[1, 2, 3]])["loss@shuffled"] == pytest.approx(10 + (3 + 3) / 2)
+
+
+def test_samples_without_an_image_have_no_controls() -> None:
+    """The first and the third have none, and are partners; their loss is 1 whatever image there is."""
+
+    def rows(samples: list[int]) -> PromptRows:
+        tokens = torch.tensor([[PLACE if sample % 2 else 0, sample] for sample in samples])
+        targets, states = Targets(torch.empty(0), None), torch.zeros_like(tokens)
+        return PromptRows(tokens, None, targets, indices=samples, image_states=states, num_states=[])
+
+    def losses(texts: TextRows, images: Context) -> tuple[torch.Tensor, torch.Tensor]:
+        distance = (images.states[:, 0, 0] - texts.tokens[:, 1]).abs()
+        return torch.where((texts.tokens == PLACE).any(1), distance, 1.0), torch.ones(len(distance))
+
+    measured, own = GroundingLosses(4, torch.device("cpu")), rows([0, 1, 2, 3])
+    own.partners = rows([2, 3, 0, 1])
+    measured.read(losses, own, context(0.0, 1.0, 2.0, 3.0), blank=context(0.0))
+    found = measured.results(10.0, lambda tensor: tensor)
+    assert found == {"loss@shuffled": 10 + (2 + 2) / 2, "loss@blank": 10 + (1 + 3) / 2}
 
 
 @pytest.mark.parametrize("world", [1, 2, 3])

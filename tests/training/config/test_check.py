@@ -93,6 +93,7 @@ FAULTS = {
         "model.encoder.patch_size: 8 does not divide image_size, 2; change one of them",
         "data.image_size: 2 is smaller than model.encoder.patch_size, 8; change one of them",
     ],
+    "+data.preprocess.tiles=true": ["data.augment: is not supported for images that are cut into squares; set it to "],
     "model.init_from=3": ["model.init_from: 3 is int, expected str | None"],
     "model.size.dim=${data.width}": ["model.size.dim: Interpolation key 'data.width' not found"],
     "data=captions data.pat=x": ["data.pat: unknown; did you mean path?"],

@@ -308,8 +308,11 @@ class PromptForm:
 
 
 def reads_images_inside_texts(about: Mapping[str, Any]) -> bool:
-    """Returns True if a checkpoint's model reads images inside texts; other models with a form read text only."""
-    return "form" in about and "preprocess" in about
+    """Returns True if a checkpoint's model reads images inside texts of a folder's form.
+
+    Other models with a form read texts only, or are trained on plain conversations, with images before each.
+    """
+    return "form" in about and "preprocess" in about and not PromptForm.of(about["form"]).plain
 
 
 def refuse_marks(tokenizer: Tokenizer, text: str) -> None:

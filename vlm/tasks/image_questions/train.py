@@ -3,7 +3,7 @@
 import re
 import shlex
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from itertools import islice
+from itertools import compress, islice
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal, Unpack
@@ -296,10 +296,16 @@ class ImageQuestions(ImageTextTask):
         if not final:
             return
         blank = self.blank(batch["images"]).rows(torch.zeros(len(context.states), dtype=torch.long, device=self.device))
-        self.answers.update(batch.ids, rows.references, self._answer(blank, rows, final=final), "blank")
+        self._add_control("blank", rows, self._answer(blank, rows, final=final))
         if partners.indices != rows.indices:  # a lone sample is its own partner
-            answers = self._answer(context, partners, final=final)
-            self.answers.update(partners.ids, partners.references, answers, "shuffled")
+            self._add_control("shuffled", partners, self._answer(context, partners, final=final))
+
+    def _add_control(self, name: str, rows: TextRows, answers: Sequence[Sequence[str]]) -> None:
+        """Adds the answers of a control, except those to questions without an image."""
+        kept = [True] * len(answers) if rows.has_image is None else rows.has_image.tolist()
+        columns: tuple[Any, ...] = (rows.ids, rows.references, answers)
+        ids, questions, answers = (list(compress(column, kept)) for column in columns)
+        self.answers.update(ids, questions, answers, name)
 
     def _answer(self, context: Context, rows: TextRows, *, final: bool) -> list[list[str]]:
         """Returns the answers to the questions of each row."""

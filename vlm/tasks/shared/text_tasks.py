@@ -131,8 +131,9 @@ class GroundingLosses:
     """Losses of an evaluation's samples, with controls.
 
     The decoder reads each image with another sample's captions, and each sample's captions with a blank image. Both
-    leave the loss of a model that ignores images unchanged, and raise that of a model that uses them. Partners depend
-    only on the places of samples in the split, so that neither batches nor processes change the results.
+    leave the loss of a model that ignores images unchanged, and raise that of a model that uses them. Samples without
+    an image have no controls. Partners depend only on the places of samples in the split, so that neither batches nor
+    processes change the results.
 
     Args:
         size: Number of samples of the split.
@@ -166,14 +167,16 @@ class GroundingLosses:
         self._put(0, rows.indices, caption_losses)
         # A lone sample is its own partner, and partners with another number of images have no texts.
         if partner_rows is not None and partner_rows.indices != rows.indices and partner_rows.tokens.numel():
-            self._put(1, partner_rows.indices, losses(partner_rows, context))
+            self._put(1, partner_rows.indices, losses(partner_rows, context), partner_rows.has_image)
         blank_index = torch.zeros(len(rows.indices), dtype=torch.long, device=blank.states.device)
-        self._put(2, rows.indices, losses(rows, blank.rows(blank_index)))
+        self._put(2, rows.indices, losses(rows, blank.rows(blank_index)), rows.has_image)
         return caption_losses
 
-    def _put(self, kind: int, places: list[int], losses: Losses) -> None:
+    def _put(self, kind: int, places: list[int], losses: Losses, counted: Tensor | None = None) -> None:
+        """Stores the losses of some samples, of all or of those that count."""
         index = torch.tensor(places, device=self._sums.device)
-        self._sums[kind, index] = torch.stack(losses, dim=1).to(self._sums.dtype)
+        pairs = torch.stack(losses, dim=1).to(self._sums.dtype)
+        self._sums[kind, index] = pairs if counted is None else pairs.masked_fill(~counted[:, None], 0)
 
     def results(self, loss: float, summed: Callable[[Tensor], Tensor]) -> dict[str, float]:
         """Returns loss@shuffled and loss@blank: the split's loss plus a control's increase, on samples that have both.
@@ -217,14 +220,13 @@ class ImageTextTask(Task):
         return self.fields[self.text_field].tokenizer  # type: ignore[return-value]
 
     def work(self, batch: Batch) -> Work:
-        rows, length = batch[self.text_field].tokens.shape
-        images = len(batch["images"]) if isinstance(batch[self.text_field], PromptRows) else len(batch.ids)
-        return Work(images, rows, length, cached=isinstance(batch["images"], Features))
+        images, (rows, length) = batch["images"], batch[self.text_field].tokens.shape
+        return Work(len(images), rows, length, cached=isinstance(images, Features))
 
     def loss(self, batch: Batch) -> dict[str, Term]:
         rows = batch[self.text_field]
-        inside = (rows.image_states, rows.scored) if isinstance(rows, PromptRows) else ()
-        hidden = self.model(as_read(batch["images"], self.preprocess), rows.tokens, rows.segments, *inside)
+        texts = (rows.tokens, rows.segments, rows.image_states, rows.scored)
+        hidden = self.model(as_read(batch["images"], self.preprocess), *texts)
         smoothing = self.label_smoothing
         return {"tokens": Term(*token_loss(hidden, rows.targets, self.model.head_parts, label_smoothing=smoothing))}
 
@@ -244,7 +246,7 @@ class ImageTextTask(Task):
         blank = self.blank(batch["images"]) if any(index in self.controlled for index in rows.indices) else None
 
         def losses(rows: TextRows, context: Context) -> Losses:
-            if isinstance(rows, PromptRows):
+            if rows.image_states is not None:
                 # A blank image has the states of a single one.
                 index = rows.image_states % max(1, context.states.shape[:2].numel())
                 inside = (rows.tokens, rows.segments, index, rows.scored)

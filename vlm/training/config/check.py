@@ -115,6 +115,7 @@ def _check(config: Config, look_up: SignatureLookup, *, resolved: bool = True) -
         *out_of_bounds(config),
         *size_faults(nodes, ""),
         *patch_faults(config),
+        *square_faults(config),
         *(
             f"{key}: {describe_mismatch(value, str | None)}"
             for key, value in walk(config["model"], "model")
@@ -219,6 +220,15 @@ def patch_faults(config: Config) -> list[str]:
         for key, patch in patches.items()
         if smallest is not None and isinstance(patch, int) and smallest < patch
     ]
+
+
+def square_faults(config: Config) -> list[str]:
+    """Returns an error if images that are cut into squares are augmented."""
+    fields = config["task"]["fields"].values()
+    if not any(field.get("augment") and (field.get("preprocess") or {}).get("tiles") for field in fields):
+        return []
+    what = "data.augment: is not supported for images that are cut into squares"
+    return [f"{what}; set it to null, or data.preprocess.tiles to false"]
 
 
 def list_integers(size: Value) -> list[int]:
