@@ -251,7 +251,7 @@ def changed(source, target, values=None, tensors=None):
         ({"clip.projector_type": "resampler"}, {}, "clip.projector_type is 'resampler', not one of mlp, idefics3"),
         ({"clip.vision.window_size": 7}, {}, "clip.vision.window_size is 7, a key that is not supported"),
         ({"clip.vision.block_count": None}, {}, "has no clip.vision.block_count"),
-        ({"clip.vision.projection_dim": 48}, {}, "is of a llama or qwen2 of width 48"),
+        ({"clip.vision.projection_dim": 48}, {}, "is of a llama or qwen2 or qwen3 of width 48"),
         ({"vlm.preprocess": "[["}, {}, "cannot be read"),
         ({}, {"v.blk.0.attn_q_norm.weight": np.ones(8, np.float32)}, "'v.blk.0.attn_q_norm.weight' is not one of"),
     ],

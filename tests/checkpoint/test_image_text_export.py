@@ -27,6 +27,7 @@ from vlm.models.context import PLACE, interleave_states
 from vlm.models.pretrained.architecture import make_spec
 from vlm.models.pretrained.architectures.vision_language import spread_bucketed_positions
 from vlm.models.pretrained.load import load_hugging_face, open_folder
+from vlm.models.pretrained.place import join_pair
 
 SPECIAL = ["<pad>", "<bos>", "<eos>"]
 NAMES = {"pad_token": "<pad>", "bos_token": "<bos>", "eos_token": "<eos>"}
@@ -92,12 +93,15 @@ def joined_parts(folder: Path, vision: str, text: str) -> tuple[Any, Any, Any]:
     )
     decoder = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
     decoder |= {"intermediate_size": 40, "max_position_embeddings": 256, "vocab_size": len(tokenizer)}
-    decoder |= {"tie_word_embeddings": text == "qwen2", "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
-    texts = {"llama": (t.LlamaForCausalLM, t.LlamaConfig), "qwen2": (t.Qwen2ForCausalLM, t.Qwen2Config)}
-    kind, config = texts[text]
+    decoder |= {"tie_word_embeddings": text != "Llama", "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+    config = getattr(t, f"{text}Config")
+    kind = getattr(t, f"{text}ForCausalLM")
     saved(folder / "vision", (wide(kinds[vision](), std=0.3), t.SiglipImageProcessor(size={"height": 32, "width": 32})))
     saved(folder / "text", (wide(kind(config(**decoder)), std=0.3, norms="RMSNorm"), tokenizer))
     return describe_folder(open_folder(folder / "vision")), describe_folder(open_folder(folder / "text")), tokenizer
+
+
+TIMM = ("test_vit", "test_resnet")
 
 
 def joined_checkpoint(
@@ -107,21 +111,30 @@ def joined_checkpoint(
 
     With task="template", its prompts have the form of the decoder's chat template.
     """
-    (images, image_about), (texts, text_about), _ = joined_parts(folder, vision, text)
+    # A backbone of timm has random weights, and the preprocessing of the others.
+    kind = "vit" if vision in TIMM else vision
+    (images, image_about), (texts, text_about), _ = joined_parts(folder, kind, text)
     backbone, decoder = images.parts["encoder"], texts.parts["decoder"]
+    width = 24
+    if vision in TIMM:
+        backbone = make_spec("TimmEncoder", name=vision, dim=None, image_size=SIDE)
+        width = rebuild(backbone).dim
     if vision == "clip":
         backbone["args"]["final_norm"] = False
     backbone["args"] |= change
-    drop = int(bool(backbone["args"].get("class_token")))
+    drop = int(vision in TIMM or bool(backbone["args"].get("class_token")))
     decoder["args"]["prefix"] = make_spec("Prefix", dim=24, context_dim=24, counted=True, causal=True)
-    args = {"context_dim": 24, "dim": 24} | {name: value for name, value in projector.items() if name != "name"}
+    args = {"context_dim": width, "dim": 24} | {name: value for name, value in projector.items() if name != "name"}
     encoder = make_spec("ProjectedEncoder", backbone=backbone, projector=make_spec(projector["name"], **args), dim=24)
     encoder["args"]["drop"] = drop
     spec = make_spec("VisionLanguageModel", encoder=encoder, decoder=decoder)
     model = rebuild(spec)
     for parameter in model.encoder.projector.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
-    load_hugging_face(model.encoder.backbone, open_folder(folder / "vision"))
+    if vision in TIMM:
+        wide(model.encoder.backbone.requires_grad_(False), std=0.2)
+    else:
+        load_hugging_face(model.encoder.backbone, open_folder(folder / "vision"))
     load_hugging_face(model.decoder, open_folder(folder / "text"))
     about: dict[str, Any] = {
         "task": task,
@@ -145,12 +158,15 @@ def joined_checkpoint(
 MLP = {"name": "MLPProjector", "activation": "gelu_tanh"}
 SHUFFLED = {"name": "LinearProjector", "shuffle": 2, "bias": False}
 JOINED = [
-    ("vit", "llama", MLP, "conversations"),
-    ("siglip", "qwen2", MLP, "image_questions"),
-    ("clip", "llama", MLP, "captioning"),
-    ("siglip", "llama", SHUFFLED, "conversations"),
-    ("vit", "llama", MLP, "template"),
-    ("siglip", "llama", SHUFFLED, "template"),
+    ("vit", "Llama", MLP, "conversations"),
+    ("siglip", "Qwen2", MLP, "image_questions"),
+    ("clip", "Llama", MLP, "captioning"),
+    ("siglip", "Llama", SHUFFLED, "conversations"),
+    ("vit", "Llama", MLP, "template"),
+    ("siglip", "Llama", SHUFFLED, "template"),
+    ("test_vit", "Llama", MLP, "captioning"),
+    ("siglip", "Qwen3", MLP, "conversations"),
+    ("vit", "Gemma", MLP, "image_questions"),
 ]
 
 
@@ -248,15 +264,38 @@ def test_a_model_tuned_by_adapters_goes_out_merged_in_the_class_of_its_folder(tm
         ("clip", MLP, {"final_norm": True}, "model.encoder.backbone.final_norm: is true"),
         ("siglip", SHUFFLED | {"bias": True}, {}, "model.projector.bias is true, not false"),
         ("vit", SHUFFLED, {}, "model.encoder.drop is 1, not 0"),
+        ("test_resnet", MLP, {}, "model.encoder.backbone: test_resnet of timm has a ResNet"),
     ],
 )
 def test_what_no_class_computes_is_refused_by_its_key(
     tmp_path: Path, vision: str, projector: dict[str, Any], change: dict[str, Any], words: str, capsys: Any
 ) -> None:
-    path = joined_checkpoint(tmp_path, vision, "llama", projector, "captioning", **change)
+    path = joined_checkpoint(tmp_path, vision, "Llama", projector, "captioning", **change)
     assert command(["export", str(tmp_path / "out"), "-c", str(path), "--to", "huggingface"]) == 2
     said = capsys.readouterr().err
     assert words in said and "--to safetensors" in said and not (tmp_path / "out").exists()
+
+
+@torch.no_grad()
+@pytest.mark.slow
+def test_joined_decoders_in_gguf(tmp_path: Path, capsys: Any) -> None:
+    """Qwen3 is read again as the same model; Gemma is refused, because llama.cpp also scales the states of images."""
+    for text in ("Qwen3", "Gemma"):
+        (folder := tmp_path / text).mkdir()
+        projector = MLP | {"activation": "gelu"}
+        path = joined_checkpoint(folder, "siglip", text, projector, "captioning", final_norm=False)
+        assert command(["export", str(folder / "theirs"), "-c", str(path), "--to", "huggingface"]) == 0
+        words = ["export", str(folder / "out"), "-c", str(folder / "theirs"), "--to", "gguf", "--outtype", "f32"]
+        if text == "Gemma":
+            assert command(words) == 2
+            assert "model.decoder: cannot be stored in GGUF with an image encoder" in capsys.readouterr().err
+            continue
+        assert command(words) == 0
+        pair = join_pair(*(folder / "out" / f"{part}model-F32.gguf" for part in ("", "mmproj-")))
+        again, expected = read(pair)["state_dict"], read(folder / "theirs")["state_dict"]
+        assert again.keys() == expected.keys()
+        for name, tensor in expected.items():
+            torch.testing.assert_close(again[name], tensor, rtol=0, atol=1e-6)
 
 
 def greedy(model: Any, context: Any, begin: int, end: int) -> list[int]:

@@ -55,6 +55,11 @@ def make_gguf_files(about: Metadata, model: nn.Module, *, kind: str, path: Path,
             "LLaVA and SmolVLM; use --to safetensors or onnx"
         )
     decoder = make_decoder(convert_model(decoder_model))
+    if images and decoder.architecture == "gemma":
+        raise UserError(
+            "model.decoder: cannot be stored in GGUF with an image encoder, because llama.cpp multiplies the states of "
+            "images too by the scale of Gemma's embeddings; use --to huggingface or --to safetensors"
+        )
     values: dict[str, HeaderValue] = {"general.type": "model", "general.name": name, **decoder.values}
     values |= make_tokenizer_values(about, rows=decoder_model.token_embed.num_embeddings)
     if template := read_chat_template(about, path):

@@ -18,6 +18,8 @@ from vlm.models.pretrained.architectures.vision import VIT
 from vlm.models.pretrained.export import export_stack
 from vlm.models.pretrained.fields import flag
 from vlm.models.pretrained.stack import Stack
+from vlm.models.pretrained.timm_export import convert_timm_vit
+from vlm.models.timm_encoder import TimmEncoder
 from vlm.models.vit import ViT
 from vlm.untrusted.sizes import JsonValue
 
@@ -27,6 +29,8 @@ REFUSED = "; transformers has no class for that: use --to safetensors"
 
 def get_joined_parts(model: nn.Module, projector: type[nn.Module], *, causal: bool) -> tuple[Any, Any, Any] | None:
     """Returns encoder, projector and decoder of a model that reads images inside its text; None for any other model.
+
+    A plain ViT of timm becomes a ViT of ours.
 
     Args:
         projector: Class of the projector.
@@ -44,10 +48,13 @@ def get_joined_parts(model: nn.Module, projector: type[nn.Module], *, causal: bo
     is_plain = isinstance(prefix.project, nn.Identity) and isinstance(prefix.norm, nn.Identity)
     if not is_plain or not prefix.counted or prefix.causal != causal:
         return None
-    if type(model.encoder.backbone) is not ViT:
-        kind = type(model.encoder.backbone).__name__
-        raise UserError(f"model.encoder.backbone: is a {kind}, not a ViT{REFUSED}")
-    return model.encoder, model.encoder.projector, model.decoder
+    encoder, backbone = model.encoder, model.encoder.backbone
+    if isinstance(backbone, TimmEncoder) and isinstance(backbone.proj, nn.Identity):
+        backbone = convert_timm_vit(backbone, "model.encoder.backbone")
+        encoder = ProjectedEncoder(backbone=backbone, projector=encoder.projector, dim=encoder.dim, drop=encoder.drop)
+    if type(backbone) is not ViT:
+        raise UserError(f"model.encoder.backbone: is a {type(backbone).__name__}, not a ViT{REFUSED}")
+    return encoder, encoder.projector, model.decoder
 
 
 def export_text(decoder: nn.Module, *stacks: Stack) -> Export:

@@ -25,9 +25,9 @@ def split_adapters(place: str | os.PathLike[str]) -> tuple[Path, Path] | None:
     return None
 
 
-def join_pair(model: str | os.PathLike[str], projector: str) -> str:
+def join_pair(model: str | os.PathLike[str], projector: str | os.PathLike[str]) -> str:
     """Returns the name of both files as one checkpoint, MODEL.gguf+MMPROJ.gguf."""
-    return f"{os.fspath(model)}{JOINT}{projector}"
+    return f"{os.fspath(model)}{JOINT}{os.fspath(projector)}"
 
 
 def split_pair(place: str | os.PathLike[str]) -> tuple[Path, Path] | None:

@@ -195,7 +195,7 @@ def export_decoder(model: nn.Module, stack: Stack, *, key: str = "model", has_pr
     """Exports a decoder with rotary positions; returns None if its blocks are not those of the stack's class.
 
     Args:
-        others: See `export_stack`.
+        key, has_prefix: See `export_stack`.
     """
     name, options = DECODER_CLASSES[stack.model_type]
     if type(model) is not Decoder or type(model.positions) is not RotaryPositions:

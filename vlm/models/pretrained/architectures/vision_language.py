@@ -17,6 +17,7 @@ from vlm.models.pretrained.architectures.language_models import (
     GEMMA,
     LLAMA,
     QWEN2,
+    QWEN3,
     require_full_attention,
 )
 from vlm.models.pretrained.architectures.vision import VIT
@@ -80,12 +81,16 @@ def read_llava_vision(config: Fields) -> Part:
     return Part(truncated, inner | {stack.sizes["depth"].name: blocks}, VISION)
 
 
+LLAVA_DECODERS = (LLAMA, QWEN2, QWEN3, GEMMA)
+
+
 def read_llava_text(config: Fields) -> Part:
     """Reads the decoder's part; its head is tied to the embedding if config.json or its text_config says so."""
     inner = config.part("text_config")
-    stack = select_stack(inner, LLAMA, QWEN2)
-    inner |= {TIED.name: config.read(TIED) or inner.read(TIED)}
-    return (require_full_attention(stack, inner) if stack is QWEN2 else Part(stack, inner))._replace(prefix=TEXT)
+    stack = select_stack(inner, *LLAVA_DECODERS)
+    inner |= {TIED.name: config.read(TIED) or inner.read(flag(TIED.name, stack is GEMMA))}
+    part = require_full_attention(stack, inner) if stack in (QWEN2, QWEN3) else Part(stack, inner)
+    return part._replace(prefix=TEXT)
 
 
 def specify_vision_language(
@@ -134,7 +139,7 @@ def export_llava(model: nn.Module) -> Export | None:
     kind = ("llava", "LlavaForConditionalGeneration")
     named = name_projector_tensors(projector, LLAVA_PROJECTOR)
     vision = export_llava_vision(encoder.backbone)
-    config, tensors = export_joined(kind, vision, export_text(decoder, LLAMA, QWEN2), named, (VISION, TEXT))
+    config, tensors = export_joined(kind, vision, export_text(decoder, *LLAVA_DECODERS), named, (VISION, TEXT))
     activation = next(name for name, layer in ACTIVATION_LAYERS.items() if layer is projector.activation)
     config |= {
         "projector_hidden_act": choice("projector_hidden_act", "gelu", ACTIVATIONS).write(activation),

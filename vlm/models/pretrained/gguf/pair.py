@@ -27,7 +27,7 @@ from vlm.models.pretrained.gguf.projector import (
 from vlm.models.pretrained.stack import Part
 
 TEXT, SAVED_AS = "language_model.", {"llava": "Llava", IDEFICS3: "Idefics3"}
-SUPPORTED = {"llava": ("llama", "qwen2"), IDEFICS3: ("llama",)}  # decoders
+SUPPORTED = {"llava": ("llama", "qwen2", "qwen3"), IDEFICS3: ("llama",)}  # decoders
 
 
 class GGUFPair(GGUF):
