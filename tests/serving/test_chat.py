@@ -242,7 +242,7 @@ def test_a_client_that_goes_ends_its_answer(words: str, path: str, asked: dict[s
             while ours.engine.running and time.monotonic() < until:
                 time.sleep(0.005)
             assert ours.engine.running == ours.engine.waiting == 0
-    assert ours.status_counts[499] == 1
+    assert ours.measurements.requests[path, 499] == 1
 
 
 def test_a_key_and_the_sites_hold_here_too(words: str) -> None:
@@ -422,7 +422,8 @@ def test_other_paths_answer_as_before(words: str) -> None:
     assert http.get("/predict").json() == {"detail": "/predict: GET is not allowed; use POST"}
     assert http.post("/predict", json={"text": "a", "max_tokens": 3}).status_code == 200
     http.post(PATH, json={"messages": [USER], "max_tokens": 1})
-    assert 'vlm_requests_total{code="200"} 2' in http.get("/metrics").text
+    for path in ("/predict", PATH):
+        assert f'vlm_requests_total{{endpoint="{path}",code="200"}} 1' in http.get("/metrics").text
 
 
 @pytest.mark.slow

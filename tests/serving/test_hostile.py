@@ -164,7 +164,7 @@ def test_a_client_that_leaves_in_its_body_is_one_line(caplog):
         asyncio.run(make_app(ours)(scope, receive, send))
     (record,) = [one for one in caplog.records if one.name.startswith(("vlm", "uvicorn"))]
     assert record.levelname == "INFO" and record.exc_info is None and "disconnected" in record.getMessage()
-    assert dict(ours.status_counts) == {499: 1}
+    assert dict(ours.measurements.requests) == {("/predict", 499): 1}
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ import hmac
 import json
 import logging
 import time
-from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from dataclasses import asdict, is_dataclass
 from typing import Annotated, Any, TypeVar, cast
@@ -17,7 +16,6 @@ from fastapi.responses import HTMLResponse, PlainTextResponse, StreamingResponse
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException as StarletteHTTPException
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from vlm import __version__
 from vlm.data.images.image import ImageTooLarge
@@ -42,6 +40,7 @@ from vlm.serving.engine import (
 )
 from vlm.serving.fields import check_model, format_error
 from vlm.serving.generation import TextRequest
+from vlm.serving.metrics import CONTENT_TYPE, Measurements, MetricsMiddleware
 from vlm.serving.reader import RequestReader
 from vlm.serving.replies import ChatFormatter, CompletionFormatter, ReplyFields, ReplyFormatter
 from vlm.serving.server import ClientDisconnected, OriginPolicy, RequestBodyLimiter
@@ -65,7 +64,6 @@ PATHS = {
     "/openapi.json": "OpenAPI schema of requests and responses",
 }
 PAGE_HEADERS = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"}
-SEND_TIME = 60.0  # seconds within which a client must accept each part of a response
 CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
 MODEL_PATHS = ("/predict", CHAT, COMPLETIONS, EMBEDDINGS)
 # Endpoints of OpenAI that are not supported; {path} stands for any path.
@@ -121,9 +119,7 @@ class Service:
         self.embedding = (
             None if embedder is None else EmbeddingReader(embedder, self.reader, name, max_images=max_queued)
         )
-        self.status_counts: Counter[int] = Counter()
-        self.total_seconds = 0.0
-        self.answered = 0
+        self.measurements = Measurements(MODEL_PATHS)
 
     async def authorize(
         self,
@@ -187,11 +183,12 @@ class Service:
             deadline = time.monotonic() + self.timeout
             embedding_request = await reader.read(body, deadline=deadline)
         inputs, options, size = embedding_request.inputs, embedding_request.options, self.engine.max_queued
+        use: dict[str, Any] = {"predictor": reader.embedder, "endpoint": EMBEDDINGS}
 
         async def embed_in_parts() -> list[Any]:
             vectors = list[Any]()
             for start in range(0, len(inputs), size):  # more inputs than the queue holds
-                jobs = self.engine.submit(inputs[start : start + size], options, predictor=reader.embedder)
+                jobs = self.engine.submit(inputs[start : start + size], options, **use)
                 vectors += (await self._await_results(jobs, set(), time.monotonic()))["results"]
             return vectors
 
@@ -215,13 +212,14 @@ class Service:
         text_request, predictor = formatter.request, formatter.predictor
         prompts, options = text_request.prompts, text_request.options
         headers = {SEED_HEADER: str(text_request.seed)}
+        use: dict[str, Any] = {"predictor": predictor, "endpoint": request.url.path}
         if not text_request.stream:
-            jobs = self.engine.submit(prompts, options, predictor=predictor)
+            jobs = self.engine.submit(prompts, options, **use)
             result = await _cancel_on_disconnect(request, self._await_results(jobs, set(), since))
             content = formatter.format_object(cast(list[ReplyFields], result["results"]))
             return Response(json.dumps(content), headers=headers, media_type="application/json")
         on_tokens, updates = _make_update_queue()
-        jobs = self.engine.submit(prompts, options, predictor=predictor, on_tokens=on_tokens)
+        jobs = self.engine.submit(prompts, options, on_tokens=on_tokens, **use)
         chunks = formatter.stream_chunks(updates, self._await_results(jobs, set(), since))
         return StreamingResponse(chunks, headers=HEADERS | headers, media_type=MEDIA_TYPE)
 
@@ -307,7 +305,9 @@ class Service:
         for fault in faults:
             if len(faults) == len(results) or not isinstance(fault, UserError):
                 raise fault
-        self.answered += len(results) - len(faults)
+        for job, result in zip(jobs, results, strict=True):
+            if not isinstance(result, BaseException):
+                self.measurements.observe_job(job)
         plain = list[Any]()
         for place, (result, job) in enumerate(zip(results, jobs, strict=True)):
             if isinstance(result, UserError):
@@ -325,20 +325,9 @@ class Service:
         """Returns the seconds until the request times out, since its last token or, without one, since its arrival."""
         return self.timeout + max((job.progress for job in jobs if job.times), default=since) - time.monotonic()
 
-    def metrics(self) -> str:
+    def metrics(self) -> PlainTextResponse:
         """Metrics in the text format of Prometheus."""
-        lines = ["# TYPE vlm_requests_total counter"]
-        lines += [f'vlm_requests_total{{code="{code}"}} {count}' for code, count in sorted(self.status_counts.items())]
-        figures = {
-            "inputs_total": ("counter", self.answered),
-            "request_seconds_sum": ("counter", round(self.total_seconds, 6)),
-            "request_seconds_count": ("counter", sum(self.status_counts.values())),
-            "waiting": ("gauge", self.engine.waiting),
-            "running": ("gauge", self.engine.running),
-        }
-        for name, (kind, value) in figures.items():
-            lines += [f"# TYPE vlm_{name} {kind}", f"vlm_{name} {value}"]
-        return "\n".join(lines) + "\n"
+        return PlainTextResponse(self.measurements.format(self.engine), media_type=CONTENT_TYPE)
 
 
 def _make_update_queue() -> tuple[Callable[[int, TokenSequences], None], Updates]:
@@ -382,29 +371,6 @@ def _to_plain(result: Any) -> Any:
     return [_to_plain(item) for item in result] if isinstance(result, list | tuple) else result
 
 
-class MetricsMiddleware:
-    """ASGI middleware that counts responses of MODEL_PATHS by status, and their total seconds."""
-
-    def __init__(self, app: ASGIApp, service: Service) -> None:
-        self.app, self.service = app, service
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        start, code = time.monotonic(), 500
-
-        async def send_in_time(message: Message) -> None:
-            nonlocal code
-            code = message.get("status", code)
-            async with asyncio.timeout(SEND_TIME):
-                await send(message)
-
-        try:
-            await self.app(scope, receive, send_in_time)
-        finally:
-            if scope.get("path") in MODEL_PATHS:
-                self.service.status_counts[code] += 1
-                self.service.total_seconds += time.monotonic() - start
-
-
 def make_app(service: Service) -> FastAPI:
     """Builds the application of a service. FastAPI's documentation page is off: it loads scripts of other hosts."""
     about = f"A model for {service.predictor.trained_task}."
@@ -433,7 +399,7 @@ def make_app(service: Service) -> FastAPI:
     async def health() -> dict[str, str]:
         return {"status": "ok", "task": service.predictor.trained_task}
 
-    app.add_middleware(MetricsMiddleware, service=service)
+    app.add_middleware(MetricsMiddleware, measurements=service.measurements)
     if service.origin_policy.origins:
         app.add_middleware(
             CORSMiddleware,

@@ -34,6 +34,7 @@ class Job:
             answer.
         options: Options of the request.
         on_tokens: Called on the engine's thread with the tokens of all texts whenever one has a new token.
+        endpoint: The path of its request.
     Attributes:
         settings: The options without the input's parts; jobs with equal settings run together.
         answer: The future result.
@@ -48,8 +49,10 @@ class Job:
         options: Options,
         *,
         on_tokens: Callable[[TokenSequences], None] | None = None,
+        endpoint: str = "/predict",
     ) -> None:
         self.predictor, self.content, self.options, self.on_tokens = predictor, content, options, on_tokens
+        self.endpoint = endpoint
         self.settings = without_input_parts(options)
         self.answer = Future[Any]()
         self.times: list[list[float]] = []
@@ -60,6 +63,15 @@ class Job:
         """Cancels the job, because its client has disconnected or timed out."""
         self.is_cancelled = True
         self.answer.cancel()
+
+    def count_cached_tokens(self) -> int:
+        """Returns the number of tokens in the KV cache: those of prompts, states of images included, and of texts."""
+        if isinstance(self.content, str):  # a prompt that is encoded with its batch
+            prompts = len(self.predictor.tokenizer.encode(self.content)) if self.times else 0  # type: ignore[attr-defined]
+        else:
+            parts = self.content if isinstance(self.content, list) else [self.content]
+            prompts = sum(len(getattr(part, "tokens", ())) for part in parts)
+        return prompts + sum(map(len, self.times))
 
     def record_times(self, texts: TokenSequences) -> None:
         """Records the time of new tokens in the texts."""
@@ -99,6 +111,7 @@ class Engine:
         self.predictor, self.max_queued = predictor, max_queued
         self.running = 0  # number of inputs that the model computes
         self._waiting: deque[Job] = deque()
+        self._running_jobs: dict[int, Job] = {}
         self._changed = Condition()
         self._thread = Thread(target=self._serve, name="vlm serve", daemon=True)
         predictor.prepack(rows)
@@ -108,6 +121,15 @@ class Engine:
     def waiting(self) -> int:
         return len(self._waiting)
 
+    def list_waiting(self) -> list[Job]:
+        """Returns the jobs in the queue."""
+        with self._changed:
+            return list(self._waiting)
+
+    def list_running(self) -> list[Job]:
+        """Returns the jobs that the model computes."""
+        return list(self._running_jobs.values())
+
     def submit(
         self,
         inputs: Sequence[Any],
@@ -115,6 +137,7 @@ class Engine:
         *,
         on_tokens: Callable[[int, TokenSequences], None] | None = None,
         predictor: Predictor | None = None,
+        endpoint: str = "/predict",
     ) -> list[Job]:
         """Queues a job for each input; all of them or, if the queue is full, none.
 
@@ -122,12 +145,13 @@ class Engine:
             inputs, options: As in `Job`.
             on_tokens: As in `Job`, but the first argument is the index of the input.
             predictor: Another predictor with the same model, for the options of another command.
+            endpoint: As in `Job`.
         Raises:
             QueueFullError: The queue has less space than inputs.
         """
         target = self.predictor if predictor is None else predictor
         jobs = [
-            Job(target, content, options, on_tokens=on_tokens and partial(on_tokens, place))
+            Job(target, content, options, on_tokens=on_tokens and partial(on_tokens, place), endpoint=endpoint)
             for place, content in enumerate(inputs)
         ]
         for job in jobs:
@@ -154,7 +178,7 @@ class Engine:
             with self._changed:
                 self._changed.wait_for(lambda: self._waiting)
                 predictor, settings = self._waiting[0].predictor, self._waiting[0].settings
-            running: dict[int, Job] = {}
+            running = self._running_jobs = {}
             try:
                 self._run(predictor, settings, running)
             except Exception as fault:  # only these inputs fail
@@ -162,7 +186,7 @@ class Engine:
                     running |= enumerate(self._take_jobs(self.max_queued, settings))
                 for job in running.values():
                     job.answer.set_exception(fault)
-            self.running = 0
+            self.running, self._running_jobs = 0, {}
 
     def _run(self, predictor: Predictor, settings: Options, running: dict[int, Job]) -> None:
         """Answers waiting inputs with equal settings, until none waits or one with other settings has waited longer.
