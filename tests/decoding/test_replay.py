@@ -149,6 +149,26 @@ def test_continued_texts_are_replayed(make_decoder, positions, monkeypatch, capl
     assert counts["replays"] > 5 and not caplog.records
 
 
+@pytest.mark.parametrize("scored", [False, True])
+@pytest.mark.parametrize("lengths", [(1, 1), (3, 7, 1)])
+def test_texts_that_share_prompts_are_replayed(make_decoder, lengths, scored, monkeypatch, caplog):
+    decoder = make_decoder(V, LONG, context=False, positions=positions_of("rotary"))
+    made = [torch.randint(2, V, (length,)).tolist() for length in lengths]
+    sources = [place for place in range(len(made)) for _ in range(3)]
+    prompts = [made[source] for source in sources]
+
+    def texts():
+        options = {"sampling": Sampling(), "max_tokens": 30, "eos_id": 2, "seed": range(len(prompts)), "top": 2}
+        found = [[] for _ in made] if scored else None
+        steps = [*continue_texts(decoder, prompts, sources=sources, prompt_scores=found, **options)]
+        return [[(item.prompt, item.token) for item in step] for step in steps], found
+
+    truth = texts()
+    counts = emulate(monkeypatch)
+    assert texts() == truth
+    assert counts["replays"] > 5 and not caplog.records
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["greedy", "beam", "all rules"])
 def test_batches_of_an_evaluation_share_a_capture(make_decoder, make_context, name, monkeypatch):
