@@ -16,7 +16,7 @@ from vlm.inference.attention.pictures import AttentionPicture
 from vlm.inference.options import DecodingOptions, get_options
 from vlm.inference.predictor import Predictor
 from vlm.inference.tasks import TASKS, import_object
-from vlm.tasks.chat.predictor import Chat
+from vlm.tasks.chat.session import Chat
 from vlm.tasks.classification import predict as classification
 from vlm.tasks.image_questions import predict as image_questions
 from vlm.tasks.language_modeling import predict as language_modeling

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from vlm.inference.attention.pictures import AttentionPicture
     from vlm.inference.predictor import Predictor
-    from vlm.tasks.chat.predictor import Chat
+    from vlm.tasks.chat.session import Chat
 
 
 __all__ = ["Error", "Model", "Run", "load", "score", "train"]
@@ -108,7 +108,7 @@ class Model:
         """
         if "chat" not in self._commands:
             raise NoSuchUse(f"chat: not supported for a model for {self.task}; use model.{self._commands[0]}")
-        from vlm.tasks.chat.predictor import Chat
+        from vlm.tasks.chat.session import Chat
 
         kind = import_object(commands_by_task("chat")[self.task].predictor)
         predictor = kind.with_same_model(self._predictor)

@@ -1,4 +1,4 @@
-"""A service of its own process under load and under attack, by the parts of benchmarks/serving_load.py."""
+"""A service of its own process under load and under attack, by the parts of two scripts in benchmarks/."""
 
 import sys
 from pathlib import Path
@@ -11,6 +11,7 @@ pytestmark = pytest.mark.slow
 pytest.importorskip("uvicorn")
 sys.path.append(str(ROOT / "benchmarks"))
 import serving_load as load  # noqa: E402
+import serving_texts as texts  # noqa: E402
 
 PHOTOS = [Path(path).read_bytes() for path in IMAGES]
 MOST_GB = 2.0
@@ -50,4 +51,14 @@ def test_an_attack_takes_a_bounded_memory(kind):
         bombs = load.large_images() if kind == "image" else load.long_texts()
         figures = load.attack(port, pid, body, kind, bombs, seconds=10)
         assert load.healthy(port) and load.ask(port, body)[0] == 200
+    assert figures["peak_GB"] < MOST_GB and {*figures["good"]} <= {200, 503}
+
+
+def test_texts_under_load_are_each_answered_as_alone_and_an_attack_takes_a_bounded_memory():
+    with texts.served_model() as (port, pid):
+        counts = texts.mixed(port, requests=400, clients=16)
+        assert {*counts} <= {"good", "good when tried again", "bad refused", "left", "seconds"}, counts
+        assert counts["good"] + counts.get("good when tried again", 0) == 300
+        figures = texts.attack(port, pid, seconds=10)
+        assert load.healthy(port) and texts.post(port, texts.good_requests()[0])[0] == 200
     assert figures["peak_GB"] < MOST_GB and {*figures["good"]} <= {200, 503}

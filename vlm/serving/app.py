@@ -216,8 +216,9 @@ class Service:
         if not text_request.stream:
             jobs = self.engine.submit(prompts, options, **use)
             result = await _cancel_on_disconnect(request, self._await_results(jobs, set(), since))
-            content = formatter.format_object(cast(list[ReplyFields], result["results"]))
-            return Response(json.dumps(content), headers=headers, media_type="application/json")
+            # In a thread, because log-probabilities may be hundreds of thousands.
+            content = await run_in_threadpool(formatter.format_json, cast(list[ReplyFields], result["results"]))
+            return Response(content, headers=headers, media_type="application/json")
         on_tokens, updates = _make_update_queue()
         jobs = self.engine.submit(prompts, options, on_tokens=on_tokens, **use)
         chunks = formatter.stream_chunks(updates, self._await_results(jobs, set(), since))

@@ -29,6 +29,8 @@ from vlm.tasks.chat.predictor import ChatPredictor, TurnWithImages, format_conte
 from vlm.untrusted.sizes import JsonValue
 
 OPTIONS = {**generation.OPTIONS, "max_completion_tokens": "max_tokens"}
+# What to use instead of tools.
+CALLS = "describe the functions in a message, and send the schema of a call as response_format"
 FIELDS = FieldTable(
     options=OPTIONS,
     types={
@@ -56,8 +58,8 @@ FIELDS = FieldTable(
         "mm_processor_kwargs": ({},),
     },
     remedies={
-        "tools": "describe the functions in a message, and read the call from the text of the answer",
-        "functions": "describe the functions in a message, and read the call from the text of the answer",
+        "tools": CALLS,
+        "functions": CALLS,
     },
 )
 message_error = partial(bad_request, param="messages")

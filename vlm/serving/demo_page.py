@@ -21,7 +21,8 @@ from vlm.inference.command_options import AnswerOptions
 from vlm.io.page import escape, thumbnail
 from vlm.serving import demo_forms as html
 from vlm.serving.demo_forms import Form, FormOption, Values
-from vlm.tasks.chat.predictor import Chat, ChatPredictor
+from vlm.tasks.chat.predictor import ChatPredictor
+from vlm.tasks.chat.session import Chat
 from vlm.untrusted.sizes import JsonValue
 
 MAX_EXAMPLES = 8  # maximum number of example images, and of example texts

@@ -290,6 +290,7 @@ async def stream_updates(
     try:
         while (update := await updates.get()) is not None:
             yield update
+            await asyncio.sleep(0)  # other requests have their turn, however many updates wait
         yield task.result()
     finally:
         task.cancel()

@@ -76,15 +76,15 @@ class ReplyFormatter(ABC):
             ends: Whether it is the last chunk of the choice.
         """
 
-    def format_object(self, replies: Sequence[ReplyFields]) -> dict[str, JsonValue]:
-        """Returns the texts as an object."""
+    def format_json(self, replies: Sequence[ReplyFields]) -> str:
+        """Returns the texts as a JSON object."""
         _check_replies(replies)
         choices = list[JsonValue]()
         for place, reply in enumerate(replies):
             choice = self.format_choice(place, reply["text"], (0, self._count_shown(place, reply)), begins=True)
             choices.append({**choice, "finish_reason": _finish_reason(reply)})
         about: dict[str, JsonValue] = {"object": self.object_name, "choices": choices}
-        return {**self.common_fields, **about, "usage": self._token_usage(replies)}
+        return json.dumps({**self.common_fields, **about, "usage": self._token_usage(replies)})
 
     async def stream_chunks(self, updates: Updates, results: Awaitable[Results]) -> AsyncIterator[str]:
         """Yields the texts as events, each with the new part of one; arguments as in `stream_events`."""

@@ -20,7 +20,8 @@ from vlm.errors import UserError
 from vlm.inference.command_options import ChatOptions
 from vlm.models.context import PLACE
 from vlm.models.decoder import Decoder
-from vlm.tasks.chat.predictor import Chat, ContextFullError, TurnWithImages
+from vlm.tasks.chat.predictor import ContextFullError, TurnWithImages
+from vlm.tasks.chat.session import Chat
 
 QUESTIONS = [f"{word} {number}?" for number in range(5) for word in ("what is", "how many", "why red", "is it the cat")]
 

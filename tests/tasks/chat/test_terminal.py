@@ -26,7 +26,8 @@ from vlm.cli.main import run
 from vlm.decoding.continuation import PromptCache
 from vlm.inference.command_options import AnswerOptions
 from vlm.inference.options import ModelOptions
-from vlm.tasks.chat.predictor import Chat, ChatPredictor
+from vlm.tasks.chat.predictor import ChatPredictor
+from vlm.tasks.chat.session import Chat
 from vlm.tasks.chat.terminal import _answer
 
 

@@ -12,7 +12,7 @@ from vlm.inference.command_options import AnswerOptions, ChatArguments
 from vlm.inference.options import ModelOptions
 
 if TYPE_CHECKING:
-    from vlm.tasks.chat.predictor import Chat
+    from vlm.tasks.chat.session import Chat
 
 COMMANDS = {
     "/image": "PATH: attach an image to your next message",
@@ -33,7 +33,8 @@ def chat(arguments: ChatArguments, model: ModelOptions, options: AnswerOptions) 
     paths = find_images(arguments.images or [], repeated=True)
     for path in paths:
         check_readable([path])
-    from vlm.tasks.chat.predictor import Chat, ChatPredictor, ContextFullError
+    from vlm.tasks.chat.predictor import ChatPredictor, ContextFullError
+    from vlm.tasks.chat.session import Chat
 
     predictor = model.load(ChatPredictor)
     predictor.prepack(1)
