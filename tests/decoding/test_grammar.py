@@ -150,6 +150,21 @@ def test_each_row_of_a_batch_has_its_own_grammar_and_equals_a_batch_of_one(decod
     assert all(tokens[-1] == EOS for tokens in (yes, letters, flat, face))
 
 
+def test_masks_of_threads_are_those_of_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    grammars = [PIECES.compile(source(schema)) for schema in SCHEMAS.values()]
+    masks = []
+    for limit in (0, 10**9):
+        monkeypatch.setattr("vlm.decoding.grammar.PARALLEL", limit)
+        states = GrammarStates(grammars, columns=1)
+        states.begin(range(len(grammars)))
+        for _ in range(4):
+            scores = torch.zeros(len(grammars), PIECES.size)
+            states.constrain(scores)
+            masks.append(scores)
+            states.append(scores.flip(1).argmax(1, keepdim=True).neg().add(PIECES.size - 1).tolist())
+    assert all(map(torch.equal, masks[:4], masks[4:])) and len({str(mask.tolist()) for mask in masks}) == 4
+
+
 def test_the_window_moves_and_the_grammar_goes_on(scramble: Any) -> None:
     torch.manual_seed(1)
     small = scramble(Decoder(vocab_size=BYTES.size, max_len=8, dim=16, depth=1, num_heads=2))

@@ -22,6 +22,7 @@ MAX_CHOICES = 1024  # texts
 MAX_CHOICE = 2**16  # characters of all choices
 MAX_MULTIPLE = 10_000  # sum over all multipleOf of a schema; an automaton has a state for each remainder
 MAX_DIGITS = 18  # of a number in a schema; llguidance reads integers of 64 bits
+PARALLEL = 2**17  # tokens of all texts of a step from which threads compute masks
 CACHED = 32  # compiled grammars that a vocabulary keeps
 # White space between the parts of JSON, and around it. Bounded, so that a model cannot write spaces without end.
 JSON_SPACE = r"[\x20\x0A\x0D\x09]{1,20}"
@@ -305,9 +306,13 @@ class GrammarStates:
             return
         vocabulary = live[0][2].vocabulary
         words = np.full((len(scores), vocabulary.mask_width), -1, np.int32)
-        _executor().unsafe_compute_mask_ptr(
-            [(matcher, place) for matcher, place, _ in live], words.ctypes.data, words.strides[0], len(words)
-        )
+        if len(live) * vocabulary.size < PARALLEL:
+            for matcher, place, _ in live:
+                matcher.unsafe_compute_mask_ptr(words[place].ctypes.data, words.strides[0])
+        else:
+            _executor().unsafe_compute_mask_ptr(
+                [(matcher, place) for matcher, place, _ in live], words.ctypes.data, words.strides[0], len(words)
+            )
         bits = np.unpackbits(words.view(np.uint8), axis=1, bitorder="little")  # (R * G, 32 * words)
         allowed = np.ones(scores.shape, np.uint8)
         shared = min(scores.shape[1], vocabulary.size)
