@@ -3,8 +3,8 @@
 python benchmarks/fine_tune.py [--steps 4] [--rounds 2] [--precision fp32 bf16]
 
 It needs trl and peft besides the `test` extra. Both sides adapt the decoder's attention by LoRA of rank 8 and train
-four images per step, each with one conversation, or with five conversations about it, which ours packs into one row.
-Runs alternate; each is a process of its own.
+four images per step, each with one conversation, or with five conversations about it, which ours packs into one row
+and trains with activation_checkpointing=true. Runs alternate; each is a process of its own.
 """
 
 import argparse
@@ -81,8 +81,12 @@ def save_data(folder: Path, images: int, conversations: int) -> None:
     (folder / "chats.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def run_ours(model: str, data: Path, steps: int, precision: str) -> float:
-    """Trains with vlm; returns seconds per step, without the first."""
+def run_ours(model: str, data: Path, steps: int, precision: str, *, recompute: bool) -> float:
+    """Trains with vlm; returns seconds per step, without the first.
+
+    Args:
+        recompute: Whether to keep only the input of each block, and compute the rest again in the backward pass.
+    """
     from vlm.training.callbacks import progress
     from vlm.training.run.fit import main
 
@@ -99,12 +103,13 @@ def run_ours(model: str, data: Path, steps: int, precision: str) -> float:
     words += [f"data.path={data / 'chats.jsonl'}", f"data.batch_size={BATCH}", "data.num_workers=0", "test=false"]
     words += [f"trainer.max_steps={steps + 1}", "trainer.limit_val_batches=0", f"runs={data / 'runs'}"]
     words += [f"trainer.precision={'bf16-mixed' if precision == 'bf16' else '32-true'}"]
+    words += [f"activation_checkpointing={json.dumps(recompute)}"]
     assert main(words) == 0
     return (ends[-1] - ends[0]) / (len(ends) - 1)
 
 
 def run_theirs(model: str, data: Path, steps: int, precision: str) -> float:
-    """Trains with TRL and peft; returns seconds per step, without the first."""
+    """Trains with TRL and peft, one conversation per row; returns seconds per step, without the first."""
     import transformers as t
     from datasets import Dataset
     from peft import LoraConfig
@@ -162,10 +167,11 @@ def main() -> None:
     parser.add_argument("--side", choices=("ours", "theirs"), help=argparse.SUPPRESS)
     parser.add_argument("--model", help=argparse.SUPPRESS)
     parser.add_argument("--data", help=argparse.SUPPRESS)
+    parser.add_argument("--recompute", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.side:
-        run = run_ours if args.side == "ours" else run_theirs
-        seconds = run(args.model, Path(args.data), args.steps, args.precision[0])
+        options = (args.model, Path(args.data), args.steps, args.precision[0])
+        seconds = run_ours(*options, recompute=args.recompute) if args.side == "ours" else run_theirs(*options)
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         print(json.dumps({"seconds": seconds, "peak": peak}), file=sys.stderr)
         return
@@ -191,6 +197,7 @@ def main() -> None:
                             precision,
                         ]
                         words += ["--steps", str(args.steps), "--data", str(Path(place) / f"data{conversations}")]
+                        words += ["--recompute"] if conversations > 1 else []
                         done = subprocess.run(
                             words, capture_output=True, text=True, env=os.environ | {"VLM_DEBUG": "1"}
                         )
