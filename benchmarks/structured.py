@@ -3,8 +3,8 @@
     python benchmarks/structured.py MODEL [--rows 1 8] [--tokens 128] [--rounds 5] [--precision fp32]
 
 MODEL is a language model: a checkpoint, a folder or a GGUF file. The schema is an array of objects that is longer than
-the texts, so that all texts of a row count have the same length, in both cases; without a schema the end token is
-excluded. Prints tokens per second of the best round of each, and their ratio.
+the texts, and no token ends a text, so that all texts have the same length in both cases. Prints tokens per second of
+the best round of each, and their ratio.
 """
 
 import argparse

@@ -131,6 +131,18 @@ def test_dimensions_are_those_of_the_model(bert: Any) -> None:
     assert error["param"] == "dimensions" and f"only {width} is supported" in error["message"]
 
 
+def test_each_field_of_the_official_client_is_known(bert: Any) -> None:
+    create_params = pytest.importorskip("openai.types.embedding_create_params")
+    *_, http = bert
+    known = {"input": "a", "model": "bert", "dimensions": vectors_of(http, "a").shape[1], "encoding_format": "float"}
+    known["user"] = "me"
+    assert create_params.EmbeddingCreateParams.__annotations__.keys() == known.keys()
+    plain = vectors_of(http, "a")
+    for name, value in known.items():
+        np.testing.assert_array_equal(vectors_of(http, "a", **({} if name == "input" else {name: value})), plain)
+        np.testing.assert_array_equal(vectors_of(http, "a", **({} if name == "input" else {name: None})), plain)
+
+
 REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "missing": ({}, "input", "send a text"),
     "empty": ({"input": []}, "input", "send a text"),
