@@ -11,6 +11,7 @@ from chats import PATH, USER, saved_chat, tokenizer_of
 from hugging import saved_decoder, saved_gpt2
 from services import CAPTIONER, client, predictor_of, tiny
 
+from vlm.cli.main import run
 from vlm.serving.token_logprobs import describe_token
 
 pytest.importorskip("fastapi")
@@ -302,6 +303,13 @@ def test_models_without_a_chat_template_complete_and_others_say_what_to_use() ->
         answer = client(path).post(COMPLETIONS, json={"prompt": "a"})
         line = f"a model for {task} does not complete texts; send {kind} to POST /predict (see GET /)"
         assert answer.status_code == 404 and answer.json()["error"]["message"] == line
+
+
+def test_the_command_prints_the_address_of_completions(monkeypatch: pytest.MonkeyPatch) -> None:
+    printed = list[str]()
+    monkeypatch.setattr("vlm.serving.serve.listen", lambda app, *, lines, **options: printed.extend(lines) or 0)
+    assert run(["serve", "-c", tiny("language_modeling")]) == 0
+    assert "complete    http://127.0.0.1:{port}/v1 (model language_modeling)" in printed
 
 
 def test_endpoints_that_are_not_supported_name_the_one_that_is(words: Any) -> None:
