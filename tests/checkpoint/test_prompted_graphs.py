@@ -1,8 +1,6 @@
 """Graphs of models that read images inside prompts: they compute what transformers and the models compute."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +9,7 @@ import pytest
 import torch
 from hugging import photos
 from image_text import MODELS, saved_image_text
+from onnx_chats import limit_tokens, run_script
 from PIL import Image
 from torch import Tensor
 
@@ -31,7 +30,6 @@ from vlm.models.graphs import Graph, graphs_of
 from vlm.models.vit import ViT
 from vlm.tasks.image_questions.predict import PromptedAnswerer
 
-ROOT = Path(__file__).parents[2]
 QUESTIONS = ["what is it?", "how many dogs run", "a", "is the cat\non the table?"]
 
 
@@ -121,23 +119,6 @@ def write_greedily(about: dict[str, Any], run: Any, tokens: list[int], pixels: T
     return written
 
 
-def run_script(folder: Path, question: str, paths: list[str]) -> list[str]:
-    """The texts of docs/onnx_chat.py, where neither torch nor vlm can be imported."""
-    refuse = "import sys, runpy; sys.modules |= {'torch': None, 'vlm': None}; sys.argv = sys.argv[1:]; "
-    words = [sys.executable, "-c", refuse + "runpy.run_path(sys.argv[0], run_name='__main__')"]
-    words += [str(ROOT / "docs" / "onnx_chat.py"), str(folder), question, *paths]
-    done = subprocess.run(words, capture_output=True)
-    assert done.returncode == 0, done.stderr.decode()
-    texts = done.stdout.decode().split(f"{Path(paths[0]).parent}/")[1:]
-    return [text.partition("\t")[2].removesuffix("\n") for text in texts]
-
-
-def limit(folder: Path, count: int) -> None:
-    about = json.loads((folder / "graphs.json").read_text())
-    about["writes"]["max_tokens"] = count
-    (folder / "graphs.json").write_text(json.dumps(about))
-
-
 @pytest.mark.slow
 @torch.no_grad()
 @pytest.mark.parametrize("name", [name for name in MODELS if name not in ("llava_full", "llava_interleave")])
@@ -166,7 +147,7 @@ def test_onnxruntime_writes_the_same_answers(tmp_path: Path, name: str) -> None:
         for path in paths:
             size, crop = about["image"]["image_size"], about["image"]["crop"]
             Image.open(path).resize((int(size / crop),) * 2).save(path)
-    limit(out, 12)
+    limit_tokens(out, 12)
     for question in (*QUESTIONS[:2], ""):
         made = [
             loaded.answer(path, question, max_tokens=12) if question else loaded.caption(path, max_tokens=12)
@@ -193,7 +174,7 @@ def test_a_fine_tuned_model_writes_the_same_captions(tmp_path: Path, monkeypatch
     assert command(words) == 0
     (checkpoint,) = Path("runs").glob("*/*/checkpoints/last.ckpt")
     export(str(checkpoint), str(tmp_path / "out"), form="onnx")
-    limit(tmp_path / "out", 12)
+    limit_tokens(tmp_path / "out", 12)
     texts = []
     for source in (checkpoint, tmp_path / "theirs"):
         loaded = vlm.load(source, device="cpu", precision="fp32")
@@ -215,7 +196,7 @@ def test_a_conversation_whose_images_have_no_token(tmp_path: Path, plain: bool) 
     about = {**loaded["vlm"], "form": form.state(), "task": "conversations"}
     write(tmp_path / "own.ckpt", {**loaded, "vlm": about})
     assert command(["export", str(tmp_path / "out"), "-c", str(tmp_path / "own.ckpt"), "--to", "onnx"]) == 0
-    limit(tmp_path / "out", 12)
+    limit_tokens(tmp_path / "out", 12)
     model, tokenizer = load_model(read(tmp_path / "own.ckpt")), tokenizer_from_state(about["tokenizer"])
     preprocess = Preprocess.from_state(about["preprocess"])
     paths = []
