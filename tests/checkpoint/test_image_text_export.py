@@ -264,7 +264,7 @@ def test_a_model_tuned_by_adapters_goes_out_merged_in_the_class_of_its_folder(tm
         ("clip", MLP, {"final_norm": True}, "model.encoder.backbone.final_norm: is true"),
         ("siglip", SHUFFLED | {"bias": True}, {}, "model.projector.bias is true, not false"),
         ("vit", SHUFFLED, {}, "model.encoder.drop is 1, not 0"),
-        ("test_resnet", MLP, {}, "model.encoder.backbone: test_resnet of timm has a ResNet"),
+        ("test_resnet", MLP, {}, "model.encoder.backbone: test_resnet of timm has the class ResNet"),
     ],
 )
 def test_what_no_class_computes_is_refused_by_its_key(
