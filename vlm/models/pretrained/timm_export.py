@@ -29,7 +29,7 @@ def convert_timm_vit(encoder: TimmEncoder, key: str) -> ViT:
     backbone, kind = encoder.backbone, type(encoder.backbone)
     name = backbone.pretrained_cfg.get("architecture", kind.__name__)
     if kind is not VisionTransformer:
-        raise _refuse(key, name, f"a {kind.__name__}")
+        raise _refuse(key, name, f"the class {kind.__name__}")
     block, patches = backbone.blocks[0], backbone.patch_embed
     activation = _find_activation(getattr(block.mlp, "act", nn.Identity()))
     if activation is None or not isinstance(norm := block.norm1, nn.LayerNorm) or len({*patches.patch_size}) > 1:
