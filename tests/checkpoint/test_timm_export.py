@@ -17,8 +17,8 @@ CASES += ["deit3_small_patch16_224"]
 REFUSED = {
     "test_vit2": "has reg_token",
     "vit_xsmall_patch16_clip_224": "has norm_pre.bias",
-    "test_vit_relpos": "has a VisionTransformerRelPos",
-    "test_resnet": "has a ResNet",
+    "test_vit_relpos": "has the class VisionTransformerRelPos",
+    "test_resnet": "has the class ResNet",
     "vit_base_patch16_rpn_224": "has other computations than ViT",
 }
 
