@@ -191,7 +191,6 @@ def attack(port: int, pid: int, body: bytes, kind: str, bombs: list[bytes], *, s
 
 def mixed(port: int, inputs: list[bytes], truth: list[Any], *, requests: int, clients: int) -> dict[str, Any]:
     """Counts answers to good and bad requests by outcome."""
-    counts, lock, numbers = Counter[str](), threading.Lock(), iter(range(requests))
     JSON, big = {"Content-Type": "application/json"}, b"IHDR" + b"\x00\x00\x40\x00" * 2 + b"\x08\x02\x00\x00\x00"
     big = b"\x89PNG\r\n\x1a\n\x00\x00\x00\r" + big + crc32(big).to_bytes(4, "big") + bytes(4) + b"IDAT\x35\xaf\x06\x1e"
     bad: list[tuple[bytes, dict[str, str], set[int]]] = [
@@ -236,18 +235,8 @@ def mixed(port: int, inputs: list[bytes], truth: list[Any], *, requests: int, cl
             time.sleep(float(headers["Retry-After"]))
         return "good always 503"
 
-    def talk() -> None:
-        while True:
-            with lock:
-                number = next(numbers, None)
-            if number is None:
-                return
-            result = one(number)
-            with lock:
-                counts[result] += 1
-
     with ThreadPoolExecutor(clients) as pool:
-        seconds, _ = timed(lambda: [future.result() for future in [pool.submit(talk) for _ in range(clients)]])
+        seconds, counts = timed(lambda: Counter(pool.map(one, range(requests))))
     return {**counts, "seconds": seconds}
 
 

@@ -147,7 +147,6 @@ def mixed(port: int, *, requests: int, clients: int) -> dict[str, Any]:
     """Counts answers to good and bad requests by outcome."""
     good = good_requests()
     truth = [post(port, request)[1] for request in good]
-    counts, lock, numbers = Counter[str](), threading.Lock(), iter(range(requests))
 
     def answer(number: int) -> str:
         if number % 4 == 3:
@@ -171,18 +170,8 @@ def mixed(port: int, *, requests: int, clients: int) -> dict[str, Any]:
             time.sleep(float(headers["Retry-After"]))
         return "good always 503"
 
-    def talk() -> None:
-        while True:
-            with lock:
-                number = next(numbers, None)
-            if number is None:
-                return
-            outcome = answer(number)
-            with lock:
-                counts[outcome] += 1
-
     with ThreadPoolExecutor(clients) as pool:
-        seconds, _ = timed(lambda: [future.result() for future in [pool.submit(talk) for _ in range(clients)]])
+        seconds, counts = timed(lambda: Counter(pool.map(answer, range(requests))))
     return {**counts, "seconds": seconds}
 
 
