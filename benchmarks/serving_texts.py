@@ -1,20 +1,23 @@
-"""Puts the endpoints for texts of `vlm serve` under hostile load: conversations and completions.
+"""Puts OpenAI's endpoints of `vlm serve` under hostile load: conversations, completions and embeddings.
 
     python benchmarks/serving_texts.py [--requests 10000] [--clients 32] [--attack 20]
 
-A small random model is served in its own process. Two parts each print their figures as JSON:
+Two small models are served, one after the other, each in its own process: a language model that converses, and a dual
+encoder that embeds texts and images. Two parts each print their figures as JSON:
 
-- mixed: good requests of several kinds, bad ones, and clients that leave in the middle of a stream, from many clients
-  at once. A good one must be answered as if it were alone, or with 503 and Retry-After and then so on a retry.
-- attack: for some seconds, at once: requests of as many tokens and log-probabilities as a request may have, whose
-  clients leave, requests beyond the limits, and good requests. The peak memory of the service, and the longest request
-  of each kind.
+- mixed: good requests of several kinds, bad ones, and clients that leave before the answer, from many clients at once.
+  A good one must be answered as if it were alone, or with 503 and Retry-After and then so on a retry. Each vector must
+  be that of the same text or image in a request of its own.
+- attack: for some seconds, at once: requests as large as a request may be, whose clients leave, requests beyond the
+  limits, and good requests. The peak memory of the service, and the longest request of each kind.
 """
 
 import argparse
+import base64
 import json
 import random
 import socket
+import struct
 import sys
 import tempfile
 import threading
@@ -23,21 +26,39 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import cache
 from http.client import HTTPConnection, HTTPException
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks"), str(ROOT / "tests" / "helpers")]
-from serving_load import PATIENCE, healthy, peak_memory, served, timed
+from serving_load import FILES, PATIENCE, healthy, large_images, peak_memory, served, timed
 
 WINDOW = 512  # tokens
-CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
+TOLERANCE = 1e-4  # of log-probabilities and of the values of vectors, which depend on the batch
 Request = tuple[str, dict[str, Any]]
 
 
-def good_requests() -> list[Request]:
-    """Returns requests of several kinds, each with its own answer."""
+@dataclass(frozen=True)
+class Load:
+    """Requests for a service.
+
+    Args:
+        good: Requests of several kinds, each with its own answer.
+        bad: Requests that are refused, with their status.
+        large: Requests as large as a request may be.
+    """
+
+    good: list[Request]
+    bad: list[tuple[Request, int]]
+    large: list[Request]
+
+
+def good_texts() -> list[Request]:
     found: list[Request] = []
     for number in range(8):
         messages = [{"role": "user", "content": f"a red dog number {number}"}]
@@ -54,7 +75,7 @@ def good_requests() -> list[Request]:
     return found
 
 
-BAD: list[tuple[Request, int]] = [
+BAD_TEXTS: list[tuple[Request, int]] = [
     ((CHAT, {}), 400),
     ((CHAT, {"messages": [{"role": "user", "content": "a " * 5000}]}), 400),
     ((CHAT, {"messages": [{"role": "user", "content": "a"}], "n": 9}), 400),
@@ -69,12 +90,71 @@ BAD: list[tuple[Request, int]] = [
     (("/v1/responses", {"input": "a"}), 404),
 ]
 # As many tokens and log-probabilities as a request may have.
-LARGE: list[Request] = [
+LARGE_TEXTS: list[Request] = [
     (COMPLETIONS, {"prompt": ["a"] * 30, "n": 8, "max_tokens": 500, "temperature": 1}),
     (COMPLETIONS, {"prompt": [[5] * 400] * 60, "echo": True, "logprobs": 20, "max_tokens": 1}),
     (CHAT, {"messages": [{"role": "user", "content": "a"}], "n": 8, "max_tokens": 400, "logprobs": True}),
     (CHAT, {"messages": [{"role": "user", "content": "a " * 100}], "n": 8, "max_tokens": 400, "stream": True}),
 ]
+
+
+def data_url(content: bytes) -> str:
+    return f"data:image/png;base64,{base64.b64encode(content).decode()}"
+
+
+def good_embeddings() -> list[Request]:
+    photos = [data_url(path.read_bytes()) for path in sorted((ROOT / "data" / "sample").glob("*.png"))[:8]]
+    found: list[Request] = []
+    for number, photo in enumerate(photos):
+        text, tokens = f"a red dog number {number}", [2, 5 + number, 6, 3]
+        mixed = ["a blue cross", photo, f"{number} circles and a small square", "two dogs"]
+        several = [text * (1 + place % 3) + str(place) for place in range(20)]
+        found += [(EMBEDDINGS, {"input": value}) for value in (text, [photo], mixed, tokens)]
+        found += [(EMBEDDINGS, {"input": value, "encoding_format": "base64"}) for value in (several, [tokens[:2]] * 2)]
+    return found
+
+
+BAD_EMBEDDINGS: list[tuple[Request, int]] = [
+    ((EMBEDDINGS, {}), 400),
+    ((EMBEDDINGS, {"input": []}), 400),
+    ((EMBEDDINGS, {"input": ["a", 1]}), 400),
+    ((EMBEDDINGS, {"input": ["a", "dog " * 5000]}), 400),
+    ((EMBEDDINGS, {"input": ["a"] * 2049}), 400),
+    ((EMBEDDINGS, {"input": [10**9]}), 400),
+    ((EMBEDDINGS, {"input": "a" * 2_000_000}), 413),
+    ((EMBEDDINGS, {"input": [[]] * 2000}), 400),
+    ((EMBEDDINGS, {"input": ["data:image/png;base64,AAAA"]}), 400),
+    ((EMBEDDINGS, {"input": ["data:image/png;base64,AAAA"] * 2000}), 400),
+    ((EMBEDDINGS, {"input": "a", "dimensions": 3}), 400),
+    ((EMBEDDINGS, {"input": "a", "encoding_format": "int8"}), 400),
+    ((EMBEDDINGS, {"input": "a", "model": "gpt-9"}), 404),
+    ((CHAT, {"messages": [{"role": "user", "content": "a"}]}), 404),
+    ((COMPLETIONS, {"prompt": "a"}), 404),
+]
+
+
+def large_embeddings() -> list[Request]:
+    tokens = [[5 + number % 20] * 15 for number in range(2048)]
+    inputs = [tokens, ["a red circle"] * 2048, ["dog " * 400_000], [[5] * 1_000_000], [[]] * 1_000_000]
+    inputs += [[data_url(file)] for file in large_images()]
+    return [(EMBEDDINGS, {"input": value, "encoding_format": "base64"}) for value in inputs]
+
+
+@cache
+def load_of_texts() -> Load:
+    return Load(good_texts(), BAD_TEXTS, LARGE_TEXTS)
+
+
+@cache
+def load_of_embeddings() -> Load:
+    return Load(good_embeddings(), BAD_EMBEDDINGS, large_embeddings())
+
+
+@contextmanager
+def served_embedder(*options: str) -> Iterator[tuple[int, int]]:
+    """Runs a service of a small dual encoder; yields its port and process id."""
+    with served(FILES / "contrastive.ckpt", "--precision", "fp32", *options) as service:
+        yield service
 
 
 @contextmanager
@@ -91,7 +171,7 @@ def served_model(*options: str) -> Iterator[tuple[int, int]]:
 
 
 def post(port: int, request: Request) -> tuple[int, Any, Any]:
-    """Returns status, choices or error, and headers; status 0 if the connection was closed."""
+    """Returns status, choices, vectors or error, and headers; status 0 if the connection was closed."""
     path, body = request
     http = HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
     try:
@@ -101,11 +181,30 @@ def post(port: int, request: Request) -> tuple[int, Any, Any]:
         if response.status == 200 and body.get("stream"):
             return 200, join_stream(content.decode()), response.headers
         answer = json.loads(content)
+        if path == EMBEDDINGS and response.status == 200:
+            return 200, [read_vector(item, place) for place, item in enumerate(answer["data"])], response.headers
         return response.status, answer.get("choices", answer.get("error")), response.headers
     except (OSError, HTTPException, ValueError):
         return 0, None, {}
     finally:
         http.close()
+
+
+def read_vector(item: dict[str, Any], place: int) -> list[float]:
+    """Returns the vector of an answer at a place; its values are read from base64 too."""
+    vector = item["embedding"]
+    if isinstance(vector, str):
+        vector = [value for (value,) in struct.iter_unpack("<f", base64.b64decode(vector))]
+    return vector if item["index"] == place else []
+
+
+def answer_alone(port: int, request: Request) -> Any:
+    """Returns the answer to a request when there is no other; vectors are those of requests with one input each."""
+    path, body = request
+    value = body.get("input")
+    if path != EMBEDDINGS or isinstance(value, str) or isinstance(value[0], int):
+        return post(port, request)[1]
+    return [post(port, (path, {"input": item}))[1][0] for item in value]
 
 
 def join_stream(text: str) -> list[Any]:
@@ -125,7 +224,7 @@ def join_stream(text: str) -> list[Any]:
 def leave(port: int, request: Request, seconds: float) -> None:
     """Sends a request and closes the connection after some time."""
     path, body = request
-    content = json.dumps(body | {"stream": True}).encode()
+    content = json.dumps(body if path == EMBEDDINGS else body | {"stream": True}).encode()
     head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(content)}\r\n\r\n".encode()
     with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) as line:
         line.sendall(head + content)
@@ -133,9 +232,9 @@ def leave(port: int, request: Request, seconds: float) -> None:
 
 
 def is_same(answer: Any, truth: Any) -> bool:
-    """Whether two answers are equal, apart from the rounding of log-probabilities."""
+    """Whether two answers are equal, apart from the rounding of numbers."""
     if isinstance(answer, float) and isinstance(truth, float):
-        return abs(answer - truth) < 1e-3
+        return abs(answer - truth) < TOLERANCE
     if isinstance(answer, dict) and isinstance(truth, dict):
         return answer.keys() == truth.keys() and all(is_same(answer[key], truth[key]) for key in answer)
     if isinstance(answer, list) and isinstance(truth, list):
@@ -143,18 +242,18 @@ def is_same(answer: Any, truth: Any) -> bool:
     return answer == truth
 
 
-def mixed(port: int, *, requests: int, clients: int) -> dict[str, Any]:
+def mixed(port: int, load: Load, *, requests: int, clients: int) -> dict[str, Any]:
     """Counts answers to good and bad requests by outcome."""
-    good = good_requests()
-    truth = [post(port, request)[1] for request in good]
+    good, bad = load.good, load.bad
+    truth = [answer_alone(port, request) for request in good]
 
     def answer(number: int) -> str:
         if number % 4 == 3:
-            place = number // 4 % (len(BAD) + 1)
-            if place == len(BAD):
+            place = number // 4 % (len(bad) + 1)
+            if place == len(bad):
                 leave(port, random.choice(good), 0.05)
                 return "left"
-            request, status = BAD[place]
+            request, status = bad[place]
             found, error, _ = post(port, request)
             named = isinstance(error, dict) and {*error} == {"message", "type", "param", "code"}
             return "bad refused" if (found, named) in ((status, True), (503, True)) else f"bad {place} {found}"
@@ -172,32 +271,33 @@ def mixed(port: int, *, requests: int, clients: int) -> dict[str, Any]:
 
     with ThreadPoolExecutor(clients) as pool:
         seconds, counts = timed(lambda: Counter(pool.map(answer, range(requests))))
-    return {**counts, "seconds": seconds}
+    distinct = sum(not any(map(is_same, repeat(answer), truth[:place])) for place, answer in enumerate(truth))
+    return {**counts, "distinct answers": distinct, "seconds": seconds}
 
 
-def attack(port: int, pid: int, *, seconds: float) -> dict[str, Any]:
+def attack(port: int, pid: int, load: Load, *, seconds: float) -> dict[str, Any]:
     """Returns figures of a service under attack."""
     stop, waits, statuses = threading.Event(), Counter[str](), Counter[int]()
 
-    def repeat(kind: str) -> None:
+    def send(kind: str) -> None:
         while not stop.is_set():
             if kind == "large":
-                wait, _ = timed(lambda: leave(port, random.choice(LARGE), random.choice([0.1, 1, 3])))
+                wait, _ = timed(lambda: leave(port, random.choice(load.large), random.choice([0.1, 1, 3])))
             elif kind == "bad":
-                wait, _ = timed(lambda: post(port, random.choice(BAD)[0]))
+                wait, _ = timed(lambda: post(port, random.choice(load.bad)[0]))
             elif kind == "health":
                 wait, answered = timed(lambda: healthy(port))
                 assert answered
                 time.sleep(0.1)
             else:
-                wait, (status, *_) = timed(lambda: post(port, (COMPLETIONS, {"prompt": "a", "max_tokens": 2})))
+                wait, (status, *_) = timed(lambda: post(port, load.good[0]))
                 statuses[status] += 1
                 time.sleep(0.2)
             waits[kind] = max(waits[kind], wait)
 
     kinds = ["large"] * 12 + ["bad"] * 6 + ["good"] * 2 + ["health"]
     with ThreadPoolExecutor(len(kinds)) as pool:
-        futures = [pool.submit(repeat, kind) for kind in kinds]
+        futures = [pool.submit(send, kind) for kind in kinds]
         time.sleep(seconds)
         stop.set()
         for future in futures:
@@ -211,9 +311,14 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=32)
     parser.add_argument("--attack", type=float, default=20, help="seconds")
     args = parser.parse_args()
-    with served_model() as (port, pid):
-        print(json.dumps({"mixed": mixed(port, requests=args.requests, clients=args.clients)}), flush=True)
-        print(json.dumps({"attack": attack(port, pid, seconds=args.attack)}), flush=True)
+    for name, service, load in (
+        ("texts", served_model, load_of_texts()),
+        ("embeddings", served_embedder, load_of_embeddings()),
+    ):
+        with service() as (port, pid):
+            figures = mixed(port, load, requests=args.requests, clients=args.clients)
+            print(json.dumps({f"{name}, mixed": figures}), flush=True)
+            print(json.dumps({f"{name}, attack": attack(port, pid, load, seconds=args.attack)}), flush=True)
 
 
 if __name__ == "__main__":
