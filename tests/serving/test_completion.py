@@ -201,6 +201,28 @@ def test_choices_are_ordered_and_have_consecutive_seeds(words: Any) -> None:
     assert len({choice["message"]["content"] for choice in talked["choices"]}) > 4
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (PATH, {"messages": [USER], "n": 4, "temperature": 1, "seed": 3, "stop": ["a", "e"], "max_tokens": 30}),
+        (COMPLETIONS, {"prompt": [[5] * 60, [6], [7] * 50], "temperature": 0, "max_tokens": 40}),
+    ],
+)
+def test_a_streamed_choice_ends_before_the_others_do(words: Any, path: str, body: dict[str, Any]) -> None:
+    more = {"stream": True, "stream_options": {"include_usage": True}}
+    *parts, usage, done = words.post(path, json=body | more).text.split("\n\n")[:-1]
+    choices = [json.loads(part.removeprefix("data: "))["choices"][0] for part in parts]
+    indices = [choice["index"] for choice in choices]
+    ends = {choice["index"]: place for place, choice in enumerate(choices) if choice["finish_reason"]}
+    lengths = {index: indices.count(index) for index in indices}
+    assert len(ends) == len(lengths) > 2 and min(ends.values()) < len(choices) - len(ends)
+    shortest, longest = min(lengths, key=lengths.__getitem__), max(lengths, key=lengths.__getitem__)
+    assert longest in indices[ends[shortest] :] and shortest not in indices[ends[shortest] + 1 :]
+    assert '"choices": [], "usage": {"prompt_tokens": ' in usage and done == "data: [DONE]"
+    reasons = [choice["finish_reason"] for choice in words.post(path, json=body).json()["choices"]]
+    assert [choices[ends[index]]["finish_reason"] for index in sorted(ends)] == reasons
+
+
 def test_a_request_without_a_seed_gets_one_that_repeats_it(words: Any) -> None:
     for path, body in ((PATH, {"messages": [USER]}), (COMPLETIONS, {"prompt": "a"})):
         body |= {"max_tokens": 12, "temperature": 1.0}

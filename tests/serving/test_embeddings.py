@@ -143,6 +143,7 @@ def test_each_field_of_the_official_client_is_known(bert: Any) -> None:
         np.testing.assert_array_equal(vectors_of(http, "a", **({} if name == "input" else {name: None})), plain)
 
 
+ERROR_FIELDS = ("message", "type", "param", "code")
 REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "missing": ({}, "input", "send a text"),
     "empty": ({"input": []}, "input", "send a text"),
@@ -167,6 +168,7 @@ def test_wrong_requests_are_refused_by_the_name_of_their_field(bert: Any, name: 
     made = http.post(PATH, content=json.dumps(body), headers={"content-type": "application/json"})
     error = made.json()["error"]
     assert made.status_code == (404 if name == "model" else 400) and error["param"] == param, error
+    assert (error["code"] == "context_length_exceeded") == (name == "long") and {*error} == {*ERROR_FIELDS}
     assert reason in error["message"] and error["type"] == "invalid_request_error"
 
 

@@ -5,7 +5,7 @@ import hmac
 import json
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
+from collections.abc import Awaitable, Mapping, Sequence, Set
 from dataclasses import asdict, is_dataclass
 from typing import Annotated, Any, TypeVar, cast
 
@@ -34,8 +34,7 @@ from vlm.serving.engine import (
     Job,
     QueueFullError,
     Results,
-    TokenSequences,
-    Updates,
+    make_update_queue,
     stream_events,
 )
 from vlm.serving.fields import check_model, format_error
@@ -148,7 +147,7 @@ class Service:
         if all(isinstance(content, UserError) for content in parsed.inputs):
             raise parsed.inputs[0]
         if MEDIA_TYPE in request.headers.get("accept", ""):
-            on_tokens, updates = _make_update_queue()
+            on_tokens, updates = make_update_queue()
             jobs = self.engine.submit(parsed.inputs, parsed.options, on_tokens=on_tokens)
             tokenizer = getattr(self.predictor, "tokenizer", None)
             decode = str if tokenizer is None else tokenizer.decode
@@ -219,9 +218,9 @@ class Service:
             # In a thread, because log-probabilities may be hundreds of thousands.
             content = await run_in_threadpool(formatter.format_json, cast(list[ReplyFields], result["results"]))
             return Response(content, headers=headers, media_type="application/json")
-        on_tokens, updates = _make_update_queue()
+        on_tokens, updates = make_update_queue()
         jobs = self.engine.submit(prompts, options, on_tokens=on_tokens, **use)
-        chunks = formatter.stream_chunks(updates, self._await_results(jobs, set(), since))
+        chunks = formatter.stream_chunks(jobs, updates, self._await_results(jobs, set(), since))
         return StreamingResponse(chunks, headers=HEADERS | headers, media_type=MEDIA_TYPE)
 
     async def refuse_path(self, request: Request) -> Response:
@@ -329,16 +328,6 @@ class Service:
     def metrics(self) -> PlainTextResponse:
         """Metrics in the text format of Prometheus."""
         return PlainTextResponse(self.measurements.format(self.engine), media_type=CONTENT_TYPE)
-
-
-def _make_update_queue() -> tuple[Callable[[int, TokenSequences], None], Updates]:
-    """Returns a queue of partial texts, and a function that fills it from another thread."""
-    loop, updates = asyncio.get_running_loop(), Updates()
-
-    def put_from_thread(place: int, texts: TokenSequences) -> None:
-        loop.call_soon_threadsafe(updates.put_nowait, (place, texts))
-
-    return put_from_thread, updates
 
 
 async def _cancel_on_disconnect(request: Request, results: Awaitable[T]) -> T:

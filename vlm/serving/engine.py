@@ -8,6 +8,7 @@ from collections import Counter, deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import aclosing
+from dataclasses import dataclass
 from functools import partial
 from threading import Condition, Thread
 from typing import Any, TypeAlias
@@ -20,8 +21,22 @@ from vlm.inference.predictor import Predictor
 from vlm.untrusted.sizes import JsonValue
 
 TokenSequences: TypeAlias = Sequence[Sequence[int]]  # the tokens of each text of an input, so far
-# Indices of inputs with new tokens, and the tokens of their texts so far; None after the last.
-Updates: TypeAlias = asyncio.Queue[tuple[int, TokenSequences] | None]
+
+
+@dataclass(frozen=True)
+class JobAnswer:
+    """The answer of a job that has ended, while others of its request may still run.
+
+    Args:
+        place: The index of its input.
+    """
+
+    place: int
+    answer: Any
+
+
+Update: TypeAlias = tuple[int, TokenSequences] | JobAnswer  # the tuple: of an input with new tokens, those so far
+Updates: TypeAlias = asyncio.Queue[Update | None]  # of a request; None after the last
 Results: TypeAlias = dict[str, list[JsonValue]]  # the content of a response
 
 
@@ -242,6 +257,16 @@ class Engine:
         return jobs
 
 
+def make_update_queue() -> tuple[Callable[[int, TokenSequences], None], Updates]:
+    """Returns a queue for the updates of a request, and the `on_tokens` of `Engine.submit` that fills it."""
+    loop, updates = asyncio.get_running_loop(), Updates()
+
+    def put_from_thread(place: int, texts: TokenSequences) -> None:
+        loop.call_soon_threadsafe(updates.put_nowait, (place, texts))
+
+    return put_from_thread, updates
+
+
 MEDIA_TYPE = "text/event-stream"
 HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}  # prevents buffering by proxies
 FAILED = "the model failed; its log says why"
@@ -257,14 +282,16 @@ async def stream_events(
     """Yields the server-sent events of some jobs; cancels the results if closed early.
 
     Args:
-        updates: Indices of jobs with new tokens, and their texts so far.
+        updates: The queue that `Engine.submit` of the jobs fills.
         results: Awaits the jobs' answers and returns the content of the last event.
         decode: Converts tokens to text.
     """
     sent_counts: Counter[tuple[int, int]] = Counter()
     try:
-        async with aclosing(stream_updates(updates, results)) as steps:
+        async with aclosing(stream_updates(jobs, updates, results)) as steps:
             async for step in steps:
+                if isinstance(step, JobAnswer):
+                    continue
                 if not isinstance(step, tuple):
                     yield _format_event("result", step)
                     continue
@@ -282,9 +309,20 @@ async def stream_events(
 
 
 async def stream_updates(
-    updates: Updates, results: Awaitable[Results]
-) -> AsyncGenerator[tuple[int, TokenSequences] | Results]:
-    """Yields the items of `updates`, then the results; cancels these if closed early."""
+    jobs: Sequence[Job], updates: Updates, results: Awaitable[Results]
+) -> AsyncGenerator[Update | Results]:
+    """Yields the new tokens and the answer of each job when it has them, then the results.
+
+    Cancels the results if closed early. Arguments as in `stream_events`.
+    """
+    loop = asyncio.get_running_loop()
+
+    def put_answer(place: int, answer: Future[Any]) -> None:
+        if not answer.cancelled() and answer.exception() is None:
+            loop.call_soon_threadsafe(updates.put_nowait, JobAnswer(place, answer.result()))
+
+    for place, job in enumerate(jobs):
+        job.answer.add_done_callback(partial(put_answer, place))
     task = asyncio.ensure_future(results)
     task.add_done_callback(lambda _: updates.put_nowait(None))
     try:

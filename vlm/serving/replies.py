@@ -5,11 +5,11 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import ClassVar, TypedDict, cast
 from uuid import uuid4
 
-from vlm.serving.engine import Results, Updates, describe_failure, stream_updates
+from vlm.serving.engine import Job, JobAnswer, Results, Updates, describe_failure, stream_updates
 from vlm.serving.fields import bad_request, format_error
 from vlm.serving.generation import TextRequest
 from vlm.serving.token_logprobs import format_completion_logprobs, format_content_logprobs, offsets_of
@@ -86,7 +86,9 @@ class ReplyFormatter(ABC):
         about: dict[str, JsonValue] = {"object": self.object_name, "choices": choices}
         return json.dumps({**self.common_fields, **about, "usage": self._token_usage(replies)})
 
-    async def stream_chunks(self, updates: Updates, results: Awaitable[Results]) -> AsyncIterator[str]:
+    async def stream_chunks(
+        self, jobs: Sequence[Job], updates: Updates, results: Awaitable[Results]
+    ) -> AsyncIterator[str]:
         """Yields the texts as events, each with the new part of one; arguments as in `stream_events`."""
         stops = self.request.options.stop or ()
         sent = [_SentPart() for _ in self.request.prompts]
@@ -94,10 +96,8 @@ class ReplyFormatter(ABC):
             for place in range(len(sent)):
                 if begin := self.format_beginning(place):
                     yield self._format_chunk({**begin, "finish_reason": None})
-            async with aclosing(stream_updates(updates, results)) as steps:
+            async with aclosing(stream_updates(jobs, updates, results)) as steps:
                 async for step in steps:
-                    if step is None:
-                        continue
                     if isinstance(step, tuple):
                         place, (tokens, *_) = step
                         text, ended = cut_at_stop(self.predictor.decode(tokens), stops)
@@ -106,18 +106,19 @@ class ReplyFormatter(ABC):
                         shown = count_tokens_within(self.predictor, tokens, text) if scored else 0
                         if part := self._format_part(place, sent[place], text, shown, ends=False):
                             yield self._format_chunk({**part, "finish_reason": None})
-                        continue
-                    replies = cast(list[ReplyFields], step["results"])
-                    _check_replies(replies)
-                    for place, reply in enumerate(replies):
+                    elif isinstance(step, JobAnswer):
+                        place, reply = step.place, cast(ReplyFields, asdict(step.answer))
                         shown = self._count_shown(place, reply)
                         if part := self._format_part(place, sent[place], reply["text"], shown, ends=False):
                             yield self._format_chunk({**part, "finish_reason": None})
                         part = self._format_part(place, sent[place], reply["text"], shown, ends=True)
                         yield self._format_chunk({**part, "finish_reason": _finish_reason(reply)})
-                    if self.request.include_usage:
-                        about: dict[str, JsonValue] = {"object": self.chunk_name, "choices": []}
-                        yield _format_event({**self.common_fields, **about, "usage": self._token_usage(replies)})
+                    else:
+                        replies = cast(list[ReplyFields], step["results"])
+                        _check_replies(replies)
+                        if self.request.include_usage:
+                            about: dict[str, JsonValue] = {"object": self.chunk_name, "choices": []}
+                            yield _format_event({**self.common_fields, **about, "usage": self._token_usage(replies)})
         except Exception as fault:
             yield _format_event(format_error(*describe_failure(fault)))
         yield "data: [DONE]\n\n"
