@@ -75,6 +75,7 @@ def good_texts() -> list[Request]:
     return found
 
 
+PATTERNS = [{"type": "string", "pattern": f"a{number}"} for number in range(40)]
 BAD_TEXTS: list[tuple[Request, int]] = [
     ((CHAT, {}), 400),
     ((CHAT, {"messages": [{"role": "user", "content": "a " * 5000}]}), 400),
@@ -88,13 +89,18 @@ BAD_TEXTS: list[tuple[Request, int]] = [
     ((COMPLETIONS, {"prompt": ["a " * 400] * 200, "echo": True, "logprobs": 20, "max_tokens": 1}), 400),
     ((COMPLETIONS, {"prompt": "a", "logit_bias": {str(number): 1 for number in range(5000)}}), 400),
     (("/v1/responses", {"input": "a"}), 404),
+    ((COMPLETIONS, {"prompt": "a", "structured_outputs": {"json": {"$ref": "#"}}}), 400),
+    ((COMPLETIONS, {"prompt": "a", "structured_outputs": {"json": {"allOf": PATTERNS}}}), 400),
 ]
+DATES = {f"field {number}": {"type": "string", "format": "date-time"} for number in range(900)}
+LONG_SCHEMA = {"type": "object", "properties": DATES, "required": [*DATES]}
 # As many tokens and log-probabilities as a request may have.
 LARGE_TEXTS: list[Request] = [
     (COMPLETIONS, {"prompt": ["a"] * 30, "n": 8, "max_tokens": 500, "temperature": 1}),
     (COMPLETIONS, {"prompt": [[5] * 400] * 60, "echo": True, "logprobs": 20, "max_tokens": 1}),
     (CHAT, {"messages": [{"role": "user", "content": "a"}], "n": 8, "max_tokens": 400, "logprobs": True}),
     (CHAT, {"messages": [{"role": "user", "content": "a " * 100}], "n": 8, "max_tokens": 400, "stream": True}),
+    (COMPLETIONS, {"prompt": "a", "structured_outputs": {"json": LONG_SCHEMA}}),
 ]
 
 

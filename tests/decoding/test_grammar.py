@@ -10,10 +10,11 @@ import torch
 from vlm.data.text.tokenizer import ByteTokenizer
 from vlm.decoding.constraints import Rules
 from vlm.decoding.continuation import continue_texts
-from vlm.decoding.grammar import MAX_SCHEMA, Grammar, GrammarSource, GrammarStates, Vocabulary
+from vlm.decoding.grammar import Grammar, GrammarSource, GrammarStates, Vocabulary
 from vlm.decoding.loop import decode
 from vlm.decoding.options import Decoding
 from vlm.decoding.sampling import Sampling
+from vlm.decoding.schema import MAX_SCHEMA
 from vlm.errors import UserError
 from vlm.models.decoder import Decoder
 from vlm.nn.position import RotaryPositions
@@ -278,6 +279,67 @@ REFUSED: dict[str, tuple[GrammarSource, str]] = {
         "too large",
     ),
 }
+
+
+def all_optional(count: int) -> dict[str, Any]:
+    return {"type": "object", "properties": {f"p{place}": {} for place in range(count)}}
+
+
+def self_reference(**others: Any) -> dict[str, Any]:
+    return {"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a", **others}
+
+
+PATTERNS = [{"type": "string", "pattern": f"{letter}.*{letter}"} for letter in "abcdefghijk"]
+ENDLESS = {
+    "root": {"$ref": "#"},
+    "pair": self_reference(),
+    "property": closed(a=NAME, b={"$ref": "#"}),
+    "others": {"type": "object", "required": ["a"], "additionalProperties": {"$ref": "#"}},
+    "items": {"type": "array", "items": {"$ref": "#"}, "minItems": 1},
+    "first item": {"type": "array", "prefixItems": [NAME, {"$ref": "#"}], "minItems": 2},
+    "each branch": {"anyOf": [closed(a={"$ref": "#"}), {"$ref": "#"}]},
+    "within": closed(a=closed(b={"$ref": "#/properties/a"})),
+    "escaped": {"$defs": {"a/b c": closed(x={"$ref": "#/$defs/a~1b%20c"})}, "$ref": "#/$defs/a~1b%20c"},
+}
+REFUSED |= {f"endless {name}": (source(schema), "no text can end") for name, schema in ENDLESS.items()}
+REFUSED |= {
+    f"joined by {name}": (source(schema), "more than 10 patterns apply to the same value")
+    for name, schema in {
+        "all of": {"allOf": PATTERNS},
+        "nesting": {"allOf": [{"allOf": PATTERNS[:6]}, {"anyOf": [NAME, {"allOf": PATTERNS[6:]}]}]},
+        "references": {
+            "$defs": {f"d{place}": {**one, "$ref": f"#/$defs/d{place + 1}"} for place, one in enumerate(PATTERNS[:10])}
+            | {"d10": PATTERNS[10]},
+            "$ref": "#/$defs/d0",
+        },
+        "properties": {"allOf": [{"type": "object", "properties": {"a": one}} for one in PATTERNS]},
+    }.items()
+}
+REFUSED |= {
+    "optional properties": (source(all_optional(401)), "401 optional properties; the maximum is 400"),
+    "pattern properties": (
+        source({"type": "object", "patternProperties": {f"^{place}$": {} for place in range(65)}}),
+        "65 patterns of patternProperties; the maximum is 64",
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("schema", "text"),
+    [
+        ({"type": "object", "properties": {"a": {"$ref": "#"}}}, '{"a": {"a": {}}}'),
+        (closed(a={"anyOf": [{"$ref": "#"}, {"type": "null"}]}), '{"a": {"a": null}}'),
+        ({"type": "array", "items": {"$ref": "#"}}, "[[], [[]]]"),
+        ({"type": "array", "prefixItems": [NAME], "items": {"$ref": "#"}, "minItems": 1}, '["a", ["b"]]'),
+        ({"anyOf": [{"type": "integer"}, {"type": "array", "items": {"$ref": "#"}, "minItems": 2}]}, "[1, [2, 3]]"),
+        ({"type": ["object", "null"], "properties": {"a": {"$ref": "#"}}, "required": ["a"]}, '{"a": null}'),
+        (all_optional(400), '{"p7": 1, "p399": []}'),
+        ({"allOf": [{"type": "string", "maxLength": 30}, *PATTERNS[:3]]}, '"abcabc"'),
+    ],
+)
+def test_recursion_that_can_end_and_schemas_at_the_limits_are_allowed(schema: dict[str, Any], text: str) -> None:
+    jsonschema.validate(json.loads(text), schema)
+    assert BYTES.compile(source(schema)).accepts(TOKENIZER.encode(text))
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -1,7 +1,9 @@
 """Texts of a stated form over HTTP: by the official client, streamed, several in a batch, and wrong requests."""
 
+import asyncio
 import json
 import re
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -10,12 +12,15 @@ import torch
 from chats import PATH, USER, saved_chat
 from services import client, running, service, tiny
 
+from vlm.decoding.grammar import GrammarSource
+
 jsonschema = pytest.importorskip("jsonschema")
 pytest.importorskip("llguidance")
 pytest.importorskip("fastapi")
 pytest.importorskip("httpx")
 
 COMPLETIONS = "/v1/completions"
+ENGINE_THREAD = "vlm serve"
 SCHEMA = {
     "type": "object",
     "properties": {"name": {"type": "string", "maxLength": 4}, "none": {"const": None}, "ok": {"type": "boolean"}},
@@ -123,6 +128,22 @@ def test_a_text_format_changes_nothing_and_raw_log_probabilities_stay(http: Any)
     assert first["top_logprobs"][0]["logprob"] == free["top_logprobs"][0]["logprob"]  # of the logits without a mask
 
 
+def test_schemas_compile_on_a_thread_that_neither_answers_nor_decodes(http: Any, monkeypatch: Any) -> None:
+    compiled, check = list[bool](), GrammarSource.check
+
+    def record(self: GrammarSource) -> None:
+        compiled.append(asyncio._get_running_loop() is None and threading.current_thread().name != ENGINE_THREAD)
+        check(self)
+
+    monkeypatch.setattr(GrammarSource, "check", record)
+    assert ENGINE_THREAD in [thread.name for thread in threading.enumerate()]
+    assert choices(http, structured_outputs={"choice": ["one"]}) == [("one", "stop")]
+    assert choices(http, prompt="a", structured_outputs={"choice": ["two"]}) == [("two", "stop")]
+    predict = client(tiny("language_modeling"))
+    assert predict.post("/predict", json={"text": "A", "choice": ["red"]}).status_code == 200
+    assert len(compiled) == 3 and all(compiled)
+
+
 def test_predict_takes_the_options_of_the_command() -> None:
     http = client(tiny("language_modeling"))
     body: dict[str, Any] = {"text": "A large", "choice": ["red", "blue"]}
@@ -160,6 +181,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "long": (of_schema({"title": "x" * 70_000}), "response_format", "65,536"),
     "deep": (of_schema(DEEP), "response_format", "recursion limit"),
     "number": (of_schema({"multipleOf": 10**6}), "response_format", "multipleOf"),
+    "endless": (of_schema({"$ref": "#"}), "response_format", "no text can end"),
     "pattern": ({EXTENSION: {"regex": "(a"}}, EXTENSION, "unclosed group"),
     "choices": ({EXTENSION: {"choice": []}}, EXTENSION, "1 to 1,024"),
     "numbers": ({EXTENSION: {"choice": [1]}}, f"{EXTENSION}.choice", "strings"),

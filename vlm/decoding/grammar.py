@@ -4,7 +4,7 @@ The package llguidance matches the bytes of tokens against a grammar (https://gi
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from threading import Lock
@@ -14,14 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vlm.decoding.schema import check_schema
 from vlm.errors import UserError
 
-MAX_SCHEMA = 2**16  # characters of a JSON schema
 MAX_REGEX = 2**13  # characters of a regular expression
 MAX_CHOICES = 1024  # texts
 MAX_CHOICE = 2**16  # characters of all choices
-MAX_MULTIPLE = 10_000  # sum over all multipleOf of a schema; an automaton has a state for each remainder
-MAX_DIGITS = 18  # of a number in a schema; llguidance reads integers of 64 bits
 PARALLEL = 2**17  # tokens of all texts of a step from which threads compute masks
 CACHED = 32  # compiled grammars that a vocabulary keeps
 # White space between the parts of JSON, and around it. Bounded, so that a model cannot write spaces without end.
@@ -57,7 +55,7 @@ class GrammarSource:
             UserError: One is exceeded, or the content is empty.
         """
         if self.kind == "json_schema":
-            self._check_schema()
+            check_schema(self.content)
         elif self.kind == "regex" and len(self.content) > MAX_REGEX:
             raise UserError(f"--regex: has {len(self.content):,} characters; the maximum is {MAX_REGEX:,}")
         elif self.kind == "choice":
@@ -68,26 +66,6 @@ class GrammarSource:
                 raise UserError(f"--choice: the texts have {total:,} characters; the maximum is {MAX_CHOICE:,}")
             if "" in choices:
                 raise UserError("--choice: a text is empty; give a text, or remove it")
-
-    def _check_schema(self) -> None:
-        if len(self.content) > MAX_SCHEMA:
-            raise UserError(f"--json-schema: has {len(self.content):,} characters; the maximum is {MAX_SCHEMA:,}")
-        schema = json.loads(self.content)
-        if "x-guidance" in schema:
-            raise UserError("--json-schema: x-guidance is not supported; remove it")
-        total = 0.0
-        for name, value in _iter_numbers(schema):
-            if abs(value) >= 10**MAX_DIGITS:
-                raise UserError(
-                    f"--json-schema: {name} {value:.3g} has more than {MAX_DIGITS} digits; use a smaller one"
-                )
-            if name == "multipleOf" and value:
-                text = f"{value:.18f}".rstrip("0")
-                total += abs(value) * 10 ** len(text.partition(".")[2])
-        if total > MAX_MULTIPLE:
-            raise UserError(
-                f"--json-schema: the numbers of multipleOf exceed {MAX_MULTIPLE:,} in total; use smaller ones"
-            )
 
     def to_lark(self) -> str:
         """Returns the grammar in llguidance's variant of Lark."""
@@ -107,19 +85,6 @@ class GrammarSource:
         return f"start: {'' if self.removed == 'none' else 'SPACE? '}body\n{spaces}\nbody: {body}"
 
 
-def _iter_numbers(schema: Any) -> Iterator[tuple[str, float]]:
-    """Yields the numbers of a schema with their keys."""
-    pending = [("", schema)]
-    while pending:
-        name, part = pending.pop()
-        if isinstance(part, dict):
-            pending += part.items()
-        elif isinstance(part, list):
-            pending += [(name, item) for item in part]
-        elif isinstance(part, int | float) and not isinstance(part, bool):
-            yield name, part
-
-
 class Grammar:
     """A compiled grammar.
 
@@ -136,8 +101,9 @@ class Grammar:
         source.check()
         self.vocabulary, self.source = vocabulary, source
         try:
-            # With these limits, schemas of the maximum size compile in seconds, and a step takes milliseconds.
+            # With these limits, schemas of the maximum size compile in about a second, and a step takes milliseconds.
             limits = LLParserLimits(
+                max_items_in_row=20_000,
                 initial_lexer_fuel=500_000,
                 step_lexer_fuel=200_000,
                 step_max_items=50_000,
