@@ -1,6 +1,7 @@
 """Texts under grammars: valid, complete, chosen as without a mask where that is valid, and refused if not supported."""
 
 import json
+import random
 import re
 from typing import Any
 
@@ -226,6 +227,49 @@ def test_a_greedy_text_that_is_valid_is_the_same_with_a_mask() -> None:
         model.said = 0
         said += continuations(model, [[5]], grammars, sampling=greedy)
     assert said[0] == said[1] == tokens
+
+
+@pytest.mark.slow
+def test_a_trained_model_writes_the_same_valid_greedy_texts_with_a_mask() -> None:
+    """The model learns to continue a prompt with a JSON object of the prompt's words."""
+    dice = random.Random(0)
+
+    def draw_example() -> tuple[str, str]:
+        name, age = "".join(dice.choices("abcdefgh", k=dice.randint(2, 4))), dice.randint(1, 99)
+        member = dice.random() < 0.5
+        return f"{name} {age} {'in' if member else 'out'}: ", json.dumps({"name": name, "age": age, "member": member})
+
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = {"vocab_size": BYTES.size, "max_len": 128, "dim": 64, "depth": 2, "num_heads": 4}
+    model = Decoder(**sizes, positions=RotaryPositions(head_dim=16))
+    optimizer, steps, rate = torch.optim.AdamW(model.parameters(), weight_decay=0.01), 300, 3e-3
+    for step in range(steps):
+        optimizer.param_groups[0]["lr"] = rate * min(1, (step + 1) / 50) * (1 - step / steps)
+        rows = [[*TOKENIZER.encode("".join(draw_example())), EOS] for _ in range(48)]
+        length = max(map(len, rows))
+        tokens = torch.tensor([row + [EOS] * (length - len(row)) for row in rows])  # (B, L)
+        labels = torch.tensor([row + [-100] * (length - len(row)) for row in rows])
+        logits = model.head(model(tokens[:, :-1]))  # (B, L - 1, V)
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten(), ignore_index=-100).backward()
+        optimizer.step()
+    prompts = [TOKENIZER.encode(draw_example()[0]) for _ in range(80)]
+    greedy: dict[str, Any] = {"sampling": Sampling(temperature=0.0), "max_tokens": 100}
+    free = continuations(model.eval(), prompts, [], **greedy)
+    masked = continuations(model, prompts, [BYTES.compile(source(SCHEMAS["flat"]))] * len(prompts), **greedy)
+    check = jsonschema.Draft202012Validator(SCHEMAS["flat"])
+
+    def is_valid(tokens: list[int]) -> bool:
+        try:
+            return tokens[-1] == EOS and check.is_valid(json.loads(text_of(tokens)))
+        except ValueError:
+            return False
+
+    places = [place for place, tokens in enumerate(free) if is_valid(tokens)]
+    print(f"{len(places)} of {len(free)} texts are valid without a mask, {len({*map(tuple, free)})} of them different")
+    assert len(places) >= 50 and len({tuple(free[place]) for place in places}) >= 25
+    assert [masked[place] for place in places] == [free[place] for place in places]
+    assert all(map(is_valid, masked))
 
 
 def test_tokens_of_one_text_several_ends_and_padded_weights() -> None:
