@@ -18,6 +18,7 @@ from vlm.inference.predictor import Predictor
 from vlm.inference.tasks import TASKS, import_object
 from vlm.tasks.chat.session import Chat
 from vlm.tasks.classification import predict as classification
+from vlm.tasks.detection import predict as detection
 from vlm.tasks.image_questions import predict as image_questions
 from vlm.tasks.language_modeling import predict as language_modeling
 from vlm.tasks.masked_language_modeling import predict as masked_language_modeling
@@ -32,6 +33,7 @@ model. Errors that a user can correct are raised as `vlm.Error`, with the one or
 RESULTS = (
     writing.Text,
     classification.Classes,
+    detection.DetectedObject,
     language_modeling.Continuation,
     tagging.TaggedWord,
     masked_language_modeling.FilledText,

@@ -20,6 +20,10 @@ TASKS = {
         *["data.augment.min_scale=0.6", "data.augment.horizontal_flip=true"],
     ],
     "contrastive": [*SCENES, *ENCODER, "task.label_smoothing=0.1"],
+    "detection": [
+        *[*SCENES, *BOTH, "task.val_images=4", "task.max_tokens=16", "data.augment.min_scale=0.6", ADAMW],
+        *["data.augment.horizontal_flip=true", "data.source.max_objects=3", "data.source.object_weights=[1,1,1]"],
+    ],
     "image_questions": [*SCENES, *BOTH, "task.max_tokens=4", "model/fusion=prefix", ADAMW],
     "language_modeling": [
         *[*DOCUMENTS, "data.train_samples=60", *WIDTH, "model.size.depth=1"],

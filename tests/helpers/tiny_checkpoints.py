@@ -34,6 +34,10 @@ TASKS = {
     "captioning": [*SMALL, "model.size.decoder_depth=1", "tokenizer=bytes", "optim.lr=1e-2", "callbacks=ema"],
     "classification": [*SMALL, "optim.lr=1e-2"],
     "contrastive": [*SMALL, "tokenizer=bytes", "optim.lr=1e-2", "data.max_len=96"],
+    "detection": [
+        *[*SMALL, "model.size.decoder_depth=1", "optim.lr=2e-2", "data.source.train_scenes=3200", "data.max_len=40"],
+        *["data.source.max_objects=2", "data.source.object_weights=[1,1]", "trainer.max_steps=400"],
+    ],
     "image_questions": [
         *[*SMALL, "model.size.decoder_depth=1", "tokenizer=bytes", "optim.lr=1e-2", "model/fusion=prefix"],
         *["data.max_len=96", "task.max_tokens=12"],
@@ -71,6 +75,7 @@ COMMANDS = {
     "captioning": ["caption", *IMAGES, "--max-tokens", "12"],
     "classification": ["classify", *IMAGES],
     "contrastive": ["classify", *IMAGES, "--label", "red circle", "--label", "blue cross", "--prompt", "a large {}"],
+    "detection": ["detect", *IMAGES],
     "image_questions": ["answer", *IMAGES, *QUESTIONS],
     "language_modeling": ["generate", "--prompt", "A large", "--prompt", "", "--max-tokens", "24", "--top-k", "1"],
     "masked_language_modeling": ["fill", "a [MASK] red circle", "a small [MASK] [MASK]", "--top", "3"],

@@ -36,6 +36,8 @@ CPU = ["--device", "cpu"]
 OWN = {"captioning": ["data.source.captions_per_image=1", "optim.lr=1e-2"], "language_modeling": ["data.max_len=32"]}
 OWN["contrastive"] = ["data.source.captions_per_image=null", "task.label_smoothing=0"]  # of the first valid caption
 LONGER = ["trainer.max_epochs=600", "trainer.check_val_every_n_epoch=600"]  # other words are masked in every epoch
+OWN["detection"] = ["task.fields.boxes.named=0", "data.augment.min_scale=1.0", "data.augment.horizontal_flip=false"]
+OWN["detection"] += [*LONGER, "data.source.max_objects=2", "data.source.object_weights=[1,1]"]  # in any order
 OWN["classification"] = ["task.mixup=0", "task.cutmix=0", "data.augment.min_scale=1.0"]
 OWN["classification"] += ["data.augment.horizontal_flip=false"]
 RECURRENT = ("lstm", "seq2seq")  # which learn in more steps

@@ -164,6 +164,8 @@ class PretrainedTokenizer(Tokenizer):
         if self.needs_mask and loaded.mask_id is None:
             raise UserError(f"tokenizer.mask: {self.path} has no mask id; choose another")
         loaded.add_languages(self._options.pop("languages", ()))
+        if locations := self._options.pop("locations", 0):
+            loaded.add_locations(locations)
         self.pad_id, self.bos_id, self.eos_id, self.unk_id = loaded.pad_id, loaded.bos_id, loaded.eos_id, loaded.unk_id
         self._load(loaded._require_fit())
         return self
@@ -212,6 +214,10 @@ class PretrainedTokenizer(Tokenizer):
     @property
     def language_ids(self) -> Sequence[int]:
         return self._require_loaded().language_ids
+
+    @property
+    def location_ids(self) -> range:
+        return self._require_loaded().location_ids
 
     def encode(self, text: str) -> list[int]:
         return self._require_loaded().encode(text)

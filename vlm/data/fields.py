@@ -108,6 +108,17 @@ def learn_tokenizers(fields: Iterable[Field], cache: Path | None) -> None:
             tokenizer.fit(chain.from_iterable(texts), cache=cache)
 
 
+def choose_augment(augment: Augment | None, record: Record, side_words: frozenset[str]) -> Augment | None:
+    """The augmentation of a record's images, without flips if its texts have one of the words."""
+    if augment is None or not augment.horizontal_flip or not side_words:
+        return augment
+    if side_words.isdisjoint(word for text in record.texts for word in words(text.lower())):
+        return augment
+    without_flip = copy(augment)
+    without_flip.horizontal_flip = False
+    return without_flip
+
+
 class ImageField(Field):
     """The image of a record as pixels, or all its images.
 
@@ -164,13 +175,7 @@ class ImageField(Field):
 
     def choose_augment(self, record: Record) -> Augment | None:
         """The augmentation of a record's images, without flips if its texts mention left or right."""
-        if self.augment is None or not self.augment.horizontal_flip or not self.side_words:
-            return self.augment
-        if self.side_words.isdisjoint(word for text in record.texts for word in words(text.lower())):
-            return self.augment
-        without_flip = copy(self.augment)
-        without_flip.horizontal_flip = False
-        return without_flip
+        return choose_augment(self.augment, record, self.side_words)
 
     def collate(self, values: Sequence[Tensor]) -> Tensor:
         counts = sorted({value.shape[0] if value.ndim > 3 else 1 for value in values})

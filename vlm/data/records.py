@@ -232,11 +232,13 @@ class Record:
 
     @property
     def texts(self) -> list[str]:
-        """Texts of the record for display: captions, questions, a text and its translation, or the class."""
+        """Texts of the record for display: captions, questions, boxes, a text and its translation, or the class."""
         if "references" in self.values:
             return list(self.values["references"])
         if "questions" in self.values:
             return [f"{question.text} {question.answer}" for question in self.values["questions"]]
+        if "boxes" in self.values:
+            return list(map(str, self.values["boxes"].boxes))
         if "translation" in self.values:
             return [self.values["text"], self.values["translation"]]
         return [str(self.values["class"])] if "class" in self.values else []

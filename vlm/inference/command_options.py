@@ -62,6 +62,26 @@ class QuestionOptions(GrammarOptions, ImageOptions):
 
 
 @dataclass(kw_only=True)
+class DetectionOptions(ImageOptions):
+    """Options of detecting objects."""
+
+    find: Annotated[
+        str | None,
+        Option(
+            'Classes to find, such as "red circle; blue cross". By default, all.', input_kind="text", metavar="CLASSES"
+        ),
+    ] = None
+    min_score: Annotated[float, Option("Leave out objects with a lower score.", least=0, most=1)] = 0.0
+
+
+@dataclass(kw_only=True)
+class DetectionFiles:
+    """Options of `vlm detect` on the files that it writes."""
+
+    draw: Annotated[str | None, Option("Write a copy of each image with its boxes.", metavar="DIR")] = None
+
+
+@dataclass(kw_only=True)
 class ClassOptions(ImageOptions):
     """Options of classifying images."""
 

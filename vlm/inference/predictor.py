@@ -221,6 +221,10 @@ class Predictor(ABC, Generic[Source, Prepared, Result, TaskOptions]):
         """Yields messages before the results, about sources that are truncated; a UserError is a failure."""
         yield from ()
 
+    def shortfalls(self, results: Sequence[Result]) -> Iterator[str]:
+        """Yields messages after the results, about parts of them that could not be used."""
+        yield from ()
+
     def make_terminal_writer(self, sources: Sequence[Source]) -> TerminalWriter | None:
         """Returns a writer that shows texts as they grow; None if the task has none."""
         return None

@@ -11,6 +11,7 @@ HELP = {
     "chat": "Chat with a model in the terminal, with or without images. Answers are streamed.",
     "caption": 'Caption images: one line per image, PATH<TAB>CAPTION. "-" reads paths from stdin.',
     "classify": "Classify images or texts: one line per input, PATH or TEXT<TAB>CLASS PROBABILITY.",
+    "detect": "Detect objects: one line per object, PATH CLASS SCORE LEFT TOP RIGHT BOTTOM, separated by tabs.",
     "embed": "Embed images or texts. With --out FILE.npy, writes a float32 array of shape (inputs, dim).",
     "fill": 'Fill in masked words, such as in "a [MASK] circle": one line per text.',
     "generate": "Continue prompts. Sampled text is streamed; beam search prints the best sequence.",
@@ -95,6 +96,9 @@ _CHAT = _command("chat", "chat.predictor:ChatPredictor", "ChatOptions", "WordArg
 _CLASSIFY_IMAGE = _command("classify", "classification.predict:ImageClassifier", "ClassOptions", "ImageArguments")
 _CLASSIFY_BY_LABELS = _command("classify", "contrastive.predict:DualClassifier", "LabelOptions", "ImageArguments")
 _CLASSIFY_TEXT = _command("classify", "text_classification.predict:TextClassifier", "TextClassOptions", "TextArguments")
+_DETECT = _command(
+    "detect", "detection.predict:ObjectDetector", "DetectionOptions", "ImageArguments", "detection.command:detect"
+)
 _RETRIEVE = _command("retrieve", "contrastive.predict:ImageRetriever", "RetrievalOptions", "ImageArguments")
 _GENERATE = _command("generate", "language_modeling.predict:TextGenerator", "GenerationOptions", "PromptArguments")
 _FILL = _command("fill", "masked_language_modeling.predict:GapFiller", "FillOptions", "MaskedTextArguments")
@@ -107,6 +111,7 @@ TASKS = {
     "captioning": _task(_CAPTION, _ANSWER_IN_PROMPT, _CHAT, select="select_captions"),
     "classification": _task(_CLASSIFY_IMAGE, select="select_classes"),
     "contrastive": _task(_CLASSIFY_BY_LABELS, _RETRIEVE, select="select_ranks"),
+    "detection": _task(_DETECT, select="select_detections"),
     "embedding": Task(EMBEDDING),
     "image_questions": _task(_ANSWER_ABOUT_IMAGE, _CHAT, select="select_image_answers"),
     "language_modeling": Task(_GENERATE, (_CHAT,)),

@@ -200,7 +200,8 @@ def _print_notes(predictor: Predictor, sources: Sequence[Any], options: Options)
 
 
 def _list_shortfalls(predictor: Predictor, results: Sequence[Any], options: Options) -> Iterator[str]:
-    """Yields messages if inputs have fewer texts than requested, or texts do not match their grammar."""
+    """Yields messages if inputs have fewer texts than requested, or texts do not match their grammar or have faults."""
+    yield from predictor.shortfalls(results)
     if isinstance(options, DecodingOptions):
         counts = [count for result in results for count in predictor.counts(result)]
         fewer = sum(count < options.results for count in counts)

@@ -23,6 +23,8 @@ from vlm.inference.writing import Writer, word_probabilities
 from vlm.io.page import data_uri, escape, thumbnail
 from vlm.tasks.captioning.predict import Captioner
 from vlm.tasks.classification.predict import Classes
+from vlm.tasks.detection.pictures import draw_objects
+from vlm.tasks.detection.predict import DetectedObject, ObjectDetector
 from vlm.tasks.language_modeling.predict import Continuation, TextGenerator, stream
 from vlm.tasks.masked_language_modeling.predict import FilledText
 from vlm.tasks.span_answering.predict import SpanAnswer as Span
@@ -136,6 +138,15 @@ def render_beam_tree(nodes: Iterable[NodeRecord], *, end: str) -> str:
     return f'<details class="v-tree"><summary>{title}</summary><ul>{branches(None)}</ul></details>'
 
 
+def render_objects(photo: Image.Image, objects: Sequence[DetectedObject]) -> str:
+    """Returns a photo with the boxes of its objects, and the objects with their scores."""
+    names = ", ".join(item.label for item in objects) or "no objects"
+    image = f'<img src="{thumbnail(draw_objects(photo, objects), PHOTO_SIZE)}" alt="{escape(names, quote=True)}">'
+    return f'<div class="v-photo">{image}</div>' + (
+        render_bars((item.label, item.score) for item in objects) if objects else render_hint("No objects found.")
+    )
+
+
 def render_bars(shares: Iterable[tuple[str, float]]) -> str:
     """Returns names with their probabilities as bars."""
     rows = (
@@ -202,6 +213,7 @@ KINDS = (bool, int, str)
 DECODING_MODES = ("greedy", "beams", "samples")
 LABELS = {
     "question": "Question",
+    "find": "Classes to find, separated by semicolons (all if empty)",
     "pair": "Second text",
     "label": "Candidate texts, one per line",
     "prompt": "Prompt template, with {} for the candidate",
@@ -350,7 +362,11 @@ def _read_form(predictor: Predictor, values: Values, **options: float) -> tuple[
 def _predict_result(predictor: Predictor, values: Values) -> Iterator[str]:
     """Yields the result of a model that generates no text."""
     inputs, options = _read_form(predictor, values)
-    yield render_result(predict_answers(predictor, inputs, options)[0], values.texts.get("text", ""))
+    (result,) = predict_answers(predictor, inputs, options)
+    if isinstance(predictor, ObjectDetector):
+        yield render_objects(values.photos[0], result)
+    else:
+        yield render_result(result, values.texts.get("text", ""))
 
 
 def _stream_continuation(generator: TextGenerator, values: Values) -> Iterator[str]:

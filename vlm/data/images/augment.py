@@ -9,6 +9,7 @@ from PIL import Image
 
 from vlm.data.images.image import to_rgb
 from vlm.data.images.resize import MIN_CROP, Box, check_geometry, resize_box, resize_to_tensor, to_tensor
+from vlm.data.images.view import View
 from vlm.errors import Range, Rate
 from vlm.nn.image_size import ImageSize
 from vlm.randomness import numpy_rng
@@ -124,6 +125,15 @@ class Augment:
             brightness=low + 2 * self.color_jitter * brightness,
             contrast=low + 2 * self.color_jitter * contrast,
         )
+
+    def view(self, size: tuple[int, int], key: tuple[int | str, ...]) -> View:
+        """Where the pixels of an image of this width and height are in the augmented image."""
+        params = self.draw_params(size, key)
+        if params.box is None:
+            view = View.of_evaluation(size, self.image_size, self.resize, self.crop)
+        else:
+            view = View.of_crop(params.box, self.image_size, pad=self.resize == "pad")
+        return view._replace(mirrored=params.flip)
 
     def _box(self, size: tuple[int, int], area: float, ratio: float, left: float, top: float) -> Box:
         """The region to crop; all four numbers are uniform in [0, 1)."""

@@ -26,6 +26,7 @@ from vlm.data.images.resize import (
     tile_grid,
     to_tensor,
 )
+from vlm.data.images.view import View
 from vlm.data.records import Record, Split, SplitView
 from vlm.errors import Count, Range, UserError, printable
 from vlm.nn.image_size import ImageSize, fit_longest_side, plain
@@ -349,6 +350,14 @@ class Preprocess:
         if self.longest_edge is not None:
             rgb = resize_longest_edge(rgb, self.longest_edge, self.interpolation)
         return resize_to_tensor(rgb, self.image_size, self.resize, self.interpolation, self.crop)
+
+    def view(self, size: tuple[int, int]) -> View:
+        """Where the pixels of an image of this width and height are in the preprocessed image."""
+        geometry = self.image_size, self.resize, self.crop
+        if self.longest_edge is None:
+            return View.of_evaluation(size, *geometry)
+        resized = fit_longest_edge(size, self.longest_edge)
+        return View.of_evaluation(resized, *geometry).after_resize(size, resized)
 
     def views(self, image: Image.Image) -> tuple[torch.Tensor, int, int]:
         """Returns the squares that an image is cut into, row by row, then the entire image; and the rows and columns.

@@ -52,12 +52,19 @@ def resize_box(image: Image.Image, box: Box, shape: Shape, pad: bool, interpolat
     high, wide = shape
     if not pad:
         return image.resize((wide, high), resample, box)
+    size, corner = find_padding(box, shape)
+    canvas = Image.new("RGB", (wide, high), PAD_COLOR)
+    canvas.paste(image.resize(size, resample, box), corner)
+    return canvas
+
+
+def find_padding(box: Box, shape: Shape) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Width and height of a region of an image that fits into a shape, and its corner there (left, top)."""
+    high, wide = shape
     width, height = box[2] - box[0], box[3] - box[1]
     scale = min(wide / width, high / height)
     size = max(1, round(width * scale)), max(1, round(height * scale))
-    canvas = Image.new("RGB", (wide, high), PAD_COLOR)
-    canvas.paste(image.resize(size, resample, box), ((wide - size[0]) // 2, (high - size[1]) // 2))
-    return canvas
+    return size, ((wide - size[0]) // 2, (high - size[1]) // 2)
 
 
 def resize_to_tensor(
@@ -74,15 +81,9 @@ def resize_to_tensor(
         crop: Share of each resized side to keep, from the centre; ignored for ``pad``.
     """
     high, wide = shape
-    resized = shape if resize == "pad" else (int(high / crop), int(wide / crop))
-    if image.size == (wide, high) and resized == shape:
+    size, (left, top) = find_crop(image.size, shape, resize, crop)
+    if image.size == (wide, high) == size:
         return to_tensor(image)
-    if resize not in ("crop", "crop_down"):
-        size = resized[::-1]
-    elif resized[0] * image.width >= resized[1] * image.height:  # the sides are rounded like torchvision
-        size = int(resized[0] * image.width / image.height), resized[0]
-    else:
-        size = resized[1], int(resized[1] * image.height / image.width)
     down = resize == "crop_down"
     long = size[0] > MAX_SCALE * wide or size[1] > MAX_SCALE * high
     if resize == "pad" or interpolation not in ("bilinear", "bicubic") or long:
@@ -97,8 +98,28 @@ def resize_to_tensor(
         return to_tensor(resize_box(image, box, shape, resize == "pad", interpolation))
     pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1)[None]  # (1, 3, H, W), channels last in memory
     pixels = torch.nn.functional.interpolate(pixels, size[::-1], mode=interpolation, antialias=True)
-    left, top = _crop_start(size[0], wide, down=down), _crop_start(size[1], high, down=down)
     return pixels[0, :, top : top + high, left : left + wide].contiguous()
+
+
+def find_crop(
+    image_size: tuple[int, int], shape: Shape, resize: str, crop: float
+) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Width and height to which `resize_to_tensor` resizes an image, and the corner (left, top) of what it keeps.
+
+    Args:
+        image_size: Width and height of the image.
+        shape, resize, crop: See `resize_to_tensor`; for ``pad``, the width and height are those of the shape.
+    """
+    width, height = image_size
+    high, wide = shape if resize == "pad" else (int(shape[0] / crop), int(shape[1] / crop))
+    if resize not in ("crop", "crop_down"):
+        size = wide, high
+    elif high * width >= wide * height:  # the sides are rounded like torchvision
+        size = int(high * width / height), high
+    else:
+        size = wide, int(wide * height / width)
+    down = resize == "crop_down"
+    return size, (_crop_start(size[0], shape[1], down=down), _crop_start(size[1], shape[0], down=down))
 
 
 def resize_longest_edge(image: Image.Image, longest: int, interpolation: str) -> Image.Image:

@@ -4,10 +4,22 @@ from bisect import bisect
 from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import accumulate, combinations, product
-from typing import Any, NamedTuple, NotRequired, TypedDict
+from typing import Any, ClassVar, NamedTuple, NotRequired, TypedDict
+
+import numpy as np
 
 from vlm.data.records import NAMES, Record, Source, Split
-from vlm.data.shapes.scenes import COLORS, RADII, SHAPES, Combination, Kind, Scene, draw_scene, place_objects
+from vlm.data.shapes.scenes import (
+    COLORS,
+    RADII,
+    SHAPES,
+    Combination,
+    Kind,
+    Scene,
+    SceneObject,
+    draw_scene,
+    place_objects,
+)
 from vlm.errors import Count, UserError
 from vlm.randomness import key, numpy_rng
 
@@ -122,18 +134,22 @@ class SceneOptions(KindOptions):
 class SceneSource(GeneratedSource):
     """Base of sources about scenes; a subclass defines `sample` using `scene`.
 
+    Attributes:
+        most_objects: Maximum of max_objects.
     Args:
         seed: Seed of the split of combinations and of every scene.
         image_size: Side of the images in pixels.
         shapes: Names in `SHAPES`.
         colors: Names in `COLORS`.
         sizes: Names in `RADII`.
-        max_objects: Maximum number of objects per scene, 2 or 3.
+        max_objects: Maximum number of objects per scene, from 2 to `most_objects`.
         object_weights: Relative frequencies of scenes with 1, 2 and 3 objects; those beyond `max_objects` are ignored.
         train_scenes, val_scenes, test_scenes: Number of scenes per split (and epoch).
     Raises:
         UserError: A name is unknown or repeated, a number is out of range, or a split would be empty.
     """
+
+    most_objects: ClassVar[int] = 3
 
     def __init__(
         self,
@@ -153,7 +169,7 @@ class SceneSource(GeneratedSource):
         check_scenes(image_size=image_size, shapes=shapes, colors=colors, sizes=sizes)
         self.image_size, self.shapes, self.colors, self.sizes = image_size, shapes, colors, sizes
         self.max_objects, self.kinds = max_objects, [Kind(*parts) for parts in product(sizes, colors, shapes)]
-        weights = _object_weights(max_objects, object_weights)
+        weights = _object_weights(max_objects, object_weights, self.most_objects)
         assigned = [(weight, assign_combinations(self.kinds, count, seed)) for count, weight in weights.items()]
         # Of each split, the combinations by number of objects, and the sums of their frequencies.
         self._choices = {}
@@ -172,8 +188,12 @@ class SceneSource(GeneratedSource):
         rng, (combinations, bounds) = numpy_rng("scene", *keys), self._choices[keys.split]
         count, which, *tone = rng.random(5).tolist()
         choice = combinations[bisect(bounds, count * bounds[-1])]
-        objects = place_objects(choice[int(which * len(choice))], self.image_size, rng)
+        objects = self.place(choice[int(which * len(choice))], rng)
         return Scene(objects, background_color(tone), self.image_size)
+
+    def place(self, kinds: Combination, rng: np.random.Generator) -> tuple[SceneObject, ...]:
+        """Places the objects of a scene; by default so that every pair has an unambiguous relation."""
+        return place_objects(kinds, self.image_size, rng)
 
 
 def check_scenes(
@@ -195,11 +215,12 @@ def check_scenes(
         raise UserError(f"data.source.image_size: {image_size} is too small; give at least {MIN_IMAGE_SIZE}")
 
 
-def _object_weights(max_objects: int, weights: Sequence[float]) -> dict[int, float]:
+def _object_weights(max_objects: int, weights: Sequence[float], most: int) -> dict[int, float]:
     """Frequencies of scenes by number of objects, without zeros."""
-    if max_objects not in (2, 3):
+    if not 2 <= max_objects <= most:
         # With single objects only, training would never contain the held-out kinds.
-        raise UserError(f"data.source.max_objects: {max_objects} is invalid; give 2 or 3")
+        allowed = "2 or 3" if most == 3 else f"2 to {most}"
+        raise UserError(f"data.source.max_objects: {max_objects} is invalid; give {allowed}")
     if len(weights) < max_objects or min(weights) < 0 or sum(weights[1:max_objects]) <= 0:
         raise UserError(
             f"data.source.object_weights: {list(weights)} is invalid; give {max_objects} numbers, none negative, "

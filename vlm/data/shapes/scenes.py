@@ -180,6 +180,36 @@ def place_objects(kinds: Combination, image_size: int, rng: np.random.Generator)
     return tuple(SceneObject(kind, x, y) for kind, (x, y) in zip(kinds, corners, strict=False))
 
 
+OVERLAP = 0.25  # largest share of the sum of two radii by which the boxes of `scatter_objects` overlap
+
+
+def scatter_objects(kinds: Combination, image_size: int, rng: np.random.Generator) -> tuple[SceneObject, ...]:
+    """Places each kind at random, so that boxes overlap by little and each object is seen whole or nearly.
+
+    If random places fail, objects are placed on a grid of three rows and columns.
+    """
+    for _ in range(ATTEMPTS):
+        placed: list[SceneObject] = []
+        for u, v in rng.random((TRIES * len(kinds), 2)).tolist():
+            kind = kinds[len(placed)]
+            r = radius(kind.size, image_size)
+            new = SceneObject(kind, r + int(u * (image_size - 2 * r)), r + int(v * (image_size - 2 * r)))
+            if all(_are_apart(new, old, image_size) for old in placed):
+                placed.append(new)
+                if len(placed) == len(kinds):
+                    return tuple(placed)
+    low = max(radius(kind.size, image_size) for kind in kinds)
+    grid = list(product((low, (image_size - 1) // 2, image_size - 1 - low), repeat=2))
+    cells = rng.permutation(grid).tolist()
+    return tuple(SceneObject(kind, x, y) for kind, (x, y) in zip(kinds, cells, strict=False))
+
+
+def _are_apart(first: SceneObject, second: SceneObject, image_size: int) -> bool:
+    """Returns True if the boxes of two objects overlap by at most OVERLAP along the axis on which they are further."""
+    radii = radius(first.kind.size, image_size) + radius(second.kind.size, image_size)
+    return max(abs(first.x - second.x), abs(first.y - second.y)) >= (1 - OVERLAP) * radii
+
+
 def _is_unambiguous(first: SceneObject, second: SceneObject, image_size: int) -> bool:
     """Returns True if two objects are apart and their relation is unambiguous on both axes."""
     across, down, clear = abs(first.x - second.x), abs(first.y - second.y), margin(image_size)
@@ -196,6 +226,14 @@ def _sprite(shape: str, radius: int) -> Image.Image:
     outline = [((x + 1) / 2 * (side - 1), (y + 1) / 2 * (side - 1)) for x, y in SHAPES[shape]]
     ImageDraw.Draw(large).polygon(outline, fill=255)
     return large.reduce(OVERSAMPLING)
+
+
+def find_box(placed: SceneObject, image_size: int) -> tuple[int, int, int, int]:
+    """The smallest box around the pixels of an object: left, top, right and bottom edge, in pixels from the corner."""
+    r = radius(placed.kind.size, image_size)
+    left, top, right, bottom = _sprite(placed.kind.shape, r).getbbox() or (0, 0, 0, 0)
+    x, y = placed.x - r, placed.y - r
+    return x + left, y + top, x + right, y + bottom
 
 
 def draw_scene(scene: Scene) -> Image.Image:

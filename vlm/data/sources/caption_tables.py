@@ -166,19 +166,28 @@ def read_coco(checker: RowChecker) -> list[Row]:
     """
     path = checker.path
     content = read_json(path, "not a COCO captions file", "set data.path to one")
-    images = _entries(content, "images", path)
+    images = list_entries(content, "images", path, "captions")
     if any(isinstance(image, dict) and "sentences" in image for image in images):
         numbered = ((f"image {number}", (f"image {number}", image)) for number, image in enumerate(images))
         return list(checker.read(numbered, _karpathy_rows))
-    return _coco_rows(checker, images, _entries(content, "annotations", path))
+    return _coco_rows(checker, images, list_entries(content, "annotations", path, "captions"))
 
 
-def _entries(content: JsonValue, name: str, path: Path) -> list[JsonValue]:
+def list_entries(content: JsonValue, name: str, path: Path, kind: str) -> list[JsonValue]:
+    """The entries of a list of an annotation file of COCO.
+
+    Args:
+        content: The file's content.
+        name: Key of the list.
+        kind: Kind of the file, such as "captions", for messages.
+    Raises:
+        UserError: There is no such list.
+    """
     if not isinstance(content, dict):
-        raise UserError(f"{path}: not a COCO captions file (no JSON object); set data.path to one")
+        raise UserError(f"{path}: not a COCO {kind} file (no JSON object); set data.path to one")
     entries = content.get(name)
     if not isinstance(entries, list):
-        raise UserError(f"{path}: has no list {name!r}, which COCO captions files have; is it the right file?")
+        raise UserError(f"{path}: has no list {name!r}, which COCO {kind} files have; is it the right file?")
     return entries
 
 
@@ -187,14 +196,14 @@ def _coco_rows(checker: RowChecker, images: list[JsonValue], annotations: list[J
     captioned = set()
     for number, image in enumerate(images):
         try:
-            names[_value(image, "id", int | float | str)] = _value(image, "file_name", str)
+            names[entry_value(image, "id", int | float | str)] = entry_value(image, "file_name", str)
         except RowError as error:
             checker.reject(f"image {number}", error)
 
     def convert(annotation: Any) -> Iterator[Row]:
-        image = _value(annotation, "image_id", int | float | str)
+        image = entry_value(annotation, "image_id", int | float | str)
         captioned.add(image)
-        caption = _value(annotation, "caption", str)
+        caption = entry_value(annotation, "caption", str)
         yield Row(names.get(image, ""), caption, None, f"annotation {annotation.get('id')}")
 
     ids = (entry.get("id", number) if isinstance(entry, dict) else number for number, entry in enumerate(annotations))
@@ -205,15 +214,15 @@ def _coco_rows(checker: RowChecker, images: list[JsonValue], annotations: list[J
 
 def _karpathy_rows(numbered: tuple[str, Any]) -> Iterator[Row]:
     where, image = numbered
-    name = _value(image, "filename", str)
+    name = entry_value(image, "filename", str)
     if image.get("filepath"):
-        name = f"{_value(image, 'filepath', str)}/{name}"
-    split = parse_split(_value(image, "split", str))
-    captions = [_value(sentence, "raw", str) for sentence in _value(image, "sentences", list)] or [""]
+        name = f"{entry_value(image, 'filepath', str)}/{name}"
+    split = parse_split(entry_value(image, "split", str))
+    captions = [entry_value(sentence, "raw", str) for sentence in entry_value(image, "sentences", list)] or [""]
     yield from (Row(name, caption, split, where) for caption in captions)
 
 
-def _value(entry: JsonValue, name: str, kind: Any) -> Any:
+def entry_value(entry: JsonValue, name: str, kind: Any) -> Any:
     """The value of an entry's key; raises RowError if it is missing or of another type."""
     if not isinstance(entry, dict):
         raise RowError("not a JSON object")

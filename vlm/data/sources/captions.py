@@ -188,7 +188,7 @@ class Coco(CaptionSource):
         captions_per_image: Count | None = None,
     ) -> None:
         super().__init__(root=root, seed=seed, captions_per_image=captions_per_image)
-        files = _find_files(self.root, path, val_path, test_path)
+        files = find_files(self.root, path, val_path, test_path)
         if "train" not in files:
             files = self._find_official_files() | files
         for split, file in files.items():
@@ -197,7 +197,8 @@ class Coco(CaptionSource):
                 rows, split_of_all = [row for row in rows if row.split == "train" or row.split not in files], None
             else:
                 split_of_all = split if len(files) > 1 else None
-            self._add(rows, file, self._find_image_folder(rows, file), split_of_all)
+            names = list(dict.fromkeys(row.image for row in rows[:100] if row.image))
+            self._add(rows, file, find_image_folder(self.root, file, names, prefix="captions_"), split_of_all)
         self._finish(files["train"], val_fraction, test_fraction)
 
     def _find_official_files(self) -> dict[str, Path]:
@@ -213,16 +214,22 @@ class Coco(CaptionSource):
             "COCO, or data.path to an annotation file"
         )
 
-    def _find_image_folder(self, rows: list[Row], file: Path) -> str:
-        """The folder of a file's images: the first usual one that contains one of the first images."""
-        stem = file.stem.removeprefix("captions_")
-        parents = (self.root, self.root / "images", file.parent, file.parent / "images")
-        names = list(dict.fromkeys(row.image for row in rows[:100] if row.image))
-        for folder in (folder for parent in parents for folder in (parent / stem, parent)):
-            if any(os.path.isfile(folder / name) for name in names):
-                inside = folder.is_relative_to(self.root)
-                return folder.relative_to(self.root).as_posix() if inside else str(folder.absolute())
-        return ""
+
+def find_image_folder(root: Path, file: Path, names: Sequence[str], *, prefix: str) -> str:
+    """The folder of the images of an annotation file of COCO: the first usual one that contains one of the images.
+
+    Args:
+        root: The data set's folder.
+        names: Names of some images.
+        prefix: What the file's name begins with, before the name of the folder.
+    """
+    stem = file.stem.removeprefix(prefix)
+    parents = (root, root / "images", file.parent, file.parent / "images")
+    for folder in (folder for parent in parents for folder in (parent / stem, parent)):
+        if any(os.path.isfile(folder / name) for name in names):
+            inside = folder.is_relative_to(root)
+            return folder.relative_to(root).as_posix() if inside else str(folder.absolute())
+    return ""
 
 
 def resolve_root(root: str | None, path: str | None) -> str:
@@ -245,13 +252,18 @@ def find_tables(root: Path, path: str | None, val_path: str | None, test_path: s
     Raises:
         UserError: A file is missing, or only the training file is.
     """
-    files = _find_files(root, path, val_path, test_path)
+    files = find_files(root, path, val_path, test_path)
     if files and "train" not in files:
         raise UserError("data.path: is not set, but data.val_path or data.test_path is; set data.path too")
     return files
 
 
-def _find_files(root: Path, path: str | None, val_path: str | None, test_path: str | None) -> dict[str, Path]:
+def find_files(root: Path, path: str | None, val_path: str | None, test_path: str | None) -> dict[str, Path]:
+    """The given files of a data set by split.
+
+    Raises:
+        UserError: A file is missing.
+    """
     settings = {"train": ("data.path", path), "val": ("data.val_path", val_path), "test": ("data.test_path", test_path)}
     return {split: find_file(path, root, key) for split, (key, path) in settings.items() if path is not None}
 

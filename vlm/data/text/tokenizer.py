@@ -10,6 +10,7 @@ from typing import Any, Self
 from vlm.data.text.library import UNUSED, JsonTokenizer, PieceModelTokenizer, make_sentencepiece_row
 from vlm.data.text.subwords import BytePairTokenizer, WordPieceTokenizer
 from vlm.data.text.tokenizer_base import (
+    MAX_LOCATIONS,
     MAX_PIECES,
     SPACE,
     GivenTokenizer,
@@ -105,7 +106,7 @@ def pad_table(table: Sequence[str], size: int) -> list[str]:
 
 SPECIAL: tuple[Row, ...] = ((b"", "<pad>"), (b"", "<s>"), (b"", "</s>"))
 BYTES: tuple[Row, ...] = tuple((bytes([byte]), f"<0x{byte:02X}>") for byte in range(256))
-NOT_LEARNED = ("lowercase", "mask", "languages")  # options that are not passed to the trainer
+NOT_LEARNED = ("lowercase", "mask", "languages", "locations")  # options that are not passed to the trainer
 LINE = 2048  # maximum characters of a training sentence, to bound the trainer's memory
 
 
@@ -276,8 +277,13 @@ def tokenizer_from_state(state: dict[str, Any]) -> Tokenizer:
         # Checked before the bytes reach a library's parser, which may not handle damaged input.
         if compute_fingerprint(name, options, learned) != state["fingerprint"]:
             raise ValueError("its fingerprint differs")
-        tokenizer = classes[name](**{key: value for key, value in options.items() if key != "languages"})
+        added = ("languages", "locations")
+        tokenizer = classes[name](**{key: value for key, value in options.items() if key not in added})
         tokenizer.add_languages(options.get("languages", ()))
+        if (locations := options.get("locations", 0)) != 0:
+            if not (type(locations) is int and 0 < locations <= MAX_LOCATIONS):
+                raise ValueError(f"its number of locations is not from 1 to {MAX_LOCATIONS:,}")
+            tokenizer.add_locations(locations)
         tokenizer._load(learned)
     except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
         raise UserError(f"the checkpoint's tokenizer is damaged ({error!r}); use another copy of it") from None

@@ -15,6 +15,8 @@ Row = tuple[bytes, str]  # the bytes of an id, and its printable form
 MAX_PIECES = 2**20
 MAX_PIECE = 1024  # characters
 MASK: Row = (b"", "<mask>")
+LOCATION = "<loc{:04}>"  # the name of a location token, as in PaliGemma
+MAX_LOCATIONS = 1024
 SPACE = "\u2581"  # SentencePiece's mark for a space, indistinguishable from this character in a text
 
 
@@ -67,8 +69,20 @@ class Tokenizer(ABC):
     @property
     def language_ids(self) -> Sequence[int]:
         """Ids of the language tokens, which do not occur in encoded texts and decode to nothing."""
-        end = self.vocab_size - ("mask" in self._options)
+        end = self.vocab_size - ("mask" in self._options) - self._options.get("locations", 0)
         return range(end - len(self.languages), end)
+
+    @property
+    def location_ids(self) -> range:
+        """Ids of the location tokens, <loc0000> and so on, which encoded texts do not have; empty without any."""
+        end = self.vocab_size - ("mask" in self._options)
+        return range(end - self._options.get("locations", 0), end)
+
+    def add_locations(self, count: int) -> None:
+        """Adds so many location tokens, which are coordinates of boxes (Chen et al. 2022, Pix2Seq)."""
+        self._options["locations"] = count
+        if self._learned is not None:
+            self._load(self._learned)
 
     def add_languages(self, languages: Sequence[str]) -> None:
         """Adds tokens for languages that do not have one."""
@@ -172,6 +186,7 @@ class Tokenizer(ABC):
     def _load(self, learned: bytes) -> None:
         rows = self._build(learned)
         more = [(b"", f"<{language}>") for language in self._options.get("languages", ())]
+        more += [(name.encode(), name) for name in map(LOCATION.format, range(self._options.get("locations", 0)))]
         more += [MASK] if "mask" in self._options else []
         self._rows = [*rows, *more] if more else rows
         self._learned = learned
@@ -247,6 +262,7 @@ def check_ids(ids: Iterable[int], size: int) -> None:
 def compute_fingerprint(name: str, options: dict[str, Any], learned: bytes) -> str:
     more: list[Any] = [name for name in ("mask", "bare") if options.get(name)]
     more += [options["languages"]] if options.get("languages") else []
+    more += [{"locations": options["locations"]}] if options.get("locations") else []
     return sha256(json.dumps([name, options["lowercase"], *more]).encode() + b"\0" + learned).hexdigest()
 
 

@@ -104,6 +104,7 @@ TITLES = {"bleu4": "BLEU-4", "bleu1": "BLEU-1", "bleu2": "BLEU-2", "bleu3": "BLE
 TITLES |= {"cider": "CIDEr", "exact_match": "exact match", "top5": "top 5", "length_ratio": "length ratio"}
 TITLES |= {"bleu": "BLEU", "chrf": "chrF", "rouge1": "ROUGE-1", "rouge2": "ROUGE-2", "rougeL": "ROUGE-L"}
 TITLES |= {"cer": "character errors", "wer": "word errors", "f1": "F1", "span_f1": "span F1"}
+TITLES |= {"ap": "AP", "ap50": "AP at IoU 0.5", "exact_classes": "exact classes"}
 TITLES |= {f"{kind}_recall_{depth}": f"{kind} recall at {depth}" for kind in ("text", "image") for depth in (1, 5, 10)}
 CONTROLS = {
     "chance": "by chance",

@@ -190,6 +190,25 @@ def select_image_answers(files: SampleFiles) -> ComparedSamples:
     return ComparedSamples({"": samples}, _score_shares)
 
 
+def select_detections(files: SampleFiles) -> ComparedSamples:
+    """Returns the objects found in each image."""
+    samples = {}
+    for image, row in files.details.get("images", {}).items():
+        truth = [(item["label"], tuple(item["box"]), item["crowd"]) for item in row["objects"]]
+        found = [(item["label"], tuple(item["box"]), item["score"]) for item in row["found"]]
+        samples[image] = Sample((tuple(row["size"]), truth), found)
+    return ComparedSamples({"": samples}, _score_detections)
+
+
+def _score_detections(samples: Sequence[Sample]) -> tuple[Sequence[str], Scorer]:
+    from vlm.data.boxes import ImageBoxes, LabeledBox  # torch
+    from vlm.evaluation.metrics.average_precision import NAMES, match_classes, precision_scorer
+
+    truths = [ImageBoxes.of_plain(sample.true) for sample in samples]
+    found = [[(LabeledBox(label, box), score) for label, box, score in sample.predicted] for sample in samples]
+    return NAMES, precision_scorer(match_classes(truths, found))
+
+
 def select_masked_words(files: SampleFiles) -> ComparedSamples:
     """Returns the right tokens of each text's gaps, which differ between models with different tokenizers."""
     samples = {}

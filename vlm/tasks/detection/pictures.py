@@ -1,0 +1,87 @@
+"""Pictures of images with the boxes of their objects."""
+
+from collections.abc import Sequence
+from hashlib import blake2b
+from io import BytesIO
+from pathlib import Path
+
+from PIL import Image, ImageDraw
+
+from vlm.data.images.image import ImageError, load_image
+from vlm.data.images.resize import Box
+from vlm.errors import UserError, printable
+from vlm.inference.attention.pictures import load_font, picture_name
+from vlm.inference.use import Outcome
+from vlm.io.output import Record, output_folder
+from vlm.tasks.detection.predict import DetectedObject
+
+SIDE = 320  # shortest side of a picture in pixels, so that labels of small images can be read
+HUES = ("#ff5a5a", "#3ddc84", "#5aa9ff", "#ffd23d", "#d27bff", "#ff9f40", "#40e0d0", "#ffffff")
+TRUE = "#bbbbbb"  # colour of the true boxes
+
+
+def draw_objects(image: Image.Image, objects: Sequence[DetectedObject], truth: Sequence[Box] = ()) -> Image.Image:
+    """Draws the boxes of objects with class and score on a copy of an image, which is enlarged if it is small.
+
+    Args:
+        image: An RGB image.
+        objects: Its objects; those of a class have the same colour.
+        truth: True boxes, drawn as thin grey lines.
+    """
+    factor = max(1.0, SIDE / min(image.size))
+    size = round(image.width * factor), round(image.height * factor)
+    picture = image.resize(size, Image.Resampling.BICUBIC) if factor > 1 else image.copy()
+    draw, letters = ImageDraw.Draw(picture), load_font(12)
+    for box in truth:
+        draw.rectangle(_scale(box, factor), outline=TRUE, width=1)
+    for item in reversed(objects):  # the most confident last, on top
+        color = HUES[blake2b(item.label.encode(), digest_size=1).digest()[0] % len(HUES)]
+        left, top, right, bottom = _scale(item.box, factor)
+        draw.rectangle((left, top, right, bottom), outline=color, width=2)
+        label = f"{printable(item.label)} {item.score:.0%}"
+        width, height = draw.textlength(label, font=letters) + 4, 15
+        x = min(left, max(0, size[0] - width))
+        y = top - height if top >= height else min(bottom, size[1] - height)
+        draw.rectangle((x, y, x + width, y + height), fill=color)
+        draw.text((x + 2, y + height / 2), label, fill="black", font=letters, anchor="lm")
+    return picture
+
+
+def _scale(box: Box, factor: float) -> Box:
+    """The outermost pixels of a box in an enlarged image."""
+    left, top, right, bottom = (edge * factor for edge in box)
+    return left, top, max(left, right - 1), max(top, bottom - 1)
+
+
+def picture_png(image: Image.Image, objects: Sequence[DetectedObject], truth: Sequence[Box] = ()) -> bytes:
+    """Returns the picture of `draw_objects` as a PNG file."""
+    out = BytesIO()
+    draw_objects(image, objects, truth).save(out, "PNG")
+    return out.getvalue()
+
+
+class PictureFolder:
+    """Writes the picture of each image; an observer for `write_results`.
+
+    Args:
+        folder: The folder of the pictures; created if missing.
+    Raises:
+        UserError: The folder cannot be created or written to.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self.folder = output_folder(folder, option="--draw")
+
+    def __call__(self, outcome: Outcome) -> Sequence[Record]:
+        path = str(outcome.source[0])
+        try:
+            image = load_image(path)
+        except ImageError:  # deleted since its objects were detected
+            return ()
+        file: Path = self.folder / picture_name(path)
+        try:
+            file.write_bytes(picture_png(image, outcome.result.objects))
+        except OSError as fault:
+            reason = f"cannot be written ({fault.strerror})"
+            raise UserError(f"--draw {file}: {reason}; choose another folder", 1) from fault
+        return ()

@@ -1,0 +1,166 @@
+"""Object detection as language modelling: the model reads an image and a prompt, and writes boxes and classes."""
+
+from itertools import islice
+from pathlib import Path
+from typing import Any, Unpack
+
+from PIL import Image
+
+from vlm.data.batch import Batch
+from vlm.data.boxes import ImageBoxes, LabeledBox, prompt_ids, view_codec
+from vlm.data.text.box_field import BoxField
+from vlm.errors import Count, printable
+from vlm.evaluation.metrics.bootstrap import Scorer
+from vlm.evaluation.metrics.detection import EXACT, DetectionMetric, ScoredImage, true_classes
+from vlm.evaluation.report.content import Note, Pictures, Section, pick_samples
+from vlm.models.context import Context
+from vlm.models.encoder_decoder import VisionLanguageModel
+from vlm.tasks.captioning.predict import encode_pixels
+from vlm.tasks.detection.pictures import picture_png
+from vlm.tasks.detection.predict import DetectedObject, place_objects, write_objects
+from vlm.tasks.shared.show import example_image
+from vlm.tasks.shared.text_tasks import ImageTextTask
+from vlm.training.data_module import Data
+from vlm.training.step.task import TaskOptions
+from vlm.untrusted.sizes import JsonValue
+
+READ = 20_000  # training images whose objects the constant control reads
+
+
+class Detection(ImageTextTask):
+    """Object detection as language modelling (Chen et al. 2022, Pix2Seq): four location tokens and a class per object.
+
+    Args:
+        max_tokens: Longest text that is decoded, in tokens.
+        val_images: Images whose objects a validation detects; None for all.
+        others: As in ImageTextTask; fields are images and boxes.
+    """
+
+    name = "detection"
+    headlines = ("ap", "ap50", "recall", EXACT)
+    curves = ("ap", "ap50", EXACT)
+    text_field, segment_name = "boxes", "objects"
+
+    def __init__(
+        self,
+        *,
+        model: VisionLanguageModel,
+        max_tokens: Count,
+        val_images: Count | None = None,
+        **options: Unpack[TaskOptions],
+    ) -> None:
+        super().__init__(model=model, max_tokens=max_tokens, **options)
+        self.metric, self.val_images = DetectionMetric(), val_images
+
+    @property
+    def box_field(self) -> BoxField:
+        field = self.fields[self.text_field]
+        assert isinstance(field, BoxField)
+        return field
+
+    def evaluation_step(self, batch: Batch, *, final: bool) -> None:
+        """Adds a batch's loss and the objects found; in a final evaluation also those of the controls.
+
+        In the shuffled control, the objects found in an image are compared with those of its partner.
+        """
+        context = encode_pixels(self.model, self.preprocess, batch["images"])  # shared by losses and objects
+        self.add_losses(batch, context)
+        if not batch.ids or (not final and self.evaluation.has_samples(self.val_images)):
+            return
+        rows, partners = batch["boxes"], batch["boxes"].partners
+        truths = [truth for (truth,) in rows.references]
+        written = self._write(context)
+        found = [self._score(id, truth, item) for id, truth, item in zip(batch.ids, truths, written, strict=True)]
+        self.metric.update(found)
+        for image in found:
+            self.evaluation.samples.append({"image_id": image.id, "line": _line(image)})
+        if not final:
+            return
+        (blank,) = self._write(self.blank(batch["images"]))
+        self.metric.update(
+            (self._score(id, truth, blank) for id, truth in zip(batch.ids, truths, strict=True)), "blank"
+        )
+        if partners.indices != rows.indices:  # a lone sample is its own partner
+            pairs = zip(partners.ids, partners.references, written, strict=True)
+            self.metric.update((self._score(id, truth, item) for id, (truth,), item in pairs), "shuffled")
+
+    def _write(self, context: Context) -> list[tuple[list[Any], int]]:
+        """What the model writes about encoded images when it is asked for all objects."""
+        prompts = [prompt_ids(self.tokenizer, ())] * len(context.states)
+        options: dict[str, Any] = {"max_tokens": self.max_tokens, "known": self.box_field.classes}
+        return write_objects(self.model, self.tokenizer, context, prompts, **options)
+
+    def _score(self, id: str, truth: ImageBoxes, written: tuple[list[Any], int]) -> ScoredImage:
+        """Places what the model wrote in an image with known objects."""
+        view, codec = self.preprocess.view(truth.size), view_codec(self.preprocess.image_size, self.box_field.bins)
+        placed = place_objects(written, codec, view, truth.size)
+        scored = [(LabeledBox(item.label, item.box), item.score) for item in placed.objects]
+        return ScoredImage(id, truth, scored, placed.unparsed)
+
+    def evaluation_results(self, split: str, loss: float, *, final: bool) -> dict[str, float]:
+        results = self.metric.compute() | self.grounding.results(loss, self.sum_over_ranks)
+        if final:
+            train = islice(self.data.split("train").records(), READ)
+            results |= self.metric.controls(record["boxes"] for record in train)
+            results |= self.metric.intervals(seed=self.seed)
+        return results
+
+    def scorers(self, metric: str, control: str) -> tuple[Scorer, Scorer, int]:
+        return self.metric.scorers(metric, control)
+
+    def notes(self) -> list[str]:
+        about = (
+            "ap: COCO's average precision at IoU 0.5 to 0.95; recall: the mean over these, up to 100 objects a class"
+        )
+        exact = f"{EXACT}: share of images with exactly the right classes; unparsed: share of invalid objects"
+        return [f"({about})", f"({exact})", *super().notes()]
+
+    def details(self) -> dict[str, JsonValue]:
+        images = {}
+        for image in self.metric.images:
+            truth = [{"label": item.label, "box": list(item.box), "crowd": item.crowd} for item in image.truth.boxes]
+            found = [{"label": item.label, "box": list(item.box), "score": score} for item, score in image.found]
+            images[image.id] = {"size": list(image.truth.size), "objects": truth, "found": found}
+        return {"images": images}  # type: ignore[dict-item]
+
+    def predictions(self) -> list[dict[str, JsonValue]]:
+        """The objects found, as COCO's results are, except for names of images and classes in place of ids."""
+        rows: list[dict[str, JsonValue]] = []
+        for image in self.metric.images:
+            for item, score in image.found:
+                left, top, right, bottom = item.box
+                edges: list[JsonValue] = [left, top, right - left, bottom - top]
+                rows.append({"image_id": image.id, "category": item.label, "bbox": edges, "score": score})
+        return rows
+
+    def report(self) -> list[Section]:
+        """Pictures of random images, and of images with other classes than the true ones."""
+        wrong = [image for image in self.metric.images if not image.is_exact]
+        kinds = {"Random images": pick_samples(self.metric.images), "Images with wrong classes": pick_samples(wrong)}
+        note = Note("Boxes of the model in colours, with class and score; true boxes in grey.")
+        images = self._find_images({image.id for some in kinds.values() for image in some})
+        sections = []
+        for title, some in kinds.items():
+            pictures = [(_line(image), _picture(images[image.id], image)) for image in some if image.id in images]
+            if pictures:
+                sections.append(Section(title, [note, Pictures(pictures)]))
+        return sections
+
+    def _find_images(self, ids: set[str]) -> dict[str, Image.Image]:
+        """The images of some samples of the evaluated split, by id."""
+        records = self.data.split(self.evaluation.split).records() if ids else ()
+        return {record.id: record.image() for record in records if record.id in ids}
+
+    def example(self, data: Data, folder: Path) -> str:
+        return f"vlm detect {example_image(data, folder)}"
+
+
+def _picture(image: Image.Image, scored: ScoredImage) -> bytes:
+    objects = [DetectedObject(item.label, score, item.box) for item, score in scored.found]
+    return picture_png(image, objects, [item.box for item in scored.truth.boxes])
+
+
+def _line(image: ScoredImage) -> str:
+    found = ", ".join(f"{item.label} {score:.0%}" for item, score in image.found) or "nothing"
+    mark = "(exact)" if image.is_exact else f"(true: {', '.join(true_classes(image.truth)) or 'nothing'})"
+    return f"{printable(found)} {printable(mark)}"
