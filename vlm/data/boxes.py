@@ -5,7 +5,8 @@ from itertools import groupby
 from typing import Any, NamedTuple
 
 from vlm.data.images.resize import Box
-from vlm.data.text.tokenizer_base import Tokenizer
+from vlm.data.text.library import JsonTokenizer
+from vlm.data.text.tokenizer_base import LOCATION, MAX_LOCATIONS, Tokenizer
 
 SEPARATOR = " ; "  # between classes of a prompt; PaliGemma also writes it between objects
 COORDINATES = 4  # location tokens of a box: top, left, bottom, right
@@ -45,6 +46,19 @@ class ImageBoxes(NamedTuple):
         """Restores them from lists, as JSON has them."""
         (width, height), boxes = value
         return cls((width, height), tuple(LabeledBox(label, tuple(box), crowd) for label, box, crowd in boxes))
+
+
+def find_locations(tokenizer: Tokenizer) -> range:
+    """Ids of location tokens: those that were added for training, or <loc0000> to <loc1023> of a folder's tokenizer.
+
+    Empty if there are none.
+    """
+    if tokenizer.location_ids or not isinstance(tokenizer, JsonTokenizer):
+        return tokenizer.location_ids
+    ids = [tokenizer.encode_marked(LOCATION.format(number)) for number in range(MAX_LOCATIONS)]
+    return (
+        range(ids[0][0], ids[0][0] + MAX_LOCATIONS) if ids == [[ids[0][0] + n] for n in range(len(ids))] else range(0)
+    )
 
 
 class LocationCodec(NamedTuple):

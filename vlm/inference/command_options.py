@@ -68,10 +68,16 @@ class DetectionOptions(ImageOptions):
     find: Annotated[
         str | None,
         Option(
-            'Classes to find, such as "red circle; blue cross". By default, all.', input_kind="text", metavar="CLASSES"
+            'Classes to find, such as "red circle; blue cross". By default, all; PaliGemma needs them.',
+            input_kind="text",
+            metavar="CLASSES",
         ),
     ] = None
     min_score: Annotated[float, Option("Leave out objects with a lower score.", least=0, most=1)] = 0.0
+    max_tokens: Annotated[
+        int | None,
+        Option("Maximum tokens per image. By default as in training, else 256.", least=1, most=MAX_TOKENS),
+    ] = None
 
 
 @dataclass(kw_only=True)

@@ -99,6 +99,9 @@ _CLASSIFY_TEXT = _command("classify", "text_classification.predict:TextClassifie
 _DETECT = _command(
     "detect", "detection.predict:ObjectDetector", "DetectionOptions", "ImageArguments", "detection.command:detect"
 )
+_DETECT_IN_PROMPT = _command(
+    "detect", "detection.predict:PromptedDetector", "DetectionOptions", "ImageArguments", "detection.command:detect"
+)
 _RETRIEVE = _command("retrieve", "contrastive.predict:ImageRetriever", "RetrievalOptions", "ImageArguments")
 _GENERATE = _command("generate", "language_modeling.predict:TextGenerator", "GenerationOptions", "PromptArguments")
 _FILL = _command("fill", "masked_language_modeling.predict:GapFiller", "FillOptions", "MaskedTextArguments")
@@ -108,7 +111,7 @@ _TRANSLATE_WITH_PHOTO = _command(
     "translate", "photo_translation.predict:PhotoTranslator", "PhotoTranslationOptions", "LineArguments"
 )
 TASKS = {
-    "captioning": _task(_CAPTION, _ANSWER_IN_PROMPT, _CHAT, select="select_captions"),
+    "captioning": _task(_CAPTION, _ANSWER_IN_PROMPT, _DETECT_IN_PROMPT, _CHAT, select="select_captions"),
     "classification": _task(_CLASSIFY_IMAGE, select="select_classes"),
     "contrastive": _task(_CLASSIFY_BY_LABELS, _RETRIEVE, select="select_ranks"),
     "detection": _task(_DETECT, select="select_detections"),

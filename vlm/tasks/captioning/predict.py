@@ -70,6 +70,18 @@ def encode_pixels(model: VisionLanguageModel, preprocess: Preprocess, pixels: Te
         return encode_in_parts(model, normalize_pixels(model, preprocess, pixels))
 
 
+class ImagePrompt(NamedTuple):
+    """A prompt and the image inside it.
+
+    Args:
+        pixels: The image as the model reads it, whole or in squares, uint8 (T, 3, H, W).
+        tokens: The prompt, with PLACE for each state of the image.
+    """
+
+    pixels: Tensor
+    tokens: Sequence[int]
+
+
 class ImageTextPredictor(ImagePredictor, TextPredictor):
     """A trained model that reads images and writes text; arguments as in Predictor."""
 
@@ -81,17 +93,15 @@ class ImageTextPredictor(ImagePredictor, TextPredictor):
         hidden = self.model(images, torch.tensor([[self.tokenizer.bos_id]], device=self.device))
         check_outputs(self.model.head(hidden), self.tokenizer.vocab_size, "tokens")
 
-
-class ImagePrompt(NamedTuple):
-    """A prompt and the image inside it.
-
-    Args:
-        pixels: The image as the model reads it, whole or in squares, uint8 (T, 3, H, W).
-        tokens: The prompt, with PLACE for each state of the image.
-    """
-
-    pixels: Tensor
-    tokens: Sequence[int]
+    def encode_prompts(self, prompts: Sequence[ImagePrompt]) -> Context:
+        """Encodes prompts with the states of their images inside."""
+        images = {id(prompt.pixels): prompt.pixels for prompt in prompts}  # each is encoded once for all its questions
+        pixels = torch.cat(list(images.values())).to(self.device)
+        states = encode_pixels(self.model, self.preprocess, pixels).states  # (squares, S, D)
+        counts = [len(squares) for squares in images.values()]
+        states_by_image = dict(zip(images, (part.flatten(0, 1) for part in states.split(counts)), strict=True))
+        states_by_prompt = [states_by_image[id(prompt.pixels)] for prompt in prompts]
+        return interleave_states([prompt.tokens for prompt in prompts], torch.cat(states_by_prompt))
 
 
 PromptOptions = CaptionOptions | PromptedQuestionOptions
@@ -127,13 +137,7 @@ class ImageWriter(ImageTextPredictor, Writer):  # type: ignore[misc]  # of a nar
     def encode(self, inputs: Sequence[Any]) -> Context:
         if self.form is None:
             return encode_pixels(self.model, self.preprocess, torch.stack(list(inputs)).to(self.device))
-        images = {id(prompt.pixels): prompt.pixels for prompt in inputs}  # each is encoded once for all its questions
-        pixels = torch.cat(list(images.values())).to(self.device)
-        states = encode_pixels(self.model, self.preprocess, pixels).states  # (squares, S, D)
-        counts = [len(squares) for squares in images.values()]
-        states_by_image = dict(zip(images, (part.flatten(0, 1) for part in states.split(counts)), strict=True))
-        states_by_prompt = [states_by_image[id(prompt.pixels)] for prompt in inputs]
-        return interleave_states([prompt.tokens for prompt in inputs], torch.cat(states_by_prompt))
+        return self.encode_prompts(inputs)
 
     def keys(self, inputs: Sequence[Any]) -> list[str]:
         if self.form is None:

@@ -3,6 +3,7 @@
 from vlm.inference.arguments import ImageArguments, check_readable
 from vlm.inference.command_options import DetectionFiles, DetectionOptions
 from vlm.inference.options import ModelOptions, OutputOptions
+from vlm.inference.tasks import commands_by_task, import_object, wrong_task_error
 
 
 def detect(
@@ -14,15 +15,21 @@ def detect(
 ) -> int:
     """Detects the objects of images, and draws them if the options say so; returns the exit status."""
     check_readable(arguments.images)
+    from vlm.checkpoint.load import read
+    from vlm.inference.predictor import task_of
     from vlm.inference.use import write_results
     from vlm.io.output import Output
     from vlm.tasks.detection.pictures import PictureFolder
-    from vlm.tasks.detection.predict import ObjectDetector
 
     paths = arguments.read()
     out = Output(output.out, inputs=[*paths, model.checkpoint])
-    records = ObjectDetector.records(output.form, out, options)
-    detector = model.load(ObjectDetector)
+    loaded = model.load(lambda path, dtype, **options: read(path, dtype=dtype))
+    task, commands = task_of(model.checkpoint, loaded), commands_by_task("detect")
+    if task not in commands:
+        raise wrong_task_error(model.checkpoint, task, *commands)
+    kind = import_object(commands[task].predictor)
+    records = kind.records(output.form, out, options)
+    detector = model.load(kind, loaded=loaded)
     detector.check_options(options)
     observer = None if files.draw is None else PictureFolder(files.draw)
     with out, records:

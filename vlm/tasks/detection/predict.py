@@ -1,29 +1,46 @@
 """Detecting objects in images with a model that writes boxes as location tokens."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from math import exp
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from vlm.data.boxes import LocationCodec, WrittenObject, parse_objects, prompt_ids, view_codec
+from vlm.checkpoint.stored import DecodingDefaults
+from vlm.data.boxes import (
+    SEPARATOR,
+    LocationCodec,
+    WrittenObject,
+    find_locations,
+    format_prompt,
+    parse_objects,
+    prompt_ids,
+    view_codec,
+)
 from vlm.data.images.resize import Box
 from vlm.data.images.view import View, box_area, clip_box
+from vlm.data.text.prompt_form import refuse_marks
 from vlm.data.text.tokenizer import Tokenizer
+from vlm.data.text.tokenizer_base import MAX_LOCATIONS
 from vlm.decoding.continuation import continue_texts
+from vlm.decoding.loop import decode_batch
+from vlm.decoding.options import Hypothesis
 from vlm.decoding.sampling import Sampling
 from vlm.errors import UserError, did_you_mean, find_similar
 from vlm.inference.arguments import ImageArguments
 from vlm.inference.command_options import DetectionOptions
 from vlm.inference.inputs import ImageSource, open_image
+from vlm.inference.options import DecodingOptions, check_stored_decoding
 from vlm.inference.predictor import BatchPredictor, Rows, Stored
 from vlm.io.output import Record
 from vlm.models.context import Context
 from vlm.models.encoder_decoder import VisionLanguageModel
-from vlm.tasks.captioning.predict import ImageTextPredictor, encode_pixels
+from vlm.tasks.captioning.predict import ImagePrompt, ImageTextPredictor, encode_pixels
 
+FOLDER_TOKENS = 256  # default maximum number of tokens per image of a folder's model
 RECORD = ("image", "label", "score", "left", "top", "right", "bottom")
 
 
@@ -55,6 +72,7 @@ class DetectedObjects:
     unparsed: int = 0
 
 
+Written = tuple[list[WrittenObject], int]  # the valid objects of a text, and the number of invalid ones
 ImageToSearch = tuple[ImageSource, list[int]]  # an image, and token ids of what to find in it
 
 
@@ -82,7 +100,7 @@ def write_objects(
     *,
     max_tokens: int,
     known: Sequence[str] = (),
-) -> list[tuple[list[WrittenObject], int]]:
+) -> list[Written]:
     """Returns the objects that a model writes about each image by greedy decoding, and the number of invalid ones.
 
     Args:
@@ -106,16 +124,30 @@ def write_objects(
                 if item.token != tokenizer.eos_id:
                     tokens[item.prompt].append(item.token)
                     logprobs[item.prompt].append(item.logprob)
-    written = []
-    for row, scores in zip(tokens, logprobs, strict=True):
-        found = list(parse_objects(tokenizer, tokenizer.location_ids, row, scores))
-        valid = [item for item in found if item is not None and (not known or item.label in known)]
-        written.append((valid, len(found) - len(valid)))
-    return written
+    pairs = zip(tokens, logprobs, strict=True)
+    return [_read_objects(tokenizer, tokenizer.location_ids, row, scores, known) for row, scores in pairs]
+
+
+def _read_objects(
+    tokenizer: Tokenizer,
+    locations: range,
+    tokens: Sequence[int],
+    logprobs: Sequence[float],
+    known: Sequence[str] = (),
+) -> Written:
+    """The valid objects of a text, and the number of invalid ones.
+
+    Args:
+        locations, tokens, logprobs: See `parse_objects`.
+        known: See `write_objects`.
+    """
+    found = list(parse_objects(tokenizer, locations, tokens, logprobs))
+    valid = [item for item in found if item is not None and (not known or item.label in known)]
+    return valid, len(found) - len(valid)
 
 
 def place_objects(
-    written: tuple[Sequence[WrittenObject], int], codec: LocationCodec, view: View, size: tuple[int, int]
+    written: Written, codec: LocationCodec, view: View, size: tuple[int, int], min_score: float = 0.0
 ) -> DetectedObjects:
     """The objects of an image in its own pixels; one that is entirely outside counts as unparsed.
 
@@ -124,6 +156,7 @@ def place_objects(
         codec: Coordinates of the view as location tokens.
         view: What the model read of the image.
         size: Width and height of the image.
+        min_score: Objects with a lower score are left out.
     """
     objects, unparsed = [], written[1]
     for item in written[0]:
@@ -132,7 +165,8 @@ def place_objects(
             objects.append(DetectedObject(item.label, exp(item.logprob), box))
         else:
             unparsed += 1
-    return DetectedObjects(sorted(objects, key=lambda item: -item.score), unparsed)
+    confident = [item for item in objects if item.score >= min_score]
+    return DetectedObjects(sorted(confident, key=lambda item: -item.score), unparsed)
 
 
 def split_classes(find: str | None) -> list[str]:
@@ -149,22 +183,56 @@ def split_classes(find: str | None) -> list[str]:
     return classes
 
 
-class ObjectDetector(
-    BatchPredictor[ImageToSearch, ViewedImage, DetectedObjects, DetectionOptions],
-    ImageTextPredictor,
-):
+class DetectionPredictor(BatchPredictor[Any, Any, DetectedObjects, DetectionOptions], ImageTextPredictor):
+    """Base of predictors that detect objects; arguments as in Predictor.
+
+    A source is an image with what to find in it.
+    """
+
+    result = DetectedObject
+    returns = "A list of DetectedObject, most confident first"
+    fields = RECORD
+    options = DetectionOptions
+    arguments = ImageArguments
+
+    def answer(self, result: DetectedObjects, options: DetectionOptions) -> list[DetectedObject]:
+        return result.objects
+
+    def name_of(self, source: tuple[ImageSource, Any]) -> str:
+        return str(source[0])
+
+    def record(
+        self,
+        source: tuple[ImageSource, Any],
+        result: DetectedObjects,
+        options: DetectionOptions,
+        *,
+        form: str = "jsonl",
+    ) -> Rows:
+        """A record per object; an image without objects has one with an empty class and no box."""
+        rows: list[Record] = []
+        for item in result.objects:
+            score, edges = item.score, list(item.box)
+            if form == "text":
+                score, edges = round(score, 4), [round(edge, 1) for edge in edges]
+            rows.append(dict(zip(RECORD, (self.name_of(source), item.label, score, *edges), strict=True)))
+        nothing = "" if form == "text" else None
+        return rows or [{**dict.fromkeys(RECORD, nothing), "image": self.name_of(source), "label": ""}]
+
+    def shortfalls(self, results: Sequence[DetectedObjects]) -> Iterator[str]:
+        if count := sum(result.unparsed for result in results):
+            total = count + sum(len(result.objects) for result in results)
+            yield f"note: {count} of {total} objects: no valid box or class; they were left out"
+
+
+class ObjectDetector(DetectionPredictor):
     """Detects the objects of images; arguments as in Predictor.
 
     Attributes:
         classes: The classes that the model was trained on.
     """
 
-    result = DetectedObject
-    returns = "A list of DetectedObject, most confident first"
     task = "detection"
-    fields = RECORD
-    options = DetectionOptions
-    arguments = ImageArguments
     stored: ClassVar[Stored] = {"max_tokens": int, "classes": list}
     max_tokens: int
     classes: list[str]
@@ -203,52 +271,97 @@ class ObjectDetector(
 
     def predict(self, batch: Sequence[ViewedImage], options: DetectionOptions) -> list[DetectedObjects]:
         pixels = torch.stack([image.pixels for image in batch]).to(self.device)
-        context = encode_pixels(self.model, self.preprocess, pixels)
         written = write_objects(
             self.model,
             self.tokenizer,
-            context,
+            encode_pixels(self.model, self.preprocess, pixels),
             [image.prompt for image in batch],
-            max_tokens=self.max_tokens,
+            max_tokens=options.max_tokens or self.max_tokens,
             known=self.classes,
         )
         codec = view_codec(self.preprocess.image_size, len(self.tokenizer.location_ids))
-        found = []
-        for image, items in zip(batch, written, strict=True):
-            result = place_objects(items, codec, image.view, image.size)
-            result.objects = [item for item in result.objects if item.score >= options.min_score]
-            found.append(result)
-        return found
-
-    def answer(self, result: DetectedObjects, options: DetectionOptions) -> list[DetectedObject]:
-        return result.objects
-
-    def name_of(self, source: ImageToSearch) -> str:
-        return str(source[0])
-
-    def record(
-        self, source: ImageToSearch, result: DetectedObjects, options: DetectionOptions, *, form: str = "jsonl"
-    ) -> Rows:
-        return object_records(self.name_of(source), result, form)
-
-    def shortfalls(self, results: Sequence[DetectedObjects]) -> Iterator[str]:
-        yield from count_unparsed(results)
+        pairs = zip(batch, written, strict=True)
+        return [place_objects(items, codec, image.view, image.size, options.min_score) for image, items in pairs]
 
 
-def object_records(name: str, result: DetectedObjects, form: str) -> Rows:
-    """Returns a record per object of an image; an image without objects has one with an empty class and no box."""
-    rows: list[Record] = []
-    for item in result.objects:
-        score, edges = item.score, list(item.box)
-        if form == "text":
-            score, edges = round(score, 4), [round(edge, 1) for edge in edges]
-        rows.append(dict(zip(RECORD, (name, item.label, score, *edges), strict=True)))
-    nothing = "" if form == "text" else None
-    return rows or [{**dict.fromkeys(RECORD, nothing), "image": name, "label": ""}]
+class PromptedImage(NamedTuple):
+    """A prompt with an image inside it; the map from the image's pixels, and its width and height."""
+
+    prompt: ImagePrompt
+    view: View
+    size: tuple[int, int]
 
 
-def count_unparsed(results: Sequence[DetectedObjects]) -> Iterator[str]:
-    """Yields a line on the objects that were written without a valid box or class, if there are some."""
-    if count := sum(result.unparsed for result in results):
-        total = count + sum(len(result.objects) for result in results)
-        yield f"note: {count} of {total} objects: no valid box or class; they were left out"
+class PromptedDetector(DetectionPredictor):
+    """Detects objects with PaliGemma, whose prompt names their classes; arguments as in Predictor."""
+
+    task = "captioning"
+    stored: ClassVar[Stored] = {"decoding": check_stored_decoding}
+    decoding: DecodingDefaults = DecodingDefaults()
+
+    @cached_property
+    def locations(self) -> range:
+        """Ids of the location tokens; empty if there are none."""
+        return find_locations(self.tokenizer)
+
+    def check_options(self, options: DetectionOptions) -> None:
+        if self.form is None or not self.locations:
+            raise UserError("this model has no location tokens; use PaliGemma, or a model of task=detection")
+        if not (classes := split_classes(options.find)):
+            raise UserError('--find: missing; this model finds the classes that a prompt names, such as "dog; cat"')
+        refuse_marks(self.tokenizer, SEPARATOR.join(classes))
+
+    def sources(self, inputs: Sequence[ImageSource], options: DetectionOptions) -> list[tuple[ImageSource, list[str]]]:
+        self.check_options(options)
+        classes = split_classes(options.find)
+        return [(image, classes) for image in inputs]
+
+    def prepare(self, source: tuple[ImageSource, list[str]], options: DetectionOptions) -> PromptedImage:
+        """Returns the prompt "detect A ; B" with the image.
+
+        Raises:
+            UserError: The prompt leaves no room for objects.
+        """
+        assert self.form is not None
+        image = open_image(source[0])
+        pixels, rows, columns = self.preprocess.views(image)
+        prompt = format_prompt(source[1]).rstrip("\n")  # the form of its prompts has the line feed
+        tokens = self.form.instruction(self.tokenizer, prompt, None, [(rows, columns)]).tokens
+        if (room := self.model.decoder.max_len) <= len(tokens):
+            raise UserError(
+                f"--find: the prompt has {len(tokens)} tokens, and the model reads {room}; find fewer classes"
+            )
+        return PromptedImage(ImagePrompt(pixels, tokens), self.preprocess.view(image.size), image.size)
+
+    def predict(self, batch: Sequence[PromptedImage], options: DetectionOptions) -> list[DetectedObjects]:
+        codec = LocationCodec(self.preprocess.image_size[::-1], MAX_LOCATIONS, MAX_LOCATIONS)
+        pairs = zip(batch, self.write(batch, options), strict=True)
+        return [
+            place_objects(
+                _read_objects(self.tokenizer, self.locations, text.tokens, text.logprobs),
+                codec,
+                image.view,
+                image.size,
+                options.min_score,
+            )
+            for image, text in pairs
+        ]
+
+    @torch.inference_mode()
+    def write(self, batch: Sequence[PromptedImage], options: DetectionOptions) -> list[Hypothesis]:
+        """What the model writes about each image, without the end token."""
+        room = self.model.decoder.max_len - max(len(image.prompt.tokens) for image in batch)
+        chosen = DecodingOptions().resolve(self.decoding)  # as the folder states
+        search = chosen.build_decoding(chosen.build_rules(self.tokenizer), sample=False)
+        search = replace(search, max_tokens=min(options.max_tokens or FOLDER_TOKENS, room))
+        bos_id, eos_id = self.tokenizer.bos_id, self.tokenizer.eos_id
+        context = self.encode_prompts([image.prompt for image in batch])
+        texts = decode_batch(self.model.decoder, context, search, bos_id=bos_id, eos_id=eos_id)
+        ends = {eos_id, *search.ends}
+        return [_cut_end(text, ends) for (text, *_) in texts]
+
+
+def _cut_end(text: Hypothesis, ends: set[int]) -> Hypothesis:
+    """A text without its end token."""
+    count = len(text.tokens) - bool(text.tokens and text.tokens[-1] in ends)
+    return replace(text, tokens=text.tokens[:count], logprobs=text.logprobs[:count])
