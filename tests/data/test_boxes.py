@@ -4,8 +4,10 @@ import math
 
 import numpy as np
 import pytest
+from transformers import AutoTokenizer
 
 from vlm.data.boxes import ImageBoxes, LabeledBox, LocationCodec, parse_objects
+from vlm.data.text.hugging_face import make_tokenizer_files
 from vlm.data.text.tokenizer import ByteTokenizer, CharTokenizer, SentencePieceTokenizer, tokenizer_from_state
 from vlm.errors import UserError
 
@@ -111,3 +113,21 @@ def test_boxes_are_restored_from_json() -> None:
     plain = [list(boxes.size), [[label, list(box), crowd] for label, box, crowd in boxes.boxes]]
     assert ImageBoxes.of_plain(plain) == boxes
     assert list(map(str, boxes.boxes)) == ["cat 1 2 3.5 4", "crowd 0 0 9 9 (crowd)"]
+
+
+@pytest.mark.parametrize("mask", [False, True])
+@pytest.mark.parametrize("kind", [ByteTokenizer, CharTokenizer, SentencePieceTokenizer])
+def test_location_tokens_have_the_same_ids_in_files_for_transformers(kind, mask, tmp_path) -> None:
+    made = kind(mask=mask)
+    made.add_locations(40)
+    made.fit(["a red circle", "a blue cross and more"] * 20)
+    for name, content in make_tokenizer_files(made).items():
+        (tmp_path / name).write_text(content)
+    theirs = AutoTokenizer.from_pretrained(tmp_path)
+    ids = [*made.location_ids[3:7], *made.encode("red circle")]
+    assert (
+        theirs.decode(ids, skip_special_tokens=True)
+        == made.decode(ids)
+        == "<loc0003><loc0004><loc0005><loc0006>red circle"
+    )
+    assert theirs("<loc0003><loc0004><loc0005><loc0006>red circle").input_ids == ids and len(theirs) == made.vocab_size

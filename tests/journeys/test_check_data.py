@@ -227,3 +227,26 @@ def test_the_last_line_says_what_training_does(clean: Path, capsys) -> None:
     assert said.splitlines()[-1].startswith(f"training    stops: {clean / 'captions.csv'}: 1 of 40 images are missing")
     assert vlm(["train", *overrides]) == 2
     assert "so correct the names in the file" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_boxes_are_counted_and_drawn(clean: Path, tmp_path: Path, capsys) -> None:
+    rows = [
+        [f"{n:03d}.png", "cat" if n % 4 else "dog", 5, 6, 40, 50 + n % 9, row[2]]
+        for n, row in enumerate(rows_of()[::2])
+    ]
+    rows = [*rows[:38], *([row[0], "", "", "", "", "", row[6]] for row in rows[38:])]
+    with (clean / "boxes.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([["image", "label", "left", "top", "right", "bottom", "split"], *rows])
+    data = [
+        "task=detection",
+        "data=boxes",
+        f"data.path={clean}/boxes.csv",
+        "data.image_size=64",
+        f"runs={tmp_path}/runs",
+    ]
+    assert vlm(["check-data", *data, "--out", str(tmp_path / "page")]) == 0
+    said = capsys.readouterr().out
+    assert found(said) == {} and "boxes       38 of 2 classes, 10 of dog to 28 of cat; 2 images without a box\n" in said
+    page = (tmp_path / "page" / "report.html").read_text()
+    assert "cat 5 6 40 5" in page and page.count("<img") == 12 + 4 + 4

@@ -85,6 +85,26 @@ def questions(root: Path, samples: list[Sample]) -> list[str]:
     return ["task=image_questions", "data=questions", f"data.path={json_lines(root, rows)}"]
 
 
+def boxes(root: Path, samples: list[Sample]) -> list[str]:
+    rows: list[dict[str, Any]] = []
+    for one in samples:
+        edges = {"left": 3, "top": 4, "right": 1 if one.invalid else 30, "bottom": 40}
+        rows.append({"image": one.image, "label": one.text.split()[1], **edges, "split": one.split})
+    return ["task=detection", "data=boxes", f"data.path={json_lines(root, rows)}"]
+
+
+def coco_boxes(root: Path, samples: list[Sample]) -> list[str]:
+    images = [{"id": one.number, "file_name": one.image, "width": 64, "height": 48} for one in samples]
+    bbox = [3, 4, 20, 30]
+    rows = [
+        {"id": n, "image_id": one.number, "category_id": 9 if one.invalid else n % 2, "bbox": bbox}
+        for n, one in enumerate(samples)
+    ]
+    categories = [{"id": number, "name": name} for number, name in enumerate(WORDS[:2])]
+    (root / "coco.json").write_text(json.dumps({"images": images, "annotations": rows, "categories": categories}))
+    return ["task=detection", "data=coco_boxes", f"data.root={root}", "data.path=coco.json"]
+
+
 def conversations(root: Path, samples: list[Sample]) -> list[str]:
     user, rows = {"from": "human", "value": "<image>\nwhat?"}, []
     for one in samples:
@@ -169,12 +189,22 @@ def shards(root: Path, samples: list[Sample]) -> list[str]:
 
 
 IMAGES: list[Callable[[Path, list[Sample]], list[str]]] = [captions_csv, captions_jsonl, coco, caption_folder]
-IMAGES += [questions, conversations, image_folder, image_table, shards]
+IMAGES += [questions, conversations, image_folder, image_table, shards, boxes, coco_boxes]
 TABLES = [captions_csv, captions_jsonl, coco, questions, conversations, image_table, texts, translations, squad]
+TABLES += [boxes, coco_boxes]
 TEXTS = [captions_jsonl, caption_folder, questions, conversations, image_table, texts, translations, aligned, conll]
 TEXTS += [squad, text, shards]
-NAMED = [captions_csv, captions_jsonl, coco, questions, conversations, image_table]  # rows that name image files
-SPLIT = [captions_csv, captions_jsonl, questions, conversations, image_table]  # with a column of splits
+NAMED = [
+    captions_csv,
+    captions_jsonl,
+    coco,
+    questions,
+    conversations,
+    image_table,
+    boxes,
+    coco_boxes,
+]  # rows that name image files
+SPLIT = [captions_csv, captions_jsonl, questions, conversations, image_table, boxes]  # with a column of splits
 ALL = list(dict.fromkeys([*IMAGES, *TABLES, *TEXTS]))
 TRAIN = [number for number in range(COUNT) if number % 10 < 8]
 
@@ -228,7 +258,12 @@ CASES += [(write, "only train", 1) for write in [*SPLIT, texts, image_folder, te
 CASES += [(write, "one sample", 1) for write in ALL]
 CASES += [(write, "small vocabulary", 1) for write in (captions_csv, questions, texts, translations, squad, text)]
 CASES += [(captions_csv, "no limit on unreadable images", 5)]
-FEW = [(captions_csv, "invalid row", 5), (conversations, "empty text", 1), (image_folder, "unreadable image", 5)]
+FEW = [
+    (captions_csv, "invalid row", 5),
+    (coco_boxes, "invalid row", 5),
+    (conversations, "empty text", 1),
+    (image_folder, "unreadable image", 5),
+]
 
 COMMON = ["trainer=cpu", "trainer.max_epochs=1", "test=false", "seed=0", "data.num_workers=0"]
 COMMON += ["callbacks.progress=null"]
@@ -237,10 +272,10 @@ SIZE = ["model.size.dim=16", "model.size.num_heads=2"]
 
 def overrides(arguments: list[str]) -> list[str]:
     task = next((each.partition("=")[2] for each in arguments if each.startswith("task=")), "captioning")
-    decoders = ("captioning", "image_questions", "conversations", "translation")
+    decoders = ("captioning", "image_questions", "conversations", "detection", "translation")
     depth = ["model.size.encoder_depth=1"] if task != "language_modeling" else ["model.size.depth=1"]
     depth += ["model.size.decoder_depth=1"] if task in decoders else []
-    images = ["data.image_size=32"] if task in (*decoders[:3], "classification") else []
+    images = ["data.image_size=32"] if task in (*decoders[:4], "classification") else []
     return [*COMMON, *SIZE, *depth, *images]
 
 

@@ -1,12 +1,15 @@
 """`vlm check-data`: validates a data set before training, and writes a report."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
+
+from PIL import Image
 
 from vlm.config.tree import Config
 from vlm.data.fields import CaptionField, Field, ImageField, LabelField
 from vlm.data.images.image import ImageError
-from vlm.data.records import NAMES, Split
+from vlm.data.records import NAMES, Record, Split
 from vlm.data.text.inputs import EncodedField, TargetField
 from vlm.data.text.prompt_field import PromptField
 from vlm.data.text.tokenizer import Tokenizer
@@ -48,12 +51,21 @@ def render_page(about: Sequence[str], faults: Faults, splits: Mapping[str, Split
             for record in map(split.record, order):
                 texts = record.texts
                 try:
-                    thumbnail = page.thumbnail(record.image()) if "image" in record else None
+                    thumbnail = page.thumbnail(_draw(record)) if "image" in record else None
                     cards.append(page.card(thumbnail, texts[0] if texts else "", [record.id], texts[1:]))
                 except ImageError as fault:
                     cards.append(page.card(None, str(fault), [record.id], texts))
             body.append(page.section(f"Random samples of {name}", page.cards(cards)))
     return page.page("Data", about[0].split(maxsplit=1)[-1], body)
+
+
+def _draw(record: Record) -> Image.Image:
+    """The image of a record, with its boxes if it has some."""
+    if "boxes" not in record:
+        return record.image()
+    from vlm.tasks.detection.pictures import draw_true_objects
+
+    return draw_true_objects(record.image(), record["boxes"])
 
 
 def _render_faults(faults: Faults) -> str:
@@ -148,7 +160,23 @@ def image_lines(data: "Data", splits: dict[str, Split], faults: Faults, limit: i
         lines.append(tokenizer_line(field.tokenizer, shares))
         if "captions" in field.needs:
             lines.append(caption_line(splits, faults, limit=limit))
+    if "boxes" in data.source.holds:
+        lines += box_lines(splits, limit)
     return [*lines, *class_lines(fields, "images")]
+
+
+def box_lines(splits: dict[str, Split], limit: int | None) -> list[str]:
+    """Returns a line on the boxes of all splits: their number, their classes, crowds, and images without boxes."""
+    objects = [record["boxes"].boxes for split in splits.values() for record in split.records(limit)]
+    counts = Counter(item.label for boxes in objects for item in boxes)
+    crowds = sum(item.crowd for boxes in objects for item in boxes)
+    line = f"boxes       {counts.total():,} of {len(counts):,} classes"
+    if counts:
+        (most, high), (least, low) = counts.most_common()[0], counts.most_common()[-1]
+        line += f", {low:,} of {least} to {high:,} of {most}"
+    line += f"; {crowds:,} crowds" if crowds else ""
+    empty = sum(not boxes for boxes in objects)
+    return [line + (f"; {empty:,} images without a box" if empty else "")]
 
 
 def size_lines(splits: dict[str, Split], unit: str, limit: int | None) -> list[str]:

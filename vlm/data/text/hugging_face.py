@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any, Protocol
 
 from vlm.data.text.library import UNUSED, JsonTokenizer, PieceModelTokenizer
@@ -354,8 +355,13 @@ def make_tokenizer_files(tokenizer: Tokenizer) -> dict[str, str | bytes]:
     # Pretrained subword tokenizers have their own special tokens.
     ids = range(tokenizer.vocab_size)  # a decoder may strip a space, which then has no text either
     special_ids = [id for id in ids if not tokenizer.bytes_of(id) and not tokenizer.decode([id])]
-    pieces = dict.fromkeys([*special.values(), *(tokenizer.piece(id) for id in special_ids)])
-    library.add_special_tokens([AddedToken(piece, normalized=False, special=True) for piece in pieces])
+    pieces = dict.fromkeys([*special.values(), *(tokenizer.piece(id) for id in special_ids)], True)
+    if locations := tokenizer.location_ids:  # new tokens get the next ids, so that these come in order
+        ordered = sorted({*special_ids, *locations})
+        pieces = {tokenizer.piece(id): id not in locations for id in ordered}
+    for is_special, group in groupby(pieces, pieces.__getitem__):
+        tokens = [AddedToken(piece, normalized=False, special=is_special) for piece in group]
+        (library.add_special_tokens if is_special else library.add_tokens)(tokens)
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **special}
     return {
         "tokenizer.json": library.to_str(pretty=False),

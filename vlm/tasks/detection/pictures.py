@@ -7,6 +7,7 @@ from pathlib import Path
 
 from PIL import Image, ImageDraw
 
+from vlm.data.boxes import ImageBoxes
 from vlm.data.images.image import ImageError, load_image
 from vlm.data.images.resize import Box
 from vlm.errors import UserError, printable
@@ -20,7 +21,9 @@ HUES = ("#ff5a5a", "#3ddc84", "#5aa9ff", "#ffd23d", "#d27bff", "#ff9f40", "#40e0
 TRUE = "#bbbbbb"  # colour of the true boxes
 
 
-def draw_objects(image: Image.Image, objects: Sequence[DetectedObject], truth: Sequence[Box] = ()) -> Image.Image:
+def draw_objects(
+    image: Image.Image, objects: Sequence[DetectedObject], truth: Sequence[Box] = (), *, with_scores: bool = True
+) -> Image.Image:
     """Draws the boxes of objects with class and score on a copy of an image, which is enlarged if it is small.
 
     Args:
@@ -38,7 +41,7 @@ def draw_objects(image: Image.Image, objects: Sequence[DetectedObject], truth: S
         color = HUES[blake2b(item.label.encode(), digest_size=1).digest()[0] % len(HUES)]
         left, top, right, bottom = _scale(item.box, factor)
         draw.rectangle((left, top, right, bottom), outline=color, width=2)
-        label = f"{printable(item.label)} {item.score:.0%}"
+        label = printable(item.label) + (f" {item.score:.0%}" if with_scores else "")
         width, height = draw.textlength(label, font=letters) + 4, 15
         x = min(left, max(0, size[0] - width))
         y = top - height if top >= height else min(bottom, size[1] - height)
@@ -51,6 +54,12 @@ def _scale(box: Box, factor: float) -> Box:
     """The outermost pixels of a box in an enlarged image."""
     left, top, right, bottom = (edge * factor for edge in box)
     return left, top, max(left, right - 1), max(top, bottom - 1)
+
+
+def draw_true_objects(image: Image.Image, objects: ImageBoxes) -> Image.Image:
+    """Draws the objects of a data set's image; arguments and result as in `draw_objects`."""
+    known = [DetectedObject(item.label, 1.0, item.box) for item in objects.boxes]
+    return draw_objects(image, known, with_scores=False)
 
 
 def picture_png(image: Image.Image, objects: Sequence[DetectedObject], truth: Sequence[Box] = ()) -> bytes:
