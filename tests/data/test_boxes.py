@@ -1,15 +1,21 @@
 """Boxes as location tokens: coordinates, and what a model wrote, read back."""
 
 import math
+import re
 
 import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
 from vlm.data.boxes import ImageBoxes, LabeledBox, LocationCodec, parse_objects
+from vlm.data.fields import learn_tokenizers
+from vlm.data.images.augment import Augment
+from vlm.data.shapes.scene_grounding import GroundedConversations
+from vlm.data.text.conversation_field import ConversationField
 from vlm.data.text.hugging_face import make_tokenizer_files
 from vlm.data.text.tokenizer import ByteTokenizer, CharTokenizer, SentencePieceTokenizer, tokenizer_from_state
 from vlm.errors import UserError
+from vlm.tasks.image_questions.train import refuse_moved_boxes
 
 
 def tokenizer(locations: int = 65) -> ByteTokenizer:
@@ -131,3 +137,48 @@ def test_location_tokens_have_the_same_ids_in_files_for_transformers(kind, mask,
         == "<loc0003><loc0004><loc0005><loc0006>red circle"
     )
     assert theirs("<loc0003><loc0004><loc0005><loc0006>red circle").input_ids == ids and len(theirs) == made.vocab_size
+
+
+def test_names_of_locations_are_tokens_where_they_are_recognised() -> None:
+    made, plain = tokenizer(12), ByteTokenizer()
+    text = "at <loc0003><loc0011> and <loc0012> or <loc7>"
+    first = made.location_ids[0]
+    expected = [*plain.encode("at "), first + 3, first + 11, *plain.encode(" and <loc0012> or <loc7>")]
+    assert made.encode_located(text) == expected and made.decode(expected) == text
+    assert plain.encode_located(text) == plain.encode(text) == made.encode(text)
+
+
+def test_conversations_have_location_tokens_and_the_tokenizer_learns_none_of_their_names() -> None:
+    options = {
+        "shapes": ["circle", "cross"],
+        "colors": ["red", "blue", "green"],
+        "sizes": ["small", "large"],
+        "seed": 0,
+    }
+    scenes = {"train_scenes": 12, "val_scenes": 4, "test_scenes": 4}
+    source = GroundedConversations(**options, **scenes, max_objects=2, bins=65)
+    field = ConversationField(tokenizer=CharTokenizer(), max_len=200, bins=65)
+    splits = {name: source.split(name) for name in source.splits}
+    field.open(source, splits, seed=0, cache=None)
+    learn_tokenizers([field], None)
+    assert "<" not in "".join(map(field.tokenizer.piece, range(3 + 256, field.tokenizer.location_ids[0])))
+    (question,) = (item for item in splits["val"].record(0)["questions"] if item.kind == "grounded")
+    row = field.render(question)
+    locations = [id for id in row.tokens if id in field.tokenizer.location_ids]
+    assert len(locations) == 4 * len(re.findall(r"(?:<loc\d{4}>){4}", question.answer)) > 0
+    assert field.tokenizer.decode(row.tokens) == question.text + question.answer
+    about = {"tokenizer": field.tokenizer.state(), "form": field.form.state()}
+    restored = ConversationField(tokenizer=CharTokenizer(), max_len=200, bins=65)
+    restored.open(source, splits, seed=0, cache=None)
+    restored.restore(about)
+    assert restored.render(question) == row
+    with pytest.raises(UserError, match=r"data\.source\.bins=65: needs as many location tokens; set task"):
+        ConversationField(tokenizer=CharTokenizer(), max_len=200).open(source, splits, seed=0, cache=None)
+
+
+@pytest.mark.parametrize("augment", [{"horizontal_flip": True}, {"min_scale": 0.5}])
+def test_images_with_boxes_in_texts_are_not_moved(augment) -> None:
+    with pytest.raises(UserError, match="boxes in texts do not follow; turn it off"):
+        refuse_moved_boxes(Augment(image_size=64, **augment))
+    refuse_moved_boxes(Augment(image_size=64, color_jitter=0.2))
+    refuse_moved_boxes(None)

@@ -56,7 +56,7 @@ GROUPS = {
 OWN = {
     "classification": "classifier_.*|image_folder|image_tar|image_table|.*_classes|cifar10|fashion_mnist|mnist",
     "contrastive": "dual_.*|shapes_retrieval",
-    "conversations": "conversations|shapes_conversations",
+    "conversations": "conversations|shapes_conversations|shapes_grounding",
     "detection": "boxes|coco_boxes|shapes_boxes",
     "image_questions": "questions|easy_vqa|shapes_questions|shapes_differences",
     "language_modeling": "lm_.*|lstm|neural_lm|gpt2|text|shapes_text",

@@ -8,7 +8,7 @@ import pytest
 
 from vlm.data.shapes.scene_boxes import SceneBoxes
 from vlm.data.shapes.scene_captions import Shapes
-from vlm.data.shapes.scene_questions import SceneDifferences, SceneQuestions
+from vlm.data.shapes.scene_questions import SceneConversations, SceneDifferences, SceneQuestions
 from vlm.data.shapes.scenes import OVERLAP, SHAPES, Kind, Scene, SceneObject, draw_scene, find_box, radius
 from vlm.errors import UserError
 
@@ -72,9 +72,10 @@ def test_numbers_of_objects_that_cannot_be_drawn_are_refused(most, weights) -> N
 
 # Of what was drawn before there were boxes.
 DIGESTS = {"Shapes": "7cc36b3234f994e5", "SceneQuestions": "27f520de6fe5de1b", "SceneDifferences": "9ba7cd7665c4036a"}
+DIGESTS["SceneConversations"] = "6788f6093289c5ed"
 
 
-@pytest.mark.parametrize("kind", [Shapes, SceneQuestions, SceneDifferences])
+@pytest.mark.parametrize("kind", [Shapes, SceneQuestions, SceneDifferences, SceneConversations])
 def test_other_drawn_data_are_bit_identical(kind) -> None:
     more = {"captions_per_image": 2} if kind is Shapes else {}
     source, digest = kind(**OPTIONS, max_objects=3, object_weights=[1, 2, 1], **more), sha256()

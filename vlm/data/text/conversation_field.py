@@ -1,6 +1,6 @@
 """Fields of questions and of conversations about images."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,6 +10,7 @@ from vlm.data.records import Question, Record, Source, Split, select_last_questi
 from vlm.data.text.conversation import PLAIN, Turn
 from vlm.data.text.prompt_form import PromptForm, RenderedPrompt
 from vlm.data.text.tokenizer import Tokenizer
+from vlm.data.text.tokenizer_base import LOCATION_NAME, MAX_LOCATIONS
 from vlm.errors import Range, UserError
 from vlm.randomness import numpy_rng
 
@@ -52,7 +53,7 @@ class QuestionField(CaptionField):
     def encode_caption(self, caption: str, language: str | None = None) -> list[int]:
         """Token ids of a question or answer with begin and end, not truncated; cached."""
         if caption not in self._ids:
-            ids = self.tokenizer.encode(caption)
+            ids = self.tokenizer.encode_located(caption)
             self._ids[caption] = [self.tokenizer.bos_id, *ids, self.tokenizer.eos_id]
         return self._ids[caption]
 
@@ -83,7 +84,7 @@ class QuestionField(CaptionField):
 
 def question_prompt(tokenizer: Tokenizer, question: str, room: int) -> list[int]:
     """Token ids of a question to be answered; if they exceed the room, the beginning is truncated."""
-    return [tokenizer.bos_id, *tokenizer.encode(question)[-max(1, room) :]]
+    return [tokenizer.bos_id, *tokenizer.encode_located(question)[-max(1, room) :]]
 
 
 class ConversationField(QuestionField):
@@ -96,6 +97,7 @@ class ConversationField(QuestionField):
     training row holds as many conversations as fit into max_len, others in each epoch; a longer one is truncated.
 
     Args:
+        bins: Number of location tokens, whose names in texts, such as <loc0012>, are one token each; None for none.
         others: See QuestionField.
     Attributes:
         states: Number of states per image that the decoder reads as a part of the row.
@@ -104,9 +106,34 @@ class ConversationField(QuestionField):
     turns = True
     states = 0
 
-    def __init__(self, *, tokenizer: Tokenizer, max_len: Annotated[int, Range(3)]) -> None:
+    def __init__(
+        self,
+        *,
+        tokenizer: Tokenizer,
+        max_len: Annotated[int, Range(3)],
+        bins: Annotated[int, Range(2, MAX_LOCATIONS)] | None = None,
+    ) -> None:
         super().__init__(tokenizer=tokenizer, max_len=max_len)
+        self.bins = bins
         self._long: set[Question] = set()  # truncated conversations
+
+    def open(self, source: Source, splits: Mapping[str, Split], *, seed: int, cache: Path | None) -> None:
+        """Opens the data.
+
+        Raises:
+            UserError: Their texts have boxes of another number of location tokens.
+        """
+        super().open(source, splits, seed=seed, cache=cache)
+        if (bins := getattr(source, "bins", None)) not in (None, self.bins):
+            raise UserError(
+                f"data.source.bins={bins}: needs as many location tokens; set task.fields.questions.bins={bins}"
+            )
+        if self.bins is not None:
+            self.tokenizer.add_locations(self.bins)
+
+    def texts(self) -> Iterator[str]:
+        """Texts to learn a tokenizer from, without names of location tokens."""
+        return (text if self.bins is None else LOCATION_NAME.sub(" ", text) for text in super().texts())
 
     @property
     def form(self) -> PromptForm:

@@ -261,7 +261,7 @@ class PromptForm:
         for is_text, group in groupby(content, lambda part: isinstance(part[0], str)):
             parts: Any = group
             if is_text and self.plain:
-                parts = ((tokenizer.encode(text), is_generated) for text, is_generated in parts)
+                parts = ((tokenizer.encode_located(text), is_generated) for text, is_generated in parts)
             elif is_text:
                 begun = len(tokens) > first
                 continues = begun if isinstance(self.chat, ChatTemplate) else continued and not begun

@@ -1,6 +1,7 @@
 """Base of all tokenizers: caching, checkpoint state, and decoding by the bytes of each id."""
 
 import json
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from hashlib import sha256
@@ -16,6 +17,7 @@ MAX_PIECES = 2**20
 MAX_PIECE = 1024  # characters
 MASK: Row = (b"", "<mask>")
 LOCATION = "<loc{:04}>"  # the name of a location token, as in PaliGemma
+LOCATION_NAME = re.compile(r"(<loc[0-9]{4}>)")
 MAX_LOCATIONS = 1024
 SPACE = "\u2581"  # SentencePiece's mark for a space, indistinguishable from this character in a text
 
@@ -144,6 +146,16 @@ class Tokenizer(ABC):
         Raises:
             UserError: The text contains a lone surrogate, which has no UTF-8 form.
         """
+
+    def encode_located(self, text: str) -> list[int]:
+        """Token ids of a text in which names of location tokens, such as <loc0012>, are recognised."""
+        if not (locations := self.location_ids):
+            return self.encode(text)
+        ids: list[int] = []
+        for part in filter(None, LOCATION_NAME.split(text)):
+            number = int(part[4:8]) if LOCATION_NAME.fullmatch(part) else len(locations)
+            ids += [locations[number]] if number < len(locations) else self.encode(part)
+        return ids
 
     def encode_written(self, text: str) -> list[int]:
         """Token ids of a text that a decoder writes; other than `encode`'s if input and output have separate models."""

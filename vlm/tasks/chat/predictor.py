@@ -119,7 +119,8 @@ class ChatPredictor(TextPredictor[Sequence[TurnWithImages], Prompt, Reply, ChatO
             UserError: It does not, or its chat format is unknown.
         """
         if self.form is None or self.form.chat is None:
-            unusable = ("chat", "answer") if self.form is None and self.model_task == "captioning" else ("chat",)
+            prompted = ("chat", "answer", "detect")  # of models that read images in prompts
+            unusable = prompted if self.form is None and self.model_task == "captioning" else ("chat",)
             usable = [f"`vlm {name}`" for name in command_names(self.model_task) if name not in unusable]
             problem = "has no chat template"
             raise UserError(f"this model for {self.model_task} {problem}; use {' or '.join(usable)}")

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from vlm.data.batch import Batch, PromptRows, TextRows
+from vlm.data.images.augment import Augment
 from vlm.data.records import Question
 from vlm.data.text.conversation_field import ConversationField
 from vlm.data.text.prompt_field import PromptField
@@ -271,6 +272,8 @@ class ImageQuestions(ImageTextTask):
         self.answers = AnswerMetric(scores)
         self.search = TextSearch(self, max_tokens=max_tokens, ends=self.ends)  # of prompts with images inside
         field = self.fields[self.text_field]
+        if isinstance(field, ConversationField) and field.bins is not None:
+            refuse_moved_boxes(self.fields["images"].augment)  # type: ignore[attr-defined]
         if isinstance(field, ConversationField) and model.decoder.prefix is not None:
             field.states = encoder_flop(model.encoder, self.preprocess.image_size)[1].states.shape[1]
 
@@ -370,6 +373,18 @@ class ImageQuestions(ImageTextTask):
     def example(self, data: Data, folder: Path) -> str:
         question = example_record(data)[0]["questions"][0].text
         return f"vlm answer {example_image(data, folder)} --question {shlex.quote(question)}"
+
+
+def refuse_moved_boxes(augment: Augment | None) -> None:
+    """Checks that images are not moved, because boxes in texts would not follow.
+
+    Raises:
+        UserError: They are cropped or mirrored.
+    """
+    moving = ("min_scale", "min_ratio", "horizontal_flip", "pad_crop", "policy")
+    if augment is not None and (moved := [part for part in augment.enabled_options if part.startswith(moving)]):
+        remedy = "turn it off, or set task.fields.questions.bins=null"
+        raise UserError(f"data.augment.{moved[0]}: boxes in texts do not follow; {remedy}")
 
 
 def _card(row: Mapping[str, Any]) -> Card:
