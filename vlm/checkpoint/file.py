@@ -91,7 +91,8 @@ def read_file(path: str | os.PathLike, dtype: torch.dtype = torch.float32) -> Ch
     A Hugging Face folder is converted to a checkpoint, a run's folder means its best checkpoint.
 
     Args:
-        dtype: Type of the weights of a Hugging Face folder; weights of other checkpoints are not converted.
+        dtype: Type of the weights of a Hugging Face folder, as in `convert_hugging_face`; weights of other checkpoints
+            are not converted.
     Raises:
         UserError: It does not exist, is not a checkpoint of this format, is damaged, or has weights that are not
         finite.
@@ -107,7 +108,10 @@ def read_file(path: str | os.PathLike, dtype: torch.dtype = torch.float32) -> Ch
                 continue
             # A sum takes one pass and no memory, but may overflow for finite numbers. For 8-bit floats, torch 2.11 has
             # neither sum nor isfinite.
-            values = tensor.float() if tensor.itemsize == 1 else tensor
+            if tensor.is_quantized:
+                values = tensor.q_per_channel_scales()
+            else:
+                values = tensor.float() if tensor.itemsize == 1 else tensor
             if not values.sum().isfinite() and not values.isfinite().all():
                 raise UserError(f"{path}: its weights are not finite numbers ({name!s:.100}); use another checkpoint")
     return loaded

@@ -183,7 +183,7 @@ def from_folder(folder: Folder, dtype: torch.dtype = torch.float32) -> Checkpoin
     """Converts a folder to a checkpoint; executes none of its code and fetches nothing.
 
     Args:
-        dtype: Type of the weights, whatever type they are stored in.
+        dtype: Type of the weights, whatever type they are stored in; as in `convert_hugging_face`.
     Raises:
         UserError: The folder is damaged, its parts do not fit together, vlm does not support its model, or it holds a
             decoder without a head.

@@ -214,8 +214,14 @@ def load_model(
             model = _build(checkpoint, trust, state)
         # Assigned, not copied, because a copy would need memory for all weights twice.
         integers = {name: tensor.dtype for name, tensor in model.state_dict().items() if not tensor.is_floating_point()}
+        for name in (name for name, tensor in state.items() if tensor.is_quantized):
+            model.get_parameter(name).requires_grad_(False)  # torch has no gradients for integers
         model.load_state_dict(
-            {name: tensor.to(integers.get(name, dtype)) for name, tensor in state.items()}, assign=True
+            {
+                name: tensor if tensor.is_quantized else tensor.to(integers.get(name, dtype))
+                for name, tensor in state.items()
+            },
+            assign=True,
         )
     except UserError:
         raise

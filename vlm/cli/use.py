@@ -94,10 +94,12 @@ def _make_shared_command(commands: Mapping[str, Command], *, any_task: bool = Fa
 
     def run(arguments: Any, model: ModelOptions, output: OutputOptions, options: Any) -> int:
         _check_files(arguments, options, status=2 if set(classes) == {LineArguments} else 1)
+        import torch
+
         from vlm.checkpoint.load import read
         from vlm.inference.predictor import find_predictor_class, task_of
 
-        loaded = model.load(lambda path, dtype, **options: read(path, dtype=dtype))
+        loaded = model.load(lambda path, dtype, int8, **options: read(path, dtype=torch.qint8 if int8 else dtype))
         task = task_of(model.checkpoint, loaded)
         if task not in commands and not any_task:
             raise wrong_task_error(model.checkpoint, task, *commands)

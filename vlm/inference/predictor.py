@@ -102,7 +102,7 @@ class Predictor(ABC, Generic[Source, Prepared, Result, TaskOptions]):
         trust: str | None = None,
         loaded: Checkpoint | None = None,
     ) -> None:
-        loaded = ckpt.read(path, dtype=dtype) if loaded is None else loaded
+        loaded = ckpt.read(path, dtype=torch.qint8 if int8 else dtype) if loaded is None else loaded
         self.device, self.dtype = device, dtype
         with convert_errors(path):
             about = loaded["vlm"]
@@ -119,6 +119,7 @@ class Predictor(ABC, Generic[Source, Prepared, Result, TaskOptions]):
             if not is_published(ckpt.locate(path)):  # published ones were checked when read
                 with torch.inference_mode():
                     self.check()
+        del loaded  # so that layers which are replaced are freed
         if int8 and not quantize(
             self.model, [module for module in self.model.modules() if isinstance(module, TextDecoder)]
         ):
@@ -294,16 +295,16 @@ def task_of(path: str, loaded: Checkpoint | None = None) -> str:
 
 
 def load_predictor(
-    path: str, *, trust: str | None = None, dtype: torch.dtype = torch.float32, **options: Any
+    path: str, *, trust: str | None = None, dtype: torch.dtype = torch.float32, int8: bool = False, **options: Any
 ) -> Predictor:
     """Loads the predictor of a checkpoint of any task; reads the file once.
 
     Raises:
         UserError: As `Predictor` and `find_predictor_class`.
     """
-    loaded = ckpt.read(path, dtype=dtype)
+    loaded = ckpt.read(path, dtype=torch.qint8 if int8 else dtype)
     kind = find_predictor_class(path, trust=trust, task=task_of(path, loaded))
-    return kind(path, trust=trust, dtype=dtype, loaded=loaded, **options)
+    return kind(path, trust=trust, dtype=dtype, int8=int8, loaded=loaded, **options)
 
 
 def find_predictor_class(path: str, *, trust: str | None = None, task: str | None = None) -> type[Predictor]:

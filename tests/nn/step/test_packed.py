@@ -226,7 +226,7 @@ def raise_as_on_arm(*_: object) -> None:
 def test_int8_is_refused_where_it_is_not_multiplied(monkeypatch) -> None:
     with pytest.raises(UserError, match=r"int8 on cuda.*on CPUs only; choose auto"):
         choose_precision("int8", "cuda")
-    monkeypatch.setattr(packed, "_prepack_int8", raise_as_on_arm)
+    monkeypatch.setattr(packed, "quantize_weight", raise_as_on_arm)
     monkeypatch.setattr(packed, "is_supported", packed.is_supported.__wrapped__)
     with pytest.raises(UserError, match=r"int8 on cpu.*FBGEMM.*; choose auto"):
         choose_precision("int8", "cpu")

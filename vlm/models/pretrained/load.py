@@ -33,6 +33,7 @@ from vlm.models.pretrained.stack import (
 )
 from vlm.models.vit import ViT
 from vlm.nn.position import LearnedPositions, interpolate_grid
+from vlm.nn.step.packed import list_int8_weights, quantize_weight
 
 
 def is_published(path: Path) -> bool:
@@ -121,8 +122,9 @@ def convert_hugging_face(
 
     Args:
         stored: The folder's weights, if they are already read.
-        dtype: Type to which weights are copied. Each weight is then removed from `stored` once copied, so that memory
-            does not hold all weights twice. None keeps their types and may keep them memory-mapped.
+        dtype: Type to which weights are copied; torch.qint8: float32, but the layers in `list_int8_weights` in 8 bits.
+            Each weight is then removed from `stored` once copied, so that memory does not hold all weights twice. None
+            keeps their types and may keep them memory-mapped.
         mapped: Without `stored`, whether they may stay memory-mapped, as in `Folder.read_weights`.
     Raises:
         UserError: As in `load_hugging_face`.
@@ -133,7 +135,9 @@ def convert_hugging_face(
         refuse_unread_keys(stack.part.config, collect_neutral_keys(folder))
     stored = folder.read_weights(mapped=mapped) if stored is None else stored
     faults = _rename(stored, folder)
-    faults += dequantise(stored, folder.config, dtype or torch.float32)
+    floats = torch.float32 if dtype in (None, torch.qint8) else dtype
+    faults += dequantise(stored, folder.config, floats)
+    int8 = list_int8_weights(model) if dtype == torch.qint8 else set()
     weights, state = _map_weights(model, folder, stacks, stored), model.state_dict()
     faults += [fault for stack in stacks for fault in stack.find_foreign_modules(stored, folder)]
     faults += _find_unknown_tensors(stacks, weights, stored, folder)
@@ -144,7 +148,7 @@ def convert_hugging_face(
     if missing := group_names(state.keys() - weights.keys(), weights.keys()):
         lines.append(f"model: not in {folder}, unchanged: {', '.join(missing)}")
     lines += [line for stack in stacks for line in stack.report_resizing(weights, stored, folder)]
-    tensors, more = _convert_tensors(weights, stored, state, folder, dtype)
+    tensors, more = _convert_tensors(weights, stored, state, folder, None if dtype is None else floats, int8)
     _raise_errors(faults + more)
     return tensors, lines
 
@@ -422,8 +426,15 @@ def _convert_tensors(
     state: Mapping[str, Tensor],
     folder: Folder,
     dtype: torch.dtype | None,
+    int8: Collection[str],
 ) -> tuple[dict[str, Tensor], list[str]]:
-    """Converts their tensors to ours; also returns all errors. Arguments as in `convert_hugging_face`."""
+    """Converts their tensors to ours; also returns all errors.
+
+    Args:
+        weights, stored, state, folder: As in `convert_hugging_face`.
+        dtype: Type to which they are copied, except those of these names, which are quantised; None: not copied.
+        int8: Names of ours.
+    """
     tensors, faults = {}, []
     uses = Counter(name for weight in weights.values() for name in weight.all_names)
     # Largest first: a copy and its original then take no more memory than the tensors that are still to come.
@@ -444,8 +455,11 @@ def _convert_tensors(
         if dtype is not None:
             tensor = tensors[name]  # integers keep their type; the copy shares no memory with its sources
             shared = {stored[source].untyped_storage().data_ptr() for source in names}
-            copied = tensor.untyped_storage().data_ptr() in shared
-            tensors[name] = tensor.to(dtype if tensor.is_floating_point() else tensor.dtype, copy=copied)
+            if name in int8 and tensor.shape == state[name].shape:
+                tensors[name] = quantize_weight(tensor)
+            else:
+                copied = tensor.untyped_storage().data_ptr() in shared
+                tensors[name] = tensor.to(dtype if tensor.is_floating_point() else tensor.dtype, copy=copied)
             del tensor
             uses.subtract(weight.all_names)
             for source in weight.all_names:

@@ -17,6 +17,7 @@ from vlm.nn.vocabulary_loss import Head
 Product = Callable[[Tensor], Tensor]
 WEIGHT = 127  # largest quantised weight
 TINY = 1e-30  # minimum scale, for rows of zeros
+ROWS_AT_ONCE = 4096  # of a weight that is quantised
 
 
 class InferenceLayer(nn.Module):
@@ -37,7 +38,7 @@ class Int8Linear(InferenceLayer):
     result does not depend on other rows. Sums of the integers are exact.
 
     Args:
-        weight: (out, in), on the CPU.
+        weight: (out, in), on the CPU; float, or already quantised by `quantize_weight`.
         bias: (out,) or None.
     Shapes:
         x (..., in), float32 -> (..., out)
@@ -45,9 +46,8 @@ class Int8Linear(InferenceLayer):
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__()
-        weight = weight.detach().float()
-        scale = weight.abs().amax(1).clamp_min(TINY) / WEIGHT  # (out,)
-        self.weight = _prepack_int8((weight / scale[:, None]).round().to(torch.int8), scale)
+        quantized = weight.data if weight.is_quantized else quantize_weight(weight.detach())
+        self.weight = torch.ops.quantized.linear_prepack(quantized, None)  # FBGEMM's layout
         self.bias = None if bias is None else bias.detach().float()
 
     def function(self) -> Product:
@@ -62,13 +62,21 @@ class Int8Linear(InferenceLayer):
         return multiply
 
 
-def _prepack_int8(weight: Tensor, scale: Tensor) -> Any:
-    """FBGEMM's layout of a weight: int8 (out, in), scale (out,)."""
-    zero = torch.zeros(len(weight), dtype=torch.long)
+def quantize_weight(weight: Tensor) -> Tensor:
+    """Quantises a weight to 8 bits, with a scale per row, in parts that need little memory.
+
+    Shapes:
+        weight (out, in) -> the same, of dtype qint8
+    """
+    integers, scales = torch.empty(weight.shape, dtype=torch.int8), torch.empty(len(weight), dtype=torch.double)
+    for part, rows, scale in zip(*(tensor.split(ROWS_AT_ONCE) for tensor in (weight, integers, scales)), strict=True):
+        values = part.float()
+        found = values.abs().amax(1).clamp_min(TINY) / WEIGHT
+        rows.copy_((values / found[:, None]).round())
+        scale.copy_(found)
     with warnings.catch_warnings():  # torch deprecates its quantised tensors, but offers no other way yet
         warnings.simplefilter("ignore", UserWarning)
-        quantized = torch._make_per_channel_quantized_tensor(weight, scale.double(), zero, 0)
-    return torch.ops.quantized.linear_prepack(quantized, None)
+        return torch._make_per_channel_quantized_tensor(integers, scales, torch.zeros(len(weight), dtype=torch.long), 0)
 
 
 @cache
@@ -91,20 +99,33 @@ def levels() -> int:
     return 127 if torch.cpu.get_capabilities().get("avx512_vnni", False) else 63
 
 
+def list_int8_weights(model: nn.Module) -> set[str]:
+    """Names of the weights in a model's blocks that `quantize` stores in 8 bits."""
+    return {
+        f"{block_name}.{name}.weight"
+        for block_name, block in model.named_modules()
+        if isinstance(block, Block)
+        for name, layer in block.named_modules()
+        if type(layer) is nn.Linear
+    }
+
+
 def quantize(model: nn.Module, decoders: Iterable[Any]) -> int:
     """Quantises the linear layers of a model's blocks and the heads of its decoders to 8 bits; returns their number.
 
-    A decoder's embedding is unchanged, even if the head shares it.
+    Weights that `quantize_weight` has quantised before are used as they are. A decoder's embedding is unchanged, even
+    if the head shares it.
     """
-    count = 0
+    return_freed_memory()
+    count = _replace_in_blocks(
+        model, lambda name, layer: Int8Linear(layer.weight, layer.bias) if type(layer) is nn.Linear else None
+    )
     for decoder in decoders:
         head = decoder.head_parts
         product = Int8Linear(head.weight, head.bias).function()
         decoder.head = lambda hidden, head=head, product=product: product(head.apply_transform(hidden))
         count += 1
-    return count + _replace_in_blocks(
-        model, lambda name, layer: Int8Linear(layer.weight, layer.bias) if type(layer) is nn.Linear else None
-    )
+    return count
 
 
 def _replace_in_blocks(model: nn.Module, replacement: Callable[[str, Any], nn.Module | None]) -> int:

@@ -1,0 +1,57 @@
+"""Folders whose layers are stored in 8 bits while they are read are those that are quantised afterwards."""
+
+import pytest
+import torch
+from hugging import saved_captioner, saved_gpt2
+from safetensors.torch import load_file, save_file
+
+from vlm.checkpoint.load import load_model, read
+from vlm.errors import UserError
+from vlm.models.decoder import TextDecoder
+from vlm.nn.device import explain_int8
+from vlm.nn.step.packed import Int8Linear, list_int8_weights, quantize
+
+pytestmark = pytest.mark.skipif(not explain_int8("cpu")[0], reason="this build of torch has no FBGEMM")
+
+
+def quantized(folder, dtype):
+    model = load_model(read(folder, dtype=dtype))
+    count = quantize(model, [module for module in model.modules() if isinstance(module, TextDecoder)])
+    return model, count
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("save", [saved_gpt2, saved_captioner], ids=["GPT-2", "captioner"])
+def test_layers_are_the_same_as_quantized_afterwards(folder, save):
+    save(folder)
+    (early, count), (late, later) = quantized(folder, torch.qint8), quantized(folder, torch.float32)
+    assert count == later > 8
+    pairs = zip(early.named_modules(), late.named_modules(), strict=True)
+    layers = [(a, b) for (_, a), (_, b) in pairs if isinstance(a, Int8Linear) or isinstance(b, Int8Linear)]
+    for a, b in layers:
+        x = torch.randn(3, 256)[:, : torch.ops.quantized.linear_unpack(b.weight)[0].shape[1]]
+        assert torch.equal(a(x), b(x))
+    rest, truth = early.state_dict(), late.state_dict()
+    assert rest.keys() == truth.keys()
+    assert all(torch.equal(rest[name], truth[name]) for name in rest)
+
+
+def test_only_layers_of_blocks_are_quantized_while_reading(folder):
+    saved_gpt2(folder)
+    stored = read(folder, dtype=torch.qint8)
+    names = {name.removeprefix("model.") for name, tensor in stored["state_dict"].items() if tensor.is_quantized}
+    assert names == list_int8_weights(load_model(read(folder)))
+    assert {name.split(".", 2)[2] for name in names} == {
+        f"{layer}.weight" for layer in ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")
+    }
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_numbers_that_are_not_finite_are_refused(folder, value):
+    saved_gpt2(folder)
+    file = f"{folder}/model.safetensors"
+    tensors = load_file(file)
+    tensors[next(name for name in tensors if name.endswith("h.0.mlp.c_fc.weight"))][2, 3] = value
+    save_file(tensors, file, metadata={"format": "pt"})
+    with pytest.raises(UserError, match=r"not finite numbers \(model\.blocks\.0\.mlp\.fc1\.weight\)"):
+        read(folder, dtype=torch.qint8)
