@@ -29,6 +29,7 @@ TASKS = {
         *[*DOCUMENTS, "data.train_samples=60", *WIDTH, "model.size.depth=1"],
         *["task.sampled_batches=2", "task.prompt_tokens=4"],
     ],
+    "preferences": [*SCENES, *BOTH, "task.max_tokens=6", "optim.lr=1e-3"],
     "photo_translation": [*SCENES, *BOTH, "task.val_texts=4", "task.max_tokens=6"],
     "text_classification": [*PAIRS, *ENCODER, ADAMW],
     "masked_language_modeling": [*CAPTIONS, *ENCODER],

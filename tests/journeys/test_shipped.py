@@ -64,6 +64,7 @@ OWN = {
     "tagging": "tagger_.*|shapes_roles|shapes_words|conll|conllu",
     "translation": "translator_.*|seq2seq|bahdanau|aligned|translations|multi30k"
     "|shapes_translation|shapes_spelling|shapes_summaries",
+    "preferences": "preferences|shapes_preferences",
     "photo_translation": "photo_translator_.*|shapes_photo_translation|multi30k_photos",
     "masked_language_modeling": "masked_lm_.*|shapes_masked|joined_texts",
     "span_answering": "span_answerer_.*|shapes_stories|squad",
@@ -85,6 +86,7 @@ NEEDS = {
     "questions": ["data.root=.", "data.path=questions.csv"],
     "boxes": ["data.root=.", "data.path=boxes.csv"],
     "conversations": ["data.root=.", "data.path=chats.jsonl"],
+    "preferences": ["data.root=.", "data.path=pairs.jsonl"],
     "joined_texts": ["data.source.sources=[{_target_:vlm.data.sources.class_folders.TextFolders,root:.}]"],
     "aligned": ["data.root=.", "data.from=en", "data.to=de"],
     "multi30k_photos": ["data.root=.", "data.photos=."],

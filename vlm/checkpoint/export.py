@@ -30,7 +30,9 @@ from vlm.checkpoint.stored import Checkpoint, Metadata, restore_interpolations
 from vlm.config.tree import resolve
 from vlm.data.images.hugging_face import PROCESSOR_FILE, RESAMPLINGS
 from vlm.data.images.image import Preprocess
+from vlm.data.text.chat_template import ChatTemplate
 from vlm.data.text.hugging_face import make_tokenizer_files
+from vlm.data.text.prompt_form import PromptForm
 from vlm.data.text.tokenizer import tokenizer_from_state
 from vlm.errors import UserError
 from vlm.io.terminal import shell_line
@@ -269,6 +271,9 @@ def _make_description_files(
             special | several | first | _make_generation_config(about, prompted=processor_files is not None)
         )
         files |= make_tokenizer_files(tokenizer)
+    chat = PromptForm.of(about["form"]).chat if "form" in about else None
+    if processor_files is None and isinstance(chat, ChatTemplate):
+        files["chat_template.jinja"] = chat.text
     metadata = {name: about[name] for name in ("tokenizer", "preprocess") if name in about}
     return {"config.json": _to_json(config), **files, METADATA: _to_json(metadata)}
 

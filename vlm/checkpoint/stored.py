@@ -78,6 +78,7 @@ class Metadata(TypedDict, total=False):
         stride, longest, abstains, marks_shared: Options of span answering.
         decoding, embedding: Default options by name.
         adapters: Adapters of a model that is stored without its base; `read` moves the entry out.
+        reference: Hash of the weights of the reference model of training on preferences.
     """
 
     task: str | None
@@ -102,6 +103,7 @@ class Metadata(TypedDict, total=False):
     marks_shared: bool
     decoding: DecodingDefaults
     embedding: dict[str, str | bool]
+    reference: str
 
 
 class Checkpoint(TypedDict, total=False):

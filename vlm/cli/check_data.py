@@ -11,6 +11,7 @@ from vlm.data.fields import CaptionField, Field, ImageField, LabelField
 from vlm.data.images.image import ImageError
 from vlm.data.records import NAMES, Record, Split
 from vlm.data.text.inputs import EncodedField, TargetField
+from vlm.data.text.preference_field import PreferenceField
 from vlm.data.text.prompt_field import PromptField
 from vlm.data.text.tokenizer import Tokenizer
 from vlm.evaluation.data_check.faults import (
@@ -149,12 +150,7 @@ def image_lines(data: "Data", splits: dict[str, Split], faults: Faults, limit: i
     )
     fields = data.fields.values()
     data.learn_tokenizers()
-    for prompts in (field for field in fields if isinstance(field, PromptField)):
-        prompts.prepare()
-        records = [record for split in splits.values() for record in split.records(limit)]
-        lengths = [length for record in records for _, length in prompts.lengths(record)]
-        if lengths:
-            lines.append(f"texts       {len(lengths):,} conversations of up to {max(lengths):,} tokens with images")
+    lines += prompt_lines(fields, splits, limit)
     for field in (field for field in fields if isinstance(field, CaptionField)):
         shares = find_caption_faults(splits, field, faults, limit=limit)
         lines.append(tokenizer_line(field.tokenizer, shares))
@@ -179,6 +175,18 @@ def box_lines(splits: dict[str, Split], limit: int | None) -> list[str]:
     return [line + (f"; {empty:,} images without a box" if empty else "")]
 
 
+def prompt_lines(fields: Iterable[Field], splits: dict[str, Split], limit: int | None) -> list[str]:
+    """Renders the conversations of fields that render all of them before training; returns a line on each."""
+    lines = []
+    for prompts in (field for field in fields if isinstance(field, PromptField | PreferenceField)):
+        prompts.prepare()
+        records = [record for split in splits.values() for record in split.records(limit)]
+        lengths = [length for record in records for _, length in prompts.lengths(record)]
+        if lengths:
+            lines.append(f"texts       {len(lengths):,} conversations of up to {max(lengths):,} tokens with images")
+    return lines
+
+
 def size_lines(splits: dict[str, Split], unit: str, limit: int | None) -> list[str]:
     """Returns lines on the size of each split, and on the number of samples that are read."""
     lines = [f"{name:<12}{len(split):,} {unit}" for name, split in splits.items()]
@@ -190,6 +198,7 @@ def text_lines(data: "Data", splits: dict[str, Split], faults: Faults, limit: in
     lines = size_lines(splits, "samples", limit)
     fields = data.fields.values()
     data.learn_tokenizers()
+    lines += prompt_lines(fields, splits, limit)
     for target in (field for field in fields if isinstance(field, TargetField)):
         shares = find_pair_faults(
             splits, target.tokenizer, target.max_len, faults, limit=limit, is_generated=data.source.is_synthetic

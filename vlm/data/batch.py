@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from vlm.models.context import PLACE, Features
+from vlm.randomness import numpy_rng
 
 PADDING = 0  # segment of padding; the texts of a row are segments 1, 2, ...
 IGNORE = -100  # label of a position without a target
@@ -120,6 +121,38 @@ class Targets(Tensors):
 
 
 @dataclass
+class AnswerPairs(Tensors):
+    """Pairs of answers in rows of texts: of each pair, the text of the chosen answer and then that of the rejected one.
+
+    Args:
+        answers: Index of the text of each labelled position, among the texts of all rows: 2 n or 2 n + 1 for pair n.
+        names: A name of each pair, unique in its split.
+    Shapes:
+        answers (T,)
+    """
+
+    answers: Tensor
+    names: Sequence[str]
+
+    @classmethod
+    def from_rows(cls, rows: "TextRows", names: Sequence[Sequence[str]]) -> Self:
+        """The pairs of rows that hold two texts per pair.
+
+        Args:
+            names: The names of each row's pairs.
+        """
+        assert rows.segments is not None
+        first = torch.tensor([0, *(2 * len(row) for row in names)]).cumsum(0)[:-1]  # of each row's texts
+        numbers = rows.segments + first[:, None] - 1
+        places = slice(None) if rows.targets.places is None else rows.targets.places
+        return cls(numbers.flatten()[places], [name for row in names for name in row])
+
+    def sum_by_answer(self, values: Tensor) -> Tensor:
+        """Sums values of labelled positions over each answer: (T,) -> (N, 2)."""
+        return values.new_zeros(2 * len(self.names)).index_add(0, self.answers, values).view(-1, 2)
+
+
+@dataclass
 class TextRows(Tensors):
     """Rows of packed tokens.
 
@@ -135,6 +168,7 @@ class TextRows(Tensors):
         indices: Index of each row's sample in its split, in evaluation.
         partners: Rows of each sample's partner (vlm.data.fields), in evaluation.
         image_states: See PromptRows; None for other rows.
+        pairs: The pairs of answers that the texts are; None for other texts.
     Shapes:
         tokens (B, L), segments (B, L) or None, scored bool (B, L) or None, bounds int32 (N + 1,) or None
     """
@@ -150,6 +184,7 @@ class TextRows(Tensors):
     indices: list[int] = field(default_factory=list)
     partners: "TextRows | None" = None
     image_states: Tensor | None = None
+    pairs: AnswerPairs | None = None
 
     @property
     def has_image(self) -> Tensor | None:
@@ -303,6 +338,22 @@ def pack(rows: Sequence[Sequence[Sequence[int]]], pad_id: int, length: int = 0) 
         tokens[index, : len(ids)] = torch.tensor(ids, dtype=torch.long)
         segments[index, : len(ids)] = torch.tensor(numbers, dtype=torch.long)
     return tokens, segments
+
+
+def choose_for_row(lengths: Sequence[int], room: int, key: Sequence[int | str]) -> list[int]:
+    """Indices of the first texts, in an order drawn from the key, that fit into a row together; at least one.
+
+    Args:
+        lengths: Number of tokens of each text.
+        room: Number of tokens of a row.
+    """
+    order, chosen = numpy_rng("conversations", *key).permutation(len(lengths)).tolist(), list[int]()
+    for at in order:
+        if chosen and lengths[at] > room:
+            break
+        chosen.append(at)
+        room -= lengths[at]
+    return chosen
 
 
 class CaptionRow(NamedTuple):

@@ -172,14 +172,40 @@ def select_last_questions(questions: Sequence[Question]) -> list[Question]:
     return [question for question in questions if question.turns not in continued]
 
 
+class Preference(NamedTuple):
+    """A prompt with an answer that people prefer and one that they reject.
+
+    Args:
+        prompt: The turns up to the answers, as pairs of role (system, user or assistant) and text; empty if the answers
+            are captions of an image.
+        chosen, rejected: The answers.
+        image_places: For each turn of the prompt, the places of images in its text; see `Question`.
+    """
+
+    prompt: tuple[tuple[str, str], ...]
+    chosen: str
+    rejected: str
+    image_places: tuple[tuple[int, ...], ...] = ()
+
+    def __str__(self) -> str:
+        """The last turn of the prompt and both answers."""
+        question = f"{self.prompt[-1][1]} " if self.prompt else ""
+        return f"{question}{self.chosen} (rejected: {self.rejected})"
+
+    @property
+    def texts(self) -> list[str]:
+        """All texts: those of the prompt's turns, the chosen answer and the rejected one."""
+        return [*(text for _, text in self.prompt), self.chosen, self.rejected]
+
+
 @dataclass(slots=True)
 class Record:
     """One sample: its id and its values. The image is opened only on demand.
 
     Args:
         id: Unique id within the source.
-        values: Values by name: "captions" to train on, "references" (all captions), "questions", "label", "document",
-            or whatever a source and a field agree on.
+        values: Values by name: "captions" to train on, "references" (all captions), "questions", "pairs" of answers,
+            "label", "document", or whatever a source and a field agree on.
         open_image: Opens the image, in RGB; raises ImageError if it cannot be read.
         read_file: Returns the bytes of the image file; None if there is no file.
         read_stamp: Returns a string that changes when the image (or document) changes, without reading it; None if
@@ -232,13 +258,15 @@ class Record:
 
     @property
     def texts(self) -> list[str]:
-        """Texts of the record for display: captions, questions, boxes, a text and its translation, or the class."""
+        """Texts of the record for display: captions, questions, boxes, pairs of answers, translations, or the class."""
         if "references" in self.values:
             return list(self.values["references"])
         if "questions" in self.values:
             return [f"{question.text} {question.answer}" for question in self.values["questions"]]
         if "boxes" in self.values:
             return list(map(str, self.values["boxes"].boxes))
+        if "pairs" in self.values:
+            return [str(pair) for pair in self.values["pairs"]]
         if "translation" in self.values:
             return [self.values["text"], self.values["translation"]]
         return [str(self.values["class"])] if "class" in self.values else []

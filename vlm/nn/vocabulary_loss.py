@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 # Maximum number of logits in memory at once. A GPU needs large products; a CPU is fastest when they fit in its cache.
 MOST = {"cpu": 1 << 22, "cuda": 1 << 28}
@@ -70,15 +71,20 @@ def vocabulary_loss(
     return _ChunkedLoss.apply(hidden, labels, weight, bias, label_smoothing, z_loss)
 
 
-@torch.no_grad()
 def token_losses(hidden: Tensor, labels: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Cross-entropy of each token in nats, without a gradient.
+    """Cross-entropy of each token in nats. The backward pass computes the logits of several chunks again.
 
     Shapes:
         hidden (T, D), labels (T,), weight (V, D), bias (V,) or None -> (T,)
     """
-    parts = _chunks(hidden, labels, weight)
-    return torch.cat([F.cross_entropy(F.linear(x, weight, bias).float(), y, reduction="none") for x, y in parts])
+    parts = list(_chunks(hidden, labels, weight))
+    if len(parts) == 1 or not torch.is_grad_enabled():
+        return torch.cat([_token_losses(*part, weight, bias) for part in parts])
+    return torch.cat([checkpoint(_token_losses, *part, weight, bias, use_reentrant=False) for part in parts])
+
+
+def _token_losses(hidden: Tensor, labels: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return F.cross_entropy(F.linear(hidden, weight, bias).float(), labels, reduction="none")
 
 
 def _device_kind(weight: Tensor) -> str:

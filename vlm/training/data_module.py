@@ -139,9 +139,9 @@ class Data(L.LightningDataModule):
         self._samples: dict[tuple[str, bool], RecordDataset] = {}
         self._training_fields = self.fields
         self.test_split = self.final_split
-        self._cache = Path(cache) if cache else None
+        self.cache_folder = Path(cache) if cache else None
         for field in self.fields.values():
-            field.open(source, self.splits, seed=order_seed, cache=self._cache)
+            field.open(source, self.splits, seed=order_seed, cache=self.cache_folder)
 
     def _open(self, train_samples: int | None) -> dict[str, Split]:
         readable = (name for name in self.source.splits if name != "test" or self._test)
@@ -180,7 +180,7 @@ class Data(L.LightningDataModule):
 
     def learn_tokenizers(self) -> None:
         """Learns each tokenizer from the training texts of all fields that share it."""
-        learn_tokenizers(self.fields.values(), self._cache)
+        learn_tokenizers(self.fields.values(), self.cache_folder)
 
     def prepare(self) -> None:
         """Fits whatever a new run learns from the training split, such as a tokenizer."""

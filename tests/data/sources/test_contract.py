@@ -27,6 +27,7 @@ from vlm.data.sources.aligned_files import AlignedFiles
 from vlm.data.sources.captions import Captions, Coco, Flickr8k
 from vlm.data.sources.class_folders import ImageTable
 from vlm.data.sources.conll import Conll
+from vlm.data.sources.preferences import PreferenceTable
 from vlm.data.sources.questions import Conversations, EasyVQA, QuestionTable
 from vlm.data.sources.squad import Squad
 from vlm.data.sources.text_tables import SST2, TextTable, TranslationTable
@@ -62,6 +63,16 @@ def coco(rows: list[Any]) -> dict[str, Any]:
 
 def talk(*turns: Any, image: Any = "5.png") -> dict[str, Any]:
     return {"image": image, "conversations": list(turns)}
+
+
+def prefer(**changes: Any) -> dict[str, Any]:
+    """A pair of answers in messages, with changed cells."""
+    turn = [{"role": "assistant", "content": "A dog."}]
+    return {"image": "5.png", "prompt": "what?", "chosen": "A cat.", "rejected": turn} | changes
+
+
+def messages(*texts: str) -> list[dict[str, str]]:
+    return [{"role": ("user", "assistant")[n % 2], "content": text} for n, text in enumerate(texts)]
 
 
 KINDS = {
@@ -110,6 +121,32 @@ KINDS = {
         ],
         columns=("conversation",),
         limit="conversations_per_image",
+    ),
+    "preferences": Kind(
+        PreferenceTable,
+        lambda n: prefer(image=f"{n}.png", chosen=f"Cat {n}."),
+        [
+            (prefer(chosen=" A dog. "), "chosen equals rejected"),
+            (prefer(rejected=" "), "rejected is an empty answer"),
+            (prefer(chosen=None), "chosen is not a list of turns"),
+            (prefer(chosen=messages("what?")), "chosen does not end with a turn of the assistant"),
+            (prefer(rejected=[]), "rejected does not end with a turn of the assistant"),
+            (
+                prefer(prompt="", chosen=messages("a?", "b"), rejected=messages("b?", "c")),
+                "the prompts of chosen and rejected differ",
+            ),
+            (
+                prefer(prompt="who?", chosen=messages("a?", "b"), rejected=messages("a?", "c")),
+                "chosen and rejected have other turns before the answer than the prompt has",
+            ),
+            (prefer(prompt=messages("what?", "a cat")), "the prompt does not end with a turn of the user"),
+            (prefer(prompt="<image><image> what?"), "its turns have 2 <image> for 1 images"),
+            (prefer(prompt=[{"role": "bot", "content": "x"}]), "a turn has the role 'bot'; supported roles are"),
+            (prefer(image=5), "images and kinds must be text"),
+            ({"image": "5.png", "prompt": "what?", "chosen": "A cat."}, "no column 'rejected'"),
+        ],
+        columns=("chosen", "rejected"),
+        limit="pairs_per_image",
     ),
     "image_table": Kind(
         ImageTable,
@@ -312,7 +349,8 @@ def test_splits_are_those_of_files_of_rows_or_drawn(kind: str, root: Path) -> No
 
 @pytest.mark.parametrize("kind", [kind for kind, about in KINDS.items() if about.limit])
 def test_an_epoch_of_training_draws_so_many_texts_of_an_image(kind: str, root: Path) -> None:
-    key, about = ("questions" if "questions" in KINDS[kind].source.holds else "captions"), KINDS[kind]
+    about = KINDS[kind]
+    (key,) = {"questions", "pairs", "captions"} & {*about.source.holds}
     rows = valid(kind)[:9]
     for row in rows:
         row.update({"image_id": 0} if kind == "coco" else {"image": "0.png"})
@@ -332,6 +370,7 @@ EMPTY = {
     "captions": {"image": "names no image", "caption": "no caption"},
     "questions": {"image": "names no image", "question": "no question and answer", "answer": "no question and answer"},
     "conversations": {"image": "names no image"},
+    "preferences": {"image": "names no image"},
     "image_table": {"image": "no image", "label": "no label"},
     "texts": {"text": "no text", "label": "no label"},
     "translations": {"text": "no text", "translation": "no translation"},

@@ -156,22 +156,18 @@ class Conversations(QuestionSource):
 
     def _rows(self, cells: Cells) -> Iterator[Row]:
         """A conversation as a caption; a conversation without an answer is an empty caption."""
-        images = cells.values.get("image_column") or []
-        images = images if isinstance(images, list) else [images]
         kind = cells.values.get("kind_column", "")
-        if not all(isinstance(value, str) for value in (*images, kind)):
+        images = read_image_names(cells)
+        if not isinstance(kind, str):
             raise RowError("images and kinds must be text")
-        name = SEPARATOR.join(map(str.strip, images))
+        name = SEPARATOR.join(images)
         self._mention(name)
-        content = cells.values["conversation_column"]
-        if not isinstance(content, list) or not all(isinstance(turn, Mapping) for turn in content):
-            raise RowError("the conversation is not a list of turns")
-        turns = [(role, _join_parts(part)) for turn in content for role, part in _roles_and_contents(turn)]
-        marks = sum(text.count(IMAGE_MARK) for role, text in turns if role == "user")  # an answer may mention the mark
-        # A row without an image is skipped as such, unless texts without images are read.
-        if (images or self.keeps_texts) and marks not in (0, len(images)):
-            raise RowError(f"its turns have {marks} {IMAGE_MARK} for {len(images)} images")
-        conversation = build_conversation([(role, *_remove_marks(role, text)) for role, text in turns], kind)
+        turns = read_turns(cells.values["conversation_column"], "the conversation")
+        if (
+            images or self.keeps_texts
+        ):  # a row without an image is skipped as such, unless texts without images are read
+            check_marks(turns, len(images))
+        conversation = build_conversation([(role, *remove_marks(role, text)) for role, text in turns], kind)
         if conversation:  # others are skipped and named
             self._empty_answers += [cells.position for role, text in turns if role == "assistant" and not text.strip()]
         yield Row(name, conversation, cells.split, cells.position)
@@ -179,6 +175,40 @@ class Conversations(QuestionSource):
 
 def _kind_column(column: str | None) -> dict[str, str]:
     return {} if column is None else {"kind": column}
+
+
+def read_image_names(cells: Cells) -> list[str]:
+    """The names of a row's images; raises RowError if they are not text."""
+    images = cells.values.get("image_column") or []
+    images = images if isinstance(images, list) else [images]
+    if not all(isinstance(name, str) for name in images):
+        raise RowError("images and kinds must be text")
+    return [name.strip() for name in images]
+
+
+def read_turns(content: JsonValue, name: str) -> list[tuple[str, str]]:
+    """The role and the text of each turn of a conversation, with the marks of its images.
+
+    Args:
+        name: Noun for the conversation, for messages.
+    Raises:
+        RowError: It is not a list of turns of a supported form.
+    """
+    if not isinstance(content, list):
+        raise RowError(f"{name} is not a list of turns")
+    turns: list[tuple[str, str]] = []
+    for turn in content:
+        if not isinstance(turn, Mapping):
+            raise RowError(f"{name} is not a list of turns")
+        turns += [(role, _join_parts(part)) for role, part in _roles_and_contents(turn)]
+    return turns
+
+
+def check_marks(turns: Sequence[tuple[str, str]], images: int) -> None:
+    """Raises RowError unless the user's turns have a mark per image, or none."""
+    marks = sum(text.count(IMAGE_MARK) for role, text in turns if role == "user")  # an answer may mention the mark
+    if marks not in (0, images):
+        raise RowError(f"its turns have {marks} {IMAGE_MARK} for {images} images")
 
 
 def _roles_and_contents(turn: Mapping[str, JsonValue]) -> list[tuple[str, JsonValue]]:
@@ -212,7 +242,7 @@ def _join_parts(content: JsonValue) -> str:
     return " ".join(texts)
 
 
-def _remove_marks(role: str, text: str) -> tuple[str, tuple[int, ...]]:
+def remove_marks(role: str, text: str) -> tuple[str, tuple[int, ...]]:
     """The text of a turn without marks of images, and the number of characters before each image."""
     first, *later = text.split(IMAGE_MARK)
     places: list[int] = []
@@ -225,7 +255,7 @@ def _remove_marks(role: str, text: str) -> tuple[str, tuple[int, ...]]:
     return stripped, tuple(min(max(0, place - before), len(stripped)) for place in places)
 
 
-def _drop_leading(turns: Sequence[tuple[str, str]], places: Sequence[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
+def drop_leading(turns: Sequence[tuple[str, str]], places: Sequence[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
     """The places of images, or nothing if all of them are where images are by default: before the first user turn."""
     first = next((turn for turn, (role, _) in enumerate(turns) if role == "user"), 0)
     is_default = all(not any(row) if turn == first else not row for turn, row in enumerate(places))
@@ -247,7 +277,7 @@ def build_conversation(turns: Sequence[tuple[str, str, tuple[int, ...]]], kind: 
         if role == "assistant" and text:
             if not before or before[-1][0] != "user":
                 raise RowError("an answer has no question before it")
-            questions.append(Question(before[-1][1], text, kind, (), tuple(before[:-1]), _drop_leading(before, places)))
+            questions.append(Question(before[-1][1], text, kind, (), tuple(before[:-1]), drop_leading(before, places)))
         if text or images:
             before.append((role, text))
             places.append(images)

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-from vlm.data.batch import IGNORE, CaptionRow, Targets, TextRows, next_token_labels, pack
+from vlm.data.batch import IGNORE, CaptionRow, Targets, TextRows, choose_for_row, next_token_labels, pack
 from vlm.data.fields import AugmentKey, CaptionField
 from vlm.data.records import Question, Record, Source, Split, select_last_questions
 from vlm.data.text.conversation import PLAIN, Turn
@@ -12,7 +12,6 @@ from vlm.data.text.prompt_form import PromptForm, RenderedPrompt
 from vlm.data.text.tokenizer import Tokenizer
 from vlm.data.text.tokenizer_base import LOCATION_NAME, MAX_LOCATIONS
 from vlm.errors import Range, UserError
-from vlm.randomness import numpy_rng
 
 
 class QuestionField(CaptionField):
@@ -170,15 +169,9 @@ class ConversationField(QuestionField):
         if key is None:
             return super().encode(record, key)
         every = self._row(record)
-        order = numpy_rng("conversations", *key).permutation(len(every))
-        remaining = self.room(record)
-        chosen: list[RenderedPrompt] = []  # the first that fit together; at least one, truncated if needed
-        for ids, generated in (every[at] for at in order):
-            if chosen and len(ids) > remaining:
-                break
-            chosen.append(RenderedPrompt(ids, generated))
-            remaining -= len(ids)
-        return CaptionRow(chosen)
+        # At least one text, truncated if needed.
+        chosen = choose_for_row([len(text.tokens) for text in every], self.room(record), key)
+        return CaptionRow([every[at] for at in chosen])
 
     def _row(self, record: Record) -> list[Any]:
         rows = {question: self.render(question) for question in select_last_questions(record["questions"])}

@@ -10,19 +10,18 @@ from typing import Annotated, Any, NamedTuple, cast
 
 import torch
 
-from vlm.data.batch import IGNORE, PromptRows, Targets, next_token_labels, pack
+from vlm.data.batch import IGNORE, PromptRows, Targets, choose_for_row, next_token_labels, pack
 from vlm.data.fields import AugmentKey, TokenField
 from vlm.data.images.image import ImageError, Preprocess
 from vlm.data.records import PairedSplit, Question, Record, Source, Split, report_error, select_last_questions
 from vlm.data.text.chat_template import ChatTemplate, RewrittenTurnsError
 from vlm.data.text.conversation import Role, Turn
 from vlm.data.text.library import JsonTokenizer
-from vlm.data.text.prompt_form import PromptForm, RenderedPrompt, Squares, read_form
+from vlm.data.text.prompt_form import PromptForm, RenderedPrompt, Squares, read_form, read_text_form
 from vlm.data.text.tokenizer import Tokenizer, tokenizer_from_state
 from vlm.errors import Count, Range, UserError
 from vlm.models.context import PLACE
 from vlm.models.pretrained.load import open_folder
-from vlm.randomness import numpy_rng
 
 CHECKED = 1000  # records of a split with new samples in every epoch that are checked before training
 Conversation = tuple[Turn, ...]
@@ -62,7 +61,8 @@ class PromptField(TokenField):
         path: The folder; read when a new run begins.
         states: Number of states of an uncut image; None to determine it from the config of the encoder, which
             `build_fields` does.
-        preprocess: Preprocessing of the images, which determines the squares that they are cut into.
+        preprocess: Preprocessing of the images, which determines the squares that they are cut into; None for a model
+            that reads texts only.
         prompt: Instruction, with {} for a question; None for the folder's own.
         others: See TokenField; max_len is the maximum number of tokens of a row, with the states of its images.
     Attributes:
@@ -78,7 +78,7 @@ class PromptField(TokenField):
         max_len: Annotated[int, Range(3)],
         path: str,
         states: Count | None = None,
-        preprocess: Preprocess,
+        preprocess: Preprocess | None,
         prompt: str | None = None,
     ) -> None:
         super().__init__(tokenizer=tokenizer, max_len=max_len)
@@ -113,8 +113,14 @@ class PromptField(TokenField):
         super().prepare()
         self.tokenizer = tokenizer_from_state(self.tokenizer.state())  # the folder's own class, which knows its tokens
         assert isinstance(self.tokenizer, JsonTokenizer)
-        assert self.states is not None
-        self.form = read_form(open_folder(Path(self.path)), self.tokenizer, self.states)
+        folder = open_folder(Path(self.path))
+        if self.preprocess is None:
+            self.form = read_text_form(folder, self.tokenizer)
+        else:
+            assert self.states is not None
+            self.form = read_form(folder, self.tokenizer, self.states)
+        if self.form is None:
+            raise UserError(f"{self.path}: has no chat template; put the one of the model into its chat_template.jinja")
         if isinstance(self.form.chat, ChatTemplate):  # a run that is resumed on another day has the same tokens
             self.form = replace(self.form, chat=self.form.chat.with_date(date.today().isoformat()))
         for split in self._splits.values():
@@ -141,7 +147,8 @@ class PromptField(TokenField):
     def restore(self, about: Mapping[str, Any]) -> None:
         super().restore(about)
         self.form = PromptForm.of(about["form"])
-        self.preprocess = Preprocess.from_state(about["preprocess"])
+        if self.preprocess is not None:
+            self.preprocess = Preprocess.from_state(about["preprocess"])
         self._rendered.clear()
         self._squares.clear()
 
@@ -153,7 +160,7 @@ class PromptField(TokenField):
 
     def squares(self, record: Record) -> Squares:
         """Rows and columns of the squares that each image of a record is cut into; (0, 0) for uncut images."""
-        if not self.preprocess.tiles:
+        if self.preprocess is None or not self.preprocess.tiles:
             return ((0, 0),) * (("image" in record) + len(record.open_more))
         if record.id not in self._squares:
             self._squares[record.id] = tuple(map(self.preprocess.count_squares, record.image_sizes()))
@@ -236,15 +243,10 @@ class PromptField(TokenField):
                 sample_index=record["index"], partner=partner_row._replace(sample_index=record["partner_index"])
             )
         texts = [self.render(conversation, squares) for conversation in self.conversations(record)]
-        order = numpy_rng("conversations", *key).permutation(len(texts))
-        remaining, chosen = self.max_len, list[RenderedPrompt]()  # the first that fit together, at least one
-        for text in (texts[at] for at in order):
-            if chosen and len(text.tokens) > remaining:
-                break
-            self._check_length(record, len(text.tokens))
-            chosen.append(text)
-            remaining -= len(text.tokens)
-        return PromptRow(chosen, self.count_states(squares))
+        chosen = choose_for_row([len(text.tokens) for text in texts], self.max_len, key)
+        for at in chosen:
+            self._check_length(record, len(texts[at].tokens))
+        return PromptRow([texts[at] for at in chosen], self.count_states(squares))
 
     def _evaluation_row(self, record: Record, squares: Squares) -> PromptRow:
         texts = [self._render_scored(conversation, squares) for conversation in self.conversations(record)]

@@ -115,6 +115,7 @@ CONTROLS = {
     "overlap": "part next to most words of the question",
     "question": "most frequent answer to the question",
     "unigram": "token frequencies",
+    "length": "length of the answers",
     "shuffled": "shuffled",
     "blank": "blank image",
 }
@@ -136,6 +137,7 @@ PHRASES = {
     "overlap": "the part of the passage next to most words of the question",
     "question": "the most frequent answer to the question",
     "unigram": "the frequencies of tokens",
+    "length": "the length of the answers",
     "shuffled": "the same model with the input of another sample",
     "blank": "the same model with a blank image",
 }

@@ -246,23 +246,29 @@ class ImageTextTask(Task):
         blank = self.blank(batch["images"]) if any(index in self.controlled for index in rows.indices) else None
 
         def losses(rows: TextRows, context: Context) -> Losses:
-            if rows.image_states is not None:
-                # A blank image has the states of a single one.
-                index = rows.image_states % max(1, context.states.shape[:2].numel())
-                inside = (rows.tokens, rows.segments, index, rows.scored)
-                hidden = self.model.read_prompts(context.states, *inside)
-            else:
-                hidden = self.model.decoder(rows.tokens, rows.segments, context)
-            return row_losses(hidden, rows.targets, self.model.head_parts)
+            return row_losses(self.read_rows(self.model, rows, context), rows.targets, self.model.head_parts)
 
         sums, counts = self.grounding.read(losses, rows, context, blank=blank)
         self.evaluation.add_loss({"tokens": Term(sums.sum(), counts.sum())})
         return (sums / counts.clamp(min=1)).tolist()
 
-    def blank(self, pixels: Tensor) -> Context:
-        """Encodes an image of the mean colour, which is 0 after normalisation."""
+    @staticmethod
+    def read_rows(model: VisionLanguageModel, rows: TextRows, context: Context) -> Tensor:
+        """Returns a model's hidden states of texts, given the encoded images of their batch: (B, L, D)."""
+        if rows.image_states is None:
+            return model.decoder(rows.tokens, rows.segments, context)
+        index = rows.image_states % max(1, context.states.shape[:2].numel())  # a blank image has the states of one
+        return model.read_prompts(context.states, rows.tokens, rows.segments, index, rows.scored)
+
+    def blank(self, pixels: Tensor, model: VisionLanguageModel | None = None) -> Context:
+        """Encodes an image of the mean colour, which is 0 after normalisation.
+
+        Args:
+            model: The model that encodes it; None for the task's.
+        """
+        model = model or self.model
         with torch.autocast(pixels.device.type, enabled=False):
-            return self.model.encode(torch.zeros(1, *pixels.shape[1:], device=pixels.device))
+            return model.encode(torch.zeros(1, *pixels.shape[1:], device=pixels.device))
 
     def reading(self, batch: Batch, tokens: int) -> list[str]:
         rows = batch[self.text_field]

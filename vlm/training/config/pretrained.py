@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 MODELS = {
     "captioning": ("base", "ViT"),
     "conversations": ("small", None),
+    "preferences": ("small", None),
     "classification": ("classifier_small", "ViT"),
     "contrastive": ("dual_small", "ViT"),
     "image_questions": ("small", "ViT"),
@@ -27,7 +28,11 @@ MODELS = {
     "span_answering": ("span_answerer_small", "TextEncoder"),
     "translation": ("translator_small", None),
 }
-QUESTION_TASKS = ("image_questions", "conversations")  # of captioners too, whose decoder then also reads questions
+QUESTION_TASKS = (
+    "image_questions",
+    "conversations",
+    "preferences",
+)  # of captioners too, whose decoder then also reads questions
 MAX_CAPTION_TOKENS, MAX_CONVERSATION_TOKENS = 64, 512
 NEW_DECODER_TASKS = (
     "captioning",
@@ -76,6 +81,25 @@ class Pretrained:
         return list(_folder_overrides(path, choices))
 
 
+def _chat_model_overrides(
+    path: str, folder: str, specified: "FolderSpecification", choices: Mapping[str, str]
+) -> Iterator[str]:
+    """Yields the overrides to train a model that reads texts only, with a chat template, on preferences."""
+    args = specified.parts["decoder"]["args"]
+    yield from ("task=preferences", "model=gpt2", f"model.init_from={path}")
+    if "optim" not in choices:
+        yield from ("optim=adamw", f"optim.lr={ADAPTERS_LR if choices.get('model/adapt') else FULL_LR}")
+    yield from ("tokenizer=pretrained", f"tokenizer.path={folder}", f"data.max_len={min(PROMPT_LEN, args['max_len'])}")
+    yield from _decoder_overrides(args, "model")
+    yield f"model.max_len={args['max_len']}"
+    yield from (
+        "~task.fields.images",
+        "task.fields.pairs._target_=vlm.data.text.preference_field.PreferencePromptField",
+    )
+    yield from (f"++task.fields.pairs.path={folder}", "++task.fields.pairs.preprocess=null")
+    yield f"task.max_tokens={ANSWER_TOKENS}"
+
+
 def _read_folder(
     path: str | None, key: str, *, images_only: bool = False
 ) -> "tuple[str, FolderSpecification, Metadata]":
@@ -104,6 +128,9 @@ def _folder_overrides(path: str | None, choices: Mapping[str, str]) -> Iterator[
         yield from _vision_language_overrides(str(path), folder, about, choices)
         return
     task = chosen_task or specified.task
+    if task == "preferences" and specified.task == "language_modeling" and "form" in about:
+        yield from _chat_model_overrides(str(path), folder, specified, choices)
+        return
     same_task = task == specified.task
     parts = {name: part for name, part in specified.parts.items() if same_task or name != "text_encoder"}
     _check_task(folder, task, specified, about["origin"])
@@ -182,7 +209,13 @@ def list_prompt_tasks(about: "Metadata") -> tuple[str, ...]:
     """Returns the tasks of a model that reads images inside its texts; without causal attention, those of one turn."""
     assert about["model"] is not None
     is_causal = about["model"]["args"]["decoder"]["args"]["prefix"]["args"]["causal"]
-    return JOINED_TASKS if is_causal else ("captioning", "image_questions")
+    return JOINED_TASKS if is_causal else tuple(task for task in JOINED_TASKS if task != "conversations")
+
+
+PROMPT_FIELDS = {  # name and class of the field of texts
+    "captioning": ("captions", "prompt_field.CaptionPromptField"),
+    "preferences": ("pairs", "preference_field.PreferencePromptField"),
+}
 
 
 def prompt_field_overrides(task: str, folder: str, about: "Metadata") -> Iterator[str]:
@@ -194,9 +227,9 @@ def prompt_field_overrides(task: str, folder: str, about: "Metadata") -> Iterato
             image is determined by the encoder that is joined to it.
     """
     is_captioning = task == "captioning"
-    name, kind = ("captions", "CaptionPromptField") if is_captioning else ("questions", "QuestionPromptField")
+    name, kind = PROMPT_FIELDS.get(task, ("questions", "prompt_field.QuestionPromptField"))
     yield "task.fields.images._target_=vlm.data.fields.ImageViewsField"
-    yield f"task.fields.{name}._target_=vlm.data.text.prompt_field.{kind}"
+    yield f"task.fields.{name}._target_=vlm.data.text.{kind}"
     yield f"++task.fields.{name}.path={folder}"
     yield f"++task.fields.{name}.states={about['form']['states'] or 'null'}"
     yield f"++task.fields.{name}.preprocess=${{data.preprocess}}"
@@ -219,6 +252,8 @@ def _check_task(folder: str, task: str | None, specified: "FolderSpecification",
         if only_encoder and encoder is not None and kind == encoder["name"] and name != specified.task
     ]
     trainable = ([specified.task] if specified.task in MODELS else []) + trainable
+    if specified.task == "language_modeling":
+        trainable.append("preferences")
     if specified.task == "captioning" and "decoder" in specified.parts:
         trainable += QUESTION_TASKS
     if task in trainable:
@@ -303,7 +338,7 @@ def _preprocess_overrides(state: Mapping[str, Any]) -> Iterator[str]:
     yield from (f"++data.preprocess.{name}={state[name]}" for name in names if name in state)
 
 
-JOINED_TASKS = ("captioning", "conversations", "image_questions")
+JOINED_TASKS = ("captioning", "conversations", "image_questions", "preferences")
 BACKBONE = "model.encoder.backbone"
 
 

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from math import gcd
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -28,7 +29,15 @@ from vlm.training.config.check import check
 from vlm.training.config.nodes import check_effective, check_fit, split_option
 from vlm.training.config.pretrained import list_prompt_tasks, prompt_field_overrides
 from vlm.training.data_module import Data
-from vlm.training.run.run import build_data, build_task, build_trainer, cache_folder, evaluate_split, find_init_paths
+from vlm.training.run.run import (
+    build_data,
+    build_start,
+    build_task,
+    build_trainer,
+    cache_folder,
+    evaluate_split,
+    find_init_paths,
+)
 from vlm.training.run.train import silence_libraries
 from vlm.training.step.task import Task
 
@@ -158,6 +167,13 @@ def open_data(path: str, loaded: Checkpoint, config: Config, stack: ExitStack) -
     return data
 
 
+def _no_start() -> nn.Module:
+    raise UserError(
+        "task.reference: missing, because vlm did not train this model; set it to a checkpoint or folder, or choose "
+        "task.loss=simpo"
+    )
+
+
 def evaluate_checkpoint(
     path: str,
     overrides: list[str],
@@ -198,6 +214,7 @@ def evaluate_checkpoint(
     check_lengths(config, model)
     task = build_task(config, model, data)
     is_external = "config" not in loaded["vlm"]  # not trained by a run of vlm
+    task.use_start(_no_start if is_external else partial(build_start, config, data), loaded["vlm"])
     if is_external and (search := getattr(task, "search", None)) is not None:  # of a task that generates text
         search.use_stored_options(loaded["vlm"].get("decoding", {}), config["task"])
     steps = None if is_external else loaded["global_step"]

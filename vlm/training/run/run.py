@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Sequence
 from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -101,13 +102,15 @@ def find_init_paths(config: Config) -> dict[str, str]:
     return {part: str(value) for (part, name), value in keys.items() if name == "init_from"}
 
 
-def load_initial_weights(model: nn.Module, config: Config, tokenizer: Tokenizer | None = None) -> None:
+def load_initial_weights(
+    model: nn.Module, config: Config, tokenizer: Tokenizer | None = None, *, prints: bool = True
+) -> None:
     """Copies the weights named by `init_from` and prints which. Spelling modules get the bytes of the tokens."""
     if paths := find_init_paths(config):
         from vlm.checkpoint import start
 
         lines = start.start_from(model, paths, tokenizer, config.typed)
-        if is_rank_zero():
+        if prints and is_rank_zero():
             print(printable_lines("\n".join(lines)), flush=True)
     for part in model.modules():
         if isinstance(part, Spelling):
@@ -191,6 +194,13 @@ def build_model(config: Config, sizes: dict[str, int]) -> tuple[nn.Module, Spec]
         return build(node, "model"), cast(Spec, spec(node))
     except ValueError as fault:
         raise UserError(f"model: {fault}") from fault
+
+
+def build_start(config: Config, data: Data) -> nn.Module:
+    """Builds the model with the weights from which a run of this config starts."""
+    model, _ = build_model(config, data.sizes)
+    load_initial_weights(model, config, data.tokenizer, prints=False)
+    return model
 
 
 def build_task(config: Config, model: nn.Module, data: Data, **injected: Any) -> Task:
@@ -277,6 +287,7 @@ class Run:
         self.data = self._open_data(loaded)
         model, spec, adapted = self._build_model(loaded)
         self.task = build_task(config, model, self.data, optimization=build_optimization(config))
+        self.task.use_start(partial(build_start, config, self.data), {} if loaded is None else loaded["vlm"])
         if not self.compiled and not uses_gpu(config):
             fuse_frozen_layers(model)
         self.task.about = {

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vlm.data.batch import Targets
+from vlm.data.batch import Targets, TextRows
 from vlm.errors import SharedError
 from vlm.nn.vocabulary_loss import Head, token_losses, vocabulary_loss
 from vlm.training.step.fsdp import to_local
@@ -48,8 +48,11 @@ def token_loss(
     return vocabulary_loss(picked, targets.labels, head.weight, head.bias, **options), targets.count
 
 
+@torch.no_grad()
 def row_losses(hidden: Tensor, targets: Targets, head: Head) -> tuple[Tensor, Tensor]:
-    """Cross-entropy in nats, summed over the labelled positions of each row; only these go through the head.
+    """Cross-entropy in nats, summed over the labelled positions of each row, without a gradient.
+
+    Only these positions go through the head.
 
     Shapes:
         hidden (B, L, D) -> sums (B,), counts (B,)
@@ -60,6 +63,18 @@ def row_losses(hidden: Tensor, targets: Targets, head: Head) -> tuple[Tensor, Te
     losses[places] = token_losses(head.apply_transform(targets.pick(hidden)), targets.labels, head.weight, head.bias)
     counts[places] = 1
     return losses.view(hidden.shape[:2]).sum(1), counts.view(hidden.shape[:2]).sum(1)
+
+
+def answer_losses(hidden: Tensor, rows: TextRows, head: Head) -> tuple[Tensor, Tensor]:
+    """Cross-entropy in nats, summed over the predicted tokens of each answer of the pairs in some rows.
+
+    Shapes:
+        hidden (B, L, D) -> sums (N, 2), counts (N, 2): of the chosen and the rejected answer
+    """
+    assert rows.pairs is not None
+    picked = head.apply_transform(rows.targets.pick(hidden))
+    losses = token_losses(picked, rows.targets.labels, head.weight, head.bias)  # (T,)
+    return rows.pairs.sum_by_answer(losses), rows.pairs.sum_by_answer(torch.ones_like(losses))
 
 
 def class_loss(logits: Tensor, targets: Tensor, *, label_smoothing: float = 0.0) -> tuple[Tensor, int]:

@@ -1,7 +1,7 @@
 """The one LightningModule base: a model with its fields, its loss and its metrics."""
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict, cast
 
@@ -174,6 +174,14 @@ class Task(L.LightningModule):
     def preprocess(self) -> Any:
         """The preprocessing of the task's images; None for a task without images."""
         return getattr(self.fields.get("images"), "preprocess", None)
+
+    def use_start(self, start: Callable[[], nn.Module], stored: Mapping[str, Any]) -> None:
+        """Called before a training or an evaluation, for a task that compares the model with the one it started from.
+
+        Args:
+            start: Builds the model with the weights from which training starts or started.
+            stored: The metadata of the checkpoint that is resumed or evaluated; empty in a new run.
+        """
 
     def loss(self, batch: Batch) -> dict[str, Term]:
         """The terms of a batch's loss, the same ones for each batch."""

@@ -1,0 +1,462 @@
+"""Training on preferences: of two answers to a prompt, the chosen one becomes likelier than the rejected one."""
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple, Unpack
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from vlm.data.batch import Batch, TextRows
+from vlm.data.fields import ImageField
+from vlm.data.samples import EvalBatches
+from vlm.data.text.preference_field import PreferenceField
+from vlm.data.text.prompt_field import PromptField
+from vlm.errors import Count, Range, UserError, printable
+from vlm.evaluation.metrics.bootstrap import Scorer, intervals, ratio_scorer
+from vlm.evaluation.metrics.ngrams import Floats
+from vlm.evaluation.metrics.records import RecordMetric
+from vlm.evaluation.report.content import Card, Cards, Section, pick_samples
+from vlm.io.files import progress
+from vlm.models.context import Context
+from vlm.models.decoder import TextDecoder
+from vlm.models.encoder_decoder import VisionLanguageModel
+from vlm.models.flop import Work, encoder_flop
+from vlm.tasks.captioning.predict import encode_pixels
+from vlm.tasks.preferences.objectives import DPO, IPO, Objective, PairScores, SimPO, margins
+from vlm.tasks.preferences.reference import (
+    ReferenceCache,
+    ReferenceModel,
+    Start,
+    check_cacheable,
+    identify_pairs,
+    look_up,
+)
+from vlm.tasks.shared.show import example_image, example_record, first_row, text_shape
+from vlm.tasks.shared.text_tasks import ImageTextTask, TextSearch
+from vlm.training.data_module import Data
+from vlm.training.image_cache import as_read
+from vlm.training.step.fsdp import Sharded
+from vlm.training.step.losses import Term, answer_losses
+from vlm.training.step.task import TaskOptions
+from vlm.untrusted.sizes import JsonValue
+
+CONTROLS = ("shuffled", "blank")  # with another image, and with a blank one
+
+
+class ScoredPair(NamedTuple):
+    """A pair in an evaluation.
+
+    Args:
+        image_id: Id of its record.
+        prompt: Its last turn; "" for captions.
+        chosen, rejected: The answers.
+        loss: Its loss.
+        rewards: Rewards of the chosen and of the rejected answer.
+        logprobs: Their log-probabilities in nats.
+        tokens: Their numbers of tokens.
+    """
+
+    image_id: str
+    prompt: str
+    chosen: str
+    rejected: str
+    loss: float
+    rewards: Sequence[float]
+    logprobs: Sequence[float]
+    tokens: Sequence[int]
+
+    @property
+    def is_right(self) -> bool:
+        """Whether the chosen answer has the higher reward."""
+        return self.rewards[0] > self.rewards[1]
+
+
+class PreferenceMetric(RecordMetric):
+    """The share of pairs whose chosen answer has the higher reward, and mean rewards.
+
+    Attributes:
+        pairs: The pairs of the last `compute` by name, with their own images.
+        controls: The same with other images, by control.
+    """
+
+    pairs: dict[str, ScoredPair]
+    controls: dict[str, dict[str, ScoredPair]]
+
+    def update(self, names: Sequence[str], pairs: Sequence[ScoredPair], column: str = "") -> None:
+        """Adds pairs.
+
+        Args:
+            column: One of ``CONTROLS``, or "" for pairs with their own images.
+        """
+        self.add((f"{name}@{column}", name, column, *pair) for name, pair in zip(names, pairs, strict=True))
+
+    def compute(self) -> dict[str, float]:
+        """Returns accuracy, accuracy_logprob, reward_chosen, reward_rejected and margin.
+
+        Raises:
+            UserError: Nothing was added.
+        """
+        self._start_results()
+        for name, column, *values in self.rows().values():
+            (self.controls[column] if column else self.pairs)[name] = ScoredPair(*values)
+        if not self.pairs:
+            raise UserError("no pair of answers to score: no sample could be read, or the split is empty", status=1)
+        scored = list(self.pairs.values())
+        chosen, rejected = (float(np.mean([pair.rewards[at] for pair in scored])) for at in (0, 1))
+        return {
+            "accuracy": self._accuracy(scored),
+            "accuracy_logprob": float(np.mean([pair.logprobs[0] > pair.logprobs[1] for pair in scored])),
+            "reward_chosen": chosen,
+            "reward_rejected": rejected,
+            "margin": chosen - rejected,
+        }
+
+    def compute_controls(self, loss: float) -> dict[str, float]:
+        """Returns metric@shuffled and metric@blank of pairs with images, and accuracy@length.
+
+        The last control prefers either always the longer answer or always the shorter one, whichever is right more
+        often. The loss of a control is the split's loss plus the increase on the pairs that have the control.
+
+        Args:
+            loss: Loss of the split.
+        """
+        results = {"accuracy@length": float(np.mean(list(self._length_control().values())))}
+        for name, pairs in self.controls.items():
+            if common := pairs.keys() & self.pairs.keys():
+                added = float(np.mean([pairs[each].loss - self.pairs[each].loss for each in sorted(common)]))
+                results |= {f"accuracy@{name}": self._accuracy(list(pairs.values())), f"loss@{name}": loss + added}
+        return results
+
+    def scorers(self, control: str) -> tuple[Scorer, Scorer, int]:
+        """Returns the scorers of the accuracy of the model and of a control, and the number of records.
+
+        They cover the pairs that have the control.
+        """
+        if control == "length":
+            right = self._length_control()
+        else:
+            right = {name: float(pair.is_right) for name, pair in self.controls[control].items() if name in self.pairs}
+        model = {name: float(self.pairs[name].is_right) for name in right}
+        counts = [self._count(side) for side in (model, right)]
+        return ratio_scorer(counts[0]), ratio_scorer(counts[1]), len(counts[0])
+
+    def intervals(self, *, seed: int) -> dict[str, float]:
+        """Returns accuracy@low and accuracy@high: a 95% interval by bootstrap over records."""
+        counts = self._count({name: float(pair.is_right) for name, pair in self.pairs.items()})
+        return intervals(["accuracy"], ratio_scorer(counts), len(counts), seed=seed)
+
+    def _count(self, right: Mapping[str, float]) -> Floats:
+        """Sums of right pairs and numbers of pairs of each record. Shapes: -> (N, 2)"""
+        places = {id: place for place, id in enumerate(dict.fromkeys(self.pairs[name].image_id for name in right))}
+        counts = np.zeros((len(places), 2))
+        for name, value in right.items():
+            counts[places[self.pairs[name].image_id]] += (value, 1)
+        return counts
+
+    def _length_control(self) -> dict[str, float]:
+        """1 for each pair that a rule about length decides rightly, 0.5 if both answers are equally long."""
+        longer = {name: 0.5 + 0.5 * np.sign(pair.tokens[0] - pair.tokens[1]) for name, pair in self.pairs.items()}
+        prefers_longer = 2 * sum(longer.values()) >= len(longer)
+        return {name: float(value if prefers_longer else 1 - value) for name, value in longer.items()}
+
+    @staticmethod
+    def _accuracy(pairs: Sequence[ScoredPair]) -> float:
+        return float(np.mean([pair.is_right for pair in pairs]))
+
+    def _start(self) -> None:
+        super()._start()
+        self._start_results()
+
+    def _start_results(self) -> None:
+        self.pairs, self.controls = {}, {name: {} for name in CONTROLS}
+
+
+class Preferences(ImageTextTask):
+    """Trains on pairs of answers by DPO, IPO or SimPO; an evaluation scores the pairs of a split.
+
+    Args:
+        loss: The objective.
+        beta: Its factor; by default 0.1, for SimPO 2.
+        gamma: Margin of SimPO; by default 1.
+        reference: Checkpoint or folder of the reference model; None for the weights from which training starts.
+        cache_reference: Whether to compute the log-probabilities of the reference once and to store them in the cache.
+        others: As in ImageTextTask; fields are pairs, and images if the model reads them. Label smoothing is that of
+            the objective.
+    Raises:
+        UserError: An option has no effect on the objective.
+    """
+
+    name = "preferences"
+    headlines = ("accuracy",)
+    curves = ("accuracy", "margin")
+    text_field, segment_name = "pairs", "answer"
+    counted_unit = "pairs"
+
+    def __init__(
+        self,
+        *,
+        model: VisionLanguageModel | TextDecoder,
+        max_tokens: Count,
+        loss: Literal["dpo", "ipo", "simpo"] = "dpo",
+        beta: Annotated[float, Range(above=0)] | None = None,
+        gamma: Annotated[float, Range(0)] | None = None,
+        reference: str | None = None,
+        cache_reference: bool = False,
+        **options: Unpack[TaskOptions],
+    ) -> None:
+        super().__init__(model=model, max_tokens=max_tokens, **options)  # type: ignore[arg-type]
+        self.objective = build_objective(loss, beta, gamma, self.label_smoothing)
+        if not self.objective.uses_reference and (reference is not None or cache_reference):
+            name = "reference" if reference is not None else "cache_reference"
+            raise UserError(f"task.{name}: has no effect, because task.loss={loss} needs no reference; leave it out")
+        self.reference = ReferenceModel(model, reference, lambda: self.tokenizer)
+        self.cache_reference, self._cached = cache_reference, dict[str, list[float]]()
+        self._reference_hash = ""
+        self.scored = PreferenceMetric()
+        self.search = TextSearch(self, max_tokens=max_tokens, ends=self.ends)  # its options are stored for the commands
+        field = self.fields[self.text_field]
+        self.reads_images = isinstance(model, VisionLanguageModel)
+        if (
+            isinstance(field, PreferenceField)
+            and isinstance(model, VisionLanguageModel)
+            and model.decoder.prefix is not None
+        ):
+            field.states = encoder_flop(model.encoder, self.preprocess.image_size)[1].states.shape[1]
+
+    def use_start(self, start: Start, stored: Mapping[str, Any]) -> None:
+        self.reference.start = start
+        if self.objective.uses_reference:
+            self.reference.expected = str(stored.get("reference", ""))
+
+    def on_fit_start(self) -> None:
+        super().on_fit_start()
+        if not self.objective.uses_reference:
+            return
+        if isinstance(self.trainer.strategy, Sharded):
+            remedy = "use trainer=ddp instead of fsdp, or task.loss=simpo"
+            raise UserError(f"task={self.name}: a reference model is not supported with sharded weights; {remedy}")
+        if self.cache_reference:
+            images = self.fields.get("images")
+            check_cacheable(self.data.split("train"), images if isinstance(images, ImageField) else None)
+        self._reference_hash = self.reference.hash()
+        if self.cache_reference:
+            self._cached = {name: scores for split in ("train", "val") for name, scores in self._cache(split).items()}
+            self.reference.release()
+
+    def _cache(self, split: str) -> dict[str, list[float]]:
+        """Returns the log-probabilities of a split's answers by the reference; computes and stores missing ones."""
+        assert self.data.cache_folder is not None
+        states = json.dumps({name: field.state() for name, field in self.fields.items()}, sort_keys=True, default=repr)
+        computing = f"{self.device.type} {self.trainer.precision}"
+        cache = ReferenceCache(
+            self.data.cache_folder,
+            self._reference_hash,
+            states,
+            computing,
+            split,
+            identify_pairs(self.data.split(split)),
+        )
+        if (stored := cache.read()) is not None:
+            return stored
+        samples, ranks = self.data.samples(split), self.trainer.world_size
+        order = EvalBatches(size=len(samples), batch_size=self.data.eval_batch_size, rank=self.global_rank, world=ranks)
+        scores: dict[str, list[float]] = {}
+        with torch.inference_mode(), self.trainer.precision_plugin.forward_context():
+            for batch in progress(self.data.loader(samples, order), len(order), f"batches of {split} (reference)"):
+                rows, model = batch[self.text_field].to(self.device), self.reference.model()
+                logprobs, _ = self._score(model, rows, self._encode(model, batch.to(self.device)))
+                scores |= dict(zip(rows.pairs.names, logprobs.tolist(), strict=True))
+        if ranks > 1:
+            gathered: list[Any] = [None] * ranks
+            torch.distributed.all_gather_object(gathered, scores)
+            scores = {name: values for part in gathered for name, values in part.items()}
+        if self.trainer.is_global_zero:
+            cache.write(scores)
+        return scores
+
+    def loss(self, batch: Batch) -> dict[str, Term]:
+        rows = batch[self.text_field]
+        reference = self._training_reference(batch)
+        scores = PairScores(*self._read(self.model, batch), reference)
+        self._rewards = self.objective.rewards(scores).detach()
+        return {"pairs": Term(self.objective.losses(scores).sum(), len(rows.pairs.names))}
+
+    def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor | int]:
+        output = super().training_step(batch, batch_idx)
+        if len(self._rewards):
+            means, gaps = self._rewards.mean(0), margins(self._rewards)
+            values = {"reward_chosen": means[0], "reward_rejected": means[1], "margin": gaps.mean()}
+            values["accuracy"] = (gaps > 0).float().mean()
+            self.log_dict({f"train/{name}": value for name, value in values.items()}, batch_size=len(gaps))
+        return output
+
+    @torch.no_grad()
+    def _training_reference(self, batch: Batch) -> Tensor | None:
+        """Log-probabilities of a training batch's answers by the reference: (N, 2)."""
+        if not self.objective.uses_reference:
+            return None
+        pairs = batch[self.text_field].pairs
+        if self._cached:
+            return look_up(self._cached, pairs).to(pairs.answers.device)
+        return self._read(self.reference.model(), batch)[0]
+
+    def _read(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Log-probabilities and numbers of tokens of a training batch's answers by a model: (N, 2)."""
+        rows = batch[self.text_field]
+        if not self.reads_images:
+            return self._score(model, rows, None)
+        texts = (rows.tokens, rows.segments, rows.image_states, rows.scored)
+        return _answer_scores(model(as_read(batch["images"], self.preprocess), *texts), rows, model)
+
+    def _encode(self, model: Any, batch: Batch) -> Context | None:
+        return encode_pixels(model, self.preprocess, batch["images"]) if self.reads_images else None
+
+    def _score(self, model: Any, rows: TextRows, context: Context | None) -> tuple[Tensor, Tensor]:
+        """Log-probabilities and numbers of tokens of answers by a model that has encoded their images: (N, 2)."""
+        hidden = model(rows.tokens, rows.segments) if context is None else self.read_rows(model, rows, context)
+        return _answer_scores(hidden, rows, model)
+
+    def work(self, batch: Batch) -> Work:
+        return super().work(batch) if self.reads_images else Work(0, *batch[self.text_field].tokens.shape)
+
+    def reading(self, batch: Batch, tokens: int) -> list[str]:
+        if self.reads_images:
+            return super().reading(batch, tokens)
+        rows = batch[self.text_field]
+        lines = [f"batch       {text_shape(rows.tokens, rows.segments)}", f"sample      {batch.ids[0]}"]
+        row = (rows.tokens, rows.segments, self.tokenizer)
+        return lines + first_row(*row, name=self.segment_name, limit=tokens, scored=rows.scored)
+
+    def evaluation_step(self, batch: Batch, *, final: bool) -> None:
+        """Adds the scores of a batch's pairs; in a final evaluation, also with other images and with a blank one."""
+        rows = batch[self.text_field]
+        models: list[Any] = [self.model, *([self.reference.model()] if self.objective.uses_reference else [])]
+        contexts = [self._encode(model, batch) for model in models]
+        losses = self._add_pairs(models, rows, contexts)
+        self.evaluation.add_loss({"pairs": Term(losses.sum(), len(losses))})
+        if not final or not batch.ids or not self.reads_images:
+            return
+        blanks = [self.blank(batch["images"], model) for model in models]
+        if rows.image_states is None:
+            index = torch.zeros(len(rows.tokens), dtype=torch.long, device=self.device)
+            blanks = [blank.rows(index) for blank in blanks]
+        self._add_pairs(models, rows, blanks, "blank")
+        if rows.partners.indices != rows.indices and rows.partners.tokens.numel():  # a lone sample is its own partner
+            self._add_pairs(models, rows.partners, contexts, "shuffled")
+
+    def _add_pairs(
+        self, models: Sequence[Any], rows: TextRows, contexts: Sequence[Context | None], control: str = ""
+    ) -> Tensor:
+        """Adds pairs to the metric, without those of a control that have no image; returns their losses (N,).
+
+        Args:
+            models: The trained model, and the reference if there is one.
+            contexts: The images as each model encodes them.
+        """
+        read = [self._score(model, rows, context) for model, context in zip(models, contexts, strict=True)]
+        scores = PairScores(*read[0], read[1][0] if len(read) > 1 else None)
+        losses, rewards = self.objective.losses(scores), self.objective.rewards(scores)
+        columns = [column.tolist() for column in (losses, rewards, scores.logprobs, scores.counts)]
+        has_image = [True] * len(rows.ids) if rows.has_image is None else rows.has_image.tolist()
+        pairs = [
+            (id, seen, *named)
+            for id, seen, row in zip(rows.ids, has_image, rows.references, strict=True)
+            for named in row
+        ]
+        names, scored = list[str](), list[ScoredPair]()
+        for (id, seen, name, pair), *values in zip(pairs, *columns, strict=True):
+            if seen or not control:
+                names.append(name)
+                prompt = pair.prompt[-1][1] if pair.prompt else ""
+                scored.append(ScoredPair(id, prompt, pair.chosen, pair.rejected, *values))
+        self.scored.update(names, scored, control)
+        if not control:
+            self.evaluation.samples += [{"image_id": pair.image_id, "line": _line(pair)} for pair in scored]
+        return losses
+
+    def evaluation_results(self, split: str, loss: float, *, final: bool) -> dict[str, float]:
+        results = self.scored.compute()
+        if final:
+            results |= self.scored.compute_controls(loss) | self.scored.intervals(seed=self.seed)
+        return results
+
+    def scorers(self, metric: str, control: str) -> tuple[Scorer, Scorer, int]:
+        return self.scored.scorers(control)
+
+    def description(self) -> dict[str, JsonValue]:
+        about = super().description()
+        field = self.fields[self.text_field]
+        if not self.reads_images:
+            about |= {"task": "language_modeling", **self.search.description()}
+        elif isinstance(field, PromptField) or not getattr(field, "has_prompts", True):
+            about |= {"task": "captioning", **self.search.description()}
+        else:
+            about["task"] = "image_questions"
+        return about | ({"reference": self._reference_hash} if self._reference_hash else {})
+
+    def predictions(self) -> list[dict[str, JsonValue]]:
+        return [
+            {
+                **{name: getattr(pair, name) for name in ("image_id", "prompt", "chosen", "rejected")},
+                "prefers_chosen": pair.is_right,
+                "margin": pair.rewards[0] - pair.rewards[1],
+            }
+            for pair in self.scored.pairs.values()
+        ]
+
+    def details(self) -> dict[str, JsonValue]:
+        return {"pairs": [pair._asdict() for pair in self.scored.pairs.values()]}
+
+    def report(self) -> list[Section]:
+        """Random pairs, and pairs of which the model prefers the rejected answer."""
+        pairs = list(self.scored.pairs.values())
+        kinds = {"Random pairs": pairs, "Wrong preferences": [pair for pair in pairs if not pair.is_right]}
+        return [
+            Section(title, [Cards([Card(image=pair.image_id, text=_line(pair)) for pair in pick_samples(some)])])
+            for title, some in kinds.items()
+            if some
+        ]
+
+    def example(self, data: Data, folder: Path) -> str:
+        if not self.reads_images:
+            pair = data.split(data.final_split).record(0)["pairs"][0]
+            return f"vlm generate --prompt {shlex.quote(pair.texts[0])}"
+        record, _ = example_record(data)
+        questions = [pair.prompt[-1][1] for pair in record["pairs"] if pair.prompt]
+        image = example_image(data, folder)
+        return f"vlm answer {image} --question {shlex.quote(questions[0])}" if questions else f"vlm caption {image}"
+
+
+def build_objective(loss: str, beta: float | None, gamma: float | None, label_smoothing: float) -> Objective:
+    """Returns the objective of this name.
+
+    Args:
+        beta, gamma: None for its default.
+    Raises:
+        UserError: It has no such option, or labels are smoothed by half or more.
+    """
+    if gamma is not None and loss != "simpo":
+        raise UserError(f"task.gamma: has no effect on task.loss={loss}; leave it out, or set task.loss=simpo")
+    if label_smoothing and loss == "ipo":
+        raise UserError("task.label_smoothing: is not supported by task.loss=ipo; set it to 0")
+    if label_smoothing >= 0.5:
+        raise UserError(f"task.label_smoothing: {label_smoothing} would prefer the rejected answers; set less than 0.5")
+    if loss == "simpo":
+        return SimPO(2.0 if beta is None else beta, 1.0 if gamma is None else gamma, label_smoothing)
+    factor = 0.1 if beta is None else beta
+    return IPO(factor) if loss == "ipo" else DPO(factor, label_smoothing)
+
+
+def _answer_scores(hidden: Tensor, rows: TextRows, model: Any) -> tuple[Tensor, Tensor]:
+    sums, counts = answer_losses(hidden, rows, model.head_parts)
+    return -sums, counts
+
+
+def _line(pair: ScoredPair) -> str:
+    sign = ">" if pair.is_right else "<="
+    texts = f"{pair.chosen!r} {sign} {pair.rejected!r}"
+    return printable(f"{pair.prompt} {texts}".strip())
