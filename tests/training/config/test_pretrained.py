@@ -167,7 +167,8 @@ def saved_vit(folder):
         (
             hf.saved_captioner,
             {"task": "classification"},
-            "for task=classification; choose task=captioning or task=image_questions or task=conversations$",
+            "for task=classification; choose task=captioning or task=image_questions or task=conversations or "
+            "task=preferences$",
         ),
         (
             hf.saved_gpt2,

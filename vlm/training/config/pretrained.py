@@ -28,11 +28,8 @@ MODELS = {
     "span_answering": ("span_answerer_small", "TextEncoder"),
     "translation": ("translator_small", None),
 }
-QUESTION_TASKS = (
-    "image_questions",
-    "conversations",
-    "preferences",
-)  # of captioners too, whose decoder then also reads questions
+# Of captioners too, whose decoder then also reads questions.
+QUESTION_TASKS = ("image_questions", "conversations", "preferences")
 MAX_CAPTION_TOKENS, MAX_CONVERSATION_TOKENS = 64, 512
 NEW_DECODER_TASKS = (
     "captioning",
@@ -133,7 +130,7 @@ def _folder_overrides(path: str | None, choices: Mapping[str, str]) -> Iterator[
         return
     same_task = task == specified.task
     parts = {name: part for name, part in specified.parts.items() if same_task or name != "text_encoder"}
-    _check_task(folder, task, specified, about["origin"])
+    _check_task(folder, task, specified, about["origin"], has_template="form" in about)
     has_new_decoder = task in NEW_DECODER_TASKS and "decoder" not in parts
     yield from (
         f"task={task}",
@@ -242,8 +239,14 @@ def prompt_field_overrides(task: str, folder: str, about: "Metadata") -> Iterato
     yield f"task.max_tokens={CAPTION_TOKENS if is_captioning else ANSWER_TOKENS}"
 
 
-def _check_task(folder: str, task: str | None, specified: "FolderSpecification", origin: str) -> None:
-    """Raises a UserError with the tasks that a folder can be trained for, unless `task` is one of them."""
+def _check_task(
+    folder: str, task: str | None, specified: "FolderSpecification", origin: str, *, has_template: bool
+) -> None:
+    """Raises a UserError with the tasks that a folder can be trained for, unless `task` is one of them.
+
+    Args:
+        has_template: Whether it has a chat template.
+    """
     encoder = specified.parts.get("encoder")
     only_encoder = encoder is not None and specified.parts.keys() - {"text_encoder"} == {"encoder"}
     trainable = [
@@ -252,7 +255,7 @@ def _check_task(folder: str, task: str | None, specified: "FolderSpecification",
         if only_encoder and encoder is not None and kind == encoder["name"] and name != specified.task
     ]
     trainable = ([specified.task] if specified.task in MODELS else []) + trainable
-    if specified.task == "language_modeling":
+    if has_template and specified.task == "language_modeling":
         trainable.append("preferences")
     if specified.task == "captioning" and "decoder" in specified.parts:
         trainable += QUESTION_TASKS
