@@ -86,11 +86,12 @@ def test_classes_to_find_are_separated_by_semicolons() -> None:
 def test_a_prompt_changes_what_is_found_and_requests_share_a_batch() -> None:
     made, options = detector(), DetectionOptions(find="green triangle")
     (named,), (everything,) = made.sources(IMAGES[:1], options), made.sources(IMAGES[:1], DetectionOptions())
-    assert named[1] != everything[1]
+    assert (named[1], everything[1]) == (["green triangle"], [])
     alone = [made.predict([made.prepare(source, options)], options)[0] for source in (named, everything)]
     together = made.predict([made.prepare(source, options) for source in (named, everything)], options)
     for one, other in zip(alone, together, strict=True):
         assert [(item.label, item.box) for item in one.objects] == [(item.label, item.box) for item in other.objects]
+    assert {item.label for item in alone[0].objects} <= {"green triangle"}
     least = max(item.score for item in alone[1].objects)
     kept = made.predict([made.prepare(everything, options)], DetectionOptions(min_score=least))[0]
     assert len(kept.objects) == 1

@@ -73,7 +73,7 @@ class DetectedObjects:
 
 
 Written = tuple[list[WrittenObject], int]  # the valid objects of a text, and the number of invalid ones
-ImageToSearch = tuple[ImageSource, list[int]]  # an image, and token ids of what to find in it
+ImageToSearch = tuple[ImageSource, list[str]]  # an image, and the classes to find in it; none for all
 
 
 class ViewedImage(NamedTuple):
@@ -82,13 +82,13 @@ class ViewedImage(NamedTuple):
     Args:
         view: The map from its pixels.
         size: Its width and height.
-        prompt: Token ids of what to find.
+        classes: The classes to find; none for all.
     """
 
     pixels: Tensor
     view: View
     size: tuple[int, int]
-    prompt: list[int]
+    classes: list[str]
 
 
 @torch.inference_mode()
@@ -262,8 +262,9 @@ class ObjectDetector(DetectionPredictor):
         return prompt
 
     def sources(self, inputs: Sequence[ImageSource], options: DetectionOptions) -> list[ImageToSearch]:
-        prompt = self.build_prompt(options)
-        return [(image, prompt) for image in inputs]
+        self.build_prompt(options)
+        classes = split_classes(options.find)
+        return [(image, classes) for image in inputs]
 
     def prepare(self, source: ImageToSearch, options: DetectionOptions) -> ViewedImage:
         image = open_image(source[0])
@@ -275,13 +276,18 @@ class ObjectDetector(DetectionPredictor):
             self.model,
             self.tokenizer,
             encode_pixels(self.model, self.preprocess, pixels),
-            [image.prompt for image in batch],
+            [prompt_ids(self.tokenizer, image.classes) for image in batch],
             max_tokens=options.max_tokens or self.max_tokens,
             known=self.classes,
         )
         codec = view_codec(self.preprocess.image_size, len(self.tokenizer.location_ids))
-        pairs = zip(batch, written, strict=True)
-        return [place_objects(items, codec, image.view, image.size, options.min_score) for image, items in pairs]
+        found = []
+        for image, items in zip(batch, written, strict=True):
+            result = place_objects(items, codec, image.view, image.size, options.min_score)
+            if image.classes:  # the model may write others
+                result.objects = [item for item in result.objects if item.label in image.classes]
+            found.append(result)
+        return found
 
 
 class PromptedImage(NamedTuple):
