@@ -91,8 +91,8 @@ CASES = {  # how many photos, texts, other values, and what is shown
         lambda it: used(it, [PHOTO], label=TEXTS, top=10)[0].top,
     ),
     "detection": (
-        *(1, {"find": "red circle"}, PHOTOS),
-        lambda it: [(one.label, one.score) for one in used(it, [PHOTO], find="red circle")[0]],
+        *(1, {"find": "red cross; red circle"}, PHOTOS),
+        lambda it: [(one.label, one.score) for one in used(it, [PHOTO], find="red cross; red circle")[0]],
     ),
     "embedding": (0, {"text": TEXTS[0]}, {}, lambda it: [" ".join(used(it, TEXTS[:1])[0].astype(str))]),
     "image_questions": (
