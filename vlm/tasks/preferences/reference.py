@@ -161,7 +161,14 @@ class ReferenceCache:
 
 
 def look_up(scores: Mapping[str, list[float]], pairs: AnswerPairs) -> Tensor:
-    """Returns the cached log-probabilities of some pairs: (N, 2)."""
+    """Returns the cached log-probabilities of some pairs: (N, 2).
+
+    Raises:
+        UserError: A pair could not be read when they were computed.
+    """
+    if missing := [name for name in pairs.names if name not in scores]:
+        fault = f"{missing[0]} could not be read when its scores were stored"
+        raise UserError(f"task.cache_reference: {fault}; remove the *.reference.json files from the cache", 1)
     return torch.tensor([scores[name] for name in pairs.names]).view(-1, 2)
 
 

@@ -194,7 +194,7 @@ class Preferences(ImageTextTask):
     headlines = ("accuracy",)
     curves = ("accuracy", "margin")
     text_field, segment_name = "pairs", "answer"
-    counted_unit = "pairs"
+    unit, counted_unit = "samples", "pairs"
 
     def __init__(
         self,
@@ -334,7 +334,9 @@ class Preferences(ImageTextTask):
     def evaluation_step(self, batch: Batch, *, final: bool) -> None:
         """Adds the scores of a batch's pairs; in a final evaluation, also with other images and with a blank one."""
         rows = batch[self.text_field]
-        models: list[Any] = [self.model, *([self.reference.model()] if self.objective.uses_reference else [])]
+        reads_cache = bool(self._cached) and not final  # controls have other images than the cached scores
+        models: list[Any] = [self.model]
+        models += [self.reference.model()] if self.objective.uses_reference and not reads_cache else []
         contexts = [self._encode(model, batch) for model in models]
         losses = self._add_pairs(models, rows, contexts)
         self.evaluation.add_loss({"pairs": Term(losses.sum(), len(losses))})
@@ -354,11 +356,15 @@ class Preferences(ImageTextTask):
         """Adds pairs to the metric, without those of a control that have no image; returns their losses (N,).
 
         Args:
-            models: The trained model, and the reference if there is one.
+            models: The trained model, and the reference if its scores are not cached.
             contexts: The images as each model encodes them.
         """
         read = [self._score(model, rows, context) for model, context in zip(models, contexts, strict=True)]
-        scores = PairScores(*read[0], read[1][0] if len(read) > 1 else None)
+        reference = read[1][0] if len(read) > 1 else None
+        if reference is None and self.objective.uses_reference:
+            assert rows.pairs is not None
+            reference = look_up(self._cached, rows.pairs).to(self.device)
+        scores = PairScores(*read[0], reference)
         losses, rewards = self.objective.losses(scores), self.objective.rewards(scores)
         columns = [column.tolist() for column in (losses, rewards, scores.logprobs, scores.counts)]
         has_image = [True] * len(rows.ids) if rows.has_image is None else rows.has_image.tolist()
