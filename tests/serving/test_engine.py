@@ -83,6 +83,32 @@ def test_those_that_wait_run_together(captions, monkeypatch):
     assert len(texts) == 1 and sizes[:2] == [1, 4] and sum(sizes) == 21
 
 
+def test_clients_that_were_answered_together_run_together_again(monkeypatch):
+    """Each of three sends its next text some time after its answer; one batch holds them again."""
+    monkeypatch.setattr("vlm.serving.engine.NEXT_REQUESTS", 30)
+    ours, sizes = Ours("language_modeling", max_tokens=3), []
+    real = ours.predictor.results
+
+    def results(batches, settings, *, watch):
+        def observed():
+            for batch in batches:
+                sizes.append(len(batch or ()))
+                yield batch
+
+        return real(observed(), settings, watch=watch)
+
+    def send_next(number: int) -> str:
+        jobs[number].answer.result(60)
+        time.sleep(0.02 * number)
+        return ours.send([f"next {number}"])[0].answer.result(60).text
+
+    monkeypatch.setattr(ours.predictor, "results", results)
+    jobs = ours.send(["one", "two", "three"])
+    with ThreadPoolExecutor(3) as clients:
+        assert all(clients.map(send_next, range(3)))
+    assert [size for size in sizes if size] == [3, 3]
+
+
 @pytest.mark.slow
 def test_inputs_join_a_batch_that_runs(captions, monkeypatch):
     """More wait than there are rows, and one batch takes them all as its rows fall free, a few at a time."""

@@ -20,6 +20,9 @@ from vlm.inference.options import Options, without_input_parts
 from vlm.inference.predictor import Predictor
 from vlm.untrusted.sizes import JsonValue
 
+# Seconds in which clients that were answered together usually send their next requests. Without it, the first of them
+# would run alone, and the others after it.
+NEXT_REQUESTS = 0.02
 TokenSequences: TypeAlias = Sequence[Sequence[int]]  # the tokens of each text of an input, so far
 
 
@@ -228,11 +231,14 @@ class Engine:
 
         A batch keeps its initial number of rows, and drops free rows when no input waits. If more inputs wait than run,
         and the batch has fewer rows than allowed, no input joins until the running ones are done; then a larger batch
-        begins.
+        begins. A batch after one of several inputs waits briefly for as many.
         """
         place = width = 0
         while True:
             begins = self.running == 0
+            if begins and width > 1:
+                with self._changed:
+                    self._changed.wait_for(lambda needed=width: self.waiting >= needed, NEXT_REQUESTS)
             grows = not begins and width < settings.batch_size and self.waiting > self.running
             jobs = [] if grows else self._take_jobs(settings.batch_size, settings)
             if begins or not jobs:
