@@ -18,7 +18,7 @@ def with_singular_values(shape, values):
 @pytest.mark.parametrize("last", [None, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("shape", [(6, 6), (4, 9), (9, 4), (32, 48), (200, 30)], ids=str)
 def test_orthogonalized_is_near_the_polar_factor(shape, last):
-    """Where singular values are at least 0.0035 of their norm of order 8, which is at most twice the largest here."""
+    """Where singular values are at least 0.005 of their norm of order 8, which is at most twice the largest here."""
     pairs = [with_singular_values(shape, torch.linspace(1, 0.01, min(shape)) ** power) for power in (0, 0.5, 1)]
     stack, polar = (torch.stack(side) for side in zip(*pairs, strict=True))
     found = orthogonalize(1e-6 * stack, last)
@@ -51,7 +51,7 @@ def test_small_singular_values_grow_as_by_the_polynomials():
 @pytest.mark.parametrize("place", range(len(POLYNOMIALS)))
 def test_each_polynomial_is_the_best_for_its_interval(place):
     """|p(x) - 1| has equal maxima of alternating sign at four points, so that no odd quintic is nearer to 1."""
-    low, high = 0.0035, 1.0
+    low, high = 0.005, 1.0
     for a, b, c in POLYNOMIALS[: place + 1]:
         x = torch.linspace(low, 1.02 * high, 200_001, dtype=torch.float64)
         error = a * x + b * x**3 + c * x**5 - 1

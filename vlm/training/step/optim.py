@@ -16,14 +16,14 @@ from vlm.errors import Injected, Range, Rate, Share, UserError
 from vlm.nn.device import has_bfloat16
 
 # Odd polynomials a x + b x^3 + c x^5, each with the least maximum of |p(x) - 1| on the interval in which the one before
-# leaves the singular values, from [0.0035, 1] on (as by Amsel et al. 2025; by the Remez algorithm). Intervals end 2%
+# leaves the singular values, from [0.005, 1] on (as by Amsel et al. 2025; by the Remez algorithm). Intervals end 2%
 # higher, for rounding: beyond its interval a polynomial diverges.
 POLYNOMIALS = (
-    (8.201182, -23.268763, 16.574048),
-    (3.941597, -2.824148, 0.514801),
-    (3.385895, -2.444719, 0.474578),
-    (2.402821, -1.70846, 0.398905),
-    (1.891168, -1.247466, 0.357653),
+    (8.140029, -23.036751, 16.396678),
+    (3.851768, -2.763958, 0.508396),
+    (3.158593, -2.283698, 0.457664),
+    (2.198054, -1.535189, 0.382207),
+    (1.866837, -1.222914, 0.35637),
 )
 ParameterGroup: TypeAlias = dict[str, Any]  # parameters and their options, as torch's optimisers take them
 
@@ -107,8 +107,8 @@ def orthogonalize(matrices: Tensor, last: torch.dtype | None = None) -> Tensor:
     """Returns approximately the nearest matrices with orthonormal rows or columns: U V' of the SVD U S V'.
 
     Polynomials are applied to the singular values (Newton-Schulz), divided by their norm of order 8. Those of at least
-    0.0035 end within 0.005 of 1, in exact arithmetic; smaller ones grow about 500 times. The polynomials are products
-    of Gram matrices, which are smaller than the matrices.
+    0.005 end within 0.001 of 1, in exact arithmetic; smaller ones grow 400 times, about as much as by the five steps of
+    Jordan et al., whose norm is of order 2 and larger. The polynomials are products of Gram matrices, which are smaller than the matrices.
 
     Args:
         last: dtype of the products of all but the first two polynomials, which amplify rounding; None for float32.
