@@ -19,11 +19,11 @@ from vlm.nn.device import has_bfloat16
 # leaves the singular values, from [0.005, 1] on (as by Amsel et al. 2025; by the Remez algorithm). Intervals end 2%
 # higher, for rounding: beyond its interval a polynomial diverges.
 POLYNOMIALS = (
-    (8.140029, -23.036751, 16.396678),
-    (3.851768, -2.763958, 0.508396),
-    (3.158593, -2.283698, 0.457664),
-    (2.198054, -1.535189, 0.382207),
-    (1.866837, -1.222914, 0.35637),
+    (8.14002949, -23.0367513, 16.39667801),
+    (3.85176804, -2.76395847, 0.50839587),
+    (3.15859338, -2.28369833, 0.45766385),
+    (2.19805411, -1.535189, 0.38220719),
+    (1.86683688, -1.22291422, 0.35637013),
 )
 ParameterGroup: TypeAlias = dict[str, Any]  # parameters and their options, as torch's optimisers take them
 
@@ -108,7 +108,8 @@ def orthogonalize(matrices: Tensor, last: torch.dtype | None = None) -> Tensor:
 
     Polynomials are applied to the singular values (Newton-Schulz), divided by their norm of order 8. Those of at least
     0.005 end within 0.001 of 1, in exact arithmetic; smaller ones grow 400 times, about as much as by the five steps of
-    Jordan et al., whose norm is of order 2 and larger. The polynomials are products of Gram matrices, which are smaller than the matrices.
+    Jordan et al., whose norm is of order 2 and larger. The polynomials are products of Gram matrices, which are smaller
+    than the matrices.
 
     Args:
         last: dtype of the products of all but the first two polynomials, which amplify rounding; None for float32.
