@@ -1,10 +1,10 @@
 """Optimiser groups, learning-rate schedules, and the optimiser Muon."""
 
-import functools
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, Protocol, TypeAlias, runtime_checkable
 
 import lightning as L
@@ -12,19 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from vlm.errors import Injected, Range, Rate, Share, UserError
+from vlm.errors import Count, Injected, Range, Rate, Share, UserError
 from vlm.nn.device import has_bfloat16
 
-# Odd polynomials a x + b x^3 + c x^5, each with the least maximum of |p(x) - 1| on the interval in which the one before
-# leaves the singular values, from [0.005, 1] on (as by Amsel et al. 2025; by the Remez algorithm). Intervals end 2%
-# higher, for rounding: beyond its interval a polynomial diverges.
-POLYNOMIALS = (
-    (8.14002949, -23.0367513, 16.39667801),
-    (3.85176804, -2.76395847, 0.50839587),
-    (3.15859338, -2.28369833, 0.45766385),
-    (2.19805411, -1.535189, 0.38220719),
-    (1.86683688, -1.22291422, 0.35637013),
-)
+# Coefficients of the quintic that, iterated, drives every singular value towards 1 (Jordan et al. 2024). It is steep at
+# zero, and leaves values between about 0.7 and 1.2.
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 ParameterGroup: TypeAlias = dict[str, Any]  # parameters and their options, as torch's optimisers take them
 
 
@@ -39,8 +32,9 @@ class Muon(Optimizer):
         momentum: Share of the momentum that is kept at each step, in Nesterov's form.
         betas, eps: AdamW's, for all other parameters.
         weight_decay: Decoupled decay, relative to lr.
-        bfloat16: Whether the last products of an orthogonalisation are in bfloat16, if the device is faster in it. All
-            products, as in Jordan et al., would lose the contribution of rare samples to a gradient of low rank.
+        iterations: Newton-Schulz iterations.
+        bfloat16: Whether their products are in bfloat16, as in Jordan et al., if the device is faster in it. The
+            iterations amplify its rounding: in a gradient of low rank, the contribution of rare samples is lost.
     """
 
     def __init__(
@@ -52,10 +46,11 @@ class Muon(Optimizer):
         betas: tuple[Rate, Rate] = (0.9, 0.98),
         eps: Annotated[float, Range(0)] = 1e-8,
         weight_decay: Annotated[float, Range(0)] = 0.0,
-        bfloat16: bool = True,
+        iterations: Count = 5,
+        bfloat16: bool = False,
     ) -> None:
         defaults = {"lr": lr, "momentum": momentum, "betas": betas, "eps": eps, "weight_decay": weight_decay}
-        super().__init__(params, {**defaults, "matrices": False})
+        super().__init__(params, {**defaults, "iterations": iterations, "matrices": False})
         self.bfloat16 = bfloat16
 
     @torch.no_grad()
@@ -79,13 +74,13 @@ class Muon(Optimizer):
         momenta = [self.state[p]["momentum"] for p in params]
         torch._foreach_lerp_(momenta, gradients, 1 - group["momentum"])
         updates = torch._foreach_lerp(gradients, momenta, group["momentum"])
-        last = torch.bfloat16 if self.bfloat16 and has_bfloat16(params[0].device) else None
+        products = torch.bfloat16 if self.bfloat16 and has_bfloat16(params[0].device) else None
         shapes: dict[torch.Size, list[int]] = {}
         for place, p in enumerate(params):
             shapes.setdefault(p.shape, []).append(place)
         for shape, places in shapes.items():  # matrices of one shape share their products
             stacked = torch.stack([updates[place] for place in places]).flatten(2)  # (count, rows, columns)
-            orthogonal = orthogonalize(stacked, last)
+            orthogonal = orthogonalize(stacked, group["iterations"], products)
             scale = 0.2 * max(orthogonal.shape[1:]) ** 0.5
             for place, update in zip(places, orthogonal, strict=True):
                 params[place].add_(update.view(shape), alpha=-group["lr"] * scale)
@@ -103,49 +98,22 @@ class Muon(Optimizer):
             p.addcdiv_(state["mean"], root, value=-group["lr"] / (1 - first ** state["step"]))
 
 
-def orthogonalize(matrices: Tensor, last: torch.dtype | None = None) -> Tensor:
+def orthogonalize(matrices: Tensor, iterations: int, products: torch.dtype | None = None) -> Tensor:
     """Returns approximately the nearest matrices with orthonormal rows or columns: U V' of the SVD U S V'.
 
-    Polynomials are applied to the singular values (Newton-Schulz), divided by their norm of order 8. Those of at least
-    0.005 end within 0.001 of 1, in exact arithmetic; smaller ones grow 400 times, about as much as by the five steps of
-    Jordan et al., whose norm is of order 2 and larger. The polynomials are products of Gram matrices, which are smaller
-    than the matrices.
-
     Args:
-        last: dtype of the products of all but the first two polynomials, which amplify rounding; None for float32.
+        products: dtype of the products; None for that of the matrices.
     Shapes:
         matrices (count, rows, columns) -> the same
     """
+    a, b, c = COEFFICIENTS
     tall = matrices.shape[1] > matrices.shape[2]
-    x = (matrices.mT if tall else matrices).float()
-    x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-12)
-    gram = x @ x.mT
-    scale = torch.linalg.matrix_norm(gram @ gram, keepdim=True).clamp(min=1e-24).pow(-0.25)
-    gram = gram * scale**2
-    if last is None:
-        x = scale * compose_polynomials(POLYNOMIALS, gram) @ x
-    else:  # the rounding of a Gram matrix grows with each polynomial, so that it is computed again
-        x = (scale * compose_polynomials(POLYNOMIALS[:2], gram) @ x).to(last)
-        x = compose_polynomials(POLYNOMIALS[2:], x @ x.mT) @ x
+    x = matrices.mT if tall else matrices
+    x = (x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-12)).to(products or matrices.dtype)
+    for _ in range(iterations):
+        gram = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return (x.mT if tall else x).to(matrices.dtype)
-
-
-def compose_polynomials(polynomials: Sequence[tuple[float, float, float]], gram: Tensor) -> Tensor:
-    """Returns matrices whose product with X applies odd polynomials, one after the other, to the singular values of X.
-
-    Args:
-        polynomials: a, b and c of a x + b x^3 + c x^5.
-        gram: X X'.
-    Shapes:
-        gram (count, rows, rows) -> the same
-    """
-    factors: list[Tensor] = []
-    for a, b, c in polynomials:
-        if factors:
-            gram = factors[-1] @ gram @ factors[-1]
-        factors.append(torch.baddbmm(gram, gram, gram, beta=b, alpha=c))
-        factors[-1].diagonal(dim1=1, dim2=2).add_(a)
-    return functools.reduce(torch.matmul, factors)
 
 
 LIMITS = ("limit_train_batches", "max_epochs", "max_steps", "accumulate_grad_batches")  # they decide a run's steps
@@ -190,7 +158,7 @@ class Optimization:
 
     def factors(self, optimizer: Optimizer, total: int) -> list[Callable[[int], float]]:
         """Returns, for each parameter group, a function from a step to its learning rate as a share of the highest."""
-        return [functools.partial(self.factor, total=total, scale=group["scale"]) for group in optimizer.param_groups]
+        return [partial(self.factor, total=total, scale=group["scale"]) for group in optimizer.param_groups]
 
     def factor(self, step: int, total: int, scale: float = 1.0) -> float:
         """The learning rate of a step, as a share of the highest.
