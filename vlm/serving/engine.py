@@ -237,8 +237,7 @@ class Engine:
         while True:
             begins = self.running == 0
             if begins and width > 1:
-                with self._changed:
-                    self._changed.wait_for(lambda needed=width: self.waiting >= needed, NEXT_REQUESTS)
+                self._await_jobs(width)
             grows = not begins and width < settings.batch_size and self.waiting > self.running
             jobs = [] if grows else self._take_jobs(settings.batch_size, settings)
             if begins or not jobs:
@@ -246,6 +245,10 @@ class Engine:
             running |= enumerate(jobs, start=place)
             place += len(jobs)
             yield [job.content for job in jobs] or None
+
+    def _await_jobs(self, count: int) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self.waiting >= count, NEXT_REQUESTS)
 
     def _take_jobs(self, limit: int, settings: Options) -> list[Job]:
         """Removes jobs with these settings from the queue; none if the first in the queue has other settings.
