@@ -231,6 +231,8 @@ def prompt_field_overrides(task: str, folder: str, about: "Metadata") -> Iterato
     yield f"++task.fields.{name}.states={about['form']['states'] or 'null'}"
     yield f"++task.fields.{name}.preprocess=${{data.preprocess}}"
     yield f"++task.fields.{name}.prompt=null"
+    if task == "conversations":
+        yield f"~task.fields.{name}.bins"  # the folder's tokenizer has its own tokens
     assert about["model"] is not None
     model_args = about["model"]["args"]
     decoder_args = model_args["decoder"]["args"] if "decoder" in model_args else model_args
