@@ -56,7 +56,7 @@ GROUPS = {
 OWN = {
     "classification": "classifier_.*|image_folder|image_tar|image_table|.*_classes|cifar10|fashion_mnist|mnist",
     "contrastive": "dual_.*|shapes_retrieval",
-    "conversations": "conversations|shapes_conversations|shapes_grounding",
+    "conversations": "conversations|mix|shapes_conversations|shapes_grounding",
     "detection": "boxes|coco_boxes|shapes_boxes",
     "image_questions": "questions|easy_vqa|shapes_questions|shapes_differences",
     "language_modeling": "lm_.*|lstm|neural_lm|gpt2|text|shapes_text",
@@ -86,6 +86,7 @@ NEEDS = {
     "questions": ["data.root=.", "data.path=questions.csv"],
     "boxes": ["data.root=.", "data.path=boxes.csv"],
     "conversations": ["data.root=.", "data.path=chats.jsonl"],
+    "mix": ["data.mix=[{path: chats.jsonl, root: ., weight: 1}, {path: chats.jsonl, root: ., weight: 1}]"],
     "preferences": ["data.root=.", "data.path=pairs.jsonl"],
     "joined_texts": ["data.source.sources=[{_target_:vlm.data.sources.class_folders.TextFolders,root:.}]"],
     "aligned": ["data.root=.", "data.from=en", "data.to=de"],
