@@ -4,7 +4,8 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-ELSEWHERE = ("gpu", "reliability", "resuming", "scaling", "several-gpus")  # pages whose commands need other machines
+# Pages whose commands need other machines, or the results of those before them: test_fine_tune.py runs these in order.
+ELSEWHERE = ("gpu", "reliability", "resuming", "scaling", "several-gpus", "fine-tune")
 PAGES = [ROOT / "README.md", *(page for page in (ROOT / "docs").glob("*.md") if page.stem not in ELSEWHERE)]
 README = PAGES[0].read_text()
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
