@@ -19,7 +19,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from vlm.cli.main import run as command
 from vlm.data.records import Record
 from vlm.errors import UserError
-from vlm.tasks.preferences.train import PreferenceMetric, ScoredPair, build_objective
+from vlm.tasks.preferences.metrics import PreferenceMetric, ScoredPair
+from vlm.tasks.preferences.train import build_objective
 
 FIXTURE = json.loads((Path(__file__).parents[2] / "checkpoint" / "files" / "trl_preferences.json").read_text())
 

@@ -123,7 +123,8 @@ class BoxTable(BoxSource):
         optional = ["width_column", "height_column"]
         self._add_tables(files, columns, self._rows, quoting=quoting, optional=optional)
         self._finish(files["train"], val_fraction, test_fraction)
-        self.classes = _classes_of(self._images)
+        boxes = (box for images in self._images.values() for image in images for box in image.captions)
+        self.classes = sorted({box.label for box in boxes if isinstance(box, LabeledBox) and box != NOTHING})
 
     def _rows(self, cells: Cells) -> Iterator[Row]:
         image, label = (cells.values[f"{name}_column"] for name in ("image", "label"))
@@ -170,12 +171,6 @@ class BoxTable(BoxSource):
             except ImageError:  # it is skipped, and named, when it is read
                 return None
         return self.sizes.get(paths[0])
-
-
-def _classes_of(images: Mapping[str, Sequence[CaptionedImage]]) -> list[str]:
-    """The classes of all boxes, sorted."""
-    boxes = (box for some in images.values() for image in some for box in image.captions)
-    return sorted({box.label for box in boxes if isinstance(box, LabeledBox) and box != NOTHING})
 
 
 def _read_number(value: Any, name: str) -> float:
