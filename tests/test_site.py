@@ -37,6 +37,17 @@ def test_every_page_is_in_the_navigation() -> None:
     assert pages == {path.name for path in (ROOT / "docs").glob("*.md")} | {"data.md"}
 
 
+def test_links_from_the_page_on_data_stay_inside_the_site() -> None:
+    pytest.importorskip("mkdocs")
+    sys.path.insert(0, str(ROOT / "docs"))
+    try:
+        from hooks import on_page_markdown
+    finally:
+        sys.path.pop(0)
+    text = on_page_markdown((ROOT / "data" / "README.md").read_text())
+    assert "../" not in "".join(re.findall(r"\]\(([^)]*)\)", text))
+
+
 @pytest.mark.slow
 def test_it_builds_and_asks_nothing_of_other_places(tmp_path: Path) -> None:
     pytest.importorskip("material")
